@@ -45,5 +45,5 @@ def test_names_of_the_package(monkeypatch):
         assert getattr(dschat, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         dschat.nothing  # noqa: B018
-    with pytest.raises(UserError, match="dict is no configuration of a training step"):
+    with pytest.raises(UserError, match="dict is not the configuration of a training step"):
         dschat.train({})

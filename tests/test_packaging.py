@@ -108,12 +108,18 @@ def test_every_distribution_has_the_license(folder):
     assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
+def built_files(folder: str, names: list[str]) -> set[str]:
+    """What a build leaves in a folder; `dschat/training/build` is a package, and not beside a pyproject.toml."""
+    built = {name for name in names if name.endswith(".egg-info") or name == "__pycache__"}
+    return built | ({"build"} & set(names) if "pyproject.toml" in names else set())
+
+
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
     """A copy: building leaves folders beside the sources."""
     copy = tmp_path_factory.mktemp("checkout") / "ma-rlhf"
     for name in ("applications", "Constituent-Treelib"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__", "build"))
+        shutil.copytree(ROOT / name, copy / name, ignore=built_files)
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy / name)
     return copy
@@ -168,6 +174,7 @@ def test_wheels_own_their_files_alone(checkout, tmp_path):
         assert any(file.endswith("licenses/LICENSE") for file, names in files.items() if name in names)
     assert len(wheels) == 3 and all(len(names) == 1 for names in files.values())
     assert {"dschat/py.typed", "macro_actions/py.typed", "constituent_treelib/py.typed"} <= {*files}
+    assert "dschat/training/build/steps.py" in files
 
     environment = new_environment(tmp_path / "environment")
     packages = {"ma-rlhf": "dschat", "macro-actions": "macro_actions"}

@@ -8,9 +8,10 @@ import sys
 import pytest
 
 from dschat.base import progress as module
-from dschat.base.display import for_reading, launch, visible, wrapped
+from dschat.base.display import for_reading, visible, wrapped
 from dschat.base.errors import UserError
 from dschat.base.progress import progress
+from dschat.base.web_page import launch
 from dschat.demo.command import run as run_demo
 from dschat.demo.options import ChatOptions
 
@@ -120,7 +121,7 @@ def test_a_page_asks_for_its_password_and_takes_no_large_file(password, asked):
 
 def test_a_demo_on_another_address_needs_a_password(monkeypatch):
     monkeypatch.delenv("DEMO_PASSWORD", raising=False)
-    with pytest.raises(UserError, match=r"--host 0.0.0.0: whoever .* Set DEMO_PASSWORD to a secret, which the page"):
+    with pytest.raises(UserError, match=r"--host 0.0.0.0: anyone .* Set DEMO_PASSWORD to a secret, which the page"):
         run_demo(ChatOptions(host="0.0.0.0"))
 
 

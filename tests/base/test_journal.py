@@ -64,7 +64,7 @@ def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path):
 
 def test_a_file_that_is_no_journal_is_not_gone_on_with(tmp_path):
     (tmp_path / "out.jsonl.partial").write_text('{"n": 0}\n{"n": 1}\n')
-    with pytest.raises(UserError, match=r"out\.jsonl\.partial:1: no settings of a run; remove the file"):
+    with pytest.raises(UserError, match=r"out\.jsonl\.partial:1: the settings of the run are missing; remove"):
         Journal(tmp_path / "out.jsonl", {})
 
 

@@ -117,4 +117,4 @@ def test_the_script(tmp_path: Path) -> None:
         assert eight["rate"] * eight["total"] == pytest.approx(512 * 512)
     assert rows[8, scaling.AHEAD]["total"] <= rows[8, scaling.SERVERS]["total"]
     text = document.read_text()
-    assert "Nothing fits on 1." in text and "| 8 | own loop | ZeRO 1 |" in text and "| 2B | 5.0 |" in text
+    assert "Nothing fits on 1." in text and "| 8 | built-in | ZeRO 1 |" in text and "| 2B | 5.0 |" in text

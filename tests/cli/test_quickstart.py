@@ -41,7 +41,7 @@ def test_small(tmp_path):
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page.count("<table") >= 1 and page.count("<html") == 1
     assert not re.search(r"""(src|href)=["']?(https?:|//)""", page), "it opens without network"
-    for name in ("SFT", *RUNS, "updates to where PPO, SFT critic ends"):
+    for name in ("SFT", *RUNS, "updates to the final score of PPO, SFT critic"):
         assert name in page and name in result.stdout
     for step in ("sft", "reward", "ppo"):
         assert f"== dschat {step} " in result.stdout

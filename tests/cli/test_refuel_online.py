@@ -124,7 +124,7 @@ LONG = dialogue("Name some metals.", " tin" * 9)
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (dialogue("a") + dialogue("b"), r"rows.jsonl:\d+: message 2 is of 'user' where 'assistant' is next"),
+        (dialogue("a") + dialogue("b"), r"rows.jsonl:\d+: message 2 has the role 'user' instead of 'assistant'"),
         (LONG, r"--max_answer_seq_len 6, .*: none of the 19 rows is left \(a reply too long: 19;"),
         (None, r"rows.jsonl:\d+: the row holds no messages"),
     ],

@@ -112,7 +112,7 @@ def test_none_takes_a_number_of_a_preset_away():
     """VAPO's λ goes by length: none gives the flag its default again, so that --lam can take its place."""
     environ = {"PROJ_PATH": "/p"}
     words = ["--config", "tldr_gemma_2b_vapo", "--output_dir", "out", "--lam", "0.99"]
-    with pytest.raises(UserError, match="--lam_alpha none takes that of a preset away"):
+    with pytest.raises(UserError, match="--lam_alpha none removes the value of a preset"):
         resolve(PPOConfig, words, command="ppo", processes=8, environ=environ)
     config = resolve(PPOConfig, [*words, "--lam_alpha", "none"], command="ppo", processes=8, environ=environ).config
     assert (config.estimator.lam, config.estimator.lam_alpha) == (0.99, None)

@@ -168,7 +168,7 @@ def test_further_fields_of_sharegpt_messages_are_kept() -> None:
         ),
         (
             {"conversations": spoken(("human", "hi"), ("function_call", "add(2, 2)"))},
-            "message 2 of 'conversations' is a tool call, but no valid JSON .*correct the row",
+            "message 2 of 'conversations' is a tool call but not valid JSON .*correct the row",
         ),
         (
             {"conversations": spoken(("human", "hi"), ("function_call", '{"arguments": {}}'))},

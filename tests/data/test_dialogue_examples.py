@@ -54,12 +54,12 @@ def test_state_and_reply_are_the_template_up_to_the_end_token(name, turn) -> Non
     [
         ([], "a dialogue must be a list"),
         ("hello", "a dialogue must be a list"),
-        (dialogue("a", "b")[1:], r"message 1 is of 'assistant' where 'user' is next: roles must alternate"),
-        ([*dialogue("a"), *dialogue("b")], r"message 2 is of 'user' where 'assistant'"),
-        ([{"role": "system", "content": "x"}], r"message 1 is of 'system'"),
+        (dialogue("a", "b")[1:], r"message 1 has the role 'assistant' instead of 'user': roles must alternate"),
+        ([*dialogue("a"), *dialogue("b")], r"message 2 has the role 'user' instead of 'assistant'"),
+        ([{"role": "system", "content": "x"}], r"message 1 has the role 'system'"),
         (dialogue("a", "  "), r"message 2 \(assistant\) is empty"),
         ([{"role": "user", "content": None}], "message 1 must be text"),
-        (["a"], "message 1 is of None"),
+        (["a"], "message 1 has the role None"),
     ],
 )
 def test_bad_dialogues_are_named(messages, complaint) -> None:
@@ -169,7 +169,7 @@ def test_the_length_counts_every_reply_as_the_longest_that_may_be_drawn():
 def test_where_none_is_left_one_message_says_why():
     with pytest.raises(UserError, match=r"^--max_turns 2, .*: none of the 2 rows is left \(too many turns: 2;"):
         kept(dialogue(*"abcdef"), dialogue(*"abcdef"))
-    with pytest.raises(UserError, match=r"^talk.jsonl:1: message 2 is of 'user' where 'assistant' is next"):
+    with pytest.raises(UserError, match=r"^talk.jsonl:1: message 2 has the role 'user' instead of 'assistant'"):
         kept(dialogue("a") + dialogue("b"))
     with pytest.raises(UserError, match=r"^talk.jsonl:1: message 1 \(user\) is empty"):
         kept(dialogue(" ", "b"))

@@ -6,7 +6,8 @@ import pytest
 from cli_runs import write_jsonl
 from dialogue_cases import TEMPLATES, chat_tokenizer
 from dschat.base.errors import UserError
-from dschat.data.dialogue_pairs import FIRST, SECOND, load_regression_data, read_dialogue_pair, tokenize_pairs
+from dschat.data.dialogue_pairs import FIRST, SECOND, read_dialogue_pair, tokenize_pairs
+from dschat.data.token_pairs import load_regression_data
 from dschat.data.turn_end import turn_end
 from refuel_cases import row
 
@@ -152,7 +153,7 @@ NO_PAIRS = {
     "mask with a 2 that ends late": (pair(chosen_mask=[0, 0, 0, 1, 1, 2]), "a mask must be 1"),
     "empty mask": (pair(reject_mask=[0] * 6), "a mask must be 1"),
     "short mask": (pair(reject_mask=[0, 0, 1]), "a mask must be 1"),
-    "other model": (pair(chosen_token=[1, 5, 6, 10, 0, 0]), "token 10 is none of the model's 10"),
+    "other model": (pair(chosen_token=[1, 5, 6, 10, 0, 0]), "token id 10 is not below the model's 10 ids"),
     "no number": (pair(chosen_reward="high"), "must be numbers"),
 }
 

@@ -442,10 +442,10 @@ def test_overwrite_deletes_prepared_folders_alone(source, model, tmp_path, caplo
     with monkeypatch.context() as patch:
         patch.setattr("dschat.data.prepared.make.read_share", None)  # nothing is read before
         for output, words in (
-            (home, "this is none; give another folder"),
-            (home / "thesis.tex", "this is none"),
-            (source, "this is none"),
-            (tmp_path, "this is none"),
+            (home, "this is not one; give another folder"),
+            (home / "thesis.tex", "this is not one"),
+            (source, "this is not one"),
+            (tmp_path, "this is not one"),
             (folder, "holds notes.txt, which `prepare` did not write"),
         ):
             prepare(source, model, output, *flags, status=2)
@@ -457,7 +457,7 @@ def test_overwrite_deletes_prepared_folders_alone(source, model, tmp_path, caplo
         prepare(source, model, folder, *flags, status=2)
         (folder / "drafts").rmdir()
         prepare(folder / "train", model, folder, *flags, status=2)
-        assert "data-00000-of-00001.arrow, lies in it and would be deleted" in caplog.text
+        assert "data-00000-of-00001.arrow, which would be deleted" in caplog.text
     assert (home / "thesis.tex").read_text() == "years" and len(list(source.iterdir())) == 2
     (folder / "prepared.json").write_text("{")  # damaged: to be prepared again
     assert prepare(source, model, folder, *flags)["kept"]["train"] == 20

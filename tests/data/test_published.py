@@ -162,11 +162,11 @@ def test_apps_without_a_solution(solutions):
     [
         ({"question": None}, "'question' must be text, not null"),
         ({"starter_code": 3}, "'starter_code' must be text"),
-        ({"solutions": '["a"'}, "'solutions' holds no valid JSON"),
-        ({"solutions": "[" * 100_000}, "'solutions' holds no valid JSON"),
+        ({"solutions": '["a"'}, "'solutions' is not valid JSON"),
+        ({"solutions": "[" * 100_000}, "'solutions' is not valid JSON"),
         ({"solutions": '{"a": 1}'}, "'solutions' must hold a JSON list, not an object"),
         ({"solutions": "[[3]]"}, "the first of 'solutions' must be text, not a list"),
-        ({"input_output": '{"fn_name": '}, "'input_output' holds no valid JSON"),
+        ({"input_output": '{"fn_name": '}, "'input_output' is not valid JSON"),
     ],
 )
 def test_bad_apps(change, wanted):

@@ -249,5 +249,5 @@ def test_names_for_data_of_ones_own(caplog):
     with pytest.raises(UserError, match="--dataset apps: unknown"):  # a published one, of which nothing is compared
         compared_set("apps", own=True)
     for name in ("", "..", "a/b", ".hidden", "a b"):
-        with pytest.raises(UserError, match="a name of your own must be letters"):
+        with pytest.raises(UserError, match="the name of your own data may hold only letters"):
             compared_set(name, own=True)

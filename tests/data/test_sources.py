@@ -328,7 +328,7 @@ def test_parts_cover_every_row_once(num_rows, fractions, seed):
 
 @pytest.mark.parametrize("data_split", ["", "a,b", "2,-4,4", "0,0,0", "2,nan,4", "2,inf,4"])
 def test_bad_split(data_split):
-    with pytest.raises(UserError, match="--data_split .* is no list of fractions"):
+    with pytest.raises(UserError, match="--data_split .* is not a list of fractions"):
         split_indices(10, data_split, 0, 1234)
 
 

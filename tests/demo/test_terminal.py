@@ -12,8 +12,8 @@ from cli_runs import environment, message_of, run_command
 from demo_cases import as_run, make_session, save_endless, save_reward, save_taught
 from dschat.base.errors import UserError
 from dschat.cli import main
-from dschat.demo.command import TerminalChat
 from dschat.demo.session import ShownAnswer
+from dschat.demo.terminal import TerminalChat
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_a_chat_streams_forgets_loads_and_ends(run):
     assert lines[0].startswith(f"Loaded {run}:") and "/exit ends" in lines[1]
     assert lines[2] == "fine,\\x1b[31m thanks" and lines[3].startswith("[") and "ended]" in lines[3]
     assert lines[4:6] == ["final model", "models/step-5"] and lines[6].startswith(f"Loaded {run}/models/step-5:")
-    assert "30 tokens" in lines[-2] and lines[-1] == "Forgotten."
+    assert "30 tokens" in lines[-2] and lines[-1] == "New conversation."
 
 
 def test_mistakes_are_said_and_the_chat_goes_on(run):
@@ -62,7 +62,7 @@ def test_mistakes_are_said_and_the_chat_goes_on(run):
     output = chat(
         session, ["/load nowhere/at/all", "/what\x1b", KeyboardInterrupt, "/load critic", "how are you?"], run
     )
-    assert "error: nowhere/at/all: no such folder" in output and "There is no /what\\x1b." in output
+    assert "error: nowhere/at/all: no such folder" in output and "There is no command /what\\x1b." in output
     assert "/exit ends the chat." in output and "error: critic: no such folder" in output
     assert "fine," in output.splitlines()[-2]
 
@@ -93,7 +93,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(run):
             os.kill(os.getpid(), signal.SIGINT)
 
     output = chat(session, ["how are you?", "/clear"], run, write)
-    assert interrupted and "· stopped]" in output and output.endswith("Forgotten.\n")
+    assert interrupted and "· stopped]" in output and output.endswith("New conversation.\n")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

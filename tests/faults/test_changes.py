@@ -75,7 +75,7 @@ def test_a_change_is_refused_and_nothing_is_touched(change, flags, said, own):
     if change is not None:
         change(inputs)
     before = contents(run.out)
-    message_of(run.run(**RESUME, **flags), "--resume_from_checkpoint", "is of another run", *said)
+    message_of(run.run(**RESUME, **flags), "--resume_from_checkpoint", "belongs to another run", *said)
     assert contents(run.out) == before
     assert not [folder for folder in run.out.rglob(".*")]
 

@@ -37,10 +37,10 @@ def test_defaults_are_the_papers():
     assert list(parsed.sweep.best_of) == [4, 8, 16, 32]
     assert list(parsed.sweep.temperatures) == [0.2, 0.4, 0.6, 0.8, 1.0, 1.2]
     assert list(parsed.sweep.single_temperatures) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    assert parsed.sweep.draws == {0: 1} | dict.fromkeys((0.2, 0.4, 0.6, 0.8, 1.0, 1.2), 32)
+    assert parsed.sweep.responses_per_prompt == {0: 1} | dict.fromkeys((0.2, 0.4, 0.6, 0.8, 1.0, 1.2), 32)
     given = ["--best_of", "2", "5", "--temperatures", "1", "--single_temperatures"]
     parsed = parse_flags(BestOfOptions, [*words, *given])
-    assert (list(parsed.sweep.best_of), parsed.sweep.draws) == ([2, 5], {1.0: 5})
+    assert (list(parsed.sweep.best_of), parsed.sweep.responses_per_prompt) == ([2, 5], {1.0: 5})
 
 
 def test_draws_are_those_of_single_runs(sweep, options):

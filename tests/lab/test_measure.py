@@ -41,7 +41,7 @@ def test_answers_do_not_depend_on_how_many_are_drawn() -> None:
         assert texts.responses == [decode_response(tokenizer, ids) for ids in rollout.response_rows()]
         return rollout.response_mask.sum(1).float()
 
-    many = measure(model, policy(1), length, tokenizer, prompts, sampling_of(6), 7, draws=3, rows=4)
+    many = measure(model, policy(1), length, tokenizer, prompts, sampling_of(6), 7, num_responses=3, rows=4)
     (one,) = measure(model, policy(1), length, tokenizer, prompts[1:2], sampling_of(6), 7)
     assert [len(of_prompt) for of_prompt in many] == [3, 3, 3]
     assert many[1][0].text == one[0].text and many[1][0].score == one[0].score == one[0].tokens

@@ -109,7 +109,7 @@ NAN = float("nan")
     ("command", "changes", "words"),
     [
         ("rewards", {"dataset": "c4"}, ["--dataset c4", "summarize, hh-rlhf, webgpt", "any name, with --data_path"]),
-        ("rewards", {"dataset": "a/b", "data_path": "D"}, ["--dataset a/b", "no path"]),
+        ("rewards", {"dataset": "a/b", "data_path": "D"}, ["--dataset a/b", "may hold only letters"]),
         ("rewards", {"dtype": "int8"}, ["--dtype int8", "fp32, bf16, fp16"]),
         ("rewards", {"rollout_engine": "x"}, ["--rollout_engine x", "continuous, generate"]),
         ("rewards", {"model": None}, ["--model", "--ref_scores"]),
@@ -175,7 +175,7 @@ def test_sensible_values_pass():
     make(temperature="0", gpu=0, dtype="bf16", num_samples=1, max_prompt_len=1, top_k=0)
     make(model=None, ref_scores=True)
     greedy_single = {"best_of": (1,), "temperatures": (0.0, 1.0), "single_temperatures": (0.5,)}
-    assert MAKE["best of"](**greedy_single).sweep.draws == {0.0: 1, 0.5: 1, 1.0: 1}
+    assert MAKE["best of"](**greedy_single).sweep.responses_per_prompt == {0.0: 1, 0.5: 1, 1.0: 1}
     MAKE["masks"](seed=2**32, test_rows=0)
 
 

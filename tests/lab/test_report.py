@@ -292,8 +292,8 @@ def faster(runs, factor):
 def test_speed_is_against_the_first_run(two_runs):
     runs = faster(two_runs, 2)
     table = table_of(outcome_of(runs), "speed")
-    times = ("gold score", "times fewer", "reward-model score", "times fewer")
-    assert table.headers == ["updates to where PPO ends", *times]
+    times = ("gold score", "speed-up", "reward-model score", "speed-up")
+    assert table.headers == ["updates to the final score of PPO", *times]
     assert table.rows == [["MA-PPO", "5", "2.00", "5", "2.00"]]
     turned = dict(reversed(runs.items()))
     assert rows_of(turned, "speed") == [["PPO", "not reached", "–", "not reached", "–"]]

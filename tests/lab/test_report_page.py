@@ -73,7 +73,7 @@ def test_page_holds_the_tables_and_sentences(built):
     outcome, text = built.outcome, built.page.text
     assert {table.kind for table in outcome.tables} == {"results", "speed", "wins", "training"}
     assert all("".join(row) in text for table in outcome.tables for row in (table.headers, *table.rows))
-    assert len(built.page.of_class("wins")) == 1 and text.count("where PPO ends") == 2
+    assert len(built.page.of_class("wins")) == 1 and text.count("final score of PPO") == 2
     assert all(sentence in text for sentence in [*outcome.findings, *outcome.remarks, "A remark."])
 
 

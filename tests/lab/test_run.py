@@ -126,7 +126,7 @@ def test_a_function_scores_the_responses(options, project, tmp_path):
         ({"reward_model": None, "ref_scores": True}, "--ref_scores needs scores"),
         (
             {"reward_model": None, "reward_function": f"{__file__}:plain_reward", "ref_scores": True, "model": None},
-            "give --model, too",
+            "also needs --model",
         ),
         ({"reward_model": None, "rm_template": True}, "--rm_template says how a reward model reads texts"),
         ({"reward_model": None, "reward_function": "f"}, "--reward_function f"),

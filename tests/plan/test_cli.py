@@ -173,7 +173,7 @@ def test_an_actor_that_no_gpu_holds_whole(gpus, flags, model, capsys, monkeypatc
     out = capsys.readouterr().out
     (told,) = (line for line in out.splitlines() if "What helps" in line)
     assert "a smaller actor, or GPUs with more memory; or --rollout_engine vllm with --vllm_tensor_parallel 2" in told
-    assert "more GPUs do not, nor does LoRA" in told
+    assert "more GPUs or LoRA do not help" in told
     assert "use more GPUs" not in out and ", LoRA (" not in out
     assert main([*words, "--gpu_memory", "2.51"]) == 1  # for the lack of room for other things
     assert "What helps: more GPUs, smaller batches" in capsys.readouterr().out
@@ -356,7 +356,7 @@ def test_models_that_are_there_are_read(model, capsys, monkeypatch):
         (["no_such_preset"], "no_such_preset: there is no such preset. Give a YAML file, or one of "),
         ([__file__], "--step is missing"),
         (["apps_codegemma_2b", "--step", "2"], "there is no such preset of reward"),
-        ([], "give a preset, or --step sft, reward, dpo, ppo, refuel, refuel-online with"),
+        ([], "give a preset, or --step (sft, reward, dpo, ppo, refuel, refuel-online) with"),
         (["tldr_gemma_7b", "--step", "dpo"], "there is no such preset of dpo"),
         (["--step", "1", "--model_name_or_path", "./absent"], "--model_name_or_path ./absent: no such folder"),
         (["tldr_gemma_2b", "--config", "./absent"], "--config ./absent: no such folder"),

@@ -329,7 +329,7 @@ def test_weights_go_by_nccl_where_both_sides_can(actor, servers, nccl):
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ({"host": "0.0.0.0"}, "--host 0.0.0.0: whoever reaches it could replace the weights. Set VLLM_API_KEY"),
+        ({"host": "0.0.0.0"}, "--host 0.0.0.0: anyone who can reach it could replace the weights. Set VLLM_API_KEY"),
         ({"host": "trainer"}, "Set VLLM_API_KEY"),
         ({"tensor_parallel": 0}, "--tensor_parallel 0 .*give a whole number of at least 1"),
         ({"port": 0}, "--port 0 .*1 to 65535"),

@@ -49,7 +49,7 @@ def programs(tmp_path, monkeypatch):
 def test_a_process_stops_once_what_started_it_is_gone(how, monkeypatch):
     """By SIGTERM, also where that has gone before the process looks; one of another machine is not followed."""
     starter, sent = subprocess.Popen(["sleep", "60"]), Event()
-    monkeypatch.setattr(launch, "FOLLOWED_EVERY", 0.05)
+    monkeypatch.setattr(launch, "LAUNCHER_CHECK_INTERVAL", 0.05)
     before = signal.signal(signal.SIGTERM, lambda number, frame: sent.set())
     machine = "another" if how == "elsewhere" else socket.gethostname()
     monkeypatch.setenv(launch.LAUNCHER, "" if how == "unset" else f"{machine} {starter.pid}")
@@ -97,7 +97,7 @@ def test_gpus_are_found(visible, options, programs, monkeypatch):
     found = started()
     assert found.options == [*options, *PORT]
     assert found.num_processes == (int(options[1]) if options[0] == "--num_gpus" else len(options[1].split(",")))
-    assert found.alone == (found.num_processes == 1)
+    assert found.needs_no_launcher == (found.num_processes == 1)
 
 
 def test_some_of_the_visible_gpus(monkeypatch):
@@ -111,7 +111,7 @@ def test_some_of_the_visible_gpus(monkeypatch):
 def test_gpus_that_the_launcher_cannot_be_told(visible, monkeypatch):
     """It would drop them and take the machine's first ones, which may be somebody else's."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(UserError, match="takes GPUs by number alone; .*such as CUDA_VISIBLE_DEVICES=0,1"):
+    with pytest.raises(UserError, match="takes only GPU numbers; .*such as CUDA_VISIBLE_DEVICES=0,1"):
         started(num_gpus=2)
 
 
@@ -139,7 +139,7 @@ def test_machines_without_ssh():
     found = started(num_nodes=2, num_gpus=8, node_rank=1, master_addr="10.0.0.1")
     options = ["--num_gpus", "8", *PORT, "--no_ssh", "--node_rank", "1", "--master_addr", "10.0.0.1"]
     assert (found.num_processes, found.options, found.ssh) == (16, options, False)
-    assert not found.alone and found.hosts == "node-0 slots=8\nnode-1 slots=8\n"
+    assert not found.needs_no_launcher and found.hosts == "node-0 slots=8\nnode-1 slots=8\n"
 
 
 @pytest.mark.parametrize(
@@ -232,8 +232,8 @@ def test_a_signal_that_comes_while_the_launcher_starts():
 @pytest.mark.parametrize("how", ["", "trap '' TERM; "])
 def test_what_the_launcher_leaves_behind_is_ended(how, monkeypatch, capsys):
     """At SIGTERM, or by SIGKILL where it takes no notice; the launcher's status counts."""
-    monkeypatch.setattr("dschat.launch.STRAYS_GO_ON", 0.3)
-    monkeypatch.setattr("dschat.launch.STRAYS_END", 0.5)
+    monkeypatch.setattr("dschat.launch.STRAYS_TERM_AFTER", 0.3)
+    monkeypatch.setattr("dschat.launch.STRAYS_KILL_AFTER", 0.5)
     begun = time.monotonic()
     stray = f"{how}while :; do sleep 0.1; done"
     assert run_launcher(["sh", "-c", f'sh -c "{stray}" & exit 7']) == 7

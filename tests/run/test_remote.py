@@ -156,7 +156,7 @@ def test_a_list_of_one_machine(by_ssh, machines, monkeypatch):
     hosts = machines / "hosts"
     hosts.write_text("first slots=2\n")
     processes = plan_launch(LaunchFlags(hostfile=str(hosts)))
-    assert not processes.ssh and not processes.alone
+    assert not processes.ssh and not processes.needs_no_launcher
     words = [
         "ppo",
         "--data_path",

@@ -255,7 +255,7 @@ def test_the_token_guards_scores(serving, monkeypatch):
 def test_another_address_needs_a_token(monkeypatch):
     monkeypatch.delenv("REWARD_API_KEY", raising=False)
     for host in ("0.0.0.0", "::", "gpu-1"):
-        with pytest.raises(UserError, match=f"--host {host}: whoever .* Set REWARD_API_KEY to a secret"):
+        with pytest.raises(UserError, match=f"--host {host}: anyone .* Set REWARD_API_KEY to a secret"):
             ServeOptions(model="m", host=host)
     for host in ("127.0.0.1", "127.1.2.3", "localhost", "::1"):
         assert ServeOptions(model="m", host=host).host == host

@@ -13,8 +13,8 @@ from unittest import mock
 import torch
 
 from cli_runs import read_jsonl
-from dschat.data.dialogue_pairs import RegressionExample
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
+from dschat.data.token_pairs import RegressionExample
 from dschat.engine.engine import AdaptersOff
 from dschat.models.lora import add_lora
 from dschat.rollouts.engine import Generation, RolloutEngine

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dschat.base.errors import UserError
-from dschat.data.dialogue_pairs import RegressionExample
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
+from dschat.data.token_pairs import RegressionExample
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora
 from dschat.rollouts.generate import generate

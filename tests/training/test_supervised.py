@@ -11,8 +11,8 @@ import torch
 from cli_runs import read_jsonl
 from closeness import UPDATE, assert_near, near
 from dschat.base.errors import UserError
-from dschat.data.dialogue_pairs import RegressionExample
 from dschat.data.examples import PairExample, SFTExample
+from dschat.data.token_pairs import RegressionExample
 from dschat.models.layout import PassSize
 from dschat.run.metrics import with_variances
 from dschat.training.reference import reference_logprobs, with_logprobs

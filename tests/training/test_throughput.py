@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, Qwen3NextConfig
 
 from cli_runs import read_jsonl
 from closeness import FORMULA, near
-from dschat.data.dialogue_pairs import RegressionExample
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
+from dschat.data.token_pairs import RegressionExample
 from dschat.models.layout import Lengths
 from dschat.models.operations import Peaks
 from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout, SampledPair

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rollout ahead beside none: the quickstart's step 3, sampled by a vLLM server, with several seeds.
+"""Compares sampling one rollout ahead with sampling the current one, by a vLLM server on the quickstart's step 3.
 
     python ahead.py --vllm_python ../../../.venv-vllm/bin/python --seeds 5 --json ahead.json
 
@@ -34,10 +34,10 @@ from dschat.quickstart.inputs import (
 )
 from dschat.quickstart.subcommands import ONE, free_port, run_step
 
-SEED = 1234  # of corpus, model and the first two steps
+SEED = 1234  # seed of corpus, model and the first two steps
 LAST = {"gold": "eval/gold_scores", "KL": "eval/kl"}  # column → metric of the last evaluation
 MEANS = {"gap, nats": "rollout/logprob_gap", "clipped": "rollout/importance_clipped"}  # column → metric of rollouts
-PARTS = ["time/generation", "time/scoring", "time/training"]  # of an iteration, in seconds
+PARTS = ["time/generation", "time/scoring", "time/training"]  # parts of an iteration, in seconds
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ One quantity is changed at a time; the others stay as in BASE, a small Gemma who
 The iteration is that of the main program (contenders/ours.py), one update per rollout, one thread in each process;
 medians after one iteration that does not count. Two processes share the same batch; the slower one's time and the
 larger one's memory count. `exponent` is the slope between the last two points on logarithmic axes: 1 is linear, less
-is cheaper. A picture per quantity is drawn on request.
+is cheaper. A chart per quantity is written on request.
 """
 
 import argparse
@@ -44,7 +44,7 @@ Point = dict[str, float]
 
 
 def main() -> None:
-    """Measures, prints one JSON object, and draws and writes what the flags ask for."""
+    """Measures, prints a JSON object, and writes the charts and tables that the flags ask for."""
     parser = settings_parser(__doc__, "sections growth … are")
     parser.add_argument("--repeats", type=int, default=2, help="iterations that count")
     parser.add_argument("--pictures", type=Path, help="folder for growth-….svg")
@@ -67,7 +67,7 @@ def measure(
     base: IterationWork,
     repeats: int,
 ) -> Point:
-    """One point: the slowest process, and the largest."""
+    """Measures one point: CPU seconds of the slowest process and memory of the largest one."""
     work = base
     if name == "response":
         work = replace(base, response=value)

@@ -3,7 +3,7 @@
 
     python memory.py logprobs                     # log-probs of a response at a vocabulary of 256,000
     python memory.py learners [--share_base]      # the models that each learner holds, and its peak
-    python memory.py plan                         # the memory that `dschat plan` expects, beside the measured one
+    python memory.py plan                         # the memory that `dschat plan` expects, and the measured one
     deepspeed --num_gpus 2 memory.py models       # opening, training and saving a model, by process
 
 Each piece prints one JSON object; `pieces/PIECE.py` says how its figures are measured.

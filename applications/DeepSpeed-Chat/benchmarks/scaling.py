@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long would an iteration of step 3 take on 1 to 64 GPUs, and how much data would move? Computed, not measured.
 
-Four models of one size; one update per rollout, prompts and responses of full length. Responses are sampled by our own
-loop, by vLLM inside the training processes, by vLLM servers elsewhere, or by servers one rollout ahead. `dschat.plan`
-says which layouts fit, and the sizes of the models; the fastest layout counts. Speeds are those of `Assumptions`, each
-of which is a flag and names its source; --measured takes them from files of gpu.py (PIECE.json).
+Four models of one size; one update per rollout, prompts and responses of full length. Responses are sampled by the
+built-in engine, by vLLM inside the training processes, by vLLM servers elsewhere, or by servers one rollout ahead.
+`dschat.plan` decides which layouts fit, and has the sizes of the models; the fastest layout counts. Speeds come from
+`Assumptions`, each of which is a flag and names its source; --measured takes them from files of gpu.py (PIECE.json).
 
 Simplifications: two operations per weight and token in a forward pass, none for attention; all weights are read in
 every decoding step; responses are spread evenly; no process waits for a slower one; the optimizer's step is free.
@@ -35,14 +35,14 @@ from harness import GB, origin, report_of, settings_parser, table, write_section
 HUB_IDS = {"2B": "google/gemma-2b", "7B": "google/gemma-7b", "27B": "google/gemma-2-27b"}
 SIZES = [*HUB_IDS, "70B"]
 # Who samples the responses.
-OWN = "own loop"
+OWN = "built-in"
 COLOCATED = "vLLM inside"
 SERVERS = "servers"
 AHEAD = "servers, one ahead"
 WAYS = (OWN, COLOCATED, SERVERS, AHEAD)
 NODE = 8  # GPUs of a node, as in a DGX H100
 MOST_ROWS = 256  # rows that an engine generates at a time: vLLM's default
-SLOTS = (128, 64, 32, 16, 8, 4)  # rows that our loop may generate at a time
+SLOTS = (128, 64, 32, 16, 8, 4)  # rows that the built-in engine may generate at a time
 SHARES = (0.2, 0.25, 0.3, 0.4, 0.5, 0.7)  # shares of a GPU that vLLM may have inside the training processes
 SERVER_MEMORY = 0.9  # share of a server's GPU for weights and cache: vLLM's default
 COMMON_FLAGS = (
@@ -70,7 +70,7 @@ class Assumptions:
     memory: float = assumed(80e9, "bytes of a GPU", "published: H100")
     peak: float = assumed(989e12, "operations/s of a GPU, bf16", "published: H100, dense")
     hbm: float = assumed(2.93e12, "bytes/s of a GPU's memory", "published 3.35e12; 7/8 reached, stated of an H200")
-    own_decoding: float = assumed(0.4, "share of hbm while our loop samples")
+    own_decoding: float = assumed(0.4, "share of hbm while the built-in engine samples")
     vllm_decoding: float = assumed(0.45, "share of hbm while vLLM samples", "published: 0.3 to 0.6")
     prefill: float = assumed(0.4, "share of peak while prompts are read")
     scoring: float = assumed(0.2, "share of peak", "derived: whole iterations of 2B on one H200, 0.18 to 0.21")
@@ -149,11 +149,11 @@ def step_seconds(
     Args:
         weights: bytes of weights that are read, on all GPUs of the engine.
         cache: bytes of keys and values that are read, likewise.
-        operations: of all rows.
+        operations: operations of all rows.
         sums: tensor-parallel sums.
         parallel: GPUs of the engine.
         share: share of the memory bandwidth that decoding reaches.
-        speeds: of the GPUs.
+        speeds: speeds of the GPUs.
     """
     reading = (weights + cache) / (parallel * speeds.hbm * share)
     computing = operations / (parallel * speeds.peak * speeds.prefill)
@@ -166,9 +166,9 @@ def step_seconds(
 
 @dataclass(frozen=True)
 class GpuLayout:
-    """Which GPUs do what."""
+    """A layout: which GPUs train, and which sample."""
 
-    plan: Plan  # of the processes that train
+    plan: Plan  # plan of the processes that train
     servers: int = 0  # GPUs that only sample
     parallel: int = 1  # GPUs of an engine
     slots: int = MOST_ROWS  # rows that an engine generates at a time
@@ -247,7 +247,7 @@ def own_layouts(
     work: ClusterIteration,
     speeds: Assumptions,
 ) -> Iterator[GpuLayout]:
-    """Our own loop, with different numbers of rows at a time."""
+    """Layouts of the built-in engine, with different numbers of rows at a time."""
     for slots in SLOTS:
         if rows_of(gpus, work) % slots:
             continue
@@ -288,7 +288,7 @@ def with_rows(
     work: ClusterIteration,
     speeds: Assumptions,
 ) -> Iterator[GpuLayout]:
-    """The layout with as many rows of full length as fit beside the weights in an engine's share; none if none do."""
+    """The layout with the most rows of full length that fit into an engine's memory beside the weights, if any fit."""
     room = share * speeds.memory - push_bytes(layout.plan.roles[0].weights) / layout.parallel
     row = (work.prompt + work.response) * token_bytes(layout, layout.parallel)
     rows = min(MOST_ROWS, int(room / row))
@@ -304,7 +304,7 @@ class IterationCost:
     """Seconds of the parts of an iteration, and bytes."""
 
     push: float
-    draw: float
+    sample: float
     score: float
     train: float
     pushed: float  # bytes of the actor's weights
@@ -314,8 +314,8 @@ class IterationCost:
         """Seconds of the iteration; with `ahead`, sampling runs while the models score and train."""
         learning = self.score + self.train
         if ahead:
-            return self.push + max(self.draw, learning)
-        return self.push + self.draw + learning
+            return self.push + max(self.sample, learning)
+        return self.push + self.sample + learning
 
 
 def iteration(
@@ -358,8 +358,8 @@ def iteration(
         push += pushed / (speeds.nvlink if is_one_node else speeds.infiniband)
 
     share = speeds.own_decoding if way == OWN else speeds.vllm_decoding
-    draw = sampling_seconds(layout, share, work, speeds)
-    return IterationCost(push, draw, score, train, pushed, scoring_moved + training_moved)
+    sample = sampling_seconds(layout, share, work, speeds)
+    return IterationCost(push, sample, score, train, pushed, scoring_moved + training_moved)
 
 
 def rows_of(processes: int, work: ClusterIteration) -> int:
@@ -420,7 +420,7 @@ def best(
 
 def time_table(rows: Sequence[Row]) -> str:
     """The rows of one model; numbers of GPUs on which nothing fits are listed below."""
-    seconds = ("push", "draw", "score", "train", "total")
+    seconds = ("push", "sample", "score", "train", "total")
     fitting = {row["gpus"] for row in rows if "total" in row}
     lines = []
     missing: dict[str, None] = {}

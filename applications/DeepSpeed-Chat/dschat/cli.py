@@ -61,112 +61,143 @@ COMMANDS: dict[str, Command] = {
         "step 1: supervised fine-tuning", "settings.supervised:SFTConfig", "training.build.steps:train_sft", "sft"
     ),
     "reward": Command(
-        "step 2: a reward model", "settings.supervised:RewardConfig", "training.build.steps:train_reward", "reward"
+        "step 2: reward model", "settings.supervised:RewardConfig", "training.build.steps:train_reward", "reward"
     ),
     "dpo": Command(
-        "instead of steps 2 and 3: direct preference optimisation",
+        "direct preference optimisation (DPO), instead of steps 2 and 3",
         "settings.supervised:DPOConfig",
         "training.build.steps:train_dpo",
         "dpo",
     ),
     "ppo": Command(
-        "step 3: PPO with macro actions, RLOO", "settings.ppo:PPOConfig", "training.build.steps:train_ppo", "ppo"
+        "step 3: PPO with macro actions; also RLOO, GRPO and others",
+        "settings.ppo:PPOConfig",
+        "training.build.steps:train_ppo",
+        "ppo",
     ),
     "refuel": Command(
-        "REFUEL on pairs of dialogues", "settings.refuel:RefuelConfig", "training.build.steps:train_refuel", "refuel"
+        "REFUEL on pairs of dialogues that `refuel-data` has made",
+        "settings.refuel:RefuelConfig",
+        "training.build.steps:train_refuel",
+        "refuel",
     ),
     "refuel-online": Command(
-        "REFUEL with the users of the data",
+        "REFUEL on dialogues sampled in training, with the user messages of the data",
         "settings.refuel:RefuelOnlineConfig",
         "training.build.steps:train_refuel_online",
         "refuel_online",
     ),
     "refuel-data generate": Command(
-        "dialogues of a policy and a simulated user",
+        "sample dialogues of a policy with a simulated user",
         "lab.refuel.options:GenerateOptions",
         "lab.refuel.dialogues:run_generate",
         resumable=True,
     ),
     "refuel-data rank": Command(
-        "their rewards, turn by turn", "lab.refuel.options:RankOptions", "lab.refuel.pairs:run_rank", resumable=True
+        "score these dialogues at the end of each turn",
+        "lab.refuel.options:RankOptions",
+        "lab.refuel.pairs:run_rank",
+        resumable=True,
     ),
     "refuel-data tokenize": Command(
-        "pairs of tokens that `refuel` trains on", "lab.refuel.options:MaskOptions", "lab.refuel.pairs:run_masks"
+        "tokenize scored dialogues into the pairs that `refuel` trains on",
+        "lab.refuel.options:MaskOptions",
+        "lab.refuel.pairs:run_masks",
     ),
-    "data check": Command(
-        "what is wrong with data, before training", "data.options:CheckOptions", "scoring.programs.check:run"
-    ),
-    "data preview": Command("rows as training sees them", "data.options:PreviewOptions", "data.command:run"),
+    "data check": Command("check data before training", "data.options:CheckOptions", "scoring.programs.check:run"),
+    "data preview": Command("show rows as training sees them", "data.options:PreviewOptions", "data.command:run"),
     "data prepare": Command("filter and encode data once", "data.options:PrepareOptions", "data.command:run"),
     "plan": Command(
-        "memory, updates and flags that fit, before anything runs", "settings.plan:PlanOptions", "plan.command:run"
+        "memory and number of updates of a run before it starts, and flags that make it fit",
+        "settings.plan:PlanOptions",
+        "plan.command:run",
     ),
     "generate": Command(
-        "responses of a model, with rewards",
+        "generate responses to a data set's prompts, and score them",
         "lab.generate_options:InferenceOptions",
         "lab.generate:run_inference",
         resumable=True,
     ),
     "best-of-n": Command(
-        "the best of N responses by reward",
+        "generate N responses per prompt, and report the best reward of N",
         "lab.generate_options:BestOfOptions",
         "lab.generate:run_best_of_n",
         resumable=True,
     ),
     "programs": Command(
-        "programs of a model, run on tests in a sandbox",
+        "generate programs, and run their tests in a sandbox",
         "lab.generate_options:ProgramOptions",
         "lab.programs:run_programs",
         resumable=True,
     ),
     "text": Command(
-        "perplexity, ROUGE, accuracy of a reward model",
+        "perplexity and ROUGE of policies, accuracy of reward models",
         "lab.generate_options:TextOptions",
         "lab.text:run_text",
         resumable=True,
     ),
-    "sample": Command("the rows that judges and people compare", "lab.options:SampleOptions", "lab.sampling:sample"),
+    "sample": Command(
+        "choose rows for judges and people to compare", "lab.options:SampleOptions", "lab.sampling:sample"
+    ),
     "judge": Command(
-        "a judge model compares two models",
+        "compare two models by a judge model",
         "lab.options:JudgeOptions",
         "lab.judge.run:run_judge",
         resumable=True,
     ),
     "judge-turns": Command(
-        "a judge compares dialogues turn by turn",
+        "compare dialogues turn by turn, by a judge model",
         "lab.options:TurnOptions",
         "lab.turn_report:run_turns",
         resumable=True,
     ),
-    "vote": Command("people compare two models", "lab.options:VoteOptions", "lab.vote.command:vote", resumable=True),
-    "report": Command("win rates, agreement, pass@k, best of N", "lab.options:ReportOptions", "lab.report:report"),
-    "pass-at-k": Command("pass@k of programs that were run", "lab.options:PassOptions", "lab.pass_at_k:run_pass_at_k"),
-    "demo chat": Command("talk with a model", "demo.options:ChatOptions", "demo.command:run"),
-    "demo summary": Command("summaries of posts (TL;DR)", "demo.options:SummaryOptions", "demo.command:run"),
+    "vote": Command(
+        "compare two models by people's votes", "lab.options:VoteOptions", "lab.vote.command:vote", resumable=True
+    ),
+    "report": Command(
+        "report win rates and agreement, pass@k, or best of N", "lab.options:ReportOptions", "lab.report:report"
+    ),
+    "pass-at-k": Command(
+        "pass@k of programs that `programs` has run", "lab.options:PassOptions", "lab.pass_at_k:run_pass_at_k"
+    ),
+    "demo chat": Command(
+        "chat with a model, on a web page or in the terminal", "demo.options:ChatOptions", "demo.command:run"
+    ),
+    "demo summary": Command(
+        "summarise posts (TL;DR) with a model, on a web page", "demo.options:SummaryOptions", "demo.command:run"
+    ),
     "macro-actions": Command(
-        "where termination conditions cut responses",
+        "show where termination conditions end macro actions",
         "settings.macro_actions:MacroActionsOptions",
         "lab.show_macro_actions:run",
     ),
-    "serve": Command("a reward model for --reward_url", "settings.commands:ServeOptions", "scoring.serve:serve"),
-    "serve-vllm": Command("vLLM for --vllm_url", "settings.commands:ServeVllmOptions", "rollouts.vllm.serve:serve"),
-    "push": Command("a model to the Hugging Face hub", "settings.commands:PushOptions", "run.hub:run_push"),
+    "serve": Command(
+        "serve a reward model, for --reward_url", "settings.commands:ServeOptions", "scoring.serve:serve"
+    ),
+    "serve-vllm": Command(
+        "serve vLLM, for --vllm_url", "settings.commands:ServeVllmOptions", "rollouts.vllm.serve:serve"
+    ),
+    "push": Command("upload a model to the Hugging Face hub", "settings.commands:PushOptions", "run.hub:run_push"),
     "env": Command(
-        "versions, GPUs and memory, for a report of a bug", "settings.commands:EnvOptions", "run.environment:describe"
+        "versions, GPUs and memory, for a bug report", "settings.commands:EnvOptions", "run.environment:describe"
     ),
     "quickstart": Command(
-        "the whole pipeline on this machine, in minutes",
+        "run the whole pipeline on this machine, in minutes",
         "quickstart.options:QuickstartOptions",
         "quickstart.command:run",
     ),
     "quickstart programs": Command(
-        "the same with rewards by execution", "quickstart.options:ProgramsOptions", "quickstart.programs:run"
+        "run steps 1 and 3 on programs that are rewarded by their tests",
+        "quickstart.options:ProgramsOptions",
+        "quickstart.programs:run",
     ),
     "quickstart turns": Command(
-        "episodes of several turns with environments", "quickstart.options:TurnsOptions", "quickstart.turns:run"
+        "run steps 1 and 3 on episodes of several turns with environments",
+        "quickstart.options:TurnsOptions",
+        "quickstart.turns:run",
     ),
     "completion": Command(
-        "what a shell needs to complete these", "settings.commands:CompletionOptions", "reference:completion"
+        "print the completion script of bash or zsh", "settings.commands:CompletionOptions", "reference:completion"
     ),
 }
 
@@ -239,7 +270,10 @@ def train(config: CommonConfig) -> dict[str, float]:
             config.validate()
             config.check_installed()
             return run_training(command.step, config, command.function)
-    raise UserError(f"{type(config).__name__} is no configuration of a training step.")
+    raise UserError(
+        f"{type(config).__name__} is not the configuration of a training step; give an SFTConfig, RewardConfig,"
+        " DPOConfig, PPOConfig, RefuelConfig or RefuelOnlineConfig."
+    )
 
 
 def train_step(
@@ -260,7 +294,7 @@ def train_step(
 def _launch_or_train(name: str, words: Sequence[str]) -> int:
     """Starts one process per GPU; a single process on this machine trains right here. Returns the exit status."""
     plan = plan_launch(_read_launch_flags(name, words))
-    if plan.alone:
+    if plan.needs_no_launcher:
         return train_here(name, words, processes=1)
 
     resolved = read_config(name, words, plan.num_processes)

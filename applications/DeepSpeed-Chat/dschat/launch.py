@@ -35,12 +35,13 @@ WORKER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # set by every launcher
 LAUNCHER = "MA_RLHF_LAUNCHER"  # host name and process id of the process that called `launch`
 ERROR_FILE = "MA_RLHF_ERROR_FILE"  # file in which the first worker that fails leaves its message
 VARIABLES_FILE = "DS_ENV_FILE"  # name of DeepSpeed's file of variables for other machines
-GPU_NUMBERS = re.compile(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*")
+GPU_NUMBERS = re.compile(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*")  # a value of CUDA_VISIBLE_DEVICES, such as 0,1
 LAUNCH_ONLY_FLAGS = ("hostfile", "node_rank", "master_addr", "master_port")  # not passed on to workers
-FOLLOWED_EVERY = 1.0  # seconds between two checks that the launching process is still there
-STRAYS_GO_ON = 60.0  # seconds before processes that outlive the launcher get SIGTERM
-STRAYS_END = 300.0  # seconds between that and SIGKILL
-STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}  # exit status after a signal
+LAUNCHER_CHECK_INTERVAL = 1.0  # seconds between two checks that the launching process still runs
+# Processes that outlive the launcher ("strays") get SIGTERM after a time, and SIGKILL after another, in seconds.
+STRAYS_TERM_AFTER = 60.0
+STRAYS_KILL_AFTER = 300.0
+EXIT_STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}  # exit status of a run that a signal has stopped
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,10 @@ class LaunchPlan:
     """Processes to start, and the options of DeepSpeed's launcher that start them.
 
     Attributes:
-        num_processes: processes on all machines together.
+        num_processes: number of processes on all machines together.
         options: command-line options of the launcher.
-        hosts: content of a list of machines to write for the launcher; None if it needs none or the user has one.
-        ssh: the launcher starts the processes of other machines by ssh.
+        hosts: content of a hostfile to write for the launcher; None if it needs none or the user has given one.
+        ssh: the launcher starts processes on other machines by ssh.
         hostnames: machines that the launcher reaches by ssh.
     """
 
@@ -62,8 +63,8 @@ class LaunchPlan:
     hostnames: tuple[str, ...] = ()
 
     @property
-    def alone(self) -> bool:
-        """Whether the calling process can train by itself, without a launcher."""
+    def needs_no_launcher(self) -> bool:
+        """Whether the run has a single process on this machine, so that the calling process can train."""
         on_this_machine = self.hosts is None and "--hostfile" not in self.options
         return self.num_processes == 1 and not self.ssh and on_this_machine
 
@@ -77,10 +78,9 @@ def is_worker() -> bool:
 
 
 def worker_environment() -> dict[str, str]:
-    """Environment from which a worker reads its flags.
+    """Environment variables from which a worker reads its flags.
 
-    The variables of `LaunchFlags` are left out: MASTER_ADDR, for instance, is set by the launcher for its workers, and
-    is no flag of the user's.
+    Those of `LaunchFlags` are left out. MASTER_ADDR, for instance, is set by the launcher, not by the user.
     """
     launch_variables = {flag.environment for flag in flags_of(LaunchFlags).values()}
     variables: dict[str, str] = {}
@@ -91,25 +91,25 @@ def worker_environment() -> dict[str, str]:
 
 
 def follow_launcher() -> None:
-    """Sends this worker SIGTERM, at which it saves a checkpoint, once the process that called `launch` is gone.
+    """Makes this worker stop when the process that called `launch` ends, as if it got SIGTERM: it saves a checkpoint.
 
-    A launcher that is killed by SIGKILL would otherwise leave workers that keep their GPUs and their port. Workers on
-    other machines, and those that ssh has started, follow nothing.
+    Otherwise a launcher that is killed by SIGKILL would leave workers that keep their GPUs and their port. Workers on
+    other machines and workers that were started by ssh do not watch the launcher.
     """
     machine, _, process_id = os.environ.get(LAUNCHER, "").rpartition(" ")
     if machine == socket.gethostname():
-        Thread(target=_stop_without, args=(int(process_id),), daemon=True).start()
+        Thread(target=_stop_after, args=(int(process_id),), daemon=True).start()
 
 
-def _stop_without(launcher: int) -> None:
-    """Waits for the end of a process, then sends SIGTERM to this one."""
+def _stop_after(launcher: int) -> None:
+    """Waits for the end of the launching process, then sends SIGTERM to this one."""
     while _is_running(launcher):
-        time.sleep(FOLLOWED_EVERY)
+        time.sleep(LAUNCHER_CHECK_INTERVAL)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _is_running(process_id: int) -> bool:
-    # By number alone: a process's start time is read from a clock that may be set in between.
+    """Whether a process of this number runs; its start time is not compared, since the clock may have been set."""
     try:
         return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -151,7 +151,7 @@ def _plan_machines(flags: LaunchFlags, port: Sequence[str]) -> LaunchPlan:
     if visible != [str(number) for number in range(len(visible))]:
         raise UserError(
             f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}: on several machines the launcher uses the"
-            " GPUs from 0 on; unset the variable and give the first --num_gpus of each to this run."
+            " GPUs from number 0 on; unset the variable, and set --num_gpus to the GPUs to use per machine."
         )
     options = list(port)
     if flags.num_gpus is not None:
@@ -176,7 +176,7 @@ def _plan_machines(flags: LaunchFlags, port: Sequence[str]) -> LaunchPlan:
 
 
 def _check_nodes(flags: LaunchFlags) -> None:
-    """Raises UserError where --num_nodes and --node_rank do not name a machine."""
+    """Raises UserError unless --num_nodes and --node_rank together name a machine."""
     if flags.node_rank is None:
         raise UserError("--node_rank (NODE_RANK) is missing: give 0 on the first machine, 1 on the second, …")
     if flags.num_nodes == 1:
@@ -212,15 +212,15 @@ def _visible_gpus() -> list[str]:
     """GPU numbers in CUDA_VISIBLE_DEVICES; empty if the variable is empty or not set.
 
     Raises:
-        UserError: it holds anything but numbers. The launcher would only count those entries and use as many GPUs from
-            0 on, which may be in use by others.
+        UserError: an entry is not a number. The launcher would count the entries and use that many GPUs from number 0
+            on, which may be in use by others.
     """
     variable = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if not variable.strip():
         return []
     if not GPU_NUMBERS.fullmatch(variable):
         raise UserError(
-            f"CUDA_VISIBLE_DEVICES={variable}: the launcher takes GPUs by number alone; give the numbers that"
+            f"CUDA_VISIBLE_DEVICES={variable}: the launcher takes only GPU numbers; give the numbers that"
             " `nvidia-smi --list-gpus` shows, such as CUDA_VISIBLE_DEVICES=0,1."
         )
     return [number.strip() for number in variable.split(",")]
@@ -241,18 +241,22 @@ def _count_gpus() -> int:
 
 
 def launch(plan: LaunchPlan, words: Sequence[str]) -> int:
-    """Runs `python -m dschat` with these words in every process of the plan, and waits for all of them.
+    """Runs `python -m dschat …` in every process of the plan, and waits for all of them.
 
-    The first SIGTERM or Ctrl-C goes to the training processes, which save a checkpoint, however long that takes, and
-    end; the launcher ends after them. A second signal goes to the launcher, which kills them. Processes that outlive
-    the launcher are ended after a minute. The message of the worker that failed first is repeated at the end, below
-    the launcher's own output.
+    The first SIGTERM or Ctrl-C is passed on to the training processes, which save a checkpoint, however long that
+    takes, and end; the launcher ends after them. A second signal goes to the launcher, which kills them. Processes
+    that outlive the launcher are ended after a minute. At the end the message of the worker that failed first is
+    repeated below the launcher's own output.
+
+    Args:
+        plan: the processes.
+        words: the subcommand and its flags.
 
     Returns:
         The launcher's exit status; 143 after SIGTERM, 130 after Ctrl-C.
 
     Raises:
-        UserError: another machine cannot be reached, or needs what is missing here.
+        UserError: another machine cannot be reached, or a program that reaches it is not installed.
     """
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
@@ -262,7 +266,7 @@ def launch(plan: LaunchPlan, words: Sequence[str]) -> int:
         environment[ERROR_FILE] = str(error_file)
         environment[LAUNCHER] = f"{socket.gethostname()} {os.getpid()}"
 
-        # The launcher of this Python's environment: a `deepspeed` on the PATH may start another Python.
+        # Started as a module, because a `deepspeed` on the PATH may belong to another Python.
         command = [sys.executable, "-m", "deepspeed.launcher.runner"]
         if plan.hosts is not None:
             hostfile = scratch / "hostfile"
@@ -285,18 +289,28 @@ def _run_by_ssh(
     hosts: Sequence[str],
     scratch: Path,
 ) -> int:
-    """Runs the launcher for several machines; `scratch` is a folder for its file of variables."""
+    """Runs the launcher for several machines that it reaches by ssh.
+
+    Args:
+        command: the launcher's command line.
+        environment: variables for the training processes.
+        hosts: names of the machines.
+        scratch: folder for the launcher's file of variables.
+
+    Returns:
+        The exit status.
+    """
     check_paths()
     check_programs()
     variables = split_variables(environment, _launcher_variables())
     with LauncherSignals(local=False) as signals, delivered(variables.delivered, hosts) as file:
-        if signals.last is not None:  # it came while variables were sent
-            return STATUS[signals.last]
+        if signals.last is not None:  # a signal came while the variables were sent
+            return EXIT_STATUS[signals.last]
         exported = variables.exported | {VARIABLES: file}
         exports = scratch / "variables"
         lines = [f"{name}={value}\n" for name, value in exported.items()]
         exports.write_text("".join(lines), encoding="utf-8")
-        # Processes that the launcher starts itself, without ssh, read its environment and not that file.
+        # Processes that the launcher starts on this machine read its environment instead of that file.
         launcher_environment = variables.launcher | {VARIABLES_FILE: str(exports), VARIABLES: file}
         return run_launcher(command, launcher_environment, signals)
 
@@ -306,19 +320,19 @@ def run_launcher(
     environment: Mapping[str, str],
     signals: LauncherSignals,
 ) -> int:
-    """Runs the launcher in a process group of its own until it and its processes have ended; its exit status."""
+    """Runs the launcher in a new process group until it and its processes have ended. Returns the exit status."""
     launcher = subprocess.Popen(command, env=environment, process_group=0)
     signals.pass_to(launcher.pid)
     status = launcher.wait()
     _end_strays(launcher.pid)
     signals.pass_to(None)
     if signals.last is not None:
-        return STATUS[signals.last]
+        return EXIT_STATUS[signals.last]
     return status if status >= 0 else 128 - status
 
 
 def _launcher_variables() -> dict[str, str]:
-    """Variables for other machines in DeepSpeed's own file: that of the home folder, then of the current folder.
+    """Variables for other machines from DeepSpeed's .deepspeed_env; the current folder's file overrides the home's.
 
     Raises:
         UserError: a line is not NAME=value.
@@ -342,16 +356,20 @@ def _launcher_variables() -> dict[str, str]:
 
 
 class LauncherSignals:
-    """Context in which SIGTERM and Ctrl-C interrupt nothing here and are passed on to the launcher, if there is one.
+    """Context in which SIGTERM and Ctrl-C do not end this process but are passed on to the launcher's processes.
 
-    A signal that comes before the launcher runs is passed on once it does.
+    A signal that comes before the launcher runs is passed on as soon as it does.
 
     Attributes:
-        last: the signal that came last; None before the first.
+        last: the latest signal; None before the first.
     """
 
     def __init__(self, local: bool) -> None:
-        """Takes whether the training processes run on this machine."""
+        """Prepares the handlers.
+
+        Args:
+            local: the training processes run on this machine.
+        """
         self.last: signal.Signals | None = None
         self._local = local
         self._launcher: int | None = None  # its process group
@@ -359,7 +377,7 @@ class LauncherSignals:
 
     def __enter__(self) -> LauncherSignals:
         """Installs the handlers."""
-        for number in STATUS:
+        for number in EXIT_STATUS:
             self._earlier_handlers[number] = signal.signal(number, self._handle)
         return self
 
@@ -374,7 +392,7 @@ class LauncherSignals:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def pass_to(self, launcher: int | None) -> None:
-        """From now on signals go to this process group, or to none; so does one that has come already."""
+        """Sets the process group that gets signals, or None; a signal that has already come is passed on at once."""
         self._launcher = launcher
         if launcher is not None and self.last is not None:
             _signal_group(launcher, self.last)
@@ -384,6 +402,7 @@ class LauncherSignals:
         number: int,
         frame: FrameType | None,
     ) -> None:
+        """Passes a signal on: the first one to the training processes, a later one to the launcher."""
         is_first = self.last is None
         self.last = signal.Signals(number)
         if self._launcher is None:
@@ -397,7 +416,7 @@ class LauncherSignals:
 
 
 def _training_processes(launcher: int) -> list[psutil.Process]:
-    """Children of the launcher's children on this machine, which train; none before they have started."""
+    """The training processes on this machine: children of the launcher's children. Empty before they have started."""
     training: list[psutil.Process] = []
     try:
         for child in psutil.Process(launcher).children():
@@ -408,12 +427,12 @@ def _training_processes(launcher: int) -> list[psutil.Process]:
 
 
 def _end_strays(group: int) -> None:
-    """Waits for processes that the launcher has left in its group, and ends those that go on.
+    """Waits for processes that have outlived the launcher of their group, and ends those that do not end themselves.
 
     A training process whose launcher was killed, or a worker that no signal has reached, would otherwise keep its GPU
     and its port.
     """
-    for patience, number in ((STRAYS_GO_ON, signal.SIGTERM), (STRAYS_END, signal.SIGKILL)):
+    for patience, number in ((STRAYS_TERM_AFTER, signal.SIGTERM), (STRAYS_KILL_AFTER, signal.SIGKILL)):
         strays = _wait_for_group(group, patience)
         if not strays:
             return
@@ -423,7 +442,7 @@ def _end_strays(group: int) -> None:
 
 
 def _wait_for_group(group: int, seconds: float) -> list[psutil.Process]:
-    """Processes of a group that still run after so many seconds; returns as soon as there are none."""
+    """Processes of a group that still run after some seconds; returns at once when none are left."""
     end = time.monotonic() + seconds
     while True:
         running = _processes_of(group)
@@ -433,7 +452,7 @@ def _wait_for_group(group: int, seconds: float) -> list[psutil.Process]:
 
 
 def _processes_of(group: int) -> list[psutil.Process]:
-    """The processes of a group that still run: a zombie that nobody reaps has ended."""
+    """The processes of a group that still run; zombies do not count."""
     if not _signal_group(group, 0):
         return []
     running = []
@@ -445,7 +464,7 @@ def _processes_of(group: int) -> list[psutil.Process]:
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """Sends a signal to a process group; whether it still has processes."""
+    """Sends a signal to a process group. Returns whether the group still has processes."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

@@ -115,7 +115,7 @@ class TrainingResult:
 
     Attributes:
         status: exit status, 0 unless a signal has stopped the run.
-        metrics: of the last evaluation, by name.
+        metrics: metrics of the last evaluation, by name.
     """
 
     status: int
@@ -130,7 +130,7 @@ class TrainingProcess(Generic[C]):
         step: str,
         load_step: Callable[[], Step[C]],
     ) -> None:
-        """Takes the step's name in run.json, and what imports its function."""
+        """Prepares a training process of a step."""
         self._step = step
         self._load_step = load_step
         self._output: RunOutput | None = None
@@ -200,7 +200,7 @@ class TrainingProcess(Generic[C]):
         return output.record.metrics
 
     def _how_to_continue(self, config: C) -> str:
-        """What to do after a signal."""
+        """How to continue after a signal, as a sentence."""
         if self._output is not None and self._output.folder != Path(config.output.output_dir):
             # The earlier run in the output folder has not been replaced yet.
             return "nothing was saved yet: start the same command again"

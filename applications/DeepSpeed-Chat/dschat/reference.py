@@ -50,7 +50,7 @@ def page() -> Iterator[str]:
         presets = preset_names(name)
         if presets:
             yield f"Presets: {', '.join(f'`{preset}`' for preset in presets)}.\n"
-        yield "| flag | what |"
+        yield "| flag | description |"
         yield "|---|---|"
         for action in _actions(command):
             yield _table_row(action)

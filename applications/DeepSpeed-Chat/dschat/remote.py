@@ -52,7 +52,7 @@ class RemoteEnvironment:
     Attributes:
         exported: on the command line.
         delivered: in a file on each machine.
-        launcher: in the launcher's own environment, part of which it passes on.
+        launcher: variables of the launcher's environment, part of which it passes on.
     """
 
     exported: dict[str, str] = field(default_factory=dict)
@@ -125,7 +125,7 @@ def split_variables(environ: Mapping[str, str], file_variables: Mapping[str, str
 
     Args:
         environ: environment of this process.
-        file_variables: variables of DeepSpeed's own file, all of which go to other machines.
+        file_variables: variables of .deepspeed_env, which all go to the other machines.
 
     Raises:
         UserError: a variable that the start of Python depends on has characters that a shell would interpret.

@@ -110,7 +110,7 @@ def right_functions(prompt: str, response: str) -> list[bool]:
 
 @cache
 def run_function(text: str, name: str) -> object:
-    """What a function returns for NUMBERS; None if it fails."""
+    """The result of a function for NUMBERS; None if it fails."""
     job = SandboxJob(text, function=name, arguments=(NUMBERS,))
     result = execute(job, SandboxLimits(), strongest_level("rlimits"))
     if result.status != 0:

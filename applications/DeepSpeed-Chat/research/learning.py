@@ -111,7 +111,7 @@ def run_all(
 
 
 def _prepare_process() -> None:
-    """One thread per run: the models are small, and threads would wait for each other."""
+    """Limits a run to one thread: the models are small, and threads would wait for each other."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     logging.getLogger("dschat").setLevel(logging.ERROR)

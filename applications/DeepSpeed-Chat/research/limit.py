@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The highest gold score that a policy can have at a KL from the SFT model: that of π ∝ π_SFT exp(gold / β).
+"""The highest gold score that a policy can have at a KL from the SFT model, reached by π ∝ π_SFT exp(gold / β).
 
 Among all policies with a given KL, this one has the highest mean score (the Gibbs variational principle). Nothing is
 trained: its mean score and its KL follow from the SFT model's own responses, weighted by exp(gold / β). N responses

@@ -162,7 +162,7 @@ def read_gold(run: Path) -> pd.Series[float]:
 
 
 def read_seed(folder: Path, seed: int) -> pd.DataFrame:
-    """The runs of a quickstart: a row for each, with `read_run`, updates and times fewer than the baseline."""
+    """The runs of a quickstart: one row each, with `read_run`, updates and speed-up over the baseline."""
     folder = folder / f"seed-{seed}"
     golds = {name: read_gold(folder / run.folder) for name, run in RUNS.items()}
     numbers = [read_run(folder / run.folder) for run in RUNS.values()]
@@ -196,7 +196,7 @@ def quickstart_table(runs: pd.DataFrame) -> str:
         {
             "": "SFT",
             "seeds": str(len(baseline)),
-            "gold score at the end": over_seeds(baseline["sft gold_scores"]).text(3),
+            "final gold score": over_seeds(baseline["sft gold_scores"]).text(3),
             "KL to SFT": over_seeds(baseline["sft kl"]).text(1),
             "explained variance, mean": "",
             "ended by EOS, lowest": f"{baseline['sft eos_rate'].min():.3f}",
@@ -210,20 +210,20 @@ def quickstart_table(runs: pd.DataFrame) -> str:
             {
                 "": name,
                 "seeds": str(len(seeds)),
-                "gold score at the end": over_seeds(seeds["gold_scores"]).text(3),
+                "final gold score": over_seeds(seeds["gold_scores"]).text(3),
                 "KL to SFT": over_seeds(seeds["kl"]).text(1),
                 "explained variance, mean": over_seeds(seeds["explained_variance"]).text(2),
                 "ended by EOS, lowest": f"{seeds['eos_rate'].min():.3f}",
-                f"updates to where “{BASELINE}” ends": median_updates(seeds["updates"]),
-                "times fewer": over_seeds(seeds["times"], median=True).text(2),
-                "on": f"{(seeds['times'] > 1).sum()}/{len(seeds)}",
+                f"updates to the final score of “{BASELINE}”": median_updates(seeds["updates"]),
+                "speed-up": over_seeds(seeds["times"], median=True).text(2),
+                "seeds faster": f"{(seeds['times'] > 1).sum()}/{len(seeds)}",
             }
         )
     return markdown(pd.DataFrame(rows).fillna(""))
 
 
 def ends_table(folder: Path, runs: pd.DataFrame) -> str:
-    """How many runs end how many of their responses with EOS, with each set of kernels."""
+    """Table of the shares of responses that end with EOS, for each set of kernels."""
     rates = {"this processor's": runs["eos_rate"].tolist()}
     for kernels in KERNELS:
         folders = [kernel_run(folder, seed, kernels) for seed in SEEDS]

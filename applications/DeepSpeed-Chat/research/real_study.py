@@ -145,7 +145,7 @@ def steps_of(
 
     Args:
         real: the pipeline.
-        names: of runs.
+        names: names of runs.
         by_program: the gold score is trained on; critics start from the SFT model.
     """
     scores = ["--reward_function", f"{gold.__file__}:gold_scores"] if by_program else []
@@ -208,13 +208,13 @@ def study_table(finished: Finished, best: Sequence[pd.DataFrame]) -> str:
         row = {"": name, **policy_columns([run.last for run in runs])}
         explained = [run.train_mean("val/explained_variance") for run in runs]
         row["explained variance, mean"] = NONE if math.isnan(explained[0]) else over_seeds(explained).text(2)
-        row[f"updates to where “{next(iter(finished))}” ends"] = updates_text(runs, baseline)
+        row[f"updates to the final score of “{next(iter(finished))}”"] = updates_text(runs, baseline)
         rows.append(row)
     return markdown(pd.DataFrame(rows).fillna("")) + "\n"
 
 
 def policy_columns(evaluations: Sequence[HeldOut]) -> dict[str, str]:
-    """What a policy does on held-out instructions, from one evaluation for each seed."""
+    """Numbers of a policy on held-out instructions, from one evaluation per seed."""
     columns = {}
     names = {GOLD: "gold score", "scores": "reward-model score", "kl": "KL to SFT", "length": "tokens"}
     for name, title in names.items():

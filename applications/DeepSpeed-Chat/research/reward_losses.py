@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four losses of step 2 on the quickstart's comparisons: how often each ranks held-out pairs right.
+"""Compares the four losses of step 2 on the quickstart's pairs: how often each ranks held-out pairs correctly.
 
-Runs step 1 once, then step 2 with each seed and loss. With one seed, all losses see the same pairs in the same order.
+Runs step 1 once, then step 2 with each seed and loss. With the same seed, all losses see the same pairs in the same
+order.
 """
 
 import argparse
@@ -19,11 +20,12 @@ from dschat.quickstart.inputs import COMMON, FULL, SMALL, ReviewScale, make_inpu
 from dschat.quickstart.subcommands import ONE
 from dschat.settings.supervised import RewardLoss
 
-# Column → metric of an evaluation.
+# Column of the table → metric of an evaluation. A loss may compare means over tokens while the reward model reports
+# one token's value as the score.
 COLUMNS = {
-    "accuracy of the means it compares": "eval/mean_accuracy",
-    "of the score it reports": "eval/accuracy",
-    "of the number at the last token, which step 3 reads": "eval/end_accuracy",
+    "accuracy of the compared means": "eval/mean_accuracy",
+    "accuracy of the reported score": "eval/accuracy",
+    "accuracy of the value at the last token, which step 3 reads": "eval/end_accuracy",
 }
 SEEDS = [1234, 1235, 1236]
 
@@ -31,15 +33,20 @@ SEEDS = [1234, 1235, 1236]
 def main() -> None:
     """Trains all reward models and writes the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/reward-losses"), help="folder of all results")
-    parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of step 2; the first also of step 1")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/reward-losses"), help="folder for all results")
+    parser.add_argument("--small", action="store_true", help="run only a few updates, to see that every part works")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=SEEDS, help="random seeds of step 2; the first is also that of step 1"
+    )
     options = parser.parse_args()
+
     start_time = time.perf_counter()
-    evaluations, pairs = compare_losses(options.output_dir, options.seeds, SMALL if options.small else FULL)
+    scale = SMALL if options.small else FULL
+    evaluations, num_pairs = compare_losses(options.output_dir, options.seeds, scale)
     table = loss_table(evaluations)
     write_file(options.output_dir / "reward-losses.md", f"{table}\n")
-    print(f"\n{pairs} held-out pairs, {time.perf_counter() - start_time:.0f} s in all\n\n{table}")
+    seconds = time.perf_counter() - start_time
+    print(f"\n{num_pairs} held-out pairs, {seconds:.0f} s in total\n\n{table}")
 
 
 def compare_losses(
@@ -49,21 +56,20 @@ def compare_losses(
 ) -> tuple[pd.DataFrame, int]:
     """Trains a reward model with each seed and loss.
 
+    Args:
+        folder: folder for data and models.
+        seeds: random seeds of step 2; the first is also that of step 1.
+        scale: sizes of data and models, and number of updates.
+
     Returns:
-        The metrics of the last evaluations, a row for each run with its `loss`, and the number of held-out pairs.
+        Metrics of the last evaluations, one row per run with its `loss`; the number of held-out pairs.
     """
     data, model = make_inputs(folder, seeds[0], scale)
     sft = folder / "sft"
-    train_sft(
-        data,
-        model,
-        sft,
-        scale,
-        [*COMMON, "--seed", str(seeds[0])],
-        ONE,
-    )
+    train_sft(data, model, sft, scale, [*COMMON, "--seed", str(seeds[0])], ONE)
+
     rows = []
-    pairs = 0
+    num_pairs = 0
     for seed in seeds:
         for loss in get_args(RewardLoss):
             output = folder / f"{loss}-{seed}"
@@ -71,14 +77,14 @@ def compare_losses(
             train_reward_model(data / "comparisons", sft, output, scale, flags, ONE)
             record = json.loads((output / "run.json").read_text(encoding="utf-8"))
             rows.append({"loss": loss, **record["metrics"]})
-            pairs = sum(source["eval"] for source in record["data"]["sources"])
-    return pd.DataFrame(rows), pairs
+            num_pairs = sum(source["eval"] for source in record["data"]["sources"])
+    return pd.DataFrame(rows), num_pairs
 
 
 def loss_table(evaluations: pd.DataFrame) -> str:
-    """Means over the seeds ± their standard errors, as Markdown."""
+    """Markdown table of the losses: means over the seeds ± standard errors of the mean."""
     evaluations = evaluations.reindex(columns=["loss", *COLUMNS.values()])
-    # A loss that scores the last token has one accuracy for both.
+    # A loss that reports the value at the last token has no separate accuracy for it.
     evaluations["eval/end_accuracy"] = evaluations["eval/end_accuracy"].fillna(evaluations["eval/accuracy"])
     lines = [f"| `--reward_loss` | {' | '.join(COLUMNS)} |", "|---|---|---|---|"]
     for loss, runs in evaluations.groupby("loss", sort=False):
@@ -88,7 +94,7 @@ def loss_table(evaluations: pd.DataFrame) -> str:
 
 
 def mean_text(numbers: "pd.Series[float]") -> str:
-    """A mean in per cent, with its standard error if there are several numbers; empty if one is missing."""
+    """Mean in per cent, with its standard error if there are several numbers; empty if a number is missing."""
     if numbers.isna().any():
         return ""
     mean = f"{100 * numbers.mean():.1f}"

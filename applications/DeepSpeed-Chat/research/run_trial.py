@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of step 3 by `dschat.train`, and its curves."""
+"""Runs one trial, a run of step 3 by `dschat.train`, and writes its curves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trials import BATCH, Trial
 from variants import REFERENCE_MODEL, VARIANTS, critic_values, explained_variance
 
 HERE = Path(__file__).resolve().parent
-# Column of the curves → metric of step 3, by rollout.
+# Column of the curves → metric of step 3, one value per rollout.
 CURVES = {
     "kl": "objective/kl",
     "score": "objective/scores",
@@ -41,7 +41,12 @@ CURVES = {
 
 
 def run_trial(trial: Trial, folder: Path) -> None:
-    """Trains, and writes the curves: a row for each rollout."""
+    """Trains a policy and writes its curves, one row per rollout.
+
+    Args:
+        trial: the settings of the run.
+        folder: folder for starting models, runs and curves.
+    """
     start_time = time.perf_counter()
     task = TASKS[trial.task]
     starts = Starts(folder / "starts")
@@ -53,10 +58,11 @@ def run_trial(trial: Trial, folder: Path) -> None:
     with recorded_credit(trial, config) as recorder:
         dschat.train(config)
 
+    # The metrics of the rollouts, and what was recorded of their advantages.
     curves = read_curves(output, f"objective/{task.kind}")
     credit = pd.DataFrame(recorder.rows).iloc[-len(curves) :].reset_index(drop=True)
     curves = pd.concat([curves, credit], axis=1)
-    # Scores of a learned reward model say nothing about gold scores.
+    # Scores are gold scores divided by their standard deviation; those of a learned reward model are not.
     gold_per_score = start.spread if trial.scores == "gold" else math.nan
     curves["gold_per_token"] = curves.pop("score_per_token") * gold_per_score
     curves["seconds"] = round(time.perf_counter() - start_time, 1)
@@ -72,18 +78,46 @@ def make_config(
     starts: Starts,
     output: Path,
 ) -> PPOConfig:
-    """The settings of a run."""
-    start = starts.sft(task, trial.seed)
-    prompts = BATCH // int(trial.flags.get("samples_per_prompt", 1))
-    flags: dict[str, object] = {
-        "actor_model_name_or_path": start.sft,
+    """Configuration of step 3 for a trial.
+
+    Args:
+        trial: the settings of the run.
+        task: its task.
+        starts: starting models, which are made when they do not exist yet.
+        output: the run's output folder.
+    """
+    flags = _common_flags(trial, task, starts.sft(task, trial.seed).sft, output)
+    flags |= _score_flags(trial, task, starts)
+    if trial.condition != "product":
+        flags["termination_condition"] = f"{HERE / 'variants.py'}:{trial.condition}"
+    flags |= trial.flags
+
+    # One pass over as many prompts as the updates need.
+    num_prompts = trial.updates * int(str(flags["per_device_generation_batch_size"]))
+    flags["data_path"] = [starts.prompts(task, trial.seed, num_prompts)]
+    return PPOConfig(**flags)
+
+
+def _common_flags(
+    trial: Trial,
+    task: LearningTask,
+    sft: str,
+    output: Path,
+) -> dict[str, object]:
+    """Flags that do not depend on the compared setting, but for the number of prompts.
+
+    A rollout always has BATCH responses, so that its number of prompts follows from the responses per prompt.
+    """
+    prompts_per_rollout = BATCH // int(trial.flags.get("samples_per_prompt", 1))
+    return {
+        "actor_model_name_or_path": sft,
         "metric_function": f"{HERE / 'tasks.py'}:{task.kind}",
         "output_dir": str(output),
         "overwrite_output_dir": True,
         "data_split": "0,0,1",
         "num_train_epochs": 1,
         "eval_interval": 0,
-        "per_device_generation_batch_size": prompts,
+        "per_device_generation_batch_size": prompts_per_rollout,
         "per_device_training_batch_size": BATCH,
         "max_prompt_seq_len": task.max_prompt,
         "max_answer_seq_len": task.length,
@@ -98,7 +132,15 @@ def make_config(
         "dtype": "fp32",
     }
 
-    # Scores, and what the critic starts from.
+
+def _score_flags(
+    trial: Trial,
+    task: LearningTask,
+    starts: Starts,
+) -> dict[str, object]:
+    """Flags of the source of scores, and of the model that the critic starts from."""
+    start = starts.sft(task, trial.seed)
+    flags: dict[str, object] = {}
     if trial.scores == "gold":
         flags["reward_function"] = [f"{start.reward_function}:score"]
     else:
@@ -106,51 +148,48 @@ def make_config(
         flags["critic_model_name_or_path"] = start.sft
     if trial.critic != "fresh":
         flags["critic_model_name_or_path"] = starts.scalar(trial.critic, task, trial.seed)
-    if trial.condition != "product":
-        flags["termination_condition"] = f"{HERE / 'variants.py'}:{trial.condition}"
-
-    flags |= trial.flags
-    rows = trial.updates * int(str(flags["per_device_generation_batch_size"]))
-    flags["data_path"] = [starts.prompts(task, trial.seed, rows)]
-    return PPOConfig(**flags)
+    return flags
 
 
 def read_curves(output: Path, gold: str) -> pd.DataFrame:
-    """Metrics of a run's rollouts under the names of CURVES; NaN for those that a run does not have."""
+    """Metrics of a run's rollouts, one row each.
+
+    Args:
+        output: the run's output folder.
+        gold: name of the metric with the gold score.
+
+    Returns:
+        Columns update, gold, and those of CURVES, NaN for metrics that the run does not have.
+    """
     rows: list[dict[str, float]] = []
     with open(output / "metrics.jsonl", encoding="utf-8") as lines:
         for line in lines:
             metrics = json.loads(line)
-            if gold in metrics:
-                row = {}
-                for name, metric in CURVES.items():
-                    row[name] = metrics.get(metric, math.nan)
-                rows.append(
-                    {
-                        "update": len(rows) + 1,
-                        "gold": metrics[gold],
-                        **row,
-                    }
-                )
+            if gold not in metrics:
+                continue
+            row = {"update": len(rows) + 1, "gold": metrics[gold]}
+            for name, metric in CURVES.items():
+                row[name] = metrics.get(metric, math.nan)
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
 @contextmanager
 def recorded_credit(trial: Trial, config: PPOConfig) -> Iterator[CreditRecorder]:
-    """Makes the run use the trial's estimator, and records what the curves show of its batches."""
+    """Context in which the run uses the trial's estimator of advantages, which also records numbers for the curves."""
     name = config.advantages.advantage_estimator
-    product = ESTIMATORS[name]
-    recorder = CreditRecorder(VARIANTS.get(trial.estimator, product))
+    package_estimator = ESTIMATORS[name]
+    recorder = CreditRecorder(VARIANTS.get(trial.estimator, package_estimator))
     ESTIMATORS[name] = recorder
     try:
         yield recorder
     finally:
-        ESTIMATORS[name] = product
+        ESTIMATORS[name] = package_estimator
 
 
 @dataclass
 class CreditRecorder:
-    """An estimator that records a row of numbers about every batch."""
+    """An estimator of advantages that records a row of numbers about every batch."""
 
     estimator: Estimator
     rows: list[dict[str, float]] = field(default_factory=list)
@@ -161,7 +200,7 @@ class CreditRecorder:
         macro: MacroActions,
         settings: EstimatorSettings,
     ) -> PPOBatch:
-        """Advantages and returns."""
+        """Estimates advantages and returns, and records a row."""
         batch = self.estimator(trajectory, macro, settings)
         row = {
             "advantage_rms": _rms(batch.advantages, batch.response_mask),
@@ -177,17 +216,17 @@ class CreditRecorder:
 
 
 def score_per_token(trajectory: Trajectory) -> float:
-    """How much the score rises with a token of length: the slope of a regression over the batch."""
+    """Slope of the score over the response length in tokens, by linear regression over the batch."""
     lengths = trajectory.response_mask.sum(1).float()
-    distances = lengths - lengths.mean()
-    # Lengths are whole numbers: if they differ, the sum of squares is at least 0.5.
-    squares = distances.square().sum().clamp(min=0.5)
-    slope = (distances * trajectory.scores).sum() / squares
+    deviations = lengths - lengths.mean()
+    # Lengths are integers, so the sum of squares is at least 0.5 unless all are equal; then the slope is 0.
+    squares = deviations.square().sum().clamp(min=0.5)
+    slope = (deviations * trajectory.scores).sum() / squares
     return float(slope)
 
 
 def explained_variance_middle(batch: PPOBatch) -> float:
-    """The share of the variance of later rewards that the critic explains in the middle of each response."""
+    """Share of the variance of rewards after the middle of each response that the critic's values there explain."""
     mask = batch.response_mask
     middle = (mask.sum(1) // 2)[:, None]
     is_later = torch.arange(mask.shape[1]) >= middle
@@ -197,4 +236,5 @@ def explained_variance_middle(batch: PPOBatch) -> float:
 
 
 def _rms(x: Tensor, mask: Tensor) -> float:
+    """Root mean square of the numbers under a mask."""
     return float(x[mask].square().mean().sqrt())

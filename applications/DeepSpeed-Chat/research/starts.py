@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runs of a task and seed start from, made once: prompts, an SFT model, a critic and a reward model."""
+"""Starting points that the runs of a task and seed share: prompts, an SFT model, a critic and a reward model."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from trials import Group, Value
 
 Numbers = npt.NDArray[np.float64]
 NONE = "–"
-DASHES = ("--", "-.", ":")  # lines of settings that are not token PPO
+DASHES = ("--", "-.", ":")  # lines of settings that are not token-level PPO
 SMOOTHED = ("gold", "kl", "length", "lambda_eff", "advantage_rms", "return_rms", "explained_variance_middle")
 
 
@@ -205,7 +205,7 @@ def number_text(number: float, digits: int = 2) -> str:
 
 
 def kl_table(group: Group, runs: pd.DataFrame) -> str:
-    """The gold score at equal KL, and its difference from the best token PPO of the group on the same seeds."""
+    """The gold score at equal KL, and its difference from the best token-level PPO of the group on the same seeds."""
     table = pd.DataFrame({"": list(runs["setting"].unique())}).set_index("", drop=False)
     differences = {}
     for level in group.kl_levels:
@@ -222,7 +222,7 @@ def kl_table(group: Group, runs: pd.DataFrame) -> str:
 
 
 def best_token_ppo(group: Group, gold: pd.DataFrame) -> str | None:
-    """The token PPO that most seeds bring to a KL and, among these, the one with the highest mean gold score.
+    """The token-level PPO that most seeds bring to a KL and, among these, the one with the highest mean gold score.
 
     `gold` has a row for each seed and a column for each setting.
     """

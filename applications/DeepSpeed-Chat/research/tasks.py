@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tasks whose data is made in code, with their gold functions.
 
-`style` wants complaints in the first half of a response and praise in the second; `opener` wants a good first word,
-whatever follows. A word is a token of both, and EOS is never trained, so that responses have the full length.
-`reviews` is the quickstart's corpus, and `programs` (`function_task`) wants functions that return what the prompt asks
-for; responses of both end with EOS.
+`style` rewards complaints in the first half of a response and praise in the second; `opener` rewards a good first
+word, whatever follows. In both, a word is a token, and EOS is never trained, so that responses have the full length.
+`reviews` is the quickstart's corpus, and `programs` (`function_task`) rewards functions that return what the prompt
+asks for; responses of both end with EOS.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from function_task import make_prompt_and_response, programs
 Text = dict[str, str]  # a row of data: prompt, chosen and, for a pair, rejected
 SPECIALS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
 MARK = ":"  # ends a prompt
-CLASS_SIZE = 16  # complaints, praises, openers
+CLASS_SIZE = 16  # number of complaints, of praises, and of openers
 COMPLAINTS = synthetic.COMPLAINTS[:CLASS_SIZE]
 PRAISES = synthetic.PRAISES[:CLASS_SIZE]
 _FUNCTION_WORDS = "the a it was felt looked seemed and but . , my i found near with of is to in on for that we all so"
@@ -40,16 +40,16 @@ NEUTRALS = (
     *synthetic.PLACES,
     *synthetic.NEUTRALS,
 )
-OPENERS = NEUTRALS[-CLASS_SIZE:]  # from the worst to the best
+OPENERS = NEUTRALS[-CLASS_SIZE:]  # in the order of their score, the worst first
 CLASS_RATE = 0.2  # share of complaints, and of praises, in a demonstration of `style`
-FOLLOW_RATE = 0.5  # how often a neutral word is one of the few that tend to follow the word before it
+FOLLOW_RATE = 0.5  # probability that a neutral word is one of the FOLLOWERS of the word before it
 FOLLOWERS = 8
-PROMPT_WORDS = 3  # with the mark
+PROMPT_WORDS = 3  # including the mark
 
 
 @dataclass(frozen=True)
 class LearningTask:
-    """What a policy learns.
+    """A task that a policy learns.
 
     Attributes:
         kind: style, opener, reviews or programs; also the name of its gold function.
@@ -226,7 +226,7 @@ def standardized_scores(
     rows: Sequence[object],
     segments: Sequence[Sequence[str]] | None = None,
 ) -> list[float] | list[list[float]]:
-    """Gold scores in standard deviations (`spread`) from a mean; the last macro action bears the mean."""
+    """Gold scores in standard deviations (`spread`) from a mean; the mean is subtracted from the last macro action."""
     gold = GOLD_FUNCTIONS[kind]
     if segments is None:
         scores = torch.as_tensor(gold(prompts, responses, rows), dtype=torch.float64)

@@ -26,8 +26,8 @@ class Trial:
     critic: str = "fresh"  # it starts as the SFT model with a zero head, `regressed`, or from the `reward` model
     scores: str = "gold"  # gold scores, or those of the `reward` model
     critic_rate: float = 1e-3  # its learning rate
-    estimator: str = "product"  # an estimator of `variants`, or that of --advantage_estimator
-    condition: str = "product"  # a termination condition of `variants`, or that of --termination_condition
+    estimator: str = "product"  # an estimator of `variants`; product: that of --advantage_estimator
+    condition: str = "product"  # a condition of `variants`; product: that of --termination_condition
     updates: int = 100  # rollouts; each is one optimizer update unless flags say otherwise
     flags: Mapping[str, Value] = field(default_factory=dict)  # flags of step 3 by name
 

@@ -35,7 +35,7 @@ SETTINGS = {name: flags for name, (_, flags) in RUNS.items()} | {
     "PPO (token), λ = .99": ["--ngram", "1", "--lam", "0.99"]
 }
 ONE_CORE = {**NATIVE, "NUM_GPUS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-DIGITS = 5  # of the numbers in the results file
+DIGITS = 5  # digits of the numbers in the results file
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TurnRun:
         return folder / self.game / f"seed-{self.seed}"
 
     def output(self, folder: Path) -> Path:
-        """Its output folder."""
+        """Output folder of the run."""
         return self.start(folder) / f"run-{list(SETTINGS).index(self.setting)}"
 
 

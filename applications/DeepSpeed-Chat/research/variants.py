@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimators and termination conditions that the package does not have, composed from its pure functions.
 
-Estimators have the signature of those in `macro_actions.estimators`; token PPO is GAE with macro actions of one token.
-The conditions are user functions of --termination_condition.
+Estimators have the signature of those in `macro_actions.estimators`; token-level PPO is GAE with macro actions of one
+token. The conditions are user functions for --termination_condition.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def reward_only(trajectory: Trajectory, macro: MacroActions, settings: Estimator
 
 
 def ratio_only(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
-    """Advantages and returns of token PPO; the macro actions are left to --policy_ratio."""
+    """Advantages and returns of token-level PPO; the macro actions are left to --policy_ratio."""
     return replace(_token_ppo(trajectory, settings), macro=macro)
 
 

@@ -216,7 +216,7 @@ def parsing(
         cutoff: in tokens, at least 3.
         parser: ``benepar``, ``chunker``, or ``tree-sitter`` for programs.
         model: model of the parser, where it has several.
-        end_ids: ids that end a response, beside the tokenizer's special ones.
+        end_ids: ids that end a response, in addition to the tokenizer's special ids.
 
     Returns:
         ends, shape ``(B, R)``, bool.
@@ -383,7 +383,7 @@ def _ends_after(lengths: Tensor, mask: Tensor) -> Tensor:
     last = lengths.cumsum(1).clamp(max=width + 1)  # column R + 1 collects all that reach beyond the row
     is_last = torch.zeros(num_rows, width + 2, dtype=torch.bool, device=mask.device)
     is_last.scatter_(1, last, torch.ones_like(last, dtype=torch.bool))
-    number = mask.cumsum(1)  # of the token among the row's response tokens, from 1
+    number = mask.cumsum(1)  # number of the token among the row's response tokens, from 1
     return (mask & is_last.gather(1, number)) | last_true(mask)
 
 

@@ -226,7 +226,7 @@ class ParsingCondition:
             tokenizer: the policy's.
             backend: the parser.
             cutoff: C, in tokens.
-            end_ids: ids that end a response, beside the tokenizer's special ones.
+            end_ids: ids that end a response, in addition to the tokenizer's special ids.
         """
         self.backend = backend
         self._cutoff = cutoff

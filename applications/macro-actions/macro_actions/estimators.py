@@ -132,7 +132,7 @@ def with_mean_baseline(
 ) -> PPOBatch:
     """The batch with advantages Â_τ = Σ_{τ' ≥ τ} γ^(τ' − τ) R_τ' − mean_return, which do not depend on the critic.
 
-    EVPO (Pan et al. 2026) takes these in the place of GAE's where the critic explains none of the variance of the
+    EVPO (Pan et al. 2026) takes these in the place of GAE's if the critic explains none of the variance of the
     returns: as a baseline, the critic then adds variance, and the mean return of the batch adds none. The critic's
     own returns stay those of GAE.
 

@@ -168,7 +168,7 @@ def chunk_positions(vocab_size: int, device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """What the gradient of one chunk of n positions is computed from.
+    """Tensors from which the gradient of a chunk of n positions is computed.
 
     Attributes:
         states: shape ``(n, H)``, the leaf at which the head's graph begins.
@@ -270,7 +270,7 @@ def _chunk_gradients(
         targets: shape ``(n,)``.
         grad: shape ``(n,)``, gradient of the log-probabilities, divided by the temperature.
         head: from states to logits.
-        parameters: those of the head that are trained.
+        parameters: parameters of the head that are trained.
 
     Returns:
         Shape ``(n, H)``, or ``None`` if the states need no gradient; one gradient per parameter.

@@ -16,7 +16,7 @@ from macro_actions.types import Rollout
 
 @dataclass(frozen=True)
 class PairBatch:
-    """What REFUEL's regression trains on.
+    """A batch of pairs that REFUEL's regression trains on.
 
     Attributes:
         rollout: 2N rows: the state of a dialogue's turn as the prompt, the reply as the response.

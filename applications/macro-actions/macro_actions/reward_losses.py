@@ -73,7 +73,7 @@ def reward_loss(
     other_ends = _last_positions(pairs.other_mask)
     first, differ = first_difference(pairs)
 
-    # Scores that are reported.
+    # Reported scores.
     end_scores = _at(chosen, ends)
     other_end_scores = _at(rejected, other_ends)
     scores = end_scores
@@ -82,7 +82,7 @@ def reward_loss(
         scores = _at(chosen, (ends - 1).clamp(min=0))
         other_scores = _at(rejected, (other_ends - 1).clamp(min=0))
 
-    # Numbers that are compared.
+    # Cost of the numbers that this loss compares.
     counted = torch.ones_like(differ)
     if kind == "per_sample":
         counted = differ
@@ -96,6 +96,7 @@ def reward_loss(
     if centering:
         losses = losses + centering * (scores + other_scores).square()
 
+    # Denominator of the loss and of all statistics.
     if num_pairs is None:
         total = counted.sum()
     else:

@@ -158,7 +158,7 @@ class ScoreMoments:
         mean: float,
         squares: float,
     ) -> ScoreMoments:
-        """Moments of these scores and those of a batch, whose moments are given like the attributes."""
+        """Moments of these scores together with a batch of scores, which is given by its moments."""
         total = self.count + count
         if total == 0:
             return self
@@ -194,7 +194,7 @@ class FixedKL:
         kl: float,
         num_samples: int,
     ) -> FixedKL:
-        """This controller: the measured KL has no effect."""
+        """The controller itself, since the measured KL has no effect."""
         return self
 
 

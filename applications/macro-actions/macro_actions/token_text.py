@@ -110,7 +110,7 @@ def texts_of_macro_actions(
         decode: ids → text.
         response: the decoded response.
         ids: its ids.
-        lengths: of the macro actions, in tokens.
+        lengths: lengths of the macro actions, in tokens.
 
     Returns:
         One text per macro action; joined they are the response.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one PPO iteration produces, stage by stage: Rollout (sampled), Trajectory (scored), PPOBatch (with advantages).
+"""The data of a PPO iteration by stage: Rollout (sampled), Trajectory (scored), PPOBatch (with advantages).
 
 Each object holds the one of the stage before; none is modified afterwards. B rows, P prompt positions, R response
 positions, M macro actions.
@@ -173,7 +173,7 @@ class MacroActions:
 
 @dataclass(frozen=True)
 class PPOBatch:
-    """What the losses train on. Tensors have shape (B, R) and do not depend on macro actions any more.
+    """The batch that the losses train on. Tensors have shape (B, R), one number per token.
 
     Attributes:
         trajectory: the scored rollout.

@@ -72,7 +72,7 @@ def test_the_means_of_a_file_by_hand(file):
     whole = found[0.5, 4]
     assert whole.expected == whole.first and whole.first.value == 5.0
     assert (whole.first.low, whole.first.high) == pytest.approx((5 - 12.7062, 5 + 12.7062), abs=1e-4)
-    assert (whole.draws, whole.prompts, found[0.0, 1].draws) == (4, 2, 1)
+    assert (whole.responses, whole.prompts, found[0.0, 1].responses) == (4, 2, 1)
 
 
 def test_a_report_on_several_models(file, tmp_path):

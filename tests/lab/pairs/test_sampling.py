@@ -13,7 +13,7 @@ from dschat.base.errors import UserError
 from dschat.lab import sampling
 from dschat.lab.options import SampleOptions
 from dschat.lab.responses import Response, read_pairs
-from dschat.lab.sampling import group_of, sample_responses
+from dschat.lab.sampling import choose_rows, group_of
 from fake_judge import EVALUATION
 
 SCRIPT = EVALUATION / "tools" / "sample_from_dataset.py"
@@ -86,7 +86,7 @@ def test_small_groups_count_as_much_as_large_ones():
     """
     sizes = {"large": 1000} | {f"sub{i}": 5 for i in range(19)}
     given = responses(rows(sizes))
-    found = [response.prompt for seed in range(40) for response in sample_responses(given, "summarize", 50, seed)]
+    found = [response.prompt for seed in range(40) for response in choose_rows(given, "summarize", 50, seed)]
     drawn = [group_of(prompt) for prompt in found].count("r/large")
     assert 70 < drawn < 130  # 7 per cent is the standard deviation of a share of 200 fair draws
 
@@ -130,7 +130,7 @@ def test_the_seed_decides(tmp_path):
 def test_uniform():
     """Every one of 20 prompts is among 5 drawn in a quarter of 400 seeds: 100, with a standard deviation of 9."""
     given = responses([{"prompt": post("x", i), "response": "r"} for i in range(20)])
-    counts = Counter(response.prompt for seed in range(400) for response in sample_responses(given, "webgpt", 5, seed))
+    counts = Counter(response.prompt for seed in range(400) for response in choose_rows(given, "webgpt", 5, seed))
     assert len(counts) == 20 and 60 < min(counts.values()) and max(counts.values()) < 140
 
 

@@ -161,10 +161,10 @@ def test_a_hub_that_cannot_be_reached_leaves_the_data_set_here(models, tmp_path,
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     flags = {"output_repo": "somebody/dialogues", "num_turns": 1, "num_data": 2}
-    with pytest.raises(UserError, match="--output_repo somebody/dialogues: the data set is finished, in .*/work"):
+    with pytest.raises(UserError, match="--output_repo somebody/dialogues: the data set is complete in .*/work"):
         run_generate(options(models, tmp_path, **flags))
     assert len(read_jsonl(tmp_path / "work" / "train.jsonl")) == 2
-    with pytest.raises(UserError, match="same command again: it only pushes"):
+    with pytest.raises(UserError, match="same command again, which then only uploads"):
         run_generate(options(models, tmp_path, **flags))
 
 

@@ -6,8 +6,8 @@ from pyarrow import parquet
 
 from cli_runs import write_jsonl
 from dschat.base.errors import UserError
-from dschat.data.dialogue_pairs import load_regression_data
 from dschat.data.sources import is_folder, open_data
+from dschat.data.token_pairs import load_regression_data
 from dschat.lab.refuel.options import MaskOptions
 from dschat.lab.refuel.pairs import held_out_rows, run_masks
 from refuel_cases import row

@@ -242,7 +242,7 @@ def test_reward_model_judges_two_files_of_responses(tmp_path):
     assert reward["difference"].error == pytest.approx((2.1875 / 12) ** 0.5)
     (section,) = sections_of(*files, reward_margin=0.5)
     assert section.raters[0].rates.tally == Tally(1, 2, 1)
-    assert "no more than 0.5 is a tie" in build_evaluation_report(files, tmp_path, 0.5).text()
+    assert "at most 0.5 is a tie" in build_evaluation_report(files, tmp_path, 0.5).text()
 
 
 @pytest.mark.parametrize("turn", [False, True])
@@ -415,7 +415,7 @@ def test_what_cannot_be_reported_is_named(tmp_path):
     other = write_jsonl(tmp_path / "x.jsonl", [{"text": "t"}])
     (tmp_path / "taken").write_text("")
     for files, place, margin, words in (
-        ([a, bare], "out", 0, r"bare\.jsonl:1: no reward to compare by"),
+        ([a, bare], "out", 0, r"bare\.jsonl:1: the row has no reward to compare"),
         ([other], "out", 0, r"x\.jsonl:1: neither a verdict .* nor a response .* columns are 'text'"),
         ([], "out", 0, "at least one file"),
         ([a, b], "out", -1, "--reward_margin -1"),

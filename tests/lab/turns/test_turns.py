@@ -132,11 +132,11 @@ GOOD = [say("user", "q"), say("assistant", "r")]
     [
         ("1", GOOD, None, "column 'number' must hold the dialogue's number, not '1'"),
         (None, GOOD, None, "column 'number' must hold the dialogue's number, not None"),
-        (0, GOOD, None, r"number 0 is that of .*a\.jsonl:1"),
+        (0, GOOD, None, r"number 0 occurs twice .*a\.jsonl:1"),
         (1, "q", None, "a dialogue must be a list of messages with role and content, not text"),
-        (1, ["q"], None, "message 1 is of None"),
-        (1, [*GOOD, say("assistant", "again")], None, "message 3 is of 'assistant' where 'user' is next"),
-        (1, [say("system", "s"), *GOOD], None, "message 1 is of 'system' .*alternate"),
+        (1, ["q"], None, "message 1 has the role None"),
+        (1, [*GOOD, say("assistant", "again")], None, "message 3 has the role 'assistant' instead of 'user'"),
+        (1, [say("system", "s"), *GOOD], None, "message 1 has the role 'system' .*alternate"),
         (1, [*GOOD, say("user", "x")], None, "the last message, 3, is the user's"),
         (1, [*GOOD, say("user", " \n"), say("assistant", "x")], None, r"message 3 \(user\) is empty"),
         (1, GOOD, [1, 2], "column 'scores' must be a list of 1 numbers"),
@@ -193,7 +193,7 @@ def test_the_scripts(files, tmp_path):
         return run_command([sys.executable, ROOT / "evaluation" / script, *words], cwd=tmp_path).expect(0).stdout
 
     names = ["--model_a", files[0], "--model_name_b", files[1], "--by_scores", "--output", "o.jsonl"]
-    assert "o.jsonl and beside it o.md, .json and .png" in printed("winrate_by_turn.py", *names)
+    assert "o.jsonl, and in the same folder o.md, .json and .png" in printed("winrate_by_turn.py", *names)
     assert "| a against b, scores" in printed("report.py", "o.jsonl", "--output", "report")
     assert (tmp_path / "report" / "report.png").read_bytes() == (tmp_path / "o.png").read_bytes()
     assert turns_report([tmp_path / "o.jsonl"] * 2, tmp_path / "twice").count("a against b") == 4

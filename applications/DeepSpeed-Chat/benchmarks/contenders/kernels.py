@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a profiler's trace: how long a GPU spends on which kind of kernel, and how long it waits.
 
-The trace is the compressed JSON of `torch.profiler.profile.export_chrome_trace`. A kernel belongs to the part of the
-program that launched it, and its group follows from the ranges around its launch, then from its name. Time between two
-kernels counts as idle time of the part that the second one belongs to. Parts and groups together make up the whole
-time.
+The trace is the compressed JSON of `torch.profiler.profile.export_chrome_trace`. The program is annotated with
+*parts*, such as scoring and training; a kernel belongs to the part that launched it. Its *group*, such as matrix
+products or attention, follows from the profiler's ranges around its launch, then from its name. The time between two
+kernels counts as idle time of the part of the second one. Together, parts and groups make up the whole time.
 
-Without a GPU, operators that call no others stand in for kernels, matrix products and attention whatever they call;
-what runs outside of them counts as idle.
+Without a GPU, operators stand in for kernels: those that call no other operator, and matrix products and attention,
+whatever they call. Time outside of them counts as idle.
 """
 
 import gzip
@@ -21,11 +21,11 @@ from functools import cache
 from pathlib import Path
 from typing import TypedDict
 
-PART = "part: "  # how the annotations of parts begin
-HEAD_RANGE = "output head"  # annotation around the head and its passes over logits
+PART = "part: "  # prefix of the annotations of parts
+HEAD_RANGE = "output head"  # annotation around the output head and its passes over logits
 REST = "rest"  # the part of kernels that were launched outside of all parts
 OPTIMISER_PART = "optimiser step"
-NODE = "autograd::engine::evaluate_function"  # a range of the backward pass
+NODE = "autograd::engine::evaluate_function"  # prefix of the ranges of the backward pass, one per graph node
 MATRICES = "matrices"
 ATTENTION = "attention"
 HEAD = "head"
@@ -39,12 +39,12 @@ MATRIX_KERNEL = re.compile(r"gemm|gemv|nvjet|cutlass|cublas|xmma|splitk|triton_t
 DEVICE_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
 LAUNCH_CATEGORIES = {"cuda_runtime", "cuda_driver"}
 HOST_CATEGORIES = {"cpu_op", "user_annotation"} | LAUNCH_CATEGORIES
-LARGEST = 10  # kernels that are named
-NAME_LENGTH = 60  # characters of their names
+LARGEST = 10  # kernels that a row names
+NAME_LENGTH = 60  # maximum characters of their names
 
 
 class Event(TypedDict):
-    """An event with a duration, as Chrome's trace format has it. Times are microseconds."""
+    """An event with a duration in Chrome's trace format. Times are in microseconds."""
 
     cat: str
     name: str
@@ -56,10 +56,19 @@ class Event(TypedDict):
 
 @dataclass(frozen=True)
 class Launch:
-    """What the host did when it launched a kernel."""
+    """A kernel's launch by the host."""
 
     time: float  # microseconds
-    ranges: tuple[str, ...]  # the part's label, then the ranges around it in its thread, outermost first
+    ranges: tuple[str, ...]  # label of the part, then the ranges around the launch in its thread, outermost first
+
+
+@dataclass(frozen=True)
+class PartRange:
+    """One occurrence of an annotated part."""
+
+    start: float  # microseconds
+    end: float
+    label: str  # name of the part, #, and the number of this occurrence from 1
 
 
 @dataclass(frozen=True)
@@ -71,122 +80,140 @@ class Kernel:
     end: float
     group: str
     part: str
-    passage: int = 0  # which of the annotations of its part; 0 outside of all parts
+    occurrence: int = 0  # number of the part's occurrence from 1; 0 outside of all parts
 
 
 @dataclass
 class PartTimes:
     """Where the time of one part of the program went."""
 
-    passages: int  # how often the part was run
-    microseconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(GROUPS, 0.0))
-    by_name: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    kernels: int = 0
+    occurrences: int  # how often the part ran
+    microseconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(GROUPS, 0.0))  # by group
+    by_name: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # microseconds by kernel name
+    kernels: int = 0  # number of kernels
 
     def row(self) -> dict[str, float | str]:
-        """Milliseconds of one passage by group, the kernels launched in it, and the names that take most time."""
-        per_passage = 1e3 * self.passages
-        row: dict[str, float | str] = {"passes": str(self.passages)}
-        row["ms"] = sum(self.microseconds.values()) / per_passage
-        row |= {f"{group}_ms": self.microseconds[group] / per_passage for group in GROUPS}
-        row["kernels"] = self.kernels / self.passages
+        """Means over the occurrences: milliseconds by group, number of kernels, and the kernels with most time."""
+        divisor = 1e3 * self.occurrences  # from microseconds of all occurrences to milliseconds of one
+        row: dict[str, float | str] = {"passes": str(self.occurrences)}
+        row["ms"] = sum(self.microseconds.values()) / divisor
+        for group in GROUPS:
+            row[f"{group}_ms"] = self.microseconds[group] / divisor
+        row["kernels"] = self.kernels / self.occurrences
         largest = sorted(self.by_name, key=self.by_name.__getitem__, reverse=True)[:LARGEST]
-        names = [f"{name[:NAME_LENGTH]} {self.by_name[name] / per_passage:.3g}" for name in largest]
+        names = [f"{name[:NAME_LENGTH]} {self.by_name[name] / divisor:.3g}" for name in largest]
         row["largest_ms"] = "; ".join(names).replace("|", "/")
         return row
 
 
 def read_kernels(trace: Path) -> list[Kernel]:
-    """The kernels of a trace in the order in which they began."""
+    """Kernels of a trace in the order in which they began."""
     content = json.loads(gzip.decompress(trace.read_bytes()))
     events: list[Event] = [event for event in content["traceEvents"] if event.get("ph") == "X"]
     host_events = [event for event in events if event.get("cat") in HOST_CATEGORIES]
     device_events = [event for event in events if event.get("cat") in DEVICE_CATEGORIES]
-    launches, operators = launches_of(host_events)
-    if not device_events:
-        kernels = [kernel_of(event, launch) for event, launch in operators]
-    else:
+    launches, operators = find_launches(host_events)
+    kernels = []
+    if device_events:
         unknown = Launch(-1.0, (f"{REST}#0",))
-        kernels = []
         for event in device_events:
-            kernels.append(kernel_of(event, launches.get(event["args"].get("correlation"), unknown)))
+            launch = launches.get(event["args"].get("correlation"), unknown)
+            kernels.append(kernel_of(event, launch))
+    else:
+        for event, launch in operators:
+            kernels.append(kernel_of(event, launch))
     return sorted(kernels, key=lambda kernel: kernel.start)
 
 
-def launches_of(events: Sequence[Event]) -> tuple[dict[object, Launch], list[tuple[Event, Launch]]]:
-    """Launches of kernels by their correlation number, and operators in place of kernels.
+def find_launches(events: Sequence[Event]) -> tuple[dict[object, Launch], list[tuple[Event, Launch]]]:
+    """Launches of kernels, and operators that stand in for kernels.
 
-    Ranges of one thread are nested. Parts are annotated in the main thread and hold for the threads of autograd, too:
-    the part that runs at a launch's time comes first among its ranges.
+    Parts are annotated in the main thread, but hold for the threads of autograd, too.
+
+    Args:
+        events: events of the host, in any order.
+
+    Returns:
+        Launches by correlation number; operators with the ranges around them.
     """
     parts = part_ranges(events)
-    starts = [start for start, _, _ in parts]
     by_thread: dict[object, list[Event]] = defaultdict(list)
     for event in events:
         by_thread[event["tid"]].append(event)
+
     launches: dict[object, Launch] = {}
-    leaves: list[tuple[Event, Launch]] = []
+    operators: list[tuple[Event, Launch]] = []
     for thread_events in by_thread.values():
-        thread_events.sort(key=lambda event: (event["ts"], -event["dur"]))
-        open_events: list[Event] = []
-        calls_none: dict[int, tuple[Event, Launch]] = {}
-        for event in thread_events:
-            while open_events and open_events[-1]["ts"] + open_events[-1]["dur"] <= event["ts"]:
-                open_events.pop()
-            part = part_at(event["ts"], parts, starts)
-            launch = Launch(
-                event["ts"],
-                (part, *(outer["name"] for outer in open_events)),
-            )
-            if event["cat"] in LAUNCH_CATEGORIES:
-                launches[event["args"].get("correlation")] = launch
-                continue
-            if any(is_whole(outer["name"]) for outer in open_events if outer["cat"] == "cpu_op"):
-                continue
-            if open_events:
-                calls_none.pop(id(open_events[-1]), None)
+        thread_launches, thread_operators = _launches_of_thread(thread_events, parts)
+        launches |= thread_launches
+        operators += thread_operators
+    return launches, operators
+
+
+def _launches_of_thread(
+    events: Sequence[Event],
+    parts: Sequence[PartRange],
+) -> tuple[dict[object, Launch], list[tuple[Event, Launch]]]:
+    """Launches and operators of one thread, whose ranges are nested; see `find_launches`."""
+    launches: dict[object, Launch] = {}
+    operators: dict[int, tuple[Event, Launch]] = {}  # id of the event → operator that has called no other so far
+    enclosing: list[Event] = []  # ranges around the current event, outermost first
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+        while enclosing and enclosing[-1]["ts"] + enclosing[-1]["dur"] <= event["ts"]:
+            enclosing.pop()
+        names = [outer["name"] for outer in enclosing]
+        launch = Launch(event["ts"], (part_at(event["ts"], parts), *names))
+
+        if event["cat"] in LAUNCH_CATEGORIES:
+            launches[event["args"].get("correlation")] = launch
+        elif not _is_inside_whole(enclosing):
+            if enclosing:
+                operators.pop(id(enclosing[-1]), None)  # it calls this event
             if event["cat"] == "cpu_op":
-                calls_none[id(event)] = (event, launch)
-            open_events.append(event)
-        leaves += calls_none.values()
-    return launches, leaves
+                operators[id(event)] = (event, launch)
+            enclosing.append(event)
+    return launches, list(operators.values())
+
+
+def _is_inside_whole(enclosing: Sequence[Event]) -> bool:
+    """Whether one of the ranges is an operator that stands for those that it calls."""
+    return any(outer["cat"] == "cpu_op" and is_whole(outer["name"]) for outer in enclosing)
 
 
 @cache
 def is_whole(operator: str) -> bool:
-    """Whether an operator stands for the small ones that it calls: a matrix product or attention."""
+    """Whether an operator stands for the operators that it calls: a matrix product or attention."""
     is_product = MATRIX_KERNEL.search(operator) or ATTENTION_KERNEL.search(operator)
     return bool(is_product) and not operator.startswith(NODE)
 
 
-def part_ranges(events: Sequence[Event]) -> list[tuple[float, float, str]]:
-    """Start, end and label of each annotated part in order; a label is the part's name and its number."""
+def part_ranges(events: Sequence[Event]) -> list[PartRange]:
+    """Occurrences of all annotated parts in the order of time."""
+    annotations = []
+    for event in events:
+        if event["cat"] == "user_annotation" and event["name"].startswith(PART):
+            annotations.append(event)
     ranges = []
     counts: dict[str, int] = defaultdict(int)
-    annotations = [event for event in events if event["cat"] == "user_annotation" and event["name"].startswith(PART)]
     for event in sorted(annotations, key=lambda event: event["ts"]):
         name = event["name"].removeprefix(PART)
         counts[name] += 1
-        ranges.append((event["ts"], event["ts"] + event["dur"], f"{name}#{counts[name]}"))
+        ranges.append(PartRange(event["ts"], event["ts"] + event["dur"], f"{name}#{counts[name]}"))
     return ranges
 
 
-def part_at(
-    time: float,
-    parts: Sequence[tuple[float, float, str]],
-    starts: Sequence[float],
-) -> str:
-    """The label of the part at a time; parts do not overlap."""
-    index = bisect_right(starts, time) - 1
-    if index >= 0 and time < parts[index][1]:
-        return parts[index][2]
+def part_at(time: float, parts: Sequence[PartRange]) -> str:
+    """Label of the part that runs at a time; parts do not overlap and are in the order of time."""
+    index = bisect_right(parts, time, key=lambda part: part.start) - 1
+    if index >= 0 and time < parts[index].end:
+        return parts[index].label
     return f"{REST}#0"
 
 
 def kernel_of(event: Event, launch: Launch) -> Kernel:
     """A kernel with its part and its group."""
     label, *ranges = launch.ranges
-    part, _, passage = label.rpartition("#")
+    part, _, occurrence = label.rpartition("#")
     group = group_of(event["name"], part, ranges)
     return Kernel(
         event["name"],
@@ -194,7 +221,7 @@ def kernel_of(event: Event, launch: Launch) -> Kernel:
         event["ts"] + event["dur"],
         group,
         part,
-        int(passage),
+        int(occurrence),
     )
 
 
@@ -203,12 +230,18 @@ def group_of(
     part: str,
     ranges: Sequence[str],
 ) -> str:
-    """The group of a kernel that was launched inside of some ranges."""
+    """Group of a kernel.
+
+    Args:
+        name: the kernel's name.
+        part: name of its part.
+        ranges: ranges around its launch, outermost first.
+    """
     if part == OPTIMISER_PART:
         return OPTIMISER
     if part.endswith("backward"):
-        nodes = [name for name in ranges if name.startswith(NODE)]
-        # Outside of all nodes, the engine copies gradients to where the optimiser reads them.
+        nodes = [outer for outer in ranges if outer.startswith(NODE)]
+        # Outside of all graph nodes, DeepSpeed copies gradients to where the optimiser reads them.
         if not nodes or nodes[0].endswith("AccumulateGrad"):
             return GRADIENTS
         if nodes[0].endswith("_TokenLogprobsBackward"):
@@ -221,17 +254,22 @@ def group_of(
 
 
 def with_decoding_heads(kernels: Sequence[Kernel], part: str) -> list[Kernel]:
-    """Kernels of replayed graphs, which no ranges tell apart.
+    """Kernels of decoding steps with those of the output head in group HEAD.
 
-    The last matrix product of each step and all that follows it belong to the output head.
+    Kernels of replayed CUDA graphs have no ranges around them. The last matrix product of each step, and everything
+    after it, belongs to the output head.
+
+    Args:
+        kernels: kernels in the order in which they began.
+        part: the part whose occurrences are decoding steps.
     """
-    heads: dict[int, float] = {}  # when the head of each step begins
+    head_starts: dict[int, float] = {}  # by occurrence of the part
     for kernel in kernels:
         if kernel.part == part and kernel.group == MATRICES:
-            heads[kernel.passage] = kernel.start
+            head_starts[kernel.occurrence] = kernel.start
     marked = []
     for kernel in kernels:
-        is_head = kernel.part == part and kernel.start >= heads.get(kernel.passage, float("inf"))
+        is_head = kernel.part == part and kernel.start >= head_starts.get(kernel.occurrence, float("inf"))
         marked.append(replace(kernel, group=HEAD) if is_head else kernel)
     return marked
 
@@ -240,19 +278,20 @@ def times_of_parts(kernels: Sequence[Kernel]) -> dict[str, PartTimes]:
     """Where the time of each part went, in the order in which the parts first ran.
 
     Args:
-        kernels: in the order in which they began. Where two run at the same time, the earlier one counts.
+        kernels: kernels in the order in which they began. Time in which two of them run counts for the earlier one.
     """
-    passages: dict[str, set[int]] = defaultdict(set)
+    occurrences: dict[str, set[int]] = defaultdict(set)
     for kernel in kernels:
-        passages[kernel.part].add(kernel.passage)
-    times = {part: PartTimes(len(numbers)) for part, numbers in passages.items()}
-    reached = kernels[0].start if kernels else 0.0
+        occurrences[kernel.part].add(kernel.occurrence)
+    times = {part: PartTimes(len(numbers)) for part, numbers in occurrences.items()}
+
+    counted_until = kernels[0].start if kernels else 0.0
     for kernel in kernels:
         part = times[kernel.part]
-        seconds = max(0.0, kernel.end - max(kernel.start, reached))
-        part.microseconds[IDLE] += max(0.0, kernel.start - reached)
-        part.microseconds[kernel.group] += seconds
-        part.by_name[kernel.name] += seconds
+        microseconds = max(0.0, kernel.end - max(kernel.start, counted_until))
+        part.microseconds[IDLE] += max(0.0, kernel.start - counted_until)
+        part.microseconds[kernel.group] += microseconds
+        part.by_name[kernel.name] += microseconds
         part.kernels += 1
-        reached = max(reached, kernel.end)
+        counted_until = max(counted_until, kernel.end)
     return times

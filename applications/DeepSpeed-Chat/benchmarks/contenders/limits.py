@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device can do in a second, how much of it the phases of step 3 use, and how fast decoding alone is.
+"""Measures the limits of a device, the share of them that the phases of step 3 reach, and the speed of decoding alone.
 
 What the phases must compute and read is counted by `dschat.models.operations`, as in every run.
 """
@@ -29,7 +29,7 @@ from dschat.run.peaks import measure_peaks
 Figures = dict[str, float | str]
 Task = Callable[[], list[Figures]]
 TERA = 1e12
-CPU_BYTES = 2**28  # of memory that a CPU's measurement may count on
+CPU_BYTES = 2**28  # bytes of memory that a CPU's measurement may count on
 
 
 def measure_limits(device: str) -> Peaks:
@@ -54,7 +54,7 @@ def fastest(call: Callable[[], object], repeats: int) -> float:
 
 
 def _now() -> float:
-    """In seconds, when the device has done its work."""
+    """The time in seconds, after the device has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -111,7 +111,7 @@ def decoding_rates(
     first: float,
     limits: Peaks,
 ) -> Figures:
-    """Speed of the steps between, from the seconds of whole responses and of their first tokens."""
+    """Speed of decoding steps, from the seconds of whole responses minus those of their first tokens."""
     step = (whole - first) / (work.response - 1)
     limit = step_limit(work, limits)
     return {
@@ -176,7 +176,7 @@ def attempted(label: Figures, task: Task) -> list[Figures]:
 def drawer(
     decoder: str, model: GemmaForCausalLM, prompts: list[list[int]], report: Callable[[str], None]
 ) -> Callable[[int], object]:
-    """A function that samples responses of so many tokens to all prompts.
+    """Returns a function that samples responses with a given number of tokens to all prompts.
 
     `report` receives how our decoders launched their steps.
     """

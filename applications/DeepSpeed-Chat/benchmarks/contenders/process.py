@@ -78,7 +78,7 @@ class IterationFigures:
 
     cpu_seconds: dict[str, float] = field(default_factory=_sums)  # by phase, and their total
     wall_seconds: dict[str, float] = field(default_factory=_sums)  # by phase, and their total
-    inside_cpu_seconds: dict[str, float] = field(default_factory=_sums)  # of parts of the phases
+    inside_cpu_seconds: dict[str, float] = field(default_factory=_sums)  # seconds of parts of the phases
     counts: dict[str, float] = field(default_factory=_sums)
     peak_mb: float = 0.0
     tokens: float = 0.0  # tokens of all its responses
@@ -106,7 +106,7 @@ def usual(runs: Sequence[IterationFigures]) -> IterationFigures:
 
 
 class Contender:
-    """One contender, which ends with its context; its output goes to standard error."""
+    """A contender's process, which ends with its context; its output goes to standard error."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Contender:
         self._answers()
 
     def iterate(self) -> list[IterationFigures]:
-        """One iteration; the figures of each process."""
+        """Runs one iteration; returns the figures of each process."""
         for _, pipe in self._processes:
             pipe.send(None)
         return self._answers()

@@ -55,7 +55,7 @@ def profile_decoding(
     is_compiled: bool,
     trace: Path,
 ) -> list[Figures]:
-    """Where the time of a decoding step goes that CUDA graphs replay, in the middle of a rollout.
+    """Profiles decoding steps in the middle of a rollout, which CUDA graphs replay: where their time goes.
 
     Args:
         work: its batch is the number of rows.

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work that every contender does: models, tokenizer and prompts as files. Imports transformers but not dschat.
 
-The models are random Gemmas. The actor itself decides how long responses are, so that no contender needs a setting for
-it: one residual channel holds the same number at every position, since no layer writes to it, and the embedding of EOS
-(which is also its row of the output head) reads that channel alone. EOS then has nearly the same probability at every
-position: zero for equal lengths, or the one that gives the requested mean length. The pad token is never sampled.
+The models are random Gemmas. How long responses are is built into the actor, so that no contender needs a setting for
+it. One channel of the residual stream holds the same number at every position, because no layer writes to it. The
+embedding of EOS, which is also its row of the output head, reads that channel alone, so that EOS has nearly the same
+probability at every position: zero if all responses have the full length, or the one that gives the requested mean
+length. The pad token is never sampled.
 """
 
 import json
@@ -25,18 +26,20 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-PAD = 0  # ids
+# Token ids.
+PAD = 0
 EOS = 1
 FIRST_WORD = 2
-CHANNEL = 0  # of the residual stream: the one that no layer writes to
-CONSTANT = 0.1  # what it holds, as the embeddings have it
-NEVER = -8.0  # an embedding that makes a token impossible: a logit of about -40
+
+CHANNEL = 0  # channel of the residual stream that no layer writes to
+CONSTANT = 0.1  # its value, which all embeddings hold there
+NEVER = -8.0  # embedding in that channel which makes a token impossible: a logit of about -40
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Size:
-    """A Gemma, in the words of its config."""
+    """Sizes of a Gemma, named as in its config."""
 
     vocab_size: int
     hidden_size: int
@@ -57,25 +60,25 @@ SIZES = {
 
 @dataclass(frozen=True)
 class IterationWork:
-    """One PPO iteration on the same prompts again and again."""
+    """A PPO iteration, which is repeated on the same prompts."""
 
     size: Size
-    batch: int  # prompts of a rollout
+    batch: int  # prompts per rollout
     micro_batch: int
-    shortest_prompt: int  # tokens; the prompts' lengths lie evenly between the two
+    shortest_prompt: int  # tokens; prompt lengths are evenly spaced between the shortest and the longest
     longest_prompt: int
-    response: int  # tokens at most
+    response: int  # maximum tokens
     mean_response: float | None = None  # tokens; None: every response has the full length
-    updates: int = 1  # optimiser updates of a rollout, each on an equal part of it
+    updates: int = 1  # optimiser updates per rollout, each on an equal part of it
     dtype: str = "fp32"
 
     @property
     def update(self) -> int:
-        """Prompts of an update."""
+        """Prompts per update."""
         return self.batch // self.updates
 
     def prompt_lengths(self) -> list[int]:
-        """Tokens of each prompt, in mixed order."""
+        """Tokens of each prompt, in random order."""
         step = (self.longest_prompt - self.shortest_prompt) / max(1, self.batch - 1)
         lengths = [round(self.shortest_prompt + i * step) for i in range(self.batch)]
         random.Random(0).shuffle(lengths)
@@ -83,7 +86,12 @@ class IterationWork:
 
 
 def make_files(work: IterationWork, folder: Path) -> None:
-    """Writes prompts.txt, prompts/ for ours, and unless they are there actor/ and reward/, each with the tokenizer."""
+    """Writes the prompts, and the models unless they exist.
+
+    The files are prompts.txt for all contenders, prompts/ with rows for dschat, and the models actor/ and reward/,
+    each with the tokenizer.
+    """
+    # Models.
     transformers.utils.logging.disable_progress_bar()
     device = "cuda" if work.size.hidden_size >= 1024 and torch.cuda.is_available() else "cpu"
     for name, make in (("actor", make_actor), ("reward", make_reward_model)):
@@ -91,6 +99,8 @@ def make_files(work: IterationWork, folder: Path) -> None:
             with torch.device(device):
                 make(work).save_pretrained(folder / name)
             make_tokenizer(work.size.vocab_size).save_pretrained(folder / name)
+
+    # Prompts.
     prompts = []
     for row in prompt_ids(work):
         words = [f"w{i}" for i in row]
@@ -99,12 +109,12 @@ def make_files(work: IterationWork, folder: Path) -> None:
     rows = [json.dumps({"prompt": text}) + "\n" for text in prompts]
     (folder / "prompts").mkdir(exist_ok=True)
     (folder / "prompts" / "train.jsonl").write_text("".join(rows), encoding="utf-8")
-    # One row that no contender trains on; ours would set some of the others aside without it.
+    # A validation row, so that dschat holds out none of the others.
     (folder / "prompts" / "valid.jsonl").write_text(rows[0], encoding="utf-8")
 
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Words w2, w3, … are the ids 2, 3, …; 0 pads, 1 ends."""
+    """A tokenizer whose words w2, w3, … have the ids 2, 3, …; 0 is padding and 1 is EOS."""
     words = ["<pad>", "<eos>", *(f"w{i}" for i in range(FIRST_WORD, vocabulary))]
     return word_tokenizer(words, f"w{FIRST_WORD}", pad_token="<pad>", eos_token="<eos>", padding_side="left")
 
@@ -114,24 +124,31 @@ def word_tokenizer(
     unknown: str,
     **settings: str,
 ) -> PreTrainedTokenizerFast:
-    """One token for each word between spaces, whose id is its place; others are the unknown one."""
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=unknown))
+    """A tokenizer that splits at white space.
+
+    Args:
+        words: the vocabulary in the order of the ids.
+        unknown: the word that stands for all others.
+        settings: special tokens and padding, see `PreTrainedTokenizerFast`.
+    """
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings)
 
 
 def prompt_ids(work: IterationWork) -> list[list[int]]:
-    """Random words, as many as `Work.prompt_lengths` says."""
-    chance = torch.Generator().manual_seed(0)
-    words = (FIRST_WORD, work.size.vocab_size)
+    """Ids of the prompts: random words, with the lengths of `IterationWork.prompt_lengths`."""
+    generator = torch.Generator().manual_seed(0)
     prompts: list[list[int]] = []
     for length in work.prompt_lengths():
-        prompts.append(torch.randint(*words, (length,), generator=chance).tolist())
+        ids = torch.randint(FIRST_WORD, work.size.vocab_size, (length,), generator=generator)
+        prompts.append(ids.tolist())
     return prompts
 
 
 def make_actor(work: IterationWork) -> GemmaForCausalLM:
-    """A random causal LM that ends responses as `work` says."""
+    """A random causal LM whose responses have the lengths that the work asks for."""
     torch.manual_seed(1)
     model: GemmaForCausalLM = GemmaForCausalLM._from_config(_config(work), dtype=DTYPES[work.dtype])
     with torch.no_grad():
@@ -168,9 +185,14 @@ def _config(work: IterationWork) -> GemmaConfig:
 
 @torch.no_grad()
 def _end_weight(model: GemmaForCausalLM, work: IterationWork, mean: float) -> float:
-    """The embedding of EOS that gives responses of this mean length, those cut at the longest included.
+    """The embedding of EOS that gives a mean response length, with responses cut at the maximum counted as such.
 
-    Responses of random tokens stand for sampled ones: random models draw from nearly even distributions.
+    It is computed on random tokens in place of sampled ones: a random model samples nearly uniformly.
+
+    Args:
+        model: the actor, in which EOS is still impossible.
+        work: sizes, prompt and response lengths.
+        mean: mean response length in tokens.
     """
     from scipy.optimize import brentq
 
@@ -180,12 +202,14 @@ def _end_weight(model: GemmaForCausalLM, work: IterationWork, mean: float) -> fl
         (8, work.longest_prompt + work.response),
     )
     states = model.model(ids.to(model.device)).last_hidden_state[:, work.longest_prompt - 1 : -1]
-    others = torch.stack([model.lm_head(row).float().logsumexp(-1) for row in states])  # EOS adds nothing to it yet
+    # Log of the summed exponentials of all logits but that of EOS, whose logit is very negative so far: (B, R).
+    others = torch.stack([model.lm_head(row).float().logsumexp(-1) for row in states])
     channel = states[..., CHANNEL].float()
 
-    def excess(weight: float) -> float:
-        end = torch.sigmoid(weight * channel - others).double()
-        reached = torch.cumprod(1 - end, dim=1)[:, :-1]  # (B, R - 1): the token after this one is there
-        return 1 + float(reached.sum(1).mean()) - mean
+    def excess_length(weight: float) -> float:
+        """Expected response length with this embedding, minus the requested one."""
+        end_probability = torch.sigmoid(weight * channel - others).double()
+        reaches_next = torch.cumprod(1 - end_probability, dim=1)[:, :-1]  # (B, R − 1): probability of a further token
+        return 1 + float(reaches_next.sum(1).mean()) - mean
 
-    return float(brentq(excess, 0.0, 100.0))
+    return float(brentq(excess_length, 0.0, 100.0))

@@ -40,7 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(settings: argparse.Namespace) -> list[dict[str, object]]:
-    """Every case."""
+    """Measures every case."""
     rows = []
     for method, sizes in (
         ("chunks", settings.batch_sizes),

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much main memory does a process need to open a model, to train it and to save it?
 
-A random Gemma is saved in bf16 and opened in float32. Each figure is the peak of a process's own memory above what it
-held before, divided by the size of the whole weights in float32; one figure per process:
+A random Gemma is saved in bf16 and opened in float32. Each figure is the peak of a process's private memory minus the
+memory before, divided by the size of the whole weights in float32. There is one figure per process for each case:
 
-- opened: by ``load_causal_lm``, whole (ZeRO 2) and sharded (ZeRO 3);
-- engine: what DeepSpeed adds when it takes the model for training (copies, gradients; Adam's moments come later);
-- average: the moving average, created and updated once;
-- saved: by ``save_model``, in files of ``--file_size``; beside it in units of a file;
-- reference: a frozen sharded model beside an actor with all weights, or with LoRA, where the reference is the actor.
+- opened: opening the model by ``load_causal_lm``, whole (ZeRO 2) and sharded (ZeRO 3);
+- engine: what DeepSpeed adds for training: copies and gradients, but not yet Adam's moments;
+- average: creating the moving average and updating it once;
+- saved: saving by ``save_model`` in files of ``--file_size``, also divided by the size of a file;
+- reference: a frozen sharded model in addition to the actor; with LoRA, the actor itself is the reference.
 
-A thread reads the memory every two milliseconds. Only pages that belong to the process alone count; the files that
-weights are read from are mapped, and the system takes their pages back when it needs them. The C library is told to
-give tensors back at once, which it otherwise does from 32 MB on.
+A thread reads the memory every two milliseconds. Only private pages count: files with weights are mapped, and the
+system can take their pages back. The C library is set to return the memory of tensors at once; by default it does so
+only from 32 MB on.
 """
 
 import argparse
@@ -45,10 +45,10 @@ FLOAT32 = 4  # bytes
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Sizes of the model and of its files."""
+    """Adds flags for the sizes of the model and of its files."""
     parser.add_argument("--vocabulary", type=int, default=32_000, help="tokens of the vocabulary")
     parser.add_argument("--hidden", type=int, default=1024, help="width of the hidden states")
-    parser.add_argument("--layers", type=int, default=13, help="layers")
+    parser.add_argument("--layers", type=int, default=13, help="number of layers")
     parser.add_argument("--file_size", type=int, default=200_000_000, help="bytes of a saved file")
 
 
@@ -80,7 +80,7 @@ def measure(settings: argparse.Namespace) -> None:
 
 
 class ModelPeaks:
-    """The peaks of one model, as parts of its whole weights in float32: one number per process."""
+    """Peaks of one model in units of its whole weights in float32, one number per process."""
 
     def __init__(
         self,
@@ -89,7 +89,14 @@ class ModelPeaks:
         whole: int,
         file_size: int,
     ) -> None:
-        """Takes the folder of model/, its tokenizer, bytes of its whole weights, and bytes of a saved file."""
+        """Prepares the measurements.
+
+        Args:
+            folder: folder that holds model/.
+            tokenizer: the model's tokenizer.
+            whole: bytes of its whole weights in float32.
+            file_size: bytes of a saved file.
+        """
         self.folder = folder
         self.tokenizer = tokenizer
         self.whole = whole
@@ -97,7 +104,7 @@ class ModelPeaks:
         self.figures: dict[str, list[float]] = {}
 
     def measure(self) -> None:
-        """Every case, one after another in the same processes."""
+        """Measures every case, one after another in the same processes."""
         self._peak("opened at ZeRO 2", lambda: self._open(2))
         models = [self._peak("opened at ZeRO 3", lambda: self._open(3))]
         actor = self._peak("engine at ZeRO 3", lambda: train(models.pop()))
@@ -116,7 +123,7 @@ class ModelPeaks:
         name: str,
         call: Callable[[], R],
     ) -> R:
-        """Notes the peak of a call, and returns its result."""
+        """Records the peak of a call; returns the call's result."""
         barrier()
         peak = SampledPeak(own_bytes)
         result = call()
@@ -157,6 +164,6 @@ def train(model: PreTrainedModel) -> Engine[PolicyModel]:
 
 
 def settings_at(stage: int) -> EngineSettings:
-    """float32, one row at a time."""
+    """Settings in float32, with one row at a time."""
     plan = plan_batches("per_device_train_batch_size", 1, 1, None, world_size())
     return EngineSettings(torch.float32, plan, zero_stage=stage)

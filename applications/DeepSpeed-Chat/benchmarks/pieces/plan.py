@@ -72,7 +72,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(settings: argparse.Namespace) -> list[dict[str, object]]:
-    """Every case with every shape."""
+    """Measures every case with every shape."""
     figures = []
     for shape in settings.shapes:
         for case in settings.cases:

@@ -37,13 +37,13 @@ def writing(file: Path, shared: bool = False) -> Iterator[Path]:
         yield file
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    beside = _beside(file, shared)
+    temporary = _temporary_path(file, shared)
     try:
-        yield beside
-        flush(beside)
-        os.replace(beside, file)
+        yield temporary
+        flush(temporary)
+        os.replace(temporary, file)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -51,8 +51,8 @@ def write_file(file: Path, content: str | bytes) -> None:
     """Writes bytes, or text in UTF-8 with a ? for each lone surrogate; see `writing`."""
     if isinstance(content, str):
         content = content.encode("utf-8", "replace")
-    with writing(file) as beside:
-        beside.write_bytes(content)
+    with writing(file) as temporary:
+        temporary.write_bytes(content)
 
 
 @contextmanager
@@ -71,11 +71,11 @@ def writing_folder(folder: Path, shared: bool = False) -> Iterator[Path]:
     With `shared`, several processes may write the folder at the same time, and the first one's stays. After a kill
     call `recover_folder`. Raises OSError.
     """
-    with _new_folder(_beside(folder, shared)) as beside:
-        yield beside
-        flush(*beside.rglob("*"), beside)
+    with _new_folder(_temporary_path(folder, shared)) as temporary:
+        yield temporary
+        flush(*temporary.rglob("*"), temporary)
         try:
-            (os.replace if shared else put)(beside, folder)
+            (os.replace if shared else put)(temporary, folder)
         except OSError:
             was_first = not (shared and folder.is_dir())
             if was_first:
@@ -85,21 +85,21 @@ def writing_folder(folder: Path, shared: bool = False) -> Iterator[Path]:
 @contextmanager
 def writing_into(
     place: Path,
-    beside: Path,
+    temporary: Path,
     before_moving: Callable[[], None],
 ) -> Iterator[Path]:
     """Yields a new folder to write to; after the block its files and folders are moved to ``place``.
 
     Existing files and folders stay until their successors are complete; if writing fails, nothing is replaced. After a
-    kill call `recover`. `before_moving` is called when everything is written to ``beside``, which is on the same disk.
+    kill call `recover`. `before_moving` is called when everything is in ``temporary``, which is on the same disk.
     """
     recover(place)
-    with _new_folder(beside):
-        yield beside
-        flush(*beside.rglob("*"), beside)
+    with _new_folder(temporary):
+        yield temporary
+        flush(*temporary.rglob("*"), temporary)
         before_moving()
         place.mkdir(parents=True, exist_ok=True)
-        move_all(beside, place)
+        move_all(temporary, place)
         flush(place)
 
 
@@ -221,7 +221,7 @@ def flush(*paths: Path) -> None:
             os.close(descriptor)
 
 
-def _beside(path: Path, shared: bool) -> Path:
+def _temporary_path(path: Path, shared: bool) -> Path:
     """The path under which a file or folder is written; different for each writer if there are several."""
     if not shared:
         return path.with_name(f".{path.name}{WRITING}")

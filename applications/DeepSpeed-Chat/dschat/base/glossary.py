@@ -186,12 +186,12 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("rollout/importance_clipped", "ppo", "share", "tokens whose importance weight `--rollout_is_clip` bounds",
          "more than a few in a hundred: the weights that sample are too old", "`--rollout_is_clip`"),
         ("rollout/mc_tokens", "ppo", "tokens", "sampled to complete responses from where macro actions begin, by all"
-         " processes", "what `segment_mc` costs beside the rollout", COMPLETIONS),
+         " processes", "what `segment_mc` costs in addition to the rollout", COMPLETIONS),
         ("rollout/refilled", "ppo", "prompts", "that replaced others whose responses all had the same score, on all"
          " processes; `objective/` and `response/` describe the responses that are trained on, a selection", "",
          REFILL),
         ("rollout/refill_tokens", "ppo", "tokens", "sampled for such replacements, used or not, by all processes",
-         "what `--refill_rounds` costs beside the rollout", REFILL),
+         "what `--refill_rounds` costs in addition to the rollout", REFILL),
         ("rollout/staleness", "ppo", "iterations", "age of the weights that sampled the rollout", "", AHEAD),
         ("parsing/sentences", "ppo", "sentences", "in the responses of a rollout", "",
          PARSING),

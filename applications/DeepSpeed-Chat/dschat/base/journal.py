@@ -40,7 +40,7 @@ class Journal:
         """Opens the journal of a file, or starts one.
 
         Args:
-            path: of the file to make.
+            path: path of the file to make.
             settings: everything that the rows depend on: flag → value that JSON can hold.
             overwrite: replace a finished file when the new one is finished, and drop an interrupted run, unless it
                 was begun with overwrite and the same settings: then resume it.
@@ -115,11 +115,11 @@ class Journal:
             try:
                 lines.append(json.loads(line))
             except ValueError as error:
-                raise UserError(f"{self.partial}:{number}: not valid JSON; remove the file to start anew.") from error
+                raise UserError(f"{self.partial}:{number}: not valid JSON; remove the file to start again.") from error
         if len(lines) < 2:  # no rows that other settings could have made
             return []
         if SETTINGS not in lines[0]:
-            raise UserError(f"{self.partial}:1: no settings of a run; remove the file to start anew.")
+            raise UserError(f"{self.partial}:1: the settings of the run are missing; remove the file to start again.")
         difference = first_change(lines[0][SETTINGS], settings)
         if difference:
             remedy = "give the same again to go on, or --overwrite to start anew."

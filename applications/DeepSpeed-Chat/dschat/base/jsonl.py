@@ -124,7 +124,7 @@ def write_rows(
     rows: Iterable[Mapping[str, Any]],
 ) -> None:
     """Writes a whole file, even if other processes write it at the same time. Raises UserError if it cannot."""
-    with reporting(str(path)), writing(path, shared=True) as beside, open(beside, "w", encoding="utf-8") as file:
+    with reporting(str(path)), writing(path, shared=True) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.writelines(map(dump_row, rows))
 
 

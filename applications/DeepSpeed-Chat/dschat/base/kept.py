@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results that are kept in files together with the settings that made them.
+"""Results in files, stored together with the settings that made them, so that other settings make them again.
 
 Did the settings of this run make what is in the file? A `Kept` answers that for a JSON file of its own: the token
 cache (`data/cache.py`) and the data sets of REFUEL (`lab/refuel/datasets.py`). A journal's first line, the reference
@@ -62,7 +62,7 @@ class Kept:
         """Names the file; reads nothing.
 
         Args:
-            path: of the file.
+            path: path of the file.
             made_from: everything that the content depends on, by name; values that JSON can hold.
         """
         self.path = path

@@ -32,7 +32,7 @@ class Lock:
         what: str,
         waits: bool = False,
     ) -> None:
-        """Takes the lock, and makes its file.
+        """Acquires the lock, and creates its file.
 
         Args:
             file: the lock file.
@@ -67,7 +67,10 @@ class Lock:
         """Raises UserError if the lock is lost: its file was removed, or names another process."""
         if not self.is_held():
             holder = self._holder()
-            raise UserError(f"{self._what}: its lock, {self._file}, was taken away ({holder} has it); the run ends.")
+            raise UserError(
+                f"{self._what}: its lock, {self._file}, was taken away ({holder} has it):"
+                " the run ends, because another may write here."
+            )
 
     def is_held(self) -> bool:
         """Whether the file still names this process."""
@@ -131,7 +134,7 @@ _HELD: set[Lock] = set()  # the locks of this process
 
 
 def _close_copies() -> None:
-    """In a fork: closes the copies of the files; the parent keeps its locks."""
+    """Closes the lock files that a forked process has inherited; the parent keeps its locks."""
     for lock in list(_HELD):
         lock._let_go()
 

@@ -54,7 +54,7 @@ def show_as_it_is(texts: Iterable[Text]) -> None:
 
 
 def short(name: str) -> str:
-    """Name as it can be drawn: without lone surrogates, cut to MAX_NAME_LENGTH."""
+    """Name for a chart: without lone surrogates, cut to MAX_NAME_LENGTH."""
     drawable = name.encode("utf-8", "replace").decode("utf-8")
     if len(drawable) <= MAX_NAME_LENGTH:
         return drawable

@@ -33,7 +33,7 @@ class LineFile:
         self._is_long = False
 
     def write(self, text: str) -> None:
-        """Takes one rendering of the bar, or the line end that closes it."""
+        """Writes one rendering of the bar, or the line end that closes it."""
         is_end = text == "\n"
         self._rendered = text.strip() or self._rendered
         if time.monotonic() - self._last < LINE_SECONDS and not (is_end and self._is_long):

@@ -39,7 +39,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A mean with its 95 % interval; the ends are None where there is a single value."""
+    """A mean with its 95 % interval, whose ends are None for a single value."""
 
     value: float
     low: float | None = None
@@ -55,7 +55,7 @@ class MeanInterval:
 
 @dataclass(frozen=True)
 class Rate(MeanInterval):
-    """A share between 0 and 1 with its interval; the ends are None where there is no interval."""
+    """A share between 0 and 1 with its interval, whose ends are None if there is no interval."""
 
     @property
     def per_cent(self) -> MeanInterval:
@@ -65,7 +65,7 @@ class Rate(MeanInterval):
         return MeanInterval(100 * self.value, low, high)
 
     def text(self, digits: int = 1) -> str:
-        """In per cent: `62.0 [48.2, 74.1]`."""
+        """The share and its interval in per cent, such as `62.0 [48.2, 74.1]`."""
         return self.per_cent.text(digits)
 
 
@@ -73,7 +73,7 @@ class Rate(MeanInterval):
 class Tally:
     """How often each verdict was given."""
 
-    wins: int  # of the first model
+    wins: int  # wins of the first model
     ties: int
     losses: int  # wins of the second model
     invalid: int = 0  # unreadable answers of a judge
@@ -86,7 +86,7 @@ class Tally:
 
     @property
     def given(self) -> int:
-        """All verdicts, with those that are not counted."""
+        """Number of all verdicts, counted or not."""
         return self.counted + self.invalid + self.skipped
 
 
@@ -95,7 +95,7 @@ class WinRates:
     """A tally as shares of its counted verdicts; None where there is none. For their intervals see `win_rates`."""
 
     tally: Tally
-    win: Rate | None  # of the first model
+    win: Rate | None  # win rate of the first model
     tie: Rate | None
     loss: Rate | None  # wins of the second model
     half: Rate | None  # wins plus half of the ties, with a bootstrap interval over items

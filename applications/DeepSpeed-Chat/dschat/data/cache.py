@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 ENTRY = "entry.json"
 PACKAGES = ("transformers", "tokenizers", "jinja2", "pyarrow")
-CODE_FOLDERS = ("data", "models")  # of this package: what reads, renders and encodes rows
+CODE_FOLDERS = ("data", "models")  # folders of this package: what reads, renders and encodes rows
 
 
 def cache_folder() -> Path:

@@ -160,7 +160,7 @@ def _call_of(
         content = json.loads(call_text)
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{origin}: {name} is a tool call, but no valid JSON ({error}); correct the row, or name its speaker gpt."
+            f"{origin}: {name} is a tool call but not valid JSON ({error}); correct the row, or name its speaker gpt."
         ) from error
     calls = content if isinstance(content, list) else [content]
     if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):

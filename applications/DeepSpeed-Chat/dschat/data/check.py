@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_COLUMNS = 60  # lines of a description
 ALL_STEPS = range(1, len(STEPS) + 1)
 Shares = dict[str, dict[int, list[Row]]]  # "training" or "evaluation" → step → its rows
-MAX_BINS = 12  # of a histogram
+MAX_BINS = 12  # maximum bins of a histogram
 BAR_WIDTH = 40  # characters of the longest bar
 TYPE_NAMES: dict[type, str] = {
     type(None): "null",
@@ -107,7 +107,7 @@ def _token_sections(
 
 
 def _describe_rows(path: str, source: Source, keys: ColumnFlags) -> list[str]:
-    """Where the rows come from, their number, format and responses, and the number of skipped rows."""
+    """Describes the rows of a source: files, number, format, responses, and number of skipped rows."""
     rows = source.train + source.eval
     origin = ", ".join(map(str, source.files))
     if source.hub:
@@ -131,7 +131,7 @@ def _describe_rows(path: str, source: Source, keys: ColumnFlags) -> list[str]:
 
 
 def _responses(row: Row) -> str:
-    """Which responses a row has, in words."""
+    """The responses of a row, in words."""
     if row.chosen is not None:
         return "one" if row.rejected is None else "chosen and rejected"
     if row.no_response is not None:

@@ -90,7 +90,7 @@ def update_batches(
     world_size: int = 1,
     balance_tokens: bool = False,
 ) -> list[list[list[int]]]:
-    """One epoch of updates, each a list of micro-batches, each a list of example indices.
+    """The updates of one epoch: each is a list of micro-batches, and a micro-batch is a list of example indices.
 
     The examples of an update depend only on the seed and the epoch, never on `micro_size` or `world_size`. Within an
     update, examples of similar length share a micro-batch, or with `balance_tokens` examples of all lengths. Examples
@@ -197,7 +197,7 @@ def pack(
     """Packs examples into rows by first-fit decreasing: the longest first, each into the first row with room.
 
     Args:
-        lengths: of the examples, in tokens.
+        lengths: lengths of the examples, in tokens.
         width: tokens of a row; a longer example gets a row of its own.
 
     Returns:

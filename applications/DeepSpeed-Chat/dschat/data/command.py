@@ -25,7 +25,7 @@ def run(options: RowOptions, describe_solutions: Describe | None = None) -> str:
     """Checks, shows or prepares each source.
 
     Args:
-        options: those of the subcommand; their class says which it is.
+        options: flags of the subcommand, whose class tells which one it is.
         describe_solutions: runs the reference solutions of a source for --run_solutions; returns lines to print.
     """
     for number, path in enumerate(options.source.paths):
@@ -35,7 +35,7 @@ def run(options: RowOptions, describe_solutions: Describe | None = None) -> str:
 
 
 def _report(path: str, options: RowOptions, describe_solutions: Describe | None) -> str:
-    """What the command prints for one path."""
+    """The text that the command prints for one path."""
     if isinstance(options, PrepareOptions):
         return _prepare(path, options)
     if isinstance(options, CheckOptions):

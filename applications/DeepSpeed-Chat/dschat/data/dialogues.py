@@ -40,7 +40,7 @@ def check_dialogue(messages: Any, origin: str, sampled: bool = False) -> Dialogu
     """Messages with only role and content.
 
     Args:
-        messages: as read from a file.
+        messages: messages as read from a file.
         origin: where they come from, for messages: "file.jsonl:12".
         sampled: whether a policy generated the replies, so that one may be empty.
 
@@ -58,8 +58,8 @@ def check_dialogue(messages: Any, origin: str, sampled: bool = False) -> Dialogu
         expected = ROLES[number % 2]
         if role != expected:
             raise UserError(
-                f"{origin}: message {number + 1} is of {role!r} where {expected!r} is next: roles must alternate,"
-                " beginning with the user; correct or remove the row."
+                f"{origin}: message {number + 1} has the role {role!r} instead of {expected!r}: roles must"
+                " alternate, beginning with the user; correct or remove the row."
             )
         content = message.get("content")
         check_text(content, f"message {number + 1}", origin)
@@ -146,9 +146,9 @@ class DialogueLimits:
     """Maximum sizes of dialogues."""
 
     turns: int
-    prompt_tokens: int  # of a user's message
+    prompt_tokens: int  # tokens of a user's message
     reply_tokens: int
-    total_tokens: int  # of the dialogue as the chat template writes it, each reply counted with reply_tokens
+    total_tokens: int  # tokens of the dialogue as the chat template writes it, each reply counted with reply_tokens
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class DialogueExample:
 
     messages: Dialogue  # the last reply may be missing
     length: int  # maximum tokens of the dialogue when all replies are sampled
-    row: Row = field(repr=False)  # of the data
+    row: Row = field(repr=False)  # row of the data
     index: int  # number of the row in the list that the examples were made from
 
     @property

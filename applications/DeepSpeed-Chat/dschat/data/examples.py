@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows → examples: token ids cut to length, with a count of what was dropped and why.
+"""Makes examples from rows: token ids cut to length, with a count of dropped rows by reason.
 
-The functions take rows, the tokenizer of the model, the longest example in tokens, and the id that ends a response.
+The functions take rows, the model's tokenizer, the maximum length in tokens, and the id that ends a response.
 They return the examples in the order of the rows, and reason → number of rows dropped. If no example is left they
 raise UserError, except for `held_out` rows: an evaluation may have none.
 """
@@ -89,7 +89,7 @@ class PromptExample:
 
     prompt_ids: list[int]  # including BOS
     prompt_text: str  # a conversation as its chat template writes it
-    row: Row = field(repr=False)  # of the data
+    row: Row = field(repr=False)  # row of the data
     index: int  # number of the row in the list that the examples were made from
 
     @property
@@ -181,7 +181,7 @@ def is_unwritten(message: Mapping[str, Any] | None, text: str) -> bool:
 
 
 def has_further_fields(message: Mapping[str, Any]) -> bool:
-    """Whether a message holds something beside role, content and weight."""
+    """Whether a message holds something in addition to role, content and weight."""
     for name, value in message.items():
         if name not in ("role", "content", WEIGHT) and value not in EMPTY:
             return True
@@ -365,7 +365,7 @@ def collect_examples(
     """Separates examples from the reasons why rows gave none, which are counted.
 
     Args:
-        rows: of the data.
+        rows: rows of the data.
         made: for every row an example or a reason.
         limit: the flag that limits the length, with its value, for the message.
         held_out: whether no example may be left.

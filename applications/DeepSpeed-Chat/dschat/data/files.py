@@ -192,7 +192,7 @@ def csv_rows(
     csv.field_size_limit(sys.maxsize)
     with opened(file) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
         reader = csv.reader(text, strict=True)
-        last_line = 0  # of the row before
+        last_line = 0  # line of the previous row
         columns: list[str] | None = None
         try:
             for cells in reader:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the columns of a data file to a `Row`: texts, lists of messages, the published data sets.
+"""Makes a `Row` from the columns of a data file: texts, lists of messages, the published data sets.
 
 Preference data come in two forms: `prompt` holds the messages that both responses answer (explicit), or `chosen` and
 `rejected` repeat them (implicit). The messages that both share are the prompt, the last message of each the response.
@@ -482,7 +482,7 @@ def _decode(value: Any, column: str, origin: str) -> Any:
     try:
         return json.loads(value, parse_int=str)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{origin}: column {column!r} holds no valid JSON ({error}); correct the row.") from error
+        raise UserError(f"{origin}: column {column!r} is not valid JSON ({error}); correct the row.") from error
 
 
 def _check(is_valid: bool, column: str, expected: str, value: Any, origin: str) -> None:

@@ -151,7 +151,9 @@ def compared_set(
     if known_set is not None or not own:
         raise UserError(f"--dataset {text}: unknown; give {', '.join(COMPARED_SETS)}, or {remedy}.")
     if not OWN_NAME.fullmatch(text):
-        raise UserError(f"--dataset {text}: a name of your own must be letters, digits, ., - and _, no path.")
+        raise UserError(
+            f"--dataset {text}: the name of your own data may hold only letters, digits, '.', '-' and '_'."
+        )
     logger.info("--dataset %s: a data set of your own (published ones: %s)", text, ", ".join(COMPARED_SETS))
     return text
 
@@ -324,7 +326,7 @@ def push(
     public: bool,
     flag: str,
 ) -> str:
-    """Pushes files of a folder to a data set of the hub, which is created if need be.
+    """Pushes files of a folder to a data set of the hub, which is created if it does not exist.
 
     Args:
         folder, files: the folder, and the names of the files in it.
@@ -353,8 +355,8 @@ def push(
         )
     except Exception as error:  # the library passes on all exceptions of the libraries that it uses
         raise UserError(
-            f"{flag} {repository}: the data set is finished, in {folder}, but the Hugging Face hub did not take it "
-            f"({reason_of(error)}). Log in with `hf auth login` where there is a network and give the "
-            "same command again: it only pushes. For a folder of this machine instead, take it from there."
+            f"{flag} {repository}: the data set is complete in {folder}, but uploading it to the Hugging Face hub"
+            f" failed ({reason_of(error)}). Check the network, log in with `hf auth login`, and give the same command"
+            " again, which then only uploads; or use that folder."
         ) from error
     return f"https://huggingface.co/datasets/{repository}"

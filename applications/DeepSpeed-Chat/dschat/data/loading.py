@@ -64,7 +64,7 @@ class ExampleLoader(Generic[E]):
 
         Args:
             config: the flags that say which rows the step reads.
-            kind: of the examples.
+            kind: kind of the examples.
             make: one of the functions of `dschat.data.examples`, with all arguments but the rows and `held_out` bound
                 by name: the tokenizer as `tokenizer`, and settings that are numbers or texts.
             validate: called with the training rows, to warn of what is odd in them; its settings are bound by name.

@@ -24,7 +24,7 @@ from dschat.models.templates import Message, render_messages
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ORIGIN = "--environment"  # of the messages that are tried at the start
+ORIGIN = "--environment"  # origin of the messages that are tried at the start
 SYSTEM = {"role": "system", "content": "s"}
 QUESTION = {"role": "user", "content": "a"}
 REPLIES = ("b", f"<think>\nc\n{THOUGHT_END}\n\nb")  # without and with a thought
@@ -44,7 +44,7 @@ class ConversationEncoder:
         Args:
             tokenizer: the policy's.
             arguments: further variables of the template, such as `tools`.
-            roles: of the environment's messages.
+            roles: roles of the environment's messages.
 
         Raises:
             UserError: there is no chat template, or it cannot be used, see `check_template`.
@@ -72,9 +72,9 @@ class ConversationEncoder:
         """Ids and text of a conversation up to the policy's first reply.
 
         Args:
-            messages: of the conversation.
+            messages: messages of the conversation.
             arguments: further variables of the template.
-            origin: of the row, for messages.
+            origin: origin of the row, for messages.
 
         Raises:
             UserError: the template refuses the messages.
@@ -99,7 +99,7 @@ class ConversationEncoder:
             has_end: whether the reply's sampled ids end with a token that ends a turn. The template's own is left out
                 then; otherwise the ids begin with it.
             arguments: further variables of the template.
-            origin: of the row, for messages.
+            origin: origin of the row, for messages.
 
         Raises:
             UserError: the template refuses the messages, or writes the turn differently once others follow.
@@ -131,7 +131,7 @@ def check_template(
     Args:
         tokenizer: with a chat template.
         arguments: further variables of the template.
-        roles: of the messages that may follow a reply.
+        roles: roles of the messages that may follow a reply.
 
     Raises:
         UserError: the template does not write a reply behind its generation prompt, or writes it differently once

@@ -14,7 +14,7 @@ from dschat.settings.rewards import SandboxLevel
 from dschat.settings.rules import Rule, Rules
 
 PATH_HELP = (
-    "a .jsonl, .json, .csv (each also as .gz) or .parquet file, a folder with train* files or from save_to_disk, "
+    "data: a .jsonl, .json, .csv (also .gz) or .parquet file, a folder with train* files or from save_to_disk, "
     + ", ".join(known.name for known in KNOWN_SETS)
     + f" (from ${DATA_VARIABLE} or the hub), or a data set of the Hugging Face hub"
 )
@@ -29,17 +29,19 @@ class RowFlags:
     """The sources, and the tokenizer that reads them."""
 
     paths: list[str] = flag(PATH_HELP, positional=True, path=True)
-    tokenizer: str | None = flag("folder or hub id of the model to train", path=True)
+    tokenizer: str | None = flag("model to train, whose tokenizer is used: folder or hub id", path=True)
     end_of_conversation_token: str | None = flag("token that ends a response, instead of EOS", None, NOT_EMPTY)
-    seed: int = flag("seed of the splits", default_of(OptimisationFlags, "seed"), SEED)
+    seed: int = flag("random seed of the data splits", default_of(OptimisationFlags, "seed"), SEED)
 
 
 @dataclass(kw_only=True, frozen=True)
 class LengthFlags:
     """Limits that training puts on rows."""
 
-    max_seq_len: int = flag("longest prompt and response (steps 1, 2)", 1024, AT_LEAST_1)
-    max_prompt_seq_len: int = flag("longest prompt (step 3)", 512, AT_LEAST_1)
+    max_seq_len: int = flag(
+        "maximum length of prompt and response together, in tokens (steps 1 and 2)", 1024, AT_LEAST_1
+    )
+    max_prompt_seq_len: int = flag("maximum prompt length in tokens (step 3)", 512, AT_LEAST_1)
     train_on: Literal["all", "last"] = flag(
         "which assistant messages of a conversation are trained on: all, or only the last", "last"
     )
@@ -47,54 +49,64 @@ class LengthFlags:
 
 @dataclass(kw_only=True, frozen=True)
 class CheckFlags:
-    """What a check looks at besides."""
+    """Further settings of a check."""
 
     data_split: str | None = flag(
         "fractions of the rows for steps 1, 2 and 3, such as 2,4,4; if not given, 2,4,4 for the published data sets"
         " (tldr, hh, webgpt, apps), and all rows in every step for any other source",
         None,
     )
-    run_solutions: int = flag(
-        "run the reference solutions of so many rows of APPS, the first, on their tests", 0, AT_LEAST_0
-    )
+    run_solutions: int = flag("run the reference solutions of the first N rows of APPS on their tests", 0, AT_LEAST_0)
     sandbox_level: SandboxLevel = flag("minimum isolation level of the sandbox for programs", "namespaces")
 
 
 @dataclass(kw_only=True, frozen=True)
 class PreviewFlags:
-    """Which rows are shown, and how."""
+    """Rows to show, and colours."""
 
     rows: int = flag("number of rows", 3, AT_LEAST_1, aliases=["-n"])
     step: Literal[1, 2, 3] | None = flag(
-        "training step; the first that the rows suit if not given", None, choices=(1, 2, 3)
+        "training step to show; the first one that the rows suit if not given", None, choices=(1, 2, 3)
     )
-    colour: Literal["auto", "always", "never"] = flag("mark parts", "auto", aliases=["--color"])
+    colour: Literal["auto", "always", "never"] = flag(
+        "colour prompt, response and padding; auto: in a terminal", "auto", aliases=["--color"]
+    )
 
 
 @dataclass(kw_only=True, frozen=True)
 class PrepareFlags:
-    """What is left out, what is cut, and what is written."""
+    """Filters, length limits, and output of a preparation."""
 
-    output: str = flag("folder to write; training takes it as --data_path", path=True)
-    stage: Literal["finetune", "preference"] = flag("finetune: for step 1; preference: for step 2 and DPO", "finetune")
-    max_length: int = flag("tokens of prompt and response; the rest is cut", 512, AT_LEAST_2)
-    max_prompt_length: int = flag("longest prompt; rows with a longer one are left out", 512, AT_LEAST_1)
-    minimum_response_length: int = flag("shortest response; rows with a shorter one are left out", 5, AT_LEAST_0)
-    length_unit: Literal["tokens", "characters"] = flag("what the two limits above count", "tokens")
-    remove_same_inputs: bool = flag("leave out rows whose prompt and (chosen) response were there before", True)
-    remove_same_responses: bool = flag("leave out pairs of equal texts", True)
-    num_samples: int | None = flag("of training and of test rows, only the first so many", None, AT_LEAST_1)
-    mask_prompt: bool = flag("step 1 is to learn from responses alone", True)
-    validation_percentage: float = flag("part of the training rows for validation, 0.1 = a tenth", 0.1, BELOW_1)
+    output: str = flag("folder to write, which training takes as --data_path", path=True)
+    stage: Literal["finetune", "preference"] = flag(
+        "training that the data are for: step 1 (finetune), or step 2 and DPO (preference)", "finetune"
+    )
+    max_length: int = flag(
+        "maximum length of prompt and response together, in tokens; longer ones are truncated", 512, AT_LEAST_2
+    )
+    max_prompt_length: int = flag("maximum prompt length; rows with a longer prompt are dropped", 512, AT_LEAST_1)
+    minimum_response_length: int = flag(
+        "minimum response length; rows with a shorter response are dropped", 5, AT_LEAST_0
+    )
+    length_unit: Literal["tokens", "characters"] = flag(
+        "unit of max_prompt_length and minimum_response_length", "tokens"
+    )
+    remove_same_inputs: bool = flag("drop rows whose prompt and (chosen) response occurred in an earlier row", True)
+    remove_same_responses: bool = flag("drop pairs whose two responses are equal", True)
+    num_samples: int | None = flag("use only the first N training rows and the first N test rows", None, AT_LEAST_1)
+    mask_prompt: bool = flag("train step 1 on response tokens only, not on the prompt", True)
+    validation_percentage: float = flag("fraction of the training rows held out for validation", 0.1, BELOW_1)
     data_split: str | None = flag(
-        "parts of the rows for finetune and preference; if not given, each gets half of a published set (1,1,0)"
-        " and all rows of other data",
+        "fractions of the rows for finetune and preference, such as 1,1; if not given, half each of a published data"
+        " set (1,1,0), and all rows of other data",
         None,
     )
-    shuffle: bool = flag("draw these parts by the seed, as training does; else they follow each other", True)
-    save_skipped: bool = flag(f"write the rows that are left out to {SKIPPED}", False)
+    shuffle: bool = flag(
+        "choose these fractions at random by the seed, as training does, instead of in the order of the rows", True
+    )
+    save_skipped: bool = flag(f"write dropped rows to {SKIPPED}", False)
     format: Literal["arrow", "pt"] = flag(
-        "of the files: arrow, as the library datasets saves them, or pt as SheepRL's", "arrow"
+        "file format: Arrow files of the library datasets (arrow), or SheepRL's .pt files (pt)", "arrow"
     )
 
 
@@ -121,13 +133,13 @@ class LookOptions(RowOptions):
     """Flags of check and preview."""
 
     defaults: ClassVar[dict[str, Any]] = {"tokenizer": None}
-    helps: ClassVar[dict[str, str]] = {"tokenizer": "folder or hub id of the model, for lengths in tokens"}
+    helps: ClassVar[dict[str, str]] = {"tokenizer": "model whose tokenizer counts tokens: folder or hub id"}
 
     lengths: LengthFlags
 
 
 class CheckOptions(LookOptions):
-    """Look at data before training: columns, counts, what is dropped and why, shares, duplicates, lengths."""
+    """Check data before training: columns, counts, dropped rows and why, splits, duplicates, lengths."""
 
     check: CheckFlags
 
@@ -141,12 +153,12 @@ class PreviewOptions(LookOptions):
 class PrepareOptions(RowOptions):
     """Filter, split and encode data once, into a folder that training takes as --data_path."""
 
-    helps: ClassVar[dict[str, str]] = {"overwrite": "replace a prepared folder"}
+    helps: ClassVar[dict[str, str]] = {"overwrite": "replace a folder that was prepared earlier"}
     rules: ClassVar[Rules] = (
         *ROW_RULES,
         Rule(
             lambda options: len(options.source.paths) > 1,
-            "prepare takes one source, not {count}: give each an --output of its own.",
+            "prepare takes one source, not {count}: run it once per source, each with another --output.",
             words=lambda options: {"count": len(options.source.paths)},
         ),
     )

@@ -54,8 +54,8 @@ def plain_prompt_note(
     """A note on plain-text prompts and the chat template, with the remedy; None if there is nothing to note.
 
     Args:
-        rows: as they are read.
-        tokenizer: of the model.
+        rows: rows as read from the source.
+        tokenizer: tokenizer of the model.
         apply_chat_template: whether prompts of plain text were made messages (`--apply_chat_template`).
 
     Raises:

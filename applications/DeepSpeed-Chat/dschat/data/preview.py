@@ -51,7 +51,7 @@ class Settings:
 
     keys: ColumnFlags = ColumnFlags()  # column names
     seed: int = 1234  # seed of the splits
-    tokenizer: PreTrainedTokenizerBase | None = None  # of the model to train; without one nothing is encoded
+    tokenizer: PreTrainedTokenizerBase | None = None  # tokenizer of the model to train; without one nothing is encoded
     max_seq_len: int = 1024  # longest prompt and response, in tokens (steps 1 and 2)
     max_prompt_seq_len: int = 512  # longest prompt, in tokens (step 3)
     end_of_response: int | None = None  # id of the token that ends a response; None = EOS
@@ -258,7 +258,7 @@ class _Sequence:
     """One sequence of a padded batch."""
 
     batch: dict[str, Tensor]
-    number: int  # of its row in the batch
+    number: int  # number of the row in the batch
     prompt_length: int
     targets: Tensor | None = None  # (R,) which tokens after the prompt are trained on; None = all
 

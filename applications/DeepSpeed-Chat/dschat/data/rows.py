@@ -28,7 +28,7 @@ class Row:
     # The responses as messages, if they have other fields than role and content.
     chosen_message: dict[str, Any] | None = None
     rejected_message: dict[str, Any] | None = None
-    # Variables of the chat template beside the messages: tools, documents and those of column chat_template_kwargs.
+    # Further variables of the chat template: tools, documents and those of column chat_template_kwargs.
     template_arguments: dict[str, Any] = field(default_factory=dict)
 
     def reply(
@@ -51,7 +51,7 @@ class Row:
 class RawSource:
     """A source whose rows are not parsed yet: pairs of an origin and the columns."""
 
-    name: str  # of the folder, of the file without its suffix, or of the data set on the hub
+    name: str  # name of the folder, of the file without its suffix, or of the data set on the hub
     train: Iterable[tuple[str, Any]]  # training rows
     eval: Iterable[tuple[str, Any]] | None  # evaluation rows; None if the source has no split for them
     files: tuple[Path, ...] = ()  # local files, in order; empty for data of the hub

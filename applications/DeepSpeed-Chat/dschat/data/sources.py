@@ -289,7 +289,9 @@ def parse_fractions(data_split: str) -> list[float]:
         fractions = []
     are_valid = all(math.isfinite(fraction) and fraction >= 0 for fraction in fractions)
     if not are_valid or sum(fractions) <= 0:
-        raise UserError(f"--data_split {data_split} is no list of fractions: give numbers of at least 0, like 2,4,4.")
+        raise UserError(
+            f"--data_split {data_split} is not a list of fractions: give numbers of at least 0, like 2,4,4."
+        )
     return fractions
 
 
@@ -315,7 +317,7 @@ def described(
     """The record of a source in run.json.
 
     Args:
-        name: of the source.
+        name: name of the source.
         train, held_out: the rows that the step takes.
         dropped: reason → number of rows left out.
         num_rows: training and evaluation rows of the whole source; None if it has no evaluation rows of its own.

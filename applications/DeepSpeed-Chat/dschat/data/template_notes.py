@@ -94,8 +94,8 @@ def template_notes(
     """Notes on the chat template, a line each; empty if there is nothing to note or no row holds messages.
 
     Args:
-        tokenizer: of the model.
-        rows: of the data.
+        tokenizer: tokenizer of the model.
+        rows: rows of the data.
         end_id: the token that ends a response in training; None if no response is trained on.
         reads: fields of messages that the step itself reads: `weight`.
     """
@@ -176,7 +176,7 @@ def unread_column_counts(
     keys: ColumnFlags,
     reads: Sequence[str] = (),
 ) -> Counter[str]:
-    """Column → number of rows in which it holds something, but is read for neither prompt nor responses."""
+    """Column → number of rows with a value in it, for columns that neither prompt nor responses are read from."""
     counts: Counter[str] = Counter()
     for row in rows:
         counts.update(column for column in unread_columns(row, keys) if column not in reads)
@@ -283,8 +283,8 @@ class _Part:
     name: str  # in the note
     row: Row
     reply: Mapping[str, Any] | None  # the response that the part belongs to; None = it is a part of the prompt
-    index: int | None  # of its message in the conversation; None = an argument of the template
-    field: str  # of the message, or name of the argument
+    index: int | None  # index of its message in the conversation; None = an argument of the template
+    field: str  # name of the message's field, or of the argument
     text: str = ""  # the text of a content, or a part of it, to look for; empty = test the whole field
     in_template: bool = False  # look into the template's text of a response, not into the text that is trained on
 

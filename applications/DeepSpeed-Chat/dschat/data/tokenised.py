@@ -264,10 +264,10 @@ def encode_rows(
     """Encodes rows; the result does not depend on the number of processes.
 
     Args:
-        kind: of the examples.
+        kind: kind of the examples.
         make: makes examples of rows; if it cannot be pickled, this process does all the work.
-        rows: of the data.
-        title: of the progress bar.
+        rows: rows of the data.
+        title: title of the progress bar.
         workers: processes that encode; 1 = this one.
         show: whether to show progress.
         file: Arrow file to write the table to; None = the table stays in memory.

@@ -180,8 +180,8 @@ def response_texts(
     generation prompt, including tool calls and thoughts: see `reply_text`. A response that a row lacks is empty.
 
     Args:
-        tokenizer: of the model.
-        rows: of the data.
+        tokenizer: tokenizer of the model.
+        rows: rows of the data.
         column: which response.
         prompts: the result of `prompt_text` for every row, if it is known.
 
@@ -227,7 +227,7 @@ def reply_text(
     Args:
         tokenizer: with the chat template.
         row: with the messages before.
-        message: of the assistant.
+        message: a message of the assistant.
         prompt: text of the row's messages, with the generation prompt.
         end: how the template writes a turn; None if it is not known.
 
@@ -368,7 +368,7 @@ def _without_special_end(tokenizer: PreTrainedTokenizerBase, turn: str) -> tuple
 
 
 def other_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> Counter[str]:
-    """Special tokens, other than a text's, with which the template ends tool calls → number of responses.
+    """Special tokens with which the template ends tool calls but not texts → number of responses.
 
     In training all responses end with one token instead.
     """

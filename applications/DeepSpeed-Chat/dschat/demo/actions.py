@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 
-from dschat.base.display import EMPTY, Component, visible
+from dschat.base.display import EMPTY, visible
 from dschat.base.errors import UserError
+from dschat.base.web_page import Component
 from dschat.demo.models import find_checkpoints, select_checkpoint
 from dschat.demo.session import Chat, MakePrompt, SamplingChoice, Session, ShownAnswer, summary_prompt
 from dschat.lab.macro_actions import legend_html, macro_spans

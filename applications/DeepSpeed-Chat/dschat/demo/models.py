@@ -122,7 +122,7 @@ def is_policy(folder: Path) -> bool:
 
 
 def is_classifier(config: Json) -> bool:
-    """Whether a model's config.json is that of a reward model or critic."""
+    """Whether a config.json belongs to a reward model or critic."""
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
     return any(str(name).endswith("ForSequenceClassification") for name in names)
@@ -247,11 +247,11 @@ def load_model(
     """Reads the weights.
 
     Args:
-        path: as the user gave it, for the status line.
-        files: of `find_model`.
+        path: the path as the user gave it, for the status line.
+        files: the files that `find_model` returned.
         flag: that named it, for messages.
         device: where to compute.
-        dtype: of the parameters.
+        dtype: dtype of the parameters.
 
     Raises:
         UserError: the weights are not those of a causal LM, the adapter does not fit, or memory does not suffice.

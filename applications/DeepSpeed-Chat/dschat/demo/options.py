@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dschat.base.display import HOST
+from dschat.base.web_page import HOST
 from dschat.lab.generate_options import TEMPERATURE, TRAINING_SEED, ComputeFlags, quiet_transformers
 from dschat.settings.commands import PORT
 from dschat.settings.common import SEED
@@ -13,43 +13,48 @@ from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, NOT_EMPTY, UP_TO_1, fl
 from dschat.settings.macro_actions import TerminationFlags
 from dschat.settings.rules import Check, Rule, Rules
 
-PASSWORD = "DEMO_PASSWORD"  # environment variable: what the page asks for
+PASSWORD = "DEMO_PASSWORD"  # environment variable with the password of the page
 
 
 @dataclass(kw_only=True)
 class DemoFlags:
-    """The models of a demo, how they answer, and its page."""
+    """Models of a demo, sampling, and the page."""
 
     model: str | None = flag(
-        "a run's output folder, a model's folder, or a hub id; the page asks if not given", None, path=True
+        "model to talk to: a run's output folder, a model's folder, or a hub id; the page asks if not given",
+        None,
+        path=True,
     )
-    other: str | None = flag("a second model, which answers the same beside the first", None, path=True)
+    other: str | None = flag("second model, which answers the same messages beside the first", None, path=True)
     reward_model: str | None = flag(
-        "sequence classifier with one label; its score stands under each answer", None, path=True
+        "reward model whose score is shown below each answer: a sequence classifier with one label", None, path=True
     )
-    rm_template: bool = flag("put prompt and answer through the reward model's chat template", False)
+    rm_template: bool = flag("format prompt and answer with the reward model's chat template", False)
     temperature: float | None = flag(
-        "of sampling; 0 = greedy; the run's or the model's own, else 0.8, if not given", None, TEMPERATURE
+        "sampling temperature; 0 = greedy decoding; if not given, that of the run or model, or 0.8", None, TEMPERATURE
     )
     top_k: int | None = flag(
-        "draw from so many of the likeliest tokens, 0 = all; the run's or model's own, or 50, if not given",
+        "sample from the k most likely tokens; 0 = all; if not given, that of the run or model, or 50",
         None,
         AT_LEAST_0,
     )
     top_p: float | None = flag(
-        "draw from the likeliest tokens of this share; the run's or model's own, or 1, if not given", None, UP_TO_1
+        "sample from the most likely tokens whose probabilities add up to this; that of the run or"
+        " model, or 1, if not given",
+        None,
+        UP_TO_1,
     )
     max_new_tokens: int | None = flag(
-        "longest answer in tokens; the run's or model's own, or 128, if not given", None, AT_LEAST_1
+        "maximum length of an answer in tokens; if not given, that of the run or model, or 128", None, AT_LEAST_1
     )
-    seed: int = flag("of the draws", TRAINING_SEED, SEED)
+    seed: int = flag("random seed of sampling", TRAINING_SEED, SEED)
     end_of_conversation_token: str | None = flag(
-        "a token that ends an answer beside EOS, as in training", None, NOT_EMPTY
+        "token that ends an answer in addition to EOS, as in training", None, NOT_EMPTY
     )
     host: str = flag(
-        f"address that the page listens on; any other than this machine's own needs a password in {PASSWORD}", HOST
+        f"address on which the page is served; any other than 127.0.0.1 needs a password in {PASSWORD}", HOST
     )
-    port: int | None = flag("of the page; the first free one from 7860 if not given", None, PORT)
+    port: int | None = flag("port of the page; the first free one from 7860 if not given", None, PORT)
 
     @property
     def sides(self) -> int:
@@ -59,9 +64,9 @@ class DemoFlags:
 
 @dataclass(kw_only=True)
 class TerminalFlags:
-    """Where one talks with the models."""
+    """Terminal or page."""
 
-    terminal: bool = flag("chat here instead of on a page", False)
+    terminal: bool = flag("chat in this terminal instead of on a web page", False)
 
 
 DEMO_RULES: "tuple[Rule[DemoOptions] | Check[DemoOptions], ...]" = (
@@ -74,7 +79,7 @@ DEMO_RULES: "tuple[Rule[DemoOptions] | Check[DemoOptions], ...]" = (
 
 
 class DemoOptions(Config):
-    """What every demo is told."""
+    """Flags of every demo."""
 
     task: ClassVar[str] = ""
     rules: ClassVar[Rules] = DEMO_RULES
@@ -84,7 +89,7 @@ class DemoOptions(Config):
     compute: ComputeFlags
 
     def prepare(self) -> None:
-        """Leaves the screen to our own bar and messages."""
+        """Turns off the progress bars of transformers; the demo has its own."""
         quiet_transformers()
 
 

@@ -8,8 +8,8 @@ from functools import partial
 from importlib import resources
 from typing import Any
 
-from dschat.base.display import Component, gradio, launch
 from dschat.base.errors import UserError
+from dschat.base.web_page import Component, gradio, launch
 from dschat.demo.actions import LEGEND, Actions, Update, status_html
 from dschat.demo.models import find_checkpoints
 from dschat.demo.options import PASSWORD

@@ -69,7 +69,7 @@ def chat_prompt(
     Without a chat template it has the form of HH-RLHF: "\n\nHuman: …\n\nAssistant: …\n\nHuman: …\n\nAssistant:".
 
     Args:
-        tokenizer: of the model that answers.
+        tokenizer: tokenizer of the model that answers.
         turns: earlier messages, each with the model's answer.
         message: the next message.
 

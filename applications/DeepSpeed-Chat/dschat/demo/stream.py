@@ -47,7 +47,7 @@ class Draft:
     """An answer so far."""
 
     text: str  # without special tokens
-    ids: tuple[int, ...] = ()  # of the finished answer, EOS included; empty before
+    ids: tuple[int, ...] = ()  # ids of the finished answer, EOS included; empty before
     done: str | None = None  # why it ended; None before
 
 
@@ -73,7 +73,7 @@ def stream(
 
     Args:
         questions: one for each model.
-        seed: of every answer.
+        seed: seed of every answer.
         stop: ends the answers after the current token.
 
     Raises:
@@ -110,7 +110,7 @@ class GrowingAnswer:
 
         Args:
             question: the model and its prompt.
-            seed: of the sampling.
+            seed: seed of the sampling.
             stops: events that end the answer after the current token.
         """
         self._question = question

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of a DeepSpeed engine, and the config that DeepSpeed is given."""
+"""Settings of a DeepSpeed engine, and the DeepSpeed config made from them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +21,13 @@ class EngineSettings:
     zero_stage: int = 0
     gradient_checkpointing: bool = False
     compile: bool = False  # compile decoder layers, see `dschat.models.compiled`
-    checkpoint_every: int = 1  # with gradient checkpointing, recompute the first of every so many layers
+    checkpoint_every: int = 1  # with gradient checkpointing, recompute only the first of every N layers
     offload: bool = False
     config_file: str | None = None
 
 
 def deepspeed_config(settings: EngineSettings, gradient_clipping: float) -> dict[str, Any]:
-    """The config that DeepSpeed is given, see `deepspeed_settings`."""
+    """The config for DeepSpeed, see `deepspeed_settings`."""
     return deepspeed_settings(
         settings.plan,
         NAMES[settings.dtype],

@@ -111,7 +111,7 @@ class OptimizerSettings:
     warmup_updates: int = 0
     schedule: str = "linear"
     gradient_clipping: float = 1.0
-    epsilon: float = 1e-8  # of Adam
+    epsilon: float = 1e-8  # epsilon of Adam
 
 
 class Engine(Generic[M]):
@@ -135,16 +135,16 @@ class Engine(Generic[M]):
             engine: DeepSpeed's.
             clipping: maximum gradient norm, 0 for no clipping; used without ZeRO only, where DeepSpeed does not clip.
             adam: the optimiser; None for a frozen model.
-            compiler: of the decoder layers, if they are compiled.
+            compiler: compiler of the decoder layers, if they are compiled.
         """
         self._engine = engine
         self._clipping = clipping
         self._adam = adam
         self._compiler = compiler
-        self.grad_norm = math.nan  # of the last update, before clipping
+        self.grad_norm = math.nan  # gradient norm of the last update, before clipping
         self.skipped = False  # whether the last update was skipped, see `step`
         self.nonfinite: str | None = None  # why the last update was skipped, see `step`
-        self._micro_batches_left: int | None = None  # of this update; None if DeepSpeed counts them
+        self._micro_batches_left: int | None = None  # left in this update; None if DeepSpeed counts
         self._watch = FiniteWatch(engine.module.parameters())
         self._reduction_check: ReductionCheck | None = None
         self._is_rehearsing = False
@@ -237,7 +237,7 @@ class Engine(Generic[M]):
         if not all_finite and not torch.equal(adam_steps(self._adam), steps_before):
             raise UserError(
                 f"DeepSpeed {deepspeed.__version__} applied an update with numbers that are not finite: the weights "
-                "are spoiled. Install deepspeed>=0.19.8, and go on from the last checkpoint."
+                "are damaged. Install deepspeed>=0.19.8, and go on from the last checkpoint."
             )
 
     def _nonfinite_part(self, losses_finite: bool, gradients_finite: bool) -> str | None:
@@ -280,7 +280,7 @@ class Engine(Generic[M]):
         """Restores a checkpoint of `save_checkpoint`. Every rank must call it.
 
         Args:
-            folder: of the checkpoint.
+            folder: folder of the checkpoint.
             scratch: a folder for merged shards of ZeRO 1 and 2, if another number of ranks wrote the checkpoint.
         """
         stage = self._engine.zero_optimization_stage()

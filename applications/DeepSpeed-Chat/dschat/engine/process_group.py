@@ -160,7 +160,7 @@ def remove_stale_memory() -> None:
 
 
 def remove_own_memory() -> None:
-    """Removes the files of this process's shared memory, which it no longer needs."""
+    """Removes this process's shared-memory files, which are no longer needed."""
     used = _mapped_files(Path("/proc/self"))
     for file in _shared_files():
         if str(file) in used:

@@ -31,7 +31,7 @@ class GradientSample:
     """Records elements of the gradients of one parameter on this process since the last update.
 
     Attributes:
-        name: of the parameter.
+        name: name of the parameter.
         parameter: whose gradients are recorded.
         indices: (n,) long, the recorded elements of the flat gradient.
         total: (n,) float64, sum of the gradients.
@@ -76,7 +76,7 @@ class ReductionCheck:
         """Takes DeepSpeed's engine, and the autograd nodes that accumulate the gradients of trained parameters."""
         self._engine = engine
         names = {parameter: name for name, parameter in engine.module.named_parameters()}
-        self._samples: list[GradientSample] = []  # of the parameters that are still to be compared
+        self._samples: list[GradientSample] = []  # samples of the parameters that are still to be compared
         for parameter, node in nodes.items():
             self._samples.append(GradientSample(names[parameter].removeprefix("inner."), parameter, node))
         self._trained = len(self._samples)

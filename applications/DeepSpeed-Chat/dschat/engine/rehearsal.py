@@ -49,7 +49,7 @@ def gradients_dropped(engine: Any) -> Iterator[None]:
 
 
 def _drop(parameter: nn.Parameter, *_: int) -> None:
-    """Replaces a receiver, some of which also take the parameter's index in its group."""
+    """Replaces a receiver of gradients; some receivers also take the parameter's index in its group."""
     parameter.grad = None
 
 

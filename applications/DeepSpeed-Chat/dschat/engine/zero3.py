@@ -144,8 +144,8 @@ class SavedPart(NamedTuple):
     """Position of a parameter in the files of all ranks."""
 
     group: int  # number of its sub-group
-    start: int  # of the parameter's part in the flat tensor of the sub-group
-    numel: int  # of the whole parameter
+    start: int  # first element of the parameter's part in the flat tensor of the sub-group
+    numel: int  # elements of the whole parameter
 
 
 class SavedParts:

@@ -23,9 +23,9 @@ from dschat.lab.table import result_table
 
 REMARK = (
     "Mean over the prompts of the reward model's score, with a 95 % interval (Student's t over prompts). All subsets: "
-    "the mean over all choices of N of the responses drawn; first N: the best of the first N drawn, as published. "
-    "Both estimate the same without bias; the curves show the former, which uses every response for every N and so "
-    "varies less from draw to draw."
+    "the mean over all choices of N of the sampled responses; first N: the best of the first N responses, as "
+    "published. Both estimate the same without bias; the curves show the former, which uses every response for every "
+    "N and so varies less between samples."
 )
 REWARD = "mean reward, 95 % interval over prompts"
 # Offsets of neighbouring lines along the axes: factors of 2, and temperature.
@@ -120,7 +120,7 @@ def best_of_n(
     """Mean reward of a single response and of the best of each number, by model and temperature.
 
     Returns:
-        Rows with `model`, `temperature`, `n`, `draws` (responses to each prompt), `prompts` (their number), `expected`
+        Rows with `model`, `temperature`, `n`, `responses` (per prompt), `prompts` (their number), `expected`
         (interval of the mean over all subsets of n) and `first` (of the best of the first n).
     """
     rows = []
@@ -130,7 +130,7 @@ def best_of_n(
             for n in sorted({1, *numbers}):
                 if n <= sampled:
                     row = {"model": sweep.model, "temperature": temperature, "n": n}
-                    row |= {"draws": sampled, "prompts": len(rewards)}
+                    row |= {"responses": sampled, "prompts": len(rewards)}
                     row["expected"] = mean_interval([expected_best(of_prompt, n) for of_prompt in rewards])
                     row["first"] = mean_interval([best_of_first(of_prompt, n) for of_prompt in rewards])
                     rows.append(row)
@@ -146,7 +146,7 @@ def best_of_report(
 
     Args:
         files: at least one.
-        numbers: of responses to choose from; None: the published ones that were sampled, and all.
+        numbers: numbers of responses to choose from; None: the published ones that were sampled, and all.
         output_dir: folder of the report.
 
     Raises:
@@ -204,16 +204,16 @@ def _table_by_n(
     for (model, temperature), group in means.groupby(["model", "temperature"], sort=False):
         by_n = dict(zip(group["n"], group[estimator], strict=True))
         first = group.iloc[0]
-        row = [model, f"{temperature:g}", first["prompts"], first["draws"]]
+        row = [model, f"{temperature:g}", first["prompts"], first["responses"]]
         row += [by_n.get(n) for n in numbers]
         rows.append(row)
-    headers = ["model", "temperature", "prompts", "drawn", *(f"N = {n}" for n in numbers)]
+    headers = ["model", "temperature", "prompts", "responses", *(f"N = {n}" for n in numbers)]
     return Table(headers, rows, caption=caption)
 
 
 def draw_best_of(means: pd.DataFrame) -> bytes:
     """Draw the means of `best_of_n` as PNG: a chart by N per model with several responses, and one of single ones."""
-    several = means[means["draws"] > 1]
+    several = means[means["responses"] > 1]
     temperatures = sorted(set(several["temperature"]))
     charts = []
     for model, group in several.groupby("model", sort=False):

@@ -98,8 +98,8 @@ class Chart:
     y: str
     lines: Sequence[Curve]
     levels: Sequence[tuple[float, Look]] = ()  # horizontal lines behind the others
-    ticks: Mapping[float, str] = field(default_factory=dict)  # of x; chosen by matplotlib where empty
-    scale: Literal["linear", "whole", "doubling", "names"] = "linear"  # of x
+    ticks: Mapping[float, str] = field(default_factory=dict)  # ticks of the x axis; if empty, matplotlib chooses them
+    scale: Literal["linear", "whole", "doubling", "names"] = "linear"  # scale of the x axis
     legend: Literal["", "inside", "below"] = ""
 
     def draw(self, ax: Axes) -> None:
@@ -139,15 +139,15 @@ def draw_charts(
     legend: Sequence[Look] = (),
     level_with_first: int = 0,
 ) -> bytes:
-    """Draw charts beside each other, as PNG.
+    """Draw charts next to each other, as PNG.
 
     Args:
         charts: at least one.
-        size: of the whole picture, in inches.
+        size: size of the whole picture, in inches.
         dpi: pixels per inch.
         columns: charts in a row, 0 = all.
         title: above the charts.
-        legend: of all charts, in the last cell.
+        legend: legend of all charts, in the last cell.
         level_with_first: number of charts that share the first one's y axis.
     """
     figure = Figure(figsize=size, dpi=dpi, layout="constrained")
@@ -189,7 +189,7 @@ class BarMarker:
 
 @dataclass(frozen=True)
 class Bar:
-    """Shares of wins, ties and losses beside each other, in per cent."""
+    """Stacked shares of wins, ties and losses, in per cent."""
 
     label: str
     shares: Sequence[MeanInterval]  # empty where no verdict counts

@@ -59,7 +59,7 @@ def build_evaluation_report(
     if any(section.raters["pooled"].any() for section in sections):
         remarks.append(POOLED)
     if any(section.means["reward"] for section in sections):
-        tie = f"a difference of no more than {reward_margin:g} is a tie."
+        tie = f"a difference of at most {reward_margin:g} is a tie."
         remarks.append(f"Reward model: the higher reward wins; {tie}")
     return Report("", tables, remarks=remarks)
 
@@ -224,7 +224,7 @@ def _positions(section: SectionResult) -> Table:
 
 
 def _agreements(section: SectionResult) -> Table:
-    """Agreement of each two raters; the majority of several people replaces each of them beside other raters."""
+    """Agreement of each two raters; with raters that are no people, several people count as their majority."""
     people = set()
     for rater in section.raters.itertuples():
         if rater.kind == "human" and not rater.pooled:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Episodes of several turns, drawn turn by turn: what both sides said, with rewards, values and advantages."""
+"""Episodes of several turns, shown turn by turn: the messages of both sides with rewards, values and advantages."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def longest_episode(samples: Sequence[Sample]) -> Sample:
     Raises:
         UserError: there is none.
     """
-    drawn = [sample for sample in samples if sample.get("tokens") and "turn_rewards" in sample]
-    if not drawn:
+    complete = [sample for sample in samples if sample.get("tokens") and "turn_rewards" in sample]
+    if not complete:
         raise UserError("No sample is an episode that was written token by token: give samples of --environment.")
-    return max(drawn, key=lambda sample: len(sample["turn_rewards"]))
+    return max(complete, key=lambda sample: len(sample["turn_rewards"]))
 
 
 def read_samples(file: Path) -> list[Sample]:

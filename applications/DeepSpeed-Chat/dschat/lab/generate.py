@@ -73,7 +73,7 @@ def run_inference(options: InferenceOptions) -> str:
 
 
 def run_best_of_n(options: BestOfOptions) -> str:
-    """Sample and score a sweep; writes `options.result_path`, a table and curves beside it, and returns the table.
+    """Sample and score a sweep; writes `options.result_path`, a table and a chart, and returns the table.
 
     At each temperature, the responses to a prompt are sampled once, as many as the largest N; the best of N is that
     of the first N of them.
@@ -84,13 +84,13 @@ def run_best_of_n(options: BestOfOptions) -> str:
     path = options.result_path
     answering, settings, open_scorer = _open_run(options)
     selection = answering.selection
-    draws = options.sweep.draws
+    num_responses = options.sweep.responses_per_prompt
 
     @cache
     def models() -> tuple[SamplingPolicy, Scorer]:
         with enough_memory(BOTH):
             scorer = open_scorer()
-            policy = answering.open_policy(min(draws))
+            policy = answering.open_policy(min(num_responses))
         assert scorer is not None  # the rules of the options require one
         policy.check_lengths(selection.longest)
         return policy, scorer
@@ -98,7 +98,7 @@ def run_best_of_n(options: BestOfOptions) -> str:
     def prepare(temperature: float) -> BatchFunction:
         policy, scorer = models()
         make_entry = partial(all_of, temperature)
-        function = partial(respond_and_score, policy.at(temperature), scorer, draws[temperature], make_entry)
+        function = partial(respond_and_score, policy.at(temperature), scorer, num_responses[temperature], make_entry)
         return selection.of_batch(function)
 
     def conclude(entries: list[Entry]) -> Concluded:
@@ -107,11 +107,12 @@ def run_best_of_n(options: BestOfOptions) -> str:
         sweep = sweep_of(path.stem, numbered_rows)
         table = write_best_of([sweep], options.sweep.best_of, path.parent, path.stem)
         left_out = f", {selection.dropped} prompts left out" if selection.dropped else ""
-        return rows, f"{table}\n{len(selection.examples)} prompts{left_out}: {path} and beside it .md, .json and .png"
+        files = f"{path}, and the same name with .md, .json and .png"
+        return rows, f"{table}\n{len(selection.examples)} prompts{left_out}: {files}"
 
     settings |= settings_of(options, ("best_of", "temperatures", "single_temperatures"))
     parts: list[RunPart] = []
-    for temperature in draws:
+    for temperature in num_responses:
         parts.append(
             RunPart(
                 batches=selection.batches(options.generation.batch_size),
@@ -170,16 +171,16 @@ def respond(policy: SamplingPolicy, examples: list[PromptExample]) -> list[Entry
 def respond_and_score(
     policy: SamplingPolicy,
     scorer: Scorer,
-    draws: int,
+    num_responses: int,
     make_entry: Callable[[Sequence[Candidate]], Entry],
     examples: list[PromptExample],
 ) -> list[Entry]:
-    """Sample `draws` responses to each prompt and score them.
+    """Sample `num_responses` responses to each prompt and score them.
 
-    `make_entry` turns the candidates of one prompt, in the order of their draws, into an entry of the journal.
+    `make_entry` turns the candidates of one prompt, in the order of their numbers, into an entry of the journal.
     """
     candidates: list[list[Candidate]] = [[] for _ in examples]
-    for responses in policy.respond(examples, draws):
+    for responses in policy.respond(examples, num_responses):
         rewards = _rewards(scorer, examples, [response.text for response in responses])
         for number, (reward, response) in enumerate(zip(rewards, responses, strict=True)):
             candidates[number].append((reward, response))

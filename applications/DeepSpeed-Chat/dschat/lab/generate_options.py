@@ -21,7 +21,7 @@ from dschat.settings.rules import Check, Rule, Rules, check_function_path
 UNSHUFFLED = "webgpt"  # its validation rows are used whole, in their own order
 PROTOCOL_SAMPLES = 2000  # prompts of the other sets
 REFERENCE = "reference"  # name of the file of --ref_scores
-MODEL_HELP = "policy: folder or hub id, with or without /actor"
+MODEL_HELP = "policy: a model's folder, step 3's output folder, or a hub id"
 TRAINING_SEED: int = default_of(OptimisationFlags, "seed")
 # Last folder of a preset's models, which does not tell them apart.
 STEP_FOLDERS = ("sft", "reward", "dpo", "ppo", "refuel")
@@ -49,26 +49,28 @@ GPU_NUMBER: Range = (lambda value: value >= 0, "the number of a GPU, from 0; for
 class ComputeFlags:
     """Device and precision of the models."""
 
-    device: str | None = flag("cpu, cuda or cuda:N; the first GPU where there is one if not given", None)
-    dtype: Dtype | None = flag("of the models; bf16 on a GPU and fp32 on a CPU if not given", None)
+    device: str | None = flag("device: cpu, cuda or cuda:N; if not given, the first GPU, or the CPU without one", None)
+    dtype: Dtype | None = flag("dtype of the models; bf16 on a GPU and fp32 on a CPU if not given", None)
 
 
 @dataclass(kw_only=True, frozen=True)
 class GPUFlags:
     """The GPU by its number."""
 
-    gpu: int | None = flag("number of the GPU; 0 where there is one if not given", None, GPU_NUMBER)
+    gpu: int | None = flag("number of the GPU to use; if not given 0, or the CPU without one", None, GPU_NUMBER)
 
 
 @dataclass(kw_only=True, frozen=True)
 class GenerationFlags:
-    """What generates responses, how many at once and how long."""
+    """Engine, batch size and length of generation."""
 
-    batch_size: int = flag("prompts answered at once", 16, AT_LEAST_1)
+    batch_size: int = flag("prompts for which responses are generated at the same time", 16, AT_LEAST_1)
     rollout_engine: Engine = flag(
-        "what draws responses: continuous (our own batching) or generate (transformers'; slower)", "continuous"
+        "how responses are generated: by the built-in continuous batching (continuous), or by transformers' generate"
+        " (slower)",
+        "continuous",
     )
-    max_new_tokens: int = flag("longest response in tokens", 512, AT_LEAST_1)
+    max_new_tokens: int = flag("maximum response length in tokens", 512, AT_LEAST_1)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -77,15 +79,15 @@ class TokenSamplerFlags:
 
     top_k: int = flag("sample from the k most likely tokens; 0 = all", 50, AT_LEAST_0)
     top_p: float = flag("sample from the most likely tokens whose probabilities add up to this; 1 = all", 1.0, UP_TO_1)
-    seed: int = flag("of the draws; the choice of prompts does not depend on it", TRAINING_SEED, SEED)
+    seed: int = flag("random seed of sampling; the choice of prompts does not depend on it", TRAINING_SEED, SEED)
 
 
 @dataclass(kw_only=True, frozen=True)
 class PromptFlags:
-    """Which prompts of a data set are answered."""
+    """Number and length of the prompts to answer."""
 
-    num_samples: int | None = flag("prompts; all if not given", None, AT_LEAST_1)
-    max_prompt_len: int | None = flag("leave out prompts of more tokens, BOS included", None, AT_LEAST_1)
+    num_samples: int | None = flag("number of prompts; all if not given", None, AT_LEAST_1)
+    max_prompt_len: int | None = flag("skip prompts longer than this, in tokens including BOS", None, AT_LEAST_1)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -93,11 +95,11 @@ class DatasetFlags:
     """The data set that gives the prompts."""
 
     dataset: str = flag(
-        f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}, or a name for the data of --data_path"
+        f"data set whose validation prompts are used: {', '.join(COMPARED_SETS)}, or any name for --data_path"
     )
     data_path: str | None = flag(
-        "where to read the data set: file, folder or hub id; its own place if not given; your own may have any"
-        " --dataset name",
+        "file, folder or hub id to read prompts from, under any --dataset name; if not given, the published data set"
+        " that --dataset names",
         None,
         NOT_EMPTY,
         path=True,
@@ -109,10 +111,10 @@ class ProjectFlags:
     """The project folder, below which results lie."""
 
     proj_path: Path = flag(
-        "results go below it, data sets are read from its folder data unless MA_RLHF_DATA is set",
+        "folder below which results are written; data sets are read from its subfolder data, or from MA_RLHF_DATA",
         environment="PROJ_PATH",
     )
-    name: str | None = flag("name of the result file, without .jsonl; the model's if not given", None)
+    name: str | None = flag("name of the result file, without .jsonl; the model's name if not given", None)
 
     def result_path(self, dataset: str, folder: str, model: str) -> Path:
         """The result file results/{dataset}/{folder}/{name}.jsonl; called after `model` without --name."""
@@ -131,8 +133,8 @@ class ResponseFlags:
     """Temperature and number of the responses to a prompt."""
 
     # Text, because it names the folder of the result.
-    temperature: str = flag("of sampling; 0 = greedy", "0.8", TEMPERATURE)
-    num_return: int = flag("responses to a prompt", 1, AT_LEAST_1)
+    temperature: str = flag("sampling temperature; 0 = greedy decoding", "0.8", TEMPERATURE)
+    num_return: int = flag("responses per prompt", 1, AT_LEAST_1)
 
     @property
     def temperature_value(self) -> float:
@@ -147,14 +149,14 @@ class ResponseFlags:
 
 @dataclass(kw_only=True, frozen=True)
 class ScoreFlags:
-    """What scores responses."""
+    """The reward model or function that scores responses."""
 
     reward_model: str | None = flag(
-        "scores responses: folder or hub id of a sequence classifier with one label", None, path=True
+        "reward model that scores responses: folder or hub id of a sequence classifier with one label", None, path=True
     )
     reward_function: str | None = flag(
-        "scores responses in place of a reward model: module.py:function, called as in training with lists of"
-        " prompts, responses and rows",
+        "function that scores responses, instead of a reward model: module.py:function, called with lists of prompts,"
+        " responses and rows as in training",
         None,
         path=True,
     )
@@ -173,24 +175,33 @@ class ScoreFlags:
 class ReferenceFlags:
     """Scores of the data set's own responses."""
 
-    ref_scores: bool = flag("score the data set's own chosen and rejected responses, into reference.jsonl", False)
+    ref_scores: bool = flag(
+        "score the data set's own chosen and rejected responses, instead of generating; written to reference.jsonl",
+        False,
+    )
 
 
 @dataclass(kw_only=True, frozen=True)
 class SweepFlags:
     """Temperatures, and numbers of responses to choose from."""
 
-    best_of: Sequence[int] = flag("numbers of responses to choose from", PUBLISHED_NUMBERS, AT_LEAST_1)
+    best_of: Sequence[int] = flag("values of N: the best of N responses is chosen", PUBLISHED_NUMBERS, AT_LEAST_1)
     temperatures: Sequence[float] = flag(
-        "at which so many are drawn", (0.2, 0.4, 0.6, 0.8, 1.0, 1.2), TEMPERATURE, nargs="*"
+        "sampling temperatures at which N responses per prompt are generated",
+        (0.2, 0.4, 0.6, 0.8, 1.0, 1.2),
+        TEMPERATURE,
+        nargs="*",
     )
     single_temperatures: Sequence[float] = flag(
-        "of a single response to a prompt; 0 = greedy", (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), TEMPERATURE, nargs="*"
+        "sampling temperatures at which one response per prompt is generated; 0 = greedy decoding",
+        (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
+        TEMPERATURE,
+        nargs="*",
     )
 
     @property
-    def draws(self) -> dict[float, int]:
-        """Number of responses to each prompt by temperature, the lowest temperature first."""
+    def responses_per_prompt(self) -> dict[float, int]:
+        """Temperature → number of responses per prompt, the lowest temperature first."""
         counts = dict.fromkeys(self.single_temperatures, 1)
         counts.update(dict.fromkeys(self.temperatures, max(self.best_of)))
         return dict(sorted(counts.items()))
@@ -214,21 +225,31 @@ class ProgramTestFlags:
 class TextFlags:
     """Models and texts of `dschat text`."""
 
-    model: Sequence[str] = flag("policies: folders or hub ids, with or without /actor", (), path=True, nargs="+")
-    reward_model: Sequence[str] = flag("reward models of step 2: folders or hub ids", (), path=True, nargs="+")
-    checkpoints: Path | None = flag("output folder of a run: all of its models, models/step-N and the final one", None)
-    data: str = flag("data set: as --data_path of training", path=True)
-    output: Path = flag("where the result is written")
-    split: Literal["eval", "train"] = flag("eval, the held-out rows, or train", "eval")
+    model: Sequence[str] = flag(
+        "policies to measure: models' folders, step 3's output folders, or hub ids", (), path=True, nargs="+"
+    )
+    reward_model: Sequence[str] = flag(
+        "reward models of step 2 to measure: folders or hub ids", (), path=True, nargs="+"
+    )
+    checkpoints: Path | None = flag(
+        "output folder of a run whose models are all measured: models/step-N and the final one", None
+    )
+    data: str = flag("data set to measure on, given as to --data_path of training", path=True)
+    output: Path = flag("folder to write rows, report and chart to")
+    split: Literal["eval", "train"] = flag("rows to measure on: held-out ones (eval) or training ones (train)", "eval")
     seed: int | None = flag(
-        f"of the 5 %% held out where the data have no evaluation rows; {TRAINING_SEED}, or the run's of --checkpoints,"
-        " if not given",
+        "random seed that chooses the 5 %% of rows held out, if the data have no evaluation rows; if not given, that"
+        f" of --checkpoints, or {TRAINING_SEED}",
         None,
         SEED,
     )
-    no_rouge: bool = flag("do not answer the prompts, which takes longest", False)
-    all_tokens: bool = flag("perplexity of prompts, too, as --sft_on_prompt trains; else of responses alone", False)
-    max_seq_len: int = flag("longest text in tokens; the rest is cut, as in training", 1024, AT_LEAST_1)
+    no_rouge: bool = flag("skip ROUGE, for which responses must be generated (the slowest part)", False)
+    all_tokens: bool = flag(
+        "perplexity over prompt and response, as --sft_on_prompt trains, not the response alone", False
+    )
+    max_seq_len: int = flag(
+        "maximum length of prompt and response in tokens; longer ones are truncated as in training", 1024, AT_LEAST_1
+    )
     end_of_conversation_token: str | None = flag("token that ends a response, instead of EOS", None, NOT_EMPTY)
 
 
@@ -307,11 +328,11 @@ INFERENCE_RULES: "tuple[Rule[InferenceOptions], ...]" = (
         lambda options: (
             options.reference.ref_scores and options.scores.reward_model is None and options.policy.model is None
         ),
-        "--ref_scores with --reward_function: give --model, too; its chat template writes the prompts.",
+        "--ref_scores with --reward_function also needs --model, whose chat template formats the prompts.",
     ),
     Rule(
         lambda options: options.responses.num_return > 1 and options.reference.ref_scores,
-        "--num_return {num_return}: --ref_scores draws no responses. Leave --num_return out, or change that flag.",
+        "--num_return {num_return}: --ref_scores generates no responses. Leave --num_return out, or change that flag.",
     ),
 )
 BEST_OF_RULES: "tuple[Rule[BestOfOptions] | Check[BestOfOptions], ...]" = (
@@ -355,7 +376,7 @@ class ModelOptions(Config):
 class AnsweringOptions(ModelOptions):
     """Flags of every command that answers a data set's prompts into a file below --proj_path."""
 
-    helps: ClassVar[dict[str, str]] = {"device": "cpu, cuda or cuda:N; decides over --gpu"}
+    helps: ClassVar[dict[str, str]] = {"device": "device: cpu, cuda or cuda:N; takes precedence over --gpu"}
     rules: ClassVar[Rules] = ANSWERING_RULES
 
     policy: PolicyFlags
@@ -394,7 +415,7 @@ class ScoredOptions(AnsweringOptions):
     """Flags of every command with a reward model or a function that scores."""
 
     helps: ClassVar[dict[str, str]] = {
-        "num_samples": f"prompts; {PROTOCOL_SAMPLES}, and of webgpt all, if not given",
+        "num_samples": f"number of prompts; if not given {PROTOCOL_SAMPLES}, and all for webgpt",
     }
     rules: ClassVar[Rules] = (*ANSWERING_RULES, *SCORE_RULES)
 
@@ -412,7 +433,7 @@ class ScoredOptions(AnsweringOptions):
 
     @property
     def prompt_count(self) -> int | None:
-        """Number of prompts to take; without --num_samples that of the protocol; None = all."""
+        """Number of prompts to use; by default that of the protocol; None = all."""
         if self.prompts.num_samples is None and self.dataset_name != UNSHUFFLED:
             return PROTOCOL_SAMPLES
         return self.prompts.num_samples
@@ -422,13 +443,13 @@ class InferenceOptions(ScoredOptions):
     """Answer a data set's held-out prompts with a model; a reward model or a function may score the responses.
 
     Writes PROJ_PATH/results/DATASET/temperature=T/MODEL.jsonl: prompt, response, finished and, where they are scored,
-    reward. Killed and started again with the same flags, it goes on where it stood.
+    reward. If it is interrupted, the same command continues it.
     """
 
     defaults: ClassVar[dict[str, Any]] = {"model": None}
     helps: ClassVar[dict[str, str]] = {
         "model": f"{MODEL_HELP}; not needed with --ref_scores",
-        "num_return": "draw so many responses to a prompt, keep the best by reward",
+        "num_return": "responses generated per prompt, of which the one with the highest reward is kept",
     }
     rules: ClassVar[Rules] = (*ScoredOptions.rules, RESPONSE_RULE, *INFERENCE_RULES)
 
@@ -446,8 +467,8 @@ class BestOfOptions(ScoredOptions):
     """Rewards of the best of N responses at several temperatures, and of a single response at each.
 
     Writes into PROJ_PATH/results/DATASET/best-of-n: MODEL.jsonl with all responses and their rewards, a row for each
-    prompt and temperature; MODEL.md and MODEL.json, the table; MODEL.png, the curves. Killed and started again with
-    the same flags, it goes on where it stood.
+    prompt and temperature; MODEL.md and MODEL.json, the table; MODEL.png, the curves. If it is interrupted, the same
+    command continues it.
     """
 
     rules: ClassVar[Rules] = (*ScoredOptions.rules, *BEST_OF_RULES)
@@ -464,7 +485,7 @@ class ProgramOptions(AnsweringOptions):
     """Answer APPS's problems with a model and run the programs on the problems' tests, in a sandbox.
 
     Writes PROJ_PATH/results/DATASET/temperature=T/MODEL.jsonl: prompt, difficulty, and of each sample its response and
-    what became of it. Killed and started again with the same flags, it goes on where it stood.
+    what became of it. If it is interrupted, the same command continues it.
     """
 
     defaults: ClassVar[dict[str, Any]] = {
@@ -475,9 +496,9 @@ class ProgramOptions(AnsweringOptions):
         "max_prompt_len": 600,
     }
     helps: ClassVar[dict[str, str]] = {
-        "dataset": "published set, or a name for the data of --data_path",
-        "num_return": "programs for a problem",
-        "max_prompt_len": "leave out problems of more tokens, BOS included",
+        "dataset": "data set whose problems are used: apps, or any name for the data of --data_path",
+        "num_return": "programs generated per problem",
+        "max_prompt_len": "skip problems longer than this, in tokens including BOS",
     }
     rules: ClassVar[Rules] = (*ANSWERING_RULES, RESPONSE_RULE)
 
@@ -494,14 +515,14 @@ class TextOptions(ModelOptions):
     """Perplexity and ROUGE of policies, loss and accuracy of reward models, on a split of a data set.
 
     Writes into the folder of --output: rows.jsonl, a row for each model and text; report.md, report.json, report.png.
-    Killed and started again with the same flags, it goes on where it stood.
+    If it is interrupted, the same command continues it.
     """
 
     helps: ClassVar[dict[str, str]] = {
-        "device": "cpu, cuda or cuda:N; decides over --gpu",
-        "num_samples": "texts: so many of the split, the same for every model; all if not given",
-        "max_new_tokens": "longest response in tokens, for ROUGE",
-        "batch_size": "texts computed at once",
+        "device": "device: cpu, cuda or cuda:N; takes precedence over --gpu",
+        "num_samples": "number of rows of the split to measure on, the same for every model; all if not given",
+        "max_new_tokens": "maximum response length in tokens, for ROUGE",
+        "batch_size": "rows per forward pass",
     }
     rules: ClassVar[Rules] = (
         Rule(

@@ -47,9 +47,9 @@ class MacroToken:
 
     text: str  # added to the response by the token; special tokens by their name
     macro_action: int  # index of its macro action in the response; -1 for an environment's token
-    value: float | None = None  # of the state before the token, by the critic
+    value: float | None = None  # value of the state before the token, by the critic
     reward: float | None = None  # with the KL penalty
-    advantage: float | None = None  # of its macro action
+    advantage: float | None = None  # advantage of its macro action
 
 
 def macro_tokens(rows: Iterable[Mapping[str, Any]]) -> list[MacroToken]:

@@ -26,7 +26,7 @@ class Answer:
 
     Attributes:
         text: without special tokens.
-        score: of the reward function.
+        score: score of the reward function.
         kl: log π(y|x) − log π_ref(y|x) in nats, whose mean is the KL to the reference.
         tokens: length, the end token included.
     """
@@ -45,21 +45,21 @@ def measure(
     prompts: Sequence[PromptExample],
     sampling: Sampling,
     seed: int,
-    draws: int = 1,
+    num_responses: int = 1,
     rows: int = 64,
 ) -> list[list[Answer]]:
     """Sample responses of a policy to each prompt and measure them; seeds do not depend on the policy.
 
     Args:
-        policy: is measured.
-        reference: for the KL, with the same tokenizer.
+        policy: the measured policy.
+        reference: the reference of the KL, with the same tokenizer.
         score: a rollout and its texts → scores (B,).
-        tokenizer: of both models.
-        prompts: each is answered `draws` times.
-        sampling: how.
-        seed: of the run.
-        draws: responses to a prompt.
-        rows: responses in one batch.
+        tokenizer: tokenizer of both models.
+        prompts: the prompts.
+        sampling: sampling parameters.
+        seed: seed of the run.
+        num_responses: responses per prompt.
+        rows: responses per batch.
 
     Returns:
         The answers of each prompt.
@@ -69,11 +69,11 @@ def measure(
     data_rows: list[Row] = []
     seeds: list[int] = []
     for example in prompts:
-        for draw in range(draws):
+        for number in range(num_responses):
             prompt_ids.append(example.prompt_ids)
             prompt_texts.append(example.prompt_text)
             data_rows.append(example.row)
-            seeds.append(row_seed(seed, example.index, draw))
+            seeds.append(row_seed(seed, example.index, number))
     sample = choose_engine("continuous", rows, policy.inner, "measure").sampler_for(policy.inner)
     rollout = sample(prompt_ids, sampling, seeds).rollout
 
@@ -84,7 +84,7 @@ def measure(
     lengths = rollout.response_mask.sum(1).tolist()
 
     answers = [Answer(*values) for values in zip(responses, scores, kl, lengths, strict=True)]
-    return [answers[start : start + draws] for start in range(0, len(answers), draws)]
+    return [answers[start : start + num_responses] for start in range(0, len(answers), num_responses)]
 
 
 @torch.no_grad()
@@ -100,7 +100,7 @@ def log_ratios(
     Args:
         policy, reference: the two models.
         rollout: B responses.
-        temperature: of the log-probs.
+        temperature: temperature of the log-probs.
         most: rows in one forward pass.
     """
     ratios = torch.zeros(len(rollout.input_ids), device=rollout.input_ids.device)

@@ -33,10 +33,10 @@ SECONDS: Range = (lambda value: 0 < value < math.inf, "a number of seconds above
 class ComparedFlags:
     """Two files of responses, and the file of verdicts."""
 
-    model_name_a: Path = flag("responses of the first model (.jsonl)", aliases=["--model_a"])
-    model_name_b: Path = flag("responses of the second model (.jsonl)", aliases=["--model_b"])
-    output: Path = flag("verdicts, as JSON Lines in the order of the first file")
-    seed: int = flag("of the choice of sides and rows", 42, AT_LEAST_0)
+    model_name_a: Path = flag("file of the first model's responses (.jsonl)", aliases=["--model_a"])
+    model_name_b: Path = flag("file of the second model's responses (.jsonl)", aliases=["--model_b"])
+    output: Path = flag("file to write verdicts to (.jsonl), in the order of the first model's responses")
+    seed: int = flag("random seed of the choice of rows and of the side on which each model is shown", 42, AT_LEAST_0)
 
     @property
     def names(self) -> tuple[str, str]:
@@ -49,34 +49,36 @@ class ComparedFlags:
 class RequestFlags:
     """How requests are sent to an OpenAI-compatible server."""
 
-    concurrency: int = flag("requests at the same time", 8, COUNT)
-    timeout: float = flag("seconds to wait for an answer", 120.0, SECONDS)
-    max_tries: int = flag("times to send a request", 8, COUNT)
+    concurrency: int = flag("number of concurrent requests to the server", 8, COUNT)
+    timeout: float = flag("time-out of a request, in seconds", 120.0, SECONDS)
+    max_tries: int = flag("maximum attempts per request", 8, COUNT)
 
 
 @dataclass(kw_only=True, frozen=True)
 class JudgeFlags:
     """The judge model and how it is asked."""
 
-    judge_model: str = flag("name of the judge", DEFAULT_JUDGE)
+    judge_model: str = flag("name of the judge model on its server", DEFAULT_JUDGE)
     base_url: str | None = flag(
-        "an OpenAI-compatible server; OpenAI's if not given", None, environment="OPENAI_BASE_URL"
+        "address of an OpenAI-compatible server; OpenAI's if not given", None, environment="OPENAI_BASE_URL"
     )
-    sk: str | None = flag("the key; better: the environment variable OPENAI_API_KEY", None, secret=True, nargs="?")
-    single_order: bool = flag("show each pair once, sides by chance, not in both orders", False)
-    max_tokens: int = flag("longest answer in tokens", 1024, COUNT)
-    dry_run: bool = flag("estimate tokens and cost, send and write nothing", False)
-    cache: Path | None = flag("answers of earlier runs; .judge-cache beside --output if not given", None)
+    sk: str | None = flag("API key; prefer the environment variable OPENAI_API_KEY", None, secret=True, nargs="?")
+    single_order: bool = flag("show each pair once, in random order, instead of once in each order", False)
+    max_tokens: int = flag("maximum length of the judge's answer, in tokens", 1024, COUNT)
+    dry_run: bool = flag("estimate tokens and cost without sending or writing anything", False)
+    cache: Path | None = flag(
+        "folder that caches the judge's answers; .judge-cache beside --output if not given", None
+    )
 
 
 @dataclass(kw_only=True, frozen=True)
 class CostFlags:
     """Prices of the judge model, and the most that a run may cost."""
 
-    price_in: float | None = flag("US dollars per million tokens sent", None, AT_LEAST_0)
-    price_out: float | None = flag("US dollars per million tokens answered", None, AT_LEAST_0)
+    price_in: float | None = flag("price in US dollars per million input tokens", None, AT_LEAST_0)
+    price_out: float | None = flag("price in US dollars per million output tokens", None, AT_LEAST_0)
     max_cost: float | None = flag(
-        "stop before this run costs more dollars; every start counts from 0", None, AT_LEAST_0
+        "stop before the run costs more than this, in US dollars; a resumed run counts from 0 again", None, AT_LEAST_0
     )
 
     def prices(self) -> Prices | None:
@@ -96,27 +98,30 @@ class CostFlags:
 
 @dataclass(kw_only=True, frozen=True)
 class RubricFlags:
-    """What the judge looks at."""
+    """Rubric by which the judge compares."""
 
-    dataset: str = flag("rubric: summarize, hh-rlhf (hh) or webgpt; with --rubric a name for the results", "summarize")
-    rubric: Path | None = flag("file of your own rubric (.toml or .json), see docs/evaluation.md", None)
+    dataset: str = flag(
+        "data set whose rubric is used: summarize, hh-rlhf (hh) or webgpt; with --rubric, any name for the results",
+        "summarize",
+    )
+    rubric: Path | None = flag("file with a rubric of your own (.toml or .json); see docs/evaluation.md", None)
 
 
 @dataclass(kw_only=True, frozen=True)
 class TurnFlags:
-    """What decides a turn."""
+    """Whether a judge or the rows' scores decide each turn."""
 
-    by_scores: bool = flag("no judge: the higher number of the rows' column scores wins each turn", False)
+    by_scores: bool = flag("decide each turn by the higher value in the rows' column scores, without a judge", False)
 
 
 @dataclass(kw_only=True, frozen=True)
 class VoteFlags:
-    """Who votes, on what data set, and where."""
+    """Rater, data set, and terminal or page."""
 
-    dataset: str = flag("summarize, hh-rlhf or webgpt: its guidelines are shown; or your own name", "")
-    rater: str | None = flag("name of the person who votes; the login name if not given, and --web asks", None)
-    web: bool = flag("vote in a browser on this machine (needs the extra ui)", False)
-    port: int | None = flag("of --web; the first free one from 7860 if not given", None, PORT)
+    dataset: str = flag("data set whose guidelines are shown: summarize, hh-rlhf or webgpt; or any other name", "")
+    rater: str | None = flag("name of the person who votes; the login name if not given (--web asks for it)", None)
+    web: bool = flag("vote on a web page served on this machine (needs the extra ui)", False)
+    port: int | None = flag("port of --web; the first free one from 7860 if not given", None, PORT)
 
 
 # -- commands
@@ -138,9 +143,7 @@ def _check_rubric_of_dataset(options: "JudgeOptions") -> None:
 class AskingOptions(Config):
     """Flags of every command that asks a judge model."""
 
-    helps: ClassVar[dict[str, str]] = {
-        "overwrite": "make --output anew, also if it is there or was begun without this flag"
-    }
+    helps: ClassVar[dict[str, str]] = {"overwrite": "replace --output, whether it is finished or incomplete"}
     rules: ClassVar[Rules] = (Check(_check_output_is_no_input),)
 
     compared: ComparedFlags
@@ -176,7 +179,7 @@ class AskingOptions(Config):
 class JudgeOptions(AskingOptions):
     """Let a judge model compare the responses of two models, pair by pair.
 
-    Killed and started again with the same flags, it goes on where it stood.
+    If it is interrupted, the same command continues it.
     """
 
     rules: ClassVar[Rules] = (*AskingOptions.rules, Check(_check_rubric_of_dataset))
@@ -199,13 +202,13 @@ class TurnOptions(AskingOptions):
 
     A row of a file is a finished dialogue: {"number": 0, "messages": [{"role": "user", "content": "…"}, …]}. Rows of
     both files with the same number begin with the same message. A judge model sees both dialogues up to each turn;
-    with --by_scores, the rows' own scores decide. Killed and started again, the same command goes on where it stood.
+    with --by_scores, the rows' own scores decide. If it is interrupted, the same command continues it.
     """
 
     helps: ClassVar[dict[str, str]] = {
-        "model_name_a": "finished dialogues of the first policy",
-        "model_name_b": "finished dialogues of the second policy",
-        "output": "verdicts, as JSON Lines by dialogue and turn; table and picture go beside it",
+        "model_name_a": "file of finished dialogues of the first policy (.jsonl)",
+        "model_name_b": "file of finished dialogues of the second policy (.jsonl)",
+        "output": "file to write verdicts to (.jsonl), by dialogue and turn; table and chart are written beside it",
     }
     rules: ClassVar[Rules] = (
         *AskingOptions.rules,
@@ -221,10 +224,10 @@ class TurnOptions(AskingOptions):
 class VoteOptions(Config):
     """People compare the responses of two models: in the terminal, or with --web in a browser.
 
-    Every vote is saved at once. The same command goes on where the rater stopped.
+    Every vote is saved at once. The same command continues where the rater stopped.
     """
 
-    helps: ClassVar[dict[str, str]] = {"output": "file of the votes (.jsonl); votes in it are kept"}
+    helps: ClassVar[dict[str, str]] = {"output": "file to write votes to (.jsonl); votes already in it are kept"}
 
     compared: ComparedFlags
     voting: VoteFlags
@@ -232,21 +235,26 @@ class VoteOptions(Config):
 
 @dataclass(kw_only=True, frozen=True)
 class SampleOptions:
-    """Draw the rows of a file of responses that judges and people compare; the same prompts of every model."""
+    """Choose rows of a file of responses for judges and people to compare: the same prompts for every model."""
 
-    data_path: Path = flag("responses (.jsonl)", aliases=["--data_file"])
-    save_path: Path = flag("where they go", aliases=["--save_file"])
-    dataset: str = flag("summarize (by subreddit), hh-rlhf, webgpt or your own name", "summarize")
-    num: int = flag("rows to draw", 50)
-    seed: int = flag("of the choice of rows", 42, AT_LEAST_0)
+    data_path: Path = flag("file of responses to choose from (.jsonl)", aliases=["--data_file"])
+    save_path: Path = flag("file to write the chosen rows to (.jsonl)", aliases=["--save_file"])
+    dataset: str = flag(
+        "data set of the responses: summarize (at most 5 rows per subreddit), hh-rlhf, webgpt, or any other name",
+        "summarize",
+    )
+    num: int = flag("number of rows to choose", 50)
+    seed: int = flag("random seed of the choice", 42, AT_LEAST_0)
 
 
 @dataclass(kw_only=True, frozen=True)
 class PassOptions:
     """pass@k of files that `dschat programs` wrote, by difficulty, with 95 % intervals over problems."""
 
-    files: Sequence[Path] = flag("one per model", positional=True)
-    k: Sequence[int] = flag("programs that are looked at", (1, 5), AT_LEAST_1)
+    files: Sequence[Path] = flag("files that `dschat programs` wrote, one per model", positional=True)
+    k: Sequence[int] = flag(
+        "values of k: pass@k is the probability that at least one of k programs passes", (1, 5), AT_LEAST_1
+    )
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -262,19 +270,19 @@ class ReportOptions:
     """
 
     files: Sequence[Path] = flag(
-        "verdicts of judges and people, and responses with rewards (of both models), in any mixture; or programs;"
-        " or sweeps; or verdicts by turn",
+        "files to report on, of one kind: verdicts of judges and people and scored responses of both models;"
+        " programs that were run; best-of-n sweeps; or verdicts by turn",
         positional=True,
     )
-    output: Path = flag("folder for report.json and report.png")
-    reward_margin: float = flag("rewards that differ by no more are a tie", 0.0)
+    output: Path = flag("folder to write report.json and report.png to")
+    reward_margin: float = flag("rewards that differ by at most this count as a tie", 0.0)
     dataset: str = flag(
-        "summarize, hh-rlhf, webgpt or your own name: data set of the files that name none; apps for programs and"
-        " ultrainteract for verdicts by turn show the published figures as well",
+        "data set of files that do not name one: summarize, hh-rlhf, webgpt or any other name; apps (programs) and"
+        " ultrainteract (verdicts by turn) also show published results",
         "",
     )
     best_of: Sequence[int] | None = flag(
-        "of sweeps: numbers of responses to choose from; 4 8 16 32 as far as drawn, and all, if not given",
+        "best-of-n sweeps: values of N; if not given, those of 4 8 16 32 that were generated, and all responses",
         None,
         AT_LEAST_1,
     )

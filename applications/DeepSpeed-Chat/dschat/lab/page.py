@@ -61,7 +61,7 @@ class Key:
 
 @dataclass(frozen=True)
 class MacroPanel:
-    """A segmented text beside others to compare with."""
+    """A segmented text, shown next to others."""
 
     title: str
     tokens: Sequence[MacroToken]
@@ -163,8 +163,8 @@ def write_report(
 
     Args:
         folder: made where it is missing.
-        name: of the files, without the suffix.
-        content: of the JSON file; estimates, rates and other dataclasses become objects of their fields.
+        name: name of the files, without the suffix.
+        content: content of the JSON file; estimates, rates and other dataclasses become objects of their fields.
         report: for the Markdown file.
         picture: PNG.
         flag: named before the folder in messages.

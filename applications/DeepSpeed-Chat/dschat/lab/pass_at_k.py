@@ -43,7 +43,7 @@ PUBLISHED = {
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """1 − C(n − c, k) / C(n, k) of n ≥ k samples, of which c passed: unbiased (Chen et al. 2021, equation 1)."""
+    """Unbiased pass@k of n ≥ k samples, c of them passed: 1 − C(n − c, k) / C(n, k) (Chen et al. 2021, equation 1)."""
     return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 

@@ -77,31 +77,31 @@ class SamplingPolicy:
     def respond(
         self,
         examples: Sequence[PromptExample],
-        draws: int = 1,
+        num_responses: int = 1,
     ) -> list[list[SampledResponse]]:
-        """Sample `draws` responses to each prompt, all in one pool.
+        """Sample `num_responses` responses to each prompt, all in one pool.
 
-        A response's seed is made from --seed, its prompt's number and its own number among those of the prompt.
+        The seed of a response follows from --seed, the number of its prompt, and its number among the responses to it.
 
         Returns:
-            One list per draw, each in the order of the prompts.
+            One list per number of a response, each in the order of the prompts.
         """
         prompts: list[list[int]] = []
         seeds: list[int] = []
-        for draw in range(draws):
+        for number in range(num_responses):
             for example in examples:
                 prompts.append(example.prompt_ids)
-                seeds.append(row_seed(self.seed, example.index, draw))
+                seeds.append(row_seed(self.seed, example.index, number))
 
         rollout = self.sampler(prompts, self.sampling, seeds).rollout
         responses = []
         for ids, finished in zip(rollout.response_rows(), rollout.finished.tolist(), strict=True):
             text = decode_response(self.tokenizer, ids[:-1] if finished else ids)
             responses.append(SampledResponse(text, len(ids), finished))
-        responses_by_draw: list[list[SampledResponse]] = []
+        responses_by_number: list[list[SampledResponse]] = []
         for start in range(0, len(responses), len(examples)):
-            responses_by_draw.append(responses[start : start + len(examples)])
-        return responses_by_draw
+            responses_by_number.append(responses[start : start + len(examples)])
+        return responses_by_number
 
     def at(self, temperature: float) -> "SamplingPolicy":
         """Copy that samples at another temperature from the same model."""
@@ -131,8 +131,8 @@ def load_policy(
     where: Compute,
 ) -> SamplingPolicy:
     """Load the policy at a path from `locate_policy`; raises UserError where there is no such model."""
-    causal_lm, sampling, draw = load_sampler(path, "--model", tokenizer, generation, sampler, temperature, where)
-    return SamplingPolicy(causal_lm, tokenizer, sampling, sampler.seed, draw)
+    causal_lm, sampling, sample = load_sampler(path, "--model", tokenizer, generation, sampler, temperature, where)
+    return SamplingPolicy(causal_lm, tokenizer, sampling, sampler.seed, sample)
 
 
 def load_sampler(
@@ -150,12 +150,12 @@ def load_sampler(
     Args:
         path: folder or hub id.
         flag: that named it, for messages.
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         generation: engine, batch size and longest response.
         sampler: top-k and top-p; its seed is not read.
         temperature: 0 is greedy.
         where: device and dtype.
-        ends: ids that end a response beside EOS and the checkpoint's own.
+        ends: ids that end a response, in addition to EOS and the checkpoint's own end ids.
 
     Returns:
         The model, its sampling parameters, and the function that samples.
@@ -176,7 +176,7 @@ def load_sampler(
 
 
 def locate_policy(path: str) -> str:
-    """What transformers can open: `path`, a folder or hub id, or the `actor` below it where there is no model.
+    """The path that transformers can open: a folder or hub id, or the folder `actor` below it if it holds no model.
 
     `path` comes back unchanged where nothing better exists; then the loader refuses it.
     """

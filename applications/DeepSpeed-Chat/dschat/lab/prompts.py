@@ -41,7 +41,7 @@ RECORDED = (
     "messages_key",
     "apply_chat_template",
 )
-PROTOCOL_SEED = 1234  # of the shuffle and of a split that has to be made; --seed changes the sampling only
+PROTOCOL_SEED = 1234  # seed of the shuffle and of a split that has to be made; --seed changes the sampling only
 
 PromptFunction = Callable[[list[PromptExample]], list[Entry]]  # prompts of a batch → their entries
 
@@ -164,7 +164,7 @@ class Answering:
     Attributes:
         options: flags of the command.
         where: device and dtype of the models.
-        path: of the policy; None if nothing is sampled.
+        path: path of the policy; None if nothing is sampled.
         tokenizer: encodes the prompts: the policy's, or without one the reward model's.
         selection: the prompts.
     """
@@ -192,7 +192,7 @@ class Answering:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the rows depend on."""
+        """The settings that the rows depend on."""
         dataset = self.options.dataset_name
         settings = {"dataset": dataset} | settings_of(self.options, RECORDED)
         settings["num-samples"] = self.options.prompt_count
@@ -216,5 +216,5 @@ def refuse_finished(options: AnsweringOptions) -> None:
     if options.result_path.exists() and not options.result.overwrite:
         raise UserError(
             f"{options.result_path} exists, finished. Remove it or give --overwrite to make it again, or --name for a "
-            "file beside it."
+            "file next to it."
         )

@@ -27,7 +27,7 @@ class Response:
     response: str
     reward: float | None  # the reward model's score; None where the file gives none
     origin: str  # "file:line"
-    row: dict[str, Any]  # of the file
+    row: dict[str, Any]  # row of the file
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def numbers_of(
     Args:
         row, column, origin: where the list is, with the row's "file:line".
         form: what the list must hold, for messages.
-        count: of the numbers; at least one where it is None.
+        count: number of numbers that the list must have; with None it must have at least one.
 
     Raises:
         UserError: the column holds anything else.
@@ -148,7 +148,7 @@ def read_pairs(
 
 
 def model_names(files: Sequence[Path]) -> list[str]:
-    """Names of models: those of the files of their responses, without "-sampled".
+    """Names of models, taken from the files of their responses, without "-sampled".
 
     Files of the same name in different folders are distinguished by their paths below the folder they share.
     """
@@ -174,7 +174,7 @@ def pair_id(prompt: str, a: str, b: str) -> str:
 
 Side = Literal["A", "B"]  # one of the two models
 Verdict = Literal["A", "B", "tie", "invalid", "skip"]  # invalid: not readable; skip: the person passed
-Kind = Literal["judge", "human", "reward"]  # of a rater: a language model, a person, the reward model
+Kind = Literal["judge", "human", "reward"]  # kind of rater: a language model, a person, the reward model
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Details = dict[str, Any]
@@ -188,7 +188,7 @@ class Comparison:
     shown, each verdict in terms of the models (not of the places). People write `first`, `comment` and `seconds`.
     """
 
-    id: str  # of the pair, see `pair_id`
+    id: str  # id of the pair, see `pair_id`
     prompt: str
     response_a: str
     response_b: str
@@ -264,9 +264,9 @@ def mirrored(verdict: Verdict) -> Verdict:
 
 
 def combined(verdicts: Sequence[Verdict]) -> Verdict:
-    """Verdict from those of both orders: a model wins only if it wins in each.
+    """Combined verdict of both orders: a model wins only if it wins in both.
 
-    Opposite verdicts, and a win beside a tie, are a tie. If one is skip or invalid, so is the result.
+    Opposite verdicts are a tie, and so are a win and a tie. If one is skip or invalid, so is the result.
     """
     for uncounted in ("skip", "invalid"):
         if uncounted in verdicts:

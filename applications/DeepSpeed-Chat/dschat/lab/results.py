@@ -32,7 +32,7 @@ MIN_POINTS = 5
 
 Numbers = npt.NDArray[np.float64]
 Column: TypeAlias = "pd.Series[Any]"
-Row = dict[str, Any]  # of a table of results
+Row = dict[str, Any]  # row of a table of results
 Kinds = Mapping[str, str]  # rater → judge, human or reward
 
 
@@ -43,10 +43,10 @@ class SectionResult:
     models: tuple[str, str]  # names of the first and the second model
     dataset: str  # its name, or empty
     items: int  # number of different items
-    means: dict[str, Row | None]  # of characters, words and rewards (None where unknown), see `model_means`
+    means: dict[str, Row | None]  # means of characters, words and rewards (None where unknown), see `model_means`
     raters: pd.DataFrame  # judges; all people together where there are several, then each; the reward model
-    agreement: pd.DataFrame  # of each two raters, see `agreement`
-    group_agreement: pd.DataFrame  # of three or more people, judges, or raters of any kind, see `group_agreement`
+    agreement: pd.DataFrame  # agreement of each two raters, see `agreement`
+    group_agreement: pd.DataFrame  # of three or more raters of a kind or of any, see `group_agreement`
 
     @property
     def names(self) -> tuple[str, str]:
@@ -187,7 +187,7 @@ def agreements(verdicts: pd.DataFrame, kinds: Kinds) -> list[Row]:
     With several people also that of their majority with judges and the reward model, first.
 
     Args:
-        verdicts: as from `counted_verdicts`.
+        verdicts: rows as `counted_verdicts` returns them.
         kinds: rater → judge, human or reward.
     """
     raters = list(verdicts.columns)
@@ -265,7 +265,7 @@ def group_agreement(name: str, verdicts: pd.DataFrame) -> Row:
     """Agreement of three or more raters on the items on which all gave a verdict that counts.
 
     Args:
-        name: of the group.
+        name: name of the group.
         verdicts: a column per rater, as from `counted_verdicts`.
 
     Returns:
@@ -294,7 +294,7 @@ def group_agreement(name: str, verdicts: pd.DataFrame) -> Row:
 
 
 def majority(verdicts: pd.DataFrame) -> Column:
-    """Most frequent verdict on each item: tie where several are, NaN where there is none.
+    """Most frequent verdict on each item; a tie if several are equally frequent, NaN if there is none.
 
     Args:
         verdicts: a column per person, as from `counted_verdicts`.

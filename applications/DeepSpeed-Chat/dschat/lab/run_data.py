@@ -43,7 +43,7 @@ class HeldOut:
     """
 
     model: str  # SFT, or the run's name
-    row: Mapping[str, float]  # of metrics.jsonl with the means
+    row: Mapping[str, float]  # row of metrics.jsonl with the means
     samples: pd.DataFrame  # one row per response; possibly only some of the evaluation's
 
     def mean(self, name: str) -> float:
@@ -143,7 +143,7 @@ def read_run(name: str, folder: Path) -> RunData:
 
 
 def _by_update(rows: Sequence[Mapping[str, float]]) -> pd.DataFrame:
-    """Rows in the order of their updates; of two rows of one update the later one."""
+    """Rows in the order of their updates; if an update has two rows, the later one counts."""
     if not rows:
         return pd.DataFrame(columns=HEAD)
     table = pd.DataFrame(rows).drop_duplicates("update", keep="last")

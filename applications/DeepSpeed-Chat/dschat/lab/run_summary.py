@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of runs of step 3: tables and sentences of their report, and how fast each run reached the first one's end.
+"""Results of runs of step 3: tables and sentences of their report, and the speed-up of each run over the first.
 
 `labels` maps what runs are compared by (metric function, scores, KL, length, share that ended by EOS) to its name in
 the report, see `labels_of`.
@@ -132,9 +132,9 @@ def speed_table(runs: Runs, labels: Labels) -> Table | None:
     levels = levels_of(baseline, list(labels))
     if len(runs) < 2 or not levels:
         return None
-    headers = [f"updates to where {baseline.name} ends"]
+    headers = [f"updates to the final score of {baseline.name}"]
     for name in levels:
-        headers += [labels[name], "times fewer"]
+        headers += [labels[name], "speed-up"]
     rows = []
     for run in runs[1:]:
         cells: list[object] = [run.name]

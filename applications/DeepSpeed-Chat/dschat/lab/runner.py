@@ -17,7 +17,7 @@ from dschat.settings.config import Config
 
 LARGER = "--dtype bf16 or a larger GPU"
 
-Entry = dict[str, Any]  # of the journal: the row's number, "row" as the file will hold it, and further columns
+Entry = dict[str, Any]  # entry of the journal: the row's number, "row" as the file will hold it, and further columns
 BatchFunction = Callable[[list[int]], list[Entry]]  # row numbers of a batch → their entries
 Concluded = tuple[list[dict[str, Any]], str]  # the rows of the file, and the summary
 Conclusion = Callable[[list[Entry]], Concluded]
@@ -30,7 +30,7 @@ class RunPart:
     Attributes:
         batches: row numbers of each batch.
         prepare: opens the models; called only if a batch is left to do.
-        shown: values to show beside the progress bar, by name, from all entries so far.
+        shown: from all entries so far, the values to show next to the progress bar, by name.
         columns: added to each entry; they tell the entries of this part from those of others.
         title: text before the progress bar.
         unit: what a row is called there.
@@ -57,7 +57,7 @@ def run_batches(
     bf16, its responses depend on all of its rows.
 
     Args:
-        path, settings, overwrite: of the file, see `Journal`.
+        path, settings, overwrite: the result file and what made it, see `Journal`.
         parts: done one after the other; a part is taken from the iterable when those before it are done.
         conclude: makes the rows of the file and a summary from all entries, part by part and there by number. It
             writes its own files first, because the file of rows says that the run is over.
@@ -75,7 +75,7 @@ def run_batches(
 
 
 def _run_part(journal: Journal, part: RunPart) -> list[Entry]:
-    """All entries of a part in the order of their numbers; those that were missing are now in the journal."""
+    """Computes the missing entries of a part into the journal; returns all entries in the order of their numbers."""
     entries: dict[int, Entry] = {}
     for entry in journal.rows:
         if part.columns.items() <= entry.items():
@@ -124,7 +124,7 @@ def go_on_with_date(
     """Give chat templates the date of the interrupted run whose file of results is continued.
 
     Args:
-        path, overwrite: of the file, see `Journal`.
+        path, overwrite: the result file, see `Journal`.
         made: settings of the finished run, where there is one.
     """
     begun = begun_settings(path, overwrite) if made is None else made

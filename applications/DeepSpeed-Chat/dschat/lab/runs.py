@@ -31,7 +31,7 @@ SOURCES = (
     *("reward_judge", "judge_model", "environment"),
 )
 SHOWN_PROMPTS = 4  # held-out prompts whose responses the page shows
-SYMBOLS = "●■▲◆▼✚"  # of the page, for the markers of matplotlib
+SYMBOLS = "●■▲◆▼✚"  # symbols of the page, for the markers of matplotlib
 SFT_LOOK: Look = {"color": "#444444", "linestyle": "--", "linewidth": 1.2}
 GOAL_LOOK: Look = {"color": COLOURS[0], "linestyle": ":", "linewidth": 1.6}
 READING = (
@@ -93,7 +93,7 @@ def _curves(runs: Runs, labels: Labels) -> Section:
         keys.append(Key(f"━{symbols[look['marker']]}━", run.name, look["color"]))
     keys.append(Key("╌╌", "SFT, before the first update"))
     if len(runs) > 1:
-        keys.append(Key("┈┈", f"where {runs[0].name} ends", COLOURS[0]))
+        keys.append(Key("┈┈", f"final score of {runs[0].name}", COLOURS[0]))
     figures = []
     for chart in run_charts(runs, labels):
         title = f"{chart.title} over optimiser updates, all runs"
@@ -109,7 +109,7 @@ def _examples(runs: Runs, labels: Labels) -> Section:
         samples = _with_tokens(run.last.samples)
         answers.append({sample["prompt"]: sample for sample in samples})
     # The SFT model has no macro actions of its own: show those of the condition with the longest. The length of a run
-    # without training rows is NaN, in place of which max() returns 0.
+    # without training rows is NaN, for which max() returns 0.
     lengths = {run.name: max(0.0, run.train_mean("macro/length")) for run in runs}
     longest = max(runs, key=lambda run: (lengths[run.name], run.name))
     starts = []
@@ -284,7 +284,7 @@ def draw_all(
             }
         )
     if len(runs) > 1:
-        legend.append({**GOAL_LOOK, "label": f"where {runs[0].name} ends"})
+        legend.append({**GOAL_LOOK, "label": f"final score of {runs[0].name}"})
     grey = {"color": "#888888", "linewidth": 2}
     legend += [
         {**SFT_LOOK, "label": "SFT, before the first update"},
@@ -316,8 +316,8 @@ class Learner:
     """A learning method and its results."""
 
     name: str
-    points: list[PolicyPoint]  # of its policies in the order of training; the last one is the result
-    seconds: float | None = None  # of training; None where there was none
+    points: list[PolicyPoint]  # points of its policies in the order of training; the last one is the result
+    seconds: float | None = None  # seconds of training; None where there was none
     bound: bool = False  # the KL is an upper bound, not measured
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of files of responses for judges and people: the same prompts from every model's file."""
+"""`dschat sample`: chooses rows of a file of responses, the same prompts for every model, to be judged or voted on."""
 
 import re
 from collections import Counter, defaultdict
@@ -12,7 +12,7 @@ from dschat.data.hub import compared_set
 from dschat.lab.options import SampleOptions
 from dschat.lab.responses import Response, read_responses
 
-PER_GROUP = 5  # rows of one subreddit
+ROWS_PER_GROUP = 5  # rows of one subreddit
 ARTICLES = "ARTICLE"
 POSTS = "POST without a subreddit"
 OTHERS = "other prompts"
@@ -21,7 +21,14 @@ RowKey = tuple[str, int]  # a prompt, and the number of its earlier occurrences 
 
 
 def sample(options: SampleOptions) -> str:
-    """Write a sample of a file of responses with all columns, see `sample_responses`; returns a line about it."""
+    """Writes the chosen rows with all their columns, see `choose_rows`.
+
+    Returns:
+        A line about the rows.
+
+    Raises:
+        UserError: the data set is unknown, --num is below 1, or both paths are the same file.
+    """
     source = options.data_path
     target = options.save_path
     dataset = compared_set(options.dataset, own=True)
@@ -30,30 +37,29 @@ def sample(options: SampleOptions) -> str:
     if source.resolve() == target.resolve():
         raise UserError(f"--save_path {target} is the file of --data_path; give another one.")
     responses = read_responses(source, "--data_path")
-    sampled = sample_responses(responses, dataset, options.num, options.seed)
-    write_rows(target, [response.row for response in sampled])
+    chosen = choose_rows(responses, dataset, options.num, options.seed)
+    write_rows(target, [response.row for response in chosen])
 
     size = f" of {len(responses)}"
     if len(responses) < options.num:
         size = f": all there are, fewer than --num {options.num}"
-    kinds = ""
+    groups = ""
     if dataset == "summarize":
-        group_count = len({group_of(response.prompt) for response in sampled})
-        kinds = f", {group_count} subreddits or other groups"
-    return f"{len(sampled)} rows{size}{kinds}; {target}"
+        group_count = len({group_of(response.prompt) for response in chosen})
+        groups = f", {group_count} subreddits or other groups"
+    return f"{len(chosen)} rows{size}{groups}; {target}"
 
 
-def sample_responses(
+def choose_rows(
     responses: Sequence[Response],
     dataset: str,
     number: int,
     seed: int,
 ) -> list[Response]:
-    """Sample `number` rows, or all if there are no more: the same from every file that answers the same prompts.
+    """Chooses `number` rows, or all if there are fewer: the same from every file that answers the same prompts.
 
-    Rows are shuffled by a hash of seed, purpose and prompt, so that a row's rank depends on no other row. For
-    summarize up to five rows of each subreddit are taken (articles are one group), shuffled, and cut to `number` or
-    filled up with any of the others. Other data sets are sampled from uniformly.
+    For summarize, up to ROWS_PER_GROUP rows of each subreddit are chosen (articles are one group), then cut to
+    `number`, or filled up with other rows. From other data sets rows are chosen uniformly.
     """
     occurrences: Counter[str] = Counter()
     rows: dict[RowKey, Response] = {}
@@ -61,29 +67,35 @@ def sample_responses(
         rows[response.prompt, occurrences[response.prompt]] = response
         occurrences[response.prompt] += 1
 
-    def shuffled(
-        keys: Iterable[RowKey],
-        purpose: str,
-    ) -> list[RowKey]:
-        return sorted(keys, key=lambda key: content_hash(f"{seed}\n{purpose}\n{key[1]}\n{key[0]}"))
-
     if dataset != "summarize":
-        return [rows[key] for key in shuffled(rows, "uniform")[:number]]
+        return [rows[key] for key in _shuffled(rows, seed, "uniform")[:number]]
 
+    # Some rows of every group.
     groups: dict[str, list[RowKey]] = defaultdict(list)
     for key in rows:
         groups[group_of(key[0])].append(key)
-    of_groups: list[RowKey] = []
-    for group in groups.values():
-        of_groups += shuffled(group, "group")[:PER_GROUP]
-    others = rows.keys() - of_groups
-    sampled = shuffled(of_groups, "trim")[:number]
-    sampled += shuffled(others, "fill")[: number - len(sampled)]
-    return [rows[key] for key in shuffled(sampled, "order")]
+    candidates: list[RowKey] = []
+    for keys in groups.values():
+        candidates += _shuffled(keys, seed, "group")[:ROWS_PER_GROUP]
+
+    # Cut to `number`, or filled up with the remaining rows.
+    chosen = _shuffled(candidates, seed, "trim")[:number]
+    remaining = rows.keys() - candidates
+    chosen += _shuffled(remaining, seed, "fill")[: number - len(chosen)]
+    return [rows[key] for key in _shuffled(chosen, seed, "order")]
+
+
+def _shuffled(
+    keys: Iterable[RowKey],
+    seed: int,
+    purpose: str,
+) -> list[RowKey]:
+    """Keys in the order of a hash of seed, purpose and key: where a row ends up depends on no other row."""
+    return sorted(keys, key=lambda key: content_hash(f"{seed}\n{purpose}\n{key[1]}\n{key[0]}"))
 
 
 def group_of(prompt: str) -> str:
-    """Subreddit of a TL;DR prompt; articles, posts without a subreddit and other prompts are a group each."""
+    """Group of a TL;DR prompt: its subreddit, or one group each for articles, other posts and other prompts."""
     match = re.match(r"\s*(POST|ARTICLE)\n(?:Subreddit: r/(\S+)[ \t]*\n)?", prompt)
     if match is None:
         return OTHERS

@@ -101,7 +101,7 @@ def _titled_flags(condition: str, options: MacroActionsOptions) -> list[tuple[st
 
 
 def _parsers(options: MacroActionsOptions) -> list[dict[str, str | None]]:
-    """The flags of each parser: its name and its model, of which - is the default."""
+    """The flags of each parser: its name and its model, where - stands for its default model."""
     models = options.panels.parser_model or ["-"] * len(options.panels.parser)
     if len(models) != len(options.panels.parser):
         raise UserError(

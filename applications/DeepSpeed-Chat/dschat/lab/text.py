@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text metrics: losses of a data set's responses, greedy responses beside them, scores of its pairs; text by text."""
+"""`dschat text`: losses of a data set's responses, ROUGE of greedy responses, and scores of pairs, text by text."""
 
 import json
 import logging
@@ -122,7 +122,7 @@ def run_text(options: TextOptions) -> str:
         written_rows: list[dict[str, Any]] = []
         for rows_of_model in row_lists:
             written_rows += map(without_nan, rows_of_model)
-        return written_rows, f"{table}\n\n{path}, and beside it report.md, .json and .png"
+        return written_rows, f"{table}\n\n{path}; in the same folder report.md, .json and .png"
 
     settings = settings_of(options, RECORDED) | where.settings
     settings["data"] = f"{options.text.data} (rows {digest_of(rows)})"
@@ -312,7 +312,7 @@ def choose_texts(
     options: TextOptions,
     encode: Callable[..., tuple[list[E], Counter[str]]],
 ) -> tuple[Selection, dict[int, E]]:
-    """The prompts, and by their `index` the examples that training makes of their rows with `encode`.
+    """The prompts, and for their indices the examples that training makes from their rows with `encode`.
 
     Rows that are left out are counted and reported.
 

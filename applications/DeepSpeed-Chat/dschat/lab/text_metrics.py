@@ -22,7 +22,7 @@ ROUGES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 MAX_EXPONENT = 700.0  # exp of more overflows
 REMARK = "[ ] holds 95 %, over texts: a percentile bootstrap; of accuracies, Wilson's interval."
 
-Row = Mapping[str, Any]  # of a result file
+Row = Mapping[str, Any]  # row of a result file
 Result = dict[str, Any]
 
 
@@ -126,7 +126,7 @@ def _softplus(number: float) -> float:
 
 
 def without_nan(value: Any) -> Any:
-    """Value that JSON can hold: numbers that are not finite become None, intervals objects of their fields."""
+    """A value for JSON: numbers that are not finite become None, intervals become objects of their fields."""
     if isinstance(value, MeanInterval):
         return without_nan(vars(value))
     if isinstance(value, Mapping):
@@ -146,7 +146,7 @@ def write_text_report(
     Args:
         policies: results of policies in the order of the table.
         rewards: results of reward models; not empty where `policies` is.
-        folder: of the report.
+        folder: folder of the report.
     """
     tables = []
     if policies:

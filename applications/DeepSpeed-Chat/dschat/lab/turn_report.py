@@ -30,7 +30,7 @@ def run_turns(options: TurnOptions) -> str:
     if rates is None:
         return line
     name = output.name.removesuffix(".jsonl")
-    return f"{write_turns([rates], output.parent, name, {})}\n{line} and beside it {name}.md, .json and .png"
+    return f"{write_turns([rates], output.parent, name, {})}\n{line}, and in the same folder {name}.md, .json and .png"
 
 
 def turns_report(

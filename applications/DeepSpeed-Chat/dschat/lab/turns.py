@@ -35,8 +35,8 @@ class Dialogue:
     """A dialogue between a user, who begins, and a policy, which has the last word."""
 
     number: int  # the same in both files
-    texts: tuple[str, ...]  # of the user and the assistant in turn
-    scores: Sequence[float] | None  # of the dialogue at the end of each turn; None where the row has none
+    texts: tuple[str, ...]  # texts of the user and the assistant in turn
+    scores: Sequence[float] | None  # scores of the dialogue at the end of each turn; None where the row has none
     origin: str  # "file:line"
 
     @property
@@ -68,7 +68,9 @@ def read_dialogues(path: Path, flag: str) -> dict[int, Dialogue]:
             raise UserError(f"{origin}: column 'number' must hold the dialogue's number, not {number!r}.")
         if number in dialogues:
             earlier = dialogues[number].origin
-            raise UserError(f"{origin}: number {number} is that of {earlier}; number each dialogue once.")
+            raise UserError(
+                f"{origin}: number {number} occurs twice (also in {earlier}); give each dialogue another number."
+            )
         texts = _texts_of(row, origin)
         turns = len(texts) // 2
         scores = None

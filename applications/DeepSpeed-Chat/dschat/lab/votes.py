@@ -33,7 +33,7 @@ from dschat.lab.table import object_column
 
 REWARD_MODEL = "reward model"
 TEXTS = ["prompt", "response_a", "response_b"]
-# Columns that identify a judged item: equal texts are told apart by their occurrence in a file.
+# Columns that identify a judged item: equal texts are distinguished by their occurrence in a file.
 ITEM = [*TEXTS, "occurrence"]
 RATER = ["kind", "rater", "model_a", "model_b"]
 COMPARISON = [*TEXTS, "verdict", *RATER, "dataset"]
@@ -52,7 +52,7 @@ class VoteSection:
 
 
 def read_votes(files: Sequence[Path], margin: float) -> pd.DataFrame:
-    """Read files of verdicts and of scored responses, told apart by their columns; a repeated file counts once.
+    """Read files of verdicts and of scored responses, distinguished by their columns; a repeated file counts once.
 
     Verdicts of judges and people come first, in the order of the files; then the reward model's on each two files of
     responses to the same prompts.
@@ -141,7 +141,7 @@ def _aspects_of(
 def _compare_rewards(files: Sequence[Path], margin: float) -> pd.DataFrame:
     """Votes of the reward model on each two files with the same prompts, of different models.
 
-    An item counts once for two models, also where a sample of their files is given beside the complete ones.
+    An item counts once for two models, even if both their complete files and samples of them are given.
     """
     names = dict(zip(files, model_names(files), strict=True))
     tables = []
@@ -187,7 +187,7 @@ def _closest(
     others: Sequence[Path],
     prompts: Mapping[Path, Counter[str]],
 ) -> str:
-    """Which other file shares most of a file's prompts, and how many, for a message; empty where there is none."""
+    """Names, for a message, the other file that shares most prompts with a file; empty if there is none."""
     if not others:
         return ""
     shared = {other: (prompts[file] & prompts[other]).total() for other in others}
@@ -199,7 +199,7 @@ def _closest(
 def _reward_of(response: Response) -> float:
     if response.reward is None:
         raise UserError(
-            f"{response.origin}: no reward to compare by; score the responses: `dschat generate`"
+            f"{response.origin}: the row has no reward to compare; score the responses: `dschat generate`"
             " with --reward_model or --reward_function."
         )
     return response.reward
@@ -210,7 +210,7 @@ def _with_reward_votes(
     models: tuple[str, str],
     margin: float,
 ) -> pd.DataFrame:
-    """Votes, and those of the reward model whose scores they hold, unless it has voted or there are no scores."""
+    """Votes, with votes of the reward model added from the scores that they hold, unless it has voted already."""
     scored = votes.dropna(subset=["reward_a", "reward_b"])
     has_voted = (votes["kind"] == "reward").any()
     if has_voted or scored.empty:
@@ -247,12 +247,12 @@ def sections_of(
     """Sort votes into sections by the names of models and data set.
 
     The first vote of a section decides which model comes first; votes on the models in the other order are exchanged.
-    Where the reward model has no vote in a section, the rewards beside verdicts are compared.
+    If the reward model has no vote in a section, the rewards in the rows of the verdicts are compared.
 
     Args:
-        votes: as from `read_votes`.
+        votes: rows as `read_votes` returns them.
         margin: rewards that differ by no more than this are a tie.
-        dataset: of votes that name none; where it is empty, the one that other votes on the same models name.
+        dataset: data set of votes that do not name one; if empty, the data set of other votes on the same models.
 
     Raises:
         UserError: votes name no data set, and others on the same models name several.

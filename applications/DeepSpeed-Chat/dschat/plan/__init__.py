@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run will take: memory of each process and of a node, updates and samples, from flags and model configs."""
+"""Plans of runs from flags and model configs: memory per process and per node, updates and samples."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dschat plan`: what a run with a preset, a settings file or flags needs."""
+"""`dschat plan`: the memory and the updates of a run that is given by a preset, a settings file or flags."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dschat.settings.presets import find_preset, preset_names
 from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 
-# No run starts, so that the content of an output folder does not matter.
+# A plan starts no run, but the flags of a step are checked together with an output folder.
 OUTPUT_FLAGS = ["--output_dir", "planned/nowhere", "--overwrite_output_dir"]
 CONFIGS: dict[str, type[CommonConfig]] = {
     "sft": SFTConfig,
@@ -36,22 +36,25 @@ CONFIGS: dict[str, type[CommonConfig]] = {
     "refuel": RefuelConfig,
     "refuel-online": RefuelOnlineConfig,
 }
-SHIM = re.compile(r"-m dschat (\S+) --config (\S+)")  # the command of a training script
+SCRIPT_COMMAND = re.compile(r"-m dschat (\S+) --config (\S+)")  # in a training script: subcommand, preset
 
 
 def run(options: PlanOptions) -> int:
-    """Prints plans; returns the exit status."""
+    """Prints the plans of all steps that the options name. Returns the exit status: 1 if one of them does not fit."""
     flags = list(options.other_words)
     name = flags.pop(0) if flags and not flags[0].startswith("-") else None
     if name is None and options.config and Path(options.config).suffix in (".yaml", ".yml"):
-        raise UserError(f"--config {options.config}: here that is a model; for a settings file: dschat plan FILE.")
+        raise UserError(
+            f"--config {options.config}: `dschat plan` takes a model there; for a settings file, give"
+            " dschat plan FILE."
+        )
     files: list[tuple[str, str | None]] = []
     if name is not None:
         files += find_files(name, options.step)
     elif options.step is not None:
         files.append((options.step, None))
     else:
-        raise UserError(f"give a preset, or --step {', '.join(STEPS)} with its flags.")
+        raise UserError(f"nothing to plan: give a preset, or --step ({', '.join(STEPS)}) with its flags.")
 
     reports = [plan_step(step, options, flags, file) for step, file in files]
     if options.json:
@@ -62,24 +65,28 @@ def run(options: PlanOptions) -> int:
 
 
 def find_files(name: str, step: str | None) -> list[tuple[str, str]]:
-    """The subcommands that a name stands for, each with its file or preset, in the order of the steps.
+    """The subcommands to plan, each with its settings file or preset, in the order of the steps.
 
     Args:
         name: a preset of the package, or the path of a YAML file or a training script.
-        step: only this step; None for all that a preset has.
+        step: subcommand to plan; None for all that the preset has.
 
     Raises:
         UserError: there is no such file or preset.
     """
     path = Path(name)
     if path.is_file() and path.suffix == ".sh":
-        command = SHIM.search(path.read_text(encoding="utf-8"))
+        command = SCRIPT_COMMAND.search(path.read_text(encoding="utf-8"))
         if command is None:
-            raise UserError(f"{name} is none of the training scripts; give one of them, a YAML file or a preset.")
+            raise UserError(
+                f"{name} is not a training script of this package; give one of those, a YAML file or a preset."
+            )
         return [(command[1], command[2])]
     if path.is_file():
         if step is None:
-            raise UserError(f"{name}: --step is missing: say which step's flags the file holds, {', '.join(STEPS)}.")
+            raise UserError(
+                f"{name}: --step is missing: name the step whose flags the file holds ({', '.join(STEPS)})."
+            )
         return [(step, name)]
 
     files = []
@@ -92,6 +99,7 @@ def find_files(name: str, step: str | None) -> list[tuple[str, str]]:
 
 
 def _unknown_preset(name: str, step: str | None) -> str:
+    """The message for a preset that does not exist, with the names of those that do."""
     names: set[str] = set()
     for subcommand in STEPS:
         names.update(preset_names(subcommand))
@@ -105,7 +113,7 @@ def plan_step(
     flags: Sequence[str] = (),
     file: str | None = None,
 ) -> PlanReport:
-    """Plans what a subcommand would train.
+    """Plans a training run of one subcommand.
 
     Args:
         step: the subcommand.
@@ -119,7 +127,7 @@ def plan_step(
     gpu = None if options.gpu_type is None else named_gpu(options.gpu_type)
     machine = _machine(options, gpu)
 
-    # Settings, with data that need not be named.
+    # Settings. A plan needs no data, although the step does.
     arguments = [*flags, *OUTPUT_FLAGS]
     if file is None and "--data_path" not in flags and "--task.query_dataset" not in flags:
         arguments += ["--data_path", "unnamed"]
@@ -160,7 +168,7 @@ def _counts(
     options: PlanOptions,
     sources: list[dict[str, object]] | None,
 ) -> Counts | None:
-    """Counts by --num_samples or by the rows of the data; None if neither is known."""
+    """Updates and samples, from --num_samples or else from the rows of the data; None if neither is known."""
     batches = plan.config.plan_batches(plan.machine.processes)
     if options.num_samples is not None:
         return counts(plan.config, batches, options.num_samples, held_out=0)
@@ -170,9 +178,10 @@ def _counts(
 
 
 def _model_configs(config_flag: str | None, base: str | None) -> Configs:
-    """Finds the configs of models.
+    """Returns a function that finds the config of a model.
 
-    A folder that an earlier step will write has the config that --config names, or that of the preset's base model.
+    A model that an earlier step will write does not exist yet: it has the config of --config, or of the preset's base
+    model.
     """
     configs: dict[str, PreTrainedConfig] = {}
 

@@ -68,7 +68,7 @@ def counts(
 
 
 def _evaluations(updates: int, at_a_time: int, interval: int) -> int:
-    """One at the start, one at the end, and one whenever the number of updates passes a multiple of the interval."""
+    """Number of evaluations: at the start, at the end, and whenever the updates pass a multiple of the interval."""
     due = 0
     if interval:
         for end in range(at_a_time, updates, at_a_time):

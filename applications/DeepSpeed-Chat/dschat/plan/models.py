@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of a run: where their configs come from, and the sizes that decide their memory.
+"""The models that a run holds in memory, with the sizes that decide how much they need.
 
-A config comes from a folder or from the hub; the sizes of the models that presets name are also written here.
+`roles_of` lists them. Their configs come from folders or from the hub; the sizes of the models that presets name are
+also in PUBLISHED, so that a preset can be planned without a network.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ LLAMA31_70B = {
     "num_attention_heads": 64,
 }
 GEMMA_VOCABULARY = 256_000
-# Hub id → family, and the sizes that differ from transformers' defaults or are spelled out although they do not.
+# Hub id → model family of transformers, and sizes of the config.
 PUBLISHED: dict[str, tuple[str, Mapping[str, int]]] = {
     "google/gemma-2b": ("gemma", GEMMA_2B),
     "google/gemma-7b": ("gemma", GEMMA_7B),
@@ -116,9 +117,9 @@ class Role:
 
     name: str  # policy, actor, critic, reference, teacher or reward model
     source: str  # the folder or hub id that it is loaded from
-    model: Model  # its architecture
-    weights: Weights  # the sizes that decide its states
-    recomputed: int = 0  # the first of every `recomputed` layers is recomputed in the backward pass; 0: none
+    model: Model  # architecture
+    weights: Weights  # sizes of weights, gradients and optimiser states
+    recompute_every: int = 0  # the backward pass recomputes the first of every N layers; 0 = none
     compiled: bool = False  # its layers are compiled when it trains
 
 
@@ -152,27 +153,29 @@ def roles_of(
 
 
 def _one_model_roles(config: OneModelConfig, builder: RoleBuilder) -> list[Role]:
+    """The models of steps 1 and 2, DPO and REFUEL: the trained one, and for online REFUEL those that score."""
     base = ModelPath(config.model.model_name_or_path, "--model_name_or_path")
     stage = config.engine.zero_stage
     offload = config.engine.offload
     rank = config.finetuning.lora_dim
-    recomputed = config.engine.gradient_checkpointing_every * config.engine.gradient_checkpointing
+    is_checkpointed = config.engine.gradient_checkpointing
+    every = config.engine.gradient_checkpointing_every if is_checkpointed else 0
     if isinstance(config, RewardConfig):
-        return [builder.trained("reward model", base, "scalar", stage, rank, recomputed)]
+        return [builder.trained("reward model", base, "scalar", stage, lora_rank=rank, recompute_every=every)]
     if not isinstance(config, RefuelOnlineConfig):
-        return [builder.trained("policy", base, "policy", stage, rank, recomputed)]
+        return [builder.trained("policy", base, "policy", stage, lora_rank=rank, recompute_every=every)]
 
-    roles = [
-        builder.trained(
-            "policy",
-            base,
-            "policy",
-            stage,
-            rank,
-            recomputed,
-            config.dialogues.trained_layers,
-        )
-    ]
+    # Online REFUEL also computes the KL to a reference, and scores dialogues.
+    policy = builder.trained(
+        "policy",
+        base,
+        "policy",
+        stage,
+        lora_rank=rank,
+        recompute_every=every,
+        top_layers=config.dialogues.trained_layers,
+    )
+    roles = [policy]
     if config.kl.kl_coef and not rank:
         reference_stage = 3 if stage == 3 or offload else 0
         roles.append(builder.frozen("reference", base, "policy", reference_stage, offload))
@@ -183,55 +186,58 @@ def _one_model_roles(config: OneModelConfig, builder: RoleBuilder) -> list[Role]
 
 
 def _ppo_roles(config: PPOConfig, builder: RoleBuilder) -> list[Role]:
+    """The models of step 3: actor, critic, reference and reward model, as far as the run has them."""
     actor = ModelPath(config.models.actor_model_name_or_path, "--actor_model_name_or_path")
-    critic_path = config.models.critic_model_name_or_path or config.models.actor_model_name_or_path
-    critic = ModelPath(critic_path, "--critic_model_name_or_path")
-    stages = config.zero_stages  # of the actor and, if there is one, the critic
-    ranks = config.lora_ranks
-    every = config.engine.gradient_checkpointing_every
-
-    # Trained models.
-    recomputed = every * bool(config.memory.actor_gradient_checkpointing)
     roles = [
         builder.trained(
             "actor",
             actor,
             "policy",
-            stages[0],
-            ranks[0],
-            recomputed,
+            config.zero_stages[0],
+            lora_rank=config.lora_ranks[0],
+            recompute_every=_recompute_every(config, config.memory.actor_gradient_checkpointing),
         )
     ]
     if config.advantages.needs.critic:
-        recomputed = every * bool(config.memory.critic_gradient_checkpointing)
-        if config.memory.share_base:
-            role = builder.trained("critic", actor, "scalar", stages[1], ranks[1], recomputed)
-            roles.append(_on_actor_base(role, critic.path))
-        else:
-            roles.append(
-                builder.trained(
-                    "critic",
-                    critic,
-                    "scalar",
-                    stages[1],
-                    ranks[1],
-                    recomputed,
-                )
-            )
+        roles.append(_critic(config, builder, actor))
 
     # Frozen models. With LoRA the reference is the actor with its adapters switched off.
     offload = config.memory.offload_reference_model
-    stage = 3 if config.memory.actor_zero_stage == 3 or offload else 0
-    if not ranks[0]:
-        roles.append(builder.frozen("reference", actor, "policy", stage, offload))
+    frozen_stage = 3 if config.memory.actor_zero_stage == 3 or offload else 0
+    if not config.lora_ranks[0]:
+        roles.append(builder.frozen("reference", actor, "policy", frozen_stage, offload))
     teacher_path = config.teacher.teacher_model_name_or_path
     if teacher_path is not None:
         teacher = ModelPath(teacher_path, "--teacher_model_name_or_path")
-        roles.append(builder.frozen("teacher", teacher, "policy", stage, offload))
+        roles.append(builder.frozen("teacher", teacher, "policy", frozen_stage, offload))
     reward_path = config.rewards.reward_model_name_or_path
     if reward_path is not None:
-        roles.append(_reward_model(config, builder, actor, reward_path, stage))
+        roles.append(_reward_model(config, builder, actor, reward_path, frozen_stage))
     return roles
+
+
+def _recompute_every(config: PPOConfig, is_checkpointed: bool | None) -> int:
+    """The interval of recomputed layers; 0 without gradient checkpointing."""
+    return config.engine.gradient_checkpointing_every if is_checkpointed else 0
+
+
+def _critic(
+    config: PPOConfig,
+    builder: RoleBuilder,
+    actor: ModelPath,
+) -> Role:
+    """The critic of step 3: a model of its own, or with --share_base adapters and a head on the actor's base."""
+    path = config.models.critic_model_name_or_path or config.models.actor_model_name_or_path
+    shares_base = config.memory.share_base
+    critic = builder.trained(
+        "critic",
+        actor if shares_base else ModelPath(path, "--critic_model_name_or_path"),
+        "scalar",
+        config.zero_stages[1],
+        lora_rank=config.lora_ranks[1],
+        recompute_every=_recompute_every(config, config.memory.critic_gradient_checkpointing),
+    )
+    return _on_actor_base(critic, path) if shares_base else critic
 
 
 def _reward_model(
@@ -244,7 +250,8 @@ def _reward_model(
     """The reward model of step 3: adapters on the actor's base, a bidirectional classifier or a whole scalar model."""
     rank = _rank_on_actor_base(config, path)
     if rank is not None:
-        role = _on_actor_base(builder.trained("reward model", actor, "scalar", stage, rank, 0), path)
+        adapter = builder.trained("reward model", actor, "scalar", stage, lora_rank=rank, recompute_every=0)
+        role = _on_actor_base(adapter, path)
         zero = replace(role.weights.zero, stage=stage)
         return replace(role, weights=replace(role.weights, trained=0, zero=zero))
     reward = ModelPath(path, "--reward_model_name_or_path")
@@ -254,9 +261,9 @@ def _reward_model(
 
 
 def _rank_on_actor_base(config: PPOConfig, reward: str) -> int | None:
-    """The rank of a reward model that is an adapter on the actor's base; None for a whole model.
+    """The LoRA rank of a reward model that is an adapter on the actor's base; None for a whole model.
 
-    A reward model that is also the critic's start may not exist yet.
+    A reward model that the critic starts from, too, may not exist yet; its rank is the critic's.
     """
     if not config.memory.share_base:
         return None
@@ -267,7 +274,7 @@ def _rank_on_actor_base(config: PPOConfig, reward: str) -> int | None:
 
 
 def _on_actor_base(role: Role, source: str) -> Role:
-    """A role with --share_base: everything but its adapters and its head belongs to the actor."""
+    """The role with --share_base: all its weights except adapters and head are the actor's."""
     shared = role.weights.parameters - role.weights.trained
     return replace(role, source=source, weights=replace(role.weights, shared=shared))
 
@@ -288,17 +295,28 @@ class RoleBuilder:
         base: ModelPath,
         kind: Kind,
         stage: int,
-        rank: int,
-        recomputed: int,
+        *,
+        lora_rank: int,
+        recompute_every: int,
         top_layers: int = 0,
     ) -> Role:
-        """A model with an optimizer."""
+        """A model with an optimiser.
+
+        Args:
+            name: the role.
+            base: the model.
+            kind: what its head computes.
+            stage: ZeRO stage.
+            lora_rank: rank of its adapters; 0 = all weights are trained, or the part that the flags name.
+            recompute_every: see `Role`.
+            top_layers: train only the last N layers; 0 = all.
+        """
         model = Model(
             config=self.configs(base.path, base.flag),
             kind=kind,
             dtype=self.dtype,
             attention=self.config.engine.attn_implementation,
-            finetuning=Finetuning(**self.config.finetuning.arguments(rank)),
+            finetuning=Finetuning(**self.config.finetuning.arguments(lora_rank)),
             top_layers=top_layers,
         )
         # In half precision, stage 1 replaces DeepSpeed's stage 0.
@@ -306,7 +324,7 @@ class RoleBuilder:
         offload = self.config.engine.offload and stage > 0
         weights = self._weights(model, stage_in_effect, offload, shape_of(model).trained)
         compiled = self.config.compiles(self.on_gpu)
-        return Role(name, base.path, model, weights, recomputed, compiled)
+        return Role(name, base.path, model, weights, recompute_every, compiled)
 
     def frozen(
         self,
@@ -316,7 +334,7 @@ class RoleBuilder:
         stage: int,
         offload: bool,
     ) -> Role:
-        """A model without an optimizer, held by DeepSpeed."""
+        """A model without an optimiser, in a DeepSpeed engine."""
         config = self.configs(base.path, base.flag)
         model = Model(config, kind, self.dtype, self.config.engine.attn_implementation)
         return Role(
@@ -332,7 +350,7 @@ class RoleBuilder:
         base: ModelPath,
         offload: bool = False,
     ) -> Role:
-        """A sequence classifier held by transformers; with `offload` it is in main memory while it is idle."""
+        """A sequence classifier outside DeepSpeed; with `offload` it is in main memory while it is idle."""
         config = self.configs(base.path, base.flag)
         kind: Kind = "classifier" if reads_both_ways(config) else "scalar"
         model = Model(config, kind, self.dtype)
@@ -348,6 +366,7 @@ class RoleBuilder:
         offload: bool,
         trained: int,
     ) -> Weights:
+        """Sizes of a model of which `trained` parameters are trained, at a ZeRO stage."""
         shape = shape_of(model)
         file = self.config.engine.deepspeed_config
         settings = deepspeed_settings(self.batches, NAMES[self.dtype], stage, offload, file)

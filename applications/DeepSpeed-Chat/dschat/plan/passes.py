@@ -182,7 +182,7 @@ class AliveBytes(TorchDispatchMode):
     """Context that follows every tensor that an operation creates, in the backward pass too, until it is freed."""
 
     def __init__(self, existing: Iterable[Tensor] = ()) -> None:
-        """Takes tensors that exist already and do not count, such as a model's parameters."""
+        """Starts counting; tensors that exist already, such as a model's parameters, do not count."""
         super().__init__()
         self.share = 1.0  # the part of a new tensor's bytes that counts
         self.now = 0  # bytes alive
@@ -213,7 +213,7 @@ class AliveBytes(TorchDispatchMode):
         weakref.finalize(storage, self._drop, key)
 
     def count_whole(self, tensor: Tensor) -> None:
-        """Counts all bytes of a tensor of which only a share counted so far."""
+        """Counts all bytes of a tensor that has been counted in part so far."""
         storage = tensor.untyped_storage()
         counted = self._counted.get(storage._cdata)
         if counted:

@@ -124,7 +124,7 @@ class Texts:
 
 
 def kept_bytes(roles: Sequence[Role], processes: int) -> int:
-    """What models hold between phases; gradients count only where `keeps_gradients`."""
+    """Bytes that models hold between phases; gradients count only with `keeps_gradients`."""
     total = 0
     for role in roles:
         states = model_states(role.weights, processes)
@@ -206,7 +206,7 @@ def _passes(
     device: torch.device,
 ) -> tuple[Pass, Pass, int]:
     """The pass of the model without its head, that of its log-probs, and the head's gradient that stays after both."""
-    body = training_pass(role.model, rows, tokens, role.recomputed, role.compiled)
+    body = training_pass(role.model, rows, tokens, role.recompute_every, role.compiled)
     if role.model.kind != "policy":
         return body, NO_PASS, 0
     head = shape_of(role.model).head
@@ -237,7 +237,7 @@ def _zero_bytes(roles: Sequence[Role], processes: int) -> int:
 def _sampling_parts(
     config: SamplingConfig, plan: BatchPlan, actor: Role, machine: Machine
 ) -> tuple[dict[str, int], int]:
-    """What sampling adds, and what it keeps between rollouts (with the moving average)."""
+    """Memory that sampling adds, and memory that it keeps between rollouts (with the moving average)."""
     permanent = 0
     if isinstance(config, PPOConfig):
         if config.memory.enable_ema:
@@ -288,7 +288,7 @@ def _kv_cache(
 
 
 def _is_continuous(config: SamplingConfig) -> bool:
-    """Whether our own loop generates with continuous batching."""
+    """Whether the built-in engine (continuous batching) generates."""
     if isinstance(config, PPOConfig):
         return config.rollouts.rollout_engine == "continuous"
     return config.dialogues.rollout_engine == "continuous"
@@ -415,9 +415,9 @@ def _scored_batch(
     if isinstance(config, RefuelOnlineConfig) and not config.kl.kl_coef:
         # The policy, in micro-batches as large as those of its updates.
         return texts, training.rows, training.tokens
-    drawn = plan.rollout_per_rank * plan.samples_per_prompt
+    sampled = plan.rollout_per_rank * plan.samples_per_prompt
     held_out = _held_out(config, plan.world_size)
-    examples = min(scoring.rows, max(drawn, held_out)) if held_out else scoring.rows
+    examples = min(scoring.rows, max(sampled, held_out)) if held_out else scoring.rows
     return texts, examples, scoring.tokens
 
 

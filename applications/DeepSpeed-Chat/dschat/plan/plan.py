@@ -19,7 +19,7 @@ from dschat.settings.refuel import RefuelOnlineConfig
 
 @dataclass(frozen=True)
 class Plan:
-    """The memory that a run needs, beside what its machine has."""
+    """The memory that a run needs, and the memory of its machine."""
 
     config: CommonConfig
     machine: Machine
@@ -112,7 +112,7 @@ class MinimumMemory:
 def minimum_memory(
     config: CommonConfig, processes: int, device: torch.device, configs: Configs = open_decoder_config
 ) -> MinimumMemory | None:
-    """What a run certainly needs; None if a model cannot be opened, which the run itself reports better.
+    """Memory that a run needs in any case; None if a model cannot be opened, which the run itself reports better.
 
     Only the type of `device` matters.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would make a plan fit: flags that need less memory, tried in the order of what they cost."""
+"""Flags that make a plan fit: those that need less memory, tried in the order of their cost in speed."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def remedies(plan: Plan, configs: Configs) -> list[tuple[Change, Plan]]:
         if change not in changes:
             changes.append(change)
 
+    # Changes that are enough by themselves.
     enough = []
     for change in changes:
         attempt = _changed_plan(plan, change, configs)
@@ -42,6 +43,7 @@ def remedies(plan: Plan, configs: Configs) -> list[tuple[Change, Plan]]:
     if enough:
         return enough
 
+    # A combination: every change that brings the plan closer to fitting, until it fits.
     combined: Change = {}
     best = plan
     for change in changes:
@@ -83,7 +85,7 @@ def change_as_flags(change: Change) -> str:
 
 
 def hardware_advice(plan: Plan) -> str:
-    """What helps if no flag does."""
+    """Advice for a plan that no flag makes fit."""
     actor = plan.sampling_actor
     memory = plan.machine.device_memory or 0
     if actor + CUDA_BYTES <= memory:
@@ -96,7 +98,7 @@ def hardware_advice(plan: Plan) -> str:
             " or with servers on other GPUs (--vllm_url);"
         )
     return (
-        f"a smaller actor, or GPUs with more memory;{vllm} more GPUs do not, nor does LoRA: during sampling, each GPU"
+        f"a smaller actor, or GPUs with more memory;{vllm} more GPUs or LoRA do not help: during sampling, each GPU"
         f" holds {actor / GB:.1f} GB of the actor"
     )
 
@@ -135,6 +137,7 @@ def _changes(config: CommonConfig) -> Iterator[Change]:
 
 
 def _ppo_changes(config: PPOConfig) -> Iterator[Change]:
+    """The changes of step 3, in the order of `_changes`."""
     yield from _recomputation(config)
     yield from smaller(config)
     for stage in (2, 3):
@@ -148,7 +151,7 @@ def _ppo_changes(config: PPOConfig) -> Iterator[Change]:
 
 
 def smaller(config: PPOConfig) -> Iterator[Change]:
-    """Smaller batches of the same rollouts and updates: tokens of a pass, prompts at a time, rows of a pass."""
+    """Smaller batches for rollouts and updates of the same size: tokens per pass, prompts at a time, rows per pass."""
     yield from _smaller_budget(config)
     slots = config.sampling.per_device_generation_batch_size
     if slots > 1:
@@ -166,6 +169,7 @@ def smaller(config: PPOConfig) -> Iterator[Change]:
 
 
 def _smaller_budget(config: CommonConfig) -> Iterator[Change]:
+    """Half of --max_tokens_per_micro_batch, if the longest example still fits."""
     budget = config.optimisation.max_tokens_per_micro_batch
     if budget is not None and budget // 2 >= config.longest_example[0]:
         yield {"max_tokens_per_micro_batch": budget // 2}

@@ -30,7 +30,7 @@ STEP_NAMES: dict[type[CommonConfig], str] = {
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A plan with what `dschat plan` prints beside it."""
+    """A plan, and everything else that `dschat plan` prints with it."""
 
     title: str
     plan: Plan

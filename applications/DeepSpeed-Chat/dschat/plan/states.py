@@ -185,7 +185,7 @@ def step_bytes(weights: Weights, processes: int, fused: bool) -> int:
 
 
 def sampling_weight_bytes(weights: Weights, processes: int) -> int:
-    """The gathered weights that ZeRO 3 holds beside a process's shard while responses are generated."""
+    """Weights that ZeRO 3 gathers for sampling, in addition to a process's shard."""
     return weights.whole if _gathers(weights, processes) else 0
 
 

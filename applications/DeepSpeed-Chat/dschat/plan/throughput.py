@@ -116,7 +116,7 @@ def _expect_rollouts(
     gpu: NamedGpu,
     trained: TokenRate,
 ) -> Expectation:
-    """The speed of sampling and of whole iterations of step 3, beside that of training."""
+    """The speed of step 3: of sampling and of whole iterations, in addition to that of training."""
     batches = config.plan_batches(plan.machine.processes)
     rows = batches.rollout_per_rank * batches.samples_per_prompt
     slots = min(rows, config.sampling.per_device_generation_batch_size * batches.samples_per_prompt)
@@ -156,7 +156,7 @@ def _training_seconds(
     """Seconds for one forward and backward pass of all trained models on sequences of these lengths."""
     seconds = 0.0
     for role in _trained(plan):
-        share = shares.TRAINING[bool(role.recomputed), role.compiled]
+        share = shares.TRAINING[bool(role.recompute_every), role.compiled]
         operations = _cost(role).training_operations(lengths, targets)
         seconds += operations / (share * peaks.operations_per_second)
     return seconds

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs on one machine: problems, step 1, step 3 with rewards by execution, pass@1 and pass@5 before and after.
 
-Runs the same commands as any training, in processes of their own, on problems made in code and a small Gemma.
+Runs the same commands as any training, as separate processes, on problems made in code and a small Gemma.
 """
 
 import time

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole pipeline on one machine: corpus, model, step 1, step 2, step 3 with and without macro actions, report.
 
-Runs the same commands as any training, in processes of their own, on a synthetic corpus and a small Gemma.
+Runs the same commands as any training, as separate processes, on a synthetic corpus and a small Gemma.
 """
 
 import time
@@ -26,10 +26,10 @@ from dschat.quickstart.subcommands import Processes, run_step, run_steps
 
 GOLD_NOTE = "Gold score: counts complaints in the first half of a review and praise in the second; never trained on."
 REGIME_NOTE = (
-    "Regime: 64 tokens, a score at the end, whitened advantages. Where the critic starts from the reward model, as"
-    " published, it explains part of the returns from the first update on. Where it starts from the SFT model with a"
-    " head of zeros, it explains nothing in 40 updates: then it matters how far back a score reaches, by macro actions"
-    " or by a larger λ. This is one seed; others are in docs/results.md."
+    "Setting: responses of 64 tokens, one score at the end, whitened advantages. A critic that starts from the reward"
+    " model, as published, explains part of the returns from the first update on. One that starts from the SFT model"
+    " with a zero head explains none within 40 updates; then it matters how far back a score reaches, by macro actions"
+    " or by a larger λ. This is one seed; docs/results.md has ten."
 )
 
 
@@ -64,7 +64,7 @@ def run(options: QuickstartOptions) -> str:
         notes=[GOLD_NOTE, REGIME_NOTE],
     )
     seconds = time.perf_counter() - start_time
-    return f"{summary.text()}\n\nreport: {folder / 'report.html'} ({seconds:.0f} s in all)"
+    return f"{summary.text()}\n\nreport: {folder / 'report.html'} ({seconds:.0f} s in total)"
 
 
 def train_policies(
@@ -72,10 +72,10 @@ def train_policies(
     at_once: int,
     processes: Processes,
 ) -> None:
-    """Step 3 with the flags of each run: several at a time, or one after another if each is several processes."""
+    """Runs step 3 with each run's flags: several runs at a time, or one at a time if each has several processes."""
     if processes.count > 1:
         for flags in runs:
             run_step("ppo", flags, processes)
         return
-    print(f"== {len(runs)} runs of step 3, {at_once} at a time; each one's output follows its end", flush=True)
+    print(f"== {len(runs)} runs of step 3, {at_once} at a time; the output of each is shown when it ends", flush=True)
     run_steps([("ppo", flags) for flags in runs], at_once)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs subcommands of `dschat` in processes of their own, for programs that run several of them in turn."""
+"""Runs subcommands of `dschat` as separate processes, for programs that run several of them in turn."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ class Processes:
 
     count: int = 1
     zero_stage: int = 0
-    threads: int = 1  # of each process; threads of very small models mostly wait for each other
+    threads: int = 1  # threads of each process; threads of very small models mostly wait for each other
 
     def share(self, batch: int) -> int:
         """One process's part of a batch."""
@@ -78,7 +78,7 @@ def run_steps(
     Args:
         steps: subcommands with their flags.
         at_once: processes that run at a time.
-        threads: of each process.
+        threads: threads of each process.
 
     Raises:
         UserError: one failed; those that have not started do not run.

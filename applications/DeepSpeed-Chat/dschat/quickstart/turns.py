@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Episodes of several turns on one machine: a guessing game and a calculator, step 1, step 3 with an environment.
 
-Runs the same commands as any training, in processes of their own, on games made in code and a small Gemma. Each game
+Runs the same commands as any training, as separate processes, on games made in code and a small Gemma. Each game
 is trained on twice: with a macro action for each turn, and with one for each token.
 """
 
@@ -87,10 +87,10 @@ def play_game(game: Game, options: TurnsOptions, scale: TurnScale) -> str:
         title = f"{name}: the longest of the episodes that were written token by token"
         tables.append(episode_table(longest_episode(samples), title))
     summary = build_report(runs, folder, title=f"Episodes of several turns: {game}", notes=notes)
-    drawn = []
+    sections = []
     for table in tables:
-        drawn.append(f"{table.heading}\n\n{text_table(table.headers, table.rows)}")
-    episodes = "\n\n".join(drawn)
+        sections.append(f"{table.heading}\n\n{text_table(table.headers, table.rows)}")
+    episodes = "\n\n".join(sections)
     write_file(folder / "episodes.txt", f"{episodes}\n")
     return f"{summary.text()}\n\n{episodes}"
 

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 STATE = "state.json"
 METRICS = "metrics.jsonl"
-RANDOM_PREFIX = "random."  # of the names of random states in rank-N.safetensors
+RANDOM_PREFIX = "random."  # prefix of the names of random states in rank-N.safetensors
 LATEST = "latest"
 MANIFEST = "manifest.json"
 
@@ -77,10 +77,10 @@ class Checkpoints:
         identity: Identity,
         average: dict[str, Tensor] | None = None,
     ) -> None:
-        """Takes the content of checkpoints.
+        """Prepares the checkpoints of a run.
 
         Args:
-            engines: of the trained models by name, as in "actor".
+            engines: engines of the trained models by name, as in "actor".
             config: flags of the run.
             run: its output folder.
             identity: what a run that resumes must have in common.
@@ -274,8 +274,8 @@ class Checkpoints:
                 logger.warning("%s is not used: %s", folder, problem)
         if problem is not None:
             raise UserError(
-                f"--resume_from_checkpoint: no checkpoint in {self._folder} is intact; {folder}: {problem}. Give "
-                "another --output_dir, or --overwrite_output_dir alone to begin anew."
+                f"--resume_from_checkpoint: no checkpoint in {self._folder} is intact; {folder}: {problem}. Give"
+                " another --output_dir, or --overwrite_output_dir without --resume_from_checkpoint to start again."
             )
         return None, {}
 
@@ -317,8 +317,8 @@ class Checkpoints:
             problems = [f"it is of the {manifest['step']} step"]
         if problems:
             raise UserError(
-                f"--resume_from_checkpoint: {folder} is of another run: {'; '.join(problems)}. Give the flags and "
-                "files of that run, or another --output_dir."
+                f"--resume_from_checkpoint: {folder} belongs to another run: {'; '.join(problems)}. Give the flags"
+                " and files of that run, or another --output_dir."
             )
         if saved_ranks != ranks:
             logger.warning(

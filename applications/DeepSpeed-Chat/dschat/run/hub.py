@@ -51,10 +51,10 @@ def push(
     """Uploads a model, or the policy of step 3's output, in one commit.
 
     Args:
-        folder: of the model, or of step 3's run.
+        folder: folder of the model, or of step 3's run.
         repository: owner/name, created if it does not exist.
         public: the repository must be new or public; otherwise it must be new or private.
-        message: of the commit.
+        message: message of the commit.
 
     Returns:
         The repository's address.
@@ -75,7 +75,9 @@ def push(
         address = api.create_repo(repository, private=not public, exist_ok=True)
         info = api.model_info(repository)
         if not public and not info.private:
-            raise UserError(f"{repository} is public on the hub: give --public if the model may be, or another name.")
+            raise UserError(
+                f"{repository} is public on the hub: give --public if the model may be public, too, or another name."
+            )
         if public and info.private:
             raise UserError(f"{repository} is private on the hub: drop --public, or make it public there first.")
         operations: list[CommitOperationAdd | CommitOperationDelete] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two runs must have in common for one to resume the other: flags, batches, data, models, tokenizer."""
+"""The identity of a run, which a resumed run must share: flags, batches, data, models, tokenizer."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def identity_of(
     Args:
         config: flags of the run.
         plan: its batch sizes.
-        tokenizer: of the run.
+        tokenizer: tokenizer of the run.
         data: sources (with revisions of those from the hub) and file hashes, as in `RunRecord.data`.
     """
     free = flags_on_resume(type(config), FREE)
@@ -94,7 +94,7 @@ def _python_files(flags: Mapping[str, object]) -> dict[str, list[Path]]:
 
 
 def check_same_everywhere(identity: Identity) -> None:
-    """Compares what processes were given: nodes may have files of their own. Every rank must call it.
+    """Checks that all processes have equal flags and files; nodes may have their own disks. Every rank must call it.
 
     Raises UserError, on every rank: names the first rank that has something else than rank 0, its host, and what.
     """

@@ -48,7 +48,7 @@ def rows_problem(
     """Checks that a checkpoint's metrics.jsonl has one row per update, or per rollout; evaluation rows are ignored.
 
     Args:
-        file: of the checkpoint.
+        file: the checkpoint's file.
         update: number of updates when it was written.
         per_rollout: updates per rollout in step 3, whose last update has a row; 0 in other steps.
 
@@ -153,7 +153,7 @@ class RowMeans:
 
     def __init__(self) -> None:
         self._means = Means()
-        self._names: list[str] = []  # of metrics with a standard error
+        self._names: list[str] = []  # names of metrics with a standard error
 
     def add(
         self,
@@ -164,7 +164,7 @@ class RowMeans:
         """Adds rows to the metric ``name``, which is Σ totals / Σ weights.
 
         Args:
-            name: of the metric.
+            name: name of the metric.
             totals: (n,), each row's sum, over its tokens say.
             weights: (n,), each row's weight, its number of tokens say. A row with weight 0 is ignored; its total is 0.
         """
@@ -253,7 +253,7 @@ class MetricsLog:
         return text
 
     def rows(self) -> list[dict[str, float | None]]:
-        """All rows so far; on the main process."""
+        """All rows so far, on the main process."""
         return [json.loads(line) for line in self.text().splitlines()]
 
     def cut(
@@ -291,7 +291,7 @@ class MetricsLog:
         Args:
             update: optimiser updates so far.
             samples: samples (prompts, pairs) of all ranks so far.
-            metrics: by name.
+            metrics: metrics by name.
         """
         if self._file is None:
             return
@@ -328,8 +328,8 @@ def evaluation_line(
 
     Args:
         update: number of updates when it was made.
-        metrics: as in metrics.jsonl.
-        before: of the previous evaluation; empty at the first.
+        metrics: metrics as in metrics.jsonl.
+        before: metrics of the previous evaluation; empty at the first.
     """
     names = []
     for name in metrics:

@@ -41,7 +41,7 @@ class SavedModel:
     engine: Trained
     role: str  # policy, reward model or critic, for the card
     base: str  # the model it was trained from, for the card
-    subfolder: str = ""  # of the run's folder; empty for that folder itself
+    subfolder: str = ""  # subfolder of the run's folder; empty for that folder itself
     # Yields other whole weights than the engine's (a moving average), like `Trained.whole_weights`.
     weights: Callable[[], Iterator[tuple[str, Tensor]]] | None = None
 
@@ -66,7 +66,7 @@ class ModelFolders:
         config: CommonConfig,
         run: RunOutput,
     ) -> None:
-        """Takes the models, the tokenizer to save with each, and the flags and run for the model cards."""
+        """Prepares to save models, each with the tokenizer and a model card."""
         self._models = models
         self._tokenizer = tokenizer
         self._config = config

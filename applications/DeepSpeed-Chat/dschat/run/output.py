@@ -220,7 +220,7 @@ class RunOutput:
         return self._folder
 
     def _lock_folder(self) -> None:
-        """Takes the folder's lock on the main process; raises UserError on every rank."""
+        """Acquires the folder's lock on the main process; raises UserError on every rank if another process has it."""
         refusal: UserError | None = None
         try:
             if is_main():
@@ -335,7 +335,8 @@ class RunOutput:
         if broadcast_object(read_object(self._output_dir / "run.json").get("finished") is True):
             raise UserError(
                 f"--resume_from_checkpoint: {self._output_dir} holds a finished run without a checkpoint to go on "
-                "from. Give another --output_dir, or --overwrite_output_dir alone to replace it."
+                "from. Give another --output_dir, or --overwrite_output_dir without --resume_from_checkpoint to"
+                " replace it."
             )
         self._cut("", 0.0, 0)
 

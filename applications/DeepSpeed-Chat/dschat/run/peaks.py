@@ -17,7 +17,7 @@ from dschat.run.record import RunRecord
 
 logger = logging.getLogger("dschat")
 
-MAX_SIDE = 8192  # of the square matrices that are multiplied
+MAX_SIDE = 8192  # maximum side of the square matrices that are multiplied
 COPIED = 1 << 30  # bytes
 FREE_SHARE = 0.05  # maximum share of the free memory that a measurement allocates
 SECONDS = 0.1  # duration of each measurement, after a warm-up call
@@ -33,7 +33,7 @@ def measure_peaks(
 
     Args:
         gpu: the device.
-        dtype: of the matrices.
+        dtype: dtype of the matrices.
         free: free bytes of its memory.
     """
     return Peaks(_operations_per_second(gpu, dtype, free), _bytes_per_second(gpu, free))
@@ -68,7 +68,7 @@ def measure_own_gpu(dtype: torch.dtype, record: RunRecord) -> Peaks | None:
     torch.cuda.empty_cache()  # models and vLLM will need the memory
     record.peaks = describe_peaks(peaks, dtype)
     logger.info(
-        "measured peaks of the GPU, of which time/mfu and time/bandwidth are shares: %.0f TFLOP/s in %s, %.0f GB/s",
+        "measured peaks of the GPU (time/mfu and time/bandwidth are shares of them): %.0f TFLOP/s in %s, %.0f GB/s",
         record.peaks["tflops"],
         record.peaks["dtype"],
         record.peaks["gb_per_second"],

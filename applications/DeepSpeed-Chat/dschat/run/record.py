@@ -42,12 +42,12 @@ class RunRecord:
     sandbox: str | None = None  # sandbox level of programs
     decoding: str | None = None  # how continuous batching launches its steps, and why not as CUDA graphs
     layers: dict[str, str] = field(default_factory=dict)  # trained model → how decoder layers are computed
-    peaks: dict[str, str | float] = field(default_factory=dict)  # of the main process's GPU, and their source
+    peaks: dict[str, str | float] = field(default_factory=dict)  # peaks of the main process's GPU, and their source
     metrics: dict[str, float] = field(default_factory=dict)
     metrics_update: int = 0  # number of updates when they were measured
     saved: list[str] = field(default_factory=list)  # folders of saved models, in order
     resumed_at: list[int] = field(default_factory=list)  # numbers of updates at which the run was resumed
-    wandb_id: str | None = None  # of the W&B run, which is resumed with this one
+    wandb_id: str | None = None  # id of the W&B run, which is resumed with this one
     finished: bool = False
 
     def record_evaluation(self, metrics: dict[str, float], update: int) -> None:

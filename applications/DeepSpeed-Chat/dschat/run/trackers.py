@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 SHOWN_SAMPLES = 64  # per evaluation; the file in samples/ has all of them
 HIDDEN_COLUMNS = ("tokens", "prompt_ids", "response_ids", "prompt_messages")  # columns of samples not shown in tables
 
-Row = Mapping[str, float | None]  # of metrics.jsonl; None is a number that is not finite
+Row = Mapping[str, float | None]  # row of metrics.jsonl; None is a number that is not finite
 Sample = Mapping[str, object]
 Cell = str | float | bool | None
 
@@ -91,7 +91,7 @@ class WandB:
     name = "wandb"
 
     def __init__(self, folder: Path, config: Mapping[str, object]) -> None:
-        """Takes the run's folder, where W&B writes into `wandb` unless WANDB_DIR is set, and the run's flags."""
+        """Starts a W&B run, which writes into `wandb` of the run's folder unless WANDB_DIR is set."""
         self._folder = folder
         self._config = config
         self.run_id = uuid.uuid4().hex[:12]

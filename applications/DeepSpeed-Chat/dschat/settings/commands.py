@@ -25,11 +25,13 @@ class ServeOptions:
     host: str = flag(
         f"address to listen on; any other than this machine's own needs a token in {REWARD_TOKEN}", "127.0.0.1"
     )
-    port: int = flag("port to listen on; 0 takes a free one and says which", 8500, PORT)
+    port: int = flag("port to listen on; 0 = any free one, which is printed", 8500, PORT)
     dtype: Dtype | None = flag("dtype of weights and activations; if not given, bf16 on CUDA and fp32 on a CPU", None)
-    batch_size: int = flag("responses read at once", 16, AT_LEAST_1)
-    max_tokens: int = flag("longest prompt with its response in tokens; longer ones get no score", 8192, AT_LEAST_1)
-    device: str | None = flag("cpu, cuda or cuda:N; the first GPU where there is one if not given", None)
+    batch_size: int = flag("responses per forward pass", 16, AT_LEAST_1)
+    max_tokens: int = flag(
+        "maximum length of prompt and response together, in tokens; longer ones get no score", 8192, AT_LEAST_1
+    )
+    device: str | None = flag("device: cpu, cuda or cuda:N; if not given, the first GPU, or the CPU without one", None)
     rm_template: bool = flag(
         "format prompt and response with the reward model's own chat template, as a user and an assistant message",
         False,
@@ -43,18 +45,22 @@ class ServeOptions:
 
 @dataclass(kw_only=True)
 class ServeVllmOptions:
-    """Start a vLLM server that draws responses for --vllm_url.
+    """Start a vLLM server that generates responses for training runs with --vllm_url.
 
     It begins with random weights; a run sends its own before every rollout. See docs/scaling.md.
     """
 
-    model: str = flag("the model that the run trains: a folder or hub id; its config is read", path=True)
+    model: str = flag("model that the run trains: a folder or hub id, of which only the config is read", path=True)
     host: str = flag(f"address to listen on; any other than this machine's own needs a token in {TOKEN}", "127.0.0.1")
     port: int = flag("port to listen on", 8000, SERVING_PORT)
-    tensor_parallel: int = flag("GPUs that share the model", 1, AT_LEAST_1)
-    max_tokens: int = flag("of a prompt with its response: max_prompt_seq_len + max_answer_seq_len", 1024, AT_LEAST_1)
-    dtype: Dtype | None = flag("that of the run; bf16 on a GPU and fp32 on a CPU if not given", None)
-    gpu_memory: float = flag("share of each GPU's memory that it uses", 0.9, UP_TO_1)
+    tensor_parallel: int = flag("number of GPUs that share the model (tensor parallelism)", 1, AT_LEAST_1)
+    max_tokens: int = flag(
+        "maximum tokens of a prompt with its response: max_prompt_seq_len + max_answer_seq_len of the run",
+        1024,
+        AT_LEAST_1,
+    )
+    dtype: Dtype | None = flag("dtype, the same as the run's; bf16 on a GPU and fp32 on a CPU if not given", None)
+    gpu_memory: float = flag("fraction of each GPU's memory that vLLM may use", 0.9, UP_TO_1)
 
     def __post_init__(self) -> None:
         """Raise UserError, which names the flag and what to change."""
@@ -66,28 +72,30 @@ class ServeVllmOptions:
 class OverwriteFlags:
     """Whether a result that is there is replaced."""
 
-    overwrite: bool = flag("start anew, dropping a finished result or a run begun without this flag", False)
+    overwrite: bool = flag("start again, replacing an earlier result, whether it is finished or incomplete", False)
 
 
 @dataclass(kw_only=True)
 class PushOptions:
     """Upload a model with its card, run.json and metrics to the Hugging Face hub."""
 
-    folder: Path = flag("of a model, or step 3's output folder: its policy", positional=True)
-    repository: str = flag("owner/name; made where it is missing, private", positional=True)
-    public: bool = flag("a new repository is public; or push to one that is", False)
+    folder: Path = flag("folder of a model, or output folder of step 3, whose policy is uploaded", positional=True)
+    repository: str = flag(
+        "repository on the hub, owner/name; created as a private one if it does not exist", positional=True
+    )
+    public: bool = flag("create a public repository, or allow pushing to one that is public", False)
 
 
 @dataclass(kw_only=True)
 class EnvOptions:
-    """Print versions, GPUs, memory and what else a report of a bug needs."""
+    """Print versions, GPUs, memory and what else a bug report needs."""
 
 
 @dataclass(kw_only=True)
 class CompletionOptions:
-    """Print what a shell needs to complete subcommands, flags and presets: `source <(dschat completion bash)`."""
+    """Print a script that completes commands, flags and presets in the shell: `source <(dschat completion bash)`."""
 
-    shell: Literal["bash", "zsh"] = flag("bash or zsh", positional=True)
+    shell: Literal["bash", "zsh"] = flag("shell: bash or zsh", positional=True)
 
 
 def require_token(host: str, variable: str, danger: str, use: str = ", here and where the run starts") -> None:
@@ -96,12 +104,13 @@ def require_token(host: str, variable: str, danger: str, use: str = ", here and 
     Args:
         host: where it would listen.
         variable: which holds the token.
-        danger: what whoever reaches the server could do.
+        danger: what anyone who reaches the server could do.
         use: where the token is given.
     """
     if not _is_own(host) and not os.environ.get(variable):
         raise UserError(
-            f"--host {host}: whoever reaches it could {danger}. Set {variable} to a secret{use}, or keep 127.0.0.1."
+            f"--host {host}: anyone who can reach it could {danger}. Set {variable} to a secret{use}, or keep"
+            " 127.0.0.1."
         )
 
 

@@ -190,7 +190,7 @@ class OptimisationFlags:
         "examples per optimiser update on all processes; sets gradient_accumulation_steps", None, AT_LEAST_1
     )
     max_tokens_per_micro_batch: int | None = flag(
-        "most tokens per micro-batch in training, including padding, with at most the batch size's rows; four times"
+        "maximum tokens per micro-batch in training, including padding, besides its maximum number of rows; four times"
         " as many in forward passes without gradients; no limit if not given",
         None,
         AT_LEAST_1,
@@ -292,7 +292,9 @@ class EngineFlags:
     deepspeed: bool = flag(
         "accepted for compatibility with the launcher; every run uses DeepSpeed", False, on_resume=FREE
     )
-    deepspeed_config: str | None = flag("JSON file of DeepSpeed settings that override ours", None, path=True)
+    deepspeed_config: str | None = flag(
+        "JSON file of DeepSpeed settings that override those of the flags", None, path=True
+    )
     local_rank: int = flag("set by the launcher", -1, on_resume=FREE)
     ddp_timeout: int = flag("seconds that processes wait for each other before the run fails", 1800, AT_LEAST_1, FREE)
 

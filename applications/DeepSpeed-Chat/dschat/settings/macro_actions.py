@@ -128,21 +128,23 @@ def _help_of(group: type, name: str) -> str:
 class PanelFlags:
     """Responses to cut, and the panels that show where; a panel for each value of some flags."""
 
-    model: str = flag("folder or Hugging Face name; its tokenizer cuts into tokens", path=True)
-    text: list[str] | None = flag("responses to cut", None)
-    jsonl: Path | None = flag("file of rows with prompt and response, as inference writes them", None)
-    prompt: str = flag("with --text: the prompt before each (matters for ppl)", "")
-    limit: int = flag("with --jsonl: rows to show; 0 = all", 8, AT_LEAST_0)
-    html: Path | None = flag("also write a page with the conditions side by side", None)
-    colour: bool = flag("colours even where the output is no terminal", False)
-    temperature: float = flag("ppl: of the log-probs", 1.0, ABOVE_0)
-    seed: int = flag("randomized: of the run", default_of(OptimisationFlags, "seed"), SEED)
+    model: str = flag("model whose tokenizer is used: folder or hub id", path=True)
+    text: list[str] | None = flag("responses to divide into macro actions", None)
+    jsonl: Path | None = flag("file of rows with prompt and response, as `dschat generate` writes", None)
+    prompt: str = flag("with --text: prompt of all responses; matters for ppl and surprise", "")
+    limit: int = flag("with --jsonl: number of rows to show; 0 = all", 8, AT_LEAST_0)
+    html: Path | None = flag("also write an HTML page with the conditions side by side", None)
+    colour: bool = flag("print colours even if the output is not a terminal", False)
+    temperature: float = flag("ppl: temperature of the log-probabilities", 1.0, ABOVE_0)
+    seed: int = flag("randomized: random seed of the run", default_of(OptimisationFlags, "seed"), SEED)
     termination_condition: list[str] = flag(
         _help_of(TerminationFlags, "termination_condition"), factory=lambda: ["fixed"]
     )
     ngram: list[Annotated[float, parse_ngram]] = flag(_help_of(FixedFlags, "ngram"), factory=lambda: [5])
     parser: list[str] = flag(_help_of(ParsingFlags, "parser"), factory=lambda: ["benepar"])
-    parser_model: list[str] | None = flag("parsing: of each parser; - = its default", None, NOT_EMPTY, path=True)
+    parser_model: list[str] | None = flag(
+        "parsing: model of each --parser, in the same order; - = its default", None, NOT_EMPTY, path=True
+    )
     parsing_cutoff: int = flag(
         _help_of(ParsingFlags, "parsing_cutoff"),
         default_of(ParsingFlags, "parsing_cutoff"),

@@ -17,10 +17,10 @@ def step_name(word: str) -> str:
 
 @dataclass(kw_only=True)
 class PlanOptions:
-    """Say what a run will take: memory of each GPU and of the node, updates and samples; weights are not needed.
+    """Estimate a run's memory per GPU and per node, its updates and samples, without loading any weights.
 
         dschat plan tldr_gemma_2b --step ppo               # a preset, or a YAML file
-        dschat plan tldr_gemma_7b --gpus 4 --zero_stage 3  # flags of the step win over the preset's
+        dschat plan tldr_gemma_7b --gpus 4 --zero_stage 3  # flags of the step override the preset's
         dschat plan --step ppo --actor_model_name_or_path …
         dschat plan tldr_gemma_7b --step ppo --gpus 4 --gpu_memory 40   # which flags make it fit
 
@@ -31,25 +31,27 @@ class PlanOptions:
     other_words: ClassVar[list[str]] = []  # a preset's name, and flags of the step
 
     step: Annotated[str | None, step_name] = flag(
-        "sft (1), reward (2), dpo, ppo (3), refuel (on pairs) or refuel-online; all that a preset's name has if not"
-        " given",
+        "training step to plan: sft (1), reward (2), dpo, ppo (3), refuel (on pairs) or refuel-online; all steps of"
+        " the preset if not given",
         None,
         choices=tuple(STEPS),
     )
-    gpus: int = flag("processes, each with a GPU", 8, AT_LEAST_1)
-    gpus_per_node: int = flag("of them on one machine", 8, AT_LEAST_1)
-    gpu_memory: float | None = flag("GB of a GPU; that of --gpu_type, or 80, if not given", None, ABOVE_0)
+    gpus: int = flag("number of GPUs on all nodes together, with one process each", 8, AT_LEAST_1)
+    gpus_per_node: int = flag("number of GPUs per node", 8, AT_LEAST_1)
+    gpu_memory: float | None = flag("memory per GPU in GB; that of --gpu_type, or 80, if not given", None, ABOVE_0)
     gpu_type: str | None = flag(
-        "also the tokens per second to expect, on a GPU by its name (a100-80gb, h100-sxm, h200, …) or by its TFLOP/s"
-        " and GB/s as run.json has them, such as 800,4200",
+        "also estimate tokens per second: the GPU's name (a100-80gb, h100-sxm, h200, …), or its TFLOP/s and GB/s as in"
+        " run.json, such as 800,4200",
         None,
     )
-    main_memory: float | None = flag("GB of main memory of a node, to be compared with the need", None, ABOVE_0)
+    main_memory: float | None = flag("main memory per node in GB, checked against what the run needs", None, ABOVE_0)
     num_samples: int | None = flag(
-        "training rows; those of the data if not given", None, AT_LEAST_1, aliases=["--prompts"]
+        "number of training rows; counted in the data if not given", None, AT_LEAST_1, aliases=["--prompts"]
     )
-    config: str | None = flag("folder or hub id of the model in folders that are not there yet", None, path=True)
-    json: bool = flag("print JSON, sizes in bytes", False)
+    config: str | None = flag(
+        "folder or hub id whose model config stands in for models that do not exist yet", None, path=True
+    )
+    json: bool = flag("print JSON, with sizes in bytes", False)
 
     def __post_init__(self) -> None:
         """Raises UserError, which names the flag."""

@@ -172,7 +172,8 @@ ADVANTAGE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     Check(_check_unread_rewards),
     Rule(
         lambda config: config.estimator.lam_alpha is not None and _is_changed(config, "lam"),
-        "--lam {lam:g} and --lam_alpha {lam_alpha:g}: drop one of them; --lam_alpha none takes that of a preset away.",
+        "--lam {lam:g} and --lam_alpha {lam_alpha:g}: drop one of them; --lam_alpha none removes the value of a"
+        " preset.",
     ),
     Rule(
         lambda config: config.loss.kl_in == "loss" and config.estimator.kl_estimator == "k1",
@@ -364,7 +365,7 @@ PPO_RULES: tuple[Rule[Any] | Check[Any], ...] = (
             and config.estimator.value_function == "first"
             and "value_function" in config.advantages.needs.reads
         ),
-        "--macro_reward mean with --value_function first gives the score, which is on the last token, no weight:"
+        "--macro_reward mean with --value_function first gives no weight to the score, which is on the last token:"
         " add --isolate_last_token.",
     ),
     *WARNINGS,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of REFUEL, which regresses the relative rewards of two replies: on pairs drawn before, and online."""
+"""Flags of REFUEL, which regresses the relative rewards of two replies: on pairs sampled beforehand, and online."""
 
 import logging
 from collections.abc import Mapping
@@ -103,7 +103,7 @@ class DialogueFlags:
     trained_layers: int = flag("train only the last N layers and the final norm; 0 = all weights", 0, AT_LEAST_0)
     max_turns: int = flag("maximum number of turns; longer dialogues are dropped", 5, AT_LEAST_1)
     rollout_engine: Literal["continuous", "generate"] = flag(
-        "how replies are generated: our own continuous batching (continuous), or transformers' generate",
+        "how replies are generated: built-in continuous batching (continuous), or transformers' generate",
         "continuous",
     )
     eval_temperature: float = flag("sampling temperature in evaluation; 0 = greedy decoding", 0.0, AT_LEAST_0, FREE)

@@ -133,7 +133,9 @@ class RewardFlags:
         "format prompt and response with the reward model's own chat template, as a user and an assistant message",
         False,
     )
-    reward_batch: int = flag("most responses per request to reward_url", 64, AT_LEAST_1, FREE, only_with="reward_url")
+    reward_batch: int = flag(
+        "maximum responses per request to reward_url", 64, AT_LEAST_1, FREE, only_with="reward_url"
+    )
     reward_timeout: float = flag(
         "time-out of a request to reward_url, in seconds", 60.0, ABOVE_0, FREE, only_with="reward_url"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of sampling: how responses are drawn, by what, and how many for a rollout and its updates."""
+"""Flags of sampling: how responses are generated, and how many per rollout and update."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -53,7 +53,7 @@ class RolloutFlags:
     section = "rollouts and batches"
 
     rollout_engine: RolloutEngineName = flag(
-        "how responses are generated: our own continuous batching (continuous), transformers' generate, or vLLM in"
+        "how responses are generated: built-in continuous batching (continuous), transformers' generate, or vLLM in"
         " the training processes or on servers (vllm)",
         "continuous",
     )

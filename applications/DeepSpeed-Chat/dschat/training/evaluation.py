@@ -45,8 +45,8 @@ def shares(
     Every rank gets equally many batches: where its examples do not suffice, its list ends with empty ones.
 
     Args:
-        examples: those of all ranks.
-        size: of a forward pass.
+        examples: examples of all ranks.
+        size: size of a forward pass.
         sequences: sequences per example in one forward pass (2 for a preference pair).
     """
     lengths = lengths_of(examples)
@@ -71,7 +71,7 @@ def evaluate_responses(
     """Answers held-out prompts, each rank its share.
 
     Args:
-        prompts: of all ranks.
+        prompts: prompts of all ranks.
         tokenizer: the policy's.
         sample: gives responses to prompts.
         score: gives their scores and advantages, and what else was measured.
@@ -80,7 +80,7 @@ def evaluate_responses(
         Means over the prompts of all ranks: eval/scores, kl, kl_per_token, length, eos_rate and the names of auxiliary
         numbers, with standard errors (`RowMeans`), and eval/rows; and a sample for each prompt, in their order.
     """
-    # All ranks go through equally many forward passes: one with a prompt less answers another without counting it.
+    # All ranks must run equally many forward passes: a rank with one prompt less answers another without counting it.
     by_length = sorted(prompts, key=len)
     local_prompts = by_length[rank() :: world_size()]
     largest_share = len(prompts[:: world_size()])
@@ -135,28 +135,30 @@ def evaluate_dialogues(
     reward: DialogueScores,
     kl: Callable[[Sequence[AssistantTurn]], Tensor] | None,
 ) -> tuple[dict[str, float], list[Sample]]:
-    """Talks with the users of held-out dialogues, each rank with its share.
+    """Rolls out held-out dialogues with the users' messages of the data, each rank its share.
 
     Args:
         held_out: dialogues of all ranks.
         answer: rolls out dialogues.
         reward: scores a dialogue after each of its turns.
-        kl: replies → the KL of each to the reference, (B,); every rank calls it equally often, with as many replies.
+        kl: replies → the KL of each to the reference, shape ``(B,)``. Every rank must call it equally often, with
+            equally many replies; None if there is no reference.
 
     Returns:
-        Means over all ranks: eval/scores of whole dialogues, eval/scores_turn_1 and so on after that turn, and over
-        replies eval/eos_rate, length, kl and kl_per_token, with standard errors over dialogues (`RowMeans`), and
-        eval/rows; and a sample for each dialogue, in their order.
+        Means over all ranks, with standard errors over dialogues (`RowMeans`): eval/scores of whole dialogues,
+        eval/scores_turn_1 and so on after each turn, over replies eval/eos_rate, length, kl and kl_per_token; and
+        eval/rows. Then a sample for each dialogue, in their order.
     """
+    # This rank's dialogues. A rank without any rolls out one that does not count.
     by_length = sorted(held_out, key=len)
     dialogues_of_ranks = [by_length[number :: world_size()] for number in range(world_size())]
     local_dialogues = dialogues_of_ranks[rank()]
-    # A rank without a dialogue answers one without counting it.
     conversations = answer(local_dialogues or by_length[:1])
     scores = _scores_by_turn(conversations[: len(local_dialogues)], local_dialogues, reward)
     replies = [_replies_of(conversation) for conversation in conversations]
     counted_replies = replies if local_dialogues else []
 
+    # Scores after each turn, and lengths and ends of replies.
     means = RowMeans()
     _add_by_dialogue(means, "scores", [dialogue_scores[-1:] for dialogue_scores in scores])
     for turn in range(max(example.num_turns for example in held_out)):
@@ -171,11 +173,8 @@ def evaluate_dialogues(
     _add_by_dialogue(means, "length", lengths)
 
     if kl is not None:
-        # Ranks with fewer replies repeat their first.
-        all_replies = list(chain.from_iterable(replies))
         most_replies = max(sum(example.num_turns for example in dialogues) for dialogues in dialogues_of_ranks)
-        padding = all_replies[:1] * (most_replies - len(all_replies))
-        numbers = iter(kl(all_replies + padding).tolist())
+        numbers = iter(_padded_kl(replies, most_replies, kl))
         kl_by_dialogue = []
         for dialogue_replies in counted_replies:
             kl_by_dialogue.append([next(numbers) for _ in dialogue_replies])
@@ -188,6 +187,26 @@ def evaluate_dialogues(
     return _over_ranks(means, samples)
 
 
+def _padded_kl(
+    replies: Sequence[Sequence[AssistantTurn]],
+    most_replies: int,
+    kl: Callable[[Sequence[AssistantTurn]], Tensor],
+) -> list[float]:
+    """KL of all replies of this rank, dialogue by dialogue.
+
+    A rank with fewer replies than another one repeats its first reply, so that all ranks compute equally many.
+
+    Args:
+        replies: the replies of each dialogue.
+        most_replies: the largest number of replies of a rank.
+        kl: see `evaluate_dialogues`.
+    """
+    all_replies = list(chain.from_iterable(replies))
+    padding = all_replies[:1] * (most_replies - len(all_replies))
+    numbers: list[float] = kl(all_replies + padding).tolist()
+    return numbers
+
+
 def _replies_of(conversation: DialogueRollout) -> list[AssistantTurn]:
     """The replies of a dialogue, turn after turn."""
     return [reply for _, reply in sorted(conversation.replies.items())]
@@ -198,7 +217,7 @@ def _add_by_dialogue(
     name: str,
     numbers: Sequence[Sequence[float]],
 ) -> None:
-    """Adds the mean of numbers, given by dialogue: those of one dialogue depend on each other, and are one row."""
+    """Adds the mean of numbers that are grouped by dialogue; a dialogue is one row, since they are dependent."""
     counts = torch.tensor(
         [float(len(of_dialogue)) for of_dialogue in numbers],
         device=device(),
@@ -248,7 +267,7 @@ def _episode_columns(
     episodes: EpisodeRecords,
     row: int,
 ) -> Sample:
-    """Columns of an episode: its prompt is the environment's, and its ids are those of both sides.
+    """Columns of an episode, whose prompt comes from the environment and whose ids are those of both sides.
 
     `response_mask` marks the ids that the policy sampled.
     """
@@ -265,7 +284,7 @@ def _episode_columns(
 
 
 def _numbers_of_rows(batch: PPOBatch, auxiliary: AuxiliaryScores) -> dict[str, Tensor]:
-    """What an evaluation averages over responses, (B,) each."""
+    """Numbers that an evaluation averages over responses, (B,) each."""
     trajectory = batch.trajectory
     numbers = {
         "scores": trajectory.scores,

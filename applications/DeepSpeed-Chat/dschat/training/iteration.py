@@ -40,10 +40,10 @@ class UpdateProgress:
 
 @dataclass(frozen=True)
 class Iteration(Generic[Batch]):
-    """One iteration from its rollout to its last update."""
+    """An iteration between its rollout and its last update."""
 
     batch: Batch  # this rank's rows
-    metrics: Metrics  # of the rollout
+    metrics: Metrics  # metrics of the rollout
     random: dict[str, Tensor]  # the global random states after the rollout
     updates: UpdateProgress = field(default_factory=UpdateProgress)
 
@@ -108,12 +108,12 @@ def on_device(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def pass_size(plan: BatchPlan) -> PassSize:
-    """What a training pass may hold."""
+    """Maximum size of a forward and backward pass in training."""
     return PassSize(plan.micro_batch, plan.max_tokens)
 
 
 def eval_size(config: CommonConfig) -> PassSize:
-    """What a forward pass without gradients may hold, by --per_device_eval_batch_size."""
+    """Maximum size of a forward pass without gradients, from --per_device_eval_batch_size."""
     size = PassSize(config.output.per_device_eval_batch_size, config.optimisation.max_tokens_per_micro_batch)
     return replace(size.without_gradient, rows=size.rows)
 
@@ -193,7 +193,7 @@ class Clock:
     """Seconds of the parts of an iteration, waiting for the device after each; and what was sampled in it."""
 
     seconds: Metrics = field(default_factory=dict)
-    sampled: list[Lengths] = field(default_factory=list)  # of each sampling, in their order
+    sampled: list[Lengths] = field(default_factory=list)  # lengths of each sampling, in order
     _last: float = field(default_factory=time.perf_counter)
 
     def record(self, name: str) -> None:

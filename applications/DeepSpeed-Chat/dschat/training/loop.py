@@ -29,15 +29,15 @@ from dschat.training.evaluation import Sample
 from dschat.training.iteration import Metrics
 from dschat.training.nonfinite import NonFinite
 
-Work = Sequence[Sequence[int]]  # of an iteration on this rank: batches of numbers of training examples
+Work = Sequence[Sequence[int]]  # work of an iteration on this rank: batches of numbers of training examples
 
 
 class Algorithm(Protocol):
-    """What the loop trains. Methods that are not abstract have a default.
+    """An algorithm that the loop runs. Methods that are not abstract have a default.
 
     Attributes:
-        name: of the progress bar.
-        lengths: of the training examples, in tokens.
+        name: name of the progress bar.
+        lengths: lengths of the training examples, in tokens.
         work_batch: examples in a batch of `Work`.
         shown: what the progress bar shows: label → metric.
         checks_trained: whether `self_check` holds for trained weights, too, not only at the start.
@@ -89,7 +89,7 @@ class Algorithm(Protocol):
         return None
 
     def state_dict(self) -> Progress:
-        """What a checkpoint must hold beside models and optimisers."""
+        """State that a checkpoint must hold in addition to models and optimisers."""
         return Progress(0, {}, {})
 
     def load_state_dict(self, state: Progress) -> None:
@@ -116,7 +116,7 @@ class Loop:
         self.updates_per_iteration = run.plan.updates_per_iteration
         self.iteration = 0  # finished iterations
         self.evaluated = -1  # updates before the last evaluation
-        # The global random states after the last iteration or evaluation; users' functions may draw from them.
+        # The global random states after the last iteration or evaluation; users' functions may use them.
         self.random = random_states()
 
     @property
@@ -184,7 +184,7 @@ class Loop:
         total: int,
         bar: Bar,
     ) -> None:
-        """One iteration, and what is due after it."""
+        """Runs one iteration, and the evaluation and saving that are due after it."""
         update_before = self.update
         metrics = self.iterate(work)
         shown = {}
@@ -204,7 +204,7 @@ class Loop:
         self.evaluate_if_due(total)
 
     def iterate(self, work: Work) -> Metrics:
-        """One iteration of the algorithm, counted and logged."""
+        """Runs one iteration of the algorithm, counts its updates and logs its metrics."""
         metrics = self.algorithm.iterate(work, self.iteration)
         self.iteration += 1
         self.random = random_states()
@@ -250,7 +250,7 @@ class Loop:
             self.algorithm.rehearse()
 
     def state_dict(self) -> Progress:
-        """Where the run is. An iteration between two of its updates goes on with the random states of its rollout."""
+        """State of the run. An interrupted iteration continues with the random states of its rollout."""
         state = self.algorithm.state_dict()
         return Progress(
             update=self.update + state.update,
@@ -315,7 +315,7 @@ def work_of_epoch(
     plan: BatchPlan,
     epoch: int,
 ) -> Sequence[Work]:
-    """What the iterations of an epoch train on, on this rank."""
+    """The work of all iterations of an epoch on this rank."""
     return update_batches(
         algorithm.lengths,
         plan.iteration_size,
@@ -334,7 +334,7 @@ def work_of(
     plan: BatchPlan,
     iteration: int,
 ) -> Work | None:
-    """What an iteration trains on, on this rank; None after the last."""
+    """The work of an iteration on this rank; None after the last."""
     examples = len(algorithm.lengths)
     if iteration * plan.updates_per_iteration >= total_updates(examples, config, plan):
         return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that are not finite: the first is named, its batch is written down, and the run stops or goes on without it.
+"""What a run does when numbers are NaN or infinite: it stops, or it leaves out that rollout or update and goes on.
 
-Every process must take the same turn, though only one may have such a number. So there is one agreement per rollout
-and one per optimiser update.
+The first quantity that is not finite is named, and the batch is written to the run's folder. If one process meets such
+a number, all processes stop or skip together: they agree once per rollout and once per optimiser update.
 """
 
 import json
@@ -27,18 +27,18 @@ from macro_actions.types import PPOBatch, ScoredRollout, tensors_of
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "nonfinite"
-MAX_WRITTEN = 10  # batches that a process writes down: a run that skips updates may have no end of them
-SKIPPED_NONFINITE = "skipped/nonfinite"  # the metric: updates that were left out
-PARTS = ("losses", "gradients", "gradient norms")  # of an update, see `Trained.nonfinite`
+FOLDER = "nonfinite"  # below the run's output folder
+MAX_WRITTEN = 10  # batches that a process writes at most; a run that skips updates may meet many
+SKIPPED_NONFINITE = "skipped/nonfinite"  # the metric that counts updates left out
+PARTS = ("losses", "gradients", "gradient norms")  # parts of an update, see `Trained.nonfinite`
+MAX_NAMED_ROWS = 8  # row numbers in a message
 REMEDY = "Lower the learning rates, or use --dtype bf16 or fp32 if this is fp16."
 
-
-BadRows = tuple[str, Tensor]  # name of some numbers; (B,) bool, rows in which they are not finite
+BadRows = tuple[str, Tensor]  # name of a quantity; (B,) bool, rows in which it is not finite
 
 
 class NonFinite:
-    """What a run does with numbers that are not finite. Every rank must call its methods."""
+    """Checks a run's numbers, and stops the run or reports what to leave out. Every rank must call its methods."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class NonFinite:
         run: Run,
         remedies: Mapping[str, str] | None = None,
     ) -> None:
-        """Takes what it needs of a run.
+        """Prepares the checks of a run.
 
         Args:
-            action: --on_nonfinite.
-            run: has the folder that batches are written to.
-            remedies: what helps against numbers that are not finite, by the numbers' name.
+            action: --on_nonfinite: "stop" or "skip".
+            run: the run, whose folder gets the batches.
+            remedies: name of a quantity → what helps if it is not finite; REMEDY for the others.
         """
         self._skips = action == "skip"
         self._run = run
@@ -67,49 +67,41 @@ class NonFinite:
         """Whether a rollout must be left out.
 
         Args:
-            batch: the rollout's numbers.
+            batch: the rollout.
             update: updates before it.
             bad_logits: shape ``(B,)``, bool: rows that were sampled from logits that are not finite.
             auxiliary: shape ``(B,)`` each: numbers of score sources and of the metric function, by name.
 
         Raises:
-            UserError: the run stops at numbers that are not finite.
+            UserError: numbers are not finite, and --on_nonfinite is stop.
         """
-        return self.in_rows(
-            bad_rows(batch, bad_logits, auxiliary or {}),
-            update,
-            lambda: tensors_of(batch),
-        )
+        quantities = bad_rows(batch, bad_logits, auxiliary or {})
+        return self.in_rows(quantities, update, lambda: tensors_of(batch))
 
     def in_rows(
         self,
-        rows: Sequence[BadRows],
+        quantities: Sequence[BadRows],
         update: int,
         tensors: Callable[[], dict[str, Tensor]],
     ) -> bool:
-        """Whether rows that were sampled and scored must be left out.
+        """Whether sampled and scored rows must be left out.
 
         Args:
-            rows: what may not be finite, in the order in which it was computed.
-            update: updates before it.
-            tensors: what is written down.
+            quantities: quantities with their bad rows, in the order in which they were computed.
+            update: updates before these rows.
+            tensors: returns the batch, which is written to a file.
 
         Raises:
-            UserError: the run stops at numbers that are not finite.
+            UserError: numbers are not finite, and --on_nonfinite is stop.
         """
-        names = [name for name, _ in rows]
-        is_bad = torch.stack([bad for _, bad in rows]).cpu()
+        names = [name for name, _ in quantities]
+        is_bad = torch.stack([bad for _, bad in quantities]).cpu()
         bad_names = is_bad.any(1).nonzero().flatten().tolist()
         if not bad_names:
             return self._agree(names, None, update, tensors, [])
         first = bad_names[0]
-        return self._agree(
-            names,
-            first,
-            update,
-            tensors,
-            is_bad[first].nonzero().flatten().tolist(),
-        )
+        rows = is_bad[first].nonzero().flatten().tolist()
+        return self._agree(names, first, update, tensors, rows)
 
     def in_update(
         self,
@@ -122,10 +114,10 @@ class NonFinite:
         Args:
             engines: the engines by name.
             update: updates before this one.
-            tensors: what is written down.
+            tensors: returns the batch, which is written to a file.
 
         Raises:
-            UserError: the run stops at numbers that are not finite.
+            UserError: numbers are not finite, and --on_nonfinite is stop.
         """
         names: list[str] = []
         bad_names: list[int] = []
@@ -134,75 +126,75 @@ class NonFinite:
                 if engine.nonfinite == part:
                     bad_names.append(len(names))
                 names.append(f"{part} of the {name}")
-        return self._agree(
-            names,
-            bad_names[0] if bad_names else None,
-            update,
-            tensors,
-            [],
-        )
+        first = bad_names[0] if bad_names else None
+        return self._agree(names, first, update, tensors, [])
 
     def in_evaluation(
         self,
         metrics: Mapping[str, float],
         update: int,
     ) -> None:
-        """Looks at means over all ranks. Raises UserError if the run stops at numbers that are not finite."""
-        names = []
-        for name, number in metrics.items():
-            if not math.isfinite(number):
-                names.append(name)
+        """Checks the metrics of an evaluation, which are means over all ranks.
+
+        Raises:
+            UserError: a metric is not finite, and --on_nonfinite is stop.
+        """
+        names = [name for name, value in metrics.items() if not math.isfinite(value)]
         if names:
             self._stop_or_warn(f"{after(update)}, {', '.join(names)} of the evaluation is not finite.", names)
 
     def _agree(
         self,
         names: Sequence[str],
-        first_here: int | None,
+        local_first: int | None,
         update: int,
         tensors: Callable[[], dict[str, Tensor]],
-        rows: list[int],
+        local_rows: list[int],
     ) -> bool:
-        """Whether any rank has numbers that are not finite; that rank writes its batch down.
+        """Whether a quantity is not finite on any rank; if so, that rank writes its batch, and all stop or warn.
 
         Args:
-            names: what is checked, in the order in which it was computed.
-            first_here: position of the first name that is not finite on this rank.
-            update: updates before it.
-            tensors: what is written down.
-            rows: rows of this rank that are not finite.
+            names: quantities in the order in which they were computed, equal on all ranks.
+            local_first: position of this rank's first quantity that is not finite; None if all are finite.
+            update: updates before the batch.
+            tensors: returns the batch.
+            local_rows: this rank's rows in which that quantity is not finite.
         """
-        first = first_over_ranks(first_here)
+        # The earliest quantity of all ranks, and the first rank that has it.
+        first = first_over_ranks(local_first)
         if first is None:
             return False
-        name = names[first[0]]
-        bad_rank = first[1]
-        rows = gather_objects(rows)[bad_rank]
-        what = f"{after(update)}, {name} on rank {bad_rank} are not finite"
+        position, bad_rank = first
+        name = names[position]
+        rows = gather_objects(local_rows)[bad_rank]
+        message = f"{after(update)}, {name} on rank {bad_rank} are not finite"
         if rows:
-            what += f" in rows {rows[:8]} of the rollout"
+            message += f" in rows {rows[:MAX_NAMED_ROWS]} of the rollout"
 
+        # That rank writes its batch. The others wait, because a process that ends would end the writing one, too.
         folder = broadcast_object(self._run.folder) / FOLDER
         stem = f"update-{update}-rank-{bad_rank}"
         record = {"update": update, "rank": bad_rank, "what": name, "rows": rows}
-        is_written = rank() == bad_rank and _write(folder, stem, tensors(), record)
-        barrier()  # for as long as writing takes: a process that ends would take the writing one with it
+        is_written = rank() == bad_rank and _write_batch(folder, stem, tensors(), record)
+        barrier()
         is_written = gather_objects(is_written)[bad_rank]
-        message = f"{what}; the batch is in {folder / stem}.safetensors." if is_written else f"{what}."
-        self._stop_or_warn(message, [name])
+        if is_written:
+            message += f"; the batch is in {folder / stem}.safetensors"
+
+        self._stop_or_warn(f"{message}.", [name])
         return True
 
     def _stop_or_warn(self, message: str, names: Sequence[str]) -> None:
-        """Raises UserError with what helps against these names, or warns, as --on_nonfinite says."""
+        """Raises UserError with what helps against these quantities; with --on_nonfinite skip, logs a warning."""
         if self._skips:
             if is_main():
                 logger.warning("%s It is left out.", message)
             return
         remedies = []
         for name in names:
-            remedy = self._remedies.get(name.removeprefix("eval/").removeprefix("numbers of "))
-            if remedy is not None:
-                remedies.append(remedy)
+            quantity = name.removeprefix("eval/").removeprefix("numbers of ")
+            if quantity in self._remedies:
+                remedies.append(self._remedies[quantity])
         remedy = " ".join(remedies) or REMEDY
         raise UserError(f"{message} {remedy} --on_nonfinite skip goes on without such batches.")
 
@@ -212,10 +204,11 @@ def bad_rows(
     bad_logits: Tensor | None,
     auxiliary: Mapping[str, Tensor],
 ) -> list[BadRows]:
-    """Rows of a rollout whose numbers are not finite, in the order in which the numbers were computed.
+    """Quantities of a rollout with the rows in which they are not finite, in the order in which they were computed.
 
-    Numbers off the response do not count. For the arguments see `NonFinite.in_rollout`.
+    Positions off the response do not count. For the arguments see `NonFinite.in_rollout`.
     """
+    # Quantities up to the rewards, each checked by itself.
     numbers: list[tuple[str, Tensor]] = []
     if isinstance(batch, PPOBatch):
         trajectory = batch.trajectory
@@ -231,40 +224,56 @@ def bad_rows(
         teacher_logprobs = batch.teacher_logprobs
     if teacher_logprobs is not None:
         numbers.append(("teacher_logprobs", teacher_logprobs))
-    for name, of_rows in auxiliary.items():
-        numbers.append((f"numbers of {name}", of_rows))
+    for name, values in auxiliary.items():
+        numbers.append((f"numbers of {name}", values))
     numbers.append(("scores", scores))
     if isinstance(batch, PPOBatch):
         numbers.append(("kl", batch.kl))
         numbers.append(("rewards", batch.rewards))
 
-    rows = [(name, _not_finite(x, batch.response_mask)) for name, x in numbers]
+    quantities: list[BadRows] = []
     if bad_logits is not None:
-        rows.insert(0, ("logits", bad_logits))
+        quantities.append(("logits", bad_logits))
+    for name, x in numbers:
+        quantities.append((name, _not_finite(x, batch.response_mask)))
+
+    # Advantages and returns. Normalisation carries a NaN of one rank to the advantages of all; the returns, which are
+    # not normalised, show on which rank and in which rows it arose.
     if isinstance(batch, PPOBatch):
-        advantages = _not_finite(batch.advantages, batch.response_mask)
+        bad_advantages = _not_finite(batch.advantages, batch.response_mask)
         if batch.returns is not None:
-            # Whitening carries one rank's NaN to the advantages of all; the returns tell where it came from.
-            returns = _not_finite(batch.returns, batch.response_mask)
-            rows.append(("advantages", advantages & returns))
-            rows.append(("returns", returns))
-        rows.append(("advantages", advantages))
-    return rows
+            bad_returns = _not_finite(batch.returns, batch.response_mask)
+            quantities.append(("advantages", bad_advantages & bad_returns))
+            quantities.append(("returns", bad_returns))
+        quantities.append(("advantages", bad_advantages))
+    return quantities
 
 
 def _not_finite(x: Tensor, response_mask: Tensor) -> Tensor:
-    """Rows with numbers that are not finite, (B,) bool, from numbers (B,), or (B, R) of which the response counts."""
+    """Rows with numbers that are not finite.
+
+    Args:
+        x: shape ``(B,)``, or ``(B, R)``, of which only response positions count.
+        response_mask: shape ``(B, R)``, bool.
+
+    Returns:
+        Shape ``(B,)``, bool.
+    """
     bad = ~torch.isfinite(x)
     return bad if bad.dim() == 1 else (bad & response_mask).any(1)
 
 
-def _write(
+def _write_batch(
     folder: Path,
     stem: str,
     tensors: Mapping[str, Tensor],
     record: Json,
 ) -> bool:
-    """Writes a batch down, up to MAX_WRITTEN of them; whether it was. A run goes on the same way if that fails."""
+    """Writes a batch and its record, unless this rank has written MAX_WRITTEN of them.
+
+    Returns:
+        Whether the batch was written. A file that cannot be written is only a warning.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if len(list(folder.glob(f"*-rank-{rank()}.json"))) >= MAX_WRITTEN:

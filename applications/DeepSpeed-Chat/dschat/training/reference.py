@@ -116,7 +116,7 @@ def describe_reference(
     dtype: torch.dtype,
     temperature: float,
 ) -> dict[str, str]:
-    """What reference log-probs depend on, by name; `model` is the policy's `dschat.base.fingerprints.model_hash`."""
+    """The settings that reference log-probs depend on, by name; `model` is the policy's `model_hash`."""
     ids = (json.dumps([example.prompt_ids, example.chosen_ids, example.rejected_ids]) for example in examples)
     return {
         "the data": contents_hash(ids),
@@ -141,10 +141,10 @@ def reference_logprobs(
     They are read from the file, or computed and written there.
 
     Args:
-        engine: of the policy before its first update.
+        engine: engine of the policy before its first update.
         examples: n pairs.
         pad_id: fills ids.
-        size: of a forward pass.
+        size: size of a forward pass.
         temperature: divides the logits.
         file: keeps the log-probs.
         identity: what they depend on, see `describe_reference`.

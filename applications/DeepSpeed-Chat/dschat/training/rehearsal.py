@@ -42,14 +42,14 @@ def rehearsal(
     Args:
         engines: the engines that are trained, by name; they are in training mode.
         rows: sequences of the micro-batch.
-        tokens: of each sequence, padding included.
+        tokens: tokens of each sequence, padding included.
         rows_flag: the flag that says how many examples a micro-batch holds.
         decoding_bytes: memory that sampling keeps while models train; it is allocated during the update.
 
     Raises:
         UserError: the memory of the device does not suffice; it names the flags that help.
     """
-    states = random_states()  # adapters with dropout draw random numbers
+    states = random_states()  # adapters with dropout use random numbers
     try:
         sampling_memory = torch.empty(decoding_bytes, dtype=torch.uint8, device=device())
         with ExitStack() as stack:
@@ -101,8 +101,8 @@ def decoding_bytes(
     Args:
         rollouts: samples from the policy.
         policy: its engine.
-        prompts: of a rollout on this process, each counted once per response.
-        tokens: of the longest prompt and response together.
+        prompts: prompts of a rollout on this process, each counted once per response.
+        tokens: tokens of the longest prompt and response together.
     """
     if not isinstance(rollouts, ContinuousEngine):
         return 0

@@ -35,13 +35,13 @@ from macro_actions.types import Rollout, Trajectory, select_rows
 # goes into what is compared, and of 1 at least.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 ROWS = 2  # that are checked
-ATTENTION_TOKENS = 256  # of each row where attentions are compared: eager attention holds its weights
+ATTENTION_TOKENS = 256  # maximum tokens per row where attentions are compared, since eager attention is quadratic
 POSITIONS = 32
 PADDING = (3, 2)  # columns before and after
 WRONG = "The model's architecture is computed wrongly here, or actor and reference differ; please report the model."
 RANDOM = (
     "Something in the model is random in training mode, such as dropout or noise of a router: an update would not see "
-    "the numbers that samples are drawn with. Set it to 0 in the model's config.json, or use another model."
+    "the numbers that responses are sampled with. Set it to 0 in the model's config.json, or use another model."
 )
 
 
@@ -53,14 +53,14 @@ def check_policy(
     temperature: float,
     pad_id: int,
 ) -> float:
-    """Checks that log-probs equal the model's own logits, and that neither padding nor training mode changes them.
+    """Checks log-probs against the model's own logits, and that neither padding nor training mode changes them.
 
     Args:
-        engine: of the policy.
-        tokens: input_ids (B, T) long and attention_mask (B, T) bool, of which the first two rows are used.
-        num_response: R < T, the last columns, which are responses.
-        temperature: divides the logits.
-        pad_id: fills ids.
+        engine: the policy's engine.
+        tokens: input_ids (B, T) long and attention_mask (B, T) bool; the first two rows are used.
+        num_response: R < T, the number of response columns, which are the last ones.
+        temperature: sampling temperature, which divides the logits.
+        pad_id: id of the padding token.
 
     Returns:
         The largest logit in absolute value, divided by the temperature: log-probs are rounded as it is, however small
@@ -78,18 +78,8 @@ def check_policy(
 
     # The model's own logits.
     logprobs, _ = engine(input_ids, attention_mask, checked, temperature)
-    causal_lm = engine.module.inner
-    output = causal_lm(
-        input_ids=input_ids,
-        attention_mask=attention_mask.long(),
-        use_cache=False,
-        **position_ids(causal_lm, attention_mask),
-        **_keep_logits(causal_lm, checked + 1),
-    )
-    logits = output.logits[:, -checked - 1 : -1].float() / temperature
-    response_ids = input_ids[:, -checked:, None]
-    vocabulary_logprobs = logits.log_softmax(-1)
-    own_logprobs = vocabulary_logprobs.gather(-1, response_ids).squeeze(-1)
+    logits = _full_logits(engine, input_ids, attention_mask, checked) / temperature
+    own_logprobs = logits.log_softmax(-1).gather(-1, input_ids[:, -checked:, None]).squeeze(-1)
     size = _largest(logits, mask[..., None])
     _require_close("log-probs", "those of the model's own logits", logprobs, own_logprobs, mask, engine, size)
 
@@ -118,6 +108,35 @@ def check_policy(
         size,
     )
     return size
+
+
+def _full_logits(
+    engine: TrainedPolicy,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    num_tokens: int,
+) -> Tensor:
+    """Logits of the model's own forward pass.
+
+    Args:
+        engine: the policy's engine.
+        input_ids: shape ``(B, T)``.
+        attention_mask: shape ``(B, T)``, bool.
+        num_tokens: N, the last tokens, which the logits predict.
+
+    Returns:
+        Shape ``(B, N, V)``, float32.
+    """
+    causal_lm = engine.module.inner
+    output = causal_lm(
+        input_ids=input_ids,
+        attention_mask=attention_mask.long(),
+        use_cache=False,
+        **position_ids(causal_lm, attention_mask),
+        **_keep_logits(causal_lm, num_tokens + 1),
+    )
+    logits: Tensor = output.logits[:, -num_tokens - 1 : -1]
+    return logits.float()
 
 
 def _largest(numbers: Tensor, mask: Tensor) -> float:
@@ -150,15 +169,15 @@ def check_attention_parity(
 ) -> None:
     """Checks that the attention that a flag names gives the numbers and gradients of eager attention.
 
-    PyTorch's sdpa, the default, is not compared, nor are models that compute attention by code of their own. Sliding
+    PyTorch's sdpa, the default, is not compared, nor are models with their own attention code. Sliding
     windows count as far as ATTENTION_TOKENS reach.
 
     Args:
-        engine: of any model; gradients are compared where it is trained.
+        engine: engine of any model; gradients are compared where it is trained.
         what: the numbers, for the message.
         mask: bool, which numbers count.
         forward: a pass of the engine over padded rows → its numbers, of the mask's shape.
-        size: of the largest number that goes into them.
+        size: size of the largest number that goes into them.
 
     Raises:
         UserError: they differ by more than rounding explains.
@@ -254,11 +273,11 @@ def check_modes(
     Nothing is compared of a model that is not trained, or with dropout that a flag asks for.
 
     Args:
-        engine: of any model.
+        engine: engine of any model.
         what: the numbers, for the message.
         mask: bool, which numbers count.
         forward: a pass of the engine → its numbers, of the mask's shape.
-        size: of the largest number that they are computed from, such as a logit; at least their own counts.
+        size: size of the largest number that they are computed from, such as a logit; at least their own counts.
 
     Raises:
         UserError: they differ by more than rounding explains.
@@ -335,7 +354,7 @@ def check_scalar(
     """Checks that scores are those of the Hugging Face classifier, whatever the padding and the mode.
 
     Args:
-        engine: of the scalar model.
+        engine: engine of the scalar model.
         tokens: input_ids (B, T) long and attention_mask (B, T) bool, of which the first two rows are used.
         pad_id: fills ids.
 
@@ -396,7 +415,7 @@ def check_rollout(
 
     Args:
         actor: in evaluation mode.
-        trajectory: of the first rollout, before any update.
+        trajectory: trajectory of the first rollout, before any update.
         sampling: how it was sampled.
         sampled_logprobs: shape ``(B, R)``, log-probs of the pass that sampled the tokens, if it gave them.
 
@@ -498,7 +517,7 @@ def check_weights(engine: ModelEngine, number: float) -> None:
     """Names the bad weight where a forward pass gave a number that is not finite. Every rank must call it.
 
     Args:
-        engine: of the model.
+        engine: engine of the model.
         number: this rank's number.
 
     Raises:

@@ -34,7 +34,7 @@ class TrainedTexts:
 
     @classmethod
     def of(cls, texts: Iterable[tuple[int, int]]) -> TrainedTexts:
-        """From the tokens of each text and the number of its targets."""
+        """Computes the lengths from the tokens of each text and the number of its targets."""
         sizes = np.array(list(texts), dtype=np.int64).reshape(
             -1,
             2,
@@ -54,10 +54,10 @@ class Throughput:
         peaks: Peaks | None = None,
         slots: int | None = None,
     ) -> None:
-        """Takes what throughput depends on.
+        """Prepares the measurement of throughput.
 
         Args:
-            engines: of the models, which are trained on the same texts; the first one's model samples.
+            engines: engines of the models, which are trained on the same texts; the first one's model samples.
             peaks: speeds of this process's GPU; without them only tokens per second are measured.
             slots: rows that are sampled together on this GPU; None if servers sample.
         """
@@ -80,7 +80,7 @@ class Throughput:
 
         Args:
             texts: this rank's.
-            seconds: of the updates.
+            seconds: seconds of the updates.
             engines: those that the updates trained; all engines if not given.
         """
         operations = 0.0

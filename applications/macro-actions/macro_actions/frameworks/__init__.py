@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FRAMEWORKS = ("skyrl", "slime", "verl", "openrlhf", "trl")
-# Termination condition → what it reads beside the response mask.
+# Termination condition → what it reads in addition to the response mask.
 READS = {"parsing": "response_ids", "ppl": "ref_logprobs", "randomized": "uids"}
 CONDITIONS = ("fixed", "turn", *READS)
 
@@ -103,7 +103,7 @@ class MacroActionsConfig:
         response_ids: Tensor | None = None,
         ref_logprobs: Tensor | None = None,
     ) -> Tensor:
-        """Where the macro actions of a batch end.
+        """Ends of the macro actions of a batch.
 
         Args:
             response_mask: shape ``(B, R)``.

@@ -33,9 +33,9 @@ class MacroGRPOTrainer(GRPOTrainer):
         """Create the trainer.
 
         Args:
-            args: those of GRPOTrainer.
+            args: arguments of GRPOTrainer.
             macro_actions: where macro actions end, and their ratio.
-            kwargs: those of GRPOTrainer.
+            kwargs: keyword arguments of GRPOTrainer.
 
         Raises:
             UnsupportedError: this version of TRL lacks a hook, or its settings do not go with macro actions.

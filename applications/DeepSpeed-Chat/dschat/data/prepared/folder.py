@@ -50,11 +50,11 @@ class PreparedExample:
     prompt_ids: list[int]  # including BOS
     chosen_ids: list[int]
     rejected_ids: list[int] | None
-    row: Row = field(repr=False)  # of the data
+    row: Row = field(repr=False)  # row of the data
 
     @property
     def origin(self) -> str:
-        """Where the row of the data comes from, for messages."""
+        """File and row of the data, for messages."""
         return self.row.origin
 
     def __len__(self) -> int:

@@ -78,7 +78,7 @@ def prepare(
         path: a `--data_path`.
         options: what to make of it, and where to write it.
         keys: column names.
-        tokenizer: of the model to train.
+        tokenizer: tokenizer of the model to train.
         end_id: id of the token that ends a response.
 
     Returns:
@@ -211,7 +211,9 @@ def _check_output(path: str, options: PrepareOptions, keys: ColumnFlags) -> None
         raise UserError(f"{flag}: it exists; give another folder, or --overwrite to replace it.")
     foreign = foreign_entry(folder)
     if foreign == folder:
-        raise UserError(f"{flag}: --overwrite replaces prepared folders alone, and this is none; give another folder.")
+        raise UserError(
+            f"{flag}: --overwrite only replaces prepared folders, and this is not one; give another folder."
+        )
     if foreign is not None:
         raise UserError(
             f"{flag}: it holds {foreign.name}, which `prepare` did not write and --overwrite would delete; move it "
@@ -219,7 +221,7 @@ def _check_output(path: str, options: PrepareOptions, keys: ColumnFlags) -> None
         )
     for file in open_source(path, keys).files:
         if folder in file.resolve().parents:
-            raise UserError(f"{flag}: the source, {file}, lies in it and would be deleted; give another folder.")
+            raise UserError(f"{flag}: it contains the source {file}, which would be deleted; give another folder.")
 
 
 def _read_rows(
@@ -324,7 +326,7 @@ class RowLimits:
 
     max_length: int  # tokens of prompt and response; longer rows are cut
     max_prompt_length: int  # in `unit`
-    minimum_response_length: int  # of every response, in `unit`
+    minimum_response_length: int  # length of every response, in `unit`
     unit: Unit
     remove_same_inputs: bool = True  # leave out rows whose prompt and (chosen) response occurred before
     remove_same_responses: bool = True  # leave out pairs of equal texts

@@ -109,7 +109,10 @@ def _example(
         raise UserError(f"{origin}: {error} is missing or has a wrong value; prepare the data again.") from error
     has_same_prompt = rejected is None or rejected[:length] == chosen[:length]
     if not 0 < length <= len(chosen) or not has_same_prompt:
-        raise UserError(f"{origin}: prompt_len {length} is no prompt of its ids; prepare the data again.")
+        raise UserError(
+            f"{origin}: prompt_len {length} does not fit its ids, which must hold a prompt of that"
+            " length (the same in both sequences of a pair) and a response; prepare the data again."
+        )
     prompt_ids = chosen[:length]
     chosen_ids = chosen[length:]
     rejected_ids = None if rejected is None else rejected[length:]

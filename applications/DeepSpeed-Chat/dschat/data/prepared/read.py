@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepared folders as training reads them: encoded, with splits of their own; refused for another tokenizer."""
+"""Reads prepared folders for training. They hold encoded rows and their own splits, for one tokenizer only."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def check_folder(
 
     Args:
         folder: to train on.
-        tokenizer: of the run.
+        tokenizer: tokenizer of the run.
         end_id: id of the token that ends a response; None if no response is read.
         on_prompt: whether step 1 trains on prompts, too (`--sft_on_prompt`); None in other steps.
-        kind: of the examples that the step needs, if any.
+        kind: kind of the examples that the step needs, if any.
 
     Raises:
         UserError: it was made with another tokenizer or another such token, or for the other kind of training.
@@ -207,7 +207,7 @@ def cut_examples(
     """Prepared rows as examples of a step, cut or dropped at the step's limit like rows of texts.
 
     Args:
-        rows: of a folder.
+        rows: rows of a folder.
         kind: SFTExample, PairExample, PreferenceExample or PromptExample.
         flag: the flag that gave the limit.
         limit: maximum length of an example in tokens; for PromptExample, of the prompt.

@@ -16,7 +16,7 @@ from dschat.data.prepared.folder import INFO, PLOT, SKIPPED, PreparedExample
 from dschat.data.prepared.pt_files import write_pt
 from dschat.data.tokenised import table_of
 
-BINS = 30  # of a histogram
+BINS = 30  # bins of a histogram
 
 Splits = Mapping[str, Sequence[PreparedExample]]
 

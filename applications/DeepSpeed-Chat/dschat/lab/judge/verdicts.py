@@ -142,7 +142,7 @@ class Setup:
     rater: str  # name of the judge model
     models: tuple[str, str]  # names of the first and the second
     single_order: bool  # show every pair once, in a random order, instead of once in each order
-    seed: int  # of the random order
+    seed: int  # seed of the random order
 
 
 def questions_of(pair: Pair, setup: Setup) -> dict[Side, JudgeQuestion]:

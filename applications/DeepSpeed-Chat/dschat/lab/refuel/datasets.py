@@ -19,7 +19,7 @@ from dschat.lab.runner import Concluded, Conclusion, Entry, RunPart, go_on_with_
 
 OUTPUT = "--output_repo"
 ROWS = "train.jsonl"
-RECORD = "made.json"  # beside the rows: the settings that made them; a data set without it is not finished
+RECORD = "made.json"  # file with the settings that made the rows; a data set without it is not finished
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class OutputLocation:
 
     @property
     def repo(self) -> str:
-        """What receives the data set: a folder, or owner/name on the hub."""
+        """Destination of the data set: a folder, or owner/name on the hub."""
         return self.options.output_repo.rstrip("/") or "/"
 
     @property
@@ -82,8 +82,8 @@ class OutputLocation:
             try:
                 target.mkdir(parents=True, exist_ok=True)
                 for name in files:
-                    with writing(target / name) as beside:
-                        shutil.copyfile(self.folder / name, beside)
+                    with writing(target / name) as temporary:
+                        shutil.copyfile(self.folder / name, temporary)
             except OSError as error:
                 raise UserError(
                     f"{OUTPUT} {target}: cannot be written: {error}; the rows are in {self.folder}"

@@ -106,7 +106,7 @@ class DialogueSampling:
         assistant: the policy.
         user: writes the user's messages.
         turns: H, turns of every dialogue.
-        seed: of the run.
+        seed: seed of the run.
     """
 
     assistant: PolicyAssistant
@@ -122,7 +122,7 @@ class DialogueSampling:
         """Sample each dialogue twice: from its first message, and again from one of its turns on.
 
         Args:
-            numbers: of the dialogues, which their seeds are made of.
+            numbers: numbers of the dialogues, which their seeds are made of.
             openings: the first message of each.
         """
         turns: list[tuple[int, int]] = []
@@ -179,11 +179,11 @@ def _open_assistant(
     """A model that writes replies, which end at the end of a turn, too."""
     ends = [turn_end(tokenizer).token_id]
     sampler = TokenSamplerFlags(top_k=0, top_p=options.dialogues.top_p)
-    causal_lm, sampling, draw = load_sampler(
+    causal_lm, sampling, sample = load_sampler(
         path, flag, tokenizer, options.generation, sampler, options.dialogues.temperature, where, ends
     )
     longest = position_limit(causal_lm) or trained_length(causal_lm.config)
-    return PolicyAssistant(draw, tokenizer, sampling, longest, may_end=True)
+    return PolicyAssistant(sample, tokenizer, sampling, longest, may_end=True)
 
 
 def _open_user(options: GenerateOptions, endpoint: Endpoint | None, where: Compute) -> User:
@@ -220,7 +220,7 @@ def _settings(
     path: str,
     where: Compute,
 ) -> dict[str, Any]:
-    """What the rows depend on, by flag."""
+    """The settings that the rows depend on, by flag."""
     names = ["num_turns", "temperature", "top_p", "max_new_tokens", "seed", "rollout_engine"]
     if options.generation.rollout_engine == "generate":  # then responses depend on their batch
         names.append("batch_size")
@@ -250,7 +250,7 @@ def first_messages(
 
     Args:
         name: file, folder or data set of the hub.
-        tokenizer: of the policy.
+        tokenizer: tokenizer of the policy.
         most: messages to return; 0 = all.
 
     Returns:

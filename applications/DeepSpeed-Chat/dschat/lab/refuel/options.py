@@ -20,16 +20,16 @@ LLAMA_USER = "meta-llama/Meta-Llama-3.1-70B-Instruct"
 
 @dataclass(kw_only=True, frozen=True)
 class RefuelOutputFlags:
-    """Where a data set is made, and where the finished one goes."""
+    """Working folder and destination of a data set."""
 
-    output_repo: str = flag("gets the data set: a folder, or owner/name on the Hugging Face hub", path=True)
+    output_repo: str = flag("where to write the data set: a folder, or owner/name on the Hugging Face hub", path=True)
     output_dir: Path | None = flag(
-        "folder for unfinished rows, and for the data set before it is pushed (--output_repo where that is a folder, "
-        "else its name)",
+        "folder for unfinished rows, and for the data set before it is uploaded; if not given, the folder of"
+        " --output_repo",
         None,
     )
-    public: bool = flag("let everybody see a data set that is pushed", False)
-    overwrite: bool = flag("start anew, dropping a finished result or a run begun without this flag", False)
+    public: bool = flag("create a public data set on the hub", False)
+    overwrite: bool = flag("start again, replacing an earlier result, whether it is finished or incomplete", False)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -38,15 +38,15 @@ class DialogueSamplingFlags:
 
     model: str = flag(MODEL_HELP, path=True)
     prompts: str = flag(
-        "first messages of users: a file, folder or data set of the hub, with a column messages, trajectory or prompt",
+        "first user messages: a file, folder or data set of the hub with a column messages, trajectory or prompt",
         ULTRAINTERACT,
         path=True,
     )
-    num_data: int = flag("dialogues, 0 = one for each first message", 0, AT_LEAST_0)
-    num_turns: int = flag("turns of a dialogue", 5, AT_LEAST_1)
-    temperature: float = flag("of policy and user, 0 = greedy", 0.8, TEMPERATURE)
+    num_data: int = flag("number of dialogues; 0 = one per first message", 0, AT_LEAST_0)
+    num_turns: int = flag("turns per dialogue", 5, AT_LEAST_1)
+    temperature: float = flag("sampling temperature of policy and user; 0 = greedy decoding", 0.8, TEMPERATURE)
     top_p: float = flag("sample from the most likely tokens whose probabilities add up to this; 1 = all", 1.0, UP_TO_1)
-    seed: int = flag("of the draws, and of the turns that are compared", 0, SEED)
+    seed: int = flag("random seed of sampling, and of the choice of the turns that are compared", 0, SEED)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -54,11 +54,15 @@ class UserFlags:
     """Who plays the user: a model, a server or a function."""
 
     user_model: str = flag(
-        "who plays the user: with --user_server the name of its model, else a folder or hub id", LLAMA_USER, path=True
+        "model that plays the user: a folder or hub id, or with --user_server the model's name on the server",
+        LLAMA_USER,
+        path=True,
     )
-    user_server: str | None = flag("address of an OpenAI-compatible server that has --user_model", None)
+    user_server: str | None = flag("address of an OpenAI-compatible server that runs --user_model", None)
     user_function: str | None = flag(
-        "module.py:function in the user's place: dialogues → next messages", None, path=True
+        "function that plays the user instead: module.py:function from dialogues to their next user messages",
+        None,
+        path=True,
     )
 
 
@@ -66,32 +70,38 @@ class UserFlags:
 class RankFlags:
     """The dialogues to score, and what scores them."""
 
-    prompts: str = flag("what `refuel-data generate` wrote: a folder, or owner/name", path=True)
+    prompts: str = flag("data set that `refuel-data generate` wrote: a folder, or owner/name on the hub", path=True)
     reward_model: str | None = flag(
-        "scores responses: folder or hub id of a sequence classifier with one label", None, path=True
+        "reward model that scores dialogues: folder or hub id of a sequence classifier with one label", None, path=True
     )
     reward_function: str | None = flag(
-        "module.py:function in its place: dialogues → numbers, None for failures", None, path=True
+        "function that scores dialogues instead: module.py:function from dialogues to numbers; None marks a failure",
+        None,
+        path=True,
     )
-    max_length: int = flag("longest dialogue in the reward model's tokens; longer ones fail", 4096, AT_LEAST_1)
-    batch_size: int = flag("dialogues that the reward model reads at once", 8, AT_LEAST_1)
+    max_length: int = flag(
+        "maximum dialogue length in the reward model's tokens; longer dialogues get no score", 4096, AT_LEAST_1
+    )
+    batch_size: int = flag("dialogues per forward pass of the reward model", 8, AT_LEAST_1)
 
 
 @dataclass(kw_only=True, frozen=True)
 class TokenPairFlags:
     """The scored dialogues, and the pairs of tokens made from them."""
 
-    input_repo: str = flag("what `refuel-data rank` wrote: a folder, or owner/name on the hub", path=True)
+    input_repo: str = flag("data set that `refuel-data rank` wrote: a folder, or owner/name on the hub", path=True)
     model: str = flag(
-        "folder or hub id of the policy, for its tokenizer",
+        "policy whose tokenizer is used: folder or hub id",
         "meta-llama/Meta-Llama-3-8B-Instruct",
         path=True,
         aliases=["--tokenizer"],
     )
-    total_length: int = flag("most tokens of a dialogue; all rows are padded to it", 2048, AT_LEAST_1)
-    test_rows: int = flag("pairs held out, one in ten at most", 500, AT_LEAST_0)
+    total_length: int = flag(
+        "maximum tokens per dialogue, to which all rows are padded; longer dialogues are dropped", 2048, AT_LEAST_1
+    )
+    test_rows: int = flag("number of pairs to hold out for evaluation, at most one in ten", 500, AT_LEAST_0)
     # Samples no tokens, so that it may be any whole number from 0.
-    seed: int = flag("of the choice of pairs that are held out", 0, AT_LEAST_0)
+    seed: int = flag("random seed of the choice of held-out pairs", 0, AT_LEAST_0)
 
 
 # -- commands
@@ -114,7 +124,7 @@ class GenerateOptions(DataSetOptions):
     """Roll out dialogues of a policy with a simulated user, and each of them once more from one of its turns on.
 
     Writes train.jsonl: trajectory, trajectory_sampled_h_from_sampled_len, sampled_len_from_5,
-    sampled_h_from_sampled_len. Killed and started again with the same flags, it goes on where it stood. The key of a
+    sampled_h_from_sampled_len. If it is interrupted, the same command continues it. The key of a
     server comes from OPENAI_API_KEY.
     """
 
@@ -125,10 +135,10 @@ class GenerateOptions(DataSetOptions):
         "timeout": 600.0,
     }
     helps: ClassVar[dict[str, str]] = {
-        "max_new_tokens": "longest reply and longest message of the user, in tokens",
-        "batch_size": "dialogues at once; a kill loses so many at most",
-        "concurrency": "requests to the server at the same time",
-        "timeout": "seconds to wait for an answer of the server",
+        "max_new_tokens": "maximum length of a reply and of a user message, in tokens",
+        "batch_size": "dialogues that are sampled together; those of an interrupted batch are sampled again",
+        "concurrency": "number of concurrent requests to the server",
+        "timeout": "time-out of a request to the server, in seconds",
     }
     rules: ClassVar[Rules] = (
         OUTPUT_RULE,
@@ -149,7 +159,7 @@ class RankOptions(DataSetOptions):
     """Score the dialogues of `dschat refuel-data generate` with a reward model, as they stand at the end of each turn.
 
     Writes train.jsonl: the columns it read, and the rewards of both dialogues; what could not be scored is -99999.
-    Killed and started again with the same flags, it goes on where it stood.
+    If it is interrupted, the same command continues it.
     """
 
     rules: ClassVar[Rules] = (

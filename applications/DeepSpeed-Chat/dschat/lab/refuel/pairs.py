@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From dialogues to pairs that are trained on: a score at the end of each turn, then tokens and masks."""
+"""Makes training pairs from dialogues: scores at the end of each turn, then tokens and masks."""
 
 import math
 from collections import Counter
@@ -45,7 +45,7 @@ NO_NUMBER = "the reward function gave no number"
 AT_ONCE = 32  # rows of two dialogues that are kept together
 TRAIN = "train.parquet"
 TEST = "test.parquet"
-MOST_HELD_OUT = 10  # one pair in so many
+MOST_HELD_OUT = 10  # at most one pair in 10 is held out
 
 Score = Callable[[Sequence[Dialogue]], list[float | str]]  # numbers, or why there is none
 
@@ -76,7 +76,7 @@ def run_rank(options: RankOptions) -> str:
             rows.append({**raw, **entry["rewards"]})
         if failures.total() == scored:
             raise UserError(f"{PROMPTS} {flags.prompts}: not one of {scored} dialogues got a reward: {failures}.")
-        failed = f", of which {failures.total()} failed and are {FAILED:g} ({in_words(failures)})" if failures else ""
+        failed = f"; {failures.total()} failed and are {FAILED:g} ({in_words(failures)})" if failures else ""
         return rows, f"{scored} rewards of {len(pairs)} pairs of dialogues{failed}"
 
     settings = {"prompts": f"{flags.prompts} (rows {digest(raw for _, raw in raws)})"} | scorer_settings
@@ -132,7 +132,7 @@ def _key(dialogue: Dialogue) -> str:
 
 
 def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Score]]:
-    """What the rewards depend on, by flag, and what opens the scorer.
+    """The settings that rewards depend on, by flag, and a function that opens the scorer.
 
     The tokenizer of a reward model is checked at once.
     """
@@ -233,7 +233,7 @@ def run_masks(options: MaskOptions) -> str:
 
 
 def held_out_rows(count: int, wanted: int, seed: int) -> list[int]:
-    """Numbers of the pairs that are held out, ascending: as many as wanted, but one in ten at most."""
+    """Numbers of the held-out pairs in ascending order: the requested number, but at most one in ten."""
     number = min(wanted, count // MOST_HELD_OUT)
     return sorted(np.random.default_rng(seed).permutation(count)[:number].tolist())
 
@@ -275,8 +275,8 @@ def _write(
         if not len(rows):
             file.unlink(missing_ok=True)
             continue
-        with reporting(str(file)), writing(file) as beside:
-            parquet.write_table(pairs.take(rows), beside)
+        with reporting(str(file)), writing(file) as temporary:
+            parquet.write_table(pairs.take(rows), temporary)
     location.record(settings, summary)
     files = [TRAIN, TEST] if test_rows else [TRAIN]
     return f"{summary}: {location.hand_over(files)}"

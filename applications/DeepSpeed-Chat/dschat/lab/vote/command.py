@@ -62,7 +62,7 @@ class TerminalRating:
         ask: Callable[[str], str],
         say: Callable[[str], None],
     ) -> None:
-        """Takes the rater's session, and what reads and writes lines; EOFError of `ask`, or Ctrl-C, ends it."""
+        """Prepares a session in a terminal; EOFError of `ask`, or Ctrl-C, ends it."""
         self._session = session
         self._ask = ask
         self._say = say

@@ -16,11 +16,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from dschat.base.display import HOST, Component, check_address, for_reading, gradio, launch
+from dschat.base.display import for_reading
 from dschat.base.errors import UserError
+from dschat.base.web_page import HOST, Component, check_address, gradio, launch
 from dschat.lab.vote.sessions import LONGEST_NAME, HumanSession, RaterView, Study, guidelines, rater_name
 
-FOLDER = Path(__file__).parent  # of human.html, human.css and human.js
+FOLDER = Path(__file__).parent  # folder with human.html, human.css and human.js
 TITLE = "Which response is better?"
 BUTTONS = (("1", "A is better"), ("2", "B is better"), ("3", "Equal"), ("4", "Pass"), ("u", "Undo"))
 LONGEST_COMMENT = 2000  # characters
@@ -141,7 +142,7 @@ def serve(
 
 
 def build(study: Study, rater: str) -> Any:
-    """The page as Gradio Blocks: a form for the name, the ballot, and the end, one of which is visible.
+    """The page as Gradio Blocks: a form for the name, the ballot, or the end; only one of them is visible.
 
     Hidden boxes hold the rater, the item and the last vote, which the browser sends with a vote.
     """

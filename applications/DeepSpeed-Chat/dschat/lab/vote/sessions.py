@@ -68,7 +68,7 @@ class VoteFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Takes the file, which need not exist; raises UserError where its folder cannot be written."""
+        """Opens the file, which need not exist yet; raises UserError if its folder cannot be written."""
         self.path = path
         make_writable(path.parent, f"{FLAG} {path}")
 
@@ -162,14 +162,14 @@ def rater_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class Study:
-    """What all raters have in common.
+    """The study that all raters take part in: pairs, guidelines and votes.
 
     Attributes:
         pairs: responses to compare.
         votes: the file of votes.
         models: names of the first and the second.
         dataset: summarize, hh-rlhf, webgpt, a name of the user's own, or empty.
-        seed: of the shuffling of sides.
+        seed: seed of the shuffling of sides.
     """
 
     pairs: Sequence[Pair]

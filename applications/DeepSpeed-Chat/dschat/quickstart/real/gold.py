@@ -61,7 +61,7 @@ def _names_topic(words: Sequence[str], topic: str) -> bool:
 
 
 def _has_form(response: str, sentences: int) -> bool:
-    """Whether the text consists of so many complete sentences."""
+    """Whether the text consists of exactly this number of complete sentences."""
     text = response.strip()
     ends = [match.end() for match in SENTENCE_END.finditer(text)]
     is_complete = bool(ends) and not WORD.search(text[ends[-1] :].lower())

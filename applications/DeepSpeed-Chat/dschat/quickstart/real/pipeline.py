@@ -30,7 +30,7 @@ from dschat.quickstart.real.instructions import held_out_instructions, training_
 from dschat.quickstart.real.samples import Answers, make_comparisons, make_demonstrations, read_answers
 from dschat.quickstart.subcommands import Processes, as_arguments, run_step, run_steps
 
-TEMPERATURE = 0.8  # of all sampling: at 1, answers of so small a model are half nonsense
+TEMPERATURE = 0.8  # temperature of all sampling: at 1, answers of so small a model are half nonsense
 MAX_PROMPT = 128  # tokens
 MADE = ("model", "data", "step1-sft", "step2-reward")  # what a pipeline makes first
 RUN_BYTES = 10 * 2**30  # main memory of a run of step 3 with SmolLM2 and 32 rows, when it writes a checkpoint

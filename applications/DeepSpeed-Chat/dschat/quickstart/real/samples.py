@@ -29,7 +29,7 @@ class ScoredAnswer:
 class Answers:
     """A model's answers to one instruction, in the order of sampling."""
 
-    messages: list[Message]  # of the prompt
+    messages: list[Message]  # messages of the prompt
     answers: list[ScoredAnswer]
 
 

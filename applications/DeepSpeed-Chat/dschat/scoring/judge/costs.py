@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What judging costs: estimates before a run, and a limit that a run does not exceed."""
+"""Costs of judging: estimates before a run, and a limit for the run."""
 
 import threading
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dschat.base.errors import UserError
 
-CHARACTERS_PER_TOKEN = 4  # of English text, for estimates
+CHARACTERS_PER_TOKEN = 4  # characters of English text, for estimates
 ROUNDING = 1 + 1e-9  # so that requests which use the limit up exactly still go
 
 
@@ -24,7 +24,7 @@ class Prices:
     output: float
 
     def cost(self, input_tokens: int, output_tokens: int) -> float:
-        """In US dollars."""
+        """Cost in US dollars."""
         return (input_tokens * self.input + output_tokens * self.output) / 1_000_000
 
 
@@ -34,14 +34,14 @@ def estimated_tokens(characters: int) -> int:
 
 
 class Spending:
-    """What a run has used so far, and the most that it may cost.
+    """Tokens and dollars that a run has used so far, and its limit.
 
     Attributes:
-        has_prices: whether they are known.
-        prices: of the model; 0 where they are unknown.
+        has_prices: whether prices are known.
+        prices: prices of the model; 0 where they are unknown.
         requests: number of answers that came.
         lost: number of requests that were sent and whose answers did not arrive.
-        input_tokens, output_tokens: of both; of lost requests by estimate, and as the longest answer.
+        input_tokens, output_tokens: tokens of both; those of lost requests are estimated, with the longest answer.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Spending:
         limit: float | None = None,
         flag: str = "--max_cost",
     ) -> None:
-        """Takes the limit in US dollars, None for no limit, and its flag, for messages."""
+        """Starts at 0, with a limit in US dollars (None: no limit) and its flag, for messages."""
         self.has_prices = prices is not None
         self.prices = prices or Prices(0.0, 0.0)
         self.requests = 0

@@ -134,7 +134,7 @@ def _decode(text: str, origin: str) -> object:
     try:
         return json.loads(text, parse_int=parse_int)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{origin}: column 'input_output' holds no valid JSON ({error}); correct the row.") from error
+        raise UserError(f"{origin}: column 'input_output' is not valid JSON ({error}); correct the row.") from error
 
 
 def _text(value: object) -> str:

@@ -12,9 +12,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TypeVar
 
-from dschat.training.build.engines import ACTOR, BASE, CRITIC
-from dschat.training.build.ppo import check_heads
-from dschat.training.build.shared_base import check_shared_base, is_on_base
 from dschat.data.examples import PromptExample
 from dschat.data.loading import ExampleLoader, Make, StepData, Validate
 from dschat.data.plain_prompts import warn_of_plain_prompts
@@ -28,6 +25,9 @@ from dschat.scoring.programs.scores import has_tests, run_solutions
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.supervised import OneModelConfig
+from dschat.training.build.engines import ACTOR, BASE, CRITIC
+from dschat.training.build.ppo import check_heads
+from dschat.training.build.shared_base import check_shared_base, is_on_base
 
 E = TypeVar("E")
 # Why a row is left out.

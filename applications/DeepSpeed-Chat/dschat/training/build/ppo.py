@@ -7,22 +7,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dschat.training.build.engines import (
-    ACTOR,
-    CRITIC,
-    REWARD,
-    TEACHER,
-    RunPlan,
-    engine_settings,
-    frozen_settings,
-    opening_of,
-    optimizer_settings,
-    trained_part,
-)
-from dschat.training.build.scores import function_scores, own_reward_tokenizer, reward_source
-from dschat.training.build.shared_base import beside_actor, is_on_base, shared_scores
-from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
 from dschat.base.errors import UserError
+from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
 from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import choose_trained
 from dschat.models.limits import check_length
@@ -50,6 +36,20 @@ from dschat.scoring.function import FunctionScores
 from dschat.scoring.programs.run import ProgramPool
 from dschat.settings.episodes import longest_wait
 from dschat.settings.ppo import PPOConfig
+from dschat.training.build.engines import (
+    ACTOR,
+    CRITIC,
+    REWARD,
+    TEACHER,
+    RunPlan,
+    engine_settings,
+    frozen_settings,
+    opening_of,
+    optimizer_settings,
+    trained_part,
+)
+from dschat.training.build.scores import function_scores, own_reward_tokenizer, reward_source
+from dschat.training.build.shared_base import beside_actor, is_on_base, shared_scores
 from dschat.training.ppo.episodes import EpisodeSampler
 from dschat.training.ppo.models import PPOModels, build_actor_sampler
 
@@ -318,8 +318,8 @@ def warn_of_wait(config: PPOConfig, held_out: int) -> None:
     wait = longest_wait(config.episodes, -(-prompts // processes))
     if processes > 1 and wait >= config.engine.ddp_timeout and is_main():
         logger.warning(
-            "An evaluation has %d episodes; if no environment answers within --environment_timeout %g, it takes %g s on"
-            " a process, and others stop waiting after --ddp_timeout %d. Raise --environment_workers %d, or lower"
+            "An evaluation has %d episodes; if no environment answers within --environment_timeout %g, it takes %g s"
+            " on a process, and others stop waiting after --ddp_timeout %d. Raise --environment_workers %d, or lower"
             " --eval_prompts or --environment_timeout.",
             prompts,
             config.episodes.environment_timeout,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where scores come from: reward models, functions, programs, judges."""
+"""Builds the sources of scores of a run: reward models, functions, servers, programs, judges, environments."""
 
 import logging
 import os
@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dschat.training.build.engines import REWARD, RunPlan, frozen_settings, opening_of
 from dschat.base.errors import UserError
 from dschat.base.user_function import load_function
 from dschat.engine.engine import frozen_engine
@@ -50,6 +49,7 @@ from dschat.scoring.url import UrlScores, UrlSettings
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.rubrics import read_score_rubric
+from dschat.training.build.engines import REWARD, RunPlan, frozen_settings, opening_of
 from dschat.training.iteration import eval_size, pass_size
 
 logger = logging.getLogger(__name__)
@@ -90,8 +90,12 @@ def reward_source(
 ) -> ScoreSource:
     """The source of scores of a run, or the weighted sum of several; zeros for an estimator that reads none.
 
-    `programs` runs the responses, with --reward_source programs; `on_base` is the reward model's, if its base is the
-    actor's.
+    Args:
+        config: the flags.
+        plan: batch sizes and placement of the run.
+        tokenizer: the actor's tokenizer.
+        programs: runs the programs in responses, with --reward_source programs.
+        on_base: scores of a reward model that is an adapter on the actor's base, with --share_base.
     """
     flags = config.rewards
     skips = flags.on_reward_error == "skip"
@@ -179,9 +183,9 @@ def judge_scores(config: PPOConfig, rubric_file: str) -> JudgeScores:
 def own_reward_tokenizer(
     config: PPOConfig, path: str, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedTokenizerBase | None:
-    """The reward model's tokenizer, if it differs from the actor's or --rm_template is set; the model then reads texts.
+    """The reward model's own tokenizer if it must read texts, or None if it can read the actor's token ids.
 
-    None if the model can read the actor's ids.
+    It must read texts if its tokenizer differs from the actor's, or with --rm_template.
 
     Raises:
         UserError: it differs, and the responses are episodes, whose text lacks the tokens that separate turns.

@@ -24,11 +24,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from dschat.training.build.engines import ACTOR, CRITIC, REWARD
+from dschat.base.errors import UserError
 from dschat.base.fingerprints import model_hash
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
-from dschat.base.errors import UserError
 from dschat.models.heads import zero_head
 from dschat.models.load import classifier_class, drop_eos_as_pad, open_config
 from dschat.models.lora import adapter_settings, find_adapter, load_adapter
@@ -36,6 +35,7 @@ from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.settings.batches import BatchPlan
 from dschat.settings.ppo import PPOConfig
+from dschat.training.build.engines import ACTOR, CRITIC, REWARD
 from dschat.training.iteration import pass_size
 
 logger = logging.getLogger(__name__)

@@ -8,15 +8,8 @@ from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from dschat.training.build.data import check_lengths, load_problems, load_step_data
-from dschat.training.build.engines import RunPlan, build_policy, build_refuel_models, build_reward_model
-from dschat.training.build.ppo import build_episode_sampler, build_ppo_models, load_ppo_tokenizer, warn_of_wait
-from dschat.training.build.scores import build_dialogue_scores, build_program_pool
 from dschat.base.fingerprints import model_hash
-from dschat.rollouts.termination import TerminationCondition
-from dschat.data.dialogue_pairs import load_regression_data
 from dschat.data.dialogues import DialogueLimits, dialogue_examples
-from dschat.data.turn_end import turn_end
 from dschat.data.examples import (
     PairExample,
     PreferenceExample,
@@ -31,11 +24,14 @@ from dschat.data.loading import StepData
 from dschat.data.messages import WEIGHT
 from dschat.data.sources import load_share, source_line
 from dschat.data.template_notes import warn_of_dialogues, warn_of_template
+from dschat.data.token_pairs import load_regression_data
+from dschat.data.turn_end import turn_end
 from dschat.engine.process_group import training_dtype
 from dschat.models.load import warn_without_classifier
 from dschat.models.operations import Peaks
 from dschat.models.tokenizer import end_token_id, load_tokenizer
 from dschat.models.vocabulary import id_count
+from dschat.rollouts.termination import TerminationCondition
 from dschat.run.distributed import device, is_main
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput, warn_unless_made_by
@@ -45,15 +41,19 @@ from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig, SupervisedConfig
-from dschat.training.supervised.dpo import DPOTask
+from dschat.training.build.data import check_lengths, load_problems, load_step_data
+from dschat.training.build.engines import RunPlan, build_policy, build_refuel_models, build_reward_model
+from dschat.training.build.ppo import build_episode_sampler, build_ppo_models, load_ppo_tokenizer, warn_of_wait
+from dschat.training.build.scores import build_dialogue_scores, build_program_pool
 from dschat.training.loop import loop_of, total_updates
 from dschat.training.ppo.algorithm import PPO
 from dschat.training.ppo.models import MovingAverage
 from dschat.training.refuel.algorithm import Refuel
 from dschat.training.refuel.pairs import RefuelTask, saved_reference
+from dschat.training.supervised.algorithm import EngineT, Example, Supervised, Task
+from dschat.training.supervised.dpo import DPOTask
 from dschat.training.supervised.reward import RewardTask
 from dschat.training.supervised.sft import SFTTask
-from dschat.training.supervised.algorithm import EngineT, Example, Supervised, Task
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ class AheadSampler(Sampler):
         samples_per_prompt: int,
         prompts_of_iteration: Callable[[int], list[int] | None],
     ) -> None:
-        """Takes what samples, with an engine that can sample ahead.
+        """Prepares a sampler whose engine can sample ahead.
 
         Args:
             actor: samples responses.

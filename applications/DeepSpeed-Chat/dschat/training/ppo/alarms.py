@@ -14,12 +14,12 @@ from dschat.settings.ppo_loss import AlarmFlags
 logger = logging.getLogger(__name__)
 
 LARGEST_CORRELATION = 0.9
-ENOUGH_ROWS = 32  # of a rollout on all ranks; in fewer a correlation this large may be chance
+ENOUGH_ROWS = 32  # rows of a rollout on all ranks, below which a large correlation may be chance
 LARGEST_REPETITION = 0.5
 SMALLEST_EXPLAINED_VARIANCE = -1.0
 FEW_TOKENS = 8  # mean length of responses that are hardly more than a word
 SHRUNK_TO = 0.25  # part of the first rollout's mean length
-ENOUGH_SCORES = 8  # of a rollout on all ranks, for their standard deviation
+ENOUGH_SCORES = 8  # scores of a rollout on all ranks, below which their standard deviation means little
 SMALLEST_KL = 1.0  # nats per response: a policy that may move no further hardly changes
 USUAL_INTERVAL = 50  # updates, without --eval_interval
 
@@ -35,7 +35,7 @@ def kl_alarm(metrics: Metrics, max_kl: float | None) -> str | None:
 
 
 def length_alarm(metrics: Metrics, rows: int) -> str | None:
-    """Scores follow the length of responses. ``rows`` are those of the rollout on all ranks."""
+    """Warning that scores follow the length of responses. ``rows`` is the number of rows on all ranks."""
     correlation = metrics["response/score_length_correlation"]
     if rows < ENOUGH_ROWS or abs(correlation) <= LARGEST_CORRELATION:
         return None
@@ -107,9 +107,9 @@ def scale_alarm(
     nat where s = β. The KL counts as one nat at least, so that the first rollout shows a scale that is too small.
 
     Args:
-        metrics: of an iteration.
+        metrics: metrics of an iteration.
         spread: largest `spread_of` so far. Scores of a trained policy may all be high; then they differ less.
-        rows: of a rollout on all ranks.
+        rows: rows of a rollout on all ranks.
     """
     kl = max(metrics["objective/kl"], SMALLEST_KL)
     coefficient = metrics.get("objective/kl_coef", 0.0)
@@ -135,7 +135,7 @@ class Alarms:
         rows: int,
         checks_scale: bool = True,
     ) -> None:
-        """Takes the flags.
+        """Prepares the warnings of a run.
 
         Args:
             flags: --max_kl in nats, and what happens above it.
@@ -161,7 +161,7 @@ class Alarms:
         """Logs alarms; returns why the run must end, if it must.
 
         Args:
-            metrics: of an iteration, the same on every rank; without those of a rollout if it was left out.
+            metrics: metrics of an iteration, the same on every rank; without those of a rollout if it was left out.
             update: updates so far.
             may_stop: whether this is not the last iteration.
         """

@@ -79,8 +79,37 @@ def build_collector(
     return collector
 
 
+def build_nonfinite(config: PPOConfig, run: Run) -> NonFinite:
+    """The checks of a run's numbers, with remedies that depend on its sources of scores."""
+    remedies = config.rewards.score_remedies
+    if config.advantages.needs.segment_values:  # values are then scores of completions
+        remedies = remedies | {"values": " ".join(remedies.values())}
+    return NonFinite(config.optimisation.on_nonfinite, run, remedies)
+
+
+def build_alarms(config: PPOConfig, plan: BatchPlan) -> Alarms:
+    """The warnings of a gamed reward and of a KL that is too large."""
+    return Alarms(
+        config.alarms,
+        config.output.eval_interval or USUAL_INTERVAL,
+        plan.global_responses,
+        checks_scale=not config.scores_are_rescaled,
+    )
+
+
+def build_throughput(
+    config: PPOConfig,
+    plan: BatchPlan,
+    models: PPOModels,
+    peaks: Peaks | None,
+) -> Throughput:
+    """The metrics of speed. vLLM's decoding has no fixed number of rows, so that its bandwidth is not measured."""
+    rows = config.sampling.per_device_generation_batch_size * plan.samples_per_prompt
+    return Throughput(models.trained.values(), peaks, None if config.rollouts.uses_vllm else rows)
+
+
 class PPO(Algorithm):
-    """Trains the actor and, where there is one, the critic; everything it needs is handed in."""
+    """Trains the actor and, unless the estimator works without one, the critic."""
 
     name = "ppo"
     shown: Mapping[str, str] = {"scores": "objective/scores", "kl": "objective/kl"}
@@ -101,20 +130,20 @@ class PPO(Algorithm):
         sampler: ActorSampler | None = None,
         peaks: Peaks | None = None,
     ) -> None:
-        """Takes the parts of a run.
+        """Connects the parts of a run.
 
         Args:
             models: engines and score sources.
-            prompts: the training prompts.
+            prompts: training prompts.
             held_out: prompts of evaluations.
-            tokenizer: the actor's.
-            condition: says where macro actions end.
+            tokenizer: the actor's tokenizer.
+            condition: decides where macro actions end.
             config: the flags.
             run: batch sizes and the output folder.
             average: the actor's moving average, updated after every iteration.
-            estimator: replaces that of --advantage_estimator.
-            sampler: replaces the one that samples from the actor as the flags say.
-            peaks: speeds of this process's GPU, for throughput metrics.
+            estimator: estimator of advantages that replaces the one of --advantage_estimator.
+            sampler: sampler that replaces the one that the flags ask for.
+            peaks: peak speeds of this process's GPU, for throughput metrics.
         """
         self.models = models
         self.prompts = prompts
@@ -127,7 +156,7 @@ class PPO(Algorithm):
         self.lengths: Sequence[int] = lengths_of(prompts)
         self.work_batch = config.sampling.per_device_generation_batch_size
 
-        # What collects a rollout.
+        # The parts that collect a rollout.
         if sampler is None:
             sampler = build_actor_sampler(models, tokenizer, config)
         self.sampler = sampler
@@ -147,26 +176,13 @@ class PPO(Algorithm):
             self.prompts_of_iteration,
         )
 
-        # What watches the run.
-        remedies = config.rewards.score_remedies
-        if config.advantages.needs.segment_values:  # values are scores of completions
-            remedies = remedies | {"values": " ".join(remedies.values())}
-        self.nonfinite = NonFinite(config.optimisation.on_nonfinite, run, remedies)
-        self.alarms = Alarms(
-            config.alarms,
-            config.output.eval_interval or USUAL_INTERVAL,
-            run.plan.global_responses,
-            checks_scale=not config.scores_are_rescaled,
-        )
-        slots = config.sampling.per_device_generation_batch_size * run.plan.samples_per_prompt
-        self.throughput = Throughput(
-            models.trained.values(),
-            peaks,
-            None if config.rollouts.uses_vllm else slots,
-        )
+        # The parts that watch the run.
+        self.nonfinite = build_nonfinite(config, run)
+        self.alarms = build_alarms(config, run.plan)
+        self.throughput = build_throughput(config, run.plan, models, peaks)
 
-        # What changes from iteration to iteration, and is in checkpoints.
-        self.current: Iteration[ScoredRows] | None = None  # between its rollout and its last update
+        # State that changes from iteration to iteration and is saved in checkpoints.
+        self.current: Iteration[ScoredRows] | None = None  # the iteration between its rollout and its last update
         self.kl = kl_controller(
             config.kl.kl_coef,
             config.kl.adaptive_kl_target,
@@ -192,7 +208,7 @@ class PPO(Algorithm):
             if self.current is None:
                 return {SKIPPED_NONFINITE: float(self.plan.updates_per_rollout)}
         else:
-            # A resumed iteration has its rollout; its credit follows from it.
+            # A resumed iteration has its rollout already; credit is computed again.
             credit = self.credit_of(self.current.batch, self.moments)
 
         # 4. Update actor and critic, or the critic alone.
@@ -205,18 +221,18 @@ class PPO(Algorithm):
         metrics |= self.throughput.trained(trained_texts, clock.seconds["time/training"], trained)
         is_credit_known = not credit.needs_update or SKIPPED_NONFINITE not in metrics
         if is_credit_known:
-            metrics |= rollout_metrics(
-                credit.whole(),
-                self.config.estimator.lam,
-                self.config.estimator.lam_alpha,
-            )
-            if self.config.advantages.needs.gates_critic and self.estimator is None:
-                metrics |= critic_gate(credit.whole(), self.config.estimator).metrics()
-            metrics |= normalised_metrics(self.moments, metrics["objective/scores"])
+            metrics |= self.metrics_of_rollout(credit.whole())
             if not self.warms_up(iteration):
                 self.kl = self.kl.update(metrics["objective/kl"], self.plan.global_responses)
         self.current = None
         return metrics | clock.seconds
+
+    def metrics_of_rollout(self, batch: PPOBatch) -> Metrics:
+        """Metrics of a whole rollout with its advantages."""
+        metrics = rollout_metrics(batch, self.config.estimator.lam, self.config.estimator.lam_alpha)
+        if self.config.advantages.needs.gates_critic and self.estimator is None:
+            metrics |= critic_gate(batch, self.config.estimator).metrics()
+        return metrics | normalised_metrics(self.moments, metrics["objective/scores"])
 
     def warms_up(self, iteration: int) -> bool:
         """Whether an iteration trains the critic alone (--critic_warmup_updates)."""
@@ -245,7 +261,12 @@ class PPO(Algorithm):
         return [number for numbers in work for number in numbers]
 
     def credit_of(self, rows: ScoredRows, moments: ScoreMoments | None) -> Credit:
-        """Advantages of a rollout; `moments` are those of all scores, this rollout's included."""
+        """Advantages of a rollout, computed now or in the update's forward passes.
+
+        Args:
+            rows: the scored rollout.
+            moments: running moments of all scores, this rollout's included.
+        """
         if rows.logprobs is None:
             return FusedCredit(
                 rows,
@@ -280,14 +301,14 @@ class PPO(Algorithm):
         iteration: int,
         clock: Clock,
     ) -> Iteration[ScoredRows] | None:
-        """An iteration without updates so far; None if numbers of its rollout are not finite.
+        """The iteration, ready for its updates; None if numbers of its rollout are not finite.
 
         Args:
             batch: the collected rollout.
             credit: its advantages.
-            moments: of all scores, this rollout's included.
-            iteration: its number.
-            clock: of the iteration.
+            moments: running moments of all scores, this rollout's included.
+            iteration: number of the iteration.
+            clock: clock of the iteration.
         """
         first_update = iteration * self.plan.updates_per_rollout
         if self.nonfinite.in_rollout(credit.checked, first_update, batch.bad_rows, batch.stats.auxiliary):
@@ -302,9 +323,10 @@ class PPO(Algorithm):
             self.config.vllm.rollout_is_clip,
             batch.is_stale,
         )
-        self.moments = moments  # only now: a run that is stopped above collects this rollout again
+        # Only now, because a run that was stopped above collects this rollout again when it resumes.
+        self.moments = moments
         clock.record("scoring")
-        if self.config.vllm.rollouts_ahead:  # sampling takes its time elsewhere
+        if self.config.vllm.rollouts_ahead:  # the time of sampling is not this process's
             metrics["rollout/staleness"] = float(batch.is_stale)
         else:
             metrics |= self.throughput.sampled(clock.sampled, clock.seconds["time/generation"])
@@ -321,14 +343,14 @@ class PPO(Algorithm):
         credit: Credit,
         iteration: int,
     ) -> Metrics:
-        """The optimiser updates that are left of an iteration."""
+        """Runs the remaining optimiser updates of an iteration."""
         engines = self.trained_in(iteration)
         first_update = iteration * self.plan.updates_per_rollout
         for engine in engines.values():
             engine.train()
 
         def is_left_out(done: int, rows: Tensor) -> bool:
-            # The first update has computed everything that credit depends on.
+            # Fused credit is complete after the forward passes of the first update.
             if done == 0 and self.nonfinite.in_rollout(credit.whole(), first_update):
                 return True
             return self.nonfinite.in_update(
@@ -352,7 +374,7 @@ class PPO(Algorithm):
         return metrics
 
     def texts_left(self, current: Iteration[ScoredRows], iteration: int) -> TrainedTexts:
-        """Lengths of what the remaining updates of an iteration train on."""
+        """Lengths of the sequences that the remaining updates of an iteration train on."""
         lengths = Lengths.of(current.batch.rollout)
         seed = derive_seed(self.config.optimisation.seed, SeedKind.SHUFFLE, iteration)
         updates = rows_of_updates(
@@ -389,7 +411,7 @@ class PPO(Algorithm):
         generation: Generation,
         texts: ResponseTexts,
     ) -> tuple[PPOBatch, ExternalStats]:
-        """Responses with scores and advantages, and what else was measured: for evaluations and the self-check."""
+        """Scores sampled responses and computes advantages, for evaluations and the self-check."""
         scored = self.scorer.score_rollout(generation, texts)
         batch = self.credit(
             scored.rows.trajectory,
@@ -399,10 +421,10 @@ class PPO(Algorithm):
         return batch, scored.stats
 
     def self_check(self) -> None:
-        """A few forward passes on two prompts.
+        """Checks models and sampling by a few forward passes on two prompts.
 
         Raises:
-            UserError: a model is computed wrongly, or sampling is not what was asked for.
+            UserError: a model is computed wrongly, or sampling does not follow the flags.
         """
         generation, texts = self.sampler.sample(
             self.prompts[:2],
@@ -417,7 +439,7 @@ class PPO(Algorithm):
                 check_scalar(model, tokens, self.sampler.sampling.pad_id)
 
     def rehearse(self) -> None:
-        """Trains without effect on a micro-batch of the longest prompt, with responses of --max_answer_seq_len."""
+        """Trains on the longest micro-batch that may come, without changing anything; memory runs out now or never."""
         longest = max(range(len(self.prompts)), key=self.lengths.__getitem__)
         prompt = self.lengths[longest]
         if self.config.has_episodes:  # environments write the prompts
@@ -452,7 +474,7 @@ class PPO(Algorithm):
             )
 
     def rehearsed_credit(self, rollout: Rollout) -> Credit:
-        """Credit of a rollout of one macro action in each row, where every log-prob, value and score is 0."""
+        """Credit of a rollout whose rows are one macro action each and whose log-probs, values and scores are 0."""
         zeros = torch.zeros_like(rollout.response_mask, dtype=torch.float32)
         macro = segment(torch.zeros_like(rollout.response_mask), rollout.response_mask)
         scored = ScoredRollout(rollout, zeros, zeros[:, 0])

@@ -13,7 +13,7 @@ from dschat.scoring.source import Measured
 from macro_actions.groups import are_equal
 from macro_actions.types import MacroActions, Rollout, ScoredRollout, Trajectory, join, select_rows
 
-# Numbers (B,) of each response beside its score, by name: parts of the score, and the metric function.
+# Further numbers of each response by name, (B,) each: parts of the score, and the metric function's results.
 AuxiliaryScores = Mapping[str, Tensor]
 
 

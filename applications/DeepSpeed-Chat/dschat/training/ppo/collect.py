@@ -34,12 +34,12 @@ CollectorState = tuple[Json, dict[str, Tensor]]  # numbers that are the same on 
 
 @dataclass(frozen=True)
 class RolloutWork:
-    """What an iteration collects on this rank."""
+    """The work of collecting one rollout on this rank."""
 
     iteration: int
     epoch: int  # pass over the training prompts
     prompt_numbers: list[int]  # positions in the training data
-    moments: ScoreMoments | None  # of the scores of earlier iterations; None without --normalize_scores
+    moments: ScoreMoments | None  # moments of the scores of earlier iterations; None without --normalize_scores
     clock: Clock
 
 
@@ -71,7 +71,7 @@ class Sampler(ABC):
         return None
 
     def state(self) -> CollectorState:
-        """What a checkpoint must hold for an exact resume. Every rank must call it."""
+        """State that a checkpoint needs for an exact resume. Every rank must call it."""
         return {}, {}
 
     def load(self, state: Progress) -> None:
@@ -116,7 +116,7 @@ class Collector(ABC):
 
     @abstractmethod
     def state(self) -> CollectorState:
-        """What a checkpoint must hold for an exact resume. Every rank must call it."""
+        """State that a checkpoint needs for an exact resume. Every rank must call it."""
 
     @abstractmethod
     def load(self, state: Progress) -> None:
@@ -133,7 +133,7 @@ class ScoringCollector(Collector):
         samples_per_prompt: int,
         fuses_credit: bool,
     ) -> None:
-        """Takes the parts of the stage.
+        """Connects the parts of the stage.
 
         Args:
             sampler: samples the responses.

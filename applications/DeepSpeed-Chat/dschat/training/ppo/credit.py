@@ -44,7 +44,7 @@ class Credit(Protocol):
 
     @property
     def macro(self) -> MacroActions:
-        """Their macro actions."""
+        """The macro actions of the rows."""
 
     @property
     def loss_mask(self) -> Tensor:
@@ -52,7 +52,7 @@ class Credit(Protocol):
 
     @property
     def checked(self) -> PPOBatch | ScoredRollout:
-        """What is known before the update, to be checked for numbers that are not finite."""
+        """The batch as far as it is known before the update, to be checked for numbers that are not finite."""
 
     @property
     def needs_update(self) -> bool:
@@ -73,7 +73,7 @@ class Credit(Protocol):
         """
 
     def whole(self) -> PPOBatch:
-        """All rows; after the update's first pass over them."""
+        """The whole batch; available after the update's first pass over all rows."""
 
 
 class ComputedCredit:
@@ -118,7 +118,7 @@ class FusedCredit:
     needs_update = True
 
     def __init__(self, rows: ScoredRows, assign: AssignCredit) -> None:
-        """Takes B rows without log-probs, and what assigns credit row by row."""
+        """Prepares credit for B rows without log-probs, which `assign` computes row by row."""
         self._rows = rows
         self._assign = assign
         self._logprobs = torch.zeros_like(rows.scored.ref_logprobs)
@@ -199,7 +199,7 @@ def assign_credit(
         kl_coef: coefficient of the KL penalty in this iteration; --adaptive_kl_target changes it.
         config: the flags.
         samples: responses to each prompt, in rows that follow each other.
-        moments: of the scores so far, with --normalize_scores.
+        moments: moments of the scores so far, with --normalize_scores.
         estimator: replaces that of --advantage_estimator.
     """
     # The KL is a part of the rewards or a term of the loss, never both.
@@ -250,7 +250,7 @@ def trained_scores(
         finished: shape ``(B,)``, bool, whether the response ended by itself.
         lengths: shape ``(B,)``, tokens of each response.
         config: the flags.
-        moments: of the scores so far, with --normalize_scores.
+        moments: moments of the scores so far, with --normalize_scores.
     """
     if moments is not None:
         scores = moments.normalised(scores)

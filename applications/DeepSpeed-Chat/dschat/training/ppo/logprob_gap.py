@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log-probs of the engine that samples, compared with the actor's in every iteration: are its weights the actor's?"""
+"""Compares log-probs of the sampling engine with the actor's in every iteration: do both have the same weights?"""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dschat.training.ppo.models import response_logprobs
 from dschat.training.selfcheck import tolerance_of
 from macro_actions.types import Rollout, select_rows
 
-STALE_GAP = 1.0  # nats per token that no policy should move in one iteration
-GAP_ROWS = 8  # of a rollout on each process, where log-probs are computed for the comparison alone
+STALE_GAP = 1.0  # nats per token; a policy that moves further in one iteration is broken
+GAP_ROWS = 8  # rows per process whose log-probs are computed for the comparison alone
 
 
 def check_gap(
@@ -29,48 +29,40 @@ def check_gap(
     clip: float | None = None,
     is_stale: bool = False,
 ) -> dict[str, float]:
-    """How far the log-probs of the engine that sampled the tokens are from the actor's. Every rank must call it.
+    """Compares the log-probs of the engine that sampled a rollout with the actor's. Every rank must call it.
 
     Args:
-        rollout: this rank's responses; there is nothing to compare if its engine has no log-probs of its own.
-        logprobs: shape ``(B, R)``, the actor's; None computes them for GAP_ROWS rows.
-        actor: computes log-probs.
-        temperature: of sampling.
-        size: of a forward pass.
+        rollout: this rank's responses; without log-probs of the engine there is nothing to compare.
+        logprobs: shape ``(B, R)``, the actor's; with None they are computed for GAP_ROWS rows.
+        actor: the engine of the actor.
+        temperature: sampling temperature.
+        size: maximum size of a forward pass.
         clip: the largest importance weight.
-        is_stale: the tokens were sampled with the weights of an iteration ago, so that a gap below STALE_GAP is no
-            fault.
+        is_stale: the tokens were sampled with the weights of one iteration ago, so that gaps up to STALE_GAP are
+            expected.
 
     Returns:
-        rollout/logprob_gap and rollout/logprob_gap_max, the mean and the largest difference in nats over the response
-        tokens of all ranks; with a clip also rollout/importance_clipped, the share of tokens whose weight it bounds.
-        {} without log-probs of the engine.
+        rollout/logprob_gap and rollout/logprob_gap_max, the mean and the largest absolute difference in nats over the
+        response tokens of all ranks; with a clip also rollout/importance_clipped, the share of tokens whose importance
+        weight it bounds. {} without log-probs of the engine.
 
     Raises:
-        UserError: on every rank, where the mean is more than rounding explains.
+        UserError: on every rank, if the mean is larger than rounding (or one iteration) explains.
     """
     sampled_logprobs = rollout.drawn_logprobs
     if sampled_logprobs is None:
         return {}
+
+    # The actor's log-probs, unless the rollout has them.
     if logprobs is None:
-        rows = torch.arange(
-            min(size.rows, GAP_ROWS, len(sampled_logprobs)),
-            device=sampled_logprobs.device,
-        )
+        num_rows = min(size.rows, GAP_ROWS, len(sampled_logprobs))
+        rows = torch.arange(num_rows, device=sampled_logprobs.device)
         rollout = select_rows(rollout, rows)
         sampled_logprobs = sampled_logprobs[rows]
         logprobs = response_logprobs(actor, rollout, temperature, size)
 
-    # Mean and largest difference over all ranks.
     differences = (logprobs - sampled_logprobs)[rollout.response_mask].double()
-    gaps = differences.abs()
-    largest_here = float(gaps.amax()) if gaps.numel() else 0.0
-    clipped_here = 0 if clip is None else int((differences > math.log(clip)).sum())
-    of_ranks = gather_objects((float(gaps.sum()), gaps.numel(), largest_here, clipped_here))
-    sums, counts, largest, clipped = zip(*of_ranks, strict=True)
-    tokens = max(sum(counts), 1)
-    mean = sum(sums) / tokens
-
+    mean, largest, clipped_share = _gap_over_ranks(differences, clip)
     tolerance = STALE_GAP if is_stale else tolerance_of(actor)
     if not mean <= tolerance:
         cause = "an iteration" if is_stale else "rounding"
@@ -79,7 +71,23 @@ def check_gap(
             f" ({cause} explains {tolerance:g}): it samples with other weights than the actor's, or computes this"
             " model in another way. Use --rollout_engine continuous, and please report the model."
         )
-    metrics = {"rollout/logprob_gap": mean, "rollout/logprob_gap_max": max(largest)}
+    metrics = {"rollout/logprob_gap": mean, "rollout/logprob_gap_max": largest}
     if clip is not None:
-        metrics["rollout/importance_clipped"] = sum(clipped) / tokens
+        metrics["rollout/importance_clipped"] = clipped_share
     return metrics
+
+
+def _gap_over_ranks(differences: Tensor, clip: float | None) -> tuple[float, float, float]:
+    """Mean and largest absolute difference over all ranks' tokens, and the share of tokens that a clip bounds.
+
+    Args:
+        differences: shape ``(N,)``, the actor's log-probs minus the engine's, at this rank's response tokens.
+        clip: the largest importance weight; with None the share is 0.
+    """
+    gaps = differences.abs()
+    local_largest = float(gaps.amax()) if gaps.numel() else 0.0
+    local_clipped = 0 if clip is None else int((differences > math.log(clip)).sum())
+    all_ranks = gather_objects((float(gaps.sum()), gaps.numel(), local_largest, local_clipped))
+    sums, counts, largest, clipped = zip(*all_ranks, strict=True)
+    tokens = max(sum(counts), 1)
+    return sum(sums) / tokens, max(largest), sum(clipped) / tokens

@@ -25,7 +25,7 @@ from macro_actions.rewards import ScoreMoments
 from macro_actions.settings import EstimatorSettings
 from macro_actions.types import PPOBatch, Rollout
 
-SMALLEST_VARIANCE = 1e-12  # of returns, below which no part of it is explained
+SMALLEST_VARIANCE = 1e-12  # variance of returns, below which no part of it is explained
 ROUNDING = 1e-9  # variances below this share of the mean square are rounding
 
 

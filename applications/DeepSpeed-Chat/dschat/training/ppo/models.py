@@ -25,7 +25,7 @@ from dschat.scoring.source import ResponseTexts, Scores, ScoreSource
 from dschat.settings.ppo import PPOConfig
 from macro_actions.types import Rollout
 
-DECAY = 0.992  # of the moving average, per PPO iteration
+DECAY = 0.992  # decay of the moving average, per PPO iteration
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class PPOModels:
 
     @property
     def trained(self) -> dict[str, Trained]:
-        """The actor and, where there is one, the critic, by name."""
+        """The actor and the critic, if any, by name."""
         return trained_engines(self.actor, self.critic)
 
 
@@ -63,7 +63,7 @@ def trained_engines(
     critic: TrainedScalar | None,
     critic_alone: bool = False,
 ) -> dict[str, Trained]:
-    """The actor, unless the critic is trained alone, and, where there is one, the critic, by name."""
+    """The engines that are trained, by name: the actor, unless the critic is trained alone, and the critic, if any."""
     engines: dict[str, Trained] = {}
     if not critic_alone:
         engines["actor"] = actor
@@ -138,7 +138,7 @@ class RequestedRows:
     """Responses to be sampled, prompt after prompt."""
 
     examples: list[PromptExample]  # the prompt of each row
-    sample_numbers: list[int]  # of each row among the responses to its prompt
+    sample_numbers: list[int]  # numbers of each row among the responses to its prompt
     seeds: list[int]
     samples: int  # responses to each prompt
 
@@ -213,7 +213,7 @@ class ActorSampler(PolicySampler):
         generation: Generation,
         requested: RequestedRows,
     ) -> tuple[Generation, ResponseTexts]:
-        """Sampled responses with the indices of their prompts, and their texts."""
+        """Adds the indices of the prompts to sampled responses; returns them with their texts."""
         generation = self.with_indices(generation, requested)
         texts = ResponseTexts(
             [example.prompt_text for example in requested.examples],
@@ -223,7 +223,7 @@ class ActorSampler(PolicySampler):
         return generation, texts
 
     def with_indices(self, generation: Generation, requested: RequestedRows) -> Generation:
-        """Sampled responses with the indices of their prompts."""
+        """Adds the indices of the prompts to sampled responses."""
         device = generation.bad_rows.device
         prompt_index = torch.tensor([example.index for example in requested.examples], device=device)
         sample_index = torch.tensor(requested.sample_numbers, device=device) if requested.samples > 1 else None
@@ -236,7 +236,7 @@ def build_actor_sampler(
     tokenizer: PreTrainedTokenizerBase,
     config: PPOConfig,
 ) -> ActorSampler:
-    """What samples responses from the actor as the flags say."""
+    """Builds the sampler of the actor's responses that the flags ask for."""
     model_ends = end_ids_of(models.actor.module.inner.generation_config)
     sampling = actor_sampling(config, tokenizer, model_ends)
     return ActorSampler(models.actor, tokenizer, sampling, config.optimisation.seed, models.rollouts)

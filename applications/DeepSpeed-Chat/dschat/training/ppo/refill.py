@@ -126,7 +126,7 @@ def replace_prompts(
 
     Args:
         batch: this rank's prompts.
-        further: as many further prompts of this rank.
+        further: equally many further prompts of this rank.
         groups: shape ``(P,)``, int64, from `macro_actions.groups.refilled`: the prompt in each slot of all ranks.
             Further prompts are numbered from P; slots and prompts are dealt to ranks in turn.
         samples: responses to each prompt.

@@ -36,7 +36,7 @@ class RolloutScorer:
         config: PPOConfig,
         size: PassSize,
     ) -> None:
-        """Takes models and settings; `size` is what a forward pass without gradients may hold."""
+        """Prepares scoring; `size` is the maximum size of a forward pass without gradients."""
         self.models = models
         self.condition = condition
         self._tokenizer = tokenizer
@@ -143,7 +143,7 @@ class RolloutScorer:
         ref_logprobs: Tensor,
         epoch: int,
     ) -> Ends:
-        """Where macro actions end before there are scores: the termination condition reads zeros in their place."""
+        """Ends of macro actions before there are scores; the termination condition reads zeros instead of scores."""
         scored = ScoredRollout(generation.rollout, ref_logprobs, ref_logprobs.new_zeros(len(ref_logprobs)))
         logprobs: Tensor | None = None
         if self._config.termination.reads_policy:

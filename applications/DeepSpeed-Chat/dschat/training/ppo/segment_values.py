@@ -43,7 +43,7 @@ class MeasuredParts:
     """Parts of a rollout whose values have been measured, in their order."""
 
     iteration: int = -1
-    checksum: int = 0  # of the rollout, see `_checksum`
+    checksum: int = 0  # checksum of the rollout, see `_checksum`
     values: list[Tensor] = field(default_factory=list)  # (b, M) each
     tokens: list[int] = field(default_factory=list)  # sampled for each part
     # Global random states after each part: score sources may draw random numbers.
@@ -75,7 +75,7 @@ class SegmentValueCollector(Collector):
         config: PPOConfig,
         part_rows: int,
     ) -> None:
-        """Takes the stage before it, and what samples and scores; `part_rows` responses are measured together."""
+        """Connects the stage to the one before it; `part_rows` responses are measured together."""
         self._inner = inner
         self._actor = actor
         self._reward = reward
@@ -110,7 +110,7 @@ class SegmentValueCollector(Collector):
             rows: B responses with M macro actions at most.
             examples: the prompt of each row.
             iteration: a part of the seeds.
-            moments: of the scores so far, with --normalize_scores.
+            moments: moments of the scores so far, with --normalize_scores.
 
         Returns:
             Values (B, M) float32, 0 where there is no macro action; and the tokens that were sampled on this rank.

@@ -41,7 +41,7 @@ def ppo_update(
     left_out: Callable[[int, Tensor], bool] = lambda done, rows: False,
     critic_alone: bool = False,
 ) -> Metrics:
-    """Trains the actor and, where there is one, the critic on one rollout. Trained engines are in training mode.
+    """Trains actor and critic (if any) on one rollout. The trained engines must be in training mode.
 
     Rows are shuffled into updates; inside an update, micro-batches hold rows of similar length. Every loss is divided
     by the count of the whole update over all ranks, so that neither the micro-batch size nor the order matters.
@@ -52,7 +52,7 @@ def ppo_update(
         credit: this rank's rows with their advantages.
         config: the flags.
         plan: batch sizes.
-        seed: of the shuffling, the same on every rank.
+        seed: seed of the shuffling, the same on every rank.
         progress: updates that are done already, see `run_updates`.
         kl_coef: coefficient of the KL as a term of the policy's loss.
         left_out: gets the number of updates before this one and its rows (N,), see `run_updates`.
@@ -96,7 +96,7 @@ def rows_of_updates(
         count: rows of the rollout.
         update_size: rows of an update.
         ppo_epochs: passes over the rollout.
-        seed: of the order of the rows in each pass.
+        seed: seed of the order of the rows in each pass.
     """
     shuffle = np.random.RandomState(seed % 2**32)
     updates = []
@@ -108,7 +108,7 @@ def rows_of_updates(
 
 @dataclass(frozen=True)
 class UpdateCounts:
-    """What sums over an update are divided by: numbers over all ranks, 0-d, at least 1.
+    """Denominators of an update's sums: counts over all ranks, 0-d tensors, at least 1.
 
     Attributes:
         loss: the policy loss's denominator, see `macro_actions.losses.loss_count`.
@@ -153,7 +153,7 @@ def _one_update(
     means: Means,
     critic_alone: bool = False,
 ) -> None:
-    """One optimiser step of actor and critic on some rows, in micro-batches; statistics are added to the means."""
+    """Runs one optimiser step of actor and critic on some rows, in micro-batches; adds statistics to the means."""
     device = credit.loss_mask.device
     num_tokens = torch.as_tensor(lengths.sampled[rows].sum(), device=device)
     counts = _count_update(credit, torch.as_tensor(rows, device=device), num_tokens, config)
@@ -233,7 +233,7 @@ def _actor_step(
         actor: the policy's engine.
         part: b rows with their advantages.
         new_logprobs: shape ``(b, R')``, differentiable.
-        counts: of the update.
+        counts: counts of the update.
         config: the flags.
         kl_coef: coefficient of the KL as a term of the loss.
     """

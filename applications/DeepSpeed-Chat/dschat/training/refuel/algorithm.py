@@ -85,7 +85,7 @@ class Refuel(Algorithm):
         *,
         peaks: Peaks | None = None,
     ) -> None:
-        """Takes the parts of a run; the peaks are speeds of this process's GPU."""
+        """Connects the parts of a run; `peaks` are the peak speeds of this process's GPU."""
         self.models = models
         self.dialogues = dialogues
         self.held_out = held_out[: config.sampling.eval_prompts or None]
@@ -188,7 +188,7 @@ class Refuel(Algorithm):
             batch: the scored pairs.
             pairs: their dialogues.
             update: updates before this round.
-            clock: of the round.
+            clock: clock of the round.
         """
         bad_rows = []
         for name in ("logprobs", "ref_logprobs", "scores", "rewards"):
@@ -371,7 +371,7 @@ def _one_update(
     plan: BatchPlan,
     means: Means,
 ) -> None:
-    """One optimiser step on all pairs, in micro-batches; statistics are added to the means."""
+    """Runs one optimiser step on all pairs, in micro-batches; adds statistics to the means."""
     if plan.max_tokens is not None:
         policy.begin_update(len(layouts))
     for layout in layouts:
@@ -460,7 +460,7 @@ def check_pairs(
     config: RefuelOnlineConfig,
     plan: BatchPlan,
 ) -> None:
-    """At π = π_t, in evaluation mode, log-ratios of the first pairs are 0 and the loss is the mean of (η ΔR)².
+    """Checks that log-ratios of the first pairs are 0 before any update, so that the loss is the mean of (η ΔR)².
 
     Raises:
         UserError: they are not.

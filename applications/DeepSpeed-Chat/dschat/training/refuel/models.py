@@ -211,7 +211,7 @@ class DialogueSampler(PolicySampler):
 
 
 def pair_layouts(rollout: Rollout, size: PassSize) -> list[Layout]:
-    """All pairs for forward passes, those of similar length together. Every rank must call it with as many.
+    """Layouts of forward passes with pairs of similar length together. Every rank must call it with equally many.
 
     The passes follow from the lengths alone, so that a policy that has not changed gives the same numbers again. Of 2N
     rows, row n and row N + n are a pair; a pass's rows are pairs, its tokens those of both replies with their states.

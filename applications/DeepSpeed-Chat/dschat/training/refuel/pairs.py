@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dschat.base.errors import UserError
 from dschat.data.collate import collate_preferences
-from dschat.data.dialogue_pairs import RegressionExample
+from dschat.data.token_pairs import RegressionExample
 from dschat.models.engines import TrainedPolicy
 from dschat.run.distributed import device
 from dschat.run.stop import raise_if_stopped, stop_signals
@@ -40,7 +40,7 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
         reference: Reference | None = None,
         self_checks: bool = True,
     ) -> None:
-        """Takes pairs of replies.
+        """Prepares training on pairs of replies.
 
         Args:
             train: training pairs.
@@ -126,7 +126,7 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
     def self_check(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
         """Checks that padding and training mode change nothing. Raises UserError.
 
-        A pair alone must have the log-probs that it has beside a longer one.
+        A pair must have the same log-probs by itself as in a batch with a longer pair.
         """
         together = pair_logprobs(engine, examples, self._pad_id, self._temperature)
         for row, example in enumerate(examples):
@@ -200,7 +200,7 @@ def saved_reference(
 ) -> Reference:
     """The reference of a run, whose log-probs a file keeps.
 
-    With --task.cluster the file is beside the pairs, else in the run's folder.
+    With --task.cluster the file is in the folder of the pairs, otherwise in the run's folder.
 
     Args:
         config: the flags.

@@ -34,7 +34,7 @@ AnyEngine = TypeVar("AnyEngine", contravariant=True)
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """What an evaluation measures on n examples, by example.
+    """Numbers that an evaluation measures, for each of n examples.
 
     Attributes:
         counts: shape ``(n,)``, what the loss is a mean over: 1, or an example's response tokens.
@@ -46,9 +46,9 @@ class RowStatistics:
 
 
 class Task(Protocol[Example, AnyEngine]):
-    """What is learnt: examples, a loss and an evaluation. Methods that are not abstract have a default."""
+    """A supervised task: examples, a loss and an evaluation. Methods that are not abstract have a default."""
 
-    name: str  # of the loss in the metrics
+    name: str  # name of the loss in the metrics
     train: Sequence[Example]
     eval: Sequence[Example]
 
@@ -57,7 +57,7 @@ class Task(Protocol[Example, AnyEngine]):
         return None
 
     def count(self, examples: Sequence[Example]) -> int:
-        """What the loss is a mean over: examples, or response tokens."""
+        """The loss's denominator: number of examples, or of response tokens."""
         return len(examples)
 
     def texts(self, examples: Sequence[Example]) -> list[tuple[int, int]]:
@@ -116,10 +116,10 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         *,
         peaks: Peaks | None = None,
     ) -> None:
-        """Takes the parts of a run.
+        """Connects the parts of a run.
 
         Args:
-            engine: of a PolicyModel (step 1, DPO, REFUEL on pairs) or a ScalarModel (the reward model).
+            engine: engine of a PolicyModel (step 1, DPO, REFUEL on pairs) or a ScalarModel (the reward model).
             task: what is learnt.
             config: the flags.
             run: batch sizes and the output folder.

@@ -36,7 +36,7 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
         run: Run,
         model: str,
     ) -> None:
-        """Takes pairs of responses.
+        """Prepares training on pairs of responses.
 
         Args:
             train: training pairs without log-probs of the reference.

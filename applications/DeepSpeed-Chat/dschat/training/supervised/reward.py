@@ -37,7 +37,7 @@ class RewardTask(Task[PairExample, TrainedScalar]):
         loss: RewardLoss = "end",
         centering: float = 0.0,
     ) -> None:
-        """Takes the pairs; for `loss` and `centering` see `macro_actions.reward_losses`."""
+        """Prepares training on pairs; for `loss` and `centering` see `macro_actions.reward_losses`."""
         self.train = train
         self.eval = eval
         self._pad_id = pad_id

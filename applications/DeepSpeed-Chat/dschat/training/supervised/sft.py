@@ -33,7 +33,7 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
         packed_width: int | None = None,
         by_tokens: bool = False,
     ) -> None:
-        """Takes the demonstrations.
+        """Prepares training on demonstrations.
 
         Args:
             train: training examples.
@@ -69,7 +69,7 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
         return self._width is None and not self._by_tokens and not self._on_prompt
 
     def with_placeholders(self, examples: Sequence[SFTExample]) -> Sequence[SFTExample]:
-        """As many examples, with the longest prompt and the longest response among them, which may meet."""
+        """Placeholder examples, equally many, one of which has the longest prompt and one the longest response."""
         if not self._pads_both_parts:
             return examples
         longest_prompt = max(self.train, key=lambda example: len(example.prompt_ids))

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves a page of Gradio on this machine: no telemetry, no public tunnel, no downloaded fonts."""
+
+import os
+import socket
+from typing import Any
+
+from dschat.base.errors import UserError
+
+HOST = "127.0.0.1"
+USER = "demo"  # user name of a page with a password
+LARGEST_UPLOAD = 1 << 20  # bytes; Gradio accepts uploads from anybody, although no page asks for a file
+Component = Any  # a component of Gradio, which is imported only where a page is served
+
+
+def gradio(flag: str) -> Any:
+    """Imports Gradio with its telemetry turned off, and returns the module.
+
+    Args:
+        flag: the flag or command that needs Gradio, for the message.
+
+    Raises:
+        UserError: Gradio is not installed.
+    """
+    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", HF_HUB_DISABLE_TELEMETRY="1")
+    # Gradio calls its own server once, which must not go through a proxy.
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name), HOST]))
+    try:
+        import gradio
+    except ImportError as error:
+        raise UserError(f"{flag} needs Gradio: pip install 'ma-rlhf[ui]'") from error
+    return gradio
+
+
+def launch(
+    page: Component,
+    css: str,
+    js: str | None = None,
+    port: int | None = None,
+    host: str = HOST,
+    password: str | None = None,
+) -> str:
+    """Serves a page until the process ends or the page's `close()` is called; returns the address.
+
+    Args:
+        page: Gradio Blocks.
+        css: style sheet of the page, in addition to Gradio's.
+        js: script of the page, in addition to Gradio's.
+        port: port to listen on; None for the first free one from 7860.
+        host: address to listen on.
+        password: password that the page asks for, with the user name `USER`; None or empty for no password.
+
+    Raises:
+        UserError: the address or the port cannot be listened on.
+    """
+    check_address(host, port)
+    try:
+        _, address, _ = page.launch(
+            server_name=host,
+            server_port=port,
+            auth=[(USER, password)] if password else None,
+            max_file_size=LARGEST_UPLOAD,
+            share=False,  # GRADIO_SHARE or a notebook service would otherwise open a public tunnel
+            prevent_thread_lock=True,
+            quiet=True,
+            footer_links=[],
+            run_history=False,
+            enable_monitoring=False,
+            ssr_mode=False,
+            mcp_server=False,
+            pwa=False,
+            theme=_theme(),
+            css=css,
+            js=js,
+        )
+    except OSError as error:
+        raise UserError("--port: 7860 to 7959 are taken; give another one.") from error
+    return str(address)
+
+
+def check_address(host: str, port: int | None) -> None:
+    """Raises UserError if the address is invalid or the port is taken, which Gradio would notice seconds later."""
+    if port is None and host == HOST:
+        return
+    flags = []
+    if host != HOST:
+        flags.append(f"--host {host}")
+    if port or host == HOST:
+        flags.append(f"--port {port}")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port or 0))
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise UserError(f"{' '.join(flags)}: cannot be listened on ({error}); give another one.") from error
+
+
+def _theme() -> Any:
+    """Gradio's plain theme with system fonts, which need no download."""
+    from gradio import themes
+
+    sans = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
+    theme = themes.Base(
+        primary_hue="blue",
+        neutral_hue="slate",
+        font=sans,
+        font_mono=("ui-monospace", "monospace"),
+    )
+    return theme.set(
+        button_primary_background_fill="*primary_600",
+        button_primary_background_fill_hover="*primary_700",
+        button_primary_background_fill_dark="*primary_600",
+        button_primary_background_fill_hover_dark="*primary_700",
+    )
