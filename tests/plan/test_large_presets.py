@@ -4,6 +4,7 @@
 import pytest
 from transformers import LlamaConfig
 
+from dschat.base.errors import UserError
 from dschat.cli import main as dschat
 from dschat.plan.command import plan_step
 from dschat.plan.phases import GB
@@ -36,6 +37,11 @@ def test_large_presets_fit_gpus_of_80_gb(preset, processes, neighbours, flags):
         )
     else:
         assert f"machines of {plan.main_memory / 1e12 + 0.05:.1f} TB" in head
+
+
+def test_a_presets_setting_of_another_engine_is_refused_with_its_default():
+    with pytest.raises(UserError, match=r"--vllm_gpu_memory 0.55 .* \(if a file sets it: --vllm_gpu_memory 0.3\)"):
+        plan_step("ppo", PlanOptions(gpus=16), ["--rollout_engine", "continuous"], "tldr_llama31_70b")
 
 
 @pytest.mark.slow

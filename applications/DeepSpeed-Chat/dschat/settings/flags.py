@@ -337,7 +337,10 @@ def check_values(config: Any) -> None:
     for name, flag in flags.items():
         value = value_of(config, flag)
         if flag.only_with and value != flag.default and not _is_given(config, flag.only_with):
-            raise UserError(f"--{name} {value} does nothing on its own: add --{flag.only_with}, or drop it.")
+            # A preset's value cannot be dropped on the command line.
+            has_value = isinstance(flag.default, (int, float, str)) and not isinstance(flag.default, bool)
+            instead = f" (if a file sets it: --{name} {flag.default})" if has_value else ""
+            raise UserError(f"--{name} {value} does nothing on its own: add --{flag.only_with}, or drop it{instead}.")
 
 
 def _check_choice(
