@@ -477,7 +477,8 @@ class PPO(Algorithm):
         """Credit of a rollout whose rows are one macro action each and whose log-probs, values and scores are 0."""
         zeros = torch.zeros_like(rollout.response_mask, dtype=torch.float32)
         macro = segment(torch.zeros_like(rollout.response_mask), rollout.response_mask)
-        scored = ScoredRollout(rollout, zeros, zeros[:, 0])
+        teacher_logprobs = zeros if self.config.has_teacher else None
+        scored = ScoredRollout(rollout, zeros, zeros[:, 0], teacher_logprobs=teacher_logprobs)
         if self.config.credit_is_fused(self.plan):
             return self.credit_of(ScoredRows(scored, macro), None)
         values = None if self.models.critic is None else zeros
