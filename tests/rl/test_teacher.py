@@ -57,6 +57,16 @@ def test_distillation_reads_neither_scores_nor_later_rewards() -> None:
     assert_near(distilled.advantages, [[1.6, 1.6, 0.3]], FORMULA, 2.0)
 
 
+@pytest.mark.parametrize("value_function", ["equal", "first", "unit"])
+def test_averages_do_not_read_the_value_function(value_function) -> None:
+    """Log-ratios of 1 and .5 are .75 on average, and the KL penalty of the same macro action is .05: half of .1."""
+    settings = EstimatorSettings(kl_coef=0.5, macro_reward="mean", value_function=value_function)
+    options = {"kl_coef": 0.5, "macro_reward": "mean", "value_function": value_function}
+    batch = credit_of(three_tokens(), ENDS, "distillation", **options)
+    distilled = with_teacher(batch, 1.0, True, settings)
+    assert_near(distilled.advantages, [[0.8, 0.8, 0.3]], FORMULA, 2.0)
+
+
 def test_holes_and_padding_have_no_log_ratio() -> None:
     """What stands off the response counts for nothing, also if it is no number."""
     trajectory = trajectory_of([2, 4], 4, 1)

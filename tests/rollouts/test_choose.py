@@ -100,6 +100,16 @@ def test_log_probs_of_a_large_vocabulary_are_exact_and_those_of_the_scoring_pass
     assert_near(logprobs, scored, 2, scale=20)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_forbidden_id_is_not_drawn_whatever_its_logit(temperature: float, value: float) -> None:
+    """The others decide; the log-prob counts the whole vocabulary, and is no number."""
+    logits = torch.tensor([[value, value, 0.0, 50.0, 0.0]])
+    sampling = Sampling(1, (EOS,), PAD, BOS, temperature)
+    ids, logprobs = TokenSampler(sampling, 5, CPU)(logits, torch.tensor([0.5], dtype=torch.float64))
+    assert ids.item() == 3 and logprobs.isnan().item()
+
+
 @pytest.mark.parametrize("truncation", [{}, {"top_k": 2}])
 def test_rows_that_are_not_finite_have_no_log_prob_and_are_drawn_evenly(truncation: dict[str, int]) -> None:
     logits = torch.zeros(5, 10)

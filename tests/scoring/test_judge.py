@@ -2,8 +2,9 @@
 """A judge model as a source of scores: points and ranks by hand, what is asked, and what happens where it fails."""
 
 import json
+import threading
+import time
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from dschat.scoring.judge.grading import (
     read_answer,
     weighted_points,
 )
-from dschat.scoring.judge.scores import JudgeScores, JudgeSettings, is_usable
+from dschat.scoring.judge.scores import JudgeScores, JudgeSettings, shuffled
 from dschat.scoring.source import EpisodeRecords, ResponseTexts, Weighted, WeightedScores
 from dschat.settings.rubrics import ScoreRubric, read_score_rubric
 from factories import EOS, make_prompt, make_rollout, ragged_rows
@@ -69,10 +70,10 @@ def rollout_of(count, samples=1):
 
 def judge_of(server, folder, rubric=POINTS, skips=False, spending=None, concurrency=4, **endpoint):
     settings = {"model": "m", "base_url": server.url, "max_tokens": 50, "timeout": 5.0, "tries": 2, "key": "none"}
-    cache = ReplyCache(folder / "cache", partial(is_usable, rubric=rubric))
+    cache = ReplyCache(folder / "cache")
     harmless = harmless_question(rubric)
     client = JudgeClient(Endpoint(**(settings | endpoint)), cache, spending or Spending(None), harmless)
-    return JudgeScores(client, JudgeSettings(rubric, concurrency, skips))
+    return JudgeScores(client, JudgeSettings(rubric, concurrency, 60.0, skips))
 
 
 # -- formulas
@@ -189,7 +190,14 @@ def test_equal_responses_share_a_place_and_order_says_nothing(server, tmp_path):
     texts = texts_of("worse", "good", "good", "bad", prompts=["p"] * 4)
     assert_near(judge(rollout_of(4, samples=4), texts).values, [-1 / 3, 1 / 3, 1 / 3, -1 / 3])
     assert len(server.bodies) == 1
-    assert list(graded_in(server.bodies[0]["messages"]).values()) == ["p", "bad", "good", "worse"]
+    prompt, *shown = graded_in(server.bodies[0]["messages"]).values()
+    assert prompt == "p" and sorted(shown) == ["bad", "good", "worse"]
+
+
+def test_no_response_chooses_the_place_where_it_is_shown():
+    """Of 200 pairs, one that begins with "!" comes first in about half: 100 ± 28 are four standard deviations."""
+    first = [shuffled([f"good {number}", f"!bad {number}"])[0] for number in range(200)]
+    assert 72 <= sum(text.startswith("!") for text in first) <= 128
 
 
 def test_what_needs_no_ranking_is_not_asked(server, tmp_path):
@@ -241,6 +249,62 @@ def test_an_answer_that_cannot_be_read_is_asked_for_once_more(server, tmp_path):
     request = server.bodies[1]["messages"][-1]["content"]
     assert "cannot be read as points: brevity is 11, not a number from 0 to 10" in request
     assert '"brevity": 0 to 10' in request
+
+
+def completion_of(text, **more):
+    """A step of `FakeJudge.plan`: a completion with this text."""
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+    return 200, {"model": "m", "choices": [choice]} | more, {}
+
+
+def test_an_answer_that_was_repaired_is_not_asked_for_again(server, tmp_path):
+    """A later run takes the repaired answer, without a request, as one cached answer of one question."""
+    server.plan.append(completion_of("It is rather good."))
+    assert_near(judge_of(server, tmp_path)(rollout_of(1), texts_of("good")).values, [0.175])
+    assert len(server.bodies) == 2
+    again = judge_of(server, tmp_path)(rollout_of(1), texts_of("good"))
+    assert_near(again.values, [0.175])
+    assert len(server.bodies) == 2 and again.measured == {"judge/cached": (1.0, 1.0)}
+
+
+@pytest.mark.parametrize("places", [[0, 1, 2], [1, 2], [1, 2, 4]], ids=["from 0", "one missing", "above 3"])
+def test_a_ranking_that_cannot_be_read_is_not_cached(server, tmp_path, places):
+    """Asked again, a judge that has come to its senses is understood."""
+    wrong = json.dumps({"reason": "x"} | {f"answer-{n}": place for n, place in enumerate(places, start=1)})
+    server.answer = lambda messages: wrong
+    texts = texts_of("good", "bad", "good good", prompts=["p"] * 3)
+    with pytest.raises(UserError, match="cannot be read, nor its repetition"):
+        judge_of(server, tmp_path, RANKING)(rollout_of(3, samples=3), texts)
+    server.answer = places_by_good
+    assert_near(judge_of(server, tmp_path, RANKING)(rollout_of(3, samples=3), texts).values, [0.0, -0.5, 0.5])
+
+
+def test_halves_of_characters_and_odd_counts_in_an_answer(server, tmp_path):
+    """A lone surrogate goes back to the judge as "?"; token counts that are no object are estimated."""
+    server.plan.append(completion_of("bad \ud800", usage=[1]))
+    assert_near(judge_of(server, tmp_path)(rollout_of(1), texts_of("good")).values, [0.175])
+    assert server.bodies[1]["messages"][2] == {"role": "assistant", "content": "bad ?"}
+
+
+def test_a_judge_that_takes_too_long_costs_what_it_has_not_answered(server, tmp_path, caplog):
+    """The others keep their scores; nobody waits for the whole timeout."""
+    released = threading.Event()
+
+    def answer(messages):
+        if "slow" in graded_in(messages).values():
+            released.wait(20)
+        return points_by_good(messages)
+
+    server.answer = answer
+    judge = judge_of(server, tmp_path, skips=True, timeout=60.0)
+    judge._settings = replace(judge._settings, patience=1.0)
+    begun = time.monotonic()
+    scores = judge(rollout_of(2), texts_of("good", "slow"))
+    assert time.monotonic() - begun < 10
+    released.set()
+    assert scores.values[1].isnan()
+    assert_near(scores.values[:1], [0.175])
+    assert "no answer within 1 s for all questions of a rollout" in caplog.text
 
 
 def test_nonsense_stops_the_run_or_costs_its_response(server, tmp_path):

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from functools import partial
 from importlib.util import find_spec
 
 import pytest
@@ -18,7 +17,7 @@ from dschat.rollouts.chat_servers import Endpoint, ReplyCache
 from dschat.scoring.judge.client import JudgeClient
 from dschat.scoring.judge.costs import Prices, Spending
 from dschat.scoring.judge.grading import harmless_question
-from dschat.scoring.judge.scores import JudgeScores, JudgeSettings, is_usable
+from dschat.scoring.judge.scores import JudgeScores, JudgeSettings
 from dschat.settings.rubrics import ScoreRubric
 from factories import batch_of_iteration, make_causal_lm, make_prompts, ppo_config, ppo_loop
 from launches import free_port
@@ -102,9 +101,9 @@ def wait_for(address, server, log):
 
 def judge_of(url, folder, rubric, spending=None):
     endpoint = Endpoint("judge", url, 60, 120.0, 2, "none")
-    cache = ReplyCache(folder / "cache", partial(is_usable, rubric=rubric))
+    cache = ReplyCache(folder / "cache")
     client = JudgeClient(endpoint, cache, spending or Spending(None), harmless_question(rubric))
-    return JudgeScores(client, JudgeSettings(rubric, 4, False))
+    return JudgeScores(client, JudgeSettings(rubric, 4, 60.0, False))
 
 
 def loop_of(folder, judge, **flags):

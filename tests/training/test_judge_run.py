@@ -9,7 +9,7 @@ from dschat.rollouts.chat_servers import Endpoint, ReplyCache
 from dschat.scoring.judge.client import JudgeClient
 from dschat.scoring.judge.costs import Spending
 from dschat.scoring.judge.grading import harmless_question
-from dschat.scoring.judge.scores import JudgeScores, JudgeSettings, is_usable
+from dschat.scoring.judge.scores import JudgeScores, JudgeSettings
 from dschat.settings.rubrics import ScoreRubric
 from fake_judge import graded_in, judge_server
 from resume_runs import RLOO, check_every_stop, ppo, result_of
@@ -38,9 +38,9 @@ def server():
 def judged_ppo(folder, server, rubric, **flags):
     """Runs of step 3 whose cache lies in the output folder."""
     endpoint = Endpoint("m", server.url, 50, 5.0, 2, "none")
-    cache = ReplyCache(folder / ".judge-cache", partial(is_usable, rubric=rubric))
+    cache = ReplyCache(folder / ".judge-cache")
     client = JudgeClient(endpoint, cache, Spending(None), harmless_question(rubric))
-    return ppo(folder, reward=JudgeScores(client, JudgeSettings(rubric, 3, False)), **flags)
+    return ppo(folder, reward=JudgeScores(client, JudgeSettings(rubric, 3, 60.0, False)), **flags)
 
 
 RUNS = {"points": (POINTS, {}, 61), "ranking": (RANKING, RLOO, 47)}

@@ -13,7 +13,7 @@ from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
-from dschat.scoring.source import Weighted, WeightedScores
+from dschat.scoring.source import ResponseTexts, Scores, Weighted, WeightedScores
 from dschat.settings.parse import parse
 from dschat.settings.ppo import PPOConfig
 from dschat.training.iteration import Clock
@@ -31,7 +31,7 @@ from factories import (
 )
 from macro_actions.conditions import at_most
 from macro_actions.segments import segment
-from macro_actions.types import PPOBatch
+from macro_actions.types import PPOBatch, Rollout
 from rl_cases import credit_of, mask_of, trajectory_of
 from rollout_cases import by_hand
 
@@ -239,6 +239,21 @@ def test_completions_without_a_score_are_left_out(group: Any, tmp_path: Any) -> 
     assert batch.trajectory.values is not None
     assert_near(batch.trajectory.values, 2.0 * batch.response_mask.float())
     assert_near(batch.advantages, torch.zeros_like(batch.advantages))
+
+
+def test_completions_are_paid_for(group: Any, tmp_path: Any) -> None:
+    """A judge that costs a dollar a text: each response, and three completions of each of its states."""
+
+    def dear(rollout: Rollout, texts: ResponseTexts) -> Scores:
+        count = float(len(texts.responses))
+        measured = {"judge/cached": (0.0, count), "judge/cost": (count, count)}
+        return Scores(torch.zeros(len(texts.responses)), measured=measured)
+
+    batch, stats = batch_of(trainer_of(tmp_path, WeightedScores([Weighted("", 1.0, dear)])))
+    rows = len(batch.response_mask)
+    states = int(batch.macro.mask.sum())
+    assert stats.measured["judge/cost"] == (rows + 3 * states, rows)
+    assert stats.measured["judge/cached"] == (0.0, rows + 3 * states)
 
 
 # -- runs

@@ -328,12 +328,12 @@ def with_teacher(
     Args:
         batch: B rows with a teacher's log-probs.
         coef: weight of the log-ratios.
-        by_macro_action: pool them over each macro action, as rewards are; otherwise each token has its own.
-        settings: how rewards are pooled.
+        by_macro_action: pool them over each macro action, summed or averaged; otherwise each token has its own.
+        settings: which of the two.
     """
     log_ratios = batch.trajectory.teacher_log_ratios
     if by_macro_action:
-        pooled = pool_rewards(log_ratios, batch.macro, settings.macro_reward, settings.value_function)
+        pooled = pool_rewards(log_ratios, batch.macro, settings.macro_reward)
         log_ratios = to_tokens(pooled, batch.macro)
     return replace(batch, advantages=batch.advantages + coef * log_ratios)
 

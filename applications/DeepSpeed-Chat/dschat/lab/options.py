@@ -143,7 +143,9 @@ def _check_rubric_of_dataset(options: "JudgeOptions") -> None:
 class AskingOptions(Config):
     """Flags of every command that asks a judge model."""
 
-    helps: ClassVar[dict[str, str]] = {"overwrite": "replace --output, whether it is finished or incomplete"}
+    helps: ClassVar[dict[str, str]] = {
+        "overwrite": "replace --output if it is finished, or incomplete and begun without this flag"
+    }
     rules: ClassVar[Rules] = (Check(_check_output_is_no_input),)
 
     compared: ComparedFlags

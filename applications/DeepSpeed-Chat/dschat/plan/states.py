@@ -49,14 +49,16 @@ class Zero:
         zero = settings["zero_optimization"]
         stage = zero["stage"]
         accumulation = settings.get("data_types", {}).get("grad_accum_dtype") or "fp32"
+        # DeepSpeed's bf16 optimiser, which alone adds gradients up at once, has sums in float32.
         bf16 = settings["bf16"]
+        has_bf16_optimizer = bf16.get("enabled") and accumulation == "fp32"
         buffers = 2 if stage in (1, 2) and zero.get("overlap_comm") else 1
         return cls(
             stage=stage,
             offload=trained and _is_offloaded(zero, "offload_optimizer"),
             offload_weights=stage == 3 and _is_offloaded(zero, "offload_param"),
             gradient=DTYPES[accumulation].itemsize,
-            sums_at_once=bool(bf16.get("enabled") and bf16.get("immediate_grad_update")),
+            sums_at_once=bool(has_bf16_optimizer and bf16.get("immediate_grad_update")),
             bucket=buffers * int(zero.get("reduce_bucket_size", cls.bucket)),
             live=int(zero.get("stage3_max_live_parameters", cls.live)),
             group=int(zero.get("sub_group_size", cls.group)),

@@ -144,6 +144,11 @@ class Completion:
     tokens_answered: int | None
 
 
+def any_reply(reply: Reply) -> bool:
+    """Counts every answer as usable."""
+    return True
+
+
 class ReplyCache:
     """A folder with one small file per answer, named by the digest of its question.
 
@@ -154,23 +159,28 @@ class ReplyCache:
     def __init__(
         self,
         folder: Path,
-        is_usable: Callable[[Reply], bool],
+        is_usable: Callable[[Reply], bool] = any_reply,
     ) -> None:
-        """Takes the folder, and a predicate of usable answers."""
+        """Takes the folder, and a predicate of usable answers for questions that have none of their own."""
         self.folder = folder
         self._is_usable = is_usable
 
-    def get(self, digest: str) -> Reply | None:
-        """The usable answer to a question; None if there is none."""
+    def get(self, digest: str, is_usable: Callable[[Reply], bool] | None = None) -> Reply | None:
+        """The usable answer to a question; None if there is none. `is_usable`: the question's own predicate."""
         try:
             reply = Reply(**json.loads(self._file(digest).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
-        return reply if self._is_usable(reply) else None
+        return reply if (is_usable or self._is_usable)(reply) else None
 
-    def put(self, digest: str, reply: Reply) -> None:
+    def put(
+        self,
+        digest: str,
+        reply: Reply,
+        is_usable: Callable[[Reply], bool] | None = None,
+    ) -> None:
         """Save an answer if it is usable; raises UserError where the folder cannot be written."""
-        if self._is_usable(reply):
+        if (is_usable or self._is_usable)(reply):
             write_rows(self._file(digest), [asdict(reply)])
 
     def _file(self, digest: str) -> Path:
@@ -297,7 +307,7 @@ def complete(
     try:
         answer = response.json()
         choice = answer["choices"][0]
-        text = text_of(choice["message"])
+        text = without_surrogates(text_of(choice["message"]))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         content_type = response.headers.get("content-type", "of no content type")
         content = short(endpoint.hide_key(response.text))
@@ -306,11 +316,13 @@ def complete(
 
     reply = Reply(
         text=endpoint.hide_key(text),
-        refusal=endpoint.hide_key(str(choice["message"].get("refusal") or "")),
-        model=endpoint.hide_key(str(answer.get("model") or endpoint.model)),
+        refusal=endpoint.hide_key(without_surrogates(str(choice["message"].get("refusal") or ""))),
+        model=endpoint.hide_key(without_surrogates(str(answer.get("model") or endpoint.model))),
         flaw=_flaw(choice, text, endpoint),
     )
-    usage = answer.get("usage") or {}
+    usage = answer.get("usage")
+    if not isinstance(usage, Mapping):
+        usage = {}
     return Completion(reply, _count_or_none(usage, "prompt_tokens"), _count_or_none(usage, "completion_tokens"))
 
 
@@ -320,6 +332,11 @@ def text_of(message: Mapping[str, Any]) -> str:
     if isinstance(content, str):
         return content
     return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+
+
+def without_surrogates(text: str) -> str:
+    """A text with "?" in the place of lone surrogates, which JSON may hold and UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def short(text: str) -> str:

@@ -121,8 +121,12 @@ class TokenSampler:
             dtype=torch.long,
             device=device,
         )
-        self._forbidding = torch.zeros(vocab_size, device=device)  # added to logits
-        self._forbidding[self._forbidden] = -torch.inf
+        self._is_forbidden = torch.zeros(
+            vocab_size,
+            dtype=torch.bool,
+            device=device,
+        )
+        self._is_forbidden[self._forbidden] = True
         self._allowed = torch.tensor(allowed, device=device)
         self._end_ids = torch.tensor(sampling.end_ids, device=device)
         self._no_ids = torch.LongTensor()  # the warpers do not read them
@@ -151,7 +155,7 @@ class TokenSampler:
         if self._temperature not in (0, 1):
             logits = logits / self._temperature
         forbidden_logits = logits.index_select(1, self._forbidden).double()
-        logits = logits + self._forbidding
+        logits = torch.where(self._is_forbidden, -torch.inf, logits)  # on a CPU faster than masked_fill
 
         ids, log_z = self._sample(logits, uniform)
         if self._temperature == 0:

@@ -72,7 +72,7 @@ class ServeVllmOptions:
 class OverwriteFlags:
     """Whether a result that is there is replaced."""
 
-    overwrite: bool = flag("start again, replacing an earlier result, whether it is finished or incomplete", False)
+    overwrite: bool = flag("replace a finished result, or an incomplete one that was begun without this flag", False)
 
 
 @dataclass(kw_only=True)

@@ -114,6 +114,8 @@ def _merge(
             continue
         if isinstance(value, dict) and isinstance(config.get(key, {}), dict):
             _merge(config.setdefault(key, {}), value, file, f"{name}.")
+        elif isinstance(config.get(key), dict):
+            raise UserError(f"--deepspeed_config {file}: {name} must be a JSON object, not {json.dumps(value)}.")
         elif name in DECIDED_BY_FLAGS and value != config[key]:
             raise UserError(
                 f"--deepspeed_config {file}: {name} is {value}, but the flags give {config[key]}. "

@@ -151,10 +151,12 @@ def _check_unread_rewards(config: PPOConfig) -> None:
     """Refuse what would change the rewards but is not read."""
     for name in REWARD_FLAGS:
         if name not in config.advantages.needs.reads and _is_changed(config, name):
+            does = "adds up all rewards of a response as they are"
+            if not config.advantages.needs.scores:
+                does = "gives a macro action its own rewards alone, and none of the later ones"
             raise UserError(
                 f"--{name} {getattr(config.estimator, name)}: --advantage_estimator"
-                f" {config.advantages.advantage_estimator} adds up all rewards of a response as they are. Drop the"
-                " flag."
+                f" {config.advantages.advantage_estimator} {does}. Drop the flag."
             )
 
 
@@ -465,7 +467,7 @@ class PPOConfig(CommonConfig):
     @property
     def dilutes_score(self) -> bool:
         """Whether the score is averaged with other tokens of its macro action."""
-        if self.estimator.macro_reward != "mean":
+        if self.estimator.macro_reward != "mean" or not self.advantages.needs.scores:
             return False
         return not (self.termination.isolate_last_token or self.termination.has_single_tokens)
 

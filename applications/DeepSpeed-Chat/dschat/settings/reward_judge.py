@@ -12,7 +12,8 @@ from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMP
 from dschat.settings.rubrics import read_score_rubric
 from dschat.settings.rules import ADDRESS, Check, Rule
 
-LONGEST_PAUSE = 8.0  # seconds between two tries, at most
+LONGEST_PAUSE = 8.0  # seconds between two tries, at most, unless the server asks for more
+PATIENCE = 0.9  # share of --ddp_timeout
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -82,8 +83,13 @@ def _check_rubric(config: Any) -> None:
         read_score_rubric(config.rewards.reward_judge)
 
 
+def longest_rollout(config: Any) -> float:
+    """Seconds in which the questions of a rollout must be answered: other processes wait for them."""
+    return PATIENCE * float(config.engine.ddp_timeout)
+
+
 def _longest_wait(config: Any) -> float:
-    """Seconds until a request to a judge that does not answer has failed."""
+    """Seconds until a request to a judge that does not answer has failed, if it asks for no longer pauses."""
     wait: float = (config.judge.judge_timeout + LONGEST_PAUSE) * config.judge.judge_tries
     return wait
 
@@ -109,11 +115,11 @@ JUDGE_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuration
         " --judge_price_out.",
     ),
     Rule(
-        lambda config: _asks(config) and _longest_wait(config) >= config.engine.ddp_timeout,
+        lambda config: _asks(config) and _longest_wait(config) >= longest_rollout(config),
         "--judge_timeout {judge_timeout:g} in each of --judge_tries {judge_tries} tries is, with the pauses between"
-        " them, up to {wait:g} s and not below --ddp_timeout {ddp_timeout}, after which the other processes stop"
-        " waiting: lower them, or raise it.",
-        words=lambda config: {"wait": _longest_wait(config)},
+        " them, up to {wait:g} s; all questions of a rollout must be answered within {patience:g} s, a part of"
+        " --ddp_timeout {ddp_timeout}, after which the other processes stop waiting: lower them, or raise it.",
+        words=lambda config: {"wait": _longest_wait(config), "patience": longest_rollout(config)},
     ),
     Rule(
         lambda config: _ranks(config) and config.rollouts.samples_per_prompt < 2,

@@ -20,7 +20,7 @@ METRIC_NAMES = (
     *names_under("objective/", "ppo"),
     *names_under("eval/", "ppo"),
     *("prompt", "response", "score", "finished", "tokens", "prompt_ids", "response_ids"),  # columns of sample files
-    "prompt_messages",
+    *("prompt_messages", "messages", "response_mask", "turn_rewards", "done"),  # the last four: of episodes
 )
 JUDGED = "judge_"  # begins the name of a criterion in metrics and samples
 REWARD_TOKEN = "REWARD_API_KEY"  # environment variable: the secret of a server of scores and of those who ask it
@@ -199,14 +199,20 @@ def _check_source_names(config: Any) -> None:
     names = rewards.source_names
     if rewards.reward_weights is None and len(names) == 1:
         names = []
-    names = names + rewards.criterion_names
+    criteria = rewards.criterion_names
+    names = names + criteria
     taken = list(METRIC_NAMES)
     if rewards.metric_name is not None:
         taken.append(rewards.metric_name)
     for number, name in enumerate(names):
         if name in taken or name in names[:number]:
+            renamed = "--reward_function"
+            if name == rewards.metric_name:
+                renamed = "--metric_function"
+            elif name in criteria and name not in names[:number]:
+                renamed = f"--reward_judge {rewards.reward_judge}"
             raise UserError(
-                f"--reward_function: two numbers of a response would be called {name}: rename the function."
+                f"{renamed}: two numbers of a response would be called {name}: rename the function or the criterion."
             )
 
 

@@ -24,12 +24,12 @@ class RefuelOutputFlags:
 
     output_repo: str = flag("where to write the data set: a folder, or owner/name on the Hugging Face hub", path=True)
     output_dir: Path | None = flag(
-        "folder for unfinished rows, and for the data set before it is uploaded; if not given, the folder of"
-        " --output_repo",
+        "folder for unfinished rows, and for the data set before it is uploaded; if not given, --output_repo"
+        " if it is a folder, else a folder of its name",
         None,
     )
     public: bool = flag("create a public data set on the hub", False)
-    overwrite: bool = flag("start again, replacing an earlier result, whether it is finished or incomplete", False)
+    overwrite: bool = flag("replace a finished result, or an incomplete one that was begun without this flag", False)
 
 
 @dataclass(kw_only=True, frozen=True)

@@ -4,7 +4,7 @@
 import json
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from dschat.base.errors import UserError
@@ -15,6 +15,7 @@ from dschat.rollouts.chat_servers import (
     Reply,
     ReplyCache,
     Unanswered,
+    any_reply,
     complete,
     open_client,
     with_retries,
@@ -76,26 +77,34 @@ class JudgeClient:
         """Whether the cost is counted."""
         return self._spending.has_prices
 
-    def ask(self, question: JudgeQuestion) -> Reply:
+    def ask(self, question: JudgeQuestion, is_usable: Callable[[Reply], bool] | None = None) -> Reply:
         """The answer to a question.
+
+        Args:
+            question: to the judge.
+            is_usable: whether an answer is worth caching; the cache's own predicate if not given.
 
         Raises:
             JudgingStopped, TextRefused, Unanswered: this question has no answer.
             UserError: no question gets one: key, model, address, limit or server; ends the run.
         """
         digest = question.digest(self._endpoint)
-        cached_reply = self._cache.get(digest)
+        cached_reply = self._cache.get(digest, is_usable)
         if cached_reply is not None:
             with self._lock:
                 self.cached += 1
             return cached_reply
         try:
             reply = self._ask_server(question)
-            self._cache.put(digest, reply)
+            self._cache.put(digest, reply, is_usable)
         except UserError:
             self.stop.set()
             raise
         return reply
+
+    def keep(self, question: JudgeQuestion, reply: Reply) -> None:
+        """Cache the answer to the repetition of a question as that question's own, so that it is not asked again."""
+        self._cache.put(question.digest(self._endpoint), reply, any_reply)
 
     def restart(self) -> None:
         """Send again after a failure, for a caller that goes on without the answers."""

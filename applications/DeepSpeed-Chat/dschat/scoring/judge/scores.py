@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of step 3 from a judge model (--reward_judge): each response graded, or the responses to a prompt ranked.
 
-Questions go through `JudgeClient`: answers are cached, so that no text is asked about twice and a resumed run repeats
-nothing; requests that fail are repeated, and their cost has a limit. An answer that cannot be read is asked for once
-more. What has no answer then ends the run, or, with --on_reward_error skip, has no score.
+Questions go through `JudgeClient`: answers that can be read are cached, so that no text is asked about twice and a
+resumed run repeats nothing; requests that fail are repeated, and their cost has a limit. An answer that cannot be read
+is asked for once more. What has no answer then ends the run, or, with --on_reward_error skip, has no score. All ranks
+end alike, and none waits for the judge longer than the others wait for it.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import torch
 
 from dschat.base.errors import UserError
+from dschat.base.fingerprints import content_hash
 from dschat.data.messages import dialogue_text, quoted_dialogue
 from dschat.rollouts.chat_servers import Reply, Unanswered
+from dschat.run.distributed import gather_objects
 from dschat.run.stop import Stopped, raise_if_stopped_here, stopping_together
 from dschat.scoring.judge.answers import UnreadableAnswer, repair
 from dschat.scoring.judge.client import JudgeClient
@@ -36,7 +41,7 @@ from dschat.scoring.judge.grading import (
     read_answer,
     weighted_points,
 )
-from dschat.scoring.judge.questions import JudgingStopped, TextRefused
+from dschat.scoring.judge.questions import JudgingStopped, TextRefused, material_code
 from dschat.scoring.source import ResponseTexts, Scores
 from dschat.settings.rewards import JUDGED
 from dschat.settings.rubrics import ScoreRubric
@@ -58,11 +63,13 @@ class JudgeSettings:
     Attributes:
         rubric: what is asked.
         concurrency: requests of this process at the same time.
+        patience: seconds after which the questions of a rollout that have no answer yet get none.
         skips: responses without an answer have no score; otherwise the run stops.
     """
 
     rubric: ScoreRubric
     concurrency: int
+    patience: float
     skips: bool
 
 
@@ -72,7 +79,7 @@ class JudgeScores:
     model: None = None  # the self-check has no model to compare
 
     def __init__(self, client: JudgeClient, settings: JudgeSettings) -> None:
-        """Takes what asks the judge; the client's cache must keep the answers for which `is_usable` holds."""
+        """Takes what asks the judge, and the settings."""
         self._client = client
         self._settings = settings
 
@@ -92,7 +99,8 @@ class JudgeScores:
         cached_before = self._client.cached
         cost_before = self._client.cost
         with stopping_together():
-            answers = self._answers(questions)
+            answers, failures = self._answers(questions)
+        self._report(failures, len(questions))
         score = self._ranked if ranks else self._graded
         scores = score(groups, answers, len(texts.responses))
 
@@ -103,33 +111,47 @@ class JudgeScores:
         parts = {name: numbers.to(device) for name, numbers in scores.parts.items()}
         return Scores(scores.values.to(device), measured=measured, parts=parts)
 
-    def _answers(self, questions: Sequence[JudgedTexts]) -> dict[JudgedTexts, Answer]:
-        """Answers by question; those that have none are missing if they are skipped."""
+    def _answers(
+        self,
+        questions: Sequence[JudgedTexts],
+    ) -> tuple[dict[JudgedTexts, Answer], list[Failure]]:
+        """Answers by question, and why the other questions have none."""
         self._client.restart()
-        results = run_in_threads(self._judge, questions, self._settings.concurrency, self._client.stop)
+        settings = self._settings
+        results = run_in_threads(self._judge, questions, settings.concurrency, self._client.stop, settings.patience)
         answers: dict[JudgedTexts, Answer] = {}
         failures: list[Failure] = []
-        for texts, result in zip(questions, results, strict=True):
-            if isinstance(result, Exception):
+        for number, texts in enumerate(questions):
+            result = results.get(number)
+            if result is None:
+                failures.append(Unanswered(f"no answer within {settings.patience:g} s for all questions of a rollout"))
+            elif isinstance(result, Exception):
                 failures.append(result)
             else:
                 answers[texts] = result
-        if failures:
-            self._report(failures, len(questions))
-        return answers
+        return answers, failures
 
     def _report(self, failures: Sequence[Failure], asked: int) -> None:
-        """Logs that questions have no answer; raises UserError if they must not be skipped."""
+        """Logs that questions have no answer; raises UserError on all ranks if one of them must not skip its own."""
+        for problem in gather_objects(self._problem(failures, asked)):
+            if problem is not None:
+                raise UserError(problem)
+
+    def _problem(self, failures: Sequence[Failure], asked: int) -> str | None:
+        """Why the run must end; None if it goes on without the answers that are missing, which are logged."""
+        if not failures:
+            return None
         cause = min(failures, key=_rank_of_failure)
         text = f"{FLAG}: {str(cause).rstrip('.')}"
         if isinstance(cause, LimitReached):
-            raise UserError(f"{text}. Raise the limit and go on with --resume_from_checkpoint.") from cause
+            return f"{text}. Raise the limit and go on with --resume_from_checkpoint."
         if not self._settings.skips:
-            raise UserError(
+            return (
                 f"{text}. {len(failures)} of {asked} questions of this rollout have no answer, the others are cached:"
                 " go on with --resume_from_checkpoint, or leave such responses out with --on_reward_error skip."
-            ) from cause
+            )
         logger.warning("%s. %d of %d questions have no answer.", text, len(failures), asked)
+        return None
 
     def _judge(self, texts: JudgedTexts) -> Answer | Failure:
         """The answer to a question, or to its repetition; or why there is none."""
@@ -137,15 +159,20 @@ class JudgeScores:
         question = grading_question(rubric, texts)
         keys = answer_keys(rubric, len(texts.responses))
         lowest, highest = (1, len(keys)) if rubric.ranks else (0, MOST_POINTS)
+        read = partial(read_answer, keys=keys, lowest=lowest, highest=highest)
+        is_usable = partial(can_be_read, read=read)
         reply: Reply | None = None
         try:
-            reply = self._client.ask(question)
+            reply = self._client.ask(question, is_usable)
             try:
-                return read_answer(reply, keys, lowest, highest)
+                return read(reply)
             except UnreadableAnswer as problem:
                 wanted = "a ranking" if rubric.ranks else "points"
-                reply = self._client.ask(repair(question, reply, problem, wanted, answer_form(rubric, keys)))
-                return read_answer(reply, keys, lowest, highest)
+                repetition = repair(question, reply, problem, wanted, answer_form(rubric, keys))
+                reply = self._client.ask(repetition, is_usable)
+                answer = read(reply)
+                self._client.keep(question, reply)
+                return answer
         except UnreadableAnswer as problem:
             flaw = f"; {reply.flaw}" if reply is not None and reply.flaw else ""
             return UnreadableAnswer(f"an answer of the judge cannot be read, nor its repetition: {problem}{flaw}")
@@ -201,12 +228,10 @@ def _rank_of_failure(failure: Failure) -> int:
     return [isinstance(failure, kind) for kind in kinds].index(True)
 
 
-def is_usable(reply: Reply, rubric: ScoreRubric) -> bool:
-    """Whether an answer is worth keeping: it can be read as points, or as a ranking of at least two responses."""
-    keys = answer_keys(rubric, 2)
-    highest = math.inf if rubric.ranks else MOST_POINTS
+def can_be_read(reply: Reply, read: Callable[[Reply], Answer]) -> bool:
+    """Whether a function reads an answer; answers to the question are then worth caching."""
     try:
-        read_answer(reply, keys, 0, highest)
+        read(reply)
     except UnreadableAnswer:
         return False
     return True
@@ -237,8 +262,9 @@ def judged_groups(
 ) -> list[JudgedGroup]:
     """The questions of a rollout: one for each response, or with `ranks` one for the responses to each prompt.
 
-    Responses of equal text are shown once. The order in which responses are ranked follows from their texts, so that
-    the same responses make the same question. Episodes whose environment failed are not asked about.
+    Responses of equal text are shown once. The order in which they are shown follows from a hash of all of them: the
+    same responses make the same question, and no response can choose its place. Episodes whose environment failed are
+    not asked about.
     """
     rows = list(range(len(texts.responses)))
     if texts.episodes is not None:
@@ -248,12 +274,19 @@ def judged_groups(
     for group_rows in _groups_of_prompts(rollout, rows) if ranks else [[row] for row in rows]:
         prompt = _prompt_text(texts, group_rows[0])
         responses = [_response_text(texts, row) for row in group_rows]
-        shown = tuple(sorted(set(responses)))
+        shown = shuffled(responses)
         if ranks and len(shown) == 1:
             shown = ()
         judged = JudgedTexts(prompt, shown, texts.episodes is not None)
         groups.append(JudgedGroup(tuple(group_rows), tuple(responses), judged))
     return groups
+
+
+def shuffled(responses: Sequence[str]) -> tuple[str, ...]:
+    """The different texts among some responses, in an order that depends on all of them and not on their order."""
+    texts = sorted(set(responses))
+    code = material_code(texts)
+    return tuple(sorted(texts, key=lambda text: content_hash(code + text)))
 
 
 def _groups_of_prompts(rollout: Rollout, rows: Sequence[int]) -> list[list[int]]:
@@ -289,8 +322,9 @@ def run_in_threads(
     items: Sequence[S],
     concurrency: int,
     stop: threading.Event,
-) -> list[T]:
-    """Results of a function in the order of its items, from threads that do not keep a process from ending.
+    patience: float,
+) -> dict[int, T]:
+    """Results of a function by the number of its item, from threads that do not keep a process from ending.
 
     Call it inside `dschat.run.stop.stopping_together`.
 
@@ -298,7 +332,8 @@ def run_in_threads(
         function: is called for each item.
         items: of the calls.
         concurrency: calls at the same time.
-        stop: is set if a signal asks the run to end; calls that are under way are abandoned.
+        stop: is set when calls that are under way are abandoned: after a signal, or for lack of patience.
+        patience: seconds after which items without a result are left out.
 
     Raises:
         Stopped: soon after a signal.
@@ -308,9 +343,11 @@ def run_in_threads(
         waiting.put(number)
     results: dict[int, T] = {}
     errors: list[BaseException] = []
+    is_over = threading.Event()
+    end = time.monotonic() + patience
 
     def work() -> None:
-        while not errors:
+        while not errors and not is_over.is_set():
             try:
                 number = waiting.get_nowait()
             except Empty:
@@ -330,7 +367,11 @@ def run_in_threads(
             except Stopped:
                 stop.set()
                 raise
+            if time.monotonic() > end:
+                is_over.set()
+                stop.set()
+                break
             thread.join(TICK)
     if errors:
         raise errors[0]
-    return [results[number] for number in range(len(items))]
+    return dict(results)

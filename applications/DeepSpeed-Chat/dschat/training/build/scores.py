@@ -4,7 +4,6 @@
 import logging
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,7 +32,7 @@ from dschat.scoring.function import FunctionDialogueScores, FunctionScores, requ
 from dschat.scoring.judge.client import JudgeClient
 from dschat.scoring.judge.costs import Prices, Spending
 from dschat.scoring.judge.grading import harmless_question
-from dschat.scoring.judge.scores import JudgeScores, JudgeSettings, is_usable
+from dschat.scoring.judge.scores import JudgeScores, JudgeSettings
 from dschat.scoring.programs.run import ProgramPool
 from dschat.scoring.programs.scores import ProgramScores
 from dschat.scoring.reward_model import RewardModelDialogueScores, RewardModelScores, TextRewardScores
@@ -48,6 +47,7 @@ from dschat.scoring.source import DialogueScores, NoScores, ScoreSource, Weighte
 from dschat.scoring.url import UrlScores, UrlSettings
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelOnlineConfig
+from dschat.settings.reward_judge import longest_rollout
 from dschat.settings.rubrics import read_score_rubric
 from dschat.training.build.engines import REWARD, RunPlan, frozen_settings, opening_of
 from dschat.training.iteration import eval_size, pass_size
@@ -174,10 +174,9 @@ def judge_scores(config: PPOConfig, rubric_file: str) -> JudgeScores:
     spending = Spending(prices, limit, limit_name)
 
     folder = Path(flags.judge_cache or Path(config.output.output_dir) / JUDGE_CACHE)
-    cache = ReplyCache(folder, partial(is_usable, rubric=rubric))
-    client = JudgeClient(endpoint, cache, spending, harmless_question(rubric))
+    client = JudgeClient(endpoint, ReplyCache(folder), spending, harmless_question(rubric))
     skips = config.rewards.on_reward_error == "skip"
-    return JudgeScores(client, JudgeSettings(rubric, flags.judge_concurrency, skips))
+    return JudgeScores(client, JudgeSettings(rubric, flags.judge_concurrency, longest_rollout(config), skips))
 
 
 def own_reward_tokenizer(

@@ -16,7 +16,7 @@ from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import device, largest_over_ranks, world_size
 from dschat.run.state import Progress, SeedKind, random_states, set_random_states
-from dschat.scoring.source import ResponseTexts, ScoreSource, scores_of
+from dschat.scoring.source import Measured, ResponseTexts, ScoreSource, scores_of
 from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.batch import ScoredBatch, ScoredRows
 from dschat.training.ppo.collect import Collector, CollectorState, RolloutWork
@@ -46,6 +46,8 @@ class MeasuredParts:
     checksum: int = 0  # checksum of the rollout, see `_checksum`
     values: list[Tensor] = field(default_factory=list)  # (b, M) each
     tokens: list[int] = field(default_factory=list)  # sampled for each part
+    # What score sources report of each part; not in checkpoints, as costs count from 0 at every start.
+    measured: list[Measured] = field(default_factory=list)
     # Global random states after each part: score sources may draw random numbers.
     random: list[dict[str, Tensor]] = field(default_factory=list)
 
@@ -53,6 +55,7 @@ class MeasuredParts:
         """Drops all but the first parts."""
         del self.values[count:]
         del self.tokens[count:]
+        del self.measured[count:]
         del self.random[count:]
 
 
@@ -95,7 +98,8 @@ class SegmentValueCollector(Collector):
         work.clock.record("completions")
         rows = replace(batch.rows, values=to_tokens(values, batch.rows.macro))
         totals = {**batch.stats.totals, "rollout/mc_tokens": tokens}
-        return replace(batch, rows=rows, stats=replace(batch.stats, totals=totals))
+        measured = with_judge_of_completions(batch.stats.measured, self._parts.measured)
+        return replace(batch, rows=rows, stats=replace(batch.stats, totals=totals, measured=measured))
 
     def measure(
         self,
@@ -139,12 +143,13 @@ class SegmentValueCollector(Collector):
             generation, texts = self._sample_completions(
                 rollout, response_ids, states, examples, iteration, first > finished * self._part_rows
             )
-            means = self._mean_scores(generation, texts, states, moments)
+            means, measured = self._mean_scores(generation, texts, states, moments)
             values = means.new_zeros(len(part), max(columns, 1))
             rows_of_part = [state.row - first for state in states]
             values[rows_of_part, [state.macro_action for state in states]] = means
             parts.values.append(values[:, :columns])
             parts.tokens.append(int(generation.rollout.response_mask.sum()))
+            parts.measured.append(measured)
             parts.random.append(random_states())
         all_values = torch.where(macro.mask, torch.cat(parts.values), 0.0)
         return all_values, sum(parts.tokens)
@@ -188,6 +193,7 @@ class SegmentValueCollector(Collector):
             checksum,
             values,
             tokens,
+            [{}] * len(tokens),
             [random_state] * len(tokens),
         )
 
@@ -246,8 +252,8 @@ class SegmentValueCollector(Collector):
         texts: ResponseTexts,
         states: Sequence[SegmentState],
         moments: ScoreMoments | None,
-    ) -> Tensor:
-        """The mean score of the K completions of each state, (S,), as scores are trained on."""
+    ) -> tuple[Tensor, Measured]:
+        """The mean score of the K completions of each state, (S,), as scores are trained on; what sources report."""
         rollout = generation.rollout
         count = len(rollout.response_mask)
         starts = torch.tensor(
@@ -278,7 +284,23 @@ class SegmentValueCollector(Collector):
         sums = scores.view(-1, self._completions).sum(1)
         counts = is_counted.view(-1, self._completions).sum(1)
         mean_of_all = scores.sum() / is_counted.sum().clamp(min=1)
-        return torch.where(counts > 0, sums / counts.clamp(min=1), mean_of_all)
+        means = torch.where(counts > 0, sums / counts.clamp(min=1), mean_of_all)
+        return means, raw_scores.measured
+
+
+def with_judge_of_completions(measured: Measured, measured_parts: Sequence[Measured]) -> Measured:
+    """What sources report of a rollout, with the judge's questions about completions.
+
+    The cost of completions is added to that of the responses from whose states they begin.
+    """
+    sums = dict(measured)
+    for part in measured_parts:
+        for name in ("judge/cached", "judge/cost"):
+            if name in part:
+                total, count = sums[name]
+                part_total, part_count = part[name]
+                sums[name] = (total + part_total, count + part_count * (name == "judge/cached"))
+    return sums
 
 
 def _states_of(macro: MacroActions, rows: Sequence[int]) -> list[SegmentState]:
