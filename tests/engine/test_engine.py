@@ -331,6 +331,8 @@ def test_a_file_may_repeat_batches_that_are_cut_by_tokens(tmp_path):
         ({"bf16": {"enabled": True}}, "bf16.enabled is True, .* use --dtype"),
         ({"fp16": {"enabled": True}}, "fp16.enabled is True, .* use --dtype"),
         ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage is 3, .* use --zero_stage"),
+        ({"bf16": False}, "bf16 must be a JSON object, not false"),
+        ({"zero_optimization": 2}, "zero_optimization must be a JSON object, not 2"),
         ({"optimizer": {"type": "AdamW"}}, "optimizer is set by flags here"),
         ({"scheduler": {"type": "AdamW"}}, "scheduler is set by flags here"),
         ("{", "cannot be read as JSON"),

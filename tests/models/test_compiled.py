@@ -174,7 +174,8 @@ def test_recomputed_layers_and_adapters(backend: Any) -> None:
             reference = model(*batch_of(3, 12), 4)[0]
         results.append([reference, *step(model, 3, 12)])
     for ours, theirs in zip(results[1], results[0], strict=True):
-        assert_near(ours, theirs, 2**9)
+        # A small element is a sum in which large terms cancel: rounding is that of the largest.
+        assert_near(ours, theirs, 2**9, scale=float(theirs.abs().max()))
     assert (results[0][0] - results[0][1]).abs().max() > 0.01
 
 

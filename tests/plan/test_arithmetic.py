@@ -390,3 +390,18 @@ def test_a_shared_base_is_counted_once():
     sharded = roles_on_a_cpu(ppo(lora_dim=3, share_base=True, zero_stage=3))
     assert model_states(sharded[1].weights, 2).parameters == 4 * (adapters + 8) // 2
     assert pass_weight_bytes(sharded[1].weights, 2) == 4 * (PARAMETERS + adapters + 8)
+
+
+@pytest.mark.parametrize(
+    ("bf16", "accumulation", "expected"),
+    [
+        ({"enabled": True, "immediate_grad_update": True}, "fp32", True),
+        ({"enabled": True, "immediate_grad_update": True}, "bf16", False),
+        ({"enabled": True, "immediate_grad_update": False}, "fp32", False),
+        ({"enabled": False, "immediate_grad_update": True}, "fp32", False),
+    ],
+)
+def test_which_gradients_are_summed_at_once(bf16, accumulation, expected):
+    """Those of DeepSpeed's bf16 optimiser, which it takes for sums in float32 alone."""
+    settings = {"zero_optimization": {"stage": 1}, "bf16": bf16, "data_types": {"grad_accum_dtype": accumulation}}
+    assert Zero.of(settings).sums_at_once is expected

@@ -244,12 +244,15 @@ def test_completions_without_a_score_are_left_out(group: Any, tmp_path: Any) -> 
 def test_completions_are_paid_for(group: Any, tmp_path: Any) -> None:
     """A judge that costs a dollar a text: each response, and three completions of each of its states."""
 
-    def dear(rollout: Rollout, texts: ResponseTexts) -> Scores:
-        count = float(len(texts.responses))
-        measured = {"judge/cached": (0.0, count), "judge/cost": (count, count)}
-        return Scores(torch.zeros(len(texts.responses)), measured=measured)
+    class DearJudge:
+        model: None = None
 
-    batch, stats = batch_of(trainer_of(tmp_path, WeightedScores([Weighted("", 1.0, dear)])))
+        def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Scores:
+            count = float(len(texts.responses))
+            measured = {"judge/cached": (0.0, count), "judge/cost": (count, count)}
+            return Scores(torch.zeros(len(texts.responses)), measured=measured)
+
+    batch, stats = batch_of(trainer_of(tmp_path, DearJudge()))
     rows = len(batch.response_mask)
     states = int(batch.macro.mask.sum())
     assert stats.measured["judge/cost"] == (rows + 3 * states, rows)
