@@ -23,9 +23,9 @@ from dschat.models.scalar import ScalarModel
 from dschat.run.metrics import Means
 from dschat.training.ppo import metrics
 from dschat.training.ppo import update as ppo_updates
-from dschat.training.ppo.batch import ScoredRows
 from dschat.training.ppo.credit import ComputedCredit, FusedCredit, whiten_advantages
 from dschat.training.ppo.metrics import rollout_metrics
+from dschat.training.ppo.score import ScoredRows
 from factories import make_causal_lm, make_classifier, make_rollout, ragged_rows, score, update_flags
 from macro_actions.conditions import fixed, make_row_seeds, ppl
 from macro_actions.estimators import EstimatorSettings, gae_batch

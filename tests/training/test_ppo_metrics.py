@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from closeness import FORMULA, near
-from dschat.training.ppo.batch import ExternalStats
 from dschat.training.ppo.metrics import (
     external_metrics,
     repeated_4grams,
@@ -16,6 +15,7 @@ from dschat.training.ppo.metrics import (
     token_table,
     token_texts,
 )
+from dschat.training.ppo.score import ExternalStats
 from factories import EOS, make_rollout, ragged_rows
 from macro_actions.conditions import fixed
 from macro_actions.types import Trajectory, select_rows, without_responses

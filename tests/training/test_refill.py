@@ -14,9 +14,9 @@ from dschat.run.state import SeedKind, derive_seed
 from dschat.scoring.function import FunctionScores
 from dschat.training.iteration import Clock, pass_size
 from dschat.training.ppo import refill
-from dschat.training.ppo.batch import ExternalStats, ScoredBatch, ScoredRows, prompts_with_equal_scores
 from dschat.training.ppo.models import response_logprobs, response_values
-from dschat.training.ppo.refill import replace_prompts
+from dschat.training.ppo.refill import prompts_with_equal_scores, replace_prompts
+from dschat.training.ppo.score import ExternalStats, ScoredBatch, ScoredRows
 from factories import credit_of_batch, make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop
 from macro_actions.conditions import fixed
 from macro_actions.groups import refilled

@@ -17,7 +17,7 @@ from dschat.scoring.source import ResponseTexts, Scores, Weighted, WeightedScore
 from dschat.settings.parse import parse
 from dschat.settings.ppo import PPOConfig
 from dschat.training.iteration import Clock
-from dschat.training.ppo.models import ActorSampler
+from dschat.training.ppo.collect import ActorSampler
 from dschat.training.ppo.segment_values import SegmentValueCollector, _checksum
 from factories import (
     EOS,

@@ -31,7 +31,7 @@ from dschat.rollouts.termination import TerminationCondition
 from dschat.run.distributed import device
 from dschat.training.iteration import Clock
 from dschat.training.ppo.algorithm import PPO
-from dschat.training.ppo.models import ActorSampler
+from dschat.training.ppo.collect import ActorSampler
 from harness import run_step
 from macro_actions.estimators import ESTIMATORS
 

@@ -21,8 +21,8 @@ from dschat.rollouts.engine import Generation
 from dschat.run.distributed import device, gather_objects, largest_over_ranks, rank, world_size
 from dschat.run.metrics import EVALUATION, ROWS, RowMeans
 from dschat.scoring.source import DialogueScores, EpisodeRecords, ResponseTexts
-from dschat.training.ppo.batch import AuxiliaryScores, ExternalStats
 from dschat.training.ppo.metrics import token_table
+from dschat.training.ppo.score import AuxiliaryScores, ExternalStats
 from macro_actions.types import PPOBatch, Rollout
 
 logger = logging.getLogger(__name__)

@@ -50,8 +50,9 @@ from dschat.training.build.engines import (
 )
 from dschat.training.build.scores import function_scores, own_reward_tokenizer, reward_source
 from dschat.training.build.shared_base import beside_actor, is_on_base, shared_scores
+from dschat.training.ppo.collect import build_actor_sampler
 from dschat.training.ppo.episodes import EpisodeSampler
-from dschat.training.ppo.models import PPOModels, build_actor_sampler
+from dschat.training.ppo.models import PPOModels
 
 logger = logging.getLogger(__name__)
 

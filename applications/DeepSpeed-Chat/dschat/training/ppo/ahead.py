@@ -12,8 +12,7 @@ from dschat.rollouts.engine import AheadEngine, Generation, Pending
 from dschat.run.distributed import world_size
 from dschat.run.state import Progress, SeedKind
 from dschat.training.iteration import put_together
-from dschat.training.ppo.collect import CollectorState, CurrentSampler, RolloutWork, Sampler, Samples
-from dschat.training.ppo.models import ActorSampler
+from dschat.training.ppo.collect import ActorSampler, CollectorState, CurrentSampler, RolloutWork, Sampler, Samples
 from macro_actions.types import tensors_of
 
 logger = logging.getLogger("dschat")

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 3, PPO over macro actions: collect a rollout, assign credit, update actor and critic.
 
-`PPO.iterate` is the table of contents. A rollout is collected in stages (ppo/collect.py) and scored (ppo/score.py);
-advantages are computed before the update or by its own forward passes (ppo/credit.py); ppo/update.py trains.
+`PPO.iterate` is the table of contents. One iteration, from prompts to the optimiser's step:
+
+1. ppo/collect.py: samples responses to this rank's prompts. The rollout engine is by default rollouts/generate.py.
+2. ppo/score.py: scores them, computes log-probs and values, and cuts them into macro actions: a `ScoredBatch`.
+3. ppo/credit.py: `assign_credit` computes advantages and returns as the flags say, before the update or from its own
+   forward passes, by an estimator of macro_actions/estimators.py (`gae_batch`).
+4. ppo/update.py: `ppo_update` shuffles rows into updates and micro-batches, and steps the optimisers.
 """
 
 from __future__ import annotations
@@ -35,14 +40,21 @@ from dschat.training.loop import Algorithm, Work, work_of
 from dschat.training.nonfinite import SKIPPED_NONFINITE, NonFinite
 from dschat.training.ppo.ahead import AheadSampler
 from dschat.training.ppo.alarms import USUAL_INTERVAL, Alarms
-from dschat.training.ppo.batch import ExternalStats, ScoredBatch, ScoredRows
-from dschat.training.ppo.collect import Collector, CurrentSampler, RolloutWork, Sampler, ScoringCollector
+from dschat.training.ppo.collect import (
+    ActorSampler,
+    Collector,
+    CurrentSampler,
+    RolloutWork,
+    Sampler,
+    ScoringCollector,
+    build_actor_sampler,
+)
 from dschat.training.ppo.credit import ComputedCredit, Credit, FusedCredit, assign_credit, with_scores
 from dschat.training.ppo.logprob_gap import check_gap
 from dschat.training.ppo.metrics import critic_gate, external_metrics, normalised_metrics, rollout_metrics
-from dschat.training.ppo.models import ActorSampler, MovingAverage, PPOModels, build_actor_sampler, trained_engines
+from dschat.training.ppo.models import MovingAverage, PPOModels, trained_engines
 from dschat.training.ppo.refill import RefillCollector
-from dschat.training.ppo.score import RolloutScorer
+from dschat.training.ppo.score import ExternalStats, RolloutScorer, ScoredBatch, ScoredRows
 from dschat.training.ppo.segment_values import SegmentValueCollector
 from dschat.training.ppo.update import ppo_update, rows_of_updates
 from dschat.training.rehearsal import decoding_bytes, filled_rollout, rehearsal, rows_of

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collecting a rollout: stages that wrap one another, each with `collect(work) -> ScoredBatch`.
 
-1. `ScoringCollector` (here) takes samples from a `Sampler`, with the current weights (`CurrentSampler`) or one
-   iteration ahead (ppo/ahead.py: `AheadSampler`), and scores them (ppo/score.py).
+1. `ScoringCollector` (here) takes responses from a `Sampler` and scores them (ppo/score.py). `CurrentSampler` (here)
+   samples with the current weights, `AheadSampler` (ppo/ahead.py) one iteration ahead. Both ask `ActorSampler`, which
+   passes prompts and seeds to the rollout engine: by default continuous batching (rollouts/generate.py: `sample`).
 2. `RefillCollector` (ppo/refill.py) replaces prompts whose responses all have the same score.
 3. `SegmentValueCollector` (ppo/segment_values.py) measures the values of states by sampling completions.
 
@@ -12,21 +13,27 @@ ppo/algorithm.py: `build_collector` chooses the stages of a run.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
+from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.models.layout import Lengths
-from dschat.rollouts.engine import Generation
+from dschat.models.tokenizer import end_ids_of, end_token_id
+from dschat.rollouts.engine import AheadEngine, Generation, PolicySampler, ResponseSampler
+from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.run.state import Json, Progress, SeedKind
+from dschat.run.stop import stopping_together
 from dschat.scoring.source import ResponseTexts
+from dschat.settings.ppo import PPOConfig
 from dschat.training.iteration import Clock
-from dschat.training.ppo.batch import ScoredBatch
-from dschat.training.ppo.models import ActorSampler
-from dschat.training.ppo.score import RolloutScorer
+from dschat.training.ppo.models import PPOModels
+from dschat.training.ppo.score import RolloutScorer, ScoredBatch
 from macro_actions.rewards import ScoreMoments
 
 CollectorState = tuple[Json, dict[str, Tensor]]  # numbers that are the same on every rank; tensors of this rank
@@ -41,66 +48,6 @@ class RolloutWork:
     prompt_numbers: list[int]  # positions in the training data
     moments: ScoreMoments | None  # moments of the scores of earlier iterations; None without --normalize_scores
     clock: Clock
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Responses to the prompts of an iteration."""
-
-    generation: Generation
-    texts: ResponseTexts
-    is_stale: bool = False  # sampled with the weights of the iteration before
-
-
-def lengths_of_samplings(generation: Generation, texts: ResponseTexts) -> list[Lengths]:
-    """Lengths of what was sampled together: the responses of a rollout, or the turns of its episodes one by one."""
-    if texts.episodes is not None:
-        return texts.episodes.samplings
-    return [Lengths.of(generation.rollout)]
-
-
-class Sampler(ABC):
-    """Samples the responses of an iteration."""
-
-    @abstractmethod
-    def sample(self, work: RolloutWork) -> Samples:
-        """Responses to this rank's prompts. Every rank must call it."""
-
-    def accept(self) -> None:
-        """Called when the iteration has its rollout, which a resumed run then does not sample again."""
-        return None
-
-    def state(self) -> CollectorState:
-        """State that a checkpoint needs for an exact resume. Every rank must call it."""
-        return {}, {}
-
-    def load(self, state: Progress) -> None:
-        """Restores what `state` returned."""
-        return None
-
-
-class CurrentSampler(Sampler):
-    """Samples with the actor's current weights."""
-
-    def __init__(
-        self,
-        actor: ActorSampler,
-        prompts: Sequence[PromptExample],
-        samples_per_prompt: int,
-    ) -> None:
-        self._actor = actor
-        self._prompts = prompts
-        self._samples_per_prompt = samples_per_prompt
-
-    def sample(self, work: RolloutWork) -> Samples:
-        examples = [self._prompts[number] for number in work.prompt_numbers]
-        generation, texts = self._actor.sample(
-            examples,
-            SeedKind.TRAINING,
-            work.iteration,
-            self._samples_per_prompt,
-        )
-        return Samples(generation, texts)
 
 
 class Collector(ABC):
@@ -168,3 +115,192 @@ class ScoringCollector(Collector):
 
     def load(self, state: Progress) -> None:
         self.sampler.load(state)
+
+
+def lengths_of_samplings(generation: Generation, texts: ResponseTexts) -> list[Lengths]:
+    """Lengths of what was sampled together: the responses of a rollout, or the turns of its episodes one by one."""
+    if texts.episodes is not None:
+        return texts.episodes.samplings
+    return [Lengths.of(generation.rollout)]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Responses to the prompts of an iteration."""
+
+    generation: Generation
+    texts: ResponseTexts
+    is_stale: bool = False  # sampled with the weights of the iteration before
+
+
+class Sampler(ABC):
+    """Samples the responses of an iteration."""
+
+    @abstractmethod
+    def sample(self, work: RolloutWork) -> Samples:
+        """Responses to this rank's prompts. Every rank must call it."""
+
+    def accept(self) -> None:
+        """Called when the iteration has its rollout, which a resumed run then does not sample again."""
+        return None
+
+    def state(self) -> CollectorState:
+        """State that a checkpoint needs for an exact resume. Every rank must call it."""
+        return {}, {}
+
+    def load(self, state: Progress) -> None:
+        """Restores what `state` returned."""
+        return None
+
+
+class CurrentSampler(Sampler):
+    """Samples with the actor's current weights."""
+
+    def __init__(
+        self,
+        actor: ActorSampler,
+        prompts: Sequence[PromptExample],
+        samples_per_prompt: int,
+    ) -> None:
+        self._actor = actor
+        self._prompts = prompts
+        self._samples_per_prompt = samples_per_prompt
+
+    def sample(self, work: RolloutWork) -> Samples:
+        examples = [self._prompts[number] for number in work.prompt_numbers]
+        generation, texts = self._actor.sample(
+            examples,
+            SeedKind.TRAINING,
+            work.iteration,
+            self._samples_per_prompt,
+        )
+        return Samples(generation, texts)
+
+
+@dataclass(frozen=True)
+class RequestedRows:
+    """Responses to be sampled, prompt after prompt."""
+
+    examples: list[PromptExample]  # the prompt of each row
+    sample_numbers: list[int]  # numbers of each row among the responses to its prompt
+    seeds: list[int]
+    samples: int  # responses to each prompt
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Token ids of each row's prompt."""
+        return [example.prompt_ids for example in self.examples]
+
+
+class ActorSampler(PolicySampler):
+    """Samples responses from the actor."""
+
+    def sample(
+        self,
+        examples: Sequence[PromptExample],
+        kind: SeedKind,
+        iteration: int,
+        samples: int = 1,
+        same_weights: bool = False,
+    ) -> tuple[Generation, ResponseTexts]:
+        """Responses to each prompt, in rows that follow each other, and their texts. Every rank must call it.
+
+        For the first four arguments see `request`, for `same_weights` see `session`.
+        """
+        requested = self.request(examples, kind, iteration, samples)
+        with self.session(same_weights) as draw_responses:
+            generation = draw_responses(requested.prompts, self.sampling, requested.seeds)
+        return self.label(generation, requested)
+
+    @contextmanager
+    def session(self, same_weights: bool = False) -> Iterator[ResponseSampler]:
+        """A session of the rollout engine. Every rank must enter it; a signal ends it on all.
+
+        Args:
+            same_weights: the actor's weights have not changed since the last session, so that an engine that keeps a
+                copy need not be sent them.
+        """
+        self.policy.eval()
+        if same_weights and isinstance(self.engine, AheadEngine):
+            session = self.engine.session_again(self.policy)
+        else:
+            session = self.engine.session(self.policy)
+        with stopping_together(), session as draw_responses:
+            yield draw_responses
+
+    def request(
+        self,
+        examples: Sequence[PromptExample],
+        kind: SeedKind,
+        iteration: int,
+        samples: int = 1,
+    ) -> RequestedRows:
+        """Rows for `samples` responses to each prompt of this rank.
+
+        A row's seed follows from the run's seed, the kind, the iteration, the prompt's index and the number of the
+        response, so that it depends neither on the rank nor on other rows.
+        """
+        row_examples = []
+        sample_numbers = []
+        seeds = []
+        for example in examples:
+            for number in range(samples):
+                # The first response has the seed that it would have as the only one.
+                number_in_seed = [number] if number else []
+                row_examples.append(example)
+                sample_numbers.append(number)
+                seeds.append(row_seed(self.seed, kind, iteration, example.index, *number_in_seed))
+        return RequestedRows(row_examples, sample_numbers, seeds, samples)
+
+    def label(
+        self,
+        generation: Generation,
+        requested: RequestedRows,
+    ) -> tuple[Generation, ResponseTexts]:
+        """Adds the indices of the prompts to sampled responses; returns them with their texts."""
+        generation = self.with_indices(generation, requested)
+        texts = ResponseTexts(
+            [example.prompt_text for example in requested.examples],
+            [decode_response(self.tokenizer, ids) for ids in generation.rollout.response_rows()],
+            [example.row for example in requested.examples],
+        )
+        return generation, texts
+
+    def with_indices(self, generation: Generation, requested: RequestedRows) -> Generation:
+        """Adds the indices of the prompts to sampled responses."""
+        device = generation.bad_rows.device
+        prompt_index = torch.tensor([example.index for example in requested.examples], device=device)
+        sample_index = torch.tensor(requested.sample_numbers, device=device) if requested.samples > 1 else None
+        rollout = replace(generation.rollout, prompt_index=prompt_index, sample_index=sample_index)
+        return replace(generation, rollout=rollout)
+
+
+def build_actor_sampler(
+    models: PPOModels,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PPOConfig,
+) -> ActorSampler:
+    """Builds the sampler of the actor's responses that the flags ask for."""
+    model_ends = end_ids_of(models.actor.module.inner.generation_config)
+    sampling = actor_sampling(config, tokenizer, model_ends)
+    return ActorSampler(models.actor, tokenizer, sampling, config.optimisation.seed, models.rollouts)
+
+
+def actor_sampling(
+    config: PPOConfig, tokenizer: PreTrainedTokenizerBase, model_ends: Collection[int] = ()
+) -> Sampling:
+    """How the actor samples.
+
+    A response ends with EOS, --end_of_conversation_token, or one of the model's own end tokens (`model_ends`).
+    """
+    end_ids = {end_token_id(tokenizer, config.data.end_of_conversation_token), tokenizer.eos_token_id}
+    end_ids |= set(model_ends) - {tokenizer.pad_token_id}
+    return Sampling(
+        max_new_tokens=config.sampling.max_answer_seq_len,
+        end_ids=tuple(sorted(end_ids)),
+        pad_id=tokenizer.pad_token_id,
+        bos_id=tokenizer.bos_token_id,
+        temperature=config.sampling.temperature,
+        top_k=config.rollouts.top_k,
+        top_p=config.rollouts.top_p,
+    )

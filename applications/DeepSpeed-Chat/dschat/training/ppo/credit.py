@@ -18,8 +18,8 @@ from torch import Tensor
 from dschat.models.layout import Layout
 from dschat.run.distributed import sum_over_ranks
 from dschat.settings.ppo import PPOConfig
-from dschat.training.ppo.batch import ScoredRows, equal_groups
 from dschat.training.ppo.metrics import critic_gate
+from dschat.training.ppo.score import ScoredRows, equal_groups
 from macro_actions.estimators import (
     ESTIMATORS,
     Estimator,

@@ -19,7 +19,7 @@ from dschat.rollouts.episodes import Episode, EpisodePlayer, LogprobSource, Turn
 from dschat.run.distributed import device, gather_objects
 from dschat.run.state import SeedKind, derive_seed
 from dschat.scoring.source import EpisodeRecords, ResponseTexts
-from dschat.training.ppo.models import ActorSampler
+from dschat.training.ppo.collect import ActorSampler
 from macro_actions.types import Rollout, mapped
 
 EPISODE_MESSAGES = "episode_messages"  # column of rows for reward functions: the messages of both sides

@@ -18,7 +18,7 @@ from dschat.models.tokenizer import token_texts
 from dschat.run.distributed import sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.training.iteration import Metrics
-from dschat.training.ppo.batch import ExternalStats
+from dschat.training.ppo.score import ExternalStats
 from macro_actions.estimators import adaptive_lam, critic_targets
 from macro_actions.masked import last_true, masked_moments, masked_sum, widths
 from macro_actions.rewards import ScoreMoments

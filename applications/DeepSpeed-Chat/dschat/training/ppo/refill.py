@@ -15,18 +15,10 @@ from dschat.run.distributed import gather_on_host, interleave_over_ranks, rank, 
 from dschat.run.state import Progress, SeedKind, derive_seed
 from dschat.settings.batches import BatchPlan
 from dschat.settings.ppo import PPOConfig
-from dschat.training.ppo.batch import (
-    ScoredBatch,
-    concat_rows,
-    prompts_with_equal_scores,
-    select_prompts,
-    without_totals,
-)
-from dschat.training.ppo.collect import Collector, CollectorState, RolloutWork, lengths_of_samplings
-from dschat.training.ppo.models import ActorSampler
-from dschat.training.ppo.score import RolloutScorer
+from dschat.training.ppo.collect import ActorSampler, Collector, CollectorState, RolloutWork, lengths_of_samplings
+from dschat.training.ppo.score import ExternalStats, RolloutScorer, ScoredBatch, equal_groups
 from macro_actions.groups import refilled
-from macro_actions.types import mapped
+from macro_actions.types import join, mapped, select_rows
 
 
 class RefillCollector(Collector):
@@ -166,3 +158,44 @@ def replace_prompts(
         auxiliary=rows.stats.auxiliary,
     )
     return replace(rows, stats=stats)
+
+
+def select_prompts(
+    batch: ScoredBatch,
+    prompts: Sequence[int],
+    samples: int,
+) -> ScoredBatch:
+    """Rows of some prompts, given by their positions in the batch; `samples` rows belong to each."""
+    first_rows = samples * torch.tensor(prompts, dtype=torch.long)
+    rows = first_rows[:, None] + torch.arange(samples)
+    return select_rows(batch, rows.flatten().to(batch.bad_rows.device))
+
+
+def concat_rows(batches: Sequence[ScoredBatch], pad_id: int) -> ScoredBatch:
+    """Rows of all batches, one batch after the other, with the totals of the first; `pad_id` fills ids."""
+    first = batches[0]
+    auxiliary = {}
+    for name in first.stats.auxiliary:
+        auxiliary[name] = torch.cat([batch.stats.auxiliary[name] for batch in batches])
+    numbers = [batch.prompt_numbers for batch in batches if batch.prompt_numbers is not None]
+    return replace(
+        first,
+        rows=join([batch.rows for batch in batches], pad_id),
+        bad_rows=torch.cat([batch.bad_rows for batch in batches]),
+        stats=replace(first.stats, auxiliary=auxiliary),
+        prompt_numbers=torch.cat(numbers) if numbers else None,
+    )
+
+
+def without_totals(batch: ScoredBatch) -> ScoredBatch:
+    """Copy without sums over the rollout; only numbers of rows remain."""
+    return replace(batch, stats=ExternalStats(batch.stats.auxiliary, {}, {}))
+
+
+def prompts_with_equal_scores(batch: ScoredBatch, samples: int) -> Tensor:
+    """Prompts whose responses all have the same score, (P,) bool.
+
+    Prompts with logits that are not finite are not among them: they must stay in the batch to be reported.
+    """
+    has_bad_rows = batch.bad_rows.view(-1, samples).any(1)
+    return equal_groups(batch.rows.scored.scores, batch.rows.response_mask, samples) & ~has_bad_rows

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scoring a rollout: scores, log-probs, values, and where its macro actions end."""
+"""Scoring a rollout: scores, log-probs, values, and where its macro actions end.
+
+`RolloutScorer.score_rollout` turns sampled responses into a `ScoredBatch`: the rows that an update trains on
+(`ScoredRows`), and the numbers that are logged about them (`ExternalStats`). Scores come from a score source
+(scoring/source.py), macro actions from a termination condition (rollouts/termination.py).
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -15,14 +21,93 @@ from dschat.models.layout import PassSize
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.termination import Ends, TerminationCondition
 from dschat.scoring.segments import Segments
-from dschat.scoring.source import ResponseTexts, Scores, scores_of
+from dschat.scoring.source import Measured, ResponseTexts, Scores, scores_of
 from dschat.settings.ppo import PPOConfig
-from dschat.training.ppo.batch import ExternalStats, ScoredBatch, ScoredRows
 from dschat.training.ppo.models import PPOModels, response_logprobs, response_values
 from macro_actions.conditions import at_most
+from macro_actions.groups import are_equal
 from macro_actions.segments import on_last_tokens, segment
 from macro_actions.token_text import TokenReader, texts_of_macro_actions
-from macro_actions.types import MacroActions, Rollout, ScoredRollout, without_responses
+from macro_actions.types import MacroActions, Rollout, ScoredRollout, Trajectory, without_responses
+
+# Further numbers of each response by name, (B,) each: parts of the score, and the metric function's results.
+AuxiliaryScores = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ExternalStats:
+    """Numbers about a rollout of B rows that score sources and the parser report, with the same names on every rank.
+
+    Attributes:
+        auxiliary: shape ``(B,)`` each; their means are logged as objective/<name>.
+        totals: sums over this rank's rows; the sums over all ranks are metrics.
+        measured: (total, count) over this rank's rows; the means over all ranks are metrics.
+    """
+
+    auxiliary: AuxiliaryScores
+    totals: Mapping[str, float]
+    measured: Measured
+
+    def with_sums_of(self, other: ExternalStats) -> ExternalStats:
+        """Copy whose sums include those of other rows."""
+        totals = {name: total + other.totals[name] for name, total in self.totals.items()}
+        measured = {}
+        for name, (total, count) in self.measured.items():
+            other_total, other_count = other.measured[name]
+            measured[name] = (total + other_total, count + other_count)
+        return replace(self, totals=totals, measured=measured)
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """Scored responses, cut into macro actions: what an update trains on.
+
+    Attributes:
+        scored: rollout, scores and the reference's log-probs of B responses.
+        macro: their macro actions.
+        logprobs: shape ``(B, R)``, the actor's log-probs; None if the update's own forward passes compute them.
+        values: shape ``(B, R)``, values of the states before each token; None without a critic or measured values.
+    """
+
+    scored: ScoredRollout
+    macro: MacroActions
+    logprobs: Tensor | None = None
+    values: Tensor | None = None
+
+    @property
+    def rollout(self) -> Rollout:
+        """The sampled responses."""
+        return self.scored.rollout
+
+    @property
+    def response_mask(self) -> Tensor:
+        """Shape (B, R), bool: response tokens."""
+        return self.scored.response_mask
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """Scores, log-probs and values; only where the actor's log-probs are known."""
+        assert self.logprobs is not None
+        return self.scored.with_numbers(self.logprobs, self.values)
+
+
+@dataclass(frozen=True)
+class ScoredBatch:
+    """A scored rollout on this rank, and what is logged about it.
+
+    Attributes:
+        rows: B scored responses; the responses of one prompt follow each other.
+        bad_rows: shape ``(B,)``, bool: sampled from logits that are not finite.
+        stats: numbers that score sources and the parser report.
+        prompt_numbers: shape ``(B,)``, int64: positions of the prompts in the training data; None in evaluations.
+        is_stale: whether the responses were sampled with the weights of the iteration before.
+    """
+
+    rows: ScoredRows
+    bad_rows: Tensor
+    stats: ExternalStats
+    prompt_numbers: Tensor | None = None
+    is_stale: bool = False
 
 
 class RolloutScorer:
@@ -194,3 +279,18 @@ class RolloutScorer:
         if scores.tokens is not None:
             segment_rewards = scores.tokens
         return ScoredRollout(rollout, ref_logprobs, scores.values.float(), segment_rewards, teacher_logprobs)
+
+
+def equal_groups(scores: Tensor, response_mask: Tensor, samples: int) -> Tensor:
+    """Prompts whose responses all have the same score, (P,) bool.
+
+    Args:
+        scores: shape ``(B,)``, as the score source gave them; the `samples` responses of a prompt follow each other.
+        response_mask: shape ``(B, R)``; a response without a token has no score and does not count.
+        samples: responses to each prompt.
+    """
+    counted = response_mask.any(1)
+    return are_equal(
+        scores.unflatten(0, (-1, samples)),
+        counted.unflatten(0, (-1, samples)),
+    )

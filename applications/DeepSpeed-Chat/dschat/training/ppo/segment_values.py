@@ -18,10 +18,9 @@ from dschat.run.distributed import device, largest_over_ranks, world_size
 from dschat.run.state import Progress, SeedKind, random_states, set_random_states
 from dschat.scoring.source import Measured, ResponseTexts, ScoreSource, scores_of
 from dschat.settings.ppo import PPOConfig
-from dschat.training.ppo.batch import ScoredBatch, ScoredRows
-from dschat.training.ppo.collect import Collector, CollectorState, RolloutWork
+from dschat.training.ppo.collect import ActorSampler, Collector, CollectorState, RolloutWork
 from dschat.training.ppo.credit import trained_scores, with_scores
-from dschat.training.ppo.models import ActorSampler
+from dschat.training.ppo.score import ScoredBatch, ScoredRows
 from macro_actions.rewards import ScoreMoments
 from macro_actions.segments import to_tokens
 from macro_actions.types import MacroActions, Rollout, select_rows
