@@ -13,8 +13,8 @@ import torch
 from cli_runs import read_jsonl
 from closeness import EPS, FORWARD
 from dschat.base.errors import ServerLost, UserError
+from dschat.rollouts.vllm.client import pieces
 from dschat.rollouts.vllm.servers import ServerNeeds, VllmServers
-from dschat.rollouts.vllm.transport import pieces
 from dschat.rollouts.vllm.weights import plain_weights
 from factories import engine_of, make_prompts, make_tokenizer, ppo_config, ppo_loop, sampling_of, save_folder
 from launches import WORKERS, free_port, launch

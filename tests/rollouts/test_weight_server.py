@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from dschat.base.errors import ServerLost, UserError
-from dschat.rollouts.vllm import client
+from dschat.rollouts.vllm import client, pending
 from dschat.rollouts.vllm import servers as vllm_servers
+from dschat.rollouts.vllm.client import join_requests, pieces
 from dschat.rollouts.vllm.serve import server_command
 from dschat.rollouts.vllm.servers import ServerNeeds, VllmServers
-from dschat.rollouts.vllm.transport import join_requests, pieces
 from dschat.rollouts.vllm.weights import plain_weights
 from dschat.run import stop
 from dschat.run.stop import Stopped, stop_signals
@@ -132,7 +132,7 @@ def test_no_server_at_all(actor):
 
 def test_a_server_whose_machine_is_off_is_noticed(actor, servers, monkeypatch):
     """No connection ends, and it does not answer a health check either."""
-    monkeypatch.setattr(client, "HEALTH_INTERVAL", 0.1)
+    monkeypatch.setattr(pending, "HEALTH_INTERVAL", 0.1)
     monkeypatch.setattr(client, "HEALTH_TIMEOUT", 0.2)
     server = servers()
     with VllmServers([server.url], NEEDS).session(actor) as draw:
@@ -144,7 +144,7 @@ def test_a_server_whose_machine_is_off_is_noticed(actor, servers, monkeypatch):
 @pytest.mark.parametrize("busy", [False, True])
 def test_an_engine_that_hangs_though_its_server_is_well_ends_the_run(busy, actor, servers, monkeypatch):
     """One response a second is enough, none in 1.5 is not: five, one after the other, take longer than that."""
-    monkeypatch.setattr(client, "HEALTH_INTERVAL", 0.1)
+    monkeypatch.setattr(pending, "HEALTH_INTERVAL", 0.1)
     server = servers()
     turns = threading.Lock()
     draw_of_server = server.draw

@@ -1,41 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP requests to vLLM servers that `dschat serve-vllm` has started. docs/scaling.md describes them."""
+"""What a run sends to the vLLM servers that `dschat serve-vllm` has started; docs/scaling.md describes them.
+
+`ServerClient` sends requests over HTTP. A `WeightTransport` sends weights with it, in pieces over HTTP or by an NCCL
+broadcast. NCCL is untried: no test has run it between GPUs. It is used where both sides have GPUs and vLLM.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
-import math
 import os
-import threading
-import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urlsplit
 
 import httpx2
+import torch
+from torch import Tensor
 
 from dschat.base.errors import ServerLost, UserError
 from dschat.rollouts.vllm.requests import ResponseRequest, VllmResponse
-from dschat.run.stop import is_stopping_here, raise_if_stopped_here
+from dschat.run.distributed import gather_objects
 
 FLAG = "--vllm_url"
 TOKEN = "VLLM_API_KEY"
 # Concurrent requests of one process, and seconds to keep an idle connection, fewer than the servers keep it.
 LIMITS = httpx2.Limits(max_connections=256, keepalive_expiry=1.0)
 POST_TIMEOUT = 600.0  # seconds for one request with weights
-HEALTH_INTERVAL = 5.0  # seconds between two health checks of a server that owes responses
-HEALTH_TIMEOUT = 10.0  # seconds for its answer
+HEALTH_TIMEOUT = 10.0  # seconds for the answer to a health check
 UNAVAILABLE = (502, 503, 504)  # statuses of a server that is starting or ending
-STOP_PATIENCE = 20.0  # seconds that a run which must stop waits for a rollout sampled ahead
-POLL_INTERVAL = 0.1  # seconds between two checks for a signal
 GENERATE = "/inference/v1/generate"
 INITIAL_VERSION = "default"  # vLLM's name of the weights that it starts with
 LOADING = ".loading"  # suffix of the version while weights are being sent
 VERSION_HEADER = "X-Weight-Version"
 # Requests to these routes name a version, so that the weights of two runs are never mixed.
 WEIGHT_ROUTES = ("/start_weight_update", "/update_weights", "/finish_weight_update")
+PIECE_BYTES = 1 << 24  # of a weight in one request
 
 Json = dict[str, object]
 
@@ -131,7 +136,7 @@ class ServerClient:
             )
         except httpx2.HTTPError as error:
             raise lost(url, f"has gone: {error or type(error).__name__}") from error
-        if answer.status_code == 500 and asyncio.run(_is_healthy(url)):
+        if answer.status_code == 500 and asyncio.run(is_healthy(url)):
             raise _refusal(url, answer)  # of this request; otherwise the engine has died
         if answer.status_code == 409 and version is not None:
             raise other_weights(url, answer.json()["version"], version)
@@ -163,139 +168,154 @@ class ServerClient:
         return VllmResponse(choice["token_ids"], logprobs)
 
 
-class BackgroundGeneration:
-    """Responses that the servers sample while this process goes on; a thread collects them."""
+class WeightTransport(Protocol):
+    """Sends weights to all servers, between `/start_weight_update` and `/finish_weight_update`."""
+
+    def send(
+        self,
+        name: str,
+        weight: Tensor,
+        version: str,
+    ) -> None:
+        """Sends one weight and waits until every server has it. Raises UserError or ServerLost."""
+
+
+class HttpTransport:
+    """Sends each weight in pieces, base64 in JSON."""
+
+    def __init__(self, client: ServerClient) -> None:
+        self._client = client
+
+    def send(
+        self,
+        name: str,
+        weight: Tensor,
+        version: str,
+    ) -> None:
+        """See `WeightTransport`."""
+        for piece in pieces(name, weight):
+            update = {**piece, "version": version}
+            self._client.post_to_all("/update_weights", {"update_info": update}, version)
+
+
+class NcclTransport:
+    """Broadcasts each weight from the main process, rank 0, to the GPUs of all servers."""
 
     def __init__(
         self,
         client: ServerClient,
-        requests: Sequence[ResponseRequest],
-        first_server: int,
-        version: str,
-        timeout: float,
+        run_info: Json,
+        workers: Sequence[int],
     ) -> None:
-        """Sends the requests.
+        """Forms the NCCL group with all servers.
 
         Args:
-            client: the servers, which get the requests in turn.
-            requests: one per response.
-            first_server: number of the server that gets the first request.
-            version: of the weights to sample with.
-            timeout: seconds in which each server must finish one more response.
+            client: the servers.
+            run_info: what the servers must know of the run, see `dschat.rollouts.vllm.worker.RunInfo`.
+            workers: number of GPUs of each server.
+
+        Raises:
+            UserError, ServerLost: see `ServerClient.post_to_all`.
         """
+        from vllm.distributed.weight_transfer.nccl_common import trainer_init
+
         self._client = client
-        self._requests = requests
-        self._first_server = first_server
-        self._version = version
-        self._timeout = timeout
-        self._responses: dict[int, VllmResponse] = {}
-        self._problem: UserError | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    @property
-    def responses(self) -> list[VllmResponse]:
-        """All responses in the order of the requests, once they are finished."""
-        return [self._responses[number] for number in range(len(self._requests))]
-
-    def wait(self) -> UserError | None:
-        """Waits until all responses are finished; returns what went wrong, if anything did.
-
-        Raises Stopped soon after a signal, on this rank alone.
-        """
-        while self._thread.is_alive():
-            raise_if_stopped_here()
-            self._thread.join(POLL_INTERVAL)
-        return self._problem
-
-    def wait_despite_signals(self) -> UserError | None:
-        """Like `wait`, but a signal only limits the wait to STOP_PATIENCE seconds."""
-        deadline = math.inf
-        while self._thread.is_alive():
-            if is_stopping_here():
-                deadline = min(deadline, time.monotonic() + STOP_PATIENCE)
-            if time.monotonic() > deadline:
-                return ServerLost("responses are still being sampled")
-            self._thread.join(POLL_INTERVAL)
-        return self._problem
-
-    def _run(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        host, port = rendezvous_address(client.urls[0])
+        rendezvous = {"master_address": host, "master_port": port, "world_size": 1 + sum(workers)}
+        client.post_to_all("/shutdown_weight_transfer_engine", {})  # ends an earlier group
+        # Both sides wait for each other.
+        joining = self._post("/init_weight_transfer_engine", join_requests(run_info, rendezvous, workers))
+        self._stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
         try:
-            asyncio.run(self._generate_on_all())
-        except UserError as error:
-            self._problem = error
-        except Exception as error:
-            self._problem = UserError(f"{FLAG}: a server's answer cannot be read: {error!r}.")
-
-    async def _generate_on_all(self) -> None:
-        """Deals the requests to the servers; raises the first problem of any of them."""
-        urls = self._client.urls
-        requests_by_url: dict[str, dict[int, ResponseRequest]] = {url: {} for url in urls}
-        for number, request in enumerate(self._requests):
-            url = urls[(self._first_server + number) % len(urls)]
-            requests_by_url[url][number] = request
-        async with httpx2.AsyncClient(
-            headers=self._client.headers,
-            timeout=None,
-            limits=LIMITS,
-        ) as http:
-            servers = []
-            for url, requests in requests_by_url.items():
-                servers.append(self._generate_on(http, url, requests))
-            results = await asyncio.gather(*servers, return_exceptions=True)
-        problems = [result for result in results if isinstance(result, BaseException)]
-        # A lost server comes last: resuming would not help against the other problems.
-        problems.sort(key=lambda problem: isinstance(problem, ServerLost))
-        if problems:
-            raise problems[0]
-
-    async def _generate_on(
-        self,
-        http: httpx2.AsyncClient,
-        url: str,
-        requests: Mapping[int, ResponseRequest],
-    ) -> None:
-        """Sends the requests of one server and collects its responses; after a problem, the others are cancelled."""
-        numbers: dict[asyncio.Task[VllmResponse], int] = {}
-        for number, request in requests.items():
-            task = asyncio.create_task(self._client.generate(http, url, request, self._version))
-            numbers[task] = number
-
-        try:
-            await self._collect(url, numbers)
+            with torch.cuda.stream(self._stream):  # vLLM would set another one
+                self._group = trainer_init(rendezvous)
         finally:
-            for task in numbers:
-                task.cancel()
-            await asyncio.gather(*numbers, return_exceptions=True)
+            if joining.done():
+                joining.result()  # raises why no server joined
+        joining.result()
 
-    async def _collect(
+    def send(
         self,
-        url: str,
-        numbers: Mapping[asyncio.Task[VllmResponse], int],
+        name: str,
+        weight: Tensor,
+        version: str,
     ) -> None:
-        """Waits for the responses of one server. Raises ServerLost if it hangs or does not answer."""
-        pending = set(numbers)
-        last_finished = time.monotonic()
-        failed_checks = 0
-        while pending:
-            done, pending = await asyncio.wait(
-                pending, timeout=min(HEALTH_INTERVAL, self._timeout), return_when=asyncio.FIRST_COMPLETED
+        """See `WeightTransport`."""
+        update = {**describe_weight(name, weight), "version": version}
+        bodies: list[Json] = [{"update_info": update}] * len(self._client.urls)
+        receiving = self._post("/update_weights", bodies, version)
+        if not receiving.done():  # otherwise a server has refused, and nobody would receive
+            self._group.broadcast(
+                weight.contiguous(),
+                src=0,
+                stream=self._stream,
             )
-            for task in done:
-                self._responses[numbers[task]] = task.result()
-            if done:
-                last_finished = time.monotonic()
-                failed_checks = 0
-                continue
-            if time.monotonic() - last_finished > self._timeout:
-                raise _hangs(url, self._timeout)
-            # No connection notices that a machine has been switched off.
-            failed_checks = 0 if await _is_healthy(url) else failed_checks + 1
-            if failed_checks > 1:
-                raise lost(url, "does not answer")
+        receiving.result()
+
+    def _post(
+        self,
+        path: str,
+        bodies: Sequence[Json],
+        version: str | None = None,
+    ) -> Future[None]:
+        return self._pool.submit(self._client.post_to_each, path, bodies, version)
 
 
-async def _is_healthy(url: str) -> bool:
+def pieces(
+    name: str,
+    weight: Tensor,
+    size: int = PIECE_BYTES,
+) -> Iterator[Json]:
+    """Splits a weight into requests of at most `size` bytes; see `dschat.rollouts.vllm.worker.WeightUpdate`."""
+    description = describe_weight(name, weight)
+    content = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
+    for part in content.split(size):
+        data = base64.b64encode(part.numpy().tobytes())
+        yield {**description, "data": data.decode()}
+
+
+def describe_weight(name: str, weight: Tensor) -> Json:
+    """Name, dtype and shape of a weight, in the form of vLLM's weight transfer."""
+    return {
+        "names": [name],
+        "dtype_names": [dtype_name(weight.dtype)],
+        "shapes": [list(weight.shape)],
+    }
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """float32, bfloat16 or float16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def join_requests(
+    run_info: Json,
+    rendezvous: Mapping[str, object],
+    workers: Sequence[int],
+) -> list[Json]:
+    """One request per server to join the NCCL group. The GPUs of each follow those of the servers before it."""
+    requests: list[Json] = []
+    rank_offset = 1  # rank 0 is the trainer's
+    for worker_count in workers:
+        nccl = {**rendezvous, "rank_offset": rank_offset}
+        requests.append({"init_info": {**run_info, "nccl": nccl}})
+        rank_offset += worker_count
+    return requests
+
+
+def rendezvous_address(url: str) -> tuple[str, int]:
+    """This machine's address as a server sees it, and a free port."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((socket.gethostbyname(urlsplit(url).hostname or ""), 9))  # sends nothing
+        address = probe.getsockname()[0]
+    with socket.socket() as listener:
+        listener.bind((address, 0))
+        return address, listener.getsockname()[1]
+
+
+async def is_healthy(url: str) -> bool:
+    """Whether a server answers a health check."""
     try:
         async with httpx2.AsyncClient(timeout=HEALTH_TIMEOUT) as http:
             answer = await http.get(url + "/health")
@@ -309,14 +329,6 @@ def lost(url: str, reason: str) -> ServerLost:
     return ServerLost(
         f"{FLAG} {url} {reason}. Start it (dschat serve-vllm) and give the same command again; a run that has begun "
         "goes on with --resume_from_checkpoint."
-    )
-
-
-def _hangs(url: str, timeout: float) -> ServerLost:
-    return ServerLost(
-        f"{FLAG} {url} has finished no response for {timeout:g} s (--vllm_timeout), though it reports that it is"
-        " healthy: its engine hangs, or its responses take longer. Start it again and go on with"
-        " --resume_from_checkpoint, or raise --vllm_timeout."
     )
 
 
@@ -347,3 +359,11 @@ def _refusal(url: str, answer: httpx2.Response) -> UserError:
 
 def _text_of(answer: httpx2.Response) -> str:
     return " ".join(answer.text.split())[:300]
+
+
+def raise_on_all_ranks(problem: UserError | None) -> None:
+    """Raises on every rank the problem of any rank. A refusal goes before a lost server. Every rank must call it."""
+    problems = [item for item in gather_objects(problem) if item is not None]
+    problems.sort(key=lambda item: (isinstance(item, ServerLost), str(item)))
+    if problems:
+        raise problems[0]

@@ -4,11 +4,13 @@
 A weight's way from the trainer to a server, before every rollout:
 
 1. servers.py: `VllmServers.session` opens a new version of the weights, RUN.NUMBER, on every server. All ranks iterate
-   over `plain_weights` (weights.py), which gathers one whole weight at a time; the main process sends it.
-2. transport.py: HTTP requests with pieces of the weight, or an NCCL broadcast. client.py sends the requests.
-3. gate.py, on the server: refuses requests without the token or with another version.
-4. worker.py, on the server: puts pieces together, loads the weight into vLLM's model and, after the last one, compares
-   what the layers compute with the weights that were sent (weights.py).
+   over the actor's weights; the main process sends each of them.
+2. weights.py: `plain_weights` merges adapters in and gives the weights their published names.
+3. engine/zero3.py: `whole_weights` gathers one whole weight at a time from all ranks.
+4. client.py: `HttpTransport` sends the weight in pieces, `NcclTransport` by a broadcast.
+5. gate.py, on the server: refuses requests without the token or with another version.
+6. worker.py, on the server: puts pieces together, loads the weight into vLLM's model and, after the last one, compares
+   what the layers compute with the weights that were sent (weights.py: `wrong_layers`).
 
 Prompts and responses go over HTTP, each process's own. Every request names the version to sample with, and every
 answer the version that it was sampled with. A server that is lost ends the run with a checkpoint (`ServerLost`).
@@ -23,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from dschat.base.errors import ServerLost, UserError
+from dschat.base.errors import UserError
 from dschat.models.engines import TrainedPolicy
 from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.engine import Generation, ResponseSampler
@@ -32,16 +34,20 @@ from dschat.rollouts.vllm.client import (
     FLAG,
     LOADING,
     WEIGHT_ROUTES,
-    BackgroundGeneration,
+    HttpTransport,
     Json,
+    NcclTransport,
     ServerClient,
     ServerInfo,
+    WeightTransport,
+    dtype_name,
     other_weights,
+    raise_on_all_ranks,
 )
-from dschat.rollouts.vllm.requests import ResponseRequest, make_requests, to_generation
-from dschat.rollouts.vllm.transport import HttpTransport, NcclTransport, WeightTransport, dtype_name
+from dschat.rollouts.vllm.pending import BackgroundGeneration, PendingResponses
+from dschat.rollouts.vllm.requests import make_requests
 from dschat.rollouts.vllm.weights import plain_weights, transposed_matrices
-from dschat.run.distributed import broadcast_object, device, gather_objects, is_main, rank
+from dschat.run.distributed import broadcast_object, device, is_main, rank
 from dschat.run.stop import stopping_together
 
 logger = logging.getLogger("dschat")
@@ -215,46 +221,6 @@ class VllmServers:
             )
 
 
-class PendingResponses:
-    """One response to each of this rank's prompts, which servers are sampling."""
-
-    def __init__(
-        self,
-        generation: BackgroundGeneration,
-        requests: Sequence[ResponseRequest],
-        sampling: Sampling,
-        limits: Sequence[int] | None,
-    ) -> None:
-        self.generation = generation
-        self._requests = requests
-        self._sampling = sampling
-        self._limits = limits
-
-    def finish(self) -> Generation:
-        """Waits for the responses. Every rank must call it.
-
-        Raises UserError on every rank if a server refuses, ServerLost if one is lost, Stopped soon after a signal.
-        """
-        with stopping_together():
-            problem = self.generation.wait()
-        raise_on_all_ranks(problem)
-        return self._to_generation()
-
-    def settle(self) -> Generation | None:
-        """Waits for the responses despite signals, after one for STOP_PATIENCE seconds; None if they do not come.
-
-        Every rank must call it.
-        """
-        problem = self.generation.wait_despite_signals()
-        if any(gather_objects(problem is not None)):
-            return None
-        return self._to_generation()
-
-    def _to_generation(self) -> Generation:
-        prompts = [request.prompt for request in self._requests]
-        return to_generation(prompts, self.generation.responses, self._sampling, self._limits)
-
-
 def on_gpu() -> bool:
     """Whether this process computes on a GPU."""
     return device().type == "cuda"
@@ -269,11 +235,3 @@ def problem_in(action: Callable[[], object]) -> UserError | None:
     except (OSError, RuntimeError) as error:  # raised by sockets and by NCCL
         return UserError(f"{FLAG}: the weights cannot be sent by NCCL: {error}")
     return None
-
-
-def raise_on_all_ranks(problem: UserError | None) -> None:
-    """Raises on every rank the problem of any rank. A refusal goes before a lost server. Every rank must call it."""
-    problems = [item for item in gather_objects(problem) if item is not None]
-    problems.sort(key=lambda item: (isinstance(item, ServerLost), str(item)))
-    if problems:
-        raise problems[0]
