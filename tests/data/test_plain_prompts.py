@@ -165,7 +165,7 @@ def test_prepare_says_it_and_training_does_not_apply_it_again(source, tmp_path, 
 
 def test_problems_of_programs_are_said_too(tmp_path, caplog) -> None:
     """They are read by a function of their own."""
-    from dschat.training.build.data import load_problems
+    from dschat.training.build.problems import load_problems
 
     no_pool: Any = None  # solutions are not run
     tests = '{"inputs": ["1"], "outputs": ["1"]}'

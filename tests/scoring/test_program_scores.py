@@ -11,7 +11,7 @@ from dschat.data.rows import Row
 from dschat.scoring.programs.run import ProgramOutcome
 from dschat.scoring.programs.scores import ProgramScores, solutions_report
 from dschat.scoring.source import EpisodeRecords, ResponseTexts
-from dschat.training.build.data import rows_with_tests
+from dschat.training.build.problems import rows_with_tests
 from dschat.training.build.scores import reward_source
 from factories import make_rollout, ppo_config, ragged_rows
 

@@ -16,9 +16,9 @@ from dschat.run.distributed import device
 from dschat.settings.supervised import RewardConfig, SFTConfig
 from dschat.training.build import engines
 from dschat.training.build import ppo as builders
-from dschat.training.build.data import check_lengths
 from dschat.training.build.engines import RunPlan, build_policy, build_reward_model, engine_settings, frozen_settings
 from dschat.training.build.ppo import build_ppo_models, load_ppo_tokenizer
+from dschat.training.build.steps import check_lengths
 from dschat.training.ppo.collect import actor_sampling
 from dschat.training.ppo.credit import assign_credit
 from factories import (

@@ -31,7 +31,7 @@ from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.supervised import OneModelConfig, RewardConfig, SFTConfig, SupervisedConfig
 from dschat.training.refuel.models import RefuelModels
 
-BASE = "--model_name_or_path"
+MODEL = "--model_name_or_path"
 ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_path", "--reward_model_name_or_path"
 TEACHER = "--teacher_model_name_or_path"
 
@@ -134,9 +134,9 @@ def build_policy(
     end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
     path = config.model.model_name_or_path
     opening = opening_of(config, settings)
-    finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, BASE)
+    finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, MODEL)
     all_rows = isinstance(config, SFTConfig)
-    model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening, all_rows=all_rows)
+    model = load_causal_lm(path, MODEL, settings.dtype, tokenizer, end_id, opening, all_rows=all_rows)
     choose_trained(model, finetuning, path)
     return train_engine(PolicyModel(model), one_optimizer(config, plan.updates), settings)
 
@@ -150,9 +150,9 @@ def build_reward_model(
     settings = engine_settings(config, plan, config.engine.gradient_checkpointing, config.engine.zero_stage)
     path = config.model.model_name_or_path
     opening = opening_of(config, settings)
-    finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, BASE)
+    finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, MODEL)
     seed = derive_seed(config.optimisation.seed, SeedKind.HEAD)
-    model = load_scalar(path, BASE, settings.dtype, tokenizer, opening=opening, head_seed=seed)
+    model = load_scalar(path, MODEL, settings.dtype, tokenizer, opening=opening, head_seed=seed)
     note_reward_loss(model, config.preferences.reward_loss)
     if config.preferences.reward_gain:
         add_gain(model.score)
@@ -178,13 +178,13 @@ def build_refuel_models(
     torch.manual_seed(config.optimisation.seed)  # new rows of the embeddings must equal the reference's
     model = load_causal_lm(
         path,
-        BASE,
+        MODEL,
         settings.dtype,
         tokenizer,
         end_id,
         opening_of(config, settings),
     )
-    finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, BASE)
+    finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, MODEL)
     choose_trained(model, finetuning, path)
     if config.dialogues.trained_layers:
         train_top_layers(model, config.dialogues.trained_layers, "--trained_layers")
@@ -212,5 +212,5 @@ def _refuel_reference(
     settings = engine_settings(config, plan, False, 3 if sharded else 0)
     opening = opening_of(config, settings)
     torch.manual_seed(config.optimisation.seed)  # as for the policy
-    model = load_causal_lm(config.model.model_name_or_path, BASE, settings.dtype, tokenizer, opening=opening)
+    model = load_causal_lm(config.model.model_name_or_path, MODEL, settings.dtype, tokenizer, opening=opening)
     return frozen_engine(PolicyModel(model), settings)

@@ -1,7 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training steps: each builds its data, models and algorithm, and runs the loop."""
+"""The training steps: each builds its data, models and algorithm, and runs the loop.
+
+The way from a line of a JSON Lines file to a training batch is the same in steps 1, 2 and 3:
+
+1. Here: the function of the step says how its examples are made, and `load_step_data` which process makes them.
+2. data/loading.py: `ExampleLoader` opens the examples in the cache, or reads and encodes the rows.
+3. data/sources.py: `load_share` reads every --data_path and takes the step's part of its rows (--data_split).
+4. data/files.py: `read_file` yields the lines of a file as objects.
+5. data/formats.py: `parse_row` makes a `Row` of the columns of an object: a prompt, and its responses.
+6. data/examples.py: `sft_examples`, `pair_examples`, `preference_examples` and `prompt_examples` encode rows to token
+   ids, and cut or drop what is too long.
+7. data/collate.py: `update_batches` chooses the examples of each update, for the loop (training/loop.py), and
+   `collate_sft` or `collate_pairs` pads them, for the step's task. The prompts of step 3 are sampled from (`PPO`).
+"""
 
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -20,19 +34,20 @@ from dschat.data.examples import (
     prompt_examples,
     sft_examples,
 )
-from dschat.data.loading import StepData
+from dschat.data.loading import ExampleLoader, Make, StepData, Validate
 from dschat.data.messages import WEIGHT
 from dschat.data.sources import load_share, source_line
 from dschat.data.template_notes import warn_of_dialogues, warn_of_template
 from dschat.data.token_pairs import load_regression_data
 from dschat.data.turn_end import turn_end
 from dschat.engine.process_group import training_dtype
+from dschat.models.limits import check_length
 from dschat.models.load import warn_without_classifier
 from dschat.models.operations import Peaks
 from dschat.models.tokenizer import end_token_id, load_tokenizer
 from dschat.models.vocabulary import id_count
 from dschat.rollouts.termination import TerminationCondition
-from dschat.run.distributed import device, is_main
+from dschat.run.distributed import barrier, broadcast_object, device, is_main
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput, warn_unless_made_by
 from dschat.run.peaks import measure_own_gpu
@@ -40,11 +55,26 @@ from dschat.scoring.programs.run import ProgramPool
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
-from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig, SupervisedConfig
-from dschat.training.build.data import check_lengths, load_problems, load_step_data
-from dschat.training.build.engines import RunPlan, build_policy, build_refuel_models, build_reward_model
-from dschat.training.build.ppo import build_episode_sampler, build_ppo_models, load_ppo_tokenizer, warn_of_wait
+from dschat.settings.supervised import DPOConfig, OneModelConfig, RewardConfig, SFTConfig, SupervisedConfig
+from dschat.training.build.engines import (
+    ACTOR,
+    CRITIC,
+    MODEL,
+    RunPlan,
+    build_policy,
+    build_refuel_models,
+    build_reward_model,
+)
+from dschat.training.build.ppo import (
+    build_episode_sampler,
+    build_ppo_models,
+    check_heads,
+    load_ppo_tokenizer,
+    warn_of_wait,
+)
+from dschat.training.build.problems import load_problems
 from dschat.training.build.scores import build_dialogue_scores, build_program_pool
+from dschat.training.build.shared_base import check_shared_base, is_on_base
 from dschat.training.loop import loop_of, total_updates
 from dschat.training.ppo.algorithm import PPO
 from dschat.training.ppo.models import MovingAverage
@@ -58,7 +88,6 @@ from dschat.training.supervised.sft import SFTTask
 logger = logging.getLogger(__name__)
 
 E = TypeVar("E")
-MODEL = "--model_name_or_path"
 
 
 def train_sft(config: SFTConfig, run: RunOutput) -> None:
@@ -270,6 +299,64 @@ def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
         config,
         run,
     ).fit()
+
+
+def load_step_data(
+    config: CommonConfig,
+    kind: type[E],
+    make: Make[E],
+    validate: Validate | None = None,
+    on_prompt: bool | None = None,
+) -> StepData[E]:
+    """The examples of a step. Every rank must call it.
+
+    One process of a machine makes the examples, the others read what it made.
+
+    Args:
+        config: the flags.
+        kind: the type of the examples.
+        make: makes examples from rows, see `dschat.data.loading.ExampleLoader`.
+        validate: warns about rows, see there.
+        on_prompt: in step 1, prompts are learnt from, too.
+
+    Raises:
+        UserError: there are no data, a row is bad, or no example is left.
+    """
+    loader = ExampleLoader(config, kind, make, validate, on_prompt)
+    made_from = broadcast_object(loader.made_from if is_main() else {})
+    data = None
+    if is_main():
+        data = loader.open(made_from, show=True)
+        data = loader.make(show=True) if data is None else data
+    barrier()
+    # The first process of another machine, which may have a disk of its own.
+    if data is None:
+        data = loader.open(made_from)
+        if data is None and os.environ.get("LOCAL_RANK") == "0":
+            data = loader.make()
+    barrier()
+    if data is None:
+        data = loader.open(made_from)
+    return loader.read() if data is None else data
+
+
+def check_lengths(config: CommonConfig) -> None:
+    """Checks, before anything is loaded, that models can read texts of the lengths that flags allow.
+
+    Raises:
+        UserError: a model reads fewer tokens.
+    """
+    if isinstance(config, OneModelConfig):
+        check_length(config.model.model_name_or_path, MODEL, config.model.max_seq_len, "--max_seq_len")
+    elif isinstance(config, PPOConfig):
+        tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
+        check_shared_base(config)
+        check_heads(config)
+        # What the reward model reads depends on its tokenizer, see `load_ppo_tokenizer`.
+        paths = {ACTOR: config.models.actor_model_name_or_path, CRITIC: config.models.critic_model_name_or_path}
+        for flag, path in paths.items():
+            if path and not is_on_base(config, path):
+                check_length(path, flag, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
 
 
 def _fit_supervised(
