@@ -9,7 +9,7 @@ import torch
 from dschat.base.errors import UserError
 from dschat.rollouts import termination
 from dschat.rollouts.termination import Ends, TerminationCondition
-from dschat.settings import estimators, flags
+from dschat.settings import flags
 from dschat.settings.conditions import CONDITIONS, Condition
 from dschat.settings.flags import AT_LEAST_1, flag
 from dschat.settings.macro_actions import MacroActionsOptions
@@ -19,6 +19,7 @@ from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.credit import assign_credit
 from macro_actions.estimators import ESTIMATORS
 from macro_actions.segments import segment
+from macro_actions.settings import NEEDS, Needs
 from macro_actions.types import PPOBatch
 from rl_cases import trajectory_of
 
@@ -80,7 +81,7 @@ def test_a_condition(monkeypatch, caplog):
         parse(PPOConfig, [*WORDS, "--head_tokens", "0"])
 
 
-# An estimator: its function (macro_actions/estimators.py), and what it needs (dschat/settings/estimators.py).
+# An estimator: its function (macro_actions/estimators.py), and what it needs (macro_actions/settings.py).
 
 
 def constant(trajectory, macro, settings):
@@ -92,7 +93,7 @@ def constant(trajectory, macro, settings):
 
 def test_an_estimator(monkeypatch):
     monkeypatch.setitem(ESTIMATORS, "constant", constant)
-    monkeypatch.setitem(estimators.NEEDS, "constant", estimators.Needs("a constant", "the score, everywhere"))
+    monkeypatch.setitem(NEEDS, "constant", Needs("a constant", "the score, everywhere"))
     config = parse(PPOConfig, [*WORDS, "--advantage_estimator", "constant"])
     assert config.model_paths == ["a", "c"] and len(config.zero_stages) == 1  # without a critic
     trajectory = replace(TRAJECTORY, scores=torch.tensor([1.0, -2.0]))

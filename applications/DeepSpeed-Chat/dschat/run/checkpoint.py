@@ -21,6 +21,13 @@ A checkpoint holds, and `Checkpoints.save` writes:
 
 The folder is written under another name and renamed. DeepSpeed's files are pickles: they are opened only after their
 hashes were verified.
+
+A state on its way into a checkpoint, and back in the reverse order:
+
+1. training/loop.py: `Loop.state_dict` counts updates and takes the algorithm's state; `Loop.fit` loads and saves it.
+2. training/iteration.py: `state_with` adds the iteration that is under way, for the algorithm's `state_dict`.
+3. Here: `Checkpoints.save` writes and `Checkpoints.load` verifies and reads the folder.
+4. engine/engine.py: `Engine.save_checkpoint` and `load_checkpoint` call DeepSpeed for weights and optimisers.
 """
 
 import json

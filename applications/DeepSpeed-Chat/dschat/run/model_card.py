@@ -12,7 +12,7 @@ from dschat.base.atomic import write_file
 from dschat.base.jsonl import read_object
 from dschat.run.metrics import EVALUATION, ROWS, STANDARD_ERROR, after
 from dschat.run.record import RunRecord
-from dschat.settings.estimators import NEEDS
+from dschat.settings.ppo_loss import AdvantageFlags
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def write_model_card(
 ) -> None:
     """Writes ``folder/README.md``: data, settings and metrics of the model saved there, and how to use it."""
     sources = cast("list[Mapping[str, object]]", record.data.get("sources", []))
-    estimator = NEEDS[str(settings.given.get("advantage_estimator", "gae"))]
+    estimator = AdvantageFlags(advantage_estimator=str(settings.given.get("advantage_estimator", "gae"))).needs
     source_line = "`{name}`: {train} training and {eval} held-out rows in this step's share"
     metrics, rows = _metric_lines(record.metrics)
     card = CARD.format(

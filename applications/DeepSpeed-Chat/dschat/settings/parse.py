@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a command line and a file to a checked configuration, and back, for every subcommand of `dschat`.
 
-A value comes from the command line, else from the file of `--config` (see `dschat.settings.files`), else from the
-environment where its flag names a variable, else from the default.
+A value comes from the command line, else from the file of `--config`, else from the environment where its flag names a
+variable, else from the default. `--print_config` prints every value with where it comes from. The value of a flag that
+a preset sets:
+
+1. files.py: `read_file` reads the preset and the files that it extends, which it overrides. Values may name variables,
+   those of presets as well (presets.py: `variables`).
+2. Here: `resolve` puts the command line over the file, and adds the batch sizes that a preset leaves to the number of
+   processes (presets.py: `batch_sizes`), the environment and defaults.
+3. config.py: a configuration fills in what follows from other flags (`derive`).
 """
 
 import argparse

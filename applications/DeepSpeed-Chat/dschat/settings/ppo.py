@@ -14,7 +14,7 @@ from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan, check_actor_updates, plan_rollouts
 from dschat.settings.common import COMMON_RULES, CommonConfig
 from dschat.settings.episodes import EPISODE_RULES, EpisodeFlags
-from dschat.settings.estimators import ESTIMATOR_FLAGS, NEEDS, flags_of_some
+from dschat.settings.estimators import ESTIMATOR_FLAGS, flags_of_some
 from dschat.settings.flags import default_of
 from dschat.settings.kl import KL_RULES, KLFlags
 from dschat.settings.macro_actions import TerminationFlags
@@ -31,7 +31,7 @@ from dschat.settings.rewards import REWARD_RULES, SOURCE_FLAGS, ProgramFlags, Re
 from dschat.settings.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags, SamplingFlags, VllmFlags, require_vllm
 from dschat.settings.rules import Check, Rule, Rules
 from dschat.settings.teacher import TEACHER_RULES, TeacherFlags
-from macro_actions.settings import EstimatorSettings
+from macro_actions.settings import NEEDS, EstimatorSettings
 
 BOTH_MODELS = ("gradient_checkpointing", "zero_stage", "lora_dim")  # flags of actor and critic, unless one has its own
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dschat.settings.common import ZeroStage
-from dschat.settings.estimators import NEEDS, Needs
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
+from macro_actions.settings import NEEDS, Needs
 
 
 @dataclass(kw_only=True, frozen=True)
