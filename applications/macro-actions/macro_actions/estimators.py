@@ -2,7 +2,7 @@
 """Advantage estimators: from a scored rollout and its macro actions to advantages and, with a critic, returns.
 
 An estimator is a function ``(Trajectory, MacroActions, EstimatorSettings) -> PPOBatch`` and a row of `ESTIMATORS`. Its
-settings, and what it needs of a run, are declared in macro_actions/settings.py, from which the trainer reads both.
+settings, and what it needs of a run, are declared in `macro_actions.settings`, from which the trainer reads both.
 Where macro actions end is decided once per rollout, before any estimator runs, by a condition of
 `macro_actions.conditions`. `macro_gae` needs none of these classes: it takes and returns plain tensors.
 

@@ -6,7 +6,7 @@
 1. ppo/collect.py: samples responses to this rank's prompts. The rollout engine is by default rollouts/generate.py.
 2. ppo/score.py: scores them, computes log-probs and values, and cuts them into macro actions: a `ScoredBatch`.
 3. ppo/credit.py: `assign_credit` computes advantages and returns as the flags say, before the update or from its own
-   forward passes, by an estimator of macro_actions/estimators.py (`gae_batch`).
+   forward passes, by an estimator of `macro_actions.estimators` (`gae_batch`).
 4. ppo/update.py: `ppo_update` shuffles rows into updates and micro-batches, and steps the optimisers.
 """
 
