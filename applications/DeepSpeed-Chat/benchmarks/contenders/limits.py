@@ -187,8 +187,8 @@ def drawer(
     def draw(tokens: int) -> object:
         sampling = Sampling(tokens, (EOS,), PAD)
         if decoder != "transformers":
-            with engine.session(actor) as draw_responses:
-                return draw_responses(prompts, sampling, range(len(prompts)))
+            with engine.session(actor) as sample_responses:
+                return sample_responses(prompts, sampling, range(len(prompts)))
         config = sampling.generation_config()
         config.cache_implementation = "static"
         options = {"attention_mask": mask.long(), "generation_config": config}

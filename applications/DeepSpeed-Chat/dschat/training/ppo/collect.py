@@ -208,8 +208,8 @@ class ActorSampler(PolicySampler):
         For the first four arguments see `request`, for `same_weights` see `session`.
         """
         requested = self.request(examples, kind, iteration, samples)
-        with self.session(same_weights) as draw_responses:
-            generation = draw_responses(requested.prompts, self.sampling, requested.seeds)
+        with self.session(same_weights) as sample_responses:
+            generation = sample_responses(requested.prompts, self.sampling, requested.seeds)
         return self.label(generation, requested)
 
     @contextmanager
@@ -225,8 +225,8 @@ class ActorSampler(PolicySampler):
             session = self.engine.session_again(self.policy)
         else:
             session = self.engine.session(self.policy)
-        with stopping_together(), session as draw_responses:
-            yield draw_responses
+        with stopping_together(), session as sample_responses:
+            yield sample_responses
 
     def request(
         self,

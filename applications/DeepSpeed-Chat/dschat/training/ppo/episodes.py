@@ -58,8 +58,8 @@ class EpisodeSampler(ActorSampler):
         for example in requested.examples:
             environment_seeds.append(derive_seed(self.seed, kind, iteration, example.index, ENVIRONMENT))
         rows = [example.row for example in requested.examples]
-        with self.session(same_weights) as draw_responses:
-            episodes, turns = self._player.play(draw_responses, rows, requested.seeds, environment_seeds)
+        with self.session(same_weights) as sample_responses:
+            episodes, turns = self._player.play(sample_responses, rows, requested.seeds, environment_seeds)
 
         for episode, example in zip(episodes, requested.examples, strict=True):
             if not episode.prompt_ids:  # the environment failed before it said anything

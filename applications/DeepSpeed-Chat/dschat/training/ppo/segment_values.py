@@ -231,8 +231,8 @@ class SegmentValueCollector(Collector):
                 seeds.append(row_seed(actor.seed, SeedKind.COMPLETION, *seed_parts, number))
                 limits.append(actor.sampling.max_new_tokens - state.start)
 
-        with actor.session(same_weights) as draw_responses:
-            generation = draw_responses(prompts, actor.sampling, seeds, limits=limits)
+        with actor.session(same_weights) as sample_responses:
+            generation = sample_responses(prompts, actor.sampling, seeds, limits=limits)
         prompt_index = torch.tensor(
             [example.index for example in row_examples],
             device=generation.bad_rows.device,

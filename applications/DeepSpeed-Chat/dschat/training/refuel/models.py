@@ -176,8 +176,8 @@ class DialogueSampler(PolicySampler):
     ) -> Generation:
         """Replies to states, which are token ids, as the engine gives them."""
         self.policy.eval()
-        with stopping_together(), self.engine.session(self.policy) as draw_responses:
-            return draw_responses(states, self.sampling, seeds)
+        with stopping_together(), self.engine.session(self.policy) as sample_responses:
+            return sample_responses(states, self.sampling, seeds)
 
     def rollout_of(
         self,
@@ -205,9 +205,9 @@ class DialogueSampler(PolicySampler):
     def _assistant(self, sampling: Sampling) -> Iterator[Assistant]:
         """The policy with its current weights, which are gathered once for all turns inside."""
         self.policy.eval()
-        with stopping_together(), self.engine.session(self.policy) as draw_responses:
+        with stopping_together(), self.engine.session(self.policy) as sample_responses:
             limit = position_limit(self.policy.module.inner)
-            yield PolicyAssistant(draw_responses, self.tokenizer, sampling, limit)
+            yield PolicyAssistant(sample_responses, self.tokenizer, sampling, limit)
 
 
 def pair_layouts(rollout: Rollout, size: PassSize) -> list[Layout]:
