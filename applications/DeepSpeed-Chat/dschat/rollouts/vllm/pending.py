@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Responses that vLLM servers sample while this process goes on."""
+"""Responses that vLLM servers sample while this process goes on.
+
+A thread sends the requests and collects the answers (`BackgroundGeneration`); `PendingResponses` waits for them on all
+ranks together, and makes them a `Generation`.
+"""
 
 from __future__ import annotations
 
