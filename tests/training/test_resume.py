@@ -98,7 +98,7 @@ class LosesItsServer(ContinuousEngine):
             yield sample
 
 
-@pytest.mark.parametrize("sessions", [2, 3, 4, 5])
+@pytest.mark.parametrize("sessions", [2, 3, *(pytest.param(number, marks=pytest.mark.slow) for number in (4, 5))])
 def test_a_lost_server_ends_the_run_with_a_checkpoint(sessions, group, tmp_path):
     """From which the run goes on exactly, whether it was lost in a rollout or in an evaluation."""
     whole = result_of(ppo(tmp_path / "whole"), tmp_path / "whole")

@@ -36,7 +36,7 @@ def environments(tmp_path):
     return write_environments(tmp_path)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ["gae", pytest.param("rloo_turns", marks=pytest.mark.slow)])
 def test_a_run_on_episodes_stops_anywhere(name, environments, group, tmp_path):
     """In the sampling of episodes, in their scoring, and between updates on them: the resumed run is the same."""
     make = partial(episode_loop, environment=f"{environments}:Random", **RUNS[name])
