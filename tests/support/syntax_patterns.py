@@ -128,7 +128,7 @@ class _Filled(ast.NodeTransformer):
 
 
 def replaced(source: str, scope: ast.stmt, old: Nodes, new: Nodes) -> str:
-    """The source with other nodes for some of a definition that follow each other; the definition's comments are lost."""
+    """The source with other nodes for some of a definition, whose comments are lost; old nodes follow each other."""
     decorators = getattr(scope, "decorator_list", [])
     first = min(node.lineno for node in [scope, *decorators])
     changed = _Replaced(old, new).visit(scope)
