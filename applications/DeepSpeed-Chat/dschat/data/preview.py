@@ -134,7 +134,7 @@ def preview_report(
     unread = unread_column_counts(rows, settings.keys)
     if begin_episodes is not None:
         rows = begin_episodes(rows)
-        unread = {}  # environments may read any column
+        unread.clear()  # environments may read any column
         lines.append(EPISODES)
     if unread:
         lines.append(f"note: {UNREAD_COLUMNS}: {', '.join(unread)}")

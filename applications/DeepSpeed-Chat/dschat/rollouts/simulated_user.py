@@ -124,10 +124,12 @@ class SimulatedDialogue:
         self._turns = 0
         self._seed = 0
 
-    def reset(self, row: dict[str, list[Message]], seed: int) -> list[Message]:
+    def reset(self, row: dict[str, object], seed: int) -> list[Message]:
         """The messages of the prompt; `row` is that of `prompt_columns`."""
         self._seed = seed
-        return row["messages"]
+        messages = row["messages"]
+        assert isinstance(messages, list)
+        return messages
 
     def step(self, messages: list[Message], reply: str) -> tuple[list[Message], float, bool]:
         """The user's next message. Raises UserError where the user gives none and may not end the dialogue."""
