@@ -56,12 +56,12 @@ def server():
         yield judge
 
 
-def pool_of(settings, timeout=30.0):
-    return closing(EnvironmentPool(SIMULATED_USER, timeout, 8, settings))
+def pool_of(settings):
+    return closing(EnvironmentPool(SIMULATED_USER, 60.0, 8, settings))
 
 
-def served(server, folder, max_turns=3, tries=1, timeout=30.0):
-    return UserSettings(max_turns, UserServer(server.url, "m", 20, 0.5, timeout, tries, str(folder / "cache")))
+def served(server, folder, tries=1):
+    return UserSettings(3, UserServer(server.url, "m", 20, 0.5, 60.0, tries, str(folder / "cache")))
 
 
 def row_of(text):
@@ -156,9 +156,9 @@ def test_a_server_that_does_not_answer_costs_its_episode(server, tmp_path):
 
 def test_a_server_that_is_too_slow_is_named_by_the_deadline(server, tmp_path):
     server.fail_on("a cat", "timeout")
-    settings = served(server, tmp_path, timeout=3.0)
-    with pool_of(settings, timeout=3.0) as pool, pool.episodes(1) as processes:
+    with pool_of(served(server, tmp_path)) as pool, pool.episodes(1) as processes:
         pool.call(processes, [("reset", {"messages": OPENING}, 0)])
+        pool._timeout = 1.0
         (failed,) = pool.call(processes, [("step", OPENING, "the mat")])
     assert isinstance(failed, Failure) and "--environment_timeout" in failed.problem
 
@@ -218,6 +218,7 @@ def test_a_user_that_fails_is_left_out_and_counted(flags, server, group, tmp_pat
     assert iteration.metrics["objective/unscored"] == pytest.approx(1 / 8)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_user_stops_anywhere(flags, group, tmp_path):
     make = partial(episode_loop, **flags)
     assert check_every_stop(make, tmp_path, every=23, first=3) > 15
