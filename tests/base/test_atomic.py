@@ -3,6 +3,7 @@
 
 import os
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -16,6 +17,7 @@ from dschat.base.atomic import (
     writing,
     writing_folder,
     writing_into,
+    writing_once,
 )
 from interruptions import CTRL_C, KILL, stopped_at
 
@@ -190,6 +192,27 @@ def test_several_processes_may_write_the_same(tmp_path):
         fill(second, "second", "a")
     left = {".x.now.writing": "half", ".y.dead.writing": "half"}
     assert contents(tmp_path) == left | {"f/a": "second", "x": "first"}, "the inner ones end first"
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["hard links", "no hard links"])
+def test_of_several_writers_of_a_file_the_first_stays(links, tmp_path, monkeypatch):
+    """Where the disk has hard links; elsewhere the last. No unfinished file is left."""
+    if not links:
+
+        def refuse(*_):
+            raise PermissionError("no hard links")
+
+        monkeypatch.setattr(os, "link", refuse)
+    file = tmp_path / "new" / "a.json"
+    with writing_once(file) as first, writing_once(file) as second:
+        assert first != second
+        first.write_text("one")
+        second.write_text("two")
+    with suppress(ValueError), writing_once(file) as third:
+        third.write_text("three")
+        raise ValueError
+    # The inner block ends first.
+    assert contents(tmp_path) == {"new/a.json": "two" if links else "one"}
 
 
 def test_a_folder_in_which_a_file_grows_is_not_abandoned(tmp_path):

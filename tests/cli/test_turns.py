@@ -20,6 +20,7 @@ from cli_runs import (
     write_jsonl,
 )
 from dschat.base.glossary import CRITIC, EPISODES, OWN_SAMPLING, SEVERAL, SKIP
+from fake_judge import judge_server
 from launches import launch
 from turn_cases import ENVIRONMENTS
 
@@ -147,6 +148,29 @@ def test_group_baselines_by_turn_and_a_second_source(run, flags, tmp_path):
     own |= {name: None for name in flags if name.startswith("critic")}
     run("ppo", flags | own).expect(0)
     check_names(tmp_path / "out", EPISODES, OWN_SAMPLING, SEVERAL, source=("length_of", "environment"))
+
+
+def test_a_simulated_user_and_a_reward_model(run, flags, ppo_flags, tmp_path, monkeypatch):
+    """The critic's model is the reward model, as in step 3 without an environment: a user gives no rewards."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    own = flags | {"environment": "simulated_user", "user_model": "m", "max_turns": 2, "max_turn_seq_len": 8}
+    message_of(
+        run("ppo", own), "--environment simulated_user gives no rewards", "--critic_model_name_or_path is missing"
+    )
+    own |= {"critic_model_name_or_path": ppo_flags["critic_model_name_or_path"], "termination_condition": "turn"}
+    with judge_server() as server:
+        server.answer = lambda messages: "so it is. Question: and then?"
+        run("ppo", own | {"user_server": server.url}).expect(0)
+        assert server.bodies
+    check_names(tmp_path / "out", CRITIC, EPISODES, OWN_SAMPLING)
+    rows = training_rows(tmp_path / "out")
+    assert len(rows) == 2 and all(row["episode/turns"] == 2 for row in rows)
+    assert any((tmp_path / "out" / ".user-cache").rglob("*.json"))
+    samples = read_jsonl(tmp_path / "out" / "samples" / "update-000002.jsonl")
+    for sample in samples:
+        assert [message["role"] for message in sample["messages"]] == ["user", "assistant", "user", "assistant"]
+        assert sample["messages"][2]["content"] == "and then?" and sample["turn_rewards"] == [0, 0]
+    assert len({sample["score"] for sample in samples}) > 1
 
 
 @pytest.mark.xdist_group("launcher")

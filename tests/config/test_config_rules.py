@@ -295,6 +295,36 @@ REFUSALS = [
         )
     ),
     ("ppo", "--environment score.py", "--environment score.py is not of the form"),
+    # a simulated user
+    *(
+        ("ppo", f"--environment simulated_user {words}", *said)
+        for words, *said in (
+            ("", "--environment simulated_user: nobody plays the user", "--user_server", "--user_function"),
+            ("--user_model m", "--user_model m without --user_server", "cannot hold a model", "Serve it"),
+            (
+                "--user_model m --user_function score.py:score",
+                "--user_model m without --user_server",
+                "drop --user_model",
+            ),
+            ("--user_server http://a/v1", "--user_server http://a/v1: add --user_model"),
+            (
+                "--user_server http://a/v1 --user_model m --user_function score.py:score",
+                "--user_server and --user_function both play the user",
+            ),
+            ("--user_server 127.0.0.1:1 --user_model m", "--user_server 127.0.0.1:1 is no address"),
+            ("--user_function score.py:absent", "--user_function score.py:absent", "does not define absent"),
+            ("--user_function score.py:score --user_tries 2", "--user_tries 2", "add --user_server"),
+            ("--user_function score.py:score --user_temperature 0", "--user_temperature 0", "add --user_server"),
+            ("--user_function score.py:score --user_max_tokens 2", "--user_max_tokens 2", "add --user_server"),
+            (
+                "--user_function score.py:score --reward_weights 2 1",
+                "--reward_weights: 2 numbers for 1 sources of scores (reward_model)",
+            ),
+        )
+    ),
+    ("ppo", "--user_function score.py:score", "--user_function", "add --environment simulated_user"),
+    ("ppo", "--user_server http://a/v1", "--user_server http://a/v1", "add --environment simulated_user"),
+    ("ppo", "--user_model m", "--user_model m", "add --environment simulated_user"),
     ("ppo", "--max_turns 3", "--max_turns 3", "add --environment"),
     ("ppo", "--max_turn_seq_len 3", "--max_turn_seq_len 3", "add --environment"),
     ("ppo", "--environment_workers 3", "--environment_workers 3", "add --environment"),

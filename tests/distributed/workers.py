@@ -2,6 +2,7 @@
 """What the launched processes do: `workers.py FOLDER CHECK...`; each check leaves its results in the folder."""
 
 import json
+import os
 import sys
 import time
 import weakref
@@ -63,6 +64,18 @@ def episodes(folder: Path, keep: Callable[..., None]) -> None:
         place.mkdir(exist_ok=True)
         weights, metrics, samples = two_updates_on_episodes(place, stage)
         keep(folder, f"episodes-zero{stage}", {"metrics": metrics, "samples": samples}, weights)
+
+
+def judged(folder: Path, keep: Callable[..., None]) -> None:
+    """Two updates with a judge's scores; and runs in which it refuses a response of one rank alone."""
+    from judge_runs import REFUSES, URL, judged_run, message_of_failure
+
+    url = os.environ[URL]
+    weights, metrics, samples = judged_run(folder / "judged", url)
+    keep(folder, "judged", {"metrics": metrics, "samples": samples}, weights)
+    keep(folder, "judged-refused", message_of_failure(folder / "refused", url))
+    _, metrics, _ = judged_run(folder / "skipped", url, judge=REFUSES, on_reward_error="skip")
+    keep(folder, "judged-skipped", metrics)
 
 
 def chunks(folder: Path, keep: Callable[..., None]) -> None:
@@ -264,6 +277,7 @@ def _beside_vllm(folder: Path, run: str, engine: Any, waits: bool = False, **fla
 CHECKS: dict[str, Callable[..., None]] = {
     "updates": updates,
     "episodes": episodes,
+    "judged": judged,
     "chunks": chunks,
     "refuel": refuel,
     "resume": resume,

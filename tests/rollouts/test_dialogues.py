@@ -181,7 +181,8 @@ def test_a_function_must_return_a_text_for_each_dialogue(result):
 
 def on(server: FakeJudge, folder, tries: int = 2) -> SimulatedUser:
     endpoint = Endpoint("big", server.url, 20, 5.0, tries, KEY, FLAGS)
-    return SimulatedUser(ServerWriter(endpoint, 0.8, 4, folder / "cache"))
+    remedy = "Finished dialogues are saved: give the same command again to go on."
+    return SimulatedUser(ServerWriter(endpoint, 0.8, 4, folder / "cache", remedy))
 
 
 def says(messages):
@@ -209,7 +210,7 @@ def test_a_server_that_does_not_answer_ends_the_run_and_keeps_what_it_said(tmp_p
     with judge_server() as server:
         server.answer = says
         server.fail_on("broken", (500, {"error": {"message": "down"}}, {}))
-        with pytest.raises(UserError, match="--user_server .*no answer in 2 tries.*same command again to go on"):
+        with pytest.raises(UserError, match="--user_server .*no answer in 2 tries.*down. Finished.*again to go on"):
             on(server, tmp_path)([dialogue("a", "b"), dialogue("broken", "b")], [0, 1], [0, 1])
         before = len(server.bodies)
         assert on(server, tmp_path)([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]

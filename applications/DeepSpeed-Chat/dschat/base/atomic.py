@@ -47,6 +47,27 @@ def writing(file: Path, shared: bool = False) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def writing_once(file: Path) -> Iterator[Path]:
+    """Yields a path to write a file to, which becomes `file` after the block unless another process was first.
+
+    Its folder is made if need be. On a disk without hard links the last one's stays. Raises OSError.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_path(file, shared=True)
+    try:
+        yield temporary
+        flush(temporary)
+        try:
+            os.link(temporary, file)
+        except FileExistsError:
+            pass
+        except OSError:
+            os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_file(file: Path, content: str | bytes) -> None:
     """Writes bytes, or text in UTF-8 with a ? for each lone surrogate; see `writing`."""
     if isinstance(content, str):

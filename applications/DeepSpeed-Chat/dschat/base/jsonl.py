@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dschat.base.atomic import reporting, writing
+from dschat.base.atomic import reporting, writing, writing_once
 from dschat.base.errors import UserError
 
 
@@ -125,6 +125,15 @@ def write_rows(
 ) -> None:
     """Writes a whole file, even if other processes write it at the same time. Raises UserError if it cannot."""
     with reporting(str(path)), writing(path, shared=True) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        file.writelines(map(dump_row, rows))
+
+
+def write_rows_once(
+    path: Path,
+    rows: Iterable[Mapping[str, Any]],
+) -> None:
+    """Writes a whole file unless there is one; of several processes, the first one's stays. Raises UserError."""
+    with reporting(str(path)), writing_once(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.writelines(map(dump_row, rows))
 
 

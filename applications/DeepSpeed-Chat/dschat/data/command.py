@@ -13,7 +13,7 @@ from dschat.base.atomic import recover_folder
 from dschat.base.errors import UserError
 from dschat.data.options import CheckOptions, PrepareOptions, PreviewOptions, RowFlags, RowOptions
 from dschat.data.prepared.folder import find_prepared, lock_of, open_prepared, summary_of
-from dschat.data.preview import Settings, preview_report
+from dschat.data.preview import BeginEpisodes, Settings, preview_report
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,27 +21,37 @@ if TYPE_CHECKING:
 Describe: TypeAlias = Callable[[str, CheckOptions, Settings], str]
 
 
-def run(options: RowOptions, describe_solutions: Describe | None = None) -> str:
+def run(
+    options: RowOptions,
+    describe_solutions: Describe | None = None,
+    begin_episodes: BeginEpisodes | None = None,
+) -> str:
     """Checks, shows or prepares each source.
 
     Args:
         options: flags of the subcommand, whose class tells which one it is.
         describe_solutions: runs the reference solutions of a source for --run_solutions; returns lines to print.
+        begin_episodes: gives rows the prompts of their --environment.
     """
     for number, path in enumerate(options.source.paths):
         separator = "\n" if number > 0 else ""
-        print(separator + _report(path, options, describe_solutions), flush=True)
+        print(separator + _report(path, options, describe_solutions, begin_episodes), flush=True)
     return ""
 
 
-def _report(path: str, options: RowOptions, describe_solutions: Describe | None) -> str:
+def _report(
+    path: str,
+    options: RowOptions,
+    describe_solutions: Describe | None,
+    begin_episodes: BeginEpisodes | None,
+) -> str:
     """The text that the command prints for one path."""
     if isinstance(options, PrepareOptions):
         return _prepare(path, options)
     if isinstance(options, CheckOptions):
         return _check(path, options, describe_solutions)
     assert isinstance(options, PreviewOptions)
-    return _preview(path, options)
+    return _preview(path, options, begin_episodes)
 
 
 def _settings(options: CheckOptions | PreviewOptions) -> Settings:
@@ -76,7 +86,7 @@ def _check(path: str, options: CheckOptions, describe_solutions: Describe | None
     return report
 
 
-def _preview(path: str, options: PreviewOptions) -> str:
+def _preview(path: str, options: PreviewOptions, begin_episodes: BeginEpisodes | None) -> str:
     """The first rows of a source as training sees them."""
     settings = _settings(options)
     if open_prepared(path) is not None:
@@ -86,7 +96,9 @@ def _preview(path: str, options: PreviewOptions) -> str:
         )
     flags = options.preview
     colour = sys.stdout.isatty() if flags.colour == "auto" else flags.colour == "always"
-    return preview_report(path, flags.rows, flags.step, colour, settings)
+    if flags.environment is None:
+        return preview_report(path, flags.rows, flags.step, colour, settings)
+    return preview_report(path, flags.rows, 3, colour, settings, begin_episodes)
 
 
 def _prepare(path: str, options: PrepareOptions) -> str:

@@ -11,7 +11,8 @@ from dschat.settings.common import SEED, ColumnFlags, OptimisationFlags
 from dschat.settings.config import Config
 from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, BELOW_1, NOT_EMPTY, Range, default_of, flag
 from dschat.settings.rewards import SandboxLevel
-from dschat.settings.rules import Rule, Rules
+from dschat.settings.rules import Check, Rule, Rules, check_function_path
+from dschat.settings.simulated_user import SIMULATED_USER
 
 PATH_HELP = (
     "data: a .jsonl, .json, .csv (also .gz) or .parquet file, a folder with train* files or from save_to_disk, "
@@ -70,6 +71,11 @@ class PreviewFlags:
     )
     colour: Literal["auto", "always", "never"] = flag(
         "colour prompt, response and padding; auto: in a terminal", "auto", aliases=["--color"]
+    )
+    environment: str | None = flag(
+        "module.py:Class, as in step 3: show the messages with which it begins the episodes of these rows",
+        None,
+        path=True,
     )
 
 
@@ -144,8 +150,26 @@ class CheckOptions(LookOptions):
     check: CheckFlags
 
 
+def _check_environment(options: "PreviewOptions") -> None:
+    if options.preview.environment is not None:
+        check_function_path("environment", options.preview.environment)
+
+
 class PreviewOptions(LookOptions):
     """Show the first rows as training sees them, with prompt, response and padding."""
+
+    rules: ClassVar[Rules] = (
+        *ROW_RULES,
+        Rule(
+            lambda options: options.preview.environment == SIMULATED_USER,
+            "--environment simulated_user begins with the prompts of the rows as they are: drop the flag.",
+        ),
+        Check(_check_environment),
+        Rule(
+            lambda options: options.preview.environment is not None and options.preview.step in (1, 2),
+            "--environment with --step {step}: only step 3 has environments. Drop one of them.",
+        ),
+    )
 
     preview: PreviewFlags
 

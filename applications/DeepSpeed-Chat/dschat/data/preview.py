@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ ALL_TURNS = "step 1: the loss is taken on every turn of the assistant; what is b
 RESPONSES = {1: ("response",), 2: ("chosen", "rejected"), 3: ()}  # that a step reads
 PROMPT_USE = {1: "masked", 2: "read", 3: "read"}
 RESPONSE_USE = {1: "trained", 2: "scored"}
+EPISODES = "prompts: the messages with which the environment begins an episode of each row"
+BeginEpisodes = Callable[[Sequence[Row]], list[Row]]
 Examples = Sequence[SFTExample] | Sequence[PairExample] | Sequence[PromptExample]
 
 
@@ -109,14 +111,16 @@ def preview_report(
     step: int | None,
     colour: bool,
     settings: Settings,
+    begin_episodes: BeginEpisodes | None = None,
 ) -> str:
     """The first `count` training rows of a source, their parts marked by name and, with `colour`, by colours.
 
     Without a tokenizer, texts are shown as they are read. Without a `step`, it is the first of 2, 1, 3 whose responses
-    the first row has.
+    the first row has. With `begin_episodes`, which needs step 3, the rows have the prompts of their environments.
 
     Raises:
-        UserError: see `dschat.data.sources.load_source`; or a row lacks the responses that the step needs.
+        UserError: see `dschat.data.sources.load_source`; a row lacks the responses that the step needs; or the
+            environment of a row fails.
     """
     source = load_source(path, settings.keys, settings.seed)
     rows = source.train[:count]
@@ -128,6 +132,10 @@ def preview_report(
         f"rows shown: {len(rows)} of {len(source.train):,} for training; {len(source.eval):,} for evaluation",
     ]
     unread = unread_column_counts(rows, settings.keys)
+    if begin_episodes is not None:
+        rows = begin_episodes(rows)
+        unread.clear()  # environments may read any column
+        lines.append(EPISODES)
     if unread:
         lines.append(f"note: {UNREAD_COLUMNS}: {', '.join(unread)}")
     if settings.tokenizer is None:

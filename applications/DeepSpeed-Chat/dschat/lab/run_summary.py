@@ -26,6 +26,7 @@ from dschat.lab.page import Report, Table
 from dschat.lab.run_data import EVAL_NAMES, HeldOut, Numbers, RunData, column_of
 from dschat.lab.table import result_table
 from dschat.settings.rewards import SOURCE_FLAGS
+from dschat.settings.simulated_user import SIMULATED_USER
 
 Runs = Sequence[RunData]  # at least one
 Labels = Mapping[str, str]
@@ -190,7 +191,7 @@ def _source_count(run: RunData) -> int:
     count = 0
     for name in SOURCE_FLAGS:
         value = run.config.get(name)
-        if value:
+        if value and value != SIMULATED_USER:
             count += len(value) if isinstance(value, list) else 1
     return count
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash
-from dschat.base.jsonl import write_rows
+from dschat.base.jsonl import write_rows, write_rows_once
 
 if TYPE_CHECKING:
     import openai
@@ -182,6 +182,17 @@ class ReplyCache:
         """Save an answer if it is usable; raises UserError where the folder cannot be written."""
         if (is_usable or self._is_usable)(reply):
             write_rows(self._file(digest), [asdict(reply)])
+
+    def put_first(self, digest: str, reply: Reply) -> Reply:
+        """Save an answer unless another process has saved one to the same question; returns the saved one.
+
+        An answer that is not usable is returned and not saved. Raises UserError where the folder cannot be written.
+        """
+        if not self._is_usable(reply):
+            return reply
+        write_rows_once(self._file(digest), [asdict(reply)])
+        saved = self.get(digest)
+        return reply if saved is None else saved
 
     def _file(self, digest: str) -> Path:
         return self.folder / digest[:2] / f"{digest}.json"

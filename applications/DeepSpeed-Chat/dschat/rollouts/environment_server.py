@@ -22,7 +22,14 @@ from multiprocessing.connection import Connection, Listener
 
 from dschat.base.errors import UserError
 from dschat.base.user_function import call_function, load_function
-from dschat.rollouts.environment import FLAG, Environment, reset_environment, step_environment, traits_of
+from dschat.rollouts.environment import (
+    FLAG,
+    Environment,
+    EnvironmentTraits,
+    reset_environment,
+    step_environment,
+    traits_of,
+)
 
 BACKLOG = 128  # episodes that wait for their process
 CLOSE_TIMEOUT = 10  # seconds for an environment's `close`
@@ -33,6 +40,7 @@ def main(
     spec: str,
     address: str,
     report_end: int,
+    user: str,
 ) -> None:
     """Loads the class, reports how that went, and serves episodes until the training process has ended.
 
@@ -40,12 +48,12 @@ def main(
         spec: ``module.py:Class``.
         address: path of the socket.
         report_end: descriptor of a pipe, to which the class's traits are sent, or a message of what went wrong.
+        user: settings of a simulated user in the class's place, as JSON; empty for a class.
     """
     report: object
     listener: Listener | None = None
     try:
-        environment_class = load_function(spec, FLAG)
-        report = traits_of(environment_class)
+        environment_class, report = load_environment(spec, user)
         listener = Listener(address, "AF_UNIX", backlog=BACKLOG)
     except UserError as error:
         report = str(error)
@@ -55,6 +63,17 @@ def main(
         pipe.send(report)
     if listener is not None:
         _serve(listener, environment_class)
+
+
+def load_environment(spec: str, user: str) -> tuple[Callable[[], Environment], EnvironmentTraits]:
+    """What makes the environment of an episode, and its traits; for the arguments see `main`. Raises UserError."""
+    if not user:
+        environment_class = load_function(spec, FLAG)
+        return environment_class, traits_of(environment_class)
+
+    from dschat.rollouts.simulated_user import UserSettings, load_simulated_user
+
+    return load_simulated_user(UserSettings.from_json(user)), EnvironmentTraits()
 
 
 def _serve(listener: Listener, environment_class: Callable[[], Environment]) -> None:
@@ -170,5 +189,5 @@ def _seed_everything(seed: int) -> None:
 
 
 if __name__ == "__main__":
-    _, spec_argument, address_argument, report_argument = sys.argv
-    main(spec_argument, address_argument, int(report_argument))
+    _, spec_argument, address_argument, report_argument, user_argument = sys.argv
+    main(spec_argument, address_argument, int(report_argument), user_argument)

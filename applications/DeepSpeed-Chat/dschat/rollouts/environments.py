@@ -24,14 +24,34 @@ from pathlib import Path
 from dschat.base.errors import UserError
 from dschat.rollouts.environment import FLAG, EnvironmentTraits, Message, StepResult
 from dschat.rollouts.environment_server import kill_group
+from dschat.rollouts.simulated_user import UserSettings
+from dschat.run.state import SeedKind, derive_seed
 from dschat.run.stop import raise_if_stopped_here
 
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL = 1.0  # seconds after which a wait looks whether the run shall stop
 CLOSE_TIMEOUT = 5.0  # seconds for the server to end by itself
+ENVIRONMENT = 2**32 - 1  # in the seeds of environments: they are none of the actor's
 MAX_SOCKET_PATH = 100  # bytes of a path in an AF_UNIX address; systems allow 104 or 108
 Call = tuple[str, object, object]  # ("reset", row, seed) or ("step", messages, reply)
+
+
+def environment_seed(
+    seed: int,
+    kind: SeedKind,
+    iteration: int,
+    index: int,
+) -> int:
+    """The seed of all environments of a row in an iteration, so that its episodes begin alike.
+
+    Args:
+        seed: of the run.
+        kind: what the episodes are for.
+        iteration: number of the iteration.
+        index: number of the row.
+    """
+    return derive_seed(seed, kind, iteration, index, ENVIRONMENT)
 
 
 @dataclass(frozen=True)
@@ -99,13 +119,15 @@ class EnvironmentPool:
         spec: str,
         timeout: float,
         workers: int,
+        user: UserSettings | None = None,
     ) -> None:
         """Starts the server and waits until it has loaded the class.
 
         Args:
-            spec: ``module.py:Class``.
+            spec: ``module.py:Class``, or the name of the simulated user.
             timeout: seconds for a call, and for loading the class.
             workers: calls at the same time.
+            user: settings of a simulated user in the place of a class.
 
         Raises:
             UserError: the class cannot be loaded, or has another form.
@@ -116,8 +138,10 @@ class EnvironmentPool:
         self._address = str(Path(self._folder.name) / "socket")
         self._allow_connections()
         read_end, write_end = os.pipe()
+        user_argument = "" if user is None else user.to_json()
+        arguments = [spec, self._address, str(write_end), user_argument]
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "dschat.rollouts.environment_server", spec, self._address, str(write_end)],
+            [sys.executable, "-m", "dschat.rollouts.environment_server", *arguments],
             stdin=subprocess.PIPE,
             pass_fds=[write_end],
             start_new_session=True,  # Ctrl-C ends the training process, and with it the server

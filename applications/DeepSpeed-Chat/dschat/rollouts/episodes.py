@@ -9,7 +9,7 @@ so far anew; nothing of it is decoded and encoded again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -123,6 +123,11 @@ class Episode:
             self.logprobs += [0.0] * len(ids)
 
 
+def all_columns(row: Row) -> dict[str, object]:
+    """A row of the data as it was read, which environments begin with."""
+    return row.extra
+
+
 @dataclass(frozen=True)
 class TurnLengths:
     """Sizes of the samplings of one turn: tokens that were read, and tokens that were sampled, of each episode."""
@@ -141,6 +146,7 @@ class EpisodePlayer:
         pool: EnvironmentPool,
         limits: EpisodeLimits,
         skips_failures: bool,
+        columns_of: Callable[[Row], dict[str, object]] = all_columns,
     ) -> None:
         """Takes the parts.
 
@@ -150,6 +156,7 @@ class EpisodePlayer:
             pool: of environments.
             limits: of an episode.
             skips_failures: an environment that fails costs its episode; otherwise it ends the run.
+            columns_of: what an environment's `reset` gets of a row.
 
         Raises:
             UserError: the chat template cannot be used, see `dschat.data.observations`.
@@ -158,6 +165,7 @@ class EpisodePlayer:
         self._pool = pool
         self._limits = limits
         self._skips_failures = skips_failures
+        self._columns_of = columns_of
         tools = pool.traits.tools
         self._tools: dict[str, object] = {} if tools is None else {TOOLS: tools}
         self._encoder = ConversationEncoder(tokenizer, self._tools, pool.traits.roles)
@@ -203,7 +211,7 @@ class EpisodePlayer:
         """Resets all environments, and encodes what they say."""
         calls = []
         for episode, seed in zip(episodes, environment_seeds, strict=True):
-            calls.append(("reset", episode.row.extra, seed))
+            calls.append(("reset", self._columns_of(episode.row), seed))
         results = self._pool.call(processes, calls)
         for episode, result in zip(episodes, results, strict=True):
             if not isinstance(result, list):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dschat.base.errors import UserError
 from dschat.base.user_function import call_function
@@ -24,7 +24,9 @@ from dschat.rollouts.chat_servers import (
     open_client,
     with_retries,
 )
-from dschat.rollouts.dialogues import Assistant
+
+if TYPE_CHECKING:
+    from dschat.rollouts.dialogues import Assistant
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +116,7 @@ class ServerWriter:
         temperature: float,
         concurrency: int,
         cache: Path,
+        remedy: str = "",
     ) -> None:
         """Opens the client; sends nothing.
 
@@ -122,6 +125,7 @@ class ServerWriter:
             temperature: of sampling.
             concurrency: requests at the same time.
             cache: folder for the answers.
+            remedy: what to do where the server does not answer, for messages.
 
         Raises:
             UserError: the openai library is missing, or the address is invalid.
@@ -130,6 +134,7 @@ class ServerWriter:
         self._temperature = temperature
         self._concurrency = concurrency
         self._cache = ReplyCache(cache, has_message)
+        self._remedy = remedy
         self._has_answered = False
         self._client = open_client(endpoint)
 
@@ -164,7 +169,7 @@ class ServerWriter:
             reply = self._send(body)
             if reply is None:
                 return None
-            self._cache.put(digest, reply)
+            reply = self._cache.put_first(digest, reply)
         self._has_answered = True
         if has_message(reply):
             return reply.text
@@ -182,10 +187,8 @@ class ServerWriter:
             send = partial(complete, self._client, self._endpoint, body)
             return with_retries(send, self._endpoint.tries).reply
         except Unanswered as error:
-            raise UserError(
-                f"{flag}: no answer in {self._endpoint.tries} tries: {error}. Finished dialogues are saved: give "
-                "the same command again to go on."
-            ) from error
+            problem = f"{flag}: no answer in {self._endpoint.tries} tries: {error}. {self._remedy}"
+            raise UserError(problem.rstrip()) from error
         except FormRefused as error:
             if not self._has_answered:
                 raise UserError(f"{flag}: it refuses the request: {error}") from error

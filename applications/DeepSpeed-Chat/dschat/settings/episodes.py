@@ -66,7 +66,7 @@ def sampling_lengths(config: Any, prompt: int, response: int) -> tuple[int, int]
 
 
 def _check_environment(config: Any) -> None:
-    if config.rewards.environment is not None:
+    if config.has_episodes and not config.has_simulated_user:
         check_function_path("environment", config.rewards.environment)
 
 

@@ -30,6 +30,7 @@ from dschat.settings.reward_judge import JUDGE_RULES, RewardJudgeFlags, require_
 from dschat.settings.rewards import REWARD_RULES, SOURCE_FLAGS, ProgramFlags, RewardFlags
 from dschat.settings.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags, SamplingFlags, VllmFlags, require_vllm
 from dschat.settings.rules import Check, Rule, Rules
+from dschat.settings.simulated_user import SIMULATED_USER, SIMULATED_USER_RULES, UserFlags, UserRequestFlags
 from dschat.settings.teacher import TEACHER_RULES, TeacherFlags
 from macro_actions.settings import NEEDS, EstimatorSettings
 
@@ -67,9 +68,11 @@ def _check_score_source(config: PPOConfig) -> None:
         )
     needs_critic = config.advantages.needs.critic and not config.memory.share_base  # which may start from the base
     wanted = "critic_model_name_or_path" if needs_critic else "reward_model_name_or_path"
+    cause = "--environment simulated_user gives no rewards, and " if config.has_simulated_user else ""
     raise UserError(
-        f"--{wanted} is missing: give the reward model of step 2, or score with --reward_function module.py:function,"
-        " --reward_url, --reward_source programs, --reward_judge rubric.toml or --environment module.py:Class."
+        f"{cause}--{wanted} is missing: give the reward model of step 2, or score with --reward_function"
+        " module.py:function, --reward_url, --reward_source programs, --reward_judge rubric.toml or --environment"
+        " module.py:Class."
     )
 
 
@@ -357,6 +360,7 @@ PPO_RULES: tuple[Rule[Any] | Check[Any], ...] = (
     *JUDGE_RULES,
     *REWARD_RULES,
     *EPISODE_RULES,
+    *SIMULATED_USER_RULES,
     *SERVER_RULES,
     *ADVANTAGE_RULES,
     *SEGMENT_RULES,
@@ -385,7 +389,14 @@ class PPOConfig(CommonConfig):
         " --max_prompt_seq_len."
     )
     defaults = {"lr_scheduler_type": "linear", "lam": 0.95}
-    helps = {"per_device_eval_batch_size": "prompts per process and evaluation batch, see eval_iters"}
+    helps = {
+        "per_device_eval_batch_size": "prompts per process and evaluation batch, see eval_iters",
+        "user_model": "name of the model that plays the user on --user_server",
+        "user_server": "address of an OpenAI-compatible server that runs --user_model; the key is read from"
+        " OPENAI_API_KEY",
+        "user_function": "function that plays the user instead: module.py:function, called with a list of one"
+        " dialogue, which returns a list of its next user message",
+    }
     rules: ClassVar[Rules] = (*COMMON_RULES, *PPO_RULES)
 
     models: PPOModelFlags
@@ -396,6 +407,8 @@ class PPOConfig(CommonConfig):
     sampling: SamplingFlags
     rollouts: RolloutFlags
     episodes: EpisodeFlags
+    user: UserFlags
+    user_requests: UserRequestFlags
     vllm: VllmFlags
     termination: TerminationFlags
     estimator: Annotated[EstimatorSettings, ESTIMATOR_FLAGS]
@@ -422,7 +435,7 @@ class PPOConfig(CommonConfig):
         # Without another source of scores, the critic's model is the reward model, too.
         needs = NEEDS.get(values["advantage_estimator"])
         reads_scores = needs is None or needs.scores
-        if reads_scores and all(values[name] in (None, []) for name in SOURCE_FLAGS):
+        if reads_scores and all(values[name] in (None, [], SIMULATED_USER) for name in SOURCE_FLAGS):
             values["reward_model_name_or_path"] = values["critic_model_name_or_path"] or None
         if needs is not None and not needs.critic:
             values["critic_model_name_or_path"] = None
@@ -441,6 +454,11 @@ class PPOConfig(CommonConfig):
     def has_episodes(self) -> bool:
         """Whether environments answer the policy, in episodes of several turns."""
         return self.rewards.environment is not None
+
+    @property
+    def has_simulated_user(self) -> bool:
+        """Whether the environment is a simulated user, who gives no rewards."""
+        return self.rewards.environment == SIMULATED_USER
 
     @property
     def recomputes(self) -> bool:
@@ -477,7 +495,9 @@ class PPOConfig(CommonConfig):
         if self.runs_vllm:
             require_vllm()
         if self.rewards.reward_judge is not None:
-            require_openai()
+            require_openai("--reward_judge")
+        if self.user.user_server is not None:
+            require_openai("--user_server")
 
     def credit_is_fused(self, plan: BatchPlan) -> bool:
         """Whether the one update of a rollout computes itself what credit assignment needs of actor and critic.

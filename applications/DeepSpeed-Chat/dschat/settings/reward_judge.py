@@ -63,10 +63,10 @@ class RewardJudgeFlags:
     )
 
 
-def require_openai() -> None:
-    """Raises UserError where the openai library is not installed."""
+def require_openai(flag: str) -> None:
+    """Raises UserError where the openai library, which a flag needs, is not installed."""
     if find_spec("openai") is None:
-        raise UserError("--reward_judge needs the openai library: pip install 'ma-rlhf[judge]'")
+        raise UserError(f"{flag} needs the openai library: pip install 'ma-rlhf[judge]'")
 
 
 def _asks(config: Any) -> bool:

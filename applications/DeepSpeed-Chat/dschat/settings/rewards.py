@@ -9,6 +9,7 @@ from dschat.base.glossary import names_under
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
 from dschat.settings.rubrics import read_score_rubric
 from dschat.settings.rules import ADDRESS, Check, Rule, check_function_path
+from dschat.settings.simulated_user import SIMULATED_USER
 
 OnRewardError = Literal["stop", "retry", "skip"]
 ProgramBlock = Literal["first", "last"]
@@ -103,7 +104,8 @@ class RewardFlags:
     )
     environment: str | None = flag(
         "module.py:Class with reset(row, seed) -> messages and step(messages, reply) -> (messages, reward, done):"
-        " train on episodes of several turns, whose score is the sum of the rewards; docs/turns.md",
+        " train on episodes of several turns, whose score is the sum of the rewards; or simulated_user, who answers"
+        " the policy and rewards nothing; docs/turns.md",
         None,
         path=True,
     )
@@ -153,13 +155,20 @@ class RewardFlags:
         return None if self.metric_function is None else self.metric_function.rpartition(":")[2]
 
     @property
+    def sources(self) -> dict[str, str]:
+        """The sources of scores besides functions: flags, with their values. A simulated user gives no rewards."""
+        sources: dict[str, str] = {}
+        for name in SOURCE_NAMES:
+            value = getattr(self, name)
+            if value not in (None, SIMULATED_USER):
+                sources[name] = value
+        return sources
+
+    @property
     def source_names(self) -> list[str]:
         """What the sources of scores are called in metrics and samples, in the order of their weights."""
         names = [spec.rpartition(":")[2] for spec in self.reward_function or []]
-        for flag_name, source_name in SOURCE_NAMES.items():
-            if getattr(self, flag_name) is not None:
-                names.append(source_name)
-        return names
+        return names + [SOURCE_NAMES[name] for name in self.sources]
 
     @property
     def criterion_names(self) -> list[str]:
@@ -173,10 +182,7 @@ class RewardFlags:
     def score_remedies(self) -> dict[str, str]:
         """What to do about numbers that are not finite, by name: scores where there is one source, else its own."""
         flags = [f"--reward_function {spec}" for spec in self.reward_function or []]
-        for name in SOURCE_NAMES:
-            value = getattr(self, name)
-            if value is not None:
-                flags.append(f"--{name} {value}")
+        flags += [f"--{name} {value}" for name, value in self.sources.items()]
         are_named = len(flags) > 1 or self.reward_weights is not None
         names = self.source_names if are_named else ["scores"] * len(flags)
         skip = "" if self.on_reward_error == "skip" else " --on_reward_error skip leaves such responses out."

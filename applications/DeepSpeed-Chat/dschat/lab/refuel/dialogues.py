@@ -193,9 +193,10 @@ def _open_user(options: GenerateOptions, endpoint: Endpoint | None, where: Compu
         return FunctionUser(load_function(flags.user_function, "--user_function"), "--user_function")
     if endpoint is not None:
         cache = OutputLocation(options.output).folder / CACHE
-        writer = ServerWriter(endpoint, options.dialogues.temperature, options.requests.concurrency, cache)
+        remedy = "Finished dialogues are saved: give the same command again to go on."
+        writer = ServerWriter(endpoint, options.dialogues.temperature, options.requests.concurrency, cache, remedy)
         return SimulatedUser(writer)
-    path = locate_policy(flags.user_model)
+    path = locate_policy(flags.user_model or "")
     tokenizer = load_tokenizer(path, "--user_model")
     return SimulatedUser(ModelWriter(_open_assistant(path, "--user_model", tokenizer, options, where)))
 
@@ -205,7 +206,7 @@ def _endpoint(options: GenerateOptions) -> Endpoint | None:
     if options.user.user_server is None:
         return None
     endpoint = Endpoint(
-        model=options.user.user_model,
+        model=options.user.user_model or "",
         base_url=checked_address(options.user.user_server, SERVER.url),
         max_tokens=options.generation.max_new_tokens,
         timeout=options.requests.timeout,
@@ -235,7 +236,7 @@ def _settings(
     elif user.user_server is not None:
         settings["user-model"] = f"{user.user_model} on a server"
     else:
-        settings["user-model"] = folder_stamp(locate_policy(user.user_model))
+        settings["user-model"] = folder_stamp(locate_policy(user.user_model or ""))
     return settings
 
 

@@ -10,6 +10,7 @@ from dschat.lab.options import RequestFlags
 from dschat.settings.common import SEED
 from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, UP_TO_1, flag
 from dschat.settings.rules import Rule, Rules
+from dschat.settings.simulated_user import ONE_USER, UserFlags
 
 ULTRAINTERACT = "openbmb/UltraInteract_pair"
 LLAMA_USER = "meta-llama/Meta-Llama-3.1-70B-Instruct"
@@ -47,23 +48,6 @@ class DialogueSamplingFlags:
     temperature: float = flag("sampling temperature of policy and user; 0 = greedy decoding", 0.8, TEMPERATURE)
     top_p: float = flag("sample from the most likely tokens whose probabilities add up to this; 1 = all", 1.0, UP_TO_1)
     seed: int = flag("random seed of sampling, and of the choice of the turns that are compared", 0, SEED)
-
-
-@dataclass(kw_only=True, frozen=True)
-class UserFlags:
-    """Who plays the user: a model, a server or a function."""
-
-    user_model: str = flag(
-        "model that plays the user: a folder or hub id, or with --user_server the model's name on the server",
-        LLAMA_USER,
-        path=True,
-    )
-    user_server: str | None = flag("address of an OpenAI-compatible server that runs --user_model", None)
-    user_function: str | None = flag(
-        "function that plays the user instead: module.py:function from dialogues to their next user messages",
-        None,
-        path=True,
-    )
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -129,6 +113,7 @@ class GenerateOptions(DataSetOptions):
     """
 
     defaults: ClassVar[dict[str, Any]] = {
+        "user_model": LLAMA_USER,
         "max_new_tokens": 1024,
         "batch_size": 64,
         "concurrency": 32,
@@ -142,9 +127,10 @@ class GenerateOptions(DataSetOptions):
     }
     rules: ClassVar[Rules] = (
         OUTPUT_RULE,
+        ONE_USER,
         Rule(
-            lambda options: options.user.user_server and options.user.user_function,
-            "--user_server and --user_function both play the user: drop one of them.",
+            lambda options: not options.user.user_model and not options.user.user_function,
+            "--user_model is empty: give the model that plays the user, or --user_function.",
         ),
     )
 

@@ -25,10 +25,12 @@ from dschat.models.tokenizer import (
     vocabulary_difference,
 )
 from dschat.models.vocabulary import id_count, lacks_rows, row_count
+from dschat.rollouts.chat_servers import warn_if_unencrypted
 from dschat.rollouts.engine import RolloutEngine
 from dschat.rollouts.environments import EnvironmentPool
-from dschat.rollouts.episodes import EpisodeLimits, EpisodePlayer
+from dschat.rollouts.episodes import EpisodeLimits, EpisodePlayer, all_columns
 from dschat.rollouts.generate import Report, choose_engine
+from dschat.rollouts.simulated_user import UserServer, UserSettings, prompt_columns
 from dschat.rollouts.vllm.engine import VllmEngine
 from dschat.rollouts.vllm.servers import ServerNeeds, VllmServers
 from dschat.run.distributed import is_main, world_size
@@ -55,6 +57,8 @@ from dschat.training.ppo.episodes import EpisodeSampler
 from dschat.training.ppo.models import PPOModels
 
 logger = logging.getLogger(__name__)
+
+USER_CACHE = ".user-cache"  # answers of the simulated user's server, below the output folder
 
 
 def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
@@ -292,10 +296,12 @@ def build_episode_sampler(
     if config.rewards.environment is None:
         return None
     actor = build_actor_sampler(models, tokenizer, config)
+    user = simulated_user(config) if config.has_simulated_user else None
     pool = EnvironmentPool(
         config.rewards.environment,
         config.episodes.environment_timeout,
         config.episodes.environment_workers,
+        user,
     )
     limits = EpisodeLimits(
         config.episodes.max_turns,
@@ -304,7 +310,31 @@ def build_episode_sampler(
         config.episodes.max_turn_seq_len,
     )
     skips = config.rewards.on_reward_error == "skip"
-    return EpisodeSampler(actor, EpisodePlayer(tokenizer, actor.sampling, pool, limits, skips))
+    columns_of = all_columns if user is None else prompt_columns
+    return EpisodeSampler(actor, EpisodePlayer(tokenizer, actor.sampling, pool, limits, skips, columns_of))
+
+
+def simulated_user(config: PPOConfig) -> UserSettings:
+    """Who plays the user with --environment simulated_user; warns of a server that is reached without encryption.
+
+    Raises:
+        UserError: the key of the server is missing.
+    """
+    flags = config.user
+    max_turns = config.episodes.max_turns
+    if flags.user_server is None:
+        return UserSettings(max_turns, function=flags.user_function or "")
+    server = UserServer(
+        url=flags.user_server,
+        model=flags.user_model or "",
+        max_tokens=config.user_requests.user_max_tokens,
+        temperature=config.user_requests.user_temperature,
+        timeout=config.episodes.environment_timeout,
+        tries=config.user_requests.user_tries,
+        cache=str(Path(config.output.output_dir) / USER_CACHE),
+    )
+    warn_if_unencrypted(server.endpoint())
+    return UserSettings(max_turns, server)
 
 
 def warn_of_wait(config: PPOConfig, held_out: int) -> None:

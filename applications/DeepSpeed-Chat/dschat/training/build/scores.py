@@ -127,19 +127,21 @@ def reward_source(
         )
     if flags.reward_judge is not None:
         sources.append(judge_scores(config, flags.reward_judge))
-    if flags.environment is not None:
+    if config.has_episodes and not config.has_simulated_user:
         sources.append(EnvironmentScores())
 
-    if not sources:
+    if not sources and not config.has_simulated_user:
         return NoScores()
-    if len(sources) == 1 and flags.reward_weights is None and not skips:
+    if len(sources) == 1 and flags.reward_weights is None and not skips and not config.has_simulated_user:
         return sources[0]
     has_names = len(sources) > 1 or flags.reward_weights is not None
-    names = flags.source_names if has_names else [""]
+    names = flags.source_names if has_names else [""] * len(sources)
     weights = flags.reward_weights or [1.0] * len(sources)
     weighted = []
     for name, weight, source in zip(names, weights, sources, strict=True):
         weighted.append(Weighted(name, weight, source))
+    if config.has_simulated_user:  # rewards nothing, but counts turns, and dialogues whose user failed
+        weighted.append(Weighted("", 1.0, EnvironmentScores()))
     return WeightedScores(weighted, skips)
 
 

@@ -15,15 +15,15 @@ from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.models.layout import Lengths
 from dschat.rollouts.engine import Generation
+from dschat.rollouts.environments import environment_seed
 from dschat.rollouts.episodes import Episode, EpisodePlayer, LogprobSource, TurnLengths
 from dschat.run.distributed import device, gather_objects
-from dschat.run.state import SeedKind, derive_seed
+from dschat.run.state import SeedKind
 from dschat.scoring.source import EpisodeRecords, ResponseTexts
 from dschat.training.ppo.collect import ActorSampler
 from macro_actions.types import Rollout, mapped
 
 EPISODE_MESSAGES = "episode_messages"  # column of rows for reward functions: the messages of both sides
-ENVIRONMENT = 2**32 - 1  # in the seeds of environments: they are none of the actor's
 
 
 class EpisodeSampler(ActorSampler):
@@ -56,7 +56,7 @@ class EpisodeSampler(ActorSampler):
         requested = self.request(examples, kind, iteration, samples)
         environment_seeds = []
         for example in requested.examples:
-            environment_seeds.append(derive_seed(self.seed, kind, iteration, example.index, ENVIRONMENT))
+            environment_seeds.append(environment_seed(self.seed, kind, iteration, example.index))
         rows = [example.row for example in requested.examples]
         with self.session(same_weights) as sample_responses:
             episodes, turns = self._player.play(sample_responses, rows, requested.seeds, environment_seeds)

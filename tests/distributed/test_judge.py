@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A judge's scores on two processes: those of one, paid for once; a response that one rank gets no answer for."""
+
+import json
+
+import pytest
+
+from closeness import UPDATE, WEIGHT_GAP, near
+from factories import largest_difference
+from fake_judge import judge_server
+from judge_runs import PRICES, URL, judged_run, points_by_length, refusal
+
+pytestmark = [pytest.mark.xdist_group("launcher"), pytest.mark.slow]
+
+COST = (100 * PRICES["judge_price_in"] + 10 * PRICES["judge_price_out"]) / 1e6  # of an answer of the fake judge
+
+
+@pytest.fixture(scope="module")
+def server():
+    with judge_server() as judge, pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OPENAI_API_KEY", raising=False)
+        patch.setenv(URL, judge.url)
+        judge.answer = points_by_length
+        judge.refuse_when(refusal)
+        yield judge
+
+
+@pytest.fixture(scope="module")
+def outputs(server, run_cases):
+    return run_cases("two-judged", (), ("judged",))
+
+
+def questions_of(server, start=0):
+    """What was asked of the judge that refuses nothing, by the text of the question."""
+    return [json.dumps(body["messages"]) for body in server.bodies[start:] if body["model"] == "m"]
+
+
+def test_two_processes_have_the_scores_of_one(outputs, server, group, tmp_path):
+    """In rollouts and evaluations; no question is asked twice, and the costs of both ranks are added up."""
+    asked_by_two = questions_of(server)
+    begun = len(server.bodies)
+    expected, expected_metrics, expected_samples = judged_run(tmp_path / "judged", server.url)
+    asked_by_one = questions_of(server, begun)
+    assert sorted(asked_by_two) == sorted(asked_by_one)
+    assert len(set(asked_by_two)) == len(asked_by_two)
+
+    result = outputs.numbers("judged")
+    rollouts = 0
+    for row, expected_row in zip(result["metrics"], expected_metrics, strict=True):
+        assert {name: row[name] for name in expected_row} == near(expected_row, 8 * UPDATE, scale=0.1)
+        if "objective/scores" in row:
+            assert row["judge/cost"] == near(COST)  # of each response, all of which differ
+            rollouts += 1
+    assert rollouts == 2
+    for name, expected_text in expected_samples.items():
+        lines = result["samples"][name].splitlines()
+        for line, expected_line in zip(lines, expected_text.splitlines(), strict=True):
+            assert json.loads(line)["score"] == json.loads(expected_line)["score"]
+    assert largest_difference(outputs.tensors("judged"), expected) < WEIGHT_GAP
+
+
+def test_a_failure_on_one_rank_ends_both_with_its_message(outputs):
+    """Only one rank has the prompt that the judge refuses."""
+    first, second = (outputs.numbers("judged-refused", rank) for rank in (0, 1))
+    assert first == second
+    assert first.startswith("--reward_judge: ") and "not this" in first
+    assert "1 of 4 questions of this rollout have no answer" in first
+    assert "--resume_from_checkpoint" in first and "--on_reward_error skip" in first
+
+
+def test_a_failure_on_one_rank_is_skipped_on_both(outputs):
+    rows = [row["objective/unscored"] for row in outputs.numbers("judged-skipped") if "objective/unscored" in row]
+    assert sorted(rows) == [0.0, 1 / 8]

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dschat data preview --environment`: the prompts of rows are what their environments say first."""
+
+import pytest
+
+from cli_runs import write_jsonl
+from data_cases import look_at_data as main
+from dschat.rollouts.environments import environment_seed
+from dschat.run.state import SeedKind
+from turn_cases import TEMPLATE, chat_tokenizer
+
+GAMES = """
+class Seeded:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+
+    def reset(self, row, seed):
+        if row.get("breaks"):
+            raise ValueError("no beginning")
+        return [{"role": "user", "content": f"{row['animal']} {seed}"}]
+
+    def step(self, messages, reply):
+        raise AssertionError("nobody replies in a preview")
+"""
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    """A preview of two rows."""
+    (tmp_path / "games.py").write_text(GAMES)
+    rows = [{"prompt": "unread", "animal": animal} for animal in ("fox", "cat")]
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    return ["preview", str(path), "--environment", f"{tmp_path / 'games.py'}:Seeded", "--seed", "7"]
+
+
+def test_the_messages_of_reset_are_shown(arguments, capsys):
+    """With the seeds that training has in its first iteration."""
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "prompts: the messages with which the environment begins an episode of each row" in shown
+    assert "step 3: " in shown and "unread" not in shown
+    first, second = (environment_seed(7, SeedKind.TRAINING, 0, number) for number in (0, 1))
+    assert f"[[prompt: read]]user: fox {first}\n" in shown and f"[[prompt: read]]user: cat {second}" in shown
+
+
+def test_a_chat_template_writes_them_with_the_tools(arguments, tmp_path, capsys):
+    tokenizer = chat_tokenizer("{% for tool in tools %}mat{% endfor %} " + TEMPLATE)
+    tokenizer.save_pretrained(tmp_path / "model")
+    assert main([*arguments, "--tokenizer", str(tmp_path / "model")]) == 0
+    (line, _) = [line for line in capsys.readouterr().out.splitlines() if "[[prompt" in line]
+    text = line.partition("]]")[2]
+    assert text.startswith("<bos>mat fox") and text.endswith(" dog ")
+
+
+def test_an_environment_that_fails_is_named_with_its_row(arguments, tmp_path, caplog):
+    write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "a", "animal": "fox"}, {"prompt": "a", "breaks": True}])
+    assert main(arguments) == 2
+    assert f"{tmp_path / 'rows.jsonl'}:2: --environment: reset failed in " in caplog.messages[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--step", "1"], "--environment with --step 1: only step 3 has environments"),
+        (["--environment", "simulated_user"], "begins with the prompts of the rows as they are: drop the flag"),
+        (["--environment", "games.py"], "--environment games.py is not of the form"),
+    ],
+)
+def test_what_a_preview_of_environments_refuses(arguments, words, said, caplog):
+    assert main([*arguments, *words]) == 2
+    assert said in caplog.messages[-1]

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated user as the environment of step 3: who says what, what is asked of a server, failures, resume."""
+
+from contextlib import closing
+from functools import partial
+
+import pytest
+import torch
+
+from closeness import assert_near
+from dschat.base.errors import UserError
+from dschat.data.rows import Row
+from dschat.rollouts.chat_servers import Reply, ReplyCache
+from dschat.rollouts.environment import StepResult
+from dschat.rollouts.environments import EnvironmentPool, Failure
+from dschat.rollouts.simulated_user import UserServer, UserSettings, prompt_columns
+from dschat.rollouts.users import has_message, simulator_prompt
+from dschat.settings.simulated_user import SIMULATED_USER
+from factories import collected
+from fake_judge import judge_server
+from resume_runs import check_every_stop, result_of
+from turn_cases import episode_loop, write_environments
+
+USERS = """
+import os
+
+
+def ask(dialogues):
+    (dialogue,) = dialogues
+    if dialogue[0]["content"] == "raises":
+        raise ValueError("no idea")
+    if dialogue[0]["content"] == "dies":
+        os._exit(3)
+    return ["" if "enough" in dialogue[-1]["content"] else f"fox {len(dialogue)}"]
+"""
+OPENING = [{"role": "user", "content": "a cat"}]
+SYSTEM = {"role": "system", "content": "Be kind."}
+REPLY = {"role": "assistant", "content": "the mat"}
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+@pytest.fixture
+def function(tmp_path):
+    (tmp_path / "users.py").write_text(USERS)
+    return f"{tmp_path / 'users.py'}:ask"
+
+
+@pytest.fixture
+def server():
+    with judge_server() as judge:
+        judge.answer = lambda messages: f"so it is. Question: fox {messages[-1]['content'].count('### assistant')}"
+        yield judge
+
+
+def pool_of(settings):
+    return closing(EnvironmentPool(SIMULATED_USER, 60.0, 8, settings))
+
+
+def served(server, folder, tries=1):
+    return UserSettings(3, UserServer(server.url, "m", 20, 0.5, 60.0, tries, str(folder / "cache")))
+
+
+def row_of(text):
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+# -- who says what
+
+
+def test_a_function_answers_until_the_last_turn(function):
+    """The last reply of a dialogue is not answered, and an empty message ends it earlier. No reply has a reward."""
+    with pool_of(UserSettings(3, function=function)) as pool, pool.episodes(1) as processes:
+        assert pool.call(processes, [("reset", {"messages": OPENING}, 0)]) == [OPENING]
+        messages = list(OPENING)
+        for expected in ([{"role": "user", "content": "fox 2"}], [{"role": "user", "content": "fox 4"}], []):
+            (result,) = pool.call(processes, [("step", messages, "the mat")])
+            assert result == StepResult(expected, 0.0, not expected)
+            messages += [REPLY, *expected]
+    with pool_of(UserSettings(3, function=function)) as pool, pool.episodes(1) as processes:
+        pool.call(processes, [("reset", {"messages": OPENING}, 0)])
+        assert pool.call(processes, [("step", OPENING, "enough")]) == [StepResult([], 0.0, True)]
+
+
+def test_a_server_is_asked_with_the_seed_of_the_row(server, tmp_path):
+    """Dialogues of one row have one seed; equal ones have the same answer, also in a later run."""
+    settings = served(server, tmp_path)
+    for _ in range(2):
+        with pool_of(settings) as pool, pool.episodes(3) as processes:
+            pool.call(processes, [("reset", {"messages": OPENING}, seed) for seed in (7, 7, 8)])
+            results = pool.call(processes, [("step", OPENING, "the mat")] * 3)
+            assert results == [StepResult([{"role": "user", "content": "fox 1"}], 0.0, False)] * 3
+    assert sorted({body["seed"] for body in server.bodies}) == [7, 8]
+    assert len(server.bodies) <= 3  # two at once may both be sent
+    body = server.bodies[0]
+    assert body["messages"] == [{"role": "user", "content": simulator_prompt([*OPENING, REPLY])}]
+    assert (body["model"], body["max_tokens"], body["temperature"]) == ("m", 20, 0.5)
+
+
+def test_the_first_answer_to_a_question_stays(tmp_path):
+    """Two processes that have asked the same go on with one answer."""
+    first, second = Reply("Question: a", "", "m"), Reply("Question: b", "", "m")
+    caches = [ReplyCache(tmp_path, has_message), ReplyCache(tmp_path, has_message)]
+    assert caches[0].put_first("ab" * 32, first) == first
+    assert caches[1].put_first("ab" * 32, second) == first
+    assert caches[1].get("ab" * 32) == first
+    empty = Reply("", "", "m")
+    assert caches[0].put_first("cd" * 32, empty) == empty and caches[0].get("cd" * 32) is None
+    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".json"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "messages", "expected"),
+    [
+        ("a cat", None, OPENING),
+        (None, [SYSTEM, *OPENING], [SYSTEM, *OPENING]),
+        (
+            "\n\nHuman: a cat\n\nAssistant: the mat\n\nHuman: why\n\nAssistant:",
+            None,
+            [*OPENING, REPLY, {"role": "user", "content": "why"}],
+        ),
+    ],
+)
+def test_a_dialogue_begins_with_the_prompt_of_its_row(prompt, messages, expected):
+    row = Row(prompt, messages, None, None, {"messages": "another column"}, "rows.jsonl:1")
+    assert prompt_columns(row) == {"messages": expected}
+
+
+# -- failures
+
+
+def test_a_function_that_fails_costs_its_episode(function):
+    with pool_of(UserSettings(3, function=function)) as pool, pool.episodes(3) as processes:
+        texts = ("raises", "dies", "a cat")
+        pool.call(processes, [("reset", row_of(text), 0) for text in texts])
+        calls = [("step", row_of(text)["messages"], "the mat") for text in texts]
+        raised, died, answered = pool.call(processes, calls)
+    assert isinstance(raised, Failure) and raised.problem.startswith("--user_function: ask failed in ")
+    assert raised.problem.endswith("ValueError: no idea")
+    assert isinstance(died, Failure) and "process has ended" in died.problem
+    assert isinstance(answered, StepResult)
+
+
+def test_a_server_that_does_not_answer_costs_its_episode(server, tmp_path):
+    server.fail_on("broken", (500, {"error": {"message": "down"}}, {}))
+    with pool_of(served(server, tmp_path, tries=2)) as pool, pool.episodes(2) as processes:
+        texts = ("broken", "a cat")
+        pool.call(processes, [("reset", row_of(text), 0) for text in texts])
+        failed, answered = pool.call(processes, [("step", row_of(text)["messages"], "the mat") for text in texts])
+    assert failed == Failure(f"--user_server {server.url}: no answer in 2 tries: {server.url} answers 500: down.")
+    assert isinstance(answered, StepResult)
+
+
+def test_a_server_that_is_too_slow_is_named_by_the_deadline(server, tmp_path):
+    server.fail_on("a cat", "timeout")
+    with pool_of(served(server, tmp_path)) as pool, pool.episodes(1) as processes:
+        pool.call(processes, [("reset", {"messages": OPENING}, 0)])
+        pool._timeout = 1.0
+        (failed,) = pool.call(processes, [("step", OPENING, "the mat")])
+    assert isinstance(failed, Failure) and "--environment_timeout" in failed.problem
+
+
+def test_a_user_without_a_message_is_a_failure(server, tmp_path, capfd):
+    server.plan.append(("stop", {"content": "why. Question: "}))
+    with pool_of(served(server, tmp_path)) as pool, pool.episodes(1) as processes:
+        pool.call(processes, [("reset", {"messages": OPENING}, 0)])
+        (failed,) = pool.call(processes, [("step", OPENING, "the mat")])
+    assert isinstance(failed, Failure) and "the simulated user gives no message" in failed.problem
+    assert "--user_server: no message of a user: the answer is empty" in capfd.readouterr().err
+
+
+def test_a_key_is_missing(tmp_path):
+    settings = UserSettings(3, UserServer("http://h.example/v1", "m", 20, 0.5, 5.0, 1, str(tmp_path)))
+    with pytest.raises(UserError, match="--environment simulated_user: no key for http://h.example/v1"):
+        EnvironmentPool(SIMULATED_USER, 30.0, 1, settings)
+
+
+# -- training
+
+
+@pytest.fixture
+def flags(server, tmp_path):
+    """Episodes of three turns with the user on the server; a function scores them by their messages."""
+    return {
+        "environment": SIMULATED_USER,
+        "user_server": server.url,
+        "user_model": "m",
+        "reward_function": [f"{write_environments(tmp_path)}:messages_of"],
+        "max_turns": 3,
+        "max_answer_seq_len": 64,
+        "termination_condition": "turn",
+    }
+
+
+def test_the_score_of_a_dialogue_is_that_of_the_reward_function(flags, group, tmp_path):
+    """It stands on the last token of the episode, whatever the turns; the user's own reward is 0."""
+    iteration = collected(episode_loop(tmp_path / "out", **flags), [list(range(8))])
+    batch = iteration.batch
+    turns = torch.tensor([len(runs) for runs in batch.rollout.response_runs()])
+    assert int(turns.max()) == 3
+    assert_near(batch.scored.scores, 2.0 * turns)  # a message of both sides for each turn, and none after the last
+    assert not batch.scored.segment_rewards.any()
+    assert batch.rollout.finished.sum() == 0 or bool((turns[batch.rollout.finished] == 3).all())
+
+
+def test_a_user_that_fails_is_left_out_and_counted(flags, server, group, tmp_path):
+    server.fail_on("zebra", (400, {"error": {"message": "no zebras"}}, {}))
+    loop = episode_loop(tmp_path / "stops", **flags)
+    with pytest.raises(UserError, match="it refuses the request: .*no zebras.*--on_reward_error skip"):
+        collected(loop, [list(range(8))])
+    loop = episode_loop(tmp_path / "skips", **(flags | {"on_reward_error": "skip"}))
+    iteration = collected(loop, [list(range(8))])
+    is_trained = iteration.batch.scored.response_mask.any(1)
+    assert is_trained.tolist() == [number != 4 for number in range(8)]  # the row of the zebra
+    assert iteration.metrics["objective/unscored"] == pytest.approx(1 / 8)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_user_stops_anywhere(flags, group, tmp_path):
+    make = partial(episode_loop, **flags)
+    assert check_every_stop(make, tmp_path, every=23, first=3) > 15
+
+
+def test_a_resumed_run_gets_the_answers_of_the_first(flags, server, group, tmp_path):
+    """From its first checkpoint on, byte for byte, although the server never answers a question alike."""
+    numbers = iter(range(10**6))
+    server.answer = lambda messages: f"Question: fox {next(numbers) % 7}"
+    place = tmp_path / "out"
+    make = partial(episode_loop, place, save_steps=1, save_total_limit=0, **flags)
+    weights, metrics, _ = result_of(make(), place)
+    asked = len(server.bodies)
+    (first, *later) = sorted((place / "checkpoints").iterdir())
+    assert later
+    again, metrics_again, _ = result_of(make(resume_from_checkpoint=str(first)), place)
+    assert metrics_again == metrics and len(server.bodies) == asked
+    assert all(torch.equal(again[name], weight) for name, weight in weights.items())
