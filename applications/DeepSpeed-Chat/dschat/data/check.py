@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.base.progress import progress
-from dschat.data.examples import empty_responses
+from dschat.data.examples import bad_responses, empty_responses
 from dschat.data.formats import format_of
 from dschat.data.hub import find_known
 from dschat.data.messages import WEIGHT, message_text
@@ -126,6 +126,9 @@ def _describe_rows(path: str, source: Source, keys: ColumnFlags) -> list[str]:
     empty = empty_responses(rows)
     if empty:
         lines.append(f"empty      {empty}")
+    bad = bad_responses(rows)
+    if bad:
+        lines.append(f"labelled   {bad}")
     lines.append(f"skipped    {in_words(source.dropped) or 'none'}")
     return lines
 

@@ -35,6 +35,7 @@ PROMPT_TOO_LONG = "prompt too long"
 EMPTY_PROMPT = "prompt without tokens"
 NOTHING_WRITTEN = "a response without content, whose other fields the chat template does not write"
 NO_WEIGHT = "every turn that could be trained on has weight 0"
+LABELS = ("label", "kto_tag")  # columns of KTO data: whether the response is a good one
 
 E = TypeVar("E")
 
@@ -422,6 +423,24 @@ def empty_responses(rows: Sequence[Row], chosen_alone: bool = False) -> str:
         return ""
     first = ", ".join(dict.fromkeys(origins[:3]))
     return f"{len(origins)} responses without any text, which end at once (first: {first})"
+
+
+def bad_responses(rows: Sequence[Row]) -> str:
+    """A note on responses that data for KTO label as bad ones; empty if there are none.
+
+    Step 1 trains on every response.
+    """
+    origins = []
+    for row in rows:
+        is_bad = any(row.extra.get(column) is False for column in LABELS)
+        if is_bad and row.chosen is not None:
+            origins.append(row.origin)
+    if not origins:
+        return ""
+    return (
+        f"{len(origins)} of {len(rows)} responses are labelled false ({' or '.join(LABELS)}, as in data for KTO), and "
+        f"step 1 trains on them like on the others (first: {origins[0]})"
+    )
 
 
 def margin_of(row: Row, key: str) -> float:

@@ -51,6 +51,20 @@ THOUGHT = "reasoning_content"
 EMPTY: tuple[Any, ...] = (None, "", [], {})  # values of fields without content; false and 0 are contents
 TEXT_PARTS = (None, "text", "input_text", "output_text")  # types of a content's parts that are joined
 THOUGHT_PARTS = ("reasoning", "thinking")  # types of parts that are an assistant's thought
+# Roles in other spellings, in lower case → the role that chat templates read.
+ROLE_SPELLINGS: Mapping[str, str] = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
+    "tool": "tool",
+}
 
 
 def check_messages(
@@ -89,7 +103,7 @@ def check_messages(
 
 def _convert_message(raw: dict[str, Any], name: str, origin: str) -> dict[str, Any]:
     """A message in the form that chat templates read; `name` says which one it is, for errors."""
-    check_text(raw.get("role"), f"role of {name}", origin)
+    _check_role(raw.get("role"), name, origin)
     if raw.keys() == {"role", "content"} and isinstance(raw["content"], str):
         check_text(raw["content"], f"content of {name}", origin)
         return raw
@@ -103,6 +117,20 @@ def _convert_message(raw: dict[str, Any], name: str, origin: str) -> dict[str, A
     if content is not None or message["role"] != "assistant" or TOOL_CALLS not in message:
         check_text(content, f"content of {name}", origin)
     return message
+
+
+def _check_role(role: Any, name: str, origin: str) -> None:
+    """Raises UserError unless a role is text, and not another spelling of a role that chat templates read.
+
+    Many templates write any role into the prompt: a reply of "gpt" or "Assistant" would be read as a part of it.
+    """
+    check_text(role, f"role of {name}", origin)
+    template_role = ROLE_SPELLINGS.get(role.strip().lower(), role)
+    if role != template_role:
+        raise UserError(
+            f"{origin}: role of {name} is {role!r}, which chat templates do not read as {template_role!r}; write "
+            f"{template_role!r}."
+        )
 
 
 def _convert_calls(message: dict[str, Any], name: str, origin: str) -> None:
