@@ -395,6 +395,22 @@ def test_step_1_warns_of_responses_that_are_labelled_as_bad_ones(column, tmp_pat
     assert "labelled   2 of 10 responses are labelled false" in check_report(str(tmp_path), None, Settings())
 
 
+@pytest.mark.parametrize(("repeats", "expected"), [(2, True), (1, False)])
+def test_responses_that_begin_with_their_prompts_are_warned_of(repeats, expected, tmp_path, caplog) -> None:
+    """In half of the four rows or more; a short prompt may begin a response by chance."""
+    question = "What is the capital of France?"
+    rows = [{"prompt": question, "chosen": f"{question} {number}", "rejected": "b"} for number in range(repeats)]
+    rows += [{"prompt": "It is", "chosen": f"It is {number}", "rejected": "b"} for number in range(4 - repeats)]
+    for name in ("train", "test"):
+        write_jsonl(tmp_path / f"{name}.jsonl", rows)
+    note = f"the responses of {repeats} of 4 rows begin with their prompt"
+    for kind in (SFTExample, PairExample, PreferenceExample):
+        loader_of(kind, tmp_path, data_split="1,0,0").read(show=True)
+        assert any(note in message for message in caplog.messages) is expected
+        caplog.clear()
+    assert ("repeated   the responses of 4 of 8 rows" in check_report(str(tmp_path), None, Settings())) is expected
+
+
 def test_what_validates_is_part_of_the_key_and_is_said_again(tmp_path, caplog) -> None:
     """The warning of turns that end otherwise depends on a flag that prompts do not."""
 

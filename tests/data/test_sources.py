@@ -183,6 +183,9 @@ def test_bad_layouts(tmp_path):
     assert "holds: nothing" in error_of(tmp_path / "empty")
 
 
+CALL = b'{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "sun", "arguments": ARGUMENTS}}]}]}'
+
+
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
@@ -200,7 +203,7 @@ def test_bad_layouts(tmp_path):
         (b'{"prompt": "a", "rejected": {}}', "column 'rejected' must be text, not an object; .* --rejected_key"),
         (b'{"prompt": "a", "response": true}', "'response' must be text, not true or false; .* --response_key"),
         (b'{"prompt": "a\\ud800"}', "lone surrogate.* at position 1"),
-        ("{'prompt': 'a', 'response': 'café'}".replace("'", '"').encode("cp1252"), "not readable as UTF-8 .*; save the"),
+        (b'{"prompt": "caf\xe9"}', "not readable as UTF-8 .*; save the file as UTF-8"),
         (b'{"prompt": "a", "response": "b", "response": "c"}', "the key 'response' occurs twice.*remove the row"),
         (b'{"prompt": "a", "info": {"n": 1, "m": 2, "n": 3}}', "the key 'n' occurs twice"),
         (b'{"messages": "hi"}', "non-empty list of messages.* --messages_key"),
@@ -209,6 +212,10 @@ def test_bad_layouts(tmp_path):
         (b'{"messages": [{"role": "user"}]}', "content of message 1 in 'messages' must be text, not null"),
         (b'{"messages": [{"content": "a"}]}', "role of message 1 in 'messages' must be text, not null"),
         (b'{"messages": [{"role": "assistant", "content": "a"}]}', "holds only the response"),
+        (CALL.replace(b"ARGUMENTS", b'"{city: 1"'), "a tool call of message 1 .* has the arguments '{city: 1'; they"),
+        (CALL.replace(b"ARGUMENTS", b'""'), "has the arguments ''; .* {} for none. Correct the row"),
+        (CALL.replace(b"ARGUMENTS", b"[1]"), "has the arguments .1.; they must be an object"),
+        (CALL.replace(b"ARGUMENTS", b'"{\\"n\\": 1, \\"n\\": 2}"'), "has the arguments"),
         (b'{"messages": [{"role": "human", "content": "a"}]}', "role of message 1 .* is 'human'.*; write 'user'"),
         (b'{"prompt": [{"role": "User", "content": "a"}]}', "role of message 1 .* is 'User'.*; write 'user'"),
         (b'{"messages": [{"role": "user", "content": "a"}, {"role": "gpt", "content": "b"}]}', "write 'assistant'"),

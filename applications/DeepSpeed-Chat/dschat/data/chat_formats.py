@@ -12,7 +12,7 @@ from typing import Any
 
 from dschat.base.errors import UserError
 from dschat.data.messages import Messages, check_messages, template_arguments
-from dschat.data.rows import Row, check_text, kind_of
+from dschat.data.rows import Row, check_text
 from dschat.settings.common import ColumnFlags
 
 # Names of the formats.

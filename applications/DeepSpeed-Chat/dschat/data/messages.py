@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dschat.base.errors import UserError
+from dschat.base.jsonl import without_repeats
 from dschat.data.rows import check_text, is_plain, kind_of
 
 Messages = list[dict[str, Any]]
@@ -227,30 +228,40 @@ def _tool_calls(
     calls = _parsed(value)
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise UserError(f"{origin}: tool_calls of {name} must be a list of objects; correct the row.")
-    return [_parse_arguments(call) for call in calls]
+    return [_parse_arguments(call, name, origin) for call in calls]
 
 
-def _parse_arguments(call: dict[str, Any]) -> dict[str, Any]:
+def _parse_arguments(call: dict[str, Any], name: str, origin: str) -> dict[str, Any]:
     """A tool call, or its function, with arguments as an object even if they are JSON text.
 
     Fields of the call and of its function that hold null are left out; arguments that hold null are kept.
+
+    Raises:
+        UserError: the arguments are neither an object nor the JSON text of one; a template would write them as they
+            are, and the model would learn calls that cannot be read.
     """
     call = _without_null_fields(call)
     if isinstance(call.get("function"), dict):
-        call["function"] = _parse_arguments(call["function"])
+        call["function"] = _parse_arguments(call["function"], name, origin)
         return call
-    arguments = _parsed(call.get("arguments"))
-    if isinstance(arguments, dict):
-        call["arguments"] = arguments
+    if "arguments" not in call:
+        return call
+    arguments = _parsed(call["arguments"])
+    if not isinstance(arguments, dict):
+        raise UserError(
+            f"{origin}: a tool call of {name} has the arguments {call['arguments']!r}; they must be an object or the "
+            "JSON text of one, {} for none. Correct the row."
+        )
+    call["arguments"] = arguments
     return call
 
 
 def _parsed(value: Any) -> Any:
-    """The content of a JSON text; other values, and texts that are not JSON, as they are."""
+    """The content of a JSON text; other values, and texts that are not JSON or repeat a key, as they are."""
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return json.loads(value, object_pairs_hook=without_repeats)
     except (ValueError, RecursionError):
         return value
 
