@@ -155,7 +155,7 @@ def check_output_dir(
     overwrite: bool,
     inputs: Sequence[str],
 ) -> None:
-    """Refuse an output folder that is a file or an input, or that holds a run unless `overwrite`.
+    """Refuse an output folder that is an address, a file or an input, or that holds a run unless `overwrite`.
 
     Args:
         output_dir: the folder; it need not exist.
@@ -166,6 +166,10 @@ def check_output_dir(
         UserError: naming the folder and the flag that changes the decision.
     """
     folder = Path(output_dir)
+    if "://" in output_dir:
+        raise UserError(
+            f"--output_dir {output_dir} is an address: give a folder of this machine, and copy it there after the run."
+        )
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output_dir {output_dir} is a file: give a folder.")
     for name in inputs:
