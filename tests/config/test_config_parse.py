@@ -75,7 +75,9 @@ def test_inert_flags_warn_once_and_take_an_optional_value(step, form, caplog):
         ("ppo", "--kl_cof 1", ["--kl_cof", "did you mean --kl_coef?"]),
         ("ppo", "--learning_rate 1", ["unrecognized arguments: --learning_rate", "mean --actor_learning_rate?"]),
         ("ppo", "--zzzzzzzz", ["unrecognized arguments: --zzzzzzzz (--help"]),
-        ("ppo", "--ppo_epochs x", ["--ppo_epochs", "invalid int value: 'x'"]),
+        ("ppo", "--ppo_epochs x", ["--ppo_epochs", "invalid int value: 'x'; give a whole number"]),
+        ("ppo", "--ppo_epochs 1.5", ["--ppo_epochs", "invalid int value: '1.5'; give a whole number"]),
+        ("ppo", "--ppo_epochs inf", ["--ppo_epochs", "invalid int value: 'inf'; give a whole number"]),
         ("ppo", "--dtype int8", ["--dtype", "invalid choice: 'int8'"]),
         ("ppo", "--zero_stage 4", ["--zero_stage", "invalid choice"]),
         ("ppo", "--kl_estimator k4", ["--kl_estimator", "invalid choice"]),
@@ -91,6 +93,12 @@ def test_malformed_command_lines_give_one_line_and_status_2(step, words, parts, 
     assert stop.value.code == 2
     assert error.count("\n") == 1
     assert all(part in error for part in parts), error
+
+
+def test_a_whole_number_may_have_a_point():
+    """As the example files of LLaMA-Factory write `num_train_epochs: 3.0`."""
+    flat = config_of("sft", "--num_train_epochs 3.0 --max_seq_len 1e3 --max_steps 20.0").flat()
+    assert (flat["num_train_epochs"], flat["max_seq_len"], flat["max_steps"]) == (3, 1000, 20)
 
 
 def test_missing_flags_are_named(capsys):

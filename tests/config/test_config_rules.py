@@ -555,3 +555,9 @@ def test_data_may_lie_in_the_output_folder(tmp_path):
 def test_a_warm_up_that_never_ends_is_warned_of(caplog, warmup, warned):
     config_of("sft", f"--num_warmup_steps {warmup}").warn_of_warmup(11)
     assert ("--num_warmup_steps" in caplog.text) is warned
+
+
+def test_an_output_folder_is_no_address():
+    """As a path it would be a folder called "s3:"."""
+    message = refusal("sft", "--output_dir s3://bucket/run")
+    assert "--output_dir s3://bucket/run is an address: give a folder of this machine" in message

@@ -183,6 +183,7 @@ def test_further_fields_of_sharegpt_messages_are_kept() -> None:
         ({"instruction": ["a"], "output": "a"}, "column 'instruction' must be text, not a list"),
         ({"instruction": "a", "output": ["b", "c"]}, "column 'output' must be text, not a list"),
         ({"instruction": "a", "output": "b", "history": [["q"]]}, "column 'history' must hold a list of pairs"),
+        ({"instruction": "a", "output": "b", "history": ["qr", "st"]}, "column 'history' must hold a list of pairs"),
         ({"instruction": "a", "output": "b", "history": [["q", 1]]}, "the assistant's text of pair 1 in 'history'"),
     ],
 )

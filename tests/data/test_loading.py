@@ -24,6 +24,7 @@ from dschat.base.errors import UserError
 from dschat.base.fingerprints import tokenizer_fingerprint
 from dschat.data import loading, tokenised
 from dschat.data.cache import ENTRY, CacheEntry, cache_folder
+from dschat.data.check import check_report
 from dschat.data.examples import (
     PairExample,
     PreferenceExample,
@@ -33,6 +34,7 @@ from dschat.data.examples import (
     sft_examples,
 )
 from dschat.data.loading import ExampleLoader, StepData
+from dschat.data.preview import Settings
 from dschat.data.rows import Row
 from dschat.data.tokenised import (
     BATCH,
@@ -375,6 +377,38 @@ def test_empty_responses_are_said_once(kind, lines, tmp_path, caplog) -> None:
             assert told[0].startswith(f"{len(lines)} responses without any text, which end at once")
             places = re.findall(r"train\.jsonl:(\d)", told[0])
             assert len(places) == 3 and set(places) <= set(lines), "the first three in the order of the shuffle"
+
+
+@pytest.mark.parametrize("column", ["label", "kto_tag"])
+def test_step_1_warns_of_responses_that_are_labelled_as_bad_ones(column, tmp_path, caplog) -> None:
+    """Rows for KTO; the label of a row that is not true or false, such as a class, says nothing."""
+    rows = [{"prompt": f"q {number}", "completion": "a", column: number != 2} for number in range(4)]
+    rows.append({"prompt": "q", "completion": "a", column: 0})
+    for name in ("train", "test"):
+        write_jsonl(tmp_path / f"{name}.jsonl", rows)
+    for kind, expected in ((SFTExample, 1), (PromptExample, 0)):
+        loader_of(kind, tmp_path, data_split="1,0,0").read(show=True)
+        told = [message for message in caplog.messages if "labelled false" in message]
+        caplog.clear()
+        assert len(told) == expected
+        assert all(text.startswith("1 of 5 responses are labelled false") and "train.jsonl:3" in text for text in told)
+    assert "labelled   2 of 10 responses are labelled false" in check_report(str(tmp_path), None, Settings())
+
+
+@pytest.mark.parametrize(("repeats", "expected"), [(2, True), (1, False)])
+def test_responses_that_begin_with_their_prompts_are_warned_of(repeats, expected, tmp_path, caplog) -> None:
+    """In half of the four rows or more; a short prompt may begin a response by chance."""
+    question = "What is the capital of France?"
+    rows = [{"prompt": question, "chosen": f"{question} {number}", "rejected": "b"} for number in range(repeats)]
+    rows += [{"prompt": "It is", "chosen": f"It is {number}", "rejected": "b"} for number in range(4 - repeats)]
+    for name in ("train", "test"):
+        write_jsonl(tmp_path / f"{name}.jsonl", rows)
+    note = f"the responses of {repeats} of 4 rows begin with their prompt"
+    for kind in (SFTExample, PairExample, PreferenceExample):
+        loader_of(kind, tmp_path, data_split="1,0,0").read(show=True)
+        assert any(note in message for message in caplog.messages) is expected
+        caplog.clear()
+    assert ("repeated   the responses of 4 of 8 rows" in check_report(str(tmp_path), None, Settings())) is expected
 
 
 def test_what_validates_is_part_of_the_key_and_is_said_again(tmp_path, caplog) -> None:

@@ -144,9 +144,10 @@ def test_parquet_null_column_counts_as_absent(tmp_path):
     assert train[0].prompt == "Q" and train[1].messages == [{"role": "user", "content": "hi"}]
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
 @pytest.mark.parametrize("text", ["\n [\n{}\n]", "\ufeff[{}]"])
-def test_json_array(tmp_path, text):
-    path = tmp_path / "a.json"
+def test_json_array(tmp_path, text, name):
+    path = tmp_path / name
     path.write_text(text.format(json.dumps(PAIR)) if "{}" in text else text, encoding="utf-8")
     assert load_source(path).train[0].origin == f"{path} row 1"
 
@@ -182,6 +183,9 @@ def test_bad_layouts(tmp_path):
     assert "holds: nothing" in error_of(tmp_path / "empty")
 
 
+CALL = b'{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "sun", "arguments": ARGUMENTS}}]}]}'
+
+
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
@@ -199,12 +203,24 @@ def test_bad_layouts(tmp_path):
         (b'{"prompt": "a", "rejected": {}}', "column 'rejected' must be text, not an object; .* --rejected_key"),
         (b'{"prompt": "a", "response": true}', "'response' must be text, not true or false; .* --response_key"),
         (b'{"prompt": "a\\ud800"}', "lone surrogate.* at position 1"),
+        (b'{"prompt": "caf\xe9"}', "not readable as UTF-8 .*; save the file as UTF-8"),
+        (b'{"prompt": "a", "response": "b", "response": "c"}', "the key 'response' occurs twice.*remove the row"),
+        (b'{"prompt": "a", "info": {"n": 1, "m": 2, "n": 3}}', "the key 'n' occurs twice"),
         (b'{"messages": "hi"}', "non-empty list of messages.* --messages_key"),
         (b'{"messages": []}', "non-empty list of messages"),
         (b'{"messages": ["hi"]}', "message 1 of 'messages' must be an object"),
         (b'{"messages": [{"role": "user"}]}', "content of message 1 in 'messages' must be text, not null"),
         (b'{"messages": [{"content": "a"}]}', "role of message 1 in 'messages' must be text, not null"),
         (b'{"messages": [{"role": "assistant", "content": "a"}]}', "holds only the response"),
+        (CALL.replace(b"ARGUMENTS", b'"{city: 1"'), "a tool call of message 1 .* has the arguments '{city: 1'; they"),
+        (CALL.replace(b"ARGUMENTS", b'""'), "has the arguments ''; .* {} for none. Correct the row"),
+        (CALL.replace(b"ARGUMENTS", b"[1]"), "has the arguments .1.; they must be an object"),
+        (CALL.replace(b"ARGUMENTS", b'"{\\"n\\": 1, \\"n\\": 2}"'), "has the arguments"),
+        (b'{"messages": [{"role": "human", "content": "a"}]}', "role of message 1 .* is 'human'.*; write 'user'"),
+        (b'{"prompt": [{"role": "User", "content": "a"}]}', "role of message 1 .* is 'User'.*; write 'user'"),
+        (b'{"messages": [{"role": "user", "content": "a"}, {"role": "gpt", "content": "b"}]}', "write 'assistant'"),
+        (b'{"messages": [{"role": "user", "content": "a"}, {"role": "model", "content": "b"}]}', "write 'assistant'"),
+        (b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant ", "content": "b"}]}', "'assistant '"),
         (
             b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "chosen": "c"}',
             "two responses",

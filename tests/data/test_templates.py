@@ -296,6 +296,20 @@ def test_calls_that_the_template_does_not_write_are_left_out_and_counted(tmp_pat
     assert "does not write: 'tool_calls' of responses: 2" in caplog.text
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}], ids=["no content", "null", "empty"])
+def test_earlier_calls_that_a_template_of_required_contents_does_not_write_are_named(content, tmp_path):
+    """Such a template, like Phi-4's, raises an error for a message with neither content nor calls."""
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    calls = caller({"city": "Rome"}, **content)
+    row = {"messages": [user("a"), calls, {"role": "tool", "content": "6:40"}, bot("b")]}
+    (note,) = template_notes(tokenizer, read(tmp_path, row))
+    assert note.endswith("does not write: 'tool_calls' of earlier assistant messages: 1")
+
+
 @pytest.mark.parametrize("arguments", [{"city": "Rome"}, '{"city": "Rome"}'], ids=["object", "JSON"])
 def test_a_function_call_is_a_tool_call(arguments, tmp_path):
     tokenizer = byte_tokenizer("qwen-2.5")

@@ -13,7 +13,8 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 
 from closeness import UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.base.errors import UserError
-from dschat.engine.engine import Engine, EngineSettings, deepspeed_config
+from dschat.engine.deepspeed_config import deepspeed_config, offloads_optimizer
+from dschat.engine.engine import Engine, EngineSettings
 from dschat.engine.process_group import training_dtype
 from dschat.models.policy import PolicyModel
 from dschat.run.distributed import device
@@ -335,6 +336,19 @@ def test_a_file_may_repeat_batches_that_are_cut_by_tokens(tmp_path):
         ({"zero_optimization": 2}, "zero_optimization must be a JSON object, not 2"),
         ({"optimizer": {"type": "AdamW"}}, "optimizer is set by flags here"),
         ({"scheduler": {"type": "AdamW"}}, "scheduler is set by flags here"),
+        # What the memory plan reads.
+        ({"zero_optimization": {"reduce_bucket_size": "many"}}, 'reduce_bucket_size must be a number, not "many"'),
+        ({"zero_optimization": {"sub_group_size": True}}, "sub_group_size must be a number, not true"),
+        ({"zero_optimization": {"offload_optimizer": "cpu"}}, 'offload_optimizer must be a JSON object, not "cpu"'),
+        ({"data_types": "fp32"}, 'data_types must be a JSON object, not "fp32"'),
+        ({"data_types": {"grad_accum_dtype": "fp17"}}, "grad_accum_dtype must be one of fp32, bf16, fp16"),
+        # What DeepSpeed refuses, or stumbles over.
+        ({"amp": {"enabled": True}}, "DeepSpeed refuses these settings .*AMP"),
+        ({"compression_training": {"x": 1}}, "DeepSpeed refuses these settings .*compression"),
+        ({"zero_optimization": {"stage3_max_reuse_distance": []}}, "DeepSpeed refuses .*reuse_distance"),
+        ({"zero_optimization": {"foo": 1}}, "DeepSpeed refuses these settings .*foo"),
+        ({"wall_clock_breakdown": "false"}, "DeepSpeed refuses these settings .*TypeError.*; correct or remove"),
+        ('{"gradient_clipping": 1, "gradient_clipping": 2}', "the key 'gradient_clipping' occurs twice"),
         ("{", "cannot be read as JSON"),
         ("", "cannot be read as JSON"),
         (None, "cannot be read"),
@@ -345,6 +359,23 @@ def test_a_deepspeed_config_that_contradicts_the_flags_or_cannot_be_read_is_refu
     absent = EngineSettings(**SETTINGS, config_file=str(tmp_path / "absent.json"))
     with pytest.raises(UserError, match=f"--deepspeed_config .*{words}"):
         deepspeed_config(absent if given is None else settings_with(given, tmp_path), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("stage", "given", "offloads"),
+    [
+        (0, {"device": "cpu"}, False),
+        (2, {"device": "cpu"}, True),
+        (2, {"device": "none"}, False),
+        (2, {}, False),
+        (2, None, False),
+        (3, {"device": "nvme", "nvme_path": "/tmp"}, True),
+    ],
+)
+def test_a_file_may_offload_the_optimiser(stage, given, offloads, tmp_path):
+    """As --offload does; DeepSpeed does not at stage 0."""
+    settings = replace(settings_with({"zero_optimization": {"offload_optimizer": given}}, tmp_path), zero_stage=stage)
+    assert offloads_optimizer(deepspeed_config(settings, 1.0)) is offloads
 
 
 def test_dtype_by_name():

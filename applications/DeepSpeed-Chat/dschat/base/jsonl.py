@@ -55,10 +55,12 @@ def parse_json(content: bytes, origin: str) -> Any:
     """The value of a JSON text in UTF-8, with or without a byte-order mark.
 
     Raises:
-        UserError: it is not JSON; the message begins with `origin`.
+        UserError: it is not JSON, or an object has a key twice; the message begins with `origin`.
     """
     try:
-        return json.loads(content.decode("utf-8-sig"))
+        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=without_repeats)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{origin}: not readable as UTF-8 ({error.reason}); save the file as UTF-8.") from error
     except json.JSONDecodeError as error:
         problem = error.msg.removesuffix(" at")  # as in "Invalid control character at"
         position = f"column {error.colno}"
@@ -66,7 +68,7 @@ def parse_json(content: bytes, origin: str) -> Any:
             position = f"line {error.lineno} {position}"
         raise UserError(f"{origin}: not valid JSON ({problem} at {position}); correct or remove the row.") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{origin}: not readable as JSON in UTF-8 ({error}); correct or remove the row.") from error
+        raise UserError(f"{origin}: not readable as JSON ({error}); correct or remove the row.") from error
 
 
 def read_rows(
@@ -148,8 +150,9 @@ def read_object(file: Path) -> dict[str, Any]:
 
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON, as a hook of `json.loads`; raises ValueError for a repeated key, as TOML does."""
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"the key {name!r} stands there twice")
-    return dict(pairs)
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {repeated!r} occurs twice")
+    return content

@@ -6,13 +6,13 @@ treats such rows like rows of messages.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from dschat.base.errors import UserError
 from dschat.data.messages import Messages, check_messages, template_arguments
-from dschat.data.rows import Row, check_text, kind_of
+from dschat.data.rows import Row, check_text
 from dschat.settings.common import ColumnFlags
 
 # Names of the formats.
@@ -275,8 +275,8 @@ def _history_messages(history: Any, origin: str) -> Messages:
     are_pairs = isinstance(history, list) and all(_is_pair(turn) for turn in history)
     if not are_pairs:
         raise UserError(
-            f"{origin}: column {HISTORY!r} must hold a list of pairs of an instruction and its response, not "
-            f"{kind_of(history)}; correct the row."
+            f"{origin}: column {HISTORY!r} must hold a list of pairs, each a list of an instruction and its response; "
+            "correct the row."
         )
     messages: Messages = []
     for number, turn in enumerate(history, start=1):
@@ -287,7 +287,7 @@ def _history_messages(history: Any, origin: str) -> Messages:
 
 
 def _is_pair(value: object) -> bool:
-    return isinstance(value, Sequence) and len(value) == 2
+    return isinstance(value, list | tuple) and len(value) == 2
 
 
 def read_columns(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.base.progress import progress
-from dschat.data.examples import empty_responses
+from dschat.data.examples import bad_responses, empty_responses, repeated_prompts
 from dschat.data.formats import format_of
 from dschat.data.hub import find_known
 from dschat.data.messages import WEIGHT, message_text
@@ -123,9 +123,10 @@ def _describe_rows(path: str, source: Source, keys: ColumnFlags) -> list[str]:
         f"format     {in_words(Counter(format_of(row.extra, keys) for row in rows))}",
         f"responses  {in_words(Counter(map(_responses, rows)))}",
     ]
-    empty = empty_responses(rows)
-    if empty:
-        lines.append(f"empty      {empty}")
+    notes = {"empty": empty_responses(rows), "labelled": bad_responses(rows), "repeated": repeated_prompts(rows)}
+    for name, note in notes.items():
+        if note:
+            lines.append(f"{name:10} {note}")
     lines.append(f"skipped    {in_words(source.dropped) or 'none'}")
     return lines
 

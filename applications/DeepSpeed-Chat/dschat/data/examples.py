@@ -35,6 +35,8 @@ PROMPT_TOO_LONG = "prompt too long"
 EMPTY_PROMPT = "prompt without tokens"
 NOTHING_WRITTEN = "a response without content, whose other fields the chat template does not write"
 NO_WEIGHT = "every turn that could be trained on has weight 0"
+LABELS = ("label", "kto_tag")  # columns of KTO data: whether the response is a good one
+LONG_PROMPT = 20  # characters from which on a response does not begin with its prompt by chance
 
 E = TypeVar("E")
 
@@ -422,6 +424,55 @@ def empty_responses(rows: Sequence[Row], chosen_alone: bool = False) -> str:
         return ""
     first = ", ".join(dict.fromkeys(origins[:3]))
     return f"{len(origins)} responses without any text, which end at once (first: {first})"
+
+
+def bad_responses(rows: Sequence[Row]) -> str:
+    """A note on responses that data for KTO label as bad ones; empty if there are none.
+
+    Step 1 trains on every response.
+    """
+    origins = []
+    for row in rows:
+        is_bad = any(row.extra.get(column) is False for column in LABELS)
+        if is_bad and row.chosen is not None:
+            origins.append(row.origin)
+    if not origins:
+        return ""
+    return (
+        f"{len(origins)} of {len(rows)} responses are labelled false ({' or '.join(LABELS)}, as in data for KTO), and "
+        f"step 1 trains on them like on the others (first: {origins[0]})"
+    )
+
+
+def repeated_prompts(rows: Sequence[Row]) -> str:
+    """A note if at least half of the rows have a response that begins with its prompt of text; else empty.
+
+    Some preference data repeat the prompt in `chosen` and `rejected`, and training would read it twice.
+    """
+    origins = []
+    for row in rows:
+        prompt = (row.prompt or "").strip()
+        responses = (row.chosen, row.rejected)
+        begins_with_prompt = any((response or "").lstrip().startswith(prompt) for response in responses)
+        if len(prompt) >= LONG_PROMPT and begins_with_prompt:
+            origins.append(row.origin)
+    if not origins or 2 * len(origins) < len(rows):
+        return ""
+    return (
+        f"the responses of {len(origins)} of {len(rows)} rows begin with their prompt, which is read twice then "
+        f"(first: {origins[0]})"
+    )
+
+
+def warn_of_responses(rows: Sequence[Row], chosen_alone: bool) -> None:
+    """Warns of responses that are empty, labelled as bad ones, or repeat their prompts.
+
+    `chosen_alone`: the step trains on the chosen responses, and reads no others.
+    """
+    bad = bad_responses(rows) if chosen_alone else ""
+    for note in (empty_responses(rows, chosen_alone), bad, repeated_prompts(rows)):
+        if note:
+            logger.warning("%s; correct or remove these rows if that is not intended", note)
 
 
 def margin_of(row: Row, key: str) -> float:

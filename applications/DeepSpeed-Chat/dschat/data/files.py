@@ -145,7 +145,7 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
         yield from _parquet_rows(file)
     elif suffix == ".csv":
         yield from csv_rows(file)
-    elif suffix == ".json" and _is_array(file):
+    elif _is_array(file):
         with opened(file) as stream:
             content = stream.read()
         for number, raw in enumerate(parse_json(content, str(file)), start=1):
@@ -155,7 +155,7 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _is_array(file: Path) -> bool:
-    """Whether a .json file holds a list, by its first character; otherwise it holds JSON Lines."""
+    """Whether a .json or .jsonl file holds a list, by its first character; otherwise it holds JSON Lines."""
     with opened(file) as lines:
         for line in lines:
             content = line.removeprefix(codecs.BOM_UTF8).strip()

@@ -21,7 +21,7 @@ from dschat.base.cache_home import CACHE_VARIABLE
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import file_hash, template_fingerprint, tokenizer_fingerprint
 from dschat.data.cache import CacheEntry, cache_folder, code_version
-from dschat.data.examples import PromptExample, SFTExample, empty_responses
+from dschat.data.examples import PromptExample, SFTExample, warn_of_responses
 from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import check_folder, from_prepared, prepared_share
@@ -229,18 +229,17 @@ class ExampleLoader(Generic[E]):
         return load_share(self._config, show)
 
     def _validate_rows(self, share: Share[Any]) -> None:
-        """Warns of empty responses and plain-text prompts, and calls `validate` with the training rows.
+        """Warns of odd responses and of plain-text prompts, and calls `validate` with the training rows.
 
         Rows of prepared folders were validated when they were prepared.
         """
         if self._prepared:
             return
-        empty = "" if self._kind is PromptExample else empty_responses(share.train, self._kind is SFTExample)
         date = date_note(self._tokenizer)
         if date is not None and any(row.messages is not None for row in share.train):
             logger.info("%s.", date)
-        if empty:
-            logger.warning("%s; remove these rows if that is not intended", empty)
+        if self._kind is not PromptExample:
+            warn_of_responses(share.train, self._kind is SFTExample)
         warn_of_plain_prompts(share.train, self._tokenizer, self._config.columns.apply_chat_template)
         if self._validate is not None:
             self._validate(share.train)

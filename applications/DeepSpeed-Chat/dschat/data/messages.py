@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dschat.base.errors import UserError
+from dschat.base.jsonl import without_repeats
 from dschat.data.rows import check_text, is_plain, kind_of
 
 Messages = list[dict[str, Any]]
@@ -51,6 +52,20 @@ THOUGHT = "reasoning_content"
 EMPTY: tuple[Any, ...] = (None, "", [], {})  # values of fields without content; false and 0 are contents
 TEXT_PARTS = (None, "text", "input_text", "output_text")  # types of a content's parts that are joined
 THOUGHT_PARTS = ("reasoning", "thinking")  # types of parts that are an assistant's thought
+# Roles in other spellings, in lower case → the role that chat templates read.
+ROLE_SPELLINGS: Mapping[str, str] = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
+    "tool": "tool",
+}
 
 
 def check_messages(
@@ -89,7 +104,7 @@ def check_messages(
 
 def _convert_message(raw: dict[str, Any], name: str, origin: str) -> dict[str, Any]:
     """A message in the form that chat templates read; `name` says which one it is, for errors."""
-    check_text(raw.get("role"), f"role of {name}", origin)
+    _check_role(raw.get("role"), name, origin)
     if raw.keys() == {"role", "content"} and isinstance(raw["content"], str):
         check_text(raw["content"], f"content of {name}", origin)
         return raw
@@ -103,6 +118,20 @@ def _convert_message(raw: dict[str, Any], name: str, origin: str) -> dict[str, A
     if content is not None or message["role"] != "assistant" or TOOL_CALLS not in message:
         check_text(content, f"content of {name}", origin)
     return message
+
+
+def _check_role(role: Any, name: str, origin: str) -> None:
+    """Raises UserError unless a role is text, and not another spelling of a role that chat templates read.
+
+    Many templates write any role into the prompt: a reply of "gpt" or "Assistant" would be read as a part of it.
+    """
+    check_text(role, f"role of {name}", origin)
+    template_role = ROLE_SPELLINGS.get(role.strip().lower(), role)
+    if role != template_role:
+        raise UserError(
+            f"{origin}: role of {name} is {role!r}, which chat templates do not read as {template_role!r}; write "
+            f"{template_role!r}."
+        )
 
 
 def _convert_calls(message: dict[str, Any], name: str, origin: str) -> None:
@@ -199,30 +228,40 @@ def _tool_calls(
     calls = _parsed(value)
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise UserError(f"{origin}: tool_calls of {name} must be a list of objects; correct the row.")
-    return [_parse_arguments(call) for call in calls]
+    return [_parse_arguments(call, name, origin) for call in calls]
 
 
-def _parse_arguments(call: dict[str, Any]) -> dict[str, Any]:
+def _parse_arguments(call: dict[str, Any], name: str, origin: str) -> dict[str, Any]:
     """A tool call, or its function, with arguments as an object even if they are JSON text.
 
     Fields of the call and of its function that hold null are left out; arguments that hold null are kept.
+
+    Raises:
+        UserError: the arguments are neither an object nor the JSON text of one; a template would write them as they
+            are, and the model would learn calls that cannot be read.
     """
     call = _without_null_fields(call)
     if isinstance(call.get("function"), dict):
-        call["function"] = _parse_arguments(call["function"])
+        call["function"] = _parse_arguments(call["function"], name, origin)
         return call
-    arguments = _parsed(call.get("arguments"))
-    if isinstance(arguments, dict):
-        call["arguments"] = arguments
+    if "arguments" not in call:
+        return call
+    arguments = _parsed(call["arguments"])
+    if not isinstance(arguments, dict):
+        raise UserError(
+            f"{origin}: a tool call of {name} has the arguments {call['arguments']!r}; they must be an object or the "
+            "JSON text of one, {} for none. Correct the row."
+        )
+    call["arguments"] = arguments
     return call
 
 
 def _parsed(value: Any) -> Any:
-    """The content of a JSON text; other values, and texts that are not JSON, as they are."""
+    """The content of a JSON text; other values, and texts that are not JSON or repeat a key, as they are."""
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return json.loads(value, object_pairs_hook=without_repeats)
     except (ValueError, RecursionError):
         return value
 

@@ -327,10 +327,15 @@ class _Part:
             arguments = _without(self.row.template_arguments, self.field)
             return replace(self.row, template_arguments=arguments), self.reply
         if self.reply is not None:
-            return self.row, _without(self.reply, self.field)
+            return self.row, _message_without(self.reply, self.field)
         messages = list(self.row.messages or [])
-        messages[self.index] = _without(messages[self.index], self.field)
+        messages[self.index] = _message_without(messages[self.index], self.field)
         return replace(self.row, messages=messages), None
+
+
+def _message_without(message: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """The message without a field, with an empty content if it has none: templates refuse one with neither."""
+    return {"content": "", **_without(message, field)}
 
 
 def _without(

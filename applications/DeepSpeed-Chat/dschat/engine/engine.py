@@ -23,7 +23,7 @@ from transformers import get_scheduler
 from dschat.base.errors import UserError
 from dschat.engine import zero3
 from dschat.engine.bf16_sums import add_in_one_pass
-from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
+from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config, offloads_optimizer
 from dschat.engine.process_group import prepare_op
 from dschat.engine.reduction import ReductionCheck, reduction_check
 from dschat.engine.rehearsal import first_update_bytes, gradients_dropped
@@ -343,9 +343,11 @@ def train_engine(
     if settings.gradient_checkpointing:
         enable_gradient_checkpointing(model.inner, settings.checkpoint_every)
     model.to(device())
-    adam = _adamw(_parameter_groups(model, optimizer.weight_decay), optimizer, settings)
-    schedule = schedule_of(adam, optimizer)
     config = deepspeed_config(settings, optimizer.gradient_clipping)
+    groups = _parameter_groups(model, optimizer.weight_decay)
+    is_offloaded = settings.offload or offloads_optimizer(config)
+    adam = _adamw(groups, optimizer, settings.zero_stage, is_offloaded)
+    schedule = schedule_of(adam, optimizer)
     clipping = config["gradient_clipping"]
     if settings.zero_stage == 0:  # `Engine` clips; DeepSpeed would compute the norm again
         config["gradient_clipping"] = 0.0
@@ -409,18 +411,19 @@ def _without_half_precision_at_stage_0(settings: EngineSettings) -> EngineSettin
 def _adamw(
     groups: list[dict[str, Any]],
     optimizer: OptimizerSettings,
-    settings: EngineSettings,
+    zero_stage: int,
+    is_offloaded: bool,
 ) -> torch.optim.Optimizer:
-    """AdamW: a fused kernel on a GPU, DeepSpeed's vectorised version for states in CPU memory."""
+    """AdamW: a fused kernel on a GPU, DeepSpeed's vectorised version for offloaded states."""
     options: dict[str, Any] = {"lr": optimizer.learning_rate, "betas": ADAM_BETAS, "eps": optimizer.epsilon}
-    if settings.offload:
+    if is_offloaded:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         prepare_op("cpu_adam")
         return DeepSpeedCPUAdam(groups, adamw_mode=True, **options)
     parameters = [parameter for group in groups for parameter in group["params"]]
     is_fused = all(parameter.is_cuda for parameter in parameters) or None
-    if settings.zero_stage:
+    if zero_stage:
         return torch.optim.AdamW(groups, fused=is_fused, **options)
     return SkippingAdamW(groups, fused=is_fused, **options)
 

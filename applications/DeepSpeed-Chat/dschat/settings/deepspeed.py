@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dschat.base.errors import UserError
+from dschat.base.jsonl import without_repeats
 from dschat.settings.batches import BatchPlan
 
 # Keys that flags decide: a file may repeat them, not change them.
@@ -17,6 +18,15 @@ DECIDED_BY_FLAGS = {
     "bf16.enabled": "--dtype",
     "fp16.enabled": "--dtype",
 }
+# Values of a file that the memory plan reads before DeepSpeed does.
+SECTIONS = ("data_types", "zero_optimization.offload_optimizer", "zero_optimization.offload_param")
+NUMBERS = (
+    "zero_optimization.reduce_bucket_size",
+    "zero_optimization.stage3_max_live_parameters",
+    "zero_optimization.sub_group_size",
+)
+GRADIENT_DTYPE = "data_types.grad_accum_dtype"
+GRADIENT_DTYPES = ("fp32", "bf16", "fp16")
 
 
 def deepspeed_settings(
@@ -42,7 +52,7 @@ def deepspeed_settings(
         pin_memory: pin the offloaded memory, which needs a GPU.
 
     Raises:
-        UserError: the file cannot be read, or contradicts a flag.
+        UserError: the file cannot be read, contradicts a flag, or holds a value of a wrong type that is read here.
     """
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.micro_batch,
@@ -70,8 +80,8 @@ def deepspeed_settings(
 def _read(file: str) -> dict[str, Any]:
     """The user's file, without sections that flags decide."""
     try:
-        content = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        content = json.loads(Path(file).read_text(encoding="utf-8"), object_pairs_hook=without_repeats)
+    except (OSError, ValueError) as error:
         raise UserError(f"--deepspeed_config {file}: cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"--deepspeed_config {file}: must hold a JSON object.")
@@ -110,16 +120,21 @@ def _merge(
     """Write the sections of a file into a configuration, recursively."""
     for key, value in changes.items():
         name = prefix + key
-        if value == "auto":
+        if value == "auto" or (value is None and name in SECTIONS):
             continue
         if isinstance(value, dict) and isinstance(config.get(key, {}), dict):
             _merge(config.setdefault(key, {}), value, file, f"{name}.")
-        elif isinstance(config.get(key), dict):
+        elif name in SECTIONS or isinstance(config.get(key), dict):
             raise UserError(f"--deepspeed_config {file}: {name} must be a JSON object, not {json.dumps(value)}.")
         elif name in DECIDED_BY_FLAGS and value != config[key]:
             raise UserError(
                 f"--deepspeed_config {file}: {name} is {value}, but the flags give {config[key]}. "
                 f'Remove the key, or set it to "auto", and use {DECIDED_BY_FLAGS[name]}.'
             )
+        elif name in NUMBERS and type(value) not in (int, float):
+            raise UserError(f"--deepspeed_config {file}: {name} must be a number, not {json.dumps(value)}.")
+        elif name == GRADIENT_DTYPE and value not in GRADIENT_DTYPES:
+            dtypes = ", ".join(GRADIENT_DTYPES)
+            raise UserError(f"--deepspeed_config {file}: {name} must be one of {dtypes}, not {json.dumps(value)}.")
         else:
             config[key] = value

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from dschat.base.errors import UserError
-from dschat.base.jsonl import read_object
+from dschat.base.jsonl import read_object, without_repeats
 from dschat.settings.flags import flags_of, value_of
 
 C = TypeVar("C")
@@ -143,7 +143,7 @@ def check_json_object(name: str, value: str | None) -> None:
     if not path.is_file():
         raise UserError(f"--{name} {value}: there is no such file; give the path of a JSON file.")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=without_repeats)
     except ValueError as error:
         raise UserError(f"--{name} {value} is not JSON ({error}); correct the file.") from error
     if not isinstance(content, dict):
@@ -155,7 +155,7 @@ def check_output_dir(
     overwrite: bool,
     inputs: Sequence[str],
 ) -> None:
-    """Refuse an output folder that is a file or an input, or that holds a run unless `overwrite`.
+    """Refuse an output folder that is an address, a file or an input, or that holds a run unless `overwrite`.
 
     Args:
         output_dir: the folder; it need not exist.
@@ -166,6 +166,10 @@ def check_output_dir(
         UserError: naming the folder and the flag that changes the decision.
     """
     folder = Path(output_dir)
+    if "://" in output_dir:
+        raise UserError(
+            f"--output_dir {output_dir} is an address: give a folder of this machine, and copy it there after the run."
+        )
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output_dir {output_dir} is a file: give a folder.")
     for name in inputs:

@@ -2,6 +2,7 @@
 """Types of flags, and the way from their values back to words of a command line."""
 
 import argparse
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
 from functools import cache
@@ -149,8 +150,13 @@ def kind_of(hint: Any) -> tuple[Any, bool, Callable[[str], Any]]:
     if convert is None and get_origin(hint) is Literal:
         convert = _choice(get_args(hint))
     if convert is None:
-        convert = truth if hint is bool else hint
+        convert = truth if hint is bool else _converter(hint)
     return hint, several, convert
+
+
+def _converter(kind: Any) -> Callable[[str], Any]:
+    """Function from a word to a value of a type."""
+    return whole_number if kind is int else kind
 
 
 def _without_annotation(hint: Any) -> tuple[Any, Any]:
@@ -170,10 +176,25 @@ def _number_or_none(kind: type) -> Callable[[str], object]:
     """Function that reads a number, or `none`, which takes back a number from a file."""
 
     def convert(word: str) -> object:
-        return None if word.lower() == "none" else kind(word)
+        return None if word.lower() == "none" else _converter(kind)(word)
 
     convert.__name__ = kind.__name__  # in messages
     return convert
+
+
+def whole_number(word: str) -> int:
+    """`3` → 3, and `3.0` → 3, as files of other trainers write numbers of epochs."""
+    try:
+        return int(word)
+    except ValueError:
+        pass
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not number.is_integer():
+        raise argparse.ArgumentTypeError(f"invalid int value: {word!r}; give a whole number")
+    return int(number)
 
 
 def truth(word: str) -> bool:

@@ -23,6 +23,7 @@ from dschat.data.examples import (
     encode_pairs,
     require_both_responses,
     require_responses,
+    warn_of_responses,
 )
 from dschat.data.hub import find_known
 from dschat.data.messages import WEIGHT
@@ -227,7 +228,7 @@ def _check_output(path: str, options: PrepareOptions, keys: ColumnFlags) -> None
 def _read_rows(
     path: str, options: PrepareOptions, keys: ColumnFlags, tokenizer: PreTrainedTokenizerBase, end_id: int
 ) -> Share[Row]:
-    """The rows of the stage's part of the source; warns of what the chat template leaves out."""
+    """The rows of the stage's part of the source; warns of odd responses and of what the chat template leaves out."""
     step = 1 + STAGES.index(options.prepared.stage)
     seed = options.source.seed if options.prepared.shuffle else None
     share = read_share(
@@ -235,6 +236,7 @@ def _read_rows(
     )
     fields_read = (WEIGHT,) if options.prepared.stage == "finetune" else ()
     warn_of_template(tokenizer, share.train, end_id, keys, fields_read)
+    warn_of_responses(share.train, options.prepared.stage == "finetune")
     return share
 
 
