@@ -103,7 +103,7 @@ def test_a_server_that_is_restarted_in_the_middle_of_a_run(run, prompt_flags, sf
     server = Restarted(after=3, seconds=3)
     result = run("ppo", flags | {"reward_url": server.url}).expect(0)
     server.server.stop()
-    assert "It is asked again, for up to 300 s" in result.stderr
+    assert "The request is repeated for up to 300 s" in result.stderr
     whole = run("ppo", flags | {"reward_url": (steady := StandIn()).url, "output_dir": tmp_path / "steady"}).expect(0)
     steady.stop()
     assert whole.status == 0
@@ -129,7 +129,7 @@ def test_sigterm_while_waiting_for_a_server(prompt_flags, sft, tmp_path):
     flags = prompt_flags | {"actor_model_name_or_path": sft, "reward_url": server.url, "output_dir": tmp_path / "out"}
     process = start_forked("ppo", flags, tmp_path / "printed")
     log = tmp_path / "printed" / "stderr.txt"
-    while "It is asked again" not in (log.read_text() if log.exists() else ""):
+    while "The request is repeated" not in (log.read_text() if log.exists() else ""):
         assert process.is_alive()
         time.sleep(0.1)
     begun = time.monotonic()

@@ -470,7 +470,7 @@ def penalised(
 
     Args:
         scores: shape ``(B,)``.
-        finished: shape ``(B,)``, bool, True where the response ends with EOS.
+        finished: shape ``(B,)``, bool, True if the response ends with EOS.
         lengths: shape ``(B,)``, response lengths in tokens.
         settings: the penalties.
 
@@ -570,7 +570,7 @@ def _group_batch(
 
 
 def _by_group(x: Tensor, settings: EstimatorSettings) -> Tensor:
-    """Rows by prompt: (B, …) → (P, K, …). Raises ValueError where B is not a multiple of K."""
+    """Rows by prompt: (B, …) → (P, K, …). Raises ValueError if B is not a multiple of K."""
     if len(x) % settings.samples:
         raise ValueError(f"{len(x)} rows are not {settings.samples} samples of each prompt")
     return x.unflatten(0, (-1, settings.samples))

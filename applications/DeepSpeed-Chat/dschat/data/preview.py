@@ -38,8 +38,8 @@ NOTES = {
     2: "step 2: the score is read at the last token before the padding; padding is masked",
     3: "step 3: prompts are padded on the left, responses are sampled after them; padding is masked",
 }
-ALL_TURNS = "step 1: the loss is taken on every turn of the assistant; what is between them and padding are masked"
-RESPONSES = {1: ("response",), 2: ("chosen", "rejected"), 3: ()}  # that a step reads
+ALL_TURNS = "step 1: the loss is taken on every turn of the assistant; text between these turns and padding are masked"
+RESPONSES = {1: ("response",), 2: ("chosen", "rejected"), 3: ()}  # responses that each step reads
 PROMPT_USE = {1: "masked", 2: "read", 3: "read"}
 RESPONSE_USE = {1: "trained", 2: "scored"}
 Examples = Sequence[SFTExample] | Sequence[PairExample] | Sequence[PromptExample]
@@ -96,7 +96,7 @@ class RowSpan:
 
 @dataclass(frozen=True)
 class RowView:
-    """How rows are shown: for which tokenizer and step, and with which token at the end of a response."""
+    """What the display of a row depends on: the tokenizer, the training step, and the id that ends a response."""
 
     tokenizer: PreTrainedTokenizerBase
     step: int
@@ -112,8 +112,8 @@ def preview_report(
 ) -> str:
     """The first `count` training rows of a source, their parts marked by name and, with `colour`, by colours.
 
-    Without a tokenizer, texts are shown as they are read. Without a `step`, it is the first of 2, 1, 3 whose responses
-    the first row has.
+    Without a tokenizer, texts are shown as they are in the file. If `step` is None, the first row decides: step 2 if
+    it has a rejected response, step 1 if it has only a chosen one, step 3 if it has none.
 
     Raises:
         UserError: see `dschat.data.sources.load_source`; or a row lacks the responses that the step needs.
@@ -404,8 +404,8 @@ def special_notes(
     if inside:
         counts = ", ".join(f"{name} in {count}" for name, count in inside.most_common())
         notes.append(
-            f"responses hold special tokens, written out in their texts and read as the tokens themselves: {counts} "
-            f"({len(origins)} rows, the first is {origins[0]}); remove them from the texts, or write them otherwise"
+            f"the texts of responses contain special tokens, which the tokenizer reads as these tokens: {counts} "
+            f"({len(origins)} rows, the first is {origins[0]}); remove them from the texts, or spell them differently"
         )
     if tokenizer.bos_token_id is not None:
         notes += _bos_notes(rows, tokens, tokenizer)
@@ -436,8 +436,8 @@ def _bos_notes(
             doubled.append(row.origin)
     if doubled:
         notes.append(
-            f"prompts that begin with {name} twice: {len(doubled)} (the first is {doubled[0]}); the chat template "
-            "puts one, or the tokenizer, and the text brings another; remove it from the texts"
+            f"prompts that begin with {name} twice: {len(doubled)} (the first is {doubled[0]}); the chat template or "
+            "the tokenizer adds one to the one in the text; remove it from the texts"
         )
     if not puts_bos(tokenizer):
         return notes
@@ -447,10 +447,10 @@ def _bos_notes(
             with_bos.append(row.origin)
     if with_bos:
         notes.append(
-            f"prompts whose text begins with {name}: {len(with_bos)} (the first is {with_bos[0]}); the tokenizer's is "
-            "not put before it"
+            f"prompts whose text begins with {name}: {len(with_bos)} (the first is {with_bos[0]}); the tokenizer does "
+            "not add another one"
         )
     conversation = next((row for row in rows if row.messages is not None), None)
     if conversation is not None and prompt_text(tokenizer, conversation).startswith(name):
-        notes.append(f"the chat template begins with {name}; the tokenizer's is not put before it")
+        notes.append(f"the chat template begins with {name}; the tokenizer does not add another one")
     return notes

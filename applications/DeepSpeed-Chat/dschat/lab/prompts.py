@@ -82,7 +82,7 @@ class Selection:
     def of_batch(self, function: PromptFunction) -> BatchFunction:
         """A function of prompt numbers that calls a function of prompts.
 
-        It raises UserError where the GPU's memory does not suffice.
+        It raises UserError if the GPU's memory does not suffice.
         """
         example_of = {example.index: example for example in self.examples}
 

@@ -283,7 +283,7 @@ class Checkpoints:
         """A checkpoint's manifest, and what is wrong with the checkpoint; the same on every rank."""
         manifest = broadcast_object(read_manifest(folder) if is_main() else {})
         if not manifest:
-            return {}, f"it has no readable {MANIFEST}, so it is no checkpoint or was not written completely"
+            return {}, f"it has no readable {MANIFEST}, so it is not a checkpoint or was not written completely"
         if manifest.pop("sha256") != digest(manifest):
             return {}, f"its file {MANIFEST} is damaged"
         files = hash_together(folder)

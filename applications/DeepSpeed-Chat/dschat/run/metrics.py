@@ -64,7 +64,7 @@ def rows_problem(
             if not any(name.startswith(EVALUATION) for name in row):
                 updates.append(row["update"])
     except (ValueError, TypeError, KeyError, AttributeError):
-        return "a line is no row of metrics"
+        return "a line is not a row of metrics"
     if incomplete_line or updates != list(range(step, update + 1, step)):
         return f"it does not have each row until update {update} once"
     return None

@@ -223,7 +223,7 @@ def _unreachable(
     nearest: list[int],
     rollout: str | None = None,
 ) -> UserError:
-    """Error for a global batch that is no multiple of a forward pass on all processes, or divides no rollout."""
+    """Error for a global batch that is not a multiple of a forward pass on all processes, or divides no rollout."""
     processes = "1 process" if world_size == 1 else f"{world_size} processes"
     within = "" if rollout is None else f" and updates that divide the rollout of {rollout} per process"
     return UserError(

@@ -15,8 +15,8 @@ class Needs:
     """The declaration of an estimator.
 
     Attributes:
-        title: of what is trained with it, as model cards say.
-        summary: of the flag's help.
+        title: title of what is trained with it, as model cards say.
+        summary: summary of the flag's help.
         critic: values of states, from a critic that learns the returns.
         group: several responses to each prompt, which are compared with each other.
         macro_actions: advantages differ between the macro actions of a response; else all of its tokens have the same.

@@ -40,7 +40,7 @@ VERDICT_LINE = re.compile(
     r"(?::|=|\bis\b)(.+)$",
     re.IGNORECASE | re.MULTILINE,
 )
-MAX_VERDICT_LENGTH = 60  # characters; longer text is no verdict
+MAX_VERDICT_LENGTH = 60  # characters; longer text is not a verdict
 
 
 @dataclass(frozen=True)

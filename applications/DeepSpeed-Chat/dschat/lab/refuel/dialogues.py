@@ -201,7 +201,7 @@ def _open_user(options: GenerateOptions, endpoint: Endpoint | None, where: Compu
 
 
 def _endpoint(options: GenerateOptions) -> Endpoint | None:
-    """The server that plays the user, or None; raises UserError where its address or key is bad."""
+    """The server that plays the user, or None; raises UserError if its address or key is bad."""
     if options.user.user_server is None:
         return None
     endpoint = Endpoint(

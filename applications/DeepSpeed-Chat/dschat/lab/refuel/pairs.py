@@ -182,7 +182,7 @@ def function_scores(
     if len(numbers) != len(dialogues):
         raise UserError(
             f"{FUNCTION}: the function returned {len(numbers)} numbers for {len(dialogues)} dialogues; it must return "
-            "one for each, or None where there is none."
+            "one for each, or None if there is none."
         )
 
     scores: list[float | str] = []

@@ -74,7 +74,7 @@ class ServerClient:
         except httpx2.HTTPError as error:
             raise lost(url, f"does not answer: {error or type(error).__name__}") from error
         except httpx2.InvalidURL as error:
-            raise UserError(f"{FLAG} {url} is no address: {error}.") from error
+            raise UserError(f"{FLAG} {url} is not an address: {error}.") from error
         if answer.status_code in (401, 500, *UNAVAILABLE):
             _check_status(url, answer)
         if answer.status_code == 200:
@@ -93,7 +93,7 @@ class ServerClient:
         Args:
             path: route.
             body: JSON content.
-            version: of the weights that the request belongs to; a server with others refuses it.
+            version: version of the weights that the request belongs to; a server with others refuses it.
 
         Raises:
             UserError: a server refuses, or another run uses it.
@@ -180,7 +180,7 @@ class BackgroundGeneration:
             client: the servers, which get the requests in turn.
             requests: one per response.
             first_server: number of the server that gets the first request.
-            version: of the weights to sample with.
+            version: version of the weights to sample with.
             timeout: seconds in which each server must finish one more response.
         """
         self._client = client

@@ -47,7 +47,7 @@ class JudgeClient:
 
         Args:
             endpoint: the judge's server and model.
-            cache: of its answers.
+            cache: cache of its answers.
             spending: counts and limits what is sent.
             harmless: a question that every server answers, which is asked if the first one is refused.
 

@@ -330,7 +330,7 @@ def run_in_threads(
 
     Args:
         function: is called for each item.
-        items: of the calls.
+        items: items of the calls.
         concurrency: calls at the same time.
         stop: is set when calls that are under way are abandoned: after a signal, or for lack of patience.
         patience: seconds after which items without a result are left out.

@@ -214,7 +214,7 @@ class ProgramPool:
         Args:
             programs: None for a response without a program.
             tests: column `input_output` of each program's row, a JSON text.
-            origins: of the rows, for messages.
+            origins: origins of the rows, for messages.
 
         Raises:
             UserError: a row's tests have another form.

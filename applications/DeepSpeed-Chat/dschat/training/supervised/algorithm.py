@@ -61,7 +61,7 @@ class Task(Protocol[Example, AnyEngine]):
         return len(examples)
 
     def texts(self, examples: Sequence[Example]) -> list[tuple[int, int]]:
-        """Tokens of each text of the examples, and in how many of them the loss needs log-probs."""
+        """For each sequence of the examples: its tokens, and the number of them whose log-probs the loss needs."""
         return [(len(example), 0) for example in examples]
 
     def with_placeholders(self, examples: Sequence[Example]) -> Sequence[Example]:
