@@ -136,7 +136,7 @@ def test_sigterm_while_waiting_for_a_server(prompt_flags, sft, tmp_path):
     process.terminate()
     result = result_of(process, tmp_path / "printed")
     assert time.monotonic() - begun < 30 and result.status == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM; to go on, add --resume_from_checkpoint" in result.stderr
+    assert "stopped by SIGTERM; to continue, add --resume_from_checkpoint" in result.stderr
 
 
 RUBRIC = """
@@ -210,7 +210,7 @@ def test_sigterm_while_waiting_for_a_judge(prompt_flags, sft, tmp_path, monkeypa
         process.terminate()
         result = result_of(process, tmp_path / "printed")
         assert time.monotonic() - begun < 15 and result.status == 128 + signal.SIGTERM
-        assert "stopped by SIGTERM; to go on, add --resume_from_checkpoint" in result.stderr
+        assert "stopped by SIGTERM; to continue, add --resume_from_checkpoint" in result.stderr
         server.answers_before_gate = None
         again = flags | {"judge_url": server.url, "resume_from_checkpoint": True}
         result_of(start_forked("ppo", again, tmp_path / "again"), tmp_path / "again").expect(0)

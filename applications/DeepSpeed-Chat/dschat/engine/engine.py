@@ -247,7 +247,7 @@ class Engine(Generic[M]):
         if not all_finite and not torch.equal(adam_steps(self._adam), steps_before):
             raise UserError(
                 f"DeepSpeed {deepspeed.__version__} applied an update with numbers that are not finite: the weights "
-                "are damaged. Install deepspeed>=0.19.8, and go on from the last checkpoint."
+                "are damaged. Install deepspeed>=0.19.8, and continue from the last checkpoint."
             )
 
     def _nonfinite_part(self, losses_finite: bool, gradients_finite: bool) -> str | None:

@@ -37,7 +37,7 @@ from dschat.lab.runner import (
     Entry,
     RunPart,
     enough_memory,
-    go_on_with_date,
+    restore_date,
     run_batches,
     settings_of,
 )
@@ -114,7 +114,7 @@ def run_text(options: TextOptions) -> str:
     overwrite = options.result.overwrite
     if path.exists() and not overwrite:
         raise UserError(f"{path} exists, finished. Give another --output, or --overwrite to make it again.")
-    go_on_with_date(path, overwrite)
+    restore_date(path, overwrite)
     rows = _rows(options)
 
     def conclude(entries: list[Entry]) -> Concluded:

@@ -184,7 +184,7 @@ class ServerWriter:
         except Unanswered as error:
             raise UserError(
                 f"{flag}: no answer in {self._endpoint.tries} tries: {error}. Finished dialogues are saved: give "
-                "the same command again to go on."
+                "the same command again to continue."
             ) from error
         except FormRefused as error:
             if not self._has_answered:

@@ -322,7 +322,7 @@ class Checkpoints:
             )
         if saved_ranks != ranks:
             logger.warning(
-                "%s was written by %d processes, now there are %d: the run goes on, but not to the last bit",
+                "%s was written by %d processes, now there are %d: the run continues, but not to the last bit",
                 folder,
                 saved_ranks,
                 ranks,

@@ -174,7 +174,7 @@ def _remedy(cause: Exception, has_segments: bool) -> str:
         or_list = ", or a list with one for each of its segments" if has_segments else ""
         return f'It must answer {{"scores": [one finite number for each response{or_list}]}}, see docs/rewards.md.'
     remedy = (
-        "Start the server again (dschat serve) and go on with --resume_from_checkpoint, or raise --reward_patience."
+        "Start the server again (dschat serve) and resume with --resume_from_checkpoint, or raise --reward_patience."
     )
     if has_segments:
         remedy += " Macro actions are many texts: lower --reward_batch, or raise --reward_timeout."

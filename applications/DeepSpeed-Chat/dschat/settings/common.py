@@ -493,8 +493,8 @@ class CommonConfig(Config, metaclass=ABCMeta):
     def full_disk_remedy(self) -> str:
         """What to do after a run ended because the disk was full."""
         if self.output.save_steps or self.output.resume_from_checkpoint is not None:
-            return "Make room, and go on with --resume_from_checkpoint."
-        return "Make room, and start again; with --save_steps, a run can go on."
+            return "Make room, and resume with --resume_from_checkpoint."
+        return "Make room, and start again; with --save_steps, a run can continue."
 
     @property
     @abstractmethod

@@ -58,7 +58,7 @@ def judge(
         The rows, and one line with counts, tokens, cost and file.
 
     Raises:
-        UserError: the judge cannot go on or gives no verdict at all; says what is saved.
+        UserError: the judge cannot continue or gives no verdict at all; says what is saved.
     """
     output = options.compared.output
     prices = options.costs.prices()

@@ -55,7 +55,7 @@ def run_generate(options: GenerateOptions) -> str:
     Raises:
         UserError: bad models or data, or a data set that is there with other settings.
     """
-    OutputLocation(options.output).go_on_with_date()
+    OutputLocation(options.output).restore_date()
     flags = options.dialogues
     where = Compute.chosen(options.compute)
     path = locate_policy(flags.model)

@@ -164,7 +164,7 @@ class ServerClient:
 
 
 class BackgroundGeneration:
-    """Responses that the servers sample while this process goes on; a thread collects them."""
+    """Responses that the servers sample while this process continues; a thread collects them."""
 
     def __init__(
         self,
@@ -308,14 +308,14 @@ def lost(url: str, reason: str) -> ServerLost:
     """The error for a server that is gone, or was never there."""
     return ServerLost(
         f"{FLAG} {url} {reason}. Start it (dschat serve-vllm) and give the same command again; a run that has begun "
-        "goes on with --resume_from_checkpoint."
+        "resumes with --resume_from_checkpoint."
     )
 
 
 def _hangs(url: str, timeout: float) -> ServerLost:
     return ServerLost(
         f"{FLAG} {url} has finished no response for {timeout:g} s (--vllm_timeout), though it reports that it is"
-        " healthy: its engine hangs, or its responses take longer. Start it again and go on with"
+        " healthy: its engine hangs, or its responses take longer. Start it again and continue with"
         " --resume_from_checkpoint, or raise --vllm_timeout."
     )
 

@@ -166,7 +166,7 @@ class ProgramScores:
         Args:
             pool: runs programs.
             reward: "paper" or "ratio".
-            skips: go on even if a process could run none of its programs.
+            skips: continue even if a process could run none of its programs.
             which: see `dschat.scoring.programs.blocks.find_program`.
         """
         self._pool = pool
