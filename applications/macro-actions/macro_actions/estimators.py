@@ -132,7 +132,7 @@ def with_mean_baseline(
 ) -> PPOBatch:
     """The batch with advantages Â_τ = Σ_{τ' ≥ τ} γ^(τ' − τ) R_τ' − mean_return, which do not depend on the critic.
 
-    EVPO (Pan et al. 2026) takes these in the place of GAE's if the critic explains none of the variance of the
+    EVPO (Pan et al. 2026) takes these instead of GAE's if the critic explains none of the variance of the
     returns: as a baseline, the critic then adds variance, and the mean return of the batch adds none. The critic's
     own returns stay those of GAE.
 
@@ -499,7 +499,7 @@ def response_penalty(kl: Tensor, kl_coef: float) -> Tensor:
 def _token_rewards(trajectory: Trajectory, settings: EstimatorSettings) -> tuple[Tensor, Tensor]:
     """Token rewards and KL, shape (B, R) each; the score includes the penalties for a missing EOS and for length.
 
-    In an episode the penalty for a missing EOS stands on the last token of each turn that was cut.
+    In an episode the last token of each turn that was cut receives the penalty for a missing EOS.
     """
     segment_rewards = trajectory.segment_rewards
     cut_turns = trajectory.rollout.cut_turns

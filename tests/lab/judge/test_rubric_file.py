@@ -80,7 +80,7 @@ def test_the_words_of_a_rubric_make_its_questions(tmp_path):
         (PLAIN | {"separate": True}, "key 'separate' asks for a verdict on each of 'criteria': add some"),
         ("[]", "must hold one object with the keys task,"),
         ("{", "not readable as JSON"),
-        ('{"task": "a", "task": "b"}', "not readable as JSON (the key 'task' stands there twice)"),
+        ('{"task": "a", "task": "b"}', "not readable as JSON (the key 'task' occurs twice)"),
     ],
 )
 def test_a_bad_rubric_is_named_by_file_and_key(tmp_path, content, wanted):

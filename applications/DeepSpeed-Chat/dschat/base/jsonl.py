@@ -142,5 +142,5 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"the key {name!r} stands there twice")
+            raise ValueError(f"the key {name!r} occurs twice")
     return dict(pairs)

@@ -339,7 +339,7 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def without_surrogates(text: str) -> str:
-    """A text with "?" in the place of lone surrogates, which JSON may hold and UTF-8 cannot encode."""
+    """A text with "?" instead of lone surrogates, which JSON may hold and UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

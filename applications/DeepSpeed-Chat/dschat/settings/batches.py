@@ -78,7 +78,7 @@ class BatchPlan:
 
 
 def check_actor_updates(updates: int, critic_warmup_updates: int) -> None:
-    """Raise UserError if a run of so many updates would train the critic alone (--critic_warmup_updates)."""
+    """Raise UserError if a run with this number of updates would train the critic alone (--critic_warmup_updates)."""
     if critic_warmup_updates >= updates:
         raise UserError(
             f"--critic_warmup_updates {critic_warmup_updates}: the run makes {updates} updates, so the actor would"

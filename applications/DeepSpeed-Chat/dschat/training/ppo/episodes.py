@@ -27,7 +27,7 @@ ENVIRONMENT = 2**32 - 1  # in the seeds of environments: they are none of the ac
 
 
 class EpisodeSampler(ActorSampler):
-    """Samples episodes of the actor, in the place of single responses."""
+    """Samples episodes of the actor, instead of single responses."""
 
     def __init__(self, actor: ActorSampler, player: EpisodePlayer) -> None:
         """Takes a sampler of single replies, and what plays episodes with it."""

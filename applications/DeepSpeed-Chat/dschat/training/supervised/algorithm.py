@@ -76,7 +76,7 @@ class Task(Protocol[Example, AnyEngine]):
     def loss(
         self, engine: AnyEngine, examples: Sequence[Example], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Sum over the micro-batch divided by ``count``; statistics divided likewise."""
+        """Sum over the micro-batch divided by ``count``; the statistics are divided by it, too."""
 
     @abstractmethod
     def row_statistics(self, engine: AnyEngine, examples: Sequence[Example]) -> RowStatistics:
