@@ -256,7 +256,7 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("val/ratio_variance", "refuel_online", "", "its variance", "it explodes: lower the learning rate or η"),
     ),
     "Evaluations, on held-out rows": (
-        ("eval/rows", ALL, "rows", "held-out rows that the evaluation is on", "below 30 a warning says so"),
+        ("eval/rows", ALL, "rows", "held-out rows of the evaluation", "below 30, with a warning"),
         ("eval/<metric>_stderr", ALL, "as the metric", "standard error of `eval/<metric>` over these rows, tokens of"
          " one row and replies of one dialogue taken together; from two rows on",
          "a difference of two evaluations within twice this is none"),
