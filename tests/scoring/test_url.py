@@ -113,7 +113,9 @@ def test_a_server_in_trouble_is_asked_until_it_is_well(status, server):
     trouble = answering(status, b"loading the model")
     assert ask(server(*[trouble] * 6, by_length).url).tolist() == LENGTHS
     stand_in = server(trouble)
-    with pytest.raises(UserError, match=f"--reward_url {stand_in.url}: it answers {status}: loading the model. Asked"):
+    with pytest.raises(
+        UserError, match=f"--reward_url {stand_in.url}: it answers {status}: loading the model. The request was sent"
+    ):
         ask(stand_in.url, patience=0.1)
 
 
