@@ -66,7 +66,8 @@ class Mutant:
         """
         text, _, number = self.old.partition("  # ")
         old, new = parse(text, self.new)
-        trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file, _ in self._definitions()}
+        sources = {file: file.read_text(encoding="utf-8") for file, _ in self._definitions()}
+        trees = {file: ast.parse(source) for file, source in sources.items()}
         fitting = [
             (file, scope, *place)
             for file, name in self._definitions()
@@ -81,7 +82,7 @@ class Mutant:
             raise ValueError(f"mutant {self.name!r}: {self.function} does not know {', '.join(sorted(unknown))}")
         if same(nodes, instead := filled(new, found)):
             raise ValueError(f"mutant {self.name!r}: {self.function} stays as it is")
-        return file, replaced(trees[file], nodes, instead)
+        return file, replaced(sources[file], scope, nodes, instead)
 
     def _definitions(self) -> list[tuple[Path, str]]:
         if not (found := _defined().get(self.function)):

@@ -4,11 +4,11 @@ chat templates, read from the source; what the core loads.
 """
 
 import ast
+import functools
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -74,34 +74,44 @@ FORMULAS = [
 ]
 
 
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Every node of a file's syntax tree, its module first; each file is parsed once for all tests."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))))
+
+
+@functools.cache
 def module_name(path: Path) -> str:
     """Dotted name of a source file of the package."""
     parts = path.relative_to(CORE.parent if path.is_relative_to(CORE) else ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(path: Path, module: str | None = None) -> Iterator[str]:
+@functools.cache
+def imports_of(path: Path, module: str | None = None) -> list[str]:
     """Every module that a file imports, anywhere in it, by absolute dotted name.
 
     `module` is its own name, which relative imports start from; that of a file of the package if None.
 
-    `from a import b` yields `a.b`, so that a submodule imported by name is seen. String arguments of
+    `from a import b` gives `a.b`, so that a submodule imported by name is seen. String arguments of
     `importlib.import_module` and `__import__` count.
     """
     package = (module or module_name(path)).split(".")
     if path.name != "__init__.py":
         package = package[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+    imported: list[str] = []
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            imported += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             start = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (f"{start}.{alias.name}" for alias in node.names)
+            imported += [f"{start}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             called = ast.unparse(node.func)
             if called.endswith("import_module") or called == "__import__":
-                yield str(node.args[0].value)
+                imported.append(str(node.args[0].value))
+    return imported
 
 
 def part_of(name: str) -> str | None:
@@ -229,7 +239,7 @@ def test_chat_templates_are_applied_in_one_place() -> None:
     calls = [
         module_name(path)
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "apply_chat_template"
@@ -263,6 +273,7 @@ SCRIPTS = ("docs", "evaluation", "examples", "inference", "applications/DeepSpee
 PACKAGES = {"macro_actions": {"constituent_treelib"}, "constituent_treelib": set()}
 
 
+@functools.cache
 def all_modules() -> dict[str, Path]:
     """Every module of the repository but tests, by the name that an import gives it; scripts by their paths."""
     modules: dict[str, Path] = {}
@@ -279,6 +290,7 @@ def all_modules() -> dict[str, Path]:
     return modules
 
 
+@functools.cache
 def module_graph() -> dict[str, set[str]]:
     """Which modules each module of the repository imports, at its top or later."""
     modules = all_modules()
@@ -323,7 +335,9 @@ def test_no_class_name_occurs_twice() -> None:
     """A reader who meets a class's name finds one class."""
     files: dict[str, list[str]] = {}
     for module, path in all_modules().items():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        module_node = nodes_of(path)[0]
+        assert isinstance(module_node, ast.Module)
+        for node in module_node.body:
             if isinstance(node, ast.ClassDef):
                 files.setdefault(node.name, []).append(module)
     assert {name: modules for name, modules in files.items() if len(modules) > 1} == {}
@@ -346,7 +360,7 @@ def test_there_is_one_loop() -> None:
     fits = [
         f"{module_name(path)}.{node.name}"
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(path)
         if isinstance(node, ast.FunctionDef) and node.name == "fit"
     ]
     assert fits == ["dschat.training.loop.fit"]

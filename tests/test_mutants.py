@@ -4,6 +4,7 @@
 import ast
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -68,8 +69,10 @@ def test_a_place_is_found_wherever_it_is_and_whatever_its_variables_are_called(
 )
 def test_patterns(code: str, old: str, new: str, changed: str) -> None:
     pattern, instead = parse(old, new)
-    [(nodes, found)] = places(tree := ast.parse(code), pattern)
-    assert replaced(tree, nodes, filled(instead, found)) == changed
+    source, expected = ("def f():\n" + textwrap.indent(text, "    ") for text in (code, changed))
+    scope = ast.parse(source).body[0]
+    [(nodes, found)] = places(scope, pattern)
+    assert replaced(source, scope, nodes, filled(instead, found)) == expected
 
 
 @pytest.mark.mutants

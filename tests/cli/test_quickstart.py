@@ -96,6 +96,7 @@ def test_two_processes_that_shard_everything(tmp_path):
     AutoModelForSequenceClassification.from_pretrained(folder / "step2-reward")
 
 
+@pytest.mark.slow
 def test_turns_small(tmp_path):
     """Two games, each with macro actions of a token and of a turn, and an episode drawn turn by turn."""
     folder = tmp_path / "turns"

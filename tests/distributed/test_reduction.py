@@ -5,24 +5,27 @@ import pytest
 import torch
 
 from dschat.engine import reduction
-from reduction_cases import (
-    CASES,
-    LARGE_STAGES,
-    LATER,
-    LATER_CASES,
-    OTHERS,
-    SLOW_LARGE_STAGES,
-    SLOW_LATER_CASES,
-    SPOILED,
-)
+from reduction_cases import CASES, FAST_CASES, FAST_LATER_CASES, LATER, LATER_CASES, SETTINGS, SPOILED
 
 pytestmark = pytest.mark.xdist_group("launcher")
 
 
+def with_slow(cases, fast):
+    """Cases as parameters, of which those that are not fast are slow."""
+    return [case if case in fast else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
 @pytest.fixture(scope="module")
-def other_stages(run_cases):
-    """Results of the checks at ZeRO stages that `two_processes` leaves out."""
-    return run_cases("reduction-at-other-stages", (), ("reduction_at_other_stages",))
+def everywhere(run_cases):
+    """Results at every stage and precision, and in every setting."""
+    return run_cases("reduction-everywhere", (), ("reduction_everywhere",))
+
+
+@pytest.fixture
+def outputs(request):
+    """Results of the run that holds a test's case: of all cases for the slow ones."""
+    is_slow = request.node.get_closest_marker("slow") is not None
+    return request.getfixturevalue("everywhere" if is_slow else "two_processes")
 
 
 def said_by(outputs, case):
@@ -32,29 +35,31 @@ def said_by(outputs, case):
     return first
 
 
-@pytest.mark.parametrize(("stage", "dtype"), CASES)
-def test_right_gradients_pass_and_nothing_is_changed(stage, dtype, two_processes):
-    assert said_by(two_processes, f"right-{stage}-{dtype}") is None
-    assert said_by(two_processes, f"again-{stage}-{dtype}") is None
-    assert [two_processes.numbers("reduction", rank)["moved"][f"{stage}-{dtype}"] for rank in (0, 1)] == [False] * 2
+@pytest.mark.parametrize(("stage", "dtype"), with_slow(CASES, FAST_CASES))
+def test_right_gradients_pass_and_nothing_is_changed(stage, dtype, outputs):
+    assert said_by(outputs, f"right-{stage}-{dtype}") is None
+    assert said_by(outputs, f"again-{stage}-{dtype}") is None
+    assert [outputs.numbers("reduction", rank)["moved"][f"{stage}-{dtype}"] for rank in (0, 1)] == [False] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.parametrize("setting", OTHERS)
-def test_right_gradients_pass_in_every_setting(setting, stage, two_processes):
-    assert said_by(two_processes, f"{setting}-{stage}") is None
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_right_gradients_pass_in_every_setting(setting, stage, outputs):
+    assert said_by(outputs, f"{setting}-{stage}") is None
 
 
 @pytest.mark.parametrize("fault", ["dropped", "halved"])
-@pytest.mark.parametrize(("stage", "dtype"), CASES)
-def test_a_gradient_that_is_lost_is_named(stage, dtype, fault, two_processes):
+@pytest.mark.parametrize(("stage", "dtype"), with_slow(CASES, FAST_CASES))
+def test_a_gradient_that_is_lost_is_named(stage, dtype, fault, outputs):
     """That of one process; or of both, half of it, as where a second use of the weight is lost."""
-    said = said_by(two_processes, f"{fault}-{stage}-{dtype}")
+    said = said_by(outputs, f"{fault}-{stage}-{dtype}")
     assert said is not None and f"another gradient of {SPOILED} than the 2 processes computed" in said
     assert "1 of " in said and "--no_self_checks" in said
 
 
-def assert_a_lost_end_is_named(outputs, stage):
+@pytest.mark.parametrize("stage", [3, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 1, 2))])
+def test_weights_with_more_elements_than_are_sampled(stage, outputs):
     """16,384 elements, of which one process loses the last tenth: far from the first 4,096."""
     assert said_by(outputs, f"large-{stage}") is None
     said = said_by(outputs, f"large-lost-{stage}")
@@ -62,18 +67,8 @@ def assert_a_lost_end_is_named(outputs, stage):
     assert "1 of " in said
 
 
-@pytest.mark.parametrize("stage", LARGE_STAGES)
-def test_weights_with_more_elements_than_are_sampled(stage, two_processes):
-    assert_a_lost_end_is_named(two_processes, stage)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", SLOW_LARGE_STAGES)
-def test_weights_with_more_elements_than_are_sampled_at_other_stages(stage, other_stages):
-    assert_a_lost_end_is_named(other_stages, stage)
-
-
-def assert_a_later_gradient_is_checked(outputs, model, stage):
+@pytest.mark.parametrize(("model", "stage"), with_slow(LATER_CASES, FAST_LATER_CASES))
+def test_a_gradient_that_is_zero_in_the_first_update_is_checked_in_the_second(model, stage, outputs):
     """LoRA's A matrices, or the backbone of a critic whose head is zero; the check changes nothing."""
     for case in ("first", "second", "lost-first"):
         assert said_by(outputs, f"{model}-{case}-{stage}") is None
@@ -82,20 +77,10 @@ def assert_a_later_gradient_is_checked(outputs, model, stage):
     assert [outputs.numbers("reduction", rank)["moved"][f"{model}-{stage}"] for rank in (0, 1)] == [False] * 2
 
 
-@pytest.mark.parametrize(("model", "stage"), LATER_CASES)
-def test_a_gradient_that_is_zero_in_the_first_update_is_checked_in_the_second(model, stage, two_processes):
-    assert_a_later_gradient_is_checked(two_processes, model, stage)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "stage"), SLOW_LATER_CASES)
-def test_a_gradient_that_is_zero_at_first_is_checked_at_other_stages(model, stage, other_stages):
-    assert_a_later_gradient_is_checked(other_stages, model, stage)
-
-
-def test_gradients_that_stay_zero_are_given_up(two_processes):
+def test_gradients_that_stay_zero_are_given_up(outputs):
     """After the same number of updates on each process."""
-    assert said_by(two_processes, "bound") is None
+    assert said_by(outputs, "bound") is None
 
 
 def test_what_rounding_explains_by_hand():

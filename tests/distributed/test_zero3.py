@@ -10,7 +10,7 @@ from closeness import FORMULA, UPDATE, WEIGHT_GAP, assert_near, near
 from factories import BOS, PAD, hf_logprobs, largest_difference, make_causal_lm
 from recorded_updates import Case
 from sharded_checks import LENGTHS, ROWS, evaluate_all, prompts_of
-from sharded_loading_checks import FAMILIES
+from sharded_loading_checks import FAMILIES, FAST_FAMILIES
 
 pytestmark = pytest.mark.xdist_group("launcher")
 
@@ -138,16 +138,25 @@ def test_a_self_check_changes_no_update_and_both_processes_find_the_weight_that_
     assert notes["said"].startswith("self-check: model.layers.1.mlp.up_proj.weight of "), notes["said"]
 
 
-MODELS = [f"{kind} {role}" for kind in FAMILIES for role in ("policy", "critic")]
+MODELS = [f"{kind} {role}" for kind in FAST_FAMILIES for role in ("policy", "critic")]
+OTHER_MODELS = [f"{kind} {role}" for kind in FAMILIES for role in ("policy", "critic") if kind not in FAST_FAMILIES]
 SPECIAL = ["gemma bf16", "gpt2 bf16", "odd", "several files", "adapter", "grown", "offloaded"]
 UNTIED = [f"untied, {case}" for case in HEADS]
 
 
-@pytest.mark.parametrize("name", [*MODELS, *SPECIAL, *UNTIED])
+@pytest.fixture
+def loaded(name, two_processes, run_cases):
+    """Results of the run that loads the model of this name; the families of slow tests have one of their own."""
+    return run_cases("loading-families", (), ("loading_families",)) if name in OTHER_MODELS else two_processes
+
+
+@pytest.mark.parametrize(
+    "name", [*MODELS, *SPECIAL, *UNTIED, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_MODELS)]
+)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_loaded_in_parts_a_model_is_what_it_is_whole(name, rank, two_processes):
+def test_loaded_in_parts_a_model_is_what_it_is_whole(name, rank, loaded):
     """Weights and buffers bit by bit, types, what is tied, and configs; a process holds its half of each."""
-    found = two_processes.numbers("loading", rank)[name]
+    found = loaded.numbers("loading", rank)[name]
     assert found["differ"] == found["dtypes"] == []
     assert found["shared"] and found["configs"]
     assert found["whole"] == 0 and found["held"] == pytest.approx(0.5, abs=1e-3)

@@ -62,6 +62,7 @@ def test_an_interrupted_run_goes_on_and_does_again_what_a_kill_left_of_a_batch(
     assert [file.name for file in path.parent.iterdir()] == ["run.jsonl"]
 
 
+@pytest.mark.slow
 def test_killed_half_way_and_started_again_gives_the_same_file(project, run, capsys, monkeypatch):
     """On a machine without a GPU, where --gpu 0 means the CPU; the data sets lie in PROJ_PATH/data.
 

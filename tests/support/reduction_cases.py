@@ -28,12 +28,11 @@ from factories import (
 SPOILED = "model.layers.0.mlp.up_proj.weight"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CASES = [(stage, dtype) for dtype in DTYPES for stage in (0, 1, 2, 3)]
-OTHERS = ("lora", "checkpointing", "offload", "scalar")
+FAST_CASES = ((0, "fp32"), (1, "bf16"), (2, "bf16"), (3, "fp32"))
+SETTINGS = ("lora", "checkpointing", "offload", "scalar")  # at ZeRO 2 and 3
 LATER = {"lora": ".lora_A.", "critic": SPOILED}  # parameters whose gradient is zero in the first update
-LATER_CASES = (("critic", 0), ("lora", 1), ("critic", 2), ("lora", 3))  # and ZeRO stage
-LARGE_STAGES = (0, 2, 3)
-SLOW_LATER_CASES = (("lora", 0), ("critic", 1), ("lora", 2), ("critic", 3))
-SLOW_LARGE_STAGES = (1,)
+LATER_CASES = [(model, stage) for model in LATER for stage in (0, 1, 2, 3)]
+FAST_LATER_CASES = (("critic", 2), ("lora", 3))
 
 
 def update(engine: Any) -> str | None:
@@ -142,40 +141,63 @@ def check_large_weights(stage: int, said: dict[str, Any]) -> None:
     said[f"large-lost-{stage}"] = update(wrong)
 
 
+def check_case(stage: int, dtype: str, said: dict[str, Any], moved: dict[str, bool]) -> None:
+    """Right gradients, which the check changes nothing of; a gradient that one process loses, and half of one."""
+    case = f"{stage}-{dtype}"
+    checked = engine_at(stage, dtype)
+    unchecked = engine_at(stage, dtype)
+    checked.check_reduction()
+    before = random_states()
+    said[f"right-{case}"] = update(checked) or checked._reduction_check and "not compared"
+    same_states = all(torch.equal(x, before[name]) for name, x in random_states().items())
+    update(unchecked)
+    states = [whole_state(engine) for engine in (checked, unchecked)]  # nothing but on the main process
+    moved[case] = not same_states or (rank() == 0 and largest_difference(*states) > 0)
+    said[f"again-{case}"] = update(checked)  # nothing is left of the check
+    for name, share in (("dropped", float(rank() == 0)), ("halved", 0.5)):
+        engine = engine_at(stage, dtype)
+        engine.check_reduction()
+        lose(engine, share)
+        said[f"{name}-{case}"] = update(engine)
+
+
+def check_settings(stage: int, said: dict[str, Any]) -> None:
+    """Right gradients with adapters, recomputed layers and offloaded states, and those of a scalar model."""
+    options: dict[str, dict[str, Any]] = {
+        "lora": {"model": adapted_lm()},
+        "checkpointing": {"gradient_checkpointing": True, "dtype": "bf16"},
+        "offload": {"offload": True},
+        "scalar": {"model": make_classifier(), "dtype": "bf16"},
+    }
+    for name in SETTINGS:
+        engine = engine_at(stage, **options[name])
+        engine.check_reduction()
+        said[f"{name}-{stage}"] = update(engine) or update(engine) or engine._reduction_check and "not compared"
+
+
 def reduction(folder: Path, keep: Callable[..., None]) -> None:
     """`said`: what checks say, None where they agree. `moved`: whether a check changed anything."""
     said: dict[str, Any] = {}
     moved: dict[str, bool] = {}
+    for stage, dtype in FAST_CASES:
+        check_case(stage, dtype, said, moved)
+    for model, stage in FAST_LATER_CASES:
+        check_later_gradients(model, stage, said, moved)
+    check_large_weights(3, said)
+    keep(folder, "reduction", {"said": said, "moved": moved})
+
+
+def reduction_everywhere(folder: Path, keep: Callable[..., None]) -> None:
+    """Every stage, precision and setting, and gradients that stay zero; notes `said` and `moved` like `reduction`."""
+    said: dict[str, Any] = {}
+    moved: dict[str, bool] = {}
     for stage, dtype in CASES:
-        case = f"{stage}-{dtype}"
-        checked, unchecked = engine_at(stage, dtype), engine_at(stage, dtype)
-        checked.check_reduction()
-        before = random_states()
-        said[f"right-{case}"] = update(checked) or checked._reduction_check and "not compared"
-        same_states = all(torch.equal(x, before[name]) for name, x in random_states().items())
-        update(unchecked)
-        states = [whole_state(engine) for engine in (checked, unchecked)]  # nothing but on the main process
-        moved[case] = not same_states or (rank() == 0 and largest_difference(*states) > 0)
-        said[f"again-{case}"] = update(checked)  # nothing is left of the check
-        for name, share in (("dropped", float(rank() == 0)), ("halved", 0.5)):
-            engine = engine_at(stage, dtype)
-            engine.check_reduction()
-            lose(engine, share)
-            said[f"{name}-{case}"] = update(engine)
+        check_case(stage, dtype, said, moved)
     for stage in (2, 3):
-        options: dict[str, dict[str, Any]] = {
-            "lora": {"model": adapted_lm()},
-            "checkpointing": {"gradient_checkpointing": True, "dtype": "bf16"},
-            "offload": {"offload": True},
-            "scalar": {"model": make_classifier(), "dtype": "bf16"},
-        }
-        for name, given in options.items():
-            engine = engine_at(stage, **given)
-            engine.check_reduction()
-            said[f"{name}-{stage}"] = update(engine) or update(engine) or engine._reduction_check and "not compared"
+        check_settings(stage, said)
     for model, stage in LATER_CASES:
         check_later_gradients(model, stage, said, moved)
-    for stage in LARGE_STAGES:
+    for stage in (0, 1, 2, 3):
         check_large_weights(stage, said)
     unmoved = engine_at(2, model=adapted_lm(), learning_rate=0.0)  # its B matrices stay zero
     unmoved.check_reduction()
@@ -187,15 +209,4 @@ def reduction(folder: Path, keep: Callable[..., None]) -> None:
     keep(folder, "reduction", {"said": said, "moved": moved})
 
 
-def other_stages(folder: Path, keep: Callable[..., None]) -> None:
-    """The cases of `reduction` at the ZeRO stages that it leaves out; notes `said` and `moved` like it."""
-    said: dict[str, Any] = {}
-    moved: dict[str, bool] = {}
-    for model, stage in SLOW_LATER_CASES:
-        check_later_gradients(model, stage, said, moved)
-    for stage in SLOW_LARGE_STAGES:
-        check_large_weights(stage, said)
-    keep(folder, "reduction", {"said": said, "moved": moved})
-
-
-CHECKS = {"reduction": reduction, "reduction_at_other_stages": other_stages}
+CHECKS = {"reduction": reduction, "reduction_everywhere": reduction_everywhere}

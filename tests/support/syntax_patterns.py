@@ -9,6 +9,7 @@ import ast
 import builtins
 import copy
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def definitions(package: Path) -> dict[str, list[tuple[Path, str]]]:
     return {name: list(places) for name, places in found.items()}
 
 
-def defined(node: ast.AST, within: str = "", constants: bool = True) -> Iterator[tuple[str, ast.AST]]:
+def defined(node: ast.AST, within: str = "", constants: bool = True) -> Iterator[tuple[str, ast.stmt]]:
     """(name, tree) of functions, classes, methods, of constants of modules and classes, and of what modules call."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (*FUNCTIONS, ast.ClassDef)):
@@ -126,10 +127,15 @@ class _Filled(ast.NodeTransformer):
         return nodes[0] if isinstance(node, ast.Name) else nodes
 
 
-def replaced(tree: ast.Module, old: Nodes, new: Nodes) -> str:
-    """The text of a tree in which other nodes stand for some that follow each other; comments are lost."""
-    _Replaced(old, new).visit(tree)
-    return ast.unparse(ast.fix_missing_locations(tree))
+def replaced(source: str, scope: ast.stmt, old: Nodes, new: Nodes) -> str:
+    """The source with other nodes for some of a definition, whose comments are lost; old nodes follow each other."""
+    decorators = getattr(scope, "decorator_list", [])
+    first = min(node.lineno for node in [scope, *decorators])
+    changed = _Replaced(old, new).visit(scope)
+    statements = changed if isinstance(changed, list) else [changed or ast.Pass()]
+    text = "\n".join(ast.unparse(ast.fix_missing_locations(statement)) for statement in statements)
+    lines = source.splitlines()
+    return "\n".join([*lines[: first - 1], textwrap.indent(text, " " * scope.col_offset), *lines[scope.end_lineno :]])
 
 
 class _Replaced(ast.NodeTransformer):

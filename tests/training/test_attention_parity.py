@@ -173,8 +173,9 @@ def test_rows_begin_in_different_columns_and_are_not_long(monkeypatch: pytest.Mo
 # -- flex_attention, of which torch computes the forward pass on a CPU
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_causal_lm, make_classifier])
-@pytest.mark.parametrize(("kind", "options"), [("llama", {}), pytest.param("gemma2", CAPPED, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("kind", "options"), [("llama", {}), ("gemma2", CAPPED)])
 def test_flex_attention_has_the_numbers_of_eager_attention(kind: str, options: Any, make: Any) -> None:
     check(frozen_engine_of(make(kind, attn_implementation="flex_attention", **options)))
 
@@ -208,6 +209,7 @@ def test_sampling_with_a_named_attention(family: str, decoder: Any, register: An
     assert calls and set(calls) <= lengths
 
 
+@pytest.mark.slow
 def test_packed_examples_with_flex_attention() -> None:
     from dschat.data.examples import SFTExample
 

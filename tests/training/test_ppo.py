@@ -47,7 +47,7 @@ def make_trainer(folder, num_prompts=32, reward=share_of_a, spread=0.02, **overr
     return ppo_loop(config, reward, make_prompts(num_prompts), make_prompts(6), **models, **options)
 
 
-@pytest.mark.parametrize("ngram", [1, 5])
+@pytest.mark.parametrize("ngram", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_a_toy_reward_rises(ngram, group, tmp_path):
     size = {"per_device_generation_batch_size": 64, "per_device_training_batch_size": 64}
     trainer = make_trainer(

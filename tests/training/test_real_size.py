@@ -71,7 +71,7 @@ def leaves(value):
     return [leaf for item in value for leaf in leaves(item)] if isinstance(value, list) else [value]
 
 
-QUICK = [("sft", 0), ("reward", 0), ("dpo with adapters", HIDDEN), ("ppo", 0)]
+QUICK = [("sft", 0), ("dpo with adapters", HIDDEN)]
 SLOW = [case for name in RUNS for case in ((name, 0), (name, HIDDEN)) if case not in QUICK]
 
 

@@ -156,6 +156,7 @@ def test_parts_of_other_macro_actions_are_not_taken_up() -> None:
     assert sums[0] == sums[2] != sums[1]
 
 
+@pytest.mark.slow
 def test_many_completions_come_to_the_exact_value(group: Any, tokenizer: Any, tmp_path: Any) -> None:
     """Two tokens of 100 ids: V of the prompt and after the first token, summed over all that may follow."""
     count = 500
@@ -313,6 +314,7 @@ def test_parts_that_are_done_are_not_drawn_again(group: Any, tmp_path: Any, monk
     assert len(sizes) == 3
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_says_what_it_drew(group: Any, tmp_path: Any) -> None:
     from cli_runs import read_jsonl
 

@@ -36,7 +36,7 @@ def environments(tmp_path):
     return write_environments(tmp_path)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ["gae", pytest.param("rloo_turns", marks=pytest.mark.slow)])
 def test_a_run_on_episodes_stops_anywhere(name, environments, group, tmp_path):
     """In the sampling of episodes, in their scoring, and between updates on them: the resumed run is the same."""
     make = partial(episode_loop, environment=f"{environments}:Random", **RUNS[name])
@@ -169,6 +169,7 @@ def test_a_judge_reads_whole_episodes(judged, environments, group, tmp_path):
     assert len(set(turns.tolist())) > 1
 
 
+@pytest.mark.slow
 def test_a_judged_run_on_episodes_stops_anywhere(judged, environments, group, tmp_path):
     make = partial(episode_loop, environment=f"{environments}:Random", **(RUNS["rloo_turns"] | judged))
     assert check_every_stop(make, tmp_path, every=29, first=9) > 20
