@@ -147,10 +147,10 @@ def test_a_lock_that_was_taken_away_is_noticed(tmp_path):
     lock = Lock(file, "--output x")
     lock.check()
     file.unlink()
-    with pytest.raises(UserError, match=r"--output x: its lock, .*\.lock, was taken away \(nobody has it\)"):
+    with pytest.raises(UserError, match=r"--output x: this run has lost its lock .*\.lock \(now held by nobody\)"):
         lock.check()
     with held_elsewhere(file) as (process, _):
-        with pytest.raises(UserError, match=rf"was taken away \(process {process.pid} on .* has it\)"):
+        with pytest.raises(UserError, match=rf"now held by process {process.pid} on .*\)"):
             lock.check()
         lock.close()
         assert file.exists(), "it is the other one's"

@@ -31,7 +31,7 @@ def test_how_scripts_end(caplog, capsys):
     assert capsys.readouterr().out == "all is well\n"
     bad, stopped, kept = caplog.messages
     assert (bad, stopped) == ("error: --x: bad", "interrupted")
-    assert kept.startswith("interrupted; ") and kept.endswith("the same command goes on from there")
+    assert kept.startswith("interrupted; ") and kept.endswith("the same command continues from there")
 
 
 def test_the_sampler_knows_all_names_of_a_data_set(tmp_path, capsys, caplog):

@@ -103,7 +103,7 @@ def test_a_server_that_is_restarted_in_the_middle_of_a_run(run, prompt_flags, sf
     server = Restarted(after=3, seconds=3)
     result = run("ppo", flags | {"reward_url": server.url}).expect(0)
     server.server.stop()
-    assert "It is asked again, for up to 300 s" in result.stderr
+    assert "The request is repeated for up to 300 s" in result.stderr
     whole = run("ppo", flags | {"reward_url": (steady := StandIn()).url, "output_dir": tmp_path / "steady"}).expect(0)
     steady.stop()
     assert whole.status == 0
@@ -129,14 +129,14 @@ def test_sigterm_while_waiting_for_a_server(prompt_flags, sft, tmp_path):
     flags = prompt_flags | {"actor_model_name_or_path": sft, "reward_url": server.url, "output_dir": tmp_path / "out"}
     process = start_forked("ppo", flags, tmp_path / "printed")
     log = tmp_path / "printed" / "stderr.txt"
-    while "It is asked again" not in (log.read_text() if log.exists() else ""):
+    while "The request is repeated" not in (log.read_text() if log.exists() else ""):
         assert process.is_alive()
         time.sleep(0.1)
     begun = time.monotonic()
     process.terminate()
     result = result_of(process, tmp_path / "printed")
     assert time.monotonic() - begun < 30 and result.status == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM; to go on, add --resume_from_checkpoint" in result.stderr
+    assert "stopped by SIGTERM; to continue, add --resume_from_checkpoint" in result.stderr
 
 
 RUBRIC = """
@@ -210,7 +210,7 @@ def test_sigterm_while_waiting_for_a_judge(prompt_flags, sft, tmp_path, monkeypa
         process.terminate()
         result = result_of(process, tmp_path / "printed")
         assert time.monotonic() - begun < 15 and result.status == 128 + signal.SIGTERM
-        assert "stopped by SIGTERM; to go on, add --resume_from_checkpoint" in result.stderr
+        assert "stopped by SIGTERM; to continue, add --resume_from_checkpoint" in result.stderr
         server.answers_before_gate = None
         again = flags | {"judge_url": server.url, "resume_from_checkpoint": True}
         result_of(start_forked("ppo", again, tmp_path / "again"), tmp_path / "again").expect(0)

@@ -15,7 +15,7 @@ from flag_cases import ACTOR, FAMILIES, config_of
 def test_what_a_resume_may_change_is_what_the_document_says():
     text = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
     section = text.split("## What may change between two parts of a run")[1].split("Everything else")[0]
-    free, shares = section.split("On another\nnumber of processes")
+    free, shares = section.split("On another number of processes")
     kinds = {"free": set(), "share": set()}
     for config_class in FAMILIES.values():
         for kind, names in kinds.items():

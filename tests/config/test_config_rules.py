@@ -196,7 +196,7 @@ REFUSALS = [
     *(
         ("ppo", f"--rollout_engine vllm --vllm_url {given}", told)
         for given, told in (
-            ("localhost:8000", "localhost:8000 is no address of a server"),
+            ("localhost:8000", "localhost:8000 is not an address of a server"),
             ("http://a http://me:secret@host", "without a path, a user's name or a password"),
             ("http://a http://a", "give each server once"),
             ("http://a --vllm_tensor_parallel 2", "give it to dschat serve-vllm"),
@@ -329,9 +329,14 @@ REFUSALS = [
     ("ppo", "--max_turn_seq_len 3", "--max_turn_seq_len 3", "add --environment"),
     ("ppo", "--environment_workers 3", "--environment_workers 3", "add --environment"),
     ("ppo", "--advantage_estimator rloo_turns", "--samples_per_prompt of at least 2"),
-    ("ppo", "--reward_url 127.0.0.1:8500", "--reward_url 127.0.0.1:8500 is no address", "http://127.0.0.1:8500/score"),
+    (
+        "ppo",
+        "--reward_url 127.0.0.1:8500",
+        "--reward_url 127.0.0.1:8500 is not an address",
+        "http://127.0.0.1:8500/score",
+    ),
     ("ppo", "--reward_url http://user:secret@host/", "--reward_url", "without a user's name, password or"),
-    ("ppo", "--reward_url http://host/score?key=1", "--reward_url http://host/score?key=1 is no address", "query"),
+    ("ppo", "--reward_url http://host/score?key=1", "--reward_url http://host/score?key=1 is not an address", "query"),
     ("ppo", "--reward_url http://a --reward_batch 0", "--reward_batch 0", "at least 1"),
     ("ppo", "--reward_url http://a --reward_timeout 0", "--reward_timeout 0", "above 0"),
     ("ppo", "--reward_url http://a --reward_patience -1", "--reward_patience -1", "at least 0"),
@@ -350,7 +355,7 @@ REFUSALS = [
             ("none.toml", "--judge_model m", "--reward_judge none.toml: cannot be read"),
             ("list.json", "--judge_model m", "--reward_judge list.json: must hold one object"),
             ("file", "--judge_model m", "--reward_judge file: give a file that ends in .toml or .json"),
-            ("rubric.toml", "--judge_model m --judge_url a:1", "--judge_url a:1 is no address", "OPENAI_API_KEY"),
+            ("rubric.toml", "--judge_model m --judge_url a:1", "--judge_url a:1 is not an address", "OPENAI_API_KEY"),
             ("rubric.toml", "--judge_model m --judge_price_in 1", "--judge_price_in and --judge_price_out", "both"),
             ("rubric.toml", "--judge_model m --judge_max_cost 1", "--judge_max_cost 1", "--judge_price_out"),
             # (217 + 8) x 8 = 1800

@@ -68,7 +68,7 @@ def test_all_of_a_file_at_once(tmp_path):
 
 
 def test_every_suggestion_is_a_flag():
-    """Of some command, and what a name means is no flag of that very name there."""
+    """Of some command, and what a name means is not a flag of that very name there."""
     flags = {option for command in COMMANDS.values() for option in options_of(command.flags_class())}
     assert len(OTHER_NAMES) >= 40
     for name, other in OTHER_NAMES.items():

@@ -184,7 +184,7 @@ def test_the_words_for_a_launchers_processes(step, tmp_path, monkeypatch):
 
 
 def test_a_default_that_a_file_takes_back():
-    """64000 pairs unless a file says otherwise: none is no number of pairs, and not the default."""
+    """64000 pairs unless a file says otherwise: none is not a number of pairs, and not the default."""
     config = config_of("refuel", "--total_episodes none")
     assert config.regression.total_episodes is None and "total_episodes: none\n" in to_yaml(config)
     told = resolve(FAMILIES["refuel"], [*REQUIRED["refuel"], "--total_episodes", "none"])

@@ -84,11 +84,14 @@ def test_check_and_preview_show_them(tmp_path):
     report = check_report(path, "1,0,0", Settings(tokenizer=tokenizer))
     lines = report.splitlines()
     section = lines[lines.index("special tokens") + 1 :]
-    assert section[0].startswith("  responses hold special tokens") and "<eos> in 40 (40 rows" in section[0]
+    assert (
+        section[0].startswith("  the texts of responses contain special tokens")
+        and "<eos> in 40 (40 rows" in section[0]
+    )
     template = lines[lines.index("chat template") + 1]
     assert template.startswith("  the chat template ends the assistant's turns with <|im_end|>")
     shown = preview_report(path, 1, 1, False, Settings(tokenizer=tokenizer))
-    assert "note: responses hold special tokens" in shown and "note: the chat template ends" in shown
+    assert "note: the texts of responses contain special tokens" in shown and "note: the chat template ends" in shown
     assert "trained, holds <eos> inside]]b<eos>c<eos>" in shown
     mended = Settings(tokenizer=tokenizer, end_of_response=tokenizer.convert_tokens_to_ids("<|im_end|>"))
     shown = preview_report(path, 1, 1, False, mended)

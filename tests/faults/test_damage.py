@@ -182,7 +182,7 @@ def test_a_full_disk(room, copied, whole):
     limit = 50_000 if room == "none for weights" else kept.stat().st_size + 20
     result = copied.run(partial(small_files_only, limit), **RESUME)
     named = f"{copied.out}/checkpoints/step-8" if room == "none for weights" else f"--output_dir {copied.out}"
-    message_of(result, named, " could not be written", "go on with --resume_from_checkpoint")
+    message_of(result, named, " could not be written", "resume with --resume_from_checkpoint")
     assert copied.checkpoints() == [2, 6] and not (copied.out / ".writing").exists()
     copied.run(**RESUME).expect(0)
     expect_same(whole("ppo"), outcome(copied.out))

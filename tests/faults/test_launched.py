@@ -19,7 +19,7 @@ from launches import free_port
 from script_runs import GEMMA, VARIABLES
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("launcher")]
-SAID = "to go on, add --resume_from_checkpoint to the command"
+SAID = "to continue, add --resume_from_checkpoint to the command"
 HALVES = {"per_device_generation_batch_size": 4, "per_device_training_batch_size": 2, "global_batch_size": 4}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fault_runs import MOMENTS, RESUME, contents, expect_same, outcome
 
-SAID = "to go on, add --resume_from_checkpoint to the command"
+SAID = "to continue, add --resume_from_checkpoint to the command"
 STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 

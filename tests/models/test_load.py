@@ -237,7 +237,7 @@ def test_a_model_that_reads_in_both_directions_is_no_policy(kind, tokenizer, tmp
     config = BOTH_DIRECTIONS[kind]
     auto_class = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
     folder = save_folder(tmp_path, auto_class.from_config(config), tokenizer)
-    message = f"--m {folder}: a {kind} model is no causal LM, it reads in both directions. Use a decoder-only model"
+    message = f"--m {folder}: a {kind} model is not a causal LM, it reads in both directions. Use a decoder-only model"
     with pytest.raises(UserError, match=f"^{message}"):
         load_causal_lm(folder, "--m", torch.float32, tokenizer)
 

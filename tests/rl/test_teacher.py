@@ -68,7 +68,7 @@ def test_averages_do_not_read_the_value_function(value_function) -> None:
 
 
 def test_holes_and_padding_have_no_log_ratio() -> None:
-    """What stands off the response counts for nothing, also if it is no number."""
+    """What stands off the response counts for nothing, also if it is not a number."""
     trajectory = trajectory_of([2, 4], 4, 1)
     mask = torch.tensor([[True, True, False, False], [True, False, True, True]])
     rollout = replace(trajectory.rollout, response_mask=mask)

@@ -103,7 +103,7 @@ def test_log_probs_of_a_large_vocabulary_are_exact_and_those_of_the_scoring_pass
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_forbidden_id_is_not_drawn_whatever_its_logit(temperature: float, value: float) -> None:
-    """The others decide; the log-prob counts the whole vocabulary, and is no number."""
+    """The others decide; the log-prob counts the whole vocabulary, and is not a number."""
     logits = torch.tensor([[value, value, 0.0, 50.0, 0.0]])
     sampling = Sampling(1, (EOS,), PAD, BOS, temperature)
     ids, logprobs = TokenSampler(sampling, 5, CPU)(logits, torch.tensor([0.5], dtype=torch.float64))

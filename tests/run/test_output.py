@@ -217,7 +217,7 @@ def test_a_run_that_lost_its_folder_leaves_what_the_next_one_is_writing(place, g
     (place / ".lock").write_text("process 1 on another machine")
     (place / ".writing").mkdir()
     (place / ".writing" / "weights").write_text("of the next run")
-    with pytest.raises(UserError, match=f"its lock, {place}/.lock, was taken away"):
+    with pytest.raises(UserError, match=f"this run has lost its lock {place}/.lock"):
         run.writing(place)
     assert (place / ".writing" / "weights").exists()
 
@@ -242,7 +242,7 @@ def lose_rows(folder):
 
 
 @pytest.mark.parametrize(
-    ("lose", "said"), [(lose_the_lock, "was taken away"), (lose_rows, "is not what this run wrote")]
+    ("lose", "said"), [(lose_the_lock, "has lost its lock"), (lose_rows, "is not what this run wrote")]
 )
 def test_a_run_that_is_not_alone_in_its_folder_saves_nothing_more(lose, said, tmp_path, group, tokenizer):
     config = ppo_config(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 from dschat.base.journal import Journal
 from dschat.base.lock import close_all
-from dschat.lab.runner import go_on_with_date
+from dschat.lab.runner import restore_date
 from dschat.models import template_date as clock
 from dschat.run import identity
 from dschat.run.identity import DATE, differences, identity_of
@@ -65,19 +65,19 @@ def test_a_checkpoint_of_another_day_differs_where_the_template_reads_it(tmp_pat
 
 def test_an_interrupted_command_goes_on_with_its_date(tmp_path, monkeypatch) -> None:
     file = tmp_path / "rows.jsonl"
-    go_on_with_date(file, False)
+    restore_date(file, False)
     journal = Journal(file, {clock.SETTING: clock.template_date()})
     journal.append([{"number": 0}])
     journal.close()
     monkeypatch.setenv(clock.DATE_VARIABLE, "2024-07-27")
-    go_on_with_date(file, False)
+    restore_date(file, False)
     assert clock.template_date() == "2024-07-26"
-    go_on_with_date(file, True)
+    restore_date(file, True)
     assert clock.template_date() == "2024-07-27", "a run that overwrites begins anew"
-    go_on_with_date(file, False)
+    restore_date(file, False)
     again = Journal(file, {clock.SETTING: clock.template_date()})
     assert again.rows == [{"number": 0}]
     again.close()
     file.with_name("rows.jsonl.partial").write_text("no JSON")
-    go_on_with_date(file, False)
+    restore_date(file, False)
     assert clock.template_date() == "2024-07-27"

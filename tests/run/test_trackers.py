@@ -119,7 +119,7 @@ def test_a_tracker_that_fails_is_left_out_after_one_warning(tmp_path, caplog):
             log.log(update, update, {"loss": 1.0})
     log.close()
     (message,) = (record.getMessage() for record in caplog.records)
-    assert "--report_to broken" in message and "no room" in message and "goes on" in message
+    assert "--report_to broken" in message and "no room" in message and "the run continues" in message
     assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 2
     assert scalars_of(tmp_path / "b") == {"loss": [(1, 1.0), (2, 1.0)]}
 

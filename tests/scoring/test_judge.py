@@ -353,7 +353,7 @@ def test_the_limit_of_costs_ends_the_run_even_if_failures_are_skipped(server, tm
     """Each answer has 100 + 10 tokens at a dollar; the next one could cost its bytes and 50 tokens more."""
     spending = Spending(Prices(1.0, 1.0), 0.004, "--judge_max_cost")
     judge = judge_of(server, tmp_path, skips=True, spending=spending, concurrency=1)
-    with pytest.raises(UserError, match="--reward_judge: --judge_max_cost 0.004: .* Raise the limit and go on"):
+    with pytest.raises(UserError, match="--reward_judge: --judge_max_cost 0.004: .* Raise the limit and resume"):
         judge(rollout_of(30), texts_of(*["good " * n for n in range(30)]))
     assert 0 < spending.cost <= 0.004 and 0 < len(server.bodies) < 30
     cost = spending.cost

@@ -85,7 +85,7 @@ def test_a_function_gets_the_macro_actions_and_gives_each_a_number():
         ([[1, 2], [3]], "response 1 of the call, returned shape .1,. for 2 macro actions"),
         ([[1, 2]], "returned 1 lists for 2 responses"),
         ([1, 2, 3], "returned shape .3,. for 2 responses"),
-        ([[1, "x"], [3, 4]], "which is no list of numbers"),
+        ([[1, "x"], [3, 4]], "which is not a list of numbers"),
     ],
 )
 def test_another_number_of_them_is_refused(result, said):

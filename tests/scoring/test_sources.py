@@ -65,7 +65,7 @@ def test_anything_with_one_number_each_will_do(result, kind):
     ("result", "words"),
     [
         *((x, "returned shape .* for 5") for x in (torch.ones(4), torch.ones(5, 1), torch.tensor(1.0), [], 3.0)),
-        *((x, "returned .*, which is no list of numbers") for x in (None, ["a"] * 5, {"scores": [1] * 5}, "abc")),
+        *((x, "returned .*, which is not a list of numbers") for x in (None, ["a"] * 5, {"scores": [1] * 5}, "abc")),
     ],
 )
 def test_what_is_not_one_number_each_is_refused(result, words, kind):

@@ -78,10 +78,10 @@ WRONG = {
     "NaN": (b'{"scores": [1.0, NaN]}', "score 1 of its answer is nan, not a finite number"),
     "null": (b'{"scores": [null, 1]}', "score 0 of its answer is None"),
     "too large": (b'{"scores": [1, 1%s]}' % (b"0" * 400), "score 1 of its answer is 1000"),
-    "nested": (b"[" * 50000, "its answer is no JSON"),
+    "nested": (b"[" * 50000, "its answer is not JSON"),
     "text": (b'{"scores": ["a", 1]}', "score 0 of its answer is 'a'"),
     "truth": (b'{"scores": [true, 1]}', "score 0 of its answer is True"),
-    "no JSON": (b"<html>busy</html>", "its answer is no JSON: '<html>busy</html>'"),
+    "no JSON": (b"<html>busy</html>", "its answer is not JSON: '<html>busy</html>'"),
     "no scores": (b"{}", 'no list "scores"'),
     "a list": (b"[1, 2]", 'no list "scores"'),
 }
@@ -91,20 +91,20 @@ WRONG = {
 def test_a_wrong_answer_is_asked_for_again_and_then_stops_the_run(name, server, caplog):
     body, words = WRONG[name]
     assert ask(server(answering(200, body), answering(200, body), by_length).url).tolist() == LENGTHS
-    assert "It is asked again" in caplog.text
+    assert "The request is repeated" in caplog.text
     stand_in = server(answering(200, body))
     with pytest.raises(UserError) as caught:
         ask(stand_in.url)
     message = str(caught.value)
     assert message.startswith(f"--reward_url {stand_in.url}: ") and words in message and "docs/rewards.md" in message
-    assert "Asked 3 times" in message and len(stand_in.requests) == 3
+    assert "The request was sent 3 times" in message and len(stand_in.requests) == 3
 
 
 def test_wrong_answers_are_counted_apart_from_those_that_do_not_come(server):
     trouble, wrong = answering(500, b""), answering(200, b"{}")
     assert ask(server(*[trouble] * 3, wrong, trouble, wrong, by_length).url).tolist() == LENGTHS
     stand_in = server(wrong, trouble, wrong, trouble, wrong, by_length)
-    with pytest.raises(UserError, match='no list "scores". Asked 5 times'):
+    with pytest.raises(UserError, match='no list "scores". The request was sent 5 times'):
         ask(stand_in.url)
 
 
@@ -113,7 +113,9 @@ def test_a_server_in_trouble_is_asked_until_it_is_well(status, server):
     trouble = answering(status, b"loading the model")
     assert ask(server(*[trouble] * 6, by_length).url).tolist() == LENGTHS
     stand_in = server(trouble)
-    with pytest.raises(UserError, match=f"--reward_url {stand_in.url}: it answers {status}: loading the model. Asked"):
+    with pytest.raises(
+        UserError, match=f"--reward_url {stand_in.url}: it answers {status}: loading the model. The request was sent"
+    ):
         ask(stand_in.url, patience=0.1)
 
 

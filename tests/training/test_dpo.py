@@ -237,7 +237,7 @@ def test_a_damaged_file_is_named(content, kept):
 def test_a_run_names_the_file_that_is_not_its_own(group, tmp_path):
     prepared(tmp_path)
     other = make_trainer(tmp_path)
-    other.algorithm.task._model = "another"
+    other.algorithm.task._model_hash = "another"
     with pytest.raises(UserError, match=f"{tmp_path}/reference/train.safetensors.*the model differ"):
         other.fit()
 

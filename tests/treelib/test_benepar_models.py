@@ -156,7 +156,7 @@ def test_a_damaged_file(content, tmp_path):
 
 def test_another_kind_of_file(tmp_path):
     torch.save({"weights": torch.zeros(2)}, tmp_path / "model.pt")
-    assert "is no checkpoint of benepar" in refusal(tmp_path / "model.pt")
+    assert "is not a checkpoint of benepar" in refusal(tmp_path / "model.pt")
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_baselines_by_turn_are_unbiased(samples) -> None:
 
 @pytest.mark.parametrize("samples", [2, 3, 4])
 def test_normalising_over_all_that_reached_a_turn_is_biased(samples) -> None:
-    """Its gradient is no multiple of the true one: later turns, which fewer episodes reach, count for less."""
+    """Its gradient is not a multiple of the true one: later turns, which fewer episodes reach, count for less."""
     first, second = expected_gradient(normalised_by_turn, samples).tolist()
     assert second / first < 0.9 * GRADIENT[1] / GRADIENT[0]
     assert first == pytest.approx((1 - 1 / samples) * GRADIENT[0], rel=1e-12)  # as all reach the first turn

@@ -22,7 +22,7 @@ tensor (bytes read and written), and how fast it multiplies large matrices.
   figures. Responses are random, so that only what is asked for is profiled.
 - tests_1, tests_2: the tests that need a GPU. quickstart: does PPO learn there?
 
-A piece's figures go into a file of its own, row by row; what cannot be measured says why, and the rest goes on.
+A piece's figures go into a file of its own, row by row; what cannot be measured says why, and the rest continues.
 """
 
 import argparse

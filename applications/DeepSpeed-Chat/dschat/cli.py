@@ -33,10 +33,10 @@ class Command:
     Attributes:
         summary: its line in `dschat --help`.
         flags: "module:class" of its flags, below dschat; --help begins with the docstring of that class.
-        run: "module:function" that takes the flags and returns the last lines of output or an exit status; that of a
-            training step takes the flags and the run's output folder.
+        run: "module:function", below dschat. The function takes the flags and returns the last lines of output or an
+            exit status. The function of a training step takes the flags and the run's output folder.
         step: name of a training step in run.json; empty for other commands.
-        resumable: after Ctrl-C, the same command continues where it stopped.
+        resumable: after Ctrl-C, repeating the command continues where it stopped.
     """
 
     summary: str
@@ -46,12 +46,12 @@ class Command:
     resumable: bool = False
 
     def flags_class(self) -> type[Any]:
-        """The dataclass of its flags."""
+        """Imports the dataclass of the command's flags."""
         flags_class: type[Any] = resolve_name(f"dschat.{self.flags}")
         return flags_class
 
     def function(self) -> Callable[..., Any]:
-        """The function that does it; imports the modules that it needs."""
+        """Imports the function that runs the command."""
         function: Callable[..., Any] = resolve_name(f"dschat.{self.run}")
         return function
 
@@ -238,10 +238,10 @@ def _run_command(name: str, words: Sequence[str]) -> str | int:
     """Reads the flags of a command that does not train, then runs it."""
     command = COMMANDS[name]
     flags_class = command.flags_class()
-    takes_more = hasattr(flags_class, "other_words")
-    resolved = resolve(flags_class, words, command=name, all_known=not takes_more)
+    takes_unknown_flags = hasattr(flags_class, "other_words")
+    resolved = resolve(flags_class, words, command=name, all_known=not takes_unknown_flags)
     options = resolved.config
-    if takes_more:
+    if takes_unknown_flags:
         options.other_words = resolved.other_words
     if hasattr(options, "prepare"):
         options.prepare()
@@ -281,7 +281,7 @@ def train_step(
     words: Sequence[str],
     may_launch: bool,
 ) -> int:
-    """Runs a training step: in this process, if a launcher has started it, else on every GPU.
+    """Runs a training step: in this process if a launcher has started it, otherwise in one new process per GPU.
 
     Returns:
         The exit status.
@@ -299,7 +299,7 @@ def _launch_or_train(name: str, words: Sequence[str]) -> int:
 
     resolved = read_config(name, words, plan.num_processes)
     resolved.config.plan_batches(plan.num_processes)  # batch sizes that do not fit are reported once, before the start
-    # Workers get every flag as a word, so that none of them reads a file or a variable of the user's.
+    # Workers get all settings on the command line, so that none of them depends on a file or environment variable.
     worker_words = resolved.words(without=LAUNCH_ONLY_FLAGS)
     return launch(plan, [*name.split(), "--deepspeed", *worker_words])
 
@@ -332,8 +332,8 @@ def read_config(
     Args:
         name: the subcommand.
         words: its flags.
-        processes: processes of the run, by which a preset's batch is divided; those of the launcher if None.
-        environ: variables that flags are read from; those of this process if None.
+        processes: number of processes of the run, by which a preset's global batch is divided. None: the launcher's.
+        environ: environment variables that flags are read from. None: those of this process.
 
     Raises:
         UserError: a flag or a combination of flags is not possible.
@@ -349,7 +349,7 @@ def read_config(
 def _read_launch_flags(name: str, words: Sequence[str]) -> LaunchFlags:
     """The flags of the launch, before the number of processes is known.
 
-    They are not checked, and --print_config is left for `read_config`, which prints batch sizes for all processes.
+    They are not checked yet. --print_config is ignored here: `read_config` prints the batch sizes for all processes.
     """
     quiet_words = [word for word in words if word not in PRINTS]
     flags_class: type[CommonConfig] = COMMANDS[name].flags_class()

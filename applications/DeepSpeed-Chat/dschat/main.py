@@ -60,7 +60,7 @@ def run_script(run: Callable[[], str | int], resumable: bool = False) -> int:
         # The reader of the output, for instance `head`, has closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        remark = "; what was finished is kept, the same command goes on from there" if resumable else ""
+        remark = "; what was finished is kept, the same command continues from there" if resumable else ""
         logger.error("interrupted%s", remark)
         return 130
     return 0
@@ -204,7 +204,7 @@ class TrainingProcess(Generic[C]):
         if self._output is not None and self._output.folder != Path(config.output.output_dir):
             # The earlier run in the output folder has not been replaced yet.
             return "nothing was saved yet: start the same command again"
-        return "to go on, add --resume_from_checkpoint to the command"
+        return "to continue, add --resume_from_checkpoint to the command"
 
 
 @contextmanager
@@ -251,8 +251,8 @@ def _cause_of(error: BaseException) -> str:
     if not (_has_peers() and isinstance(error, RuntimeError) and LOST_PEER.search(cause)):
         return cause
     return (
-        "another process of this run has gone; what it said last is above, or on its machine. To go on from the last"
-        f" checkpoint, add --resume_from_checkpoint to the command. ({cause.splitlines()[0]})"
+        "another process of this run has gone; its last messages are above, or on its machine. To continue from the"
+        f" last checkpoint, add --resume_from_checkpoint to the command. ({cause.splitlines()[0]})"
     )
 
 

@@ -99,7 +99,7 @@ def _unpack(word: str) -> str:
 
 
 def check_paths() -> None:
-    """Raises UserError where DeepSpeed's launcher cannot name this folder or this Python to other machines."""
+    """Raises UserError if DeepSpeed's launcher cannot name this folder or this Python to other machines."""
     paths = {"the current folder": os.path.abspath("."), "Python": sys.executable}
     for what, path in paths.items():
         if not re.fullmatch(r"[\w+=:,./@-]+", path):
@@ -110,7 +110,7 @@ def check_paths() -> None:
 
 
 def check_programs() -> None:
-    """Raises UserError where a program is missing by which DeepSpeed's launcher reaches other machines."""
+    """Raises UserError if a program is missing by which DeepSpeed's launcher reaches other machines."""
     for program, package in PROGRAMS.items():
         if shutil.which(program) is None:
             raise UserError(

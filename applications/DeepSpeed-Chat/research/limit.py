@@ -98,7 +98,7 @@ def first_word_scores(
     tokenizer = load_tokenizer(start.sft, "sft")
     model = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
     prompts, _ = prompt_examples(
-        task.parsed(task.rows(count, seed, "limit")),
+        task.parse(task.rows(count, seed, "limit")),
         tokenizer,
         task.max_prompt,
     )

@@ -2,7 +2,7 @@
 """Ways to assign credit, on a real language model: step 3 from the same SFT and reward model, one seed after another.
 
 Writes into --output_dir: study.md (the table), responses.md (answers to held-out instructions, unedited) and for each
-seed report.html with the curves. Finished runs are kept: the same command goes on where it stopped.
+seed report.html with the curves. Finished runs are kept: the same command continues where it stopped.
 """
 
 from __future__ import annotations

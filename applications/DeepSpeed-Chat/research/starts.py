@@ -29,7 +29,7 @@ from dschat.settings.common import CommonConfig
 from dschat.settings.supervised import RewardConfig, SFTConfig
 from macro_actions.losses import value_loss
 from macro_actions.types import Rollout, select_rows
-from tasks import LearningTask, Text, gold_scores, review_rows
+from tasks import LearningTask, TextRow, gold_scores, review_rows
 from trials import BATCH
 
 SFT_RATE = 5e-3
@@ -120,7 +120,7 @@ def train_in_process(config: CommonConfig) -> None:
         pool.submit(dschat.train, config).result()
 
 
-def write_data(folder: Path, rows: Sequence[Text]) -> None:
+def write_data(folder: Path, rows: Sequence[TextRow]) -> None:
     """Writes a data set with a few held-out rows."""
     with writing_folder(folder) as unfinished:
         write_rows(unfinished / "train.jsonl", rows)
@@ -222,7 +222,7 @@ def sampled_pairs(
     task: LearningTask,
     seed: int,
     start: Start,
-) -> list[Text]:
+) -> list[TextRow]:
     """Two responses of the SFT model to each prompt, of which the one with the higher gold score is chosen."""
     tokenizer = load_tokenizer(start.sft, "sft")
     model = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
@@ -293,11 +293,11 @@ def sample_responses(
     count: int,
     seed: int,
     split: str,
-    rows: Sequence[Text] | None = None,
+    rows: Sequence[TextRow] | None = None,
 ) -> tuple[Rollout, Tensor]:
     """Responses of a model to new prompts (or to given rows) at temperature 1, and their gold scores (count,)."""
     rows = task.rows(count, seed, split) if rows is None else rows
-    prompts, _ = prompt_examples(task.parsed(rows), tokenizer, task.max_prompt)
+    prompts, _ = prompt_examples(task.parse(rows), tokenizer, task.max_prompt)
     seeds = [row_seed(seed, *split.encode(), prompt.index) for prompt in prompts]
     prompt_ids = [prompt.prompt_ids for prompt in prompts]
     end_ids = (tokenizer.eos_token_id,) if task.ends else ()

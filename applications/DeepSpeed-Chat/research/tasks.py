@@ -26,7 +26,7 @@ from dschat.quickstart import synthetic
 from dschat.settings.common import ColumnFlags
 from function_task import make_prompt_and_response, programs
 
-Text = dict[str, str]  # a row of data: prompt, chosen and, for a pair, rejected
+TextRow = dict[str, str]  # columns prompt, chosen and, for a pair, rejected
 SPECIALS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
 MARK = ":"  # ends a prompt
 CLASS_SIZE = 16  # number of complaints, of praises, and of openers
@@ -53,8 +53,8 @@ class LearningTask:
 
     Attributes:
         kind: style, opener, reviews or programs; also the name of its gold function.
-        length: longest response in tokens.
-        ends: whether responses end with EOS; otherwise they have the full length.
+        length: maximum number of tokens of a response.
+        ends: whether responses end with EOS; otherwise all of them have `length` tokens.
     """
 
     kind: str
@@ -68,12 +68,12 @@ class LearningTask:
 
     @property
     def max_prompt(self) -> int:
-        """Tokens of the longest prompt."""
+        """Maximum number of tokens of a prompt."""
         return {"reviews": 128, "programs": 64}.get(self.kind, PROMPT_WORDS)
 
     @property
     def sft_steps(self) -> int:
-        """Updates until responses are mediocre; the first 400 do not teach `programs` to read its prompts."""
+        """Updates of SFT that make responses mediocre. `programs` needs more than 400 to read its prompts at all."""
         return 600 if self.kind == "programs" else 150
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -91,8 +91,8 @@ class LearningTask:
         count: int,
         seed: int,
         split: str,
-    ) -> list[Text]:
-        """Prompts with mediocre responses; they differ between seeds and splits."""
+    ) -> list[TextRow]:
+        """Makes prompts with mediocre responses, different ones for each seed and split."""
         if self.kind == "reviews":
             return review_rows(count, seed, "demonstrations", split)
         rng = random.Random(f"{self.name}/{seed}/{split}")
@@ -106,8 +106,8 @@ class LearningTask:
             rows.append({"prompt": prompt, "chosen": response})
         return rows
 
-    def parsed(self, rows: Sequence[Text]) -> list[Row]:
-        """Rows as the package reads them from a file."""
+    def parse(self, rows: Sequence[TextRow]) -> list[Row]:
+        """Parses rows as `dschat` parses those of a file."""
         parsed = []
         for number, row in enumerate(rows):
             parsed.append(parse_row(dict(row), ColumnFlags(), str(number)))
@@ -137,7 +137,7 @@ def review_rows(
     seed: int,
     kind: synthetic.Kind,
     split: str = "train",
-) -> list[Text]:
+) -> list[TextRow]:
     """Rows of the quickstart's corpus."""
     rows = []
     for number, raw in enumerate(synthetic.make_rows(count, seed, kind, split)):
@@ -162,9 +162,9 @@ def style(
     rows: Sequence[object],
     segments: Sequence[Sequence[str]] | None = None,
 ) -> list[float] | list[list[float]]:
-    """Distinct complaints in the first half and distinct praises in the second, as a share of all words that count.
+    """Distinct complaints in the first half plus distinct praises in the second, divided by the number of both, 32.
 
-    With `segments` (the texts of the macro actions): what each of them adds.
+    With `segments`, the texts of each response's macro actions: the part of the score that each of them adds.
     """
     if segments is not None:
         return [_style_by_segment(texts) for texts in segments]
@@ -172,7 +172,7 @@ def style(
 
 
 def _style_by_segment(segments: Sequence[str]) -> list[float]:
-    """The share of words that count and that are new in each macro action of a response."""
+    """The part of a response's score that each macro action adds: a word scores at its first correct use alone."""
     half = sum(len(text.split()) for text in segments) // 2
     position = 0
     hits: set[tuple[str, bool]] = set()
@@ -193,7 +193,7 @@ def opener(
     responses: Sequence[str],
     rows: Sequence[object],
 ) -> list[float]:
-    """The rank of the first word among the openers, from 0 to 1; 0 for any other word."""
+    """The rank of a response's first word in OPENERS, scaled to 0 to 1; 0 for a word that is no opener."""
     ranks = {word: rank / (CLASS_SIZE - 1) for rank, word in enumerate(OPENERS)}
     return [ranks.get(response.split(" ", 1)[0], 0.0) for response in responses]
 
@@ -226,7 +226,11 @@ def standardized_scores(
     rows: Sequence[object],
     segments: Sequence[Sequence[str]] | None = None,
 ) -> list[float] | list[list[float]]:
-    """Gold scores in standard deviations (`spread`) from a mean; the mean is subtracted from the last macro action."""
+    """Gold scores minus `mean`, divided by the standard deviation `spread`.
+
+    `functools.partial` binds the first three arguments, which leaves the signature of a reward function. With
+    `segments`, the mean is subtracted from the score of the last macro action.
+    """
     gold = GOLD_FUNCTIONS[kind]
     if segments is None:
         scores = torch.as_tensor(gold(prompts, responses, rows), dtype=torch.float64)
@@ -247,7 +251,10 @@ def make_demonstration(
     length: int,
     rng: random.Random,
 ) -> list[str]:
-    """The words of a mediocre response: complaints and praises anywhere, or for `opener` any of the openers first."""
+    """The words of a mediocre response.
+
+    For `style`, complaints and praises are anywhere in it; for `opener`, its first word is a random opener.
+    """
     words = [rng.choice(OPENERS)] if kind == "opener" else []
     while len(words) < length:
         if kind == "style" and rng.random() < 2 * CLASS_RATE:
@@ -260,5 +267,5 @@ def make_demonstration(
 
 @cache
 def _followers(word: str) -> list[str]:
-    """The few words that tend to follow a word."""
+    """The FOLLOWERS words that are more likely after a word."""
     return random.Random(f"after {word}").sample(NEUTRALS, FOLLOWERS)

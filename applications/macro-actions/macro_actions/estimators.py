@@ -133,7 +133,7 @@ def with_mean_baseline(
 ) -> PPOBatch:
     """The batch with advantages Â_τ = Σ_{τ' ≥ τ} γ^(τ' − τ) R_τ' − mean_return, which do not depend on the critic.
 
-    EVPO (Pan et al. 2026) takes these in the place of GAE's if the critic explains none of the variance of the
+    EVPO (Pan et al. 2026) takes these instead of GAE's if the critic explains none of the variance of the
     returns: as a baseline, the critic then adds variance, and the mean return of the batch adds none. The critic's
     own returns stay those of GAE.
 
@@ -471,7 +471,7 @@ def penalised(
 
     Args:
         scores: shape ``(B,)``.
-        finished: shape ``(B,)``, bool, True where the response ends with EOS.
+        finished: shape ``(B,)``, bool, True if the response ends with EOS.
         lengths: shape ``(B,)``, response lengths in tokens.
         settings: the penalties.
 
@@ -500,7 +500,7 @@ def response_penalty(kl: Tensor, kl_coef: float) -> Tensor:
 def _token_rewards(trajectory: Trajectory, settings: EstimatorSettings) -> tuple[Tensor, Tensor]:
     """Token rewards and KL, shape (B, R) each; the score includes the penalties for a missing EOS and for length.
 
-    In an episode the penalty for a missing EOS stands on the last token of each turn that was cut.
+    In an episode the last token of each turn that was cut receives the penalty for a missing EOS.
     """
     segment_rewards = trajectory.segment_rewards
     cut_turns = trajectory.rollout.cut_turns
@@ -571,7 +571,7 @@ def _group_batch(
 
 
 def _by_group(x: Tensor, settings: EstimatorSettings) -> Tensor:
-    """Rows by prompt: (B, …) → (P, K, …). Raises ValueError where B is not a multiple of K."""
+    """Rows by prompt: (B, …) → (P, K, …). Raises ValueError if B is not a multiple of K."""
     if len(x) % settings.samples:
         raise ValueError(f"{len(x)} rows are not {settings.samples} samples of each prompt")
     return x.unflatten(0, (-1, settings.samples))

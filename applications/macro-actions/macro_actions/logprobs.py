@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-# Logits that are held at one time. On a CPU 80 MB in float32; not fewer, since glibc returns freed blocks above 32 MiB
-# to the system and keeps smaller ones, so that a process with smaller chunks would grow with every chunk. On a GPU
-# 1 GiB, and at least 512 positions, because each chunk reads all weights of the head.
+# Logits per chunk. CPU: 80 MB in float32. With chunks below 32 MiB a process would grow from chunk to chunk, because
+# glibc returns only larger freed blocks to the system. GPU: 1 GiB in float32, and at least 512 positions, because each
+# chunk reads all weights of the head.
 CPU_LOGITS = 20_000_000
 GPU_LOGITS = 2**28
 GPU_POSITIONS = 512
@@ -160,7 +160,7 @@ def token_logprobs(
 
 
 def chunk_positions(vocab_size: int, device: torch.device) -> int:
-    """Positions whose logits are held at one time."""
+    """Positions per chunk, such that their logits fit into CPU_LOGITS or GPU_LOGITS."""
     if device.type == "cpu":
         return max(1, CPU_LOGITS // vocab_size)
     return max(GPU_POSITIONS, GPU_LOGITS // vocab_size)
@@ -171,8 +171,8 @@ class _Chunk:
     """Tensors from which the gradient of a chunk of n positions is computed.
 
     Attributes:
-        states: shape ``(n, H)``, the leaf at which the head's graph begins.
-        edge: where that graph ends.
+        states: shape ``(n, H)``, the input of the head's autograd graph.
+        edge: the output of that graph, the logits, at which the gradient enters.
         dtype: dtype of the logits.
         softmax: shape ``(n, V)``, float32; the gradient overwrites it.
     """

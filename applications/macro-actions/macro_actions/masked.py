@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked sums, the last positions of a mask, and whitening.
+"""Masked sums and moments, ends of runs and rows in a mask, and whitening.
 
 A mask is True on entries that count. Other entries may hold any number, NaN included.
 """
@@ -38,8 +38,8 @@ def last_of_row(mask: Tensor) -> Tensor:
 
     Example: 1 1 0 1 1 1 0 gives 0 0 0 0 0 1 0.
     """
-    count_from_here = mask.flip(1).cumsum(1).flip(1)
-    return mask & (count_from_here == 1)
+    remaining_count = mask.flip(1).cumsum(1).flip(1)  # True entries from this column on
+    return mask & (remaining_count == 1)
 
 
 def widths(mask: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def whiten(
         totals: from :func:`masked_moments`, over everything that is whitened together.
 
     Returns:
-        Shape ``(B, R)``, 0 off the mask. The variance is the biased one, divided by the count.
+        Shape ``(B, R)``, 0 where the mask is False. The variance is biased: divided by the count.
     """
     count, total, total_squares = totals
     count = count.clamp(min=1)
@@ -100,7 +100,7 @@ def whiten_rows(x: Tensor, mask: Tensor) -> Tensor:
         mask: shape ``(B, R)``, bool.
 
     Returns:
-        Shape ``(B, R)``, 0 off the mask.
+        Shape ``(B, R)``, 0 where the mask is False.
     """
     count = mask.sum(1, keepdim=True).clamp(min=1)
     values = torch.where(mask, x.double(), 0.0)

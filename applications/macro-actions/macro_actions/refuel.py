@@ -55,7 +55,7 @@ def reply_rewards(
 
     Args:
         scores: shape ``(B,)``, of whole dialogues.
-        finished: shape ``(B,)``, bool, True where the reply ended by itself.
+        finished: shape ``(B,)``, bool, True if the reply ended by itself.
         kl: shape ``(B,)``, log π_t(y|s) − log π_ref(y|s) of the reply.
         kl_coef: weight of the KL penalty.
         penalty: score of a dialogue whose reply was cut.

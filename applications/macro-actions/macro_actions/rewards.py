@@ -99,7 +99,7 @@ def penalise_missing_eos(
 
     Args:
         scores: shape ``(B,)``.
-        finished: shape ``(B,)``, bool, False where the response was cut.
+        finished: shape ``(B,)``, bool, False if the response was cut.
         penalty: scores stay as they are with ``None``.
 
     Returns:

@@ -25,8 +25,8 @@ class Rollout:
         response_mask: shape ``(B, R)``, bool, True on tokens the policy produced, EOS included. A prefix of each row,
             or in an episode of several turns one run for each turn, with the environment's tokens between the runs.
         prompt_index: shape ``(B,)``, int64, number of the prompt in the data set.
-        finished: shape ``(B,)``, bool, True where the response ended with EOS, False where it was cut; for an episode
-            also False where the environment was not done.
+        finished: shape ``(B,)``, bool, True if the response ended with EOS, False if it was cut; for an episode
+            also False if the environment was not done.
         drawn_logprobs: shape ``(B, R)``, float32, 0 off the response: log-probabilities under the policy that sampled
             the tokens, if that is not the actor itself.
         sample_index: shape ``(B,)``, int64, number of the response among those to its prompt, from 0; ``None`` if each
@@ -163,7 +163,7 @@ class MacroActions:
     Attributes:
         index: shape ``(B, R)``, int64, number of the token's macro action; −1 off the response.
         lengths: shape ``(B, M)``, int64, tokens per macro action; 0 after the row's last.
-        mask: shape ``(B, M)``, bool, True where the macro action exists; a prefix of each row.
+        mask: shape ``(B, M)``, bool, True if the macro action exists; a prefix of each row.
     """
 
     index: Tensor

@@ -275,5 +275,5 @@ def test_a_server_without_structured_output_that_rejects_the_first_text(server, 
 @pytest.mark.parametrize("kind", ["text/html", "text/event-stream"])
 def test_what_is_no_completion_is_named_by_its_content_type(server, tmp_path, kind):
     server.plan.extend([(200, "log in", {"Content-Type": kind})] * 20)
-    with pytest.raises(Unanswered, match=rf"its answer \({kind}\) is no chat completion: .*log in"):
+    with pytest.raises(Unanswered, match=rf"its answer \({kind}\) is not a chat completion: .*log in"):
         client_of(server, tmp_path).ask(question())

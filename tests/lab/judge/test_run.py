@@ -347,7 +347,7 @@ def test_an_overwriting_run_goes_on_after_its_end(server, tmp_path):
     finished = (tmp_path / "o.jsonl").read_bytes()
     words = ["--overwrite", "--judge_model", "other", "--concurrency", 1]
     server.plan.extend([*["ok"] * 5, FORBIDDEN])
-    with pytest.raises(UserError, match="2 of 4 pairs are judged and kept; the same command goes on"):
+    with pytest.raises(UserError, match="2 of 4 pairs are judged and kept; the same command continues"):
         judged(server, tmp_path, *words)
     assert (tmp_path / "o.jsonl").read_bytes() == finished
     server.bodies.clear()

@@ -61,10 +61,10 @@ def job_choices(
     """Jobs in the order of preference: large micro-batches, all of them without gradient checkpointing at first.
 
     Args:
-        settings: of this run.
-        prompts: of a rollout; None: PROFILED_MICRO_BATCHES micro-batches.
-        folder: of the piece.
-        flags: of step 3, that every job has.
+        settings: settings of this run.
+        prompts: prompts of a rollout; None: PROFILED_MICRO_BATCHES micro-batches.
+        folder: folder of the piece.
+        flags: flags of step 3, that every job has.
     """
     descending = sorted(settings.micro_batches, reverse=True)
     for recomputes, size in product((False, True), descending):

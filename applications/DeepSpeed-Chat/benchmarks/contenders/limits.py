@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the limits of a device, the share of them that the phases of step 3 reach, and the speed of decoding alone.
+"""Measures a device's peak rates, the share of them that each phase of step 3 reaches, and the speed of decoding.
 
-What the phases must compute and read is counted by `dschat.models.operations`, as in every run.
+`dschat.models.operations` counts the operations and bytes of a phase, as it does for the metrics of a run.
 """
 
 import time
@@ -29,11 +29,11 @@ from dschat.run.peaks import measure_peaks
 Figures = dict[str, float | str]
 Task = Callable[[], list[Figures]]
 TERA = 1e12
-CPU_BYTES = 2**28  # bytes of memory that a CPU's measurement may count on
+CPU_BYTES = 2**28  # memory that the measurement of a CPU may allocate
 
 
 def measure_limits(device: str) -> Peaks:
-    """Bytes per second of memory, and operations per second of matrices in the dtype of training."""
+    """Measures memory bandwidth and the rate of matrix products: bf16 on a GPU, float32 on a CPU."""
     if device == "cuda":
         return measure_peaks(
             torch.device(device),
@@ -44,12 +44,12 @@ def measure_limits(device: str) -> Peaks:
 
 
 def fastest(call: Callable[[], object], repeats: int) -> float:
-    """Seconds of the fastest of some calls, after one that does not count."""
+    """Seconds of the fastest of `repeats` calls, after a warm-up call."""
     seconds = []
     for _ in range(repeats + 1):
-        begun = _now()
+        start = _now()
         call()
-        seconds.append(_now() - begun)
+        seconds.append(_now() - start)
     return min(seconds[1:])
 
 
@@ -62,7 +62,7 @@ def _now() -> float:
 
 @cache
 def model_costs(work: IterationWork) -> tuple[ModelCost, ModelCost]:
-    """Costs of the policies and of the scalar models: a Gemma's weights say them without numbers."""
+    """Costs of a policy and of a scalar model. They follow from the weights' shapes, so no weights are allocated."""
     with torch.device("meta"):
         policy = cost_of(make_actor(work))
         scalar = cost_of(make_reward_model(work))
@@ -72,13 +72,13 @@ def model_costs(work: IterationWork) -> tuple[ModelCost, ModelCost]:
 
 
 def lengths_of(work: IterationWork) -> Lengths:
-    """Tokens of prompts and responses, which all have the full length."""
+    """Lengths of prompts and responses in tokens; every response has the maximum length."""
     prompts = np.array(work.prompt_lengths())
     return Lengths(prompts, np.full(work.batch, work.response))
 
 
 def rollout_limit(work: IterationWork, limits: Peaks) -> float:
-    """Seconds of a rollout if decoding did nothing but read weights, keys and values."""
+    """Lower bound of a rollout's seconds: the time to read the weights, keys and values that decoding needs."""
     policy, _ = model_costs(work)
     read = decoding_bytes(policy, lengths_of(work), work.batch)
     assert read is not None
@@ -86,7 +86,7 @@ def rollout_limit(work: IterationWork, limits: Peaks) -> float:
 
 
 def step_limit(work: IterationWork, limits: Peaks) -> float:
-    """Seconds of a decoding step, on average over those that follow the first tokens."""
+    """Lower bound of a decoding step's seconds, averaged over the steps after the first token."""
     policy, _ = model_costs(work)
     assert policy.step_bytes is not None
     first = policy.step_bytes / limits.bytes_per_second
@@ -94,7 +94,7 @@ def step_limit(work: IterationWork, limits: Peaks) -> float:
 
 
 def phase_operations(work: IterationWork) -> dict[str, float]:
-    """Operations of the phases scoring and training, each on a policy and on a scalar model."""
+    """Operations of scoring and of training, each summed over one policy and one scalar model."""
     policy, scalar = model_costs(work)
     lengths = lengths_of(work)
     targets = int(lengths.responses.sum())
@@ -107,15 +107,15 @@ def phase_operations(work: IterationWork) -> dict[str, float]:
 
 def decoding_rates(
     work: IterationWork,
-    whole: float,
-    first: float,
+    rollout_seconds: float,
+    prefill_seconds: float,
     limits: Peaks,
 ) -> Figures:
-    """Speed of decoding steps, from the seconds of whole responses minus those of their first tokens."""
-    step = (whole - first) / (work.response - 1)
+    """Speed of the decoding steps after the first token, without the prefill of the prompts."""
+    step = (rollout_seconds - prefill_seconds) / (work.response - 1)
     limit = step_limit(work, limits)
     return {
-        "first_tokens_seconds": first,
+        "first_tokens_seconds": prefill_seconds,
         "step_ms": 1e3 * step,
         "limit_ms": 1e3 * limit,
         "tokens_per_second": work.batch / step,
@@ -145,7 +145,7 @@ def decode(
     repeats: int,
     limits: Peaks,
 ) -> list[Figures]:
-    """Steps of decoding by one of gpu.py's DECODERS, for several works of the same model."""
+    """Measures one of gpu.py's DECODERS. Returns one row per workload; all workloads share one model."""
     with torch.device(device):
         model = make_actor(works[0]).eval()
     if decoder == "compiled":
@@ -153,10 +153,10 @@ def decode(
 
     def measure(work: IterationWork) -> list[Figures]:
         launches = ["by transformers"]
-        draw = drawer(decoder, model, prompt_ids(work), launches.append)
-        whole = fastest(partial(draw, work.response), repeats)
-        first = fastest(partial(draw, 1), repeats)
-        return [decoding_rates(work, whole, first, limits) | {"steps": launches[-1]}]
+        sample = sampler_of(decoder, model, prompt_ids(work), launches.append)
+        rollout_seconds = fastest(partial(sample, work.response), repeats)
+        prefill_seconds = fastest(partial(sample, 1), repeats)
+        return [decoding_rates(work, rollout_seconds, prefill_seconds, limits) | {"steps": launches[-1]}]
 
     rows = []
     for work in works:
@@ -165,26 +165,26 @@ def decode(
 
 
 def attempted(label: Figures, task: Task) -> list[Figures]:
-    """The rows of a task, which begin with the label, or one that says why there are none."""
+    """Runs a task. Returns its rows, each after the label; if the task fails, a single row with the error."""
     try:
         return [label | row for row in task()]
-    except Exception as error:  # a GPU's minutes are dear: the other rows are measured all the same
+    except Exception as error:  # GPU time is expensive: one failure must not lose the other measurements
         traceback.print_exc()
         return [label | {"problem": f"{type(error).__name__}: {error}".splitlines()[0]}]
 
 
-def drawer(
+def sampler_of(
     decoder: str, model: GemmaForCausalLM, prompts: list[list[int]], report: Callable[[str], None]
 ) -> Callable[[int], object]:
-    """Returns a function that samples responses with a given number of tokens to all prompts.
+    """Returns a function that samples responses to all prompts; its argument is the number of tokens per response.
 
-    `report` receives how our decoders launched their steps.
+    `report` receives how our own decoders launch their steps, for instance as CUDA graphs.
     """
     actor = cast(TrainedPolicy, SimpleNamespace(gathered=lambda: nullcontext(SimpleNamespace(inner=model))))
     engine = ContinuousEngine(len(prompts), decode_graphs=decoder != "dynamic", report=report)
     input_ids, mask = pad_prompts(prompts, PAD, model.device)
 
-    def draw(tokens: int) -> object:
+    def sample(tokens: int) -> object:
         sampling = Sampling(tokens, (EOS,), PAD)
         if decoder != "transformers":
             with engine.session(actor) as sample_responses:
@@ -194,4 +194,4 @@ def drawer(
         options = {"attention_mask": mask.long(), "generation_config": config}
         return model.generate(input_ids, **options)  # type: ignore[misc, arg-type]
 
-    return draw
+    return sample

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from contenders.kernels import HEAD_RANGE, OPTIMISER_PART, PART, read_kernels, times_of_parts, with_decoding_heads
-from contenders.limits import Figures, drawer
+from contenders.limits import Figures, sampler_of
 from contenders.work import IterationWork, make_actor, prompt_ids
 from dschat.engine.engine import Engine
 from dschat.models import policy
@@ -68,13 +68,13 @@ def profile_decoding(
         model = make_actor(work).eval()
     if is_compiled:
         compile_layers(model)
-    draw = drawer("compiled" if is_compiled else "static", model, prompt_ids(work), lambda launches: None)
-    draw(work.response)  # captures the graphs
+    sample = sampler_of("compiled" if is_compiled else "static", model, prompt_ids(work), lambda launches: None)
+    sample(work.response)  # captures the graphs
     profiler = profiler_of(trace, wait=work.response // 3, active=PROFILED_STEPS)
     step = annotated(StaticDecoder.step, lambda *args: PART + DECODING_PART)
     setattr(StaticDecoder, "step", stepping(step, profiler))  # noqa: B010
     profiler.start()
-    draw(work.response)
+    sample(work.response)
     kernels = []
     for kernel in read_kernels(trace):
         if kernel.part == DECODING_PART:

@@ -12,4 +12,4 @@ class UserError(Exception):
 
 
 class ServerLost(UserError):
-    """A server that the run needs is gone. The run saves a checkpoint and ends; the message says how to go on."""
+    """A server that the run needs is gone. The run saves a checkpoint and ends; the message says how to continue."""

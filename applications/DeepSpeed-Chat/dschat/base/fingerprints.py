@@ -174,7 +174,7 @@ def _weight_offsets(stream: BinaryIO) -> list[tuple[int, int]]:
 def folder_stamp(path: str) -> str:
     """The path of a model and, for a folder, 12 hexadecimal digits that change when its files are written again.
 
-    Files are listed, not read: a cheap test for commands that may go on only with the same files.
+    Files are listed, not read: a cheap test for commands that may continue only with the same files.
     """
     folder = Path(path)
     if not folder.is_dir():

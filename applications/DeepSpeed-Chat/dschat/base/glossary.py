@@ -125,7 +125,7 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
          "it grows over many updates: lower the learning rate"),
         ("grad_norm/actor", "ppo", "", "the actor's, a mean over the iteration's updates", "as above"),
         ("grad_norm/critic", "ppo", "", "the critic's", "as above", CRITIC),
-        ("skipped", SUPERVISED, "updates", "1 where fp16 left the update out, in the place of grad_norm",
+        ("skipped", SUPERVISED, "updates", "1 where fp16 left the update out, instead of grad_norm",
          "more than a few at the start: use `--dtype bf16`", FP16),
         ("skipped/actor", "ppo", "updates", "of an iteration that fp16 left out of the actor", "as above", FP16),
         ("skipped/critic", "ppo", "updates", "of an iteration that fp16 left out of the critic", "as above", FP16),
@@ -256,7 +256,7 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("val/ratio_variance", "refuel_online", "", "its variance", "it explodes: lower the learning rate or η"),
     ),
     "Evaluations, on held-out rows": (
-        ("eval/rows", ALL, "rows", "held-out rows that the evaluation is on", "below 30 a warning says so"),
+        ("eval/rows", ALL, "rows", "held-out rows of the evaluation", "below 30, with a warning"),
         ("eval/<metric>_stderr", ALL, "as the metric", "standard error of `eval/<metric>` over these rows, tokens of"
          " one row and replies of one dialogue taken together; from two rows on",
          "a difference of two evaluations within twice this is none"),

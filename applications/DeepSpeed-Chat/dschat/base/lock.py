@@ -12,18 +12,20 @@ from pathlib import Path
 from dschat.base.atomic import missing_folders, remove_empty
 from dschat.base.errors import UserError
 
-TRIES = 1500  # attempts to get a lock that is being written, removed or waited for
+TRIES = 1500  # attempts while a holder is waited for, or while its file is being created or removed
 PAUSE = 0.02  # seconds between two attempts
 
 
 class Lock:
-    """Keeps other processes out, until `close` or the end of this process.
+    """An exclusive lock, held until `close` or the end of this process.
 
-    The kernel knows whether the holder is alive: an flock ends with its process, on network file systems for all
-    machines. (A POSIX lock would be lost when this process closes another descriptor of the file.) Programs that are
-    started do not inherit it, and a fork closes its copy, so that no child keeps it. The file names the process that
-    holds it, and the file of a killed process is removed. On a disk without flock, an existing file counts as held.
-    Folders that are made for the file are removed with it, unless they hold something else by then.
+    The lock is an flock on a file that contains the holder's name. The kernel releases an flock when its process ends,
+    and network file systems enforce it between machines. (A POSIX lock would be lost when this process closes another
+    descriptor of the same file.) Child processes never hold the lock: a fork closes its copy of the descriptor, and
+    started programs do not inherit it.
+
+    A killed process leaves its file behind; the next process removes it. On a disk without flock, the lock counts as
+    held as long as the file exists. `close` removes the file, and also its new parent folders if they are empty.
     """
 
     def __init__(
@@ -37,8 +39,8 @@ class Lock:
         Args:
             file: the lock file.
             what: a flag and its value, for messages.
-            waits: wait up to 30 s for another holder; a holder that has not written its name yet is waited for in any
-                case.
+            waits: wait up to 30 s until another process releases the lock. Otherwise wait only while the holder's name
+                is not known yet.
 
         Raises:
             UserError: another process holds the lock, or the file cannot be made.
@@ -47,7 +49,7 @@ class Lock:
         self._what = what
         now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
         self._owner = f"process {os.getpid()} on {socket.gethostname()}, since {now}"
-        self._made = missing_folders(file.parent)
+        self._new_folders = missing_folders(file.parent)
         try:
             for _ in range(TRIES):
                 file.parent.mkdir(parents=True, exist_ok=True)  # another process may just have removed it again
@@ -56,8 +58,8 @@ class Lock:
                     break
                 time.sleep(PAUSE)
         except OSError as error:
-            self._let_go()
-            remove_empty(self._made)
+            self._close_descriptor()
+            remove_empty(self._new_folders)
             raise UserError(f"{what}: cannot be written: {error}") from error
         if holder is not None:
             remedy = "Wait for its end, stop it, or write elsewhere."
@@ -68,8 +70,8 @@ class Lock:
         if not self.is_held():
             holder = self._holder()
             raise UserError(
-                f"{self._what}: its lock, {self._file}, was taken away ({holder} has it):"
-                " the run ends, because another may write here."
+                f"{self._what}: this run has lost its lock {self._file} (now held by {holder})."
+                " It stops, because another process may be writing here."
             )
 
     def is_held(self) -> bool:
@@ -84,11 +86,16 @@ class Lock:
         with suppress(OSError):  # the disk is gone; the kernel releases the lock all the same
             if self in _HELD and self._is_in_place():
                 self._file.unlink()
-                remove_empty(self._made)
-        self._let_go()
+                remove_empty(self._new_folders)
+        self._close_descriptor()
 
     def _try_once(self) -> str | None:
-        """Tries to get the lock: None if this process has it now, else who holds it; "" if that is not known yet."""
+        """Tries once to get the lock.
+
+        Returns:
+            None if this process holds the lock now, otherwise the name of the holder. An empty name means that the
+            holder is not known: try again.
+        """
         is_new = not self._file.exists()
         flags = os.O_RDWR
         if is_new:
@@ -96,35 +103,42 @@ class Lock:
         try:
             self._descriptor = os.open(self._file, flags, 0o666)
         except (FileExistsError, FileNotFoundError):
-            return ""  # another process made or removed it just now
+            return ""  # another process has just created or removed the file
         _HELD.add(self)
-        is_free = True
-        advice = ""
+
+        is_locked_elsewhere = False
+        has_flock = True
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            is_free = False
+            is_locked_elsewhere = True
         except OSError:
-            advice = f" (a disk without locks: if that process is gone, remove {self._file})"
+            has_flock = False
+
         holder = os.pread(self._descriptor, 1000, 0).decode(errors="replace")
         if not self._is_in_place():
-            holder = ""  # removed since it was opened
-        elif is_free and not holder and (is_new or not advice):
-            os.pwrite(self._descriptor, self._owner.encode(), 0)
-            return None
-        elif is_free and not advice:  # a killed process left it
-            self._file.unlink()
-            holder = ""
-        self._let_go()
-        return holder + advice if holder else ""
+            holder = ""  # the file was removed after it was opened
+        elif not is_locked_elsewhere:
+            if not holder and (is_new or has_flock):
+                os.pwrite(self._descriptor, self._owner.encode(), 0)
+                return None
+            if has_flock:  # nobody locks the file: its holder was killed
+                self._file.unlink()
+                holder = ""
+        self._close_descriptor()
+
+        if holder and not has_flock:
+            holder += f" (a disk without locks: if that process is gone, remove {self._file})"
+        return holder
 
     def _is_in_place(self) -> bool:
+        """Whether the path still leads to the file that was opened."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), os.stat(self._file))
         except FileNotFoundError:
             return False
 
-    def _let_go(self) -> None:
+    def _close_descriptor(self) -> None:
         if self in _HELD:
             _HELD.remove(self)
             os.close(self._descriptor)
@@ -136,7 +150,7 @@ _HELD: set[Lock] = set()  # the locks of this process
 def _close_copies() -> None:
     """Closes the lock files that a forked process has inherited; the parent keeps its locks."""
     for lock in list(_HELD):
-        lock._let_go()
+        lock._close_descriptor()
 
 
 os.register_at_fork(after_in_child=_close_copies)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 Bar: TypeAlias = "tqdm[Any]"
-LINE_SECONDS = 60.0  # between two lines where standard error is no terminal
+LINE_SECONDS = 60.0  # between two lines where standard error is not a terminal
 LINE = "{desc}{percentage:.0f}% ({n_fmt}/{total_fmt}), {elapsed} gone, {remaining} left, {rate_fmt}{postfix}"
 LINE_WITHOUT_TOTAL = "{desc}{n_fmt} {unit}, {elapsed} gone, {rate_fmt}{postfix}"
 

@@ -20,7 +20,7 @@ POINTS = {"A": 1.0, "tie": 0.5, "B": 0.0}
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and its standard error; the error is None where the single values are not known."""
+    """A mean and its standard error; the error is None if the single values are not known."""
 
     mean: float
     error: float | None = None
@@ -92,7 +92,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class WinRates:
-    """A tally as shares of its counted verdicts; None where there is none. For their intervals see `win_rates`."""
+    """A tally as shares of its counted verdicts; None if there is none. For their intervals see `win_rates`."""
 
     tally: Tally
     win: Rate | None  # win rate of the first model
@@ -155,7 +155,7 @@ def win_rates(
 
 
 def wilson(count: int, total: int) -> Rate | None:
-    """The share count / total with Wilson's score interval; None where the total is 0."""
+    """The share count / total with Wilson's score interval; None if the total is 0."""
     from statsmodels.stats.proportion import proportion_confint
 
     if total == 0:

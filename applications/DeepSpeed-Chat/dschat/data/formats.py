@@ -159,7 +159,7 @@ def messages_row(
     `texts` are the chosen and the rejected response in other columns.
 
     Raises:
-        UserError: the column is no list of messages or holds only the response, or there are two responses.
+        UserError: the column is not a list of messages or holds only the response, or there are two responses.
     """
     chosen, rejected = texts
     conversation = check_messages(messages, keys.messages_key, "--messages_key", origin)
@@ -193,8 +193,8 @@ def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, response: str, ori
     `response` is the column of the preferred, or only, response.
 
     Raises:
-        UserError: a list is no conversation that ends with the assistant, one response is a text and the other a list,
-            or the two do not answer the same messages; names the row, the columns and what differs.
+        UserError: a list is not a conversation that ends with the assistant, one response is a text and the other a
+            list, or the two do not answer the same messages; names the row, the columns and what differs.
     """
     prompt: str | Messages | None = raw.get(keys.prompt_key)
     if isinstance(prompt, list):

@@ -38,8 +38,8 @@ NOTES = {
     2: "step 2: the score is read at the last token before the padding; padding is masked",
     3: "step 3: prompts are padded on the left, responses are sampled after them; padding is masked",
 }
-ALL_TURNS = "step 1: the loss is taken on every turn of the assistant; what is between them and padding are masked"
-RESPONSES = {1: ("response",), 2: ("chosen", "rejected"), 3: ()}  # that a step reads
+ALL_TURNS = "step 1: the loss is taken on every turn of the assistant; text between these turns and padding are masked"
+RESPONSES = {1: ("response",), 2: ("chosen", "rejected"), 3: ()}  # responses that each step reads
 PROMPT_USE = {1: "masked", 2: "read", 3: "read"}
 RESPONSE_USE = {1: "trained", 2: "scored"}
 EPISODES = "prompts: the messages with which the environment begins an episode of each row"
@@ -98,7 +98,7 @@ class RowSpan:
 
 @dataclass(frozen=True)
 class RowView:
-    """How rows are shown: for which tokenizer and step, and with which token at the end of a response."""
+    """What the display of a row depends on: the tokenizer, the training step, and the id that ends a response."""
 
     tokenizer: PreTrainedTokenizerBase
     step: int
@@ -412,8 +412,8 @@ def special_notes(
     if inside:
         counts = ", ".join(f"{name} in {count}" for name, count in inside.most_common())
         notes.append(
-            f"responses hold special tokens, written out in their texts and read as the tokens themselves: {counts} "
-            f"({len(origins)} rows, the first is {origins[0]}); remove them from the texts, or write them otherwise"
+            f"the texts of responses contain special tokens, which the tokenizer reads as these tokens: {counts} "
+            f"({len(origins)} rows, the first is {origins[0]}); remove them from the texts, or spell them differently"
         )
     if tokenizer.bos_token_id is not None:
         notes += _bos_notes(rows, tokens, tokenizer)
@@ -444,8 +444,8 @@ def _bos_notes(
             doubled.append(row.origin)
     if doubled:
         notes.append(
-            f"prompts that begin with {name} twice: {len(doubled)} (the first is {doubled[0]}); the chat template "
-            "puts one, or the tokenizer, and the text brings another; remove it from the texts"
+            f"prompts that begin with {name} twice: {len(doubled)} (the first is {doubled[0]}); the chat template or "
+            "the tokenizer adds one to the one in the text; remove it from the texts"
         )
     if not puts_bos(tokenizer):
         return notes
@@ -455,10 +455,10 @@ def _bos_notes(
             with_bos.append(row.origin)
     if with_bos:
         notes.append(
-            f"prompts whose text begins with {name}: {len(with_bos)} (the first is {with_bos[0]}); the tokenizer's is "
-            "not put before it"
+            f"prompts whose text begins with {name}: {len(with_bos)} (the first is {with_bos[0]}); the tokenizer does "
+            "not add another one"
         )
     conversation = next((row for row in rows if row.messages is not None), None)
     if conversation is not None and prompt_text(tokenizer, conversation).startswith(name):
-        notes.append(f"the chat template begins with {name}; the tokenizer's is not put before it")
+        notes.append(f"the chat template begins with {name}; the tokenizer does not add another one")
     return notes

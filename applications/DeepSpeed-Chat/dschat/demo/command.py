@@ -30,8 +30,8 @@ def run(options: DemoOptions) -> str:
             find_checkpoints(path)
     if not in_terminal:
         check_address(options.demo.host, options.demo.port)
-        use = f", which the page asks for with the name {USER}"
-        require_token(options.demo.host, PASSWORD, "open any model of this machine", use)
+        where_given = f", which the page asks for with the name {USER}"
+        require_token(options.demo.host, PASSWORD, "open any model of this machine", where_given)
         gradio(f"dschat demo {options.task}")
 
     # Imported here, because transformers takes seconds to import.

@@ -262,7 +262,7 @@ class Session:
         return None if model is None else model.path
 
     def load(self, side: int, path: str) -> str:
-        """Loads a model in the place of another; returns the status line.
+        """Loads a model instead of another; returns the status line.
 
         The other model is freed before the weights are read, after all other checks. Raises UserError.
         """

@@ -55,7 +55,7 @@ class TerminalChat:
         self._printed: str | None = None
 
     def run(self) -> None:
-        """Answers one message after another. Errors are printed, and the chat goes on."""
+        """Answers one message after another. Errors are printed, and the chat continues."""
         for side in range(self._session.options.demo.sides):
             self._write_line(self._session.status(side))
         self._write_line(COMMANDS)
@@ -119,7 +119,7 @@ class TerminalChat:
         self._chat = self._chat.with_turn(message, answers)
 
     def _print_new_text(self, answers: Sequence[ShownAnswer]) -> None:
-        """Prints the text that the current answer has gained; when it is finished, goes on with the next answer.
+        """Prints the text that the current answer has gained; when it is finished, continues with the next answer.
 
         Args:
             answers: one answer per model, as far as they are generated.

@@ -40,13 +40,17 @@ M = TypeVar("M", PolicyModel, ScalarModel)
 
 
 def accumulation_node(parameter: nn.Parameter) -> Any:
-    """The autograd node that accumulates a parameter's gradient; it keeps the parameter's current shape."""
+    """The autograd node that accumulates a parameter's gradient.
+
+    Under ZeRO 3 the parameter is gathered meanwhile, because a node expects gradients of the shape that its parameter
+    has when the node is created.
+    """
     with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")), torch.enable_grad():
         return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
 class SkippingAdamW(torch.optim.AdamW):
-    """AdamW that skips updates while `overflow` is set; DeepSpeed reads that attribute and skips the schedule, too."""
+    """AdamW that skips updates while `overflow` is set; DeepSpeed then skips the schedule, too."""
 
     overflow = False
 
@@ -55,12 +59,15 @@ class SkippingAdamW(torch.optim.AdamW):
 
 
 class FiniteWatch:
-    """Records whether this process's losses and gradients of an update are finite; only `read` synchronises."""
+    """Records whether this process's losses and gradients of an update are finite.
+
+    Numbers stay on the device until `read`, so that no micro-batch waits for the device.
+    """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         """Hooks into the accumulation of every trained parameter's gradient, before DeepSpeed sums over processes."""
         self.reset()
-        # The nodes must be referenced: autograd would create new ones without the hook.
+        # Autograd frees a node that nothing refers to, and creates another one without the hook.
         self.nodes: dict[nn.Parameter, Any] = {}
         for parameter in parameters:
             if parameter.requires_grad:
@@ -132,8 +139,8 @@ class Engine(Generic[M]):
         """Wraps DeepSpeed's engine.
 
         Args:
-            engine: DeepSpeed's.
-            clipping: maximum gradient norm, 0 for no clipping; used without ZeRO only, where DeepSpeed does not clip.
+            engine: the engine that DeepSpeed has initialised.
+            clipping: maximum gradient norm, 0 for no clipping. Used at ZeRO 0 only; at higher stages DeepSpeed clips.
             adam: the optimiser; None for a frozen model.
             compiler: compiler of the decoder layers, if they are compiled.
         """
@@ -206,10 +213,13 @@ class Engine(Generic[M]):
     def step(self) -> None:
         """Ends a micro-batch; on the last of an update, clips gradients and steps the optimiser and the schedule.
 
-        An update with non-finite gradients is skipped: weights, optimiser and schedule do not change. In fp16, where
-        scaled gradients may overflow, that is ordinary (`skipped`), and the loss scale is reduced. Otherwise
-        `nonfinite` is what this process saw: "losses", "gradients", or "gradient norms" if its own gradients are
-        finite. An update that DeepSpeed skips for another reason is `skipped` in any precision.
+        An update with non-finite gradients is skipped: weights, optimiser and schedule do not change. Two attributes
+        tell why:
+
+        - `nonfinite` names what was not finite on this process: "losses", "gradients", or "gradient norms" if only
+          other processes' gradients were not finite. It is None in fp16 unless a loss was not finite.
+        - `skipped` is True if DeepSpeed skipped the update and `nonfinite` is None. This is ordinary in fp16, where
+          scaled gradients may overflow and the loss scale is then reduced.
 
         Raises:
             UserError: the reduced gradients are wrong, see `check_reduction`; or an update that had to be skipped was
@@ -237,7 +247,7 @@ class Engine(Generic[M]):
         if not all_finite and not torch.equal(adam_steps(self._adam), steps_before):
             raise UserError(
                 f"DeepSpeed {deepspeed.__version__} applied an update with numbers that are not finite: the weights "
-                "are damaged. Install deepspeed>=0.19.8, and go on from the last checkpoint."
+                "are damaged. Install deepspeed>=0.19.8, and continue from the last checkpoint."
             )
 
     def _nonfinite_part(self, losses_finite: bool, gradients_finite: bool) -> str | None:
@@ -251,7 +261,7 @@ class Engine(Generic[M]):
         return None if math.isfinite(self.grad_norm) else "gradient norms"
 
     def _clip(self) -> Tensor:
-        """Clips the gradients of an engine without ZeRO; returns their norm before."""
+        """Clips the gradients at ZeRO 0. Returns their norm before clipping."""
         trained = []
         for parameter in self._engine.module.parameters():
             if parameter.grad is not None:
@@ -307,9 +317,9 @@ def _merge_shards(
     engine: Any,
     target: Path,
 ) -> None:
-    """Merges the shards of a ZeRO 1 or 2 checkpoint into `target`, and makes the engine load the merged format.
+    """Converts a sharded ZeRO 1 or 2 checkpoint to DeepSpeed's universal format, which the engine will load.
 
-    Every rank must call it, before the engine loads.
+    Every rank must call it before the engine loads the checkpoint from `target`.
     """
     if is_main():
         shutil.rmtree(target, ignore_errors=True)
@@ -334,7 +344,7 @@ def train_engine(
     optimizer: OptimizerSettings,
     settings: EngineSettings,
 ) -> Engine[M]:
-    """Puts a model under DeepSpeed with AdamW (β = 0.9, 0.95) and a schedule.
+    """Wraps a model that is trained in DeepSpeed, with AdamW (β = 0.9, 0.95) and a learning-rate schedule.
 
     Raises:
         UserError: ``--deepspeed_config`` cannot be read, or sets other batch sizes.
@@ -385,7 +395,7 @@ def schedule_of(adam: torch.optim.Optimizer, optimizer: OptimizerSettings) -> La
 
 
 def frozen_engine(model: M, settings: EngineSettings) -> Engine[M]:
-    """Puts a frozen model under DeepSpeed, the reference or the reward model."""
+    """Wraps a frozen model in DeepSpeed: the reference or the reward model."""
     model.requires_grad_(False)
     model.to(device())
     config = deepspeed_config(settings, 0.0)

@@ -87,8 +87,8 @@ class ReductionCheck:
         """Compares gradients after the last backward pass of an update, before the optimiser's step.
 
         Returns:
-            Whether the check is complete. It goes on in the next update if gradients were not finite, which is handled
-            elsewhere, or the gradients of a parameter were all zero.
+            Whether the check is complete. It is repeated in the next update if gradients were not finite, which is
+            handled elsewhere, or if the gradients of a parameter were all zero.
 
         Raises:
             UserError: a gradient is not the sum of what the processes computed; the message names the parameter.

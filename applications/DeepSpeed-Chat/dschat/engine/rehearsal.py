@@ -60,7 +60,7 @@ def first_update_bytes(engine: Any, adam: torch.optim.Optimizer | None) -> int:
     micro-batches. With offloading, none.
 
     Args:
-        engine: DeepSpeed's.
+        engine: DeepSpeed's engine.
         adam: the optimiser that it was given; None for a frozen model.
     """
     if engine.zero_use_cpu_optimizer():

@@ -123,7 +123,7 @@ def whole_weights(
     A tensor is valid until the next one. Every rank must call it.
 
     Args:
-        engine: DeepSpeed's.
+        engine: DeepSpeed's engine.
         instead: this rank's parts of other values, which replace the parameters of these names.
     """
     wait_for_prefetch(engine)

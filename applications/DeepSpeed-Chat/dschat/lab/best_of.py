@@ -176,7 +176,7 @@ def write_best_of(
     folder: Path,
     name: str,
 ) -> str:
-    """Write name.json, name.md and name.png into a folder; returns the tables. Raises UserError where it cannot."""
+    """Write name.json, name.md and name.png into a folder; returns the tables. Raises UserError if it cannot."""
     means = best_of_n(sweeps, numbers)
     intervals = {"level": 0.95, "method": "Student's t over prompts"}
     content = {"intervals": intervals, "rows": means.to_dict("records")}

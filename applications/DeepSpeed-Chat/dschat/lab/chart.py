@@ -192,7 +192,7 @@ class Bar:
     """Stacked shares of wins, ties and losses, in per cent."""
 
     label: str
-    shares: Sequence[MeanInterval]  # empty where no verdict counts
+    shares: Sequence[MeanInterval]  # empty if no verdict counts
     markers: Sequence[BarMarker] = ()
 
     def draw(self, ax: Axes, row: int) -> None:

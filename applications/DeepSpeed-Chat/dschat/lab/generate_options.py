@@ -264,7 +264,7 @@ def _names_no_file(options: "AnsweringOptions") -> bool:
 
 
 def _check_dataset(options: "ScoredOptions") -> None:
-    """Raise UserError where --dataset names no data set."""
+    """Raise UserError if --dataset names no data set."""
     _ = options.dataset_name  # raises
 
 

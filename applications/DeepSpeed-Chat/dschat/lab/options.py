@@ -128,7 +128,7 @@ class VoteFlags:
 
 
 def _check_output_is_no_input(options: "AskingOptions") -> None:
-    """Raise UserError where the verdicts would replace a file of responses."""
+    """Raise UserError if the verdicts would replace a file of responses."""
     compared = options.compared
     for name, file in (("model_name_a", compared.model_name_a), ("model_name_b", compared.model_name_b)):
         if file.resolve() == compared.output.resolve():
@@ -136,7 +136,7 @@ def _check_output_is_no_input(options: "AskingOptions") -> None:
 
 
 def _check_rubric_of_dataset(options: "JudgeOptions") -> None:
-    """Raise UserError where --dataset names no data set that has a rubric."""
+    """Raise UserError if --dataset names no data set that has a rubric."""
     _ = options.dataset_name  # raises
 
 
@@ -158,7 +158,7 @@ class AskingOptions(Config):
         """The judge's server and model, without a key.
 
         Raises:
-            UserError: --base_url is no bare address.
+            UserError: --base_url is not a bare address.
         """
         return Endpoint(
             model=self.judge.judge_model,

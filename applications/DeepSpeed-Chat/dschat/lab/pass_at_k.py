@@ -60,8 +60,8 @@ def pass_rates(
         dataset: data set of rows that name none.
 
     Returns:
-        Rows with `model`, `dataset` (empty where the problems are not all of one published set), `difficulty`,
-        `problems` (their number) and pass@k for each k: a rate with a bootstrap interval over problems, None where a
+        Rows with `model`, `dataset` (empty if the problems are not all of one published set), `difficulty`,
+        `problems` (their number) and pass@k for each k: a rate with a bootstrap interval over problems, None if a
         problem has fewer than k samples.
 
     Raises:
@@ -111,7 +111,7 @@ def _has_status(sample: object) -> bool:
 
 
 def _mean_pass_rate(problems: pd.DataFrame, k: int) -> Rate | None:
-    """Mean pass@k over problems; None where one has fewer than k samples."""
+    """Mean pass@k over problems; None if one has fewer than k samples."""
     if (problems["samples"] < k).any():
         return None
     rates = []

@@ -108,7 +108,7 @@ class SamplingPolicy:
         return replace(self, sampling=replace(self.sampling, temperature=temperature))
 
     def check_lengths(self, longest_prompt: int) -> None:
-        """Raise UserError where the longest prompt and response together exceed the model's context length."""
+        """Raise UserError if the longest prompt and response together exceed the model's context length."""
         limit = position_limit(self.causal_lm)
         longest_response = self.sampling.max_new_tokens
         if limit is None or longest_prompt + longest_response <= limit:
@@ -130,7 +130,7 @@ def load_policy(
     temperature: float,
     where: Compute,
 ) -> SamplingPolicy:
-    """Load the policy at a path from `locate_policy`; raises UserError where there is no such model."""
+    """Load the policy at a path from `locate_policy`; raises UserError if there is no such model."""
     causal_lm, sampling, sample = load_sampler(path, "--model", tokenizer, generation, sampler, temperature, where)
     return SamplingPolicy(causal_lm, tokenizer, sampling, sampler.seed, sample)
 

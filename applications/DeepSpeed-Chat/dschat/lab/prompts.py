@@ -19,7 +19,7 @@ from dschat.data.rows import Row, in_words
 from dschat.data.sources import load_source
 from dschat.lab.generate_options import UNSHUFFLED, AnsweringOptions
 from dschat.lab.policy import Compute, SamplingPolicy, load_policy, locate_policy
-from dschat.lab.runner import BatchFunction, Entry, enough_memory, go_on_with_date, in_batches, settings_of
+from dschat.lab.runner import BatchFunction, Entry, enough_memory, in_batches, restore_date, settings_of
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import load_tokenizer
 
@@ -82,7 +82,7 @@ class Selection:
     def of_batch(self, function: PromptFunction) -> BatchFunction:
         """A function of prompt numbers that calls a function of prompts.
 
-        It raises UserError where the GPU's memory does not suffice.
+        It raises UserError if the GPU's memory does not suffice.
         """
         example_of = {example.index: example for example in self.examples}
 
@@ -182,7 +182,7 @@ class Answering:
         Raises:
             UserError: one of them is missing.
         """
-        go_on_with_date(options.result_path, options.result.overwrite)
+        restore_date(options.result_path, options.result.overwrite)
         where = Compute.chosen(options.compute, options.hardware.gpu)
         model = options.policy.model
         path = None if model is None else locate_policy(model)

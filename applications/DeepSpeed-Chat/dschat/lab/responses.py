@@ -25,7 +25,7 @@ class Response:
 
     prompt: str  # without the marks of a chat template
     response: str
-    reward: float | None  # the reward model's score; None where the file gives none
+    reward: float | None  # the reward model's score; None if the file gives none
     origin: str  # "file:line"
     row: dict[str, Any]  # row of the file
 
@@ -69,7 +69,7 @@ def number_of(
     column: str,
     origin: str,
 ) -> float | None:
-    """Finite number of a column; None where the row has none. Raises UserError for anything else."""
+    """Finite number of a column; None if the row has none. Raises UserError for anything else."""
     value = row.get(column)
     if value is None:
         return None
@@ -233,7 +233,7 @@ def compared(
 
 
 def comparison_of(row: Mapping[str, Any], origin: str) -> Comparison:
-    """Comparison of a file's row, with an id in any case; raises UserError where a column is missing or wrong."""
+    """Comparison of a file's row, with an id in any case; raises UserError if a column is missing or wrong."""
     texts = {name: text_of(row, name, origin) for name in ("prompt", "response_a", "response_b")}
     for column, allowed in (("verdict", VERDICTS), ("kind", KINDS)):
         if row.get(column) not in allowed:

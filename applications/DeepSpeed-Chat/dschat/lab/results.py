@@ -43,7 +43,7 @@ class SectionResult:
     models: tuple[str, str]  # names of the first and the second model
     dataset: str  # its name, or empty
     items: int  # number of different items
-    means: dict[str, Row | None]  # means of characters, words and rewards (None where unknown), see `model_means`
+    means: dict[str, Row | None]  # means of characters, words and rewards (None if unknown), see `model_means`
     raters: pd.DataFrame  # judges; all people together where there are several, then each; the reward model
     agreement: pd.DataFrame  # agreement of each two raters, see `agreement`
     group_agreement: pd.DataFrame  # of three or more raters of a kind or of any, see `group_agreement`
@@ -102,7 +102,7 @@ def rater_result(
 
     Returns:
         A row with `rater`, `kind`, `pooled`, the number of different `items`, `rates`, `length_controlled`, `position`
-        (None where no vote records an order) and `aspects`: a judge's rates by criterion.
+        (None if no vote records an order) and `aspects`: a judge's rates by criterion.
     """
     lengths = votes[["response_a", "response_b"]].map(len)
     length_differences = lengths["response_a"] - lengths["response_b"]
@@ -135,9 +135,10 @@ def position_bias(votes: pd.DataFrame) -> Row:
     """Effect of the display order on a rater's verdicts.
 
     Returns:
-        `both_orders`: items shown in both orders with a readable verdict in each. `consistent`: share of them with the
-        same verdict in both. `decided`: showings in which one response was preferred. `first_place`: share of them in
-        which that was the response shown first, bootstrapped by item; 1/2 is no bias. Rates of nothing are None.
+        `both_orders`: items shown in both orders with a readable verdict in each. `consistent`: share of these items
+        with the same verdict in both. `decided`: showings in which one response was preferred. `first_place`: share of
+        these showings in which the response shown first was preferred, bootstrapped by item; 1/2 means no bias. Rates
+        without a verdict are None.
     """
     shown = votes[["item", "orders"]].reset_index(drop=True)
     shown = shown.explode("orders").dropna()
@@ -218,7 +219,7 @@ def agreement(first: Column, second: Column) -> Row:
     """Agreement of two raters on the items on which both gave a verdict that counts.
 
     Args:
-        first: (N,) verdicts by item, NaN where the rater gave none that counts; its name is the rater's.
+        first: (N,) verdicts by item, NaN if the rater gave none that counts; its name is the rater's.
         second: (N,) verdicts of the other rater.
 
     Returns:
@@ -270,7 +271,7 @@ def group_agreement(name: str, verdicts: pd.DataFrame) -> Row:
 
     Returns:
         A row with the `name`, the `raters`, the number of common `items`, `same` (share of equal pairs of verdicts on
-        an item, mean over items; None without an item) and Fleiss' `kappa` (None where all verdicts are the same).
+        an item, mean over items; None without an item) and Fleiss' `kappa` (None if all verdicts are the same).
     """
     from statsmodels.stats.inter_rater import fleiss_kappa
 
@@ -316,7 +317,7 @@ def _category_counts(verdicts: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class LengthControlled:
-    """A length-controlled win rate; None where it cannot be estimated."""
+    """A length-controlled win rate; None if it cannot be estimated."""
 
     rate: Rate | None = None  # probability that the first model wins at equal length, ties as half
     slope: float | None = None  # coefficient of the length term: positive where longer responses win more often
@@ -392,7 +393,7 @@ def _fit_logit(
     terms: Numbers,
     clusters: Any,
 ) -> tuple[Rate, float] | None:
-    """Rate at equal length and slope; None where the search for the coefficients does not converge."""
+    """Rate at equal length and slope; None if the search for the coefficients does not converge."""
     from scipy.special import expit
     from statsmodels.discrete.discrete_model import Logit
     from statsmodels.tools.sm_exceptions import ConvergenceWarning, PerfectSeparationWarning

@@ -37,9 +37,9 @@ Row = Mapping[str, Any]
 class HeldOut:
     """An evaluation on held-out prompts.
 
-    Samples have the columns `prompt`, `tokens` (of the response; empty where the file gives none) and, by their names
+    Samples have the columns `prompt`, `tokens` (of the response; empty if the file gives none) and, by their names
     in metrics.jsonl: scores, the metric function where there is one, eos_rate (1 or 0), kl (nats, summed over the
-    response) and length (tokens); NaN where a number is not finite.
+    response) and length (tokens); NaN if a number is not finite.
     """
 
     model: str  # SFT, or the run's name
@@ -47,7 +47,7 @@ class HeldOut:
     samples: pd.DataFrame  # one row per response; possibly only some of the evaluation's
 
     def mean(self, name: str) -> float:
-        """Mean over the held-out prompts; NaN where it was not logged."""
+        """Mean over the held-out prompts; NaN if it was not logged."""
         mean = self.row.get(f"eval/{name}", math.nan)
         return math.nan if math.isnan(mean) else mean
 
@@ -99,7 +99,7 @@ class RunData:
 
 
 def column_of(rows: pd.DataFrame, key: str) -> Numbers:
-    """Column of a table of metrics, (N,) float64; NaN where it was not logged."""
+    """Column of a table of metrics, (N,) float64; NaN if it was not logged."""
     if key not in rows:
         return np.full(len(rows), math.nan)
     return rows[key].to_numpy(dtype=np.float64)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of runs of step 3: tables and sentences of their report, and the speed-up of each run over the first.
 
-`labels` maps what runs are compared by (metric function, scores, KL, length, share that ended by EOS) to its name in
-the report, see `labels_of`.
+`labels` maps the evaluation metrics that runs are compared by (metric function, scores, KL, length, share of responses
+that ended by EOS) to their names in the report, see `labels_of`. `score_labels` selects those that say which of two
+responses is better; the report calls them judges.
 """
 
 import math
@@ -28,10 +29,10 @@ from dschat.lab.table import result_table
 from dschat.settings.rewards import SOURCE_FLAGS
 from dschat.settings.simulated_user import SIMULATED_USER
 
-Runs = Sequence[RunData]  # at least one
+Runs = Sequence[RunData]  # not empty
 Labels = Mapping[str, str]
 
-WINDOW_PART = 0.1  # numbers are averaged over this part of the run
+WINDOW_PART = 0.1  # share of a run's updates that curves and final values are averaged over
 TRAINING_HEADERS = [
     "run",
     "updates",
@@ -53,25 +54,25 @@ FORMATS = {"length": (1, 1.0), "eos_rate": (1, 100.0)}
 DEFAULT_FORMAT = (3, 1.0)
 WIN_HEADERS = ["win rates (%)", "judge", "win", "tie", "loss", "win + ½ tie", "prompts"]
 WIN_REMARK = (
-    "Win rates: of two responses to a held-out prompt the one with the higher score wins. [ ] holds 95 %: Wilson's"
-    " interval for win and loss, a bootstrap over prompts for the rate with ties as half."
+    "Win rates: of two responses to a held-out prompt, the one with the higher score wins. Brackets contain 95 %"
+    " intervals: Wilson's for wins and losses, a bootstrap over prompts for the rate with ties as half."
 )
 THROUGHPUT_REMARK = (
     "Tokens per second, and shares of the GPUs' measured peaks, are means over the second half of a run."
 )
 SPEED_REMARK = (
-    "Updates: until the mean over a tenth of the run, on training prompts, has come to where that of the first run"
-    " ended. One seed: another may give another number."
+    "Updates until a run's score on training prompts, averaged over a trailing window of a tenth of the run, reaches"
+    " the level at which the first run ended. This is one seed; another seed may give another number."
 )
 
 
 def window_of(count: int) -> int:
-    """Number of a run's values that are averaged, of `count`."""
+    """Length of the averaging window for a run of `count` values."""
     return max(1, round(count * WINDOW_PART))
 
 
 def trailing_mean(numbers: Sequence[float] | Numbers) -> Numbers:
-    """(N,): each number's mean with those before it, a tenth of the run in all; fewer at the beginning."""
+    """Moving mean (N,) over a trailing window of a tenth of the run; the window is shorter at the beginning."""
     sums = np.concatenate([[0.0], np.cumsum(numbers, dtype=np.float64)])
     last = np.arange(1, len(sums))
     first = np.maximum(last - window_of(len(last)), 0)
@@ -79,7 +80,7 @@ def trailing_mean(numbers: Sequence[float] | Numbers) -> Numbers:
 
 
 def final(numbers: Sequence[float] | Numbers) -> float:
-    """Mean of the run's last tenth."""
+    """Mean of the last tenth of a run's values."""
     return float(np.mean(numbers[-window_of(len(numbers)) :]))
 
 
@@ -87,7 +88,7 @@ def first_at(
     numbers: Sequence[float] | Numbers,
     level: float,
 ) -> int | None:
-    """Index of the first number whose trailing mean has reached a level; None if none has."""
+    """Index at which the trailing mean first reaches a level; None if it never does."""
     reached = trailing_mean(numbers) >= level - 1e-12
     return int(reached.argmax()) if reached.any() else None
 
@@ -96,7 +97,7 @@ def levels_of(
     baseline: RunData,
     names: Sequence[str],
 ) -> dict[str, float]:
-    """Level at which the baseline ended on training prompts, by metric; without those that were never logged."""
+    """Final value of each metric on the baseline's training prompts. Metrics that were never logged are left out."""
     levels = {}
     for name in names:
         logged = _logged(baseline, name)
@@ -110,14 +111,14 @@ def updates_to(
     name: str,
     level: float,
 ) -> int | None:
-    """Updates until the run's smoothed numbers on training prompts reach a level; None if they do not."""
+    """Updates until the trailing mean of a metric on training prompts reaches a level; None if it never does."""
     logged = _logged(run, name)
     index = first_at(logged.to_numpy(), level) if len(logged) else None
     return None if index is None else int(logged.index[index])
 
 
 def _logged(run: RunData, name: str) -> "pd.Series[float]":
-    """Finite numbers of a rollout metric, by update."""
+    """Finite values of a rollout metric, indexed by update."""
     numbers = pd.Series(column_of(run.train, f"objective/{name}"), index=run.train["update"])
     return numbers[np.isfinite(numbers)]
 
@@ -127,7 +128,7 @@ def speed_table(runs: Runs, labels: Labels) -> Table | None:
 
     Args:
         runs: at least one.
-        labels: names of the judges, see `judges_of`.
+        labels: names of the scores, see `score_labels`.
     """
     baseline = runs[0]
     levels = levels_of(baseline, list(labels))
@@ -158,10 +159,11 @@ def labels_of(
     runs: Runs,
     metric: str | None,
 ) -> dict[str, str]:
-    """Labels of what runs are compared by: the metric function that all have, if any, first.
+    """Labels of the metrics that runs are compared by. The metric function comes first if all runs have one.
 
-    `scores` are of the reward model, unless all runs were scored by a function, a server, a judge, an environment,
-    or by running programs, or learnt from a teacher alone. A sum of several sources has no name but score.
+    The label of `scores` names their source if it is the same in all runs: a function, a server, a judge, programs,
+    an environment or a teacher; the reward model if no flag names another source. If a run adds up several sources,
+    the label is "score".
     """
     sources = {
         "reward_function": "reward-function score",
@@ -187,7 +189,7 @@ def labels_of(
 
 
 def _source_count(run: RunData) -> int:
-    """Number of sources whose scores a run added up."""
+    """Number of sources whose scores a run adds up."""
     count = 0
     for name in SOURCE_FLAGS:
         value = run.config.get(name)
@@ -196,14 +198,13 @@ def _source_count(run: RunData) -> int:
     return count
 
 
-def judges_of(labels: Labels) -> dict[str, str]:
-    """Labels of the judges, the metric function and the scores: they say which response is better."""
-    others = EVAL_NAMES - {"scores"}
-    remaining: dict[str, str] = {}
+def score_labels(labels: Labels) -> dict[str, str]:
+    """Labels of the metrics of which higher is better: the metric function, if there is one, and the scores."""
+    scores: dict[str, str] = {}
     for name, label in labels.items():
-        if name not in others:
-            remaining[name] = label
-    return remaining
+        if name == "scores" or name not in EVAL_NAMES:
+            scores[name] = label
+    return scores
 
 
 def compare_runs(
@@ -213,17 +214,17 @@ def compare_runs(
     notes: Sequence[str],
 ) -> Report:
     """Tables and sentences of a report on at least one run."""
-    judges = judges_of(labels)
+    scores = score_labels(labels)
     results = held_out_results(runs, labels)
     tables = [_results_table(results, labels)]
     remarks = _remarks(results, labels, len(runs))
 
-    speed = speed_table(runs, judges)
+    speed = speed_table(runs, scores)
     if speed is not None:
         tables.append(speed)
         remarks.append(SPEED_REMARK)
 
-    wins = win_rows(runs, judges)
+    wins = win_rows(runs, scores)
     if wins:
         tables.append(Table(WIN_HEADERS, wins, "wins"))
         remarks.append(WIN_REMARK)
@@ -242,11 +243,14 @@ def compare_runs(
 
 
 def held_out_results(runs: Runs, labels: Labels) -> pd.DataFrame:
-    """Results on the held-out prompts, a row for SFT, or one per run where first evaluations differ, and for each run.
+    """Results on held-out prompts: first the SFT model, then every run at its last evaluation.
+
+    There is a single row for the SFT model if the first evaluations of all runs agree, otherwise one per run.
 
     Returns:
-        Rows with `model`, an estimate for each metric of the labels, with the standard error sd / √n of the samples
-        where they are all of the evaluation, and `prompts`: their number, None where the samples are only some.
+        A table with the columns `model`, one estimate for each metric of the labels, and `prompts`. If the samples
+        file has every response of the evaluation, the estimates have the standard error sd / √n and `prompts` is n.
+        Otherwise they have no error and `prompts` is None.
     """
     rows = [_result_row("SFT", runs[0].first, labels)]
     if any(_result_row("SFT", run.first, labels) != rows[0] for run in runs):
@@ -313,7 +317,7 @@ def _training_cells(run: RunData) -> list[str]:
 
 
 def throughput_table(runs: Runs) -> Table | None:
-    """Sampling and training speed of each run, by the metrics that some run has; None where no run has any."""
+    """Sampling and training speed of each run, a column per metric that any run has; None if no run has one."""
     logged = [name for name in SPEEDS if any(name in run.train for run in runs)]
     if not logged:
         return None
@@ -340,7 +344,7 @@ def _against_sft(run: RunData, name: str, label: str) -> str:
 
 
 def _by_rank(runs: Runs, name: str) -> list[HeldOut]:
-    """Last evaluations, the highest mean first, whatever the order of the runs; those without a number come last."""
+    """Last evaluations by descending mean; those without a finite mean come last, equal ones are sorted by name."""
 
     def rank(end: HeldOut) -> tuple[float, str]:
         mean = end.mean(name)
@@ -354,10 +358,10 @@ def _ranking(
     name: str,
     label: str,
 ) -> list[str]:
-    """Sentences that compare the run that ended highest with each other one."""
+    """Sentences that compare the best run, by its last evaluation, with every other run."""
     best, *others = _by_rank(runs, name)
-    ended = [other for other in others if math.isfinite(other.mean(name))]
-    return [_comparison(best, other, name, label) for other in ended]
+    comparable = [other for other in others if math.isfinite(other.mean(name))]
+    return [_comparison(best, other, name, label) for other in comparable]
 
 
 def _comparison(
@@ -388,8 +392,8 @@ def _difference(
 ) -> tuple[Estimate, str]:
     """Difference of two means, and how its error was computed.
 
-    Where both answered the same prompts the error is that of the differences prompt by prompt (paired); else the
-    squares of the two errors are added.
+    If both models answered the same prompts, the error is that of the differences prompt by prompt (paired). Otherwise
+    it is the root of the sum of the two squared errors (unpaired).
     """
     gap = higher.mean(name) - lower.mean(name)
     values = higher.values(name)
@@ -406,20 +410,20 @@ def _difference(
 
 def win_rows(
     runs: Runs,
-    judges: Labels,
+    scores: Labels,
 ) -> list[list[object]]:
-    """Rows of the table of win rates, under WIN_HEADERS, of at least one run.
+    """Rows of the table of win rates, with the columns WIN_HEADERS.
 
-    The run that ended highest by the first judge is compared with each other one, then each run with SFT. A judge, a
-    score in the samples, prefers of two responses to a prompt the one it scores higher. Pairs whose samples files do
-    not hold all responses, or hold other prompts, are left out.
+    The best run by the first score is compared with every other run, then every run with its SFT model. Of two
+    responses to a prompt, the one with the higher score wins; each score gives a row. A pair of models is left out if
+    a samples file lacks responses, or if the prompts differ.
     """
-    best, *others = _by_rank(runs, next(iter(judges)))
+    best, *others = _by_rank(runs, next(iter(scores)))
     pairs = [(best, other) for other in others]
     pairs += [(run.last, run.first) for run in runs]
     rows: list[list[object]] = []
     for model, opponent in pairs:
-        for name, label in judges.items():
+        for name, label in scores.items():
             rates = _win_rates(name, model, opponent)
             if rates is not None:
                 tie = None if rates.tie is None else Rate(rates.tie.value)

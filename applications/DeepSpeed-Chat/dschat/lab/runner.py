@@ -116,23 +116,23 @@ def in_batches(
     return [list(numbers[start : start + size]) for start in range(0, len(numbers), size)]
 
 
-def go_on_with_date(
+def restore_date(
     path: Path,
     overwrite: bool,
-    made: Mapping[str, Any] | None = None,
+    finished_settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Give chat templates the date of the interrupted run whose file of results is continued.
+    """Gives chat templates the date of the interrupted run whose result file is continued.
 
     Args:
         path, overwrite: the result file, see `Journal`.
-        made: settings of the finished run, where there is one.
+        finished_settings: settings of the run that finished the results, if there is one.
     """
-    begun = begun_settings(path, overwrite) if made is None else made
-    begin_date(begun.get(SETTING))
+    settings = begun_settings(path, overwrite) if finished_settings is None else finished_settings
+    begin_date(settings.get(SETTING))
 
 
 def settings_of(options: Config, names: Iterable[str]) -> dict[str, Any]:
-    """Flags that the rows depend on, by name; an interrupted run goes on only if they are equal."""
+    """Flags that the rows depend on, by name; an interrupted run continues only if they are equal."""
     values = options.flat()
     return {name.replace("_", "-"): values[name] for name in names}
 

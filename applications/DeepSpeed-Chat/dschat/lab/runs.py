@@ -21,7 +21,7 @@ from dschat.base.statistics import mean_interval
 from dschat.lab.chart import Chart, Curve, Look, draw_charts, look_of
 from dschat.lab.page import NONE, Example, Figure, Key, MacroPanel, Report, Section, Table
 from dschat.lab.run_data import Numbers, RunData, column_of, read_run
-from dschat.lab.run_summary import Labels, Runs, compare_runs, judges_of, labels_of, levels_of
+from dschat.lab.run_summary import Labels, Runs, compare_runs, labels_of, levels_of, score_labels
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ def _panel(
     remark: str = "",
 ) -> MacroPanel:
     parts = []
-    for name, label in judges_of(labels).items():
+    for name, label in score_labels(labels).items():
         if not math.isnan(sample.get(name, math.nan)):
             parts.append(f"{label} {sample[name]:.3f}")
     parts.append(f"{len(sample['tokens'])} tokens")
@@ -248,14 +248,14 @@ def goal_levels(runs: Runs, labels: Labels) -> dict[str, float]:
     """Levels at which the first run ends, by key of metrics.jsonl, for the others to reach; empty for a single run."""
     if len(runs) < 2:
         return {}
-    levels = levels_of(runs[0], list(judges_of(labels)))
+    levels = levels_of(runs[0], list(score_labels(labels)))
     return {f"objective/{name}": level for name, level in levels.items()}
 
 
 def smooth(values: Sequence[float] | Numbers) -> Numbers:
     """(N,): centred moving mean over SMOOTHED_PART of the values (N,), cut off at both ends.
 
-    NaN values are left out; NaN where the window holds no number.
+    NaN values are left out; NaN if the window holds no number.
     """
     numbers = np.asarray(values, dtype=np.float64)
     half = max(1, round(len(numbers) * SMOOTHED_PART / 2))
@@ -317,7 +317,7 @@ class Learner:
 
     name: str
     points: list[PolicyPoint]  # points of its policies in the order of training; the last one is the result
-    seconds: float | None = None  # seconds of training; None where there was none
+    seconds: float | None = None  # seconds of training; None if there was none
     bound: bool = False  # the KL is an upper bound, not measured
 
 

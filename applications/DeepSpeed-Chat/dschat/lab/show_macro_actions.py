@@ -47,7 +47,7 @@ def run(options: MacroActionsOptions) -> str:
 
 
 def cut_all(options: MacroActionsOptions) -> list[Shown]:
-    """Every response under every condition; raises UserError where a flag, file, model or parser cannot be used."""
+    """Every response under every condition; raises UserError if a flag, file, model or parser cannot be used."""
     titled = [pair for condition in options.panels.termination_condition for pair in _titled_flags(condition, options)]
     for _, flags in titled:
         flags.check_termination()
@@ -74,7 +74,7 @@ def cut_all(options: MacroActionsOptions) -> list[Shown]:
 
 
 def write_page(file: Path, shown: Sequence[Shown], model: str) -> None:
-    """Writes the HTML page; raises UserError where it cannot."""
+    """Writes the HTML page; raises UserError if it cannot."""
     examples = []
     for number, item in enumerate(shown, start=1):
         examples.append(Example(f"Response {number}", item.prompt, item.panels))

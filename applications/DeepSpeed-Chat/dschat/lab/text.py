@@ -37,7 +37,7 @@ from dschat.lab.runner import (
     Entry,
     RunPart,
     enough_memory,
-    go_on_with_date,
+    restore_date,
     run_batches,
     settings_of,
 )
@@ -114,7 +114,7 @@ def run_text(options: TextOptions) -> str:
     overwrite = options.result.overwrite
     if path.exists() and not overwrite:
         raise UserError(f"{path} exists, finished. Give another --output, or --overwrite to make it again.")
-    go_on_with_date(path, overwrite)
+    restore_date(path, overwrite)
     rows = _rows(options)
 
     def conclude(entries: list[Entry]) -> Concluded:
@@ -235,7 +235,7 @@ def _part(
 
 
 def subjects_of(flags: TextFlags) -> list[Subject]:
-    """The models, in the order of the flags, a run's by updates. Raises UserError where two share a name."""
+    """The models, in the order of the flags, a run's by updates. Raises UserError if two share a name."""
     subjects = [Subject("policy", model_name(path), path, "--model") for path in flags.model]
     for path in flags.reward_model:
         subjects.append(Subject("reward", model_name(path), path, "--reward_model"))
@@ -429,7 +429,7 @@ def warn_not_finite(subject: Subject, rows: Sequence[Mapping[str, Any]]) -> None
             count += 1
     if count:
         logger.warning(
-            "%s: %s of %d of %d texts is not finite, so the mean loss is no number%s. Compute in --dtype bf16 or fp32;"
+            "%s: %s of %d of %d texts is not finite, so there is no mean loss%s. Compute in --dtype bf16 or fp32;"
             " if it stays so, the model is damaged.",
             subject.name,
             quantity,

@@ -50,7 +50,7 @@ def policy_result(rows: Sequence[Row]) -> Result:
             also with `response_tokens`, rouge1, rouge2 and rougeL.
 
     Returns:
-        `model`, `update` (None where unknown), number of `rows`, `tokens` that the loss is a mean over, `loss` (nats
+        `model`, `update` (None if unknown), number of `rows`, `tokens` that the loss is a mean over, `loss` (nats
         per token), `rouge` (name → mean) and `length` (mean tokens of a response; None without responses), and
         `perplexity`. Intervals are of 95 % over texts; there is none where a loss is not finite.
     """
@@ -141,11 +141,11 @@ def write_text_report(
     rewards: Sequence[Result],
     folder: Path,
 ) -> str:
-    """Write report.md, report.json and report.png; returns the tables. Raises UserError where it cannot.
+    """Write report.md, report.json and report.png; returns the tables. Raises UserError if it cannot.
 
     Args:
         policies: results of policies in the order of the table.
-        rewards: results of reward models; not empty where `policies` is.
+        rewards: results of reward models; not empty if `policies` is.
         folder: folder of the report.
     """
     tables = []

@@ -55,7 +55,7 @@ def write_turns(
     name: str,
     published: Published,
 ) -> str:
-    """Write name.json, name.md and name.png into a folder; returns the tables. Raises UserError where it cannot."""
+    """Write name.json, name.md and name.png into a folder; returns the tables. Raises UserError if it cannot."""
     published_rows = {}
     for title, rates in published.items():
         published_rows[title] = {"turns": rates, "mean": published_mean(rates)}

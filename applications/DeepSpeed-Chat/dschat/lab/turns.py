@@ -36,7 +36,7 @@ class Dialogue:
 
     number: int  # the same in both files
     texts: tuple[str, ...]  # texts of the user and the assistant in turn
-    scores: Sequence[float] | None  # scores of the dialogue at the end of each turn; None where the row has none
+    scores: Sequence[float] | None  # scores of the dialogue at the end of each turn; None if the row has none
     origin: str  # "file:line"
 
     @property
@@ -59,7 +59,8 @@ def read_dialogues(path: Path, flag: str) -> dict[int, Dialogue]:
     """Read a file of dialogues: number → dialogue, in the order of the file.
 
     Raises:
-        UserError: the file cannot be read, or a row is no finished dialogue or repeats a number; names file and line.
+        UserError: the file cannot be read, or a row is not a finished dialogue or repeats a number; names the
+            file and the line.
     """
     dialogues: dict[int, Dialogue] = {}
     for origin, row in read_rows(path, flag):
@@ -183,7 +184,7 @@ def rates_by_turn(rows: Iterable[tuple[str, dict[str, Any]]]) -> TurnRates:
     """Win rates of the verdicts of one file, each row with its origin "file:line".
 
     Raises:
-        UserError: a row is no verdict at a turn, or compares other policies than the first row.
+        UserError: a row is not a verdict at a turn, or compares other policies than the first row.
     """
     verdicts = []
     compared: set[tuple[str, str, str]] = set()
@@ -213,7 +214,7 @@ def _dialogue_rates(verdicts: pd.DataFrame) -> WinRates:
 
 
 def published_rates(dataset: str) -> Published:
-    """Published rates on dialogues which begin with prompts of a data set; empty where there are none."""
+    """Published rates on dialogues which begin with prompts of a data set; empty if there are none."""
     return PUBLISHED if dataset.lower() in PUBLISHED_ON else {}
 
 

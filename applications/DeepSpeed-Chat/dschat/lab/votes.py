@@ -47,7 +47,7 @@ class VoteSection:
     """Votes on one pair of models on one data set."""
 
     models: tuple[str, str]  # names of the first and the second model
-    dataset: str  # empty where no file names it
+    dataset: str  # empty if no file names it
     votes: pd.DataFrame  # see `read_votes`; one per rater and item: judges, then people, then the reward model
 
 
@@ -65,7 +65,7 @@ def read_votes(files: Sequence[Path], margin: float) -> pd.DataFrame:
         One vote per row. `prompt`, `response_a`, `response_b` and `occurrence` identify the item; `kind`, `rater`,
         `model_a` and `model_b` the rater. `verdict` is in terms of the models; `orders` is a tuple of `Order`, empty
         where the file does not record them; `aspects` maps a criterion to its verdict. `reward_a` and `reward_b` are
-        NaN where they are not known. `dataset` may be empty, `file` is where the vote was read, and `turned` says
+        NaN if they are not known. `dataset` may be empty, `file` is where the vote was read, and `turned` says
         whether the models have been exchanged since.
 
     Raises:

@@ -212,7 +212,7 @@ def compile_layers(
 
     Args:
         model: a Hugging Face model with a head.
-        backend: of torch.compile.
+        backend: backend of torch.compile.
         warns: whether this process logs that a model cannot be compiled.
     """
     prepare_compiler()

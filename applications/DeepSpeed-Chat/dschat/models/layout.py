@@ -120,7 +120,7 @@ def lay_out(
     Args:
         rollout: B rows.
         rows: (b,) row numbers.
-        lengths: of all B rows.
+        lengths: lengths of all B rows.
     """
     prompts = lengths.prompts[rows]
     responses = lengths.responses[rows]

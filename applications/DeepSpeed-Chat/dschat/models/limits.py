@@ -69,7 +69,7 @@ def check_length(
     model was trained for work badly, which is a warning.
 
     Args:
-        path: of the model.
+        path: path of the model.
         flag: that gave the path.
         tokens: length of the longest sequence.
         what: flags that determine the length, for the message.

@@ -68,8 +68,8 @@ def load_causal_lm(
     Args:
         path: folder or hub id.
         flag: that gave the path.
-        dtype: of the weights.
-        tokenizer: of the run.
+        dtype: dtype of the weights.
+        tokenizer: tokenizer of the run.
         end_id: id of --end_of_conversation_token, added to the generation config's end tokens.
         opening: attention implementation and placement of the weights.
         own_ends: the model's own end tokens, see `dschat.models.tokenizer.own_end_ids`; also added.
@@ -82,7 +82,7 @@ def load_causal_lm(
     config = open_config(path, flag)
     if reads_both_ways(config):
         raise UserError(
-            f"{flag} {path}: a {config.model_type} model is no causal LM, it reads in both directions. Use "
+            f"{flag} {path}: a {config.model_type} model is not a causal LM, it reads in both directions. Use "
             "a decoder-only model (Gemma, Llama, Mistral, Qwen, GPT-2, OPT, …)."
         )
     for architecture in config.architectures or ():
@@ -164,8 +164,8 @@ def load_scalar(
     Args:
         path: folder or hub id.
         flag: that gave the path.
-        dtype: of the weights.
-        tokenizer: of the run.
+        dtype: dtype of the weights.
+        tokenizer: tokenizer of the run.
         may_be_new: accept a causal LM, whose score head is then new.
         for_this_run: accept a family without sequence classifier in transformers, and make one: a critic, which is
             never opened elsewhere.

@@ -50,11 +50,11 @@ def add_lora(
 
     Args:
         model: a Hugging Face model.
-        rank: of the adapters.
+        rank: rank of the adapters.
         targets: parts of the names of the layers to adapt; None adapts every linear layer but the heads.
         base: path of the model, recorded in the adapter's config.
         alpha: the output is scaled by alpha / rank; None means twice the rank.
-        dropout: of the adapters' inputs.
+        dropout: dropout of the adapters' inputs.
 
     Raises:
         UserError: a target matches no layer.
@@ -305,7 +305,7 @@ def merge_adapter(
 
     Args:
         model: the base.
-        folder: of the adapter.
+        folder: folder of the adapter.
         where: flag and path, for messages.
         base: path of the base, for messages.
         placement: where the model's weights are.
@@ -434,8 +434,8 @@ def _read_adapter(
             variant_names.append(field.name)
     if variant_names:
         raise UserError(
-            f"{where}: the adapter {folder} is no plain LoRA, its {CONFIG} sets {', '.join(variant_names)}. Merge it "
-            f"into its base by peft's merge_and_unload and give that as a whole model{remedy_end}."
+            f"{where}: the adapter {folder} is not a plain LoRA, its {CONFIG} sets {', '.join(variant_names)}. Merge "
+            f"it into its base by peft's merge_and_unload and give that as a whole model{remedy_end}."
         )
     return config, weights
 

@@ -26,7 +26,13 @@ class PolicyModel(nn.Module):
     """
 
     def __init__(self, causal_lm: Any, all_rows: bool = False) -> None:
-        """`all_rows`: keep token ids that the tokenizer lacks in the softmax, as in step 1."""
+        """Wraps a causal LM.
+
+        Args:
+            causal_lm: a Hugging Face model.
+            all_rows: the softmax is over all rows of the output layer, as in step 1. Otherwise ids that the tokenizer
+                lacks have no probability, see `dschat.models.vocabulary`.
+        """
         super().__init__()
         self.inner: Any = causal_lm
         self._all_rows = all_rows
@@ -55,21 +61,20 @@ class PolicyModel(nn.Module):
         smoothing: float = 0.0,
         position_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs of some tokens, and their entropies without gradient.
+        """Log-probs of the target tokens, and the entropies of their distributions without gradient.
 
         Args:
             input_ids: (B, T) long.
-            attention_mask: (B, T) bool, True on real tokens. None if every row begins in the first column.
-            targets: (N,) long, indices of the tokens in ``input_ids.flatten()``, none in a first column; or R for the
-                last R columns of every row.
+            attention_mask: (B, T) bool, True on real tokens. None if no row is padded on the left.
+            targets: (N,) long, indices of the target tokens in ``input_ids.flatten()``, never a row's first token. Or
+                an int R: the last R columns of every row.
             temperature: divides the logits.
             with_entropy: whether to compute entropies; otherwise their tensor is empty.
             smoothing: see `macro_actions.logprobs.Head`.
             position_ids: (B, T) long, 0 where a sequence begins, for rows that pack several.
 
         Returns:
-            Log-probs and entropies, (N,) or (B, R) float32; meaningless where nothing is attended. Token ids that the
-            tokenizer lacks have no probability, see `dschat.models.vocabulary`.
+            Log-probs and entropies, (N,) or (B, R) float32. Values at padding are meaningless.
         """
         states = last_hidden_state(self.inner, input_ids, attention_mask, position_ids)
         shape: tuple[int, ...] = (-1,)
@@ -119,7 +124,7 @@ class _PassThrough(nn.Module):
 
     @property
     def decoder(self) -> _PassThrough:
-        """The attribute of its backbone that OPT calls."""
+        """OPT calls the attribute `decoder` of its backbone."""
         return self
 
     def forward(self, *args: object, inputs_embeds: Tensor, **kwargs: object) -> _States:

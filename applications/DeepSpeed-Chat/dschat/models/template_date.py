@@ -81,5 +81,5 @@ def date_note(tokenizer: PreTrainedTokenizerBase) -> str | None:
         return None
     return (
         f"the chat template writes the date ({CLOCK}): {template_date()} now. A run keeps the date of its start, also "
-        f"when it goes on; {DATE_VARIABLE}=YYYY-MM-DD before a command sets another"
+        f"when it continues; {DATE_VARIABLE}=YYYY-MM-DD before a command sets another"
     )

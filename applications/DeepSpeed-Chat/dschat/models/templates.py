@@ -102,8 +102,8 @@ def render_messages(
     """Renders the messages of a data row, see `apply_template`; errors name the row.
 
     Args:
-        tokenizer: of the model.
-        messages: of the row.
+        tokenizer: tokenizer of the model.
+        messages: messages of the row.
         add_generation_prompt: end the text with the beginning of the assistant's next message.
         origin: file and line of the row, as in "file.jsonl:12".
         arguments: further variables of the template.

@@ -61,10 +61,10 @@ def make_gemma(
 
     Args:
         tokenizer: with the vocabulary and special ids.
-        seed: of the weights.
+        seed: seed of the weights.
         hidden_size: a multiple of 2 × heads.
         layers: number of decoder layers.
-        intermediate_size: of the MLP; None means 2 × hidden_size.
+        intermediate_size: size of the MLP; None means 2 × hidden_size.
         heads: attention heads, which are also the key-value heads.
 
     Raises:

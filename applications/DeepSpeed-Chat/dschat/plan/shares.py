@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures that were measured or published, from which a plan estimates: nothing here follows from anything else.
+"""Constants of the throughput estimate of `dschat plan`: data sheets of GPUs, and measured shares of their peaks.
 
-To measure them anew: `benchmarks/gpu.sh` (docs/performance.md). All are of bf16 and ZeRO 0.
+The measurements are in bf16 at ZeRO 0. `benchmarks/gpu.sh` repeats them (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ TERA = 10**12
 GIGA = 10**9
 MEASURED = "measured on one H100 and one H200 on 2026-11-26 and 27, of Gemma 2B's shape"
 
-# Bytes of activations of a compiled layer, of those of the same layer as transformers has it. H100, 8 rows of 800
-# tokens, forward and backward without gradient checkpointing: 20 GB in the place of 31.
+# Activation memory of a compiled decoder layer, as a share of that of the uncompiled layer: 20 GB instead of 31 GB.
+# Measured on an H100 with 8 rows of 800 tokens, forward and backward without gradient checkpointing.
 COMPILED_ACTIVATIONS = 0.65
 
-# What large matrix products and copies reach, of the data sheet's figures: on the H200, 800 of 989 TFLOP/s and 4.2 of
-# 4.8 TB/s. The shares below are shares of what is reached.
+# Attainable peaks, as shares of the data sheet: large matrix products on the H200 run at 800 of 989 TFLOP/s, copies at
+# 4.2 of 4.8 TB/s. DECODING_*, SCORING and TRAINING below are shares of these attainable peaks.
 REACHED_OPERATIONS = 0.81
 REACHED_BYTES = 0.88
 
@@ -29,7 +29,7 @@ class Gpu:
     """A GPU by its data sheet."""
 
     memory: float  # GB
-    peaks: Peaks  # bf16 without sparsity, added up in float32
+    peaks: Peaks  # dense bf16 matrix products with float32 accumulation
 
 
 def _gpu(memory: float, tflops: float, gigabytes_per_second: float) -> Gpu:
@@ -48,19 +48,19 @@ GPUS = {
     "l40s": _gpu(48, 362, 864),
 }
 
-# Rows that are decoded together → share of the memory's bandwidth that decoding steps reach. H200, 64 to 512 tokens of
-# a prompt and 512 of a response; one by one: H100.
-DECODING_ONE_BY_ONE = {16: 0.13, 64: 0.14}  # --decode_graphs off
-DECODING_GRAPHS = {16: 0.33, 64: 0.29}
-# Whole rollouts, first tokens included; steps alone reach .60 and .58. 64 rows: in whole iterations, where they take
-# 6 % longer than alone. 16 rows: alone, less as much.
+# Batch size of decoding → share of the memory bandwidth that it reaches. Prompts have 64 to 512 tokens, responses 512.
+DECODING_ONE_BY_ONE = {16: 0.13, 64: 0.14}  # H100; --decode_graphs off: the CPU launches every kernel of a step
+DECODING_GRAPHS = {16: 0.33, 64: 0.29}  # H200
+# H200, CUDA graphs of compiled layers, averaged over a rollout with the prompts' prefill (single decoding steps reach
+# .60 and .58). The value for 64 rows was measured in complete PPO iterations, where a rollout takes 6 % longer than in
+# a benchmark of its own. The value for 16 rows was measured in such a benchmark and is reduced by the same 6 %.
 DECODING_GRAPHS_COMPILED = {16: 0.53, 64: 0.47}
 
-# Whether layers are compiled → share of the matrix peak that passes without gradients reach. H200, micro-batch 8.
+# Are the layers compiled? → share of the matrix peak that forward passes without gradients reach. H200, micro-batch 8.
 SCORING = {False: 0.54, True: 0.70}
 
-# (gradient checkpointing, compiled) → share of the matrix peak that updates reach, recomputation not counted. H200,
-# micro-batches of 8 with checkpointing, and without of 2 (layers as they are) or 4 (compiled).
+# (gradient checkpointing, compiled) → share of the matrix peak that updates reach; recomputed operations do not count.
+# H200. Micro-batch: 8 with gradient checkpointing; without it, 2 for uncompiled layers and 4 for compiled ones.
 TRAINING = {
     (True, False): 0.38,
     (True, True): 0.47,

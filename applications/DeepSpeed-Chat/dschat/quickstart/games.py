@@ -33,7 +33,7 @@ LARGEST = 8
 GUESSES = 4  # most guesses of an episode
 WIN = 1.0  # reward of the right guess
 GUESS_COST = 0.1  # reward that each earlier guess costs
-NO_NUMBER = -0.5  # reward of a reply that is no number
+NO_NUMBER = -0.5  # reward of a reply that is not a number
 HINT_RATE = 0.5  # probability that a demonstrated guess agrees with all hints
 
 # The calculator.
@@ -57,7 +57,7 @@ class Guess:
         return [{"role": "user", "content": f"guess 1 to {LARGEST}"}]
 
     def step(self, messages: list[Message], reply: str) -> Played:
-        """Answers a guess. The right one ends the episode; so does a reply that is no number."""
+        """Answers a guess. The right one ends the episode; so does a reply that is not a number."""
         self._guesses += 1
         text = reply.strip()
         if not text.isdecimal():

@@ -28,7 +28,7 @@ MORE = ("More please.", "Give me more.")
 OTHERS = ("Now some {kind}.", "And some {kind}?")
 REPLY_WORDS = 4
 RIGHT_RATE = 0.5  # probability that a word of a demonstration is chosen from the kind that was asked for
-REPEATED = 0.5  # probability that the user asks for more words of the same kind in turn 2
+REPEAT_RATE = 0.5  # probability that the user asks for more words of the same kind in turn 2
 
 # A user's turn is a line; a reply ends with EOS.
 CHAT_TEMPLATE = (
@@ -39,7 +39,7 @@ _WORD = re.compile(r"[a-z]+")
 
 
 def asked_kinds(messages: Sequence[Message]) -> list[str]:
-    """The kind that each of the user's messages asks for; "more" repeats the kind before."""
+    """The kind that each of the user's messages asks for; "more" asks for the kind of the previous message."""
     kinds: list[str] = []
     for message in messages:
         if message["role"] != "user":
@@ -72,10 +72,10 @@ def make_dialogue(
     seed: int,
     split: str = "train",
 ) -> dict[str, Any]:
-    """Makes row number `index` with two turns, {"messages": …}; the arguments alone decide it."""
+    """Makes row number `index` with two turns, {"messages": …}. Equal arguments give the same row."""
     rng = random.Random(f"{seed}/{split}/{index}")
     first_kind, second_kind = rng.sample(list(KINDS), 2)
-    is_repeated = rng.random() < REPEATED
+    is_repeated = rng.random() < REPEAT_RATE
     first_question = rng.choice(OPENERS).format(kind=first_kind)
     if is_repeated:
         second_kind = first_kind

@@ -39,8 +39,8 @@ class Attention(Protocol):
             key: (rows, groups, columns, width).
             value: like `key`.
             attention_mask: added to the logits.
-            scaling: of the logits.
-            options: of the implementation.
+            scaling: scaling of the logits.
+            options: options of the implementation.
 
         Returns:
             (rows, tokens, heads, width), and the weights or None.
@@ -68,7 +68,7 @@ def attend_by_products(
         query: (rows, heads, 1, width).
         key, value: (rows, groups, columns, width).
         attention_mask: (rows, 1, 1, columns), added to the logits.
-        scaling: of the logits; 1 / √width if None.
+        scaling: scaling of the logits; 1 / √width if None.
         softcap: logits are capped at ±softcap, as in Gemma 2.
         s_aux: (heads,) logits of an additional column without a value, as in gpt-oss.
         options: not used.

@@ -34,12 +34,12 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-# -- whom to ask
+# -- endpoints
 
 
 @dataclass(frozen=True)
 class EndpointFlags:
-    """Flags that a command has for the parts of an endpoint, and the role of its model; for messages."""
+    """Names of a command's flags for an endpoint, and what its model is called in messages."""
 
     url: str = "--base_url"
     model: str = "--judge_model"
@@ -56,13 +56,13 @@ class Endpoint:
     """A model on a server. The key is in no file, message or representation.
 
     Attributes:
-        model: its name on the server.
-        base_url: address, up to /v1.
-        max_tokens: longest answer.
+        model: name of the model on the server.
+        base_url: address of the server, up to and including /v1.
+        max_tokens: maximum number of tokens of an answer.
         timeout: seconds to wait for an answer.
-        tries: how often a request is sent until an answer comes.
-        key: secret of the server.
-        flags: names for messages.
+        tries: maximum number of times that a request is sent.
+        key: API key of the server.
+        flags: names of the flags in messages.
     """
 
     model: str
@@ -84,7 +84,11 @@ class Endpoint:
 
 
 def checked_address(url: str, flag: str) -> str:
-    """An address without a slash at its end; raises UserError where it is no bare address."""
+    """An address without a slash at its end.
+
+    Raises:
+        UserError: the address has no scheme or host, or contains a password or a query.
+    """
     url = url.rstrip("/")
     if not re.match(r"https?://[^/]", url):
         raise UserError(f"{flag} {url}: an address such as http://127.0.0.1:8000/v1 is needed.")
@@ -123,10 +127,10 @@ class Reply:
     """A model's answer.
 
     Attributes:
-        text: what it said.
-        refusal: what it said where it refused formally; empty otherwise.
-        model: who answered, as the server names it.
-        flaw: why the text may be incomplete, with the remedy; empty where the server gives no sign of it.
+        text: content of the answer.
+        refusal: the message's field `refusal`, in which a model declines to answer; usually empty.
+        model: the server's name of the model that answered.
+        flaw: why the text may be incomplete, with the remedy; empty if nothing suggests it.
     """
 
     text: str
@@ -137,7 +141,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Completion:
-    """A reply with the tokens that the server counted; None where it counted none."""
+    """A reply with the server's count of tokens; None if the server reports none."""
 
     reply: Reply
     tokens_sent: int | None
@@ -145,15 +149,15 @@ class Completion:
 
 
 def any_reply(reply: Reply) -> bool:
-    """Counts every answer as usable."""
+    """A predicate that accepts every answer."""
     return True
 
 
 class ReplyCache:
     """A folder with one small file per answer, named by the digest of its question.
 
-    Files appear whole or not at all, so that several runs may share a folder and a kill breaks nothing. A file that
-    cannot be read counts as missing. So does an unusable answer: its question is asked again.
+    Files are written atomically, so several runs may share a folder, and a killed run leaves no broken file. A file
+    that cannot be read and an unusable answer count as missing: their questions are asked again.
     """
 
     def __init__(
@@ -161,12 +165,12 @@ class ReplyCache:
         folder: Path,
         is_usable: Callable[[Reply], bool] = any_reply,
     ) -> None:
-        """Takes the folder, and a predicate of usable answers for questions that have none of their own."""
+        """Makes a cache; `get` and `put` use the predicate `is_usable` unless they are given another one."""
         self.folder = folder
         self._is_usable = is_usable
 
     def get(self, digest: str, is_usable: Callable[[Reply], bool] | None = None) -> Reply | None:
-        """The usable answer to a question; None if there is none. `is_usable`: the question's own predicate."""
+        """The saved usable answer to a question, None if there is none. `is_usable` replaces the cache's predicate."""
         try:
             reply = Reply(**json.loads(self._file(digest).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -179,7 +183,7 @@ class ReplyCache:
         reply: Reply,
         is_usable: Callable[[Reply], bool] | None = None,
     ) -> None:
-        """Save an answer if it is usable; raises UserError where the folder cannot be written."""
+        """Saves an answer if it is usable. Raises UserError if the folder cannot be written."""
         if (is_usable or self._is_usable)(reply):
             write_rows(self._file(digest), [asdict(reply)])
 
@@ -199,7 +203,7 @@ class ReplyCache:
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """64 hexadecimal digits that name a question with all that its answer depends on."""
+    """Hash of a question and of everything else that its answer depends on: 64 hexadecimal digits."""
     return content_hash(json.dumps(content, sort_keys=True))
 
 
@@ -207,11 +211,11 @@ def digest_of(content: Mapping[str, Any]) -> str:
 
 
 class Unanswered(Exception):
-    """No answer came, which another try may change.
+    """A request got no answer; another try may succeed.
 
     Attributes:
-        was_sent: the server may have got the request, and may charge it.
-        retry_after: seconds to wait before the next try, where the server says so.
+        was_sent: the server may have received the request, and may charge for it.
+        retry_after: seconds that the server asks to wait before the next try; None if it does not say.
     """
 
     def __init__(
@@ -226,10 +230,10 @@ class Unanswered(Exception):
 
 
 class FormRefused(Exception):
-    """The server does not take the request in this form.
+    """The server rejects the content of a request (status 400, 413 or 422); another try would be rejected, too.
 
     Attributes:
-        complaint: the whole message of the server.
+        complaint: the server's complete message.
     """
 
     def __init__(self, reason: str, complaint: str) -> None:
@@ -267,10 +271,10 @@ def with_retries(
     tries: int,
     wait: Callable[[float], object] = time.sleep,
 ) -> T:
-    """Call `send` until it returns, `tries` times at most, with growing waits between.
+    """Calls `send` until it returns, at most `tries` times, and waits longer after each failure.
 
     Raises:
-        Unanswered: of the last try, or of one after which the server asks for more than LONGEST_RETRY_AFTER seconds.
+        Unanswered: the last try failed, or the server asks to wait longer than LONGEST_RETRY_AFTER seconds.
     """
     delay = FIRST_DELAY
     attempt = 1
@@ -294,16 +298,16 @@ def complete(
     endpoint: Endpoint,
     body: Mapping[str, Any],
 ) -> Completion:
-    """Send one request once.
+    """Sends one request once.
 
     Args:
-        client: of `open_client`.
-        endpoint: the one that the client was opened for.
+        client: the client that `open_client` returned for this endpoint.
+        endpoint: the server and its model.
         body: arguments of `chat.completions.create`.
 
     Raises:
         Unanswered: too many requests, a failure of the server or the connection, or no answer in time.
-        FormRefused: the server refuses the request as it is.
+        FormRefused: the server rejects the content of the request.
         UserError: the key, the model or the address is wrong, or the account is empty.
     """
     import openai
@@ -322,7 +326,7 @@ def complete(
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         content_type = response.headers.get("content-type", "of no content type")
         content = short(endpoint.hide_key(response.text))
-        problem = f"its answer ({content_type}) is no chat completion: {content}"
+        problem = f"its answer ({content_type}) is not a chat completion: {content}"
         raise Unanswered(f"{endpoint.base_url} gives no answer: {problem}", was_sent=True) from error
 
     reply = Reply(
@@ -346,7 +350,7 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def without_surrogates(text: str) -> str:
-    """A text with "?" in the place of lone surrogates, which JSON may hold and UTF-8 cannot encode."""
+    """A text with "?" instead of lone surrogates, which JSON may hold and UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -366,7 +370,7 @@ def _flaw(
     text: str,
     endpoint: Endpoint,
 ) -> str:
-    """Why an answer may be incomplete, and the remedy; empty where the server gives no sign of it."""
+    """Why an answer may be incomplete, and the remedy; empty if nothing suggests it."""
     finish_reason = choice.get("finish_reason")
     message = choice["message"]
     flag = endpoint.flags.max_tokens
@@ -380,7 +384,7 @@ def _flaw(
 
 
 def _connection_error(error: BaseException, endpoint: Endpoint) -> Unanswered:
-    """The error of a request to which no response came."""
+    """The error to raise for a request without a response."""
     import httpx2
 
     never_sent = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
@@ -392,8 +396,8 @@ def _connection_error(error: BaseException, endpoint: Endpoint) -> Unanswered:
 
 
 def _status_error(error: openai.APIStatusError, endpoint: Endpoint) -> Exception:
-    """The error that a status means for the run."""
-    # OpenAI's API has a message, FastAPI's servers have a detail.
+    """The error to raise for a response with an error status."""
+    # OpenAI's API puts the reason under "message", servers written with FastAPI under "detail".
     content: object = error.body if error.body else "no reason given"
     if isinstance(content, Mapping):
         content = content.get("message") or content.get("detail") or content

@@ -100,7 +100,7 @@ class Decoder:
         """Empties the slots for a new rollout.
 
         Args:
-            sampling: of its responses.
+            sampling: sampling of its responses.
             seeds: one per prompt.
             slots: number of slots to use.
         """
@@ -129,8 +129,8 @@ class Decoder:
 
         Args:
             rows: the slots.
-            numbers: of the prompts.
-            lengths: of the prompts, longest first.
+            numbers: numbers of the prompts.
+            lengths: lengths of the prompts, longest first.
             low: first column of all live rows, these included.
             end: column after the last token of every prompt.
         """

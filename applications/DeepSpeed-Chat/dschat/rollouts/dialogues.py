@@ -86,7 +86,7 @@ class User(Protocol):
 
         Args:
             dialogues: the messages so far.
-            numbers: of these dialogues in the batch.
+            numbers: numbers of these dialogues in the batch.
             seeds: one per dialogue, for users that sample.
 
         Returns:
@@ -127,7 +127,7 @@ class PolicyAssistant:
         """Stores what to sample with.
 
         Args:
-            sampler: of an engine's session.
+            sampler: sampler of an engine's session.
             tokenizer: the policy's, with a chat template.
             sampling: its end ids include the template's end of turn.
             max_tokens: longest state and reply together that the policy reads; None = no limit.
@@ -249,12 +249,12 @@ def roll_out_pairs(
 
     Args:
         starts: B dialogues, see `roll_out`.
-        num_turns: of each dialogue.
+        num_turns: turns of each dialogue.
         branch_turns: the turn of each from which on it is sampled again, from 0.
         assistant: answers.
         user: writes the user's messages.
-        first_seeds: of each first dialogue.
-        second_seeds: of each second dialogue.
+        first_seeds: seeds of each first dialogue.
+        second_seeds: seeds of each second dialogue.
     """
     first = roll_out(starts, num_turns, assistant, user, first_seeds)
     complete = []

@@ -43,7 +43,7 @@ class Environment(Protocol):
         """Begins an episode.
 
         Args:
-            row: of the data, as it was read.
+            row: row of the data, as it was read.
             seed: for the environment's random choices; the same for all episodes of a prompt in an iteration.
 
         Returns:
@@ -81,7 +81,7 @@ class EnvironmentTraits:
 
     Attributes:
         tools: for the chat template, as in a row's column `tools`; None without them.
-        roles: of the messages that `step` returns.
+        roles: roles of the messages that `step` returns.
     """
 
     tools: list[dict[str, object]] | None = None
@@ -89,7 +89,7 @@ class EnvironmentTraits:
 
 
 def traits_of(environment_class: object) -> EnvironmentTraits:
-    """The attributes of a user's class. Raises UserError where they have another form, or a method is missing."""
+    """The attributes of a user's class. Raises UserError if they have another form, or a method is missing."""
     for method in ("reset", "step"):
         if not callable(getattr(environment_class, method, None)):
             raise UserError(
@@ -144,7 +144,7 @@ def step_environment(
 
 
 def _checked_messages(result: object, method: str, may_be_empty: bool) -> list[Message]:
-    """Copies of messages, of plain JSON values. Raises UserError where they are something else."""
+    """Copies of messages, of plain JSON values. Raises UserError if they are something else."""
     if not isinstance(result, list) or not (result or may_be_empty):
         kind = "an empty list" if result == [] else kind_of(result)
         raise UserError(f"{FLAG}: {method} must return a list of messages with role and content, not {kind}.")
@@ -171,7 +171,7 @@ def plain_copy(value: object, name: str) -> Any:  # type: ignore[explicit-any]  
 
     Args:
         value: null, text, a number, true or false, a list or tuple, or a mapping from texts; subclasses are accepted.
-        name: of the value, for messages.
+        name: name of the value, for messages.
 
     Raises:
         UserError: it holds anything else, or text that UTF-8 cannot encode.
@@ -194,11 +194,11 @@ def plain_copy(value: object, name: str) -> Any:  # type: ignore[explicit-any]  
                 raise UserError(f"{FLAG}: {name} has a key that is {kind_of(key)}; keys must be text.")
             copy[plain_copy(key, name)] = plain_copy(item, name)
         return copy
-    raise UserError(f"{FLAG}: {name} holds {kind_of(value)}, which is no JSON value.")
+    raise UserError(f"{FLAG}: {name} holds {kind_of(value)}, which is not a JSON value.")
 
 
 def _checked_reward(reward: object) -> float:
-    """A reward that is finite in float32. Raises UserError where it is something else."""
+    """A reward that is finite in float32. Raises UserError if it is something else."""
     if not isinstance(reward, SupportsFloat):
         raise UserError(f"{FLAG}: the reward of a step must be a number, not {kind_of(reward)}.")
     number = float(reward)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environments in processes of their own: one for each episode, with a deadline for every call.
 
-An environment that raises an error, returns something else than it should, or does not answer in time fails alone:
-its process is ended, and its call returns a `Failure`.
+If an environment raises an error, returns a wrong value or does not answer in time, only its own episode fails: its
+process is killed, and the call returns a `Failure`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from dschat.run.stop import raise_if_stopped_here
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL = 1.0  # seconds after which a wait looks whether the run shall stop
+LOOK_INTERVAL = 1.0  # seconds between two checks for SIGTERM or Ctrl-C during a wait
 CLOSE_TIMEOUT = 5.0  # seconds for the server to end by itself
 ENVIRONMENT = 2**32 - 1  # in the seeds of environments: they are none of the actor's
-MAX_SOCKET_PATH = 100  # bytes of a path in an AF_UNIX address; systems allow 104 or 108
+MAX_SOCKET_PATH = 100  # bytes of a socket's path; AF_UNIX allows 104 or 108, depending on the system
 Call = tuple[str, object, object]  # ("reset", row, seed) or ("step", messages, reply)
 
 
@@ -56,7 +56,7 @@ def environment_seed(
 
 @dataclass(frozen=True)
 class Failure:
-    """An environment has failed."""
+    """The result of a call whose environment has failed; `problem` says why."""
 
     problem: str
 
@@ -81,33 +81,33 @@ class EpisodeProcess:
 
     @property
     def connection(self) -> Connection:  # type: ignore[explicit-any]
-        """The connection, to wait for."""
+        """The connection, for `multiprocessing.connection.wait`."""
         return self._connection
 
     def send(self, call: Call) -> None:
-        """Sends a call. A process that has ended is noticed when its answer is received."""
+        """Sends a call. If the process has ended, `receive` returns a `Failure`."""
         with suppress(OSError):
             self._connection.send(call)
 
     def receive(self) -> Result:
-        """The answer to the last call, once there is one."""
+        """Waits for the answer to the last call and returns it."""
         try:
             answer: list[Message] | StepResult | str = self._connection.recv()
         except (EOFError, OSError):
             self.kill()
             return Failure(f"{FLAG}: the environment's process has ended")
-        except Exception as error:  # bytes that are no answer, or hold objects of the user's classes
+        except Exception as error:  # the bytes are not an answer, or contain objects of the user's classes
             self.kill()
             return Failure(f"{FLAG}: its answer cannot be read: {type(error).__name__}: {error}")
         return Failure(answer) if isinstance(answer, str) else answer
 
     def kill(self) -> None:
-        """Ends the process at once, and those that it has started."""
+        """Kills the process and all processes that it has started."""
         kill_group(self._pid)
         self.close()
 
     def close(self) -> None:
-        """Closes the connection, whereupon the process closes its environment and ends."""
+        """Closes the connection. The process then closes its environment and ends."""
         self._connection.close()
 
 
@@ -130,7 +130,7 @@ class EnvironmentPool:
             user: settings of a simulated user in the place of a class.
 
         Raises:
-            UserError: the class cannot be loaded, or has another form.
+            UserError: the class cannot be loaded, or lacks a method or attribute of an environment.
         """
         self._timeout = timeout
         self._workers = workers
@@ -152,7 +152,9 @@ class EnvironmentPool:
         if not isinstance(report, EnvironmentTraits):
             kill_group(self._server.pid)  # it may still import the file, or have started processes
             self.close()
-            raise UserError(f"{FLAG} {spec}: {str(report).removeprefix(f'{FLAG} {spec}: ').removeprefix(f'{FLAG}: ')}")
+            # The report may begin with the flag already.
+            problem = str(report).removeprefix(f"{FLAG} {spec}: ").removeprefix(f"{FLAG}: ")
+            raise UserError(f"{FLAG} {spec}: {problem}")
         self.traits = report
 
     def close(self) -> None:
@@ -182,14 +184,14 @@ class EnvironmentPool:
         processes: Sequence[EpisodeProcess],
         calls: Sequence[Call],
     ) -> list[Result]:
-        """Calls environments, one call for each process; at most as many as there are workers at the same time.
+        """Sends one call to each process and returns the results. At most `workers` calls run at the same time.
 
         Raises:
             Stopped: on this rank alone, after a signal.
         """
         results: list[Result] = [Failure("not called")] * len(calls)
         waiting = deque(range(len(calls)))
-        deadlines: dict[int, float] = {}  # number of a running call → when it is given up
+        deadlines: dict[int, float] = {}  # number of a running call → time at which it fails
         numbers = {id(process.connection): number for number, process in enumerate(processes)}
         while waiting or deadlines:
             raise_if_stopped_here()
@@ -214,7 +216,7 @@ class EnvironmentPool:
         return results
 
     def _read_report(self, read_end: int) -> object:
-        """What the server reports once it has loaded the class; a text where it reports nothing."""
+        """The report of the server when it has loaded the class; a message if there is none."""
         with Connection(read_end, writable=False) as pipe:
             if not pipe.poll(self._timeout):
                 return f"importing the file took more than {self._timeout:g} s (--environment_timeout)"
@@ -223,18 +225,18 @@ class EnvironmentPool:
             except EOFError:
                 return "its process ended while it imported the file"
             except Exception as error:
-                return f"what the class says of itself cannot be read: {type(error).__name__}: {error}"
+                return f"its attributes cannot be read: {type(error).__name__}: {error}"
         return report
 
     @staticmethod
     def _allow_connections() -> None:
-        """Raises this process's limit of open files as far as it may: every episode has a connection."""
+        """Raises the limit of open files to its maximum, because every episode has a connection."""
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
 def _socket_folder() -> tempfile.TemporaryDirectory[str]:
-    """A new folder for a socket, whose path is short enough for one: below /tmp where TMPDIR is long."""
+    """A new folder whose path is short enough for a socket: below /tmp if TMPDIR is too long."""
     folder = tempfile.TemporaryDirectory(prefix="environments-")
     if len(os.fsencode(folder.name)) + len("/socket") <= MAX_SOCKET_PATH:
         return folder

@@ -39,9 +39,9 @@ class EpisodeLimits:
 
     Attributes:
         turns: replies of the policy.
-        prompt_tokens: of the messages before the first reply.
+        prompt_tokens: tokens of the messages before the first reply.
         tokens: R: all replies, and the environment's messages between them.
-        turn_tokens: of one reply; None for no limit of its own.
+        turn_tokens: tokens of one reply; None for no limit of its own.
     """
 
     turns: int
@@ -55,18 +55,18 @@ class Episode:
     """An episode as far as it went.
 
     Attributes:
-        row: of the data.
-        seed: of its first reply; those of later turns follow from it.
+        row: row of the data.
+        seed: seed of its first reply; those of later turns follow from it.
         prompt_messages: the messages before the first reply.
-        messages: of both sides, those included.
+        messages: messages of both sides, those included.
         prompt_text: the prompt's messages as the chat template writes them.
         prompt_ids: their ids; empty if the environment failed before it said anything.
-        ids: of replies, and of the environment's messages between them.
+        ids: ids of replies, and of the environment's messages between them.
         sampled: whether the policy sampled each of these ids.
-        logprobs: of each id as the engine reports them, 0 for the environment's; None if it reports none.
+        logprobs: log-prob of each id as the engine reports them, 0 for the environment's; None if it reports none.
         logprob_source: whose they are; None before the first reply.
         turn_ends: index of the last id of each turn.
-        rewards: of each turn.
+        rewards: rewards of each turn.
         cut: whether each turn lacks a token that ends it.
         done: whether the environment ended the episode.
         is_over: whether there is no further turn, for whatever reason.
@@ -153,8 +153,8 @@ class EpisodePlayer:
         Args:
             tokenizer: the policy's, with a chat template.
             sampling: how replies are sampled; the template's end of a turn is added to its end tokens.
-            pool: of environments.
-            limits: of an episode.
+            pool: pool of environments.
+            limits: limits of an episode.
             skips_failures: an environment that fails costs its episode; otherwise it ends the run.
             columns_of: what an environment's `reset` gets of a row.
 
@@ -182,10 +182,10 @@ class EpisodePlayer:
         """Plays B episodes until all are over, and says what was sampled in each turn.
 
         Args:
-            sampler: of an engine's session.
-            rows: of the data.
-            seeds: of the replies of each episode.
-            environment_seeds: of each environment.
+            sampler: sampler of an engine's session.
+            rows: rows of the data.
+            seeds: seeds of the replies of each episode.
+            environment_seeds: seeds of each environment.
 
         Raises:
             UserError: an environment failed, and failures are not skipped; names its row.
@@ -321,7 +321,7 @@ class EpisodePlayer:
         return {**episode.row.template_arguments, **self._tools}
 
     def _fail(self, episode: Episode, problem: str) -> None:
-        """Ends an episode whose environment failed. Raises UserError where that ends the run."""
+        """Ends an episode whose environment failed. Raises UserError if that ends the run."""
         origin = f"{episode.row.origin}: "
         episode.failure = f"{origin}{problem.removeprefix(origin).rstrip('.')}"
         episode.is_over = True

@@ -98,7 +98,7 @@ class ContinuousEngine:
 
         Args:
             causal_lm: the model that responses are sampled from.
-            prompts: of a rollout on this process, each counted once per response.
+            prompts: prompts of a rollout on this process, each counted once per response.
             tokens: longest prompt and response together.
         """
         is_partitioned = any(hasattr(parameter, "ds_id") for parameter in causal_lm.parameters())

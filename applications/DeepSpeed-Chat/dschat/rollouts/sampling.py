@@ -109,7 +109,7 @@ class TokenSampler:
         Args:
             sampling: the settings.
             vocab_size: V, number of logits.
-            device: of the logits.
+            device: device of the logits.
             missing: ids without a token, whose logits are −inf already; see `dschat.models.vocabulary`.
         """
         excluded = sampling.forbidden.union(missing)
@@ -149,7 +149,7 @@ class TokenSampler:
 
         Returns:
             ids (N,) long, and their log-probs (N,) float32 under softmax(logits / temperature) of the whole vocabulary
-            (softmax(logits) when the temperature is 0), NaN where a row's logits are not finite.
+            (softmax(logits) when the temperature is 0), NaN if a row's logits are not finite.
         """
         logits = logits.float()
         if self._temperature not in (0, 1):
@@ -169,7 +169,7 @@ class TokenSampler:
         log_z = torch.cat([log_z[:, None], forbidden_logits], dim=1)
         log_z = log_z.logsumexp(-1)
         logprobs = (sampled_logits - log_z).float()
-        # x − x is 0, but NaN where x is infinite.
+        # x − x is 0, but NaN if x is infinite.
         return ids, logprobs + (logprobs - logprobs)
 
     def ended(self, ids: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ def block_sums(logits: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         The largest logit of each row (N, 1), and the sums (N, blocks) float64, of which the last may be of fewer ids;
-        NaN where a logit is NaN or +inf, 0 where all are −inf.
+        NaN if a logit is NaN or +inf, 0 where all are −inf.
     """
     num_ids = logits.shape[1]
     remainder = num_ids % BLOCK

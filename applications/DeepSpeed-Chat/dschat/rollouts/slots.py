@@ -67,7 +67,7 @@ class SlotLayer(CacheLayerMixin):
             slots: number of slots.
             columns: number of columns.
             span: in a sliding-window layer, tokens that a token sees, itself included; None: all.
-            window: of the current forward pass.
+            window: window of the current forward pass.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.span = span
@@ -250,9 +250,9 @@ class StepMasks:
         """Stores what decides the form of the masks.
 
         Args:
-            config: of the language model; with ``layer_types`` there is a mask for each type.
+            config: config of the language model; with ``layer_types`` there is a mask for each type.
             cache: whose window the masks are for.
-            is_additive: masks are added to the attention's logits; otherwise they are True where a column is seen, as
+            is_additive: masks are added to the attention's logits; otherwise they are True if a column is seen, as
                 flash attention reads them.
         """
         self._cache = cache

@@ -126,7 +126,7 @@ def _crosses_devices(
 
 
 class DeferredCopy:
-    """A copy of a device's tensor that the host requests now and reads later, while the device goes on."""
+    """A copy of a device's tensor that the host requests now and reads later, while the device continues."""
 
     def __init__(self, tensor: Tensor) -> None:
         on_gpu = tensor.device.type == "cuda"
@@ -224,7 +224,7 @@ class StaticDecoder(Decoder):
         """Refuses to capture steps in which the host waits for the device.
 
         The step runs uncompiled and is then undone: the next step writes the same tokens, keys and values again, so
-        that a run that goes on from a checkpoint samples what it would have sampled.
+        that a run that continues from a checkpoint samples what it would have sampled.
         """
         states = (self._column, self.position, self.id, self.ended, self.sampled)
         before = [state.clone() for state in states]

@@ -51,7 +51,7 @@ class Writer(Protocol):
         prompts: Sequence[str],
         seeds: Sequence[int],
     ) -> Sequence[str | None]:
-        """Texts in the order of the prompts, None where there is none; a seed per prompt decides the sampling."""
+        """Texts in the order of the prompts, None if there is none; a seed per prompt decides the sampling."""
 
 
 class SimulatedUser:
@@ -122,7 +122,7 @@ class ServerWriter:
 
         Args:
             endpoint: the server and its model.
-            temperature: of sampling.
+            temperature: temperature of sampling.
             concurrency: requests at the same time.
             cache: folder for the answers.
             remedy: what to do where the server does not answer, for messages.

@@ -290,7 +290,7 @@ class Checkpoints:
         """A checkpoint's manifest, and what is wrong with the checkpoint; the same on every rank."""
         manifest = broadcast_object(read_manifest(folder) if is_main() else {})
         if not manifest:
-            return {}, f"it has no readable {MANIFEST}, so it is no checkpoint or was not written completely"
+            return {}, f"it has no readable {MANIFEST}, so it is not a checkpoint or was not written completely"
         if manifest.pop("sha256") != digest(manifest):
             return {}, f"its file {MANIFEST} is damaged"
         files = hash_together(folder)
@@ -329,7 +329,7 @@ class Checkpoints:
             )
         if saved_ranks != ranks:
             logger.warning(
-                "%s was written by %d processes, now there are %d: the run goes on, but not to the last bit",
+                "%s was written by %d processes, now there are %d: the run continues, but not to the last bit",
                 folder,
                 saved_ranks,
                 ranks,

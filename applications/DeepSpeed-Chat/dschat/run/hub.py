@@ -2,8 +2,8 @@
 """Uploads a finished model to the Hugging Face hub.
 
 A repository gets the files of a model's folder (weights, config, tokenizer, model card, run.json) and, from the folder
-of its run, metrics.jsonl and train_config.json. From step 3's output, the policy in actor/ is uploaded. Texts that
-look as if they held a secret are refused.
+of its run, metrics.jsonl and train_config.json. From step 3's output, the policy in actor/ is uploaded. If a text file
+seems to contain a secret, nothing is uploaded.
 """
 
 from __future__ import annotations
@@ -22,9 +22,23 @@ logger = logging.getLogger(__name__)
 
 POLICY = "actor"  # folder in step 3's output
 MODEL_FILES = (
-    *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "adapter_config.json"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
-    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja", "README.md", "run.json"),
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "chat_template.jinja",
+    "README.md",
+    "run.json",
 )
 RUN_FILES = ("metrics.jsonl", "train_config.json")
 WEIGHTS = re.compile(r"(?:adapter/)?[^/]+\.safetensors(?:\.index\.json)?")  # in a repository
@@ -53,7 +67,7 @@ def push(
     Args:
         folder: folder of the model, or of step 3's run.
         repository: owner/name, created if it does not exist.
-        public: the repository must be new or public; otherwise it must be new or private.
+        public: upload to a public repository; False: to a private one. An existing repository must match.
         message: message of the commit.
 
     Returns:
@@ -110,7 +124,7 @@ def push_after_training(folder: str, repository: str) -> None:
 
 
 def push_problem(what: str) -> str | None:
-    """Why this machine cannot upload anything; None if nothing speaks against it. `what` begins the message."""
+    """Why this machine cannot upload to the hub, as a message that begins with `what`; None if it can."""
     from huggingface_hub import constants, get_token
 
     if constants.HF_HUB_OFFLINE:
@@ -121,7 +135,7 @@ def push_problem(what: str) -> str | None:
 
 
 def files_of(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yields the name in the repository and the file of everything that is uploaded.
+    """Yields every file that is uploaded, after its name in the repository.
 
     Raises:
         UserError: the folder has no model.
@@ -153,7 +167,7 @@ def _files(
 
 
 def refuse_secrets(files: dict[str, Path]) -> None:
-    """Raises UserError if a text holds what looks like a token, key or password; the message names the file."""
+    """Raises UserError with the file's name if a text file seems to contain a token, key or password."""
     secret_values: list[str] = []
     for variable, value in os.environ.items():
         if SECRET_VARIABLES.search(variable) and len(value) >= MIN_SECRET_LENGTH:
@@ -187,6 +201,7 @@ def _run_of(model: Path) -> Path | None:
 
 
 def _explain(repository: str, error: Exception) -> str:
+    """The message for an error of the hub's client, with a remedy."""
     from huggingface_hub.errors import HfHubHTTPError
 
     reason = " ".join(str(error).split())

@@ -64,7 +64,7 @@ def rows_problem(
             if not any(name.startswith(EVALUATION) for name in row):
                 updates.append(row["update"])
     except (ValueError, TypeError, KeyError, AttributeError):
-        return "a line is no row of metrics"
+        return "a line is not a row of metrics"
     if incomplete_line or updates != list(range(step, update + 1, step)):
         return f"it does not have each row until update {update} once"
     return None
@@ -275,7 +275,7 @@ class MetricsLog:
             return
         file = Path(self._file.name)
         self._file.close()
-        write_file(file, text)  # a new file: a run that has lost the folder goes on writing into the old one
+        write_file(file, text)  # a new file: a run that has lost the folder continues writing into the old one
         self._file = open(file, "a+", encoding="utf-8")
         # An evaluation may follow the checkpoint of its update, so trackers show the rows of that update again.
         self._trackers.open(self.rows(), update)

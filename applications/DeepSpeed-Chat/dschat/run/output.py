@@ -334,7 +334,7 @@ class RunOutput:
         """Begins in a folder whose earlier run saved no checkpoint. Raises UserError if that run is finished."""
         if broadcast_object(read_object(self._output_dir / "run.json").get("finished") is True):
             raise UserError(
-                f"--resume_from_checkpoint: {self._output_dir} holds a finished run without a checkpoint to go on "
+                f"--resume_from_checkpoint: {self._output_dir} holds a finished run without a checkpoint to continue "
                 "from. Give another --output_dir, or --overwrite_output_dir without --resume_from_checkpoint to"
                 " replace it."
             )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trackers: TensorBoard and W&B show the rows of metrics.jsonl, and samples. Only the main process uses them.
 
-If a tracker fails, a warning is logged once and the run goes on without it.
+If a tracker fails, a warning is logged once and the run continues without it.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Trackers:
             except Exception as error:
                 self._trackers.remove(tracker)
                 logger.warning(
-                    "--report_to %s: %s: %s; the run goes on without it, metrics.jsonl is complete",
+                    "--report_to %s: %s: %s; the run continues without it, metrics.jsonl is complete",
                     tracker.name,
                     type(error).__name__,
                     error,

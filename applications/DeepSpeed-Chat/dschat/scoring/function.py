@@ -210,7 +210,7 @@ def _checked(
     try:
         scores = torch.as_tensor(result, dtype=torch.float32, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{name} returned {type(result).__name__}, which is no list of numbers: {error}") from error
+        raise UserError(f"{name} returned {type(result).__name__}, which is not a list of numbers: {error}") from error
     if scores.shape != (count,):
         raise UserError(
             f"{name} returned shape {tuple(scores.shape)} for {count} {kind}s; it must return one number per {kind}."

@@ -50,8 +50,8 @@ class ClassifierReader:
         """Takes a model.
 
         Args:
-            classifier: of transformers, with one label, on the device unless it is offloaded or has an engine.
-            pad_id: of its tokenizer, if that can pad; padding is masked, so any id will do.
+            classifier: sequence classifier with one label, on the device unless it is offloaded or has an engine.
+            pad_id: pad id of its tokenizer, if it has one; padding is masked, so any id will do.
             device: on which it computes.
             batch_size: maximum number of sequences in a forward pass; unlimited if not given.
             offload: keep the model in CPU memory between calls.
@@ -91,7 +91,7 @@ class ClassifierReader:
         """One number for each of B rows, the longest first, so that a run out of memory fails at once.
 
         Args:
-            lengths: of the rows, in tokens.
+            lengths: lengths of the rows, in tokens.
             inputs_of: maps row numbers to a tokenizer's output for these rows, tensors (b, T).
 
         Returns:
@@ -222,7 +222,7 @@ class RewardReader:
         Args:
             classifier: reads token ids.
             tokenizer: from `load_reward_tokenizer`.
-            path: of both, for messages.
+            path: path of both, for messages.
             rm_template: render texts with the chat template.
             flags: names of flags, for messages.
 
@@ -415,7 +415,7 @@ def load_reward_model(
         tokenizer: from `load_reward_tokenizer`.
         rm_template: render texts with the chat template.
         device: on which the model computes.
-        dtype: of its weights.
+        dtype: dtype of its weights.
         batch_size: see `ClassifierReader`.
         flags: names of flags, for messages.
         max_tokens: see `ClassifierReader`.

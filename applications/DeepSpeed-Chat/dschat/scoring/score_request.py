@@ -19,7 +19,7 @@ class BadRequest(Exception):
     """A request is refused.
 
     Attributes:
-        status: of the answer, from 400 to 499, so that the request is not repeated.
+        status: status of the answer, from 400 to 499, so that the request is not repeated.
     """
 
     def __init__(self, message: str, status: int = 400) -> None:
@@ -45,7 +45,7 @@ class ScoreRequest:
         try:
             content = json.loads(body)
         except (ValueError, RecursionError) as error:  # RecursionError for deeply nested lists
-            raise BadRequest(f"the request is no JSON: {error}") from error
+            raise BadRequest(f"the request is not JSON: {error}") from error
         _require_text(content)
         if not isinstance(content, dict):
             raise BadRequest("the request must be an object with prompts and responses")
@@ -76,7 +76,7 @@ def _require_text(content: object) -> None:
         half = f"\\u{ord(error.object[error.start]):04x}"
         raise BadRequest(f"a text of the request holds {half}, half of a surrogate pair: remove it", 422) from error
     except RecursionError as error:
-        raise BadRequest(f"the request is no JSON that can be read: {error}") from error
+        raise BadRequest(f"the request is not JSON that can be read: {error}") from error
 
 
 def _require_variables(arguments: list[dict[str, object]]) -> None:

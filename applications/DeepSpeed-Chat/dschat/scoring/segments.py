@@ -19,8 +19,8 @@ class Segments:
     """The macro actions of B responses, which a source scores one by one.
 
     Attributes:
-        texts: of each response, the texts of its macro actions; joined, they are the response.
-        lengths: of each response, the numbers of tokens of its macro actions.
+        texts: for each response, the texts of its macro actions; joined, they are the response.
+        lengths: for each response, the numbers of tokens of its macro actions.
         of_prefixes: a number scores the response up to the end of the macro action, and its increase over the previous
             number is the macro action's reward; otherwise the number is the reward.
     """
@@ -41,7 +41,7 @@ class Segments:
         is not finite has no score: NaN.
 
         Args:
-            numbers: of each response.
+            numbers: numbers of each response.
 
         Returns:
             scores (B,) and rewards (B, M) float32, on the CPU; a score is the sum of the rewards if there are any.

@@ -34,8 +34,8 @@ class EpisodeRecords:
         turn_rewards: shape ``(B, R)``, float32, each turn's reward on its last token, 0 elsewhere.
         failed: shape ``(B,)``, bool: the environment failed, so that the episode has no score.
         done: shape ``(B,)``, bool: the environment ended the episode; others were cut by a limit.
-        messages: of both sides.
-        rewards: of each turn, in their order.
+        messages: messages of both sides.
+        rewards: rewards of each turn, in their order.
         samplings: lengths of what was read and sampled in each turn.
     """
 
@@ -74,7 +74,7 @@ class ResponseTexts:
 
     @property
     def last_replies(self) -> list[str]:
-        """The policy's last message of each episode, empty where it has none; a single response is the whole one."""
+        """The policy's last message of each episode, empty if it has none; a single response is the whole one."""
         if self.episodes is None:
             return self.responses
         replies = []
@@ -104,7 +104,7 @@ def prefix_texts(
     """Every response up to the end of each of its macro actions, one text per macro action.
 
     Args:
-        texts: of B responses, with segments.
+        texts: texts of B responses, with segments.
         finished: (B,), whether a response is finished.
 
     Returns:
@@ -180,10 +180,10 @@ def with_segments(
     """Converts a source's numbers into scores and, with segments, rewards of macro actions.
 
     Args:
-        numbers: of each of B responses.
-        texts: of the responses.
-        device: of the result.
-        name: of the source, for messages.
+        numbers: numbers of each of B responses.
+        texts: texts of the responses.
+        device: device of the result.
+        name: name of the source, for messages.
     """
     if texts.segments is None:
         return torch.tensor(numbers, device=device)

@@ -4,11 +4,11 @@
 - No answer within --reward_timeout, or a temporary status, is `NoAnswerYet`: the request is repeated for
   --reward_patience seconds.
 - An answer without a number for each response is a `WrongAnswer`, of which MAX_WRONG_ANSWERS are accepted.
-- Any other status is final.
+- Any other status is a final failure: the request is not repeated.
 
 A final failure raises UserError, which ends the run. With --on_reward_error skip, the responses get NaN instead, and
-`scoring/source.py: WeightedScores` excludes them. A signal ends all waiting. The flags are in settings/rewards.py,
-their checks in settings/ppo.py.
+`scoring/source.py: WeightedScores` excludes them. SIGTERM and Ctrl-C end all waiting. The flags are in
+settings/rewards.py, their checks in settings/ppo.py.
 
 Our own server, scoring/serve.py, answers with status 500 if its model fails, with null for a text that the model
 cannot read, and not at all to an incomplete request.
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 FLAG = "--reward_url"
-MAX_WRONG_ANSWERS = 3  # to a request; missing answers do not count
+MAX_WRONG_ANSWERS = 3  # per request; missing answers do not count
 FIRST_WAIT = 0.5  # seconds before a request is repeated, doubled each time
 MAX_WAIT = 10.0
 TEMPORARY = (408, 425, 429)  # and all statuses from 500 on
@@ -62,8 +62,8 @@ class UrlSettings:
     url: str
     batch: int  # responses per request
     timeout: float  # seconds to wait for an answer
-    patience: float  # seconds to repeat a request without answer
-    skips: bool  # exclude responses without a number; otherwise the run stops
+    patience: float  # seconds for which an unanswered request is repeated
+    skips: bool  # responses without a score are left out of training; False: the run stops
 
 
 class UrlScores:
@@ -80,10 +80,10 @@ class UrlScores:
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores:
         """One number for each response, (B,) float32, or for its macro actions.
 
-        Every rank must call it; numbers of requests may differ between ranks.
+        Every rank must call it; ranks may send different numbers of requests.
 
         Raises:
-            UserError: the server finally refuses, gives wrong answers or does not answer.
+            UserError: the server refuses a request, does not answer in time, or MAX_WRONG_ANSWERS answers are wrong.
             Stopped: soon after a signal.
         """
         numbers: list[Numbers] = []
@@ -116,7 +116,7 @@ class UrlScores:
         """Sends a request until it is answered, or has finally failed.
 
         Args:
-            body: of the request.
+            body: JSON of the request.
             counts: numbers of macro actions of each response, 0 without --segment_rewards.
             patience: seconds to repeat the request while there is no answer.
         """
@@ -138,9 +138,9 @@ class UrlScores:
                 is_final = wrong_answers >= MAX_WRONG_ANSWERS
             if is_final:
                 remedy = "" if self._settings.skips else f" {_remedy(cause, any(counts))}"
-                raise UserError(f"{FLAG} {url}: {cause}. Asked {tries} times.{remedy}") from cause
+                raise UserError(f"{FLAG} {url}: {cause}. The request was sent {tries} times.{remedy}") from cause
             if tries == 1:
-                logger.warning("%s %s: %s. It is asked again, for up to %g s.", FLAG, url, cause, patience)
+                logger.warning("%s %s: %s. The request is repeated for up to %g s.", FLAG, url, cause, patience)
             pause(wait)
             wait = min(2 * wait, MAX_WAIT)
 
@@ -155,7 +155,7 @@ class UrlScores:
         except httpx2.HTTPError as error:
             raise NoAnswerYet(f"no answer: {error}") from error
         except httpx2.InvalidURL as error:
-            raise UserError(f"{FLAG} {settings.url} is no address: {error}.") from error
+            raise UserError(f"{FLAG} {settings.url} is not an address: {error}.") from error
         status = answer.status_code
         excerpt = _excerpt(answer.text)
         if status in TEMPORARY or status >= 500:
@@ -174,7 +174,7 @@ def _remedy(cause: Exception, has_segments: bool) -> str:
         or_list = ", or a list with one for each of its segments" if has_segments else ""
         return f'It must answer {{"scores": [one finite number for each response{or_list}]}}, see docs/rewards.md.'
     remedy = (
-        "Start the server again (dschat serve) and go on with --resume_from_checkpoint, or raise --reward_patience."
+        "Start the server again (dschat serve) and resume with --resume_from_checkpoint, or raise --reward_patience."
     )
     if has_segments:
         remedy += " Macro actions are many texts: lower --reward_batch, or raise --reward_timeout."
@@ -211,14 +211,14 @@ def _body(
 def _numbers(
     answer: httpx2.Response,
     counts: Sequence[int],
-    may_lack: bool,
+    allows_missing: bool,
 ) -> list[Numbers]:
     """The scores of an answer.
 
     Args:
-        answer: of the server.
+        answer: the server's answer to a request.
         counts: numbers of macro actions of each response, 0 without --segment_rewards.
-        may_lack: accept null and numbers that are not finite, as NaN.
+        allows_missing: null and numbers that are not finite count as missing (NaN); False: they are an error.
 
     Raises:
         WrongAnswer: the answer has no number for one of the responses.
@@ -226,7 +226,7 @@ def _numbers(
     try:
         content = answer.json()
     except (ValueError, RecursionError) as error:  # RecursionError for deeply nested lists
-        raise WrongAnswer(f"its answer is no JSON: {_excerpt(answer.text)!r}") from error
+        raise WrongAnswer(f"its answer is not JSON: {_excerpt(answer.text)!r}") from error
     scores = content.get("scores") if isinstance(content, dict) else None
     if not isinstance(scores, list):
         raise WrongAnswer('its answer has no list "scores"')
@@ -237,9 +237,9 @@ def _numbers(
     missing = 0
     for index, (score, count) in enumerate(zip(scores, counts, strict=True)):
         if not count or not isinstance(score, list):
-            response_numbers: Numbers = _number(score, index, may_lack, reason)
+            response_numbers: Numbers = _number(score, index, allows_missing, reason)
         elif len(score) == count:
-            response_numbers = [_number(number, index, may_lack, reason) for number in score]
+            response_numbers = [_number(number, index, allows_missing, reason) for number in score]
         else:
             raise WrongAnswer(f"score {index} of its answer has {len(score)} numbers for {count} segments")
         numbers.append(response_numbers)
@@ -252,10 +252,10 @@ def _numbers(
 def _number(
     score: object,
     index: int,
-    may_lack: bool,
+    allows_missing: bool,
     reason: str,
 ) -> float:
-    """A number of an answer, see `_numbers`; `index` and `reason` are for messages."""
+    """Reads one score of an answer, see `_numbers`. `index` and `reason` appear in the message of an error."""
     error = WrongAnswer(f"score {index} of its answer is {repr(score)[:200]}, not a finite number{reason}")
     if isinstance(score, bool) or not isinstance(score, int | float | None):
         raise error
@@ -263,7 +263,7 @@ def _number(
         number = math.nan if score is None else float(score)
     except OverflowError as overflow:  # an integer with more than 308 digits
         raise error from overflow
-    if not (may_lack or math.isfinite(number)):
+    if not (allows_missing or math.isfinite(number)):
         raise error
     return number
 

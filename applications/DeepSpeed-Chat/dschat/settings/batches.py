@@ -78,7 +78,7 @@ class BatchPlan:
 
 
 def check_actor_updates(updates: int, critic_warmup_updates: int) -> None:
-    """Raise UserError if a run of so many updates would train the critic alone (--critic_warmup_updates)."""
+    """Raise UserError if a run with this number of updates would train the critic alone (--critic_warmup_updates)."""
     if critic_warmup_updates >= updates:
         raise UserError(
             f"--critic_warmup_updates {critic_warmup_updates}: the run makes {updates} updates, so the actor would"
@@ -223,7 +223,7 @@ def _unreachable(
     nearest: list[int],
     rollout: str | None = None,
 ) -> UserError:
-    """Error for a global batch that is no multiple of a forward pass on all processes, or divides no rollout."""
+    """Error for a global batch that is not a multiple of a forward pass on all processes, or divides no rollout."""
     processes = "1 process" if world_size == 1 else f"{world_size} processes"
     within = "" if rollout is None else f" and updates that divide the rollout of {rollout} per process"
     return UserError(

@@ -98,18 +98,18 @@ class CompletionOptions:
     shell: Literal["bash", "zsh"] = flag("shell: bash or zsh", positional=True)
 
 
-def require_token(host: str, variable: str, danger: str, use: str = ", here and where the run starts") -> None:
-    """Raises UserError where a server would listen beyond this machine without a token in an environment variable.
+def require_token(host: str, variable: str, danger: str, where_given: str = ", here and where the run starts") -> None:
+    """Raises UserError if a server would be reachable from other machines without a token.
 
     Args:
-        host: where it would listen.
-        variable: which holds the token.
-        danger: what anyone who reaches the server could do.
-        use: where the token is given.
+        host: address that the server would listen on.
+        variable: environment variable for the token.
+        danger: what anyone who reaches the server could do, for the message.
+        where_given: clause of the message that says where users give the token.
     """
     if not _is_own(host) and not os.environ.get(variable):
         raise UserError(
-            f"--host {host}: anyone who can reach it could {danger}. Set {variable} to a secret{use}, or keep"
+            f"--host {host}: anyone who can reach it could {danger}. Set {variable} to a secret{where_given}, or keep"
             " 127.0.0.1."
         )
 

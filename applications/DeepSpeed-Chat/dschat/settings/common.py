@@ -432,7 +432,7 @@ class CommonConfig(Config, metaclass=ABCMeta):
         on_gpu: bool,
         updates: int | None = None,
     ) -> bool:
-        """Whether decoder layers are compiled in a run of so many updates; None: in a long one."""
+        """Whether decoder layers are compiled in a run with this number of updates; None stands for a long run."""
         if self.engine.compile != "auto":
             return self.engine.compile == "on"
         if self.shares_process_with_vllm:
@@ -457,7 +457,7 @@ class CommonConfig(Config, metaclass=ABCMeta):
         per_epoch: int,
         size: int,
     ) -> int:
-        """Iterations of the whole run without --max_steps, of so many in an epoch and examples in each."""
+        """Number of iterations of a run without --max_steps, from those of an epoch and the examples in each."""
         return per_epoch * self.optimisation.num_train_epochs
 
     def total_updates(
@@ -465,7 +465,7 @@ class CommonConfig(Config, metaclass=ABCMeta):
         num_examples: int,
         plan: BatchPlan,
     ) -> int:
-        """Optimiser updates of the whole run on so many examples, at least one iteration's.
+        """Number of optimiser updates of a run on this number of examples, at least those of one iteration.
 
         An incomplete last iteration of an epoch is dropped. --max_steps decides over epochs and episodes.
         """
@@ -493,8 +493,8 @@ class CommonConfig(Config, metaclass=ABCMeta):
     def full_disk_remedy(self) -> str:
         """What to do after a run ended because the disk was full."""
         if self.output.save_steps or self.output.resume_from_checkpoint is not None:
-            return "Make room, and go on with --resume_from_checkpoint."
-        return "Make room, and start again; with --save_steps, a run can go on."
+            return "Make room, and resume with --resume_from_checkpoint."
+        return "Make room, and start again; with --save_steps, a run can continue."
 
     @property
     @abstractmethod

@@ -49,7 +49,7 @@ class Condition:
 
 
 def parse_ngram(text: str) -> float:
-    """`5` → 5, `inf` → math.inf. Raises UserError where it is neither a whole number nor inf."""
+    """`5` → 5, `inf` → math.inf. Raises UserError if it is neither a whole number nor inf."""
     if text == "inf":
         return math.inf
     try:

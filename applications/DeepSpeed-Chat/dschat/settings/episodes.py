@@ -53,7 +53,7 @@ def sampling_lengths(config: Any, prompt: int, response: int) -> tuple[int, int]
     that the cache needs both lengths together.
 
     Args:
-        config: of step 3.
+        config: config of step 3.
         prompt: tokens of the longest prompt.
         response: maximum tokens after it.
     """

@@ -197,7 +197,7 @@ def _setting(
     key: str,
     line: str,
 ) -> Setting:
-    """Value of a key. A fault is reported later, because a key that is no flag is reported first."""
+    """Value of a key. A fault is reported later, because a key that is not a flag is reported first."""
     try:
         return Setting(_text(node, f"{line}: {key}"), line)
     except UserError as error:

@@ -49,7 +49,7 @@ class TerminationFlags:
 
     @property
     def condition(self) -> Condition | None:
-        """The condition; None where it is a function of the user's."""
+        """The condition; None if it is a function of the user's."""
         return CONDITIONS.get(self.termination_condition)
 
     @property

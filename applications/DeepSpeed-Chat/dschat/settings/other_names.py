@@ -17,9 +17,9 @@ class OtherName:
     """A setting of another trainer.
 
     Attributes:
-        trainers: letters of TRAINERS.
-        flags: our flags, with a value if need be; a command takes the first that it has.
-        note: what else to know, or why there is no flag.
+        trainers: keys of TRAINERS, one letter for each trainer that has the setting: "TL" is TRL and LLaMA-Factory.
+        flags: our flags for it, some with a value. A message names the first one that the command has.
+        note: an explanation; if there is no flag, why not.
     """
 
     trainers: str
@@ -28,7 +28,7 @@ class OtherName:
 
     @property
     def trainer_names(self) -> str:
-        """The trainers that have this name."""
+        """Names of the trainers that have the setting."""
         return ", ".join(TRAINERS[letter] for letter in self.trainers)
 
 
@@ -161,7 +161,7 @@ OTHER_NAMES: dict[str, OtherName] = {
     "do_train": OtherName("L", (), _STAGE),
 }
 
-# Flags that are true or false here, and may have other values in other trainers' files: what to give instead.
+# Settings that are booleans here, but files of other trainers may give them another value → what to do instead.
 OTHER_VALUES: dict[str, str] = {
     "deepspeed": "a JSON file of DeepSpeed settings goes to --deepspeed_config",
     "bf16": "leave it out for bf16 on a GPU and fp32 on a CPU",

@@ -47,7 +47,7 @@ class Resolved(Generic[T]):
     Attributes:
         config: the configuration.
         values: by flag, before values that follow from other flags are derived.
-        origins: for each value that is no default: its flag, FILE:LINE or $VARIABLE.
+        origins: for each value that is not a default: its flag, FILE:LINE or $VARIABLE.
         other_words: words that are no flags of the command.
         preset: the key `preset` of its file.
     """
@@ -236,7 +236,7 @@ def as_yaml(
     Args:
         flags: the class of the flags.
         values: by flag.
-        origins: for each value that is no default: its flag, FILE:LINE or $VARIABLE.
+        origins: for each value that is not a default: its flag, FILE:LINE or $VARIABLE.
     """
     line_of = {name: f"{name}: {_yaml_value(flags, name, value)}" for name, value in values.items()}
     widest = max((len(line) for line in line_of.values()), default=0)

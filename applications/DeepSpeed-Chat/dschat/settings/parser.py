@@ -130,7 +130,7 @@ class FlagParser(argparse.ArgumentParser):
         key: str,
         line: str,
     ) -> str:
-        """Message about a key of a file that is no flag.
+        """Message about a key of a file that is not a flag.
 
         Args:
             key: the key.
@@ -149,7 +149,7 @@ class FlagParser(argparse.ArgumentParser):
                 if self.has(option.removeprefix("--")):
                     options.append(option)
             remedy = _nearest(f"--{key}", [*options, "--extends"]).replace("--", "")
-        return f"{line}: {key} is no flag of `{self.prog}`{remedy or '; --help lists the flags.'}"
+        return f"{line}: {key} is not a flag of `{self.prog}`{remedy or '; --help lists the flags.'}"
 
     def value_of(
         self,

@@ -125,7 +125,7 @@ def _check_server_urls(config: PPOConfig) -> None:
     for url in urls:
         if not SERVER.fullmatch(url):
             raise UserError(
-                f"--vllm_url {url} is no address of a server: give one such as http://127.0.0.1:8000, without a"
+                f"--vllm_url {url} is not an address of a server: give one such as http://127.0.0.1:8000, without a"
                 " path, a user's name or a password."
             )
     if len(set(urls)) < len(urls):

@@ -36,7 +36,7 @@ TEXT_FLAGS = (
 
 @dataclass(kw_only=True, frozen=True)
 class RegressionFlags:
-    """The regression, and how long it goes on."""
+    """Settings of the regression and of the length of training."""
 
     section = "REFUEL"
 

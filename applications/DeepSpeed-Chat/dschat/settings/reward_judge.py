@@ -64,7 +64,7 @@ class RewardJudgeFlags:
 
 
 def require_openai(flag: str) -> None:
-    """Raises UserError where the openai library, which a flag needs, is not installed."""
+    """Raises UserError if the openai library, which a flag needs, is not installed."""
     if find_spec("openai") is None:
         raise UserError(f"{flag} needs the openai library: pip install 'ma-rlhf[judge]'")
 
@@ -102,7 +102,7 @@ JUDGE_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuration
     ),
     Rule(
         lambda config: config.judge.judge_url is not None and not ADDRESS.fullmatch(config.judge.judge_url),
-        "--judge_url {judge_url} is no address: give one such as http://127.0.0.1:8000/v1, without a user's name,"
+        "--judge_url {judge_url} is not an address: give one such as http://127.0.0.1:8000/v1, without a user's name,"
         " password or query; the key is read from OPENAI_API_KEY.",
     ),
     Rule(

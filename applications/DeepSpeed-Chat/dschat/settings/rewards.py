@@ -25,7 +25,7 @@ METRIC_NAMES = (
 )
 JUDGED = "judge_"  # begins the name of a criterion in metrics and samples
 REWARD_TOKEN = "REWARD_API_KEY"  # environment variable: the secret of a server of scores and of those who ask it
-# Flags of sources, and what a source that is no function is called in metrics and samples, in the order of weights.
+# Flags of sources, and what a source that is not a function is called in metrics and samples, in the order of weights.
 SOURCE_NAMES = {
     "reward_model_name_or_path": "reward_model",
     "reward_url": "reward_url",
@@ -245,8 +245,8 @@ REWARD_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuratio
     Check(_check_source_names),
     Rule(
         lambda config: config.rewards.reward_url is not None and not ADDRESS.fullmatch(config.rewards.reward_url),
-        "--reward_url {reward_url} is no address: give one such as http://127.0.0.1:8500/score, without a user's name,"
-        " password or query.",
+        "--reward_url {reward_url} is not an address: give one such as http://127.0.0.1:8500/score, without a user's"
+        " name, password or query.",
     ),
     Rule(
         lambda config: (

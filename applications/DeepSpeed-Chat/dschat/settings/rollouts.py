@@ -127,7 +127,7 @@ class VllmFlags:
     )
 
     def check_neighbours(self, world_size: int) -> None:
-        """Raises UserError where processes cannot be dealt out to the engines of vLLM."""
+        """Raises UserError if processes cannot be dealt out to the engines of vLLM."""
         if world_size % self.vllm_tensor_parallel:
             sizes = []
             for size in range(1, world_size + 1):
@@ -140,6 +140,6 @@ class VllmFlags:
 
 
 def require_vllm() -> None:
-    """Raises UserError where vLLM is not installed."""
+    """Raises UserError if vLLM is not installed."""
     if find_spec("vllm") is None:
         raise UserError("--rollout_engine vllm needs vLLM: pip install 'ma-rlhf[vllm]'")

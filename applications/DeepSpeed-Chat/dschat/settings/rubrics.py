@@ -75,7 +75,7 @@ def check_criterion(
     """The question of a criterion.
 
     Args:
-        name: of the criterion.
+        name: name of the criterion.
         question: as the file has it.
         taken: keys that every answer has, in lower case.
 
@@ -108,7 +108,7 @@ class ScoreRubric:
             ranked together.
         prompt_name: word for the prompt, in the tag around it.
         response_name: word for a response.
-        criteria: name → question; empty where the task says everything.
+        criteria: name → question; empty if the task says everything.
         weights: criterion → its weight in the score; of points alone.
     """
 

@@ -181,7 +181,7 @@ def check_output_dir(
     if overwrite or not _holds_run(folder):
         return
     raise UserError(
-        f"--output_dir {output_dir} holds a run: add --resume_from_checkpoint to go on with it, or"
+        f"--output_dir {output_dir} holds a run: add --resume_from_checkpoint to continue with it, or"
         " --overwrite_output_dir to replace it as soon as there are new models, or give another folder."
     )
 

@@ -68,7 +68,7 @@ def json_schema(command: type, title: str) -> Schema:
         "title": title,
         "type": "object",
         "properties": properties,
-        # Hyphens are accepted in the place of underscores.
+        # Hyphens are accepted instead of underscores.
         "patternProperties": {"^[a-z_]+-[a-z_-]+$": {}},
         "additionalProperties": False,
     }

@@ -61,7 +61,7 @@ def as_words(flags: type, values: Mapping[str, Any]) -> list[str]:
         else:
             words.append(f"{spellings(name)[0]}={texts_of(flags, name, value)[0]}")
     if bare_words:
-        words += ["--", *bare_words]  # after `--` a word is no flag, whatever it begins with
+        words += ["--", *bare_words]  # after `--` a word is not a flag, whatever it begins with
     return words
 
 

@@ -77,7 +77,7 @@ class Algorithm(Protocol):
         update: int,
         may_stop: bool,
     ) -> str | None:
-        """Why the run must end after an iteration; None if it may go on. `may_stop`: it is not the last one."""
+        """Why the run must end after an iteration; None if it may continue. `may_stop`: it is not the last one."""
         return None
 
     @abstractmethod

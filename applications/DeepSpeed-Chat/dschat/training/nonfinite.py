@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run does when numbers are NaN or infinite: it stops, or it leaves out that rollout or update and goes on.
+"""What a run does when numbers are NaN or infinite: it stops, or it leaves out that rollout or update and continues.
 
 The first quantity that is not finite is named, and the batch is written to the run's folder. If one process meets such
 a number, all processes stop or skip together: they agree once per rollout and once per optimiser update.
@@ -196,7 +196,7 @@ class NonFinite:
             if quantity in self._remedies:
                 remedies.append(self._remedies[quantity])
         remedy = " ".join(remedies) or REMEDY
-        raise UserError(f"{message} {remedy} --on_nonfinite skip goes on without such batches.")
+        raise UserError(f"{message} {remedy} --on_nonfinite skip continues without such batches.")
 
 
 def bad_rows(

@@ -36,7 +36,7 @@ from dschat.training.iteration import on_device
 logger = logging.getLogger(__name__)
 
 CONTENT = "logprobs"
-FOLDER = "reference"  # below the run's
+REFERENCE_FOLDER = "reference"  # below the run's output folder
 Pair = TypeVar("Pair", bound=PreferenceExample)
 
 

@@ -499,7 +499,7 @@ def _require_close(
     size: float,
     cause: str = WRONG,
 ) -> None:
-    """Raises UserError where numbers on the mask differ by more than rounding of numbers of this size explains."""
+    """Raises UserError if numbers on the mask differ by more than rounding of numbers of this size explains."""
     difference = _largest(numbers - expected, mask)
     tolerance = TOLERANCE[next(engine.module.parameters()).dtype] * max(
         1.0,

@@ -128,7 +128,7 @@ def open_prepared(path: str | Path) -> PreparedFolder | None:
 
 
 def _open_described(folder: Path) -> PreparedFolder:
-    """A folder that has a `prepared.json`. Raises UserError where that cannot be read."""
+    """A folder that has a `prepared.json`. Raises UserError if that cannot be read."""
     try:
         info = json.loads((folder / INFO).read_text(encoding="utf-8"))
         stage = info["stage"]
@@ -146,7 +146,7 @@ def _open_described(folder: Path) -> PreparedFolder:
 
 
 def _open_undescribed(folder: Path) -> PreparedFolder | None:
-    """A folder with `.pt` files alone. Raises UserError where they are of two stages."""
+    """A folder with `.pt` files alone. Raises UserError if they are of two stages."""
     stages: list[Stage] = []
     for stage in STAGES:
         (train_file,) = split_files(folder, stage, "train", "pt")

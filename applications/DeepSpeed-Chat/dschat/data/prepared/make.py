@@ -335,7 +335,7 @@ class RowLimits:
 
 
 class Filter:
-    """Leaves rows out and counts them, over all splits of a folder: a row seen in training is no test."""
+    """Leaves rows out and counts them, over all splits of a folder: a row that training has seen tests nothing."""
 
     def __init__(self, stage: Stage, limits: RowLimits) -> None:
         self._stage = stage

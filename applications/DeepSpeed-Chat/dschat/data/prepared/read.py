@@ -167,7 +167,7 @@ def prepared_rows(folder: PreparedFolder, held_out: bool) -> list[Row]:
 def read_split(
     folder: PreparedFolder, split: str, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Sequence[PreparedExample]:
-    """The rows of one split. Raises UserError where it cannot be read."""
+    """The rows of one split. Raises UserError if it cannot be read."""
     files = folder.files[split]
     if folder.format == "pt":
         return read_pt(files[0], tokenizer)

@@ -30,7 +30,7 @@ class Rubric:
         response_name: word for a response.
         task: what is compared, and which is to be preferred.
         output_tokens: length of a usual answer, for estimates.
-        criteria: name → question; empty where the task says everything.
+        criteria: name → question; empty if the task says everything.
         separate: each criterion has its own verdict, before the overall one.
     """
 

@@ -58,7 +58,7 @@ def judge(
         The rows, and one line with counts, tokens, cost and file.
 
     Raises:
-        UserError: the judge cannot go on or gives no verdict at all; says what is saved.
+        UserError: the judge cannot continue or gives no verdict at all; says what is saved.
     """
     output = options.compared.output
     prices = options.costs.prices()
@@ -85,7 +85,7 @@ def judge(
 
 
 def _endpoint_with_key(options: AskingOptions) -> Endpoint:
-    """The judge with its key; raises UserError where address or key are bad."""
+    """The judge with its key; raises UserError if address or key are bad."""
     endpoint = options.endpoint()
     source = "OPENAI_API_KEY"
     key = os.environ.get(source)
@@ -98,7 +98,7 @@ def _endpoint_with_key(options: AskingOptions) -> Endpoint:
 
 
 def _report_invalid(rows: Sequence[dict[str, Any]], output: Path) -> None:
-    """Report the problems of answers that gave no verdict; raises UserError where no pair has one."""
+    """Report the problems of answers that gave no verdict; raises UserError if no pair has one."""
     invalid = [row for row in rows if row["verdict"] == "invalid"]
     if not invalid:
         return
@@ -167,7 +167,7 @@ def compare_scores(
     models: tuple[str, str],
     options: TurnOptions,
 ) -> list[dict[str, Any]]:
-    """Write and return the verdicts of the rows' own scores; raises UserError where a row has none."""
+    """Write and return the verdicts of the rows' own scores; raises UserError if a row has none."""
     rows: list[dict[str, Any]] = []
     for pair in pairs:
         for side in (pair.a, pair.b):

@@ -40,7 +40,7 @@ VERDICT_LINE = re.compile(
     r"(?::|=|\bis\b)(.+)$",
     re.IGNORECASE | re.MULTILINE,
 )
-MAX_VERDICT_LENGTH = 60  # characters; longer text is no verdict
+MAX_VERDICT_LENGTH = 60  # characters; longer text is not a verdict
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def judge_pairs(pairs: Sequence[Pair], setup: Setup, client: "JudgeClient", conc
     Every answer is in the client's cache as soon as it is there, so that the same command asks for the others alone.
 
     Raises:
-        UserError: the judge cannot go on, or gives no answer on some of the pairs; says how many are judged.
+        UserError: the judge cannot continue, or gives no answer on some of the pairs; says how many are judged.
     """
     pair_by_id = {pair.id: pair for pair in pairs}
     rows: dict[str, dict[str, Any]] = {}
@@ -251,7 +251,7 @@ def judge_pairs(pairs: Sequence[Pair], setup: Setup, client: "JudgeClient", conc
     judged = sum(row["verdict"] != "invalid" for row in rows.values())
     state = f"{judged} of {len(pair_by_id)} pairs are judged and kept"
     if failures:
-        raise UserError(f"{str(failures[0]).rstrip('.')}. {state}; the same command goes on from there.")
+        raise UserError(f"{str(failures[0]).rstrip('.')}. {state}; the same command continues from there.")
     if unanswered:
         pair, trouble = unanswered[0]
         reason = f"{len(unanswered)} pairs got no answer, among them {pair.a.origin}: {str(trouble).rstrip('.')}"

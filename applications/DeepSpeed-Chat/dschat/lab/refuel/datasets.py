@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets that REFUEL's commands make: the folder of the rows, the settings that made them, and their delivery."""
+"""Data sets that `dschat refuel-data` makes: their rows, the settings that made them, and their copy or upload."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from dschat.base.kept import Kept, settings_of_kept
 from dschat.data.hub import push
 from dschat.data.sources import is_folder
 from dschat.lab.refuel.options import RefuelOutputFlags
-from dschat.lab.runner import Concluded, Conclusion, Entry, RunPart, go_on_with_date, run_batches
+from dschat.lab.runner import Concluded, Conclusion, Entry, RunPart, restore_date, run_batches
 
 OUTPUT = "--output_repo"
 ROWS = "train.jsonl"
@@ -24,7 +24,7 @@ RECORD = "made.json"  # file with the settings that made the rows; a data set wi
 
 @dataclass(frozen=True)
 class OutputLocation:
-    """The folder in which a data set is made, and the folder or repository that receives it."""
+    """The folder in which a data set is made, and the folder or repository to which it is copied or uploaded."""
 
     options: RefuelOutputFlags
 
@@ -35,21 +35,24 @@ class OutputLocation:
 
     @property
     def folder(self) -> Path:
-        """The folder of the rows while they are made: --output_dir, or the one that --output_repo names."""
+        """The folder in which rows are made: --output_dir, or a folder named like the end of --output_repo."""
         if self.options.output_dir is not None:
             return self.options.output_dir
         return Path(self.repo if is_folder(self.repo) else self.repo.rpartition("/")[2])
 
-    def go_on_with_date(self) -> None:
-        """Gives chat templates the date of the run that made the data set, or began to; see `go_on_with_date`."""
-        made = None if self.options.overwrite else settings_of_kept(self.folder / RECORD)
-        go_on_with_date(self.folder / ROWS, self.options.overwrite, made)
+    def restore_date(self) -> None:
+        """Gives chat templates the date of the earlier run if it made the data set or a part of it."""
+        finished_settings = None if self.options.overwrite else settings_of_kept(self.folder / RECORD)
+        restore_date(self.folder / ROWS, self.options.overwrite, finished_settings)
 
-    def finished(self, files: Sequence[str], settings: Mapping[str, Any]) -> str | None:
-        """The summary of an earlier run that finished the data set, which is delivered again; None if none did.
+    def hand_over_finished(self, files: Sequence[str], settings: Mapping[str, Any]) -> str | None:
+        """If an earlier run has finished the data set, copies or uploads it again.
+
+        Returns:
+            The summary of the earlier run and where the files are; None if the data set is not finished.
 
         Raises:
-            UserError: that run had other settings, or its record cannot be read.
+            UserError: the earlier run had other settings, or its record cannot be read.
         """
         if self.options.overwrite or not (self.folder / files[0]).exists():
             return None
@@ -68,13 +71,13 @@ class OutputLocation:
         return f"{content}; finished before: {self.hand_over(present)}"
 
     def record(self, settings: Mapping[str, Any], summary: str) -> None:
-        """Writes the settings of the rows and a line that sums them up. Raises UserError if the disk refuses it."""
+        """Writes the settings and summary of a finished data set. Raises UserError if the file cannot be written."""
         file = self.folder / RECORD
         with reporting(str(file)):
             Kept(file, settings).write(summary)
 
     def hand_over(self, files: Sequence[str]) -> str:
-        """Copies or pushes finished files; returns where they are. Raises UserError if that is not possible."""
+        """Copies or uploads finished files; returns where they are. Raises UserError if it cannot."""
         if not is_folder(self.repo):
             return push(self.folder, files, self.repo, self.options.public, OUTPUT)
         target = Path(self.repo)
@@ -97,22 +100,22 @@ def make_rows(
     part: RunPart,
     conclude: Conclusion,
 ) -> str:
-    """Makes train.jsonl with `run_batches`, or takes the finished one, and delivers it; returns a line of summary.
+    """Makes train.jsonl with `run_batches` unless it is finished, then copies or uploads it. Returns a summary line.
 
     Raises:
-        UserError: the data set is there, or begun, with other settings.
+        UserError: the folder has a finished or unfinished data set with other settings.
     """
     location = OutputLocation(options)
-    earlier_summary = location.finished([ROWS], settings)
+    earlier_summary = location.hand_over_finished([ROWS], settings)
     if earlier_summary is not None:
         return earlier_summary
 
-    def recorded(entries: list[Entry]) -> Concluded:
+    def conclude_and_record(entries: list[Entry]) -> Concluded:
         rows, summary = conclude(entries)
         location.record(settings, summary)
         return rows, summary
 
-    summary = run_batches(location.folder / ROWS, settings, options.overwrite, [part], recorded)
+    summary = run_batches(location.folder / ROWS, settings, options.overwrite, [part], conclude_and_record)
     return f"{summary}: {location.hand_over([ROWS])}"
 
 

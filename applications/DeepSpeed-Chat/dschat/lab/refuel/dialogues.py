@@ -55,7 +55,7 @@ def run_generate(options: GenerateOptions) -> str:
     Raises:
         UserError: bad models or data, or a data set that is there with other settings.
     """
-    OutputLocation(options.output).go_on_with_date()
+    OutputLocation(options.output).restore_date()
     flags = options.dialogues
     where = Compute.chosen(options.compute)
     path = locate_policy(flags.model)
@@ -202,7 +202,7 @@ def _open_user(options: GenerateOptions, endpoint: Endpoint | None, where: Compu
 
 
 def _endpoint(options: GenerateOptions) -> Endpoint | None:
-    """The server that plays the user, or None; raises UserError where its address or key is bad."""
+    """The server that plays the user, or None; raises UserError if its address or key is bad."""
     if options.user.user_server is None:
         return None
     endpoint = Endpoint(

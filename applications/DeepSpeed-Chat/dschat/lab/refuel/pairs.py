@@ -56,7 +56,7 @@ def run_rank(options: RankOptions) -> str:
     Raises:
         UserError: bad models or data, or a data set that is there with other settings.
     """
-    OutputLocation(options.output).go_on_with_date()
+    OutputLocation(options.output).restore_date()
     flags = options.ranking
     raws = list(open_data(flags.prompts, PROMPTS).train)
     pairs = [read_dialogue_pair(raw, origin, scored=False) for origin, raw in raws]
@@ -182,7 +182,7 @@ def function_scores(
     if len(numbers) != len(dialogues):
         raise UserError(
             f"{FUNCTION}: the function returned {len(numbers)} numbers for {len(dialogues)} dialogues; it must return "
-            "one for each, or None where there is none."
+            "one for each, or None if there is none."
         )
 
     scores: list[float | str] = []
@@ -203,7 +203,7 @@ def run_masks(options: MaskOptions) -> str:
         UserError: a bad tokenizer or bad data, or a data set that is there with other settings.
     """
     location = OutputLocation(options.output)
-    location.go_on_with_date()
+    location.restore_date()
     flags = options.pairs
     path = locate_policy(flags.model)
     tokenizer = load_tokenizer(path, "--model")
@@ -215,7 +215,7 @@ def run_masks(options: MaskOptions) -> str:
         SETTING: template_date(),
     }
     settings |= settings_of(options, ("total_length", "test_rows", "seed"))
-    summary = location.finished([TRAIN, TEST], settings)
+    summary = location.hand_over_finished([TRAIN, TEST], settings)
     if summary is not None:
         return summary
 

@@ -69,7 +69,7 @@ class TerminalRating:
         self._comment = ""
 
     def run(self) -> None:
-        """Ask about item after item; a vote is saved before the next. Raises UserError where it cannot be saved."""
+        """Ask about item after item; a vote is saved before the next. Raises UserError if it cannot be saved."""
         self._say(self._guidelines())
         view: RaterView | None = self._session.view()
         try:

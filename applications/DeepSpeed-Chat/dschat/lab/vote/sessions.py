@@ -73,7 +73,7 @@ class VoteFile:
         make_writable(path.parent, f"{FLAG} {path}")
 
     def votes(self) -> list[Comparison]:
-        """All votes of all raters, oldest first; raises UserError, with the line, where a row is no vote."""
+        """All votes of all raters, oldest first; raises UserError, with the line, where a row is not a vote."""
         return [vote for _, vote in self._read()]
 
     @contextmanager
@@ -179,11 +179,11 @@ class Study:
     seed: int = 42
 
     def __post_init__(self) -> None:
-        """Raise UserError where the file holds votes on something else."""
+        """Raise UserError if the file holds votes on something else."""
         self.votes.check(self.pairs, self.models)
 
     def session(self, rater: str) -> "HumanSession":
-        """The session of a rater, with the votes so far; raises UserError where the name cannot be used.
+        """The session of a rater, with the votes so far; raises UserError if the name cannot be used.
 
         A name that differs in case alone from an earlier rater's is that rater.
         """

@@ -57,7 +57,7 @@ def training_instructions(count: int, seed: int) -> list[Instruction]:
 
 
 def held_out_instructions(count: int, seed: int) -> list[Instruction]:
-    """Distinct instructions about the topics that no step trains on, likewise."""
+    """Distinct instructions about the topics that no step trains on."""
     return _shuffled_instructions(is_held_out=True, seed=seed)[:count]
 
 

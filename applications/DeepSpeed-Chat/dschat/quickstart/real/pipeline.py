@@ -4,7 +4,7 @@
 The model answers instructions; a program gives the gold score of each answer (`gold.py`). Demonstrations and
 comparisons are chosen from the model's own answers, with noise. The reward model learns from the comparisons, and PPO
 trains on the reward model alone, so the gold score shows what its mistakes cost. Every command is finished before the
-next one starts; run again with the same flags, the pipeline goes on where it stopped.
+next one starts; run again with the same flags, the pipeline continues where it stopped.
 """
 
 import os
@@ -396,7 +396,7 @@ def train_policies(
             for _, flags in unfinished:
                 run_step("ppo", flags, real.processes)
         else:
-            # Another number of threads would round differently, so that a resumed run would not go on to the last bit.
+            # The number of threads must not depend on how many runs are left: a resumed run would round differently.
             threads = max(1, real.processes.threads // min(at_once, len(steps)))
             at_once = min(at_once, runs_that_fit(), len(unfinished))
             print(
@@ -423,7 +423,7 @@ def run_training_step(
     output: Path,
     processes: Processes,
 ) -> None:
-    """A training step, unless it is finished; one that was interrupted goes on from its last checkpoint."""
+    """A training step, unless it is finished; one that was interrupted continues from its last checkpoint."""
     if is_finished(output):
         remove_checkpoints(output)
         return
@@ -437,7 +437,7 @@ def is_finished(output: Path) -> bool:
 
 
 def resume_flags(output: Path) -> list[str]:
-    """Flags by which a training step that was begun goes on."""
+    """Flags by which a training step that was begun continues."""
     return ["--resume_from_checkpoint", "latest"] if (output / "run.json").exists() else []
 
 

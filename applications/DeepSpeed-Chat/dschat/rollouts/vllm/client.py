@@ -79,7 +79,7 @@ class ServerClient:
         except httpx2.HTTPError as error:
             raise lost(url, f"does not answer: {error or type(error).__name__}") from error
         except httpx2.InvalidURL as error:
-            raise UserError(f"{FLAG} {url} is no address: {error}.") from error
+            raise UserError(f"{FLAG} {url} is not an address: {error}.") from error
         if answer.status_code in (401, 500, *UNAVAILABLE):
             _check_status(url, answer)
         if answer.status_code == 200:
@@ -98,7 +98,7 @@ class ServerClient:
         Args:
             path: route.
             body: JSON content.
-            version: of the weights that the request belongs to; a server with others refuses it.
+            version: version of the weights that the request belongs to; a server with others refuses it.
 
         Raises:
             UserError: a server refuses, or another run uses it.
@@ -328,7 +328,7 @@ def lost(url: str, reason: str) -> ServerLost:
     """The error for a server that is gone, or was never there."""
     return ServerLost(
         f"{FLAG} {url} {reason}. Start it (dschat serve-vllm) and give the same command again; a run that has begun "
-        "goes on with --resume_from_checkpoint."
+        "resumes with --resume_from_checkpoint."
     )
 
 

@@ -227,7 +227,7 @@ def on_gpu() -> bool:
 
 
 def problem_in(action: Callable[[], object]) -> UserError | None:
-    """Runs an action; returns its error, so that this rank can go on to the next collective with the others."""
+    """Runs an action; returns its error, so that this rank can continue to the next collective with the others."""
     try:
         action()
     except UserError as error:

@@ -70,7 +70,7 @@ class TrainerWeights(NCCLWeightTransferEngine):
         self._received = bytearray()  # of the weight that is coming by HTTP
 
     def init_transfer_engine(self, init_info: RunInfo) -> None:
-        """Takes a new run, in the place of any other."""
+        """Takes a new run, instead of any other."""
         self._run = init_info.run
         self._temperature.value = init_info.temperature
         self._temperature.missing = torch.tensor(init_info.missing) if init_info.missing else None

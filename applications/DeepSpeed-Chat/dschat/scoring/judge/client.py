@@ -47,7 +47,7 @@ class JudgeClient:
 
         Args:
             endpoint: the judge's server and model.
-            cache: of its answers.
+            cache: cache of its answers.
             spending: counts and limits what is sent.
             harmless: a question that every server answers, which is asked if the first one is refused.
 
@@ -107,7 +107,7 @@ class JudgeClient:
         self._cache.put(question.digest(self._endpoint), reply, any_reply)
 
     def restart(self) -> None:
-        """Send again after a failure, for a caller that goes on without the answers."""
+        """Send again after a failure, for a caller that continues without the answers."""
         self.stop.clear()
         with self._lock:
             self._failures = 0

@@ -34,7 +34,7 @@ class JudgedTexts:
     """What a question shows.
 
     Attributes:
-        prompt: of all responses.
+        prompt: prompt of all responses.
         responses: one to be graded, or several to be ranked.
         is_episode: the responses are conversations of several turns.
     """

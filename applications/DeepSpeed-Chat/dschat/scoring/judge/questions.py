@@ -25,7 +25,7 @@ class JudgeQuestion:
     schema: Mapping[str, object]
 
     def digest(self, endpoint: Endpoint) -> str:
-        """Hash of the question with model, server and longest answer; the key is no part of it."""
+        """Hash of the question with model, server and longest answer; the key is not part of it."""
         return digest_of(
             {
                 "model": endpoint.model,

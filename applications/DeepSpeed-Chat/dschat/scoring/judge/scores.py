@@ -138,17 +138,17 @@ class JudgeScores:
                 raise UserError(problem)
 
     def _problem(self, failures: Sequence[Failure], asked: int) -> str | None:
-        """Why the run must end; None if it goes on without the answers that are missing, which are logged."""
+        """Why the run must end; None if it continues without the answers that are missing, which are logged."""
         if not failures:
             return None
         cause = min(failures, key=_rank_of_failure)
         text = f"{FLAG}: {str(cause).rstrip('.')}"
         if isinstance(cause, LimitReached):
-            return f"{text}. Raise the limit and go on with --resume_from_checkpoint."
+            return f"{text}. Raise the limit and resume with --resume_from_checkpoint."
         if not self._settings.skips:
             return (
                 f"{text}. {len(failures)} of {asked} questions of this rollout have no answer, the others are cached:"
-                " go on with --resume_from_checkpoint, or leave such responses out with --on_reward_error skip."
+                " resume with --resume_from_checkpoint, or leave such responses out with --on_reward_error skip."
             )
         logger.warning("%s. %d of %d questions have no answer.", text, len(failures), asked)
         return None
@@ -330,7 +330,7 @@ def run_in_threads(
 
     Args:
         function: is called for each item.
-        items: of the calls.
+        items: items of the calls.
         concurrency: calls at the same time.
         stop: is set when calls that are under way are abandoned: after a signal, or for lack of patience.
         patience: seconds after which items without a result are left out.

@@ -102,7 +102,7 @@ def find_program(
     block that the prompt leaves open continues in the response.
 
     Args:
-        response: of a policy.
+        response: response of a policy.
         which: which of several blocks.
         prompt: before the response; if it ends in `<think>`, the response begins with a thought.
 
@@ -405,7 +405,7 @@ def _enter(content: str, containers: Sequence[int | None]) -> tuple[_Cursor, int
     """The cursor of a line, and the number of open containers that it belongs to.
 
     Args:
-        content: of the line.
+        content: content of the line.
         containers: for each list item, the width of its marker in columns; None for a quote.
     """
     cursor = _cursor(content, 0, 0, 0)

@@ -59,7 +59,7 @@ def parse_problem(
 
     Args:
         tests: its JSON text, or the decoded content.
-        origin: of the row, for messages.
+        origin: origin of the row, for messages.
         most: maximum number of tests, of each function; the first ones are taken.
 
     Returns:

@@ -106,7 +106,7 @@ def run_problem(
         problem: the tests.
         limits: resource limits.
         level: sandbox level.
-        to_the_end: go on after an error; tests after a compile error are never run.
+        to_the_end: continue after an error; tests after a compile error are never run.
     """
     if program is None and problem.cases:
         return ProgramOutcome(("compile_error",), len(problem.cases), level, 0.0, "the response has no program")
@@ -187,7 +187,7 @@ class ProgramPool:
             workers: number of programs that run at the same time.
             limits: resource limits.
             max_tests: maximum number of tests of a problem; the first ones are taken.
-            to_the_end: go on with the tests after an error.
+            to_the_end: continue with the tests after an error.
 
         Raises:
             UserError: only weaker levels work on this machine.
@@ -214,7 +214,7 @@ class ProgramPool:
         Args:
             programs: None for a response without a program.
             tests: column `input_output` of each program's row, a JSON text.
-            origins: of the rows, for messages.
+            origins: origins of the rows, for messages.
 
         Raises:
             UserError: a row's tests have another form.

@@ -40,7 +40,7 @@ def end_of(
     """The end of a function in a response's program, or of the program if it does not define the function.
 
     Args:
-        response: of a policy.
+        response: response of a policy.
         function: name of the function; None for the program.
         which: see `dschat.scoring.programs.blocks.find_program`.
         prompt: see there.
@@ -100,7 +100,7 @@ def rewards_of_tests(outcome: ProgramOutcome, reward: str) -> list[tuple[int | N
     of a compile error to the whole program.
 
     Args:
-        outcome: of the tests.
+        outcome: outcome of the tests.
         reward: "paper" or "ratio".
 
     Returns:
@@ -166,7 +166,7 @@ class ProgramScores:
         Args:
             pool: runs programs.
             reward: "paper" or "ratio".
-            skips: go on even if a process could run none of its programs.
+            skips: continue even if a process could run none of its programs.
             which: see `dschat.scoring.programs.blocks.find_program`.
         """
         self._pool = pool
@@ -276,7 +276,7 @@ def run_solutions(
     The program may be in a fenced block, as in a response.
 
     Args:
-        rows: of the data.
+        rows: rows of the data.
         pool: runs programs.
         which: see `dschat.scoring.programs.blocks.find_program`.
 

@@ -85,7 +85,7 @@ def check_shared_base(config: PPOConfig) -> None:
             f"or one that step 2 trained from {ACTOR} {actor}."
         )
     else:
-        logger.info("%s %s is no adapter over the actor's base: it is opened as a whole model", REWARD, reward)
+        logger.info("%s %s is not an adapter over the actor's base: it is opened as a whole model", REWARD, reward)
 
 
 def is_on_base(config: PPOConfig, path: str | None) -> bool:

@@ -103,8 +103,9 @@ def train_sft(config: SFTConfig, run: RunOutput) -> None:
         eos_id=end_id,
         all_turns=config.sft.train_on == "all",
     )
-    reads = () if config.sft.sft_on_prompt else (WEIGHT,)  # with prompts, every token is trained on
-    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns, reads=reads)
+    # With --sft_on_prompt every token is trained on, whatever the weights of messages.
+    fields_read = () if config.sft.sft_on_prompt else (WEIGHT,)
+    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns, reads=fields_read)
     data = load_step_data(config, SFTExample, make, validate, config.sft.sft_on_prompt)
     plan = _plan_run(config, run, data)
     warn_without_classifier(base)
@@ -127,7 +128,7 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
     """Step 2: the reward model."""
     base = config.model.model_name_or_path
     check_lengths(config)
-    # An adapter alone is saved without embeddings, which therefore must not grow by a pad token.
+    # If only an adapter is saved, the embeddings are not: they must not grow by a row for a pad token.
     saves_classifier = config.finetuning.merge_lora or config.finetuning.lora_dim == 0
     tokenizer = load_tokenizer(base, MODEL, saves_classifier, config.data.end_of_conversation_token)
     warn_unless_made_by("sft", base, MODEL)
@@ -140,8 +141,8 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
         eos_id=end_id,
         margin_key=margin_key,
     )
-    reads = () if margin_key is None else (margin_key,)
-    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns, reads=reads)
+    fields_read = () if margin_key is None else (margin_key,)
+    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns, reads=fields_read)
     data = load_step_data(config, PairExample, make, validate)
     plan = _plan_run(config, run, data)
     peaks = _measure_peaks(config, run)
@@ -234,7 +235,7 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
 
 
 def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
-    """REFUEL on pairs of dialogues that were sampled and scored before."""
+    """REFUEL on pairs of dialogues that `dschat refuel-data` has sampled and scored."""
     base = config.model.model_name_or_path
     check_lengths(config)
     tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
@@ -262,7 +263,7 @@ def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
 
 
 def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
-    """REFUEL online, with the users of the data."""
+    """REFUEL on dialogues that are sampled during training, with the user messages of the data."""
     check_lengths(config)
     base = config.model.model_name_or_path
     tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
@@ -369,7 +370,7 @@ def _fit_supervised(
     run: RunOutput,
     peaks: Peaks | None,
 ) -> None:
-    """Trains one engine on a task; `name` is the engine's in checkpoints."""
+    """Trains one engine on a task. `name` is the name of the engine in checkpoints."""
     algorithm = Supervised(engine, task, config, run, peaks=peaks)
     loop_of(algorithm, {name: engine}, [saved], tokenizer, config, run).fit()
 
@@ -394,5 +395,5 @@ def _measure_peaks(config: CommonConfig, run: RunOutput) -> Peaks | None:
 
 
 def _record_decoding(run: RunOutput) -> Callable[[str], None]:
-    """Writes into the run's record how continuous batching launches its steps."""
+    """A function that writes into the run's record how continuous batching launches its steps."""
     return partial(setattr, run.record, "decoding")

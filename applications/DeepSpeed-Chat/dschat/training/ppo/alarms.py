@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Alarms: signs in a rollout's metrics that a policy games its reward; each is one line in the log."""
+"""Alarms: warnings in the log if a rollout's metrics suggest that the policy games its reward."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from dschat.settings.ppo_loss import AlarmFlags
 logger = logging.getLogger(__name__)
 
 LARGEST_CORRELATION = 0.9
-ENOUGH_ROWS = 32  # rows of a rollout on all ranks, below which a large correlation may be chance
+ENOUGH_ROWS = 32  # with fewer responses per rollout, on all ranks, a large correlation may be chance
 LARGEST_REPETITION = 0.5
 SMALLEST_EXPLAINED_VARIANCE = -1.0
-FEW_TOKENS = 8  # mean length of responses that are hardly more than a word
-SHRUNK_TO = 0.25  # part of the first rollout's mean length
-ENOUGH_SCORES = 8  # scores of a rollout on all ranks, below which their standard deviation means little
-SMALLEST_KL = 1.0  # nats per response: a policy that may move no further hardly changes
-USUAL_INTERVAL = 50  # updates, without --eval_interval
+FEW_TOKENS = 8  # responses of this mean length are short in any task
+SHRUNK_TO = 0.25  # responses are short at this share of the first rollout's mean length
+ENOUGH_SCORES = 8  # with fewer scores per rollout, on all ranks, their standard deviation means little
+SMALLEST_KL = 1.0  # nats per response that the scale alarm assumes at least: before training the KL is 0
+USUAL_INTERVAL = 50  # updates between two lines of an alarm without --eval_interval
 
 Metrics = Mapping[str, float]
 
 
 def kl_alarm(metrics: Metrics, max_kl: float | None) -> str | None:
-    """The policy has moved further from the reference than --max_kl allows."""
+    """Warning that the KL to the reference exceeds --max_kl."""
     kl = metrics["objective/kl"]
     if max_kl is None or kl <= max_kl:
         return None
@@ -35,7 +35,7 @@ def kl_alarm(metrics: Metrics, max_kl: float | None) -> str | None:
 
 
 def length_alarm(metrics: Metrics, rows: int) -> str | None:
-    """Warning that scores follow the length of responses. ``rows`` is the number of rows on all ranks."""
+    """Warning that scores correlate with response length. ``rows`` is the number of responses on all ranks."""
     correlation = metrics["response/score_length_correlation"]
     if rows < ENOUGH_ROWS or abs(correlation) <= LARGEST_CORRELATION:
         return None
@@ -43,13 +43,13 @@ def length_alarm(metrics: Metrics, rows: int) -> str | None:
 
 
 def repetition_alarm(metrics: Metrics) -> str | None:
-    """Responses repeat themselves."""
+    """Warning that responses repeat themselves."""
     share = metrics["response/repetition"]
     return f"responses repeat themselves ({share:.0%} of their 4-grams)" if share > LARGEST_REPETITION else None
 
 
 def eos_alarm(metrics: Metrics, ended_before: bool) -> str | None:
-    """No response ends by itself any more, though some did before (``ended_before``)."""
+    """Warning that no response ends with EOS any more, although some did before (``ended_before``)."""
     if metrics["response/eos_rate"] > 0 or not ended_before:
         return None
     if "episode/turns" in metrics:
@@ -58,7 +58,7 @@ def eos_alarm(metrics: Metrics, ended_before: bool) -> str | None:
 
 
 def short_alarm(metrics: Metrics, first_length: float | None) -> str | None:
-    """Responses have become much shorter than in the first rollout (mean ``first_length`` in tokens, if known)."""
+    """Warning that responses are much shorter than in the first rollout, whose mean length is ``first_length``."""
     length = metrics["response/length"]
     if first_length is None:
         return None
@@ -67,13 +67,13 @@ def short_alarm(metrics: Metrics, first_length: float | None) -> str | None:
         return None
     return (
         f"responses have become short: {length:.1f} tokens on average, {first_length:.1f} in the first rollout. The"
-        " policy may learn to stop at once: a smaller --missing_eos_penalty, or a longer --max_answer_seq_len, in"
-        " which responses end by themselves, pays less for that"
+        " policy may learn to stop at once. Stopping early pays less with a smaller --missing_eos_penalty, or with a"
+        " larger --max_answer_seq_len, so that fewer responses are cut"
     )
 
 
 def critic_alarm(metrics: Metrics) -> str | None:
-    """The critic's values, if there is a critic, are further from the returns than a constant would be."""
+    """Warning that the critic predicts returns worse than a constant would. Never given without a critic."""
     explained = metrics.get("val/explained_variance")
     if explained is None or explained >= SMALLEST_EXPLAINED_VARIANCE:
         return None
@@ -81,7 +81,7 @@ def critic_alarm(metrics: Metrics) -> str | None:
 
 
 def count_alarm(metrics: Metrics) -> str | None:
-    """The policy's loss has no token left."""
+    """Warning that the policy's loss counts no token."""
     if metrics.get("policy/counted") != 0:
         return None
     return (
@@ -90,7 +90,7 @@ def count_alarm(metrics: Metrics) -> str | None:
 
 
 def spread_of(metrics: Metrics) -> float:
-    """Standard deviation of a rollout's scores as they are trained on: normalised, where they are normalised."""
+    """Standard deviation of a rollout's scores, after normalisation if scores are normalised in training."""
     spread = metrics.get("objective/scores_std", 0.0)
     deviation = metrics.get("objective/scores_running_std", 1.0)
     return spread / deviation if deviation > 0 else 0.0
@@ -101,10 +101,11 @@ def scale_alarm(
     spread: float,
     rows: int,
 ) -> str | None:
-    """The KL penalty outweighs the differences between scores, so that the policy stays at the reference.
+    """Warning that the KL penalty outweighs the differences between scores, so that the policy stays at the reference.
 
-    Gaussian scores of standard deviation s, with the coefficient β, are maximised at a KL of s² / (2 β²) nats: half a
-    nat where s = β. The KL counts as one nat at least, so that the first rollout shows a scale that is too small.
+    For Gaussian scores with standard deviation s and a KL coefficient β, the best policy has a KL of s² / (2 β²) nats,
+    half a nat if s = β. A KL below one nat counts as one nat, so that the first rollout already shows a scale that is
+    too small.
 
     Args:
         metrics: metrics of an iteration.
@@ -138,10 +139,10 @@ class Alarms:
         """Prepares the warnings of a run.
 
         Args:
-            flags: --max_kl in nats, and what happens above it.
+            flags: --max_kl in nats, and --kl_action, what happens above it.
             interval: updates between two lines of the same alarm.
             rows: responses of a rollout on all ranks.
-            checks_scale: whether the scale of scores matters.
+            checks_scale: whether to compare the scale of scores with the KL penalty.
         """
         self._flags = flags
         self._interval = interval
@@ -158,12 +159,12 @@ class Alarms:
         update: int,
         may_stop: bool = True,
     ) -> str | None:
-        """Logs alarms; returns why the run must end, if it must.
+        """Logs alarms. Returns why the run must stop, or None.
 
         Args:
-            metrics: metrics of an iteration, the same on every rank; without those of a rollout if it was left out.
-            update: updates so far.
-            may_stop: whether this is not the last iteration.
+            metrics: metrics of an iteration, equal on every rank; without those of a rollout if it was skipped.
+            update: number of updates so far.
+            may_stop: False in the last iteration, after which the run ends anyway.
         """
         if "objective/kl" not in metrics:
             return None
@@ -187,7 +188,7 @@ class Alarms:
                 self._log(name, f"{after(update)}, {sentence}", update)
         if not stops:
             return None
-        return f"{after(update)}, {alarms['kl']}. Models and a checkpoint are saved: raise --max_kl to go on."
+        return f"{after(update)}, {alarms['kl']}. Models and a checkpoint are saved: raise --max_kl to continue."
 
     def state_dict(self) -> Json:
         return {

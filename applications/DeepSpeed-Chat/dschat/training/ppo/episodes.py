@@ -27,7 +27,7 @@ EPISODE_MESSAGES = "episode_messages"  # column of rows for reward functions: th
 
 
 class EpisodeSampler(ActorSampler):
-    """Samples episodes of the actor, in the place of single responses."""
+    """Samples episodes of the actor, instead of single responses."""
 
     def __init__(self, actor: ActorSampler, player: EpisodePlayer) -> None:
         """Takes a sampler of single replies, and what plays episodes with it."""

@@ -22,7 +22,7 @@ from macro_actions.types import join, mapped, select_rows
 
 
 class RefillCollector(Collector):
-    """Adds rounds of further prompts to a rollout, in the place of prompts with equal scores.
+    """Adds rounds of further prompts to a rollout, instead of prompts with equal scores.
 
     Equal scores that remain after the last round are left out of the loss by --drop_equal_groups. Which prompts a
     rollout ends up with does not depend on the number of ranks. A run that is stopped during refilling samples the

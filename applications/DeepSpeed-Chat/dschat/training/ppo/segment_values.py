@@ -65,7 +65,7 @@ class SegmentValueCollector(Collector):
     left out; a state that has none left gets the mean over the states that are measured together with it.
 
     Values are measured part by part. A run that is stopped keeps the finished parts: with the same weights it samples
-    the same rollout again, and goes on with the next part.
+    the same rollout again, and continues with the next part.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class SegmentValueCollector(Collector):
         if (self._parts.iteration, self._parts.checksum) != (iteration, checksum):
             self._parts = MeasuredParts(iteration, checksum)
 
-        # Go on after the parts that all ranks have finished.
+        # Continue after the parts that all ranks have finished.
         parts = self._parts
         finished = self._finished_on_all_ranks()
         parts.truncate(finished)

@@ -47,7 +47,7 @@ class RefuelModels:
 
     Attributes:
         policy: the policy that is trained.
-        reference: its frozen start; None where no reward depends on it.
+        reference: its frozen start; None if no reward depends on it.
         reward: scores dialogues.
         rollouts: samples from the policy.
     """

@@ -17,7 +17,7 @@ from dschat.run.distributed import device
 from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.settings.refuel import RefuelConfig
 from dschat.training.iteration import eval_size, on_device
-from dschat.training.reference import FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
+from dschat.training.reference import REFERENCE_FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
 from dschat.training.selfcheck import check_modes, check_weights, tolerance_of
 from dschat.training.supervised.algorithm import RowStatistics, Task, statistics_of_rows
 from macro_actions.losses import regression_loss
@@ -176,7 +176,7 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
         example: RegressionExample,
         when: str,
     ) -> None:
-        """Raises UserError where two sums of log-probs differ by more than rounding of each token explains."""
+        """Raises UserError if two sums of log-probs differ by more than rounding of each token explains."""
         tokens = max(len(example.chosen_ids), len(example.rejected_ids))
         # Rounding errors of single tokens add up like a random walk.
         tolerance = 2 * tolerance_of(engine, math.sqrt(tokens))
@@ -208,7 +208,7 @@ def saved_reference(
         model: `dschat.base.fingerprints.model_hash` of the policy.
         folder: the run's.
     """
-    file = folder / FOLDER / "logprobs.safetensors"
+    file = folder / REFERENCE_FOLDER / "logprobs.safetensors"
     if config.pairs.cluster is not None:
         data = Path(config.data.data_path[0])
         name = data.resolve().name

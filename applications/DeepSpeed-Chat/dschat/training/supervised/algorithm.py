@@ -61,7 +61,7 @@ class Task(Protocol[Example, AnyEngine]):
         return len(examples)
 
     def texts(self, examples: Sequence[Example]) -> list[tuple[int, int]]:
-        """Tokens of each text of the examples, and in how many of them the loss needs log-probs."""
+        """For each sequence of the examples: its tokens, and the number of them whose log-probs the loss needs."""
         return [(len(example), 0) for example in examples]
 
     def with_placeholders(self, examples: Sequence[Example]) -> Sequence[Example]:
@@ -76,7 +76,7 @@ class Task(Protocol[Example, AnyEngine]):
     def loss(
         self, engine: AnyEngine, examples: Sequence[Example], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Sum over the micro-batch divided by ``count``; statistics divided likewise."""
+        """Sum over the micro-batch divided by ``count``; the statistics are divided by it, too."""
 
     @abstractmethod
     def row_statistics(self, engine: AnyEngine, examples: Sequence[Example]) -> RowStatistics:

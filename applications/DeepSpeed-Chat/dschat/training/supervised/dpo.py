@@ -14,7 +14,7 @@ from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.settings.supervised import DPOConfig
 from dschat.training.iteration import eval_size, on_device
-from dschat.training.reference import FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
+from dschat.training.reference import REFERENCE_FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
 from dschat.training.selfcheck import check_policy
 from dschat.training.supervised.algorithm import RowStatistics, Task, statistics_of_rows
 from macro_actions.losses import dpo_loss
@@ -34,24 +34,24 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
         pad_id: int,
         config: DPOConfig,
         run: Run,
-        model: str,
+        model_hash: str,
     ) -> None:
         """Prepares training on pairs of responses.
 
         Args:
-            train: training pairs without log-probs of the reference.
-            eval: held-out pairs, likewise.
-            pad_id: fills ids.
-            config: the flags.
-            run: its folder keeps the reference's log-probs.
-            model: the policy's `dschat.base.fingerprints.model_hash`.
+            train: training pairs; `prepare` adds the reference's log-probs.
+            eval: held-out pairs; `prepare` adds the reference's log-probs.
+            pad_id: id that pads shorter sequences.
+            config: flags of the run.
+            run: the run, whose output folder keeps the reference's log-probs.
+            model_hash: hash of the policy's weights before training, see `dschat.base.fingerprints.model_hash`.
         """
         self.train = train
         self.eval = eval
         self._pad_id = pad_id
         self._config = config
         self._run = run
-        self._model = model
+        self._model_hash = model_hash
 
     def prepare(self, engine: TrainedPolicy) -> None:
         if self._config.dpo.reference_free:
@@ -59,7 +59,7 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
         held_out = self.eval[: self._config.num_eval_examples(world_size()) or None]
         with stop_signals():
             self.train = self._with_reference(engine, self.train, "train")
-            if held_out:  # a resumed run may evaluate another number of them
+            if held_out:  # the file's name has their number, which may change when the run is resumed
                 self.eval = self._with_reference(engine, held_out, f"eval-{len(held_out)}")
             raise_if_stopped()
 
@@ -124,9 +124,9 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
     def _with_reference(
         self, engine: TrainedPolicy, examples: Sequence[PreferenceExample], name: str
     ) -> list[PreferenceExample]:
-        file = self._run.folder / FOLDER / f"{name}.safetensors"
+        file = self._run.folder / REFERENCE_FOLDER / f"{name}.safetensors"
         size = eval_size(self._config)
-        return with_reference(engine, examples, self._pad_id, size, TEMPERATURE, file, self._model)
+        return with_reference(engine, examples, self._pad_id, size, TEMPERATURE, file, self._model_hash)
 
     def _reference(self, examples: Sequence[PreferenceExample]) -> Tensor:
         """(B, 2) float32; raises TypeError for pairs without log-probs of the reference."""

@@ -53,7 +53,7 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
         self._by_tokens = by_tokens
 
     def prepare(self, engine: TrainedPolicy) -> None:
-        """Raises UserError where packed examples of this model would see each other."""
+        """Raises UserError if packed examples of this model would see each other."""
         if self._width is not None:
             engine.eval()
             check_packing(engine, self.train[:2], self._pad_id)

@@ -179,7 +179,7 @@ def _call(
     else:
         function = names[name]
     if not callable(function):
-        raise TypeError(f"{name} is no function")
+        raise TypeError(f"{name} is not a function")
     return function(*arguments)
 
 
