@@ -107,7 +107,7 @@ def test_a_server_that_goes_ends_the_run(actor, servers):
     both = servers(), servers()
     both[1].fails_after = 1
     with VllmServers([server.url for server in both], NEEDS).session(actor) as draw:
-        with pytest.raises(ServerLost, match=f"{both[1].url} .*. Start it .* goes on with --resume_from_checkpoint"):
+        with pytest.raises(ServerLost, match=f"{both[1].url} .*. Start it .* resumes with --resume_from_checkpoint"):
             drawn_of(draw)
 
 
