@@ -405,3 +405,23 @@ def test_which_gradients_are_summed_at_once(bf16, accumulation, expected):
     """Those of DeepSpeed's bf16 optimiser, which it takes for sums in float32 alone."""
     settings = {"zero_optimization": {"stage": 1}, "bf16": bf16, "data_types": {"grad_accum_dtype": accumulation}}
     assert Zero.of(settings).sums_at_once is expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "float32"}}, 4),
+        ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "torch.bfloat16"}}, 2),
+        ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": None}}, 2),
+        ({"bf16": {"enabled": False}, "fp16": {"enabled": True}}, 2),
+        ({"bf16": {"enabled": False}, "fp16": {"enabled": False}}, 4),
+    ],
+)
+def test_gradients_are_summed_in_the_type_that_deepspeed_takes(settings, size):
+    """By `DeepSpeedEngine.get_data_types`: the type that the file names, or else the weights' own."""
+    from deepspeed.runtime.config import DtypeEnum
+
+    name = settings.get("data_types", {}).get("grad_accum_dtype")
+    if name is not None:
+        assert DtypeEnum(name).value.itemsize == size
+    assert Zero.of(settings | {"zero_optimization": {"stage": 1}}).gradient == size

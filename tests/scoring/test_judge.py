@@ -304,7 +304,31 @@ def test_a_judge_that_takes_too_long_costs_what_it_has_not_answered(server, tmp_
     released.set()
     assert scores.values[1].isnan()
     assert_near(scores.values[:1], [0.175])
-    assert "no answer within 1 s for all questions of a rollout" in caplog.text
+    assert "not all answered within 1 s" in caplog.text and "--ddp_timeout" in caplog.text
+
+
+def test_requests_that_a_rollout_gave_up_do_not_touch_the_next_one(server, tmp_path):
+    """Their answers cannot be read: the repetition is not sent, and the next rollout has all of its scores."""
+    released = threading.Event()
+
+    def answer(messages):
+        if any("slow" in text for text in graded_in(messages).values()):
+            released.wait(20)
+            return "no points"
+        return points_by_good(messages)
+
+    server.answer = answer
+    judge = judge_of(server, tmp_path, skips=True, timeout=60.0)
+    judge._settings = replace(judge._settings, patience=0.5)
+    assert judge(rollout_of(3), texts_of("slow 1", "slow 2", "slow 3")).values.isnan().all()
+    sent = len(server.bodies)
+    given_up = judge._client.round
+    judge._settings = replace(judge._settings, patience=60.0)
+    released.set()
+    scores = judge(rollout_of(4), texts_of("good", "good 2", "good 3", "good 4"))
+    assert not scores.values.isnan().any()
+    assert given_up.stop.is_set() and not judge._client.stop.is_set()
+    assert len(server.bodies) == sent + 4
 
 
 def test_nonsense_stops_the_run_or_costs_its_response(server, tmp_path):

@@ -52,7 +52,7 @@ class DemoFlags:
         "token that ends an answer in addition to EOS, as in training", None, NOT_EMPTY
     )
     host: str = flag(
-        f"address on which the page is served; any other than this machine's own needs a password in {PASSWORD}", HOST
+        f"address on which the page is served; any other than a loopback address needs a password in {PASSWORD}", HOST
     )
     port: int | None = flag("port of the page; the first free one from 7860 if not given", None, PORT)
 

@@ -410,8 +410,8 @@ def frozen_engine(model: M, settings: EngineSettings) -> Engine[M]:
 def _without_half_precision_at_stage_0(settings: EngineSettings) -> EngineSettings:
     """Replaces stage 0 by stage 1 in bf16 and fp16.
 
-    DeepSpeed's stage-0 wrapper for half precision begins with an Adam step on zero gradients and accumulates
-    micro-batches in half precision. Stage 1 does neither, and shards nothing with one process.
+    DeepSpeed's stage-0 wrapper for half precision begins with an Adam step on zero gradients, and accumulates
+    micro-batches in bf16 where stage 1 has float32 sums. Stage 1 shards nothing with one process.
     """
     if settings.dtype == torch.float32 or settings.zero_stage > 0:
         return settings

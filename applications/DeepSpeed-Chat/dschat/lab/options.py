@@ -144,7 +144,7 @@ class AskingOptions(Config):
     """Flags of every command that asks a judge model."""
 
     helps: ClassVar[dict[str, str]] = {
-        "overwrite": "replace --output if it is finished, or incomplete and begun without this flag"
+        "overwrite": "replace --output if it is finished, or was begun without this flag or with other settings"
     }
     rules: ClassVar[Rules] = (Check(_check_output_is_no_input),)
 

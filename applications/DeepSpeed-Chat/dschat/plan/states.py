@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that a model holds between passes on each of N processes: parameters, gradients, optimizer states (bytes).
 
-In bf16 and fp16 the optimizer works on a float32 copy of the weights, gradients are added up in float32, and Adam
-holds two float32 moments. ZeRO 1 shards the optimizer states over the processes, 2 also the gradients, 3 also the
-weights. DeepSpeed's stage 0 is used in float32 only: in half precision, stage 1 replaces it.
+In bf16 and fp16 the optimizer works on a float32 copy of the weights, and Adam holds two float32 moments. Gradients
+are added up in float32 in bf16, and in fp16 in fp16. ZeRO 1 shards the optimizer states over the processes, 2 also
+the gradients, 3 also the weights. DeepSpeed's stage 0 is used in float32 only: in half precision, stage 1 replaces it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from dschat.models.opening import DTYPES
 
@@ -21,6 +23,17 @@ MOMENTS = 2 * FLOAT32  # Adam's two moments of one weight
 REDUCE_BUCKET = 500_000_000
 LIVE_PARAMETERS = 1_000_000_000
 SUB_GROUP = 1_000_000_000
+
+
+# DeepSpeed's names of the types of gradients.
+GRADIENT_DTYPES = {
+    **DTYPES,
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
 
 
 @dataclass(frozen=True)
@@ -48,21 +61,32 @@ class Zero:
         """
         zero = settings["zero_optimization"]
         stage = zero["stage"]
-        accumulation = settings.get("data_types", {}).get("grad_accum_dtype") or "fp32"
+        accumulation = _gradient_dtype(settings)
         # DeepSpeed's bf16 optimiser, which alone adds gradients up at once, has sums in float32.
         bf16 = settings["bf16"]
-        has_bf16_optimizer = bf16.get("enabled") and accumulation == "fp32"
+        has_bf16_optimizer = bf16.get("enabled") and accumulation == torch.float32
         buffers = 2 if stage in (1, 2) and zero.get("overlap_comm") else 1
         return cls(
             stage=stage,
             offload=trained and _is_offloaded(zero, "offload_optimizer"),
             offload_weights=stage == 3 and _is_offloaded(zero, "offload_param"),
-            gradient=DTYPES[accumulation].itemsize,
+            gradient=accumulation.itemsize,
             sums_at_once=bool(has_bf16_optimizer and bf16.get("immediate_grad_update")),
             bucket=buffers * int(zero.get("reduce_bucket_size", cls.bucket)),
             live=int(zero.get("stage3_max_live_parameters", cls.live)),
             group=int(zero.get("sub_group_size", cls.group)),
         )
+
+
+def _gradient_dtype(settings: Mapping[str, Any]) -> torch.dtype:
+    """The type in which DeepSpeed adds gradients up: the one that its file names, or the weights' own."""
+    name = (settings.get("data_types") or {}).get("grad_accum_dtype")
+    if name is not None:
+        return GRADIENT_DTYPES[str(name).removeprefix("torch.")]
+    for half in ("bf16", "fp16"):
+        if (settings.get(half) or {}).get("enabled"):
+            return DTYPES[half]
+    return torch.float32
 
 
 def _is_offloaded(zero: Mapping[str, Any], section: str) -> bool:

@@ -72,7 +72,10 @@ class ServeVllmOptions:
 class OverwriteFlags:
     """Whether a result that is there is replaced."""
 
-    overwrite: bool = flag("replace a finished result, or an incomplete one that was begun without this flag", False)
+    overwrite: bool = flag(
+        "replace a finished result, or an incomplete one that was begun without this flag or with other settings",
+        False,
+    )
 
 
 @dataclass(kw_only=True)

@@ -30,7 +30,10 @@ class RefuelOutputFlags:
         None,
     )
     public: bool = flag("create a public data set on the hub", False)
-    overwrite: bool = flag("replace a finished result, or an incomplete one that was begun without this flag", False)
+    overwrite: bool = flag(
+        "replace a finished result, or an incomplete one that was begun without this flag or with other settings",
+        False,
+    )
 
 
 @dataclass(kw_only=True, frozen=True)

@@ -5,6 +5,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 from dschat.base.errors import UserError
@@ -28,11 +29,24 @@ MOST_FAILURES = 5  # questions in a row without an answer, after which the serve
 logger = logging.getLogger(__name__)
 
 
+@dataclass
+class AskingRound:
+    """The state of questions that are asked together; threads that a round abandons do not touch the next one.
+
+    Attributes:
+        stop: set once nothing more of this round may be sent.
+        failures: questions in a row without an answer.
+    """
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    failures: int = 0
+
+
 class JudgeClient:
     """Asks a judge model from several threads at once.
 
     Attributes:
-        stop: set once nothing more may be sent.
+        round: the round that questions belong to unless they name another.
         cached: number of answers that came from the cache.
     """
 
@@ -55,7 +69,7 @@ class JudgeClient:
             UserError: cache or address cannot be used.
         """
         make_writable(cache.folder, f"{endpoint.flags.cache} {cache.folder}")
-        self.stop = threading.Event()
+        self.round = AskingRound()
         self.cached = 0
         self._endpoint = endpoint
         self._cache = cache
@@ -63,9 +77,13 @@ class JudgeClient:
         self._harmless = harmless
         self._client = open_client(endpoint)
         self._form: Form | None = None  # the form of the first request that was answered
-        self._failures = 0  # questions in a row without an answer
         self._lock = threading.Lock()
         self._checking = threading.Lock()  # held while the harmless question is asked
+
+    @property
+    def stop(self) -> threading.Event:
+        """Set once nothing more may be sent in this round."""
+        return self.round.stop
 
     @property
     def cost(self) -> float:
@@ -77,17 +95,24 @@ class JudgeClient:
         """Whether the cost is counted."""
         return self._spending.has_prices
 
-    def ask(self, question: JudgeQuestion, is_usable: Callable[[Reply], bool] | None = None) -> Reply:
+    def ask(
+        self,
+        question: JudgeQuestion,
+        is_usable: Callable[[Reply], bool] | None = None,
+        asking: AskingRound | None = None,
+    ) -> Reply:
         """The answer to a question.
 
         Args:
-            question: to the judge.
+            question: question to the judge.
             is_usable: whether an answer is worth caching; the cache's own predicate if not given.
+            asking: the round that the question belongs to; the current one if not given.
 
         Raises:
             JudgingStopped, TextRefused, Unanswered: this question has no answer.
             UserError: no question gets one: key, model, address, limit or server; ends the run.
         """
+        asking = asking or self.round
         digest = question.digest(self._endpoint)
         cached_reply = self._cache.get(digest, is_usable)
         if cached_reply is not None:
@@ -95,10 +120,10 @@ class JudgeClient:
                 self.cached += 1
             return cached_reply
         try:
-            reply = self._ask_server(question)
+            reply = self._ask_server(question, asking)
             self._cache.put(digest, reply, is_usable)
         except UserError:
-            self.stop.set()
+            asking.stop.set()
             raise
         return reply
 
@@ -106,56 +131,55 @@ class JudgeClient:
         """Cache the answer to the repetition of a question as that question's own, so that it is not asked again."""
         self._cache.put(question.digest(self._endpoint), reply, any_reply)
 
-    def restart(self) -> None:
-        """Send again after a failure, for a caller that continues without the answers."""
-        self.stop.clear()
-        with self._lock:
-            self._failures = 0
+    def new_round(self) -> AskingRound:
+        """Begin a round of questions, whatever became of the one before."""
+        self.round = AskingRound()
+        return self.round
 
-    def _ask_server(self, question: JudgeQuestion) -> Reply:
+    def _ask_server(self, question: JudgeQuestion, asking: AskingRound) -> Reply:
         """Send a question, and raise UserError if the server is broken.
 
         It is broken if too many questions in a row got no answer, or if it refuses a harmless question before it has
         answered any. Otherwise a refusal is due to the text.
         """
         try:
-            reply = self._try_forms(question)
+            reply = self._try_forms(question, asking)
         except TextRefused as refusal:
-            if self._answers_harmless_question():
+            if self._answers_harmless_question(asking):
                 raise
             raise UserError(str(refusal)) from refusal
         except Unanswered as failure:
             with self._lock:
-                self._failures += 1
-                is_broken = self._failures >= MOST_FAILURES
+                asking.failures += 1
+                is_broken = asking.failures >= MOST_FAILURES
             if is_broken:
                 raise UserError(f"{failure} ({MOST_FAILURES} questions in a row got no answer)") from failure
             raise
         with self._lock:
-            self._failures = 0
+            asking.failures = 0
         return reply
 
-    def _answers_harmless_question(self) -> bool:
+    def _answers_harmless_question(self, asking: AskingRound) -> bool:
         """Whether the server has answered a question, or now answers a harmless one; it is asked once."""
         with self._checking:
             if self._form is not None:
                 return True
-            if self.stop.is_set():
+            if asking.stop.is_set():
                 return False
             try:
-                self._try_forms(self._harmless)
+                self._try_forms(self._harmless, asking)
             except (TextRefused, Unanswered):
-                self.stop.set()
+                asking.stop.set()
                 return False
             return True
 
-    def _try_forms(self, question: JudgeQuestion) -> Reply:
+    def _try_forms(self, question: JudgeQuestion, asking: AskingRound) -> Reply:
         """Send a question in the form that was answered before; before the first answer, in one after the other."""
         form = self._form or Form()
         while True:
             body = form.body(self._endpoint, question)
             try:
-                reply = with_retries(partial(self._send, body), self._endpoint.tries, self.stop.wait)
+                reply = with_retries(partial(self._send, body, asking), self._endpoint.tries, asking.stop.wait)
             except Unanswered as error:
                 tries = f"{self._endpoint.flags.tries} {self._endpoint.tries}"
                 raise Unanswered(f"no answer with {tries}: {error}") from error
@@ -169,7 +193,7 @@ class JudgeClient:
                 self._remember(form)
                 return reply
 
-    def _send(self, body: Mapping[str, object]) -> Reply:
+    def _send(self, body: Mapping[str, object], asking: AskingRound) -> Reply:
         """Send a request once, within the limit on the cost.
 
         Raises:
@@ -180,8 +204,8 @@ class JudgeClient:
         size = len(json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode())
         longest_answer = self._endpoint.max_tokens
         with self._spending.reserve(size, longest_answer):  # no token is shorter than a byte
-            if self.stop.is_set():
-                raise JudgingStopped
+            if asking.stop.is_set():
+                raise JudgingStopped("the questions of this round were given up")
             try:
                 completion = complete(self._client, self._endpoint, body)
             except Unanswered as error:

@@ -28,7 +28,7 @@ from dschat.rollouts.chat_servers import Reply, Unanswered
 from dschat.run.distributed import gather_objects
 from dschat.run.stop import Stopped, raise_if_stopped_here, stopping_together
 from dschat.scoring.judge.answers import UnreadableAnswer, repair
-from dschat.scoring.judge.client import JudgeClient
+from dschat.scoring.judge.client import AskingRound, JudgeClient
 from dschat.scoring.judge.costs import LimitReached
 from dschat.scoring.judge.grading import (
     MOST_POINTS,
@@ -63,7 +63,8 @@ class JudgeSettings:
     Attributes:
         rubric: what is asked.
         concurrency: requests of this process at the same time.
-        patience: seconds after which the questions of a rollout that have no answer yet get none.
+        patience: seconds after which the questions of a rollout that have no answer yet get none; infinite if there is
+            one process alone, for which no other waits.
         skips: responses without an answer have no score; otherwise the run stops.
     """
 
@@ -82,6 +83,7 @@ class JudgeScores:
         """Takes what asks the judge, and the settings."""
         self._client = client
         self._settings = settings
+        self._reported_cost = client.cost  # US dollars that metrics of earlier rollouts hold
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Scores:
         """One number for each response, (B,) float32, and its points on each criterion, which are parts of it.
@@ -97,7 +99,6 @@ class JudgeScores:
         groups = judged_groups(rollout, texts, ranks)
         questions = list(dict.fromkeys(group.texts for group in groups if group.texts.responses))
         cached_before = self._client.cached
-        cost_before = self._client.cost
         with stopping_together():
             answers, failures = self._answers(questions)
         self._report(failures, len(questions))
@@ -106,7 +107,10 @@ class JudgeScores:
 
         measured = {"judge/cached": (float(self._client.cached - cached_before), float(len(questions)))}
         if self._client.has_prices:
-            measured["judge/cost"] = (self._client.cost - cost_before, float(len(texts.responses)))
+            # Requests that an earlier rollout gave up, and that were answered since, are paid for, too.
+            cost = self._client.cost
+            measured["judge/cost"] = (cost - self._reported_cost, float(len(texts.responses)))
+            self._reported_cost = cost
         device = rollout.input_ids.device
         parts = {name: numbers.to(device) for name, numbers in scores.parts.items()}
         return Scores(scores.values.to(device), measured=measured, parts=parts)
@@ -116,15 +120,21 @@ class JudgeScores:
         questions: Sequence[JudgedTexts],
     ) -> tuple[dict[JudgedTexts, Answer], list[Failure]]:
         """Answers by question, and why the other questions have none."""
-        self._client.restart()
+        asking = self._client.new_round()
         settings = self._settings
-        results = run_in_threads(self._judge, questions, settings.concurrency, self._client.stop, settings.patience)
+        judge = partial(self._judge, asking=asking)
+        results = run_in_threads(judge, questions, settings.concurrency, asking.stop, settings.patience)
         answers: dict[JudgedTexts, Answer] = {}
         failures: list[Failure] = []
         for number, texts in enumerate(questions):
             result = results.get(number)
             if result is None:
-                failures.append(Unanswered(f"no answer within {settings.patience:g} s for all questions of a rollout"))
+                failures.append(
+                    Unanswered(
+                        f"{len(questions)} questions were not all answered within {settings.patience:g} s, for which"
+                        " other processes wait: raise --judge_concurrency or --ddp_timeout"
+                    )
+                )
             elif isinstance(result, Exception):
                 failures.append(result)
             else:
@@ -153,7 +163,7 @@ class JudgeScores:
         logger.warning("%s. %d of %d questions have no answer.", text, len(failures), asked)
         return None
 
-    def _judge(self, texts: JudgedTexts) -> Answer | Failure:
+    def _judge(self, texts: JudgedTexts, asking: AskingRound) -> Answer | Failure:
         """The answer to a question, or to its repetition; or why there is none."""
         rubric = self._settings.rubric
         question = grading_question(rubric, texts)
@@ -163,13 +173,13 @@ class JudgeScores:
         is_usable = partial(can_be_read, read=read)
         reply: Reply | None = None
         try:
-            reply = self._client.ask(question, is_usable)
+            reply = self._client.ask(question, is_usable, asking)
             try:
                 return read(reply)
             except UnreadableAnswer as problem:
                 wanted = "a ranking" if rubric.ranks else "points"
                 repetition = repair(question, reply, problem, wanted, answer_form(rubric, keys))
-                reply = self._client.ask(repetition, is_usable)
+                reply = self._client.ask(repetition, is_usable, asking)
                 answer = read(reply)
                 self._client.keep(question, reply)
                 return answer

@@ -2,6 +2,7 @@
 """Builds the sources of scores of a run: reward models, functions, servers, programs, judges, environments."""
 
 import logging
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -178,7 +179,8 @@ def judge_scores(config: PPOConfig, rubric_file: str) -> JudgeScores:
     folder = Path(flags.judge_cache or Path(config.output.output_dir) / JUDGE_CACHE)
     client = JudgeClient(endpoint, ReplyCache(folder), spending, harmless_question(rubric))
     skips = config.rewards.on_reward_error == "skip"
-    return JudgeScores(client, JudgeSettings(rubric, flags.judge_concurrency, longest_rollout(config), skips))
+    patience = longest_rollout(config) if world_size() > 1 else math.inf
+    return JudgeScores(client, JudgeSettings(rubric, flags.judge_concurrency, patience, skips))
 
 
 def own_reward_tokenizer(
