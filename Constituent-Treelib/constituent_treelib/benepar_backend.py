@@ -299,7 +299,7 @@ def _read_file(
     """Configuration and weights from one file, as benepar saves during training."""
     content = _read_weights(path)
     if not isinstance(content, dict) or not {"config", "state_dict"} <= content.keys():
-        raise TreelibError(f"benepar model {path}: is no checkpoint of benepar, with config and state_dict.")
+        raise TreelibError(f"benepar model {path}: is not a checkpoint of benepar, with config and state_dict.")
     hparams = dict(content["config"].get("hparams", {}))
     encoder = hparams.get("pretrained_model")
     if hparams.get("use_pretrained") and not Path(str(encoder)).is_dir():

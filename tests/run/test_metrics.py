@@ -147,7 +147,7 @@ def test_a_checkpoint_without_each_row_once(content, update, per_rollout, tmp_pa
 @pytest.mark.parametrize("damage", [b"\0" * 40 + b"\n", b"\xff\n", b"7\n", b'{"loss": 1.0}\n'])
 def test_a_checkpoint_with_a_line_that_is_no_row(damage, tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(lines(1) + damage + lines(2, 3))
-    assert "no row of metrics" in rows_problem(tmp_path / "metrics.jsonl", 3, 0)
+    assert "is not a row of metrics" in rows_problem(tmp_path / "metrics.jsonl", 3, 0)
 
 
 def test_an_evaluation_is_a_line():

@@ -152,8 +152,8 @@ def test_an_adapter_alone_is_served_on_its_base(bytes_tokenizer, tmp_path, servi
 
 
 BAD = {
-    "no JSON": (b"prompts=a", "no JSON"),
-    "nested": (b"[" * 50000, "no JSON"),
+    "no JSON": (b"prompts=a", "not JSON"),
+    "nested": (b"[" * 50000, "not JSON"),
     "a list": (b"[]", "an object with prompts and responses"),
     "no responses": (b'{"prompts": ["a"]}', "responses must be a list of str"),
     "numbers": (b'{"prompts": ["a"], "responses": [1]}', "responses must be a list of str"),
