@@ -56,4 +56,4 @@ def test_by_another_number_of_processes(run_cases, group, tmp_path, caplog):
     for name, alone in whole.items():
         down = largest_difference(run_alone(name, tmp_path / f"{name}-down"), two.tensors(name))
         assert max(down, largest_difference(load_file(up / f"{name}-0.safetensors"), alone)) < WEIGHT_GAP, name
-    assert caplog.text.count("was written by 2 processes, now there are 1: the run goes on") == len(RESIZED)
+    assert caplog.text.count("was written by 2 processes, now there are 1: the run continues") == len(RESIZED)
