@@ -410,9 +410,9 @@ def test_which_gradients_are_summed_at_once(bf16, accumulation, expected):
 @pytest.mark.parametrize(
     ("settings", "size"),
     [
-        ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "float32"}}, 4),
-        ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "torch.bfloat16"}}, 2),
-        ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": None}}, 2),
+        ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}, 4),
+        ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"}}, 2),
+        ({"bf16": {"enabled": True}}, 2),
         ({"bf16": {"enabled": False}, "fp16": {"enabled": True}}, 2),
         ({"bf16": {"enabled": False}, "fp16": {"enabled": False}}, 4),
     ],

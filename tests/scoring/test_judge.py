@@ -388,6 +388,17 @@ def test_the_limit_of_costs_ends_the_run_even_if_failures_are_skipped(server, tm
     assert scores.measured["judge/cost"] == (pytest.approx(free.cost), 30.0)
 
 
+def test_what_is_spent_between_two_rollouts_is_counted_once(server, tmp_path):
+    """An answer costs 110 tokens at a dollar a million; a given-up request is paid for after its rollout."""
+    spending = Spending(Prices(1.0, 1.0))
+    judge = judge_of(server, tmp_path, spending=spending)
+    first = judge(rollout_of(1), texts_of("good"))
+    spending.add(1000, 0)
+    second = judge(rollout_of(2), texts_of("good 2", "good 3"))
+    assert first.measured["judge/cost"] == (pytest.approx(110e-6), 1.0)
+    assert second.measured["judge/cost"] == (pytest.approx(1000e-6 + 2 * 110e-6), 2.0)
+
+
 def test_a_signal_ends_the_wait_for_a_judge(server, tmp_path, monkeypatch):
     server.plan.extend(["timeout"] * 4)
     monkeypatch.setattr(stop, "_received", 15)

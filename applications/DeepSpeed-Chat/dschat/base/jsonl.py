@@ -150,8 +150,9 @@ def read_object(file: Path) -> dict[str, Any]:
 
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON, as a hook of `json.loads`; raises ValueError for a repeated key, as TOML does."""
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"the key {name!r} occurs twice")
-    return dict(pairs)
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {repeated!r} occurs twice")
+    return content

@@ -25,17 +25,6 @@ LIVE_PARAMETERS = 1_000_000_000
 SUB_GROUP = 1_000_000_000
 
 
-# DeepSpeed's names of the types of gradients.
-GRADIENT_DTYPES = {
-    **DTYPES,
-    "float32": torch.float32,
-    "float": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "half": torch.float16,
-}
-
-
 @dataclass(frozen=True)
 class Zero:
     """The settings of DeepSpeed that decide memory."""
@@ -80,11 +69,11 @@ class Zero:
 
 def _gradient_dtype(settings: Mapping[str, Any]) -> torch.dtype:
     """The type in which DeepSpeed adds gradients up: the one that its file names, or the weights' own."""
-    name = (settings.get("data_types") or {}).get("grad_accum_dtype")
+    name = settings.get("data_types", {}).get("grad_accum_dtype")
     if name is not None:
-        return GRADIENT_DTYPES[str(name).removeprefix("torch.")]
+        return DTYPES[name]
     for half in ("bf16", "fp16"):
-        if (settings.get(half) or {}).get("enabled"):
+        if settings.get(half, {}).get("enabled"):
             return DTYPES[half]
     return torch.float32
 
