@@ -202,6 +202,15 @@ def test_a_machine_that_is_slow_when_another_fails(machines):
     assert not Path(path).exists()
 
 
+def test_many_names_of_one_machine(machines):
+    """All of them write to its /tmp at the same time; the file is whole, and nothing is left."""
+    for _ in range(5):
+        with delivered({"KEY": "s3cret"}, [f"host{number}" for number in range(16)]) as path:
+            assert json.loads(Path(path).read_text()) == {"KEY": "s3cret"}
+            assert list(Path("/tmp").glob(f"{Path(path).name}*")) == [Path(path)]
+        assert not Path(path).exists()
+
+
 @pytest.mark.parametrize("when", ["sending", "removing"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_variables_are_sent_or_removed(when, number, machines):

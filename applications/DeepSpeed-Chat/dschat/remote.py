@@ -175,41 +175,48 @@ def delivered(variables: Mapping[str, str], hosts: Sequence[str]) -> Iterator[st
         try:
             # Waits for every machine: a file that is written after its removal would stay.
             failures = []
-            for failure in pool.map(partial(_write_on, path, content), hosts):
+            for failure in pool.map(partial(_write_on, path, content), hosts, range(len(hosts))):
                 if failure:
                     failures.append(failure)
             if failures:
                 raise UserError(failures[0])
             yield path
         finally:
-            list(pool.map(partial(_remove_on, path), hosts))
+            list(pool.map(partial(_remove_on, path), hosts, range(len(hosts))))
 
 
 def _write_on(
     path: str,
     content: bytes,
     host: str,
+    number: int,
 ) -> str:
     """Writes a file on a machine that only its owner can read.
 
-    Two names in the list may be those of one machine, whose file is written once.
+    Two names in the list may be those of one machine, and both are written to at the same time. Each therefore writes a
+    file of its own, `path.number`, and renames it to `path`.
 
     Returns:
         Why the file could not be written; "" if it is written.
     """
-    result = _ssh(host, f"sh -c 'umask 077; set -C; [ -O {path} ] || cat > {path}'", content)
+    own = f"{path}.{number}"
+    result = _ssh(host, f"sh -c 'umask 077; set -C; cat > {own} && mv -f {own} {path}'", content)
     if result.returncode == 0:
         return ""
     errors = " ".join(result.stderr.decode(errors="replace").split())
     return f"--hostfile: variables could not be sent to {host} by ssh: {errors or 'it says nothing'}."
 
 
-def _remove_on(path: str, host: str) -> None:
-    """Removes the file from a machine, or warns. Tries twice if ssh itself fails, since Ctrl-C ends ssh, too."""
+def _remove_on(
+    path: str,
+    host: str,
+    number: int,
+) -> None:
+    """Removes what `_write_on` wrote on a machine, or warns. Tries twice if ssh itself fails, since Ctrl-C ends ssh, too."""
     status = SSH_FAILED
     for _ in range(2):
         if status < 0 or status == SSH_FAILED:
-            status = _ssh(host, f"rm -f {path}", b"").returncode
+            status = _ssh(host, f"rm -f {path} {path}.{number}", b"").returncode
     if status:
         print(f"warning: {path} on {host} could not be removed; it holds this run's variables", file=sys.stderr)
 
