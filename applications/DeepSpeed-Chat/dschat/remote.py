@@ -199,8 +199,8 @@ def _write_on(
     Returns:
         Why the file could not be written; "" if it is written.
     """
-    own = f"{path}.{number}"
-    result = _ssh(host, f"sh -c 'umask 077; set -C; cat > {own} && mv -f {own} {path}'", content)
+    temporary = f"{path}.{number}"
+    result = _ssh(host, f"sh -c 'umask 077; set -C; cat > {temporary} && mv -f {temporary} {path}'", content)
     if result.returncode == 0:
         return ""
     errors = " ".join(result.stderr.decode(errors="replace").split())
