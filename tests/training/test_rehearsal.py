@@ -16,7 +16,7 @@ from dschat.engine.rehearsal import first_update_bytes
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.training import rehearsal
 from dschat.training.supervised.sft import SFTTask
-from factories import engine_of, make_causal_lm
+from factories import engine_of, make_causal_lm, pad_rows, ragged_rows
 from reduction_cases import CASES, DTYPES, update
 from resume_runs import RLOO, Setup, ppo, refuel_online, result_of, supervised
 from shared_base_runs import trainer_of, write_adapter, write_base
@@ -122,6 +122,31 @@ def test_room_for_what_the_first_update_takes_by_hand(stage, dtype):
     assert first_update_bytes(engine._engine, engine._adam) == (0 if has_sums else 4) * elements
     alone = engine_of(make_causal_lm(), 2, 1, zero_stage=stage, dtype=DTYPES[dtype])
     assert first_update_bytes(alone._engine, alone._adam) == 8 * elements
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stage", [0, 1])
+def test_gradients_live_as_long_as_in_training(stage, dtype):
+    """The most gradients that there are at a time, in an update of one micro-batch."""
+    engine = engine_of(make_causal_lm(), 2, 1, zero_stage=stage, dtype=DTYPES[dtype])
+    parameters = list(engine.module.parameters())
+    counts = []
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: counts.append(sum(other.grad is not None for other in parameters))
+        )
+
+    def most_gradients():
+        counts.clear()
+        ids, attention_mask, mask = pad_rows(ragged_rows([2, 5], [7, 1], seed=3))
+        logprobs, _ = engine(ids, attention_mask, mask.shape[1])
+        engine.backward(-logprobs[mask].sum())
+        return max(counts)
+
+    with engine.rehearsing():
+        rehearsed = most_gradients()
+    assert rehearsed == most_gradients()
+    assert rehearsed == (len(parameters) if dtype == "fp32" else 0)
 
 
 def no_memory(*args, **kwargs):

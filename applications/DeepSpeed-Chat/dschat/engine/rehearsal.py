@@ -28,13 +28,20 @@ RECEIVERS = ("process_gradients", "accumulate_hp_grads_and_remove_lp", "reduce_r
 def gradients_dropped(engine: Any) -> Iterator[None]:
     """Inside, a backward pass of the module of DeepSpeed's engine passes no gradient to the optimiser.
 
-    From ZeRO 1 on, a gradient is dropped when it arrives; without ZeRO, gradients are kept until the end, as in
-    training. Every rank must enter and leave it.
+    Gradients live as long as in training: until the end of the pass without ZeRO, and at ZeRO 1 if an update has one
+    micro-batch and DeepSpeed's bf16 optimiser is not in use. Otherwise each is dropped when it arrives; the sum of
+    several micro-batches counts in `first_update_bytes`. Every rank must enter and leave it.
     """
     optimizer = engine.optimizer
+    keeps_gradients = (
+        engine.zero_optimization_stage() == 1
+        and engine.gradient_accumulation_steps() == 1
+        and not isinstance(optimizer, BF16_Optimizer)
+    )
+    receive = _keep if keeps_gradients else _drop
     replaced = [name for name in RECEIVERS if hasattr(optimizer, name)]
     for name in replaced:
-        setattr(optimizer, name, _drop)
+        setattr(optimizer, name, receive)
     try:
         yield
     finally:
@@ -51,6 +58,10 @@ def gradients_dropped(engine: Any) -> Iterator[None]:
 def _drop(parameter: nn.Parameter, *_: int) -> None:
     """Replaces a receiver of gradients; some receivers also take the parameter's index in its group."""
     parameter.grad = None
+
+
+def _keep(parameter: nn.Parameter, *_: int) -> None:
+    """Replaces a receiver that leaves gradients where they are."""
 
 
 def first_update_bytes(engine: Any, adam: torch.optim.Optimizer | None) -> int:
