@@ -1540,8 +1540,10 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_an_answer_ends_before_the_marker_of_the_next_turn_which_is_never_seen"),
     ("the demo: the draw of one token decides all", "_SampleToken.__call__", "_a - _b", "0", DEMO_SEED),
     # the longest micro-batch before the first update
-    ("a rehearsal's gradients reach DeepSpeed", "gradients_dropped", "setattr(_a, _b, _drop)", "_drop",
+    ("a rehearsal's gradients reach DeepSpeed", "gradients_dropped", "setattr(_a, _b, receive)", "receive",
      "test_a_rehearsed_run_is_the_run_without[zero2-fp32]"),
+    ("a rehearsal drops gradients of ZeRO 1 at once", "gradients_dropped", "_keep if _a else _drop", "_drop",
+     "test_gradients_live_as_long_as_in_training[1-fp32]"),
     ("a rehearsal's gradients stay", "gradients_dropped", "_a.grad = None", "_a.grad = _a.grad",
      "test_a_rehearsed_run_is_the_run_without[sft]"),
     ("a rehearsal goes on with the random numbers", "rehearsal.rehearsal", "set_random_states(_a)", "_a",

@@ -97,6 +97,7 @@ def measures() -> dict[str, float]:
     }
 
 
+@pytest.mark.xdist_group("style")
 @pytest.mark.parametrize("measure", LIMITS)
 def test_the_code_is_no_denser_than_it_was(measure, measures) -> None:
     assert measures[measure] <= LIMITS[measure]

@@ -119,7 +119,7 @@ def take_over(place):
     backup.drop()
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", [pytest.param(KILL, marks=pytest.mark.slow), CTRL_C])
 def test_what_made_way_for_several_comes_back_whole_until_all_of_them_stand(how, tmp_path):
     def begin(place):
         fill(place, "old", "actor/model", "actor/config.json", "run.json")

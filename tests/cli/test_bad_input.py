@@ -52,6 +52,7 @@ runpy.run_path(sys.argv[0], {}, "__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_hub_that_cannot_be_reached(sft_flags, tmp_path):
     """In a new Python, which reads the variables; without the pauses between attempts, which take most of a minute."""
     flags = sft_flags | {"model_name_or_path": HUB_NAME, "output_dir": tmp_path / "out"}

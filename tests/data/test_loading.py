@@ -105,7 +105,7 @@ def test_the_cache_gives_what_reading_gives(kind, tmp_path, monkeypatch) -> None
         assert data.train[-1] == read.train[-1]
 
 
-@pytest.mark.parametrize("is_written", [False, True])
+@pytest.mark.parametrize("is_written", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_workers_keep_the_order(is_written, tmp_path) -> None:
     """Two real processes, more batches than they hold at a time."""
     rows = [Row(f"{TEXTS[i % 5]} {i}", None, None, None, {"i": i}, f"rows:{i}") for i in range(6 * BATCH + 1)]

@@ -408,7 +408,7 @@ def test_a_folder_that_another_process_prepares_is_refused(source, model, tmp_pa
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("how", [KILL, CTRL_C])
+@pytest.mark.parametrize("how", [pytest.param(KILL, marks=pytest.mark.slow), CTRL_C])
 def test_a_folder_is_found_wherever_its_replacement_was_stopped(how, source, model, tmp_path, monkeypatch) -> None:
     """By training and by the next `prepare`: the old or the new one."""
     monkeypatch.setattr("dschat.data.prepared.write.lengths_picture", lambda splits, info: b"")  # takes a second

@@ -11,7 +11,7 @@ LONGEST = {"sft": 1.2, "ppo": 2.2}  # seconds of a run, about
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("step", ["sft", "ppo"])
+@pytest.mark.parametrize("step", [pytest.param("sft", marks=pytest.mark.slow), "ppo"])
 def test_a_run_survives_kills(step, kills, trial, whole, capsys):
     expected, draw, victim = whole(step), random.Random(kills), trial(step)
     killed = finished = loaded = 0

@@ -161,7 +161,9 @@ def test_adapters_in_bf16_are_trained_with_compiled_layers() -> None:
     assert all(not torch.equal(before[name], value) for name, value in adapters.items())
 
 
-@pytest.mark.parametrize("is_scattered", [False, True], ids=["one layout", "scattered"])
+@pytest.mark.parametrize(
+    "is_scattered", [pytest.param(False, marks=pytest.mark.slow), True], ids=["one layout", "scattered"]
+)
 def test_steps_use_merged_layers_only_where_all_layers_have_one_layout(
     is_scattered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,7 +88,7 @@ def test_only_models_that_are_whole_count_as_saved(tmp_path, group, tokenizer, m
 
 
 @pytest.mark.parametrize("overwrite", [True, False])
-@pytest.mark.parametrize("how", [KILL, CTRL_C])
+@pytest.mark.parametrize("how", [pytest.param(KILL, marks=pytest.mark.slow), CTRL_C])
 def test_an_earlier_run_comes_back_wherever_taking_over_was_stopped(how, overwrite, place, group):
     """Whole, when the next run starts; which is refused where it does not replace it."""
     before, point, reached = {name: (place / name).read_text() for name in files(place)}, 0, True

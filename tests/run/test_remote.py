@@ -146,7 +146,7 @@ json.dump(found, open({folder!r} + "/rank-" + os.environ["RANK"], "w"))
 """
 
 
-@pytest.mark.parametrize("by_ssh", [False, True])
+@pytest.mark.parametrize("by_ssh", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_list_of_one_machine(by_ssh, machines, monkeypatch):
     """DeepSpeed's launcher starts its processes by itself, whether or not words were packed for another machine."""
     (machines / "dschat").mkdir()

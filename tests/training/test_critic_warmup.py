@@ -31,9 +31,11 @@ def are_equal(first, second):
 
 
 @pytest.mark.parametrize("flags", [SEVERAL, FUSED], ids=["several updates", "fused"])
-@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
-def test_the_actor_stays_to_the_bit_and_moves_afterwards(setup, flags, group, tmp_path):
-    loop = ppo(tmp_path, setup=setup, reward=lengths, **flags)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("ZeRO 1", "ZeRO 2") else name for name in SETUPS]
+)
+def test_the_actor_stays_to_the_bit_and_moves_afterwards(name, flags, group, tmp_path):
+    loop = ppo(tmp_path, setup=SETUPS[name], reward=lengths, **flags)
     algorithm = loop.algorithm
     assert algorithm.config.credit_is_fused(algorithm.plan) is (flags is FUSED)
     engines = algorithm.models.actor, algorithm.models.critic
@@ -76,7 +78,11 @@ def test_the_actors_schedule_begins_after_the_warm_up(group, tmp_path):
     assert rates == [None, None, pytest.approx(1e-3), pytest.approx(0.75e-3)]
 
 
-@pytest.mark.parametrize("flags", [{}, {"ppo_epochs": 1, "zero_stage": 3}], ids=["stage 0", "stage 3, one epoch"])
+@pytest.mark.parametrize(
+    "flags",
+    [{}, pytest.param({"ppo_epochs": 1, "zero_stage": 3}, marks=pytest.mark.slow)],
+    ids=["stage 0", "stage 3, one epoch"],
+)
 def test_with_a_shared_base(flags, group, tokenizer, tmp_path):
     base = write_base(tmp_path, tokenizer)
     adapter = write_adapter(tmp_path / "reward", base, tokenizer)

@@ -46,7 +46,8 @@ def judged_ppo(folder, server, rubric, **flags):
 RUNS = {"points": (POINTS, {}, 61), "ranking": (RANKING, RLOO, 47)}
 
 
-@pytest.mark.parametrize("name", ["points", pytest.param("ranking", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["points", "ranking"])
 def test_a_judged_run_stops_anywhere(name, server, group, tmp_path):
     rubric, flags, every = RUNS[name]
     make = partial(judged_ppo, server=server, rubric=rubric, **flags)

@@ -141,6 +141,7 @@ def test_a_reload_and_a_new_browser_come_back_to_the_same_item(server, chromium)
     assert [row["rater"] for row in votes(server.folder) if row["rater"].lower() == "rita"] == ["Rita"] * 3
 
 
+@pytest.mark.slow
 def test_a_second_rater_has_her_own_progress(server, chromium):
     with opened(chromium, server.address, "First") as first, opened(chromium, server.address, "Second") as second:
         press(first, "1", "2 of 5")
@@ -228,6 +229,7 @@ def test_the_page_asks_no_other_host_and_names_no_model(server, chromium, trappe
     assert listening == ["127.0.0.1"]
 
 
+@pytest.mark.slow
 def test_responses_stand_side_by_side_or_on_a_narrow_window_below_each_other(server, chromium):
     for width, beside in ((1280, True), (390, False)):
         with opened(chromium, server.address, "Wim", viewport={"width": width, "height": 800}) as page:

@@ -27,7 +27,7 @@ def words(server, folder, *more, output="o.jsonl"):
     return [str(word) for word in (sys.executable, *files, *server.words(), *more)]
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_nothing_is_judged_twice_after_an_end_half_way(server, tmp_path, end):
     """The server answers seven of the twenty questions, and no more until the process is dead.
 
