@@ -179,10 +179,7 @@ REFUEL_FIT = "test_refuel_online::test_fit_writes_what_it_should"
 REFUEL_LOSS = "test_the_loss_is_the_regression_on_the_replies_alone"
 REFUEL_START = "test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards"
 REFUEL_TURNS = "test_the_turn_is_drawn_evenly_and_follows_from_seed_round_and_row_alone"
-RESUME = (
-    "test_a_run_stops_anywhere[fixed] test_a_run_stops_anywhere[randomized] test_a_run_stops_anywhere[parsing] "
-    "test_a_run_stops_anywhere[ppl]"
-)
+RESUME = "test_a_run_stops_anywhere[fixed] test_a_run_stops_anywhere[randomized] test_a_run_stops_anywhere[ahead]"
 REWARD_CLIP = "test_clipping_clamps_the_score_and_not_the_penalty"
 RLOO = "test_ragged_responses_by_hand[4-advantages2-0]"
 RLOO_UNSCORED = "test_a_response_that_could_not_be_scored_is_no_baseline"
