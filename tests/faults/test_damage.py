@@ -41,6 +41,7 @@ DAMAGES = [
     (flip, WEIGHTS, "damaged"),
     (cut, WEIGHTS, "damaged"),
     (lambda file: file.unlink(), WEIGHTS, "missing"),
+    (lambda file: file.write_bytes(b"pickle"), "actor/mp_rank_01_model_states.pt", "was not written by the run"),
     (lambda file: file.write_bytes(b""), "state.json", "damaged"),
     (flip, "rank-0.safetensors", "damaged"),
     (lambda file: file.unlink(), "average-0.safetensors", "missing"),
@@ -50,7 +51,7 @@ DAMAGES = [
     (no_object, "manifest.json", "has no readable manifest.json"),
     (flip_the_update, "manifest.json", "damaged"),
 ]
-NAMES = ["flipped", "cut", "deleted", "empty", "rank", "average", "metrics", "no-manifest", "cut-manifest"]
+NAMES = ["flipped", "cut", "deleted", "added", "empty", "rank", "average", "metrics", "no-manifest", "cut-manifest"]
 NAMES += ["list", "other-update"]
 
 

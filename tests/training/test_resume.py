@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that is stopped anywhere and taken up again is, to the last bit, the run that was never stopped."""
 
+import errno
+import os
 import shutil
 from contextlib import contextmanager
 from functools import partial
@@ -8,8 +10,9 @@ from functools import partial
 import pytest
 import torch
 
-from dschat.base.errors import ServerLost
+from dschat.base.errors import ServerLost, UserError
 from dschat.rollouts.generate import ContinuousEngine
+from dschat.run import checkpoint
 from dschat.training import reference as pairs
 from resume_runs import (
     AHEAD,
@@ -137,3 +140,18 @@ def test_a_lost_reference_is_computed_before_the_checkpoint_is_loaded(group, tmp
     shutil.rmtree(place / "reference")
     again = result_of(supervised("dpo", place, resume_from_checkpoint=f"{place}/checkpoints/step-2"), place)
     assert again[1] == whole[1] and all(torch.equal(again[0][name], x) for name, x in whole[0].items())
+
+
+def test_a_file_that_does_not_reach_the_disk_is_no_part_of_a_checkpoint(group, tmp_path, monkeypatch):
+    """A disk may be full, or fail, only when the file is flushed."""
+    flush = checkpoint.flush
+
+    def fail_on_the_state(path):
+        if path.name == checkpoint.STATE:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        flush(path)
+
+    monkeypatch.setattr(checkpoint, "flush", fail_on_the_state)
+    with pytest.raises(UserError, match="could not be written: its file state.json: Input/output error. There is no"):
+        supervised("sft", tmp_path, save_steps=1).fit()
+    assert not list((tmp_path / "checkpoints").glob("step-*"))

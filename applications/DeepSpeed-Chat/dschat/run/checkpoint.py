@@ -17,12 +17,12 @@ A checkpoint holds, and `Checkpoints.save` writes:
     metrics.jsonl         the rows until then
     average-N.safetensors per rank: its parts of the moving average of --enable_ema
     rank-N.safetensors    per rank: global random states, and the current rollout
-    manifest.json         identity of the run, and size and SHA-256 of every file and of itself; written last
+    manifest.json         identity of the run, size and SHA-256 of every other file, and its own SHA-256; written last
 
 The folder is written under another name and renamed. DeepSpeed's files are pickles: they are opened only after their
-hashes were verified.
+hashes were verified, and a file that the manifest does not list is damage, too.
 
-A state on its way into a checkpoint, and back in the reverse order:
+A state goes into a checkpoint in these steps, and comes back in the reverse order:
 
 1. training/loop.py: `Loop.state_dict` counts updates and takes the algorithm's state; `Loop.fit` loads and saves it.
 2. training/iteration.py: `state_with` adds the iteration that is under way, for the algorithm's `state_dict`.
@@ -34,7 +34,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -149,7 +149,9 @@ class Checkpoints:
             (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
             (folder / METRICS).write_text(self._run.metrics.text(), encoding="utf-8")
         barrier()
-        files = hash_together(folder)
+        files, problems = hash_together(folder)
+        for name, problem in problems.items():
+            raise OSError(f"its file {name}: {problem}")
         if is_main():
             manifest: Json = {
                 "step": self._run.record.step,
@@ -293,12 +295,16 @@ class Checkpoints:
             return {}, f"it has no readable {MANIFEST}, so it is not a checkpoint or was not written completely"
         if manifest.pop("sha256") != digest(manifest):
             return {}, f"its file {MANIFEST} is damaged"
-        files = hash_together(folder)
+        files, problems = hash_together(folder)
+        for name, problem in problems.items():
+            return {}, f"its file {name} cannot be read: {problem}"
         for name, expected in manifest["files"].items():
             if name not in files:
                 return {}, f"its file {name} is missing"
             if files[name] != File(**expected):
                 return {}, f"its file {name} is damaged"
+        for name in files.keys() - manifest["files"].keys():
+            return {}, f"its file {name} was not written by the run"
         if self._differences(manifest):
             return manifest, None  # `_check` raises
         problem = rows_problem(folder / METRICS, manifest["update"], self._run.plan.updates_per_rollout)
@@ -383,17 +389,27 @@ def digest(manifest: Json) -> str:
     return content_hash(json.dumps(manifest, sort_keys=True))
 
 
-def hash_together(folder: Path) -> dict[str, File]:
-    """Flushes and hashes every file in a folder but the manifest, each rank a share; the same result on every rank."""
+def hash_together(folder: Path) -> tuple[dict[str, File], dict[str, str]]:
+    """Flushes and hashes every file in a folder but the manifest. Each rank does a share of the files.
+
+    Returns:
+        Size and hash by name, and why a file could not be flushed or read by the names of the others; the same on every
+        rank. Names are paths relative to the folder.
+    """
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     names = broadcast_object([name for name in names if name != MANIFEST])
     local_files: dict[str, File] = {}
+    local_problems: dict[str, str] = {}
     for name in names[rank() :: world_size()]:
-        with suppress(OSError):  # the file counts as missing
+        try:
             flush(folder / name)
             local_files[name] = File((folder / name).stat().st_size, file_hash(folder / name))
+        except OSError as error:
+            local_problems[name] = error.strerror or str(error)
     barrier()  # file sizes differ, so ranks may wait beyond the time-out of other collectives
     files: dict[str, File] = {}
-    for rank_files in gather_objects(local_files):
+    problems: dict[str, str] = {}
+    for rank_files, rank_problems in gather_objects((local_files, local_problems)):
         files |= rank_files
-    return files
+        problems |= rank_problems
+    return files, problems
