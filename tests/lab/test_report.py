@@ -4,6 +4,7 @@
 import json
 import logging
 
+import numpy as np
 import pytest
 
 from dschat.lab.page import Report
@@ -287,6 +288,15 @@ def faster(runs, factor):
 
     edit_rows(runs["MA-PPO"] / "metrics.jsonl", change)
     return runs
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e6])
+def test_every_run_reaches_its_own_final_level(scale):
+    """Means over a window are rounded otherwise than sums from the first value on."""
+    for seed in range(50):
+        noise = np.random.default_rng(seed).normal(size=1000)
+        rising = scale * (1 + np.arange(1000) / 1000 + 1e-3 * noise)
+        assert first_at(rising, final(rising)) is not None
 
 
 def test_speed_is_against_the_first_run(two_runs):

@@ -80,16 +80,20 @@ def trailing_mean(numbers: Sequence[float] | Numbers) -> Numbers:
 
 
 def final(numbers: Sequence[float] | Numbers) -> float:
-    """Mean of the last tenth of a run's values."""
-    return float(np.mean(numbers[-window_of(len(numbers)) :]))
+    """Mean of the last tenth of a run's values, which are not empty."""
+    return float(trailing_mean(numbers)[-1])
 
 
 def first_at(
     numbers: Sequence[float] | Numbers,
     level: float,
 ) -> int | None:
-    """Index at which the trailing mean first reaches a level; None if it never does."""
-    reached = trailing_mean(numbers) >= level - 1e-12
+    """Index at which the trailing mean first reaches a level; None if it never does.
+
+    A level counts as reached up to the rounding of the mean, which grows with the values.
+    """
+    rounding = 1e-9 * np.abs(numbers).max(initial=0.0)
+    reached = trailing_mean(numbers) >= level - rounding
     return int(reached.argmax()) if reached.any() else None
 
 
