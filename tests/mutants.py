@@ -683,8 +683,6 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_the_classifier_is_that_of_transformers[llama]"),
     ("the adapter is not loaded", "load_adapter", "_a.copy_(_b)", "pass",
      "test_a_saved_adapter_gives_the_same_numbers"),
-    ("the base trains", "load_adapter", "_a.requires_grad_(False)", "pass",
-     "test_updates_are_those_of_separate_models"),
     ("values of the state after the token", "Layout.before", "_a - 1", "_a", "test_a_layout_by_hand"),
     ("the score before the last token", "lay_out", "totals - 1", "totals - 2", "test_a_layout_by_hand"),
     ("groups of any size", "_best_cuts", "_a & (area <= budget)", "_a",

@@ -57,7 +57,7 @@ def test_a_rate_of_nothing_is_none():
     assert wilson(0, 0) is None
     assert bootstrap_ratio([], []) is None
     rates = win_rates(["invalid", "skip"])
-    assert rates.tally == Tally(0, 0, 0, 1, 1) and (rates.tally.counted, rates.tally.given) == (0, 2)
+    assert rates.tally == Tally(0, 0, 0, 1, 1) and (rates.tally.counted, rates.tally.total) == (0, 2)
     assert (rates.win, rates.tie, rates.loss, rates.half) == (None, None, None, None)
 
 

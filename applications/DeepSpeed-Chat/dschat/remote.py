@@ -193,8 +193,8 @@ def _write_on(
 ) -> str:
     """Writes a file on a machine that only its owner can read.
 
-    Two names in the list may be those of one machine, and both are written to at the same time. Each therefore writes a
-    file of its own, `path.number`, and renames it to `path`.
+    Two names in the list may be those of one machine, to which both are then written at the same time. Each therefore
+    writes a file of its own, `path.number`, and renames it to `path`.
 
     Returns:
         Why the file could not be written; "" if it is written.
@@ -212,7 +212,10 @@ def _remove_on(
     host: str,
     number: int,
 ) -> None:
-    """Removes what `_write_on` wrote on a machine, or warns. Tries twice if ssh itself fails, since Ctrl-C ends ssh, too."""
+    """Removes what `_write_on` wrote on a machine, or warns.
+
+    Tries twice if ssh itself fails, since Ctrl-C ends ssh, too.
+    """
     status = SSH_FAILED
     for _ in range(2):
         if status < 0 or status == SSH_FAILED:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to assign credit, on a real language model: step 3 from the same SFT and reward model, one seed after another.
+"""Compares ways to assign credit (PPO, MA-PPO, GRPO, RLOO) on a real language model.
 
-Writes into --output_dir: study.md (the table), responses.md (answers to held-out instructions, unedited) and for each
-seed report.html with the curves. Finished runs are kept: the same command continues where it stopped.
+All runs of step 3 of a seed start from the same SFT and reward model. Writes into --output_dir: study.md (the table),
+responses.md (answers to held-out instructions, unedited) and seed-N/report.html with the curves. With --scores program
+they are study-program.md, responses-program.md and seed-N/program/report.html. Finished runs are kept: the same
+command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -58,9 +60,9 @@ CPU = RealScale(
 PROGRAM_NOTE = "Step 3 trains on the gold score itself."
 GOLD = "gold_scores"
 HELD_OUT = "held-out"  # name of the data set of best of N, in the results folder
-SHOWN = 20  # held-out instructions whose answers responses.md shows
-BEST_OF = (4, 8)
-GROUP = 4  # answers to one instruction, for estimators without a critic
+SHOWN_INSTRUCTIONS = 20  # held-out instructions whose answers responses.md shows
+BEST_OF_SIZES = (4, 8)
+SAMPLES_PER_PROMPT = 4  # for estimators without a critic
 
 
 @dataclass(frozen=True)
@@ -72,40 +74,26 @@ class StudyRun:
     critic: str = "reward"  # the model that the critic starts from: reward, sft, or none
 
 
-FIRST = ("--value_function", "first")
+FIRST_VALUE = ("--value_function", "first")
 RUNS: Mapping[str, StudyRun] = {
     "PPO, λ = .95": StudyRun("ppo", ["--ngram", "1"]),
     "PPO, λ = .99": StudyRun("ppo-99", ["--ngram", "1", "--lam", "0.99"]),
-    "MA-PPO, n = 5, first": StudyRun("ma-first", ["--ngram", "5", *FIRST]),
+    "MA-PPO, n = 5, first": StudyRun("ma-first", ["--ngram", "5", *FIRST_VALUE]),
     "MA-PPO, n = 5, equal": StudyRun("ma-equal", ["--ngram", "5"]),
-    "MA-PPO, sentences": StudyRun("ma-sentence", ["--termination_condition", "sentence", *FIRST]),
+    "MA-PPO, sentences": StudyRun("ma-sentence", ["--termination_condition", "sentence", *FIRST_VALUE]),
     "PPO, λ = .95, SFT critic": StudyRun("ppo-sft", ["--ngram", "1"], "sft"),
     "PPO, λ = .99, SFT critic": StudyRun("ppo-99-sft", ["--ngram", "1", "--lam", "0.99"], "sft"),
-    "MA-PPO, n = 5, first, SFT critic": StudyRun("ma-first-sft", ["--ngram", "5", *FIRST], "sft"),
+    "MA-PPO, n = 5, first, SFT critic": StudyRun("ma-first-sft", ["--ngram", "5", *FIRST_VALUE], "sft"),
     "MA-PPO, n = 5, equal, SFT critic": StudyRun("ma-equal-sft", ["--ngram", "5"], "sft"),
     "GRPO": StudyRun("grpo", ["--advantage_estimator", "grpo"], "none"),
     "RLOO": StudyRun("rloo", ["--advantage_estimator", "rloo"], "none"),
 }
-Finished = Mapping[str, Sequence[RunData]]  # name of a run → its data, one for each seed
+RunsByName = Mapping[str, Sequence[RunData]]  # name of a run → its data, one for each seed
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the study that the flags ask for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=package_model.NAME, help="smollm2, a folder or a hub id")
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/real-study"))
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 1")
-    parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS), metavar="NAME")
-    parser.add_argument(
-        "--scores",
-        choices=["reward_model", "program"],
-        default="reward_model",
-        help="what step 3 trains on: the reward model of step 2, or the gold score itself (then all critics start from"
-        " the SFT model, and there is no best of N)",
-    )
-    parser.add_argument("--updates", type=int, help="of step 3; 100 on a GPU, 20 on a CPU if not given")
-    parser.add_argument("--jobs", type=int, default=2, help="runs of step 3 at a time")
-    arguments = parser.parse_args(argv)
+    arguments = parse_arguments(argv)
     scale = FULL if torch.cuda.is_available() else CPU
     if arguments.updates is not None:
         scale = replace(scale, updates=arguments.updates)
@@ -117,14 +105,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = arguments.output_dir / f"seed-{seed}"
         options = QuickstartOptions(model=arguments.model, output_dir=folder, seed=seed, jobs=arguments.jobs)
         real = open_pipeline(options, scale)
-        train_first_steps(real, with_reward_model=not by_program)
-        train_policies(real, steps_of(real, arguments.runs, by_program), arguments.jobs)
-        outputs = {name: output_of(folder, name, by_program) for name in arguments.runs}
         title = f"Credit on {arguments.model}, seed {seed}"
-        build_report(
-            outputs, folder, title=title, notes=[GOLD_NOTE, PROGRAM_NOTE if by_program else REWARD_MODEL_NOTE]
-        )
-        for name, output in outputs.items():
+        for name, output in run_seed(real, arguments.runs, by_program, arguments.jobs, title).items():
             finished[name].append(read_run(name, output))
         if not by_program:
             best.append(best_of_table(real, best_of_samples(real)))
@@ -134,6 +116,64 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_file(arguments.output_dir / f"study{suffix}.md", table)
     write_file(arguments.output_dir / f"responses{suffix}.md", responses_page(first_seed))
     print(table)
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The flags, checked. Without --runs, `runs` are all that differ from each other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=package_model.NAME, help="smollm2, a folder or a hub id")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/real-study"))
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds: 1, 2, … up to it")
+    parser.add_argument("--runs", nargs="+", choices=list(RUNS), metavar="NAME", help="all if not given")
+    parser.add_argument(
+        "--scores",
+        choices=["reward_model", "program"],
+        default="reward_model",
+        help="what step 3 trains on: the reward model of step 2, or the gold score itself (then all critics start from"
+        " the SFT model, and there is no best of N)",
+    )
+    parser.add_argument("--updates", type=int, help="updates of step 3; if not given, 100 on a GPU and 20 on a CPU")
+    parser.add_argument("--jobs", type=int, default=2, help="runs of step 3 at a time")
+    arguments = parser.parse_args(argv)
+    if arguments.seeds < 1:
+        parser.error(f"--seeds {arguments.seeds}: give at least 1")
+    # With the gold score as the reward there is no reward model, and every critic starts from the SFT model.
+    with_sft_critic = [name for name, run in RUNS.items() if run.critic == "sft"]
+    if arguments.runs is None:
+        arguments.runs = [name for name in RUNS if arguments.scores != "program" or name not in with_sft_critic]
+    if arguments.scores == "program":
+        for name in arguments.runs:
+            if name in with_sft_critic:
+                parser.error(f'--scores program: all critics start from the SFT model; leave out --runs "{name}"')
+    return arguments
+
+
+def run_seed(
+    real: RealModel,
+    names: Sequence[str],
+    by_program: bool,
+    jobs: int,
+    title: str,
+) -> dict[str, Path]:
+    """Trains what is not there yet of one seed and writes its report; name of a run → its output folder.
+
+    Args:
+        real: the pipeline of the seed.
+        names: names of runs.
+        by_program: step 3 trains on the gold score.
+        jobs: runs of step 3 at a time.
+        title: heading of the report.
+    """
+    train_first_steps(real, with_reward_model=not by_program)
+    train_policies(real, steps_of(real, names, by_program), jobs)
+    outputs = {name: output_of(real.folder, name, by_program) for name in names}
+    build_report(
+        outputs,
+        real.folder / "program" if by_program else real.folder,
+        title=title,
+        notes=[GOLD_NOTE, PROGRAM_NOTE if by_program else REWARD_MODEL_NOTE],
+    )
+    return outputs
 
 
 def steps_of(
@@ -146,15 +186,15 @@ def steps_of(
     Args:
         real: the pipeline.
         names: names of runs.
-        by_program: the gold score is trained on; critics start from the SFT model.
+        by_program: step 3 trains on the gold score; critics start from the SFT model.
     """
     scores = ["--reward_function", f"{gold.__file__}:gold_scores"] if by_program else []
     steps = {}
     for name in names:
         run = RUNS[name]
         if run.critic == "none":
-            group = ["--samples_per_prompt", str(GROUP)]
-            flags = [*actor_flags(real, GROUP, scores), *group, *run.flags]
+            group = ["--samples_per_prompt", str(SAMPLES_PER_PROMPT)]
+            flags = [*actor_flags(real, SAMPLES_PER_PROMPT, scores), *group, *run.flags]
         else:
             critic = real.sft if by_program or run.critic == "sft" else real.reward
             flags = [*actor_flags(real, scores=scores), *critic_flags(real, critic), *run.flags]
@@ -175,14 +215,17 @@ def best_of_samples(real: RealModel) -> list[Answers]:
     """Answers of the SFT model to the held-out instructions, with scores of the reward model."""
     instructions = real.data / "instructions"
     scorer = {"--reward_model": real.reward}
-    return best_of_n(real, str(real.sft), instructions, HELD_OUT, real.scale.held_out, max(BEST_OF), scorer)
+    return best_of_n(real, str(real.sft), instructions, HELD_OUT, real.scale.held_out, max(BEST_OF_SIZES), scorer)
 
 
 def best_of_table(real: RealModel, samples: Sequence[Answers]) -> pd.DataFrame:
-    """Mean gold score of the answer that the reward model prefers among the first N: a row for each N."""
+    """Mean gold score of the answer that the reward model prefers among the first N: a row for each N.
+
+    `kl` bounds the KL of best of N to the SFT model from above: log N − (N − 1) / N (Beirami et al. 2024).
+    """
     instructions = {item.text: item for item in held_out_instructions(real.scale.held_out, real.seed)}
     rows = []
-    for n in BEST_OF:
+    for n in BEST_OF_SIZES:
         golds = []
         for sample in samples:
             instruction = instructions[sample.messages[-1]["content"]]
@@ -195,8 +238,11 @@ def best_of_table(real: RealModel, samples: Sequence[Answers]) -> pd.DataFrame:
 # -- Tables
 
 
-def study_table(finished: Finished, best: Sequence[pd.DataFrame]) -> str:
-    """The SFT model, best of N and every run: means over seeds with intervals, or over instructions for one seed."""
+def study_table(finished: RunsByName, best: Sequence[pd.DataFrame]) -> str:
+    """The table in Markdown: a row for the SFT model, for each best of N and for each run.
+
+    Cells are means over seeds with intervals; of one seed, means over instructions.
+    """
     baseline = next(iter(finished.values()))
     starts = [run.first for run in baseline]
     rows = [{"": "SFT", **policy_columns(starts)}]
@@ -226,7 +272,7 @@ def policy_columns(evaluations: Sequence[HeldOut]) -> dict[str, str]:
 
 
 def mean_over(evaluations: Sequence[HeldOut], name: str) -> MeanInterval:
-    """Mean over seeds with a bootstrap interval; of one seed, over instructions with an interval by Student's t."""
+    """Mean with its interval: over seeds, by a bootstrap; of one seed, over its instructions, by Student's t."""
     if len(evaluations) > 1:
         return over_seeds([evaluation.mean(name) for evaluation in evaluations])
     values = evaluations[0].values(name)
@@ -234,7 +280,7 @@ def mean_over(evaluations: Sequence[HeldOut], name: str) -> MeanInterval:
 
 
 def updates_text(runs: Sequence[RunData], baseline: Sequence[RunData]) -> str:
-    """Median number of updates until the gold score on training instructions comes to where the baseline's ended."""
+    """Median number of updates until the gold score on training instructions reaches the baseline's final one."""
     updates = []
     for run, reference in zip(runs, baseline, strict=True):
         level = levels_of(reference, [GOLD])[GOLD]
@@ -254,7 +300,8 @@ def responses_page(outputs: Mapping[str, Path]) -> str:
     for name, output in outputs.items():
         answers[name] = sampled_answers(output, -1)
     parts = ["# Answers to held-out instructions, as they were sampled"]
-    for number, (instruction, _) in enumerate(list(answers["SFT"].items())[:SHOWN], start=1):
+    shown = list(answers["SFT"])[:SHOWN_INSTRUCTIONS]
+    for number, instruction in enumerate(shown, start=1):
         parts.append(f"## {number}. {instruction}")
         for name, answers_of_model in answers.items():
             parts.append(f"**{name}**, {answers_of_model[instruction]}")

@@ -33,6 +33,7 @@ WHOLE = {
         ("<think>first</think> no <think>the first!</think>Verdict: tie", "tie"),
         ("Verdict: second\n<think>or rather\nVerdict: first", "second"),
         ('{"comparison": "the first ends in </think>, or <think>", "verdict": "second"}', "second"),
+        ('```json\n{"verdict": "second", "comparison": "the first ends in </think>"}\n```\n', "second"),
         ("Both are short.\nVerdict: second", "second"),
         ("**Final verdict:** Response 1", "first"),
         ("- The overall winner is the second summary.", "second"),
@@ -57,7 +58,7 @@ def test_readable(text, place):
         ('{"comparison": "The first is better because', "broken or cut off"),
         ('{"verdict": "first", "comparison": "cut', "broken or cut off"),
         ('{"verdict": "first",}', "broken or cut off"),
-        ('{"verdict": "first", "verdict": "second"}', "broken or cut off"),
+        ('{"verdict": "first", "verdict": "second"}', "the key 'verdict' occurs twice"),
         (json.dumps(WHOLE)[:80], "broken or cut off"),  # has a whole verdict on one criterion
         ("[" + '{"a":' * 100_000, "broken or cut off"),
         ('{"comparison": "x"}', "no verdict"),

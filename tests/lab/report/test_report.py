@@ -88,7 +88,7 @@ def test_rates_and_intervals_of_fifty_items_by_hand(tmp_path, fifty):
     (rater,) = section.raters
     assert (section.models, section.dataset, rater.rater) == (("ma", "ppo"), "summarize", "judge gpt")
     assert rater.rates.tally == Tally(wins=28, ties=9, losses=10, invalid=3, skipped=0)
-    assert (rater.items, rater.rates.tally.counted, rater.rates.tally.given) == (50, 47, 50)
+    assert (rater.items, rater.rates.tally.counted, rater.rates.tally.total) == (50, 47, 50)
     by_hand = {
         "win": (28 / 47, 29.9207295 / 50.841459, 0.0385505 * (28 * 19 / 47 + 0.96036475) ** 0.5),
         "tie": (9 / 47, 10.9207295 / 50.841459, 0.0385505 * (9 * 38 / 47 + 0.96036475) ** 0.5),
@@ -181,7 +181,7 @@ def test_one_name_in_two_files_on_the_same_items_is_two_raters(tmp_path):
     (once,) = sections_of(files[0], files[0])
     assert [rater.items for rater in once.raters] == [3], "a file given twice counts once"
     (equal,) = sections_of(verdict_file(tmp_path, "j", [verdict_row(0, v) for v in ("A", "B", "A", "tie")]))
-    assert (equal.raters[0].items, equal.raters[0].rates.tally.given, equal.items) == (4, 4, 4), "of their own"
+    assert (equal.raters[0].items, equal.raters[0].rates.tally.total, equal.items) == (4, 4, 4), "of their own"
 
 
 def test_position_of_a_judge_by_hand(tmp_path):

@@ -148,11 +148,15 @@ def read_object(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+class RepeatedKey(ValueError):
+    """A JSON object with a key that occurs twice. The message names the key."""
+
+
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, as a hook of `json.loads`; raises ValueError for a repeated key, as TOML does."""
+    """An object of JSON, as a hook of `json.loads`; raises RepeatedKey for a repeated key, as TOML does."""
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {repeated!r} occurs twice")
+        raise RepeatedKey(f"the key {repeated!r} occurs twice")
     return content

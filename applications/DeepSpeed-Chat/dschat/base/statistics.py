@@ -77,7 +77,7 @@ class Tally:
     ties: int
     losses: int  # wins of the second model
     invalid: int = 0  # unreadable answers of a judge
-    skipped: int = 0  # items that a person passed on
+    skipped: int = 0  # items that a rater skipped
 
     @property
     def counted(self) -> int:
@@ -85,7 +85,7 @@ class Tally:
         return self.wins + self.ties + self.losses
 
     @property
-    def given(self) -> int:
+    def total(self) -> int:
         """Number of all verdicts, counted or not."""
         return self.counted + self.invalid + self.skipped
 
@@ -113,15 +113,16 @@ def score_verdict(
 
 
 def win_rates(
-    verdicts: Iterable[str],
-    items: Iterable[Any] | None = None,
+    verdicts: Sequence[str],
+    items: Sequence[Any] | None = None,
 ) -> WinRates:
     """Shares of wins, ties and losses.
 
     Args:
         verdicts: (N,) of A, B, tie, invalid and skip; the last two are counted apart.
-        items: (N,) what each verdict is about. Where an item has several verdicts, which depend on each other, all
-            intervals come from a bootstrap that resamples items, with all their verdicts.
+        items: (N,) what each verdict is about; None if every verdict is about another item. Where an item has several
+            verdicts, which depend on each other, all intervals come from a bootstrap that resamples items with all
+            their verdicts. Otherwise they are Wilson's, but for the one of `half`.
     """
     import pandas as pd
 

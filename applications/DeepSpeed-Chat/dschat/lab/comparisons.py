@@ -140,7 +140,7 @@ def _rates_row(rates: WinRates) -> dict[str, Any]:
         "half": rates.half,
     }
     return {
-        "verdicts": tally.given,
+        "verdicts": tally.total,
         "counted": tally.counted,
         "counts": tally,
         "rates": shares,
@@ -167,7 +167,7 @@ def _counts(section: SectionResult) -> Table:
     rows = []
     for rater in section.raters.itertuples():
         tally = rater.rates.tally
-        counts = [rater.items, tally.given, tally.counted, *astuple(tally)]
+        counts = [rater.items, tally.total, tally.counted, *astuple(tally)]
         rows.append([rater.rater, *counts])
     return Table(
         ["rater", "items", "verdicts", "counted", "win", "tie", "loss", "invalid", "skipped"],

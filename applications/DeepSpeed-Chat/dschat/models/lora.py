@@ -446,7 +446,7 @@ def load_adapter(
     flag: str,
     base: str,
 ) -> None:
-    """Loads a saved adapter and its score head into a classifier, and freezes everything else.
+    """Loads a saved adapter and its score head into a classifier, in which peft freezes everything else.
 
     Args:
         model: a classifier over the base.
@@ -478,7 +478,6 @@ def load_adapter(
             f"{flag} {folder}: not the adapter and score head of a reward model over {base}, which differ in "
             f"{differing or 'the shapes of its weights'}."
         )
-    model.requires_grad_(False)
     for name, parameter in parameters.items():
         parameter.data.copy_(weights[name])
         parameter.requires_grad_(True)

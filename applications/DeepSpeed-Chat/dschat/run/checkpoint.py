@@ -150,8 +150,8 @@ class Checkpoints:
             (folder / METRICS).write_text(self._run.metrics.text(), encoding="utf-8")
         barrier()
         files, problems = hash_together(folder)
-        for name, problem in problems.items():
-            raise OSError(f"its file {name}: {problem}")
+        for name, reason in problems.items():
+            raise OSError(f"its file {name}: {reason}")
         if is_main():
             manifest: Json = {
                 "step": self._run.record.step,
@@ -296,14 +296,14 @@ class Checkpoints:
         if manifest.pop("sha256") != digest(manifest):
             return {}, f"its file {MANIFEST} is damaged"
         files, problems = hash_together(folder)
-        for name, problem in problems.items():
-            return {}, f"its file {name} cannot be read: {problem}"
+        for name, reason in problems.items():
+            return {}, f"its file {name} cannot be read: {reason}"
         for name, expected in manifest["files"].items():
             if name not in files:
                 return {}, f"its file {name} is missing"
             if files[name] != File(**expected):
                 return {}, f"its file {name} is damaged"
-        for name in files.keys() - manifest["files"].keys():
+        for name in sorted(files.keys() - manifest["files"].keys()):
             return {}, f"its file {name} was not written by the run"
         if self._differences(manifest):
             return manifest, None  # `_check` raises
@@ -393,8 +393,8 @@ def hash_together(folder: Path) -> tuple[dict[str, File], dict[str, str]]:
     """Flushes and hashes every file in a folder but the manifest. Each rank does a share of the files.
 
     Returns:
-        Size and hash by name, and why a file could not be flushed or read by the names of the others; the same on every
-        rank. Names are paths relative to the folder.
+        Size and hash of each file by its name, and of files that could not be flushed or read the reason by name; the
+        same on every rank. Names are paths relative to the folder.
     """
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     names = broadcast_object([name for name in names if name != MANIFEST])

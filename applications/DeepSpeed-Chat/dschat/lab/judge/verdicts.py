@@ -5,7 +5,7 @@ An answer is JSON as asked for, JSON inside other text, or one clear line.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,11 +22,13 @@ from dschat.lab.judge.rubrics import (
 )
 from dschat.lab.responses import Comparison, Pair, Side, Verdict, combined, compared, mirrored
 from dschat.rollouts.chat_servers import Reply, Unanswered
-from dschat.scoring.judge.answers import Ask, UnreadableAnswer, json_objects, repair, without_thoughts
+from dschat.scoring.judge.answers import UnreadableAnswer, json_objects, repair, without_thoughts
 from dschat.scoring.judge.questions import JudgeQuestion, JudgingStopped, TextRefused
 
 if TYPE_CHECKING:
     from dschat.scoring.judge.client import JudgeClient  # needs the openai library
+
+Ask = Callable[[JudgeQuestion], Reply]  # asks the judge
 
 # Spellings of the three verdicts, without the words in FILLERS.
 SPELLINGS = {

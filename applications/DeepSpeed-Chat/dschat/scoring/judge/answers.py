@@ -1,27 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a judge's answers: JSON as asked for, or inside other text; and a request to repair one."""
+"""Reading a judge's answer, which is JSON or holds JSON inside other text, and asking for a readable one."""
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from dschat.base.jsonl import without_repeats
+from dschat.base.jsonl import RepeatedKey, without_repeats
 from dschat.rollouts.chat_servers import Reply
 from dschat.scoring.judge.questions import JudgeQuestion
 
-OBJECT_START = re.compile(r"\{\s*\"")
+OBJECT_START = re.compile(r"\{\s*\"")  # of an object with a key; "{}" and "{ 1" in prose are none
+CODE_BLOCK = re.compile(r"\s*```\w*\n(.*)\n\s*```\s*", re.DOTALL)
 QUOTED = 2000  # characters of an unreadable answer that go into the repair request
-Ask = Callable[[JudgeQuestion], Reply]
 
 
 class UnreadableAnswer(ValueError):
-    """An answer that does not say what was asked, or says it twice. The message says which."""
+    """An answer that does not say what was asked, or says it twice. The message tells the judge what is wrong."""
 
 
 def without_thoughts(text: str) -> str:
-    """Answer of a reasoning model after its <think> block; a JSON object may hold the marks in its own text."""
+    """Answer of a reasoning model after its <think> block; nothing of a block that is not closed.
+
+    Text that is one JSON object, in a code block or not, is returned unchanged: its strings may hold these marks.
+    """
+    block = CODE_BLOCK.fullmatch(text)
     try:
-        if isinstance(json.loads(text), dict):
+        if isinstance(json.loads(block[1] if block else text), dict):
             return text
     except (ValueError, RecursionError):
         pass
@@ -29,12 +33,18 @@ def without_thoughts(text: str) -> str:
 
 
 def json_objects(text: str) -> Iterator[dict[str, object]]:
-    """Outermost JSON objects in a text; raises UnreadableAnswer where one begins that is broken."""
+    """The outermost JSON objects in a text, in their order.
+
+    Raises:
+        UnreadableAnswer: an object is broken, cut off, or has a key twice.
+    """
     decoder = json.JSONDecoder(object_pairs_hook=without_repeats)
     start = OBJECT_START.search(text)
     while start:
         try:
             value, end = decoder.raw_decode(text, start.start())
+        except RepeatedKey as error:
+            raise UnreadableAnswer(str(error)) from error
         except (ValueError, RecursionError) as error:
             raise UnreadableAnswer("its JSON is broken or cut off") from error
         yield value
@@ -45,21 +55,21 @@ def repair(
     question: JudgeQuestion,
     reply: Reply,
     problem: UnreadableAnswer,
-    wanted: str,
-    form: str,
+    expected: str,
+    pattern: str,
 ) -> JudgeQuestion:
-    """Question again, with the unreadable answer and a request for one that can be read.
+    """The question, followed by the unreadable answer and a request for one that can be read.
 
     Args:
-        question: as it was asked.
-        reply: its answer.
+        question: the question that was asked.
+        reply: the judge's answer.
         problem: why the answer cannot be read.
-        wanted: what it should be, such as "a verdict".
-        form: the JSON object that it should be, as a pattern for the judge to read.
+        expected: what the answer should be, such as "a verdict".
+        pattern: the JSON object that is expected, as the judge reads it.
     """
     request = (
-        f"Your answer cannot be read as {wanted}: {problem}. Answer once more, briefly, with only this JSON object: "
-        f"{form}"
+        f"Your answer cannot be read as {expected}: {problem}. Answer once more, briefly, with only this JSON object: "
+        f"{pattern}"
     )
     answer = (reply.text or reply.refusal)[:QUOTED].strip() or "(no answer)"
     messages = ({"role": "assistant", "content": answer}, {"role": "user", "content": request})
