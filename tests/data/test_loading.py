@@ -193,6 +193,11 @@ def test_the_key_is_of_all_that_matters(tmp_path) -> None:
     assert len({base, *keys}) == 9
 
 
+def flipped(content: bytes, place: int) -> bytes:
+    """The content with one bit of a byte turned over."""
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
 def test_damaged_entries_are_made_anew(tmp_path, caplog) -> None:
     folder = write(tmp_path / "data")
     made = loader_of(SFTExample, folder).make()
@@ -200,7 +205,8 @@ def test_damaged_entries_are_made_anew(tmp_path, caplog) -> None:
     (entry,) = cache_folder().iterdir()
     for file, damage in (
         ("train.arrow", lambda content: content[:-20]),
-        ("train.arrow", lambda content: content[:400] + bytes([content[400] ^ 1]) + content[401:]),
+        ("train.arrow", lambda content: flipped(content, 400)),  # in the schema, which Arrow notices
+        ("train.arrow", lambda content: flipped(content, len(content) // 2)),  # in an id, which it does not
         (ENTRY, lambda content: b"{"),
         (ENTRY, lambda content: b"[]"),
     ):

@@ -71,7 +71,7 @@ RUNS = {
 # All runs are stopped everywhere in a slow test.
 SOME = {
     **{"sft": (2, 0), "dpo": (5, 0), "refuel": (7, 0), "refuel online": (58, 0)},
-    **{"fixed": (43, 0), "randomized": (86, 9), "segment rewards": (43, 30), "ahead": (43, 28)},
+    **{"fixed": (43, 0), "randomized": (76, 22), "segment rewards": (43, 30), "ahead": (43, 28)},
     **{"evpo": (86, 35), "critic warm-up, fused": (86, 21), "segment_mc, refilled": (98, 23)},
 }
 MICRO_BATCHES = 4 * 2 + 3 * 2  # of 4 updates, and batches of 3 evaluations
