@@ -373,7 +373,7 @@ def test_a_program_is_run_once_and_trouble_is_no_verdict(monkeypatch) -> None:
 def test_what_waits_is_given_up_when_a_run_ends_early() -> None:
     """A row of another form ends the run; programs that nobody waits for any more are not run, but can be later."""
     pool = ProgramPool("namespaces", workers=1)
-    slow = [f"import time\ntime.sleep(1)\nprint(input())  # {i}" for i in range(8)]
+    slow = [f"import time\ntime.sleep(3)\nprint(input())  # {i}" for i in range(8)]
     tests = [json.dumps({"inputs": ["1"], "outputs": ["1"]})] * 8
     with pytest.raises(UserError, match="bad row"):
         pool.run([*slow, ""], [*tests, "no JSON"], [*["row"] * 8, "bad row"])

@@ -35,7 +35,7 @@ LOST = {
 def test_what_passes_is_tried_again_and_only_lost_answers_cost(server, tmp_path, failure):
     """The answer that comes is 100 + 10 tokens; each of two lost ones may have had 50."""
     server.plan.extend([(FREE | LOST)[failure]] * 2)
-    client = client_of(server, tmp_path, timeout=1.0 if failure == "timeout" else 60.0)
+    client = client_of(server, tmp_path, timeout=3.0 if failure == "timeout" else 60.0)
     assert json.loads(client.ask(question()).text)["verdict"] == "first"
     assert len(server.bodies) == 3 and server.bodies[0] == server.bodies[2]
     spending, lost = client._spending, 2 if failure in LOST else 0
