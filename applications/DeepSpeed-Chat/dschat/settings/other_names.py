@@ -232,6 +232,8 @@ OTHER_NAMES: dict[str, OtherName] = {
     "use_vllm": OtherName("T", ("--rollout_engine vllm",)),
     "vllm_mode": OtherName("T", ("--rollout_engine vllm",), "this is colocate; for server, also give --vllm_url"),
     "vllm_server_base_url": OtherName("T", ("--vllm_url",)),
+    "vllm_server_host": OtherName("T", ("--vllm_url",), "an address such as http://host:8000"),
+    "vllm_server_port": OtherName("T", ("--vllm_url",), "an address such as http://host:8000"),
     "vllm_gpu_memory_utilization": OtherName("T", ("--vllm_gpu_memory",)),
     "vllm_tensor_parallel_size": OtherName("T", ("--vllm_tensor_parallel",)),
     # Which step
