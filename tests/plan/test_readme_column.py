@@ -15,14 +15,14 @@ from dschat.settings.ppo import PPOConfig
 from script_runs import SCRIPTS
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-ROW = re.compile(r"^\| (`\w+\.sh`.*?) \| ([\d, ]+) \| (.+?) \|", re.MULTILINE)
+ROW = re.compile(r"^\| (`\w+`.*?) \| ([123, ]+) \| (\d.+?) \|", re.MULTILINE)
 
 
 def rows() -> dict[str, tuple[list[int], str]]:
     """Script → its steps and what its row says of memory."""
     found = {}
     for scripts, steps, memory in ROW.findall(README.read_text(encoding="utf-8")):
-        for name in re.findall(r"`(\w+)\.sh`", scripts):
+        for name in re.findall(r"`(\w+)`", scripts):
             found[name] = [int(step) for step in steps.split(",")], memory
     return found
 

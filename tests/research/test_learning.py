@@ -206,7 +206,7 @@ def test_a_row_of_quickstarts_by_hand() -> None:
     lines = quickstarts.quickstart_table(pd.concat(tables_of_seeds)).splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     row = rows[-1]
-    assert row[:2] == ["PPO (n = 1)", "2"] and row[2].startswith("0.300 [")
+    assert row[:2] == ["PPO, RM critic", "2"] and row[2].startswith("0.300 [")
     assert row[3:] == ["4.0", "0.55", "0.910", "5 (1/2)", row[-2], "1/2"]
     assert row[-2].startswith("1.25 [")
     assert rows[2] == ["SFT", "2", "0.200", "0.0", "", "1.000", "", "", ""]

@@ -21,7 +21,7 @@ from dschat.base.errors import UserError
 from dschat.launch import LAUNCH_ONLY_FLAGS, is_worker, launch, plan_launch, worker_environment
 from dschat.main import run_main, run_script, run_training
 from dschat.settings.common import CommonConfig
-from dschat.settings.other_names import OTHER_COMMANDS
+from dschat.settings.other_names import command_suggestion
 from dschat.settings.parse import PRINTS, Resolved, resolve
 from dschat.settings.processes import LaunchFlags
 
@@ -364,9 +364,9 @@ def _list_commands(words: Sequence[str]) -> int:
     first = next((word for word in words if not word.startswith("-")), "")
     matching = {name: command for name, command in COMMANDS.items() if name.startswith(f"{first} ")}
     if first and not matching:
-        similar = OTHER_COMMANDS.get(first) or next(iter(get_close_matches(first, COMMANDS, n=1)), "")
-        hint = f"; did you mean {similar}?" if similar else ""
-        print(f"dschat: error: there is no command {first}{hint}", file=sys.stderr)
+        similar = next(iter(get_close_matches(first, COMMANDS, n=1)), "")
+        hint = command_suggestion(first) or (f"did you mean {similar}?" if similar else "")
+        print(f"dschat: error: there is no command {first}{'; ' if hint else ''}{hint}", file=sys.stderr)
         return 2
 
     commands = matching or COMMANDS

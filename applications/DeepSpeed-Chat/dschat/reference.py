@@ -67,6 +67,12 @@ def _table_row(action: Action) -> str:
     return f"| {names} | {text} |"
 
 
+def commands_with_flag(flag: str) -> list[str]:
+    """Names of the subcommands that have a flag, without dashes; those of one word first."""
+    names = [name for name, command in COMMANDS.items() if FlagParser(command.flags_class()).has(flag)]
+    return sorted(names, key=lambda name: len(name.split()))
+
+
 def completion(options: CompletionOptions) -> str:
     """A script for bash. zsh can read it with its bashcompinit."""
     script = BASH

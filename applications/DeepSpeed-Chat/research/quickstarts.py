@@ -39,6 +39,8 @@ KERNELS: Mapping[str, Mapping[str, str]] = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "2"},
 }
 NATIVE = {"OMP_NUM_THREADS": "1"}
+# Run → its name in the table, where other runs have the SFT model's critic.
+LABELS = {"PPO (n = 1)": "PPO, RM critic", "MA-PPO (n = 5)": "MA-PPO, RM critic"}
 
 
 def run_quickstarts(
@@ -208,7 +210,7 @@ def quickstart_table(runs: pd.DataFrame) -> str:
         seeds = runs.loc[[name]]
         rows.append(
             {
-                "": name,
+                "": LABELS.get(name, name),
                 "seeds": str(len(seeds)),
                 "final gold score": over_seeds(seeds["gold_scores"]).text(3),
                 "KL to SFT": over_seeds(seeds["kl"]).text(1),

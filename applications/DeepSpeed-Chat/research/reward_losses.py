@@ -23,7 +23,7 @@ from dschat.settings.supervised import RewardLoss
 # Column of the table → metric of an evaluation. A loss may compare means over tokens while the reward model reports
 # one token's value as the score.
 COLUMNS = {
-    "accuracy of the compared means": "eval/mean_accuracy",
+    "accuracy of the quantity in the loss": "eval/mean_accuracy",
     "accuracy of the reported score": "eval/accuracy",
     "accuracy of the value at the last token, which step 3 reads": "eval/end_accuracy",
 }
