@@ -183,7 +183,7 @@ def test_weights_and_metrics_are_those_with_scoring_passes(stage, flags, group, 
     early = one_update(tmp_path / "early", stage, **flags)
     assert collected(early, batches(0)).batch.logprobs is not None
     expected, others = two_iterations(early)
-    assert largest_difference(weights, expected) < WEIGHT_GAP
+    assert largest_difference(weights, expected) < 2 * WEIGHT_GAP  # an update in each iteration
     for row, other in zip(metrics, others, strict=True):
         assert row == near(other, UPDATE, scale=0.1)
 
