@@ -92,7 +92,7 @@ def main() -> None:
 def train_start_models(folder: Path, scale: ReviewScale) -> StartModels:
     """Writes the quickstart's corpus, and trains its steps 1 and 2 on a model that vLLM can serve."""
     data, model = make_inputs(folder, MODEL_SEED, scale)
-    # Replace the quickstart's model, whose 4 heads have 16 dimensions each: vLLM's attention on a CPU needs at least 32.
+    # Replace the quickstart's model, whose heads have 16 dimensions: vLLM's attention on a CPU needs at least 32.
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model, trust_remote_code=False)
     make_gemma(tokenizer, MODEL_SEED, heads=2).save_pretrained(model)
 
@@ -229,7 +229,7 @@ def spread_table(runs: pd.DataFrame) -> str:
 
 
 def spread_text(numbers: "pd.Series[float]") -> str:
-    """ "Mean ± standard deviation"; the mean alone of a single number, "-" of none."""
+    """Mean ± standard deviation; for a single number the mean alone, for none a dash."""
     if not len(numbers):
         return "-"
     mean = f"{numbers.mean():.4g}"
