@@ -34,6 +34,20 @@ def test_how_scripts_end(caplog, capsys):
     assert kept.startswith("interrupted; ") and kept.endswith("the same command continues from there")
 
 
+def test_an_unknown_second_word_is_named(capsys):
+    assert main(["refuel-data", "gen"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("dschat: error: there is no command refuel-data gen\nusage: dschat refuel-data")
+    assert "refuel-data generate" in said.err and "refuel-data tokenize" in said.err
+
+
+def test_a_group_of_commands_is_listed(capsys):
+    assert main(["refuel-data"]) == 2 and "there is no command" not in capsys.readouterr().err
+    assert main(["refuel-data", "--help"]) == 0 and "  refuel-data rank" in capsys.readouterr().out
+    assert main(["refuel-data", "gen", "--help"]) == 2 and "no command refuel-data gen" in capsys.readouterr().err
+
+
 def test_the_sampler_knows_all_names_of_a_data_set(tmp_path, capsys, caplog):
     file = write_jsonl(tmp_path / "a.jsonl", rows_of(["one", "two"]))
     words = ["sample", "--data_file", str(file), "--save_file", str(tmp_path / "s.jsonl"), "--dataset"]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the launched processes do: `workers.py FOLDER CHECK...`; each check leaves its results in the folder."""
+"""What the launched processes do: `workers.py FOLDER CHECK...`; each check leaves its results in the folder.
+
+A check is a function of the folder and of `keep`, and runs on every process. The others are in tests/support.
+"""
 
 import json
 import os
@@ -40,7 +43,7 @@ def updates(folder: Path, keep: Callable[..., None]) -> None:
 
 
 def refuel(folder: Path, keep: Callable[..., None]) -> None:
-    """Two rounds of dialogues at ZeRO 0 and 3, with micro-batches by rows and by tokens."""
+    """Two rounds of dialogues at ZeRO 0 and 3, with micro-batches of a number of rows or of tokens."""
     from refuel_runs import two_rounds
 
     for stage, tokens in ((0, None), (3, None), (3, 150)):
@@ -51,7 +54,7 @@ def refuel(folder: Path, keep: Callable[..., None]) -> None:
 
 
 def episodes(folder: Path, keep: Callable[..., None]) -> None:
-    """Two updates on episodes of several turns at ZeRO 0 and 3; and where all environments of a rank break."""
+    """Two updates on episodes of several turns at ZeRO 0 and 3; and with environments that all break on rank 1."""
     from dschat.rollouts.generate import GenerateEngine
     from turn_cases import two_updates_on_episodes
 
@@ -97,13 +100,16 @@ def shared_base(folder: Path, keep: Callable[..., None]) -> None:
     from factories import make_tokenizer
     from shared_base_runs import trainer_of, two_updates, write_adapter, write_base
 
-    tokenizer, place = make_tokenizer(), folder / "shared-base"
+    tokenizer = make_tokenizer()
+    place = folder / "shared-base"
     if is_main():
         write_adapter(place / "reward", write_base(place, tokenizer), tokenizer)
     barrier()
-    base, models = str(place / "base"), {"critic_model_name_or_path": str(place / "reward")}
+    base = str(place / "base")
+    critic = str(place / "reward")
     for stage in (0, 2, 3):
-        weights, metrics = two_updates(trainer_of(place / str(stage), base, tokenizer, zero_stage=stage, **models))
+        trainer = trainer_of(place / str(stage), base, tokenizer, zero_stage=stage, critic_model_name_or_path=critic)
+        weights, metrics = two_updates(trainer)
         keep(folder, f"shared-base-zero{stage}", metrics, weights)
 
 
@@ -114,7 +120,7 @@ def resume(folder: Path, keep: Callable[..., None]) -> None:
 
 
 def resume_everywhere(folder: Path, keep: Callable[..., None]) -> None:
-    """The same with everything sharded and with adapters, at many places."""
+    """Runs that are stopped at many more places than in `resume`, at ZeRO 2 and 3 and with adapters."""
     points = {}
     for setup, every in ((SHARDED_2, 23), (SHARDED_3, 23), (SHARDED_2 | {"lora_dim": 2}, 41)):
         points |= _resumed(folder / str(len(points)), {"ppo": (setup, every, 7), "sft": (setup, 4, 1)})
@@ -122,7 +128,7 @@ def resume_everywhere(folder: Path, keep: Callable[..., None]) -> None:
 
 
 def resized(folder: Path, keep: Callable[..., None]) -> None:
-    """Runs to their end, from where another number of processes left them if there is something."""
+    """Runs to their end, resumed from the checkpoints that another number of processes has left, if there are any."""
     from resume_runs import RESIZED, result_of
 
     for name, make in RESIZED.items():
@@ -132,7 +138,8 @@ def resized(folder: Path, keep: Callable[..., None]) -> None:
         keep(folder, name, tensors=result_of(made, place)[0])
 
 
-SHARDED_2, SHARDED_3 = {"zero_stage": 2}, {"zero_stage": 3}
+SHARDED_2 = {"zero_stage": 2}
+SHARDED_3 = {"zero_stage": 3}
 
 
 def _resumed(folder: Path, cases: dict[str, Any]) -> dict[str, int]:
@@ -173,7 +180,8 @@ def vllm(folder: Path, keep: Callable[..., None], shares: int = 1) -> None:
     causal_lm = AutoModelForCausalLM.from_pretrained(folder / "model")
     actor = engine_of(causal_lm, zero_stage=3, learning_rate=0.01)
     engine = VllmEngine(str(folder / "model"), 32, 0.3, shares)
-    alive, most = Counter[str](), Counter[str]()
+    alive = Counter[str]()
+    most = Counter[str]()
     plain_weights = engines.plain_weights
 
     def counted(*given: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -196,7 +204,8 @@ def vllm(folder: Path, keep: Callable[..., None], shares: int = 1) -> None:
         with engine.session(actor) as draw:
             drawn = draw(prompts, sampling, range(len(prompts)))
             most["drawing"] = max(most["drawing"], whole())
-        rollout, mask = drawn.rollout, drawn.rollout.response_mask
+        rollout = drawn.rollout
+        mask = rollout.response_mask
         rows += [row[:4] for row in rollout.response_rows()]
         actor.train()
         logprobs, _ = actor(rollout.input_ids, rollout.attention_mask, mask.shape[1])

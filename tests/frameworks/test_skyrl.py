@@ -34,10 +34,12 @@ class FullyAsyncRayPPOTrainer(SimpleNamespace):
     """By its name alone SkyRL's own."""
 
 
-def trainer(estimator: str = skyrl.NAME, step_wise: bool = False, kind: type = SimpleNamespace) -> SimpleNamespace:
+def trainer(
+    estimator: str = skyrl.ESTIMATOR_NAME, step_wise: bool = False, kind: type = SimpleNamespace
+) -> SimpleNamespace:
     """What SkyRL's method reads of its trainer."""
     algorithm = SimpleNamespace(
-        advantage_estimator=estimator, gamma=GAMMA, lambd=LAM, grpo_norm_by_std=True, policy_loss_type=skyrl.LOSS
+        advantage_estimator=estimator, gamma=GAMMA, lambd=LAM, grpo_norm_by_std=True, policy_loss_type=skyrl.LOSS_NAME
     )
     cfg = SimpleNamespace(
         trainer=SimpleNamespace(algorithm=algorithm), generator=SimpleNamespace(step_wise_trajectories=step_wise)
@@ -104,8 +106,8 @@ def test_the_loss_has_a_ratio_of_each_macro_action() -> None:
     skyrl.register(MacroActionsConfig("fixed", 3, policy_ratio="macro"))
     mask = right(case.mask.float())
     new, old = right(case.ref_logprobs), right(case.ref_logprobs + 0.1 * case.values)
-    config = AlgorithmConfig(policy_loss_type=skyrl.LOSS, eps_clip_low=0.2, eps_clip_high=0.3)
-    loss = ppo_utils.PolicyLossRegistry.get(skyrl.LOSS)
+    config = AlgorithmConfig(policy_loss_type=skyrl.LOSS_NAME, eps_clip_low=0.2, eps_clip_high=0.3)
+    loss = ppo_utils.PolicyLossRegistry.get(skyrl.LOSS_NAME)
     advantages = right(case.advantages)
     found, _ = loss(new, old, advantages, config=copy.copy(config), loss_mask=mask, rollout_logprobs=None)
     macro = segment(right(case.ends.float()), mask)
@@ -115,7 +117,7 @@ def test_the_loss_has_a_ratio_of_each_macro_action() -> None:
     regular.policy_loss_type = "regular"
     scale, _ = ppo_utils.ppo_policy_loss(old, old, torch.ones_like(old), regular, mask)  # −1 over SkyRL's denominator
     torch.testing.assert_close(found, -expected * scale / mask.sum(), atol=1e-5, rtol=0)
-    assert config.policy_loss_type == skyrl.LOSS
+    assert config.policy_loss_type == skyrl.LOSS_NAME
 
 
 @pytest.mark.parametrize(
@@ -143,11 +145,11 @@ def test_the_name_of_skyrls_fully_asynchronous_trainer() -> None:
 def test_corrections_by_log_probabilities_of_tokens_are_refused() -> None:
     case = make_case("fixed", "equal")
     skyrl.register(case.config)
-    config = AlgorithmConfig(policy_loss_type=skyrl.LOSS)
+    config = AlgorithmConfig(policy_loss_type=skyrl.LOSS_NAME)
     config.off_policy_correction.tis_ratio_type = "sequence"
     own = [right(x) for x in (case.ref_logprobs, case.ref_logprobs, case.advantages)]
     with pytest.raises(UnsupportedError, match=r"skyrl: unset trainer\.algorithm\.off_policy_correction"):
-        ppo_utils.PolicyLossRegistry.get(skyrl.LOSS)(*own, config=config, loss_mask=right(case.mask.float()))
+        ppo_utils.PolicyLossRegistry.get(skyrl.LOSS_NAME)(*own, config=config, loss_mask=right(case.mask.float()))
 
 
 def test_the_last_registration_holds() -> None:
@@ -160,7 +162,7 @@ def test_the_last_registration_holds() -> None:
 def test_registered_elsewhere_than_where_the_trainer_is_it_says_so() -> None:
     case = make_case("fixed", "equal")
     skyrl.register(case.config)
-    own = (right(case.rewards), right(case.mask.float()), list(UIDS), skyrl.NAME, None, right(case.values))
+    own = (right(case.rewards), right(case.mask.float()), list(UIDS), skyrl.ESTIMATOR_NAME, None, right(case.values))
     with pytest.raises(UnsupportedError, match="skyrl: call skyrl.register in the function that ray runs"):
         ppo_utils.compute_advantages_and_returns(*own)
 
@@ -170,7 +172,7 @@ def test_it_reaches_other_processes_by_name() -> None:
     case = make_case("fixed", "first")
     skyrl.register(case.config)
     functions = ppo_utils.AdvantageEstimatorRegistry._functions, ppo_utils.PolicyLossRegistry._functions
-    for known, name in zip(functions, (skyrl.NAME, skyrl.LOSS), strict=True):
+    for known, name in zip(functions, (skyrl.ESTIMATOR_NAME, skyrl.LOSS_NAME), strict=True):
         cloudpickle.loads(cloudpickle.dumps(known[name]))
 
 

@@ -116,7 +116,7 @@ def test_the_loss_has_a_ratio_of_each_macro_action() -> None:
         strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.3
     )
     old, new, mask = case.ref_logprobs + 0.1 * case.values, case.ref_logprobs, case.mask.float()
-    loss = core_algos.get_policy_loss_fn(verl.LOSS)
+    loss = core_algos.get_policy_loss_fn(verl.LOSS_NAME)
     named = {"response_mask": mask, "loss_agg_mode": "token-mean", "config": config}
     found, _ = loss(old_log_prob=old, log_prob=new, advantages=case.advantages, **named, rollout_is_weights=None)
     macro = segment(case.ends, case.mask)

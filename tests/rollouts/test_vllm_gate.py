@@ -8,7 +8,8 @@ import pytest
 from starlette.datastructures import URL
 from starlette.requests import Request
 
-from dschat.rollouts.vllm.gate import MAX_BODY_BYTES, Gate, is_of_run
+from dschat.rollouts.vllm.client import is_version_of_run
+from dschat.rollouts.vllm.gate import MAX_BODY_BYTES, Gate
 
 BEHIND = b"vLLM"
 
@@ -72,6 +73,8 @@ def test_bodies_have_a_length_and_a_limit(monkeypatch) -> None:
     assert asked("/v1/completions", monkeypatch, content_length=MAX_BODY_BYTES, **TRUSTED) == (200, True)
     assert asked("/v1/completions", monkeypatch, content_length=MAX_BODY_BYTES + 1, **TRUSTED) == (413, False)
     assert asked("/v1/completions", monkeypatch, transfer_encoding="chunked", **TRUSTED) == (411, False)
+    for length in ("many", "-1", ""):
+        assert asked("/v1/completions", monkeypatch, content_length=length, **TRUSTED) == (400, False)
 
 
 @pytest.mark.parametrize("path", ["/start_weight_update", "/update_weights", "/finish_weight_update"])
@@ -92,7 +95,6 @@ def test_responses_are_drawn_with_the_wanted_version_alone(monkeypatch) -> None:
 
 
 def test_a_version_is_of_one_run() -> None:
-    assert is_of_run("a.2", "a") and is_of_run("a.10", "a")
-    assert not any(
-        is_of_run(version, run) for version, run in (("b.2", "a"), ("a.2", "ab"), ("ab.2", "a"), ("a", "a"))
-    )
+    assert is_version_of_run("a.2", "a") and is_version_of_run("a.10", "a")
+    for version, run in (("b.2", "a"), ("a.2", "ab"), ("ab.2", "a"), ("a", "a")):
+        assert not is_version_of_run(version, run)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check that runs on each of two processes: engines that reduce gradients correctly, and engines that lose some."""
+"""Engines that reduce gradients correctly, and engines that lose some; tests/distributed looks at the results.
+
+tests/distributed/workers.py calls each of `CHECKS` on each of two processes.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +39,7 @@ FAST_LATER_CASES = (("critic", 2), ("lora", 3))
 
 
 def update(engine: Any) -> str | None:
-    """One update of two micro-batches, other rows on each process; what is said where it is refused."""
+    """One update of two micro-batches, of other rows on each process. Returns the message if the check refuses it."""
     rows = ragged_rows([2, 5, 3, 1], [7, 1, 4, 3], seed=3 + rank())
     for part in (rows[:2], rows[2:]):
         ids, attention_mask, mask = pad_rows(part)
@@ -51,6 +54,18 @@ def update(engine: Any) -> str | None:
         except UserError as error:
             return str(error)
     return None
+
+
+def checked_update(engine: Any) -> str | None:
+    """One update with the check.
+
+    Returns:
+        The check's message; "not compared" if it still waits for gradients; None if all gradients agree.
+    """
+    message = update(engine)
+    if message is None and engine._reduction_check is not None:
+        return "not compared"
+    return message
 
 
 def engine_at(stage: int, dtype: str = "fp32", **options: Any) -> Any:
@@ -83,11 +98,16 @@ def large_lm() -> Any:
 
 
 def lose(engine: Any, share: float, part: str = SPOILED, start: float = 0.0) -> None:
-    """Leaves so much of the gradient of the first weight with `part` in its name, behind autograd and before the
-    reduction; only of its last elements, where `start` is the part of the flat gradient before these.
+    """Scales a gradient on this process after autograd and before the reduction, as if a part of it was lost.
+
+    Args:
+        engine: the gradient is that of its first weight with `part` in its name.
+        share: factor; 0 loses the gradient.
+        part: part of the weight's name.
+        start: share of the elements that stay as they are, before those that are scaled.
     """
 
-    def left(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def scaled(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         changed = [gradient.clone() for gradient in gradients]
         for gradient in changed:
             flat = gradient.view(-1)
@@ -96,11 +116,11 @@ def lose(engine: Any, share: float, part: str = SPOILED, start: float = 0.0) -> 
 
     names = {name.removeprefix("inner."): parameter for name, parameter in engine.module.named_parameters()}
     spoiled = next(parameter for name, parameter in names.items() if part in name)
-    engine._watch.nodes[spoiled].register_prehook(left)
+    engine._watch.nodes[spoiled].register_prehook(scaled)
 
 
 def halve_reduced_gradients() -> None:
-    """In a fork: the check reads half of every gradient that DeepSpeed holds."""
+    """Makes the check read half of every gradient that DeepSpeed holds, for the rest of this (forked) process."""
     held = reduction_check.local_gradient
 
     def half(engine: Any, sample: reduction_check.GradientSample) -> Tensor:
@@ -118,7 +138,7 @@ def check_later_gradients(model: str, stage: int, said: dict[str, Any], moved: d
     said[f"{model}-first-{stage}"] = update(checked)
     if checked._reduction_check is None:
         said[f"{model}-first-{stage}"] = "over too early"
-    said[f"{model}-second-{stage}"] = update(checked) or checked._reduction_check and "not compared"
+    said[f"{model}-second-{stage}"] = checked_update(checked)
     for _ in range(2):
         update(unchecked)
     states = [whole_state(engine) for engine in (checked, unchecked)]
@@ -136,22 +156,22 @@ def check_large_weights(stage: int, said: dict[str, Any]) -> None:
     wrong = engine_at(stage, model=large_lm())
     for engine in (right, wrong):
         engine.check_reduction()
-    said[f"large-{stage}"] = update(right) or right._reduction_check and "not compared"
+    said[f"large-{stage}"] = checked_update(right)
     lose(wrong, float(rank() == 0), start=0.9)
     said[f"large-lost-{stage}"] = update(wrong)
 
 
 def check_case(stage: int, dtype: str, said: dict[str, Any], moved: dict[str, bool]) -> None:
-    """Right gradients, which the check changes nothing of; a gradient that one process loses, and half of one."""
+    """Right gradients, which the check leaves as they are; a gradient that one process loses, and half of one."""
     case = f"{stage}-{dtype}"
     checked = engine_at(stage, dtype)
     unchecked = engine_at(stage, dtype)
     checked.check_reduction()
     before = random_states()
-    said[f"right-{case}"] = update(checked) or checked._reduction_check and "not compared"
+    said[f"right-{case}"] = checked_update(checked)
     same_states = all(torch.equal(x, before[name]) for name, x in random_states().items())
     update(unchecked)
-    states = [whole_state(engine) for engine in (checked, unchecked)]  # nothing but on the main process
+    states = [whole_state(engine) for engine in (checked, unchecked)]  # empty on rank 1
     moved[case] = not same_states or (rank() == 0 and largest_difference(*states) > 0)
     said[f"again-{case}"] = update(checked)  # nothing is left of the check
     for name, share in (("dropped", float(rank() == 0)), ("halved", 0.5)):
@@ -172,11 +192,13 @@ def check_settings(stage: int, said: dict[str, Any]) -> None:
     for name in SETTINGS:
         engine = engine_at(stage, **options[name])
         engine.check_reduction()
-        said[f"{name}-{stage}"] = update(engine) or update(engine) or engine._reduction_check and "not compared"
+        said[f"{name}-{stage}"] = update(engine) or checked_update(engine)
 
 
 def reduction(folder: Path, keep: Callable[..., None]) -> None:
-    """`said`: what checks say, None where they agree. `moved`: whether a check changed anything."""
+    """Some stages and precisions. Keeps `said`, each case's message or None, and `moved`, whether its check changed an
+    update.
+    """
     said: dict[str, Any] = {}
     moved: dict[str, bool] = {}
     for stage, dtype in FAST_CASES:
@@ -188,7 +210,7 @@ def reduction(folder: Path, keep: Callable[..., None]) -> None:
 
 
 def reduction_everywhere(folder: Path, keep: Callable[..., None]) -> None:
-    """Every stage, precision and setting, and gradients that stay zero; notes `said` and `moved` like `reduction`."""
+    """Every stage, precision and setting, and gradients that stay zero; keeps `said` and `moved` like `reduction`."""
     said: dict[str, Any] = {}
     moved: dict[str, bool] = {}
     for stage, dtype in CASES:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that run on each of two processes: models loaded in parts at ZeRO 3 equal the models loaded whole."""
+"""Models loaded in parts at ZeRO 3, beside the same models loaded whole; tests/distributed looks at the results.
+
+tests/distributed/workers.py calls each of `CHECKS` on each of two processes.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -46,9 +49,13 @@ Load = Callable[[Opening], Any]
 
 
 def settings_of(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> EngineSettings:
-    """ZeRO 3 with every parameter in parts."""
+    """ZeRO 3 as for a model of 7 billion weights, so that every parameter is in parts."""
     return EngineSettings(
-        dtype, plan_batches("", 1, 1, None, world_size()), 3, config_file=as_large_as(7e9, make_causal_lm()), **options
+        dtype,
+        plan_batches("", 1, 1, None, world_size()),
+        zero_stage=3,
+        config_file=as_large_as(7e9, make_causal_lm()),
+        **options,
     )
 
 
@@ -62,7 +69,7 @@ def state_of(model: Any) -> dict[str, Tensor]:
 
 
 def shared_names(model: Any) -> list[list[str]]:
-    """Names of one and the same parameter."""
+    """Groups of names that belong to one and the same parameter."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -70,10 +77,17 @@ def shared_names(model: Any) -> list[list[str]]:
 
 
 def compare(load: Load, settings: EngineSettings) -> dict[str, Any]:
-    """What differs between a model in parts and a whole one, and how much of it a process holds."""
+    """Loads a model whole and in parts.
+
+    Returns:
+        `differ`: names of weights that differ. `dtypes`: dtypes that only one of the models has. `shared`, `configs`:
+        whether tied weights and configs are equal. `whole`: elements of parameters that are gathered after loading.
+        `held`: share of the model's elements that this process holds.
+    """
     whole, parts = load(PLAIN), load(Opening(placement_of(settings)))
     held = sum(p.ds_tensor.numel() for p in parts.parameters())
-    expected, found = state_of(whole), state_of(parts)
+    expected = state_of(whole)
+    found = state_of(parts)
     differ = [name for name in expected if name not in found or not torch.equal(expected[name], found[name])]
     return {
         "differ": differ + sorted(found.keys() - expected.keys()),
@@ -132,8 +146,13 @@ def loading(folder: Path, keep: Callable[..., None]) -> None:
 
 
 def save_special(place: Path) -> None:
-    """A folder that says its head is tied, and holds two different ones; one of several files; one of fewer tokens;
-    one with an adapter and a score head alone; adapters that untie a head.
+    """Writes models that are hard to load.
+
+    - `odd`: the config ties the head to the embeddings, but the weights differ.
+    - `several files`: weights in several files.
+    - `short`: fewer tokens than the tokenizer has.
+    - `adapter`: an adapter and a score head alone, without the base's weights.
+    - `untied, …`: adapters of a tied head, which untie it.
     """
     save_folder(place / "odd", make_causal_lm("gemma"), make_tokenizer())
     weights = load_file(place / "odd" / "model.safetensors")
@@ -160,23 +179,26 @@ def adapter_loader(load: Any, path: str, tokenizer: Any) -> Load:
 
 
 def loader(load: Any, path: str, tokenizer: Any, dtype: torch.dtype) -> Load:
-    """Loads a model; rows of tokens that were added are random, so they are set to 1."""
-    known = AutoConfig.from_pretrained(path).vocab_size
+    """Loads a model. The rows of added tokens, which are random, are set to 1 so that they can be compared."""
+    vocab_size = AutoConfig.from_pretrained(path).vocab_size
 
     def loaded(opening: Opening) -> Any:
         model = load(path, "--m", dtype, tokenizer, opening=opening)
         ends = [end for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None]
-        assert ends[0].num_embeddings == max(known, len(tokenizer))
+        assert ends[0].num_embeddings == max(vocab_size, len(tokenizer))
         with opening.placement.whole(model, *ends):
             for end in ends:
-                end.weight.data[known:] = 1
+                end.weight.data[vocab_size:] = 1
         return model
 
     return loaded
 
 
 def _engines(place: Path, folder: Path, tokenizer: Any) -> dict[str, Tensor]:
-    """Weights after two updates and log-probs of engines whose models came in parts, and came whole."""
+    """Weights after two updates, and outputs of frozen engines, by "model/whole or parts/name".
+
+    `whole` and `parts` are how the model was loaded; the engines are all at ZeRO 3.
+    """
     results: dict[str, Tensor] = {}
     ids, attention_mask, mask = pad_rows(ROWS)
     for name, file, lora in (

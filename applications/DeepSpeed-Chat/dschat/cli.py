@@ -15,7 +15,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from dschat.base.errors import UserError
 from dschat.launch import LAUNCH_ONLY_FLAGS, is_worker, launch, plan_launch, worker_environment
@@ -26,13 +26,23 @@ from dschat.settings.parse import PRINTS, Resolved, resolve
 from dschat.settings.processes import LaunchFlags
 
 
+@runtime_checkable
+class NeedsPreparation(Protocol):
+    """Options that set this process up for their command."""
+
+    def prepare(self) -> None:
+        """Sets environment variables, loggers and the like."""
+
+
 @dataclass(frozen=True)
 class Command:
     """A subcommand.
 
     Attributes:
         summary: its line in `dschat --help`.
-        flags: "module:class" of its flags, below dschat; --help begins with the docstring of that class.
+        flags: "module:class" of its flags, below dschat; --help begins with the docstring of that class. If the class
+            has an attribute `other_words`, it gets the words that are no flags, instead of an error. Options that have
+            a method `prepare` (`NeedsPreparation`) are prepared before the command runs.
         run: "module:function", below dschat. The function takes the flags and returns the last lines of output or an
             exit status. The function of a training step takes the flags and the run's output folder.
         step: name of a training step in run.json; empty for other commands.
@@ -243,7 +253,7 @@ def _run_command(name: str, words: Sequence[str]) -> str | int:
     options = resolved.config
     if takes_unknown_flags:
         options.other_words = resolved.other_words
-    if hasattr(options, "prepare"):
+    if isinstance(options, NeedsPreparation):
         options.prepare()
     result: str | int = command.function()(options)
     return result
@@ -253,7 +263,9 @@ def _run_command(name: str, words: Sequence[str]) -> str | int:
 
 
 def train(config: CommonConfig) -> dict[str, float]:
-    """Runs the training step of a configuration in this process, which may be one of a launcher's.
+    """Runs the training step of a configuration in this process; starts no others.
+
+    For several processes, start the program with a launcher; each of its processes calls this function.
 
     Args:
         config: SFTConfig, RewardConfig, DPOConfig, PPOConfig, RefuelConfig or RefuelOnlineConfig.
@@ -283,28 +295,34 @@ def train_step(
 ) -> int:
     """Runs a training step: in this process if a launcher has started it, otherwise in one new process per GPU.
 
+    Args:
+        name: the subcommand.
+        words: its flags.
+        may_launch: new processes may be started; otherwise this process trains.
+
     Returns:
         The exit status.
     """
     if is_worker() or not may_launch:
-        return train_here(name, words, environ=worker_environment())
+        return train_in_process(name, words, environ=worker_environment())
     return run_script(partial(_launch_or_train, name, words))
 
 
 def _launch_or_train(name: str, words: Sequence[str]) -> int:
-    """Starts one process per GPU; a single process on this machine trains right here. Returns the exit status."""
+    """Starts one process per GPU, or trains in this process if that is the only one. Returns the exit status."""
     plan = plan_launch(_read_launch_flags(name, words))
     if plan.needs_no_launcher:
-        return train_here(name, words, processes=1)
+        return train_in_process(name, words, processes=1)
 
     resolved = read_config(name, words, plan.num_processes)
+    set_data_folder(resolved)
     resolved.config.plan_batches(plan.num_processes)  # batch sizes that do not fit are reported once, before the start
     # Workers get all settings on the command line, so that none of them depends on a file or environment variable.
     worker_words = resolved.words(without=LAUNCH_ONLY_FLAGS)
     return launch(plan, [*name.split(), "--deepspeed", *worker_words])
 
 
-def train_here(
+def train_in_process(
     name: str,
     words: Sequence[str],
     processes: int | None = None,
@@ -313,7 +331,9 @@ def train_here(
     """Runs a training step in this process. Returns the exit status; see `read_config` for the arguments."""
 
     def read() -> CommonConfig:
-        return read_config(name, words, processes, environ).config
+        resolved = read_config(name, words, processes, environ)
+        set_data_folder(resolved)
+        return resolved.config
 
     command = COMMANDS[name]
     return run_main(command.step, read, command.function)
@@ -327,8 +347,6 @@ def read_config(
 ) -> Resolved[CommonConfig]:
     """Reads and checks the flags of a training step.
 
-    Presets name their data below MA_RLHF_DATA, which is set to $PROJ_PATH/data (or ./data) unless it is set.
-
     Args:
         name: the subcommand.
         words: its flags.
@@ -339,17 +357,24 @@ def read_config(
         UserError: a flag or a combination of flags is not possible.
     """
     flags_class: type[CommonConfig] = COMMANDS[name].flags_class()
-    resolved = resolve(flags_class, words, command=name, processes=processes, environ=environ)
+    return resolve(flags_class, words, command=name, processes=processes, environ=environ)
+
+
+def set_data_folder(resolved: Resolved[CommonConfig]) -> None:
+    """Sets MA_RLHF_DATA, below which presets name their data, to $PROJ_PATH/data or ./data, unless it is set.
+
+    Only for a run of a preset; processes that it starts inherit the variable.
+    """
     if resolved.preset and not os.environ.get("MA_RLHF_DATA"):
         project = os.environ.get("PROJ_PATH") or Path.cwd()
         os.environ["MA_RLHF_DATA"] = str(Path(project) / "data")
-    return resolved
 
 
 def _read_launch_flags(name: str, words: Sequence[str]) -> LaunchFlags:
-    """The flags of the launch, before the number of processes is known.
+    """The flags that decide how many processes are started, and where.
 
-    They are not checked yet. --print_config is ignored here: `read_config` prints the batch sizes for all processes.
+    Nothing is checked yet, because checks of other flags need the number of processes. --print_config is ignored here:
+    `read_config` follows, and prints the batch sizes of all processes.
     """
     quiet_words = [word for word in words if word not in PRINTS]
     flags_class: type[CommonConfig] = COMMANDS[name].flags_class()
@@ -360,21 +385,34 @@ def _read_launch_flags(name: str, words: Sequence[str]) -> LaunchFlags:
 
 
 def _list_commands(words: Sequence[str]) -> int:
-    """Lists the subcommands, or those that begin with the first word; status 2 after a command that does not exist."""
+    """Lists the subcommands, or those that begin with the first word, for a command line without a subcommand.
+
+    Returns:
+        The exit status: 0 without words or with --help; 2 after a command that does not exist, which is named on
+        stderr; 2 if a subcommand of two words lacks the second, or if there are only unknown flags.
+    """
     first = next((word for word in words if not word.startswith("-")), "")
-    matching = {name: command for name, command in COMMANDS.items() if name.startswith(f"{first} ")}
-    if first and not matching:
+    group = {name: command for name, command in COMMANDS.items() if name.startswith(f"{first} ")}
+    if first and not group:
         similar = next(iter(get_close_matches(first, COMMANDS, n=1)), "")
         hint = command_suggestion(first) or (f"did you mean {similar}?" if similar else "")
         print(f"dschat: error: there is no command {first}{'; ' if hint else ''}{hint}", file=sys.stderr)
         return 2
 
-    commands = matching or COMMANDS
+    # `data` alone asks which commands begin with it; `data chek` names one that does not exist.
+    second = ""
+    if group:
+        second = next(iter(words[words.index(first) + 1 :]), "")
+    is_unknown = bool(second) and not second.startswith("-")
+    if is_unknown:
+        print(f"dschat: error: there is no command {first} {second}", file=sys.stderr)
+
+    commands = group or COMMANDS
     width = max(map(len, commands))
-    lines = [f"usage: dschat {first + ' ' if matching else ''}COMMAND [flags]", ""]
+    lines = [f"usage: dschat {first + ' ' if group else ''}COMMAND [flags]", ""]
     for name, command in commands.items():
         lines.append(f"  {name:<{width}}  {command.summary}")
     lines += ["", "`dschat COMMAND --help` lists its flags; --config FILE reads them from YAML."]
-    asked_for = not words or "-h" in words or "--help" in words
+    asked_for = not words or (not is_unknown and ("-h" in words or "--help" in words))
     print("\n".join(lines), file=sys.stdout if asked_for else sys.stderr)
     return 0 if asked_for else 2

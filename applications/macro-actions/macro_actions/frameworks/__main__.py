@@ -63,7 +63,7 @@ def check(name: str) -> str:
     values = torch.linspace(0.1, 1, 10).view(2, 5) * mask
     rewards = torch.tensor([[0.0, 0, 0, 0, 1], [0, 0, 1, 0, 0]])
     config = MacroActionsConfig("fixed", ngram=2, value_function="first")
-    _, returns = adapter.dispatched(config, rewards, values, mask)
+    _, returns = adapter.run_dispatcher(config, rewards, values, mask)
     ends = config.ends(mask, name)
     _, expected = config.gae(values, rewards, ends, mask, 1.0, 0.5)
     if not torch.allclose(torch.where(mask.bool(), returns, 0.0), expected, atol=1e-6):

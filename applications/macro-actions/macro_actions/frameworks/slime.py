@@ -78,7 +78,7 @@ def _rows(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     return [row[:length] for row, length in zip(x, lengths, strict=True)]
 
 
-def dispatched(
+def run_dispatcher(
     config: MacroActionsConfig,
     rewards: Tensor,
     values: Tensor,

@@ -18,9 +18,11 @@ from torch import Tensor
 
 from macro_actions.frameworks import READS, MacroActionsConfig, UnsupportedError, replaced, require
 
-LOSS = "macro"
+LOSS_NAME = "macro"
 FIELDS = {"uids": "uid", "response_ids": "responses", "ref_logprobs": "ref_log_prob"}  # names in verl's buffer
-_inputs: list[dict[str, Any]] = []  # inputs of the condition, while verl computes advantages
+# Inputs of the condition for the batch whose advantages verl is computing; empty at all other times. verl passes only
+# values, rewards and mask to its GAE. The trainer's method has the batch and passes the other inputs on in here.
+_inputs: list[dict[str, Any]] = []
 
 
 def register(config: MacroActionsConfig) -> None:
@@ -57,13 +59,13 @@ def register(config: MacroActionsConfig) -> None:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        old, new = config.pooled(f"verl, loss_mode={LOSS}", response_mask, old_log_prob, log_prob)
+        old, new = config.pooled(f"verl, loss_mode={LOSS_NAME}", response_mask, old_log_prob, log_prob)
         return core_algos.compute_policy_loss_vanilla(old, new, advantages, response_mask, *args, **kwargs)
 
     original = replaced(trainer_base.PPOTrainer._compute_advantage)
 
     @wraps(original)
-    def with_inputs(
+    def compute_with_inputs(
         trainer: Any,
         batch: Any,
         metrics: dict[str, Any],
@@ -78,9 +80,9 @@ def register(config: MacroActionsConfig) -> None:
             _inputs.pop()
 
     core_algos.compute_gae_advantage_return = macro_gae
-    core_algos.register_policy_loss(LOSS)(policy_loss)
-    with_inputs.replaces = original  # type: ignore[attr-defined]
-    trainer_base.PPOTrainer._compute_advantage = with_inputs
+    core_algos.register_policy_loss(LOSS_NAME)(policy_loss)
+    compute_with_inputs.replaces = original  # type: ignore[attr-defined]
+    trainer_base.PPOTrainer._compute_advantage = compute_with_inputs
 
 
 def _condition_inputs(
@@ -104,7 +106,7 @@ def _condition_inputs(
     return {argument: rows.tolist() if argument == "uids" else rows.to_padded_tensor(0)}
 
 
-def dispatched(
+def run_dispatcher(
     config: MacroActionsConfig,
     rewards: Tensor,
     values: Tensor,
@@ -116,5 +118,6 @@ def dispatched(
 
     register(config)
     tensors = {"token_level_rewards": rewards, "values": values, "response_mask": mask}
-    batch = compute_advantage(verl.DataProto.from_single_dict(tensors), "gae", lam=0.5, config={}).batch
+    data = verl.DataProto.from_single_dict(tensors)
+    batch = compute_advantage(data, "gae", gamma=1.0, lam=0.5, config={}).batch
     return batch["advantages"], batch["returns"]

@@ -314,6 +314,11 @@ def rendezvous_address(url: str) -> tuple[str, int]:
         return address, listener.getsockname()[1]
 
 
+def is_version_of_run(version: str, run: str) -> bool:
+    """Whether a version of weights, RUN.NUMBER, belongs to a run."""
+    return version.rpartition(".")[0] == run
+
+
 async def is_healthy(url: str) -> bool:
     """Whether a server answers a health check."""
     try:

@@ -20,16 +20,20 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 INFO_ROUTE = "/run"
-OPEN_ROUTE = "/health"
-MAX_BODY_BYTES = 64 << 20  # of a request; a piece of a weight takes 23 million
+UNGUARDED_ROUTE = "/health"  # needs no token
+MAX_BODY_BYTES = 64 << 20  # maximum request body (64 MiB); the largest piece of a weight takes 23 MB
 
 
 class Gate:
     """ASGI middleware of a server that belongs to one run at a time.
 
-    Every request needs the token of VLLM_API_KEY, if there is one: vLLM itself guards only some of its routes. A
-    request to sample is refused unless it names the version of the server's weights, and a piece of a weight unless it
-    belongs to the update under way. `GET /run` reports what the server is. Web sockets, which no run uses, are closed.
+    Every request needs the token of VLLM_API_KEY, if there is one: vLLM itself guards only some of its routes. The
+    route `/run` reports what the server is. Web sockets, which no run uses, are closed.
+
+    The weights of a server have a version, which requests name in the header `X-Weight-Version`. When a run begins to
+    send version `a.2`, it sets the server's version to `a.2.loading`, and to `a.2` when all weights are there.
+    Therefore a request to sample is answered only if it names exactly the server's version, and a request with weights
+    only if the server's version is the one that it names, followed by `.loading`. All others get status 409.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -49,16 +53,17 @@ class Gate:
             await send({"type": "websocket.close", "code": 1008})
             return
         answer = await self._answer(Request(scope)) if scope["type"] == "http" else None
-        await (answer or self._app)(scope, receive, send)
+        responder = answer or self._app
+        await responder(scope, receive, send)
 
     async def _answer(self, request: Request) -> JSONResponse | None:
         """The gate's own answer to a request; None if vLLM is to answer."""
-        # The path as the server routes it. `request.url` contains the Host header, which the sender writes.
+        # The path as the server routes it, since `dschat serve-vllm` sets no root path. `request.url` would not do: it
+        # contains the Host header, which the sender writes.
         path: str = request.scope["path"]
-        if path == OPEN_ROUTE:
+        if path == UNGUARDED_ROUTE:
             return None
-        header = request.headers.get("authorization", "")
-        if self._token and not hmac.compare_digest(header.encode(), f"Bearer {self._token}".encode()):
+        if not self._has_token(request):
             return JSONResponse({"error": "the token is missing or wrong"}, 401)
         refusal = refuse_body(request)
         if refusal is not None:
@@ -67,7 +72,7 @@ class Gate:
             return None
 
         engine = request.app.state.engine_client
-        if engine.errored:
+        if engine.errored:  # for good; the run ends with a checkpoint and can resume with a new server
             return JSONResponse({"error": "the engine has died"}, 503)
         version: str = await engine.get_weight_version()
         if path == INFO_ROUTE:
@@ -75,22 +80,28 @@ class Gate:
         expected_version = request.headers.get(VERSION_HEADER, "")
         if path in WEIGHT_ROUTES:
             expected_version += LOADING
-        return None if expected_version == version else JSONResponse({"version": version}, 409)
+        if expected_version != version:
+            return JSONResponse({"version": version}, 409)
+        return None
+
+    def _has_token(self, request: Request) -> bool:
+        """Whether a request may enter: it has the server's token, or the server has none."""
+        if not self._token:
+            return True
+        header = request.headers.get("authorization", "")
+        return hmac.compare_digest(header.encode(), f"Bearer {self._token}".encode())
 
 
 def refuse_body(request: Request) -> JSONResponse | None:
-    """An answer to a request whose body is too long or of unknown length; None to any other."""
+    """The refusal of a request whose body is too long or of unknown length; None for any other request."""
     if "transfer-encoding" in request.headers:
         return JSONResponse({"error": "the length of the request is missing"}, 411)
     length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-        return JSONResponse({"error": f"the request is more than {MAX_BODY_BYTES >> 20} MB"}, 413)
+    if not length.isdecimal():
+        return JSONResponse({"error": "the length of the request is no number"}, 400)
+    if int(length) > MAX_BODY_BYTES:
+        return JSONResponse({"error": f"the request is more than {MAX_BODY_BYTES >> 20} MiB"}, 413)
     return None
-
-
-def is_of_run(version: str, run: str) -> bool:
-    """Whether a version of weights, RUN.NUMBER, belongs to a run."""
-    return version.rpartition(".")[0] == run
 
 
 def server_info(

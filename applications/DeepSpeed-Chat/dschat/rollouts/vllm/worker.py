@@ -19,7 +19,7 @@ from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferInitInfo
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from dschat.rollouts.vllm.gate import is_of_run
+from dschat.rollouts.vllm.client import is_version_of_run
 from dschat.rollouts.vllm.weights import Temperature, record_columns, repack_weights, wrong_layers
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class TrainerWeights(NCCLWeightTransferEngine):
         A piece of a run that has just been replaced by another is dropped: the gate refuses that run's next request.
         An error here would leave answers of other workers in vLLM's queues.
         """
-        if not is_of_run(update_info.version, self._run):
+        if not is_version_of_run(update_info.version, self._run):
             logger.warning("dropped weights %s of another run than %s", update_info.version, self._run)
             return
         if update_info.data is None:

@@ -4,6 +4,7 @@
 import logging
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,14 +50,18 @@ from dschat.scoring.url import UrlScores, UrlSettings
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.reward_judge import longest_rollout
+from dschat.settings.rewards import SOURCE_NAMES, OnRewardError
 from dschat.settings.rubrics import read_score_rubric
 from dschat.training.build.engines import REWARD, RunPlan, frozen_settings, opening_of
 from dschat.training.iteration import eval_size, pass_size
 
 logger = logging.getLogger(__name__)
 
-STEP_3 = ReaderFlags(
-    REWARD, "--rm_template", "Lower --max_prompt_seq_len or --max_answer_seq_len, or give --on_reward_error skip"
+# Flags of step 3, as messages about a reward model's tokenizer and texts name them.
+STEP_3_READER_FLAGS = ReaderFlags(
+    model=REWARD,
+    template="--rm_template",
+    shorter="Lower --max_prompt_seq_len or --max_answer_seq_len, or give --on_reward_error skip",
 )
 
 JUDGE_CACHE = ".judge-cache"  # below the output folder
@@ -97,17 +102,36 @@ def reward_source(
         tokenizer: the actor's tokenizer.
         programs: runs the programs in responses, with --reward_source programs.
         on_base: scores of a reward model that is an adapter on the actor's base, with --share_base.
+
+    Raises:
+        UserError: a function, a model, a rubric, a key or an address cannot be used.
+    """
+    return combine_sources(config, named_sources(config, plan, tokenizer, programs, on_base))
+
+
+def named_sources(
+    config: PPOConfig,
+    plan: RunPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    programs: ProgramPool | None,
+    on_base: ScoreSource | None,
+) -> list[tuple[str, ScoreSource]]:
+    """The sources that the flags name, in the order of --reward_weights, each with its name in metrics and samples.
+
+    A simulated user, who gives no rewards, is not among them. See `reward_source` for the arguments.
     """
     flags = config.rewards
     skips = flags.on_reward_error == "skip"
-    sources: list[ScoreSource] = []
-    for spec in flags.reward_function or []:
-        with_segments = flags.segment_rewards is not None
-        sources.append(function_scores(spec, "--reward_function", flags.on_reward_error, with_segments))
+    with_segments = flags.segment_rewards is not None
+    sources: list[tuple[str, ScoreSource]] = []
+    specs = flags.reward_function or []
+    for name, spec in zip(flags.source_names, specs, strict=False):  # names of functions come first
+        sources.append((name, function_scores(spec, "--reward_function", flags.on_reward_error, with_segments)))
     if on_base is not None:
-        sources.append(on_base)
+        sources.append((SOURCE_NAMES["reward_model_name_or_path"], on_base))
     elif flags.reward_model_name_or_path is not None:
-        sources.append(_model_scores(config, flags.reward_model_name_or_path, plan, tokenizer))
+        model = _model_scores(config, flags.reward_model_name_or_path, plan, tokenizer)
+        sources.append((SOURCE_NAMES["reward_model_name_or_path"], model))
     if flags.reward_url is not None:
         settings = UrlSettings(
             flags.reward_url,
@@ -116,38 +140,39 @@ def reward_source(
             flags.reward_patience,
             skips,
         )
-        sources.append(UrlScores(settings))
+        sources.append((SOURCE_NAMES["reward_url"], UrlScores(settings)))
     if programs is not None:
-        sources.append(
-            ProgramScores(
-                programs,
-                config.programs.program_reward,
-                skips,
-                config.programs.program_block,
-            )
-        )
+        outcomes = ProgramScores(programs, config.programs.program_reward, skips, config.programs.program_block)
+        sources.append((SOURCE_NAMES["reward_source"], outcomes))
     if flags.reward_judge is not None:
-        sources.append(judge_scores(config, flags.reward_judge))
+        sources.append((SOURCE_NAMES["reward_judge"], judge_scores(config, flags.reward_judge)))
     if config.has_episodes and not config.has_simulated_user:
-        sources.append(EnvironmentScores())
+        sources.append((SOURCE_NAMES["environment"], EnvironmentScores()))
+    return sources
 
+
+def combine_sources(config: PPOConfig, sources: Sequence[tuple[str, ScoreSource]]) -> ScoreSource:
+    """One source of scores for a run: the weighted sum of named sources, a single source itself, or zeros for none."""
     if not sources and not config.has_simulated_user:
         return NoScores()
-    if len(sources) == 1 and flags.reward_weights is None and not skips and not config.has_simulated_user:
-        return sources[0]
-    has_names = len(sources) > 1 or flags.reward_weights is not None
-    names = flags.source_names if has_names else [""] * len(sources)
-    weights = flags.reward_weights or [1.0] * len(sources)
+    weights = config.rewards.reward_weights
+    skips = config.rewards.on_reward_error == "skip"
+    is_sum = len(sources) > 1 or weights is not None
+    # Beside sums, `WeightedScores` leaves out responses without a score, and adds metrics of a simulated user.
+    if not (is_sum or skips or config.has_simulated_user):
+        return sources[0][1]
+
     weighted = []
-    for name, weight, source in zip(names, weights, sources, strict=True):
-        weighted.append(Weighted(name, weight, source))
-    if config.has_simulated_user:  # rewards nothing, but counts turns, and dialogues whose user failed
+    for (name, source), weight in zip(sources, weights or [1.0] * len(sources), strict=True):
+        weighted.append(Weighted(name if is_sum else "", weight, source))
+    if config.has_simulated_user:
+        # It rewards nothing. Its source counts turns, and gives no score to dialogues whose user failed.
         weighted.append(Weighted("", 1.0, EnvironmentScores()))
     return WeightedScores(weighted, skips)
 
 
 def judge_scores(config: PPOConfig, rubric_file: str) -> JudgeScores:
-    """Scores of the judge model by a rubric; nothing is sent.
+    """Scores of the judge model by a rubric. No request is sent yet.
 
     Raises:
         UserError: key, address or the folder of cached answers cannot be used.
@@ -162,6 +187,7 @@ def judge_scores(config: PPOConfig, rubric_file: str) -> JudgeScores:
         tries=flags.judge_tries,
         flags=JUDGE_FLAGS,
     )
+    # Whether a key is needed depends on the endpoint: a server on this machine has none.
     endpoint = replace(endpoint, key=checked_key(os.environ.get(JUDGE_FLAGS.key), JUDGE_FLAGS.key, endpoint))
     warn_if_unencrypted(endpoint)
 
@@ -173,27 +199,31 @@ def judge_scores(config: PPOConfig, rubric_file: str) -> JudgeScores:
     limit_name = "--judge_max_cost"
     if limit is not None and world_size() > 1:
         limit /= world_size()
-        limit_name += f", of which each of {world_size()} processes has"
+        limit_name += f", of which each of {world_size()} processes has"  # messages continue with the limit
     spending = Spending(prices, limit, limit_name)
 
     folder = Path(flags.judge_cache or Path(config.output.output_dir) / JUDGE_CACHE)
     client = JudgeClient(endpoint, ReplyCache(folder), spending, harmless_question(rubric))
-    skips = config.rewards.on_reward_error == "skip"
+    # Seconds for all answers of a rollout. Other processes wait for this one, and give up after --ddp_timeout.
     patience = longest_rollout(config) if world_size() > 1 else math.inf
+    skips = config.rewards.on_reward_error == "skip"
     return JudgeScores(client, JudgeSettings(rubric, flags.judge_concurrency, patience, skips))
 
 
 def own_reward_tokenizer(
     config: PPOConfig, path: str, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedTokenizerBase | None:
-    """The reward model's own tokenizer if it must read texts, or None if it can read the actor's token ids.
+    """The tokenizer of a reward model that cannot read the actor's token ids.
 
-    It must read texts if its tokenizer differs from the actor's, or with --rm_template.
+    A reward model must read texts if its tokenizer differs from the actor's, or with --rm_template.
+
+    Returns:
+        The reward model's tokenizer if it must read texts, None if it can read the actor's token ids.
 
     Raises:
-        UserError: it differs, and the responses are episodes, whose text lacks the tokens that separate turns.
+        UserError: it must read texts, but the responses are episodes, whose text lacks the tokens that separate turns.
     """
-    reward_tokenizer = load_reward_tokenizer(path, config.rewards.rm_template, STEP_3)
+    reward_tokenizer = load_reward_tokenizer(path, config.rewards.rm_template, STEP_3_READER_FLAGS)
     if not config.rewards.rm_template and same_ids(tokenizer, reward_tokenizer):
         return None
     if config.has_episodes:
@@ -211,7 +241,11 @@ def _model_scores(
     plan: RunPlan,
     tokenizer: PreTrainedTokenizerBase,
 ) -> ScoreSource:
-    """Scores of the reward model at a path: from the actor's ids, or through text if its tokenizer is another."""
+    """Scores of the reward model at a path.
+
+    It reads the actor's token ids, or texts if `own_reward_tokenizer` says so. A model that reads texts in both
+    directions, such as BERT, computes on this device; any other one is sharded like the run's frozen models.
+    """
     settings = frozen_settings(config, plan)
     opening = opening_of(config, settings)
     size = pass_size(plan.batches).without_gradient
@@ -232,40 +266,55 @@ def _model_scores(
             rm_template,
             device(),
             settings.dtype,
-            size.rows,
-            STEP_3,
-            size.tokens,
+            batch_size=size.rows,
+            flags=STEP_3_READER_FLAGS,
+            max_tokens=size.tokens,
         )
         return TextRewardScores(reader, skips)
     model = load_scalar(path, REWARD, settings.dtype, reward_tokenizer, may_be_new=False, opening=opening)
-    engine = frozen_engine(ScalarModel(model), settings)
-    pad_id = reward_tokenizer.pad_token_id
     classifier = ClassifierReader(
         model,
-        pad_id,
+        reward_tokenizer.pad_token_id,
         device(),
-        size.rows,
-        False,
-        engine,
-        size.tokens,
+        batch_size=size.rows,
+        engine=frozen_engine(ScalarModel(model), settings),
+        max_tokens=size.tokens,
     )
-    return TextRewardScores(RewardReader(classifier, reward_tokenizer, path, rm_template, STEP_3), skips)
+    return TextRewardScores(RewardReader(classifier, reward_tokenizer, path, rm_template, STEP_3_READER_FLAGS), skips)
 
 
 def function_scores(
     spec: str,
     flag: str,
-    on_error: str = "stop",
+    on_error: OnRewardError = "stop",
     with_segments: bool = False,
 ) -> FunctionScores:
-    """Scores of a user's function. Raises UserError if it cannot be imported or called as the flags need it."""
+    """Scores of a user's function.
+
+    Args:
+        spec: ``module.py:function``.
+        flag: the flag that names it, for messages.
+        on_error: what to do if it fails, see `FunctionScores`.
+        with_segments: it is called with macro actions, too.
+
+    Raises:
+        UserError: it cannot be imported, or does not take these arguments.
+    """
     function = load_function(spec, flag)
     require_arguments(function, spec, flag, with_segments)
     return FunctionScores(function, flag, on_error)
 
 
-def build_dialogue_scores(config: RefuelOnlineConfig, device: torch.device) -> DialogueScores:
-    """The source of scores of an online REFUEL run; a reward model computes on the device."""
+def build_dialogue_scores(config: RefuelOnlineConfig, reward_device: torch.device) -> DialogueScores:
+    """The source of scores of an online REFUEL run: a function, or a reward model.
+
+    Args:
+        config: the flags.
+        reward_device: where a reward model computes; with --offload its weights stay in main memory between calls.
+
+    Raises:
+        UserError: the function or the model cannot be used.
+    """
     path = config.dialogues.reward_model_name_or_path
     if path is None:
         function = load_function(config.dialogues.reward_function or "", "--reward_function")
@@ -274,14 +323,14 @@ def build_dialogue_scores(config: RefuelOnlineConfig, device: torch.device) -> D
     check_length(path, flag, config.model.max_seq_len, "--max_seq_len")
     tokenizer = load_reward_tokenizer(path, rm_template=False, flags=ReaderFlags(flag))
     model = load_classifier(path, flag, training_dtype(config.engine.dtype), tokenizer)
-    model.to("cpu" if config.engine.offload else device).eval()
+    model.to("cpu" if config.engine.offload else reward_device).eval()
     size = eval_size(config)
     reader = ClassifierReader(
         model,
         tokenizer.pad_token_id,
-        device,
-        size.rows,
-        config.engine.offload,
+        reward_device,
+        batch_size=size.rows,
+        offload=config.engine.offload,
         max_tokens=size.tokens,
     )
     return RewardModelDialogueScores(reader, tokenizer, f"{flag} {path}")
