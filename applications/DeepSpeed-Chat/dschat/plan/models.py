@@ -21,7 +21,7 @@ from dschat.models.finetuning import Finetuning
 from dschat.models.limits import open_decoder_config
 from dschat.models.load import reads_both_ways
 from dschat.models.lora import adapter_settings, find_adapter
-from dschat.models.opening import NAMES, choose_dtype
+from dschat.models.opening import DTYPE_NAMES, choose_dtype
 from dschat.plan.passes import Kind, Model, shape_of
 from dschat.plan.states import FLOAT32, Weights, Zero
 from dschat.settings.batches import BatchPlan
@@ -369,6 +369,6 @@ class RoleBuilder:
         """Sizes of a model of which `trained` parameters are trained, at a ZeRO stage."""
         shape = shape_of(model)
         file = self.config.engine.deepspeed_config
-        settings = deepspeed_settings(self.batches, NAMES[self.dtype], stage, offload, file)
+        settings = deepspeed_settings(self.batches, DTYPE_NAMES[self.dtype], stage, offload, file)
         zero = Zero.of(settings, trained > 0)
         return Weights(shape.parameters, trained, shape.largest, self.dtype.itemsize, zero)
