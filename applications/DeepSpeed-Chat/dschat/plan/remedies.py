@@ -14,7 +14,7 @@ from dschat.plan.phases import CUDA_BYTES, GB, Machine
 from dschat.plan.plan import Plan, make_plan
 from dschat.settings.batches import largest_part
 from dschat.settings.common import CommonConfig
-from dschat.settings.ppo import BOTH_MODELS, PPOConfig
+from dschat.settings.ppo import SHARED_DEFAULT_FLAGS, PPOConfig
 from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.supervised import OneModelConfig
 
@@ -64,7 +64,7 @@ def changed(config: Config, change: Change) -> Config:
     """A copy of the settings with other values; a flag for both models also sets the flags of each model."""
     values = dict(change)
     if isinstance(config, PPOConfig):
-        for name in BOTH_MODELS:
+        for name in SHARED_DEFAULT_FLAGS:
             if name in change:
                 values[f"actor_{name}"] = change[name]
                 values[f"critic_{name}"] = change[name]

@@ -104,7 +104,7 @@ def make_row(
 ) -> dict[str, object]:
     """Makes row number `index` of a source in the columns of APPS. Equal arguments give equal rows.
 
-    All rows of a problem have the same tests, so that a program for it that has been run once need not run again.
+    All rows of a problem have the same tests, so that the cached outcome of a program holds for each of them.
     """
     rng = random.Random(f"{seed} {kind} {split} {index}")
     frame, words = rng.choice(PROBLEMS)
