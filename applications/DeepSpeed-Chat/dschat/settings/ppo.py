@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from typing import Annotated, Any, ClassVar
 
 from dschat.base.errors import UserError
@@ -28,7 +27,15 @@ from dschat.settings.ppo_loss import (
 )
 from dschat.settings.reward_judge import JUDGE_RULES, RewardJudgeFlags, require_openai
 from dschat.settings.rewards import REWARD_RULES, SOURCE_FLAGS, ProgramFlags, RewardFlags
-from dschat.settings.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags, SamplingFlags, VllmFlags, require_vllm
+from dschat.settings.rollouts import (
+    AHEAD_CLIP,
+    EVAL_PROMPTS,
+    SERVER_RULES,
+    RolloutFlags,
+    SamplingFlags,
+    VllmFlags,
+    require_vllm,
+)
 from dschat.settings.rules import Check, Rule, Rules
 from dschat.settings.simulated_user import SIMULATED_USER, SIMULATED_USER_RULES, UserFlags, UserRequestFlags
 from dschat.settings.teacher import TEACHER_RULES, TeacherFlags
@@ -39,7 +46,6 @@ SHARED_DEFAULT_FLAGS = ("gradient_checkpointing", "zero_stage", "lora_dim")
 
 logger = logging.getLogger(__name__)
 
-SERVER = re.compile(r"https?://[^/\s@?]+/?")
 # Flags that decide where macro actions end, as a warning names them. The flags of other conditions than `fixed` have
 # an effect only beside --termination_condition, which is named already.
 NOTED_END_FLAGS = ("termination_condition", "ngram", "isolate_last_token")
@@ -128,37 +134,6 @@ NORMALIZATION_RULES: tuple[Rule[PPOConfig], ...] = (
         lambda config: config.advantages.normalized_over == "row" and _is_one_macro_action(config),
         "--normalize_advantages row with --ngram {ngram:g}: a response is one macro action, whose tokens have"
         " the same advantage, which would become 0. Use batch.",
-    ),
-)
-
-
-# Servers of vLLM
-
-
-def _check_server_urls(config: PPOConfig) -> None:
-    """Raises UserError unless the servers of vLLM have valid and different addresses."""
-    urls = config.vllm.vllm_url or []
-    for url in urls:
-        if not SERVER.fullmatch(url):
-            raise UserError(
-                f"--vllm_url {url} is not an address of a server: give one such as http://127.0.0.1:8000, without a"
-                " path, a user's name or a password."
-            )
-    if len(set(urls)) < len(urls):
-        raise UserError("--vllm_url: give each server once.")
-
-
-SERVER_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
-    Check(_check_server_urls),
-    Rule(
-        lambda config: config.vllm.vllm_url is not None and config.vllm.vllm_tensor_parallel > 1,
-        "--vllm_tensor_parallel {vllm_tensor_parallel} with --vllm_url: a server divides the model among its own GPUs."
-        " Drop the flag here, and give it to dschat serve-vllm.",
-    ),
-    Rule(
-        lambda config: config.vllm.vllm_url is not None and config.vllm.vllm_timeout >= config.engine.ddp_timeout,
-        "--vllm_timeout {vllm_timeout:g} is not below --ddp_timeout {ddp_timeout}, after which the other processes"
-        " stop waiting: lower it, or raise that.",
     ),
 )
 
