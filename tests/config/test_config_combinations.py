@@ -118,7 +118,9 @@ def test_sound_combinations_without_a_critic(flags, caplog):
 def test_macro_actions_that_nothing_reads_are_warned_of(flag, caplog):
     config_of("ppo", flag, SCORED)
     (said,) = caplog.messages
-    assert said.startswith(flag.split()[0]) and "macro actions change the training with --policy_ratio macro" in said
+    assert (
+        said.startswith(flag.split()[0]) and "macro actions change the training only with --policy_ratio macro" in said
+    )
 
 
 @pytest.mark.parametrize("source", ["--reward_function score.py:f", "--reward_source programs"])
@@ -137,7 +139,7 @@ def test_a_critic_that_is_named_is_the_reward_model(caplog):
 
 def test_macro_actions_that_change_nothing_are_said(caplog):
     config_of("ppo", "--termination_condition randomized", SCORED)
-    assert "--policy_ratio macro or macro_mean, or --loss_mean macro, alone" in caplog.text
+    assert "only with --policy_ratio macro or macro_mean, or with --loss_mean macro" in caplog.text
 
 
 def test_flags_without_a_meaning_in_refuel_warn_once_and_say_why(caplog):

@@ -116,8 +116,8 @@ def test_no_tracker(step):
 
 
 def test_the_page_has_the_table():
-    """Made anew by `python -m dschat.settings.other_names`, between the lines that say so."""
+    """Made anew by `python -m dschat.reference names`, between the lines that say so."""
     text = (ROOT / "docs" / "coming-from-trl.md").read_text("utf-8")
-    begin, end = "<!-- made by python -m dschat.settings.other_names -->\n\n", "\n<!-- end -->"
+    begin, end = "<!-- made by python -m dschat.reference names -->\n\n", "\n<!-- end -->"
     assert text.partition(begin)[2].partition(end)[0] == page(commands_with_flag)
     assert "coming-from-trl.md" in Path(ROOT / "mkdocs.yml").read_text("utf-8")

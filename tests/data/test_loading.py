@@ -417,6 +417,18 @@ def test_responses_that_begin_with_their_prompts_are_warned_of(repeats, expected
     assert ("repeated   the responses of 4 of 8 rows" in check_report(str(tmp_path), None, Settings())) is expected
 
 
+@pytest.mark.parametrize(("kind", "expected"), [(SFTExample, False), (PairExample, True), (PreferenceExample, True)])
+def test_rejected_responses_that_begin_with_their_prompts(kind, expected, tmp_path, caplog) -> None:
+    """Step 1 reads no rejected responses, so that it does not warn of them."""
+    question = "What is the capital of France?"
+    rows = [{"prompt": question, "chosen": "a", "rejected": f"{question} {number}"} for number in range(4)]
+    for name in ("train", "test"):
+        write_jsonl(tmp_path / f"{name}.jsonl", rows)
+    loader_of(kind, tmp_path, data_split="1,0,0").read(show=True)
+    note = "the responses of 4 of 4 rows begin with their prompt"
+    assert any(note in message for message in caplog.messages) is expected
+
+
 def test_what_validates_is_part_of_the_key_and_is_said_again(tmp_path, caplog) -> None:
     """The warning of turns that end otherwise depends on a flag that prompts do not."""
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from closeness import assert_near
 from demo_cases import as_run, make_session, save_endless, save_reward, text_tokenizer
 from dschat.base.errors import UserError
-from dschat.demo.models import find_checkpoints, select_checkpoint
+from dschat.demo.models import find_models, select_model
 from dschat.demo.session import SamplingChoice
 from dschat.models.lora import add_lora
 from dschat.models.save import save_model
@@ -36,19 +36,19 @@ def run(model, tmp_path):
 
 def test_the_policies_of_a_run_are_found_the_newest_first(run, model):
     names = ["actor", "actor_ema", "models/step-10/actor", "models/step-9/actor", f"start model: {model}"]
-    assert [one.name for one in find_checkpoints(str(run))] == names
+    assert [one.name for one in find_models(str(run))] == names
     inside = run / "models" / "step-9" / "actor"
-    found = find_checkpoints(f" {inside} ")  # a model of a run brings the run's others
-    assert [one.name for one in found] == names and select_checkpoint(found, str(inside)).path == str(inside)
-    assert select_checkpoint(found, str(run)).name == "actor"
+    found = find_models(f" {inside} ")  # a model of a run brings the run's others
+    assert [one.name for one in found] == names and select_model(found, str(inside)).path == str(inside)
+    assert select_model(found, str(run)).name == "actor"
 
 
 def test_a_model_by_itself_and_a_run_of_step_1_are_their_own_model(model, tmp_path):
-    assert [(one.name, one.path) for one in find_checkpoints(model)] == [("final model", model)]
+    assert [(one.name, one.path) for one in find_models(model)] == [("final model", model)]
     run = as_run(tmp_path / "sft", model_name_or_path="gone/away/long")
     shutil.copytree(model, run, dirs_exist_ok=True)
-    assert [one.name for one in find_checkpoints(str(run))] == ["final model"]
-    assert [one.path for one in find_checkpoints("owner/name")] == ["owner/name"]
+    assert [one.name for one in find_models(str(run))] == ["final model"]
+    assert [one.path for one in find_models("owner/name")] == ["owner/name"]
 
 
 def test_folders_without_a_policy_say_what_they_are(run, model, tmp_path):
@@ -68,9 +68,9 @@ def test_folders_without_a_policy_say_what_they_are(run, model, tmp_path):
         (run / "critic", "reward model or critic"),
     ]:
         with pytest.raises(UserError, match=words):
-            find_checkpoints(str(tmp_path / place))
+            find_models(str(tmp_path / place))
     with pytest.raises(UserError, match="give a run's output folder"):
-        find_checkpoints(" ")
+        find_models(" ")
 
 
 def test_a_refused_model_leaves_the_one_before(run, model, tmp_path):
@@ -106,7 +106,7 @@ def test_an_adapter_without_its_merged_model_opens_on_its_base(tmp_path):
     run = as_run(tmp_path / "lora")
     save_model(model, saved_weights(model), text_tokenizer(), run, merge=False)
     save_model(model, saved_weights(model), text_tokenizer(), tmp_path / "merged", merge=True)
-    assert [one.name for one in find_checkpoints(str(run))] == ["final model"]
+    assert [one.name for one in find_models(str(run))] == ["final model"]
     session = make_session(run)
     opened, ids = session._sides[0].model.causal_lm, torch.arange(3, 40)[None]
     expected = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits

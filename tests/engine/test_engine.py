@@ -165,7 +165,7 @@ def test_gradient_checkpointing_gives_the_same_update(kind, group):
 def test_gradient_checkpointing_of_some_layers_gives_the_same_update(every, stage, group):
     """Of four layers those with number 0, every, 2 every, … go forward twice in each of two micro-batches."""
     expected = engine_of(make_causal_lm(num_hidden_layers=4), 4, 2, zero_stage=stage)
-    options = {"gradient_checkpointing": True, "checkpoint_every": every}
+    options = {"gradient_checkpointing": True, "gradient_checkpointing_every": every}
     engine = engine_of(make_causal_lm(num_hidden_layers=4), 4, 2, zero_stage=stage, **options)
     calls = Counter()
     for name, module in engine.module.named_modules():

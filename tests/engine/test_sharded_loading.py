@@ -14,7 +14,7 @@ from closeness import EPS, FORWARD
 from dschat.base.errors import UserError
 from dschat.engine.zero3 import SEQUENTIAL_LOAD_VARIABLE, placement_of
 from dschat.models.load import load_causal_lm, load_scalar
-from dschat.models.opening import Opening
+from dschat.models.opening import LoadOptions
 from factories import engine_of, largest_difference, make_causal_lm, make_classifier, save_folder, whole_state
 from sharded_loading_checks import compare, loader, save_special, settings_of
 
@@ -33,12 +33,12 @@ def test_every_weight_of_the_files_is_cut_on_arrival(settings, tokenizer, tmp_pa
     folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
     monkeypatch.setenv(SEQUENTIAL_LOAD_VARIABLE, "0")
     placement = placement_of(settings)
-    with placement.load_sharded():
+    with placement.while_loading():
         model = AutoModelForCausalLM.from_pretrained(folder)
         assert all(is_in_parts(p) for p in model.parameters())
     assert os.environ[SEQUENTIAL_LOAD_VARIABLE] == "0"
     monkeypatch.delenv(SEQUENTIAL_LOAD_VARIABLE)
-    critic = load_scalar(folder, "--m", torch.float32, tokenizer, opening=Opening(placement))
+    critic = load_scalar(folder, "--m", torch.float32, tokenizer, load_options=LoadOptions(placement))
     assert all(is_in_parts(p) for p in critic.parameters()) and not bool(critic.score.weight.ds_tensor.any())
     assert SEQUENTIAL_LOAD_VARIABLE not in os.environ
     assert not any(hasattr(p, "ds_id") for p in AutoModelForCausalLM.from_pretrained(folder).parameters())
@@ -61,7 +61,8 @@ def test_an_adapter_of_a_tied_head_unties_it_in_parts_too(targets, saved, settin
     base = save_folder(tmp_path / "base", make_causal_lm(tie_word_embeddings=True), tokenizer)
     folder = write_head_adapter(tmp_path / "adapter", base, targets, saved)
     found = compare(
-        lambda opening: load_causal_lm(str(folder), "--m", torch.float32, tokenizer, opening=opening), settings
+        lambda load_options: load_causal_lm(str(folder), "--m", torch.float32, tokenizer, load_options=load_options),
+        settings,
     )
     assert found["differ"] == [] and found["shared"] and found["configs"]
 
@@ -71,15 +72,15 @@ def test_weights_that_a_folder_lacks_are_named(settings, tmp_path, tokenizer):
     folder = save_folder(tmp_path, make_classifier("llama", tie_word_embeddings=False), tokenizer)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": None}))
-    opening = Opening(placement_of(settings))
+    load_options = LoadOptions(placement_of(settings))
     with pytest.raises(UserError, match=r"--m .*lm_head\.weight\. .*a reward model has no language-model head"):
-        load_causal_lm(folder, "--m", torch.float32, tokenizer, opening=opening)
+        load_causal_lm(folder, "--m", torch.float32, tokenizer, load_options=load_options)
 
 
 def test_weight_decay_acts_on_matrices_in_parts(settings, tmp_path, tokenizer):
     """In parts, all weights are flat."""
     folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
-    model = load_causal_lm(folder, "--m", torch.float32, tokenizer, opening=Opening(placement_of(settings)))
+    model = load_causal_lm(folder, "--m", torch.float32, tokenizer, load_options=LoadOptions(placement_of(settings)))
     engine = engine_of(model, zero_stage=3, learning_rate=0.1, weight_decay=0.5, config_file=settings.config_file)
     before = whole_state(engine)
     loss = 0.0 * sum(p.sum() for p in engine.module(torch.tensor([[1, 5, 6]]), torch.ones(1, 3, dtype=torch.bool), 2))

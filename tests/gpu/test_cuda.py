@@ -11,7 +11,7 @@ from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.zero3 import placement_of
 from dschat.models.compiled import compile_layers
 from dschat.models.load import load_causal_lm
-from dschat.models.opening import Opening
+from dschat.models.opening import LoadOptions
 from dschat.models.policy import PolicyModel
 from dschat.rollouts.decoder import Decoder
 from dschat.rollouts.generate import ContinuousEngine, generate, sample
@@ -194,8 +194,8 @@ def test_models_are_opened_on_the_gpu_as_on_a_cpu(stage, offload, group, tokeniz
     """Whole, or in parts: on the GPU, or in CPU memory and gathered on the GPU. Their engines train."""
     folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
     settings = EngineSettings(torch.float32, plan_batches("", 1, 1, None, 1), zero_stage=stage, offload=offload)
-    opening = Opening(placement_of(settings))
-    model = load_causal_lm(folder, "--m", torch.float32, tokenizer, opening=opening)
+    load_options = LoadOptions(placement_of(settings))
+    model = load_causal_lm(folder, "--m", torch.float32, tokenizer, load_options=load_options)
     assert {p.device.type for p in model.parameters()} == {"cuda"}
     engine = engine_of(model, zero_stage=stage, offload=offload)
     expected = {f"inner.{name}": p.detach() for name, p in make_causal_lm("llama").named_parameters()}

@@ -11,7 +11,7 @@ from closeness import assert_near
 from dschat.base.errors import UserError
 from dschat.models import load, opening
 from dschat.models.load import load_causal_lm, load_scalar
-from dschat.models.opening import Opening, check_attention, explain_refusal, say_what_is_used
+from dschat.models.opening import LoadOptions, check_attention, explain_refusal, warn_once_if_other_attention
 from dschat.training.build.engines import RunPlan
 from dschat.training.build.ppo import build_ppo_models
 from factories import make_causal_lm, ppo_config, replace_in_builders, save_folder
@@ -24,7 +24,9 @@ def test_flash_attention_needs_a_gpu(tokenizer, tmp_path, monkeypatch):
     folder = save_folder(tmp_path, make_causal_lm(), tokenizer)
     for open_model in (load_causal_lm, load_scalar):
         with pytest.raises(UserError, match="--attn_implementation flash_attention_2 needs a GPU. Use .* sdpa"):
-            open_model(folder, "--m", torch.bfloat16, tokenizer, opening=Opening(attention="flash_attention_2"))
+            open_model(
+                folder, "--m", torch.bfloat16, tokenizer, load_options=LoadOptions(attention="flash_attention_2")
+            )
 
 
 KERNEL = "kernels-community/vllm-flash-attn3"
@@ -75,7 +77,7 @@ def test_a_kernel_that_cannot_be_fetched_is_named(tokenizer, tmp_path, monkeypat
     folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
     monkeypatch.setattr(load, "check_attention", lambda *_: None)
     with pytest.raises(UserError, match=f"--attn_implementation {KERNEL}: .* cannot be opened with it: `kernels`"):
-        load_causal_lm(folder, "--m", torch.bfloat16, tokenizer, opening=Opening(attention=KERNEL))
+        load_causal_lm(folder, "--m", torch.bfloat16, tokenizer, load_options=LoadOptions(attention=KERNEL))
 
 
 def test_a_family_without_flash_attention_is_named():
@@ -83,6 +85,8 @@ def test_a_family_without_flash_attention_is_named():
     message = explain_refusal("flash_attention_2", "./bloom", error)
     assert message is not None and message.startswith("--attn_implementation flash_attention_2: ./bloom cannot")
     assert "Flash Attention 2 yet. Use --attn_implementation sdpa." in message
+    unended = explain_refusal("flash_attention_2", "./bloom", ImportError("`kernels` is missing"))
+    assert unended is not None and "`kernels` is missing. Use --attn_implementation sdpa." in unended
     assert explain_refusal("flash_attention_2", "./bloom", ValueError("no such file")) is None
     assert explain_refusal("flash_attention_2", "./flash", OSError("./flash has no file config.json")) is None
     assert explain_refusal("sdpa", "./bloom", error) is None
@@ -92,7 +96,7 @@ def test_a_family_without_flash_attention_is_named():
 @pytest.mark.parametrize(("wanted", "used"), [("auto", "sdpa"), ("sdpa", "sdpa"), ("eager", "eager")])
 def test_models_are_opened_as_the_flag_says(open_model, wanted, used, tokenizer, tmp_path, caplog):
     folder = save_folder(tmp_path, make_causal_lm("gemma"), tokenizer)
-    model = open_model(folder, "--m", torch.float32, tokenizer, opening=Opening(attention=wanted))
+    model = open_model(folder, "--m", torch.float32, tokenizer, load_options=LoadOptions(attention=wanted))
     assert model.config._attn_implementation == used
     expected = make_causal_lm("gemma", attn_implementation="eager")
     ids = torch.tensor([[1, 5, 6, 7]])
@@ -107,7 +111,7 @@ def test_the_flag_reaches_every_model(monkeypatch, tmp_path):
     seen = []
 
     def noted(*args, **options):
-        seen.extend(one.attention for one in (*args, *options.values()) if isinstance(one, Opening))
+        seen.extend(one.attention for one in (*args, *options.values()) if isinstance(one, LoadOptions))
         return SimpleNamespace(config=None)
 
     for name in ("load_causal_lm", "load_scalar"):
@@ -124,12 +128,12 @@ def test_the_flag_reaches_every_model(monkeypatch, tmp_path):
 
 @torch.no_grad()
 def test_the_cap_of_gemma_2_is_kept_and_the_change_said_once(tokenizer, tmp_path, caplog):
-    say_what_is_used.cache_clear()
+    warn_once_if_other_attention.cache_clear()
     lm = make_causal_lm("gemma2", attn_logit_softcapping=CAP)
     folder = save_folder(tmp_path, lm, tokenizer)
     with caplog.at_level(logging.WARNING):
         models = [load_causal_lm(folder, "--m", torch.float32, tokenizer) for _ in range(2)]
-        automatic = load_causal_lm(folder, "--m", torch.float32, tokenizer, opening=Opening(attention="auto"))
+        automatic = load_causal_lm(folder, "--m", torch.float32, tokenizer, load_options=LoadOptions(attention="auto"))
     message = f"{folder}: attention is computed by eager, not by sdpa, which does not do what this model needs"
     assert caplog.messages == [message]
     assert automatic.config._attn_implementation == "eager"

@@ -22,7 +22,7 @@ from dschat.engine.engine import frozen_engine
 from dschat.engine.zero3 import placement_of
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora
-from dschat.models.opening import PLAIN, Opening
+from dschat.models.opening import DEFAULT_OPTIONS, LoadOptions
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
@@ -45,7 +45,7 @@ from real_size import as_large_as
 FAMILIES = MODEL_FAMILIES | {"granite": WITHOUT_CLASSIFIER}
 FAST_FAMILIES = ("gemma", "gpt2", "granite")
 ROWS = ragged_rows([2, 5], [7, 3], seed=5)
-Load = Callable[[Opening], Any]
+Load = Callable[[LoadOptions], Any]
 
 
 def settings_of(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> EngineSettings:
@@ -84,7 +84,7 @@ def compare(load: Load, settings: EngineSettings) -> dict[str, Any]:
         whether tied weights and configs are equal. `whole`: elements of parameters that are gathered after loading.
         `held`: share of the model's elements that this process holds.
     """
-    whole, parts = load(PLAIN), load(Opening(placement_of(settings)))
+    whole, parts = load(DEFAULT_OPTIONS), load(LoadOptions(placement_of(settings)))
     held = sum(p.ds_tensor.numel() for p in parts.parameters())
     expected = state_of(whole)
     found = state_of(parts)
@@ -172,8 +172,8 @@ def save_special(place: Path) -> None:
 def adapter_loader(load: Any, path: str, tokenizer: Any) -> Load:
     """Loads a model from the folder of an adapter, which has no config of the model."""
 
-    def loaded(opening: Opening) -> Any:
-        return load(path, "--m", torch.float32, tokenizer, opening=opening)
+    def loaded(load_options: LoadOptions) -> Any:
+        return load(path, "--m", torch.float32, tokenizer, load_options=load_options)
 
     return loaded
 
@@ -182,11 +182,11 @@ def loader(load: Any, path: str, tokenizer: Any, dtype: torch.dtype) -> Load:
     """Loads a model. The rows of added tokens, which are random, are set to 1 so that they can be compared."""
     vocab_size = AutoConfig.from_pretrained(path).vocab_size
 
-    def loaded(opening: Opening) -> Any:
-        model = load(path, "--m", dtype, tokenizer, opening=opening)
+    def loaded(load_options: LoadOptions) -> Any:
+        model = load(path, "--m", dtype, tokenizer, load_options=load_options)
         ends = [end for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None]
         assert ends[0].num_embeddings == max(vocab_size, len(tokenizer))
-        with opening.placement.whole(model, *ends):
+        with load_options.placement.gathered(model, *ends):
             for end in ends:
                 end.weight.data[vocab_size:] = 1
         return model
@@ -207,9 +207,9 @@ def _engines(place: Path, folder: Path, tokenizer: Any) -> dict[str, Tensor]:
         ("untied", "untied, adapter of the head", False),
     ):
         for how in ("whole", "parts"):
-            opening = PLAIN if how == "whole" else Opening(placement_of(settings_of(folder)))
+            load_options = DEFAULT_OPTIONS if how == "whole" else LoadOptions(placement_of(settings_of(folder)))
             path = str(place / file)
-            model = load_causal_lm(path, "--m", torch.float32, tokenizer, opening=opening)
+            model = load_causal_lm(path, "--m", torch.float32, tokenizer, load_options=load_options)
             if lora:
                 with torch.random.fork_rng():
                     torch.manual_seed(1)
@@ -221,9 +221,9 @@ def _engines(place: Path, folder: Path, tokenizer: Any) -> dict[str, Tensor]:
             results |= {f"{name}/{how}/{key}": x.clone() for key, x in engine.whole_weights()}
     for how in ("whole", "parts"):
         settings = settings_of(folder, offload=True)
-        opening = PLAIN if how == "whole" else Opening(placement_of(settings))
-        policy = load_causal_lm(str(place / "odd"), "--m", torch.float32, tokenizer, opening=opening)
-        scalar = load_scalar(str(place / "gpt2"), "--m", torch.float32, tokenizer, opening=opening)
+        load_options = DEFAULT_OPTIONS if how == "whole" else LoadOptions(placement_of(settings))
+        policy = load_causal_lm(str(place / "odd"), "--m", torch.float32, tokenizer, load_options=load_options)
+        scalar = load_scalar(str(place / "gpt2"), "--m", torch.float32, tokenizer, load_options=load_options)
         with torch.no_grad():
             policy_engine = frozen_engine(PolicyModel(policy), settings)
             results[f"frozen/{how}/logprobs"] = policy_engine(ids, attention_mask, mask.shape[1])[0]

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents that are made from the declarations of the flags: docs/flags.md, and the completion of shells.
+"""Documents that are made from the declarations of the flags.
 
-python -m dschat.reference > docs/flags.md
+    python -m dschat.reference > docs/flags.md     all flags
+    python -m dschat.reference names               the tables of docs/coming-from-trl.md
+
+`dschat completion` prints the completion of shells.
 """
 
+import sys
 from argparse import SUPPRESS, Action
 from collections.abc import Iterator
 
 from dschat.cli import COMMANDS, Command
+from dschat.settings import other_names
 from dschat.settings.commands import CompletionOptions
 from dschat.settings.flags import flags_of
 from dschat.settings.parser import FlagParser
@@ -141,4 +146,7 @@ def _spellings(action: Action) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(page()))
+    if sys.argv[1:] == ["names"]:
+        print(other_names.page(commands_with_flag), end="")
+    else:
+        print("\n".join(page()))

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import product
 
-from dschat.quickstart.problems import JOINTS, QUANTITIES
+from dschat.quickstart.problems import OPERATORS, QUANTITIES
 from dschat.scoring.programs.levels import strongest_level
 from dschat.scoring.programs.sandbox import SandboxJob, SandboxLimits, execute
 from dschat.scoring.programs.scores import rewards_by_segment
@@ -28,9 +28,9 @@ NUMBERS = [29, 14, 26, 15]  # functions that agree on these agree on all lists
 def make_questions() -> dict[str, tuple[str, int]]:
     """Every question with the expression that answers it and its value for NUMBERS."""
     questions = {}
-    for first, joint, last in product(QUANTITIES, JOINTS, QUANTITIES):
+    for first, joint, last in product(QUANTITIES, OPERATORS, QUANTITIES):
         first_text, first_function = QUANTITIES[first]
-        joint_text, joint_function = JOINTS[joint]
+        joint_text, joint_function = OPERATORS[joint]
         last_text, last_function = QUANTITIES[last]
         value = joint_function(first_function(NUMBERS), last_function(NUMBERS))
         questions[f"{first} {joint} {last}"] = (f"{first_text} {joint_text} {last_text}", value)
@@ -38,7 +38,7 @@ def make_questions() -> dict[str, tuple[str, int]]:
 
 
 QUESTIONS = make_questions()
-PARTS: tuple[Mapping[str, object], ...] = (QUANTITIES, JOINTS, QUANTITIES)  # the parts of a question
+PARTS: tuple[Mapping[str, object], ...] = (QUANTITIES, OPERATORS, QUANTITIES)  # the parts of a question
 
 
 def make_prompt_and_response(rng: random.Random) -> tuple[str, str]:

@@ -31,7 +31,7 @@ from dschat.engine.process_group import process_group
 from dschat.engine.zero3 import placement_of
 from dschat.models.load import load_causal_lm
 from dschat.models.lora import add_lora
-from dschat.models.opening import Opening
+from dschat.models.opening import LoadOptions
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
 from dschat.models.tiny import make_gemma
@@ -131,9 +131,11 @@ class ModelPeaks:
         return result
 
     def _open(self, stage: int, lora: bool = False) -> PreTrainedModel:
-        opening = Opening(placement_of(settings_at(stage)))
+        load_options = LoadOptions(placement_of(settings_at(stage)))
         path = str(self.folder / "model")
-        model: PreTrainedModel = load_causal_lm(path, "--model", torch.float32, self.tokenizer, opening=opening)
+        model: PreTrainedModel = load_causal_lm(
+            path, "--model", torch.float32, self.tokenizer, load_options=load_options
+        )
         if lora:
             add_lora(model, 8, None, "model")
         return model

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import encode_prompts, encode_responses, render
-from dschat.data.examples import collect_examples
+from dschat.data.examples import DropReason, collect_examples
 from dschat.data.rows import Row, check_text, kind_of
 from dschat.data.turn_end import TurnEnd
 
@@ -180,7 +180,7 @@ def dialogue_examples(
     """
     complaints: list[UserError] = []
 
-    def make(index: int, row: Row) -> DialogueExample | str:
+    def make_dialogue(index: int, row: Row) -> DialogueExample | DropReason:
         try:
             messages = _messages_of(row)
         except UserError as error:
@@ -191,7 +191,7 @@ def dialogue_examples(
             return length
         return DialogueExample(messages, length, row, index)
 
-    made = list(map(make, range(len(rows)), rows))
+    results = list(map(make_dialogue, range(len(rows)), rows))
     if complaints:
         if len(complaints) == len(rows) and not held_out:
             raise complaints[0]
@@ -200,7 +200,7 @@ def dialogue_examples(
         f"--max_turns {limits.turns}, --max_prompt_seq_len {limits.prompt_tokens}, --max_answer_seq_len "
         f"{limits.reply_tokens}, --max_seq_len {limits.total_tokens}"
     )
-    return collect_examples(rows, made, limit_flags, held_out)
+    return collect_examples(rows, results, limit_flags, held_out)
 
 
 def _messages_of(row: Row) -> Dialogue:
@@ -223,7 +223,7 @@ def _length(
     row: Row,
     tokenizer: PreTrainedTokenizerBase,
     limits: DialogueLimits,
-) -> int | str:
+) -> int | DropReason:
     """Maximum tokens of a dialogue when all replies are sampled, or why it is left out."""
     turns = num_turns(messages)
     if turns > limits.turns:

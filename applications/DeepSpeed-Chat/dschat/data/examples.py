@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes examples from rows: token ids cut to length, with a count of dropped rows by reason.
 
-The functions take rows, the model's tokenizer, the maximum length in tokens, and the id that ends a response.
-They return the examples in the order of the rows, and reason → number of rows dropped. If no example is left they
-raise UserError, except for `held_out` rows: an evaluation may have none.
+`sft_examples`, `pair_examples`, `preference_examples` and `prompt_examples` make those of step 1, step 2, DPO and
+step 3.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import encode_prompt_texts, encode_responses, prompt_text
@@ -29,16 +28,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Reasons why a row gives no example, as they are counted and shown.
+DropReason: TypeAlias = str
 CUT_TO_NOTHING = "response cut to nothing"
 EQUAL_PAIR = "pair equal after cutting"
 PROMPT_TOO_LONG = "prompt too long"
 EMPTY_PROMPT = "prompt without tokens"
 NOTHING_WRITTEN = "a response without content, whose other fields the chat template does not write"
 NO_WEIGHT = "every turn that could be trained on has weight 0"
-LABELS = ("label", "kto_tag")  # columns of KTO data: whether the response is a good one
-LONG_PROMPT = 20  # characters from which on a response does not begin with its prompt by chance
 
-E = TypeVar("E")
+LABELS = ("label", "kto_tag")  # columns of KTO data: whether the response is a good one
+LONG_PROMPT = 20  # minimum prompt length in characters at which a repeated prompt is no coincidence
+
+Example = TypeVar("Example")
 
 
 class HasOrigin(Protocol):
@@ -135,12 +137,28 @@ def sft_examples(
 ) -> tuple[list[SFTExample], Counter[str]]:
     """Demonstrations, each [BOS] + prompt + response + [EOS] cut to its first `max_seq_len` tokens.
 
-    With `all_turns` every turn of the assistant in a conversation is trained on, not only the response. Dropped are
-    rows without any token left to train on, rows whose prompt has no token (nothing would predict the first response
-    token), and rows without a response that give a reason in `no_response`.
+    Dropped are:
+
+    - rows without a response that give a reason in `no_response`;
+    - rows whose response has no content, but other fields that the chat template omits;
+    - rows in which every turn that could be trained on has weight 0;
+    - rows whose prompt has no token, so that nothing would predict the first response token;
+    - rows without any token left to train on after cutting.
+
+    Args:
+        rows: rows of the data.
+        tokenizer: the model's tokenizer.
+        max_seq_len: maximum length of prompt and response together, in tokens.
+        eos_id: id of the token that ends a response.
+        held_out: whether the rows are for evaluation, which may have no example.
+        all_turns: train on every turn of the assistant in a conversation, not only on the response.
+
+    Returns:
+        The examples in the order of the rows; and reason → number of rows dropped.
 
     Raises:
-        UserError: a row has no response though its format requires one.
+        UserError: a row has no response though its format requires one; or no example is left, and the rows are not
+            held out.
     """
     require_responses(rows)
     if all_turns:
@@ -160,21 +178,23 @@ def sft_examples(
         texts = response_texts(tokenizer, rows, "chosen", prompt_texts)
     responses = encode_responses(tokenizer, texts)
 
-    def make(
+    def make_demonstration(
         row: Row,
         prompt: MarkedPrompt,
         response_ids: list[int],
         text: str,
-    ) -> SFTExample | str:
+    ) -> SFTExample | DropReason:
         if row.chosen is None:
             return str(row.no_response)
         if is_unwritten(row.chosen_message, text):
             return NOTHING_WRITTEN
-        is_trained = (row.chosen_message or {}).get(WEIGHT) != 0
+        # Only a response with further fields is kept as a message; one of them may be its weight.
+        message = row.chosen_message or {}
+        is_trained = message.get(WEIGHT) != 0
         return fit_demonstration(prompt, [*response_ids, eos_id], max_seq_len, is_trained)
 
-    made = map(make, rows, prompts, responses, texts)
-    return collect_examples(rows, made, f"--max_seq_len {max_seq_len}", held_out)
+    results = map(make_demonstration, rows, prompts, responses, texts)
+    return collect_examples(rows, results, f"--max_seq_len {max_seq_len}", held_out)
 
 
 def is_unwritten(message: Mapping[str, Any] | None, text: str) -> bool:
@@ -192,11 +212,15 @@ def has_further_fields(message: Mapping[str, Any]) -> bool:
 
 def fit_demonstration(
     prompt: MarkedPrompt, response_ids: list[int], limit: int, is_trained: bool = True
-) -> SFTExample | str:
+) -> SFTExample | DropReason:
     """Prompt and response cut to length, or the reason why there is no example.
 
+    The example's prompt ends where training begins. With the messages user A, assistant B, user C and the response D,
+    it is A B C if D alone is trained on. If B is trained on, too, the prompt is A and the response B C D, whose
+    targets are the tokens of B and D.
+
     Args:
-        prompt: with the earlier turns of the assistant marked; those that are trained on join the response.
+        prompt: everything before the response, with the earlier turns that are trained on marked.
         response_ids: with the token that ends it.
         limit: maximum length of the example, in tokens.
         is_trained: whether the response is trained on.
@@ -204,13 +228,16 @@ def fit_demonstration(
     has_trained_turns = any(prompt.targets)
     if not is_trained and not has_trained_turns:
         return NO_WEIGHT
-    prompt_length = len(prompt.ids)
-    targets = None
+    token_ids = [*prompt.ids, *response_ids]
     if has_trained_turns:
         prompt_length = prompt.targets.index(True)
-        targets = [*prompt.targets, *[is_trained] * len(response_ids)][prompt_length:limit]
-    prompt_ids = prompt.ids[:prompt_length]
-    trained_ids = [*prompt.ids, *response_ids][prompt_length:limit]
+        token_targets = [*prompt.targets, *[is_trained] * len(response_ids)]
+        targets = token_targets[prompt_length:limit]
+    else:
+        prompt_length = len(prompt.ids)
+        targets = None  # all tokens of the response
+    prompt_ids = token_ids[:prompt_length]
+    trained_ids = token_ids[prompt_length:limit]
     if not prompt_ids:
         return EMPTY_PROMPT
     if not trained_ids:
@@ -228,23 +255,37 @@ def pair_examples(
 ) -> tuple[list[PairExample], Counter[str]]:
     """Comparisons; both sequences are [BOS] + prompt + response + [EOS] cut to their first `max_seq_len` tokens.
 
-    Dropped are rows whose responses are cut to nothing, and rows whose sequences are equal. `margin_key` is the column
-    of the margins; None = all margins are 0.
+    Dropped are:
+
+    - rows with a response that has no content, but other fields that the chat template omits;
+    - rows whose chosen response is cut to nothing;
+    - rows whose sequences are equal after cutting.
+
+    Args:
+        rows: rows of the data.
+        tokenizer: the model's tokenizer.
+        max_seq_len: maximum length of each sequence, in tokens.
+        eos_id: id of the token that ends a response.
+        held_out: whether the rows are for evaluation, which may have no example.
+        margin_key: the column of the margins; None = all margins are 0.
+
+    Returns:
+        The examples in the order of the rows; and reason → number of rows dropped.
 
     Raises:
-        UserError: a row lacks a response, or its margin.
+        UserError: a row lacks a response, or its margin; or no example is left, and the rows are not held out.
     """
     require_both_responses(rows, "Step 2")
     margins = []
     for row in rows:
         margins.append(0.0 if margin_key is None else margin_of(row, margin_key))
 
-    def make(encoded: EncodedRow, margin: float) -> PairExample | str:
+    def make_pair(encoded: EncodedRow, margin: float) -> PairExample | DropReason:
         pair = encoded.fitted(max_seq_len, eos_id)
         return pair if isinstance(pair, str) else join_pair(pair, margin)
 
-    made = map(make, encode_pairs(tokenizer, rows), margins)
-    return collect_examples(rows, made, f"--max_seq_len {max_seq_len}", held_out)
+    results = map(make_pair, encode_pairs(tokenizer, rows), margins)
+    return collect_examples(rows, results, f"--max_seq_len {max_seq_len}", held_out)
 
 
 def preference_examples(
@@ -256,19 +297,33 @@ def preference_examples(
 ) -> tuple[list[PreferenceExample], Counter[str]]:
     """Comparisons, each response cut so that prompt and response together have at most `max_seq_len` tokens.
 
-    Dropped are rows whose responses are cut to nothing, rows whose responses are equal, and rows whose prompt has no
-    token.
+    Dropped are:
+
+    - rows whose prompt has no token;
+    - rows with a response that has no content, but other fields that the chat template omits;
+    - rows whose chosen response is cut to nothing;
+    - rows whose responses are equal after cutting.
+
+    Args:
+        rows: rows of the data.
+        tokenizer: the model's tokenizer.
+        max_seq_len: maximum length of the prompt with either response, in tokens.
+        eos_id: id of the token that ends a response.
+        held_out: whether the rows are for evaluation, which may have no example.
+
+    Returns:
+        The examples in the order of the rows; and reason → number of rows dropped.
 
     Raises:
-        UserError: a row lacks a response.
+        UserError: a row lacks a response; or no example is left, and the rows are not held out.
     """
     require_both_responses(rows, "DPO")
 
-    def make(encoded: EncodedRow) -> PreferenceExample | str:
+    def make_preference(encoded: EncodedRow) -> PreferenceExample | DropReason:
         return encoded.fitted(max_seq_len, eos_id) if encoded.prompt_ids else EMPTY_PROMPT
 
-    made = map(make, encode_pairs(tokenizer, rows))
-    return collect_examples(rows, made, f"--max_seq_len {max_seq_len}", held_out)
+    results = map(make_preference, encode_pairs(tokenizer, rows))
+    return collect_examples(rows, results, f"--max_seq_len {max_seq_len}", held_out)
 
 
 def fit_pair(
@@ -276,12 +331,12 @@ def fit_pair(
     chosen: list[int],
     rejected: list[int],
     limit: int,
-    end: Sequence[int] = (),
-) -> PreferenceExample | str:
-    """Two responses, each with the tokens of `end` and cut to length, or the reason why there is no example."""
+    end_ids: Sequence[int] = (),
+) -> PreferenceExample | DropReason:
+    """Two responses, each ended by `end_ids` and cut to length, or the reason why there is no example."""
     room = max(0, limit - len(prompt))
-    chosen_ids = [*chosen, *end][:room]
-    rejected_ids = [*rejected, *end][:room]
+    chosen_ids = [*chosen, *end_ids][:room]
+    rejected_ids = [*rejected, *end_ids][:room]
     if not chosen_ids:
         return CUT_TO_NOTHING
     if chosen_ids == rejected_ids:
@@ -299,14 +354,29 @@ def join_pair(pair: PreferenceExample, margin: float = 0.0) -> PairExample:
 def prompt_examples(
     rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_prompt_seq_len: int, held_out: bool = False
 ) -> tuple[list[PromptExample], Counter[str]]:
-    """Prompts of at most `max_prompt_seq_len` tokens, BOS included; longer ones are dropped, never cut."""
+    """Prompts of at most `max_prompt_seq_len` tokens, BOS included.
 
-    def make(
+    Dropped are prompts without tokens, and longer prompts, which are never cut.
+
+    Args:
+        rows: rows of the data.
+        tokenizer: the model's tokenizer.
+        max_prompt_seq_len: maximum length of a prompt, in tokens.
+        held_out: whether the rows are for evaluation, which may have no example.
+
+    Returns:
+        The examples in the order of the rows; and reason → number of rows dropped.
+
+    Raises:
+        UserError: no example is left, and the rows are not held out.
+    """
+
+    def make_prompt(
         index: int,
         row: Row,
         text: str,
         ids: list[int],
-    ) -> PromptExample | str:
+    ) -> PromptExample | DropReason:
         if not ids:
             return EMPTY_PROMPT
         if len(ids) > max_prompt_seq_len:
@@ -315,8 +385,8 @@ def prompt_examples(
 
     texts = [prompt_text(tokenizer, row) for row in rows]
     ids = encode_prompt_texts(tokenizer, texts)
-    made = map(make, range(len(rows)), rows, texts, ids)
-    return collect_examples(rows, made, f"--max_prompt_seq_len {max_prompt_seq_len}", held_out)
+    results = map(make_prompt, range(len(rows)), rows, texts, ids)
+    return collect_examples(rows, results, f"--max_prompt_seq_len {max_prompt_seq_len}", held_out)
 
 
 @dataclass(frozen=True)
@@ -336,11 +406,11 @@ class EncodedRow:
 
     @property
     def is_unwritten(self) -> bool:
-        """Whether the chat template writes nothing of a response that has tool calls, for instance."""
+        """Whether the chat template writes nothing of a response that holds something, for instance tool calls."""
         is_chosen_unwritten = is_unwritten(self.row.chosen_message, self.chosen)
         return is_chosen_unwritten or is_unwritten(self.row.rejected_message, self.rejected)
 
-    def fitted(self, limit: int, end_id: int) -> PreferenceExample | str:
+    def fitted(self, limit: int, end_id: int) -> PreferenceExample | DropReason:
         """The comparison cut to length, or the reason why there is none; responses get the token that ends them."""
         if self.is_unwritten:
             return NOTHING_WRITTEN
@@ -360,28 +430,31 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> Ite
 
 def collect_examples(
     rows: Sequence[HasOrigin],
-    made: Iterable[E | str],
+    results: Iterable[Example | DropReason],
     limit: str,
     held_out: bool,
-) -> tuple[list[E], Counter[str]]:
+) -> tuple[list[Example], Counter[str]]:
     """Separates examples from the reasons why rows gave none, which are counted.
 
     Args:
         rows: rows of the data.
-        made: for every row an example or a reason.
+        results: for every row an example or a reason.
         limit: the flag that limits the length, with its value, for the message.
-        held_out: whether no example may be left.
+        held_out: allow an empty result.
+
+    Returns:
+        The examples in the order of the rows; and reason → number of rows dropped.
 
     Raises:
         UserError: there are rows, but no example is left.
     """
-    examples: list[E] = []
+    examples: list[Example] = []
     dropped: Counter[str] = Counter()
-    for example in made:
-        if isinstance(example, str):
-            dropped[example] += 1
+    for result in results:
+        if isinstance(result, str):
+            dropped[result] += 1
         else:
-            examples.append(example)
+            examples.append(result)
     if rows and not examples and not held_out:
         raise UserError(
             f"{limit}: none of the {len(rows)} rows is left ({in_words(dropped)}; the first is {rows[0].origin}). Give"
@@ -400,13 +473,18 @@ def require_responses(rows: Sequence[Row]) -> None:
             )
 
 
-def require_both_responses(rows: Sequence[Row], who: str) -> None:
-    """Raises UserError, which names the row, unless every row has a chosen and a rejected response."""
+def require_both_responses(rows: Sequence[Row], step: str) -> None:
+    """Raises UserError, which names the row, unless every row has a chosen and a rejected response.
+
+    Args:
+        rows: rows of the data.
+        step: what needs both responses, as the message begins its sentence: "Step 2", for instance.
+    """
     for row in rows:
         if row.chosen is None or row.rejected is None:
             missing = "chosen" if row.chosen is None else "rejected"
             raise UserError(
-                f"{row.origin}: the row has no {missing} response. {who} needs a chosen and a rejected one per row: "
+                f"{row.origin}: the row has no {missing} response. {step} needs a chosen and a rejected one per row: "
                 f"name the column with --{missing}_key."
             )
 
@@ -444,23 +522,23 @@ def bad_responses(rows: Sequence[Row]) -> str:
     )
 
 
-def repeated_prompts(rows: Sequence[Row]) -> str:
-    """A note if at least half of the rows have a response that begins with its prompt of text; else empty.
+def repeated_prompts(rows: Sequence[Row], chosen_alone: bool = False) -> str:
+    """A note if at least half of the rows have a response that begins with its plain-text prompt; else empty.
 
     Some preference data repeat the prompt in `chosen` and `rejected`, and training would read it twice.
     """
     origins = []
     for row in rows:
         prompt = (row.prompt or "").strip()
-        responses = (row.chosen, row.rejected)
+        responses = [row.chosen] if chosen_alone else [row.chosen, row.rejected]
         begins_with_prompt = any((response or "").lstrip().startswith(prompt) for response in responses)
         if len(prompt) >= LONG_PROMPT and begins_with_prompt:
             origins.append(row.origin)
     if not origins or 2 * len(origins) < len(rows):
         return ""
     return (
-        f"the responses of {len(origins)} of {len(rows)} rows begin with their prompt, which is read twice then "
-        f"(first: {origins[0]})"
+        f"the responses of {len(origins)} of {len(rows)} rows begin with their prompt, so that training would "
+        f"read the prompt twice (first: {origins[0]})"
     )
 
 
@@ -470,7 +548,7 @@ def warn_of_responses(rows: Sequence[Row], chosen_alone: bool) -> None:
     `chosen_alone`: the step trains on the chosen responses, and reads no others.
     """
     bad = bad_responses(rows) if chosen_alone else ""
-    for note in (empty_responses(rows, chosen_alone), bad, repeated_prompts(rows)):
+    for note in (empty_responses(rows, chosen_alone), bad, repeated_prompts(rows, chosen_alone)):
         if note:
             logger.warning("%s; correct or remove these rows if that is not intended", note)
 

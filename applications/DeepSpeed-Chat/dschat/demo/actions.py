@@ -15,7 +15,7 @@ from html import escape
 from dschat.base.display import EMPTY, visible
 from dschat.base.errors import UserError
 from dschat.base.web_page import Component
-from dschat.demo.models import find_checkpoints, select_checkpoint
+from dschat.demo.models import find_models, select_model
 from dschat.demo.session import Chat, MakePrompt, SamplingChoice, Session, ShownAnswer, summary_prompt
 from dschat.lab.macro_actions import legend_html, macro_spans
 
@@ -77,14 +77,14 @@ class Actions:
     form: list[Component] = field(default_factory=list)  # boxes of a post
 
     def find(self, side: int, path: str) -> Update:
-        """Load run: lists the checkpoints of a run."""
+        """Load run: lists the models of a run."""
         try:
-            checkpoints = find_checkpoints(path)
+            models = find_models(path)
         except UserError as error:
             return {self.statuses[side]: status_html(str(error), failed=True)}
-        choices = [(checkpoint.name, checkpoint.path) for checkpoint in checkpoints]
-        selected = select_checkpoint(checkpoints, path)
-        count = len(checkpoints)
+        choices = [(model.name, model.path) for model in models]
+        selected = select_model(models, path)
+        count = len(models)
         status = f"{count} model{'' if count == 1 else 's'} found; choose one, then Load model."
         return {
             self.choosers[side]: self.gr.update(choices=choices, value=selected.path),

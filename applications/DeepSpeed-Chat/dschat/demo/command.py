@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from dschat.base.web_page import HOST, USER, check_address, gradio
-from dschat.demo.models import find_checkpoints
+from dschat.demo.models import find_models
 from dschat.demo.options import PASSWORD, ChatOptions, DemoOptions
 from dschat.settings.commands import require_token
 
@@ -27,7 +27,7 @@ def run(options: DemoOptions) -> str:
     in_terminal = isinstance(options, ChatOptions) and options.chat.terminal
     for path in (options.demo.model, options.demo.other):
         if path is not None:
-            find_checkpoints(path)
+            find_models(path)
     if not in_terminal:
         check_address(options.demo.host, options.demo.port)
         where_given = f", which the page asks for with the name {USER}"
@@ -56,7 +56,7 @@ def chat_in_terminal(session: Session, run_path: str) -> None:
 
     Args:
         session: the session, with its models loaded.
-        run_path: the run whose checkpoints /load knows by name.
+        run_path: the run whose models /load knows by name.
     """
     from dschat.demo.terminal import TerminalChat
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that a run has saved, how it sampled from them, and loading one: a folder, a hub id, or an adapter."""
+"""Finds the models that a run has saved, reads how the run sampled from them, and loads one of them.
+
+A model is named by its folder, which may hold an adapter alone, or by a hub id.
+"""
 
 import logging
 import time
@@ -19,16 +22,17 @@ from dschat.lab.policy import FLAGS_FILE, STEP, locate_policy
 from dschat.models.limits import position_limit, trained_length
 from dschat.models.load import gguf_remedy, load_causal_lm, open_config
 from dschat.models.lora import adapter_alone, base_of, has_score_head
-from dschat.models.opening import DTYPES
+from dschat.models.opening import DTYPE_NAMES
 from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids
 
 logger = logging.getLogger(__name__)
 
 START_FLAGS = ("actor_model_name_or_path", "model_name_or_path")  # name the model that a run starts from
-POLICIES = ("", "actor", "actor_ema")  # folders of policies below a run's folder and below models/step-N
+# Folders of policies, below a run's folder and below models/step-N; "" is that folder itself.
+POLICIES = ("", "actor", "actor_ema")
 MODEL_DEPTH = 3  # levels from a run's folder down to a model: models/step-N/actor
 SCORES_ONLY = "a reward model or critic, which gives scores and writes no text. Give a policy's folder."
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+UNLIMITED = 2**31  # sequence length in tokens, where the model's config names no maximum
 
 SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "max_new_tokens")
 
@@ -36,15 +40,15 @@ Json: TypeAlias = dict[str, object]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class ModelChoice:
     """A model that can be chosen."""
 
     name: str  # in the chooser: "models/step-40/actor"
     path: str  # folder or hub id
 
 
-def find_checkpoints(path: str) -> list[Checkpoint]:
-    """The policies of a run: the final ones, then those of models/ from the last on, then the one it started from.
+def find_models(path: str) -> list[ModelChoice]:
+    """The policies of a run: the final ones, then those of models/, newest first, then the one it started from.
 
     Args:
         path: a run's output folder, a model's folder (also inside a run's), or a hub id.
@@ -62,40 +66,46 @@ def find_checkpoints(path: str) -> list[Checkpoint]:
             raise UserError(f"{visible(path)}: {remedy}")
         if not HUB_NAME.fullmatch(path) or folder.exists():
             raise UserError(f"{visible(path)}: no such folder. Give a run's output folder, or a model's.")
-        return [Checkpoint(path, path)]
+        return [ModelChoice(path, path)]
     if is_classifier(read_object(folder / "config.json")):
         raise UserError(f"{visible(path)}: {SCORES_ONLY}")
 
     run = run_of(folder) or folder
+    choices = _saved_policies(run)
+    if not choices:
+        raise UserError(f"{visible(path)}: {_why_no_policy(run)}")
+    start = start_of(run)
+    if start is not None:
+        choices.append(ModelChoice(f"start model: {start}", start))
+    return choices
+
+
+def _saved_policies(run: Path) -> list[ModelChoice]:
+    """The policies that a run saved: the final ones, then those of models/, newest first."""
     steps = [entry for entry in (run / "models").glob("step-*") if STEP.fullmatch(entry.name)]
-    steps.sort(key=lambda entry: -int(entry.name.removeprefix("step-")))
-    checkpoints = []
+    steps.sort(key=lambda entry: int(entry.name.removeprefix("step-")), reverse=True)
+    choices = []
     for base in (run, *steps):
         for policy_name in POLICIES:
             policy = base / policy_name
             if is_policy(policy):
                 name = "final model" if policy == run else str(policy.relative_to(run))
-                checkpoints.append(Checkpoint(name, str(policy)))
-    if not checkpoints:
-        raise UserError(f"{visible(path)}: {_why_no_policy(run)}")
-    start = start_of(run)
-    if start is not None:
-        checkpoints.append(Checkpoint(f"start model: {start}", start))
-    return checkpoints
+                choices.append(ModelChoice(name, str(policy)))
+    return choices
 
 
-def select_checkpoint(checkpoints: list[Checkpoint], path: str) -> Checkpoint:
-    """The checkpoint at a path, or else the first."""
+def select_model(choices: list[ModelChoice], path: str) -> ModelChoice:
+    """The model at a path, or else the first of the choices."""
     folder = Path(path.strip()).expanduser()
     if folder.exists():
-        for checkpoint in checkpoints:
-            if Path(checkpoint.path).resolve() == folder.resolve():
-                return checkpoint
-    return checkpoints[0]
+        for choice in choices:
+            if Path(choice.path).resolve() == folder.resolve():
+                return choice
+    return choices[0]
 
 
 def run_of(folder: Path) -> Path | None:
-    """The folder of the run that saved a model, possibly the model's own; None if there is none."""
+    """The folder of the run that saved a model (may be `folder` itself); None if there is none."""
     for candidate in (folder, *folder.resolve().parents[:MODEL_DEPTH]):
         if (candidate / FLAGS_FILE).is_file():
             return candidate
@@ -180,14 +190,14 @@ def _why_no_policy(run: Path) -> str:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that answers."""
+    """A loaded model, ready to generate."""
 
     path: str
     causal_lm: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     end_ids: tuple[int, ...]  # any of them ends an answer
     limit: int  # maximum sequence length in tokens
-    seconds: float  # that loading took
+    seconds: float  # loading time
 
     @property
     def status(self) -> str:
@@ -207,7 +217,7 @@ class ModelFiles:
     end_ids: tuple[int, ...]
 
 
-def find_model(
+def open_model_files(
     path: str,
     flag: str,
     end_token: str | None,
@@ -216,18 +226,18 @@ def find_model(
 
     Args:
         path: a model's folder, a run's output folder with actor/, or a hub id.
-        flag: that named it, for messages.
+        flag: the flag that named the model, for messages.
         end_token: --end_of_conversation_token.
 
     Raises:
-        UserError: there is none, it is a reward model or critic, or its adapter's base is missing.
+        UserError: there is no model, it is a reward model or critic, or its adapter's base is missing.
     """
     path = locate_policy(path)
     _, adapters = base_of(path, flag)
     if is_classifier(read_object(Path(path) / "config.json")) or any(map(has_score_head, adapters)):
         raise UserError(f"{flag} {path}: a reward model or critic, which writes no text. Give a policy's folder.")
     open_config(path, flag)
-    tokenizer = load_tokenizer(path, flag, end_token=end_token)
+    tokenizer = load_tokenizer(path, flag, end_token=end_token)  # refuses a tokenizer without EOS
     end_ids = {tokenizer.eos_token_id, end_token_id(tokenizer, end_token), *own_end_ids(path)}
     if tokenizer.chat_template is not None:
         try:
@@ -248,8 +258,8 @@ def load_model(
 
     Args:
         path: the path as the user gave it, for the status line.
-        files: the files that `find_model` returned.
-        flag: that named it, for messages.
+        files: the files that `open_model_files` returned.
+        flag: the flag that named the model, for messages.
         device: where to compute.
         dtype: dtype of the parameters.
 
@@ -265,6 +275,6 @@ def load_model(
             f"{flag} {path}: does not fit into the memory of {device}. Give --dtype bf16, or --device cpu."
         ) from error
     causal_lm.generation_config = GenerationConfig()  # its fields would fill settings that the panel leaves open
-    limit = position_limit(causal_lm) or trained_length(causal_lm.config) or 2**31
+    limit = position_limit(causal_lm) or trained_length(causal_lm.config) or UNLIMITED
     seconds = time.perf_counter() - start
     return LoadedModel(path, causal_lm, files.tokenizer, files.end_ids, limit, seconds)

@@ -11,7 +11,7 @@ from typing import Any
 from dschat.base.errors import UserError
 from dschat.base.web_page import Component, gradio, launch
 from dschat.demo.actions import LEGEND, Actions, Update, status_html
-from dschat.demo.models import find_checkpoints
+from dschat.demo.models import find_models
 from dschat.demo.options import PASSWORD
 from dschat.demo.session import CHAT_EXAMPLE, SUMMARY_EXAMPLE, Chat, Session
 from dschat.lab.macro_actions import STYLE
@@ -74,7 +74,7 @@ def build(session: Session) -> Component:
 
 
 def _add_chooser(gr: Any, actions: Actions, side: int) -> None:
-    """Adds the boxes that choose a model, run folder and checkpoint, and its status line."""
+    """Adds the boxes that choose a model by its run folder and its name there, and its status line."""
     session = actions.session
     demo = session.options.demo
     key = ("model", "other")[side]
@@ -82,7 +82,7 @@ def _add_chooser(gr: Any, actions: Actions, side: int) -> None:
     choices = []
     if path:
         with suppress(UserError):
-            choices = [(checkpoint.name, checkpoint.path) for checkpoint in find_checkpoints(path)]
+            choices = [(model.name, model.path) for model in find_models(path)]
 
     with gr.Row(equal_height=True, elem_classes="demo-chooser"):
         name = NAMES[side] if demo.sides == 2 else "Model"

@@ -18,11 +18,11 @@ from dschat.data.turn_end import reply_contents
 from dschat.demo.models import (
     SAMPLING_SETTINGS,
     LoadedModel,
-    find_checkpoints,
-    find_model,
+    find_models,
     load_model,
+    open_model_files,
     saved_sampling,
-    select_checkpoint,
+    select_model,
 )
 from dschat.demo.options import DemoOptions
 from dschat.demo.stream import STOPPED, ChatQuestion, Draft, MacroActionCutter, stream
@@ -268,7 +268,7 @@ class Session:
         """
         flag = FLAGS[side]
         with self._exclusive(threading.Event()):
-            files = find_model(path, flag, self.options.demo.end_of_conversation_token)
+            files = open_model_files(path, flag, self.options.demo.end_of_conversation_token)
             self._sides[side] = _Side()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -286,7 +286,7 @@ class Session:
         path = self.options.demo.model if side == 0 else self.options.demo.other
         if path is None:
             return self.status(side)
-        return self.load(side, select_checkpoint(find_checkpoints(path), path).path)
+        return self.load(side, select_model(find_models(path), path).path)
 
     def choice(
         self,

@@ -11,7 +11,7 @@ from functools import partial
 
 from dschat.base.display import visible
 from dschat.base.errors import UserError
-from dschat.demo.models import find_checkpoints
+from dschat.demo.models import find_models
 from dschat.demo.session import Chat, Session, ShownAnswer
 from dschat.lab.macro_actions import macro_text
 
@@ -40,7 +40,7 @@ class TerminalChat:
             read_line: returns the next line that the user types; EOFError ends the chat.
             write: prints text without adding a line end.
             colour: show macro actions in colours.
-            run_path: the run whose checkpoints /load knows by name.
+            run_path: the run whose models /load knows by name.
         """
         self._session = session
         self._read_line = read_line
@@ -88,16 +88,16 @@ class TerminalChat:
             self._answer(line)
 
     def _load(self, name: str) -> None:
-        """Loads a checkpoint by its name in the run or by its path; without a name, lists the run's checkpoints."""
-        checkpoints = find_checkpoints(self._run_path)
+        """Loads a model by its name in the run or by its path; without a name, lists the run's models."""
+        models = find_models(self._run_path)
         if not name:
-            self._write_line("\n".join(checkpoint.name for checkpoint in checkpoints))
+            self._write_line("\n".join(model.name for model in models))
             return
         matching = []
-        for checkpoint in checkpoints:
-            if name in (checkpoint.name, checkpoint.path):
-                matching.append(checkpoint)
-        path = (matching or find_checkpoints(name))[0].path
+        for model in models:
+            if name in (model.name, model.path):
+                matching.append(model)
+        path = (matching or find_models(name))[0].path
         self._write_line(self._session.load(0, path))
         self._choice, _ = self._session.choice(path)
 

@@ -351,7 +351,7 @@ def train_engine(
     """
     settings = _without_half_precision_at_stage_0(settings)
     if settings.gradient_checkpointing:
-        enable_gradient_checkpointing(model.inner, settings.checkpoint_every)
+        enable_gradient_checkpointing(model.inner, settings.gradient_checkpointing_every)
     model.to(device())
     config = deepspeed_config(settings, optimizer.gradient_clipping)
     groups = _parameter_groups(model, optimizer.weight_decay)

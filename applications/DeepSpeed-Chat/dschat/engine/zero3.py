@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
-from dschat.models.opening import Placement, Whole
+from dschat.models.opening import Placement, SingleDevice
 from dschat.models.parameters import whole_numel, whole_shape
 from dschat.run.distributed import device, largest_over_ranks, own_part, put_together, rank
 
@@ -253,7 +253,7 @@ def load_resized(engine: Any, folder: Path) -> None:
 
 def placement_of(settings: EngineSettings) -> Placement:
     """How weights are placed for an engine with these settings."""
-    return Sharded(settings) if settings.zero_stage == 3 else Whole(device())
+    return Sharded(settings) if settings.zero_stage == 3 else SingleDevice(device())
 
 
 class Sharded:
@@ -269,7 +269,7 @@ class Sharded:
         self._zero = deepspeed.zero.Init(config_dict_or_path=deepspeed_config(settings, 0.0))
 
     @contextmanager
-    def load_sharded(self) -> Iterator[dict[str, Any]]:
+    def while_loading(self) -> Iterator[dict[str, Any]]:
         previous = os.environ.get(SEQUENTIAL_LOAD_VARIABLE)
         os.environ[SEQUENTIAL_LOAD_VARIABLE] = "1"
         hook = register_module_parameter_registration_hook(self._partition_on_registration)
@@ -282,7 +282,7 @@ class Sharded:
                 os.environ[SEQUENTIAL_LOAD_VARIABLE] = previous
 
     @contextmanager
-    def whole(self, model: nn.Module, *modules: nn.Module) -> Iterator[None]:
+    def gathered(self, model: nn.Module, *modules: nn.Module) -> Iterator[None]:
         """Replaces the modules' partitioned weights by ordinary ones, and partitions them again at the end."""
         ordinary: dict[nn.Parameter, nn.Parameter] = {}
         for module in modules:

@@ -33,13 +33,13 @@ from dschat.base.errors import UserError
 from dschat.models.heads import draw_head, zero_head
 from dschat.models.lora import adapter_alone, base_of, has_score_head, merge_adapter, named_base
 from dschat.models.opening import (
-    PLAIN,
-    Opening,
+    DEFAULT_OPTIONS,
+    LoadOptions,
     Placement,
     check_attention,
     explain_refusal,
-    implementation,
-    say_what_is_used,
+    resolve_attention,
+    warn_once_if_other_attention,
 )
 from dschat.models.scalar import warn_of_reward_loss
 from dschat.models.vocabulary import id_count, mask_missing_ids, require_rows
@@ -59,7 +59,7 @@ def load_causal_lm(
     dtype: torch.dtype,
     tokenizer: PreTrainedTokenizerBase,
     end_id: int | None = None,
-    opening: Opening = PLAIN,
+    load_options: LoadOptions = DEFAULT_OPTIONS,
     own_ends: Collection[int] = (),
     all_rows: bool = False,
 ) -> Any:
@@ -71,7 +71,7 @@ def load_causal_lm(
         dtype: dtype of the weights.
         tokenizer: tokenizer of the run.
         end_id: id of --end_of_conversation_token, added to the generation config's end tokens.
-        opening: attention implementation and placement of the weights.
+        load_options: attention implementation and placement of the weights.
         own_ends: the model's own end tokens, see `dschat.models.tokenizer.own_end_ids`; also added.
         all_rows: keep ids that the tokenizer lacks in the softmax; otherwise they have no probability, see
             `dschat.models.vocabulary`.
@@ -97,11 +97,11 @@ def load_causal_lm(
             f"{flag} {path}: the adapter of a reward model or critic, which gives scores and writes no text. Give a"
             " causal LM, such as the output of step 1."
         )
-    model, loading = _from_pretrained(AutoModelForCausalLM, path, flag, dtype, config, opening)
+    model, loading = _from_pretrained(AutoModelForCausalLM, path, flag, dtype, config, load_options)
     _check_weights(weights, flag, loading)
-    _fit(model, tokenizer, opening.placement, f"{flag} {path}")
+    _fit(model, tokenizer, load_options.placement, f"{flag} {path}")
     for adapter in adapters:
-        merge_adapter(model, adapter, f"{flag} {path}", weights, opening.placement)
+        merge_adapter(model, adapter, f"{flag} {path}", weights, load_options.placement)
     if not all_rows:
         mask_missing_ids(model, tokenizer)
     _set_generation_ids(model.generation_config, tokenizer, [end_id, *own_ends])
@@ -155,7 +155,7 @@ def load_scalar(
     tokenizer: PreTrainedTokenizerBase,
     may_be_new: bool = True,
     for_this_run: bool = False,
-    opening: Opening = PLAIN,
+    load_options: LoadOptions = DEFAULT_OPTIONS,
     may_grow: bool = True,
     head_seed: int | None = None,
 ) -> Any:
@@ -169,7 +169,7 @@ def load_scalar(
         may_be_new: accept a causal LM, whose score head is then new.
         for_this_run: accept a family without sequence classifier in transformers, and make one: a critic, which is
             never opened elsewhere.
-        opening: attention implementation and placement of the weights.
+        load_options: attention implementation and placement of the weights.
         may_grow: add rows to the embeddings for ids of the tokenizer that they lack; only if it `may_be_new`.
         head_seed: initialises a new head randomly, see `heads.draw_head` (reward model); zeros without it (critic).
 
@@ -189,7 +189,7 @@ def load_scalar(
     if not (may_be_new and may_grow):
         require_rows(config, tokenizer, f"{flag} {path}")
     weights, adapters = base_of(path, flag)
-    model, loading = _from_pretrained(auto_class, path, flag, dtype, config, opening)
+    model, loading = _from_pretrained(auto_class, path, flag, dtype, config, load_options)
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
         raise UserError(
@@ -205,10 +205,10 @@ def load_scalar(
         if not may_be_new:
             raise UserError(f"{flag} {path}: not a reward model, it has no score head. Train one from it with step 2.")
         start_head(head, head_seed, f"{flag} {path}")
-    _fit(model, tokenizer, opening.placement, f"{flag} {path}")
+    _fit(model, tokenizer, load_options.placement, f"{flag} {path}")
     drop_eos_as_pad(model.config)
     for adapter in adapters:
-        merge_adapter(model, adapter, f"{flag} {path}", weights, opening.placement)
+        merge_adapter(model, adapter, f"{flag} {path}", weights, load_options.placement)
     return model
 
 
@@ -337,16 +337,16 @@ def _from_pretrained(
     flag: str,
     dtype: torch.dtype,
     config: PreTrainedConfig,
-    opening: Opening = PLAIN,
+    load_options: LoadOptions = DEFAULT_OPTIONS,
 ) -> tuple[Any, dict[str, Collection[str]]]:
     """Opens a model, or an adapter's base; also returns transformers' loading info (missing_keys, …)."""
-    attention = opening.attention
+    attention = load_options.attention
     weights, adapters = base_of(path, flag)
     if adapters:
         logger.info("%s %s: a LoRA adapter, which is merged into %s", flag, path, weights)
     check_attention(attention, dtype)
     try:
-        with opening.placement.load_sharded() as placement_options:
+        with load_options.placement.while_loading() as placement_options:
             model, loading = auto_class.from_pretrained(
                 weights,
                 trust_remote_code=False,
@@ -354,7 +354,7 @@ def _from_pretrained(
                 dtype=dtype,
                 use_safetensors=True,
                 output_loading_info=True,
-                attn_implementation=implementation(attention, config),
+                attn_implementation=resolve_attention(attention, config),
                 **placement_options,
             )
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
@@ -366,7 +366,7 @@ def _from_pretrained(
         raise UserError(
             f"{flag} {path}: the weights do not fit the model that is wanted here. A reward model must have one label."
         ) from error
-    say_what_is_used(attention, model.config.get_text_config()._attn_implementation, path)
+    warn_once_if_other_attention(attention, model.config.get_text_config()._attn_implementation, path)
     for module in model.modules():
         is_random_router = any("jitter" in name for name in vars(module))  # of experts, in training mode
         if is_random_router:
@@ -417,7 +417,7 @@ def _fit(
             _warn_of_growth(where, row_count, needed_rows)
         head = model.get_output_embeddings()
         resized = [embeddings] if head is None else [embeddings, head]
-        with placement.whole(model, *resized):
+        with placement.gathered(model, *resized):
             model.resize_token_embeddings(needed_rows)
     placement.finalise(model)
     _set_special_ids(model.config, tokenizer)

@@ -336,7 +336,7 @@ def merge_adapter(
         for other in _names_of(model, parameter):
             if other != name:
                 shared_names.append(other)
-        with placement.whole(model, module):
+        with placement.gathered(model, module):
             present = getattr(module, attribute)
             shared_values = [whole_weights.get(other, present).to(tensor) for other in shared_names]
             if all(torch.equal(value, tensor) for value in shared_values):
@@ -351,7 +351,7 @@ def merge_adapter(
         a = matrices["A.weight"]
         update = LoraUpdate(a, matrices["B.weight"], _scaling(config, layer, len(a)))
         is_shared = len(_names_of(model, module.weight)) > 1
-        with placement.whole(model, module):
+        with placement.gathered(model, module):
             weight = module.weight
             new_weight = update.added_to(weight, isinstance(module, Conv1D))
             if is_shared:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a model is opened: its dtype, its attention (``--attn_implementation``) and the placement of its weights."""
+"""Options for loading a model: its dtype, its attention (``--attn_implementation``) and where its weights are."""
 
 import logging
 from collections.abc import Iterator
@@ -26,9 +26,9 @@ FLASH_2 = "flash_attention_2"
 FLASH_3 = "flash_attention_3"
 PLAIN_ATTENTION = (AUTO, SDPA, EAGER)  # supported by every model and device
 # Words in the messages with which transformers refuses an attention.
-REFUSALS = ("flash", "flex", "attn_implementation", "attention implementation", "kernels")
+REFUSAL_WORDS = ("flash", "flex", "attn_implementation", "attention implementation", "kernels")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
@@ -41,7 +41,7 @@ def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
 def check_attention(wanted: str, dtype: torch.dtype) -> None:
     """Raises UserError if an attention needs a GPU, another dtype or a package that is not installed.
 
-    Whether the kernel supports the GPU is checked by transformers when it loads the kernel.
+    It does not check whether an attention kernel supports the GPU: transformers does when it loads the kernel.
     """
     if wanted in PLAIN_ATTENTION:
         return
@@ -57,7 +57,7 @@ def check_attention(wanted: str, dtype: torch.dtype) -> None:
 
 
 def missing_package(wanted: str) -> str | None:
-    """The package that an attention needs but that is not installed; None if there is none.
+    """The package that an attention needs and that is not installed; None if nothing is missing.
 
     With the package kernels, transformers downloads flash attention from the hub.
     """
@@ -67,14 +67,15 @@ def missing_package(wanted: str) -> str | None:
         return None if is_flash_attn_2_available() else "flash-attn (or kernels)"
     if wanted == FLASH_3:
         return None if is_flash_attn_3_available() else "flash-attn-3 (or kernels)"
-    return "kernels"
+    return "kernels"  # any other name is that of a kernel on the hub
 
 
-def implementation(wanted: str, config: PreTrainedConfig) -> str | None:
-    """The value of attn_implementation for transformers; None selects sdpa if the family has it, else eager.
+def resolve_attention(wanted: str, config: PreTrainedConfig) -> str | None:
+    """The value of attn_implementation for transformers, given that of ``--attn_implementation``.
 
-    Gemma-2 caps attention logits, which sdpa cannot do, so auto and sdpa become eager. flex_attention and flash
-    attention support caps.
+    For auto and sdpa it is None, which lets transformers take sdpa if the family has it, and eager otherwise. It is
+    eager if the model caps attention logits, as Gemma-2 does, because sdpa cannot. Any other value is returned as it
+    is; flex_attention and flash attention support caps.
     """
     if wanted not in (AUTO, SDPA):
         return wanted
@@ -89,18 +90,20 @@ def explain_refusal(
 ) -> str | None:
     """A message if transformers refused an attention that was asked for; None for any other error.
 
-    It does so if the family does not support the attention, the kernel does not support the GPU, or the kernel cannot
-    be downloaded from the hub.
+    transformers refuses an attention that the family does not support, a kernel that does not support the GPU, and a
+    kernel that cannot be downloaded from the hub.
     """
     reason = str(error).strip()
-    is_refusal = isinstance(error, ValueError | ImportError) and any(word in reason.lower() for word in REFUSALS)
+    names_attention = any(word in reason.lower() for word in REFUSAL_WORDS)
+    is_refusal = isinstance(error, ValueError | ImportError) and names_attention
     if wanted in PLAIN_ATTENTION or not is_refusal:
         return None
-    return f"{FLAG} {wanted}: {path} cannot be opened with it: {reason.splitlines()[0]} Use {FLAG} {SDPA}."
+    first_line = reason.splitlines()[0].rstrip(".")
+    return f"{FLAG} {wanted}: {path} cannot be opened with it: {first_line}. Use {FLAG} {SDPA}."
 
 
 @contextmanager
-def attention_by(name: str, config: PreTrainedConfig) -> Iterator[None]:
+def use_attention(name: str, config: PreTrainedConfig) -> Iterator[None]:
     """Inside, a model with this config uses the attention function that is registered in transformers by this name.
 
     Models with their own attention code (``_supports_attention_backend`` is False) are not affected.
@@ -113,45 +116,50 @@ def attention_by(name: str, config: PreTrainedConfig) -> Iterator[None]:
         config._attn_implementation = before
 
 
-@cache
-def say_what_is_used(
+@cache  # so that a model that is loaded several times, as actor and reference, is warned of once
+def warn_once_if_other_attention(
     wanted: str,
     used: str,
     path: str,
 ) -> None:
-    """Warns once that a model uses another attention than the one asked for."""
+    """Warns once if a model uses another attention than the one asked for."""
     if wanted in (AUTO, used):
         return
-    reason = "does not do what this model needs" if wanted == SDPA else "is not installed here"
+    reason = "does not do what this model needs"
+    if wanted != SDPA:
+        reason = "is not installed here or not supported by this model"
     logger.warning("%s: attention is computed by %s, not by %s, which %s", path, used, wanted, reason)
 
 
 class Placement(Protocol):
     """Places the weights of a model while it is loaded. Every rank must call the methods."""
 
-    def load_sharded(self) -> AbstractContextManager[dict[str, Any]]:
+    def while_loading(self) -> AbstractContextManager[dict[str, Any]]:
         """Inside, each weight is placed as soon as it is loaded; yields options of from_pretrained."""
 
-    def whole(self, model: nn.Module, *modules: nn.Module) -> AbstractContextManager[None]:
-        """Inside, these modules' weights are whole and may be changed; the main process's values are kept."""
+    def gathered(self, model: nn.Module, *modules: nn.Module) -> AbstractContextManager[None]:
+        """Inside, these modules' weights are whole on every process and may be changed.
+
+        At the end the main process's values are broadcast to the others.
+        """
 
     def finalise(self, model: nn.Module) -> None:
         """Places the weights that did not come from a file."""
 
 
 @dataclass(frozen=True)
-class Whole:
+class SingleDevice:
     """Places whole weights on one device, loaded directly into its memory."""
 
     device: torch.device = torch.device("cpu")
 
     @contextmanager
-    def load_sharded(self) -> Iterator[dict[str, Any]]:
+    def while_loading(self) -> Iterator[dict[str, Any]]:
         """Loads onto the device; transformers needs no option for the CPU."""
         yield {} if self.device.type == "cpu" else {"device_map": {"": self.device}}
 
     @contextmanager
-    def whole(self, model: nn.Module, *modules: nn.Module) -> Iterator[None]:
+    def gathered(self, model: nn.Module, *modules: nn.Module) -> Iterator[None]:
         """Does nothing: all weights are whole."""
         yield
 
@@ -160,11 +168,11 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Opening:
-    """How a model is opened."""
+class LoadOptions:
+    """Attention of a model that is loaded, and placement of its weights."""
 
-    placement: Placement = Whole()
+    placement: Placement = SingleDevice()
     attention: str = SDPA  # value of ``--attn_implementation``
 
 
-PLAIN = Opening()
+DEFAULT_OPTIONS = LoadOptions()

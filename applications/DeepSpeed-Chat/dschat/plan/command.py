@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from dschat.base.errors import UserError
 from dschat.plan.counts import Counts, count_rows, counts, find_sources
-from dschat.plan.models import Configs, find_config
+from dschat.plan.models import ConfigLoader, find_config
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import Plan, make_plan
 from dschat.plan.remedies import remedies
@@ -136,8 +136,8 @@ def plan_step(
     )
 
     # Memory.
-    configs = _model_configs(options.config, settings.preset.get("base"))
-    plan = make_plan(settings.config, machine, configs)
+    load_config = _config_loader(options.config, settings.preset.get("base"))
+    plan = make_plan(settings.config, machine, load_config)
 
     # Updates and samples.
     sources = find_sources(plan.config) if options.num_samples is None else None
@@ -148,7 +148,7 @@ def plan_step(
         title=title,
         plan=plan,
         counts=_counts(plan, options, sources),
-        remedies=[] if plan.fits else remedies(plan, configs),
+        remedies=[] if plan.fits else remedies(plan, load_config),
         sources=sources or (),
         expectation=None if gpu is None else expect(plan, gpu),
     )
@@ -177,7 +177,7 @@ def _counts(
     return counts(plan.config, batches, *count_rows(sources))
 
 
-def _model_configs(config_flag: str | None, base: str | None) -> Configs:
+def _config_loader(config_flag: str | None, base: str | None) -> ConfigLoader:
     """Returns a function that finds the config of a model.
 
     A model that an earlier step will write does not exist yet: it has the config of --config, or of the preset's base

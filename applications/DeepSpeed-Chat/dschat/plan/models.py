@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that a run holds in memory, with the sizes that decide how much they need.
+"""The models that a run holds in memory, with the sizes that decide how much memory each model needs.
 
-`roles_of` lists them. Their configs come from folders or from the hub; the sizes of the models that presets name are
-also in PUBLISHED, so that a preset can be planned without a network.
+`roles_of` lists the models. Their configs come from folders or from the hub. PUBLISHED holds the sizes of the models
+that presets name, so that a preset can be planned without a network.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
@@ -21,7 +21,7 @@ from dschat.models.finetuning import Finetuning
 from dschat.models.limits import open_decoder_config
 from dschat.models.load import reads_both_ways
 from dschat.models.lora import adapter_settings, find_adapter
-from dschat.models.opening import NAMES, choose_dtype
+from dschat.models.opening import DTYPE_NAMES, choose_dtype
 from dschat.plan.passes import Kind, Model, shape_of
 from dschat.plan.states import FLOAT32, Weights, Zero
 from dschat.settings.batches import BatchPlan
@@ -32,7 +32,8 @@ from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.supervised import OneModelConfig, RewardConfig
 
 logger = logging.getLogger(__name__)
-Configs = Callable[[str, str], PreTrainedConfig]  # (path, flag) → the model's config
+ConfigLoader = Callable[[str, str], PreTrainedConfig]  # (path, flag) → the model's config
+RoleName = Literal["policy", "actor", "critic", "reference", "teacher", "reward model"]
 
 GEMMA_2B = {
     "hidden_size": 2048,
@@ -75,7 +76,7 @@ LLAMA31_70B = {
     "num_attention_heads": 64,
 }
 GEMMA_VOCABULARY = 256_000
-# Hub id → model family of transformers, and sizes of the config.
+# Hub id → model family of transformers, and sizes of the config. Sizes without a vocab_size are Gemma's.
 PUBLISHED: dict[str, tuple[str, Mapping[str, int]]] = {
     "google/gemma-2b": ("gemma", GEMMA_2B),
     "google/gemma-7b": ("gemma", GEMMA_7B),
@@ -90,17 +91,24 @@ PUBLISHED: dict[str, tuple[str, Mapping[str, int]]] = {
 
 
 def find_config(path: str, flag: str) -> PreTrainedConfig:
-    """Returns a model's config: from a folder, the hub's local cache, PUBLISHED or the hub, in this order.
+    """Returns a model's config.
+
+    The config of a hub model in PUBLISHED is read from the hub's local cache, or else made from the published sizes;
+    the network is not used. Any other config is read from its folder or the hub.
 
     Raises:
-        UserError: there is none; the message names the flag.
+        UserError: there is no config; the message names the flag.
     """
     if path not in PUBLISHED or Path(path).exists():
         return open_decoder_config(path, flag)
     try:
         return open_decoder_config(path, flag, local_files_only=True)
     except UserError:
-        logger.warning("%s %s is not in the hub's local cache: the plan uses its published sizes.", flag, path)
+        logger.warning(
+            "%s %s: the hub's local cache holds no config that can be read: the plan uses the published sizes.",
+            flag,
+            path,
+        )
         return published_config(path)
 
 
@@ -115,7 +123,7 @@ def published_config(hub_id: str) -> PreTrainedConfig:
 class Role:
     """A model of a run."""
 
-    name: str  # policy, actor, critic, reference, teacher or reward model
+    name: RoleName
     source: str  # the folder or hub id that it is loaded from
     model: Model  # architecture
     weights: Weights  # sizes of weights, gradients and optimiser states
@@ -134,18 +142,22 @@ class ModelPath:
 def roles_of(
     config: CommonConfig,
     batches: BatchPlan,
-    configs: Configs,
+    load_config: ConfigLoader,
     device: torch.device,
 ) -> list[Role]:
     """The models that a run with these flags holds.
 
-    Unless a flag sets the dtype it is bf16 on GPUs and float32 on CPUs.
+    Args:
+        config: the flags.
+        batches: batch sizes of the run.
+        load_config: finds the config of a model.
+        device: where the run trains; without --dtype, models are bf16 on GPUs and float32 on CPUs.
 
     Raises:
         UserError: a config cannot be read, or --deepspeed_config contradicts the flags.
     """
     dtype = choose_dtype(config.engine.dtype, device)
-    builder = RoleBuilder(config, batches, configs, dtype, on_gpu=device.type == "cuda")
+    builder = RoleBuilder(config, batches, load_config, dtype, on_gpu=device.type == "cuda")
     if isinstance(config, PPOConfig):
         return _ppo_roles(config, builder)
     assert isinstance(config, OneModelConfig)
@@ -155,29 +167,25 @@ def roles_of(
 def _one_model_roles(config: OneModelConfig, builder: RoleBuilder) -> list[Role]:
     """The models of steps 1 and 2, DPO and REFUEL: the trained one, and for online REFUEL those that score."""
     base = ModelPath(config.model.model_name_or_path, "--model_name_or_path")
-    stage = config.engine.zero_stage
-    offload = config.engine.offload
-    rank = config.finetuning.lora_dim
-    is_checkpointed = config.engine.gradient_checkpointing
-    every = config.engine.gradient_checkpointing_every if is_checkpointed else 0
-    if isinstance(config, RewardConfig):
-        return [builder.trained("reward model", base, "scalar", stage, lora_rank=rank, recompute_every=every)]
-    if not isinstance(config, RefuelOnlineConfig):
-        return [builder.trained("policy", base, "policy", stage, lora_rank=rank, recompute_every=every)]
-
-    # Online REFUEL also computes the KL to a reference, and scores dialogues.
-    policy = builder.trained(
-        "policy",
+    is_reward_model = isinstance(config, RewardConfig)
+    trained_model = builder.trained(
+        "reward model" if is_reward_model else "policy",
         base,
-        "policy",
-        stage,
-        lora_rank=rank,
-        recompute_every=every,
-        top_layers=config.dialogues.trained_layers,
+        "scalar" if is_reward_model else "policy",
+        config.engine.zero_stage,
+        lora_rank=config.finetuning.lora_dim,
+        recompute_every=_recompute_every(config, config.engine.gradient_checkpointing),
+        top_layers=config.dialogues.trained_layers if isinstance(config, RefuelOnlineConfig) else 0,
     )
-    roles = [policy]
-    if config.kl.kl_coef and not rank:
-        reference_stage = 3 if stage == 3 or offload else 0
+    roles = [trained_model]
+    if not isinstance(config, RefuelOnlineConfig):
+        return roles
+
+    # Online REFUEL also computes the KL to a reference, and scores dialogues. With LoRA the reference is the policy
+    # with its adapters switched off.
+    offload = config.engine.offload
+    if config.kl.kl_coef and not config.finetuning.lora_dim:
+        reference_stage = _frozen_stage(config.engine.zero_stage, offload)
         roles.append(builder.frozen("reference", base, "policy", reference_stage, offload))
     reward_path = config.dialogues.reward_model_name_or_path
     if reward_path is not None:
@@ -186,15 +194,17 @@ def _one_model_roles(config: OneModelConfig, builder: RoleBuilder) -> list[Role]
 
 
 def _ppo_roles(config: PPOConfig, builder: RoleBuilder) -> list[Role]:
-    """The models of step 3: actor, critic, reference and reward model, as far as the run has them."""
+    """The models of step 3: actor, critic, reference, teacher and reward model, as far as the run has them."""
+    actor_stage = config.memory.actor_zero_stage or 0
+    actor_rank = config.memory.actor_lora_dim or 0
     actor = ModelPath(config.models.actor_model_name_or_path, "--actor_model_name_or_path")
     roles = [
         builder.trained(
             "actor",
             actor,
             "policy",
-            config.zero_stages[0],
-            lora_rank=config.lora_ranks[0],
+            actor_stage,
+            lora_rank=actor_rank,
             recompute_every=_recompute_every(config, config.memory.actor_gradient_checkpointing),
         )
     ]
@@ -203,8 +213,8 @@ def _ppo_roles(config: PPOConfig, builder: RoleBuilder) -> list[Role]:
 
     # Frozen models. With LoRA the reference is the actor with its adapters switched off.
     offload = config.memory.offload_reference_model
-    frozen_stage = 3 if config.memory.actor_zero_stage == 3 or offload else 0
-    if not config.lora_ranks[0]:
+    frozen_stage = _frozen_stage(actor_stage, offload)
+    if not actor_rank:
         roles.append(builder.frozen("reference", actor, "policy", frozen_stage, offload))
     teacher_path = config.teacher.teacher_model_name_or_path
     if teacher_path is not None:
@@ -216,9 +226,19 @@ def _ppo_roles(config: PPOConfig, builder: RoleBuilder) -> list[Role]:
     return roles
 
 
-def _recompute_every(config: PPOConfig, is_checkpointed: bool | None) -> int:
+def _recompute_every(config: CommonConfig, is_checkpointed: bool | None) -> int:
     """The interval of recomputed layers; 0 without gradient checkpointing."""
     return config.engine.gradient_checkpointing_every if is_checkpointed else 0
+
+
+def _frozen_stage(trained_stage: int, offload: bool) -> int:
+    """ZeRO stage of a frozen model, beside a model that is trained at `trained_stage`.
+
+    Stages 1 and 2 partition optimiser states and gradients, which a frozen model does not have. Its weights are
+    partitioned, at stage 3, where the trained model's are; and always if they are in main memory, because DeepSpeed
+    offloads weights at stage 3 only.
+    """
+    return 3 if trained_stage == 3 or offload else 0
 
 
 def _critic(
@@ -226,15 +246,15 @@ def _critic(
     builder: RoleBuilder,
     actor: ModelPath,
 ) -> Role:
-    """The critic of step 3: a model of its own, or with --share_base adapters and a head on the actor's base."""
+    """The critic of step 3: a model of its own or, with --share_base, adapters and a head on the actor's base."""
     path = config.models.critic_model_name_or_path or config.models.actor_model_name_or_path
     shares_base = config.memory.share_base
     critic = builder.trained(
         "critic",
         actor if shares_base else ModelPath(path, "--critic_model_name_or_path"),
         "scalar",
-        config.zero_stages[1],
-        lora_rank=config.lora_ranks[1],
+        config.memory.critic_zero_stage or 0,
+        lora_rank=config.memory.critic_lora_dim or 0,
         recompute_every=_recompute_every(config, config.memory.critic_gradient_checkpointing),
     )
     return _on_actor_base(critic, path) if shares_base else critic
@@ -250,12 +270,15 @@ def _reward_model(
     """The reward model of step 3: adapters on the actor's base, a bidirectional classifier or a whole scalar model."""
     rank = _rank_on_actor_base(config, path)
     if rank is not None:
+        # `trained` adds the adapters and counts them and the head apart from the base, which is the actor's.
         adapter = builder.trained("reward model", actor, "scalar", stage, lora_rank=rank, recompute_every=0)
         role = _on_actor_base(adapter, path)
-        zero = replace(role.weights.zero, stage=stage)
-        return replace(role, weights=replace(role.weights, trained=0, zero=zero))
+        # Then frozen: it has no gradients, and keeps stage 0 in half precision, too.
+        frozen_zero = replace(role.weights.zero, stage=stage)
+        frozen_weights = replace(role.weights, trained=0, zero=frozen_zero)
+        return replace(role, weights=frozen_weights)
     reward = ModelPath(path, "--reward_model_name_or_path")
-    if reads_both_ways(builder.configs(reward.path, reward.flag)):
+    if reads_both_ways(builder.load_config(reward.path, reward.flag)):
         return builder.plain("reward model", reward)
     return builder.frozen("reward model", reward, "scalar", stage, config.memory.offload_reference_model)
 
@@ -263,7 +286,8 @@ def _reward_model(
 def _rank_on_actor_base(config: PPOConfig, reward: str) -> int | None:
     """The LoRA rank of a reward model that is an adapter on the actor's base; None for a whole model.
 
-    A reward model that the critic starts from, too, may not exist yet; its rank is the critic's.
+    A reward model from which the critic starts as well may not exist yet when the run is planned; its rank is that of
+    the critic.
     """
     if not config.memory.share_base:
         return None
@@ -284,14 +308,14 @@ class RoleBuilder:
     """Makes roles from a run's flags."""
 
     config: CommonConfig
-    batches: BatchPlan
-    configs: Configs
-    dtype: torch.dtype
-    on_gpu: bool
+    batches: BatchPlan  # batch sizes of the run
+    load_config: ConfigLoader  # finds the config of a model
+    dtype: torch.dtype  # dtype of the parameters of every model
+    on_gpu: bool  # whether the run trains on GPUs, where layers may be compiled
 
     def trained(
         self,
-        name: str,
+        name: RoleName,
         base: ModelPath,
         kind: Kind,
         stage: int,
@@ -304,22 +328,22 @@ class RoleBuilder:
 
         Args:
             name: the role.
-            base: the model.
+            base: the model that training starts from.
             kind: what its head computes.
-            stage: ZeRO stage.
+            stage: ZeRO stage that the flags give.
             lora_rank: rank of its adapters; 0 = all weights are trained, or the part that the flags name.
             recompute_every: see `Role`.
             top_layers: train only the last N layers; 0 = all.
         """
         model = Model(
-            config=self.configs(base.path, base.flag),
+            config=self.load_config(base.path, base.flag),
             kind=kind,
             dtype=self.dtype,
             attention=self.config.engine.attn_implementation,
             finetuning=Finetuning(**self.config.finetuning.arguments(lora_rank)),
             top_layers=top_layers,
         )
-        # In half precision, stage 1 replaces DeepSpeed's stage 0.
+        # `train_engine` replaces stage 0 by stage 1 in half precision: DeepSpeed's stage 0 adds up gradients in bf16.
         stage_in_effect = max(stage, 1) if self.dtype.itemsize < FLOAT32 else stage
         offload = self.config.engine.offload and stage > 0
         weights = self._weights(model, stage_in_effect, offload, shape_of(model).trained)
@@ -328,35 +352,50 @@ class RoleBuilder:
 
     def frozen(
         self,
-        name: str,
+        name: RoleName,
         base: ModelPath,
         kind: Kind,
         stage: int,
         offload: bool,
     ) -> Role:
-        """A model without an optimiser, in a DeepSpeed engine."""
-        config = self.configs(base.path, base.flag)
+        """A model without an optimiser, in a DeepSpeed engine.
+
+        Args:
+            name: the role.
+            base: the model.
+            kind: what its head computes.
+            stage: ZeRO stage.
+            offload: whether its weights are in main memory, which needs stage 3.
+        """
+        config = self.load_config(base.path, base.flag)
         model = Model(config, kind, self.dtype, self.config.engine.attn_implementation)
-        return Role(
-            name,
-            base.path,
-            model,
-            self._weights(model, stage, offload, trained=0),
-        )
+        weights = self._weights(model, stage, offload, trained=0)
+        return Role(name, base.path, model, weights)
 
     def plain(
         self,
-        name: str,
+        name: RoleName,
         base: ModelPath,
         offload: bool = False,
     ) -> Role:
-        """A sequence classifier outside DeepSpeed; with `offload` it is in main memory while it is idle."""
-        config = self.configs(base.path, base.flag)
+        """A sequence classifier outside DeepSpeed.
+
+        Args:
+            name: the role.
+            base: the model.
+            offload: whether it is in main memory while it is idle.
+        """
+        config = self.load_config(base.path, base.flag)
         kind: Kind = "classifier" if reads_both_ways(config) else "scalar"
         model = Model(config, kind, self.dtype)
         shape = shape_of(model)
-        zero = Zero(offload_weights=offload)
-        weights = Weights(shape.parameters, 0, shape.largest, self.dtype.itemsize, zero)
+        weights = Weights(
+            parameters=shape.parameters,
+            trained=0,
+            largest=shape.largest,
+            width=self.dtype.itemsize,
+            zero=Zero(offload_weights=offload),
+        )
         return Role(name, base.path, model, weights)
 
     def _weights(
@@ -369,6 +408,11 @@ class RoleBuilder:
         """Sizes of a model of which `trained` parameters are trained, at a ZeRO stage."""
         shape = shape_of(model)
         file = self.config.engine.deepspeed_config
-        settings = deepspeed_settings(self.batches, NAMES[self.dtype], stage, offload, file)
-        zero = Zero.of(settings, trained > 0)
-        return Weights(shape.parameters, trained, shape.largest, self.dtype.itemsize, zero)
+        settings = deepspeed_settings(self.batches, DTYPE_NAMES[self.dtype], stage, offload, file)
+        return Weights(
+            parameters=shape.parameters,
+            trained=trained,
+            largest=shape.largest,
+            width=self.dtype.itemsize,
+            zero=Zero.of(settings, trained > 0),
+        )

@@ -33,7 +33,7 @@ from dschat.models.finetuning import (
 from dschat.models.layers import find_layers
 from dschat.models.layout import SAMPLING_BUFFERS
 from dschat.models.limits import position_limit
-from dschat.models.opening import PLAIN_ATTENTION, SDPA, implementation
+from dschat.models.opening import PLAIN_ATTENTION, SDPA, resolve_attention
 from dschat.models.operations import ModelCost, cached_per_token, cost_of
 from dschat.plan.shares import COMPILED_ACTIVATIONS
 from dschat.plan.states import FLOAT32
@@ -88,7 +88,7 @@ class Model:
         """The Hugging Face model on the meta device, in training mode."""
         config = copy.deepcopy(self.config)
         is_fused = self.attention not in PLAIN_ATTENTION
-        attention = implementation(SDPA if is_fused else self.attention, config)
+        attention = resolve_attention(SDPA if is_fused else self.attention, config)
         options: dict[str, Any] = {"dtype": self.dtype, "attn_implementation": attention}
         with torch.device("meta"):
             if self.kind == "policy":

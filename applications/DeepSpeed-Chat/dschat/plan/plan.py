@@ -9,7 +9,7 @@ import torch
 
 from dschat.base.errors import UserError
 from dschat.models.limits import open_decoder_config
-from dschat.plan.models import Configs, Role, roles_of
+from dschat.plan.models import ConfigLoader, Role, roles_of
 from dschat.plan.phases import CUDA_BYTES, Host, Machine, Phase, host_of, kept_bytes, phases_of
 from dschat.plan.states import model_states, sampling_weight_bytes
 from dschat.settings.common import CommonConfig
@@ -81,14 +81,14 @@ class Plan:
         return max(missing, default=0)
 
 
-def make_plan(config: CommonConfig, machine: Machine, configs: Configs) -> Plan:
+def make_plan(config: CommonConfig, machine: Machine, load_config: ConfigLoader) -> Plan:
     """Plans a run with these settings.
 
     Raises:
         UserError: a model's config cannot be read, or the batch sizes do not fit together.
     """
     batches = config.plan_batches(machine.processes)
-    roles = roles_of(config, batches, configs, machine.device)
+    roles = roles_of(config, batches, load_config, machine.device)
     phases = phases_of(config, batches, roles, machine)
     average = isinstance(config, PPOConfig) and config.memory.enable_ema
     return Plan(
@@ -110,14 +110,14 @@ class MinimumMemory:
 
 
 def minimum_memory(
-    config: CommonConfig, processes: int, device: torch.device, configs: Configs = open_decoder_config
+    config: CommonConfig, processes: int, device: torch.device, load_config: ConfigLoader = open_decoder_config
 ) -> MinimumMemory | None:
     """Memory that a run needs in any case; None if a model cannot be opened, which the run itself reports better.
 
     Only the type of `device` matters.
     """
     try:
-        roles = roles_of(config, config.plan_batches(processes), configs, device)
+        roles = roles_of(config, config.plan_batches(processes), load_config, device)
     except UserError:
         return None
     held = kept_bytes(roles, processes)

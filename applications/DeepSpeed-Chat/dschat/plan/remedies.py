@@ -9,12 +9,12 @@ from typing import TypeVar
 
 from dschat.base.errors import UserError
 from dschat.models.limits import open_decoder_config
-from dschat.plan.models import Configs
+from dschat.plan.models import ConfigLoader
 from dschat.plan.phases import CUDA_BYTES, GB, Machine
 from dschat.plan.plan import Plan, make_plan
 from dschat.settings.batches import largest_part
 from dschat.settings.common import CommonConfig
-from dschat.settings.ppo import BOTH_MODELS, PPOConfig
+from dschat.settings.ppo import SHARED_DEFAULT_FLAGS, PPOConfig
 from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.supervised import OneModelConfig
 
@@ -23,7 +23,7 @@ Config = TypeVar("Config", bound=CommonConfig)
 Change = dict[str, object]  # flag → its new value
 
 
-def remedies(plan: Plan, configs: Configs) -> list[tuple[Change, Plan]]:
+def remedies(plan: Plan, load_config: ConfigLoader) -> list[tuple[Change, Plan]]:
     """Changes of flags for a plan that does not fit, each with the plan that it makes.
 
     Returns every change that is enough by itself. If there is none, returns one change that combines them in order
@@ -37,7 +37,7 @@ def remedies(plan: Plan, configs: Configs) -> list[tuple[Change, Plan]]:
     # Changes that are enough by themselves.
     enough = []
     for change in changes:
-        attempt = _changed_plan(plan, change, configs)
+        attempt = _changed_plan(plan, change, load_config)
         if attempt.fits:
             enough.append((change, attempt))
     if enough:
@@ -47,7 +47,7 @@ def remedies(plan: Plan, configs: Configs) -> list[tuple[Change, Plan]]:
     combined: Change = {}
     best = plan
     for change in changes:
-        attempt = _changed_plan(plan, combined | change, configs)
+        attempt = _changed_plan(plan, combined | change, load_config)
         if attempt.excess < best.excess:
             combined = combined | change
             best = attempt
@@ -56,15 +56,15 @@ def remedies(plan: Plan, configs: Configs) -> list[tuple[Change, Plan]]:
     return [(combined, best)] if combined else []
 
 
-def _changed_plan(plan: Plan, change: Change, configs: Configs) -> Plan:
-    return make_plan(changed(plan.config, change), plan.machine, configs)
+def _changed_plan(plan: Plan, change: Change, load_config: ConfigLoader) -> Plan:
+    return make_plan(changed(plan.config, change), plan.machine, load_config)
 
 
 def changed(config: Config, change: Change) -> Config:
     """A copy of the settings with other values; a flag for both models also sets the flags of each model."""
     values = dict(change)
     if isinstance(config, PPOConfig):
-        for name in BOTH_MODELS:
+        for name in SHARED_DEFAULT_FLAGS:
             if name in change:
                 values[f"actor_{name}"] = change[name]
                 values[f"critic_{name}"] = change[name]

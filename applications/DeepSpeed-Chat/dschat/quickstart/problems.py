@@ -3,8 +3,8 @@
 
 A problem combines two quantities of some numbers, or two forms of a word: "Print the sum times the maximum." Its
 program is a fixed frame with two or three blanks, so that a small model can learn it in minutes. `write_problems`
-makes two sources: demonstrations for step 1, most of whose solutions have a wrong blank or a slip, and problems with
-right solutions for step 3 and for evaluation.
+makes two sources: demonstrations for step 1, most of whose solutions have a wrong blank or lack their last bracket,
+and problems with right solutions for step 3 and for evaluation.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from dschat.base.jsonl import write_rows
 
 Kind = Literal["demonstrations", "problems"]
 
-RIGHT = 0.55  # probability that a blank of a demonstration's solution is filled correctly
-SLIP = 0.1  # probability that it lacks its last bracket
+P_BLANK_RIGHT = 0.55  # probability that a blank of a demonstration's solution is filled correctly
+P_BRACKET_MISSING = 0.1  # probability that a demonstration's solution lacks its last bracket
 TESTS = 2  # tests of a problem
 
-# Words of a question → the Python expression, and the function that it computes.
+# Three tables: words of a question → the Python expression, and the function that it computes.
 QUANTITIES: Mapping[str, tuple[str, Callable[[list[int]], int]]] = {
     "the sum": ("sum(x)", sum),
     "the maximum": ("max(x)", max),
     "the minimum": ("min(x)", min),
     "the last one": ("x[-1]", lambda x: x[-1]),
 }
-JOINTS: Mapping[str, tuple[str, Callable[[int, int], int]]] = {
+OPERATORS: Mapping[str, tuple[str, Callable[[int, int], int]]] = {
     "plus": ("+", lambda a, b: a + b),
     "minus": ("-", lambda a, b: a - b),
     "times": ("*", lambda a, b: a * b),
@@ -48,34 +48,52 @@ WORDS = ("river", "stone", "cloud", "table", "light", "bread", "music", "glass")
 
 @dataclass(frozen=True)
 class Frame:
-    """A kind of problem: its text and program, with blanks for two quantities or forms, and for what joins them."""
+    """A kind of problem: its text and program, with blanks for two quantities or forms and optionally an operator.
+
+    Every program ends in a bracket, of its frame or of the last quantity's expression; a demonstration may lack it.
+    """
 
     question: str
     program: str
     starter: str = ""  # first line of a function that the tests call
-    of_words: bool = False  # about a word, not about numbers
-    joined: bool = True  # by one of JOINTS
+    is_about_word: bool = False  # about a word, not about numbers
+    has_operator: bool = True  # whether one of OPERATORS stands between the quantities
 
     @property
     def choices(self) -> list[Sequence[str]]:
         """The words for each blank of the question."""
-        operands = list(FORMS if self.of_words else QUANTITIES)
-        return [operands, list(JOINTS), operands] if self.joined else [operands, operands]
+        operands = list(FORMS if self.is_about_word else QUANTITIES)
+        if self.has_operator:
+            return [operands, list(OPERATORS), operands]
+        return [operands, operands]
 
 
 FRAMES = (
     Frame("Read numbers from one line. Print {} {} {}.", "x = list(map(int, input().split()))\nprint({} {} {})\n"),
     Frame("Return {} {} {} of a list x.", "def f(x):\n    return {} {} {}\n", "def f(x):"),
-    Frame("Return a list of {} and {} of a list x.", "def f(x):\n    return [{}, {}]\n", "def f(x):", joined=False),
+    Frame(
+        "Return a list of {} and {} of a list x.", "def f(x):\n    return [{}, {}]\n", "def f(x):", has_operator=False
+    ),
     Frame(
         "Read a word. Print it {}, then {}, without a space.",
         "x = input()\nprint({} + {})\n",
-        of_words=True,
-        joined=False,
+        is_about_word=True,
+        has_operator=False,
     ),
 )
-PROBLEMS = [(frame, words) for frame in FRAMES for words in product(*frame.choices)]
-MEANINGS: Mapping[str, tuple[str, object]] = {**QUANTITIES, **JOINTS, **FORMS}
+MEANINGS: Mapping[str, tuple[str, object]] = {**QUANTITIES, **OPERATORS, **FORMS}
+
+
+def make_problems() -> list[tuple[Frame, tuple[str, ...]]]:
+    """All problems: each frame with all combinations of words for its blanks."""
+    problems = []
+    for frame in FRAMES:
+        for words in product(*frame.choices):
+            problems.append((frame, words))
+    return problems
+
+
+PROBLEMS = make_problems()
 
 
 def make_row(
@@ -84,9 +102,9 @@ def make_row(
     kind: Kind,
     split: str = "train",
 ) -> dict[str, object]:
-    """Makes row number `index` of a source in the columns of APPS; the arguments alone decide it.
+    """Makes row number `index` of a source in the columns of APPS. Equal arguments give equal rows.
 
-    A problem's tests follow from the problem, so that equal programs for it are equal runs.
+    All rows of a problem have the same tests, so that the cached outcome of a program holds for each of them.
     """
     rng = random.Random(f"{seed} {kind} {split} {index}")
     frame, words = rng.choice(PROBLEMS)
@@ -113,12 +131,14 @@ def _demonstration(
     """A program whose blanks may be wrong, or which lacks its last bracket."""
     answer = []
     for word, choices in zip(words, frame.choices, strict=True):
-        if rng.random() >= RIGHT:
-            word = rng.choice([choice for choice in choices if choice != word])
+        if rng.random() >= P_BLANK_RIGHT:
+            wrong_words = [choice for choice in choices if choice != word]
+            word = rng.choice(wrong_words)
         answer.append(word)
     program = _fill(frame, answer)
-    if rng.random() < SLIP:
-        program = program.rstrip()[:-1] + "\n"
+    if rng.random() < P_BRACKET_MISSING:
+        without_bracket = program.rstrip()[:-1]
+        program = f"{without_bracket}\n"
     return program
 
 
@@ -134,7 +154,17 @@ def write_problems(
     held_out: int,
     seed: int,
 ) -> None:
-    """Writes `demonstrations/` for step 1 and `problems/` for step 3, each as train.jsonl and test.jsonl."""
+    """Writes `demonstrations/` for step 1 and `problems/` for step 3, each as train.jsonl and test.jsonl.
+
+    Training and test rows are sampled from the same finite set, PROBLEMS: test problems may occur in training, too.
+
+    Args:
+        folder: where to write.
+        demonstrations: number of training rows of the demonstrations.
+        problems: number of training rows of the problems.
+        held_out: number of test rows of each source.
+        seed: seed of the random choices.
+    """
     sizes: dict[Kind, int] = {"demonstrations": demonstrations, "problems": problems}
     for kind, size in sizes.items():
         write_rows(
@@ -153,7 +183,7 @@ def _tests(frame: Frame, words: Sequence[str]) -> dict[str, object]:
     inputs: list[object] = []
     outputs: list[object] = []
     for _ in range(TESTS):
-        if frame.of_words:
+        if frame.is_about_word:
             word = rng.choice(WORDS)
             _, first_form = FORMS[words[0]]
             _, last_form = FORMS[words[1]]
@@ -184,7 +214,7 @@ def _result(
     _, last_quantity = QUANTITIES[words[-1]]
     first = first_quantity(numbers)
     last = last_quantity(numbers)
-    if not frame.joined:
+    if not frame.has_operator:
         return [first, last]
-    _, join = JOINTS[words[1]]
-    return join(first, last)
+    _, operator = OPERATORS[words[1]]
+    return operator(first, last)

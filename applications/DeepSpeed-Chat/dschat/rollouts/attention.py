@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.integrations import sdpa_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dschat.models.opening import attention_by
+from dschat.models.opening import use_attention
 
 ONE_TOKEN = "one_token"  # the name of `attend_by_products` among transformers' attention functions
 
@@ -102,7 +102,7 @@ def one_token_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     """
     if not model._supports_attention_backend:
         return nullcontext()
-    return attention_by(ONE_TOKEN, model.config)
+    return use_attention(ONE_TOKEN, model.config)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from dschat.models.opening import NAMES
+from dschat.models.opening import DTYPE_NAMES
 from dschat.models.operations import Peaks
 from dschat.run.distributed import device
 from dschat.run.record import RunRecord
@@ -82,7 +82,7 @@ def describe_peaks(peaks: Peaks, dtype: torch.dtype) -> dict[str, str | float]:
         "source": "measured",
         "tflops": round(peaks.operations_per_second / 1e12, 1),
         "gb_per_second": round(peaks.bytes_per_second / 1e9, 1),
-        "dtype": NAMES[dtype],
+        "dtype": DTYPE_NAMES[dtype],
     }
 
 

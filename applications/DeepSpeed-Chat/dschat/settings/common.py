@@ -403,7 +403,7 @@ class CommonConfig(Config, metaclass=ABCMeta):
 
     @classmethod
     def derive(cls, values: dict[str, Any]) -> None:
-        """Fill in, by the names of flags, the values that follow from other flags."""
+        """Fill in the values that follow from other flags, in place; `values` holds every flag by its name."""
         if values["bf16"] and values["dtype"] is None:
             values["dtype"] = "bf16"
         if values["report_to"] == [NO_TRACKER]:

@@ -65,7 +65,7 @@ class Config:
 
     @classmethod
     def derive(cls, values: dict[str, Any]) -> None:
-        """Fill in, by the names of flags, the values that follow from other flags."""
+        """Fill in the values that follow from other flags, in place; `values` holds every flag by its name."""
 
     def validate(self) -> None:
         """Check every flag, alone and against the others, and warn of unwise combinations.

@@ -351,9 +351,3 @@ def _note_of_page(note: str) -> str:
     flag = r"--\w+(?: (?:\d[\d.]*|N|token|grpo)\b)?"
     coded = re.sub(rf"dschat plan|{flag}(?: {flag})*", r"`\g<0>`", note)
     return re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", coded)
-
-
-if __name__ == "__main__":
-    from dschat.reference import commands_with_flag
-
-    print(page(commands_with_flag), end="")

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 3, PPO with macro actions: its groups of flags, the rules between them, and what follows from them.
 
-Rules are in the order in which they are checked; warnings come last.
+`PPO_RULES` lists the rules in the order in which they are checked; warnings come last.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 from typing import Annotated, Any, ClassVar
 
 from dschat.base.errors import UserError
@@ -28,23 +27,42 @@ from dschat.settings.ppo_loss import (
 )
 from dschat.settings.reward_judge import JUDGE_RULES, RewardJudgeFlags, require_openai
 from dschat.settings.rewards import REWARD_RULES, SOURCE_FLAGS, ProgramFlags, RewardFlags
-from dschat.settings.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags, SamplingFlags, VllmFlags, require_vllm
+from dschat.settings.rollouts import (
+    AHEAD_CLIP,
+    EVAL_PROMPTS,
+    SERVER_RULES,
+    RolloutFlags,
+    SamplingFlags,
+    VllmFlags,
+    require_vllm,
+)
 from dschat.settings.rules import Check, Rule, Rules
 from dschat.settings.simulated_user import SIMULATED_USER, SIMULATED_USER_RULES, UserFlags, UserRequestFlags
 from dschat.settings.teacher import TEACHER_RULES, TeacherFlags
 from macro_actions.settings import NEEDS, EstimatorSettings
 
-BOTH_MODELS = ("gradient_checkpointing", "zero_stage", "lora_dim")  # flags of actor and critic, unless one has its own
+# Flags whose values --actor_NAME and --critic_NAME take if they are not given.
+SHARED_DEFAULT_FLAGS = ("gradient_checkpointing", "zero_stage", "lora_dim")
 
 logger = logging.getLogger(__name__)
 
-SERVER = re.compile(r"https?://[^/\s@?]+/?")
-ENDS = ("termination_condition", "ngram", "isolate_last_token")  # flags that say where macro actions end
-REWARD_FLAGS = ("gamma", "macro_reward")  # flags that change rewards
-# What a run without a critic does not read, unless its estimator does.
+# Flags that decide where macro actions end, as a warning names them. The flags of other conditions than `fixed` have
+# an effect only beside --termination_condition, which is named already.
+NOTED_END_FLAGS = ("termination_condition", "ngram", "isolate_last_token")
+REWARD_CHANGING_FLAGS = ("gamma", "macro_reward")
+# Flags that a run without a critic does not read, unless its estimator reads them.
 CRITIC_FLAGS = (
-    *("critic_learning_rate", "critic_weight_decay", "critic_gradient_checkpointing", "critic_zero_stage"),
-    *("critic_lora_dim", "value_function", "lam", "lam_alpha", "lam_critic", "cliprange_value", "vf_coef"),
+    "critic_learning_rate",
+    "critic_weight_decay",
+    "critic_gradient_checkpointing",
+    "critic_zero_stage",
+    "critic_lora_dim",
+    "value_function",
+    "lam",
+    "lam_alpha",
+    "lam_critic",
+    "cliprange_value",
+    "vf_coef",
 )
 
 
@@ -58,6 +76,7 @@ def _is_changed(config: PPOConfig, name: str) -> bool:
 
 
 def _check_score_source(config: PPOConfig) -> None:
+    """Raises UserError if the estimator reads scores and no flag names a source of them."""
     if config.rewards.source_names or not config.advantages.needs.scores:
         return
     if config.has_teacher:
@@ -66,7 +85,8 @@ def _check_score_source(config: PPOConfig) -> None:
             f" {config.advantages.advantage_estimator} reads: give --advantage_estimator distillation, or such a"
             " source, for example --reward_function module.py:function."
         )
-    needs_critic = config.advantages.needs.critic and not config.memory.share_base  # which may start from the base
+    # With --share_base the critic may start from the actor's base, so that only a reward model is missing.
+    needs_critic = config.advantages.needs.critic and not config.memory.share_base
     wanted = "critic_model_name_or_path" if needs_critic else "reward_model_name_or_path"
     cause = "--environment simulated_user gives no rewards, and " if config.has_simulated_user else ""
     raise UserError(
@@ -80,6 +100,7 @@ def _check_score_source(config: PPOConfig) -> None:
 
 
 def _is_one_macro_action(config: PPOConfig) -> bool:
+    """Whether every response is one macro action; --ngram inf makes it one, too."""
     termination = config.termination
     is_fixed = termination.termination_condition == "fixed"
     return is_fixed and termination.ngram >= config.sampling.max_answer_seq_len
@@ -117,49 +138,19 @@ NORMALIZATION_RULES: tuple[Rule[PPOConfig], ...] = (
 )
 
 
-# Servers of vLLM
-
-
-def _check_server_urls(config: PPOConfig) -> None:
-    urls = config.vllm.vllm_url or []
-    for url in urls:
-        if not SERVER.fullmatch(url):
-            raise UserError(
-                f"--vllm_url {url} is not an address of a server: give one such as http://127.0.0.1:8000, without a"
-                " path, a user's name or a password."
-            )
-    if len(set(urls)) < len(urls):
-        raise UserError("--vllm_url: give each server once.")
-
-
-SERVER_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
-    Check(_check_server_urls),
-    Rule(
-        lambda config: config.vllm.vllm_url is not None and config.vllm.vllm_tensor_parallel > 1,
-        "--vllm_tensor_parallel {vllm_tensor_parallel} with --vllm_url: a server divides the model among its own GPUs."
-        " Drop the flag here, and give it to dschat serve-vllm.",
-    ),
-    Rule(
-        lambda config: config.vllm.vllm_url is not None and config.vllm.vllm_timeout >= config.engine.ddp_timeout,
-        "--vllm_timeout {vllm_timeout:g} is not below --ddp_timeout {ddp_timeout}, after which the other processes"
-        " stop waiting: lower it, or raise that.",
-    ),
-)
-
-
 # Advantages and the loss
 
 
 def _check_unread_rewards(config: PPOConfig) -> None:
-    """Refuse what would change the rewards but is not read."""
-    for name in REWARD_FLAGS:
+    """Raises UserError if a flag that changes rewards was changed and the estimator does not read it."""
+    for name in REWARD_CHANGING_FLAGS:
         if name not in config.advantages.needs.reads and _is_changed(config, name):
-            does = "adds up all rewards of a response as they are"
+            estimator_effect = "adds up all rewards of a response as they are"
             if not config.advantages.needs.scores:
-                does = "gives a macro action its own rewards alone, and none of the later ones"
+                estimator_effect = "gives a macro action its own rewards alone, and none of the later ones"
             raise UserError(
                 f"--{name} {getattr(config.estimator, name)}: --advantage_estimator"
-                f" {config.advantages.advantage_estimator} {does}. Drop the flag."
+                f" {config.advantages.advantage_estimator} {estimator_effect}. Drop the flag."
             )
 
 
@@ -216,7 +207,8 @@ ADVANTAGE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
 # Values and rewards of macro actions
 
 
-def _check_measured_values(config: PPOConfig) -> None:
+def _check_segment_values(config: PPOConfig) -> None:
+    """Raises UserError for flags that contradict values which completions from each macro action measure."""
     if not config.advantages.needs.segment_values:
         return
     values = {"segment_rewards": config.rewards.segment_rewards, "rollouts_ahead": config.vllm.rollouts_ahead}
@@ -234,7 +226,7 @@ SEGMENT_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
         "--isolate_last_token with --advantage_estimator {advantage_estimator}, which joins macro actions where there"
         " are more than --mc_max_segments: drop it.",
     ),
-    Check(_check_measured_values),
+    Check(_check_segment_values),
     Rule(
         lambda config: config.rewards.segment_rewards is not None and config.estimator.macro_reward == "mean",
         "--segment_rewards with --macro_reward mean divides each reward by the length of its macro action. Give"
@@ -260,16 +252,16 @@ SHARED_BASE_RULES: tuple[Rule[PPOConfig], ...] = (
 )
 
 
-# What is unwise, or does nothing
+# Warnings of flags that are unwise or have no effect
 
 
 def _warn_of_unread_flags(config: PPOConfig) -> None:
-    """Names changed flags that the estimator, or a run without a critic, does not read."""
+    """Warns of changed flags that the estimator, or a run without a critic, does not read."""
     needs = config.advantages.needs
-    names = [name for name in flags_of_some() if name not in REWARD_FLAGS]
+    names = [name for name in flags_of_some() if name not in REWARD_CHANGING_FLAGS]
     if not needs.critic:
         names += CRITIC_FLAGS
-    both = {
+    shared_defaults = {
         "critic_gradient_checkpointing": config.engine.gradient_checkpointing,
         "critic_zero_stage": config.engine.zero_stage,
         "critic_lora_dim": config.finetuning.lora_dim,
@@ -277,7 +269,7 @@ def _warn_of_unread_flags(config: PPOConfig) -> None:
     values = config.flat()
     changed = []
     for name in dict.fromkeys(names):
-        usual_value = both.get(name, default_of(type(config), name))
+        usual_value = shared_defaults.get(name, default_of(type(config), name))
         if name not in needs.reads and values[name] != usual_value:
             changed.append(f"--{name}")
     if changed:
@@ -286,17 +278,18 @@ def _warn_of_unread_flags(config: PPOConfig) -> None:
 
 
 def _warn_of_unread_ends(config: PPOConfig) -> None:
+    """Warns of flags that decide where macro actions end, if neither the estimator nor the loss reads the ends."""
     if config.advantages.needs.macro_actions or config.loss.is_by_macro_action:
         return
     values = config.flat()
     changed = []
-    for name in ENDS:
+    for name in NOTED_END_FLAGS:
         if _is_changed(config, name):
             changed.append(f"--{name} {values[name]}")
     if changed:
         logger.warning(
-            "%s: with --advantage_estimator %s macro actions change the training with --policy_ratio macro or"
-            " macro_mean, or --loss_mean macro, alone.",
+            "%s: with --advantage_estimator %s macro actions change the training only with --policy_ratio macro or"
+            " macro_mean, or with --loss_mean macro.",
             ", ".join(changed),
             config.advantages.advantage_estimator,
         )
@@ -310,6 +303,7 @@ WARNINGS: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
         " the model is not read.",
         warns=True,
     ),
+    # `PPOConfig.derive` makes the critic's model the reward model.
     Rule(
         lambda config: config.names_no_critic and config.advantages.needs.scores,
         "--critic_model_name_or_path: --advantage_estimator {advantage_estimator} has no critic; the model is read as"
@@ -341,8 +335,8 @@ WARNINGS: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     ),
     Rule(
         lambda config: config.rollouts.top_k > 0 or config.rollouts.top_p < 1,
-        "--top_k {top_k} and --top_p {top_p:g} truncate the sampler, while log-probs are those of all tokens: the KL"
-        " is biased. Use --top_k 0 --top_p 1 for an exact one.",
+        "--top_k {top_k} and --top_p {top_p:g} truncate the sampler, while log-probs are normalised over all tokens:"
+        " the KL is biased. Use --top_k 0 --top_p 1 for an exact one.",
         warns=True,
     ),
 )
@@ -421,9 +415,9 @@ class PPOConfig(CommonConfig):
 
     @classmethod
     def derive(cls, values: dict[str, Any]) -> None:
-        """Fill in, by the names of flags, the values that follow from other flags."""
+        """Fill in the values that follow from other flags, in place; `values` holds every flag by its name."""
         super().derive(values)
-        for name in BOTH_MODELS:
+        for name in SHARED_DEFAULT_FLAGS:
             for role in ("actor", "critic"):
                 if values[f"{role}_{name}"] is None:
                     values[f"{role}_{name}"] = values[name]
@@ -442,7 +436,7 @@ class PPOConfig(CommonConfig):
 
     @property
     def names_no_critic(self) -> bool:
-        """Whether a critic was named that the estimator has no use for."""
+        """Whether --critic_model_name_or_path was given though the estimator has no critic."""
         return not self.advantages.needs.critic and self.arguments.get("critic_model_name_or_path") is not None
 
     @property
@@ -472,12 +466,12 @@ class PPOConfig(CommonConfig):
 
     @property
     def shares_process_with_vllm(self) -> bool:
-        """See `CommonConfig`."""
+        """Whether vLLM, which sets torch.compile up for itself, runs in the training processes."""
         return self.runs_vllm
 
     @property
     def scores_are_rescaled(self) -> bool:
-        """Whether the scale of scores does not matter: the loss divides them by their deviation, or reads none."""
+        """Whether the scale of scores does not matter: they are divided by their deviation, or no scores are read."""
         if self.advantages.needs.rescales_scores or not self.advantages.needs.scores:
             return True
         return self.loss.kl_in == "loss" and self.advantages.normalized_over is not None
@@ -500,37 +494,48 @@ class PPOConfig(CommonConfig):
             require_openai("--user_server")
 
     def credit_is_fused(self, plan: BatchPlan) -> bool:
-        """Whether the one update of a rollout computes itself what credit assignment needs of actor and critic.
+        """Whether the update's own passes compute the log-probs and values that credit assignment reads.
 
-        Not with several updates, whitening over all tokens of a rollout, or a user's condition: it may read anything.
-        And not where a response's advantage depends on others, which may be in other micro-batches, or where the
-        policy's log-probs say what is counted.
+        Otherwise separate passes compute them before the first update of a rollout. Credit is fused with the update
+        of a micro-batch if all of these hold:
+
+        - The estimator has a critic.
+        - A rollout is one update, so that the update sees the weights that generated the rollout.
+        - The advantages of a response depend on no other response, which may be in another micro-batch. They do with
+          a group, with a gate of the critic, and if they are normalised over the batch.
+        - Every token counts. --drop_equal_groups compares responses, and --max_token_probability reads the policy's
+          log-probs.
+        - The termination condition does not read the policy's log-probs. A user's function may read anything.
         """
-        advantages = self.advantages
-        one_update = plan.updates_per_rollout == 1
-        needs = advantages.needs
-        compares_rows = needs.group or needs.gates_critic or advantages.normalized_over == "batch"
-        row_by_row = needs.critic and not compares_rows
-        counts_some = advantages.drop_equal_groups or advantages.max_token_probability is not None
-        return row_by_row and one_update and not self.termination.reads_policy and not counts_some
+        needs = self.advantages.needs
+        if not needs.critic or plan.updates_per_rollout != 1:
+            return False
+        compares_rows = needs.group or needs.gates_critic or self.advantages.normalized_over == "batch"
+        excludes_tokens = self.advantages.drop_equal_groups or self.advantages.max_token_probability is not None
+        return not (compares_rows or excludes_tokens or self.termination.reads_policy)
 
     @property
     def longest_example(self) -> tuple[int, str]:
-        """A prompt with its response."""
-        prompt, response = self.sampling.max_prompt_seq_len, self.sampling.max_answer_seq_len
+        """Tokens of the longest prompt with the longest response, and the flags that limit them."""
+        prompt = self.sampling.max_prompt_seq_len
+        response = self.sampling.max_answer_seq_len
         return prompt + response, f"--max_prompt_seq_len {prompt} with --max_answer_seq_len {response}"
 
     @property
     def zero_stages(self) -> list[int]:
-        """The ZeRO stages of actor and critic, where there is one."""
-        stages: list[int] = [self.memory.actor_zero_stage or 0, self.memory.critic_zero_stage or 0]
-        return stages[: 1 + self.advantages.needs.critic]
+        """The ZeRO stages of the actor and, if the estimator has one, of the critic."""
+        stages: list[int] = [self.memory.actor_zero_stage or 0]
+        if self.advantages.needs.critic:
+            stages.append(self.memory.critic_zero_stage or 0)
+        return stages
 
     @property
     def lora_ranks(self) -> list[int]:
-        """The LoRA ranks of actor and critic, where there is one."""
-        ranks = [self.memory.actor_lora_dim or 0, self.memory.critic_lora_dim or 0]
-        return ranks[: 1 + self.advantages.needs.critic]
+        """The LoRA ranks of the actor and, if the estimator has one, of the critic."""
+        ranks = [self.memory.actor_lora_dim or 0]
+        if self.advantages.needs.critic:
+            ranks.append(self.memory.critic_lora_dim or 0)
+        return ranks
 
     @property
     def model_paths(self) -> list[str]:
@@ -571,7 +576,11 @@ class PPOConfig(CommonConfig):
         super().warn_of_warmup(total_updates - self.optimizers.critic_warmup_updates)
 
     def total_updates(self, num_examples: int, plan: BatchPlan) -> int:
-        """See `CommonConfig`. Raises UserError when the whole run would warm up the critic."""
+        """Number of optimiser updates of a run on this number of examples, at least those of one iteration.
+
+        Raises:
+            UserError: the whole run would warm up the critic.
+        """
         updates = super().total_updates(num_examples, plan)
         check_actor_updates(updates, self.optimizers.critic_warmup_updates)
         return updates

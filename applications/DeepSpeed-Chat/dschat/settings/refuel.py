@@ -212,7 +212,7 @@ class RefuelConfig(SupervisedConfig):
 
     @classmethod
     def derive(cls, values: dict[str, Any]) -> None:
-        """Fill in, by the names of flags, the values that follow from other flags."""
+        """Fill in the values that follow from other flags, in place; `values` holds every flag by its name."""
         super().derive(values)
         if values["gradient_accumulation_steps"] is None and values["global_batch_size"] is None:
             values["gradient_accumulation_steps"] = 16
@@ -349,7 +349,7 @@ class RefuelOnlineConfig(OneModelConfig):
 
     @classmethod
     def derive(cls, values: dict[str, Any]) -> None:
-        """Fill in, by the names of flags, the values that follow from other flags."""
+        """Fill in the values that follow from other flags, in place; `values` holds every flag by its name."""
         super().derive(values)
         rounds = values["print_sample_output_freq"]
         if rounds is not None and values["eval_interval"] == 0:

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of sampling: how responses are generated, and how many per rollout and update."""
+"""Flags of sampling: how responses are generated, and how many per rollout and update; rules of vLLM's servers."""
 
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 from dschat.base.errors import UserError
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, SHARE, UP_TO_1, flag
+from dschat.settings.rules import Check, Rule
 
 RolloutEngineName = Literal["continuous", "generate", "vllm"]
 VLLM = "rollout_engine vllm"  # which the flags of vLLM need beside them
 EVAL_PROMPTS = 512  # of an evaluation without --eval_prompts and --eval_iters
 AHEAD_CLIP = 2.0  # of importance weights with --rollouts_ahead and without --rollout_is_clip
+SERVER = re.compile(r"https?://[^/\s@?]+/?")  # an address without a path, a user's name or a password
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -143,3 +146,31 @@ def require_vllm() -> None:
     """Raises UserError if vLLM is not installed."""
     if find_spec("vllm") is None:
         raise UserError("--rollout_engine vllm needs vLLM: pip install 'ma-rlhf[vllm]'")
+
+
+def _check_server_urls(config: Any) -> None:
+    """Raises UserError unless the servers of vLLM have valid and different addresses."""
+    urls = config.vllm.vllm_url or []
+    for url in urls:
+        if not SERVER.fullmatch(url):
+            raise UserError(
+                f"--vllm_url {url} is not an address of a server: give one such as http://127.0.0.1:8000, without a"
+                " path, a user's name or a password."
+            )
+    if len(set(urls)) < len(urls):
+        raise UserError("--vllm_url: give each server once.")
+
+
+SERVER_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of a configuration with the groups vllm and engine
+    Check(_check_server_urls),
+    Rule(
+        lambda config: config.vllm.vllm_url is not None and config.vllm.vllm_tensor_parallel > 1,
+        "--vllm_tensor_parallel {vllm_tensor_parallel} with --vllm_url: a server divides the model among its own GPUs."
+        " Drop the flag here, and give it to dschat serve-vllm.",
+    ),
+    Rule(
+        lambda config: config.vllm.vllm_url is not None and config.vllm.vllm_timeout >= config.engine.ddp_timeout,
+        "--vllm_timeout {vllm_timeout:g} is not below --ddp_timeout {ddp_timeout}, after which the other processes"
+        " stop waiting: lower it, or raise that.",
+    ),
+)

@@ -20,7 +20,7 @@ from dschat.models.backbone import position_ids, reads_positions
 from dschat.models.compiled import uncompiled
 from dschat.models.engines import ModelEngine, PolicyEngine, Scalar, TrainedPolicy
 from dschat.models.lora import lora_config
-from dschat.models.opening import EAGER, PLAIN_ATTENTION, SDPA, attention_by
+from dschat.models.opening import EAGER, PLAIN_ATTENTION, SDPA, use_attention
 from dschat.models.opening import FLAG as ATTENTION_FLAG
 from dschat.models.scalar import last_scores
 from dschat.models.vocabulary import missing_ids_of
@@ -188,7 +188,7 @@ def check_attention_parity(
         return
     with uncompiled(model):
         numbers, norm = _numbers_and_gradient(engine, mask, forward)
-        with attention_by(EAGER, model.config):
+        with use_attention(EAGER, model.config):
             expected, expected_norm = _numbers_and_gradient(engine, mask, forward)
     cause = f"{ATTENTION_FLAG} {used} computes other numbers on this device: use {ATTENTION_FLAG} {SDPA} or {EAGER}."
     _require_close(f"{what} with {used}", "those with eager attention", numbers, expected, mask, engine, size, cause)

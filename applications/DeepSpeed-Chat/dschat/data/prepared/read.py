@@ -211,13 +211,13 @@ def cut_examples(
         kind: SFTExample, PairExample, PreferenceExample or PromptExample.
         flag: the flag that gave the limit.
         limit: maximum length of an example in tokens; for PromptExample, of the prompt.
-        held_out: whether no example may be left, as in an evaluation.
+        held_out: allow an empty result, as in an evaluation.
 
     Raises:
         UserError: a row has no second response, or no example is left.
     """
 
-    def make(index: int, row: PreparedExample) -> Any:
+    def make_example(index: int, row: PreparedExample) -> Any:
         if kind is PromptExample:
             if len(row.prompt_ids) > limit:
                 return PROMPT_TOO_LONG
@@ -233,8 +233,8 @@ def cut_examples(
             return join_pair(pair)
         return pair
 
-    made = map(make, range(len(rows)), rows)
-    return collect_examples(rows, made, f"--{flag} {limit}", held_out)
+    results = map(make_example, range(len(rows)), rows)
+    return collect_examples(rows, results, f"--{flag} {limit}", held_out)
 
 
 def _joined(parts: Sequence[Sequence[PreparedExample]]) -> Sequence[PreparedExample]:

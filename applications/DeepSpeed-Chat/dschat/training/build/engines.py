@@ -15,7 +15,7 @@ from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import Finetuning, choose_trained, train_top_layers
 from dschat.models.heads import add_gain
 from dschat.models.load import load_causal_lm, load_scalar, open_config
-from dschat.models.opening import Opening
+from dschat.models.opening import LoadOptions
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel, note_reward_loss
 from dschat.models.tokenizer import end_token_id
@@ -70,14 +70,14 @@ def engine_settings(
         zero_stage=zero_stage,
         gradient_checkpointing=gradient_checkpointing,
         compile=plan.compiles,
-        checkpoint_every=config.engine.gradient_checkpointing_every,
+        gradient_checkpointing_every=config.engine.gradient_checkpointing_every,
         offload=config.engine.offload,
         config_file=config.engine.deepspeed_config,
     )
 
 
-def opening_of(config: CommonConfig, settings: EngineSettings) -> Opening:
-    return Opening(placement_of(settings), config.engine.attn_implementation)
+def load_options_of(config: CommonConfig, settings: EngineSettings) -> LoadOptions:
+    return LoadOptions(placement_of(settings), config.engine.attn_implementation)
 
 
 def frozen_settings(config: PPOConfig, plan: RunPlan) -> EngineSettings:
@@ -133,10 +133,10 @@ def build_policy(
     settings = engine_settings(config, plan, config.engine.gradient_checkpointing, config.engine.zero_stage)
     end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
     path = config.model.model_name_or_path
-    opening = opening_of(config, settings)
+    load_options = load_options_of(config, settings)
     finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, MODEL)
     all_rows = isinstance(config, SFTConfig)
-    model = load_causal_lm(path, MODEL, settings.dtype, tokenizer, end_id, opening, all_rows=all_rows)
+    model = load_causal_lm(path, MODEL, settings.dtype, tokenizer, end_id, load_options, all_rows=all_rows)
     choose_trained(model, finetuning, path)
     return train_engine(PolicyModel(model), one_optimizer(config, plan.updates), settings)
 
@@ -149,10 +149,10 @@ def build_reward_model(
     """The engine of step 2's reward model."""
     settings = engine_settings(config, plan, config.engine.gradient_checkpointing, config.engine.zero_stage)
     path = config.model.model_name_or_path
-    opening = opening_of(config, settings)
+    load_options = load_options_of(config, settings)
     finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, MODEL)
     seed = derive_seed(config.optimisation.seed, SeedKind.HEAD)
-    model = load_scalar(path, MODEL, settings.dtype, tokenizer, opening=opening, head_seed=seed)
+    model = load_scalar(path, MODEL, settings.dtype, tokenizer, load_options=load_options, head_seed=seed)
     note_reward_loss(model, config.preferences.reward_loss)
     if config.preferences.reward_gain:
         add_gain(model.score)
@@ -182,7 +182,7 @@ def build_refuel_models(
         settings.dtype,
         tokenizer,
         end_id,
-        opening_of(config, settings),
+        load_options_of(config, settings),
     )
     finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, MODEL)
     choose_trained(model, finetuning, path)
@@ -210,7 +210,9 @@ def _refuel_reference(
         return AdaptersOff(policy)
     sharded = config.engine.zero_stage == 3 or config.engine.offload
     settings = engine_settings(config, plan, False, 3 if sharded else 0)
-    opening = opening_of(config, settings)
+    load_options = load_options_of(config, settings)
     torch.manual_seed(config.optimisation.seed)  # as for the policy
-    model = load_causal_lm(config.model.model_name_or_path, MODEL, settings.dtype, tokenizer, opening=opening)
+    model = load_causal_lm(
+        config.model.model_name_or_path, MODEL, settings.dtype, tokenizer, load_options=load_options
+    )
     return frozen_engine(PolicyModel(model), settings)

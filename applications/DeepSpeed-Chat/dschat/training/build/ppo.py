@@ -46,7 +46,7 @@ from dschat.training.build.engines import (
     RunPlan,
     engine_settings,
     frozen_settings,
-    opening_of,
+    load_options_of,
     optimizer_settings,
     trained_part,
 )
@@ -125,7 +125,7 @@ def build_ppo_models(
     )
     path = config.models.actor_model_name_or_path
     end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
-    opening = opening_of(config, settings)
+    load_options = load_options_of(config, settings)
     seed_new_rows(config, tokenizer)
     model = load_causal_lm(
         path,
@@ -133,7 +133,7 @@ def build_ppo_models(
         settings.dtype,
         tokenizer,
         end_id,
-        opening,
+        load_options,
         own_end_ids(path),
     )
     critic: PreTrainedModel | None = None
@@ -179,7 +179,7 @@ def _build_reference(
         ACTOR,
         settings.dtype,
         tokenizer,
-        opening=opening_of(config, settings),
+        load_options=load_options_of(config, settings),
     )
     return frozen_engine(PolicyModel(model), settings)
 
@@ -190,7 +190,7 @@ def _build_teacher(config: PPOConfig, plan: RunPlan, tokenizer: PreTrainedTokeni
     if path is None:
         return None
     settings = frozen_settings(config, plan)
-    model = load_causal_lm(path, TEACHER, settings.dtype, tokenizer, opening=opening_of(config, settings))
+    model = load_causal_lm(path, TEACHER, settings.dtype, tokenizer, load_options=load_options_of(config, settings))
     return frozen_engine(PolicyModel(model), settings)
 
 
@@ -229,7 +229,7 @@ def _build_critic(
             settings.dtype,
             tokenizer,
             for_this_run=True,
-            opening=opening_of(config, settings),
+            load_options=load_options_of(config, settings),
             may_grow=config.models.critic_model_name_or_path is None,
         )
     if lora_config(model) is None:

@@ -52,7 +52,7 @@ from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.reward_judge import longest_rollout
 from dschat.settings.rewards import SOURCE_NAMES, OnRewardError
 from dschat.settings.rubrics import read_score_rubric
-from dschat.training.build.engines import REWARD, RunPlan, frozen_settings, opening_of
+from dschat.training.build.engines import REWARD, RunPlan, frozen_settings, load_options_of
 from dschat.training.iteration import eval_size, pass_size
 
 logger = logging.getLogger(__name__)
@@ -247,11 +247,11 @@ def _model_scores(
     directions, such as BERT, computes on this device; any other one is sharded like the run's frozen models.
     """
     settings = frozen_settings(config, plan)
-    opening = opening_of(config, settings)
+    load_options = load_options_of(config, settings)
     size = pass_size(plan.batches).without_gradient
     reward_tokenizer = own_reward_tokenizer(config, path, tokenizer)
     if reward_tokenizer is None:
-        model = load_scalar(path, REWARD, settings.dtype, tokenizer, may_be_new=False, opening=opening)
+        model = load_scalar(path, REWARD, settings.dtype, tokenizer, may_be_new=False, load_options=load_options)
         warn_of_reward_loss(model.config, f"{REWARD} {path}")
         return RewardModelScores(frozen_engine(ScalarModel(model), settings), size.rows, size.tokens)
 
@@ -271,7 +271,7 @@ def _model_scores(
             max_tokens=size.tokens,
         )
         return TextRewardScores(reader, skips)
-    model = load_scalar(path, REWARD, settings.dtype, reward_tokenizer, may_be_new=False, opening=opening)
+    model = load_scalar(path, REWARD, settings.dtype, reward_tokenizer, may_be_new=False, load_options=load_options)
     classifier = ClassifierReader(
         model,
         reward_tokenizer.pad_token_id,
