@@ -63,7 +63,8 @@ def run_inference(options: InferenceOptions) -> str:
             scorer = open_scorer()
             if ref_scores or answering.path is None:
                 assert scorer is not None  # the rules of the options require one
-                return selection.of_batch(partial(score_references, scorer, _template_of(scorer, answering)))
+                template = _template_of(scorer, answering)
+                return selection.of_batch(partial(score_references, scorer, template))
             policy = answering.open_policy(temperature)
         policy.check_lengths(selection.longest)
         if scorer is None:

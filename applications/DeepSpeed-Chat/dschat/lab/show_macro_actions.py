@@ -38,8 +38,9 @@ class Shown:
 def run(options: MacroActionsOptions) -> str:
     """Cuts and shows."""
     shown = cut_all(options)
+    in_colour = sys.stdout.isatty() or options.panels.colour
     for number, item in enumerate(shown, start=1):
-        print(_terminal(item, number, len(shown), sys.stdout.isatty() or options.panels.colour))
+        print(_terminal(item, number, len(shown), in_colour))
     if options.panels.html is None:
         return ""
     write_page(options.panels.html, shown, options.panels.model)
@@ -192,7 +193,8 @@ def _logprobs(options: MacroActionsOptions, rollout: Rollout, tokenizer: PreTrai
 
 
 def _terminal(item: Shown, number: int, total: int, colour: bool) -> str:
-    lines = [f"── response {number} of {total}"]
+    text = f"── response {number} of {total}\n"
     for panel in item.panels:
-        lines += ["", f"{panel.title}: {panel.caption}", macro_text(panel.tokens, colour)]
-    return "\n".join([*lines, ""])
+        response = macro_text(panel.tokens, colour)
+        text += f"\n{panel.title}: {panel.caption}\n{response}\n"
+    return text
