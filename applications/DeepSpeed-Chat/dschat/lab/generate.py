@@ -153,7 +153,10 @@ def _open_run(options: ScoredOptions) -> tuple[Answering, dict[str, Any], Callab
         answering = Answering.find(options, tokenizer)
         settings = {"reward-model": folder_stamp(model), "rm-template": template} | answering.settings
         where = answering.where
-        open_reader = partial(load_reward_model, model, tokenizer, template, where.device, where.dtype)
+
+        def open_reader() -> RewardReader:
+            return load_reward_model(model, tokenizer, template, where.device, where.dtype)
+
         return answering, settings, open_reader
     if scores.reward_function is not None:
         function = load_function(scores.reward_function, FUNCTION)
