@@ -206,7 +206,8 @@ def agreements(verdicts: pd.DataFrame, kinds: Kinds) -> list[Row]:
     rows = []
     people = _raters_of_kind("human", verdicts, kinds)
     if len(people) > 1:
-        majority_verdicts = majority(verdicts[people]).rename(MAJORITY)
+        majority_verdicts = majority(verdicts[people])
+        majority_verdicts.name = MAJORITY
         for rater in verdicts.columns:
             if rater not in people:
                 rows.append(agreement(verdicts[rater], majority_verdicts))
