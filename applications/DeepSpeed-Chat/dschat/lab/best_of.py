@@ -110,7 +110,9 @@ def sweep_of(
 def published_numbers(sweeps: Sequence[Sweep]) -> list[int]:
     """Numbers of responses to choose from: the published ones that were sampled, and all."""
     most = max(sweep.most_responses for sweep in sweeps)
-    return [n for n in PUBLISHED_NUMBERS if n < most] + [most]
+    numbers = [n for n in PUBLISHED_NUMBERS if n < most]
+    numbers.append(most)
+    return numbers
 
 
 def best_of_n(
@@ -126,15 +128,27 @@ def best_of_n(
     rows = []
     for sweep in sweeps:
         for temperature, rewards in sweep.rewards.items():
-            sampled = len(rewards[0])
             for n in sorted({1, *numbers}):
-                if n <= sampled:
-                    row = {"model": sweep.model, "temperature": temperature, "n": n}
-                    row |= {"responses": sampled, "prompts": len(rewards)}
-                    row["expected"] = mean_interval([expected_best(of_prompt, n) for of_prompt in rewards])
-                    row["first"] = mean_interval([best_of_first(of_prompt, n) for of_prompt in rewards])
-                    rows.append(row)
+                if n <= len(rewards[0]):
+                    row = {"model": sweep.model, "temperature": temperature}
+                    rows.append(row | _estimates(n, rewards))
     return result_table(rows)
+
+
+def _estimates(n: int, rewards: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Columns of `best_of_n` for one number of responses, from the rewards (M,) of each prompt."""
+    expected = []
+    first = []
+    for rewards_of_prompt in rewards:
+        expected.append(expected_best(rewards_of_prompt, n))
+        first.append(best_of_first(rewards_of_prompt, n))
+    return {
+        "n": n,
+        "responses": len(rewards[0]),
+        "prompts": len(rewards),
+        "expected": mean_interval(expected),
+        "first": mean_interval(first),
+    }
 
 
 def best_of_report(
@@ -199,15 +213,17 @@ def _table_by_n(
     caption: str,
 ) -> Table:
     """Table of an estimator, a column of `best_of_n`: a row per model and temperature, a column per N."""
+    headers = ["model", "temperature", "prompts", "responses"]
     numbers = sorted(set(means["n"]))
+    for n in numbers:
+        headers.append(f"N = {n}")
     rows = []
     for (model, temperature), group in means.groupby(["model", "temperature"], sort=False):
         by_n = dict(zip(group["n"], group[estimator], strict=True))
         first = group.iloc[0]
         row = [model, f"{temperature:g}", first["prompts"], first["responses"]]
-        row += [by_n.get(n) for n in numbers]
+        row += map(by_n.get, numbers)
         rows.append(row)
-    headers = ["model", "temperature", "prompts", "responses", *(f"N = {n}" for n in numbers)]
     return Table(headers, rows, caption=caption)
 
 

@@ -41,24 +41,30 @@ def build_evaluation_report(
         raise UserError("A report needs at least one file of verdicts, or two of responses with rewards.")
     if not (math.isfinite(reward_margin) and reward_margin >= 0):
         raise UserError(f"--reward_margin {reward_margin}: must be 0 or more.")
-    paths = [Path(file) for file in files]
+    paths = list(map(Path, files))
     votes = read_votes(paths, reward_margin)
-    sections = [section_result(section) for section in sections_of(votes, reward_margin, dataset)]
+    sections = list(map(section_result, sections_of(votes, reward_margin, dataset)))
     content = {
-        "files": [str(path) for path in paths],
+        "files": list(map(str, paths)),
         "reward_margin": reward_margin,
         "intervals": BOOTSTRAP,
-        "sections": [_section_row(section) for section in sections],
+        "sections": list(map(_section_row, sections)),
     }
     write_report(output_dir, NAME, content, picture=draw_comparisons(sections), flag=OUTPUT)
 
     tables: list[Table] = []
+    has_pooled_votes = False
+    has_rewards = False
     for section in sections:
         tables += _section_tables(section)
+        if section.raters["pooled"].any():
+            has_pooled_votes = True
+        if section.means["reward"] is not None:
+            has_rewards = True
     remarks = list(REMARKS)
-    if any(section.raters["pooled"].any() for section in sections):
+    if has_pooled_votes:
         remarks.append(POOLED)
-    if any(section.means["reward"] for section in sections):
+    if has_rewards:
         tie = f"a difference of at most {reward_margin:g} is a tie."
         remarks.append(f"Reward model: the higher reward wins; {tie}")
     return Report("", tables, remarks=remarks)
@@ -71,9 +77,13 @@ def draw_comparisons(sections: Sequence[SectionResult]) -> bytes:
         first, second = section.names
         dataset = f" · {section.dataset}" if section.dataset else ""
         title = f"{short(first)} against {short(second)}{dataset} · {section.items} items"
-        bars = [_bar(rater) for rater in section.raters.itertuples()]
+        bars = list(map(_bar, section.raters.itertuples()))
         panels.append(Bars(title, bars))
-    first, second = sections[0].names if len(sections) == 1 else ("the first model", "the second model")
+
+    first = "the first model"
+    second = "the second model"
+    if len(sections) == 1:
+        first, second = sections[0].names
     whisker: Look = {"color": INK, "linewidth": 1.8}
     legend: list[tuple[str, str] | Look] = [
         (WIN[0], f"win of {short(first)}"),
@@ -113,22 +123,26 @@ def _uncounted(tally: Tally) -> str:
 def _section_row(section: SectionResult) -> dict[str, Any]:
     """Section of report.json; `a` is the first model, `win` its win."""
     model_a, model_b = section.models
+    raters = section.raters.to_dict("records")
     return {
         "model_a": model_a,
         "model_b": model_b,
         "dataset": section.dataset,
         "items": section.items,
         "means": section.means,
-        "raters": [_rater_row(row) for row in section.raters.to_dict("records")],
+        "raters": list(map(_rater_row, raters)),
         "agreement": section.agreement.to_dict("records"),
         "group_agreement": section.group_agreement.to_dict("records"),
     }
 
 
 def _rater_row(rater: dict[Any, Any]) -> dict[str, Any]:
-    row = {name: value for name, value in rater.items() if name != "rates"}
-    row["aspects"] = {name: _rates_row(rates) for name, rates in rater["aspects"].items()}
-    return row | _rates_row(rater["rates"])
+    row = dict(rater)
+    rates = row.pop("rates")
+    row["aspects"] = {}
+    for name, rates_on_criterion in rater["aspects"].items():
+        row["aspects"][name] = _rates_row(rates_on_criterion)
+    return row | _rates_row(rates)
 
 
 def _rates_row(rates: WinRates) -> dict[str, Any]:
@@ -199,8 +213,10 @@ def _means(section: SectionResult) -> Table:
     for name, means in section.means.items():
         if means is not None:
             digits = 3 if name == "reward" else 1
-            estimates = [means[column].text(digits) for column in ("first", "second", "difference")]
-            rows.append([name, *estimates, means["items"]])
+            first = means["first"].text(digits)
+            second = means["second"].text(digits)
+            difference = means["difference"].text(digits)
+            rows.append([name, first, second, difference, means["items"]])
     return Table(["mean ± standard error", *section.names, "difference", "items"], rows)
 
 

@@ -21,7 +21,17 @@ from dschat.lab.generate_options import BestOfOptions, InferenceOptions, ScoredO
 from dschat.lab.policy import SampledResponse, SamplingPolicy
 from dschat.lab.prompts import Answering, Selection, refuse_finished
 from dschat.lab.refuel.datasets import described_function
-from dschat.lab.runner import BatchFunction, Concluded, Entry, RunPart, enough_memory, run_batches, settings_of
+from dschat.lab.responses import with_origins
+from dschat.lab.runner import (
+    BatchFunction,
+    Concluded,
+    Entry,
+    RunPart,
+    enough_memory,
+    entry_rows,
+    run_batches,
+    settings_of,
+)
 from dschat.scoring.function import require_arguments, score_texts
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
@@ -53,7 +63,8 @@ def run_inference(options: InferenceOptions) -> str:
             scorer = open_scorer()
             if ref_scores or answering.path is None:
                 assert scorer is not None  # the rules of the options require one
-                return selection.of_batch(partial(score_references, scorer, _template_of(scorer, answering)))
+                template = _template_of(scorer, answering)
+                return selection.of_batch(partial(score_references, scorer, template))
             policy = answering.open_policy(temperature)
         policy.check_lengths(selection.longest)
         if scorer is None:
@@ -63,7 +74,7 @@ def run_inference(options: InferenceOptions) -> str:
     def conclude(entries: list[Entry]) -> Concluded:
         left_out = f" ({selection.dropped} prompts left out)" if selection.dropped else ""
         line = f"mean {_means(entries)}, {len(entries)} rows{left_out}: {options.result_path}"
-        return [entry["row"] for entry in entries], line
+        return entry_rows(entries), line
 
     settings |= {"num-return": num_return, "temperature": temperature}
     lengths = _lengths(selection, ref_scores, answering.tokenizer)
@@ -102,9 +113,8 @@ def run_best_of_n(options: BestOfOptions) -> str:
         return selection.of_batch(function)
 
     def conclude(entries: list[Entry]) -> Concluded:
-        rows = [entry["row"] for entry in entries]
-        numbered_rows = ((f"{path}:{number}", row) for number, row in enumerate(rows, start=1))
-        sweep = sweep_of(path.stem, numbered_rows)
+        rows = entry_rows(entries)
+        sweep = sweep_of(path.stem, with_origins(path, rows))
         table = write_best_of([sweep], options.sweep.best_of, path.parent, path.stem)
         left_out = f", {selection.dropped} prompts left out" if selection.dropped else ""
         files = f"{path}, and the same name with .md, .json and .png"
@@ -143,11 +153,11 @@ def _open_run(options: ScoredOptions) -> tuple[Answering, dict[str, Any], Callab
         answering = Answering.find(options, tokenizer)
         settings = {"reward-model": folder_stamp(model), "rm-template": template} | answering.settings
         where = answering.where
-        return (
-            answering,
-            settings,
-            lambda: load_reward_model(model, tokenizer, template, where.device, where.dtype),
-        )
+
+        def open_reader() -> RewardReader:
+            return load_reward_model(model, tokenizer, template, where.device, where.dtype)
+
+        return answering, settings, open_reader
     if scores.reward_function is not None:
         function = load_function(scores.reward_function, FUNCTION)
         require_arguments(function, scores.reward_function, FUNCTION, with_segments=False)
@@ -155,7 +165,8 @@ def _open_run(options: ScoredOptions) -> tuple[Answering, dict[str, Any], Callab
         settings = {"reward-function": described_function(scores.reward_function)} | answering.settings
         return answering, settings, lambda: partial(score_texts, function, FUNCTION)
     answering = Answering.find(options)
-    return answering, {"reward-model": None} | answering.settings, lambda: None
+    settings = {"reward-model": None} | answering.settings
+    return answering, settings, lambda: None
 
 
 def respond(policy: SamplingPolicy, examples: list[PromptExample]) -> list[Entry]:
@@ -163,7 +174,9 @@ def respond(policy: SamplingPolicy, examples: list[PromptExample]) -> list[Entry
     (responses,) = policy.respond(examples, 1)
     entries: list[Entry] = []
     for example, response in zip(examples, responses, strict=True):
-        row = example.columns | {"response": response.text, "finished": response.finished}
+        row = example.columns
+        row["response"] = response.text
+        row["finished"] = response.finished
         entries.append({"number": example.index, "row": row, "tokens": response.tokens})
     return entries
 
@@ -179,17 +192,17 @@ def respond_and_score(
 
     `make_entry` turns the candidates of one prompt, in the order of their numbers, into an entry of the journal.
     """
-    candidates: list[list[Candidate]] = [[] for _ in examples]
+    candidates_by_number: list[list[Candidate]] = []
     for responses in policy.respond(examples, num_responses):
         rewards = _rewards(scorer, examples, [response.text for response in responses])
-        for number, (reward, response) in enumerate(zip(rewards, responses, strict=True)):
-            candidates[number].append((reward, response))
+        candidates_by_number.append(list(zip(rewards, responses, strict=True)))
 
     entries: list[Entry] = []
-    for example, candidates_of_prompt in zip(examples, candidates, strict=True):
-        entry = make_entry(candidates_of_prompt)
-        row = example.columns | entry["row"]
-        entries.append(entry | {"number": example.index, "row": row})
+    for example, candidates in zip(examples, zip(*candidates_by_number, strict=True), strict=True):
+        entry = make_entry(candidates)
+        entry["number"] = example.index
+        entry["row"] = example.columns | entry["row"]
+        entries.append(entry)
     return entries
 
 
@@ -204,10 +217,19 @@ def best_of(candidates: Sequence[Candidate]) -> Entry:
 
 def all_of(temperature: float, candidates: Sequence[Candidate]) -> Entry:
     """All responses to a prompt at a temperature."""
-    row: dict[str, Any] = {"temperature": temperature}
-    row["responses"] = [response.text for _, response in candidates]
-    row["rewards"] = [reward for reward, _ in candidates]
-    row["finished"] = [response.finished for _, response in candidates]
+    texts = []
+    rewards = []
+    finished = []
+    for reward, response in candidates:
+        texts.append(response.text)
+        rewards.append(reward)
+        finished.append(response.finished)
+    row = {
+        "temperature": temperature,
+        "responses": texts,
+        "rewards": rewards,
+        "finished": finished,
+    }
     return {"row": row}
 
 
@@ -244,9 +266,13 @@ def _rewards(
     examples: list[PromptExample],
     responses: list[str],
 ) -> list[float]:
-    prompts = [example.prompt_text for example in examples]
-    rows = [example.row for example in examples]
-    return scorer(ResponseTexts(prompts, responses, rows)).tolist()
+    prompts = []
+    rows = []
+    for example in examples:
+        prompts.append(example.prompt_text)
+        rows.append(example.row)
+    scores = scorer(ResponseTexts(prompts, responses, rows))
+    return scores.tolist()
 
 
 def _references(
@@ -254,11 +280,13 @@ def _references(
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[list[str], list[str]]:
     """The data set's chosen and rejected responses."""
-    rows = [example.row for example in examples]
-    for row in rows:
+    rows = []
+    for example in examples:
+        row = example.row
         if row.chosen is None or row.rejected is None:
             missing = "chosen" if row.chosen is None else "rejected"
             raise UserError(f"--ref_scores: {row.origin} has no {missing} response; use a data set that has both.")
+        rows.append(row)
     return response_texts(tokenizer, rows, "chosen"), response_texts(tokenizer, rows, "rejected")
 
 
@@ -277,12 +305,13 @@ def _lengths(selection: Selection, ref_scores: bool, tokenizer: PreTrainedTokeni
 
 def _mean_of(rows: list[dict[str, Any]], column: str, digits: int, factor: float = 1.0) -> str:
     """The mean of a column ± one standard error."""
-    return mean_estimate([float(row[column]) for row in rows]).text(digits, factor)
+    values = [float(row[column]) for row in rows]
+    return mean_estimate(values).text(digits, factor)
 
 
 def _means(entries: list[Entry]) -> str:
     """Means over the rows of the file, each ± one standard error."""
-    rows = [entry["row"] for entry in entries]
+    rows = entry_rows(entries)
     if "rejected_reward" in rows[0]:
         reward = _mean_of(rows, "reward", 4)
         rejected = _mean_of(rows, "rejected_reward", 4)
@@ -300,16 +329,19 @@ def _means(entries: list[Entry]) -> str:
 
 def _mean(entries: list[Entry]) -> dict[str, str]:
     """Mean reward for the progress bar; without scores the mean length."""
-    if "reward" not in entries[0]["row"]:
+    rows = entry_rows(entries)
+    if "reward" not in rows[0]:
         length = fmean(entry["tokens"] for entry in entries)
         return {"tokens": f"{length:.1f}"}
-    reward = fmean(entry["row"]["reward"] for entry in entries)
+    reward = fmean(row["reward"] for row in rows)
     return {"reward": f"{reward:.3f}"}
 
 
 def _mean_and_best(entries: list[Entry]) -> dict[str, str]:
     """Mean reward, and mean of the best reward of each prompt, for the progress bar."""
-    rewards = [entry["row"]["rewards"] for entry in entries]
-    mean = fmean(map(fmean, rewards))
-    best = fmean(map(max, rewards))
-    return {"reward": f"{mean:.3f}", "best": f"{best:.3f}"}
+    means = []
+    maxima = []
+    for row in entry_rows(entries):
+        means.append(fmean(row["rewards"]))
+        maxima.append(max(row["rewards"]))
+    return {"reward": f"{fmean(means):.3f}", "best": f"{fmean(maxima):.3f}"}

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -74,7 +74,8 @@ def measure(
             prompt_texts.append(example.prompt_text)
             data_rows.append(example.row)
             seeds.append(row_seed(seed, example.index, number))
-    sample = choose_engine("continuous", rows, policy.inner, "measure").sampler_for(policy.inner)
+    engine = choose_engine("continuous", rows, policy.inner, "measure")
+    sample = engine.sampler_for(policy.inner)
     rollout = sample(prompt_ids, sampling, seeds).rollout
 
     responses = [decode_response(tokenizer, ids) for ids in rollout.response_rows()]
@@ -83,8 +84,13 @@ def measure(
     kl = log_ratios(policy, reference, rollout, sampling.temperature or 1.0, rows).tolist()
     lengths = rollout.response_mask.sum(1).tolist()
 
-    answers = [Answer(*values) for values in zip(responses, scores, kl, lengths, strict=True)]
-    return [answers[start : start + num_responses] for start in range(0, len(answers), num_responses)]
+    answers = []
+    for columns in zip(responses, scores, kl, lengths, strict=True):
+        answers.append(Answer(*columns))
+    answers_by_prompt = []
+    for start in range(0, len(answers), num_responses):
+        answers_by_prompt.append(answers[start : start + num_responses])
+    return answers_by_prompt
 
 
 @torch.no_grad()
@@ -118,4 +124,5 @@ def best_of(answers: Sequence[Answer], count: int) -> Answer:
     KL and responses that are each unlikely.
     """
     best = max(answers[:count], key=lambda answer: answer.score)
-    return Answer(best.text, best.score, math.log(count) - (count - 1) / count, best.tokens)
+    kl_bound = math.log(count) - (count - 1) / count
+    return replace(best, kl=kl_bound)

@@ -114,17 +114,17 @@ class Report:
     def _render(self, render_table: Callable[[Sequence[str], Sequence[Sequence[str]]], str]) -> str:
         blocks = [self.title]
         for table in self.tables:
+            above = [table.caption]
             if table.heading:
                 underline = "=" * text_width(table.heading)
-                blocks.append("\n".join(filter(None, [table.heading, underline, table.caption])))
-            else:
-                blocks.append(table.caption)
+                above = [table.heading, underline, table.caption]
+            blocks.append("\n".join(filter(None, above)))
             blocks.append(render_table(table.headers, table.rows))
             blocks.append(table.note)
-        blocks.append("\n".join(self.findings))
-        blocks.append("\n".join(self.remarks))
-        blocks.append("\n".join(self.notes))
-        return "\n\n".join(filter(None, blocks)) + "\n"
+        for sentences in (self.findings, self.remarks, self.notes):
+            blocks.append("\n".join(sentences))
+        text = "\n\n".join(filter(None, blocks))
+        return f"{text}\n"
 
     def html(self) -> str:
         """A page that needs no other file; all text is escaped except our own markup."""

@@ -69,8 +69,7 @@ def pass_rates(
     """
     rows = []
     for file in files:
-        problem_rows = [_problem(row, dataset, origin) for origin, row in read_rows(file, FILE)]
-        problems = pd.DataFrame(problem_rows)
+        problems = _read_problems(file, dataset)
         datasets = problems["dataset"].unique()
         groups = dict(list(problems.groupby("difficulty", sort=False)))
         groups.pop("", None)
@@ -80,9 +79,18 @@ def pass_rates(
             row["dataset"] = datasets[0] if len(datasets) == 1 else ""
             row["difficulty"] = difficulty
             row["problems"] = len(group)
-            row |= {f"pass@{k}": _mean_pass_rate(group, k) for k in ks}
+            for k in ks:
+                row[f"pass@{k}"] = _mean_pass_rate(group, k)
             rows.append(row)
     return result_table(rows)
+
+
+def _read_problems(file: Path, dataset: str) -> pd.DataFrame:
+    """Table with a row for each problem of a file; see `_problem` for its columns."""
+    problems = []
+    for origin, row in read_rows(file, FILE):
+        problems.append(_problem(row, dataset, origin))
+    return pd.DataFrame(problems)
 
 
 def _problem(
@@ -144,23 +152,24 @@ def write_pass_report(
     rates = pass_rates(files, (1, 5), published_set.name if published_set else "")
     programs = []
     for row in rates.to_dict("records"):
-        passes = {name: row.pop(name) for name in ("pass@1", "pass@5")}
-        programs.append(row | {"rates": passes})
-    write_report(
-        output_dir,
-        NAME,
-        {"files": [str(file) for file in files], "programs": programs},
-        flag=OUTPUT,
-    )
+        pass_1 = row.pop("pass@1")
+        pass_5 = row.pop("pass@5")
+        programs.append(row | {"rates": {"pass@1": pass_1, "pass@5": pass_5}})
+    content = {"files": list(map(str, files)), "programs": programs}
+    write_report(output_dir, NAME, content, flag=OUTPUT)
     return pass_table(rates)
 
 
 def pass_table(rates: pd.DataFrame) -> str:
     """Table of `pass_rates` in per cent; below it, where all problems are of APPS, the published rates."""
-    passes = [name for name in rates.columns if name.startswith("pass@")]
-    shown = rates[["model", "difficulty", "problems", *passes]]
-    headers = ["model", "difficulty", "problems", *(f"{name}, %" for name in passes)]
-    tables = [Table(headers, shown.to_numpy().tolist())]
+    columns = ["model", "difficulty", "problems"]
+    headers = ["model", "difficulty", "problems"]
+    for name in rates.columns:
+        if name.startswith("pass@"):
+            columns.append(name)
+            headers.append(f"{name}, %")
+    cells = rates[columns].to_numpy().tolist()
+    tables = [Table(headers, cells)]
     if (rates["dataset"] == APPS).all():
         tables.append(_published_table())
     return Report("", tables).text().rstrip("\n")
@@ -171,6 +180,8 @@ def _published_table() -> Table:
     rows = []
     for model, rates in PUBLISHED.items():
         for difficulty, problems in numbers.items():
-            rows.append([model, difficulty, problems, f"{rates[1][difficulty]:.2f}", f"{rates[5][difficulty]:.2f}"])
+            pass_1 = f"{rates[1][difficulty]:.2f}"
+            pass_5 = f"{rates[5][difficulty]:.2f}"
+            rows.append([model, difficulty, problems, pass_1, pass_5])
     title = "published by the paper, not measured here"
     return Table([title, "difficulty", "problems", "pass@1, %", "pass@5, %"], rows)

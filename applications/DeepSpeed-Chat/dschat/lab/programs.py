@@ -4,7 +4,6 @@
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from dschat.base.errors import UserError
 from dschat.data.examples import PromptExample
@@ -12,7 +11,16 @@ from dschat.data.hub import find_known
 from dschat.lab.generate_options import ProgramOptions
 from dschat.lab.policy import SamplingPolicy
 from dschat.lab.prompts import Answering, Selection, refuse_finished
-from dschat.lab.runner import BatchFunction, Concluded, Entry, RunPart, enough_memory, run_batches, settings_of
+from dschat.lab.runner import (
+    BatchFunction,
+    Concluded,
+    Entry,
+    RunPart,
+    enough_memory,
+    entry_rows,
+    run_batches,
+    settings_of,
+)
 from dschat.scoring.programs.blocks import ProgramBlock, program_of
 from dschat.scoring.programs.run import STATUSES, ProgramPool
 from dschat.scoring.programs.scores import has_tests, tests_of
@@ -43,8 +51,10 @@ def run_programs(options: ProgramOptions) -> str:
     def conclude(entries: list[Entry]) -> Concluded:
         published = find_known(options.data.data_path or options.data.dataset)
         dataset = published.name if published else ""
-        rows = [entry["row"] | {"dataset": dataset} for entry in entries]
-        shares = ", ".join(f"{status} {share}" for status, share in _status_shares(entries).items())
+        rows = []
+        for row in entry_rows(entries):
+            rows.append(row | {"dataset": dataset})
+        shares = ", ".join(map(" ".join, _status_shares(entries).items()))
         remark = f" ({left_out} problems left out, {untested} of them without tests)" if left_out else ""
         return rows, f"{len(rows)} problems{remark}: {shares}: {options.result_path}"
 
@@ -63,30 +73,31 @@ def respond_and_run(
     examples: list[PromptExample],
 ) -> list[Entry]:
     """Sample `num_return` programs for each problem and run them on its tests."""
-    tests = [tests_of(example.row) for example in examples]
-    origins = [example.row.origin for example in examples]
-    samples: list[list[dict[str, Any]]] = [[] for _ in examples]
+    tests = []
+    origins = []
+    entries: list[Entry] = []
+    for example in examples:
+        tests.append(tests_of(example.row))
+        origins.append(example.row.origin)
+        row = example.columns
+        row["difficulty"] = str(example.row.extra.get("difficulty") or "")
+        row["samples"] = []
+        entries.append({"number": example.index, "row": row})
+
     for responses in policy.respond(examples, num_return):
         programs: list[str | None] = []
         for response, example in zip(responses, examples, strict=True):
             programs.append(program_of(response.text, program_block, example.prompt_text))
         outcomes = pool.run(programs, tests, origins)
-        for number, (response, outcome) in enumerate(zip(responses, outcomes, strict=True)):
-            samples[number].append(
-                {
-                    "response": response.text,
-                    "finished": response.finished,
-                    "status": outcome.status,
-                    "passed": outcome.passed,
-                    "total": outcome.total,
-                }
-            )
-
-    entries: list[Entry] = []
-    for example, samples_of_problem in zip(examples, samples, strict=True):
-        difficulty = str(example.row.extra.get("difficulty") or "")
-        row = example.columns | {"difficulty": difficulty, "samples": samples_of_problem}
-        entries.append({"number": example.index, "row": row})
+        for entry, response, outcome in zip(entries, responses, outcomes, strict=True):
+            sample = {
+                "response": response.text,
+                "finished": response.finished,
+                "status": outcome.status,
+                "passed": outcome.passed,
+                "total": outcome.total,
+            }
+            entry["row"]["samples"].append(sample)
     return entries
 
 
@@ -101,8 +112,9 @@ def _with_tests(selection: Selection) -> tuple[Selection, int]:
 def _status_shares(entries: list[Entry]) -> dict[str, str]:
     """Share of the programs that ended in each status."""
     counts: Counter[str] = Counter()
-    for entry in entries:
-        counts.update(sample["status"] for sample in entry["row"]["samples"])
+    for row in entry_rows(entries):
+        for sample in row["samples"]:
+            counts[sample["status"]] += 1
     shares: dict[str, str] = {}
     for status in reversed(STATUSES):
         if counts[status]:

@@ -4,7 +4,7 @@
 import math
 import os
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -152,15 +152,24 @@ def model_names(files: Sequence[Path]) -> list[str]:
 
     Files of the same name in different folders are distinguished by their paths below the folder they share.
     """
-    stems = [file.name.removesuffix(".jsonl").removesuffix("-sampled") for file in files]
+    stems: list[str] = []
     folders: dict[str, list[Path]] = defaultdict(list)
-    for file, stem in zip(files, stems, strict=True):
+    for file in files:
+        stem = file.name.removesuffix(".jsonl").removesuffix("-sampled")
+        stems.append(stem)
         folders[stem].append(file.resolve().parent)
     names = []
     for file, stem in zip(files, stems, strict=True):
         shared_folder = os.path.commonpath(folders[stem])
-        names.append(str(file.resolve().parent.relative_to(shared_folder) / stem))
+        subfolder = file.resolve().parent.relative_to(shared_folder)
+        names.append(str(subfolder / stem))
     return names
+
+
+def with_origins(path: Path, rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows about to be written to a file, each with its origin "file:line", as `read_rows` gives them."""
+    for number, row in enumerate(rows, start=1):
+        yield f"{path}:{number}", row
 
 
 def pair_id(prompt: str, a: str, b: str) -> str:
@@ -234,7 +243,9 @@ def compared(
 
 def comparison_of(row: Mapping[str, Any], origin: str) -> Comparison:
     """Comparison of a file's row, with an id in any case; raises UserError if a column is missing or wrong."""
-    texts = {name: text_of(row, name, origin) for name in ("prompt", "response_a", "response_b")}
+    texts = {}
+    for name in ("prompt", "response_a", "response_b"):
+        texts[name] = text_of(row, name, origin)
     for column, allowed in (("verdict", VERDICTS), ("kind", KINDS)):
         if row.get(column) not in allowed:
             raise UserError(f"{origin}: {column} must be one of {', '.join(allowed)}, not {row.get(column)!r}.")

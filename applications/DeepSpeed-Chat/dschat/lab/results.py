@@ -58,15 +58,6 @@ class SectionResult:
 def section_result(section: VoteSection) -> SectionResult:
     """Compute the statistics of a section."""
     votes = section.votes
-    raters = []
-    for rater, votes_of_rater in votes.groupby("rater", sort=False):
-        raters.append(rater_result(str(rater), votes_of_rater))
-    people = votes[votes["kind"] == "human"]
-    people_count = people["rater"].nunique()
-    if people_count > 1:
-        first_person = [row["kind"] for row in raters].index("human")
-        raters.insert(first_person, rater_result(f"all {people_count} humans", people, pooled=True))
-
     items = votes.drop_duplicates("item")
     words = items[["response_a", "response_b"]].map(_word_count)
     characters = items[["response_a", "response_b"]].map(len)
@@ -83,10 +74,25 @@ def section_result(section: VoteSection) -> SectionResult:
         dataset=section.dataset,
         items=len(items),
         means=means,
-        raters=result_table(raters),
+        raters=result_table(_rater_results(votes)),
         agreement=result_table(agreements(verdicts, kinds)),
         group_agreement=result_table(group_agreements(verdicts, kinds)),
     )
+
+
+def _rater_results(votes: pd.DataFrame) -> list[Row]:
+    """A row for each rater; before the first of several people, a row for all people together."""
+    people = votes[votes["kind"] == "human"]
+    people_count = people["rater"].nunique()
+    pooled_is_due = people_count > 1
+    rows = []
+    for rater, votes_of_rater in votes.groupby("rater", sort=False):
+        row = rater_result(str(rater), votes_of_rater)
+        if pooled_is_due and row["kind"] == "human":
+            rows.append(rater_result(f"all {people_count} humans", people, pooled=True))
+            pooled_is_due = False
+        rows.append(row)
+    return rows
 
 
 def _word_count(text: str) -> int:
@@ -123,7 +129,8 @@ def aspect_rates(votes: pd.DataFrame) -> dict[str, WinRates]:
     """Rates of the verdicts on each criterion, by its name, in the order in which the votes mention them."""
     rows = []
     for item, aspects in zip(votes["item"], votes["aspects"], strict=True):
-        rows += [(item, name, verdict) for name, verdict in aspects.items()]
+        for name, verdict in aspects.items():
+            rows.append((item, name, verdict))
     verdicts = pd.DataFrame(rows, columns=["item", "name", "verdict"])
     rates = {}
     for name, on_criterion in verdicts.groupby("name", sort=False):
@@ -142,23 +149,28 @@ def position_bias(votes: pd.DataFrame) -> Row:
     """
     shown = votes[["item", "orders"]].reset_index(drop=True)
     shown = shown.explode("orders").dropna()
-    shown["first"] = [first for first, _ in shown["orders"]]
-    shown["verdict"] = [verdict for _, verdict in shown["orders"]]
+    shown["first"] = shown["orders"].str[0]
+    shown["verdict"] = shown["orders"].str[1]
     shown["counts"] = shown["verdict"].isin(POINTS)
 
+    # Whether the two orders of a vote agree.
     by_vote = shown.groupby(level=0)
-    in_both_orders = by_vote["counts"].all() & (by_vote["first"].nunique() == 2)
-    same_verdict = by_vote["verdict"].nunique()[in_both_orders] == 1
+    all_count = by_vote["counts"].all()
+    in_both_orders = all_count & (by_vote["first"].nunique() == 2)
     both_orders = int(in_both_orders.sum())
+    different_verdicts = by_vote["verdict"].nunique()
+    consistent = int((different_verdicts[in_both_orders] == 1).sum())
 
+    # Whether the response shown first is preferred.
     decided = shown[shown["verdict"].isin(["A", "B"])]
     first_won = decided["verdict"] == decided["first"]
     first_won_by_item = first_won.groupby(decided["item"], sort=False)
+    first_place = bootstrap_ratio(first_won_by_item.sum(), first_won_by_item.count())
     return {
         "both_orders": both_orders,
-        "consistent": wilson(int(same_verdict.sum()), both_orders),
+        "consistent": wilson(consistent, both_orders),
         "decided": len(decided),
-        "first_place": bootstrap_ratio(first_won_by_item.sum(), first_won_by_item.count()),
+        "first_place": first_place,
     }
 
 
@@ -191,28 +203,36 @@ def agreements(verdicts: pd.DataFrame, kinds: Kinds) -> list[Row]:
         verdicts: rows as `counted_verdicts` returns them.
         kinds: rater → judge, human or reward.
     """
-    raters = list(verdicts.columns)
-    people = [rater for rater in raters if kinds[rater] == "human"]
-    pairs = list(combinations(raters, 2))
+    rows = []
+    people = _raters_of_kind("human", verdicts, kinds)
     if len(people) > 1:
-        verdicts = verdicts.assign(**{MAJORITY: majority(verdicts[people])})
-        pairs = [(rater, MAJORITY) for rater in raters if rater not in people] + pairs
-    return [agreement(verdicts[first], verdicts[second]) for first, second in pairs]
+        majority_verdicts = majority(verdicts[people])
+        majority_verdicts.name = MAJORITY
+        for rater in verdicts.columns:
+            if rater not in people:
+                rows.append(agreement(verdicts[rater], majority_verdicts))
+    for first, second in combinations(verdicts.columns, 2):
+        rows.append(agreement(verdicts[first], verdicts[second]))
+    return rows
+
+
+def _raters_of_kind(kind: str, verdicts: pd.DataFrame, kinds: Kinds) -> list[str]:
+    return [rater for rater in verdicts.columns if kinds[rater] == kind]
 
 
 def group_agreements(verdicts: pd.DataFrame, kinds: Kinds) -> list[Row]:
     """Agreement of the people, of the judges, and of all raters, where they are three or more."""
     raters = list(verdicts.columns)
-    people = [rater for rater in raters if kinds[rater] == "human"]
-    judges = [rater for rater in raters if kinds[rater] == "judge"]
+    people = _raters_of_kind("human", verdicts, kinds)
+    judges = _raters_of_kind("judge", verdicts, kinds)
     groups = {"humans": people, "judges": judges}
     if len(raters) not in (len(people), len(judges)):
         groups["all raters"] = raters
-    large = {}
+    rows = []
     for name, members in groups.items():
         if len(members) > 2:
-            large[name] = members
-    return [group_agreement(name, verdicts[members]) for name, members in large.items()]
+            rows.append(group_agreement(name, verdicts[members]))
+    return rows
 
 
 def agreement(first: Column, second: Column) -> Row:

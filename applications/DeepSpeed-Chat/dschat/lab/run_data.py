@@ -113,9 +113,16 @@ def read_run(name: str, folder: Path) -> RunData:
     """
     config = _read_object(folder / "train_config.json")
     path = folder / "metrics.jsonl"
-    rows = [_metrics_row(row, origin) for origin, row in _read_lines(path)]
-    train = _by_update([row for row in rows if "objective/scores" in row])
-    evals = _by_update([row for row in rows if "eval/scores" in row])
+    train_rows = []
+    eval_rows = []
+    for origin, line in _read_lines(path):
+        row = _metrics_row(line, origin)
+        if "objective/scores" in row:
+            train_rows.append(row)
+        if "eval/scores" in row:
+            eval_rows.append(row)
+    train = _by_update(train_rows)
+    evals = _by_update(eval_rows)
     if evals.empty or evals["update"].iloc[0] != 0:
         raise UserError(f"{path} has no evaluation of update 0, the SFT model: run step 3 again to its first update.")
     if len(evals) < 2:
@@ -124,13 +131,8 @@ def read_run(name: str, folder: Path) -> RunData:
     evaluations = []
     for model, index in (("SFT", 0), (name, -1)):
         row = evals.iloc[index].to_dict()
-        evaluations.append(
-            HeldOut(
-                model,
-                row,
-                _read_samples(folder, int(row["update"]), metric),
-            )
-        )
+        samples = _read_samples(folder, int(row["update"]), metric)
+        evaluations.append(HeldOut(model, row, samples))
     return RunData(
         name,
         config,

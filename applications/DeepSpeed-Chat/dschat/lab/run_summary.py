@@ -256,10 +256,14 @@ def held_out_results(runs: Runs, labels: Labels) -> pd.DataFrame:
         file has every response of the evaluation, the estimates have the standard error sd / √n and `prompts` is n.
         Otherwise they have no error and `prompts` is None.
     """
-    rows = [_result_row("SFT", runs[0].first, labels)]
-    if any(_result_row("SFT", run.first, labels) != rows[0] for run in runs):
-        rows = [_result_row(f"SFT, start of {run.name}", run.first, labels) for run in runs]
-    rows += [_result_row(run.name, run.last, labels) for run in runs]
+    start = _result_row("SFT", runs[0].first, labels)
+    rows = [start]
+    if any(_result_row("SFT", run.first, labels) != start for run in runs):
+        rows = []
+        for run in runs:
+            rows.append(_result_row(f"SFT, start of {run.name}", run.first, labels))
+    for run in runs:
+        rows.append(_result_row(run.name, run.last, labels))
     return result_table(rows)
 
 
@@ -406,9 +410,11 @@ def _difference(
         return Estimate(gap), "no standard error: the samples files do not hold every response"
     matches = higher.matches(lower)
     if matches is None:
+        error = unpaired_error(values, lower_values)
         counts = f"{len(values)} and {len(lower_values)} held-out prompts"
-        return Estimate(gap, unpaired_error(values, lower_values)), f"± one standard error, {counts}, unpaired"
-    paired = paired_difference(values, [lower_values[match] for match in matches])
+        return Estimate(gap, error), f"± one standard error, {counts}, unpaired"
+    matching_values = [lower_values[match] for match in matches]
+    paired = paired_difference(values, matching_values)
     return Estimate(gap, paired.error), f"± one standard error, {len(values)} held-out prompts, paired"
 
 
@@ -423,8 +429,12 @@ def win_rows(
     a samples file lacks responses, or if the prompts differ.
     """
     best, *others = _by_rank(runs, next(iter(scores)))
-    pairs = [(best, other) for other in others]
-    pairs += [(run.last, run.first) for run in runs]
+    pairs: list[tuple[HeldOut, HeldOut]] = []
+    for other in others:
+        pairs.append((best, other))
+    for run in runs:
+        pairs.append((run.last, run.first))
+
     rows: list[list[object]] = []
     for model, opponent in pairs:
         for name, label in scores.items():
@@ -446,5 +456,7 @@ def _win_rates(
     matches = model.matches(opponent)
     if values is None or opponent_values is None or matches is None:
         return None
-    pairs = zip(values, matches, strict=True)
-    return win_rates([score_verdict(value, opponent_values[match]) for value, match in pairs])
+    verdicts = []
+    for value, match in zip(values, matches, strict=True):
+        verdicts.append(score_verdict(value, opponent_values[match]))
+    return win_rates(verdicts)

@@ -81,24 +81,34 @@ def _run_part(journal: Journal, part: RunPart) -> list[Entry]:
         if part.columns.items() <= entry.items():
             entries[entry["number"]] = entry
 
-    pending = [batch for batch in part.batches if not entries.keys() >= set(batch)]
+    pending: list[list[int]] = []
+    for batch in part.batches:
+        if not entries.keys() >= set(batch):
+            pending.append(batch)
     if pending:
         function = part.prepare()
         total = sum(map(len, part.batches))
         pending_rows = sum(map(len, pending))
         with progress(total, part.title, total - pending_rows, unit=part.unit) as bar:
             for batch in pending:
-                new_entries: list[Entry] = []
+                new_entries: dict[int, Entry] = {}
                 for entry in function(batch):
-                    if entry["number"] not in entries:
-                        new_entries.append({**part.columns, **entry})
-                journal.append(new_entries)
-                entries.update((entry["number"], entry) for entry in new_entries)
+                    number = entry["number"]
+                    if number not in entries:
+                        new_entries[number] = {**part.columns, **entry}
+                journal.append(list(new_entries.values()))
+                entries |= new_entries
 
                 bar.update(len(batch))
                 if part.shown is not None:
-                    bar.set_postfix(part.shown(list(entries.values())))
+                    values = part.shown(list(entries.values()))
+                    bar.set_postfix(values)
     return [entries[number] for number in sorted(entries)]
+
+
+def entry_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    """The rows of entries as the file will hold them."""
+    return [entry["row"] for entry in entries]
 
 
 def in_batches(
@@ -113,7 +123,10 @@ def in_batches(
     if lengths is not None:
         length_of = dict(zip(numbers, lengths, strict=True))
         numbers = sorted(numbers, key=lambda number: -length_of[number])
-    return [list(numbers[start : start + size]) for start in range(0, len(numbers), size)]
+    batches = []
+    for start in range(0, len(numbers), size):
+        batches.append(list(numbers[start : start + size]))
+    return batches
 
 
 def restore_date(
@@ -134,7 +147,10 @@ def restore_date(
 def settings_of(options: Config, names: Iterable[str]) -> dict[str, Any]:
     """Flags that the rows depend on, by name; an interrupted run continues only if they are equal."""
     values = options.flat()
-    return {name.replace("_", "-"): values[name] for name in names}
+    settings = {}
+    for name in names:
+        settings[name.replace("_", "-")] = values[name]
+    return settings
 
 
 @contextmanager

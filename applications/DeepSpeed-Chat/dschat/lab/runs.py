@@ -4,6 +4,7 @@
 import json
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,14 +76,24 @@ def read_runs(runs: Mapping[str, Path]) -> tuple[list[RunData], dict[str, str]]:
     """Read the output folders, and find labels of what the runs are compared by. Raises as `build_report`."""
     if not runs:
         raise UserError("A report needs the output_dir of at least one run of step 3.")
-    data = [read_run(name, Path(folder)) for name, folder in runs.items()]
-    sources = [[run.config.get(name) for name in SOURCES] for run in data]
-    if any(source != sources[0] for source in sources):
+    data: list[RunData] = []
+    for name, folder in runs.items():
+        data.append(read_run(name, Path(folder)))
+
+    first, *others = data
+    same_sources = True
+    same_metric = True
+    for other in others:
+        if other.metric != first.metric:
+            same_metric = False
+        for flag in SOURCES:
+            if other.config.get(flag) != first.config.get(flag):
+                same_sources = False
+    if not same_sources:
         logger.warning("The runs differ in what scores them: their scores may be numbers of different things.")
-    metrics = {run.metric for run in data}
-    if len(metrics) > 1:
+    if not same_metric:
         logger.warning("The runs differ in --metric_function: the report leaves it out and compares their scores.")
-    return data, labels_of(data, metrics.pop() if len(metrics) == 1 else None)
+    return data, labels_of(data, first.metric if same_metric else None)
 
 
 def _curves(runs: Runs, labels: Labels) -> Section:
@@ -90,7 +101,8 @@ def _curves(runs: Runs, labels: Labels) -> Section:
     keys = []
     for number, run in enumerate(runs):
         look = look_of(number, run.name)
-        keys.append(Key(f"━{symbols[look['marker']]}━", run.name, look["color"]))
+        symbol = symbols[look["marker"]]
+        keys.append(Key(f"━{symbol}━", run.name, look["color"]))
     keys.append(Key("╌╌", "SFT, before the first update"))
     if len(runs) > 1:
         keys.append(Key("┈┈", f"final score of {runs[0].name}", COLOURS[0]))
@@ -104,33 +116,30 @@ def _curves(runs: Runs, labels: Labels) -> Section:
 
 def _examples(runs: Runs, labels: Labels) -> Section:
     """Responses side by side to the first held-out prompts that every model answered token by token."""
-    answers = []
+    samples_by_prompt: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for run in runs:
-        samples = _with_tokens(run.last.samples)
-        answers.append({sample["prompt"]: sample for sample in samples})
-    # The SFT model has no macro actions of its own: show those of the condition with the longest. The length of a run
-    # without training rows is NaN, for which max() returns 0.
-    lengths = {run.name: max(0.0, run.train_mean("macro/length")) for run in runs}
-    longest = max(runs, key=lambda run: (lengths[run.name], run.name))
-    starts = []
-    for start in _with_tokens(longest.first.samples):
-        if all(start["prompt"] in answer for answer in answers):
-            starts.append(start)
+        last_by_prompt = {sample["prompt"]: sample for sample in _with_tokens(run.last.samples)}
+        for prompt, sample in last_by_prompt.items():
+            samples_by_prompt[prompt].append(sample)
 
-    examples = []
-    for number, start in enumerate(starts[:SHOWN_PROMPTS], start=1):
-        panels = [_panel("SFT", start, labels, f"macro actions as in {longest.name}")]
-        for run, answer in zip(runs, answers, strict=True):
-            panels.append(
-                _panel(
-                    run.name,
-                    answer[start["prompt"]],
-                    labels,
-                )
-            )
-        examples.append(Example(f"Prompt {number}", start["prompt"], panels))
+    examples: list[Example] = []
+    longest = max(runs, key=_macro_length)
+    for start in _with_tokens(longest.first.samples):
+        prompt = start["prompt"]
+        samples = samples_by_prompt[prompt]
+        if len(samples) == len(runs) and len(examples) < SHOWN_PROMPTS:
+            panels = [_panel("SFT", start, labels, f"macro actions as in {longest.name}")]
+            for run, sample in zip(runs, samples, strict=True):
+                panels.append(_panel(run.name, sample, labels))
+            examples.append(Example(f"Prompt {len(examples) + 1}", prompt, panels))
     intro = f"The first {len(examples)} held-out prompts, with the responses of each model as they were sampled."
     return Section("Sample responses", intro if examples else NO_EXAMPLE, examples=examples)
+
+
+def _macro_length(run: RunData) -> tuple[float, str]:
+    """Key of the run whose macro actions are shown on the SFT model's responses: the longest, then the last name."""
+    # The length of a run without training rows is NaN, for which max() returns 0.
+    return max(0.0, run.train_mean("macro/length")), run.name
 
 
 def _with_tokens(samples: pd.DataFrame) -> list[dict[str, Any]]:
@@ -157,14 +166,17 @@ def _panel(
 
 def _settings(runs: Runs) -> Section:
     """Flags with their value in each run, those that differ between the runs first."""
+    headers = ["flag"]
+    flags: set[str] = set()
+    for run in runs:
+        headers.append(run.name)
+        flags.update(run.config)
     different: list[list[str]] = []
     equal: list[list[str]] = []
-    flags = set().union(*(run.config for run in runs))
     for flag in sorted(flags):
         values = [_flag_text(run, flag) for run in runs]
         rows = different if len(set(values)) > 1 else equal
         rows.append([f"--{flag}", *values])
-    headers = ["flag", *(run.name for run in runs)]
     table = Table(headers, different + equal, "settings", caption=FLAGS)
     marked = frozenset(range(len(different)))
     return Section("Settings", folded=table, marked=marked)
@@ -261,7 +273,8 @@ def smooth(values: Sequence[float] | Numbers) -> Numbers:
     half = max(1, round(len(numbers) * SMOOTHED_PART / 2))
     means = np.full(len(numbers), math.nan)
     for index in range(len(numbers)):
-        window = numbers[max(0, index - half) : index + half + 1]
+        start = max(0, index - half)
+        window = numbers[start : index + half + 1]
         finite = window[np.isfinite(window)]
         if finite.size:
             means[index] = finite.mean()
@@ -343,16 +356,13 @@ def draw_learners(learners: Sequence[Learner], file: Path) -> None:
     start = mean_interval(learners[0].points[0].gold)
     lines = []
     for number, learner in enumerate(learners[1:]):
-        kl = [fmean(point.kl) for point in learner.points]
-        gold = [mean_interval(point.gold) for point in learner.points]
+        kl = [0.0]
+        gold = [start]
+        for point in learner.points:
+            kl.append(fmean(point.kl))
+            gold.append(mean_interval(point.gold))
         label = f"{learner.name} (its KL: an upper bound)" if learner.bound else learner.name
-        lines.append(
-            Curve(
-                [0.0, *kl],
-                [start, *gold],
-                look_of(number, label),
-            )
-        )
+        lines.append(Curve(kl, gold, look_of(number, label)))
     level: Look = {
         "color": GREY,
         "linestyle": "--",
@@ -367,14 +377,8 @@ def draw_learners(learners: Sequence[Learner], file: Path) -> None:
         levels=[(start.value, level)],
         legend="below",
     )
-    write_file(
-        file,
-        draw_charts(
-            [chart],
-            (8, 6),
-            dpi=150,
-        ),
-    )
+    picture = draw_charts([chart], (8, 6), dpi=150)
+    write_file(file, picture)
 
 
 def write_page(
@@ -383,7 +387,9 @@ def write_page(
     parts: Mapping[str, str],
 ) -> Path:
     """Write README.md of a folder: a title, and a heading with its text for each part."""
-    body = "".join(f"\n## {heading}\n\n{text.rstrip()}\n" for heading, text in parts.items())
+    content = f"# {title}\n"
+    for heading, text in parts.items():
+        content += f"\n## {heading}\n\n{text.rstrip()}\n"
     page = folder / "README.md"
-    write_file(page, f"# {title}\n{body}")
+    write_file(page, content)
     return page

@@ -38,7 +38,8 @@ def sample(options: SampleOptions) -> str:
         raise UserError(f"--save_path {target} is the file of --data_path; give another one.")
     responses = read_responses(source, "--data_path")
     chosen = choose_rows(responses, dataset, options.num, options.seed)
-    write_rows(target, [response.row for response in chosen])
+    rows = [response.row for response in chosen]
+    write_rows(target, rows)
 
     size = f" of {len(responses)}"
     if len(responses) < options.num:
@@ -64,25 +65,28 @@ def choose_rows(
     occurrences: Counter[str] = Counter()
     rows: dict[RowKey, Response] = {}
     for response in responses:
-        rows[response.prompt, occurrences[response.prompt]] = response
-        occurrences[response.prompt] += 1
+        prompt = response.prompt
+        rows[prompt, occurrences[prompt]] = response
+        occurrences[prompt] += 1
 
     if dataset != "summarize":
-        return [rows[key] for key in _shuffled(rows, seed, "uniform")[:number]]
+        keys = _shuffled(rows, seed, "uniform")[:number]
+        return [rows[key] for key in keys]
 
     # Some rows of every group.
     groups: dict[str, list[RowKey]] = defaultdict(list)
     for key in rows:
         groups[group_of(key[0])].append(key)
     candidates: list[RowKey] = []
-    for keys in groups.values():
-        candidates += _shuffled(keys, seed, "group")[:ROWS_PER_GROUP]
+    for keys_of_group in groups.values():
+        candidates += _shuffled(keys_of_group, seed, "group")[:ROWS_PER_GROUP]
 
     # Cut to `number`, or filled up with the remaining rows.
     chosen = _shuffled(candidates, seed, "trim")[:number]
     remaining = rows.keys() - candidates
     chosen += _shuffled(remaining, seed, "fill")[: number - len(chosen)]
-    return [rows[key] for key in _shuffled(chosen, seed, "order")]
+    keys = _shuffled(chosen, seed, "order")
+    return [rows[key] for key in keys]
 
 
 def _shuffled(

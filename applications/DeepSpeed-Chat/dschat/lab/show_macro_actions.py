@@ -38,8 +38,9 @@ class Shown:
 def run(options: MacroActionsOptions) -> str:
     """Cuts and shows."""
     shown = cut_all(options)
+    in_colour = sys.stdout.isatty() or options.panels.colour
     for number, item in enumerate(shown, start=1):
-        print(_terminal(item, number, len(shown), sys.stdout.isatty() or options.panels.colour))
+        print(_terminal(item, number, len(shown), in_colour))
     if options.panels.html is None:
         return ""
     write_page(options.panels.html, shown, options.panels.model)
@@ -48,29 +49,40 @@ def run(options: MacroActionsOptions) -> str:
 
 def cut_all(options: MacroActionsOptions) -> list[Shown]:
     """Every response under every condition; raises UserError if a flag, file, model or parser cannot be used."""
-    titled = [pair for condition in options.panels.termination_condition for pair in _titled_flags(condition, options)]
+    titled: list[tuple[str, TerminationFlags]] = []
+    for name in options.panels.termination_condition:
+        titled += _titled_flags(name, options)
     for _, flags in titled:
         flags.check_termination()
     texts = _texts(options)
     tokenizer = load_tokenizer(options.panels.model, "--model")
-    conditions = [
-        TerminationCondition(flags, tokenizer, tokenizer.eos_token_id, options.panels.seed) for _, flags in titled
-    ]
+    conditions = []
+    for _, flags in titled:
+        conditions.append(TerminationCondition(flags, tokenizer, tokenizer.eos_token_id, options.panels.seed))
+
     trajectory = _trajectory(options, texts, tokenizer)
-    rows = trajectory.rollout.response_rows()
-    pieces = [token_texts(row, tokenizer) for row in rows]
-    shown = [Shown(prompt, []) for prompt, _ in texts]
+    shown = []
+    words_of_response = []
+    for (prompt, _), token_ids in zip(texts, trajectory.rollout.response_rows(), strict=True):
+        shown.append(Shown(prompt, []))
+        words_of_response.append(token_texts(token_ids, tokenizer))
+
     for (title, _), condition in zip(titled, conditions, strict=True):
-        macro = segment(condition(trajectory, 0).ends, trajectory.response_mask)
-        for row, item in enumerate(shown):
-            numbers = macro.index[row, : len(rows[row])].tolist()
-            tokens = []
-            for text, number in zip(pieces[row], numbers, strict=True):
-                tokens.append(MacroToken(text, number))
-            count = max(numbers, default=-1) + 1
-            caption = f"{count} macro actions, {len(numbers) / max(count, 1):.1f} tokens each"
-            item.panels.append(MacroPanel(title, tokens, caption))
+        macro_actions = segment(condition(trajectory, 0).ends, trajectory.response_mask)
+        for row, words in enumerate(words_of_response):
+            numbers = macro_actions.index[row, : len(words)].tolist()
+            shown[row].panels.append(_panel(title, words, numbers))
     return shown
+
+
+def _panel(title: str, words: Sequence[str], numbers: Sequence[int]) -> MacroPanel:
+    """Panel of one response, from the text of each token and the number of its macro action."""
+    tokens = []
+    for word, number in zip(words, numbers, strict=True):
+        tokens.append(MacroToken(word, number))
+    count = max(numbers, default=-1) + 1
+    mean_length = len(numbers) / max(count, 1)
+    return MacroPanel(title, tokens, f"{count} macro actions, {mean_length:.1f} tokens each")
 
 
 def write_page(file: Path, shown: Sequence[Shown], model: str) -> None:
@@ -116,46 +128,73 @@ def _parsers(options: MacroActionsOptions) -> list[dict[str, str | None]]:
 
 def _texts(options: MacroActionsOptions) -> list[tuple[str, str]]:
     """The pairs (prompt, response) to be shown."""
-    if options.panels.jsonl is None:
-        return [(options.panels.prompt, text) for text in options.panels.text or []]
-    responses = read_responses(options.panels.jsonl, "--jsonl")
-    shown = responses[: options.panels.limit or None]
-    return [(item.prompt, item.response) for item in shown]
+    panels = options.panels
+    texts = []
+    if panels.jsonl is None:
+        for response in panels.text or []:
+            texts.append((panels.prompt, response))
+    else:
+        responses = read_responses(panels.jsonl, "--jsonl")
+        for item in responses[: panels.limit or None]:
+            texts.append((item.prompt, item.response))
+    return texts
 
 
 def _trajectory(
     options: MacroActionsOptions, texts: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase
 ) -> Trajectory:
     """The responses, each with its EOS, as a trajectory; log-probs only where a condition reads them."""
-    prompts = encode_prompts(tokenizer, [Row(prompt, None, None, None, {}, "--prompt") for prompt, _ in texts])
-    responses = [[*ids, tokenizer.eos_token_id] for ids in encode_responses(tokenizer, [text for _, text in texts])]
-    left, before = pad(prompts, tokenizer.pad_token_id, "left")
-    right, mask = pad(responses, tokenizer.pad_token_id, "right")
-    ids, attention = torch.cat([left, right], 1), torch.cat([before, mask], 1)
-    rollout = Rollout(ids, attention, mask, torch.arange(len(ids)), torch.ones(len(ids)).bool())
-    blank = torch.zeros(mask.shape)
-    reads_them = any(
-        termination_of(termination_condition=name).reads_logprobs for name in options.panels.termination_condition
+    prompt_rows = []
+    response_texts = []
+    for prompt, response in texts:
+        prompt_rows.append(Row(prompt, None, None, None, {}, "--prompt"))
+        response_texts.append(response)
+    prompts = encode_prompts(tokenizer, prompt_rows)
+    responses = []
+    for token_ids in encode_responses(tokenizer, response_texts):
+        responses.append([*token_ids, tokenizer.eos_token_id])
+
+    # Prompts are padded on the left and responses on the right, as in a sampled rollout.
+    prompt_ids, prompt_mask = pad(prompts, tokenizer.pad_token_id, "left")
+    response_ids, response_mask = pad(responses, tokenizer.pad_token_id, "right")
+    count = len(texts)
+    rollout = Rollout(
+        torch.cat([prompt_ids, response_ids], 1),
+        torch.cat([prompt_mask, response_mask], 1),
+        response_mask,
+        torch.arange(count),
+        torch.ones(count).bool(),
     )
-    logprobs = _logprobs(options, rollout, tokenizer) if reads_them else blank
-    return Trajectory(rollout, logprobs, logprobs, blank, torch.zeros(len(ids)))
+
+    zeros = torch.zeros(response_mask.shape)
+    logprobs = zeros
+    names = options.panels.termination_condition
+    if any(termination_of(termination_condition=name).reads_logprobs for name in names):
+        logprobs = _logprobs(options, rollout, tokenizer)
+    return Trajectory(rollout, logprobs, logprobs, zeros, torch.zeros(count))
 
 
 def _logprobs(options: MacroActionsOptions, rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """(B, R) under the model, row by row: nothing here is in a hurry."""
+    """Log-probs of the response tokens under the model, (B, R), computed one response at a time."""
+    panels = options.panels
     width = rollout.response_mask.shape[1]
-    if not bool(rollout.attention_mask[:, rollout.prompt_width - 1].all()):
+    has_last_prompt_token = rollout.attention_mask[:, rollout.prompt_width - 1]
+    if not bool(has_last_prompt_token.all()):
         raise UserError("--prompt: the condition needs log-probs, and this tokenizer has no BOS token: give a prompt.")
-    policy, parts = PolicyModel(load_causal_lm(options.panels.model, "--model", torch.float32, tokenizer)).eval(), []
+    causal_lm = load_causal_lm(panels.model, "--model", torch.float32, tokenizer)
+    policy = PolicyModel(causal_lm).eval()
+    logprobs_by_row = []
     with torch.no_grad():
         for row in range(len(rollout.input_ids)):
-            part = select_rows(rollout, torch.tensor([row]))
-            parts.append(policy(part.input_ids, part.attention_mask, width, options.panels.temperature)[0])
-    return torch.where(rollout.response_mask, torch.cat(parts), 0.0)
+            single = select_rows(rollout, torch.tensor([row]))
+            logprobs, _ = policy(single.input_ids, single.attention_mask, width, panels.temperature)
+            logprobs_by_row.append(logprobs)
+    return torch.where(rollout.response_mask, torch.cat(logprobs_by_row), 0.0)
 
 
 def _terminal(item: Shown, number: int, total: int, colour: bool) -> str:
-    lines = [f"── response {number} of {total}"]
+    text = f"── response {number} of {total}\n"
     for panel in item.panels:
-        lines += ["", f"{panel.title}: {panel.caption}", macro_text(panel.tokens, colour)]
-    return "\n".join([*lines, ""])
+        response = macro_text(panel.tokens, colour)
+        text += f"\n{panel.title}: {panel.caption}\n{response}\n"
+    return text

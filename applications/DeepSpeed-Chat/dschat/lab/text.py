@@ -5,8 +5,8 @@ import json
 import logging
 import math
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from dschat.lab.runner import (
     Entry,
     RunPart,
     enough_memory,
+    entry_rows,
     restore_date,
     run_batches,
     settings_of,
@@ -128,31 +129,45 @@ def run_text(options: TextOptions) -> str:
     settings["data"] = f"{options.text.data} (rows {digest_of(rows)})"
     settings[SETTING] = template_date()
     settings["models"] = [f"{subject.name}: {folder_stamp(subject.path)}" for subject in subjects]
-    make_part = {"policy": _policy_part, "reward": _reward_part}
-    parts = (make_part[subject.kind](subject, rows, options, where) for subject in subjects)
-    return run_batches(path, settings, overwrite, parts, conclude)
+    return run_batches(path, settings, overwrite, _parts(subjects, rows, options, where), conclude)
+
+
+def _parts(
+    subjects: Sequence[Subject],
+    rows: list[Row],
+    options: TextOptions,
+    where: Compute,
+) -> Iterator[RunPart]:
+    """The work for each model; a tokenizer is loaded only when the models before it are done."""
+    for subject in subjects:
+        if subject.kind == "policy":
+            yield _policy_part(subject, rows, options, where)
+        else:
+            yield _reward_part(subject, rows, options, where)
 
 
 def _write_report(
     subjects: Sequence[Subject], entries: list[Entry], output: Path
 ) -> tuple[str, list[list[dict[str, Any]]]]:
     """Write the report; returns its tables, and the rows of each model."""
-    rows_of: dict[str, list[dict[str, Any]]] = {subject.name: [] for subject in subjects}
-    updates = {subject.name: subject.update for subject in subjects}
+    entries_by_model: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
-        name = entry["model"]
-        rows_of[name].append({"model": name, "update": updates[name]} | entry["row"])
+        entries_by_model[entry["model"]].append(entry)
 
+    row_lists = []
     policies = []
     rewards = []
     for subject in subjects:
-        rows = rows_of[subject.name]
+        rows = []
+        for row in entry_rows(entries_by_model[subject.name]):
+            rows.append({"model": subject.name, "update": subject.update} | row)
+        row_lists.append(rows)
         warn_not_finite(subject, rows)
         if subject.kind == "policy":
             policies.append(policy_result(rows))
         else:
             rewards.append(reward_result(rows))
-    return write_text_report(policies, rewards, output), list(rows_of.values())
+    return write_text_report(policies, rewards, output), row_lists
 
 
 def _rows(options: TextOptions) -> list[Row]:
@@ -174,7 +189,8 @@ def _rows(options: TextOptions) -> list[Row]:
         raise UserError(f"--data {data}: the split {options.text.split} has no rows.")
     if num_samples is None or num_samples >= len(rows):
         return rows
-    return [rows[number] for number in shuffled(len(rows))[:num_samples]]
+    numbers = shuffled(len(rows))[:num_samples]
+    return [rows[number] for number in numbers]
 
 
 def _policy_part(
@@ -195,13 +211,12 @@ def _policy_part(
             policy = load_policy(path, tokenizer, options.generation, GREEDY, 0.0, where)
         if answers:
             policy.check_lengths(selection.longest)
-        return selection.of_batch(partial(read_and_answer, policy, texts, options.text.all_tokens, answers))
+        function = partial(read_and_answer, policy, texts, options.text.all_tokens, answers)
+        return selection.of_batch(function)
 
     response_length = options.generation.max_new_tokens if answers else 0
-    lengths = []
-    for prompt in selection.examples:
-        lengths.append(max(len(texts[prompt.index]), len(prompt) + response_length))
-    return _part(subject, selection.batches(options.generation.batch_size, lengths), prepare)
+    batches = _longest_first(selection, texts, response_length, options)
+    return _part(subject, batches, prepare)
 
 
 def _reward_part(
@@ -220,10 +235,25 @@ def _reward_part(
             classifier = load_scalar(subject.path, subject.flag, where.dtype, tokenizer, may_be_new=False)
             warn_of_reward_loss(classifier.config, f"{subject.flag} {subject.path}")
             model = ScalarModel(classifier.to(where.device).eval())
-        return selection.of_batch(partial(score_pairs, model, texts, tokenizer.pad_token_id))
+        function = partial(score_pairs, model, texts, tokenizer.pad_token_id)
+        return selection.of_batch(function)
 
-    lengths = [max(len(texts[prompt.index]), len(prompt)) for prompt in selection.examples]
-    return _part(subject, selection.batches(options.generation.batch_size, lengths), prepare)
+    batches = _longest_first(selection, texts, 0, options)
+    return _part(subject, batches, prepare)
+
+
+def _longest_first(
+    selection: Selection,
+    texts: Mapping[int, SFTExample | PairExample],
+    response_length: int,
+    options: TextOptions,
+) -> list[list[int]]:
+    """Batches of prompt numbers by the longer of a text, and of its prompt with a response of this many tokens."""
+    lengths = []
+    for prompt in selection.examples:
+        text_length = len(texts[prompt.index])
+        lengths.append(max(text_length, len(prompt) + response_length))
+    return selection.batches(options.generation.batch_size, lengths)
 
 
 def _part(
@@ -236,7 +266,9 @@ def _part(
 
 def subjects_of(flags: TextFlags) -> list[Subject]:
     """The models, in the order of the flags, a run's by updates. Raises UserError if two share a name."""
-    subjects = [Subject("policy", model_name(path), path, "--model") for path in flags.model]
+    subjects: list[Subject] = []
+    for path in flags.model:
+        subjects.append(Subject("policy", model_name(path), path, "--model"))
     for path in flags.reward_model:
         subjects.append(Subject("reward", model_name(path), path, "--reward_model"))
     if flags.checkpoints:
@@ -326,8 +358,9 @@ def choose_texts(
     texts: dict[int, E] = {}
     for prompt in prompts:
         examples, reasons = encode([prompt.row], tokenizer, options.text.max_seq_len, end_id, held_out=True)
-        texts.update((prompt.index, example) for example in examples)
         dropped += reasons
+        if examples:
+            (texts[prompt.index],) = examples
     if not texts:
         raise UserError(
             f"--data: none of the {len(rows)} texts is left for {subject.name} ({in_words(dropped)}). Give a larger "
@@ -336,7 +369,8 @@ def choose_texts(
     if dropped:
         left_out = f"{dropped.total()} of {len(rows)} texts left out ({in_words(dropped)})"
         logger.warning("%s: %s", subject.name, left_out)
-    return Selection([prompt for prompt in prompts if prompt.index in texts], dropped.total(), ""), texts
+    with_text = [prompt for prompt in prompts if prompt.index in texts]
+    return Selection(with_text, dropped.total(), ""), texts
 
 
 @torch.no_grad()
@@ -350,16 +384,21 @@ def read_and_answer(
     """The loss of each text in nats, summed over its tokens; with `answers` also the greedy response and its ROUGE."""
     # Losses, computed as step 1's evaluation does.
     model = PolicyModel(policy.causal_lm, all_rows=True)
-    batch = collate_sft([texts[prompt.index] for prompt in prompts], policy.tokenizer.pad_token_id, all_tokens)
-    batch = {name: x.to(policy.causal_lm.device) for name, x in batch.items()}
-    mask = batch["response_mask"]
-    logprobs, _ = model(batch["input_ids"], batch["attention_mask"], mask.shape[1], with_entropy=False)
-    losses = -torch.where(mask, logprobs, 0.0).double().sum(1)
+    examples = [texts[prompt.index] for prompt in prompts]
+    batch = collate_sft(examples, policy.tokenizer.pad_token_id, all_tokens)
+    device = policy.causal_lm.device
+    mask = batch["response_mask"].to(device)
+    input_ids = batch["input_ids"].to(device)
+    attention_mask = batch["attention_mask"].to(device)
+    logprobs, _ = model(input_ids, attention_mask, mask.shape[1], with_entropy=False)
+    response_logprobs = torch.where(mask, logprobs, 0.0)
+    losses = -response_logprobs.double().sum(1)
     counts = mask.sum(1)
 
     # Greedy responses, compared with the data's.
     responses = policy.respond(prompts)[0] if answers else None
-    references = response_texts(policy.tokenizer, [prompt.row for prompt in prompts], "chosen")
+    rows = [prompt.row for prompt in prompts]
+    references = response_texts(policy.tokenizer, rows, "chosen")
     entries: list[Entry] = []
     for number, prompt in enumerate(prompts):
         reference = references[number]
@@ -384,9 +423,13 @@ def score_pairs(
     prompts: list[PromptExample],
 ) -> list[Entry]:
     """The reward model's score of both responses of each pair, at its last token."""
-    tokens = collate_pairs([texts[prompt.index] for prompt in prompts], pad_id)
-    tokens = {name: x.to(model.inner.device) for name, x in tokens.items()}
-    chosen, rejected = last_scores(model(**tokens), tokens["attention_mask"]).chunk(2)
+    examples = [texts[prompt.index] for prompt in prompts]
+    batch = collate_pairs(examples, pad_id)
+    device = model.inner.device
+    input_ids = batch["input_ids"].to(device)
+    attention_mask = batch["attention_mask"].to(device)
+    scores = last_scores(model(input_ids, attention_mask), attention_mask)
+    chosen, rejected = scores.chunk(2)  # the chosen responses of all pairs, then the rejected ones
     entries: list[Entry] = []
     for prompt, chosen_score, rejected_score in zip(prompts, chosen.tolist(), rejected.tolist(), strict=True):
         row = prompt.columns
@@ -400,7 +443,7 @@ def score_pairs(
 
 def shown(entries: list[Entry]) -> Mapping[str, str]:
     """Means so far, for the progress bar."""
-    rows = [entry["row"] for entry in entries]
+    rows = entry_rows(entries)
     if "chosen_score" in rows[0]:
         accuracy = fmean(row["chosen_score"] > row["rejected_score"] for row in rows)
         return {"accuracy": f"{accuracy:.1%}"}

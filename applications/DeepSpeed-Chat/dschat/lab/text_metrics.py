@@ -2,6 +2,7 @@
 """The report on text metrics: perplexity and ROUGE of policies, loss and accuracy of reward models."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -55,8 +56,8 @@ def policy_result(rows: Sequence[Row]) -> Result:
         `perplexity`. Intervals are of 95 % over texts; there is none where a loss is not finite.
     """
     table = pd.DataFrame(rows)
-    loss_sums = [float(loss_sum) for loss_sum in table["loss_sum"]]
-    loss_tokens = [int(tokens) for tokens in table["loss_tokens"]]
+    loss_sums = list(map(float, table["loss_sum"]))
+    loss_tokens = list(map(int, table["loss_tokens"]))
     token_count = sum(loss_tokens)
     total = sum(loss_sums)
     if math.isfinite(total):
@@ -103,7 +104,7 @@ def reward_result(rows: Sequence[Row]) -> Result:
         whose chosen response has the higher score.
     """
     table = pd.DataFrame(rows)
-    margins = [float(margin) for margin in table["chosen_score"] - table["rejected_score"]]
+    margins = list(map(float, table["chosen_score"] - table["rejected_score"]))
     losses = [_softplus(-margin) for margin in margins]
     total = sum(losses)
     if math.isfinite(total):
@@ -166,25 +167,26 @@ def write_text_report(
 
 
 def _policy_table(policies: pd.DataFrame) -> Table:
-    columns: dict[str, list[object]] = {
-        "texts": policies["rows"].tolist(),
-        "tokens": policies["tokens"].tolist(),
-        "loss": [loss.text(4) for loss in policies["loss"]],
-        "perplexity": [perplexity.text(2) for perplexity in policies["perplexity"]],
-    }
-    if policies["rouge"].map(len).any():
-        for name, label in ROUGES.items():
-            columns[label] = [rouges[name] for rouges in policies["rouge"]]
-        columns["length"] = [f"{length:.1f}" for length in policies["length"]]
+    has_responses = policies["rouge"].map(len).any()
+    columns: dict[str, list[object]] = defaultdict(list)
+    for policy in policies.itertuples():
+        columns["texts"].append(policy.rows)
+        columns["tokens"].append(policy.tokens)
+        columns["loss"].append(policy.loss.text(4))
+        columns["perplexity"].append(policy.perplexity.text(2))
+        if has_responses:
+            for name, label in ROUGES.items():
+                columns[label].append(policy.rouge[name])
+            columns["length"].append(f"{policy.length:.1f}")
     return _model_table("policy", policies, columns)
 
 
 def _reward_table(rewards: pd.DataFrame) -> Table:
-    columns: dict[str, list[object]] = {
-        "pairs": rewards["rows"].tolist(),
-        "loss": [loss.text(4) for loss in rewards["loss"]],
-        "accuracy, %": rewards["accuracy"].tolist(),
-    }
+    columns: dict[str, list[object]] = defaultdict(list)
+    for reward in rewards.itertuples():
+        columns["pairs"].append(reward.rows)
+        columns["loss"].append(reward.loss.text(4))
+        columns["accuracy, %"].append(reward.accuracy)
     return _model_table("reward model", rewards, columns)
 
 
@@ -209,18 +211,23 @@ def draw_texts(
     """Draw perplexity and ROUGE of policies, loss and accuracy of reward models, a chart each, as PNG."""
     charts = []
     if policies:
-        perplexity = {"": [result["perplexity"] for result in policies]}
-        charts.append(_chart_of_models("Perplexity", "exp(nats per token)", policies, perplexity))
-    if policies and policies[0]["rouge"]:
-        scores = {}
-        for name, label in ROUGES.items():
-            scores[label] = [result["rouge"][name] for result in policies]
-        charts.append(_chart_of_models("ROUGE against the data's responses", "F1", policies, scores))
+        perplexities: list[MeanInterval] = []
+        rouges: dict[str, list[MeanInterval]] = defaultdict(list)
+        for policy in policies:
+            perplexities.append(policy["perplexity"])
+            for name, interval in policy["rouge"].items():
+                rouges[ROUGES[name]].append(interval)
+        charts.append(_chart_of_models("Perplexity", "exp(nats per token)", policies, {"": perplexities}))
+        if rouges:
+            charts.append(_chart_of_models("ROUGE against the data's responses", "F1", policies, rouges))
     if rewards:
-        losses = [result["loss"] for result in rewards]
-        rates = [result["accuracy"].per_cent for result in rewards]
+        losses: list[MeanInterval] = []
+        accuracies: list[MeanInterval] = []
+        for reward in rewards:
+            losses.append(reward["loss"])
+            accuracies.append(reward["accuracy"].per_cent)
         charts.append(_chart_of_models("Loss of the reward model", "nats per pair", rewards, {"": losses}))
-        charts.append(_chart_of_models("Accuracy of the reward model", "%", rewards, {"": rates}))
+        charts.append(_chart_of_models("Accuracy of the reward model", "%", rewards, {"": accuracies}))
     return draw_charts(charts, (5.2 * len(charts), 4.2))
 
 
@@ -231,17 +238,18 @@ def _chart_of_models(
     estimates: Mapping[str, Sequence[MeanInterval]],
 ) -> Chart:
     """Lines over updates where they are known of all models, else points at the models' names."""
-    over_updates = all(result["update"] is not None for result in results)
+    updates = [result["update"] for result in results]
+    over_updates = None not in updates
     ticks: dict[float, str] = {}
     if not over_updates:
-        ticks = {index: short(result["model"]) for index, result in enumerate(results)}
-    x = [result["update"] for result in results] if over_updates else list(ticks)
+        for index, result in enumerate(results):
+            ticks[index] = short(result["model"])
     lines = []
     for number, (label, values) in enumerate(estimates.items()):
         look = look_of(number, label)
         if not over_updates:
             look = {**look, "linestyle": "none"}
-        lines.append(Curve(x, values, look))
+        lines.append(Curve(updates if over_updates else list(ticks), values, look))
     return Chart(
         title,
         "optimiser updates" if over_updates else "",

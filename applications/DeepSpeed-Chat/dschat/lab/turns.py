@@ -197,16 +197,18 @@ def rates_by_turn(rows: Iterable[tuple[str, dict[str, Any]]]) -> TurnRates:
         compared.add((comparison.model_a, comparison.model_b, comparison.rater))
         if len(compared) > 1:
             raise UserError(f"{origin}: it compares other policies, or by another judge, than the rows before it.")
-        verdicts.append((turn, number, comparison.verdict))
+        verdicts.append({"turn": turn, "number": number, "verdict": comparison.verdict})
     if not verdicts:
         raise UserError("There is no verdict.")
+
     model_a, model_b, rater = compared.pop()
-    table = pd.DataFrame(verdicts, columns=["turn", "number", "verdict"])
-    table = table.sort_values("turn", kind="stable")
+    table = pd.DataFrame(verdicts)
     turns = {}
-    for turn in table["turn"].unique().tolist():
-        turns[turn] = _dialogue_rates(table[table["turn"] == turn])
-    return TurnRates((model_a, model_b), rater, turns, _dialogue_rates(table))
+    for turn in sorted(table["turn"].unique().tolist()):
+        at_turn = table[table["turn"] == turn]
+        turns[turn] = _dialogue_rates(at_turn)
+    overall = _dialogue_rates(table.sort_values("turn", kind="stable"))
+    return TurnRates((model_a, model_b), rater, turns, overall)
 
 
 def _dialogue_rates(verdicts: pd.DataFrame) -> WinRates:

@@ -73,7 +73,8 @@ def read_votes(files: Sequence[Path], margin: float) -> pd.DataFrame:
     """
     tables: list[pd.DataFrame] = []
     response_files: list[Path] = []
-    for file in {file.resolve(): file for file in files}.values():
+    file_by_path = dict(zip(map(Path.resolve, files), files, strict=True))
+    for file in file_by_path.values():
         origin, row = next(iterate_rows(file, FILE))
         if "verdict" in row:
             tables.append(_read_verdicts(file))
@@ -93,14 +94,15 @@ def _read_verdicts(file: Path) -> pd.DataFrame:
     rows = []
     for origin, row in read_rows(file, FILE):
         comparison = comparison_of(row, origin)
-        columns = {name: getattr(comparison, name) for name in COMPARISON}
-        reward_a = number_of(row, "reward_a", origin)
-        reward_b = number_of(row, "reward_b", origin)
-        columns["orders"] = _orders_of(row, comparison.verdict, origin)
-        columns["aspects"] = _aspects_of(row, origin)
-        columns["reward_a"] = math.nan if reward_a is None else reward_a
-        columns["reward_b"] = math.nan if reward_b is None else reward_b
-        rows.append(columns)
+        vote: dict[str, Any] = {}
+        for name in COMPARISON:
+            vote[name] = getattr(comparison, name)
+        vote["orders"] = _orders_of(row, comparison.verdict, origin)
+        vote["aspects"] = _aspects_of(row, origin)
+        for name in ("reward_a", "reward_b"):
+            reward = number_of(row, name, origin)
+            vote[name] = math.nan if reward is None else reward
+        rows.append(vote)
     votes = pd.DataFrame(rows)
     votes["occurrence"] = votes.groupby([*TEXTS, *RATER]).cumcount()
     votes["file"] = file
@@ -122,10 +124,12 @@ def _orders_of(
     problem = f"{origin}: orders must be a list of objects with first (A or B) and verdict ({', '.join(VERDICTS)})"
     if not isinstance(orders, list):
         raise UserError(f"{problem}; correct or remove the column.")
+    shown: list[Order] = []
     for order in orders:
         if not isinstance(order, dict) or order.get("first") not in ("A", "B") or order.get("verdict") not in VERDICTS:
             raise UserError(f"{problem}; correct or remove the column.")
-    return tuple((order["first"], order["verdict"]) for order in orders)
+        shown.append((order["first"], order["verdict"]))
+    return tuple(shown)
 
 
 def _aspects_of(
@@ -148,14 +152,21 @@ def _compare_rewards(files: Sequence[Path], margin: float) -> pd.DataFrame:
     for file_a, file_b in _comparable_files(files, names):
         rows = []
         for pair in read_pairs(file_a, FILE, file_b, FILE):
-            texts = (pair.prompt, pair.a.response, pair.b.response)
-            rows.append((*texts, _reward_of(pair.a), _reward_of(pair.b)))
-        items = pd.DataFrame(rows, columns=[*TEXTS, "reward_a", "reward_b"])
+            row = {
+                "prompt": pair.prompt,
+                "response_a": pair.a.response,
+                "response_b": pair.b.response,
+                "reward_a": _reward_of(pair.a),
+                "reward_b": _reward_of(pair.b),
+            }
+            rows.append(row)
+        items = pd.DataFrame(rows)
         items["occurrence"] = items.groupby(TEXTS).cumcount()
         items["file"] = file_a
         models = (names[file_a], names[file_b])
         tables.append(_reward_votes(items, models, margin))
-    return pd.concat(tables).drop_duplicates([*ITEM, "model_a", "model_b"])
+    votes = pd.concat(tables)
+    return votes.drop_duplicates([*ITEM, "model_a", "model_b"])
 
 
 def _comparable_files(
@@ -190,10 +201,15 @@ def _closest(
     """Names, for a message, the other file that shares most prompts with a file; empty if there is none."""
     if not others:
         return ""
-    shared = {other: (prompts[file] & prompts[other]).total() for other in others}
-    closest = max(others, key=shared.__getitem__)
+
+    def shared_with(other: Path) -> int:
+        shared_prompts = prompts[file] & prompts[other]
+        return shared_prompts.total()
+
+    closest = max(others, key=shared_with)
     row_count = prompts[file].total()
-    return f": of its {row_count} rows {closest}, which has {prompts[closest].total()}, shares {shared[closest]}"
+    closest_count = prompts[closest].total()
+    return f": of its {row_count} rows {closest}, which has {closest_count}, shares {shared_with(closest)}"
 
 
 def _reward_of(response: Response) -> float:
@@ -226,9 +242,11 @@ def _reward_votes(
     margin: float,
 ) -> pd.DataFrame:
     """Votes of the reward model on items with the columns ITEM, `reward_a`, `reward_b` and `file`."""
+    verdicts = []
+    for reward_a, reward_b in zip(items["reward_a"], items["reward_b"], strict=True):
+        verdicts.append(score_verdict(reward_a, reward_b, margin))
     votes = items.copy()
-    rewards = zip(votes["reward_a"], votes["reward_b"], strict=True)
-    votes["verdict"] = [score_verdict(reward_a, reward_b, margin) for reward_a, reward_b in rewards]
+    votes["verdict"] = verdicts
     votes["kind"] = "reward"
     votes["rater"] = REWARD_MODEL
     votes["model_a"], votes["model_b"] = models
@@ -259,7 +277,7 @@ def sections_of(
     """
     votes = votes.copy()
     models = zip(votes["model_a"], votes["model_b"], strict=True)
-    votes["models"] = object_column(votes, [frozenset(names) for names in models])
+    votes["models"] = object_column(votes, list(map(frozenset, models)))
     votes["dataset"] = _datasets_of(votes, dataset)
     sections = []
     for (_, name), section in votes.groupby(["models", "dataset"], sort=False):
@@ -282,12 +300,15 @@ def _datasets_of(votes: pd.DataFrame, dataset: str) -> list[str]:
     datasets = []
     for vote in votes[["models", "model_a", "model_b", "dataset", "file"]].itertuples():
         candidates = named[vote.models]
-        if not vote.dataset and not dataset and len(candidates) > 1:
+        name = vote.dataset or dataset
+        if not name and len(candidates) > 1:
             raise UserError(
                 f"{FILE} {vote.file}: it names no data set, and other files compare {vote.model_a} and {vote.model_b} "
                 f"on {' and '.join(candidates)}. Say with --dataset which of these it belongs to."
             )
-        datasets.append(vote.dataset or dataset or "".join(candidates[:1]))
+        if not name and candidates:
+            name = candidates[0]
+        datasets.append(name)
     return datasets
 
 
@@ -308,8 +329,7 @@ def _section(
         kind="stable",
     )
     votes["item"] = votes.groupby(ITEM, sort=False).ngroup()
-    raters = zip(votes["kind"], votes["rater"], strict=True)
-    votes["rater"] = [_rater_name(kind, rater) for kind, rater in raters]
+    votes["rater"] = list(map(_rater_name, votes["kind"], votes["rater"]))
     merged = []
     for _, votes_of_rater in votes.groupby("rater", sort=False):
         named = _split_by_file(votes_of_rater)
@@ -325,7 +345,7 @@ def exchange_models(votes: pd.DataFrame) -> pd.DataFrame:
         swapped[f"{name}_a"] = f"{name}_b"
         swapped[f"{name}_b"] = f"{name}_a"
     exchanged = votes.rename(columns=swapped)
-    exchanged["verdict"] = [mirrored(verdict) for verdict in votes["verdict"]]
+    exchanged["verdict"] = list(map(mirrored, votes["verdict"]))
     exchanged["orders"] = votes["orders"].map(_exchange_orders)
     exchanged["aspects"] = votes["aspects"].map(_exchange_aspects)
     exchanged["turned"] = ~votes["turned"]
@@ -333,7 +353,10 @@ def exchange_models(votes: pd.DataFrame) -> pd.DataFrame:
 
 
 def _exchange_orders(orders: tuple[Order, ...]) -> tuple[Order, ...]:
-    return tuple((OTHER_SIDE[first], mirrored(verdict)) for first, verdict in orders)
+    exchanged: list[Order] = []
+    for first, verdict in orders:
+        exchanged.append((OTHER_SIDE[first], mirrored(verdict)))
+    return tuple(exchanged)
 
 
 def _exchange_aspects(aspects: Mapping[str, Verdict]) -> dict[str, Verdict]:
@@ -353,9 +376,10 @@ def _split_by_file(votes: pd.DataFrame) -> pd.DataFrame:
     """
     if not votes.duplicated(["item", "turned"]).any():
         return votes
-    files = votes["file"].drop_duplicates()
-    stems_are_unique = files.map(lambda file: file.stem).is_unique
-    labels = votes["file"].map(lambda file: file.stem if stems_are_unique else str(file))
+    files = votes["file"]
+    stems = files.map(lambda file: file.stem)
+    stems_are_unique = stems.nunique() == files.nunique()
+    labels = stems if stems_are_unique else files.map(str)
     return votes.assign(rater=votes["rater"] + " (" + labels + ")")
 
 
@@ -368,12 +392,18 @@ def _merge_orders(votes: pd.DataFrame) -> pd.DataFrame:
         votes_by_item[vote["item"]].append(vote)
     merged = []
     for same_item in votes_by_item.values():
+        verdicts: list[Verdict] = []
+        orders: list[Order] = []
+        verdicts_by_aspect: dict[str, list[Verdict]] = defaultdict(list)
+        for vote in same_item:
+            verdicts.append(vote["verdict"])
+            orders += vote["orders"]
+            for name, verdict in vote["aspects"].items():
+                verdicts_by_aspect[name].append(verdict)
         aspects = {}
-        for name in same_item[0]["aspects"]:
-            if all(name in vote["aspects"] for vote in same_item):
-                aspects[name] = combined([vote["aspects"][name] for vote in same_item])
-        vote = same_item[0] | {"aspects": aspects}
-        vote["verdict"] = combined([vote["verdict"] for vote in same_item])
-        vote["orders"] = sum((vote["orders"] for vote in same_item), ())
-        merged.append(vote)
+        for name, aspect_verdicts in verdicts_by_aspect.items():
+            if len(aspect_verdicts) == len(same_item):  # every vote has a verdict on this criterion
+                aspects[name] = combined(aspect_verdicts)
+        merged_vote = {"verdict": combined(verdicts), "orders": tuple(orders), "aspects": aspects}
+        merged.append(same_item[0] | merged_vote)
     return pd.DataFrame(merged)

@@ -4,7 +4,7 @@
 import logging
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -94,16 +94,9 @@ def evaluate_responses(
     for name, of_rows in numbers.items():
         counted = has_tokens if name in TOKEN_METRICS else torch.ones_like(has_tokens)
         counted = counted[:count]
-        means.add(
-            name,
-            torch.where(counted, of_rows[:count].double(), 0.0),
-            counted,
-        )
-    means.add(
-        "kl_per_token",
-        numbers["kl"][:count],
-        numbers["length"][:count],
-    )
+        totals = torch.where(counted, of_rows[:count].double(), 0.0)
+        means.add(name, totals, counted)
+    means.add("kl_per_token", numbers["kl"][:count], numbers["length"][:count])
     for name, (total, weight) in stats.measured.items():
         means.add_mean(name, total, weight)
 
@@ -112,7 +105,8 @@ def evaluate_responses(
     response_ids = generation.rollout.response_rows()  # in the batch, responses without a score have no token left
     for row, example in enumerate(local_prompts):
         sample_row = example.columns | _response_sample(batch, texts, row, stats.auxiliary)
-        sample_row |= {"prompt_ids": example.prompt_ids, "response_ids": response_ids[row]}
+        sample_row["prompt_ids"] = example.prompt_ids
+        sample_row["response_ids"] = response_ids[row]
         if texts.episodes is not None:
             sample_row |= _episode_columns(generation.rollout, texts, texts.episodes, row)
         if example.index in detailed:
@@ -151,19 +145,22 @@ def evaluate_dialogues(
     """
     # This rank's dialogues. A rank without any rolls out one that does not count.
     by_length = sorted(held_out, key=len)
-    dialogues_of_ranks = [by_length[number :: world_size()] for number in range(world_size())]
-    local_dialogues = dialogues_of_ranks[rank()]
+    local_dialogues = by_length[rank() :: world_size()]
     conversations = answer(local_dialogues or by_length[:1])
     scores = _scores_by_turn(conversations[: len(local_dialogues)], local_dialogues, reward)
-    replies = [_replies_of(conversation) for conversation in conversations]
+    replies = list(map(_replies_of, conversations))
     counted_replies = replies if local_dialogues else []
 
-    # Scores after each turn, and lengths and ends of replies.
+    # Scores of whole dialogues and after each turn.
     means = RowMeans()
-    _add_by_dialogue(means, "scores", [dialogue_scores[-1:] for dialogue_scores in scores])
-    for turn in range(max(example.num_turns for example in held_out)):
+    last_scores = [dialogue_scores[-1:] for dialogue_scores in scores]
+    _add_by_dialogue(means, "scores", last_scores)
+    most_turns = max(example.num_turns for example in held_out)
+    for turn in range(most_turns):
         turn_scores = [dialogue_scores[turn : turn + 1] for dialogue_scores in scores]
         _add_by_dialogue(means, f"scores_turn_{turn + 1}", turn_scores)
+
+    # Lengths and ends of replies.
     eos_rates = []
     lengths = []
     for dialogue_replies in counted_replies:
@@ -172,12 +169,16 @@ def evaluate_dialogues(
     _add_by_dialogue(means, "eos_rate", eos_rates)
     _add_by_dialogue(means, "length", lengths)
 
+    # KL of replies. All ranks compute as many numbers as the one with the most replies.
     if kl is not None:
-        most_replies = max(sum(example.num_turns for example in dialogues) for dialogues in dialogues_of_ranks)
+        most_replies = 0
+        for number in range(world_size()):
+            dialogues_of_rank = by_length[number :: world_size()]
+            most_replies = max(most_replies, sum(example.num_turns for example in dialogues_of_rank))
         numbers = iter(_padded_kl(replies, most_replies, kl))
         kl_by_dialogue = []
         for dialogue_replies in counted_replies:
-            kl_by_dialogue.append([next(numbers) for _ in dialogue_replies])
+            kl_by_dialogue.append(list(islice(numbers, len(dialogue_replies))))
         _add_by_dialogue(means, "kl", kl_by_dialogue)
         means.add("kl_per_token", _sums(kl_by_dialogue), _sums(lengths))
 
@@ -218,20 +219,14 @@ def _add_by_dialogue(
     numbers: Sequence[Sequence[float]],
 ) -> None:
     """Adds the mean of numbers that are grouped by dialogue; a dialogue is one row, since they are dependent."""
-    counts = torch.tensor(
-        [float(len(of_dialogue)) for of_dialogue in numbers],
-        device=device(),
-    )
-    means.add(name, _sums(numbers), counts)
+    counts = [float(len(of_dialogue)) for of_dialogue in numbers]
+    means.add(name, _sums(numbers), torch.tensor(counts, device=device()))
 
 
 def _sums(numbers: Sequence[Sequence[float]]) -> Tensor:
     """The sum of each dialogue's numbers, (n,) float64."""
-    return torch.tensor(
-        [sum(of_dialogue) for of_dialogue in numbers],
-        dtype=torch.float64,
-        device=device(),
-    )
+    sums = list(map(sum, numbers))
+    return torch.tensor(sums, dtype=torch.float64, device=device())
 
 
 def _over_ranks(means: RowMeans, samples: dict[int, Sample]) -> tuple[dict[str, float], list[Sample]]:
@@ -239,9 +234,12 @@ def _over_ranks(means: RowMeans, samples: dict[int, Sample]) -> tuple[dict[str, 
     all_samples: dict[int, Sample] = {}
     for of_rank in gather_objects(samples):
         all_samples |= of_rank
-    metrics = {f"eval/{name}": number for name, number in means.reduce().items()}
+    metrics = {}
+    for name, number in means.reduce().items():
+        metrics[f"eval/{name}"] = number
     metrics[EVALUATION + ROWS] = float(len(all_samples))
-    return metrics, [all_samples[index] for index in sorted(all_samples)]
+    in_order = sorted(all_samples)
+    return metrics, [all_samples[index] for index in in_order]
 
 
 def _response_sample(
@@ -258,7 +256,9 @@ def _response_sample(
         "kl": float(batch.kl[row].sum()),
         "length": int(batch.response_mask[row].sum()),
     }
-    return sample | {name: float(numbers[row]) for name, numbers in auxiliary.items()}
+    for name, numbers in auxiliary.items():
+        sample[name] = float(numbers[row])
+    return sample
 
 
 def _episode_columns(

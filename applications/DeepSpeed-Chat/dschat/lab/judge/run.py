@@ -17,7 +17,7 @@ from dschat.base.statistics import score_verdict
 from dschat.lab.judge.rubrics import DIALOGUES, RUBRICS, question_of, read_rubric
 from dschat.lab.judge.verdicts import Setup, has_verdict, judge_pairs, questions_of
 from dschat.lab.options import BY_SCORES, AskingOptions, JudgeOptions, TurnOptions
-from dschat.lab.responses import Pair, compared, read_pairs
+from dschat.lab.responses import Pair, compared, read_pairs, with_origins
 from dschat.lab.turns import TurnRates, rates_by_turn, turn_pairs
 from dschat.rollouts.chat_servers import Endpoint, ReplyCache, checked_key, warn_if_unencrypted
 from dschat.scoring.judge.client import JudgeClient
@@ -104,8 +104,13 @@ def _report_invalid(rows: Sequence[dict[str, Any]], output: Path) -> None:
         return
     problems: Counter[str] = Counter()
     for row in invalid:
-        problems.update(order["problem"] for order in row.get("orders", ()) if "problem" in order)
-    reasons = "; ".join(f"{problem.rstrip('.')} ({count} times)" for problem, count in problems.most_common(2))
+        for order in row.get("orders", ()):
+            if "problem" in order:
+                problems[order["problem"]] += 1
+    most_frequent = []
+    for problem, count in problems.most_common(2):
+        most_frequent.append(f"{problem.rstrip('.')} ({count} times)")
+    reasons = "; ".join(most_frequent)
     if len(invalid) == len(rows):
         raise UserError(
             f"no pair of {len(rows)} got a verdict: {reasons}. The answers are in {output}; try another "
@@ -123,20 +128,24 @@ def estimate(pairs: Sequence[Pair], setup: Setup, options: AskingOptions) -> str
     for pair in pairs:
         for question in questions_of(pair, setup).values():
             questions[question.digest(endpoint)] = question
-    new_questions = [question for digest, question in questions.items() if cache.get(digest) is None]
 
-    cached = len(questions) - len(new_questions)
-
+    requests = 0
+    cached = 0
     sent = 0
-    for question in new_questions:
+    for digest, question in questions.items():
+        if cache.get(digest) is not None:
+            cached += 1
+            continue
+        requests += 1
         body = json.dumps(Form().body(endpoint, question), ensure_ascii=False)
         sent += estimated_tokens(len(body.encode("utf-8", "replace")))
-    answered = len(new_questions) * setup.rubric.output_tokens
+
+    answered = requests * setup.rubric.output_tokens
     cost = "; --price_in and --price_out give the cost"
     if prices:
         cost = f", about ${prices.cost(sent, answered):.2f}"
     return (
-        f"dry run, nothing sent: {len(pairs)} pairs, {len(new_questions)} requests to {endpoint.model} at "
+        f"dry run, nothing sent: {len(pairs)} pairs, {requests} requests to {endpoint.model} at "
         f"{endpoint.base_url} ({cached} more are in the cache); estimated at 4 characters per token, without repeats "
         f"and repairs: {sent} tokens sent, {answered} answered{cost}"
     )
@@ -158,8 +167,8 @@ def judge_turns(options: TurnOptions) -> tuple[TurnRates | None, Path, str]:
         return None, files.output, estimate(pairs, setup, options)
     else:
         rows, summary = judge(pairs, setup, options)
-    numbered_rows = ((f"{files.output}:{number}", row) for number, row in enumerate(rows, start=1))
-    return rates_by_turn(numbered_rows), files.output, summary
+    rates = rates_by_turn(with_origins(files.output, rows))
+    return rates, files.output, summary
 
 
 def compare_scores(
@@ -177,7 +186,8 @@ def compare_scores(
         reward_b = float(pair.b.reward or 0)
         details = {"reward_a": reward_a, "reward_b": reward_b}
         verdict = score_verdict(reward_a, reward_b)
-        rows.append(compared(pair, verdict, "reward", "scores", models, DIALOGUES.dataset, details).to_row())
+        comparison = compared(pair, verdict, "reward", "scores", models, DIALOGUES.dataset, details)
+        rows.append(comparison.to_row())
     with closing(Journal(options.compared.output, {}, options.result.overwrite)) as journal:
         journal.finish(rows)
     return rows

@@ -58,68 +58,88 @@ def run_rank(options: RankOptions) -> str:
     """
     OutputLocation(options.output).restore_date()
     flags = options.ranking
-    raws = list(open_data(flags.prompts, PROMPTS).train)
-    pairs = [read_dialogue_pair(raw, origin, scored=False) for origin, raw in raws]
+    rows: list[dict[str, Any]] = []
+    pairs: list[DialoguePair] = []
+    for origin, row in open_data(flags.prompts, PROMPTS).train:
+        rows.append(row)
+        pairs.append(read_dialogue_pair(row, origin, scored=False))
     scorer_settings, open_scorer = _scorer(options)
 
     def prepare() -> BatchFunction:
         score = open_scorer()
-        return lambda numbers: _entries([pairs[n] for n in numbers], numbers, score, flags.batch_size)
+        return partial(_entries, pairs, score, flags.batch_size)
 
     def conclude(entries: list[Entry]) -> Concluded:
         failures: Counter[str] = Counter()
         scored = 0
-        rows: list[dict[str, Any]] = []
-        for (_, raw), entry in zip(raws, entries, strict=True):
+        scored_rows: list[dict[str, Any]] = []
+        for row, entry in zip(rows, entries, strict=True):
+            rewards = entry["rewards"]
             failures.update(entry["failures"])
-            scored += sum(map(len, entry["rewards"].values()))
-            rows.append({**raw, **entry["rewards"]})
+            scored += sum(map(len, rewards.values()))
+            scored_rows.append({**row, **rewards})
         if failures.total() == scored:
             raise UserError(f"{PROMPTS} {flags.prompts}: not one of {scored} dialogues got a reward: {failures}.")
         failed = f"; {failures.total()} failed and are {FAILED:g} ({in_words(failures)})" if failures else ""
-        return rows, f"{scored} rewards of {len(pairs)} pairs of dialogues{failed}"
+        return scored_rows, f"{scored} rewards of {len(pairs)} pairs of dialogues{failed}"
 
-    settings = {"prompts": f"{flags.prompts} (rows {digest(raw for _, raw in raws)})"} | scorer_settings
-    part = RunPart(batches=in_batches(range(len(pairs)), AT_ONCE), prepare=prepare, unit="dialogue")
+    settings = {"prompts": f"{flags.prompts} (rows {digest(rows)})"} | scorer_settings
+    batches = in_batches(range(len(pairs)), AT_ONCE)
+    part = RunPart(batches=batches, prepare=prepare, unit="dialogue")
     return make_rows(options.output, settings, part, conclude)
 
 
 def _entries(
     pairs: Sequence[DialoguePair],
-    numbers: Sequence[int],
     score: Score,
     batch_size: int,
+    numbers: Sequence[int],
 ) -> list[Entry]:
-    """Score every beginning of both dialogues of each pair that ends with a reply; a shared one is scored once."""
-    beginnings: dict[str, Dialogue] = {}
-    for pair in pairs:
-        for dialogue in (pair.first, pair.second):
-            for beginning in _beginnings(dialogue):
-                beginnings.setdefault(_key(beginning), beginning)
-
-    # Texts of similar length together, the longest first: what does not fit into memory fails at once.
-    order = sorted(beginnings, key=len, reverse=True)
-    score_of: dict[str, float | str] = {}
-    for start in range(0, len(order), batch_size):
-        keys = order[start : start + batch_size]
-        problem = f"--batch_size: the GPU's memory does not suffice for {len(keys)} dialogues"
-        with enough_memory(problem, "a smaller --batch_size; what is finished stays"):
-            scores = score([beginnings[key] for key in keys])
-        score_of.update(zip(keys, scores, strict=True))
+    """Score both dialogues of the pairs with these numbers, at the end of each reply."""
+    dialogues: list[Dialogue] = []
+    for number in numbers:
+        dialogues += (pairs[number].first, pairs[number].second)
+    scores = _scores_of_beginnings(dialogues, score, batch_size)
 
     entries: list[Entry] = []
-    for number, pair in zip(numbers, pairs, strict=True):
-        rewards: dict[str, list[float]] = {FIRST + REWARD: [], SECOND + REWARD: []}
+    for number in numbers:
         failures: Counter[str] = Counter()
-        for column, dialogue in ((FIRST, pair.first), (SECOND, pair.second)):
+        rewards: dict[str, list[float]] = {}
+        for column, dialogue in ((FIRST, pairs[number].first), (SECOND, pairs[number].second)):
+            rewards_of_dialogue: list[float] = []
             for beginning in _beginnings(dialogue):
-                reward = score_of[_key(beginning)]
+                reward = scores[_key(beginning)]
                 if isinstance(reward, str):
                     failures[reward] += 1
                     reward = FAILED
-                rewards[column + REWARD].append(reward)
+                rewards_of_dialogue.append(reward)
+            rewards[column + REWARD] = rewards_of_dialogue
         entries.append({"number": number, "rewards": rewards, "failures": dict(failures)})
     return entries
+
+
+def _scores_of_beginnings(
+    dialogues: Sequence[Dialogue],
+    score: Score,
+    batch_size: int,
+) -> dict[str, float | str]:
+    """Scores, by `_key`, of every beginning of a dialogue that ends with a reply; a shared one is scored once."""
+    beginnings: dict[str, Dialogue] = {}
+    for dialogue in dialogues:
+        for beginning in _beginnings(dialogue):
+            beginnings.setdefault(_key(beginning), beginning)
+
+    # Texts of similar length share a batch. The longest come first, so that one too large for memory fails at once.
+    order = sorted(beginnings, key=len, reverse=True)
+    scores: dict[str, float | str] = {}
+    for start in range(0, len(order), batch_size):
+        keys = order[start : start + batch_size]
+        batch = [beginnings[key] for key in keys]
+        problem = f"--batch_size: the GPU's memory does not suffice for {len(keys)} dialogues"
+        with enough_memory(problem, "a smaller --batch_size; what is finished stays"):
+            batch_scores = score(batch)
+        scores.update(zip(keys, batch_scores, strict=True))
+    return scores
 
 
 def _beginnings(dialogue: Dialogue) -> list[Dialogue]:
@@ -209,8 +229,9 @@ def run_masks(options: MaskOptions) -> str:
     tokenizer = load_tokenizer(path, "--model")
     end = turn_end(tokenizer)
     raws = list(open_data(flags.input_repo, INPUT).train)
+    input_digest = digest(raw for _, raw in raws)
     settings = {
-        "input-repo": f"{flags.input_repo} (rows {digest(raw for _, raw in raws)})",
+        "input-repo": f"{flags.input_repo} (rows {input_digest})",
         "model": f"{path} (template and vocabulary {digest([tokenizer.chat_template, tokenizer.get_vocab()])})",
         SETTING: template_date(),
     }
@@ -240,8 +261,10 @@ def held_out_rows(count: int, wanted: int, seed: int) -> list[int]:
 
 def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
     """Pairs as a table: of both sides the messages, then tokens, masks and rewards."""
+    text = pa.string()
+    message = pa.struct([("role", text), ("content", text)])
     type_by_suffix = {
-        "": pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])),
+        "": pa.list_(message),
         "_token": pa.list_(pa.int32()),
         "_mask": pa.list_(pa.int8()),
         "_reward": pa.float64(),

@@ -28,7 +28,8 @@ def vote(options: VoteOptions) -> str:
         return _vote_in_browser(study, flags.rater or "", flags.port)
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
     rater = _login_name() if flags.rater is None else flags.rater
-    TerminalRating(study.session(rater), input, print).run()
+    rating = TerminalRating(study.session(rater), input, print)
+    rating.run()
     return ""
 
 
@@ -50,7 +51,11 @@ def _vote_in_browser(study: Study, rater: str, port: int | None) -> str:
     except KeyboardInterrupt:
         print()
     page.close(verbose=False)
-    return "\n".join(study.session(name).summary() for name in study.raters())
+    summaries = []
+    for name in study.raters():
+        session = study.session(name)
+        summaries.append(session.summary())
+    return "\n".join(summaries)
 
 
 class TerminalRating:

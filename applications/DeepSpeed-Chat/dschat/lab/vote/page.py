@@ -148,37 +148,45 @@ def build(study: Study, rater: str) -> Any:
     """
     gr = gradio("--web")
     html = partial(gr.HTML, js_on_load=None)
+    instructions = page_html().guidelines(guidelines(study.dataset))
     parts: Parts = {}
     with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
         with gr.Column(elem_id="human-entry", visible=False) as parts["entry"]:
             html(f"<h1>{TITLE}</h1>")
-            html(page_html().guidelines(guidelines(study.dataset)))
+            html(instructions)
             name = gr.Textbox(rater, label="Your name", max_length=LONGEST_NAME, elem_id="human-name", autofocus=True)
             start = gr.Button("Start", variant="primary", elem_id="human-start")
         parts["progress"] = html(visible=False)
         parts["note"] = html(visible=False)
         with gr.Column(visible=False) as parts["ballot"]:
             with gr.Accordion("Guidelines (?)", open=False, elem_id="human-guidelines"):
-                html(page_html().guidelines(guidelines(study.dataset)))
+                html(instructions)
             parts["item_text"] = html()
             with gr.Column(elem_id="human-bar"):
-                parts["comment"] = gr.Textbox(
-                    placeholder="Comment (optional), saved with your vote. Esc: back to the keys",
-                    show_label=False,
-                    container=False,
-                    max_lines=4,
-                    max_length=LONGEST_COMMENT,
-                    elem_id="human-comment",
-                )
+                parts["comment"] = _comment_box(gr)
+                keys: list[tuple[str, Component]] = []
                 with gr.Row(elem_id="human-keys"):
-                    keys = [(key, _button(gr, key, label)) for key, label in BUTTONS]
+                    for key, label in BUTTONS:
+                        keys.append((key, _button(gr, key, label)))
         with gr.Column(visible=False, elem_id="human-end") as parts["end"]:
             parts["thanks"] = html()
             keys.append(("u", _button(gr, "u", "Undo the last vote")))
         for kind in ("rater", "item", "last"):
             parts[kind] = gr.Textbox(visible="hidden", elem_id=f"human-{kind}")
-        _connect(gr, blocks, parts, Screens(study), (name, start), keys)
+        screens = Screens(study)
+        _connect(gr, blocks, parts, screens, (name, start), keys)
     return blocks
+
+
+def _comment_box(gr: Any) -> Component:
+    return gr.Textbox(
+        placeholder="Comment (optional), saved with your vote. Esc: back to the keys",
+        show_label=False,
+        container=False,
+        max_lines=4,
+        max_length=LONGEST_COMMENT,
+        elem_id="human-comment",
+    )
 
 
 def _button(gr: Any, key: str, label: str) -> Component:
@@ -206,10 +214,15 @@ def _connect(
     def updating(screen_of: Callable[..., Screen]) -> Callable[..., dict[Component, Any]]:
         return lambda *inputs: _updates(gr, parts, screen_of(*inputs))
 
+    # The page is opened, or the form is sent.
+    enter_from_address = updating(partial(screens.enter, False))
+    blocks.load(enter_from_address, inputs=parts["rater"], js=RATER_FROM_ADDRESS, **common)
     name, start = form
-    blocks.load(updating(partial(screens.enter, False)), inputs=parts["rater"], js=RATER_FROM_ADDRESS, **common)
+    enter_from_form = updating(partial(screens.enter, True))
     for event in (start.click, name.submit):
-        event(updating(partial(screens.enter, True)), inputs=name, js=RATER_INTO_ADDRESS, **common)
+        event(enter_from_form, inputs=name, js=RATER_INTO_ADDRESS, **common)
+
+    # A button of the ballot is pressed.
     for key, button in keys:
         screen_of: Callable[..., Screen] = partial(screens.vote, key)
         inputs = [parts["rater"], parts["item"], parts["comment"]]
@@ -227,7 +240,8 @@ def _updates(
 ) -> dict[Component, Any]:
     """The values that a screen gives to components."""
     view = screen.view
-    values = {"note": gr.update(value=page_html().note(screen.note), visible=bool(screen.note))}
+    note = page_html().note(screen.note)
+    values = {"note": gr.update(value=note, visible=bool(screen.note))}
     if view is not None:
         values |= {
             "entry": gr.update(visible=False),
@@ -243,7 +257,10 @@ def _updates(
         }
     elif not screen.rater:
         values["entry"] = gr.update(visible=True)
-    return {parts[kind]: value for kind, value in values.items()}
+    updates = {}
+    for kind, value in values.items():
+        updates[parts[kind]] = value
+    return updates
 
 
 @cache

@@ -38,11 +38,14 @@ def load_problems(
         validate(share.train)
         warn_of_plain_prompts(share.train, make.keywords["tokenizer"], config.columns.apply_chat_template)
     flags = config.programs
-    rows, without_tests = rows_with_tests(share.train, pool, flags.drop_unsolvable, flags.program_block)
+    rows, untested = rows_with_tests(share.train, pool, flags.drop_unsolvable, flags.program_block)
     prompts, dropped = make(rows)
-    eval_rows, eval_without_tests = rows_with_tests(share.eval, pool, flags.drop_unsolvable, flags.program_block)
+    eval_rows, eval_untested = rows_with_tests(share.eval, pool, flags.drop_unsolvable, flags.program_block)
     held_out, eval_dropped = make(eval_rows, held_out=True)
-    counts = {"train": without_tests + dropped, "eval": eval_without_tests + eval_dropped}
+    counts = {
+        "train": untested + dropped,
+        "eval": eval_untested + eval_dropped,
+    }
     return StepData(prompts, held_out, share.sources, share.files, counts)
 
 
@@ -70,14 +73,18 @@ def rows_with_tests(
     """
     tested = [row for row in rows if has_tests(row)]
     dropped = Counter({NO_TESTS: len(rows) - len(tested)})
-    if drop_unsolvable:
-        local_numbers = list(range(len(tested)))[rank() :: world_size()]
-        outcomes = run_solutions([tested[number] for number in local_numbers], pool, program_block)
-        failed = set()
-        for position, outcome in outcomes.items():
-            if outcome.status not in ("passed", "invalid"):
-                failed.add(local_numbers[position])
-        failed_on_any_rank = set().union(*gather_objects(failed))
-        dropped[UNSOLVED] = len(failed_on_any_rank)
-        tested = [row for number, row in enumerate(tested) if number not in failed_on_any_rank]
-    return tested, +dropped
+    if not drop_unsolvable:
+        return tested, +dropped
+
+    # The processes share the solutions.
+    local_rows = tested[rank() :: world_size()]
+    outcomes = run_solutions(local_rows, pool, program_block)
+    failed = set()
+    for position, outcome in outcomes.items():
+        if outcome.status not in ("passed", "invalid"):
+            failed.add(rank() + position * world_size())
+
+    failed_on_any_rank = set().union(*gather_objects(failed))
+    dropped[UNSOLVED] = len(failed_on_any_rank)
+    solved = [row for number, row in enumerate(tested) if number not in failed_on_any_rank]
+    return solved, +dropped

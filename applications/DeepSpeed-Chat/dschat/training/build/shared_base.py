@@ -97,9 +97,14 @@ def is_on_base(config: PPOConfig, path: str | None) -> bool:
 def _is_base(settings: dict[str, object], actor: str) -> bool:
     """Whether an adapter was trained on the model at ``actor``: the same path, or the same weights."""
     base = str(settings.get("base_model_name_or_path"))
-    if base == actor or Path(base).resolve() == Path(actor).resolve():
+    if base == actor:
         return True
-    return Path(base).is_dir() and Path(actor).is_dir() and model_hash(base) == model_hash(actor)
+    base_folder = Path(base)
+    actor_folder = Path(actor)
+    if base_folder.resolve() == actor_folder.resolve():
+        return True
+    both_are_local = base_folder.is_dir() and actor_folder.is_dir()
+    return both_are_local and model_hash(base) == model_hash(actor)
 
 
 def _why_not(folder: Path | None) -> str:

@@ -241,9 +241,11 @@ class PPO(Algorithm):
 
     def metrics_of_rollout(self, batch: PPOBatch) -> Metrics:
         """Metrics of a whole rollout with its advantages."""
-        metrics = rollout_metrics(batch, self.config.estimator.lam, self.config.estimator.lam_alpha)
+        estimator = self.config.estimator
+        metrics = rollout_metrics(batch, estimator.lam, estimator.lam_alpha)
         if self.config.advantages.needs.gates_critic and self.estimator is None:
-            metrics |= critic_gate(batch, self.config.estimator).metrics()
+            gate = critic_gate(batch, estimator)
+            metrics |= gate.metrics()
         return metrics | normalised_metrics(self.moments, metrics["objective/scores"])
 
     def warms_up(self, iteration: int) -> bool:

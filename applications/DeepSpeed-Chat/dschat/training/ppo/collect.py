@@ -259,18 +259,24 @@ class ActorSampler(PolicySampler):
     ) -> tuple[Generation, ResponseTexts]:
         """Adds the indices of the prompts to sampled responses; returns them with their texts."""
         generation = self.with_indices(generation, requested)
-        texts = ResponseTexts(
-            [example.prompt_text for example in requested.examples],
-            [decode_response(self.tokenizer, ids) for ids in generation.rollout.response_rows()],
-            [example.row for example in requested.examples],
-        )
-        return generation, texts
+        prompts = []
+        rows = []
+        for example in requested.examples:
+            prompts.append(example.prompt_text)
+            rows.append(example.row)
+        responses = []
+        for ids in generation.rollout.response_rows():
+            responses.append(decode_response(self.tokenizer, ids))
+        return generation, ResponseTexts(prompts, responses, rows)
 
     def with_indices(self, generation: Generation, requested: RequestedRows) -> Generation:
         """Adds the indices of the prompts to sampled responses."""
         device = generation.bad_rows.device
-        prompt_index = torch.tensor([example.index for example in requested.examples], device=device)
-        sample_index = torch.tensor(requested.sample_numbers, device=device) if requested.samples > 1 else None
+        prompt_numbers = [example.index for example in requested.examples]
+        prompt_index = torch.tensor(prompt_numbers, device=device)
+        sample_index = None
+        if requested.samples > 1:
+            sample_index = torch.tensor(requested.sample_numbers, device=device)
         rollout = replace(generation.rollout, prompt_index=prompt_index, sample_index=sample_index)
         return replace(generation, rollout=rollout)
 

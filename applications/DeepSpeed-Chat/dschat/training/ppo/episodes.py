@@ -83,21 +83,20 @@ class EpisodeSampler(ActorSampler):
             rows.append(replace(episode.row, prompt=None, messages=episode.prompt_messages, extra=columns))
             for column, reward in zip(episode.turn_ends, episode.rewards, strict=False):
                 turn_rewards[number, column] = reward
+        failed = [episode.failure is not None for episode in episodes]
+        done = [episode.done for episode in episodes]
         device = response_mask.device
         records = EpisodeRecords(
             turn_rewards=turn_rewards.to(device),
-            failed=torch.tensor([episode.failure is not None for episode in episodes], device=device),
-            done=torch.tensor([episode.done for episode in episodes], device=device),
+            failed=torch.tensor(failed, device=device),
+            done=torch.tensor(done, device=device),
             messages=[episode.messages for episode in episodes],
             rewards=[episode.rewards for episode in episodes],
             samplings=list(map(_lengths_of, turns)),
         )
-        return ResponseTexts(
-            [episode.prompt_text for episode in episodes],
-            [decode_response(self.tokenizer, episode.ids) for episode in episodes],
-            rows,
-            episodes=records,
-        )
+        prompts = [episode.prompt_text for episode in episodes]
+        responses = [decode_response(self.tokenizer, episode.ids) for episode in episodes]
+        return ResponseTexts(prompts, responses, rows, episodes=records)
 
 
 def _lengths_of(turn: TurnLengths) -> Lengths:
@@ -135,8 +134,10 @@ def assemble_episodes(
         pad_id: fills ids.
         source: whose log-probs the episodes have; nobody's are kept with "none".
     """
-    prompt_ids, prompt_mask = pad([episode.prompt_ids for episode in episodes], pad_id, "left")
-    response_ids, is_episode = pad([episode.ids for episode in episodes], pad_id, "right")
+    prompts = [episode.prompt_ids for episode in episodes]
+    prompt_ids, prompt_mask = pad(prompts, pad_id, "left")
+    responses = [episode.ids for episode in episodes]
+    response_ids, is_episode = pad(responses, pad_id, "right")
     if not response_ids.shape[1]:  # no environment said anything: one column of padding
         response_ids = torch.full((len(episodes), 1), pad_id)
         is_episode = torch.zeros(len(episodes), 1, dtype=torch.bool)

@@ -85,9 +85,16 @@ def _gap_over_ranks(differences: Tensor, clip: float | None) -> tuple[float, flo
         clip: the largest importance weight; with None the share is 0.
     """
     gaps = differences.abs()
+    local_sum = float(gaps.sum())
     local_largest = float(gaps.amax()) if gaps.numel() else 0.0
-    local_clipped = 0 if clip is None else int((differences > math.log(clip)).sum())
-    all_ranks = gather_objects((float(gaps.sum()), gaps.numel(), local_largest, local_clipped))
+    local_clipped = 0
+    if clip is not None:
+        is_clipped = differences > math.log(clip)
+        local_clipped = int(is_clipped.sum())
+
+    all_ranks = gather_objects((local_sum, gaps.numel(), local_largest, local_clipped))
     sums, counts, largest, clipped = zip(*all_ranks, strict=True)
     tokens = max(sum(counts), 1)
-    return sum(sums) / tokens, max(largest), sum(clipped) / tokens
+    mean = sum(sums) / tokens
+    clipped_share = sum(clipped) / tokens
+    return mean, max(largest), clipped_share

@@ -249,9 +249,12 @@ def repeated_4grams(rollout: Rollout) -> tuple[Tensor, Tensor]:
     order = first.argsort(dim=1, stable=True)
     first = first.gather(1, order)
     second = second.gather(1, order)
+
+    # After that, equal 4-grams are neighbours.
     is_same_first = first[:, 1:] == first[:, :-1]
     is_same_second = second[:, 1:] == second[:, :-1]
-    return (is_same_first & is_same_second).sum(), exists.sum()
+    is_repeated = is_same_first & is_same_second
+    return is_repeated.sum(), exists.sum()
 
 
 def token_table(
@@ -271,8 +274,9 @@ def token_table(
     def numbers(x: Tensor) -> list[float]:
         return [round(number, 5) for number in x[row, :length].tolist()]
 
+    token_ids = trajectory.rollout.response_ids[row, :length].tolist()
     columns: dict[str, list[str] | list[int] | list[float]] = {
-        "text": token_texts(trajectory.rollout.response_ids[row, :length].tolist(), tokenizer),
+        "text": token_texts(token_ids, tokenizer),
         "macro_action": batch.macro.index[row, :length].tolist(),
     }
     if trajectory.values is not None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -102,8 +103,9 @@ class RefillCollector(Collector):
         work.clock.sampled += lengths_of_samplings(generation, texts)
         batch = self._scorer.score_rollout(generation, texts, work.epoch)
         numbers = torch.tensor(prompt_numbers, device=batch.bad_rows.device)
-        numbers = numbers.repeat_interleave(self._samples)
-        return replace(batch, prompt_numbers=numbers), int(generation.rollout.response_mask.sum())
+        batch = replace(batch, prompt_numbers=numbers.repeat_interleave(self._samples))
+        num_tokens = int(generation.rollout.response_mask.sum())
+        return batch, num_tokens
 
     def _equal_on_all_ranks(self, batch: ScoredBatch) -> Tensor:
         """Which prompts of all ranks, dealt to them in turn, have equal scores: (P,) bool on the host."""
@@ -174,16 +176,24 @@ def select_prompts(
 def concat_rows(batches: Sequence[ScoredBatch], pad_id: int) -> ScoredBatch:
     """Rows of all batches, one batch after the other, with the totals of the first; `pad_id` fills ids."""
     first = batches[0]
-    auxiliary = {}
-    for name in first.stats.auxiliary:
-        auxiliary[name] = torch.cat([batch.stats.auxiliary[name] for batch in batches])
-    numbers = [batch.prompt_numbers for batch in batches if batch.prompt_numbers is not None]
+    rows = []
+    bad_rows = []
+    prompt_numbers = []
+    auxiliary: dict[str, list[Tensor]] = defaultdict(list)
+    for batch in batches:
+        rows.append(batch.rows)
+        bad_rows.append(batch.bad_rows)
+        if batch.prompt_numbers is not None:
+            prompt_numbers.append(batch.prompt_numbers)
+        for name in first.stats.auxiliary:
+            auxiliary[name].append(batch.stats.auxiliary[name])
+    all_auxiliary = {name: torch.cat(numbers) for name, numbers in auxiliary.items()}
     return replace(
         first,
-        rows=join([batch.rows for batch in batches], pad_id),
-        bad_rows=torch.cat([batch.bad_rows for batch in batches]),
-        stats=replace(first.stats, auxiliary=auxiliary),
-        prompt_numbers=torch.cat(numbers) if numbers else None,
+        rows=join(rows, pad_id),
+        bad_rows=torch.cat(bad_rows),
+        stats=replace(first.stats, auxiliary=all_auxiliary),
+        prompt_numbers=torch.cat(prompt_numbers) if prompt_numbers else None,
     )
 
 

@@ -50,7 +50,9 @@ class ExternalStats:
 
     def with_sums_of(self, other: ExternalStats) -> ExternalStats:
         """Copy whose sums include those of other rows."""
-        totals = {name: total + other.totals[name] for name, total in self.totals.items()}
+        totals = {}
+        for name, total in self.totals.items():
+            totals[name] = total + other.totals[name]
         measured = {}
         for name, (total, count) in self.measured.items():
             other_total, other_count = other.measured[name]

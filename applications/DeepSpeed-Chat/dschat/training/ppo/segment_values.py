@@ -90,15 +90,23 @@ class SegmentValueCollector(Collector):
     def collect(self, work: RolloutWork) -> ScoredBatch:
         batch = self._inner.collect(work)
         work.clock.record("scoring")
+        rows = batch.rows
+        stats = batch.stats
         assert batch.prompt_numbers is not None  # batches of training have them
         examples = [self._prompts[number] for number in batch.prompt_numbers.tolist()]
-        moments = None if work.moments is None else with_scores(work.moments, batch.rows.scored)
-        values, tokens = self.measure(batch.rows, examples, work.iteration, moments)
+        moments = work.moments
+        if moments is not None:
+            moments = with_scores(moments, rows.scored)
+        values, tokens = self.measure(rows, examples, work.iteration, moments)
         work.clock.record("completions")
-        rows = replace(batch.rows, values=to_tokens(values, batch.rows.macro))
-        totals = {**batch.stats.totals, "rollout/mc_tokens": tokens}
-        measured = with_judge_of_completions(batch.stats.measured, self._parts.measured)
-        return replace(batch, rows=rows, stats=replace(batch.stats, totals=totals, measured=measured))
+
+        rows = replace(rows, values=to_tokens(values, rows.macro))
+        stats = replace(
+            stats,
+            totals={**stats.totals, "rollout/mc_tokens": tokens},
+            measured=with_judge_of_completions(stats.measured, self._parts.measured),
+        )
+        return replace(batch, rows=rows, stats=stats)
 
     def measure(
         self,
@@ -135,17 +143,22 @@ class SegmentValueCollector(Collector):
             set_random_states(parts.random[-1])
 
         response_ids = rollout.response_rows()
+        count = len(response_ids)
         columns = macro.mask.shape[1]
-        for first in range(finished * self._part_rows, len(response_ids), self._part_rows):
-            part = range(first, min(first + self._part_rows, len(response_ids)))
+        first_missing = finished * self._part_rows
+        for first in range(first_missing, count, self._part_rows):
+            part = range(first, min(first + self._part_rows, count))
             states = _states_of(macro, part)
+            same_weights = first > first_missing
             generation, texts = self._sample_completions(
-                rollout, response_ids, states, examples, iteration, first > finished * self._part_rows
+                rollout, response_ids, states, examples, iteration, same_weights
             )
             means, measured = self._mean_scores(generation, texts, states, moments)
+
             values = means.new_zeros(len(part), max(columns, 1))
             rows_of_part = [state.row - first for state in states]
-            values[rows_of_part, [state.macro_action for state in states]] = means
+            macro_actions = [state.macro_action for state in states]
+            values[rows_of_part, macro_actions] = means
             parts.values.append(values[:, :columns])
             parts.tokens.append(int(generation.rollout.response_mask.sum()))
             parts.measured.append(measured)
@@ -233,17 +246,20 @@ class SegmentValueCollector(Collector):
 
         with actor.session(same_weights) as sample_responses:
             generation = sample_responses(prompts, actor.sampling, seeds, limits=limits)
-        prompt_index = torch.tensor(
-            [example.index for example in row_examples],
-            device=generation.bad_rows.device,
-        )
-        generation = replace(generation, rollout=replace(generation.rollout, prompt_index=prompt_index))
+        numbers = [example.index for example in row_examples]
+        prompt_index = torch.tensor(numbers, device=generation.bad_rows.device)
+        rollout_of_states = replace(generation.rollout, prompt_index=prompt_index)
+        generation = replace(generation, rollout=rollout_of_states)
 
+        prompt_texts = []
         responses = []
-        for prefix, completion in zip(prefixes, generation.rollout.response_rows(), strict=True):
+        rows = []
+        completions = generation.rollout.response_rows()
+        for example, prefix, completion in zip(row_examples, prefixes, completions, strict=True):
+            prompt_texts.append(example.prompt_text)
             responses.append(decode_response(actor.tokenizer, [*prefix, *completion]))
-        prompt_texts = [example.prompt_text for example in row_examples]
-        return generation, ResponseTexts(prompt_texts, responses, [example.row for example in row_examples])
+            rows.append(example.row)
+        return generation, ResponseTexts(prompt_texts, responses, rows)
 
     def _mean_scores(
         self,
@@ -255,10 +271,7 @@ class SegmentValueCollector(Collector):
         """The mean score of the K completions of each state, (S,), as scores are trained on; what sources report."""
         rollout = generation.rollout
         count = len(rollout.response_mask)
-        starts = torch.tensor(
-            [state.start for state in states],
-            device=rollout.response_mask.device,
-        )
+        starts = torch.tensor([state.start for state in states], device=rollout.response_mask.device)
         lengths = rollout.response_mask.sum(1) + starts.repeat_interleave(self._completions)
 
         # Ranks with fewer completions repeat their first, so that all score as many.
@@ -269,9 +282,10 @@ class SegmentValueCollector(Collector):
         )
         padded = select_rows(rollout, padded_rows)
         raw_scores = scores_of(self._reward(padded, texts.repeated(padding)))
-        scores = trained_scores(
+        padded_scores = trained_scores(
             raw_scores.values.float(), padded.finished, lengths[padded_rows], self._config, moments
-        )[:count]
+        )
+        scores = padded_scores[:count]
 
         is_counted = torch.ones_like(lengths, dtype=torch.bool)
         if raw_scores.missing is not None:

@@ -222,7 +222,11 @@ def pair_layouts(rollout: Rollout, size: PassSize) -> list[Layout]:
     count = len(lengths.totals) // 2
     longer = np.maximum(lengths.totals[:count], lengths.totals[count:])
     groups = group_by_length(2 * longer, size, largest_over_ranks)
-    return [lay_out(rollout, np.concatenate([pairs, pairs + count]), lengths) for pairs in groups]
+    passes = []
+    for pairs in groups:
+        rows = np.concatenate([pairs, pairs + count])
+        passes.append(lay_out(rollout, rows, lengths))
+    return passes
 
 
 def summed_logprobs(model: PolicyForward, layout: Layout, temperature: float) -> Tensor:

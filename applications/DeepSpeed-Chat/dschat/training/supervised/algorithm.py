@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -149,15 +151,13 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
     def rehearse(self) -> None:
         """Trains without effect on the longest examples that may meet in a micro-batch."""
         numbers = self.longest_micro_batch()
-        examples = self.task.with_placeholders([self.task.train[number] for number in numbers])
+        longest = [self.task.train[number] for number in numbers]
+        examples = self.task.with_placeholders(longest)
         sequences = self.config.sequences_per_example * len(numbers)
         tokens = self.task.padded_tokens(examples)
         with rehearsal({"model": self.engine}, sequences, tokens, "per_device_train_batch_size"):
-            loss, _ = self.task.loss(
-                self.engine,
-                examples,
-                float(self.task.count(examples)),
-            )
+            count = float(self.task.count(examples))
+            loss, _ = self.task.loss(self.engine, examples, count)
             self.engine.backward(loss)
 
     def longest_micro_batch(self) -> list[int]:
@@ -218,8 +218,9 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         """Example numbers of an update's micro-batches, which --max_tokens_per_micro_batch cuts anew."""
         if self.size.tokens is None:
             return work
-        numbers = [number for batch in work for number in batch]
-        tokens = self.config.sequences_per_example * np.array([self.lengths[number] for number in numbers])
+        numbers = list(chain.from_iterable(work))
+        lengths = [self.lengths[number] for number in numbers]
+        tokens = self.config.sequences_per_example * np.array(lengths)
         batches = []
         for group in micro_batches(tokens, self.size, [self.engine]):
             batches.append([numbers[row] for row in group])
@@ -249,7 +250,8 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         if not self.task.eval:
             return {}, []
         self.engine.eval()
-        held_out = self.task.eval[: self.config.num_eval_examples(world_size()) or None]
+        limit = self.config.num_eval_examples(world_size()) or None
+        held_out = self.task.eval[:limit]
         means = RowMeans()
         for numbers in shares(held_out, eval_size(self.config), self.config.sequences_per_example):
             raise_if_stopped()
@@ -266,11 +268,18 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
                 metrics[name] = number
         summary = self.task.summary(with_variances(metrics))
         summary[ROWS] = float(len(held_out))
-        return {f"eval/{name}": number for name, number in summary.items()}, []
+        evaluation = {}
+        for name, number in summary.items():
+            evaluation[f"eval/{name}"] = number
+        return evaluation, []
 
 
 def statistics_of_rows(losses: Sequence[tuple[Tensor, dict[str, Tensor]]], counts: Sequence[int]) -> RowStatistics:
     """Statistics of n examples from the loss of each, computed alone and divided by 1."""
-    rows = [{"loss": loss, **stats} for loss, stats in losses]
-    sums = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    numbers: dict[str, list[Tensor]] = defaultdict(list)
+    for loss, stats in losses:
+        numbers["loss"].append(loss)
+        for name, number in stats.items():
+            numbers[name].append(number)
+    sums = {name: torch.stack(of_rows) for name, of_rows in numbers.items()}
     return RowStatistics(torch.tensor(counts, device=sums["loss"].device), sums)

@@ -113,7 +113,8 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
         chosen = [SFTExample(example.prompt_ids, example.chosen_ids) for example in examples]
         batch = on_device(collate_sft(chosen, self._pad_id))
         tokens = (batch["input_ids"], batch["attention_mask"])
-        check_policy(engine, tokens, batch["response_mask"].shape[1], TEMPERATURE, self._pad_id)
+        response_width = batch["response_mask"].shape[1]
+        check_policy(engine, tokens, response_width, TEMPERATURE, self._pad_id)
 
     def collate(self, examples: Sequence[PreferenceExample]) -> dict[str, Tensor]:
         batch = on_device(collate_preferences(examples, self._pad_id))

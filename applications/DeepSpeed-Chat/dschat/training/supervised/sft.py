@@ -97,13 +97,18 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
         if "targets" not in batch:
             loss = -torch.where(mask, logprobs, 0.0).sum(1)
             return RowStatistics(mask.sum(1), {"loss": loss})
+        # The number of the text that each token belongs to.
         if "position_ids" in batch:  # a packed row holds several texts, each from position 0 on
-            text = (batch["position_ids"].flatten() == 0).cumsum(0) - 1
+            positions = batch["position_ids"].flatten()
+            text = (positions == 0).cumsum(0) - 1
         else:
-            columns = batch["input_ids"].shape[1]
-            text = torch.arange(batch["input_ids"].numel(), device=device()) // columns
+            input_ids = batch["input_ids"]
+            text = torch.arange(input_ids.numel(), device=device()) // input_ids.shape[1]
+
+        # Sums over the targets of each text.
         text_of_target = text[batch["targets"]]
-        zeros = logprobs.new_zeros(int(text[-1]) + 1)
+        num_texts = int(text[-1]) + 1
+        zeros = logprobs.new_zeros(num_texts)
         counts = zeros.index_add(0, text_of_target, torch.ones_like(logprobs))
         loss = -zeros.index_add(0, text_of_target, logprobs)
         return RowStatistics(counts, {"loss": loss})
