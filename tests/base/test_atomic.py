@@ -2,8 +2,10 @@
 """Files and folders are whole or not there wherever their writer is stopped, and the next start puts things right."""
 
 import os
+import tempfile
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from dschat.base.atomic import (
     move_all,
     recover,
     recover_folder,
+    replaced_by,
     write_file,
     writing,
     writing_folder,
@@ -55,6 +58,41 @@ def test_a_link_stays(tmp_path):
     (tmp_path / "link").symlink_to("file")
     write_file(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "new"
+
+
+@pytest.fixture(params=["the disk", "another disk"])
+def linked(request, tmp_path):
+    """A link named `link` to a folder of old files, on the same disk or another one."""
+    if request.param == "the disk":
+        yield fill(tmp_path / "real", "old", "a", "b"), tmp_path / "link"
+        return
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("no other disk")
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield fill(Path(folder) / "real", "old", "a", "b"), tmp_path / "link"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_link_to_a_folder_stays(number, linked, tmp_path):
+    """What it names is replaced, as often as it is written; nothing is left beside it."""
+    real, link = linked
+    link.symlink_to(real)
+    for _ in range(number):
+        with writing_folder(link) as folder:
+            fill(folder, "new", "a", "model/c")
+        with writing_into(tmp_path, tmp_path / ".new", lambda: None) as folder:
+            fill(folder / "link", "newest", "d")
+    assert link.is_symlink() and contents(real) == {"d": "newest"}
+    assert {entry.name for entry in (*tmp_path.iterdir(), *real.parent.iterdir())} <= {"link", "real"}
+
+
+def test_a_folder_behind_a_link_comes_back_after_a_kill(linked, tmp_path):
+    real, link = linked
+    link.symlink_to(real)
+    real.rename(replaced_by(real))
+    recover(tmp_path)
+    assert contents(link) == {"a": "old", "b": "old"}
 
 
 @pytest.mark.parametrize("how", WAYS)

@@ -132,11 +132,25 @@ def test_a_group_of_one_compiles_no_test_programs(tmp_path):
     assert "probed" not in done.stdout and "laio" not in done.stderr
 
 
+def test_a_group_that_cannot_be_joined_leaves_nothing_behind(monkeypatch):
+    """The next one in this process does not take itself for a launcher's."""
+
+    def fail(timeout):
+        raise OSError("no network")
+
+    for name in process_group.LAUNCH_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(process_group, "_join_group", fail)
+    with pytest.raises(OSError, match="no network"), process_group.process_group():
+        raise AssertionError("not joined")
+    assert not set(process_group.LAUNCH_VARIABLES) & os.environ.keys()
+
+
 @pytest.fixture
 def build_folder(tmp_path, monkeypatch):
     """Where torch compiles cpu_adam in this test."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    for name in ("LOCAL_RANK", "CROSS_SIZE"):
+    for name in ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
         monkeypatch.delenv(name, raising=False)
     return Path(cpp_extension._get_build_directory("cpu_adam", verbose=False))
 
@@ -150,8 +164,11 @@ def test_the_lock_of_a_process_that_compiles_stays_and_that_of_a_killed_one_goes
     assert "the lock of a compilation that was killed" in caplog.text and str(build_folder) in caplog.text
 
 
-def test_another_machine_may_hold_a_young_lock(build_folder, monkeypatch):
-    monkeypatch.setenv("CROSS_SIZE", "2")
+@pytest.mark.parametrize("local", ["LOCAL_WORLD_SIZE", "LOCAL_SIZE"])
+def test_another_machine_may_hold_a_young_lock(local, build_folder, monkeypatch):
+    """By the variables of torchrun, and of DeepSpeed's launcher."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv(local, "2")
     (build_folder / "lock").touch()
     prepare_op("cpu_adam")
     assert (build_folder / "lock").exists()

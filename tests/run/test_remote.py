@@ -290,6 +290,12 @@ def test_how_a_variable_gets_there(name, value, how):
         assert (name in split.launcher) == (how == "launcher")
 
 
+def test_the_file_of_variables_has_precedence():
+    """Also where the launcher would pass the environment's value on by itself."""
+    split = split_variables({"NCCL_X": "a$b"}, {"NCCL_X": "plain"})
+    assert split.exported == {"NCCL_X": "plain"} and not split.delivered and "NCCL_X" not in split.launcher
+
+
 def test_what_the_start_of_python_depends_on():
     with pytest.raises(UserError, match="PYTHONPATH: the shell of another machine would read its value otherwise"):
         split_variables({"PYTHONPATH": "/a:$x"}, {})

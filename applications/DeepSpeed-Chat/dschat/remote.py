@@ -32,14 +32,15 @@ MISREAD = re.compile(r'["$`\\%\n]')  # characters that a shell interprets inside
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|PROXY|COOKIE", re.IGNORECASE)
 # Variables that a run or its libraries read, besides those that DeepSpeed's launcher passes on by itself.
 CARRIED = re.compile(
-    r"(HF|HUGGING_FACE|HUGGINGFACE|TRANSFORMERS|DATASETS|WANDB|OPENAI|VLLM)_\w+|MA_RLHF_(DATA|CACHE|DATE)|PROJ_PATH|REWARD_API_KEY"
+    r"(HF|HUGGING_FACE|HUGGINGFACE|TRANSFORMERS|DATASETS|WANDB|OPENAI|VLLM)_\w+"
+    r"|MA_RLHF_(DATA|CACHE|DATE)|PROJ_PATH|REWARD_API_KEY"
     r"|OMP_NUM_THREADS|TOKENIZERS_PARALLELISM|TENSORBOARD_\w+|(HTTPS?|ALL|NO)_PROXY|SSL_CERT_(FILE|DIR)"
     r"|REQUESTS_CA_BUNDLE",
     re.IGNORECASE,
 )
 # Prefixes of variables that DeepSpeed's launcher passes on.
 PASSED_ON = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL", "LD_LIBRARY", "PATH")
-BEFORE_PYTHON = ("PYTHON", "LD_LIBRARY", "PATH")  # those of them that the start of Python depends on
+BEFORE_PYTHON = ("PYTHON", "LD_LIBRARY", "PATH")  # those that Python reads when it starts
 SSH_TIMEOUT = 120  # seconds
 SSH_FAILED = 255  # status of ssh itself: no connection, or ended by a signal
 PROGRAMS = {"pdsh": "pdsh", "ssh": "openssh-client"}  # programs that the launcher needs, and their Debian packages
@@ -145,14 +146,16 @@ def split_variables(environ: Mapping[str, str], file_variables: Mapping[str, str
     launcher = dict(environ)
     for name, value in environ.items():
         misread = MISREAD.search(value) is not None
-        if not name.startswith(PASSED_ON) or not (misread or SECRET.search(name)):
-            continue
-        if misread and name.startswith(BEFORE_PYTHON):
-            raise UserError(
-                f"{name}: the shell of another machine would read its value otherwise; remove $ and quotes."
-            )
-        delivered.setdefault(name, value)
-        del launcher[name]
+        is_secret = SECRET.search(name) is not None
+        if name.startswith(PASSED_ON) and (misread or is_secret):
+            if misread and name.startswith(BEFORE_PYTHON):
+                raise UserError(
+                    f"{name}: the shell of another machine would read its value otherwise; remove $, %, quotes,"
+                    " backslashes and line ends."
+                )
+            if name not in carried:
+                delivered[name] = value
+            del launcher[name]
     return RemoteEnvironment(exported, delivered, launcher)
 
 
@@ -191,10 +194,10 @@ def _write_on(
     host: str,
     number: int,
 ) -> str:
-    """Writes a file on a machine that only its owner can read.
+    """Writes a file that only its owner can read on a machine.
 
-    Two names in the list may be those of one machine, to which both are then written at the same time. Each therefore
-    writes a file of its own, `path.number`, and renames it to `path`.
+    Two host names may mean the same machine, and both writes then run at once. Each therefore writes a file of its
+    own, `path.number`, and renames it to `path`.
 
     Returns:
         Why the file could not be written; "" if it is written.

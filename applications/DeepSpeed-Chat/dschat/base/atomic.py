@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dschat.base.errors import UserError
 
-LAST = "config.json"  # moved last, since it makes a folder a model's
+LAST = "config.json"  # moved last: a folder counts as a model once it has this file
 WRITING = ".writing"  # suffix of a file or folder that is being written
 REPLACED = ".replaced-by-a-newer-one"  # suffix of a folder that was put aside while its successor is moved
 BACKUP = ".given-up"  # folder of a `Backup`
@@ -29,8 +29,8 @@ ABANDONED = 24 * 3600.0  # seconds without a write after which the writer counts
 def writing(file: Path, shared: bool = False) -> Iterator[Path]:
     """Yields a path to write a file to, which replaces `file` after the block; if the block fails, nothing changes.
 
-    Its folder is made if need be; a link stays, pipes and devices are written directly. With `shared`, several
-    processes may write the file at the same time, and the last one's stays. Raises OSError.
+    Creates the parent folder. Follows a symbolic link, which stays. Writes pipes and devices directly. With `shared`,
+    several processes may write the file at the same time, and the last writer wins. Raises OSError.
     """
     file = file.resolve()
     if file.exists() and not file.is_file():
@@ -89,17 +89,21 @@ def reporting(what: str) -> Iterator[None]:
 def writing_folder(folder: Path, shared: bool = False) -> Iterator[Path]:
     """Yields a new folder to write to, which replaces `folder` after the block; the old one stays until then.
 
-    With `shared`, several processes may write the folder at the same time, and the first one's stays. After a kill
-    call `recover_folder`. Raises OSError.
+    Follows a symbolic link, which stays. With `shared`, several processes may write the folder at the same time, and
+    the first writer wins. After a kill call `recover_folder`. Raises OSError.
     """
+    folder = _linked(folder)
     with _new_folder(_temporary_path(folder, shared)) as temporary:
         yield temporary
         flush(*temporary.rglob("*"), temporary)
+        if not shared:
+            put(temporary, folder)
+            return
         try:
-            (os.replace if shared else put)(temporary, folder)
+            os.replace(temporary, folder)
         except OSError:
-            was_first = not (shared and folder.is_dir())
-            if was_first:
+            another_was_first = folder.is_dir()
+            if not another_was_first:
                 raise
 
 
@@ -125,7 +129,12 @@ def writing_into(
 
 
 def put(entry: Path, target: Path) -> None:
-    """Renames a file or folder on its disk; an existing file is replaced, an existing folder is first put aside."""
+    """Renames a file or folder; an existing file is replaced, an existing folder is first put aside.
+
+    A symbolic link at the target stays: what it names is replaced, on its own disk.
+    """
+    target = _linked(target)
+    entry = _beside(entry, target)
     if not target.is_dir():
         os.replace(entry, target)
         return
@@ -151,6 +160,9 @@ def recover(place: Path) -> None:
     """Cleans up ``place`` after a kill: a folder that was put aside comes back if it has no successor."""
     for old in place.glob(f".*{REPLACED}"):
         _bring_back(old, place / old.name[1:].removesuffix(REPLACED))
+    for entry in place.glob("*"):
+        if entry.is_symlink():
+            recover_folder(entry)
 
 
 def replaced_by(folder: Path) -> Path:
@@ -160,6 +172,7 @@ def replaced_by(folder: Path) -> Path:
 
 def recover_folder(folder: Path) -> None:
     """Brings back a folder that was put aside before a kill, if it has no successor; nobody may be writing it now."""
+    folder = _linked(folder)
     _bring_back(replaced_by(folder), folder)
 
 
@@ -240,6 +253,28 @@ def flush(*paths: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _linked(path: Path) -> Path:
+    """The path that a symbolic link names; other paths as they are."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def _beside(entry: Path, target: Path) -> Path:
+    """A file or folder that can be renamed to the target: the entry, or a copy if the target is on another disk."""
+    if entry.lstat().st_dev == target.parent.stat().st_dev:
+        return entry
+    copy = _temporary_path(target, shared=False)
+    if entry.is_dir():
+        remove(copy)
+        shutil.copytree(entry, copy)
+        flush(*copy.rglob("*"), copy)
+        remove(entry)
+    else:
+        shutil.copy2(entry, copy)
+        flush(copy)
+        entry.unlink()
+    return copy
 
 
 def _temporary_path(path: Path, shared: bool) -> Path:

@@ -53,6 +53,22 @@ def process_group(timeout: float = 1800) -> Iterator[None]:
             free_socket.bind(("127.0.0.1", 0))
             port = free_socket.getsockname()[1]
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    was_initialized = dist.is_initialized()
+    try:
+        _join_group(timeout)
+        yield
+        dist.barrier()
+    finally:
+        if dist.is_initialized() and not was_initialized:
+            deepspeed.comm.destroy_process_group()  # also releases the groups that DeepSpeed keeps
+        remove_own_memory()
+        if not is_launched:  # processes that are started later do not belong to this group
+            for name in LAUNCH_VARIABLES:
+                os.environ.pop(name, None)
+
+
+def _join_group(timeout: float) -> None:
+    """Selects this process's GPU and joins the group that the launcher's variables describe."""
     has_gpu = torch.cuda.is_available()  # not `device()`, which would create a context on GPU 0
     if os.environ["WORLD_SIZE"] == "1":
         # Shared-memory collectives are useless for one process, and take most of a minute to compile.
@@ -66,15 +82,12 @@ def process_group(timeout: float = 1800) -> Iterator[None]:
     with _explain_rendezvous(timeout):
         deepspeed.init_distributed(dist_backend="nccl" if has_gpu else "gloo", timeout=timedelta(seconds=timeout))
     make_host_groups(timeout)
-    try:
-        yield
-        dist.barrier()
-    finally:
-        deepspeed.comm.destroy_process_group()  # also releases the groups that DeepSpeed keeps
-        remove_own_memory()
-        if not is_launched:  # processes that are started later do not belong to this group
-            for name in LAUNCH_VARIABLES:
-                os.environ.pop(name, None)
+
+
+def _has_other_machines() -> bool:
+    """Whether processes of the run are on other machines, by the variables of torchrun or DeepSpeed's launcher."""
+    processes = os.environ.get("WORLD_SIZE", "1")
+    return (os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE", processes)) != processes
 
 
 @contextmanager
@@ -82,9 +95,7 @@ def _explain_rendezvous(timeout: float) -> Iterator[None]:
     """Logs which processes this one waits for, and names the flags to check if they do not join."""
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     processes = os.environ["WORLD_SIZE"]
-    # torchrun's variable, then DeepSpeed's.
-    local_processes = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE", processes)
-    if local_processes != processes and os.environ.get("LOCAL_RANK", "0") == "0":
+    if _has_other_machines() and os.environ.get("LOCAL_RANK", "0") == "0":
         logger.warning("waiting up to %g s for the %s processes of all machines at %s", timeout, processes, address)
     try:
         yield
@@ -214,8 +225,8 @@ def prepare_op(name: str) -> None:
 
 
 def _is_held(lock: Path) -> bool:
-    """Whether a process of this machine has the file open; or, with several machines, the file is recent."""
-    if int(os.environ.get("CROSS_SIZE", "1")) > 1 and time.time() - lock.stat().st_mtime < COMPILE_SECONDS:
+    """Whether a process may hold the lock: a local one has the file open, or a remote one may have made it lately."""
+    if _has_other_machines() and time.time() - lock.stat().st_mtime < COMPILE_SECONDS:
         return True
     for process in psutil.process_iter():
         try:
