@@ -127,7 +127,7 @@ OTHER_NAMES: dict[str, OtherName] = {
     "dataloader_num_workers": OtherName("TLA", (), _WORKERS),
     "train_on_inputs": OtherName("A", ("--sft_on_prompt",)),
     "completion_only_loss": OtherName("T", (), "prompts are not trained on unless --sft_on_prompt is given"),
-    "assistant_only_loss": OtherName("T", ("--train_on all",)),
+    "assistant_only_loss": OtherName("T", ("--train_on all",), "all assistant messages; prompts are not trained on"),
     "mask_history": OtherName("L", ("--train_on last",)),
     "sample_packing": OtherName("A", ("--packing",)),
     "cutoff_len": OtherName("L", ("--max_seq_len", "--max_prompt_seq_len"), _LENGTH),
@@ -149,7 +149,7 @@ OTHER_NAMES: dict[str, OtherName] = {
     "auto_find_batch_size": OtherName("TA", (), "dschat plan says whether a size fits, and which smaller one would"),
     "num_epochs": OtherName("A", ("--num_train_epochs",)),
     "max_steps": OtherName("TLA", ("--max_steps",)),
-    "total_episodes": OtherName("T", ("--max_steps",), "that setting counts responses, this flag counts updates"),
+    "total_episodes": OtherName("T", ("--max_steps",), "updates: episodes divided by --global_batch_size"),
     "learning_rate": OtherName("TLA", ("--learning_rate", "--actor_learning_rate"), _CRITIC),
     "weight_decay": OtherName("TLA", ("--weight_decay", "--actor_weight_decay"), _CRITIC),
     "warmup_steps": OtherName("TLA", ("--num_warmup_steps",)),
@@ -215,9 +215,11 @@ OTHER_NAMES: dict[str, OtherName] = {
         "T", (), "--advantage_estimator grpo divides by the group's standard deviation; dr_grpo and rloo do not"
     ),
     "loss_type": OtherName(
-        "T", ("--loss_mean",), "of GRPO: grpo is response, dapo is token, dr_grpo is length; DPO has one loss only"
+        "T",
+        ("--loss_mean",),
+        "GRPO's values: grpo is response, dapo is token, dr_grpo is length; DPO has one loss only",
     ),
-    "importance_sampling_level": OtherName("T", ("--policy_ratio",), "sequence is called sequence_mean (GSPO)"),
+    "importance_sampling_level": OtherName("T", ("--policy_ratio",), "the value sequence is sequence_mean (GSPO)"),
     "reward_funcs": OtherName("T", ("--reward_function",), "a model goes to --reward_model_name_or_path"),
     "mask_truncated_completions": OtherName(
         "T", (), "truncated responses are trained on; --missing_eos_penalty and --length_buffer lower their scores"
@@ -230,7 +232,9 @@ OTHER_NAMES: dict[str, OtherName] = {
     "rollout_func": OtherName("T", ("--environment",), _EPISODES),
     "max_tool_calling_iterations": OtherName("T", ("--max_turns",), "counts replies"),
     "use_vllm": OtherName("T", ("--rollout_engine vllm",)),
-    "vllm_mode": OtherName("T", ("--rollout_engine vllm",), "this is colocate; for server, also give --vllm_url"),
+    "vllm_mode": OtherName(
+        "T", ("--rollout_engine vllm",), "colocate needs no more; for server, also give --vllm_url"
+    ),
     "vllm_server_base_url": OtherName("T", ("--vllm_url",)),
     "vllm_server_host": OtherName("T", ("--vllm_url",), "an address such as http://host:8000"),
     "vllm_server_port": OtherName("T", ("--vllm_url",), "an address such as http://host:8000"),
@@ -265,8 +269,8 @@ OTHER_COMMANDS: dict[str, OtherCommand] = {
         _LENGTH_PENALTY,
     ),
     "gspo": OtherCommand(
-        (f"{_GRPO} --policy_ratio sequence_mean --cliprange 0.0003 --cliprange_high 0.0004",),
-        "needs several updates per rollout: at the first one all ratios are 1",
+        (f"{_GRPO} --policy_ratio sequence_mean --cliprange 0.0003 --cliprange_high 0.0004 --ppo_epochs 2",),
+        "at the first update of a rollout all ratios are 1, so that it needs several",
     ),
     "rloo": OtherCommand(("dschat ppo --advantage_estimator rloo --samples_per_prompt 4",)),
     "rm": OtherCommand(("dschat reward",)),
@@ -274,7 +278,7 @@ OTHER_COMMANDS: dict[str, OtherCommand] = {
     "pretrain": OtherCommand(("dschat sft --sft_on_prompt",)),
     "pt": OtherCommand(("dschat sft --sft_on_prompt",)),
     "kto": OtherCommand(("dschat dpo",), "KTO is not offered; DPO is the nearest and needs pairs"),
-    "orpo": OtherCommand(("dschat dpo",), "ORPO is not offered; DPO is the nearest and has a reference"),
+    "orpo": OtherCommand(("dschat dpo",), "ORPO is not offered; DPO is the nearest and also needs a reference"),
     "chat": OtherCommand(("dschat demo chat",)),
     "eval": OtherCommand(("dschat text", "dschat judge")),
     "vllm-serve": OtherCommand(("dschat serve-vllm",)),
