@@ -19,7 +19,7 @@ from dschat.settings.rewards import ProgramBlock, SandboxLevel
 from dschat.settings.rules import Check, Rule, Rules, check_function_path
 
 UNSHUFFLED = "webgpt"  # its validation rows are used whole, in their own order
-PROTOCOL_SAMPLES = 2000  # prompts of the other sets
+PROTOCOL_SAMPLES = 2000  # default number of prompts, except for `UNSHUFFLED`
 REFERENCE = "reference"  # name of the file of --ref_scores
 MODEL_HELP = "policy: a model's folder, step 3's output folder, or a hub id"
 TRAINING_SEED: int = default_of(OptimisationFlags, "seed")
@@ -286,7 +286,7 @@ def _check_ascending(options: "BestOfOptions") -> None:
             raise UserError(f"--{name} {text}: give each number once, the smallest first.")
 
 
-def _what_needs_scores(options: "InferenceOptions") -> dict[str, str]:
+def _flag_that_needs_scores(options: "InferenceOptions") -> dict[str, str]:
     if options.reference.ref_scores:
         return {"what": "--ref_scores"}
     return {"what": f"--num_return {options.responses.num_return}, which keeps the best one,"}
@@ -322,7 +322,7 @@ INFERENCE_RULES: "tuple[Rule[InferenceOptions], ...]" = (
             not options.scores.has_scores and (options.reference.ref_scores or options.responses.num_return > 1)
         ),
         "{what} needs scores: give --reward_model or --reward_function module.py:function.",
-        words=_what_needs_scores,
+        words=_flag_that_needs_scores,
     ),
     Rule(
         lambda options: (
@@ -332,7 +332,7 @@ INFERENCE_RULES: "tuple[Rule[InferenceOptions], ...]" = (
     ),
     Rule(
         lambda options: options.responses.num_return > 1 and options.reference.ref_scores,
-        "--num_return {num_return}: --ref_scores generates no responses. Leave --num_return out, or change that flag.",
+        "--num_return {num_return}: --ref_scores generates no responses. Leave one of the two out.",
     ),
 )
 BEST_OF_RULES: "tuple[Rule[BestOfOptions] | Check[BestOfOptions], ...]" = (
@@ -347,7 +347,7 @@ BEST_OF_RULES: "tuple[Rule[BestOfOptions] | Check[BestOfOptions], ...]" = (
     ),
     Rule(
         lambda options: 0 in options.sweep.temperatures and max(options.sweep.best_of) > 1,
-        "--temperatures 0: gives the same response every time, also with --best_of {most}. Give 0 to"
+        "--temperatures 0 gives the same response every time, also with --best_of {most}. Give 0 to"
         " --single_temperatures instead.",
         words=lambda options: {"most": max(options.sweep.best_of)},
     ),
@@ -358,7 +358,7 @@ BEST_OF_RULES: "tuple[Rule[BestOfOptions] | Check[BestOfOptions], ...]" = (
 
 
 def quiet_transformers() -> None:
-    """Turn off the progress bars and messages of transformers; the commands have their own."""
+    """Silences the progress bars and messages of transformers; the commands have their own."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -369,7 +369,7 @@ class ModelOptions(Config):
     """Flags of every command that opens models or tokenizers."""
 
     def prepare(self) -> None:
-        """Leave the screen to the command's own bar and messages."""
+        """Silences transformers, so that only the command's own progress bar is shown."""
         quiet_transformers()
 
 

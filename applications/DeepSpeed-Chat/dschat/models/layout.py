@@ -16,12 +16,14 @@ from macro_actions.types import Rollout
 
 Integers = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+# Shared by `rollouts`, which samples with these sizes, and `plan`, which counts the memory.
 # Spare columns of the key-value buffers while prompts wait for slots, so that live rows are moved back to the first
 # columns only now and then.
 SPARE_COLUMNS = 64
 SAMPLING_BUFFERS = 4  # float32 tensors of the logits' size: raw, divided by the temperature, truncated, their softmax
 COLUMN_STEP = 256  # a decoding step of fixed shapes reads a multiple of this many columns
 PREFILL_TOKENS = 8192  # per forward pass over prompts: enough to keep a GPU busy
+
 SEARCHED = 256  # rows among which the best cuts are searched; the search takes cubic time
 PADDING = 0.05  # maximum share of padding in groups that are cut by tokens
 WITHOUT_GRADIENT = 4  # size of a pass without gradients, relative to a training pass: it keeps no activations
@@ -203,8 +205,8 @@ def _best_cuts(
 ) -> list[tuple[int, int]]:
     """Cuts rows, sorted by length, into groups with the smallest total area, by dynamic programming.
 
-    The area of a group is its number of rows (at most `max_rows`) times its longest row, at most `budget`. There are
-    `count` groups, or more until at most the share `padding` of the total area is padding.
+    The area of a group is its number of rows (at most `max_rows`) times its longest row, at most `budget`. Uses `count`
+    groups, at most one per row, and adds groups until padding is at most the share `padding` of the total area.
 
     Returns:
         Begin and end of each group.
@@ -214,7 +216,8 @@ def _best_cuts(
     row_counts = (positions[None, :] - positions[:, None])[:, 1:]  # of the group of rows i … j, at [i, j]
     area = row_counts * ordered.astype(np.int64)
     fits = (row_counts > 1) & (row_counts <= max_rows) & (area <= budget)
-    area = np.where((row_counts == 1) | fits, area, np.inf)
+    is_allowed = (row_counts == 1) | fits  # a row alone has a group even above the budget
+    area = np.where(is_allowed, area, np.inf)
 
     # cost[i]: smallest area of the first i rows in the groups so far.
     cost = np.full(n + 1, np.inf)

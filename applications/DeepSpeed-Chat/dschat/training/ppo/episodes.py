@@ -48,7 +48,7 @@ class EpisodeSampler(ActorSampler):
         samples: int = 1,
         same_weights: bool = False,
     ) -> tuple[Generation, ResponseTexts]:
-        """Episodes that begin with each row, in rows that follow each other. Every rank must call it.
+        """Samples `samples` episodes per row; those of one row are adjacent. Every rank must call it.
 
         The environments of all episodes of a row have the same seed, so that they begin alike. For the arguments see
         `ActorSampler`.
@@ -75,7 +75,7 @@ class EpisodeSampler(ActorSampler):
         turns: Sequence[TurnLengths],
         response_mask: Tensor,
     ) -> ResponseTexts:
-        """What the episodes say, and what their environments did."""
+        """Texts of the episodes, with records of rewards and failures."""
         rows = []
         turn_rewards = torch.zeros(response_mask.shape)
         for number, episode in enumerate(episodes):
@@ -85,11 +85,10 @@ class EpisodeSampler(ActorSampler):
                 turn_rewards[number, column] = reward
         failed = [episode.failure is not None for episode in episodes]
         done = [episode.done for episode in episodes]
-        device = response_mask.device
         records = EpisodeRecords(
-            turn_rewards=turn_rewards.to(device),
-            failed=torch.tensor(failed, device=device),
-            done=torch.tensor(done, device=device),
+            turn_rewards=turn_rewards.to(response_mask.device),
+            failed=torch.tensor(failed, device=response_mask.device),
+            done=torch.tensor(done, device=response_mask.device),
             messages=[episode.messages for episode in episodes],
             rewards=[episode.rewards for episode in episodes],
             samplings=list(map(_lengths_of, turns)),
@@ -107,7 +106,7 @@ def _lengths_of(turn: TurnLengths) -> Lengths:
 def agreed_source(episodes: Sequence[Episode]) -> LogprobSource:
     """Whose log-probs the engine reports, also on a rank whose environments all failed. Every rank must call it.
 
-    What follows a rollout depends on it, forward passes that all ranks make together included.
+    Later stages depend on it, collective forward passes included, so all ranks must agree.
     """
     for source in gather_objects(_first_source(episodes)):
         if source is not None:
@@ -127,12 +126,12 @@ def assemble_episodes(
     pad_id: int,
     source: LogprobSource = "actor",
 ) -> Generation:
-    """Episodes as a rollout whose response masks have holes, where the environment's messages stand.
+    """Episodes as a rollout whose response masks are False on the environment's tokens.
 
     Args:
         episodes: B of them.
         pad_id: fills ids.
-        source: whose log-probs the episodes have; nobody's are kept with "none".
+        source: whose log-probs the episodes have; with "none", none are kept.
     """
     prompts = [episode.prompt_ids for episode in episodes]
     prompt_ids, prompt_mask = pad(prompts, pad_id, "left")
