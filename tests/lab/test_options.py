@@ -140,7 +140,7 @@ NAN = float("nan")
         ("best of", {"single_temperatures": (0.4, 0.4)}, ["--single_temperatures 0.4 0.4: "]),
         ("best of", {"temperatures": (-1.0,)}, ["--temperatures -1.0 ", "0 (greedy)"]),
         ("best of", {"single_temperatures": (NAN,)}, ["--single_temperatures nan "]),
-        ("best of", {"temperatures": (0.0, 1.0)}, ["--temperatures 0: ", "--best_of 32", "--single_temperatures"]),
+        ("best of", {"temperatures": (0.0, 1.0)}, ["--temperatures 0 gives", "--best_of 32", "--single_temperatures"]),
         ("best of", {"temperatures": (), "single_temperatures": ()}, ["--temperatures and --single_temperatures"]),
         ("best of", {"dataset": "c4"}, ["--dataset c4"]),
         ("programs", {"sandbox_level": "none"}, ["--sandbox_level none", "bubblewrap, namespaces, rlimits"]),

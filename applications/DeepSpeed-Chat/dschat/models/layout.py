@@ -205,8 +205,8 @@ def _best_cuts(
 ) -> list[tuple[int, int]]:
     """Cuts rows, sorted by length, into groups with the smallest total area, by dynamic programming.
 
-    The area of a group is its number of rows (at most `max_rows`) times its longest row, at most `budget`. Uses `count`
-    groups, at most one per row, and adds groups until padding is at most the share `padding` of the total area.
+    The area of a group is its number of rows (at most `max_rows`) times its longest row, at most `budget`. Uses
+    `count` groups, at most one per row, and adds groups until padding is at most the share `padding` of the area.
 
     Returns:
         Begin and end of each group.
