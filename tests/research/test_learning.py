@@ -172,7 +172,9 @@ def test_every_kind_of_trial(tmp_path: Path) -> None:
     critics = kinds[kinds["setting"] != "GRPO"]
     assert not critics.drop(columns="lambda_eff").isna().any(axis=None)
     assert kinds.loc[kinds["setting"] == "GRPO", "return_rms"].isna().all()
-    assert (critics.loc[critics["update"] == 1, "explained_variance_middle"] > 0.1).all()
+    # With rewards inside, returns in the middle are of the rest, which this critic has not learned.
+    at_the_end = critics[(critics["update"] == 1) & (critics["setting"] != "inside")]
+    assert (at_the_end["explained_variance_middle"] > 0.1).all()
     inside = kinds[kinds["setting"] == "inside"].iloc[0]
     token = kinds[kinds["setting"] == "PPO, λ .95"].iloc[0]
     assert inside["gold"] == token["gold"] and inside["score"] == pytest.approx(token["score"], abs=1e-3)
