@@ -87,6 +87,18 @@ def test_a_link_to_a_folder_stays(number, linked, tmp_path):
     assert {entry.name for entry in (*tmp_path.iterdir(), *real.parent.iterdir())} <= {"link", "real"}
 
 
+def test_a_link_to_a_folder_that_is_gone(tmp_path):
+    """The folder is made again, where the link says."""
+    (tmp_path / "link").symlink_to(tmp_path / "gone" / "real")
+    with writing_into(tmp_path / "out", tmp_path / ".new", lambda: None) as folder:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "model").symlink_to(tmp_path / "gone" / "model")
+        fill(folder / "model", "new", "a")
+    with writing_folder(tmp_path / "link") as folder:
+        fill(folder, "new", "b")
+    assert contents(tmp_path / "gone") == {"model/a": "new", "real/b": "new"}
+
+
 def test_a_folder_behind_a_link_comes_back_after_a_kill(linked, tmp_path):
     real, link = linked
     link.symlink_to(real)

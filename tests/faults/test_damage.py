@@ -82,6 +82,16 @@ def test_the_checkpoint_before_a_damaged_one_is_used(damage, file, said, copied,
     assert copied.checkpoints() == [2, 6, 8]
 
 
+def test_a_note_beside_a_checkpoint_is_no_damage(copied, whole):
+    """Neither what a user writes down nor what an editor or a file system leaves there."""
+    place = copied.out / "checkpoints" / "step-8"
+    (place / "notes.txt").write_text("the good one")
+    (place / "actor" / ".nfs0001").touch()
+    result = copied.run(**RESUME).expect(0)
+    assert "is not used" not in result.stderr and f"going on from {place}" in result.stderr
+    expect_same(whole("ppo"), outcome(copied.out))
+
+
 def null_bytes(content):
     return content[:100] + bytes(50) + content[150:]
 

@@ -277,6 +277,7 @@ def test_means_over_a_tenth_of_the_run():
     assert final([0.0] * 18 + [1, 3]) == 2
     assert first_at([0.0, 2, 4, 8] + [8] * 16, 5.0) == 3
     assert first_at([1.0, 2], 3.0) is None
+    assert first_at([0.0] * 5 + [0.3] * 95, 0.3) == 14, "a mean of ten times 0.3 is 0.3, up to rounding"
 
 
 def faster(runs, factor):

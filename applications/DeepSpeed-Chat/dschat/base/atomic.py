@@ -134,6 +134,7 @@ def put(entry: Path, target: Path) -> None:
     A symbolic link at the target stays: what it names is replaced, on its own disk.
     """
     target = _linked(target)
+    target.parent.mkdir(parents=True, exist_ok=True)  # a link may name a folder that is gone
     entry = _beside(entry, target)
     if not target.is_dir():
         os.replace(entry, target)

@@ -19,8 +19,8 @@ A checkpoint holds, and `Checkpoints.save` writes:
     rank-N.safetensors    per rank: global random states, and the current rollout
     manifest.json         identity of the run, size and SHA-256 of every other file, and its own SHA-256; written last
 
-The folder is written under another name and renamed. DeepSpeed's files are pickles: they are opened only after their
-hashes were verified, and a file that the manifest does not list is damage, too.
+The folder is written under another name and renamed. DeepSpeed's files are pickles (`*.pt`), which it finds by
+patterns: they are opened only after their hashes were verified, and one that the manifest does not list is damage.
 
 A state goes into a checkpoint in these steps, and comes back in the reverse order:
 
@@ -304,7 +304,8 @@ class Checkpoints:
             if files[name] != File(**expected):
                 return {}, f"its file {name} is damaged"
         for name in sorted(files.keys() - manifest["files"].keys()):
-            return {}, f"its file {name} was not written by the run"
+            if name.endswith(".pt"):
+                return {}, f"its file {name} was not written by the run"
         if self._differences(manifest):
             return manifest, None  # `_check` raises
         problem = rows_problem(folder / METRICS, manifest["update"], self._run.plan.updates_per_rollout)
