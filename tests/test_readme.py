@@ -290,7 +290,6 @@ def test_tables_of_a_flags_values_call_its_default_so():
             assert called == [default_of(PPOConfig, flag)], f"{document}: --{flag}"
             checked.add((document.name, flag))
     assert checked == {
-        ("README.md", "termination_condition"),
         ("macro-actions.md", "termination_condition"),
         ("choosing.md", "value_function"),
         ("training.md", "advantage_estimator"),

@@ -37,7 +37,8 @@ def test_every_published_script_has_a_row():
 def test_the_largest_actor_of_step_3():
     """bf16, 80 GB: 2.5 are CUDA's, and actor and critic have a bucket of 5 · 10⁸ elements each, so that 75.5 GB hold
     at most 37.7 · 10⁹ weights. With keys and values of 4 responses fewer fit."""
-    (told,) = re.findall(r"step 3 is limited to actors of about (\d+) billion\s+parameters", README.read_text("utf-8"))
+    sentence = r"step 3 is limited to actors of\s+about (\d+) billion\s+parameters"
+    (told,) = re.findall(sentence, README.read_text("utf-8"))
     fitting = []
     for layers in (10, 11):
         sizes = {"hidden_size": 16384, "intermediate_size": 57344, "num_attention_heads": 128}
