@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 from dschat.base.errors import UserError
 from dschat.data.encoding import encode_prompt_texts, encode_responses, prompt_text
 from dschat.data.formats import PROMPT_MESSAGES
-from dschat.data.messages import EMPTY, WEIGHT, message_text
+from dschat.data.messages import WEIGHT, has_further_fields, is_unwritten, message_text
 from dschat.data.rows import Row, in_words
 from dschat.data.turn_end import response_texts
 from dschat.data.turns import MarkedPrompt, encode_turns
@@ -195,19 +195,6 @@ def sft_examples(
 
     results = map(make_demonstration, rows, prompts, responses, texts)
     return collect_examples(rows, results, f"--max_seq_len {max_seq_len}", held_out)
-
-
-def is_unwritten(message: Mapping[str, Any] | None, text: str) -> bool:
-    """Whether the text of a response is blank though its message holds something, such as tool calls or thoughts."""
-    return message is not None and has_further_fields(message) and not text.strip()
-
-
-def has_further_fields(message: Mapping[str, Any]) -> bool:
-    """Whether a message holds something in addition to role, content and weight."""
-    for name, value in message.items():
-        if name not in ("role", "content", WEIGHT) and value not in EMPTY:
-            return True
-    return False
 
 
 def fit_demonstration(
