@@ -63,6 +63,10 @@ def test_a_content_that_brings_the_end_of_its_thought_gets_no_other():
     assert turn_end(byte_tokenizer("qwen-3")).around("<think>foo</think>bar") == "<think>foo</think>bar"
 
 
+def system(text):
+    return {"role": "system", "content": text}
+
+
 def caller(**more):
     """A message of the assistant that calls a tool."""
     call = {"type": "function", "function": {"name": "sun", "arguments": {"city": "Rome"}}, "id": "123456789"}
@@ -124,6 +128,42 @@ def test_a_call_with_an_end_of_its_own_is_ended_once_and_told(name):
     assert tokenizer.decode(compared.chosen_ids).endswith(text + usual)
     notes = template_notes(tokenizer, [row, pair, message_row(bot("b"))], end_id)
     assert any(f"training with {usual}: {end}: 2" in note for note in notes)
+
+
+def test_what_the_template_itself_says_against_calls_is_told():
+    """The form without a content fails inside Llama 2's template, before the template looks at roles."""
+    messages = [user("a"), caller(), {"role": "tool", "content": "6:40"}]
+    with pytest.raises(UserError, match="rows.jsonl:1: .*refuses the messages .Conversation roles must alternate"):
+        prompt_text(byte_tokenizer("llama-2"), talk_row(messages))
+    two = [user("a"), caller(tool_calls=caller()["tool_calls"] * 2), user("b")]
+    with pytest.raises(UserError, match="supports single tool-calls at once!.; correct these messages or leave them"):
+        prompt_text(byte_tokenizer("llama-3.1"), talk_row(two))
+
+
+@pytest.mark.parametrize("place", ["earlier assistant messages", "responses"])
+@pytest.mark.parametrize(("name", "is_told"), [("gpt-oss", True), ("qwen-2.5", False), ("mistral-tools", False)])
+def test_parallel_calls_of_which_the_template_writes_the_first_alone_are_told(name, is_told, place):
+    calls = caller(tool_calls=caller()["tool_calls"] * 2)
+    rows = [message_row(calls)]
+    if place != "responses":
+        rows = [talk_row([user("a"), calls, user("b")], "c")]
+    told = "; ".join(template_notes(byte_tokenizer(name), rows))
+    assert (f"'tool_calls' after the first of {place}: 1" in told) == is_told
+    assert f"'tool_calls' of {place}" not in told
+
+
+def test_system_prompts_that_the_template_reads_at_one_place_alone_are_told():
+    """SmolLM3 writes the first alone, DeepSeek R1 the last alone."""
+    tokenizer = byte_tokenizer("chatml")
+    turns = "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}<eos>{% endfor %}"
+    messages = [system("Be brief."), user("a"), bot("b"), system("Be loud."), user("c")]
+    tokenizer.chat_template = "{{ messages[0].content }}" + turns
+    (note,) = template_notes(tokenizer, [talk_row(messages, "d")])
+    assert note.endswith("does not write: the content of later system messages: 1")
+    last = "{{ (messages | selectattr('role', 'equalto', 'system') | list)[-1].content }}"
+    tokenizer.chat_template = last + turns
+    (note,) = template_notes(tokenizer, [talk_row(messages, "d")])
+    assert note.endswith("does not write: the content of earlier system messages: 1")
 
 
 def test_no_end_is_told_where_calls_and_texts_end_alike():

@@ -356,7 +356,7 @@ def _without_null_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_unwritten(message: Mapping[str, Any] | None, text: str) -> bool:
-    """Whether the text that is written for a message is blank though it holds something, such as tool calls or thoughts."""
+    """Whether the text written for a message is blank though it holds something, such as tool calls or thoughts."""
     return message is not None and has_further_fields(message) and not text.strip()
 
 

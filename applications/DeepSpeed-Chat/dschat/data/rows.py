@@ -81,7 +81,7 @@ def check_text(
 
 
 def check_texts_in(value: object, what: str, origin: str) -> None:
-    """Raises UserError, which names the row, unless UTF-8 can encode every text inside a value, names of fields too."""
+    """Raises UserError, which names the row, unless UTF-8 can encode every text in a value, names of fields too."""
     if isinstance(value, dict):
         for name, item in value.items():
             check_texts_in(name, what, origin)
