@@ -166,6 +166,22 @@ def test_system_prompts_that_the_template_reads_at_one_place_alone_are_told():
     assert note.endswith("does not write: the content of earlier system messages: 1")
 
 
+def test_an_added_token_that_is_not_special_ends_turns_too():
+    """`add_tokens` marks no token as special. Runs of blanks are added tokens in vocabularies such as Gemma's."""
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>\n", "\n\n[END]\n")
+    tokenizer.add_tokens(["\n\n", "[END]"])
+    end = tokenizer.convert_tokens_to_ids("[END]")
+    assert turn_end(tokenizer).token_id == end and turn_end(tokenizer).tail == "\n\n"
+    row = talk_row([user("a"), bot("b"), user("c")], "d")
+    (note,) = template_notes(tokenizer, [row], tokenizer.eos_token_id)
+    assert "ends the assistant's turns with [END], but in training a response ends with <eos>" in note
+    assert template_notes(tokenizer, [row], end) == []
+    (example,), _ = sft_examples([row], tokenizer, 999, end, all_turns=True)
+    trained = [token for token, is_target in zip(example.response_ids, example.targets, strict=True) if is_target]
+    assert tokenizer.decode(trained, clean_up_tokenization_spaces=False) == "b\n\n[END]d\n\n[END]"
+
+
 def test_no_end_is_told_where_calls_and_texts_end_alike():
     tokenizer = byte_tokenizer("llama-3.1")
     assert template_notes(tokenizer, [message_row(caller())], tokenizer.convert_tokens_to_ids("<|eot_id|>")) == []
