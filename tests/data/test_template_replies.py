@@ -7,11 +7,13 @@ Expected texts are written out from what the templates of chat_templates.py say.
 import pytest
 
 from chat_templates import byte_tokenizer
+from cli_runs import write_jsonl
 from data_cases import talk_row
 from dialogue_cases import bot, dialogue, user
 from dschat.base.errors import UserError
 from dschat.data.encoding import prompt_text
 from dschat.data.examples import pair_examples, sft_examples
+from dschat.data.preview import Settings, preview_report
 from dschat.data.rows import Row
 from dschat.data.template_notes import template_notes
 from dschat.data.turn_end import response_texts, turn_end
@@ -180,6 +182,18 @@ def test_an_added_token_that_is_not_special_ends_turns_too():
     (example,), _ = sft_examples([row], tokenizer, 999, end, all_turns=True)
     trained = [token for token, is_target in zip(example.response_ids, example.targets, strict=True) if is_target]
     assert tokenizer.decode(trained, clean_up_tokenization_spaces=False) == "b\n\n[END]d\n\n[END]"
+
+
+@pytest.mark.parametrize(("step", "count"), [(1, 1), (2, 2), (3, 0)])
+def test_notes_are_on_the_responses_that_a_step_reads(step, count, tmp_path):
+    """Prompts of step 3 often come from data for steps 1 and 2."""
+    answer = [user("a"), bot("b") | {"reasoning_content": "so", "audio": "x"}]
+    row = {"chosen": answer, "rejected": answer, "chat_template_kwargs": {"enable_thinking": False}}
+    tokenizer = byte_tokenizer("qwen-3")
+    settings = Settings(tokenizer=tokenizer, end_of_response=turn_end(tokenizer).token_id)
+    told = preview_report(str(write_jsonl(tmp_path / "rows.jsonl", [row])), 1, step, False, settings)
+    assert (f"a closed one: {count};" in told) == (f"'audio' of responses: {count}" in told) == (count > 0)
+    assert ("note: " in told) == (count > 0)
 
 
 def test_no_end_is_told_where_calls_and_texts_end_alike():

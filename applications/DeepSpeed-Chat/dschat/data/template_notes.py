@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import prompt_text, special_ids
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROBES = 8
+ResponseColumn = Literal["chosen", "rejected"]
+BOTH_RESPONSES: Sequence[ResponseColumn] = ("chosen", "rejected")
+# Step → the responses that it reads.
+RESPONSES_OF_STEPS: Mapping[int, Sequence[ResponseColumn]] = {1: ("chosen",), 2: BOTH_RESPONSES, 3: ()}
 UNREAD_COLUMNS = "columns that neither prompts nor responses are made of"
 NOT_IN_TEMPLATE = "the chat template does not write"
 # Columns that users may expect to change the prompt.
@@ -66,12 +70,13 @@ def warn_of_template(
     end_id: int | None = None,
     keys: ColumnFlags | None = None,
     reads: Sequence[str] = (),
+    responses: Sequence[ResponseColumn] = BOTH_RESPONSES,
 ) -> None:
     """Logs the notes of `template_notes` as warnings, and unread columns.
 
     Unread columns that nobody expects in a prompt are logged as information.
     """
-    for note in template_notes(tokenizer, rows, end_id, reads):
+    for note in template_notes(tokenizer, rows, end_id, reads, responses):
         logger.warning("%s", note)
     _log_columns(unread_column_counts(rows, keys or ColumnFlags(), reads))
 
@@ -90,6 +95,7 @@ def template_notes(
     rows: Sequence[Row],
     end_id: int | None = None,
     reads: Sequence[str] = (),
+    responses: Sequence[ResponseColumn] = BOTH_RESPONSES,
 ) -> list[str]:
     """Notes on the chat template, a line each; empty if there is nothing to note or no row holds messages.
 
@@ -98,8 +104,9 @@ def template_notes(
         rows: rows of the data.
         end_id: the token that ends a response in training; None if no response is trained on.
         reads: fields of messages that the step itself reads: `weight`.
+        responses: the responses that the step reads; step 3 reads none.
     """
-    conversations = [row for row in rows if row.messages is not None]
+    conversations = [_with_responses(row, responses) for row in rows if row.messages is not None]
     if tokenizer.chat_template is None or not conversations:
         return []
     notes: list[str | None] = []
@@ -112,6 +119,15 @@ def template_notes(
     if unwritten:
         notes.append(f"{NOT_IN_TEMPLATE}: {in_words(unwritten)}")
     return [note for note in notes if note]
+
+
+def _with_responses(row: Row, columns: Sequence[ResponseColumn]) -> Row:
+    """The row without the responses that a step does not read."""
+    if "chosen" not in columns:
+        row = replace(row, chosen=None, chosen_message=None)
+    if "rejected" not in columns:
+        row = replace(row, rejected=None, rejected_message=None)
+    return row
 
 
 def _note_of_call_ends(
