@@ -149,9 +149,9 @@ def test_parallel_calls_of_which_the_template_writes_the_first_alone_are_told(na
     rows = [message_row(calls)]
     if place != "responses":
         rows = [talk_row([user("a"), calls, user("b")], "c")]
-    told = "; ".join(template_notes(byte_tokenizer(name), rows))
-    assert (f"'tool_calls' after the first of {place}: 1" in told) == is_told
-    assert f"'tool_calls' of {place}" not in told
+    notes_text = "; ".join(template_notes(byte_tokenizer(name), rows))
+    assert (f"'tool_calls' after the first of {place}: 1" in notes_text) == is_told
+    assert f"'tool_calls' of {place}" not in notes_text
 
 
 def test_system_prompts_that_the_template_reads_at_one_place_alone_are_told():
@@ -191,9 +191,9 @@ def test_notes_are_on_the_responses_that_a_step_reads(step, count, tmp_path):
     row = {"chosen": answer, "rejected": answer, "chat_template_kwargs": {"enable_thinking": False}}
     tokenizer = byte_tokenizer("qwen-3")
     settings = Settings(tokenizer=tokenizer, end_of_response=turn_end(tokenizer).token_id)
-    told = preview_report(str(write_jsonl(tmp_path / "rows.jsonl", [row])), 1, step, False, settings)
-    assert (f"a closed one: {count};" in told) == (f"'audio' of responses: {count}" in told) == (count > 0)
-    assert ("note: " in told) == (count > 0)
+    notes_text = preview_report(str(write_jsonl(tmp_path / "rows.jsonl", [row])), 1, step, False, settings)
+    assert (f"a closed one: {count};" in notes_text) == (f"'audio' of responses: {count}" in notes_text) == (count > 0)
+    assert ("note: " in notes_text) == (count > 0)
 
 
 def test_no_end_is_told_where_calls_and_texts_end_alike():

@@ -105,8 +105,8 @@ def test_an_earlier_turn_that_the_template_leaves_out_does_not_teach_to_end_at_o
     silent = {"role": "assistant", "content": ""} | more
     whole = [*dialogue("Who?", "me.", "And why?"), silent, *dialogue("bye")]
     assert runs_of(tokenizer, made(tokenizer, row_of(whole))) == [WRITTEN[name][0], "see you.<eos>"]
-    said = whole[:3] + [silent | {"content": "so it is."}] + whole[4:]
-    assert runs_of(tokenizer, made(tokenizer, row_of(said))) == [*WRITTEN[name], "see you.<eos>"]
+    spoken = whole[:3] + [silent | {"content": "so it is."}] + whole[4:]
+    assert runs_of(tokenizer, made(tokenizer, row_of(spoken))) == [*WRITTEN[name], "see you.<eos>"]
 
 
 def test_long_conversations_are_cut():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import encode_prompt_texts, encode_responses, prompt_text
-from dschat.data.formats import PROMPT_MESSAGES
+from dschat.data.formats import NO_SOLUTION, PROMPT_MESSAGES
 from dschat.data.messages import WEIGHT, has_further_fields, is_unwritten, message_text
 from dschat.data.rows import Row, in_words
 from dschat.data.turn_end import response_texts
@@ -36,6 +36,8 @@ PROMPT_TOO_LONG = "prompt too long"
 EMPTY_PROMPT = "prompt without tokens"
 NOTHING_WRITTEN = "a response without content, whose other fields the chat template does not write"
 NO_WEIGHT = "every turn that could be trained on has weight 0"
+
+REASONS_AT_ANY_LENGTH = {EMPTY_PROMPT, NOTHING_WRITTEN, NO_WEIGHT, NO_SOLUTION}
 
 LABELS = ("label", "kto_tag")  # columns of KTO data: whether the response is a good one
 LONG_PROMPT = 20  # minimum prompt length in characters at which a repeated prompt is no coincidence
@@ -443,10 +445,10 @@ def collect_examples(
         else:
             examples.append(result)
     if rows and not examples and not held_out:
-        raise UserError(
-            f"{limit}: none of the {len(rows)} rows is left ({in_words(dropped)}; the first is {rows[0].origin}). Give"
-            " a larger limit or other data."
-        )
+        problem = f"none of the {len(rows)} rows is left ({in_words(dropped)}; the first is {rows[0].origin})"
+        if dropped.keys() <= REASONS_AT_ANY_LENGTH:
+            raise UserError(f"--data_path: {problem}. Give other data.")
+        raise UserError(f"{limit}: {problem}. Give a larger limit or other data.")
     return examples, dropped
 
 

@@ -89,8 +89,9 @@ def check_messages(
     if flag:
         remedy += f", or name the conversation's column with {flag}"
     if not isinstance(messages, list) or not messages:
+        kind = "" if isinstance(messages, list) else f", not {kind_of(messages)}"
         raise UserError(
-            f"{origin}: column {column!r} must hold a non-empty list of messages, each with role and content; "
+            f"{origin}: column {column!r} must hold a non-empty list of messages, each with role and content{kind}; "
             f"{remedy}."
         )
     converted = []
