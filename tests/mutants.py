@@ -1301,6 +1301,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_calls_that_the_template_does_not_write_are_left_out_and_counted"),
     ("SFT on all turns: a turn that is not written ends at once", "_is_trained", "_a and not _b", "_a",
      "test_an_earlier_turn_that_the_template_leaves_out_does_not_teach_to_end_at_once"),
+    ("scores are of texts with their end token", "decode_sampled", "_a[:-1] if _b else _a", "_a",
+     "test_scores_are_of_texts_without_an_end_of_conversation_that_is_not_special"),
     ("SFT on all turns: every token is learnt", "collate_sft", "torch.tensor(_a)", "True", TURNS_LOSS),
     ("order of examples ignores the epoch", "update_batches", "[_a, _b]", "[_a, 0]",
      "test_order_depends_on_seed_and_epoch_only"),
