@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts and responses written as lists of messages: the explicit and the implicit form, and what does not fit."""
 
+import json
+
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -131,6 +133,10 @@ ASK, FOUR = [user("a")], dialogue(*"abcd")
         ({"prompt": "a", "chosen": [bot("b")], "rejected": "c"}, "'chosen' a list and 'rejected' text; give both as"),
         ({"prompt": dialogue("a", "b")}, "the last message of 'prompt' is the assistant's .* --messages_key"),
         ({"prompt": []}, "column 'prompt' must hold a non-empty list of messages"),
+        ({"messages": json.dumps([user("a")])}, "list of messages, each with role and content, not text;"),
+        ({"prompt": json.dumps([user("a")]), "chosen": "b"}, "column 'prompt' holds a list of messages as text"),
+        ({"prompt": str([user("a"), bot("b"), user("c")])}, "column 'prompt' holds a list of messages as text"),
+        ({"prompt": '[{"from": "human", "value": "a"}\n {"from": …}]'}, "holds a list of messages as text .* parquet"),
         ({"prompt": ["a"]}, "message 1 of 'prompt' must be an object with role and content; .* --prompt_key"),
         ({"prompt": "a", "completion": [1]}, "message 1 of 'completion' must be an object .* --response_key"),
         (
@@ -149,6 +155,13 @@ def test_what_does_not_fit_is_named(row, wanted, tmp_path):
 
 
 # through the steps
+
+
+def test_texts_that_only_begin_like_messages_stay_texts(tmp_path):
+    prompt = f"{json.dumps([user('a')])} Summarise this dialogue."
+    row = {"prompt": prompt, "response": json.dumps([bot("b")])}
+    (loaded,) = load_source(write(tmp_path / "rows.jsonl", [row])).train
+    assert (loaded.prompt, loaded.chosen) == (prompt, row["response"])
 
 
 def test_every_step_reads_them(tmp_path):

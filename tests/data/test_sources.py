@@ -258,6 +258,14 @@ def test_bad_comparison_is_named(tmp_path, change, wanted):
     assert re.match(f"{path}:1: .*{wanted}", error_of(path))
 
 
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
+def test_an_object_over_several_lines_is_no_file_of_rows(name, tmp_path):
+    path = tmp_path / name
+    path.write_text(json.dumps({"data": [{"prompt": "a", "response": "b"}]}, indent=2))
+    message = f"--data_path: {path} holds one JSON object over several lines, not rows; give a list of rows, or one"
+    assert error_of(path).startswith(message)
+
+
 def test_bad_array_and_bad_parquet(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('[{"prompt": "a"},\n{"prompt": }]')

@@ -7,11 +7,13 @@ Expected texts are written out from what the templates of chat_templates.py say.
 import pytest
 
 from chat_templates import byte_tokenizer
+from cli_runs import write_jsonl
 from data_cases import talk_row
 from dialogue_cases import bot, dialogue, user
 from dschat.base.errors import UserError
 from dschat.data.encoding import prompt_text
 from dschat.data.examples import pair_examples, sft_examples
+from dschat.data.preview import Settings, preview_report
 from dschat.data.rows import Row
 from dschat.data.template_notes import template_notes
 from dschat.data.turn_end import response_texts, turn_end
@@ -61,6 +63,10 @@ def test_a_content_that_brings_the_end_of_its_thought_gets_no_other():
     assert end.around("bar") == "\n</think>\n\nbar"
     assert end.around("<think>\nfoo</think>bar") == end.around("foo</think>bar") == "foo</think>bar"
     assert turn_end(byte_tokenizer("qwen-3")).around("<think>foo</think>bar") == "<think>foo</think>bar"
+
+
+def system(text):
+    return {"role": "system", "content": text}
 
 
 def caller(**more):
@@ -124,6 +130,70 @@ def test_a_call_with_an_end_of_its_own_is_ended_once_and_told(name):
     assert tokenizer.decode(compared.chosen_ids).endswith(text + usual)
     notes = template_notes(tokenizer, [row, pair, message_row(bot("b"))], end_id)
     assert any(f"training with {usual}: {end}: 2" in note for note in notes)
+
+
+def test_what_the_template_itself_says_against_calls_is_told():
+    """The form without a content fails inside Llama 2's template, before the template looks at roles."""
+    messages = [user("a"), caller(), {"role": "tool", "content": "6:40"}]
+    with pytest.raises(UserError, match="rows.jsonl:1: .*refuses the messages .Conversation roles must alternate"):
+        prompt_text(byte_tokenizer("llama-2"), talk_row(messages))
+    two = [user("a"), caller(tool_calls=caller()["tool_calls"] * 2), user("b")]
+    with pytest.raises(UserError, match="supports single tool-calls at once!.; correct these messages or leave them"):
+        prompt_text(byte_tokenizer("llama-3.1"), talk_row(two))
+
+
+@pytest.mark.parametrize("place", ["earlier assistant messages", "responses"])
+@pytest.mark.parametrize(("name", "is_told"), [("gpt-oss", True), ("qwen-2.5", False), ("mistral-tools", False)])
+def test_parallel_calls_of_which_the_template_writes_the_first_alone_are_told(name, is_told, place):
+    calls = caller(tool_calls=caller()["tool_calls"] * 2)
+    rows = [message_row(calls)]
+    if place != "responses":
+        rows = [talk_row([user("a"), calls, user("b")], "c")]
+    notes_text = "; ".join(template_notes(byte_tokenizer(name), rows))
+    assert (f"'tool_calls' after the first of {place}: 1" in notes_text) == is_told
+    assert f"'tool_calls' of {place}" not in notes_text
+
+
+def test_system_prompts_that_the_template_reads_at_one_place_alone_are_told():
+    """SmolLM3 writes the first alone, DeepSeek R1 the last alone."""
+    tokenizer = byte_tokenizer("chatml")
+    turns = "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}<eos>{% endfor %}"
+    messages = [system("Be brief."), user("a"), bot("b"), system("Be loud."), user("c")]
+    tokenizer.chat_template = "{{ messages[0].content }}" + turns
+    (note,) = template_notes(tokenizer, [talk_row(messages, "d")])
+    assert note.endswith("does not write: the content of later system messages: 1")
+    last = "{{ (messages | selectattr('role', 'equalto', 'system') | list)[-1].content }}"
+    tokenizer.chat_template = last + turns
+    (note,) = template_notes(tokenizer, [talk_row(messages, "d")])
+    assert note.endswith("does not write: the content of earlier system messages: 1")
+
+
+def test_an_added_token_that_is_not_special_ends_turns_too():
+    """`add_tokens` marks no token as special. Runs of blanks are added tokens in vocabularies such as Gemma's."""
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>\n", "\n\n[END]\n")
+    tokenizer.add_tokens(["\n\n", "[END]"])
+    end = tokenizer.convert_tokens_to_ids("[END]")
+    assert turn_end(tokenizer).token_id == end and turn_end(tokenizer).tail == "\n\n"
+    row = talk_row([user("a"), bot("b"), user("c")], "d")
+    (note,) = template_notes(tokenizer, [row], tokenizer.eos_token_id)
+    assert "ends the assistant's turns with [END], but in training a response ends with <eos>" in note
+    assert template_notes(tokenizer, [row], end) == []
+    (example,), _ = sft_examples([row], tokenizer, 999, end, all_turns=True)
+    trained = [token for token, is_target in zip(example.response_ids, example.targets, strict=True) if is_target]
+    assert tokenizer.decode(trained, clean_up_tokenization_spaces=False) == "b\n\n[END]d\n\n[END]"
+
+
+@pytest.mark.parametrize(("step", "count"), [(1, 1), (2, 2), (3, 0)])
+def test_notes_are_on_the_responses_that_a_step_reads(step, count, tmp_path):
+    """Prompts of step 3 often come from data for steps 1 and 2."""
+    answer = [user("a"), bot("b") | {"reasoning_content": "so", "audio": "x"}]
+    row = {"chosen": answer, "rejected": answer, "chat_template_kwargs": {"enable_thinking": False}}
+    tokenizer = byte_tokenizer("qwen-3")
+    settings = Settings(tokenizer=tokenizer, end_of_response=turn_end(tokenizer).token_id)
+    notes_text = preview_report(str(write_jsonl(tmp_path / "rows.jsonl", [row])), 1, step, False, settings)
+    assert (f"a closed one: {count};" in notes_text) == (f"'audio' of responses: {count}" in notes_text) == (count > 0)
+    assert ("note: " in notes_text) == (count > 0)
 
 
 def test_no_end_is_told_where_calls_and_texts_end_alike():

@@ -98,6 +98,17 @@ def test_other_roles_are_never_trained_on():
     assert runs_of(tokenizer, made(tokenizer, row_of(messages))) == ["me.<|im_end|>", "see you.<eos>"]
 
 
+@pytest.mark.parametrize("more", [{"tool_calls": [{"name": "sun", "arguments": {}}]}, {"reasoning_content": "so"}])
+@pytest.mark.parametrize("name", ["chatml", "gemma", "plain"])
+def test_an_earlier_turn_that_the_template_leaves_out_does_not_teach_to_end_at_once(name, more):
+    tokenizer = chat_tokenizer(name)
+    silent = {"role": "assistant", "content": ""} | more
+    whole = [*dialogue("Who?", "me.", "And why?"), silent, *dialogue("bye")]
+    assert runs_of(tokenizer, made(tokenizer, row_of(whole))) == [WRITTEN[name][0], "see you.<eos>"]
+    spoken = whole[:3] + [silent | {"content": "so it is."}] + whole[4:]
+    assert runs_of(tokenizer, made(tokenizer, row_of(spoken))) == [*WRITTEN[name], "see you.<eos>"]
+
+
 def test_long_conversations_are_cut():
     tokenizer = chat_tokenizer()
     whole = made(tokenizer, row_of(TALK[:-1]))

@@ -9,7 +9,16 @@ from closeness import UPDATE, assert_near, near
 from dschat.data.encoding import decode_response
 from dschat.lab.measure import Answer, best_of, log_ratios, measure
 from dschat.models.policy import PolicyModel
-from factories import hf_logprobs, make_causal_lm, make_prompt, make_rollout, make_tokenizer, ragged_rows, sampling_of
+from factories import (
+    favouring,
+    hf_logprobs,
+    make_causal_lm,
+    make_prompt,
+    make_rollout,
+    make_tokenizer,
+    ragged_rows,
+    sampling_of,
+)
 
 
 def policy(seed: int) -> PolicyModel:
@@ -31,6 +40,23 @@ def test_best_of_takes_the_first_so_many() -> None:
     assert best_of(answers, 2) == Answer("b", 2.0, math.log(2) - 0.5, 4)
     assert best_of(answers, 3).text == "c"
     assert best_of(answers, 1).kl == 0
+
+
+def test_an_end_token_that_is_not_special_is_no_part_of_the_text() -> None:
+    """An end of conversation may be any token of the vocabulary."""
+    tokenizer = make_tokenizer()
+    end = tokenizer.convert_tokens_to_ids("e")
+    other = tokenizer.convert_tokens_to_ids("z")
+    model = PolicyModel(favouring([end, other])).eval()
+    prompts = [make_prompt([1, 5, 9], "p", 0)]
+
+    def number(rollout, texts):
+        assert rollout.finished.any()
+        for text, ids, finished in zip(texts.responses, rollout.response_rows(), rollout.finished, strict=True):
+            assert text == tokenizer.decode(ids).removesuffix("e" if finished else "")
+        return rollout.response_mask.sum(1).float()
+
+    measure(model, model, number, tokenizer, prompts, sampling_of(6, (end,)), 7, num_responses=8)
 
 
 def test_answers_do_not_depend_on_how_many_are_drawn() -> None:

@@ -113,6 +113,18 @@ def test_fewer_prompts_than_asked_for_are_told(options, folder, bytes_tokenizer,
     assert "--num_samples" not in caplog.text
 
 
+def test_a_file_of_which_no_row_is_held_out(options, bytes_tokenizer, tmp_path):
+    """5 % of 10 rows are half a row; a longer limit would not help."""
+    rows = [{"prompt": f"p{number}"} for number in range(10)]
+    path = write_jsonl(tmp_path / "few.jsonl", rows)
+    with pytest.raises(UserError, match="few.jsonl: no row to take prompts from, since 5 % of 10 rows.*test.jsonl"):
+        select_prompts(options(data_path=str(path)), bytes_tokenizer)
+    write_jsonl(tmp_path / "few" / "train.jsonl", rows)
+    write_jsonl(tmp_path / "few" / "test.jsonl", rows)
+    selection = select_prompts(options(data_path=str(tmp_path / "few")), bytes_tokenizer)
+    assert sorted(texts_of(selection)) == [row["prompt"] for row in rows]
+
+
 def test_none_left(options, folder, bytes_tokenizer):
     with pytest.raises(UserError, match=r"none of the 30 prompts is left \(prompt too long: 30\).*--max_prompt_len"):
         select_prompts(options(data_path=str(folder), max_prompt_len=2), bytes_tokenizer)

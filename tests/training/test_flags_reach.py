@@ -25,11 +25,15 @@ from factories import (
     BOS,
     EOS,
     PAD,
+    collected,
     engine_of,
+    favouring,
     make_causal_lm,
+    make_prompts,
     make_rollout,
     make_tokenizer,
     ppo_config,
+    ppo_loop,
     replace_in_builders,
     save_folder,
     to_device,
@@ -199,6 +203,30 @@ def test_new_rows_of_actor_and_reference_are_the_same(group, tmp_path):
     models = build_ppo_models(config, RunPlan.of(config, config.plan_batches(1), 1), tokenizer)
     rows = [model.module.inner.get_input_embeddings().weight for model in (models.actor, models.reference)]
     assert rows[0].shape[0] == 101 and torch.equal(*rows)
+
+
+@pytest.mark.parametrize("segment_rewards", [None, "each"])
+def test_scores_are_of_texts_without_an_end_of_conversation_that_is_not_special(segment_rewards, tmp_path, group):
+    """Any token of the vocabulary may end a conversation; a decoder leaves only special ones out."""
+    flags = {"end_of_conversation_token": "e", "segment_rewards": segment_rewards, "ngram": 2}
+    tokenizer = make_tokenizer()
+    end, other = tokenizer.convert_tokens_to_ids(["e", "z"])
+    responses = []
+
+    def score(prompts, texts, rows, segments=None):
+        responses.extend(texts)
+        if segments is None:
+            return [0.0] * len(texts)
+        assert ["".join(parts) for parts in segments] == texts
+        return [[0.0] * len(parts) for parts in segments]
+
+    loop = ppo_loop(ppo_config(tmp_path, **flags), score, make_prompts(8), actor=favouring([end, other]))
+    rollout = collected(loop, [list(range(8))]).batch.rollout
+    assert 0 < rollout.finished.sum()
+    rows = zip(responses, rollout.response_rows(), rollout.finished.tolist(), strict=True)
+    for text, ids, finished in rows:
+        assert ids[-1] == end or not finished
+        assert text == tokenizer.decode(ids, skip_special_tokens=True).removesuffix("e" if finished else "")
 
 
 def test_a_models_own_end_tokens_end_responses_but_padding_does_not(tokenizer, tmp_path):

@@ -126,6 +126,11 @@ def decode_response(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> s
     return _decode(tokenizer, ids)
 
 
+def decode_sampled(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], finished: bool) -> str:
+    """Text of a sampled response without the token that ended it, which need not be a special one."""
+    return decode_response(tokenizer, ids[:-1] if finished else ids)
+
+
 def _encode(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],

@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import encode_prompt_texts, encode_responses, prompt_text
-from dschat.data.formats import PROMPT_MESSAGES
-from dschat.data.messages import EMPTY, WEIGHT, message_text
+from dschat.data.formats import NO_SOLUTION, PROMPT_MESSAGES
+from dschat.data.messages import WEIGHT, has_further_fields, is_unwritten, message_text
 from dschat.data.rows import Row, in_words
 from dschat.data.turn_end import response_texts
 from dschat.data.turns import MarkedPrompt, encode_turns
@@ -36,6 +36,8 @@ PROMPT_TOO_LONG = "prompt too long"
 EMPTY_PROMPT = "prompt without tokens"
 NOTHING_WRITTEN = "a response without content, whose other fields the chat template does not write"
 NO_WEIGHT = "every turn that could be trained on has weight 0"
+
+REASONS_AT_ANY_LENGTH = {EMPTY_PROMPT, NOTHING_WRITTEN, NO_WEIGHT, NO_SOLUTION}
 
 LABELS = ("label", "kto_tag")  # columns of KTO data: whether the response is a good one
 LONG_PROMPT = 20  # minimum prompt length in characters at which a repeated prompt is no coincidence
@@ -195,19 +197,6 @@ def sft_examples(
 
     results = map(make_demonstration, rows, prompts, responses, texts)
     return collect_examples(rows, results, f"--max_seq_len {max_seq_len}", held_out)
-
-
-def is_unwritten(message: Mapping[str, Any] | None, text: str) -> bool:
-    """Whether the text of a response is blank though its message holds something, such as tool calls or thoughts."""
-    return message is not None and has_further_fields(message) and not text.strip()
-
-
-def has_further_fields(message: Mapping[str, Any]) -> bool:
-    """Whether a message holds something in addition to role, content and weight."""
-    for name, value in message.items():
-        if name not in ("role", "content", WEIGHT) and value not in EMPTY:
-            return True
-    return False
 
 
 def fit_demonstration(
@@ -456,10 +445,10 @@ def collect_examples(
         else:
             examples.append(result)
     if rows and not examples and not held_out:
-        raise UserError(
-            f"{limit}: none of the {len(rows)} rows is left ({in_words(dropped)}; the first is {rows[0].origin}). Give"
-            " a larger limit or other data."
-        )
+        problem = f"none of the {len(rows)} rows is left ({in_words(dropped)}; the first is {rows[0].origin})"
+        if dropped.keys() <= REASONS_AT_ANY_LENGTH:
+            raise UserError(f"--data_path: {problem}. Give other data.")
+        raise UserError(f"{limit}: {problem}. Give a larger limit or other data.")
     return examples, dropped
 
 

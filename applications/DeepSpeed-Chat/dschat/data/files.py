@@ -151,7 +151,31 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
         for number, raw in enumerate(parse_json(content, str(file)), start=1):
             yield f"{file} row {number}", raw
     else:
+        yield from _line_rows(file)
+
+
+def _line_rows(file: Path) -> Iterator[tuple[str, Any]]:
+    """The rows of a file of JSON Lines; for one JSON text over several lines, the error is on the file, not a line."""
+    try:
         yield from json_lines(file)
+    except UserError as error:
+        if not _is_one_text(file):
+            raise
+        raise UserError(
+            f"--data_path: {file} holds one JSON object over several lines, not rows; give a list of rows, or one row "
+            "per line."
+        ) from error
+
+
+def _is_one_text(file: Path) -> bool:
+    """Whether a file holds a single JSON text, on however many lines."""
+    with opened(file) as stream:
+        content = stream.read()
+    try:
+        parse_json(content, str(file))
+    except UserError:
+        return False
+    return True
 
 
 def _is_array(file: Path) -> bool:

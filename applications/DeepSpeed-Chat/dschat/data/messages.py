@@ -15,7 +15,7 @@ from typing import Any
 
 from dschat.base.errors import UserError
 from dschat.base.jsonl import without_repeats
-from dschat.data.rows import check_text, is_plain, kind_of
+from dschat.data.rows import check_text, check_texts_in, is_plain, kind_of
 
 Messages = list[dict[str, Any]]
 # Columns of a row that its chat template reads.
@@ -52,6 +52,7 @@ THOUGHT = "reasoning_content"
 EMPTY: tuple[Any, ...] = (None, "", [], {})  # values of fields without content; false and 0 are contents
 TEXT_PARTS = (None, "text", "input_text", "output_text")  # types of a content's parts that are joined
 THOUGHT_PARTS = ("reasoning", "thinking")  # types of parts that are an assistant's thought
+QUOTED = 100  # characters of a tool call that an error shows
 # Roles in other spellings, in lower case → the role that chat templates read.
 ROLE_SPELLINGS: Mapping[str, str] = {
     "system": "system",
@@ -88,8 +89,9 @@ def check_messages(
     if flag:
         remedy += f", or name the conversation's column with {flag}"
     if not isinstance(messages, list) or not messages:
+        kind = "" if isinstance(messages, list) else f", not {kind_of(messages)}"
         raise UserError(
-            f"{origin}: column {column!r} must hold a non-empty list of messages, each with role and content; "
+            f"{origin}: column {column!r} must hold a non-empty list of messages, each with role and content{kind}; "
             f"{remedy}."
         )
     converted = []
@@ -117,6 +119,8 @@ def _convert_message(raw: dict[str, Any], name: str, origin: str) -> dict[str, A
         content = message["content"]
     if content is not None or message["role"] != "assistant" or TOOL_CALLS not in message:
         check_text(content, f"content of {name}", origin)
+    for field, value in message.items():
+        check_texts_in(value, f"{field} of {name}", origin)
     return message
 
 
@@ -228,7 +232,17 @@ def _tool_calls(
     calls = _parsed(value)
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise UserError(f"{origin}: tool_calls of {name} must be a list of objects; correct the row.")
-    return [_parse_arguments(call, name, origin) for call in calls]
+    converted = []
+    for call in calls:
+        converted_call = _parse_arguments(call, name, origin)
+        function = converted_call.get("function", converted_call)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or "arguments" not in function:
+            raise UserError(
+                f"{origin}: a tool call of {name} must hold a function with name and arguments, {{}} for none, not "
+                f"{json.dumps(call, default=str)[:QUOTED]}; correct the row."
+            )
+        converted.append(converted_call)
+    return converted
 
 
 def _parse_arguments(call: dict[str, Any], name: str, origin: str) -> dict[str, Any]:
@@ -278,6 +292,15 @@ def template_arguments(
     Raises:
         UserError: a column holds something else; names the row and the column.
     """
+    arguments = _template_arguments(raw, origin)
+    for name, value in arguments.items():
+        column = name if name in (TOOLS, DOCUMENTS) else TEMPLATE_VARIABLES
+        check_texts_in(value, f"a text in column {column!r}", origin)
+    return arguments
+
+
+def _template_arguments(raw: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """`template_arguments`, whose texts UTF-8 may not be able to encode."""
     arguments: dict[str, Any] = {}
     for column in (TOOLS, DOCUMENTS):
         value = _parsed(raw.get(column))
@@ -331,6 +354,19 @@ def _without_null_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None:
             present[name] = value
     return present
+
+
+def is_unwritten(message: Mapping[str, Any] | None, text: str) -> bool:
+    """Whether the text written for a message is blank though it holds something, such as tool calls or thoughts."""
+    return message is not None and has_further_fields(message) and not text.strip()
+
+
+def has_further_fields(message: Mapping[str, Any]) -> bool:
+    """Whether a message holds something in addition to role, content and weight."""
+    for name, value in message.items():
+        if name not in ("role", "content", WEIGHT) and value not in EMPTY:
+            return True
+    return False
 
 
 def message_text(message: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from dschat.data.messages import WEIGHT, message_text
 from dschat.data.plain_prompts import plain_prompt_note
 from dschat.data.rows import Row
 from dschat.data.sources import load_source
-from dschat.data.template_notes import UNREAD_COLUMNS, template_notes, unread_column_counts
+from dschat.data.template_notes import RESPONSES_OF_STEPS, UNREAD_COLUMNS, template_notes, unread_column_counts
 from dschat.models.template_date import date_note
 from dschat.settings.common import ColumnFlags
 
@@ -145,7 +145,7 @@ def preview_report(
         tokens = row_tokens(settings.tokenizer, settings.end_id, rows)
         fields_read = (WEIGHT,) if step == 1 else ()
         notes = special_notes(rows, tokens, settings.tokenizer, settings.end_id)
-        notes += template_notes(settings.tokenizer, rows, settings.end_id, fields_read)
+        notes += template_notes(settings.tokenizer, rows, settings.end_id, fields_read, RESPONSES_OF_STEPS[step])
         notes += prompt_notes(rows, settings.tokenizer, settings.keys)
         lines += [f"note: {note}" for note in notes]
         shown = _encoded_parts(rows, RowView(settings.tokenizer, step, settings.end_id), settings)

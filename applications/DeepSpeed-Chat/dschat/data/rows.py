@@ -80,6 +80,19 @@ def check_text(
         ) from error
 
 
+def check_texts_in(value: object, what: str, origin: str) -> None:
+    """Raises UserError, which names the row, unless UTF-8 can encode every text in a value, names of fields too."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            check_texts_in(name, what, origin)
+            check_texts_in(item, what, origin)
+    elif isinstance(value, list):
+        for item in value:
+            check_texts_in(item, what, origin)
+    elif isinstance(value, str):
+        check_text(value, what, origin)
+
+
 def is_plain(value: object) -> bool:
     """Whether JSON keeps a value as it is."""
     if value is None or type(value) in (str, bool, int, float):

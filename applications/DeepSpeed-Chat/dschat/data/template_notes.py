@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import prompt_text, special_ids
 from dschat.data.formats import unread_columns
-from dschat.data.messages import DOCUMENTS, EMPTY, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, TOOLS
+from dschat.data.messages import DOCUMENTS, EMPTY, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, TOOL_CALLS, TOOLS
 from dschat.data.rows import Row, in_words
 from dschat.data.turn_end import (
     PROBE,
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROBES = 8
+ResponseColumn = Literal["chosen", "rejected"]
+BOTH_RESPONSES: Sequence[ResponseColumn] = ("chosen", "rejected")
+# Step → the responses that it reads.
+RESPONSES_OF_STEPS: Mapping[int, Sequence[ResponseColumn]] = {1: ("chosen",), 2: BOTH_RESPONSES, 3: ()}
 UNREAD_COLUMNS = "columns that neither prompts nor responses are made of"
 NOT_IN_TEMPLATE = "the chat template does not write"
 # Columns that users may expect to change the prompt.
@@ -66,12 +70,13 @@ def warn_of_template(
     end_id: int | None = None,
     keys: ColumnFlags | None = None,
     reads: Sequence[str] = (),
+    responses: Sequence[ResponseColumn] = BOTH_RESPONSES,
 ) -> None:
     """Logs the notes of `template_notes` as warnings, and unread columns.
 
     Unread columns that nobody expects in a prompt are logged as information.
     """
-    for note in template_notes(tokenizer, rows, end_id, reads):
+    for note in template_notes(tokenizer, rows, end_id, reads, responses):
         logger.warning("%s", note)
     _log_columns(unread_column_counts(rows, keys or ColumnFlags(), reads))
 
@@ -90,6 +95,7 @@ def template_notes(
     rows: Sequence[Row],
     end_id: int | None = None,
     reads: Sequence[str] = (),
+    responses: Sequence[ResponseColumn] = BOTH_RESPONSES,
 ) -> list[str]:
     """Notes on the chat template, a line each; empty if there is nothing to note or no row holds messages.
 
@@ -98,8 +104,9 @@ def template_notes(
         rows: rows of the data.
         end_id: the token that ends a response in training; None if no response is trained on.
         reads: fields of messages that the step itself reads: `weight`.
+        responses: the responses that the step reads; step 3 reads none.
     """
-    conversations = [row for row in rows if row.messages is not None]
+    conversations = [_with_responses(row, responses) for row in rows if row.messages is not None]
     if tokenizer.chat_template is None or not conversations:
         return []
     notes: list[str | None] = []
@@ -112,6 +119,15 @@ def template_notes(
     if unwritten:
         notes.append(f"{NOT_IN_TEMPLATE}: {in_words(unwritten)}")
     return [note for note in notes if note]
+
+
+def _with_responses(row: Row, columns: Sequence[ResponseColumn]) -> Row:
+    """The row without the responses that a step does not read."""
+    if "chosen" not in columns:
+        row = replace(row, chosen=None, chosen_message=None)
+    if "rejected" not in columns:
+        row = replace(row, rejected=None, rejected_message=None)
+    return row
 
 
 def _note_of_call_ends(
@@ -162,7 +178,7 @@ def warn_of_dialogues(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], k
     unread: Counter[str] = Counter()
     for row in rows:
         if row.messages is not None:
-            unread.update(part.name for part in _parts(row, ()) if part.field != "content")
+            unread.update(part.name for part in _parts(row, ()) if part.field != "content" and not part.kept)
     if unread:
         logger.warning("dialogues keep role and content of messages alone, and leave out: %s", in_words(unread))
     note = other_rendering(tokenizer)
@@ -286,6 +302,7 @@ class _Part:
     index: int | None  # index of its message in the conversation; None = an argument of the template
     field: str  # name of the message's field, or of the argument
     text: str = ""  # the text of a content, or a part of it, to look for; empty = test the whole field
+    kept: int = 0  # number of entries at the beginning of the field that are not tested
     in_template: bool = False  # look into the template's text of a response, not into the text that is trained on
 
     def is_written(self, tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -327,15 +344,19 @@ class _Part:
             arguments = _without(self.row.template_arguments, self.field)
             return replace(self.row, template_arguments=arguments), self.reply
         if self.reply is not None:
-            return self.row, _message_without(self.reply, self.field)
+            return self.row, self._shortened(self.reply)
         messages = list(self.row.messages or [])
-        messages[self.index] = _message_without(messages[self.index], self.field)
+        messages[self.index] = self._shortened(messages[self.index])
         return replace(self.row, messages=messages), None
 
+    def _shortened(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The message without what is tested of the field.
 
-def _message_without(message: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """The message without a field, with an empty content if it has none: templates refuse one with neither."""
-    return {"content": "", **_without(message, field)}
+        Without the whole field, it has an empty content if it has none: templates refuse one with neither.
+        """
+        if self.kept:
+            return {**message, self.field: message[self.field][: self.kept]}
+        return {"content": "", **_without(message, self.field)}
 
 
 def _without(
@@ -356,7 +377,9 @@ def _parts(row: Row, reads: Sequence[str]) -> Iterator[_Part]:
     messages = row.messages or []
     for index, message in enumerate(messages):
         role = message["role"]
-        yield from _parts_of(row, None, index, message, f"earlier {role} messages", reads)
+        # Templates treat a system prompt at the beginning and later ones differently.
+        order = "later" if role == "system" and index > 0 else "earlier"
+        yield from _parts_of(row, None, index, message, f"{order} {role} messages", reads)
     for reply in (row.reply("chosen"), row.reply("rejected")):
         if reply is not None:
             yield from _parts_of(row, reply, len(messages), reply, "responses", reads)
@@ -374,6 +397,8 @@ def _parts_of(
     for field, value in message.items():
         if value not in EMPTY and field not in ("role", "content", *reads):
             yield _Part(f"{field!r} of {who}", row, reply, index, field)
+        if field == TOOL_CALLS and len(value) > 1:
+            yield _Part(f"{field!r} after the first of {who}", row, reply, index, field, kept=1)
     thoughts, mark, answer = message.get("content", "").rpartition(THOUGHT_END)
     if mark and thoughts.strip():
         name = f"what stands before {mark} in {who}"

@@ -125,16 +125,8 @@ def turn_end(
     text = whole[mark_start + len(MARK) :]
     prefill = prompt[len(opening) :]
 
-    # The first special token after the content ends the turn.
-    end_id = tokenizer.eos_token_id
-    special = special_ids(tokenizer)
-    special_in_text: list[int] = []
-    if text:
-        for token_id in encode_responses(tokenizer, [text])[0]:
-            if token_id in special:
-                special_in_text.append(token_id)
-    if special_in_text:
-        end_id = special_in_text[0]
+    written_end = _first_end_token(tokenizer, text)
+    end_id = tokenizer.eos_token_id if written_end is None else written_end
     token = "" if end_id is None else str(tokenizer.convert_ids_to_tokens(end_id))
 
     # A written turn has the lead in place of the prefill, if the generation prompt ends with one.
@@ -145,7 +137,7 @@ def turn_end(
     return TurnEnd(
         token_id=end_id,
         text=text,
-        written=bool(special_in_text) and token in text,
+        written=written_end is not None and token in text,
         token=token,
         lead=lead,
         plain_lead=decode_response(tokenizer, encode_responses(tokenizer, [lead])[0]) if lead else "",
@@ -153,6 +145,24 @@ def turn_end(
         replaced=replaced,
         opened="".join(OPENED.findall(prompt)),
     )
+
+
+def _first_end_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
+    """The token that ends a turn in the template's text after a content; None without one.
+
+    The first special token or, without any, the first added token that is not blank: `add_tokens` marks none as
+    special, and some vocabularies hold runs of blanks as added tokens.
+    """
+    token_ids = encode_responses(tokenizer, [text])[0] if text else []
+    added_ids = set()
+    for token_id, token in tokenizer.added_tokens_decoder.items():
+        if str(token).strip():
+            added_ids.add(token_id)
+    for end_ids in (special_ids(tokenizer), added_ids):
+        for token_id in token_ids:
+            if token_id in end_ids:
+                return token_id
+    return None
 
 
 def _common_opening(tokenizer: PreTrainedTokenizerBase, prompt: str, whole: str) -> str:

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import encode_prompt_texts, encode_responses, prompt_text
-from dschat.data.messages import WEIGHT
+from dschat.data.messages import WEIGHT, is_unwritten
 from dschat.data.rows import Row
 from dschat.data.turn_end import TurnEnd, template_variables, turn_end_of
 from dschat.models.templates import render_messages
@@ -32,8 +32,9 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
 
     The text is the chat template's. Each turn of the assistant, and each text between two turns, is encoded alone, as
     it is when the turn is sampled. If the template ends a turn without a special token, no token is added, and the
-    text of the turn is marked. Turns of weight 0 are not marked, nor is a turn that begins the conversation. Rows
-    without earlier turns are encoded as by `encode_prompts`.
+    text of the turn is marked. Turns of weight 0 are not marked, nor is a turn that begins the conversation, nor one
+    of which the template writes nothing though it holds tool calls, for instance: it would teach the model to end at
+    once. Rows without earlier turns are encoded as by `encode_prompts`.
 
     Raises:
         UserError: see `dschat.data.encoding.prompt_text`; or the template writes a turn differently once others
@@ -69,12 +70,18 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
             piece_ids = next(later_ids)
             num_targets = 0
             is_turn = number % 2 == 1
-            if end is not None and is_turn and turn_messages[number // 2].get(WEIGHT) != 0:
+            if end is not None and is_turn and _is_trained(turn_messages[number // 2], pieces[number], end):
                 num_targets = end.length(piece_ids)
             prompt_ids += piece_ids
             targets += [True] * num_targets + [False] * (len(piece_ids) - num_targets)
         prompts.append(MarkedPrompt(prompt_ids, targets))
     return prompts
+
+
+def _is_trained(message: Mapping[str, Any], turn: str, end: TurnEnd) -> bool:
+    """Whether an earlier turn is trained on; `turn` is its text, up to the next message."""
+    written = turn.partition(end.token)[0] if end.written else turn
+    return message.get(WEIGHT) != 0 and not is_unwritten(message, written)
 
 
 def _cut_at_turns(tokenizer: PreTrainedTokenizerBase, row: Row, end: TurnEnd) -> list[str]:

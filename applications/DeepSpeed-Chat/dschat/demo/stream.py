@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import decode_response
+from dschat.data.encoding import decode_response, decode_sampled
 from dschat.demo.models import LoadedModel
 from dschat.lab.macro_actions import MacroToken
 from dschat.models.policy import PolicyModel
@@ -178,7 +178,7 @@ class GrowingAnswer:
         )
         ids = sequences[0, prompt_length:].tolist()
         has_end = bool(ids) and ids[-1] in sampling.end_ids
-        whole_text = decode_response(tokenizer, ids[:-1] if has_end else ids)
+        whole_text = decode_sampled(tokenizer, ids, has_end)
         text, has_marker = cut_at_marker(whole_text, question.markers)
         if has_marker:
             # Drop the marker's tokens.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.data.encoding import decode_response
+from dschat.data.encoding import decode_sampled
 from dschat.data.examples import PromptExample
 from dschat.data.rows import Row
 from dschat.models.layout import PassSize, layouts
@@ -78,7 +78,9 @@ def measure(
     sample = engine.sampler_for(policy.inner)
     rollout = sample(prompt_ids, sampling, seeds).rollout
 
-    responses = [decode_response(tokenizer, ids) for ids in rollout.response_rows()]
+    responses = []
+    for ids, finished in zip(rollout.response_rows(), rollout.finished.tolist(), strict=True):
+        responses.append(decode_sampled(tokenizer, ids, finished))
     texts = ResponseTexts(prompt_texts, responses, data_rows)
     scores = scores_of(score(rollout, texts)).values.tolist()
     kl = log_ratios(policy, reference, rollout, sampling.temperature or 1.0, rows).tolist()

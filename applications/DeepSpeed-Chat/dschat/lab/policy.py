@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import decode_response
+from dschat.data.encoding import decode_sampled
 from dschat.data.examples import PromptExample
 from dschat.data.sources import HUB_NAME
 from dschat.lab.generate_options import ComputeFlags, GenerationFlags, TokenSamplerFlags
@@ -96,7 +96,7 @@ class SamplingPolicy:
         rollout = self.sampler(prompts, self.sampling, seeds).rollout
         responses = []
         for ids, finished in zip(rollout.response_rows(), rollout.finished.tolist(), strict=True):
-            text = decode_response(self.tokenizer, ids[:-1] if finished else ids)
+            text = decode_sampled(self.tokenizer, ids, finished)
             responses.append(SampledResponse(text, len(ids), finished))
         responses_by_number: list[list[SampledResponse]] = []
         for start in range(0, len(responses), len(examples)):

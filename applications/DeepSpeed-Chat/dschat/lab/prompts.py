@@ -116,6 +116,11 @@ def select_prompts(options: AnsweringOptions, tokenizer: PreTrainedTokenizerBase
 
     # Take the rows in the protocol's order.
     held_out = source.eval
+    if not held_out:
+        raise UserError(
+            f"{path}: no row to take prompts from, since 5 % of {source.num_rows[0]} rows, rounded, are none. To take "
+            "all rows, give --data_path a folder that holds them twice, as train.jsonl and as test.jsonl."
+        )
     order = range(len(held_out)) if dataset == UNSHUFFLED else shuffled(len(held_out))
     rows = [held_out[number] for number in order][: options.prompt_count]
     num_train, num_eval = source.num_rows

@@ -186,7 +186,10 @@ def _rows(options: TextOptions) -> list[Row]:
     else:
         rows = prepared_rows(folder, held_out)
     if not rows:
-        raise UserError(f"--data {data}: the split {options.text.split} has no rows.")
+        raise UserError(
+            f"--data {data}: the split {options.text.split} has no rows. Give --split train, or a folder that has "
+            "valid* or test* files beside train*."
+        )
     if num_samples is None or num_samples >= len(rows):
         return rows
     numbers = shuffled(len(rows))[:num_samples]

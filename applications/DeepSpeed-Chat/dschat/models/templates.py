@@ -17,7 +17,15 @@ Message = Mapping[str, Any]
 
 
 class TemplateRefusal(Exception):
-    """A chat template raised an error instead of rendering the messages."""
+    """A chat template raised an error instead of rendering the messages.
+
+    Attributes:
+        is_deliberate: whether the template calls `raise_exception`; otherwise one of its expressions failed.
+    """
+
+    def __init__(self, message: str, is_deliberate: bool = False) -> None:
+        super().__init__(message)
+        self.is_deliberate = is_deliberate
 
 
 def apply_template(
@@ -42,7 +50,8 @@ def apply_template(
         The text, not encoded.
 
     Raises:
-        TemplateRefusal: the template raised an error for both forms; this is the error for the first.
+        TemplateRefusal: the template raised an error for both forms; this is the error for the first, unless only
+            the second is deliberate.
     """
     fix_template_clock()
     conversation = [dict(message) for message in messages]
@@ -54,7 +63,9 @@ def apply_template(
             raise
         try:
             return _render(tokenizer, as_texts, add_generation_prompt, arguments or {})
-        except TemplateRefusal:
+        except TemplateRefusal as second_refusal:
+            if second_refusal.is_deliberate and not refusal.is_deliberate:
+                raise
             raise refusal from None
 
 
@@ -72,7 +83,7 @@ def _render(
         )
     # A template is a program, and raises the errors of the Python expressions in it.
     except (TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-        raise TemplateRefusal(str(error)) from error
+        raise TemplateRefusal(str(error), is_deliberate=type(error) is TemplateError) from error
     return str(text)
 
 
@@ -120,5 +131,6 @@ def render_messages(
         return apply_template(tokenizer, messages, add_generation_prompt, arguments)
     except TemplateRefusal as error:
         raise UserError(
-            f"{origin}: the tokenizer's chat template refuses the messages ({error}); correct their roles and order."
+            f"{origin}: the tokenizer's chat template refuses the messages ({error}); correct these messages or leave "
+            "them out."
         ) from error

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.data.dialogues import Dialogue, encode_states, state
-from dschat.data.encoding import decode_response
+from dschat.data.encoding import decode_sampled
 from dschat.data.turn_end import reply_contents
 from dschat.rollouts.engine import ResponseSampler
 from dschat.rollouts.sampling import Sampling, row_seed
@@ -165,7 +165,7 @@ class PolicyAssistant:
         finished = rollout.finished.tolist()
         texts = []
         for ids, has_end in zip(responses, finished, strict=True):
-            texts.append(decode_response(self._tokenizer, ids[:-1] if has_end else ids))
+            texts.append(decode_sampled(self._tokenizer, ids, has_end))
         contents = reply_contents(self._tokenizer, texts)
         for n, ids, content, has_end in zip(
             fitting,

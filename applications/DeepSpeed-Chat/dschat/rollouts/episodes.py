@@ -16,7 +16,7 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import decode_response
+from dschat.data.encoding import decode_sampled
 from dschat.data.messages import TOOLS
 from dschat.data.observations import ConversationEncoder
 from dschat.data.rows import Row
@@ -307,8 +307,7 @@ class EpisodePlayer:
             while start > 0 and episode.sampled[start - 1]:
                 start -= 1
             has_end = not episode.cut[-1]
-            ids = episode.ids[start : len(episode.ids) - has_end]
-            texts.append(decode_response(self._tokenizer, ids))
+            texts.append(decode_sampled(self._tokenizer, episode.ids[start:], has_end))
         return reply_contents(self._tokenizer, texts)
 
     def _budget(self, episode: Episode) -> int:

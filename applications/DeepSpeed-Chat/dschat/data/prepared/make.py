@@ -33,7 +33,7 @@ from dschat.data.prepared.folder import STAGES, PreparedExample, Stage, foreign_
 from dschat.data.prepared.write import write_folder
 from dschat.data.rows import Row, in_words, is_plain
 from dschat.data.sources import Share, open_source, read_share
-from dschat.data.template_notes import warn_of_template
+from dschat.data.template_notes import RESPONSES_OF_STEPS, warn_of_template
 from dschat.data.tokenised import encode_rows, workers_for
 from dschat.models.template_date import date_read_by
 from dschat.settings.common import ColumnFlags
@@ -235,7 +235,7 @@ def _read_rows(
         [path], keys, options.prepared.data_split, step, seed, show=True, published_split=PUBLISHED_STAGES
     )
     fields_read = (WEIGHT,) if options.prepared.stage == "finetune" else ()
-    warn_of_template(tokenizer, share.train, end_id, keys, fields_read)
+    warn_of_template(tokenizer, share.train, end_id, keys, fields_read, RESPONSES_OF_STEPS[step])
     warn_of_responses(share.train, options.prepared.stage == "finetune")
     return share
 

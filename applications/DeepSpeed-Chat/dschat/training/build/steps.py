@@ -37,7 +37,7 @@ from dschat.data.examples import (
 from dschat.data.loading import ExampleLoader, Make, StepData, Validate
 from dschat.data.messages import WEIGHT
 from dschat.data.sources import load_share, source_line
-from dschat.data.template_notes import warn_of_dialogues, warn_of_template
+from dschat.data.template_notes import RESPONSES_OF_STEPS, warn_of_dialogues, warn_of_template
 from dschat.data.token_pairs import load_regression_data
 from dschat.data.turn_end import turn_end
 from dschat.engine.process_group import training_dtype
@@ -105,7 +105,14 @@ def train_sft(config: SFTConfig, run: RunOutput) -> None:
     )
     # With --sft_on_prompt every token is trained on, whatever the weights of messages.
     fields_read = () if config.sft.sft_on_prompt else (WEIGHT,)
-    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns, reads=fields_read)
+    validate = partial(
+        warn_of_template,
+        tokenizer,
+        end_id=end_id,
+        keys=config.columns,
+        reads=fields_read,
+        responses=RESPONSES_OF_STEPS[1],
+    )
     data = load_step_data(config, SFTExample, make, validate, config.sft.sft_on_prompt)
     plan = _plan_run(config, run, data)
     warn_without_classifier(base)
@@ -194,7 +201,9 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     if config.rewards.reward_source == "programs":
         programs = build_program_pool(config)
     make = partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=config.sampling.max_prompt_seq_len)
-    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns)
+    validate = partial(
+        warn_of_template, tokenizer, end_id=end_id, keys=config.columns, responses=RESPONSES_OF_STEPS[3]
+    )
     if programs is not None:
         run.record.sandbox = programs.level
         data = load_problems(config, make, programs, validate)

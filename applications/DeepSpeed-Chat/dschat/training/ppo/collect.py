@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.data.encoding import decode_response
+from dschat.data.encoding import decode_sampled
 from dschat.data.examples import PromptExample
 from dschat.models.layout import Lengths
 from dschat.models.tokenizer import end_ids_of, end_token_id
@@ -265,8 +265,9 @@ class ActorSampler(PolicySampler):
             prompts.append(example.prompt_text)
             rows.append(example.row)
         responses = []
-        for ids in generation.rollout.response_rows():
-            responses.append(decode_response(self.tokenizer, ids))
+        rollout = generation.rollout
+        for ids, finished in zip(rollout.response_rows(), rollout.finished.tolist(), strict=True):
+            responses.append(decode_sampled(self.tokenizer, ids, finished))
         return generation, ResponseTexts(prompts, responses, rows)
 
     def with_indices(self, generation: Generation, requested: RequestedRows) -> Generation:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from dschat.data.encoding import decode_response
+from dschat.data.encoding import decode_sampled
 from dschat.data.examples import PromptExample
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import row_seed
@@ -255,9 +255,12 @@ class SegmentValueCollector(Collector):
         responses = []
         rows = []
         completions = generation.rollout.response_rows()
-        for example, prefix, completion in zip(row_examples, prefixes, completions, strict=True):
+        are_finished = generation.rollout.finished.tolist()
+        for example, prefix, completion, finished in zip(
+            row_examples, prefixes, completions, are_finished, strict=True
+        ):
             prompt_texts.append(example.prompt_text)
-            responses.append(decode_response(actor.tokenizer, [*prefix, *completion]))
+            responses.append(decode_sampled(actor.tokenizer, [*prefix, *completion], finished))
             rows.append(example.row)
         return generation, ResponseTexts(prompt_texts, responses, rows)
 
