@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A termination condition for step 3: --termination_condition examples/termination_condition.py:sentences.
 
-A function gets a trajectory, whose fields docs/rewards.md lists, and the actor's tokenizer. It returns ends (B, R)
-bool: True on the last token of each macro action. The last token of a response always ends a macro action, and values
-outside of responses are ignored.
+A function gets a trajectory, whose fields docs/macro-actions.md lists, and the actor's tokenizer. It returns ends
+(B, R) bool: True on the last token of each macro action. The last token of a response always ends a macro action, and
+values outside of responses are ignored.
 """
 
 import torch

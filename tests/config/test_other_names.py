@@ -40,6 +40,13 @@ fp16: true
         ("ppo", "learning_rate", "did you mean --actor_learning_rate?"),
         ("sft", "optim", "optim of TRL, LLaMA-Factory has no flag here: the optimiser is AdamW"),
         ("sft", "num_generations", "num_generations of TRL is --samples_per_prompt in other commands"),
+        ("ppo", "stop_token", "stop_token of TRL has no flag here: eos is the default"),
+        ("ppo", "stop_token_id", "did you mean --end_of_conversation_token? (stop_token_id of TRL: EOS ends"),
+        ("sft", "eos_token", "did you mean --end_of_conversation_token? (eos_token of TRL"),
+        ("ppo", "total_episodes", "did you mean --max_steps? (total_episodes of TRL: in updates: episodes times"),
+        ("ppo", "scale_rewards", "did you mean --advantage_estimator? (scale_rewards of TRL: the value group is"),
+        ("ppo", "vllm_importance_sampling_cap", "did you mean --rollout_is_clip? (vllm_importance_sampling_cap"),
+        ("ppo", "vllm_server_timeout", "has no flag here: a server must run before training starts"),
     ],
 )
 def test_a_name_of_another_trainer(step, name, said, capsys):
@@ -113,6 +120,18 @@ def test_commands_of_other_trainers_work(name, capsys):
 def test_no_tracker(step):
     assert config_of(step, "--report_to none") == config_of(step) == config_of(step, "--report_to")
     assert "drop none or the others" in refusal(step, "--report_to none wandb")
+
+
+def test_names_that_mean_the_same_share_a_row():
+    rows = page(commands_with_flag).splitlines()
+    quantised = [row for row in rows if "weights are not quantised" in row]
+    assert len(quantised) == 1
+    assert quantised[0].startswith(
+        "| `load_in_4bit`, `load_in_8bit`, `quantization_bit` | TRL, LLaMA-Factory, Axolotl | no flag | "
+    )
+    settings = rows[2 : rows.index("")]
+    for name in OTHER_NAMES:
+        assert sum(f"`{name}`" in row.split("|")[1] for row in settings) == 1, name
 
 
 def test_the_page_has_the_table():

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files in examples/ as the flags load them, and the table of docs/rewards.md."""
+"""The files in examples/ as the flags load them, and the condition and fields of docs/macro-actions.md."""
 
 import re
 from dataclasses import fields
+from typing import Any
 
 import torch
 
@@ -12,7 +13,6 @@ from dschat.base.user_function import load_function
 from dschat.rollouts.termination import UserCondition
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores
-from dschat.settings.rubrics import SCORE_KEYS
 from factories import EOS, make_prompt, make_rollout
 from macro_actions.types import Rollout, Trajectory
 
@@ -44,11 +44,22 @@ def test_the_condition_of_the_example_ends_sentences(tokenizer):
 
 
 def test_the_documented_fields_are_all_there_are():
-    table = re.findall(r"^\| `([\w.]+)(?:\(\))?` \|", (ROOT / "docs" / "rewards.md").read_text("utf-8"), re.MULTILINE)
-    documented = {name for name in table if not name.startswith("--")}
+    page = (ROOT / "docs" / "macro-actions.md").read_text("utf-8")
+    section = page.partition("## A termination condition of your own\n")[2].partition("\n## ")[0]
+    documented = re.findall(r"^\| `([\w.]+)(?:\(\))?` \|", section, re.MULTILINE)
     own = {field.name for field in fields(Trajectory)} - {"rollout"} | {"response_mask"}
     rollout = {field.name for field in fields(Rollout)} - {"response_mask"}
-    rollout |= {"prompt_width", "response_ids", "response_rows"}
-    assert documented >= own | {f"rollout.{name}" for name in rollout}
-    others = {"stop", "retry", "skip", "each", "prefix", *SCORE_KEYS}
-    assert documented - own - {f"rollout.{name}" for name in rollout} <= others
+    rollout |= {"prompt_width", "response_ids", "response_rows", "response_runs"}
+    assert sorted(documented) == sorted(own | {f"rollout.{name}" for name in rollout})
+
+
+def test_the_condition_of_the_page_ends_macro_actions_at_commas(tokenizer):
+    page = (ROOT / "docs" / "macro-actions.md").read_text("utf-8")
+    names: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(def commas.*?)```", page, re.DOTALL)[0], names)
+    text = "a,b"
+    ids = [tokenizer.encode(c, add_special_tokens=False)[0] for c in text]
+    rollout = make_rollout([([5], [*ids, EOS])])
+    zeros = torch.zeros(rollout.response_mask.shape)
+    ends = names["commas"](Trajectory(rollout, zeros, zeros, None, torch.zeros(1)), tokenizer)
+    assert ends.tolist() == [[False, True, False, False]]

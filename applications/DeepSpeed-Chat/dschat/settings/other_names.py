@@ -3,7 +3,7 @@
 
 Messages about unknown flags use them, and the tables of docs/coming-from-trl.md are made of them:
 
-    python -m dschat.settings.other_names
+    python -m dschat.reference names
 """
 
 import re
@@ -64,10 +64,12 @@ _STAGE = "the command selects it: sft, reward, dpo or ppo"
 _COLUMNS = "name the columns: --prompt_key, --chosen_key, --rejected_key, --response_key, --messages_key"
 _LENGTH = "prompt and response together; in ppo, the limit of the prompt alone"
 _CRITIC = "the critic has its own"
-_RUNNING = (
-    "similar, not equal: scores are normalised by the running mean and standard deviation of all scores; that"
-    " setting whitens the rewards of tokens within a batch"
+_WHITENED = (
+    "similar, not equal: here scores are normalised by the running mean and standard deviation of all scores; there"
+    " the rewards of tokens are whitened within a batch"
 )
+_END = "EOS ends a response; here a token is given by its text, not by its id"
+_IS_CLIP = "the largest importance ratio of a token; larger ratios are truncated, not masked"
 _EPISODES = "the environment is a class with reset and step, see docs/turns.md"
 
 OTHER_NAMES: dict[str, OtherName] = {
@@ -97,7 +99,7 @@ OTHER_NAMES: dict[str, OtherName] = {
     "disable_dropout": OtherName("T", (), "dropout is always off, except --lora_dropout"),
     "sync_ref_model": OtherName("T", (), "the reference stays frozen"),
     # What is trained
-    "use_peft": OtherName("T", ("--lora_dim",)),
+    "use_peft": OtherName("T", ("--lora_dim",), "the rank; any rank above 0 turns LoRA on"),
     "finetuning_type": OtherName("L", ("--finetune_mode",)),
     "adapter": OtherName("A", ("--finetune_mode lora",)),
     "lora_r": OtherName("TA", ("--lora_dim",)),
@@ -106,6 +108,7 @@ OTHER_NAMES: dict[str, OtherName] = {
     "lora_target_modules": OtherName("TA", ("--lora_module_name",)),
     "lora_target_linear": OtherName("A", ("--lora_module_name",), "all linear layers if not given"),
     "use_dora": OtherName("TL", (), "only plain LoRA is offered"),
+    "deepspeed": OtherName("TLA", ("--deepspeed_config",), "a JSON file; every run uses DeepSpeed"),
     # Data
     "dataset": OtherName("L", ("--data_path",), "files, folders or hub ids"),
     "datasets": OtherName("A", ("--data_path",), "files, folders or hub ids"),
@@ -149,7 +152,9 @@ OTHER_NAMES: dict[str, OtherName] = {
     "auto_find_batch_size": OtherName("TA", (), "dschat plan says whether a size fits, and which smaller one would"),
     "num_epochs": OtherName("A", ("--num_train_epochs",)),
     "max_steps": OtherName("TLA", ("--max_steps",)),
-    "total_episodes": OtherName("T", ("--max_steps",), "updates: episodes divided by --global_batch_size"),
+    "total_episodes": OtherName(
+        "T", ("--max_steps",), "in updates: episodes times --ppo_epochs, divided by --global_batch_size"
+    ),
     "learning_rate": OtherName("TLA", ("--learning_rate", "--actor_learning_rate"), _CRITIC),
     "weight_decay": OtherName("TLA", ("--weight_decay", "--actor_weight_decay"), _CRITIC),
     "warmup_steps": OtherName("TLA", ("--num_warmup_steps",)),
@@ -178,7 +183,8 @@ OTHER_NAMES: dict[str, OtherName] = {
     "use_wandb": OtherName("A", ("--report_to wandb",)),
     "wandb_project": OtherName("A", ("--report_to wandb",), _WANDB),
     "run_name": OtherName("TL", (), _WANDB),
-    "hub_model_id": OtherName("TLA", ("--push_to_hub",), "it takes owner/name"),
+    "push_to_hub": OtherName("TL", ("--push_to_hub",), "the repository, owner/name, not a boolean"),
+    "hub_model_id": OtherName("TLA", ("--push_to_hub",), "the repository, owner/name, not a boolean"),
     "overwrite_cache": OtherName("L", (), "nothing to set: the cache is renewed when data or flags change"),
     # DPO
     "pref_beta": OtherName("L", ("--beta", "--kl_ctl")),
@@ -196,28 +202,32 @@ OTHER_NAMES: dict[str, OtherName] = {
     "steps_per_generation": OtherName(
         "T",
         ("--generation_batches",),
-        "that setting counts training micro-batches, this flag counts generation batches per rollout",
+        "TRL counts training micro-batches; here it is the generation batches of a rollout",
     ),
     "generation_batch_size": OtherName(
         "T",
         ("--per_device_generation_batch_size",),
-        "prompts per process; that setting counts the responses of all processes",
+        "in prompts per process; TRL counts the responses of all processes",
     ),
     "max_new_tokens": OtherName("TL", ("--max_answer_seq_len", "--max_new_tokens")),
     "max_completion_length": OtherName("T", ("--max_answer_seq_len", "--max_new_tokens")),
     "response_length": OtherName("T", ("--max_answer_seq_len", "--max_new_tokens")),
     "max_prompt_length": OtherName("T", ("--max_prompt_seq_len", "--max_prompt_len")),
-    "stop_token": OtherName("T", ("--end_of_conversation_token",)),
-    "whiten_rewards": OtherName("T", ("--normalize_scores",), _RUNNING),
+    "stop_token": OtherName("T", (), "eos is the default; --end_of_conversation_token sets another token"),
+    "stop_token_id": OtherName("T", ("--end_of_conversation_token",), _END),
+    "eos_token": OtherName("T", ("--end_of_conversation_token",), _END),
+    "whiten_rewards": OtherName("T", ("--normalize_scores",), _WHITENED),
     "ppo_score_norm": OtherName("L", ("--normalize_scores",)),
-    "ppo_whiten_rewards": OtherName("L", ("--normalize_scores",), _RUNNING),
+    "ppo_whiten_rewards": OtherName("L", ("--normalize_scores",), _WHITENED),
     "scale_rewards": OtherName(
-        "T", (), "--advantage_estimator grpo divides by the group's standard deviation; dr_grpo and rloo do not"
+        "T",
+        ("--advantage_estimator",),
+        "the value group is grpo, batch is reinforce_pp_baseline, none is dr_grpo or rloo",
     ),
     "loss_type": OtherName(
         "T",
         ("--loss_mean",),
-        "GRPO's values: grpo is response, dapo is token, dr_grpo is length; DPO has one loss only",
+        "the value grpo is response, dapo is token, dr_grpo is length; DPO has one loss only",
     ),
     "importance_sampling_level": OtherName("T", ("--policy_ratio",), "the value sequence is sequence_mean (GSPO)"),
     "reward_funcs": OtherName("T", ("--reward_function",), "a model goes to --reward_model_name_or_path"),
@@ -230,14 +240,19 @@ OTHER_NAMES: dict[str, OtherName] = {
     "tools": OtherName("T", ("--environment",), _EPISODES),
     "environment_factory": OtherName("T", ("--environment",), _EPISODES),
     "rollout_func": OtherName("T", ("--environment",), _EPISODES),
-    "max_tool_calling_iterations": OtherName("T", ("--max_turns",), "counts replies"),
+    "max_tool_calling_iterations": OtherName("T", ("--max_turns",), "in replies"),
     "use_vllm": OtherName("T", ("--rollout_engine vllm",)),
     "vllm_mode": OtherName(
-        "T", ("--rollout_engine vllm",), "colocate needs no more; for server, also give --vllm_url"
+        "T", ("--rollout_engine vllm",), "colocate is this flag alone; server also needs --vllm_url"
     ),
     "vllm_server_base_url": OtherName("T", ("--vllm_url",)),
     "vllm_server_host": OtherName("T", ("--vllm_url",), "an address such as http://host:8000"),
     "vllm_server_port": OtherName("T", ("--vllm_url",), "an address such as http://host:8000"),
+    "vllm_server_timeout": OtherName(
+        "T", (), "a server must run before training starts; --vllm_timeout limits the wait for a response"
+    ),
+    "vllm_importance_sampling_correction": OtherName("T", ("--rollout_is_clip",), _IS_CLIP),
+    "vllm_importance_sampling_cap": OtherName("T", ("--rollout_is_clip",), _IS_CLIP),
     "vllm_gpu_memory_utilization": OtherName("T", ("--vllm_gpu_memory",)),
     "vllm_tensor_parallel_size": OtherName("T", ("--vllm_tensor_parallel",)),
     # Which step
@@ -259,7 +274,7 @@ _LENGTH_PENALTY = "--length_buffer N adds DAPO's length penalty"
 OTHER_COMMANDS: dict[str, OtherCommand] = {
     "grpo": OtherCommand(
         (f"{_GRPO} --kl_ctl 0.04 --loss_mean response",),
-        "as in its paper; TRL's defaults are --kl_ctl 0 --loss_mean token",
+        "as in the paper of GRPO; TRL's defaults are --kl_ctl 0 --loss_mean token",
     ),
     "dr_grpo": OtherCommand(
         ("dschat ppo --advantage_estimator dr_grpo --samples_per_prompt 8 --kl_ctl 0 --loss_mean length",),
@@ -270,7 +285,7 @@ OTHER_COMMANDS: dict[str, OtherCommand] = {
     ),
     "gspo": OtherCommand(
         (f"{_GRPO} --policy_ratio sequence_mean --cliprange 0.0003 --cliprange_high 0.0004 --ppo_epochs 2",),
-        "at the first update of a rollout all ratios are 1, so that it needs several",
+        "in the first update of a rollout all ratios are 1 and GSPO clips nothing, hence --ppo_epochs 2",
     ),
     "rloo": OtherCommand(("dschat ppo --advantage_estimator rloo --samples_per_prompt 4",)),
     "rm": OtherCommand(("dschat reward",)),
@@ -321,13 +336,27 @@ def page(commands_with: Callable[[str], list[str]]) -> str:
         commands_with: the commands that have a flag, without dashes.
     """
     lines = ["| setting | of | here | note |", "|---|---|---|---|"]
-    for name, other in OTHER_NAMES.items():
+    for names, other in _names_of_rows():
         ours = _flags_of_page(other.flags, commands_with)
-        lines.append(_row(f"`{name}`", other.trainer_names, ours, _note_of_page(other.note)))
+        settings = ", ".join(f"`{name}`" for name in names)
+        lines.append(_row(settings, other.trainer_names, ours, _note_of_page(other.note)))
     lines += ["", "| command or algorithm | here | note |", "|---|---|---|"]
     for name, command in OTHER_COMMANDS.items():
         lines.append(_row(f"`{name}`", command.described("`"), _note_of_page(command.note)))
     return "\n".join(lines) + "\n"
+
+
+def _names_of_rows() -> list[tuple[list[str], OtherName]]:
+    """The names of each row, and what they mean: names with the same flags and the same note share a row."""
+    names_of: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for name, other in OTHER_NAMES.items():
+        names_of.setdefault((other.flags, other.note), []).append(name)
+    rows = []
+    for (flags, note), names in names_of.items():
+        letters = {letter for name in names for letter in OTHER_NAMES[name].trainers}
+        trainers = "".join(letter for letter in TRAINERS if letter in letters)
+        rows.append((names, OtherName(trainers, flags, note)))
+    return rows
 
 
 def _row(*cells: str) -> str:
@@ -352,6 +381,6 @@ def _flags_of_page(flags: tuple[str, ...], commands_with: Callable[[str], list[s
 
 def _note_of_page(note: str) -> str:
     """A note with its flags as code and its pages as links."""
-    flag = r"--\w+(?: (?:\d[\d.]*|N|token|grpo)\b)?"
+    flag = r"--\w+(?: (?:\d[\d.]*|N|token)\b)?"
     coded = re.sub(rf"dschat plan|{flag}(?: {flag})*", r"`\g<0>`", note)
     return re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", coded)
