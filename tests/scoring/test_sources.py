@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores: the reward model reads the sampled ids, a function reads text and is checked."""
 
+import sys
+from copy import deepcopy
+
 import pytest
 import torch
 
@@ -81,6 +84,33 @@ def test_what_is_not_one_number_each_is_refused(result, words, kind):
 def test_a_function_that_fails_is_named(kind):
     with pytest.raises(UserError, match="ZeroDivisionError"):
         CALLED[kind][0](lambda *_: 1 / 0)
+
+
+@pytest.mark.parametrize("kind", CALLED)
+def test_a_function_cannot_end_the_run_as_if_it_were_done(kind):
+    with pytest.raises(UserError, match="--reward_function: <lambda> failed in .*test_sources.py.*SystemExit: 0"):
+        CALLED[kind][0](lambda *_: sys.exit(0))
+
+
+@pytest.mark.parametrize("kind", CALLED)
+def test_what_a_function_changes_nobody_else_sees(kind):
+    """Other sources, samples and the next epoch read prompts, responses, dialogues and rows as they were."""
+    call, given = CALLED[kind]
+    rows = [row.extra for row in TEXT.rows]
+    before = deepcopy((given, rows))
+
+    def cleans(*args):
+        for row in args[-1]:
+            row["n"] = None
+            row["seen"] = True
+        for texts in args[:-1]:
+            if isinstance(texts[0], list):
+                texts[0].clear()
+            texts[0] = "cleaned"
+        return [0.0] * 5
+
+    call(cleans)
+    assert (given, rows) == before
 
 
 def test_a_score_that_is_not_finite_is_passed_on():

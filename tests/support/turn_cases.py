@@ -46,6 +46,10 @@ class Messages(list):
     pass
 
 
+class Outcome(BaseException):
+    """As pytest's."""
+
+
 class Counts:
     """Three turns; a reply's reward is its number of letters, plus ten for the turn's number."""
 
@@ -182,6 +186,8 @@ class Faulty(Counts):
             return result
         if self.fault == "raises":
             raise ValueError("no answer")
+        if self.fault == "gives up":
+            raise Outcome("no test")
         if self.fault == "exits":
             sys.exit(3)
         if self.fault == "dies":
@@ -198,6 +204,8 @@ class Faulty(Counts):
             return result[0], 1e300, False
         if self.fault == "no flag":
             return result[0], 1.0, "no"
+        if self.fault == "swapped":
+            return result[0], False, -0.1
         if self.fault == "no messages":
             return [], 1.0, False
         if self.fault == "no content":
@@ -206,6 +214,8 @@ class Faulty(Counts):
             return [{"role": "user", "content": "a" + chr(0xDC80)}], 1.0, False
         if self.fault == "no JSON":
             return [{"role": "user", "content": "a", "set": {1}}], 1.0, False
+        if self.fault == "no JSON number":
+            return [{"role": "user", "content": "a", "share": float("nan")}], 1.0, False
         if self.fault == "assistant":
             return [{"role": "assistant", "content": "b"}, {"role": "user", "content": "a"}], 1.0, False
         return result

@@ -68,13 +68,13 @@ def call_function(
     """Calls a user's function; errors inside are reported with their line in the user's file.
 
     Raises:
-        UserError: the function raised. A UserError of its own is left as it is.
+        UserError: the function raised, or called sys.exit. A UserError of its own is left as it is.
     """
     try:
         return function(*args)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         name = getattr(function, "__name__", "function")
         raise UserError(

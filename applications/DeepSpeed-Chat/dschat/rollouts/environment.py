@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, Protocol, SupportsFloat
 
 from dschat.base.errors import UserError
@@ -174,7 +175,7 @@ def plain_copy(value: object, name: str) -> Any:  # type: ignore[explicit-any]  
         name: name of the value, for messages.
 
     Raises:
-        UserError: it holds anything else, or text that UTF-8 cannot encode.
+        UserError: it holds anything else, a number that is not finite, or text that UTF-8 cannot encode.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -184,6 +185,8 @@ def plain_copy(value: object, name: str) -> Any:  # type: ignore[explicit-any]  
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
+        if not math.isfinite(value):
+            raise UserError(f"{FLAG}: {name} holds the number {value}, which is not a JSON value.")
         return float(value)
     if isinstance(value, list | tuple):
         return [plain_copy(item, name) for item in value]
@@ -213,7 +216,11 @@ def _checked_reward(reward: object) -> float:
 
 
 def _checked_flag(value: object, name: str) -> bool:
-    """Whether an episode is over. Raises UserError for texts and collections, whose truth says nothing about that."""
-    if value is None or isinstance(value, str | bytes | list | tuple | Mapping):
+    """Whether an episode is over: True or False, also NumPy's, or 1 or 0. Raises UserError for anything else.
+
+    That includes a reward that was returned in its place.
+    """
+    is_float = isinstance(value, Real) and not isinstance(value, Integral)
+    if is_float or value not in (True, False):
         raise UserError(f"{FLAG}: {name} of a step must be true or false, not {kind_of(value)}.")
     return bool(value)
