@@ -199,7 +199,7 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
         run.record.sandbox = programs.level
         data = load_problems(config, make, programs, validate)
     else:
-        data = load_step_data(config, PromptExample, make, validate)
+        data = load_step_data(config, PromptExample, make, validate, reads_prompts=not config.has_episodes)
     plan = _plan_run(config, run, data)
     warmup = config.optimizers.critic_warmup_updates
     if warmup:
@@ -308,6 +308,7 @@ def load_step_data(
     make: Make[E],
     validate: Validate | None = None,
     on_prompt: bool | None = None,
+    reads_prompts: bool = True,
 ) -> StepData[E]:
     """The examples of a step. Every rank must call it.
 
@@ -319,11 +320,12 @@ def load_step_data(
         make: makes examples from rows, see `dschat.data.loading.ExampleLoader`.
         validate: warns about rows, see there.
         on_prompt: in step 1, prompts are learnt from, too.
+        reads_prompts: whether the model reads the rows' prompts, see there.
 
     Raises:
         UserError: there are no data, a row is bad, or no example is left.
     """
-    loader = ExampleLoader(config, kind, make, validate, on_prompt)
+    loader = ExampleLoader(config, kind, make, validate, on_prompt, reads_prompts)
     made_from = broadcast_object(loader.made_from if is_main() else {})
     data = None
     if is_main():
