@@ -71,6 +71,15 @@ class OneTurn(Counts):
         return [], float(len(reply)), True
 
 
+class Tools(OneTurn):
+    """Has a tool, and begins with a system message."""
+
+    tools = [{"type": "function", "function": {"name": "zebra", "description": "looks"}}]
+
+    def reset(self, row, seed):
+        return [{"role": "system", "content": "the cat"}, *super().reset(row, seed)]
+
+
 class Seeds(Counts):
     """Says its seed."""
 

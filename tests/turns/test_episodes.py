@@ -239,6 +239,35 @@ def test_a_template_without_system_messages_is_tried_without_one() -> None:
     check_template(chat_tokenizer(refusing), None, ["user"])
 
 
+# Writes users and the assistant, and nothing of anybody else or of tools, without a word.
+TWO_ROLES = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }} dog {% elif m.role == 'assistant' %}"
+    "{{ m.content + eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def test_a_template_that_leaves_out_what_the_environment_says_is_refused() -> None:
+    """The policy would never read a tool's results."""
+    with pytest.raises(UserError, match="the role 'tool'.*not in what the chat template writes"):
+        check_template(chat_tokenizer(TWO_ROLES), None, ["user", "tool"])
+
+
+def test_a_role_that_the_template_was_not_tried_with() -> None:
+    encoder = ConversationEncoder(chat_tokenizer(TWO_ROLES), None, ["user"])
+    answer = [{"role": "tool", "content": "fox"}]
+    with pytest.raises(UserError, match="rows.jsonl:1: step returned a message of the role 'tool'.*`roles`"):
+        encoder.following([{"role": "user", "content": "we"}], answer, True, None, "rows.jsonl:1")
+
+
+def test_what_the_template_leaves_out_of_first_messages_is_said_once(pools, caplog) -> None:
+    pool = pools("Tools")
+    player = EpisodePlayer(chat_tokenizer(TWO_ROLES), sampling_of(), pool, LIMITS, False)
+    for _ in range(2):
+        player.play(Scripted([[ended(*ids_of("a"))]]), [make_row("we make")], [100], [7])
+    said = "the chat template does not write: column 'tools': 1, the content of earlier system messages: 1"
+    assert [said in message for message in caplog.messages].count(True) == 1
+
+
 def test_what_the_policy_read_is_compared_with_what_follows() -> None:
     """A template that ends some prompts with a word that it leaves out once there is a reply."""
     forgetting = TEMPLATE + "{% if add_generation_prompt and 'zebra' in messages[0].content %}jinx {% endif %}"
