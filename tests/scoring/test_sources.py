@@ -10,7 +10,7 @@ import torch
 from closeness import assert_near
 from dialogue_cases import dialogue
 from dschat.base.errors import UserError
-from dschat.base.user_function import load_function
+from dschat.base.user_function import call_function, load_function
 from dschat.models.scalar import ScalarModel
 from dschat.scoring.function import FunctionDialogueScores, FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
@@ -117,6 +117,42 @@ def test_a_score_that_is_not_finite_is_passed_on():
     """The trainer stops at it or leaves the rollout out, on every process: training/nonfinite.py."""
     scores = FunctionScores(lambda *_: [0, 0, 0, float("inf"), 0], "--reward_function")(make_rollout(ROWS), TEXT)
     assert scores.tolist() == [0, 0, 0, float("inf"), 0]
+
+
+FAILING = """\
+import json
+import torch
+
+def plain(text):
+    return json.loads(text)
+
+@torch.no_grad()
+def decorated(text):
+    return json.loads(text)
+
+class Callable:
+    def __call__(self, text):
+        return json.loads(text)
+
+instance = Callable()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), [("plain", ", line 5:"), ("decorated", ", line 9:"), ("instance", ", line 13:")]
+)
+def test_a_failure_is_named_by_its_line_in_the_users_file(name, where, tmp_path):
+    """And not by that of the library which the line calls, or of the decorator around the function."""
+    file = tmp_path / "mine.py"
+    file.write_text(FAILING)
+    function = load_function(f"{file}:{name}", FLAG)
+    with pytest.raises(UserError, match=f"failed in {file}{where} JSONDecodeError"):
+        call_function(function, FLAG, "no JSON")
+
+
+def test_a_call_with_other_arguments_has_no_line():
+    with pytest.raises(UserError, match=r"^--reward_function: <lambda> failed: TypeError: .* 0 positional"):
+        call_function(lambda: 1, FLAG, "text")
 
 
 def test_load_function(tmp_path):
