@@ -214,7 +214,7 @@ class Faulty(Counts):
         if self.fault == "no flag":
             return result[0], 1.0, "no"
         if self.fault == "swapped":
-            return result[0], False, -0.1
+            return result[0], False, 1
         if self.fault == "no messages":
             return [], 1.0, False
         if self.fault == "no content":

@@ -154,7 +154,7 @@ def test_objects_of_a_users_classes_become_plain_ones(pools) -> None:
         ("not finite", "is not finite"),
         ("too large", "not finite in float32"),
         ("no flag", "done of a step must be true or false, not text"),
-        ("swapped", "done of a step must be true or false, not a value of type float"),
+        ("swapped", "done of a step must be true or false, not a value of type int"),
         ("no messages", "not an empty list"),
         ("no content", "must have a role and a content"),
         ("half a character", "lone surrogate"),

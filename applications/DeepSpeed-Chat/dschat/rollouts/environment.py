@@ -17,7 +17,7 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Protocol, SupportsFloat
 
 from dschat.base.errors import UserError
@@ -239,11 +239,11 @@ def _checked_reward(reward: object) -> float:
 
 
 def _checked_flag(value: object, name: str) -> bool:
-    """Whether an episode is over: True or False, also NumPy's, or 1 or 0. Raises UserError for anything else.
+    """Whether an episode is over: True or False, also NumPy's. Raises UserError for anything else.
 
-    That includes a reward that was returned in its place.
+    That includes a number, which may be the reward in the place of the flag.
     """
-    is_float = isinstance(value, Real) and not isinstance(value, Integral)
-    if is_float or value not in (True, False):
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if is_number or value not in (True, False):
         raise UserError(f"{FLAG}: {name} of a step must be true or false, not {kind_of(value)}.")
     return bool(value)
