@@ -319,7 +319,7 @@ def episode_loop(
     """
     from dschat.rollouts.generate import ContinuousEngine
     from dschat.run.distributed import world_size
-    from dschat.training.build.ppo import build_episode_sampler
+    from dschat.training.build.ppo import build_episode_sampler, open_environments
     from dschat.training.build.scores import reward_source
     from dschat.training.ppo.models import PPOModels
 
@@ -358,7 +358,7 @@ def episode_loop(
         rollouts=engine or ContinuousEngine(8),
         teacher=None if teacher is None else frozen_engine_of(teacher),
     )
-    sampler = build_episode_sampler(config, models, tokenizer)
+    sampler = build_episode_sampler(config, models, tokenizer, open_environments(config, tokenizer))
     return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config, sampler=sampler)
 
 

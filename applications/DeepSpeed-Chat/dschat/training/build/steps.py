@@ -70,6 +70,7 @@ from dschat.training.build.ppo import (
     build_ppo_models,
     check_heads,
     load_ppo_tokenizer,
+    open_environments,
     warn_of_wait,
 )
 from dschat.training.build.problems import load_problems
@@ -206,6 +207,7 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
         logger.info("the first %d updates train the critic alone (--critic_warmup_updates)", warmup)
     if config.has_episodes:
         warn_of_wait(config, len(data.eval))
+    environments = open_environments(config, tokenizer)
     peaks = _measure_peaks(config, run)
     models = build_ppo_models(config, plan, tokenizer, programs, _record_decoding(run))
     average = MovingAverage(models.actor) if config.memory.enable_ema else None
@@ -228,7 +230,7 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
         config,
         run,
         average,
-        sampler=build_episode_sampler(config, models, tokenizer),
+        sampler=build_episode_sampler(config, models, tokenizer, environments),
         peaks=peaks,
     )
     loop_of(algorithm, models.trained, saved, tokenizer, config, run, average_parts).fit()
