@@ -14,7 +14,7 @@ from dschat.base.errors import UserError
 from dschat.rollouts.termination import TerminationCondition
 from factories import EOS, condition_of, make_rollout, make_tokenizer, ppo_config
 from macro_actions.segments import segment
-from macro_actions.types import Trajectory, select_rows
+from macro_actions.types import Trajectory, mapped, select_rows
 from rl_cases import trajectory_of
 
 LENGTHS = [7, 1, 12, 0]
@@ -128,6 +128,16 @@ def test_a_users_own(tmp_path):
         tmp_path, termination_condition=config.termination.termination_condition, isolate_last_token=True
     )
     assert lengths_of(condition_of(isolated, "tokenizer")(TRAJECTORY, 0).ends) == [[4, 2, 1], [1], [4, 4, 3, 1], []]
+
+
+def test_what_a_users_function_changes_is_its_copy(tmp_path):
+    """Marking ends in the mask itself would leave the policy nothing but them to learn from."""
+    body = "ends = trajectory.response_mask; ends[:, ::2] = False; trajectory.scores.zero_(); return ends"
+    condition = condition_of(ppo_config(tmp_path, termination_condition=write_condition(tmp_path, body)), None)
+    before = mapped(TRAJECTORY, torch.clone)
+    assert not torch.equal(condition(TRAJECTORY, 0).ends, before.response_mask)
+    assert torch.equal(TRAJECTORY.response_mask, before.response_mask)
+    assert torch.equal(TRAJECTORY.scores, before.scores)
 
 
 @pytest.mark.parametrize(

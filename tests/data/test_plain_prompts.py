@@ -176,3 +176,15 @@ def test_problems_of_programs_are_said_too(tmp_path, caplog) -> None:
     config = PPOConfig(data_path=[str(file)], data_split="0,0,1", **names)
     load_problems(config, make, no_pool, lambda rows: None)
     assert caplog.text.count("are plain text") == 1
+
+
+def test_it_is_not_said_of_prompts_that_an_environment_writes(source, tmp_path, monkeypatch, caplog) -> None:
+    """The policy reads the environment's messages, which the template writes; also after a run without one."""
+    from dschat.training.build.steps import load_step_data
+
+    monkeypatch.setenv("MA_RLHF_CACHE", str(tmp_path / "cache"))
+    make = data_cases.make_of(PromptExample, chat_tokenizer(), 100)
+    for reads_prompts in (True, False):
+        load_step_data(flags_of(source), PromptExample, make, reads_prompts=reads_prompts)
+        assert ("are plain text" in caplog.text) == reads_prompts
+        caplog.clear()

@@ -110,13 +110,13 @@ def test_a_forbidden_id_is_not_drawn_whatever_its_logit(temperature: float, valu
     assert ids.item() == 3 and logprobs.isnan().item()
 
 
-@pytest.mark.parametrize("truncation", [{}, {"top_k": 2}])
-def test_rows_that_are_not_finite_have_no_log_prob_and_are_drawn_evenly(truncation: dict[str, int]) -> None:
+@pytest.mark.parametrize("flags", [{}, {"top_k": 2}, {"temperature": 0}])
+def test_rows_that_are_not_finite_have_no_log_prob_and_are_drawn_evenly(flags: dict[str, int]) -> None:
     logits = torch.zeros(5, 10)
     logits[0, 5], logits[1, 6], logits[2] = torch.nan, torch.inf, -torch.inf
     logits[3, :9] = -torch.inf  # what is left is certain
     logits[4, 2:] = -torch.inf  # only ids that are never sampled are left
     uniform = torch.tensor([0.0, 0.99, 0.5, 0.5, 0.5], dtype=torch.float64)
-    ids, logprobs = TokenSampler(Sampling(1, (EOS,), PAD, BOS, **truncation), 10, CPU)(logits, uniform)
+    ids, logprobs = TokenSampler(Sampling(1, (EOS,), PAD, BOS, **flags), 10, CPU)(logits, uniform)
     assert ids.tolist() == [2, 9, 6, 9, 6]  # of the eight ids from 2 on, the first, the last, and number 4
     assert logprobs.isnan().tolist() == [True, True, True, False, True] and logprobs[3] == 0

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores: the reward model reads the sampled ids, a function reads text and is checked."""
 
+import sys
+from copy import deepcopy
+
 import pytest
 import torch
 
 from closeness import assert_near
 from dialogue_cases import dialogue
 from dschat.base.errors import UserError
-from dschat.base.user_function import load_function
+from dschat.base.user_function import call_function, load_function
 from dschat.models.scalar import ScalarModel
 from dschat.scoring.function import FunctionDialogueScores, FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
@@ -83,10 +86,73 @@ def test_a_function_that_fails_is_named(kind):
         CALLED[kind][0](lambda *_: 1 / 0)
 
 
+@pytest.mark.parametrize("kind", CALLED)
+def test_a_function_cannot_end_the_run_as_if_it_were_done(kind):
+    with pytest.raises(UserError, match="--reward_function: <lambda> failed in .*test_sources.py.*SystemExit: 0"):
+        CALLED[kind][0](lambda *_: sys.exit(0))
+
+
+@pytest.mark.parametrize("kind", CALLED)
+def test_what_a_function_changes_nobody_else_sees(kind):
+    """Other sources, samples and the next epoch read prompts, responses, dialogues and rows as they were."""
+    call, given = CALLED[kind]
+    rows = [row.extra for row in TEXT.rows]
+    before = deepcopy((given, rows))
+
+    def cleans(*args):
+        for row in args[-1]:
+            row["n"] = None
+            row["seen"] = True
+        for texts in args[:-1]:
+            if isinstance(texts[0], list):
+                texts[0].clear()
+            texts[0] = "cleaned"
+        return [0.0] * 5
+
+    call(cleans)
+    assert (given, rows) == before
+
+
 def test_a_score_that_is_not_finite_is_passed_on():
     """The trainer stops at it or leaves the rollout out, on every process: training/nonfinite.py."""
     scores = FunctionScores(lambda *_: [0, 0, 0, float("inf"), 0], "--reward_function")(make_rollout(ROWS), TEXT)
     assert scores.tolist() == [0, 0, 0, float("inf"), 0]
+
+
+FAILING = """\
+import json
+import torch
+
+def plain(text):
+    return json.loads(text)
+
+@torch.no_grad()
+def decorated(text):
+    return json.loads(text)
+
+class Callable:
+    def __call__(self, text):
+        return json.loads(text)
+
+instance = Callable()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), [("plain", ", line 5:"), ("decorated", ", line 9:"), ("instance", ", line 13:")]
+)
+def test_a_failure_is_named_by_its_line_in_the_users_file(name, where, tmp_path):
+    """And not by that of the library which the line calls, or of the decorator around the function."""
+    file = tmp_path / "mine.py"
+    file.write_text(FAILING)
+    function = load_function(f"{file}:{name}", FLAG)
+    with pytest.raises(UserError, match=f"failed in {file}{where} JSONDecodeError"):
+        call_function(function, FLAG, "no JSON")
+
+
+def test_a_call_with_other_arguments_has_no_line():
+    with pytest.raises(UserError, match=r"^--reward_function: <lambda> failed: TypeError: .* 0 positional"):
+        call_function(lambda: 1, FLAG, "text")
 
 
 def test_load_function(tmp_path):

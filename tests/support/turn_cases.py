@@ -46,6 +46,10 @@ class Messages(list):
     pass
 
 
+class Outcome(BaseException):
+    """As pytest's."""
+
+
 class Counts:
     """Three turns; a reply's reward is its number of letters, plus ten for the turn's number."""
 
@@ -65,6 +69,15 @@ class OneTurn(Counts):
 
     def step(self, messages, reply):
         return [], float(len(reply)), True
+
+
+class Tools(OneTurn):
+    """Has a tool, and begins with a system message."""
+
+    tools = [{"type": "function", "function": {"name": "zebra", "description": "looks"}}]
+
+    def reset(self, row, seed):
+        return [{"role": "system", "content": "the cat"}, *super().reset(row, seed)]
 
 
 class Seeds(Counts):
@@ -182,6 +195,8 @@ class Faulty(Counts):
             return result
         if self.fault == "raises":
             raise ValueError("no answer")
+        if self.fault == "gives up":
+            raise Outcome("no test")
         if self.fault == "exits":
             sys.exit(3)
         if self.fault == "dies":
@@ -198,6 +213,8 @@ class Faulty(Counts):
             return result[0], 1e300, False
         if self.fault == "no flag":
             return result[0], 1.0, "no"
+        if self.fault == "swapped":
+            return result[0], False, 1
         if self.fault == "no messages":
             return [], 1.0, False
         if self.fault == "no content":
@@ -206,6 +223,8 @@ class Faulty(Counts):
             return [{"role": "user", "content": "a" + chr(0xDC80)}], 1.0, False
         if self.fault == "no JSON":
             return [{"role": "user", "content": "a", "set": {1}}], 1.0, False
+        if self.fault == "no JSON number":
+            return [{"role": "user", "content": "a", "share": float("nan")}], 1.0, False
         if self.fault == "assistant":
             return [{"role": "assistant", "content": "b"}, {"role": "user", "content": "a"}], 1.0, False
         return result
@@ -300,7 +319,7 @@ def episode_loop(
     """
     from dschat.rollouts.generate import ContinuousEngine
     from dschat.run.distributed import world_size
-    from dschat.training.build.ppo import build_episode_sampler
+    from dschat.training.build.ppo import build_episode_sampler, open_environments
     from dschat.training.build.scores import reward_source
     from dschat.training.ppo.models import PPOModels
 
@@ -339,7 +358,7 @@ def episode_loop(
         rollouts=engine or ContinuousEngine(8),
         teacher=None if teacher is None else frozen_engine_of(teacher),
     )
-    sampler = build_episode_sampler(config, models, tokenizer)
+    sampler = build_episode_sampler(config, models, tokenizer, open_environments(config, tokenizer))
     return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config, sampler=sampler)
 
 

@@ -56,10 +56,20 @@ def wait_until(condition, seconds: float = 60.0) -> bool:
     return False
 
 
+ROUND = "class Environment:\n def reset(self, row, seed): pass\n"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("class Environment: pass", "has no method reset"),
+        ("class Environment:\n def reset(self, *, seed=None): pass\n step = print", r"reset\(row, seed\).* too many"),
+        (ROUND + " def step(self, action): pass", r"called as step\(messages, reply\): too many positional"),
+        (
+            ROUND + " async def step(self, messages, reply): pass",
+            r"step is an async function; give a plain one \(def\)",
+        ),
+        (ROUND + " step = print\n def __init__(self, level): pass", "is made without arguments: missing .*'level'"),
         ("raise ValueError('broken')", "ValueError: broken"),
         ("import os; os._exit(1)", "ended while it imported the file"),
         ("class Environment:\n reset = step = print\n roles = ['assistant']", "`roles`"),

@@ -146,6 +146,7 @@ def test_objects_of_a_users_classes_become_plain_ones(pools) -> None:
     ("fault", "said"),
     [
         ("raises", "ValueError: no answer"),
+        ("gives up", "Outcome: no test"),
         ("exits", "SystemExit: 3"),
         ("dies", "the environment's process has ended"),
         ("no tuple", "step must return"),
@@ -153,10 +154,12 @@ def test_objects_of_a_users_classes_become_plain_ones(pools) -> None:
         ("not finite", "is not finite"),
         ("too large", "not finite in float32"),
         ("no flag", "done of a step must be true or false, not text"),
+        ("swapped", "done of a step must be true or false, not a value of type int"),
         ("no messages", "not an empty list"),
         ("no content", "must have a role and a content"),
         ("half a character", "lone surrogate"),
         ("no JSON", "holds a value of type set"),
+        ("no JSON number", "holds the number nan"),
         ("assistant", "message of the assistant"),
         ("reset", "ValueError: no beginning"),
     ],
@@ -234,6 +237,35 @@ def test_a_system_prompt_in_the_last_question_only_is_refused() -> None:
 def test_a_template_without_system_messages_is_tried_without_one() -> None:
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
     check_template(chat_tokenizer(refusing), None, ["user"])
+
+
+# Writes users and the assistant, and nothing of anybody else or of tools, without a word.
+TWO_ROLES = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }} dog {% elif m.role == 'assistant' %}"
+    "{{ m.content + eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def test_a_template_that_leaves_out_what_the_environment_says_is_refused() -> None:
+    """The policy would never read a tool's results."""
+    with pytest.raises(UserError, match="the role 'tool'.*not in what the chat template writes"):
+        check_template(chat_tokenizer(TWO_ROLES), None, ["user", "tool"])
+
+
+def test_a_role_that_the_template_was_not_tried_with() -> None:
+    encoder = ConversationEncoder(chat_tokenizer(TWO_ROLES), None, ["user"])
+    answer = [{"role": "tool", "content": "fox"}]
+    with pytest.raises(UserError, match="rows.jsonl:1: step returned a message of the role 'tool'.*`roles`"):
+        encoder.following([{"role": "user", "content": "we"}], answer, True, None, "rows.jsonl:1")
+
+
+def test_what_the_template_leaves_out_of_first_messages_is_said_once(pools, caplog) -> None:
+    pool = pools("Tools")
+    player = EpisodePlayer(chat_tokenizer(TWO_ROLES), sampling_of(), pool, LIMITS, False)
+    for _ in range(2):
+        player.play(Scripted([[ended(*ids_of("a"))]]), [make_row("we make")], [100], [7])
+    said = "the chat template does not write: column 'tools': 1, the content of earlier system messages: 1"
+    assert [said in message for message in caplog.messages].count(True) == 1
 
 
 def test_what_the_policy_read_is_compared_with_what_follows() -> None:

@@ -68,15 +68,32 @@ def call_function(
     """Calls a user's function; errors inside are reported with their line in the user's file.
 
     Raises:
-        UserError: the function raised. A UserError of its own is left as it is.
+        UserError: the function raised, or called sys.exit. A UserError of its own is left as it is.
     """
     try:
         return function(*args)
     except UserError:
         raise
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+    except (Exception, SystemExit) as error:
         name = getattr(function, "__name__", "function")
-        raise UserError(
-            f"{flag}: {name} failed in {frame.filename}, line {frame.lineno}: {type(error).__name__}: {error}"
-        ) from error
+        where = _line_of(error, function)
+        raise UserError(f"{flag}: {name} failed{where}: {type(error).__name__}: {error}") from error
+
+
+def _line_of(error: BaseException, function: Callable[..., Any]) -> str:
+    """Where a call failed: the last line in the function's file, or in another one; empty if it did not begin."""
+    _, *frames = traceback.extract_tb(error.__traceback__)  # the first is the call
+    file = _file_of(function)
+    frames = [frame for frame in frames if frame.filename == file] or frames
+    return f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+
+
+def _file_of(function: Callable[..., Any]) -> str | None:
+    """The file in which a function, a method, or the class of a callable object is defined; None of a built-in one."""
+    definition = inspect.unwrap(function)
+    if not (inspect.isroutine(definition) or inspect.isclass(definition)):
+        definition = type(definition)
+    try:
+        return inspect.getfile(definition)
+    except (TypeError, OSError):
+        return None

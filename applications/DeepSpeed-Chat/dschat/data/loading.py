@@ -59,6 +59,7 @@ class ExampleLoader(Generic[E]):
         make: Make[E],
         validate: Validate | None = None,
         on_prompt: bool | None = None,
+        reads_prompts: bool = True,
     ) -> None:
         """Looks which files there are; reads no rows.
 
@@ -69,6 +70,7 @@ class ExampleLoader(Generic[E]):
                 by name: the tokenizer as `tokenizer`, and settings that are numbers or texts.
             validate: called with the training rows, to warn of what is odd in them; its settings are bound by name.
             on_prompt: in step 1, whether prompts are trained on, too.
+            reads_prompts: whether the model reads the rows' prompts; otherwise environments write what it reads.
 
         Raises:
             UserError: there is nothing to read, or a prepared folder was made with another tokenizer.
@@ -77,6 +79,7 @@ class ExampleLoader(Generic[E]):
         self._kind = kind
         self._make = make
         self._validate = validate
+        self._reads_prompts = reads_prompts
         self._tokenizer = make.keywords["tokenizer"]
         self._prepared = find_prepared(config.data.data_path)
         self._sources: list[RawSource] = []
@@ -118,6 +121,7 @@ class ExampleLoader(Generic[E]):
             "columns": asdict(self._config.columns),
             "examples": [self._kind.__name__, self._make.func.__qualname__, settings],
             "warnings": warnings,
+            "reads prompts": self._reads_prompts,
             "tokenizer": tokenizer_fingerprint(self._tokenizer),
             "chat template": template_fingerprint(self._tokenizer),
             "date": date_read_by(self._tokenizer),
@@ -240,7 +244,8 @@ class ExampleLoader(Generic[E]):
             logger.info("%s.", date)
         if self._kind is not PromptExample:
             warn_of_responses(share.train, self._kind is SFTExample)
-        warn_of_plain_prompts(share.train, self._tokenizer, self._config.columns.apply_chat_template)
+        if self._reads_prompts:
+            warn_of_plain_prompts(share.train, self._tokenizer, self._config.columns.apply_chat_template)
         if self._validate is not None:
             self._validate(share.train)
 

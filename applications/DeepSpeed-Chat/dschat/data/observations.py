@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 ORIGIN = "--environment"  # origin of the messages that are tried at the start
 SYSTEM = {"role": "system", "content": "s"}
 QUESTION = {"role": "user", "content": "a"}
+ANSWER = "KVWQ"  # content of an environment's message, which a template is to write
 REPLIES = ("b", f"<think>\nc\n{THOUGHT_END}\n\nb")  # without and with a thought
 
 
@@ -56,6 +57,7 @@ class ConversationEncoder:
             )
         self._tokenizer = tokenizer
         self._end = turn_end(tokenizer, arguments)
+        self._roles = tuple(roles)
         check_template(tokenizer, arguments, roles)
 
     @property
@@ -102,8 +104,15 @@ class ConversationEncoder:
             origin: origin of the row, for messages.
 
         Raises:
-            UserError: the template refuses the messages, or writes the turn differently once others follow.
+            UserError: the template refuses the messages, or writes the turn differently once others follow; or a
+                message has another role than those that the template was tried with.
         """
+        for message in new_messages:
+            if message["role"] not in self._roles:
+                raise UserError(
+                    f"{origin}: step returned a message of the role {message['role']!r}; add it to the class's `roles`"
+                    f" ({', '.join(self._roles)}), with which the chat template is tried at the start."
+                )
         replied = [*messages, {"role": "assistant", "content": MARK}]
         prompt = render_messages(self._tokenizer, messages, True, origin, arguments)
         before = render_messages(self._tokenizer, replied, False, origin, arguments)
@@ -135,7 +144,7 @@ def check_template(
 
     Raises:
         UserError: the template does not write a reply behind its generation prompt, or writes it differently once
-            other messages follow; a thought in a reply is tried, too.
+            other messages follow, a thought in a reply is tried, too; or it leaves out messages of a role.
     """
     _check_beginning(tokenizer, [QUESTION], arguments, roles)
     beginning = [SYSTEM, QUESTION]
@@ -160,9 +169,16 @@ def _check_beginning(
         if not text.startswith(prompt):
             raise UserError(f"{ORIGIN}: {_REWRITES}")
         for role in roles:
-            answered = [*replied, {"role": role, "content": "d"}]
-            if not render_messages(tokenizer, answered, True, ORIGIN, arguments).startswith(text):
+            answered = [*replied, {"role": role, "content": ANSWER}]
+            whole = render_messages(tokenizer, answered, True, ORIGIN, arguments)
+            if not whole.startswith(text):
                 raise UserError(f"{ORIGIN}: {_REWRITES}")
+            if ANSWER not in whole:
+                raise UserError(
+                    f"{ORIGIN}: messages of the role {role!r}, which the class names in `roles`, are not in what the"
+                    " chat template writes, so that the policy would not read them. Use a role that it writes, such as"
+                    " user, or put a chat_template.jinja into the model's folder that writes this one."
+                )
 
 
 _REWRITES = (

@@ -13,9 +13,11 @@ info)`` of step. Nothing here imports torch, because every environment lives in 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Protocol, SupportsFloat
 
 from dschat.base.errors import UserError
@@ -24,6 +26,7 @@ from dschat.data.rows import check_text, kind_of
 
 FLAG = "--environment"
 ASSISTANT = "assistant"  # the policy's role
+METHODS = {"reset": ("row", "seed"), "step": ("messages", "reply")}  # of a user's class, with their arguments
 LARGEST_REWARD = 1e38  # just below float32's largest number
 
 Message = dict[str, Any]  # type: ignore[explicit-any]  # role, content and the template's other fields
@@ -89,13 +92,15 @@ class EnvironmentTraits:
 
 
 def traits_of(environment_class: object) -> EnvironmentTraits:
-    """The attributes of a user's class. Raises UserError if they have another form, or a method is missing."""
-    for method in ("reset", "step"):
+    """The attributes of a user's class. Raises UserError if they have another form, or a method cannot be called."""
+    for method, arguments in METHODS.items():
         if not callable(getattr(environment_class, method, None)):
             raise UserError(
                 f"{FLAG}: the class has no method {method}: give a class with reset(row, seed) and"
                 " step(messages, reply)."
             )
+        _check_method(environment_class, method, arguments)
+    _check_call(environment_class, (), "the class is made without arguments")
     tools = getattr(environment_class, "tools", None)
     if tools is not None:
         if not isinstance(tools, list):
@@ -108,6 +113,25 @@ def traits_of(environment_class: object) -> EnvironmentTraits:
     if not roles or ASSISTANT in roles or not all(isinstance(role, str) for role in roles):
         raise UserError(f"{FLAG}: `roles` must name the roles of the environment's messages, such as ['user'].")
     return EnvironmentTraits(tools, roles)
+
+
+def _check_method(environment_class: object, method: str, arguments: Sequence[str]) -> None:
+    """Raises UserError if a method is async, or does not take these arguments."""
+    function = inspect.getattr_static(environment_class, method, None)
+    if inspect.iscoroutinefunction(function):
+        raise UserError(f"{FLAG}: {method} is an async function; give a plain one (def).")
+    if inspect.isfunction(function):  # of an object; others, such as static methods, are as rare as they are various
+        _check_call(function, ("self", *arguments), f"{method} is called as {method}({', '.join(arguments)})")
+
+
+def _check_call(function: object, arguments: Sequence[str], usage: str) -> None:
+    """Raises UserError, which tells the usage, if a function does not take so many arguments."""
+    try:
+        inspect.signature(function).bind(*arguments)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise UserError(f"{FLAG}: {usage}: {error}.") from error
+    except ValueError:  # a function without a signature
+        return
 
 
 def reset_environment(
@@ -174,7 +198,7 @@ def plain_copy(value: object, name: str) -> Any:  # type: ignore[explicit-any]  
         name: name of the value, for messages.
 
     Raises:
-        UserError: it holds anything else, or text that UTF-8 cannot encode.
+        UserError: it holds anything else, a number that is not finite, or text that UTF-8 cannot encode.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -184,6 +208,8 @@ def plain_copy(value: object, name: str) -> Any:  # type: ignore[explicit-any]  
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
+        if not math.isfinite(value):
+            raise UserError(f"{FLAG}: {name} holds the number {value}, which is not a JSON value.")
         return float(value)
     if isinstance(value, list | tuple):
         return [plain_copy(item, name) for item in value]
@@ -213,7 +239,11 @@ def _checked_reward(reward: object) -> float:
 
 
 def _checked_flag(value: object, name: str) -> bool:
-    """Whether an episode is over. Raises UserError for texts and collections, whose truth says nothing about that."""
-    if value is None or isinstance(value, str | bytes | list | tuple | Mapping):
+    """Whether an episode is over: True or False, also NumPy's. Raises UserError for anything else.
+
+    That includes a number, which may be the reward in the place of the flag.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if is_number or value not in (True, False):
         raise UserError(f"{FLAG}: {name} of a step must be true or false, not {kind_of(value)}.")
     return bool(value)

@@ -154,7 +154,7 @@ def play_episode(  # type: ignore[explicit-any]  # a connection carries anything
                     answer = step_environment(environment, *arguments)
             except UserError as error:
                 answer = _loggable(str(error))
-            except (Exception, SystemExit) as error:  # of what was returned, or a call of sys.exit
+            except BaseException as error:  # of what was returned, or what pytest or sys.exit raises
                 answer = _loggable(f"{FLAG}: {type(error).__name__}: {error}")
             connection.send(answer)
     except (EOFError, OSError):  # the training process has closed the connection

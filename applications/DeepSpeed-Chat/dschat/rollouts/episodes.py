@@ -19,12 +19,14 @@ from dschat.base.errors import UserError
 from dschat.data.encoding import decode_sampled
 from dschat.data.messages import TOOLS
 from dschat.data.observations import ConversationEncoder
-from dschat.data.rows import Row
+from dschat.data.rows import Row, in_words
+from dschat.data.template_notes import NOT_IN_TEMPLATE, unwritten_parts
 from dschat.data.turn_end import reply_contents
 from dschat.rollouts.engine import Generation, ResponseSampler
 from dschat.rollouts.environment import Message, StepResult
 from dschat.rollouts.environments import EnvironmentPool, EpisodeProcess, Failure, Result
 from dschat.rollouts.sampling import Sampling, row_seed
+from dschat.run.distributed import is_main
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +168,7 @@ class EpisodePlayer:
         self._limits = limits
         self._skips_failures = skips_failures
         self._columns_of = columns_of
+        self._is_first_play = True
         tools = pool.traits.tools
         self._tools: dict[str, object] = {} if tools is None else {TOOLS: tools}
         self._encoder = ConversationEncoder(tokenizer, self._tools, pool.traits.roles)
@@ -241,6 +244,22 @@ class EpisodePlayer:
                 continue
             episode.prompt_ids = ids
             episode.prompt_text = text
+        self._warn_of_unwritten(episodes)
+
+    def _warn_of_unwritten(self, episodes: Sequence[Episode]) -> None:
+        """Logs what the chat template leaves out of the first messages, and of `tools`; once in a run."""
+        if not self._is_first_play or not is_main():
+            return
+        self._is_first_play = False
+        rows = []
+        for episode in episodes:
+            if episode.prompt_ids:
+                arguments = self._arguments(episode)
+                origin = episode.row.origin
+                rows.append(Row(None, episode.prompt_messages, None, None, {}, origin, template_arguments=arguments))
+        unwritten = unwritten_parts(self._tokenizer, rows)
+        if unwritten:
+            logger.warning("%s: %s", NOT_IN_TEMPLATE, in_words(unwritten))
 
     def _sample_replies(self, sampler: ResponseSampler, episodes: Sequence[Episode]) -> TurnLengths:
         """Samples the next reply of each episode, which reads the episode so far."""

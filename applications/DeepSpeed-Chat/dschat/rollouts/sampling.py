@@ -159,7 +159,7 @@ class TokenSampler:
 
         ids, log_z = self._sample(logits, uniform)
         if self._temperature == 0:
-            ids = logits.argmax(-1)
+            ids = torch.where(log_z.isfinite(), logits.argmax(-1), ids)
         elif self._truncation:
             truncated = self._truncation(self._no_ids, logits)
             ids, _ = self._sample(truncated, uniform)

@@ -40,7 +40,7 @@ from macro_actions.conditions import (
 from macro_actions.constituents import ParsingCondition
 from macro_actions.masked import last_true
 from macro_actions.token_text import TokenReader
-from macro_actions.types import Rollout, ScoredRollout, Trajectory
+from macro_actions.types import Rollout, ScoredRollout, Trajectory, mapped
 
 if TYPE_CHECKING:
     from constituent_treelib.parsing import Backend
@@ -253,13 +253,14 @@ class UserCondition:
         self._tokenizer = tokenizer
 
     def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
-        """Finds where macro actions end.
+        """Finds where macro actions end. The function gets copies, which it may change.
 
         Raises:
             UserError: the function fails, or returns something else.
         """
         assert isinstance(trajectory, Trajectory)  # `TerminationFlags.reads_policy` asks for one
-        ends = call_function(self._function, FLAG, trajectory, self._tokenizer)
+        copies = mapped(trajectory, torch.clone)
+        ends = call_function(self._function, FLAG, copies, self._tokenizer)
         mask = trajectory.response_mask
         if not isinstance(ends, Tensor) or ends.dtype != torch.bool or ends.shape != mask.shape:
             got = f"{tuple(ends.shape)} {ends.dtype}" if isinstance(ends, Tensor) else type(ends).__name__

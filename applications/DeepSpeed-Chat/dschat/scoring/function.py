@@ -5,6 +5,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 
 import numpy as np
 import torch
@@ -122,11 +123,19 @@ def _call(
     flag: str,
     texts: ResponseTexts,
 ) -> object:
-    """Calls a function with texts, data rows and, if there are any, segments."""
-    arguments: list[object] = [texts.prompts, texts.responses, [row.extra for row in texts.rows]]
+    """Calls a function with copies of texts, data rows and, if there are any, segments.
+
+    What it changes in them does not reach other sources, the sample files or the next epoch.
+    """
+    arguments: list[object] = [list(texts.prompts), list(texts.responses), _columns_of(texts.rows)]
     if texts.segments is not None:
-        arguments.append(texts.segments.texts)
+        arguments.append(deepcopy(texts.segments.texts))
     return call_function(function, flag, *arguments)
+
+
+def _columns_of(rows: Sequence[Row]) -> list[dict[str, object]]:
+    """Copies of all columns, also for each of several responses to one row."""
+    return [deepcopy(row.extra) for row in rows]
 
 
 def require_arguments(
@@ -179,7 +188,8 @@ class FunctionDialogueScores:
         self._flag = flag
 
     def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
-        result = call_function(self._function, self._flag, list(dialogues), [row.extra for row in rows])
+        copies = [deepcopy(dialogue) for dialogue in dialogues]
+        result = call_function(self._function, self._flag, copies, _columns_of(rows))
         name = getattr(self._function, "__name__", "function")
         return _checked(result, len(dialogues), "dialogue", f"{self._flag}: {name}")
 

@@ -8,6 +8,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
+from dschat.data.messages import TOOLS
+from dschat.data.observations import ConversationEncoder
 from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
 from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import choose_trained
@@ -283,19 +285,16 @@ def _rollout_engine(
     )
 
 
-def build_episode_sampler(
-    config: PPOConfig,
-    models: PPOModels,
-    tokenizer: PreTrainedTokenizerBase,
-) -> EpisodeSampler | None:
-    """What samples episodes of several turns; None without --environment. Starts the process of the environments.
+def open_environments(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> EnvironmentPool | None:
+    """Starts the process of the environments, and tries the chat template; None without --environment.
+
+    To be called before models are loaded, which may take minutes.
 
     Raises:
         UserError: the environment's class cannot be loaded, or the chat template cannot be used for episodes.
     """
     if config.rewards.environment is None:
         return None
-    actor = build_actor_sampler(models, tokenizer, config)
     user = simulated_user(config) if config.has_simulated_user else None
     pool = EnvironmentPool(
         config.rewards.environment,
@@ -303,6 +302,21 @@ def build_episode_sampler(
         config.episodes.environment_workers,
         user,
     )
+    tools = pool.traits.tools
+    ConversationEncoder(tokenizer, {} if tools is None else {TOOLS: tools}, pool.traits.roles)
+    return pool
+
+
+def build_episode_sampler(
+    config: PPOConfig,
+    models: PPOModels,
+    tokenizer: PreTrainedTokenizerBase,
+    environments: EnvironmentPool | None,
+) -> EpisodeSampler | None:
+    """What samples episodes of several turns with these environments; None without any."""
+    if environments is None:
+        return None
+    actor = build_actor_sampler(models, tokenizer, config)
     limits = EpisodeLimits(
         config.episodes.max_turns,
         config.sampling.max_prompt_seq_len,
@@ -310,8 +324,8 @@ def build_episode_sampler(
         config.episodes.max_turn_seq_len,
     )
     skips = config.rewards.on_reward_error == "skip"
-    columns_of = all_columns if user is None else prompt_columns
-    return EpisodeSampler(actor, EpisodePlayer(tokenizer, actor.sampling, pool, limits, skips, columns_of))
+    columns_of = prompt_columns if config.has_simulated_user else all_columns
+    return EpisodeSampler(actor, EpisodePlayer(tokenizer, actor.sampling, environments, limits, skips, columns_of))
 
 
 def simulated_user(config: PPOConfig) -> UserSettings:

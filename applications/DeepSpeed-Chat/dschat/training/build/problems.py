@@ -36,7 +36,8 @@ def load_problems(
     share = load_share(config, show=is_main())
     if is_main():
         validate(share.train)
-        warn_of_plain_prompts(share.train, make.keywords["tokenizer"], config.columns.apply_chat_template)
+        if not config.has_episodes:  # otherwise environments write the prompts
+            warn_of_plain_prompts(share.train, make.keywords["tokenizer"], config.columns.apply_chat_template)
     flags = config.programs
     rows, untested = rows_with_tests(share.train, pool, flags.drop_unsolvable, flags.program_block)
     prompts, dropped = make(rows)

@@ -70,6 +70,7 @@ from dschat.training.build.ppo import (
     build_ppo_models,
     check_heads,
     load_ppo_tokenizer,
+    open_environments,
     warn_of_wait,
 )
 from dschat.training.build.problems import load_problems
@@ -208,13 +209,14 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
         run.record.sandbox = programs.level
         data = load_problems(config, make, programs, validate)
     else:
-        data = load_step_data(config, PromptExample, make, validate)
+        data = load_step_data(config, PromptExample, make, validate, reads_prompts=not config.has_episodes)
     plan = _plan_run(config, run, data)
     warmup = config.optimizers.critic_warmup_updates
     if warmup:
         logger.info("the first %d updates train the critic alone (--critic_warmup_updates)", warmup)
     if config.has_episodes:
         warn_of_wait(config, len(data.eval))
+    environments = open_environments(config, tokenizer)
     peaks = _measure_peaks(config, run)
     models = build_ppo_models(config, plan, tokenizer, programs, _record_decoding(run))
     average = MovingAverage(models.actor) if config.memory.enable_ema else None
@@ -237,7 +239,7 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
         config,
         run,
         average,
-        sampler=build_episode_sampler(config, models, tokenizer),
+        sampler=build_episode_sampler(config, models, tokenizer, environments),
         peaks=peaks,
     )
     loop_of(algorithm, models.trained, saved, tokenizer, config, run, average_parts).fit()
@@ -317,6 +319,7 @@ def load_step_data(
     make: Make[E],
     validate: Validate | None = None,
     on_prompt: bool | None = None,
+    reads_prompts: bool = True,
 ) -> StepData[E]:
     """The examples of a step. Every rank must call it.
 
@@ -328,11 +331,12 @@ def load_step_data(
         make: makes examples from rows, see `dschat.data.loading.ExampleLoader`.
         validate: warns about rows, see there.
         on_prompt: in step 1, prompts are learnt from, too.
+        reads_prompts: whether the model reads the rows' prompts, see there.
 
     Raises:
         UserError: there are no data, a row is bad, or no example is left.
     """
-    loader = ExampleLoader(config, kind, make, validate, on_prompt)
+    loader = ExampleLoader(config, kind, make, validate, on_prompt, reads_prompts)
     made_from = broadcast_object(loader.made_from if is_main() else {})
     data = None
     if is_main():
