@@ -293,6 +293,8 @@ def test_tables_of_a_flags_values_call_its_default_so():
         ("macro-actions.md", "termination_condition"),
         ("choosing.md", "value_function"),
         ("training.md", "advantage_estimator"),
+        ("rewards.md", "on_reward_error"),
+        ("turns.md", "on_reward_error"),
     }
 
 

@@ -41,7 +41,7 @@ def test_a_served_reward_model_scores_as_one_in_the_process(run, prompt_flags, s
     server.should_exit = True
     thread.join()
     result.expect(0)
-    assert "scores through text, as prompt + response + EOS, with a tokenizer of its own" in result.stderr
+    assert "scores text, read as prompt + response + EOS by its own tokenizer" in result.stderr
     samples = read_jsonl(tmp_path / "out" / "samples" / "update-000004.jsonl")
     assert len(samples) == 8 == len({sample["reward_url"] for sample in samples})
     for sample in samples:

@@ -159,6 +159,15 @@ def test_an_encoder_reads_a_pair_of_texts(tmp_path):
     assert read(path, rows_of(PROMPTS), RESPONSES) == near(expected)
 
 
+def test_the_form_that_a_run_logs_is_the_one_that_is_read(bytes_tokenizer, tmp_path):
+    bert, bert_tokenizer = bert_folder(tmp_path / "bert")
+    decoder, decoder_tokenizer = with_template(tmp_path / "decoder", bytes_tokenizer)
+    where = (torch.device("cpu"), torch.float32)
+    assert load_reward_model(bert, bert_tokenizer, False, *where).form == "a pair of prompt and response"
+    assert load_reward_model(decoder, decoder_tokenizer, False, *where).form == "prompt + response + EOS"
+    assert load_reward_model(decoder, decoder_tokenizer, True, *where).form == "its chat template"
+
+
 def test_a_text_longer_than_the_model_names_its_row(tmp_path):
     path, tokenizer = bert_folder(tmp_path, positions=40)
     long = " the cat" * 60

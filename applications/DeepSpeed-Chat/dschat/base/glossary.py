@@ -161,7 +161,8 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("response/length", ONLINE, "tokens", "mean length, the end token included",
          "it grows with the scores: the policy may learn length alone; in step 3 a warning at a quarter of the"
          " first rollout's, or at 8 tokens and half of it"),
-        ("response/eos_rate", ONLINE, "share", "responses that ended before the longest length",
+        ("response/eos_rate", ONLINE, "share", "responses that ended with an end token; with `--environment`"
+         " episodes that the environment also ended",
          "0 after it was more: a warning says so"),
         ("response/repetition", "ppo", "share", "4-grams that the response has had before", "above 0.5 a warning"),
         ("response/score_length_correlation", "ppo", "", "Pearson's, of scores and lengths; in"
@@ -273,7 +274,7 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("eval/kl_per_token", "ppo", "nats per token", "the same over all tokens"),
         ("eval/kl_per_token", "refuel_online", "nats per token", "the same over all tokens", "", KL),
         ("eval/length", ONLINE, "tokens", "mean length"),
-        ("eval/eos_rate", ONLINE, "share", "responses that ended before the longest length"),
+        ("eval/eos_rate", ONLINE, "share", "as `response/eos_rate`"),
         ("eval/<source>", "ppo", "", "as `objective/<source>`", "", SEVERAL),
         ("eval/unscored", "ppo", "share", "as `objective/unscored`", "", SKIP),
         ("eval/programs/<outcome>", "ppo", "share", "as `programs/<outcome>`", "", PROGRAMS),

@@ -241,6 +241,15 @@ class RewardReader:
                 "template."
             )
 
+    @property
+    def form(self) -> str:
+        """The form in which a prompt and a response are read, in words."""
+        if self._uses_template:
+            return "its chat template"
+        if self._classifier.is_decoder:
+            return "prompt + response + EOS"
+        return "a pair of prompt and response"
+
     def shorten(self, max_tokens: int) -> None:
         """Reads at most `max_tokens` tokens of a text from now on, or fewer if the model's limit is lower."""
         self._classifier.limit = self._limit(max_tokens)

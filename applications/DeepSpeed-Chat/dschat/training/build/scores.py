@@ -256,8 +256,6 @@ def _model_scores(
         return RewardModelScores(frozen_engine(ScalarModel(model), settings), size.rows, size.tokens)
 
     rm_template = config.rewards.rm_template
-    form = "its chat template" if rm_template else "prompt + response + EOS"
-    logger.info("%s %s scores through text, as %s, with a tokenizer of its own", REWARD, path, form)
     skips = config.rewards.on_reward_error == "skip"
     if reads_both_ways(open_config(path, REWARD)):
         reader = load_reward_model(
@@ -270,17 +268,21 @@ def _model_scores(
             flags=STEP_3_READER_FLAGS,
             max_tokens=size.tokens,
         )
-        return TextRewardScores(reader, skips)
-    model = load_scalar(path, REWARD, settings.dtype, reward_tokenizer, may_be_new=False, load_options=load_options)
-    classifier = ClassifierReader(
-        model,
-        reward_tokenizer.pad_token_id,
-        device(),
-        batch_size=size.rows,
-        engine=frozen_engine(ScalarModel(model), settings),
-        max_tokens=size.tokens,
-    )
-    return TextRewardScores(RewardReader(classifier, reward_tokenizer, path, rm_template, STEP_3_READER_FLAGS), skips)
+    else:
+        model = load_scalar(
+            path, REWARD, settings.dtype, reward_tokenizer, may_be_new=False, load_options=load_options
+        )
+        classifier = ClassifierReader(
+            model,
+            reward_tokenizer.pad_token_id,
+            device(),
+            batch_size=size.rows,
+            engine=frozen_engine(ScalarModel(model), settings),
+            max_tokens=size.tokens,
+        )
+        reader = RewardReader(classifier, reward_tokenizer, path, rm_template, STEP_3_READER_FLAGS)
+    logger.info("%s %s scores text, read as %s by its own tokenizer", REWARD, path, reader.form)
+    return TextRewardScores(reader, skips)
 
 
 def function_scores(
