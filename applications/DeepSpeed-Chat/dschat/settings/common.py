@@ -301,8 +301,9 @@ class EngineFlags:
 
 def _check_output_dir(config: CommonConfig) -> None:
     output = config.output
-    may_hold_run = output.overwrite_output_dir or output.resume_from_checkpoint is not None
-    checks.check_output_dir(output.output_dir, may_hold_run, [*config.model_paths, *config.data.data_path])
+    resume = output.resume_from_checkpoint is not None
+    inputs = [*config.model_paths, *config.data.data_path]
+    checks.check_output_dir(output.output_dir, output.overwrite_output_dir, resume, inputs)
 
 
 def _check_trackers(config: CommonConfig) -> None:
