@@ -592,3 +592,10 @@ def test_an_output_folder_is_no_address():
 def test_infinity_is_refused_for_what_it_is():
     """It is a number of at least 0."""
     assert "--learning_rate inf is not finite: give a number of at least 0" in refusal("sft", "--learning_rate inf")
+
+
+@pytest.mark.parametrize("given", ["true", "out/checkpoints/step-9"])
+def test_a_checkpoint_that_is_not_there_is_refused_before_models_are_loaded(given):
+    """`resume_from_checkpoint: true` in a file of transformers means the newest checkpoint."""
+    message = refusal("sft", f"--resume_from_checkpoint {given}")
+    assert f"--resume_from_checkpoint {given}: there is no such folder" in message and "latest" in message

@@ -44,7 +44,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dschat.base.atomic import WRITING, flush, recover, remove, write_file
-from dschat.base.errors import ServerLost, UserError
+from dschat.base.errors import ServerLost, UserError, is_lost_peer
 from dschat.base.fingerprints import content_hash, file_hash
 from dschat.base.glossary import BEST
 from dschat.base.jsonl import read_object
@@ -56,14 +56,13 @@ from dschat.run.metrics import rows_problem
 from dschat.run.output import RunOutput
 from dschat.run.state import Json, Progress, set_random_states
 from dschat.run.stop import Stopped, stop_signals
-from dschat.settings.common import CommonConfig
+from dschat.settings.common import LATEST, CommonConfig
 
 logger = logging.getLogger(__name__)
 
 STATE = "state.json"
 METRICS = "metrics.jsonl"
 RANDOM_PREFIX = "random."  # prefix of the names of random states in rank-N.safetensors
-LATEST = "latest"
 MANIFEST = "manifest.json"
 
 
@@ -124,6 +123,8 @@ class Checkpoints:
         except (torch.OutOfMemoryError, torch.distributed.DistError):
             raise
         except (OSError, RuntimeError, SafetensorError) as error:  # torch raises RuntimeError for a full disk
+            if is_lost_peer(error):
+                raise
             earlier = self._newest_first()
             remaining = f"The one before, {earlier[0]}, stays." if earlier else "There is no earlier one."
             raise UserError(
