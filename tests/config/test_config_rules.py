@@ -543,6 +543,27 @@ def test_a_run_is_not_overwritten_unasked(tmp_path):
     assert config_of("sft", "--overwrite_output_dir").output.overwrite_output_dir
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "README.md", "config.json", "model.safetensors", "actor"])
+@pytest.mark.parametrize("flags", ["", "--resume_from_checkpoint"])
+def test_files_of_other_origin_are_not_replaced_unasked(tmp_path, name, flags):
+    """A user's settings in the folder that the run writes to, say, or a model from elsewhere."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "rows.jsonl").touch()
+    config_of("sft", flags)
+    (tmp_path / "out" / name).touch()
+    message = refusal("sft", flags)
+    assert f"--output_dir out holds {name} but no run" in message and "--overwrite_output_dir" in message
+    config_of("sft", "--overwrite_output_dir")
+
+
+@pytest.mark.parametrize("trace", ["checkpoints", ".given-up"])
+def test_what_is_left_of_a_run_is_of_no_other_origin(tmp_path, trace):
+    """Copied without run.json, or put aside by a run that was killed; `RunOutput` puts that back."""
+    (tmp_path / "out" / trace).mkdir(parents=True)
+    (tmp_path / "out" / "config.yaml").touch()
+    config_of("sft", "--resume_from_checkpoint")
+
+
 @pytest.mark.parametrize("used", ["out", "out/actor", "out/models/step-2/actor"])
 def test_a_run_does_not_write_over_what_it_reads(tmp_path, used):
     (tmp_path / used).mkdir(parents=True)
@@ -566,3 +587,15 @@ def test_an_output_folder_is_no_address():
     """As a path it would be a folder called "s3:"."""
     message = refusal("sft", "--output_dir s3://bucket/run")
     assert "--output_dir s3://bucket/run is an address: give a folder of this machine" in message
+
+
+def test_infinity_is_refused_for_what_it_is():
+    """It is a number of at least 0."""
+    assert "--learning_rate inf is not finite: give a number of at least 0" in refusal("sft", "--learning_rate inf")
+
+
+@pytest.mark.parametrize("given", ["true", "out/checkpoints/step-9"])
+def test_a_checkpoint_that_is_not_there_is_refused_before_models_are_loaded(given):
+    """`resume_from_checkpoint: true` in a file of transformers means the newest checkpoint."""
+    message = refusal("sft", f"--resume_from_checkpoint {given}")
+    assert f"--resume_from_checkpoint {given}: there is no such folder" in message and "latest" in message

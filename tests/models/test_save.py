@@ -3,7 +3,10 @@
 
 import json
 import logging
+import os
+import stat
 import weakref
+from pathlib import Path
 
 import pytest
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -107,7 +110,7 @@ def test_every_weight_is_asked_for_although_the_first_model_cannot_be_written(to
     def full(*_args, **_kwargs):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(save, "save_file", full)
+    monkeypatch.setattr(save, "save_tensors", full)
     engine = engine_of(make_causal_lm())
     models = [SavedModel(Noting(engine, name), name, "base", name) for name in ("actor", "critic")]
     config = ppo_config(tmp_path)
@@ -116,3 +119,23 @@ def test_every_weight_is_asked_for_although_the_first_model_cannot_be_written(to
     names = [name for name, _ in engine.whole_weights()]
     assert asked == [(model, name) for model in ("actor", "critic") for name in names]
     assert not (tmp_path / "actor").exists()
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027])
+def test_weights_can_be_read_by_whom_the_umask_allows(mask, tokenizer, tmp_path):
+    """safetensors alone writes them for their owner, so that others could read config.json and not the weights."""
+    model = make_causal_lm()
+    earlier_mask = os.umask(mask)
+    try:
+        save_model(model, saved_weights(model), tokenizer, tmp_path)
+    finally:
+        os.umask(earlier_mask)
+    permissions = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    assert permissions["model.safetensors"] == permissions["config.json"] == 0o666 & ~mask
+
+
+def test_only_one_module_writes_safetensors():
+    """`save_tensors`, which sets the permissions."""
+    package = Path(save.__file__).parents[1]
+    writers = {file.name for file in package.rglob("*.py") if "import save_file" in file.read_text(encoding="utf-8")}
+    assert writers == {"tensor_files.py"}

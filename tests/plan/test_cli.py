@@ -356,6 +356,14 @@ def test_models_that_are_there_are_read(model, capsys, monkeypatch):
         (["no_such_preset"], "no_such_preset: there is no such preset. Give a YAML file, or one of "),
         ([__file__], "--step is missing"),
         (["apps_codegemma_2b", "--step", "2"], "there is no such preset of reward"),
+        (
+            ["nothing", "--step", "dpo"],
+            "no such preset of dpo. Give a YAML file, or one of hh_gemma_2b, tldr_gemma_2b.",
+        ),
+        (
+            ["ppo", "--gpus", "1"],
+            "ppo is a step: write --step ppo, with a preset, a YAML file or the flags of the step.",
+        ),
         ([], "give a preset, or --step (sft, reward, dpo, ppo, refuel, refuel-online) with"),
         (["tldr_gemma_7b", "--step", "dpo"], "there is no such preset of dpo"),
         (["--step", "1", "--model_name_or_path", "./absent"], "--model_name_or_path ./absent: no such folder"),

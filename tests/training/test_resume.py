@@ -155,3 +155,15 @@ def test_a_file_that_does_not_reach_the_disk_is_no_part_of_a_checkpoint(group, t
     with pytest.raises(UserError, match="could not be written: its file state.json: Input/output error. There is no"):
         supervised("sft", tmp_path, save_steps=1).fit()
     assert not list((tmp_path / "checkpoints").glob("step-*"))
+
+
+def test_a_checkpoint_that_another_process_leaves_unfinished_is_not_blamed_on_the_disk(group, tmp_path, monkeypatch):
+    """A process that the kernel has killed for its memory, say; `report_error` names it."""
+
+    def lose_a_peer(folder):
+        raise RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:53419")
+
+    monkeypatch.setattr(checkpoint, "hash_together", lose_a_peer)
+    with pytest.raises(RuntimeError, match="^.*Connection closed by peer"):
+        supervised("sft", tmp_path, save_steps=1).fit()
+    assert not list((tmp_path / "checkpoints").glob("step-*"))

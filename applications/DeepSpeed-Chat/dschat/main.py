@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from dschat.base.atomic import NO_ROOM
-from dschat.base.errors import ServerLost, UserError
+from dschat.base.errors import ServerLost, UserError, is_lost_peer
 from dschat.base.lock import close_all
 from dschat.base.progress import LinesAboveBars
 from dschat.launch import ERROR_FILE, follow_launcher
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from dschat.run.output import RunOutput
     from dschat.settings.batches import BatchPlan
 
-# Errors of gloo and NCCL when the process at the other end of a connection has ended.
-LOST_PEER = re.compile(r"Connection (reset|closed) by peer|remote process exited|Connection refused.*store", re.I)
 C = TypeVar("C", bound=CommonConfig)
 Step: TypeAlias = "Callable[[C, RunOutput], None]"  # trains what a configuration says into a run's output folder
 logger = logging.getLogger("dschat")
@@ -248,7 +245,7 @@ def report_error(error: BaseException, saved_models: Sequence[str]) -> int:
 def _cause_of(error: BaseException) -> str:
     """An exception that is no UserError in a sentence; a lost connection to another rank is named as such."""
     cause = f"{type(error).__name__}: {error}"
-    if not (_has_peers() and isinstance(error, RuntimeError) and LOST_PEER.search(cause)):
+    if not (_has_peers() and is_lost_peer(error)):
         return cause
     return (
         "another process of this run has gone; its last messages are above, or on its machine. To continue from the"

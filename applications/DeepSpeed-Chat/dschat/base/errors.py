@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exception whose message is written for users."""
+"""The exception whose message is written for users, and what libraries say when another process has gone."""
+
+import re
+
+# Errors of gloo and NCCL when the process at the other end of a connection has ended.
+LOST_PEER = re.compile(r"Connection (reset|closed) by peer|remote process exited|Connection refused.*store", re.I)
 
 
 class UserError(Exception):
@@ -13,3 +18,8 @@ class UserError(Exception):
 
 class ServerLost(UserError):
     """A server that the run needs is gone. The run saves a checkpoint and ends; the message says how to continue."""
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an exception of a collective says that another process of the run has ended."""
+    return isinstance(error, RuntimeError) and LOST_PEER.search(f"{type(error).__name__}: {error}") is not None

@@ -16,13 +16,14 @@ from peft import LoraConfig, TaskType, get_peft_model_state_dict, inject_adapter
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import get_pattern_key
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from dschat.base.errors import UserError
 from dschat.models.opening import Placement
 from dschat.models.parameters import whole_shape
+from dschat.models.tensor_files import save_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ def save_adapter(
     prefixed = {}
     for name, tensor in weights.items():
         prefixed[f"{PREFIX}{name}"] = tensor.contiguous()
-    save_file(prefixed, folder / WEIGHTS, metadata={"format": "pt"})
+    save_tensors(prefixed, folder / WEIGHTS, metadata={"format": "pt"})
     config = copy.copy(lora_config(model))
     assert config is not None  # the caller checked
     has_score = hasattr(model, "score")

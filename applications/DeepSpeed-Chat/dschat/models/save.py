@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, WeightConverter, revert_weight_conversion
@@ -17,6 +16,7 @@ from transformers.core_model_loading import PrefixChange, WeightConverter, rever
 from dschat.base.atomic import put, write_file
 from dschat.models.heads import folded
 from dschat.models.lora import is_adapter, lora_config, merged, save_adapter
+from dschat.models.tensor_files import save_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def _write_files(
         return folder / f"model-{number + 1:05d}.safetensors"
 
     def write_buffered() -> None:
-        save_file(buffered, unfinished(len(names_by_file)), metadata={"format": "pt"})
+        save_tensors(buffered, unfinished(len(names_by_file)), metadata={"format": "pt"})
         names_by_file.append(list(buffered))
         buffered.clear()
 

@@ -100,8 +100,10 @@ def find_files(name: str, step: str | None) -> list[tuple[str, str]]:
 
 def _unknown_preset(name: str, step: str | None) -> str:
     """The message for a preset that does not exist, with the names of those that do."""
+    if name in STEPS:
+        return f"{name} is a step: write --step {name}, with a preset, a YAML file or the flags of the step."
     names: set[str] = set()
-    for subcommand in STEPS:
+    for subcommand in [step] if step else STEPS:
         names.update(preset_names(subcommand))
     of_step = f" of {step}" if step else ""
     return f"{name}: there is no such preset{of_step}. Give a YAML file, or one of {', '.join(sorted(names))}."

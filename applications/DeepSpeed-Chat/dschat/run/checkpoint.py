@@ -40,29 +40,29 @@ from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from dschat.base.atomic import WRITING, flush, recover, remove, write_file
-from dschat.base.errors import ServerLost, UserError
+from dschat.base.errors import ServerLost, UserError, is_lost_peer
 from dschat.base.fingerprints import content_hash, file_hash
 from dschat.base.glossary import BEST
 from dschat.base.jsonl import read_object
 from dschat.models.engines import Trained
+from dschat.models.tensor_files import save_tensors
 from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, own_part, rank, world_size
 from dschat.run.identity import Identity, differences
 from dschat.run.metrics import rows_problem
 from dschat.run.output import RunOutput
 from dschat.run.state import Json, Progress, set_random_states
 from dschat.run.stop import Stopped, stop_signals
-from dschat.settings.common import CommonConfig
+from dschat.settings.common import LATEST, CommonConfig
 
 logger = logging.getLogger(__name__)
 
 STATE = "state.json"
 METRICS = "metrics.jsonl"
 RANDOM_PREFIX = "random."  # prefix of the names of random states in rank-N.safetensors
-LATEST = "latest"
 MANIFEST = "manifest.json"
 
 
@@ -123,6 +123,8 @@ class Checkpoints:
         except (torch.OutOfMemoryError, torch.distributed.DistError):
             raise
         except (OSError, RuntimeError, SafetensorError) as error:  # torch raises RuntimeError for a full disk
+            if is_lost_peer(error):
+                raise
             earlier = self._newest_first()
             remaining = f"The one before, {earlier[0]}, stays." if earlier else "There is no earlier one."
             raise UserError(
@@ -140,10 +142,10 @@ class Checkpoints:
             engine.save_checkpoint(folder / name)
         random_states = {f"{RANDOM_PREFIX}{name}": state for name, state in progress.random.items()}
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in progress.tensors.items()}
-        save_file(random_states | tensors, folder / f"rank-{rank()}.safetensors")
+        save_tensors(random_states | tensors, folder / f"rank-{rank()}.safetensors")
         if self._average is not None:
             parts = {name: part.cpu().contiguous() for name, part in self._average.items()}
-            save_file(parts, folder / _average_file(rank()))
+            save_tensors(parts, folder / _average_file(rank()))
         if is_main():
             state = {"numbers": progress.numbers, "run": self._run.state_dict()}
             (folder / STATE).write_text(json.dumps(state), encoding="utf-8")

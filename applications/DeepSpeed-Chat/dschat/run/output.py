@@ -227,8 +227,8 @@ class RunOutput:
                 with reporting(f"--output_dir {self._output_dir}"):
                     self._lock = Lock(self._output_dir / ".lock", f"--output_dir {self._output_dir}")
                     self._backup.restore()
-                    may_exist = self._config.output.overwrite_output_dir or self._awaits_resume
-                    check_output_dir(str(self._output_dir), may_exist, [])
+                    overwrite = self._config.output.overwrite_output_dir
+                    check_output_dir(str(self._output_dir), overwrite, self._awaits_resume, [])
         except UserError as error:
             refusal = error
         if refusal := broadcast_object(refusal):

@@ -42,6 +42,7 @@ Schedule = Literal[
 ]
 SEED: Range = (lambda seed: 0 <= seed < 2**32, "a whole number from 0 to 4294967295")
 ZeroStage = Literal[0, 1, 2, 3]
+LATEST = "latest"  # value of --resume_from_checkpoint for the newest checkpoint
 DEFAULT_RANK = 8  # of --finetune_mode lora
 COMPILED_UPDATES = 100  # of the shortest run whose layers are compiled without being told so: the first takes longer
 
@@ -120,7 +121,7 @@ class OutputFlags:
         None,
         on_resume=FREE,
         nargs="?",
-        const="latest",
+        const=LATEST,
         path=True,
     )
     eval_interval: int = flag(
@@ -301,8 +302,18 @@ class EngineFlags:
 
 def _check_output_dir(config: CommonConfig) -> None:
     output = config.output
-    may_hold_run = output.overwrite_output_dir or output.resume_from_checkpoint is not None
-    checks.check_output_dir(output.output_dir, may_hold_run, [*config.model_paths, *config.data.data_path])
+    resume = output.resume_from_checkpoint is not None
+    inputs = [*config.model_paths, *config.data.data_path]
+    checks.check_output_dir(output.output_dir, output.overwrite_output_dir, resume, inputs)
+
+
+def _check_checkpoint(config: CommonConfig) -> None:
+    requested = config.output.resume_from_checkpoint
+    if requested not in (None, LATEST) and not Path(requested).is_dir():
+        raise UserError(
+            f"--resume_from_checkpoint {requested}: there is no such folder. Give a checkpoint's folder"
+            f" (OUTPUT_DIR/checkpoints/step-N), or {LATEST} for the newest one."
+        )
 
 
 def _check_trackers(config: CommonConfig) -> None:
@@ -332,6 +343,7 @@ COMMON_RULES: tuple[Rule[CommonConfig] | Check[CommonConfig], ...] = (
     Check(lambda config: checks.check_data_split(config.data.data_split, config.step)),
     Check(lambda config: checks.check_json_object("deepspeed_config", config.engine.deepspeed_config)),
     Check(_check_output_dir),
+    Check(_check_checkpoint),
     Check(_check_trackers),
     Check(lambda config: checks.check_repository("--push_to_hub", config.tracking.push_to_hub)),
     Rule(

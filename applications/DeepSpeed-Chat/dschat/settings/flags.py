@@ -367,8 +367,9 @@ def _check_range(
         return
     accepts, wanted = range
     for number in value if isinstance(value, list | tuple) else [value]:
-        is_number = isinstance(number, str) or math.isfinite(number)
-        if not (is_number and accepts(number)):
+        if not isinstance(number, str) and not math.isfinite(number):
+            raise UserError(f"--{name} {number} is not finite: give {wanted}.")
+        if not accepts(number):
             raise UserError(f"--{name} {number} is out of range: give {wanted}.")
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from dschat.base.atomic import BACKUP
 from dschat.base.errors import UserError
 from dschat.base.jsonl import read_object, without_repeats
 from dschat.settings.flags import flags_of, value_of
@@ -31,6 +32,11 @@ ADDRESS = re.compile(r"https?://[^/\s@?]+(/[^\s?]*)?")  # without a user's name,
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 # Folders that a run writes below its output folder.
 RUN_FOLDERS = ("actor", "actor_ema", "critic", "adapter", "models", "checkpoints", "samples", "nonfinite", "reference")
+# Files and folders that a run replaces in its output folder: its records, and a model with its card.
+REPLACED = (
+    *("config.yaml", "train_config.json", "metrics.jsonl", "config.json", "README.md", "*.safetensors"),
+    *("actor", "actor_ema", "critic", "adapter"),
+)
 
 
 @dataclass(frozen=True)
@@ -153,13 +159,15 @@ def check_json_object(name: str, value: str | None) -> None:
 def check_output_dir(
     output_dir: str,
     overwrite: bool,
+    resume: bool,
     inputs: Sequence[str],
 ) -> None:
-    """Refuse an output folder that is an address, a file or an input, or that holds a run unless `overwrite`.
+    """Refuse an output folder that is an address, a file or an input, or whose files the run would replace unasked.
 
     Args:
         output_dir: the folder; it need not exist.
-        overwrite: replace a run that is there.
+        overwrite: replace what is there.
+        resume: continue with a run that is there.
         inputs: models and data, as the flags name them.
 
     Raises:
@@ -178,7 +186,15 @@ def check_output_dir(
                 f"--output_dir {output_dir}: the run reads {name}, which its own models would replace. Give another"
                 " folder."
             )
-    if overwrite or not _holds_run(folder):
+    if overwrite:
+        return
+    foreign = _foreign_names(folder)
+    if foreign:
+        raise UserError(
+            f"--output_dir {output_dir} holds {', '.join(foreign)} but no run: a run writes files of these names. Give"
+            " another folder, or --overwrite_output_dir to replace them."
+        )
+    if resume or not _holds_run(folder):
         return
     raise UserError(
         f"--output_dir {output_dir} holds a run: add --resume_from_checkpoint to continue with it, or"
@@ -191,6 +207,17 @@ def _would_replace(folder: Path, used: Path) -> bool:
     if used == folder:
         return True
     return folder in used.parents and used.relative_to(folder).parts[0] in RUN_FOLDERS
+
+
+def _foreign_names(folder: Path) -> list[str]:
+    """Names of files and folders that a run would replace, in a folder that no run has written to."""
+    traces_of_a_run = ("run.json", "checkpoints", BACKUP)
+    if any((folder / name).exists() for name in traces_of_a_run):
+        return []
+    names: list[str] = []
+    for pattern in REPLACED:
+        names.extend(path.name for path in sorted(folder.glob(pattern)))
+    return names
 
 
 def _holds_run(folder: Path) -> bool:

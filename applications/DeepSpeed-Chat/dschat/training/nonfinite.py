@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dschat.base.atomic import write_file
 from dschat.base.errors import UserError
 from dschat.models.engines import Trained
+from dschat.models.tensor_files import save_tensors
 from dschat.run.distributed import barrier, broadcast_object, first_over_ranks, gather_objects, is_main, rank
 from dschat.run.metrics import after
 from dschat.run.output import Run
@@ -281,7 +281,7 @@ def _write_batch(
         copies = {}
         for name, tensor in tensors.items():
             copies[name] = tensor.detach().cpu().clone()
-        save_file(copies, folder / f"{stem}.safetensors")
+        save_tensors(copies, folder / f"{stem}.safetensors")
         write_file(folder / f"{stem}.json", json.dumps(record, indent=1))
     except (OSError, SafetensorError) as error:
         logger.warning("%s could not be written: %s", folder / stem, error)

@@ -16,7 +16,6 @@ from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dschat.base.atomic import writing
@@ -28,6 +27,7 @@ from dschat.data.collate import collate_preferences
 from dschat.data.examples import PreferenceExample
 from dschat.models.engines import PolicyForward, TrainedPolicy
 from dschat.models.layout import PassSize
+from dschat.models.tensor_files import save_tensors
 from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main
 from dschat.run.stop import raise_if_stopped
 from dschat.training.evaluation import shares
@@ -164,7 +164,7 @@ def reference_logprobs(
     if is_main():
         try:
             with writing(file) as new_file:
-                save_file({CONTENT: numbers}, new_file, metadata=dict(identity))
+                save_tensors({CONTENT: numbers}, new_file, metadata=identity)
         except (OSError, SafetensorError) as error:
             logger.warning("%s could not be written, the log-probs are computed again next time: %s", file, error)
     barrier()
