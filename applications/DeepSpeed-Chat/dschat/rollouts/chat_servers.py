@@ -103,12 +103,12 @@ def checked_address(url: str, flag: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise UserError(f"{flag} {url}: {error}.") from error
+        raise UserError(f"{flag}: {error}: give an address such as http://127.0.0.1:8000/v1.") from error
     if "@" in parts.netloc or "?" in url or "#" in url:
         raise UserError(
             f"{flag} holds a password, a query or a fragment; give the key in OPENAI_API_KEY and the bare address."
         )
-    if parts.scheme not in ("http", "https") or not parts.hostname or len(url.split()) > 1:
+    if parts.scheme not in ("http", "https") or not parts.hostname or url.split() != [url]:
         raise UserError(f"{flag} {url}: an address such as http://127.0.0.1:8000/v1 is needed.")
     return parts.geturl().rstrip("/")
 
@@ -286,10 +286,10 @@ def _choice_of(answer: object) -> Mapping[str, Any]:
     """
     choices = answer.get("choices") if isinstance(answer, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
-    message = choice.get("message") if isinstance(choice, Mapping) else None
-    if not isinstance(message, Mapping) or not isinstance(message.get("content"), str | list | None):
-        raise ValueError("the answer is not a chat completion")
-    return choice
+    if isinstance(choice, Mapping) and isinstance(choice.get("message"), Mapping):
+        if isinstance(choice["message"].get("content"), str | list | None):
+            return choice
+    raise ValueError("the answer is not a chat completion")
 
 
 def text_of(message: Mapping[str, Any]) -> str:
