@@ -1341,7 +1341,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("a failed reward of the second enters", "_unusable", "_a in _b or _a in _c", "_a in _b",
      "test_what_is_left_out_is_counted_by_reason"),
     # run
-    ("a large model is known by its ends", "_weight_samples", "_a > 2 * SAMPLE", "False", LARGE_MODEL),
+    ("a large model is known by its ends", "_weight_samples", "_a > 2 * END_BYTES", "False", LARGE_MODEL),
     ("parts rounded down", "own_part", "-(-_a // world_size())", "_a // world_size()", "test_ranks_share_a_weight"),
     ("parts of other ranks rounded down", "SavedParts.fill", "-(-_a // _b)", "_a // _b", OTHER_RANKS),
     ("parts of other ranks without padding", "SavedParts.__init__", "-(-_a // _b)", "_a // _b", OTHER_RANKS),

@@ -24,7 +24,7 @@ from torch.nn.functional import linear
 from cli_runs import read_jsonl, write_jsonl
 from closeness import near
 from dialogue_cases import chat_tokenizer
-from dschat.base.fingerprints import INNER_SAMPLE, SAMPLE, model_hash
+from dschat.base.fingerprints import END_BYTES, WEIGHT_BYTES, model_hash
 from dschat.data import tokenised
 from dschat.data.dialogue_pairs import read_dialogue_pair, tokenize_pairs
 from dschat.data.encoding import encode_prompts, encode_responses
@@ -148,8 +148,8 @@ ELSEWHERE = {
     "rollouts.slots.ALIGNED": "test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu",
     "models.save.FILE_SIZE": "models/test_save.py::test_a_large_model_lies_in_several_files",
     "data.tokenised.FEW": "test_sizes.py::test_many_characters_are_encoded_by_several_processes",
-    "base.fingerprints.SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
-    "base.fingerprints.INNER_SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
+    "base.fingerprints.END_BYTES": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
+    "base.fingerprints.WEIGHT_BYTES": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
     "scoring.programs.run.MAX_CACHED": "test_sizes.py::test_outcomes_of_many_programs",
     "scoring.serve.MAX_REQUEST_BYTES": "scoring/test_serve.py::test_a_request_of_the_wrong_length_is_refused_unread",
     "training.nonfinite.MAX_WRITTEN": "test_sizes.py::test_batches_that_are_kept",
@@ -220,11 +220,11 @@ def test_many_characters_are_encoded_by_several_processes(characters, monkeypatc
 def test_the_identity_of_a_large_model_sees_every_weight(large, tmp_path):
     """Weights in the middle of a file are far from both of its ends; a small file is read whole."""
     (tmp_path / "config.json").write_text("{}")
-    rows = (2 * SAMPLE + 10 * INNER_SAMPLE) // 400 if large else 10
+    rows = (2 * END_BYTES + 10 * WEIGHT_BYTES) // 400 if large else 10
     weights = {f"{place}.weight": torch.full((rows, 100), float(n)) for n, place in enumerate("abcd")}
     save_file(weights, tmp_path / "model.safetensors")
     before = model_hash(str(tmp_path))
-    assert large == ((tmp_path / "model.safetensors").stat().st_size > 2 * SAMPLE)
+    assert large == ((tmp_path / "model.safetensors").stat().st_size > 2 * END_BYTES)
     for name in weights:
         save_file(weights | {name: weights[name] + 1}, tmp_path / "model.safetensors")
         assert model_hash(str(tmp_path)) != before, name

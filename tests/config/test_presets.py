@@ -66,9 +66,11 @@ def test_flags_win_over_the_file_and_that_over_what_it_extends(monkeypatch):
         ("extends: bad.yaml\n", "bad.yaml extends itself"),
         ("extends: absent\n", "bad.yaml:1: extends: absent: there is no such file; .*tldr_gemma_2b_vanilla"),
         ("seed: ${NO_SUCH}\n", r"bad.yaml:1: seed: the variable NO_SUCH is not set; .*\$\{NO_SUCH:-DEFAULT\}"),
+        ("seed: ${EMPTY}\n", r"bad.yaml:1: seed: the variable EMPTY is empty; .*\$\{EMPTY:-DEFAULT\}"),
     ],
 )
-def test_files_that_are_refused(text, message):
+def test_files_that_are_refused(text, message, monkeypatch):
+    monkeypatch.setenv("EMPTY", "")
     file = write("bad.yaml", text)
     with pytest.raises(UserError, match=message):
         resolve(PPOConfig, [*REQUIRED["ppo"], "--config", file], command="ppo")

@@ -83,7 +83,10 @@ def started(**flags):
         ("no driver", ["--num_gpus", "1"]),
         ("", ["--num_gpus", "1"]),
         (" ", ["--num_gpus", "1"]),
+        ("-1", ["--num_gpus", "1"]),
         ("3", ["--num_gpus", "1"]),
+        ("GPU-8f6d21", ["--num_gpus", "1"]),
+        ("MIG-1", ["--num_gpus", "1"]),
         ("4,5,6,7", ["--include", "localhost:4,5,6,7"]),
         ("2, 3", ["--include", "localhost:2,3"]),
     ],
@@ -115,11 +118,25 @@ def test_gpus_that_the_launcher_cannot_be_told(visible, monkeypatch):
         started(num_gpus=2)
 
 
+@pytest.mark.parametrize("visible", ["GPU-1,GPU-2", "0-3", "all"])
+def test_gpus_that_cannot_be_counted(visible, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(UserError, match="takes only GPU numbers"):
+        started()
+
+
+@pytest.mark.parametrize("flags", [{}, {"num_gpus": 2}, {"num_nodes": 2, **HERE}])
+def test_a_gpu_that_is_named_twice(flags, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
+    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES=0,0 names a GPU twice"):
+        started(**flags)
+
+
 @pytest.mark.parametrize("visible", ["4,5,6,7", "1", "0,2", "1,0", "08"])
 def test_several_machines_use_their_first_gpus(visible, monkeypatch):
     """The launcher numbers them from 0 there, whatever the variable says."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0, 1")
-    assert started(num_nodes=2, **HERE).hosts == "node-0 slots=2\nnode-1 slots=2\n"
+    assert started(num_nodes=2, **HERE).hostfile_text == "node-0 slots=2\nnode-1 slots=2\n"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(UserError, match=f"CUDA_VISIBLE_DEVICES={visible}: on several machines the launcher uses the"):
         started(num_nodes=2, **HERE)
@@ -130,7 +147,11 @@ def test_machines_with_ssh(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("# ours\n\nfirst slots=8\nsecond slots=8  # the slow one")
     found = started(hostfile=str(hosts))
-    assert (found.num_processes, found.options, found.ssh) == (16, ["--hostfile", str(hosts), *PORT], True)
+    assert (found.num_processes, found.options, found.ssh_hosts) == (
+        16,
+        ["--hostfile", str(hosts), *PORT],
+        ("first", "second"),
+    )
     found = started(hostfile=str(hosts), num_gpus=4)
     assert (found.num_processes, found.options) == (8, ["--hostfile", str(hosts), "--num_gpus", "4", *PORT])
 
@@ -138,26 +159,69 @@ def test_machines_with_ssh(tmp_path):
 def test_machines_without_ssh():
     found = started(num_nodes=2, num_gpus=8, node_rank=1, master_addr="10.0.0.1")
     options = ["--num_gpus", "8", *PORT, "--no_ssh", "--node_rank", "1", "--master_addr", "10.0.0.1"]
-    assert (found.num_processes, found.options, found.ssh) == (16, options, False)
-    assert not found.needs_no_launcher and found.hosts == "node-0 slots=8\nnode-1 slots=8\n"
+    assert (found.num_processes, found.options, found.ssh_hosts) == (16, options, ())
+    assert not found.needs_no_launcher and found.hostfile_text == "node-0 slots=8\nnode-1 slots=8\n"
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "there is no such file"),
-        ("# nobody\n", "names no machine"),
-        ("first 8\nsecond\n", 'the line of second must be like "second slots=8"'),
-        ("first slots=many\n", 'the line of first must be like "first slots=8"'),
-        ("first slots=0\n", 'the line of first must be like "first slots=8"'),
+        (None, "No such file"),
+        (b"f\xfcrst slots=8\n", "can't decode byte"),
+        (b"# nobody\n", "names no machine"),
+        (b"first slots=8\nsecond\n", 'the line of second must be like "second slots=8"'),
+        (b"first 8\n", 'the line of first must be like "first slots=8"'),
+        (b"first slots=8\nfirst slots=4\n", "names first twice"),
+        (b"first slots=many\n", 'the line of first must be like "first slots=8"'),
+        (b"first slots=0\n", 'the line of first must be like "first slots=8"'),
     ],
 )
 def test_a_bad_hostfile(content, message, tmp_path):
     hosts = tmp_path / "hosts"
     if content is not None:
-        hosts.write_text(content)
+        hosts.write_bytes(content)
     with pytest.raises(UserError, match=f"--hostfile {hosts}.*{message}"):
         started(hostfile=str(hosts))
+
+
+def test_a_hostfile_that_is_a_folder(tmp_path):
+    with pytest.raises(UserError, match="Is a directory"):
+        started(hostfile=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("visible", "flags", "message"),
+    [
+        (None, {"node_rank": 2, "master_addr": "10.0.0.1"}, "--node_rank 2: the last of 2 machines"),
+        (None, {"num_nodes": 3}, "--num_nodes 3 .*, but --hostfile .* names 2 machines"),
+        ("0,1", {}, "slots=8.*, but CUDA_VISIBLE_DEVICES=0,1 names fewer"),
+        ("0,1", {"num_gpus": 4}, "--num_gpus 4 .* CUDA_VISIBLE_DEVICES=0,1 names fewer"),
+    ],
+)
+def test_a_hostfile_that_contradicts_other_settings(visible, flags, message, tmp_path, monkeypatch):
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    hosts = tmp_path / "hosts"
+    hosts.write_text("first slots=8\nsecond slots=8\n")
+    with pytest.raises(UserError, match=message):
+        started(hostfile=str(hosts), **flags)
+
+
+def test_a_hostfile_with_other_settings_that_agree(tmp_path, monkeypatch):
+    """Without ssh, the command runs on each machine of the list."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("first slots=8\nsecond slots=8\n")
+    found = started(hostfile=str(hosts), num_nodes=2, node_rank=1, master_addr="10.0.0.1", num_gpus=2)
+    without_ssh = ["--no_ssh", "--node_rank", "1", "--master_addr", "10.0.0.1"]
+    assert found.options == ["--hostfile", str(hosts), "--num_gpus", "2", *PORT, *without_ssh]
+    assert (found.num_processes, found.hostfile_text, found.ssh_hosts) == (4, None, ())
+
+
+def test_more_processes_than_visible_gpus_on_several_machines(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(UserError, match="--num_gpus 4 .* CUDA_VISIBLE_DEVICES=0,1 names fewer"):
+        started(num_nodes=2, num_gpus=4, **HERE)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +230,7 @@ def test_a_bad_hostfile(content, message, tmp_path):
         ({"num_nodes": 2, "node_rank": 0}, "--master_addr"),
         ({"num_nodes": 2, "node_rank": 2, "master_addr": "10.0.0.1"}, "the last of 2 machines"),
         ({"num_nodes": 2, "master_addr": "10.0.0.1"}, "--node_rank"),
-        (HERE, "--num_nodes .* give the number of machines, or --hostfile"),
+        (HERE, "--num_nodes .* is 1, but --node_rank is given: .*number of machines, or --hostfile"),
     ],
 )
 def test_what_several_machines_need(flags, message):
@@ -206,6 +270,9 @@ def test_variables_of_deepspeeds_own_file(content, tmp_path, monkeypatch):
     assert launcher_variables() == {"A": "1", "B": "2"}
     (tmp_path / "told").write_text("A=1\nexport\n")
     with pytest.raises(UserError, match="told:2: the line is not NAME=value"):
+        launcher_variables()
+    (tmp_path / "told").write_bytes(b"A=\xff")
+    with pytest.raises(UserError, match="told cannot be read: .*can't decode byte"):
         launcher_variables()
 
 

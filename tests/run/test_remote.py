@@ -16,7 +16,7 @@ import pytest
 from dschat import remote
 from dschat.base.errors import UserError
 from dschat.launch import LaunchPlan, launch, plan_launch
-from dschat.remote import delivered, pack, receive, split_variables
+from dschat.remote import pack, receive, remote_file, split_variables
 from dschat.settings.processes import LaunchFlags
 
 # In the place of ssh and pdsh: they note their own words, as `ps` would show them, and hand the command to a shell.
@@ -122,7 +122,7 @@ def test_words_and_variables_arrive(machines, capfd):
     """DeepSpeed's launcher builds the command lines; a shell reads them."""
     (machines / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\n\n# ours\nOWN=a b$HOME\n")
     hosts = machines / "hosts"
-    processes = LaunchPlan(2, ["--hostfile", str(hosts)], ssh=True, hostnames=("first", "second"))
+    processes = LaunchPlan(2, ["--hostfile", str(hosts)], ssh_hosts=("first", "second"))
     assert launch(processes, WORDS) == 0
     shown = "".join(capfd.readouterr()) + (machines / "notes").read_text()
     for rank in (0, 1):
@@ -156,7 +156,7 @@ def test_a_list_of_one_machine(by_ssh, machines, monkeypatch):
     hosts = machines / "hosts"
     hosts.write_text("first slots=2\n")
     processes = plan_launch(LaunchFlags(hostfile=str(hosts)))
-    assert not processes.ssh and not processes.needs_no_launcher
+    assert not processes.ssh_hosts and not processes.needs_no_launcher
     words = [
         "ppo",
         "--data_path",
@@ -167,7 +167,7 @@ def test_a_list_of_one_machine(by_ssh, machines, monkeypatch):
         "",
         "packed:eA==",
     ]
-    assert launch(replace(processes, ssh=by_ssh), words) == 0
+    assert launch(replace(processes, ssh_hosts=("first",) if by_ssh else ()), words) == 0
     for rank in (0, 1):
         found = json.loads((machines / f"rank-{rank}").read_text())
         assert found["words"] == words
@@ -176,7 +176,7 @@ def test_a_list_of_one_machine(by_ssh, machines, monkeypatch):
 
 
 def test_without_secrets_no_file_is_sent(machines):
-    with delivered({}, ["unreachable"]) as path:
+    with remote_file({}, ["unreachable"]) as path:
         assert path == ""
     assert not (machines / "notes").exists()
 
@@ -184,7 +184,7 @@ def test_without_secrets_no_file_is_sent(machines):
 def test_a_machine_that_cannot_be_reached(machines):
     """What it was to be sent is not in the message; what others got is removed."""
     with pytest.raises(UserError, match="variables could not be sent to unreachable by ssh: no route to host") as told:
-        with delivered({"KEY": "s3cret"}, ["first", "unreachable"]):
+        with remote_file({"KEY": "s3cret"}, ["first", "unreachable"]):
             raise AssertionError("nothing is started")
     assert "s3cret" not in str(told.value)
     path = re.findall(r"rm -f (\S+)", (machines / "notes").read_text())[0]
@@ -195,7 +195,10 @@ def test_a_machine_that_is_slow_when_another_fails(machines):
     """The file that it writes late is removed as well."""
     slow = SSH.replace("exec env", '[ "$host" != slow ] || [[ $* == rm* ]] || sleep 1\nexec env')
     (machines / "ssh").write_text(slow)
-    with pytest.raises(UserError, match="sent to unreachable"), delivered({"KEY": "s3cret"}, ["unreachable", "slow"]):
+    with (
+        pytest.raises(UserError, match="sent to unreachable"),
+        remote_file({"KEY": "s3cret"}, ["unreachable", "slow"]),
+    ):
         raise AssertionError("nothing is started")
     path = re.findall(r"rm -f (\S+)", (machines / "notes").read_text())[0]
     time.sleep(1.5)
@@ -205,7 +208,7 @@ def test_a_machine_that_is_slow_when_another_fails(machines):
 def test_many_names_of_one_machine(machines):
     """All of them write to its /tmp at the same time; the file is whole, and nothing is left."""
     for _ in range(5):
-        with delivered({"KEY": "s3cret"}, [f"host{number}" for number in range(16)]) as path:
+        with remote_file({"KEY": "s3cret"}, [f"host{number}" for number in range(16)]) as path:
             assert json.loads(Path(path).read_text()) == {"KEY": "s3cret"}
             assert list(Path("/tmp").glob(f"{Path(path).name}*")) == [Path(path)]
         assert not Path(path).exists()
@@ -219,7 +222,7 @@ def test_a_signal_while_variables_are_sent_or_removed(when, number, machines):
     kill = f"[[ $* != {pattern} ]] || {{ kill -{number.value} {os.getpid()}; sleep 0.3; }}"
     (machines / "ssh").write_text(SSH.replace("exec env", f"{kill}\nexec env"))
     before = signal.getsignal(number)
-    processes = LaunchPlan(2, ["--hostfile", str(machines / "hosts")], ssh=True, hostnames=("first", "second"))
+    processes = LaunchPlan(2, ["--hostfile", str(machines / "hosts")], ssh_hosts=("first", "second"))
     status = launch(processes, ["ppo"])
     notes = (machines / "notes").read_text()
     assert status == ({signal.SIGTERM: 143, signal.SIGINT: 130}[number] if when == "sending" else 0)
@@ -231,7 +234,7 @@ def test_a_signal_while_variables_are_sent_or_removed(when, number, machines):
 def test_a_program_that_is_missing(missing, package, machines, monkeypatch):
     (machines / missing).unlink()
     monkeypatch.setenv("PATH", str(machines))
-    processes = LaunchPlan(2, ["--hostfile", str(machines / "hosts")], ssh=True, hostnames=("first", "second"))
+    processes = LaunchPlan(2, ["--hostfile", str(machines / "hosts")], ssh_hosts=("first", "second"))
     with pytest.raises(UserError, match=f"reached by {missing}, .*Debian package {package}"):
         launch(processes, ["ppo"])
 
@@ -311,7 +314,7 @@ def test_a_folder_that_the_launcher_cannot_name(folder, tmp_path, monkeypatch):
 
 
 def test_the_file_is_the_owners_alone(machines):
-    with delivered({"KEY": "s3cret"}, ["first"]) as path:
+    with remote_file({"KEY": "s3cret"}, ["first"]) as path:
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         assert json.loads(Path(path).read_text()) == {"KEY": "s3cret"}
     assert not Path(path).exists()

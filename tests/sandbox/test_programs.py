@@ -2,6 +2,7 @@
 """Right and wrong programs on tests of both kinds; what APPS's columns may hold; how outputs are compared."""
 
 import json
+import os
 import random
 from dataclasses import replace
 
@@ -316,8 +317,8 @@ def test_only_the_programs_own_seconds_count(ran, status, monkeypatch) -> None:
 
     def timed(*args, **options):
         found = real(*args, **options)
-        assert 0 < found.ran < found.seconds
-        return replace(found, ran=ran, seconds=1000)
+        assert 0 < found.seconds_since_setup < found.seconds_total
+        return replace(found, seconds_since_setup=ran, seconds_total=1000)
 
     monkeypatch.setattr(run, "execute", timed)
     assert run_tests("print(input())", tests).status == status
@@ -419,3 +420,21 @@ def test_a_level_without_a_limit_of_threads_stands_and_says_so(level, monkeypatc
     ProgramPool(level)
     assert f"at sandbox level {level} a program reaches more threads than its limit" in caplog.text
     levels.try_out.cache_clear()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_no_descriptor_is_left_when_there_are_none_left(number, monkeypatch) -> None:
+    """One of the three pipes cannot be opened."""
+    pipes = iter([sandbox.os.pipe] * (number - 1))
+
+    def last_pipe():
+        try:
+            return next(pipes)()
+        except StopIteration:
+            raise OSError("too many open files") from None
+
+    before = set(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(sandbox.os, "pipe", last_pipe)
+    with pytest.raises(OSError, match="too many open files"):
+        sandbox.execute(sandbox.SandboxJob(""), SandboxLimits(), "rlimits")
+    assert set(os.listdir("/proc/self/fd")) == before

@@ -12,7 +12,8 @@ import torch
 from cli_runs import ROOT
 from closeness import assert_near
 from dschat.base.errors import UserError
-from dschat.rollouts.chat_servers import Endpoint, ReplyCache
+from dschat.rollouts.chat_servers import Endpoint
+from dschat.rollouts.reply_cache import ReplyCache
 from dschat.run import stop
 from dschat.run.stop import Stopped
 from dschat.scoring.judge.answers import UnreadableAnswer
@@ -442,7 +443,7 @@ UNREADABLE = {
 
 
 def reply_of(text, refusal=""):
-    from dschat.rollouts.chat_servers import Reply
+    from dschat.rollouts.reply_cache import Reply
 
     return Reply(text, refusal, "served")
 

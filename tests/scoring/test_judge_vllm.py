@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from closeness import assert_near
-from dschat.rollouts.chat_servers import Endpoint, ReplyCache
+from dschat.rollouts.chat_servers import Endpoint
+from dschat.rollouts.reply_cache import ReplyCache
 from dschat.scoring.judge.client import JudgeClient
 from dschat.scoring.judge.costs import Prices, Spending
 from dschat.scoring.judge.grading import harmless_question

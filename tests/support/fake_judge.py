@@ -267,7 +267,8 @@ def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint:
     """A client of the server with the key KEY; its cache lies in the folder."""
     from dschat.lab.judge.run import HARMLESS
     from dschat.lab.judge.verdicts import has_verdict
-    from dschat.rollouts.chat_servers import Endpoint, ReplyCache
+    from dschat.rollouts.chat_servers import Endpoint
+    from dschat.rollouts.reply_cache import ReplyCache
     from dschat.scoring.judge.client import JudgeClient
     from dschat.scoring.judge.costs import Spending
 

@@ -5,7 +5,8 @@ from functools import partial
 
 import pytest
 
-from dschat.rollouts.chat_servers import Endpoint, ReplyCache
+from dschat.rollouts.chat_servers import Endpoint
+from dschat.rollouts.reply_cache import ReplyCache
 from dschat.scoring.judge.client import JudgeClient
 from dschat.scoring.judge.costs import Spending
 from dschat.scoring.judge.grading import harmless_question

@@ -10,9 +10,9 @@ import torch
 from closeness import assert_near
 from dschat.base.errors import UserError
 from dschat.data.rows import Row
-from dschat.rollouts.chat_servers import Reply, ReplyCache
 from dschat.rollouts.environment import StepResult
 from dschat.rollouts.environments import EnvironmentPool, Failure
+from dschat.rollouts.reply_cache import Reply, ReplyCache
 from dschat.rollouts.simulated_user import UserServer, UserSettings, prompt_columns
 from dschat.rollouts.users import has_message, simulator_prompt
 from dschat.settings.simulated_user import SIMULATED_USER
@@ -110,6 +110,29 @@ def test_the_first_answer_to_a_question_stays(tmp_path):
     empty = Reply("", "", "m")
     assert caches[0].put_first("cd" * 32, empty) == empty and caches[0].get("cd" * 32) is None
     assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".json"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '["a", "b", "c"]',
+        "{}",
+        '{"text": null, "refusal": "", "model": ""}',
+        '{"text": "a", "refusal": "", "model": 3}',
+    ],
+)
+def test_a_damaged_answer_counts_as_missing(content, tmp_path):
+    reply = Reply("a", "", "m")
+    cache = ReplyCache(tmp_path)
+    cache.put("ab" * 32, reply)
+    [file] = tmp_path.rglob("*.json")
+    file.write_text(content)
+    assert cache.get("ab" * 32) is None
+    cache.put("ab" * 32, reply)
+    assert cache.get("ab" * 32) == reply
 
 
 @pytest.mark.parametrize(

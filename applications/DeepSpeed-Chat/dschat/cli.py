@@ -116,7 +116,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "data check": Command("check data before training", "data.options:CheckOptions", "scoring.programs.check:run"),
     "data preview": Command("show rows as training sees them", "data.options:PreviewOptions", "rollouts.preview:run"),
-    "data prepare": Command("filter and encode data once", "data.options:PrepareOptions", "data.command:run"),
+    "data prepare": Command("filter and encode data once", "data.options:PrepareOptions", "data.command:prepare"),
     "plan": Command(
         "memory and number of updates of a run before it starts, and flags that make it fit",
         "settings.plan:PlanOptions",

@@ -27,20 +27,24 @@ from types import FrameType, TracebackType
 import psutil
 
 from dschat.base.errors import UserError
-from dschat.remote import VARIABLES, check_paths, check_programs, delivered, pack, split_variables
+from dschat.remote import REMOTE_FILE_VARIABLE, check_paths, check_programs, pack, remote_file, split_variables
 from dschat.settings.flags import check_values, flags_of
 from dschat.settings.processes import LaunchFlags
 
 WORKER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # set by every launcher
+# Environment variables of the launcher and of workers.
 LAUNCHER = "MA_RLHF_LAUNCHER"  # host name and process id of the process that called `launch`
 ERROR_FILE = "MA_RLHF_ERROR_FILE"  # file in which the first worker that fails leaves its message
-VARIABLES_FILE = "DS_ENV_FILE"  # name of DeepSpeed's file of variables for other machines
-GPU_NUMBERS = re.compile(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*")  # a value of CUDA_VISIBLE_DEVICES, such as 0,1
+DS_ENV_FILE = "DS_ENV_FILE"  # name of DeepSpeed's file of variables for other machines
+# Values of CUDA_VISIBLE_DEVICES.
+GPU_NUMBERS = re.compile(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*")  # such as 0,1
+ONE_GPU_OR_NONE = re.compile(r"\s*((GPU|MIG)-[^,\s]+|-1)?\s*")  # an identifier, -1 or nothing
+HOSTFILE_LINE = re.compile(r"(?P<host>\S+)\s+slots=(?P<slots>[0-9]+)(\s.*)?")  # what DeepSpeed's launcher accepts
 LAUNCH_ONLY_FLAGS = ("hostfile", "node_rank", "master_addr", "master_port")  # not passed on to workers
 LAUNCHER_CHECK_INTERVAL = 1.0  # seconds between two checks that the launching process still runs
-# Processes that outlive the launcher ("strays") get SIGTERM after a time, and SIGKILL after another, in seconds.
-STRAYS_TERM_AFTER = 60.0
-STRAYS_KILL_AFTER = 300.0
+# Processes that outlive the launcher ("strays") are ended.
+STRAYS_TERM_AFTER = 60.0  # seconds from the launcher's end to SIGTERM
+STRAYS_KILL_AFTER = 300.0  # seconds from SIGTERM to SIGKILL
 EXIT_STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}  # exit status of a run that a signal has stopped
 
 
@@ -51,22 +55,16 @@ class LaunchPlan:
     Attributes:
         num_processes: number of processes on all machines together.
         options: command-line options of the launcher.
-        hosts: content of a hostfile to write for the launcher; None if it needs none or the user has given one.
-        ssh: the launcher starts processes on other machines by ssh.
-        hostnames: machines that the launcher reaches by ssh.
+        needs_no_launcher: the run has a single process on this machine, so the calling process can train.
+        hostfile_text: content of a hostfile to write for the launcher; None if it needs none or has the user's.
+        ssh_hosts: machines on which the launcher starts processes by ssh.
     """
 
     num_processes: int
     options: list[str]
-    hosts: str | None = None
-    ssh: bool = False
-    hostnames: tuple[str, ...] = ()
-
-    @property
-    def needs_no_launcher(self) -> bool:
-        """Whether the run has a single process on this machine, so that the calling process can train."""
-        on_this_machine = self.hosts is None and "--hostfile" not in self.options
-        return self.num_processes == 1 and not self.ssh and on_this_machine
+    needs_no_launcher: bool = False
+    hostfile_text: str | None = None
+    ssh_hosts: tuple[str, ...] = ()
 
 
 # -- workers: the processes that a launcher has started
@@ -91,7 +89,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def follow_launcher() -> None:
-    """Makes this worker stop when the process that called `launch` ends, as if it got SIGTERM: it saves a checkpoint.
+    """Sends this worker SIGTERM when the process that called `launch` ends, so that it saves a checkpoint and stops.
 
     Otherwise a launcher that is killed by SIGKILL would leave workers that keep their GPUs and their port. Workers on
     other machines and workers that were started by ssh do not watch the launcher.
@@ -109,7 +107,10 @@ def _stop_after(launcher: int) -> None:
 
 
 def _is_running(process_id: int) -> bool:
-    """Whether a process of this number runs; its start time is not compared, since the clock may have been set."""
+    """Whether a process with this id runs; zombies do not count.
+
+    A later process with the same id would count, too. Start times would not tell them apart if the clock has been set.
+    """
     try:
         return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -123,97 +124,141 @@ def plan_launch(flags: LaunchFlags) -> LaunchPlan:
     """Decides which processes to start.
 
     Raises:
-        UserError: a flag is out of range, or flags, list of machines and CUDA_VISIBLE_DEVICES contradict each other.
+        UserError: a flag is out of range, the hostfile cannot be used, or flags, hostfile and CUDA_VISIBLE_DEVICES
+            contradict each other.
     """
     check_values(flags)
-    port = ["--master_port", str(flags.master_port)]
-    if flags.hostfile or flags.node_rank is not None or flags.num_nodes > 1:
-        return _plan_machines(flags, port)
+    if flags.hostfile:
+        return _plan_hostfile(flags, flags.hostfile)
+    if flags.node_rank is not None or flags.num_nodes > 1:
+        return _plan_nodes(flags)
+    return _plan_this_machine(flags)
+
+
+def _plan_this_machine(flags: LaunchFlags) -> LaunchPlan:
+    """The plan for this machine alone."""
+    port_options = ["--master_port", str(flags.master_port)]
     count = flags.num_gpus or _count_gpus()
     if count == 1:
-        return LaunchPlan(1, ["--num_gpus", "1", *port])
+        return LaunchPlan(1, ["--num_gpus", "1", *port_options], needs_no_launcher=True)
     visible = _visible_gpus()
     if not visible:
-        return LaunchPlan(count, ["--num_gpus", str(count), *port])
-    if count > len(visible):
-        raise UserError(
-            f"--num_gpus {count} (NUM_GPUS), but CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} names"
-            " fewer: change one of them."
-        )
+        return LaunchPlan(count, ["--num_gpus", str(count), *port_options])
+    _check_visible(count, f"--num_gpus {count} (NUM_GPUS)", visible)
     # The launcher replaces CUDA_VISIBLE_DEVICES, so it gets the GPUs as an option.
-    included = ",".join(visible[:count])
-    return LaunchPlan(count, ["--include", f"localhost:{included}", *port])
+    gpu_numbers = ",".join(visible[:count])
+    return LaunchPlan(count, ["--include", f"localhost:{gpu_numbers}", *port_options])
 
 
-def _plan_machines(flags: LaunchFlags, port: Sequence[str]) -> LaunchPlan:
-    """The plan for several machines, or for a hostfile of one."""
+def _plan_hostfile(flags: LaunchFlags, hostfile: str) -> LaunchPlan:
+    """The plan for the machines of a hostfile, with ssh unless --node_rank is given."""
+    options = ["--hostfile", hostfile, *_options_of_machines(flags)]
+    slots_of = _read_hostfile(hostfile)
+    if flags.num_nodes not in (1, len(slots_of)):
+        raise UserError(
+            f"--num_nodes {flags.num_nodes} (NUM_NODES), but --hostfile {hostfile} names {len(slots_of)} machines:"
+            " leave --num_nodes out."
+        )
+    if flags.num_gpus is None:
+        most_slots = max(slots_of.values())
+        _check_visible(most_slots, f"--hostfile {hostfile}: slots={most_slots}", _visible_gpus())
+    count = sum(flags.num_gpus or slots for slots in slots_of.values())
+    if flags.node_rank is not None:
+        return LaunchPlan(count, options + _options_without_ssh(flags, len(slots_of)))
+    # DeepSpeed's launcher starts the processes of a single machine by itself, without ssh.
+    ssh_hosts = tuple(slots_of) if len(slots_of) > 1 else ()
+    return LaunchPlan(count, options, ssh_hosts=ssh_hosts)
+
+
+def _plan_nodes(flags: LaunchFlags) -> LaunchPlan:
+    """The plan for several machines without ssh or hostfile."""
+    options = _options_of_machines(flags)
+    if flags.node_rank is None:
+        raise UserError("--node_rank (NODE_RANK) is missing: give 0 on the first machine, 1 on the second, …")
+    if flags.num_nodes == 1:
+        raise UserError(
+            "--num_nodes (NUM_NODES) is 1, but --node_rank is given: give the number of machines, or --hostfile."
+        )
+    options += _options_without_ssh(flags, flags.num_nodes)
+    slots = flags.num_gpus or _count_gpus()
+    hostfile_text = "".join(f"node-{node} slots={slots}\n" for node in range(flags.num_nodes))
+    return LaunchPlan(slots * flags.num_nodes, options, hostfile_text=hostfile_text)
+
+
+def _options_of_machines(flags: LaunchFlags) -> list[str]:
+    """Options of the launcher for several machines, or for a hostfile of one."""
     visible = _visible_gpus()
     if visible != [str(number) for number in range(len(visible))]:
         raise UserError(
             f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}: on several machines the launcher uses the"
             " GPUs from number 0 on; unset the variable, and set --num_gpus to the GPUs to use per machine."
         )
-    options = list(port)
-    if flags.num_gpus is not None:
-        options = ["--num_gpus", str(flags.num_gpus), *port]
-    hosts: str | None = None
-    if flags.hostfile:
-        slots_of = _read_hostfile(flags.hostfile)
-        count = sum(flags.num_gpus or slots for slots in slots_of.values())
-        options = ["--hostfile", flags.hostfile, *options]
-        if flags.node_rank is None:
-            # DeepSpeed's launcher starts the processes of a single machine by itself, without ssh.
-            return LaunchPlan(count, options, ssh=len(slots_of) > 1, hostnames=tuple(slots_of))
-    else:
-        _check_nodes(flags)
-        slots = flags.num_gpus or _count_gpus()
-        count = slots * flags.num_nodes
-        hosts = "".join(f"node-{node} slots={slots}\n" for node in range(flags.num_nodes))
+    port_options = ["--master_port", str(flags.master_port)]
+    if flags.num_gpus is None:
+        return port_options
+    _check_visible(flags.num_gpus, f"--num_gpus {flags.num_gpus} (NUM_GPUS)", visible)
+    return ["--num_gpus", str(flags.num_gpus), *port_options]
+
+
+def _options_without_ssh(flags: LaunchFlags, num_machines: int) -> list[str]:
+    """Options of the launcher that starts the processes of this machine alone, one of several."""
+    assert flags.node_rank is not None
+    if flags.node_rank >= num_machines:
+        raise UserError(
+            f"--node_rank {flags.node_rank}: the last of {num_machines} machines (--num_nodes or --hostfile) is number"
+            f" {num_machines - 1}."
+        )
     if flags.master_addr is None:
         raise UserError("--master_addr (MASTER_ADDR) is missing: give the address of the first machine.")
-    options += ["--no_ssh", "--node_rank", str(flags.node_rank), "--master_addr", flags.master_addr]
-    return LaunchPlan(count, options, hosts)
+    return ["--no_ssh", "--node_rank", str(flags.node_rank), "--master_addr", flags.master_addr]
 
 
-def _check_nodes(flags: LaunchFlags) -> None:
-    """Raises UserError unless --num_nodes and --node_rank together name a machine."""
-    if flags.node_rank is None:
-        raise UserError("--node_rank (NODE_RANK) is missing: give 0 on the first machine, 1 on the second, …")
-    if flags.num_nodes == 1:
-        raise UserError("--num_nodes (NUM_NODES) is missing: give the number of machines, or --hostfile.")
-    if flags.node_rank >= flags.num_nodes:
+def _check_visible(count: int, source: str, visible: Sequence[str]) -> None:
+    """Raises UserError if CUDA_VISIBLE_DEVICES names GPUs, but fewer than `count`, the number from `source`."""
+    if visible and count > len(visible):
         raise UserError(
-            f"--node_rank {flags.node_rank}: the last of {flags.num_nodes} machines (--num_nodes) is number"
-            f" {flags.num_nodes - 1}."
+            f"{source}, but CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} names fewer: change one of them."
         )
 
 
 def _read_hostfile(hostfile: str) -> dict[str, int]:
-    """Slots of each machine in a list of lines "name slots=8"."""
-    try:
-        lines = Path(hostfile).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(f"--hostfile {hostfile}: there is no such file.") from error
+    """Slots of each machine in a hostfile of lines "name slots=8".
+
+    Raises:
+        UserError: the file cannot be read, or holds a line that DeepSpeed's launcher would refuse.
+    """
     slots_of: dict[str, int] = {}
-    for line in lines:
-        words = line.split()
-        if not words or words[0].startswith("#"):
+    for line in _read_lines(hostfile, f"--hostfile {hostfile}"):
+        line = line.strip()
+        if not line or line.startswith("#"):
             continue
-        slots = words[1].removeprefix("slots=") if len(words) > 1 else ""
-        if not slots.isdecimal() or int(slots) < 1:
-            raise UserError(f'--hostfile {hostfile}: the line of {words[0]} must be like "{words[0]} slots=8".')
-        slots_of[words[0]] = int(slots)
+        match = HOSTFILE_LINE.fullmatch(line)
+        if match is None or int(match["slots"]) < 1:
+            host = line.split()[0]
+            raise UserError(f'--hostfile {hostfile}: the line of {host} must be like "{host} slots=8".')
+        host = match["host"]
+        if host in slots_of:
+            raise UserError(f"--hostfile {hostfile} names {host} twice: give each machine one line.")
+        slots_of[host] = int(match["slots"])
     if not slots_of:
         raise UserError(f'--hostfile {hostfile} names no machine: give lines like "name slots=8".')
     return slots_of
+
+
+def _read_lines(file: str | Path, source: str) -> list[str]:
+    """The lines of a file. Raises UserError, which begins with `source`, if it cannot be read."""
+    try:
+        return Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{source} cannot be read: {error}.") from error
 
 
 def _visible_gpus() -> list[str]:
     """GPU numbers in CUDA_VISIBLE_DEVICES; empty if the variable is empty or not set.
 
     Raises:
-        UserError: an entry is not a number. The launcher would count the entries and use that many GPUs from number 0
-            on, which may be in use by others.
+        UserError: an entry is not a number, or occurs twice. The launcher would count such entries and use that many
+            GPUs from number 0 on, which may be in use by others.
     """
     variable = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if not variable.strip():
@@ -223,13 +268,18 @@ def _visible_gpus() -> list[str]:
             f"CUDA_VISIBLE_DEVICES={variable}: the launcher takes only GPU numbers; give the numbers that"
             " `nvidia-smi --list-gpus` shows, such as CUDA_VISIBLE_DEVICES=0,1."
         )
-    return [number.strip() for number in variable.split(",")]
+    numbers = [number.strip() for number in variable.split(",")]
+    if len({int(number) for number in numbers}) < len(numbers):
+        raise UserError(f"CUDA_VISIBLE_DEVICES={variable} names a GPU twice: name each once.")
+    return numbers
 
 
 def _count_gpus() -> int:
-    """GPUs of this machine that may be used; 1 if there are none or an empty CUDA_VISIBLE_DEVICES hides them."""
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return len(_visible_gpus()) or 1
+    """GPUs of this machine that may be used; 1 if there are none or CUDA_VISIBLE_DEVICES hides them."""
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is not None:
+        # One process needs no launcher, so the variable may hold what the launcher does not take.
+        return 1 if ONE_GPU_OR_NONE.fullmatch(variable) else len(_visible_gpus())
     try:
         listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True).stdout
     except OSError:
@@ -240,17 +290,17 @@ def _count_gpus() -> int:
 # -- the launch
 
 
-def launch(plan: LaunchPlan, words: Sequence[str]) -> int:
+def launch(plan: LaunchPlan, arguments: Sequence[str]) -> int:
     """Runs `python -m dschat …` in every process of the plan, and waits for all of them.
 
     The first SIGTERM or Ctrl-C is passed on to the training processes, which save a checkpoint, however long that
     takes, and end; the launcher ends after them. A second signal goes to the launcher, which kills them. Processes
-    that outlive the launcher are ended after a minute. At the end the message of the worker that failed first is
-    repeated below the launcher's own output.
+    that outlive the launcher get SIGTERM after a minute, and SIGKILL five minutes later. At the end the message of the
+    worker that failed first is repeated below the launcher's own output.
 
     Args:
         plan: the processes.
-        words: the subcommand and its flags.
+        arguments: the subcommand and its flags.
 
     Returns:
         The launcher's exit status; 143 after SIGTERM, 130 after Ctrl-C.
@@ -268,17 +318,17 @@ def launch(plan: LaunchPlan, words: Sequence[str]) -> int:
 
         # Started as a module, because a `deepspeed` on the PATH may belong to another Python.
         command = [sys.executable, "-m", "deepspeed.launcher.runner"]
-        if plan.hosts is not None:
+        if plan.hostfile_text is not None:
             hostfile = scratch / "hostfile"
-            hostfile.write_text(plan.hosts, encoding="utf-8")
+            hostfile.write_text(plan.hostfile_text, encoding="utf-8")
             command += ["--hostfile", str(hostfile)]
         command += [*plan.options, "--module", "--no_local_rank", "dschat"]
 
-        if plan.ssh:
-            status = _run_by_ssh([*command, *pack(words)], environment, plan.hostnames, scratch)
+        if plan.ssh_hosts:
+            status = _run_by_ssh([*command, *pack(arguments)], environment, plan.ssh_hosts, scratch)
         else:
             with LauncherSignals(local=True) as signals:
-                status = run_launcher([*command, *words], environment, signals)
+                status = run_launcher([*command, *arguments], environment, signals)
         sys.stderr.write(error_file.read_text(encoding="utf-8"))
     return status
 
@@ -303,15 +353,15 @@ def _run_by_ssh(
     check_paths()
     check_programs()
     variables = split_variables(environment, _launcher_variables())
-    with LauncherSignals(local=False) as signals, delivered(variables.delivered, hosts) as file:
+    with LauncherSignals(local=False) as signals, remote_file(variables.delivered, hosts) as path:
         if signals.last is not None:  # a signal came while the variables were sent
             return EXIT_STATUS[signals.last]
-        exported = variables.exported | {VARIABLES: file}
-        exports = scratch / "variables"
+        exported = variables.exported | {REMOTE_FILE_VARIABLE: path}
         lines = [f"{name}={value}\n" for name, value in exported.items()]
-        exports.write_text("".join(lines), encoding="utf-8")
-        # Processes that the launcher starts on this machine read its environment instead of that file.
-        launcher_environment = variables.launcher | {VARIABLES_FILE: str(exports), VARIABLES: file}
+        ds_env_file = scratch / "variables"
+        ds_env_file.write_text("".join(lines), encoding="utf-8")
+        # Processes that the launcher starts on this machine read its environment instead of DeepSpeed's file.
+        launcher_environment = variables.launcher | {DS_ENV_FILE: str(ds_env_file), REMOTE_FILE_VARIABLE: path}
         return run_launcher(command, launcher_environment, signals)
 
 
@@ -328,27 +378,27 @@ def run_launcher(
     signals.pass_to(None)
     if signals.last is not None:
         return EXIT_STATUS[signals.last]
-    return status if status >= 0 else 128 - status
+    return status if status >= 0 else 128 - status  # 128 + n if signal n has ended the launcher
 
 
 def _launcher_variables() -> dict[str, str]:
     """Variables for other machines from DeepSpeed's .deepspeed_env; the current folder's file overrides the home's.
 
     Raises:
-        UserError: a line is not NAME=value.
+        UserError: a file cannot be read, or a line is not NAME=value.
     """
-    name = Path(os.environ.get(VARIABLES_FILE, ".deepspeed_env"))
-    files = dict.fromkeys([Path.home() / name, Path.cwd() / name])  # each once
+    relative_path = Path(os.environ.get(DS_ENV_FILE, ".deepspeed_env"))
+    paths = dict.fromkeys([Path.home() / relative_path, Path.cwd() / relative_path])  # an absolute path once
     variables: dict[str, str] = {}
-    for file in files:
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    for path in paths:
+        lines = _read_lines(path, str(path)) if path.is_file() else []
         for number, line in enumerate(lines, start=1):
-            variable, equals, value = line.strip().partition("=")
-            if not variable or variable.startswith("#"):
+            name, equals, value = line.strip().partition("=")
+            if not name or name.startswith("#"):
                 continue
             if not equals:
-                raise UserError(f"{file}:{number}: the line is not NAME=value; correct it, or begin it with #.")
-            variables[variable.strip()] = value.strip()
+                raise UserError(f"{path}:{number}: the line is not NAME=value; correct it, or begin it with #.")
+            variables[name.strip()] = value.strip()
     return variables
 
 
@@ -372,13 +422,13 @@ class LauncherSignals:
         """
         self.last: signal.Signals | None = None
         self._local = local
-        self._launcher: int | None = None  # its process group
+        self._launcher_group: int | None = None
         self._earlier_handlers: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> LauncherSignals:
         """Installs the handlers."""
-        for number in EXIT_STATUS:
-            self._earlier_handlers[number] = signal.signal(number, self._handle)
+        for signal_number in EXIT_STATUS:
+            self._earlier_handlers[signal_number] = signal.signal(signal_number, self._handle)
         return self
 
     def __exit__(
@@ -388,31 +438,31 @@ class LauncherSignals:
         trace: TracebackType | None,
     ) -> None:
         """Restores the earlier handlers."""
-        for number, handler in self._earlier_handlers.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        for signal_number, handler in self._earlier_handlers.items():
+            signal.signal(signal_number, handler)  # type: ignore[arg-type]
 
-    def pass_to(self, launcher: int | None) -> None:
+    def pass_to(self, group: int | None) -> None:
         """Sets the process group that gets signals, or None; a signal that has already come is passed on at once."""
-        self._launcher = launcher
-        if launcher is not None and self.last is not None:
-            _signal_group(launcher, self.last)
+        self._launcher_group = group
+        if group is not None and self.last is not None:
+            _signal_group(group, self.last)
 
     def _handle(
         self,
-        number: int,
+        signal_number: int,
         frame: FrameType | None,
     ) -> None:
         """Passes a signal on: the first one to the training processes, a later one to the launcher."""
         is_first = self.last is None
-        self.last = signal.Signals(number)
-        if self._launcher is None:
+        self.last = signal.Signals(signal_number)
+        if self._launcher_group is None:
             return
-        training = _training_processes(self._launcher) if is_first and self._local else []
+        training = _training_processes(self._launcher_group) if is_first and self._local else []
         for process in training:
             with suppress(psutil.Error):  # it has just ended
-                process.send_signal(number)
+                process.send_signal(signal_number)
         if not training:
-            _signal_group(self._launcher, number)
+            _signal_group(self._launcher_group, signal_number)
 
 
 def _training_processes(launcher: int) -> list[psutil.Process]:
@@ -432,13 +482,15 @@ def _end_strays(group: int) -> None:
     A training process whose launcher was killed, or a worker that no signal has reached, would otherwise keep its GPU
     and its port.
     """
-    for patience, number in ((STRAYS_TERM_AFTER, signal.SIGTERM), (STRAYS_KILL_AFTER, signal.SIGKILL)):
+    for patience, signal_number in ((STRAYS_TERM_AFTER, signal.SIGTERM), (STRAYS_KILL_AFTER, signal.SIGKILL)):
         strays = _wait_for_group(group, patience)
         if not strays:
             return
-        numbers = ", ".join(str(process.pid) for process in strays)
-        sys.stderr.write(f"warning: the launcher has ended, but not its processes {numbers}: they get {number.name}\n")
-        _signal_group(group, number)
+        process_ids = ", ".join(str(process.pid) for process in strays)
+        sys.stderr.write(
+            f"warning: the launcher has ended, but not its processes {process_ids}: they get {signal_number.name}\n"
+        )
+        _signal_group(group, signal_number)
 
 
 def _wait_for_group(group: int, seconds: float) -> list[psutil.Process]:
@@ -463,10 +515,10 @@ def _processes_of(group: int) -> list[psutil.Process]:
     return running
 
 
-def _signal_group(group: int, number: int) -> bool:
-    """Sends a signal to a process group. Returns whether the group still has processes."""
+def _signal_group(group: int, signal_number: int) -> bool:
+    """Sends a signal, or none if it is 0, to a process group. Returns whether the group still has processes."""
     try:
-        os.killpg(group, number)
+        os.killpg(group, signal_number)
     except (ProcessLookupError, PermissionError):
         return False
     return True

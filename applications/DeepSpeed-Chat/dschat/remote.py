@@ -25,7 +25,7 @@ from pathlib import Path
 
 from dschat.base.errors import UserError
 
-VARIABLES = "MA_RLHF_VARIABLES"  # path of the file of variables on each machine
+REMOTE_FILE_VARIABLE = "MA_RLHF_VARIABLES"  # path of the file of variables on each machine
 PACKED = "packed:"  # prefix of a packed word
 PLAIN = re.compile(r"[\w+=:,./-]+", re.ASCII)  # characters that no shell interprets, nor pdsh
 MISREAD = re.compile(r'["$`\\%\n]')  # characters that a shell interprets inside double quotes, and pdsh everywhere
@@ -82,7 +82,7 @@ def receive(words: Sequence[str]) -> list[str]:
     Raises:
         UserError: the file of variables cannot be read.
     """
-    file = os.environ.get(VARIABLES)
+    file = os.environ.get(REMOTE_FILE_VARIABLE)
     if file is None:
         return list(words)
     if file:
@@ -160,7 +160,7 @@ def split_variables(environ: Mapping[str, str], file_variables: Mapping[str, str
 
 
 @contextmanager
-def delivered(variables: Mapping[str, str], hosts: Sequence[str]) -> Iterator[str]:
+def remote_file(variables: Mapping[str, str], hosts: Sequence[str]) -> Iterator[str]:
     """Context in which a file on each machine holds variables; yields its path, "" if there are no variables.
 
     The file is removed from every machine at the end, also if it could not be written on one of them. A signal whose

@@ -23,6 +23,10 @@ FREE = {
     "503 without JSON": (503, "<html>busy</html>", {"Content-Type": "text/html"}),
 }
 LOST = {
+    "502": (502, "<html>bad gateway</html>", {"Content-Type": "text/html"}),
+    "504": (504, "<html>gateway timeout</html>", {"Content-Type": "text/html"}),
+    "choices without a message": (200, {"choices": [{}]}, {}),
+    "a number as content": (200, {"choices": [{"message": {"content": 5}}]}, {}),
     "timeout": "timeout",
     "half a JSON": "half a JSON",
     "broken off": "broken off",
@@ -73,6 +77,56 @@ def test_waits_between_tries_grow_up_to_a_limit(monkeypatch):
     with pytest.raises(Unanswered, match="c"):
         chat_servers.with_retries(send, 7, waits.append)
     assert waits == [0.5, 3.0, 2.0, 4.0, 8.0, 8.0]
+
+
+@pytest.mark.parametrize("tries", [0, -1])
+def test_a_request_is_sent_at_least_once(tries):
+    with pytest.raises(ValueError, match=f"tries is {tries}"):
+        chat_servers.with_retries(lambda: None, tries)
+
+
+@pytest.mark.parametrize(
+    ("url", "address", "is_local"),
+    [
+        ("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000/v1", True),
+        ("http://127.9.9.9", "http://127.9.9.9", True),
+        ("https://localhost", "https://localhost", True),
+        ("http://[::1]:8000/v1", "http://[::1]:8000/v1", True),
+        ("HTTP://LOCALHOST/v1", "http://LOCALHOST/v1", True),
+        ("https://api.example.com/v1//", "https://api.example.com/v1", False),
+        ("http://127.example.com/v1", "http://127.example.com/v1", False),
+        ("http://10.0.0.1/v1", "http://10.0.0.1/v1", False),
+    ],
+)
+def test_addresses(url, address, is_local):
+    assert chat_servers.checked_address(url, "--url") == address
+    assert Endpoint("m", address, 1, 1.0, 1).is_local == is_local
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("ftp://host/v1", "an address such as"),
+        ("http:///v1", "an address such as"),
+        ("http://a b/v1", "an address such as"),
+        ("http://host/v1 ", "an address such as"),
+        ("http://me:secret@[::1/v1", "Invalid IPv6"),
+        ("https://host/v1?", "a query or a fragment"),
+        ("http://host/v1#secret", "a query or a fragment"),
+        ("ftp://me:secret@host/v1", "holds a password"),
+    ],
+)
+def test_bad_addresses(url, message):
+    with pytest.raises(UserError, match=message) as error:
+        chat_servers.checked_address(url, "--url")
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(("key", "shown"), [("word123", "bad key word123"), ("word1234", "bad key [key]")])
+def test_a_key_of_eight_characters_is_hidden(key, shown):
+    """A shorter one may be a part of ordinary words."""
+    endpoint = Endpoint("m", "http://host/v1", 1, 1.0, 1, key=key)
+    assert endpoint.hide_key(f"bad key {key}") == shown and key not in repr(endpoint)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from dschat.base.errors import UserError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Settings of a tokenizer that name its files instead of changing what it does.
+# Settings of a tokenizer that are file names; they do not affect its output.
 FILE_SETTINGS = (
     "name_or_path",
     "vocab_file",
@@ -24,11 +26,12 @@ FILE_SETTINGS = (
     "tokenizer_object",
     "special_tokens_map_file",
 )
-SAMPLE = 1 << 20  # bytes at either end of a weight file that go into a model's hash
-INNER_SAMPLE = 1 << 12  # bytes at the beginning of every weight of a file that is larger than both ends
+END_BYTES = 1 << 20  # bytes at either end of a weight file that go into a model's hash
+WEIGHT_BYTES = 1 << 12  # first bytes of each weight that go into it, too, if the file is longer than two END_BYTES
 
-# Tokenizer → its length and special ids when it was hashed, and the hash: it takes seconds for large vocabularies.
-_HASHED: weakref.WeakKeyDictionary[Any, tuple[list[int | None], str]] = weakref.WeakKeyDictionary()
+# Cache of fingerprints, since hashing a large vocabulary takes seconds: tokenizer → its length and special ids at that
+# time, and the fingerprint.
+_FINGERPRINTS: weakref.WeakKeyDictionary[Any, tuple[list[int | None], str]] = weakref.WeakKeyDictionary()
 
 
 def content_hash(content: str | bytes) -> str:
@@ -37,7 +40,10 @@ def content_hash(content: str | bytes) -> str:
 
 
 def contents_hash(contents: Iterable[str | bytes]) -> str:
-    """SHA-256 of several contents one after another, see `content_hash`; they need not be in memory together."""
+    """SHA-256 of the concatenation of several contents, see `content_hash`; they need not be in memory together.
+
+    ``["ab"]`` and ``["a", "b"]`` have the same hash.
+    """
     digest = hashlib.sha256()
     for content in contents:
         digest.update(content.encode("utf-8", "replace") if isinstance(content, str) else content)
@@ -51,14 +57,18 @@ def file_hash(file: str | Path) -> str:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash that is equal for tokenizers that give equal ids to every text; using a tokenizer does not change it.
+    """Hash of everything in a tokenizer that decides which ids it gives a text.
 
-    A pad token at the end of the vocabulary does not count: step 1 adds one to a tokenizer that has none.
+    Padding and truncation, which calls change, are not part of it. Neither is a pad token with the last id of the
+    vocabulary: step 1 adds one to a tokenizer that has none.
+
+    The hash is computed again if the tokenizer's length or special ids have changed. Other rules, such as its
+    post-processor, must not be changed after the first call.
     """
     state = [len(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id]
-    hashed_state, hashed = _HASHED.get(tokenizer, (None, ""))
-    if hashed_state == state:
-        return hashed
+    cached = _FINGERPRINTS.get(tokenizer)
+    if cached is not None and cached[0] == state:
+        return cached[1]
     vocabulary = tokenizer.get_vocab()
     pad = _added_pad_token(tokenizer, vocabulary)
     content = {
@@ -67,7 +77,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
         "rules": _fast_rules(tokenizer, pad) if tokenizer.is_fast else _slow_rules(tokenizer),
     }
     fingerprint = content_hash(json.dumps(content, sort_keys=True, default=str))
-    _HASHED[tokenizer] = (state, fingerprint)
+    _FINGERPRINTS[tokenizer] = (state, fingerprint)
     return fingerprint
 
 
@@ -80,10 +90,9 @@ def _added_pad_token(tokenizer: PreTrainedTokenizerBase, vocabulary: dict[str, i
 
 
 def template_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash that is equal for tokenizers whose chat templates write equal texts.
+    """Hash of a tokenizer's chat template and of the special tokens that the template names.
 
-    It covers the template and the special tokens that the template names; a pad token that step 1 adds, for instance,
-    does not count.
+    Other special tokens, such as a pad token that step 1 adds, are not part of it.
     """
     template = json.dumps(tokenizer.chat_template, sort_keys=True)
     special = {}
@@ -94,16 +103,17 @@ def template_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _fast_rules(tokenizer: PreTrainedTokenizerBase, pad: str | None) -> object:
+    """The state of a fast tokenizer without padding, truncation and the token `pad`."""
     state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
     state["added_tokens"] = [token for token in state.get("added_tokens") or [] if token["content"] != pad]
     vocabulary = state["model"].get("vocab")
-    if isinstance(vocabulary, dict):  # it is compared above; here it may hold the pad token
+    if isinstance(vocabulary, dict):  # the list of a Unigram model does not hold tokens that were added to it
         state["model"]["vocab"] = {token: number for token, number in vocabulary.items() if token != pad}
     return state
 
 
 def _slow_rules(tokenizer: PreTrainedTokenizerBase) -> object:
-    """The settings of a slow tokenizer and the hashes of the files that it would save."""
+    """The class and settings of a slow tokenizer, and hashes of the vocabulary files that it writes."""
     settings = {}
     for name, value in tokenizer.init_kwargs.items():
         if name not in FILE_SETTINGS and "pad" not in name and isinstance(value, str | int | float | bool):
@@ -117,64 +127,95 @@ def _slow_rules(tokenizer: PreTrainedTokenizerBase) -> object:
 
 
 def model_hash(path: str) -> str:
-    """Hash of a model: of a folder its config and samples of its weight files; of a model on the hub the commit.
+    """Hash of a model's folder (its config and samples of its weights), or the commit of a model on the hub.
 
-    A weight file counts with its length, both of its ends and, if it is larger than these, the beginning of every
-    weight. A folder without a model may hold an adapter, itself or in ``adapter``; then the adapter's base counts,
-    too, if that is a folder.
+    A folder without a model may hold an adapter, itself or in ``adapter``. The adapter is hashed together with its
+    base, if the base is a folder.
+
+    Raises:
+        UserError: a weight file is damaged.
     """
     folder = Path(path)
     if not folder.is_dir():
         from transformers import AutoConfig
 
-        return str(getattr(AutoConfig.from_pretrained(path, trust_remote_code=False), "_commit_hash", None))
-    model_config = folder / "config.json"
-    adapter_configs = [folder / "adapter_config.json", folder / "adapter" / "adapter_config.json"]
-    config = next((file for file in (model_config, *adapter_configs) if file.is_file()), model_config)
-    content = config.read_bytes()
-    digest = hashlib.sha256(content)
-    if config != model_config:
-        base = json.loads(content).get("base_model_name_or_path")
-        if isinstance(base, str) and Path(base).is_dir() and Path(base).resolve() != folder.resolve():
-            digest.update(model_hash(base).encode())
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        # A config whose commit is not known is told apart by the model's name.
+        return str(getattr(config, "_commit_hash", None) or path)
+    return _folder_hash(folder, ())
+
+
+def _folder_hash(folder: Path, hashed: tuple[Path, ...]) -> str:
+    """Hash of the model or adapter in a folder; `hashed` are the folders of the adapters that it is the base of."""
+    config = _find_config(folder)
+    config_bytes = config.read_bytes()
+    digest = hashlib.sha256(config_bytes)
+    hashed += (folder.resolve(),)
+    base = _base_folder(config_bytes) if config != folder / "config.json" else None
+    if base is not None and base.resolve() not in hashed:  # adapters may name each other
+        digest.update(_folder_hash(base, hashed).encode())
     for file in sorted(config.parent.glob("*.safetensors")):
         for sample in _weight_samples(file):
             digest.update(sample)
     return digest.hexdigest()
 
 
+def _find_config(folder: Path) -> Path:
+    """The config of the model in a folder or, if there is none, of the adapter."""
+    model_config = folder / "config.json"
+    for config in (model_config, folder / "adapter_config.json", folder / "adapter" / "adapter_config.json"):
+        if config.is_file():
+            return config
+    return model_config
+
+
+def _base_folder(config_bytes: bytes) -> Path | None:
+    """The folder of the base that an adapter's config names; None if the base is not a folder."""
+    base = json.loads(config_bytes).get("base_model_name_or_path")
+    return Path(base) if isinstance(base, str) and Path(base).is_dir() else None
+
+
 def _weight_samples(file: Path) -> Iterator[bytes]:
-    """Name, length and both ends of a safetensors file and, if it is larger, the beginning of every weight."""
+    """Name, length and both ends of a safetensors file and, if it is longer than these, the start of each weight."""
     size = file.stat().st_size
     yield f"{file.name} {size}".encode()
     with open(file, "rb") as stream:
-        yield stream.read(SAMPLE)
-        stream.seek(max(0, size - SAMPLE))
-        yield stream.read(SAMPLE)
-        if size > 2 * SAMPLE:
-            for start, end in _weight_offsets(stream):
+        yield stream.read(END_BYTES)
+        stream.seek(max(0, size - END_BYTES))
+        yield stream.read(END_BYTES)
+        if size > 2 * END_BYTES:
+            for start, end in _weight_offsets(stream, file):
                 stream.seek(start)
-                yield stream.read(min(INNER_SAMPLE, end - start))
+                yield stream.read(min(WEIGHT_BYTES, end - start))
 
 
-def _weight_offsets(stream: BinaryIO) -> list[tuple[int, int]]:
-    """First byte of every weight in a safetensors file, and the one behind its last, from the file's header."""
+def _weight_offsets(stream: BinaryIO, file: Path) -> list[tuple[int, int]]:
+    """(start, end) of every weight in a safetensors file, in bytes from the file's beginning; `end` is exclusive.
+
+    Raises:
+        UserError: the file has no header.
+    """
     stream.seek(0)
     header_length = int.from_bytes(stream.read(8), "little")
-    header = json.loads(stream.read(header_length))
-    header.pop("__metadata__", None)
     data_start = 8 + header_length
     offsets = []
-    for weight in header.values():
-        start, end = weight["data_offsets"]
-        offsets.append((data_start + start, data_start + end))
+    try:
+        if data_start > file.stat().st_size:
+            raise ValueError("the header is longer than the file")
+        header = json.loads(stream.read(header_length))
+        header.pop("__metadata__", None)
+        for weight in header.values():
+            start, end = weight["data_offsets"]
+            offsets.append((data_start + start, data_start + end))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{file} has no header of a safetensors file: it is damaged; copy the model again.") from error
     return sorted(offsets)
 
 
 def folder_stamp(path: str) -> str:
     """The path of a model and, for a folder, 12 hexadecimal digits that change when its files are written again.
 
-    Files are listed, not read: a cheap test for commands that may continue only with the same files.
+    For commands that resume only if the files are unchanged. Reads file sizes and times, not contents.
     """
     folder = Path(path)
     if not folder.is_dir():

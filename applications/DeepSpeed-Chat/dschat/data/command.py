@@ -1,65 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dschat data check PATH` and `preview PATH` look at data before training; `prepare PATH` encodes them."""
+"""The commands `dschat data check`, `dschat data preview` and `dschat data prepare`."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from dschat.base.atomic import recover_folder
 from dschat.base.errors import UserError
-from dschat.data.options import CheckOptions, PrepareOptions, PreviewOptions, RowFlags, RowOptions
-from dschat.data.prepared.folder import find_prepared, lock_of, open_prepared, summary_of
+from dschat.data.options import CheckOptions, PrepareOptions, PreviewOptions, RowFlags
+from dschat.data.prepared.folder import lock_of, open_prepared, summary_of
 from dschat.data.preview import BeginEpisodes, Settings, preview_report
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Describe: TypeAlias = Callable[[str, CheckOptions, Settings], str]
+# Runs the reference solutions of the source at a path, for --run_solutions; returns lines to print.
+SolutionReport: TypeAlias = Callable[[str, CheckOptions, Settings], str]
 
 
-def run(
-    options: RowOptions,
-    describe_solutions: Describe | None = None,
-    begin_episodes: BeginEpisodes | None = None,
-) -> str:
-    """Checks, shows or prepares each source.
-
-    Args:
-        options: flags of the subcommand, whose class tells which one it is.
-        describe_solutions: runs the reference solutions of a source for --run_solutions; returns lines to print.
-        begin_episodes: gives rows the prompts of their --environment.
-    """
-    for number, path in enumerate(options.source.paths):
-        separator = "\n" if number > 0 else ""
-        print(separator + _report(path, options, describe_solutions, begin_episodes), flush=True)
+def check(options: CheckOptions, report_solutions: SolutionReport) -> str:
+    """Prints a report on each source, or on each prepared folder. Returns no last line for the command."""
+    settings = _row_settings(options)
+    _print_each(options.source.paths, partial(_check_path, options, settings, report_solutions))
     return ""
 
 
-def _report(
-    path: str,
-    options: RowOptions,
-    describe_solutions: Describe | None,
-    begin_episodes: BeginEpisodes | None,
-) -> str:
-    """The text that the command prints for one path."""
-    if isinstance(options, PrepareOptions):
-        return _prepare(path, options)
-    if isinstance(options, CheckOptions):
-        return _check(path, options, describe_solutions)
-    assert isinstance(options, PreviewOptions)
-    return _preview(path, options, begin_episodes)
+def preview(options: PreviewOptions, begin_episodes: BeginEpisodes | None = None) -> str:
+    """Prints the first rows of each source as training sees them. Returns no last line for the command.
+
+    Args:
+        options: flags of the command.
+        begin_episodes: gives rows the prompts of their --environment; None without one.
+    """
+    settings = _row_settings(options)
+    _print_each(options.source.paths, partial(_preview_path, options, settings, begin_episodes))
+    return ""
 
 
-def _settings(options: CheckOptions | PreviewOptions) -> Settings:
-    """How rows are read and encoded."""
+def prepare(options: PrepareOptions) -> str:
+    """Filters and encodes a source, under the lock of its folder. Returns a summary for the command to print."""
+    from dschat.data.prepared import make
+
+    [path] = options.source.paths
+    if open_prepared(path) is not None:
+        raise UserError(f"--data_path {path}: it is prepared already; give the data that it was made from.")
+    tokenizer, end_of_response_id = _open_tokenizer(options.source)
+    folder = Path(options.prepared.output)
+    with closing(lock_of(folder, "--output")):
+        recover_folder(folder.resolve())
+        info = make.prepare(path, options, options.columns, tokenizer, end_of_response_id)
+    lines = [f"{path} is prepared in {folder}"]
+    for line in summary_of(info):
+        lines.append(f"  {line}")
+    return "\n".join(lines)
+
+
+def _print_each(paths: Sequence[str], report: Callable[[str], str]) -> None:
+    """Prints the report on each path as soon as it is made, with an empty line between two reports."""
+    for number, path in enumerate(paths):
+        text = report(path)
+        if number > 0:
+            print()
+        print(text, flush=True)
+
+
+def _row_settings(options: CheckOptions | PreviewOptions) -> Settings:
+    """The settings with which rows are read and encoded."""
     tokenizer = None
-    end_id = None
+    end_of_response_id = None
     if options.source.tokenizer:
-        tokenizer, end_id = _open_tokenizer(options.source)
+        tokenizer, end_of_response_id = _open_tokenizer(options.source)
     lengths = options.lengths
     return Settings(
         keys=options.columns,
@@ -67,28 +82,36 @@ def _settings(options: CheckOptions | PreviewOptions) -> Settings:
         tokenizer=tokenizer,
         max_seq_len=lengths.max_seq_len,
         max_prompt_seq_len=lengths.max_prompt_seq_len,
-        end_of_response=end_id,
+        end_of_response=end_of_response_id,
         all_turns=lengths.train_on == "all",
     )
 
 
-def _check(path: str, options: CheckOptions, describe_solutions: Describe | None) -> str:
-    """A report on a source, or on a prepared folder."""
+def _check_path(
+    options: CheckOptions,
+    settings: Settings,
+    report_solutions: SolutionReport,
+    path: str,
+) -> str:
+    """The report on a source, or on a prepared folder."""
     from dschat.data.check import check_report, prepared_report
 
-    settings = _settings(options)
     folder = open_prepared(path)
     if folder is not None:
         return prepared_report(folder, settings.tokenizer)
     report = check_report(path, options.check.data_split, settings)
-    if options.check.run_solutions and describe_solutions is not None:
-        report += describe_solutions(path, options, settings)
+    if options.check.run_solutions:
+        report += report_solutions(path, options, settings)
     return report
 
 
-def _preview(path: str, options: PreviewOptions, begin_episodes: BeginEpisodes | None) -> str:
-    """The first rows of a source as training sees them."""
-    settings = _settings(options)
+def _preview_path(
+    options: PreviewOptions,
+    settings: Settings,
+    begin_episodes: BeginEpisodes | None,
+    path: str,
+) -> str:
+    """The first rows of a source."""
     if open_prepared(path) is not None:
         raise UserError(
             f"preview {path}: a prepared folder, whose rows are encoded already; `dschat data check {path}` "
@@ -96,34 +119,20 @@ def _preview(path: str, options: PreviewOptions, begin_episodes: BeginEpisodes |
         )
     flags = options.preview
     colour = sys.stdout.isatty() if flags.colour == "auto" else flags.colour == "always"
-    if flags.environment is None:
-        return preview_report(path, flags.rows, flags.step, colour, settings)
-    return preview_report(path, flags.rows, 3, colour, settings, begin_episodes)
-
-
-def _prepare(path: str, options: PrepareOptions) -> str:
-    """Prepares a source under the lock of its folder; a summary in lines."""
-    from dschat.data.prepared.make import prepare
-
-    if find_prepared([path]):
-        raise UserError(f"--data_path {path}: it is prepared already; give the data that it was made from.")
-    tokenizer, end_id = _open_tokenizer(options.source)
-    folder = Path(options.prepared.output)
-    with closing(lock_of(folder, "--output")):
-        recover_folder(folder.resolve())
-        info = prepare(path, options, options.columns, tokenizer, end_id)
-    return "\n".join([f"{path} is prepared in {folder}", *(f"  {line}" for line in summary_of(info))])
+    step = flags.step if flags.environment is None else 3  # only step 3 has environments
+    return preview_report(path, flags.rows, step, colour, settings, begin_episodes)
 
 
 def _open_tokenizer(flags: RowFlags) -> tuple[PreTrainedTokenizerBase, int]:
-    """The tokenizer of a model, and the token that ends a response.
+    """The tokenizer of `--tokenizer`, and the id of the token that ends a response.
 
     Raises:
-        UserError: there is no tokenizer, it has no EOS, or no such token.
+        UserError: there is no tokenizer, or it lacks an EOS token or the token of --end_of_conversation_token.
     """
     from dschat.models.tokenizer import end_token_id, open_tokenizer
 
-    tokenizer: PreTrainedTokenizerBase = open_tokenizer(flags.tokenizer or "", "--tokenizer")
+    assert flags.tokenizer is not None
+    tokenizer: PreTrainedTokenizerBase = open_tokenizer(flags.tokenizer, "--tokenizer")
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"--tokenizer {flags.tokenizer}: the tokenizer has no eos token; give the model that is to be trained."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI-compatible chat servers: address and key, requests with their errors and retries, a cache of answers."""
+"""OpenAI-compatible chat servers: address and key, and requests with their errors and retries."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ import json
 import logging
 import math
 import random
-import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from pathlib import Path
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from dschat.base.errors import UserError
-from dschat.base.fingerprints import content_hash
-from dschat.base.jsonl import write_rows, write_rows_once
+from dschat.rollouts.reply_cache import Reply
 
 if TYPE_CHECKING:
     import openai
 
 OPENAI_URL = "https://api.openai.com/v1"
+LOCAL_KEY = "none"  # sent to a server on this machine if no key is given
+SHORTEST_HIDDEN_KEY = 8  # characters; a shorter key may be a part of ordinary words
+# Statuses of a gateway that gave up while, or after, the model answered. A server that answers with another error
+# status has sent no answer, and does not charge for it.
+GATEWAY_STATUSES = (502, 504, 524)
 OUT_OF_MONEY = ("insufficient_quota", "billing_hard_limit_reached")
 # Seconds before the second try; each further wait is twice as long, up to LONGEST_DELAY.
 FIRST_DELAY = 0.5
@@ -39,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EndpointFlags:
-    """Names of a command's flags for an endpoint, and what its model is called in messages."""
+    """Words for messages about an endpoint: names of the command's flags, and the role of its model."""
 
     url: str = "--base_url"
     model: str = "--judge_model"
@@ -53,7 +57,7 @@ class EndpointFlags:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A model on a server. The key is in no file, message or representation.
+    """A model on a server. The key is in no file and not in the representation; for messages see `hide_key`.
 
     Attributes:
         model: name of the model on the server.
@@ -76,25 +80,37 @@ class Endpoint:
     @property
     def is_local(self) -> bool:
         """Whether the address is a loopback address."""
-        return re.match(r"https?://(localhost|127(\.\d+){3}|\[::1\])(:\d+)?(/|$)", self.base_url) is not None
+        host = urlsplit(self.base_url).hostname or ""
+        try:
+            return host == "localhost" or ip_address(host).is_loopback
+        except ValueError:  # a name
+            return False
 
     def hide_key(self, text: str) -> str:
-        """A text without the key: servers may repeat it in errors and answers."""
-        return text.replace(self.key, "[key]") if len(self.key) >= 8 else text
+        """A text with [key] in place of the key, which servers may repeat in errors and answers.
+
+        A key of fewer than SHORTEST_HIDDEN_KEY characters is not replaced: ordinary words may contain it.
+        """
+        return text.replace(self.key, "[key]") if len(self.key) >= SHORTEST_HIDDEN_KEY else text
 
 
 def checked_address(url: str, flag: str) -> str:
     """An address without a slash at its end.
 
     Raises:
-        UserError: the address has no scheme or host, or contains a password or a query.
+        UserError: the address has no scheme or host, or contains blanks, a password, a query or a fragment.
     """
-    url = url.rstrip("/")
-    if not re.match(r"https?://[^/]", url):
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UserError(f"{flag}: {error}: give an address such as http://127.0.0.1:8000/v1.") from error
+    if "@" in parts.netloc or "?" in url or "#" in url:
+        raise UserError(
+            f"{flag} holds a password, a query or a fragment; give the key in OPENAI_API_KEY and the bare address."
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname or url.split() != [url]:
         raise UserError(f"{flag} {url}: an address such as http://127.0.0.1:8000/v1 is needed.")
-    if re.match(r"https?://[^/]*@", url) or "?" in url:
-        raise UserError(f"{flag} holds a password or a query; give the key in OPENAI_API_KEY and the bare address.")
-    return url
+    return parts.geturl().rstrip("/")
 
 
 def checked_key(key: str | None, source: str, endpoint: Endpoint) -> str:
@@ -105,7 +121,7 @@ def checked_key(key: str | None, source: str, endpoint: Endpoint) -> str:
     """
     key = (key or "").strip()
     if not key and endpoint.is_local:
-        return "none"
+        return LOCAL_KEY
     if not key:
         raise UserError(f"no key for {endpoint.base_url}: set the environment variable OPENAI_API_KEY.")
     if not (key.isascii() and key.isprintable()) or " " in key:
@@ -119,24 +135,7 @@ def warn_if_unencrypted(endpoint: Endpoint) -> None:
         logger.warning("%s is not encrypted: the key and the texts can be read on the way", endpoint.base_url)
 
 
-# -- answers
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A model's answer.
-
-    Attributes:
-        text: content of the answer.
-        refusal: the message's field `refusal`, in which a model declines to answer; usually empty.
-        model: the server's name of the model that answered.
-        flaw: why the text may be incomplete, with the remedy; empty if nothing suggests it.
-    """
-
-    text: str
-    refusal: str
-    model: str
-    flaw: str = ""
+# -- requests
 
 
 @dataclass(frozen=True)
@@ -148,88 +147,26 @@ class Completion:
     tokens_answered: int | None
 
 
-def any_reply(reply: Reply) -> bool:
-    """A predicate that accepts every answer."""
-    return True
-
-
-class ReplyCache:
-    """A folder with one small file per answer, named by the digest of its question.
-
-    Files are written atomically, so several runs may share a folder, and a killed run leaves no broken file. A file
-    that cannot be read and an unusable answer count as missing: their questions are asked again.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        is_usable: Callable[[Reply], bool] = any_reply,
-    ) -> None:
-        """Makes a cache; `get` and `put` use the predicate `is_usable` unless they are given another one."""
-        self.folder = folder
-        self._is_usable = is_usable
-
-    def get(self, digest: str, is_usable: Callable[[Reply], bool] | None = None) -> Reply | None:
-        """The saved usable answer to a question, None if there is none. `is_usable` replaces the cache's predicate."""
-        try:
-            reply = Reply(**json.loads(self._file(digest).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return None
-        return reply if (is_usable or self._is_usable)(reply) else None
-
-    def put(
-        self,
-        digest: str,
-        reply: Reply,
-        is_usable: Callable[[Reply], bool] | None = None,
-    ) -> None:
-        """Saves an answer if it is usable. Raises UserError if the folder cannot be written."""
-        if (is_usable or self._is_usable)(reply):
-            write_rows(self._file(digest), [asdict(reply)])
-
-    def put_first(self, digest: str, reply: Reply) -> Reply:
-        """Save an answer unless another process has saved one to the same question; returns the saved one.
-
-        An answer that is not usable is returned and not saved. Raises UserError where the folder cannot be written.
-        """
-        if not self._is_usable(reply):
-            return reply
-        write_rows_once(self._file(digest), [asdict(reply)])
-        saved = self.get(digest)
-        return reply if saved is None else saved
-
-    def _file(self, digest: str) -> Path:
-        return self.folder / digest[:2] / f"{digest}.json"
-
-
-def digest_of(content: Mapping[str, Any]) -> str:
-    """Hash of a question and of everything else that its answer depends on: 64 hexadecimal digits."""
-    return content_hash(json.dumps(content, sort_keys=True))
-
-
-# -- requests
-
-
 class Unanswered(Exception):
     """A request got no answer; another try may succeed.
 
     Attributes:
-        was_sent: the server may have received the request, and may charge for it.
+        may_be_charged: the model may have answered, although no answer came, and the server may charge for it.
         retry_after: seconds that the server asks to wait before the next try; None if it does not say.
     """
 
     def __init__(
         self,
         reason: str,
-        was_sent: bool = False,
+        may_be_charged: bool = False,
         retry_after: float | None = None,
     ) -> None:
         super().__init__(reason)
-        self.was_sent = was_sent
+        self.may_be_charged = may_be_charged
         self.retry_after = retry_after
 
 
-class FormRefused(Exception):
+class RequestRejected(Exception):
     """The server rejects the content of a request (status 400, 413 or 422); another try would be rejected, too.
 
     Attributes:
@@ -271,26 +208,24 @@ def with_retries(
     tries: int,
     wait: Callable[[float], object] = time.sleep,
 ) -> T:
-    """Calls `send` until it returns, at most `tries` times, and waits longer after each failure.
+    """Calls `send` until it returns, at most `tries` times (at least 1), and waits longer after each failure.
 
     Raises:
         Unanswered: the last try failed, or the server asks to wait longer than LONGEST_RETRY_AFTER seconds.
     """
     delay = FIRST_DELAY
-    attempt = 1
-    while True:
+    for attempt in range(1, tries + 1):
         try:
             return send()
         except Unanswered as error:
             logger.info("try %d of %d: %s", attempt, tries, error)
-            seconds = error.retry_after
-            if attempt == tries or (seconds is not None and seconds > LONGEST_RETRY_AFTER):
+            retry_after = error.retry_after or 0.0
+            if attempt == tries or retry_after > LONGEST_RETRY_AFTER:
                 raise
-        if not seconds:  # jitter keeps parallel requests from coming back together
-            seconds = delay * random.uniform(0.75, 1.0)
-        wait(seconds)
+        # Jitter keeps parallel requests from coming back together.
+        wait(retry_after or delay * random.uniform(0.75, 1.0))
         delay = min(2 * delay, LONGEST_DELAY)
-        attempt += 1
+    raise ValueError(f"tries is {tries}: a request is sent at least once")
 
 
 def complete(
@@ -307,12 +242,13 @@ def complete(
 
     Raises:
         Unanswered: too many requests, a failure of the server or the connection, or no answer in time.
-        FormRefused: the server rejects the content of the request.
+        RequestRejected: the server rejects the content of the request.
         UserError: the key, the model or the address is wrong, or the account is empty.
     """
     import openai
 
     try:
+        # The library's own types require fields that servers other than OpenAI's leave out.
         response = client.chat.completions.with_raw_response.create(**body).http_response
     except openai.APIConnectionError as error:
         raise _connection_error(error.__cause__ or error, endpoint) from error
@@ -321,17 +257,18 @@ def complete(
 
     try:
         answer = response.json()
-        choice = answer["choices"][0]
-        text = without_surrogates(text_of(choice["message"]))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        choice = _choice_of(answer)
+    except ValueError as error:
         content_type = response.headers.get("content-type", "of no content type")
         content = short(endpoint.hide_key(response.text))
         problem = f"its answer ({content_type}) is not a chat completion: {content}"
-        raise Unanswered(f"{endpoint.base_url} gives no answer: {problem}", was_sent=True) from error
+        raise Unanswered(f"{endpoint.base_url} gives no answer: {problem}", may_be_charged=True) from error
 
+    message = choice["message"]
+    text = without_surrogates(text_of(message))
     reply = Reply(
         text=endpoint.hide_key(text),
-        refusal=endpoint.hide_key(without_surrogates(str(choice["message"].get("refusal") or ""))),
+        refusal=endpoint.hide_key(without_surrogates(str(message.get("refusal") or ""))),
         model=endpoint.hide_key(without_surrogates(str(answer.get("model") or endpoint.model))),
         flaw=_flaw(choice, text, endpoint),
     )
@@ -341,8 +278,22 @@ def complete(
     return Completion(reply, _count_or_none(usage, "prompt_tokens"), _count_or_none(usage, "completion_tokens"))
 
 
+def _choice_of(answer: object) -> Mapping[str, Any]:
+    """The first choice of a chat completion.
+
+    Raises:
+        ValueError: the answer is not a chat completion whose first choice has a message.
+    """
+    choices = answer.get("choices") if isinstance(answer, Mapping) else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if isinstance(choice, Mapping) and isinstance(choice.get("message"), Mapping):
+        if isinstance(choice["message"].get("content"), str | list | None):
+            return choice
+    raise ValueError("the answer is not a chat completion")
+
+
 def text_of(message: Mapping[str, Any]) -> str:
-    """The answer's text: a string, or a list of content parts."""
+    """The answer's text: its content is a string, a list of parts, or null."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
@@ -388,11 +339,11 @@ def _connection_error(error: BaseException, endpoint: Endpoint) -> Unanswered:
     import httpx2
 
     never_sent = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
-    was_sent = not isinstance(error, never_sent)
+    may_be_charged = not isinstance(error, never_sent)
     if isinstance(error, httpx2.TimeoutException):
         reason = f"{endpoint.base_url} gives no answer within {endpoint.timeout:g} s ({endpoint.flags.timeout})"
-        return Unanswered(reason, was_sent)
-    return Unanswered(endpoint.hide_key(f"{endpoint.base_url} gives no answer: {error}"), was_sent)
+        return Unanswered(reason, may_be_charged)
+    return Unanswered(endpoint.hide_key(f"{endpoint.base_url} gives no answer: {error}"), may_be_charged)
 
 
 def _status_error(error: openai.APIStatusError, endpoint: Endpoint) -> Exception:
@@ -407,7 +358,7 @@ def _status_error(error: openai.APIStatusError, endpoint: Endpoint) -> Exception
     status = error.status_code
     flags = endpoint.flags
     answers = f"{server} answers {status}: {short(complaint)}"
-    if status == 401:  # its message may hold a part of the key
+    if status == 401:  # the server's message is left out: it may hold a part of the key
         return UserError(f"{server} refuses the key (401): check {flags.key}.")
     if status == 402 or error.code in OUT_OF_MONEY:
         return UserError(f"the account is out of money: {answers}")
@@ -417,11 +368,11 @@ def _status_error(error: openai.APIStatusError, endpoint: Endpoint) -> Exception
         hint = f"Check {flags.model} and {flags.url}, which usually ends in /v1."
         return UserError(f"there is no model {endpoint.model!r}, or nothing at that address: {answers} {hint}")
     if status in (400, 413, 422):
-        return FormRefused(answers, complaint)
+        return RequestRejected(answers, complaint)
     if status in (408, 409, 429) or status >= 500:
         text = error.response.headers.get("retry-after")
         reason = f"{answers} (Retry-After: {text})" if text else answers
-        return Unanswered(reason, retry_after=_seconds(text))
+        return Unanswered(reason, status in GATEWAY_STATUSES, _seconds(text))
     return UserError(answers)
 
 

@@ -20,8 +20,8 @@ def run(options: PreviewOptions) -> str:
     """Shows each source."""
     environment = options.preview.environment
     if environment is None:
-        return command.run(options)
-    return command.run(options, begin_episodes=partial(begin_episodes, environment, options.source.seed))
+        return command.preview(options)
+    return command.preview(options, partial(begin_episodes, environment, options.source.seed))
 
 
 def begin_episodes(

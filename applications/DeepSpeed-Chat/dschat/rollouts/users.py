@@ -13,17 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from dschat.base.errors import UserError
 from dschat.base.user_function import call_function
 from dschat.data.dialogues import Dialogue
-from dschat.rollouts.chat_servers import (
-    Endpoint,
-    FormRefused,
-    Reply,
-    ReplyCache,
-    Unanswered,
-    complete,
-    digest_of,
-    open_client,
-    with_retries,
-)
+from dschat.rollouts.chat_servers import Endpoint, RequestRejected, Unanswered, complete, open_client, with_retries
+from dschat.rollouts.reply_cache import Reply, ReplyCache, digest_of
 
 if TYPE_CHECKING:
     from dschat.rollouts.dialogues import Assistant
@@ -189,7 +180,7 @@ class ServerWriter:
         except Unanswered as error:
             problem = f"{flag}: no answer in {self._endpoint.tries} tries: {error}. {self._remedy}"
             raise UserError(problem.rstrip()) from error
-        except FormRefused as error:
+        except RequestRejected as error:
             if not self._has_answered:
                 raise UserError(f"{flag}: it refuses the request: {error}") from error
             logger.warning("%s refuses one dialogue: %s", flag, error)

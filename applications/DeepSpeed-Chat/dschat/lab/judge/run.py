@@ -19,7 +19,8 @@ from dschat.lab.judge.verdicts import Setup, has_verdict, judge_pairs, questions
 from dschat.lab.options import BY_SCORES, AskingOptions, JudgeOptions, TurnOptions
 from dschat.lab.responses import Pair, compared, read_pairs, with_origins
 from dschat.lab.turns import TurnRates, rates_by_turn, turn_pairs
-from dschat.rollouts.chat_servers import Endpoint, ReplyCache, checked_key, warn_if_unencrypted
+from dschat.rollouts.chat_servers import Endpoint, checked_key, warn_if_unencrypted
+from dschat.rollouts.reply_cache import ReplyCache
 from dschat.scoring.judge.client import JudgeClient
 from dschat.scoring.judge.costs import Spending, estimated_tokens
 from dschat.scoring.judge.questions import Form, JudgeQuestion

@@ -21,7 +21,8 @@ from dschat.lab.judge.rubrics import (
     question_of,
 )
 from dschat.lab.responses import Comparison, Pair, Side, Verdict, combined, compared, mirrored
-from dschat.rollouts.chat_servers import Reply, Unanswered
+from dschat.rollouts.chat_servers import Unanswered
+from dschat.rollouts.reply_cache import Reply
 from dschat.scoring.judge.answers import UnreadableAnswer, json_objects, repair, without_thoughts
 from dschat.scoring.judge.questions import JudgeQuestion, JudgingStopped, TextRefused
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from dschat.base.jsonl import RepeatedKey, without_repeats
-from dschat.rollouts.chat_servers import Reply
+from dschat.rollouts.reply_cache import Reply
 from dschat.scoring.judge.questions import JudgeQuestion
 
 OBJECT_START = re.compile(r"\{\s*\"")  # of an object with a key; "{}" and "{ 1" in prose are none

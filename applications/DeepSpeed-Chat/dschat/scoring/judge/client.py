@@ -10,17 +10,8 @@ from functools import partial
 
 from dschat.base.errors import UserError
 from dschat.base.journal import make_writable
-from dschat.rollouts.chat_servers import (
-    Endpoint,
-    FormRefused,
-    Reply,
-    ReplyCache,
-    Unanswered,
-    any_reply,
-    complete,
-    open_client,
-    with_retries,
-)
+from dschat.rollouts.chat_servers import Endpoint, RequestRejected, Unanswered, complete, open_client, with_retries
+from dschat.rollouts.reply_cache import Reply, ReplyCache, accept_any
 from dschat.scoring.judge.costs import Spending, estimated_tokens
 from dschat.scoring.judge.questions import Form, JudgeQuestion, JudgingStopped, TextRefused
 
@@ -129,7 +120,7 @@ class JudgeClient:
 
     def keep(self, question: JudgeQuestion, reply: Reply) -> None:
         """Cache the answer to the repetition of a question as that question's own, so that it is not asked again."""
-        self._cache.put(question.digest(self._endpoint), reply, any_reply)
+        self._cache.put(question.digest(self._endpoint), reply, accept_any)
 
     def new_round(self) -> AskingRound:
         """Begin a round of questions, whatever became of the one before."""
@@ -183,7 +174,7 @@ class JudgeClient:
             except Unanswered as error:
                 tries = f"{self._endpoint.flags.tries} {self._endpoint.tries}"
                 raise Unanswered(f"no answer with {tries}: {error}") from error
-            except FormRefused as refusal:
+            except RequestRejected as refusal:
                 answered_form = self._form
                 next_form = answered_form or form.after(refusal.complaint)
                 if next_form is None or answered_form == form:
@@ -199,7 +190,7 @@ class JudgeClient:
         Raises:
             JudgingStopped: the run is being ended.
             UserError: the limit is reached; or see `complete`.
-            Unanswered, FormRefused: see `complete`.
+            Unanswered, RequestRejected: see `complete`.
         """
         size = len(json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode())
         longest_answer = self._endpoint.max_tokens
@@ -209,7 +200,7 @@ class JudgeClient:
             try:
                 completion = complete(self._client, self._endpoint, body)
             except Unanswered as error:
-                if error.was_sent:
+                if error.may_be_charged:
                     self._spending.add(estimated_tokens(size), longest_answer, lost=True)
                 raise
             sent = completion.tokens_sent

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dschat.rollouts.chat_servers import Reply
+from dschat.rollouts.reply_cache import Reply
 from dschat.scoring.judge.answers import UnreadableAnswer, json_objects, without_thoughts
 from dschat.scoring.judge.questions import MATERIAL, JudgeQuestion, material_blocks, material_code, object_schema
 from dschat.settings.rubrics import REASON, ScoreRubric

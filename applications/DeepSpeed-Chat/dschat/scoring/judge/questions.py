@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dschat.base.fingerprints import content_hash
-from dschat.rollouts.chat_servers import Endpoint, digest_of
+from dschat.rollouts.chat_servers import Endpoint
+from dschat.rollouts.reply_cache import digest_of
 
 MATERIAL = (
     "The material stands between tags whose names end in -{code}; these tags cannot occur inside it, where <, > and & "

@@ -24,7 +24,8 @@ import torch
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash
 from dschat.data.messages import dialogue_text, quoted_dialogue
-from dschat.rollouts.chat_servers import Reply, Unanswered
+from dschat.rollouts.chat_servers import Unanswered
+from dschat.rollouts.reply_cache import Reply
 from dschat.run.distributed import gather_objects
 from dschat.run.stop import Stopped, raise_if_stopped_here, stopping_together
 from dschat.scoring.judge.answers import UnreadableAnswer, repair

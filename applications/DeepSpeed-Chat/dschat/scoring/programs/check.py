@@ -11,7 +11,7 @@ from dschat.data.sources import load_source
 
 def run(options: CheckOptions) -> str:
     """Checks each source."""
-    return command.run(options, describe_solutions)
+    return command.check(options, describe_solutions)
 
 
 def describe_solutions(

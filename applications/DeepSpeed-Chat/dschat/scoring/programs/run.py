@@ -146,7 +146,7 @@ def _run_case(
             continue
         if execution.started:
             status, message = _status_of(execution, case, limits)
-            return status, message, execution.ran
+            return status, message, execution.seconds_since_setup
         reason = execution.message or "the sandbox did not start"
     return "invalid", reason, 0.0
 
@@ -157,7 +157,7 @@ def _status_of(
     limits: SandboxLimits,
 ) -> tuple[Status, str]:
     # The kernel kills a program that exceeds its processor time.
-    was_killed = execution.status == 128 + signal.SIGKILL and execution.ran >= 0.9 * limits.seconds
+    was_killed = execution.status == 128 + signal.SIGKILL and execution.seconds_since_setup >= 0.9 * limits.seconds
     if execution.end == "time" or was_killed:
         return "timeout", f"more than {limits.seconds:g} s"
     if not execution.compiled:

@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one program once inside a sandbox, seen from outside; `inside.main` is the other side."""
+"""Runs one program once inside a sandbox: the parent's half. The child's half is `inside/main.py`.
+
+At the levels "bubblewrap" and "namespaces" the program has no network, sees no other processes and no files but the
+interpreter's and its own, and has limits on time, memory, output, files, and threads and processes. All its processes
+are killed at the end. At "rlimits" it has the same limits but for threads and processes. There, Landlock and seccomp,
+where the kernel has them, keep it from files, sockets and new processes; without them nothing does, and processes that
+leave the program's session are not killed.
+
+No level protects from bugs of the kernel, or from programs that measure or load the machine within their limits.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +36,34 @@ from dschat.scoring.programs.inside.namespaces import DEVICES, OURS, PROGRAM, WO
 Level = Literal["bubblewrap", "namespaces", "rlimits"]
 LEVELS: tuple[Level, ...] = ("bubblewrap", "namespaces", "rlimits")  # strongest first
 HERE = Path(__file__).resolve().parent
-START = "import sys; sys.path.insert(0, {here!r}); from inside.main import main; main({level!r}, *{ends})"
-# Nothing is inherited from the parent; hashes are the same in every run.
+# Arguments: this folder, the level, and the child's ends of the pipes in the order of `_Pipes.child_ends`.
+CHILD_CODE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from inside.main import main
+main(sys.argv[2], *map(int, sys.argv[3:]))
+"""
+# All environment variables of the child, which inherits none. With this seed, hashes are the same in every run.
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
 SET_UP_SECONDS = 20.0  # for the sandbox and the interpreter, before the program's own time begins
 MAX_MESSAGE = 4096  # bytes read from a report
 CHUNK = 2**16  # bytes read at once
 SMALL_CHUNK = 2**12
+SHORTEST_WAIT = 0.05  # seconds that a program which has closed its output has to end, even if its time is over
+# Bytes of a report, see `inside/main.py`: the sandbox is set up, the source compiles, or it does not.
+SET_UP = b"R"
+COMPILED = b"C"
+NOT_COMPILED = b"E"
+
+# Why reading ended: all pipes were closed, the time was over, or there was too much output.
+End = Literal["exit", "time", "output"]
 
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """Resource limits of one test, unless stated otherwise."""
+    """Resource limits of one test; `program_seconds` is for all tests of a program."""
 
-    seconds: float = 4.0  # wall-clock time, and processor time
+    seconds: float = 4.0  # wall-clock time; processor time has the same limit
     program_seconds: float = 60.0  # wall-clock time of all tests of a program
     memory: int = 2**30  # bytes of address space, including whole stacks of threads
     file_bytes: int = 16 * 2**20  # of one file, and of the working folder
@@ -65,12 +88,12 @@ class Execution:
 
     started: bool  # whether the sandbox was set up; otherwise nothing is known about the program
     compiled: bool | None  # None if the program ended before that was reported
-    end: Literal["exit", "time", "output"]  # ended by itself, timed out, or had too much output
-    status: int  # exit status; 128 + n for signal n
+    end: End  # ended by itself, timed out, or had too much output
+    status: int  # exit status; 128 + n for signal n, also if this process has killed it
     output: bytes  # printed or returned by the program
     message: str  # text of its exception, or why the sandbox could not be set up
-    seconds: float  # from start to end
-    ran: float  # seconds since the sandbox was set up
+    seconds_total: float  # from the call of `execute` until all processes have ended
+    seconds_since_setup: float  # the part of it after the sandbox was set up
 
 
 def execute(
@@ -78,7 +101,7 @@ def execute(
     limits: SandboxLimits,
     level: Level,
 ) -> Execution:
-    """Runs a program once. It can only return data, and all its processes are ended.
+    """Runs a program once. It can only return data.
 
     Args:
         job: the program and its input.
@@ -90,83 +113,123 @@ def execute(
     """
     start = time.monotonic()
     with ExitStack() as stack:
-        # At the other levels, the program has a working folder in memory.
-        folder = stack.enter_context(_temporary_folder()) if level == "rlimits" else "/"
-        job_file = stack.enter_context(_job_file(job, limits, level))
-        report, report_end = os.pipe()
-        info, info_end = os.pipe()
-        mapped_end, mapped = os.pipe()
-        for pipe in (report, info, mapped):
-            stack.callback(os.close, pipe)
-        inner_ends = (report_end, info_end, mapped_end)
-        try:
-            process = subprocess.Popen(
-                _command(level, inner_ends, limits),
-                stdin=job_file,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                pass_fds=inner_ends,
-                env=ENVIRONMENT,
-                cwd=folder,
-                start_new_session=True,
-                bufsize=0,
-            )
-        finally:
-            for pipe in inner_ends:
-                os.close(pipe)
+        process, pipes = _start(job, limits, level, stack)
         assert process.stdout is not None
         try:
             with process.stdout:
-                reader = _PipeReader(process.stdout.fileno(), report, info, mapped, limits)
+                reader = _PipeReader(process.stdout.fileno(), pipes, limits)
                 end = reader.read_all()
             status = _wait(process, reader.deadline) if end == "exit" else None
         finally:
             _kill(process, level)
-    content = bytes(reader.data[report])
-    started = content[:1] == b"R"
-    message = content[2:] if started else content[1:]
+    if status is None:  # it was killed
+        status = 128 + signal.SIGKILL
+        if end == "exit":  # it had closed its pipes, but did not end in time
+            end = "time"
+    report = bytes(reader.data[pipes.report])
+    started = report[:1] == SET_UP
+    message = report[2:] if started else report[1:]
     return Execution(
         started=started,
-        compiled={b"C": True, b"E": False}.get(content[1:2]),
-        end="time" if end == "exit" and status is None else end,
-        status=128 + signal.SIGKILL if status is None else status,
+        compiled={COMPILED: True, NOT_COMPILED: False}.get(report[1:2]),
+        end=end,
+        status=status,
         output=bytes(reader.data[reader.output]),
         message=message.decode(errors="replace"),
-        seconds=time.monotonic() - start,
-        ran=reader.seconds_running(),
+        seconds_total=time.monotonic() - start,
+        seconds_since_setup=reader.seconds_since_setup(),
     )
+
+
+@dataclass(frozen=True)
+class _Pipes:
+    """Pipes between this process and its child.
+
+    Attributes:
+        report: from which the child's report is read, see `inside/main.py`.
+        info: from which the id of the process in the new namespaces is read.
+        mapped: to which something is written when the users of the new namespace are mapped.
+        child_ends: the child's ends of `report`, `info` and `mapped`.
+    """
+
+    report: int
+    info: int
+    mapped: int
+    child_ends: tuple[int, int, int]
+
+
+def _start(
+    job: SandboxJob,
+    limits: SandboxLimits,
+    level: Level,
+    stack: ExitStack,
+) -> tuple[subprocess.Popen[bytes], _Pipes]:
+    """Starts the child; `stack` closes the pipes and removes the files. Raises OSError."""
+    # At the other levels the program has a working folder in memory, and the child starts in /.
+    folder = stack.enter_context(_temporary_folder()) if level == "rlimits" else "/"
+    job_file = stack.enter_context(_job_file(job, limits, level))
+    with ExitStack() as child_stack:  # this process needs the child's ends until the child has them
+        report, report_end = _open_pipe(stack, child_stack)
+        info, info_end = _open_pipe(stack, child_stack)
+        mapped_end, mapped = _open_pipe(child_stack, stack)
+        pipes = _Pipes(report, info, mapped, (report_end, info_end, mapped_end))
+        process = subprocess.Popen(
+            _command(level, pipes.child_ends, limits),
+            stdin=job_file,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            pass_fds=pipes.child_ends,
+            env=ENVIRONMENT,
+            cwd=folder,
+            start_new_session=True,
+            bufsize=0,
+        )
+    return process, pipes
+
+
+def _open_pipe(read_stack: ExitStack, write_stack: ExitStack) -> tuple[int, int]:
+    """The ends of a new pipe for reading and for writing, each closed by its stack."""
+    read_end, write_end = os.pipe()
+    read_stack.callback(os.close, read_end)
+    write_stack.callback(os.close, write_end)
+    return read_end, write_end
 
 
 class _PipeReader:
     """Reads output, report and info until all are closed or a limit is exceeded.
 
-    The process in the new namespaces, or bubblewrap, writes an id to `info`; then its namespace's users are mapped.
+    When the id of a process in new namespaces comes from `info`, this process maps the users of the namespace.
+
+    Attributes:
+        output: the descriptor from which the program's output is read.
+        data: what was read from each descriptor.
+        deadline: when the time is over; replaced when the sandbox is set up.
     """
 
     def __init__(
         self,
         output: int,
-        report: int,
-        info: int,
-        mapped: int,
+        pipes: _Pipes,
         limits: SandboxLimits,
     ) -> None:
         self.output = output
-        self.report = report
-        self.info = info
-        self.mapped = mapped
-        self.limits = limits
-        self.data = {output: bytearray(), report: bytearray(), info: bytearray()}
-        self.running_since: float | None = None  # when the sandbox was set up
-        self.deadline = time.monotonic() + SET_UP_SECONDS  # replaced when the sandbox is set up
+        self.data = {output: bytearray(), pipes.report: bytearray(), pipes.info: bytearray()}
+        self.deadline = time.monotonic() + SET_UP_SECONDS
+        self._pipes = pipes
+        self._limits = limits
+        self._set_up_at: float | None = None
 
-    def seconds_running(self) -> float:
-        """Seconds since the sandbox was set up."""
-        return 0.0 if self.running_since is None else time.monotonic() - self.running_since
+    def seconds_since_setup(self) -> float:
+        """Seconds since the sandbox was set up; 0 if it was not."""
+        return 0.0 if self._set_up_at is None else time.monotonic() - self._set_up_at
 
-    def read_all(self) -> Literal["exit", "time", "output"]:
-        """Reads, and returns `Execution.end`; "exit" if all are closed, though the process may still exist."""
-        max_sizes = {self.output: self.limits.output_bytes, self.report: MAX_MESSAGE, self.info: MAX_MESSAGE}
+    def read_all(self) -> End:
+        """Reads, and returns why that ended; after "exit" the process may still exist."""
+        max_sizes = {
+            self.output: self._limits.output_bytes,
+            self._pipes.report: MAX_MESSAGE,
+            self._pipes.info: MAX_MESSAGE,
+        }
         with selectors.DefaultSelector() as selector:
             for pipe in max_sizes:
                 selector.register(pipe, selectors.EVENT_READ)
@@ -187,18 +250,19 @@ class _PipeReader:
         return "exit"
 
     def _add(self, pipe: int, chunk: bytes) -> None:
+        """Adds a chunk to the data of a pipe, and acts on the first one of report and info."""
         is_first = bool(chunk) and not self.data[pipe]
-        if pipe == self.report and is_first:
-            self.running_since = time.monotonic()
-            self.deadline = self.running_since + self.limits.seconds
-        if pipe == self.info and is_first:
-            _map_users(chunk, self.mapped)
+        if pipe == self._pipes.report and is_first:
+            self._set_up_at = time.monotonic()
+            self.deadline = self._set_up_at + self._limits.seconds
+        if pipe == self._pipes.info and is_first:
+            _map_users(chunk, self._pipes.mapped)
         self.data[pipe] += chunk
 
 
 @contextmanager
 def _temporary_folder() -> Iterator[str]:
-    """A folder that is removed with everything in it, however deep, but without what is mounted there."""
+    """A folder that is removed with everything in it, however deep; file systems mounted in it are left alone."""
     folder = tempfile.mkdtemp(prefix="program-")
     try:
         yield folder
@@ -212,6 +276,7 @@ def _job_file(
     limits: SandboxLimits,
     level: Level,
 ) -> IO[bytes]:
+    """A temporary file with the job, from which the child reads it."""
     content: JobFile = {
         "source": job.source.encode(errors="surrogatepass"),
         "input": job.text.encode(errors="surrogatepass"),
@@ -232,9 +297,14 @@ def _job_file(
 
 
 def _map_users(info: bytes, mapped: int) -> None:
-    """Maps the users of a new namespace: ours and, if permitted, one for the program alone. Raises OSError.
+    """Maps the users of a new namespace: ours and, if permitted, one for the program alone.
 
-    `info` begins with the id of the process that has the namespace and waits for data on `mapped`.
+    Args:
+        info: id of the process that has the namespace; from bubblewrap, JSON whose first number it is.
+        mapped: the descriptor from which that process waits for data.
+
+    Raises:
+        OSError: the system does not allow it.
     """
     process_id = re.findall(r"\d+", info.decode())[0]
     process = Path("/proc", process_id)
@@ -250,27 +320,31 @@ def _map_users(info: bytes, mapped: int) -> None:
 
 def _command(
     level: Level,
-    ends: tuple[int, int, int],
+    child_ends: tuple[int, int, int],
     limits: SandboxLimits,
 ) -> list[str]:
+    """The command of the child."""
     python = os.path.realpath(sys.executable)
-    code = START.format(here=str(HERE), level=level, ends=ends)
-    command = [python, "-S", "-s", "-B", "-P", "-X", "utf8", "-c", code]
-    return [*_bubblewrap(python, limits, ends), *command] if level == "bubblewrap" else command
+    options = ["-S", "-s", "-B", "-P", "-X", "utf8"]
+    command = [python, *options, "-c", CHILD_CODE, str(HERE), level, *map(str, child_ends)]
+    if level == "bubblewrap":
+        return [*_bubblewrap(python, limits, child_ends), *command]
+    return command
 
 
 def _bubblewrap(
     python: str,
     limits: SandboxLimits,
-    ends: tuple[int, int, int],
+    child_ends: tuple[int, int, int],
 ) -> list[str]:
     """The command of bubblewrap, before that of the interpreter."""
     command = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--cap-drop", "ALL", "--as-pid-1"]
-    if os.geteuid() == 0:  # otherwise bubblewrap maps the user, whose threads the kernel limits
-        _, info_end, mapped_end = ends
-        command += (
-            f"--cap-add CAP_SETUID --cap-add CAP_CHOWN --info-fd {info_end} --userns-block-fd {mapped_end}".split()
-        )
+    if os.geteuid() == 0:
+        # The kernel does not limit root's threads, so the program gets a user of its own, whom this process maps.
+        # Without these options bubblewrap maps the user who runs it.
+        _, info_end, mapped_end = child_ends
+        command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_CHOWN"]
+        command += ["--info-fd", str(info_end), "--userns-block-fd", str(mapped_end)]
         for path in (*interpreter_folders(), *DEVICES):
             for parent in reversed(Path(path).parents):  # the program's user must be able to enter them
                 command += ["--dir", str(parent)]
@@ -292,14 +366,18 @@ def _bubblewrap(
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> int | None:
     """The exit status; None if the process does not end before the deadline."""
     try:
-        status = process.wait(max(0.05, deadline - time.monotonic()))
+        status = process.wait(max(SHORTEST_WAIT, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         return None
     return 128 - status if status < 0 else status
 
 
 def _kill(process: subprocess.Popen[bytes], level: Level) -> None:
-    """Kills all processes of a run and waits for them."""
+    """Kills all processes of a run and waits for them.
+
+    Where there is a namespace of processes, the end of its first process ends all others. At "rlimits" there is none:
+    the processes of the session are killed, and seccomp, where the kernel has it, keeps them from leaving it.
+    """
     if process.poll() is None and level != "rlimits":
         for child in _children(process.pid):  # the outer process ends together with the inner one
             with suppress(ProcessLookupError, PermissionError):
@@ -313,10 +391,12 @@ def _kill(process: subprocess.Popen[bytes], level: Level) -> None:
 
 
 def _children(process: int) -> list[int]:
+    """The ids of a process's children; none if it has ended."""
     try:
-        return list(map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split()))
+        process_ids = Path(f"/proc/{process}/task/{process}/children").read_text()
     except OSError:
         return []
+    return [int(process_id) for process_id in process_ids.split()]
 
 
 @cache

@@ -23,11 +23,11 @@ from dschat.rollouts.chat_servers import (
     OPENAI_URL,
     Endpoint,
     EndpointFlags,
-    ReplyCache,
     checked_address,
     checked_key,
     warn_if_unencrypted,
 )
+from dschat.rollouts.reply_cache import ReplyCache
 from dschat.run.distributed import device, world_size
 from dschat.scoring.environment import EnvironmentScores
 from dschat.scoring.function import FunctionDialogueScores, FunctionScores, require_arguments
