@@ -149,12 +149,16 @@ def test_machines_without_ssh():
         ("# nobody\n", "names no machine"),
         ("first 8\nsecond\n", 'the line of second must be like "second slots=8"'),
         ("first slots=many\n", 'the line of first must be like "first slots=8"'),
+        ("first slots=8\nfirst slots=4\n", "two lines of first: keep one"),
+        (b"\xff\xfef\x00", "is not in UTF-8: save the file in that encoding"),
         ("first slots=0\n", 'the line of first must be like "first slots=8"'),
     ],
 )
 def test_a_bad_hostfile(content, message, tmp_path):
     hosts = tmp_path / "hosts"
-    if content is not None:
+    if isinstance(content, bytes):
+        hosts.write_bytes(content)
+    elif content is not None:
         hosts.write_text(content)
     with pytest.raises(UserError, match=f"--hostfile {hosts}.*{message}"):
         started(hostfile=str(hosts))

@@ -194,6 +194,8 @@ def _read_hostfile(hostfile: str) -> dict[str, int]:
         lines = Path(hostfile).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise UserError(f"--hostfile {hostfile}: there is no such file.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--hostfile {hostfile} is not in UTF-8: save the file in that encoding.") from error
     slots_of: dict[str, int] = {}
     for line in lines:
         words = line.split()
@@ -202,6 +204,8 @@ def _read_hostfile(hostfile: str) -> dict[str, int]:
         slots = words[1].removeprefix("slots=") if len(words) > 1 else ""
         if not slots.isdecimal() or int(slots) < 1:
             raise UserError(f'--hostfile {hostfile}: the line of {words[0]} must be like "{words[0]} slots=8".')
+        if words[0] in slots_of:
+            raise UserError(f"--hostfile {hostfile} has two lines of {words[0]}: keep one, with all slots.")
         slots_of[words[0]] = int(slots)
     if not slots_of:
         raise UserError(f'--hostfile {hostfile} names no machine: give lines like "name slots=8".')
