@@ -167,7 +167,7 @@ def test_machines_without_ssh():
     ("content", "message"),
     [
         (None, "No such file"),
-        (b"f\xfcrst slots=8\n", "can't decode byte"),
+        (b"f\xfcrst slots=8\n", "is not in UTF-8: save the file in that encoding"),
         (b"# nobody\n", "names no machine"),
         (b"first slots=8\nsecond\n", 'the line of second must be like "second slots=8"'),
         (b"first 8\n", 'the line of first must be like "first slots=8"'),

@@ -249,7 +249,9 @@ def _read_lines(file: str | Path, source: str) -> list[str]:
     """The lines of a file. Raises UserError, which begins with `source`, if it cannot be read."""
     try:
         return Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(f"{source} is not in UTF-8: save the file in that encoding.") from error
+    except OSError as error:
         raise UserError(f"{source} cannot be read: {error}.") from error
 
 
