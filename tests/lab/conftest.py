@@ -76,18 +76,18 @@ def run(options: Callable[..., Any]) -> Callable[..., Path]:
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """interrupt(owner, name, count): from then on that function raises KeyboardInterrupt after so many calls.
 
-    Without a count it raises no longer. Returns the arguments of each call to come.
+    Without a count it raises no longer. Returns the positional arguments of each call to come.
     """
     originals: dict[str, Any] = {}
 
     def after(owner: Any, name: str, count: int | None = None) -> list[Any]:
         original, calls = originals.setdefault(name, getattr(owner, name)), []
 
-        def work(*arguments: Any) -> Any:
+        def work(*arguments: Any, **keywords: Any) -> Any:
             if len(calls) == count:
                 raise KeyboardInterrupt
             calls.append(arguments)
-            return original(*arguments)
+            return original(*arguments, **keywords)
 
         monkeypatch.setattr(owner, name, work)
         return calls

@@ -250,7 +250,7 @@ def test_a_finished_file_is_refused_before_anything_is_read(options, project, mo
 
 
 def test_too_little_memory_names_the_flag(options, monkeypatch):
-    def too_much(*_):
+    def too_much(*_, **keywords):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(scored, "respond_and_score", too_much)

@@ -1,7 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Responses of a policy, scored by a reward model or a function: the best of some, or all of a sweep."""
+"""Samples responses of a policy and scores them with a reward model or a function.
+
+`dschat generate` keeps the best of N responses to each prompt, or scores the data set's own responses.
+`dschat best-of-n` keeps all responses at several temperatures. Both run in `dschat.lab.runner`: each part of a run
+prepares a function that makes the entries of a batch; `conclude` makes the rows of the file, and a summary, from all
+entries.
+
+A score is called "reward" in the files and messages of these commands.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from statistics import fmean
 from typing import Any
@@ -36,15 +45,32 @@ from dschat.scoring.function import require_arguments, score_texts
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
 
-BOTH = "--model, --reward_model: the GPU's memory does not hold both"
-FUNCTION = "--reward_function"
+REWARD_FUNCTION = "--reward_function"
+MODELS_DO_NOT_FIT = "--model, --reward_model: the GPU's memory does not hold both"
+POLICY_DOES_NOT_FIT = "--model: the GPU's memory does not hold it"
+REWARD_MODEL_DOES_NOT_FIT = "--reward_model: the GPU's memory does not hold it"
 
 Scorer = Callable[[ResponseTexts], Tensor]  # texts of B responses → their scores (B,)
-Candidate = tuple[float, SampledResponse]  # reward and response
+Candidate = tuple[float, SampledResponse]  # score and response
+
+
+@dataclass(frozen=True)
+class ScoredRun:
+    """A run before its models are loaded.
+
+    Attributes:
+        answering: prompts and policy.
+        settings: the settings that the rows depend on.
+        open_scorer: loads what scores responses; None if nothing scores them.
+    """
+
+    answering: Answering
+    settings: dict[str, Any]
+    open_scorer: Callable[[], Scorer] | None
 
 
 def run_inference(options: InferenceOptions) -> str:
-    """Sample and score responses, or with --ref_scores score those of the data set; writes `options.result_path`.
+    """Samples and scores responses, or with --ref_scores scores those of the data set; writes `options.result_path`.
 
     Returns:
         The last line of output.
@@ -52,65 +78,45 @@ def run_inference(options: InferenceOptions) -> str:
     Raises:
         UserError: bad models or data, a finished file, or an interrupted run with other settings.
     """
-    answering, settings, open_scorer = _open_run(options)
-    selection = answering.selection
+    run = _find_run(options)
+    selection = run.answering.selection
     num_return = options.responses.num_return
     temperature = options.responses.temperature_value
-    ref_scores = options.reference.ref_scores
-
-    def prepare() -> BatchFunction:
-        with enough_memory(BOTH):
-            scorer = open_scorer()
-            if ref_scores or answering.path is None:
-                assert scorer is not None  # the rules of the options require one
-                template = _template_of(scorer, answering)
-                return selection.of_batch(partial(score_references, scorer, template))
-            policy = answering.open_policy(temperature)
-        policy.check_lengths(selection.longest)
-        if scorer is None:
-            return selection.of_batch(partial(respond, policy))
-        return selection.of_batch(partial(respond_and_score, policy, scorer, num_return, best_of))
+    lengths = [len(example) for example in selection.examples]
+    if options.reference.ref_scores:
+        lengths = _lengths_with_references(selection, run.answering.tokenizer)
+        prepare = partial(_prepare_references, run)
+    elif run.open_scorer is None:
+        prepare = partial(_prepare_unscored, run, temperature)
+    else:
+        prepare = partial(_prepare_best, run, temperature, num_return)
 
     def conclude(entries: list[Entry]) -> Concluded:
         left_out = f" ({selection.dropped} prompts left out)" if selection.dropped else ""
-        line = f"mean {_means(entries)}, {len(entries)} rows{left_out}: {options.result_path}"
+        line = f"mean {_summary(entries)}, {len(entries)} rows{left_out}: {options.result_path}"
         return entry_rows(entries), line
 
-    settings |= {"num-return": num_return, "temperature": temperature}
-    lengths = _lengths(selection, ref_scores, answering.tokenizer)
+    settings = run.settings | {"num-return": num_return, "temperature": temperature}
     batches = selection.batches(options.generation.batch_size, lengths)
-    part = RunPart(batches=batches, prepare=prepare, shown=_mean)
+    part = RunPart(batches=batches, prepare=prepare, shown=_progress_values)
     return run_batches(options.result_path, settings, options.result.overwrite, [part], conclude)
 
 
 def run_best_of_n(options: BestOfOptions) -> str:
-    """Sample and score a sweep; writes `options.result_path`, a table and a chart, and returns the table.
+    """Samples and scores a sweep; writes `options.result_path`, a table and a chart, and returns the table.
 
-    At each temperature, the responses to a prompt are sampled once, as many as the largest N; the best of N is that
-    of the first N of them.
+    Each prompt gets max(N) responses per temperature; the best of N is that of the first N of them.
 
     Raises:
         UserError: bad models or data, a finished file, or an interrupted run with other settings.
     """
     path = options.result_path
-    answering, settings, open_scorer = _open_run(options)
-    selection = answering.selection
-    num_responses = options.sweep.responses_per_prompt
-
-    @cache
-    def models() -> tuple[SamplingPolicy, Scorer]:
-        with enough_memory(BOTH):
-            scorer = open_scorer()
-            policy = answering.open_policy(min(num_responses))
-        assert scorer is not None  # the rules of the options require one
-        policy.check_lengths(selection.longest)
-        return policy, scorer
-
-    def prepare(temperature: float) -> BatchFunction:
-        policy, scorer = models()
-        make_entry = partial(all_of, temperature)
-        function = partial(respond_and_score, policy.at(temperature), scorer, num_responses[temperature], make_entry)
-        return selection.of_batch(function)
+    run = _find_run(options)
+    selection = run.answering.selection
+    num_responses_at = options.sweep.responses_per_prompt
+    lowest_temperature = min(num_responses_at)
+    # Loaded once for all temperatures, and only if a batch is left to do.
+    open_models = cache(partial(_open_models, run, lowest_temperature))
 
     def conclude(entries: list[Entry]) -> Concluded:
         rows = entry_rows(entries)
@@ -120,14 +126,14 @@ def run_best_of_n(options: BestOfOptions) -> str:
         files = f"{path}, and the same name with .md, .json and .png"
         return rows, f"{table}\n{len(selection.examples)} prompts{left_out}: {files}"
 
-    settings |= settings_of(options, ("best_of", "temperatures", "single_temperatures"))
+    settings = run.settings | settings_of(options, ("best_of", "temperatures", "single_temperatures"))
     parts: list[RunPart] = []
-    for temperature in num_responses:
+    for temperature, num_responses in num_responses_at.items():
         parts.append(
             RunPart(
                 batches=selection.batches(options.generation.batch_size),
-                prepare=partial(prepare, temperature),
-                shown=_mean_and_best,
+                prepare=partial(_prepare_all, selection, open_models, temperature, num_responses),
+                shown=_sweep_progress_values,
                 columns={"temperature": temperature},
                 title=f"temperature {temperature:g}",
             )
@@ -135,43 +141,132 @@ def run_best_of_n(options: BestOfOptions) -> str:
     return run_batches(path, settings, options.result.overwrite, parts, conclude)
 
 
-def _open_run(options: ScoredOptions) -> tuple[Answering, dict[str, Any], Callable[[], Scorer | None]]:
-    """Find prompts, policy and scorer of a run, without loading a model.
+# -- before the models are loaded
 
-    A function is loaded at once, so that a wrong name is reported before anything is read.
 
-    Returns:
-        Prompts and policy; the settings that the rows depend on; and what opens the scorer, or returns None if
-        nothing scores.
-    """
+def _find_run(options: ScoredOptions) -> ScoredRun:
+    """Finds prompts, policy and scorer of a run, without loading a model."""
     refuse_finished(options)
     scores = options.scores
     if scores.reward_model is not None:
-        model = scores.reward_model
-        template = scores.rm_template
-        tokenizer = load_reward_tokenizer(model, template)
-        answering = Answering.find(options, tokenizer)
-        settings = {"reward-model": folder_stamp(model), "rm-template": template} | answering.settings
-        where = answering.where
-
-        def open_reader() -> RewardReader:
-            return load_reward_model(model, tokenizer, template, where.device, where.dtype)
-
-        return answering, settings, open_reader
+        return _run_with_model(options, scores.reward_model)
     if scores.reward_function is not None:
-        function = load_function(scores.reward_function, FUNCTION)
-        require_arguments(function, scores.reward_function, FUNCTION, with_segments=False)
-        answering = Answering.find(options)
-        settings = {"reward-function": described_function(scores.reward_function)} | answering.settings
-        return answering, settings, lambda: partial(score_texts, function, FUNCTION)
+        return _run_with_function(options, scores.reward_function)
     answering = Answering.find(options)
-    settings = {"reward-model": None} | answering.settings
-    return answering, settings, lambda: None
+    return ScoredRun(answering, {"reward-model": None} | answering.settings, None)
 
 
-def respond(policy: SamplingPolicy, examples: list[PromptExample]) -> list[Entry]:
-    """Sample one response to each prompt, without a score."""
-    (responses,) = policy.respond(examples, 1)
+def _run_with_model(options: ScoredOptions, model: str) -> ScoredRun:
+    """A run that a reward model scores."""
+    template = options.scores.rm_template
+    tokenizer = load_reward_tokenizer(model, template)
+    answering = Answering.find(options, tokenizer)
+    settings = {"reward-model": folder_stamp(model), "rm-template": template} | answering.settings
+    where = answering.where
+
+    def open_scorer() -> RewardReader:
+        return load_reward_model(model, tokenizer, template, where.device, where.dtype)
+
+    return ScoredRun(answering, settings, open_scorer)
+
+
+def _run_with_function(options: ScoredOptions, name: str) -> ScoredRun:
+    """A run that a function scores; it is loaded first, so that a wrong name is reported before data are read."""
+    function = load_function(name, REWARD_FUNCTION)
+    require_arguments(function, name, REWARD_FUNCTION, with_segments=False)
+    scorer = partial(score_texts, function, REWARD_FUNCTION)
+    answering = Answering.find(options)
+    settings = {"reward-function": described_function(name)} | answering.settings
+    return ScoredRun(answering, settings, lambda: scorer)
+
+
+def _lengths_with_references(selection: Selection, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens of each prompt and the longer one of its two responses in the data set."""
+    chosen, rejected = _references(selection.examples, tokenizer)
+    chosen_ids = encode_responses(tokenizer, chosen)
+    rejected_ids = encode_responses(tokenizer, rejected)
+    lengths = []
+    for number, example in enumerate(selection.examples):
+        longest_response = max(len(chosen_ids[number]), len(rejected_ids[number]))
+        lengths.append(len(example) + longest_response)
+    return lengths
+
+
+# -- loading the models: each function returns what makes the entries of a batch
+
+
+def _prepare_references(run: ScoredRun) -> BatchFunction:
+    """Loads the scorer, for the data set's own responses."""
+    assert run.open_scorer is not None  # the rules of the options require one
+    with enough_memory(REWARD_MODEL_DOES_NOT_FIT):
+        scorer = run.open_scorer()
+    tokenizer = _tokenizer_of_template(scorer, run.answering)
+    return run.answering.selection.of_batch(partial(score_references, scorer=scorer, tokenizer=tokenizer))
+
+
+def _prepare_unscored(run: ScoredRun, temperature: float) -> BatchFunction:
+    """Loads the policy alone, for one response to each prompt."""
+    selection = run.answering.selection
+    with enough_memory(POLICY_DOES_NOT_FIT):
+        policy = run.answering.open_policy(temperature)
+    policy.check_lengths(selection.longest)
+    return selection.of_batch(partial(respond, policy=policy))
+
+
+def _prepare_best(run: ScoredRun, temperature: float, num_responses: int) -> BatchFunction:
+    """Loads policy and scorer, for the best of some responses to each prompt."""
+    policy, scorer = _open_models(run, temperature)
+    sample = partial(
+        respond_and_score,
+        policy=policy,
+        scorer=scorer,
+        num_responses=num_responses,
+        make_entry=best_entry,
+    )
+    return run.answering.selection.of_batch(sample)
+
+
+def _prepare_all(
+    selection: Selection,
+    open_models: Callable[[], tuple[SamplingPolicy, Scorer]],
+    temperature: float,
+    num_responses: int,
+) -> BatchFunction:
+    """Loads policy and scorer, for all responses to each prompt at one temperature of a sweep."""
+    policy, scorer = open_models()
+    sample = partial(
+        respond_and_score,
+        policy=policy.at(temperature),
+        scorer=scorer,
+        num_responses=num_responses,
+        make_entry=partial(sweep_entry, temperature),
+    )
+    return selection.of_batch(sample)
+
+
+def _open_models(run: ScoredRun, temperature: float) -> tuple[SamplingPolicy, Scorer]:
+    """Loads the scorer, and the policy, which samples at a temperature."""
+    assert run.open_scorer is not None  # the rules of the options require one
+    with enough_memory(MODELS_DO_NOT_FIT):
+        scorer = run.open_scorer()
+        policy = run.answering.open_policy(temperature)
+    policy.check_lengths(run.answering.selection.longest)
+    return policy, scorer
+
+
+def _tokenizer_of_template(scorer: Scorer, answering: Answering) -> PreTrainedTokenizerBase:
+    """The tokenizer whose chat template writes scored messages: the reward model's, if it has a template."""
+    if isinstance(scorer, RewardReader) and scorer.tokenizer.chat_template is not None:
+        return scorer.tokenizer
+    return answering.tokenizer
+
+
+# -- entries of a batch
+
+
+def respond(examples: list[PromptExample], *, policy: SamplingPolicy) -> list[Entry]:
+    """Samples one response to each prompt, without a score."""
+    [responses] = policy.respond(examples, num_responses=1)
     entries: list[Entry] = []
     for example, response in zip(examples, responses, strict=True):
         row = example.columns
@@ -182,23 +277,30 @@ def respond(policy: SamplingPolicy, examples: list[PromptExample]) -> list[Entry
 
 
 def respond_and_score(
+    examples: list[PromptExample],
+    *,
     policy: SamplingPolicy,
     scorer: Scorer,
     num_responses: int,
     make_entry: Callable[[Sequence[Candidate]], Entry],
-    examples: list[PromptExample],
 ) -> list[Entry]:
-    """Sample `num_responses` responses to each prompt and score them.
+    """Samples responses to each prompt and scores them.
 
-    `make_entry` turns the candidates of one prompt, in the order of their numbers, into an entry of the journal.
+    Args:
+        examples: the prompts.
+        policy: samples the responses.
+        scorer: scores them.
+        num_responses: number of responses to each prompt.
+        make_entry: turns the candidates of one prompt, in the order of their numbers, into an entry of the journal.
     """
     candidates_by_number: list[list[Candidate]] = []
-    for responses in policy.respond(examples, num_responses):
-        rewards = _rewards(scorer, examples, [response.text for response in responses])
-        candidates_by_number.append(list(zip(rewards, responses, strict=True)))
+    for responses in policy.respond(examples, num_responses):  # one response to each prompt
+        scores = _score(scorer, examples, [response.text for response in responses])
+        candidates_by_number.append(list(zip(scores, responses, strict=True)))
+    candidates_by_prompt = zip(*candidates_by_number, strict=True)
 
     entries: list[Entry] = []
-    for example, candidates in zip(examples, zip(*candidates_by_number, strict=True), strict=True):
+    for example, candidates in zip(examples, candidates_by_prompt, strict=True):
         entry = make_entry(candidates)
         entry["number"] = example.index
         entry["row"] = example.columns | entry["row"]
@@ -206,73 +308,67 @@ def respond_and_score(
     return entries
 
 
-def best_of(candidates: Sequence[Candidate]) -> Entry:
-    """The response with the highest reward, the first of equals."""
-    reward, response = max(candidates, key=lambda candidate: candidate[0])
-    row = {"response": response.text, "reward": reward, "finished": response.finished}
+def best_entry(candidates: Sequence[Candidate]) -> Entry:
+    """The response with the highest score, the first of equals."""
+    score, response = max(candidates, key=lambda candidate: candidate[0])
+    row = {"response": response.text, "reward": score, "finished": response.finished}
     if len(candidates) > 1:
         row["rewards"] = [candidate[0] for candidate in candidates]
     return {"row": row, "tokens": response.tokens}
 
 
-def all_of(temperature: float, candidates: Sequence[Candidate]) -> Entry:
+def sweep_entry(temperature: float, candidates: Sequence[Candidate]) -> Entry:
     """All responses to a prompt at a temperature."""
     texts = []
-    rewards = []
+    scores = []
     finished = []
-    for reward, response in candidates:
+    for score, response in candidates:
         texts.append(response.text)
-        rewards.append(reward)
+        scores.append(score)
         finished.append(response.finished)
     row = {
         "temperature": temperature,
         "responses": texts,
-        "rewards": rewards,
+        "rewards": scores,
         "finished": finished,
     }
     return {"row": row}
 
 
-def _template_of(scorer: Scorer, answering: Answering) -> PreTrainedTokenizerBase:
-    """The tokenizer whose chat template writes scored messages: the reward model's, if it has a template."""
-    if isinstance(scorer, RewardReader) and scorer.tokenizer.chat_template is not None:
-        return scorer.tokenizer
-    return answering.tokenizer
-
-
 def score_references(
+    examples: list[PromptExample],
+    *,
     scorer: Scorer,
     tokenizer: PreTrainedTokenizerBase,
-    examples: list[PromptExample],
 ) -> list[Entry]:
-    """Score the data set's own responses, behind messages as the chat template of the tokenizer writes them."""
+    """Scores the data set's chosen and rejected responses, which the chat template of `tokenizer` writes."""
     chosen, rejected = _references(examples, tokenizer)
-    chosen_rewards = _rewards(scorer, examples, chosen)
-    rejected_rewards = _rewards(scorer, examples, rejected)
+    chosen_scores = _score(scorer, examples, chosen)
+    rejected_scores = _score(scorer, examples, rejected)
     entries: list[Entry] = []
     for number, example in enumerate(examples):
         row = example.columns | {
             "response": chosen[number],
-            "reward": chosen_rewards[number],
+            "reward": chosen_scores[number],
             "rejected_response": rejected[number],
-            "rejected_reward": rejected_rewards[number],
+            "rejected_reward": rejected_scores[number],
         }
         entries.append({"number": example.index, "row": row, "tokens": None})
     return entries
 
 
-def _rewards(
+def _score(
     scorer: Scorer,
     examples: list[PromptExample],
     responses: list[str],
 ) -> list[float]:
+    """Scores of one response to each prompt."""
     prompts = []
     rows = []
     for example in examples:
         prompts.append(example.prompt_text)
         rows.append(example.row)
-    scores = scorer(ResponseTexts(prompts, responses, rows))
-    return scores.tolist()
+    return scorer(ResponseTexts(prompts, responses, rows)).tolist()
 
 
 def _references(
@@ -290,55 +386,44 @@ def _references(
     return response_texts(tokenizer, rows, "chosen"), response_texts(tokenizer, rows, "rejected")
 
 
-def _lengths(selection: Selection, ref_scores: bool, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens read of each example: by the reward model, or by the policy before it samples."""
-    lengths = [len(example) for example in selection.examples]
-    if not ref_scores:
-        return lengths
-    chosen, rejected = _references(selection.examples, tokenizer)
-    chosen_ids = encode_responses(tokenizer, chosen)
-    rejected_ids = encode_responses(tokenizer, rejected)
-    for number, ids in enumerate(zip(chosen_ids, rejected_ids, strict=True)):
-        lengths[number] += max(map(len, ids))
-    return lengths
+# -- summaries
 
 
-def _mean_of(rows: list[dict[str, Any]], column: str, digits: int, factor: float = 1.0) -> str:
+def _summary(entries: list[Entry]) -> str:
+    """Means over the rows of the file, each ± one standard error."""
+    rows = entry_rows(entries)
+    if "rejected_reward" in rows[0]:
+        chosen = _mean_text(rows, "reward", 4)
+        rejected = _mean_text(rows, "rejected_reward", 4)
+        wins = [float(row["reward"] > row["rejected_reward"]) for row in rows]
+        win_rate = mean_estimate(wins).text(1, 100.0)
+        return f"reward {chosen}, rejected {rejected}, chosen above rejected {win_rate} %"
+    length = _mean_text(entries, "tokens", 1)
+    finished = _mean_text(rows, "finished", 1, 100.0)
+    summary = f"length {length} tokens, EOS rate {finished} %"
+    if "reward" not in rows[0]:
+        return f"{summary} (no scores: neither --reward_model nor --reward_function)"
+    return f"reward {_mean_text(rows, 'reward', 4)}, {summary}"
+
+
+def _mean_text(rows: list[dict[str, Any]], column: str, digits: int, factor: float = 1.0) -> str:
     """The mean of a column ± one standard error."""
     values = [float(row[column]) for row in rows]
     return mean_estimate(values).text(digits, factor)
 
 
-def _means(entries: list[Entry]) -> str:
-    """Means over the rows of the file, each ± one standard error."""
-    rows = entry_rows(entries)
-    if "rejected_reward" in rows[0]:
-        reward = _mean_of(rows, "reward", 4)
-        rejected = _mean_of(rows, "rejected_reward", 4)
-        wins = [float(row["reward"] > row["rejected_reward"]) for row in rows]
-        win_rate = mean_estimate(wins).text(1, 100.0)
-        return f"reward {reward}, rejected {rejected}, chosen above rejected {win_rate} %"
-    length = _mean_of(entries, "tokens", 1)
-    finished = _mean_of(rows, "finished", 1, 100.0)
-    summary = f"length {length} tokens, EOS rate {finished} %"
-    if "reward" not in rows[0]:
-        return f"{summary} (no scores: neither --reward_model nor --reward_function)"
-    reward = _mean_of(rows, "reward", 4)
-    return f"reward {reward}, {summary}"
-
-
-def _mean(entries: list[Entry]) -> dict[str, str]:
-    """Mean reward for the progress bar; without scores the mean length."""
+def _progress_values(entries: list[Entry]) -> dict[str, str]:
+    """Mean score for the progress bar; without scores the mean length."""
     rows = entry_rows(entries)
     if "reward" not in rows[0]:
         length = fmean(entry["tokens"] for entry in entries)
         return {"tokens": f"{length:.1f}"}
-    reward = fmean(row["reward"] for row in rows)
-    return {"reward": f"{reward:.3f}"}
+    score = fmean(row["reward"] for row in rows)
+    return {"reward": f"{score:.3f}"}
 
 
-def _mean_and_best(entries: list[Entry]) -> dict[str, str]:
-    """Mean reward, and mean of the best reward of each prompt, for the progress bar."""
+def _sweep_progress_values(entries: list[Entry]) -> dict[str, str]:
+    """Mean score, and mean of the best score of each prompt, for the progress bar."""
     means = []
     maxima = []
     for row in entry_rows(entries):
