@@ -327,3 +327,31 @@ def test_a_process_that_ends_before_the_signal_comes(waited_for, monkeypatch):
     monkeypatch.setattr("dschat.launch._training_processes", lambda launcher: [Ended()])
     command = ["sh", "-c", f"until [ -e {waited_for} ]; do sleep 0.05; done; kill -INT {os.getpid()}"]
     assert run_launcher(command) == 130 and asked == [signal.SIGINT]
+
+
+def test_a_port_on_which_another_run_listens_is_refused_before_processes_start(monkeypatch):
+    """Else a process of this run may join the other one before this run's first process finds the port in use."""
+    monkeypatch.setattr(launch, "run_launcher", None)
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(UserError, match=f"--master_port {port} .*another run or program listens there"):
+            launch.launch(started(num_gpus=2, master_port=port), ["ppo"])
+        launch_without_processes(started(num_gpus=2, num_nodes=2, node_rank=1, master_addr="first", master_port=port))
+    launch_without_processes(started(num_gpus=2, master_port=port))
+
+
+def launch_without_processes(plan):
+    with pytest.raises(TypeError, match="not callable"):  # the launcher of these tests is None
+        launch.launch(plan, ["ppo"])
+
+
+def test_where_the_first_process_listens(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("first slots=2\n")
+    assert started(num_gpus=2, master_port=7).local_port == 7
+    assert started(hostfile=str(hosts), master_port=7).local_port == 7
+    nodes = {"num_gpus": 2, "num_nodes": 2, "master_addr": "first", "master_port": 7}
+    assert started(node_rank=0, **nodes).local_port == 7
+    assert started(node_rank=1, **nodes).local_port is None
+    hosts.write_text("first slots=2\nsecond slots=2\n")
+    assert started(hostfile=str(hosts), master_port=7).local_port is None  # the first machine may be another

@@ -9,6 +9,7 @@ each machine with --num_nodes, --node_rank and --master_addr.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -58,6 +59,7 @@ class LaunchPlan:
         needs_no_launcher: the run has a single process on this machine, so the calling process can train.
         hostfile_text: content of a hostfile to write for the launcher; None if it needs none or has the user's.
         ssh_hosts: machines on which the launcher starts processes by ssh.
+        local_port: port on which the first process of the run will listen, if that process is on this machine.
     """
 
     num_processes: int
@@ -65,6 +67,7 @@ class LaunchPlan:
     needs_no_launcher: bool = False
     hostfile_text: str | None = None
     ssh_hosts: tuple[str, ...] = ()
+    local_port: int | None = None
 
 
 # -- workers: the processes that a launcher has started
@@ -143,11 +146,12 @@ def _plan_this_machine(flags: LaunchFlags) -> LaunchPlan:
         return LaunchPlan(1, ["--num_gpus", "1", *port_options], needs_no_launcher=True)
     visible = _visible_gpus()
     if not visible:
-        return LaunchPlan(count, ["--num_gpus", str(count), *port_options])
+        return LaunchPlan(count, ["--num_gpus", str(count), *port_options], local_port=flags.master_port)
     _check_visible(count, f"--num_gpus {count} (NUM_GPUS)", visible)
     # The launcher replaces CUDA_VISIBLE_DEVICES, so it gets the GPUs as an option.
     gpu_numbers = ",".join(visible[:count])
-    return LaunchPlan(count, ["--include", f"localhost:{gpu_numbers}", *port_options])
+    options = ["--include", f"localhost:{gpu_numbers}", *port_options]
+    return LaunchPlan(count, options, local_port=flags.master_port)
 
 
 def _plan_hostfile(flags: LaunchFlags, hostfile: str) -> LaunchPlan:
@@ -164,10 +168,12 @@ def _plan_hostfile(flags: LaunchFlags, hostfile: str) -> LaunchPlan:
         _check_visible(most_slots, f"--hostfile {hostfile}: slots={most_slots}", _visible_gpus())
     count = sum(flags.num_gpus or slots for slots in slots_of.values())
     if flags.node_rank is not None:
-        return LaunchPlan(count, options + _options_without_ssh(flags, len(slots_of)))
+        options += _options_without_ssh(flags, len(slots_of))
+        return LaunchPlan(count, options, local_port=_port_of_first_machine(flags))
     # DeepSpeed's launcher starts the processes of a single machine by itself, without ssh.
-    ssh_hosts = tuple(slots_of) if len(slots_of) > 1 else ()
-    return LaunchPlan(count, options, ssh_hosts=ssh_hosts)
+    if len(slots_of) == 1:
+        return LaunchPlan(count, options, local_port=flags.master_port)
+    return LaunchPlan(count, options, ssh_hosts=tuple(slots_of))
 
 
 def _plan_nodes(flags: LaunchFlags) -> LaunchPlan:
@@ -182,7 +188,17 @@ def _plan_nodes(flags: LaunchFlags) -> LaunchPlan:
     options += _options_without_ssh(flags, flags.num_nodes)
     slots = flags.num_gpus or _count_gpus()
     hostfile_text = "".join(f"node-{node} slots={slots}\n" for node in range(flags.num_nodes))
-    return LaunchPlan(slots * flags.num_nodes, options, hostfile_text=hostfile_text)
+    return LaunchPlan(
+        slots * flags.num_nodes,
+        options,
+        hostfile_text=hostfile_text,
+        local_port=_port_of_first_machine(flags),
+    )
+
+
+def _port_of_first_machine(flags: LaunchFlags) -> int | None:
+    """The port of --master_port on the first machine, where a process listens; None on the others."""
+    return flags.master_port if flags.node_rank == 0 else None
 
 
 def _options_of_machines(flags: LaunchFlags) -> list[str]:
@@ -308,8 +324,11 @@ def launch(plan: LaunchPlan, arguments: Sequence[str]) -> int:
         The launcher's exit status; 143 after SIGTERM, 130 after Ctrl-C.
 
     Raises:
-        UserError: another machine cannot be reached, or a program that reaches it is not installed.
+        UserError: another machine cannot be reached, or a program that reaches it is not installed; or the port of
+            the plan cannot be used.
     """
+    if plan.local_port is not None:
+        _check_port(plan.local_port)
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         error_file = scratch / "error"
@@ -333,6 +352,25 @@ def launch(plan: LaunchPlan, arguments: Sequence[str]) -> int:
                 status = run_launcher([*command, *arguments], environment, signals)
         sys.stderr.write(error_file.read_text(encoding="utf-8"))
     return status
+
+
+def _check_port(port: int) -> None:
+    """Refuses a port on which something listens already: if that is another run, processes of this one would join it.
+
+    Raises:
+        UserError: the port cannot be used.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a run that has ended do not count
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            reason = error.strerror
+            if error.errno == errno.EADDRINUSE:
+                reason = "another run or program listens there"
+            raise UserError(
+                f"--master_port {port} (MASTER_PORT): {reason}. Give every run on a machine a port of its own."
+            ) from error
 
 
 def _run_by_ssh(
