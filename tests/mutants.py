@@ -1243,7 +1243,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("refuel: rounds of an epoch are rounded up", "CommonConfig.total_updates", "_a // _b", "1 + _a // _b", TOTAL),
     ("refuel: a schedule over rounds", "CommonConfig.total_updates", "_a * _b", "_a", TOTAL),
     ("refuel: a score by turn is that of the whole", "_scores_by_turn", "_a[:_b]", "_a", REFUEL_FIT),
-    ("refuel: scores are those of the first turn", "evaluate_dialogues", "-1", "0", REFUEL_FIT),
+    ("refuel: scores are those of the first turn", "_add_scores", "-1", "0", REFUEL_FIT),
     ("the regression without temperature", "RefuelTask._regression_inputs", "pair_logprobs(_a, _b, _c, _d)",
      "pair_logprobs(_a, _b, _c)", REFUEL_LOSS),
     ("rewards are rounded before they are subtracted", "RefuelTask._regression_inputs", "_a.chosen_reward - _b",
