@@ -717,7 +717,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("the gain does nothing", "GainedLinear.forward", "_a * _b", "_a", "test_the_gain_multiplies_and_learns"),
     ("the gain is not folded in", "folded", "_a * _b", "_a",
      "test_a_saved_model_gives_the_same_scores_in_transformers"),
-    ("routers are random in training mode", "_from_pretrained", "_a.register_forward_pre_hook(_b)", "pass",
+    ("routers are random in training mode", "open_pretrained", "_a.register_forward_pre_hook(_b)", "pass",
      "test_an_opened_model_computes_in_training_mode_as_in_evaluation_mode[mixtral]"),
     ("layers are left out at random", "_disable_dropout", "'drop' in _a", "'dropout' in _a",
      "test_an_opened_model_computes_in_training_mode_as_in_evaluation_mode[opt]"),
