@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts → trees with a backend: many texts at once, or one sentence with the interface of constituent-treelib.
+"""Parses texts with a backend: `parse_texts` for many, `ConstituentTree` for one sentence.
+
+The interface of `ConstituentTree` is that of the package constituent-treelib.
 
 A backend that is requested by name is never replaced by another one; an error says what is missing. Sentences that a
 backend cannot parse are parsed by the built-in chunker.
@@ -50,21 +52,21 @@ def make_backend(
         from constituent_treelib.tree_sitter_backend import TreeSitterBackend
 
         return TreeSitterBackend("python" if model is None else model)
-    if name != "chunker":
-        raise TreelibError(f"there is no backend {name!r}; there are {', '.join(NAMES)}.")
-    if model is not None:
-        raise TreelibError(f"the backend chunker has no models; leave {model!r} out, or use another backend.")
-    return Chunker()
+    if name == "chunker":
+        if model is not None:
+            raise TreelibError(f"the backend chunker has no models; leave {model!r} out, or use another backend.")
+        return Chunker()
+    raise TreelibError(f"there is no backend {name!r}; there are {', '.join(NAMES)}.")
 
 
 class Backend(Protocol):
-    """A parser: any object with these four attributes.
+    """A parser: any object with these three attributes and the method `parse`.
 
     Attributes:
         name: for the logs.
         version: of the program or model.
-        unit: input of `parse`: single sentences (natural language) or whole texts (programs). The tree of a text has
-            its sentences (statements) as children of the root.
+        unit: what `parse` reads: single sentences (natural language), or whole texts (programs). The tree of a whole
+            text is cut into the children of its root, which are the statements of a program.
     """
 
     @property
@@ -87,9 +89,25 @@ class Backend(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _Unit:
+    """A sentence or program that the backend parses; its place is the index of a text and the first character."""
+
+    text_index: int
+    start: int
+    text: str
+
+
 @dataclass
 class ParseCounts:
-    """Numbers of sentences (or programs): all, parsed by the backend, and parsed by the chunker, with the reasons."""
+    """How many sentences (or programs) were parsed, and how.
+
+    Attributes:
+        sentences: all of them.
+        parsed: those that the backend parsed.
+        fell_back: those that the chunker parsed instead. With the chunker as the backend there are none.
+        reasons: why, with the number of sentences for each reason.
+    """
 
     sentences: int = 0
     parsed: int = 0
@@ -101,7 +119,7 @@ def parse_texts(
     texts: Sequence[str],
     backend: Backend,
 ) -> tuple[list[list[Tree]], ParseCounts]:
-    """Parses many texts with one call of the backend. Never raises, whatever a text contains.
+    """Parses many texts with one call of the backend. Never raises, whatever a text contains; a failure is logged.
 
     Args:
         texts: any strings.
@@ -111,39 +129,29 @@ def parse_texts(
         For each text its trees in order, one per sentence, with positions in characters of the text; all leaves of a
         text are in order and do not overlap, and a blank text has no tree. And the counts.
     """
-    if type(backend) is Chunker:  # nothing to check, and nothing to fall back to
+    if type(backend) is Chunker:  # its trees are sound; those of a subclass might not be
         chunked = [chunk_text(text) for text in texts]
         total = sum(len(sentences) for sentences in chunked)
         return chunked, ParseCounts(sentences=total, parsed=total)
 
-    text_numbers: list[int] = []
-    starts: list[int] = []
-    units: list[str] = []
-    for number, text in enumerate(texts):
+    units: list[_Unit] = []
+    for text_index, text in enumerate(texts):
         for start, end in _unit_spans(text, backend):
-            text_numbers.append(number)
-            starts.append(start)
-            units.append(text[start:end])
+            units.append(_Unit(text_index, start, text[start:end]))
 
     trees: list[list[Tree]] = [[] for _ in texts]
     reasons: Counter[str] = Counter()
-    results = _parse(units, backend)
-    for number, start, unit, parsed in zip(
-        text_numbers,
-        starts,
-        units,
-        results,
-        strict=True,
-    ):
-        if isinstance(parsed, str):
-            reasons[parsed] += 1
-            trees[number] += [part.moved(start) for part in chunk_text(unit)]
+    results = _parse([unit.text for unit in units], backend)
+    for unit, result in zip(units, results, strict=True):
+        if isinstance(result, str):
+            reasons[result] += 1
+            trees[unit.text_index] += [part.moved(unit.start) for part in chunk_text(unit.text)]
             continue
-        moved = parsed.moved(start)
-        if backend.unit == "text" and moved.children:
-            trees[number] += moved.children
+        tree = result.moved(unit.start)
+        if backend.unit == "text" and tree.children:
+            trees[unit.text_index] += tree.children
         else:
-            trees[number].append(moved)
+            trees[unit.text_index].append(tree)
     fell_back = reasons.total()
     return trees, ParseCounts(len(units), len(units) - fell_back, fell_back, reasons)
 
@@ -173,7 +181,8 @@ def _parse(
     try:
         trees = list(backend.parse(list(units)))
     except Exception as error:  # a parser may fail in any way; the run goes on
-        logger.warning("%s failed on %d sentences: %s: %s", backend.name, len(units), type(error).__name__, error)
+        name = type(error).__name__
+        logger.warning("%s failed on %d %ss: %s: %s", backend.name, len(units), backend.unit, name, error)
         return [f"failed: {type(error).__name__}"] * len(units)
     if len(trees) != len(units):
         return ["wrong number of trees"] * len(units)
@@ -197,8 +206,8 @@ class ConstituentTree:
     """The constituency tree of a sentence.
 
     Attributes:
-        sentence: without blanks at either end.
-        tree: with positions in characters of the sentence.
+        sentence: the sentence without blanks at either end. A program keeps the indentation of its first line.
+        tree: its tree, with positions in characters of the sentence.
     """
 
     def __init__(self, sentence: str, pipeline: Backend | str) -> None:
@@ -211,15 +220,15 @@ class ConstituentTree:
         Raises:
             TreelibError: the sentence is blank, the backend cannot be loaded or has no tree of the sentence.
         """
-        self.sentence = sentence.strip()
-        if not self.sentence:
+        if not sentence.strip():
             raise TreelibError("a blank sentence has no tree.")
         backend = make_backend(pipeline) if isinstance(pipeline, str) else pipeline
-        tree = backend.parse([self.sentence])[0]
-        if tree is None or not is_sound(tree, len(self.sentence)):
+        self.sentence = sentence.strip() if backend.unit == "sentence" else sentence.strip("\n").rstrip()
+        (tree,) = _parse([self.sentence], backend)
+        if isinstance(tree, str):
             raise TreelibError(
-                f"the backend {backend.name} has no tree of {_shortened(self.sentence)!r}; the backend chunker has "
-                "one of every sentence."
+                f"the backend {backend.name} has no tree of {_shortened(self.sentence)!r}; the backend "
+                "chunker has one of every sentence."
             )
         self.tree: Tree = tree
 
@@ -255,8 +264,10 @@ class ConstituentTree:
             node: Tree,
             children: list[NltkTree | str],
         ) -> NltkTree | str:
-            content = children or [self._text(node)]
-            return NltkTree(node.label, content) if children or node.label else content[0]
+            if children:
+                return NltkTree(node.label, children)
+            word = self._text(node)
+            return NltkTree(node.label, [word]) if node.label else word
 
         root = fold(self.tree, make)
         return root if isinstance(root, NltkTree) else NltkTree("", [root])
@@ -271,13 +282,13 @@ class ConstituentTree:
             avoid_nested_phrases: leave out phrases inside a phrase of the same category.
         """
         phrases: dict[str, list[str]] = {}
-        last_end: dict[str, int] = {}  # of the last phrase of each category
-        for node in self.tree.nodes():
+        last_end: dict[str, int] = {}  # end of the last phrase of each category that was not left out
+        for node in self.tree.nodes():  # parents come first: a node that ends before the last phrase is inside it
             if not node.children or len(node.leaves()) < min_words_in_phrases:
                 continue
             if avoid_nested_phrases and node.end <= last_end.get(node.label, 0):
                 continue
-            last_end[node.label] = max(node.end, last_end.get(node.label, 0))
+            last_end[node.label] = node.end
             phrases.setdefault(node.label, []).append(self._text(node))
         return phrases
 

@@ -149,11 +149,11 @@ def check_scalar(folder: Path, rows: Sequence[Text]) -> None:
     transformers the score of the text up to it.
     """
     from dschat.data.collate import collate_pairs, collate_sft
-    from dschat.models.load import load_scalar
+    from dschat.models.load import load_trained_scalar
     from dschat.models.scalar import ScalarModel, last_scores
 
     tokenizer, examples, pairs = examples_of(folder, rows)
-    loaded = load_scalar(str(folder), "--m", torch.float32, tokenizer, may_be_new=False)
+    loaded = load_trained_scalar(str(folder), "--m", torch.float32, tokenizer)
     scalar = ScalarModel(loaded).eval()
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     plain = AutoTokenizer.from_pretrained(folder)

@@ -24,8 +24,9 @@ from dschat.base.errors import UserError
 from dschat.base.fingerprints import model_hash
 from dschat.data.rows import Row
 from dschat.models.limits import check_length
-from dschat.models.load import load_causal_lm, load_classifier, load_scalar, open_config
+from dschat.models.load import load_causal_lm, load_classifier, load_scalar, load_trained_scalar
 from dschat.models.lora import adapter_alone, base_of
+from dschat.models.pretrained import open_config
 from dschat.models.save import save_model
 from dschat.models.tokenizer import load_tokenizer, own_end_ids
 from dschat.plan.models import open_decoder_config
@@ -86,8 +87,8 @@ def test_a_trained_reward_model_brings_its_head_and_is_called_by_its_own_name(
     reward, base, tokenizer, tmp_path, caplog
 ):
     caplog.set_level("INFO")
-    for may_be_new in (True, False):
-        model = load_scalar(reward, "--m", torch.float32, tokenizer, may_be_new=may_be_new)
+    for load in (load_scalar, load_trained_scalar):
+        model = load(reward, "--m", torch.float32, tokenizer)
         assert same(model, load_scalar(str(tmp_path / "reward" / "merged"), "--m", torch.float32, tokenizer))
     assert model.score.weight.any() and "new score head" not in caplog.text
     assert f"--m {reward}: a LoRA adapter, which is merged into {base}" in caplog.text
@@ -107,7 +108,7 @@ def test_a_policy_s_adapter_is_a_start_of_step_2_but_no_reward_model(policy, rew
     assert same(model, merged) and not model.score.weight.any()
     assert f"--m {policy}: a new score head" in caplog.text
     with pytest.raises(UserError, match=f"--m {policy}: not a reward model, it has no score head"):
-        load_scalar(policy, "--m", torch.float32, tokenizer, may_be_new=False)
+        load_trained_scalar(policy, "--m", torch.float32, tokenizer)
     with pytest.raises(UserError, match=f"--m {policy}: not a reward model, it has no score head"):
         load_classifier(policy, "--m", torch.float32, tokenizer)
     with pytest.raises(UserError, match=f"--m {reward}: the adapter of a reward model or critic"):
@@ -119,7 +120,7 @@ def test_an_adapter_may_lie_on_an_adapter(policy, tokenizer, tmp_path):
     start = load_scalar(policy, "--m", torch.float32, tokenizer)
     path = save_both(tmp_path / "second", start, policy, tokenizer, seed=2)
     assert base_of(path, "--m") == (str(tmp_path / "base"), [adapter_alone(policy), adapter_alone(path)])
-    found = load_scalar(path, "--m", torch.float32, tokenizer, may_be_new=False)
+    found = load_trained_scalar(path, "--m", torch.float32, tokenizer)
     assert same(found, load_scalar(str(tmp_path / "second" / "merged"), "--m", torch.float32, tokenizer))
     assert open_config(path, "--m").model_type == "gemma" and load_tokenizer(path, "--m").eos_token_id == 2
 
@@ -174,7 +175,7 @@ def test_an_adapter_of_another_model_is_refused_by_the_layer_that_does_not_fit(p
 @pytest.mark.parametrize("settings", LORA_SETTINGS)
 def test_an_adapter_of_peft_s_is_merged_as_peft_merges_it(settings, kind, tokenizer, tmp_path):
     _, folder, expected = merged_by_peft(tmp_path, kind, settings, tokenizer)
-    model = load_scalar(str(folder), "--m", torch.float32, tokenizer, may_be_new=False)
+    model = load_trained_scalar(str(folder), "--m", torch.float32, tokenizer)
     assert largest_difference(model.state_dict(), expected) < MERGED
 
 

@@ -9,7 +9,7 @@ import torch
 
 from closeness import assert_near
 from dschat.base.errors import UserError
-from dschat.models import load, opening
+from dschat.models import opening, pretrained
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.opening import LoadOptions, check_attention, explain_refusal, warn_once_if_other_attention
 from dschat.training.build.engines import RunPlan
@@ -75,7 +75,7 @@ def test_flex_attention_needs_a_gpu(monkeypatch):
 def test_a_kernel_that_cannot_be_fetched_is_named(tokenizer, tmp_path, monkeypatch):
     """As transformers says it, without the package kernels."""
     folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
-    monkeypatch.setattr(load, "check_attention", lambda *_: None)
+    monkeypatch.setattr(pretrained, "check_attention", lambda *_: None)
     with pytest.raises(UserError, match=f"--attn_implementation {KERNEL}: .* cannot be opened with it: `kernels`"):
         load_causal_lm(folder, "--m", torch.bfloat16, tokenizer, load_options=LoadOptions(attention=KERNEL))
 
@@ -114,7 +114,7 @@ def test_the_flag_reaches_every_model(monkeypatch, tmp_path):
         seen.extend(one.attention for one in (*args, *options.values()) if isinstance(one, LoadOptions))
         return SimpleNamespace(config=None)
 
-    for name in ("load_causal_lm", "load_scalar"):
+    for name in ("load_causal_lm", "load_critic", "load_trained_scalar"):
         replace_in_builders(monkeypatch, name, noted)
     others = "PolicyModel ScalarModel frozen_engine train_engine end_token_id RewardModelScores choose_trained"
     others += " lora_config own_end_ids own_reward_tokenizer seed_new_rows warn_of_reward_loss _rollout_engine"

@@ -15,7 +15,14 @@ from closeness import FORMULA, assert_near, near
 from dschat.base.errors import UserError
 from dschat.models.finetuning import enable_gradient_checkpointing
 from dschat.models.heads import draw_head
-from dschat.models.load import load_causal_lm, load_classifier, load_scalar, warn_without_classifier
+from dschat.models.load import (
+    load_causal_lm,
+    load_classifier,
+    load_critic,
+    load_scalar,
+    load_trained_scalar,
+    warn_without_classifier,
+)
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
@@ -137,6 +144,21 @@ def test_a_checkpoint_with_a_generation_config_that_transformers_refuses_to_save
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
 
 
+def test_a_generation_config_that_could_not_be_saved_is_refused_before_the_training(tokenizer, tmp_path):
+    folder = save_folder(tmp_path, make_causal_lm(), tokenizer)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"num_beams": 1, "early_stopping": True}))
+    message = f"--m {folder}: transformers would not save its generation_config.json .*`early_stopping`"
+    with pytest.raises(UserError, match=re.compile(message, re.DOTALL)):
+        load_causal_lm(folder, "--m", torch.float32, tokenizer)
+
+
+def test_end_tokens_of_a_tokenizer_without_eos(tmp_path):
+    tokenizer = make_tokenizer(eos_token=None)
+    folder = save_folder(tmp_path, make_causal_lm(), tokenizer)
+    model = load_causal_lm(folder, "--m", torch.float32, tokenizer, end_id=7)
+    assert model.generation_config.eos_token_id == [7]
+
+
 # -- weights that a folder lacks, and those that it has no place for
 
 
@@ -161,6 +183,30 @@ def test_a_folder_without_a_layer_is_refused(load, make, tokenizer, tmp_path):
     assert "saved or copied in part" in message
 
 
+@pytest.mark.parametrize("load", [load_causal_lm, load_scalar])
+def test_weights_of_other_shapes_are_named(load, tokenizer, tmp_path):
+    """As after a config.json was replaced by another model's: three matrices of each MLP, of 64 units."""
+    folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["hidden_size"], config["intermediate_size"]) == (32, 64)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 16}))
+    with pytest.raises(UserError) as caught:
+        load(folder, "--m", torch.float32, tokenizer)
+    message = str(caught.value)
+    assert message.startswith(f"--m {folder}: 6 of the folder's weights have shapes that do not fit its config: ")
+    assert "model.layers.0.mlp.down_proj.weight has [32, 64] instead of [32, 16], " in message
+    assert message.endswith("Is the config.json that of another model?")
+
+
+@pytest.mark.parametrize("load", [load_scalar, load_critic, load_trained_scalar])
+def test_a_classifier_with_several_labels_is_refused(load, tokenizer, tmp_path):
+    config = make_config("llama", num_labels=3)
+    folder = save_folder(tmp_path, transformers.AutoModelForSequenceClassification.from_config(config), tokenizer)
+    message = r"score.weight has \[3, 32\] instead of \[1, 32\]. A reward model must have one label."
+    with pytest.raises(UserError, match=f"--m {folder}: 1 of the folder's weights .*{message}"):
+        load(folder, "--m", torch.float32, tokenizer)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_reward_model_given_as_sft_model_is_refused(tied, kind, tokenizer, tmp_path):
@@ -176,7 +222,7 @@ def test_a_reward_model_given_as_sft_model_is_refused(tied, kind, tokenizer, tmp
 def test_a_causal_lm_given_as_reward_model_is_refused(tied, tokenizer, tmp_path):
     folder = save_folder(tmp_path, make_causal_lm("llama", tie_word_embeddings=tied), tokenizer)
     with pytest.raises(UserError, match="--m .*: not a reward model, it has no score head. Train one from it"):
-        load_scalar(folder, "--m", torch.float32, tokenizer, may_be_new=False)
+        load_trained_scalar(folder, "--m", torch.float32, tokenizer)
     with pytest.raises(UserError, match="--m .*: not a reward model, it has no score head. Train one from it"):
         load_classifier(folder, "--m", torch.float32, tokenizer)
     load_scalar(folder, "--m", torch.float32, tokenizer)  # a critic may start from it
@@ -277,14 +323,14 @@ def test_step_1_says_that_step_2_will_not_work_and_step_2_does_not(kind, tokeniz
 def test_no_critic_of_a_family_without_causal_lms(tokenizer, tmp_path):
     transformers.ViTConfig().save_pretrained(tmp_path)
     with pytest.raises(UserError, match="--critic .* no sequence classifier of the family vit"):
-        load_scalar(str(tmp_path), "--critic", torch.float32, tokenizer, for_this_run=True)
+        load_critic(str(tmp_path), "--critic", torch.float32, tokenizer)
 
 
 @pytest.mark.parametrize("kind", NO_CLASSIFIER)
 def test_a_critic_of_a_family_without_classifiers(kind, tokenizer, tmp_path):
     """Its numbers are the last states, by plain transformers, through the head; it trains, and opens again."""
     folder = save_random(NO_CLASSIFIER[kind], tmp_path / "sft", tokenizer)
-    model = load_scalar(folder, "--critic", torch.float32, tokenizer, for_this_run=True)
+    model = load_critic(folder, "--critic", torch.float32, tokenizer)
     critic = ScalarModel(model)
     ids, attention_mask, _ = pad_rows(ragged_rows([2, 5], [7, 3]), left=2, right=1)
     assert not bool(critic(ids, attention_mask).any())  # a new head starts at zero
@@ -299,7 +345,7 @@ def test_a_critic_of_a_family_without_classifiers(kind, tokenizer, tmp_path):
     assert losses[-1] < 0.5 * losses[0]
     assert all(not torch.equal(before[name], p) for name, p in model.named_parameters() if "embed" not in name)
     save_model(model, saved_weights(model), tokenizer, tmp_path / "critic")
-    again = load_scalar(str(tmp_path / "critic"), "--m", torch.float32, tokenizer, may_be_new=False, for_this_run=True)
+    again = load_critic(str(tmp_path / "critic"), "--m", torch.float32, tokenizer)
     backbone = transformers.AutoModel.from_pretrained(tmp_path / "critic").eval()
     with torch.no_grad():
         values = critic.eval()(ids, attention_mask)

@@ -8,7 +8,7 @@ from transformers import AutoModelForSequenceClassification
 from adapter_cases import LORA_SETTINGS, MERGED, add_filled_lora, merged_by_peft, write_users_adapter
 from closeness import FORMULA, assert_near
 from dschat.base.errors import UserError
-from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.load import load_causal_lm, load_critic, load_scalar
 from dschat.models.lora import add_lora, find_adapter, load_adapter
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
@@ -36,7 +36,7 @@ def test_the_classifier_is_that_of_transformers(name, tmp_path):
     causal_lm = load_causal_lm(path, FLAG, torch.float32, tokenizer)
     own = classifier_beside(causal_lm, FLAG)
     torch.manual_seed(2)
-    theirs = load_scalar(path, FLAG, torch.float32, tokenizer, for_this_run=True)
+    theirs = load_critic(path, FLAG, torch.float32, tokenizer)
     assert type(own).__name__ == type(theirs).__name__ and not own.score.weight.any()
     assert own.config.num_labels == 1 and own.config.to_dict().keys() == theirs.config.to_dict().keys()
     kept = {p.data_ptr() for p in causal_lm.parameters()}

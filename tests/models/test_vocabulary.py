@@ -8,7 +8,7 @@ import torch
 
 from closeness import FORMULA, assert_near
 from dschat.base.errors import UserError
-from dschat.models.load import load_causal_lm, load_classifier, load_scalar
+from dschat.models.load import load_causal_lm, load_classifier, load_critic, load_trained_scalar
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
 from dschat.models.tokenizer import load_tokenizer
@@ -178,9 +178,9 @@ def test_a_scorer_with_too_few_rows_is_named_before_its_weights_are_read(rows, t
     (tmp_path / "model.safetensors").unlink()
     words = f"--reward_model {folder}: its embeddings have {rows} rows, .* ids up to 99"
     with pytest.raises(UserError, match=words):
-        load_scalar(folder, "--reward_model", torch.float32, tokenizer, may_be_new=False)
+        load_trained_scalar(folder, "--reward_model", torch.float32, tokenizer)
     with pytest.raises(UserError, match=words):
-        load_scalar(folder, "--reward_model", torch.float32, tokenizer, may_grow=False)
+        load_critic(folder, "--reward_model", torch.float32, tokenizer, may_grow=False)
     with pytest.raises(UserError, match=words):
         load_classifier(folder, "--reward_model", torch.float32, tokenizer)
     with pytest.raises(UserError, match=words):

@@ -28,6 +28,7 @@ import starts
 import tables
 import tasks
 import variants
+from dschat.base.errors import UserError
 from dschat.lab.measure import Answer
 from learning import LIMITS
 from macro_actions.estimators import ESTIMATORS, EstimatorSettings
@@ -416,7 +417,20 @@ def test_lambda_of_the_token() -> None:
     assert batch.returns.tolist() == [pytest.approx(row) for row in tokens.returns.tolist()]
 
 
-def test_mixture_is_the_mean_over_horizons() -> None:
+@pytest.mark.parametrize("name", ["value_only", "reward_only", "token_lambda"])
+def test_single_tokens_are_token_level_ppo_whatever_holes_a_response_has(name: str) -> None:
+    """A turn of two tokens, two tokens of the other side, a turn of one: δ = −.2, −.1 and 1.8, with λ = .5."""
+    mask = torch.tensor([[True, True, False, False, True]])
+    rollout = Rollout(torch.zeros(1, 6), torch.ones(1, 6).bool(), mask, torch.arange(1), torch.ones(1).bool())
+    values = torch.tensor([[0.5, 0.3, 9.0, 9.0, 0.2]])
+    given = Trajectory(rollout, torch.zeros(1, 5), torch.zeros(1, 5), values, torch.tensor([2.0]))
+    settings = EstimatorSettings(kl_coef=0.0, lam=0.5)
+    batch = variants.VARIANTS[name](given, segment(mask, mask), settings)
+    assert batch.advantages[0].tolist() == pytest.approx([0.2, 0.8, 0.0, 0.0, 1.8])
+    assert batch.returns is not None and batch.returns[0].tolist() == pytest.approx([0.7, 1.1, 0.0, 0.0, 2.0])
+
+
+def test_mixture_is_the_mean_over_its_lengths() -> None:
     batch = credit("mixture", PAIRS)
     parts = [credit("gae", ends).advantages for ends in ([[1] * 4] * 2, [[0] * 4] * 2)]
     # Of four tokens, n = 5 and n = ∞ are the same: one macro action.
@@ -439,6 +453,13 @@ def test_cuts_at_the_highest() -> None:
     assert [row.nonzero().flatten().tolist() for row in ends] == [[1, 4, 10], [3]]
 
 
+def test_cuts_at_the_highest_in_several_runs() -> None:
+    """Of eleven tokens in two runs, three end a macro action: the last of each run, and one that is highest."""
+    x = torch.tensor([[0.0, 3, 0, 0, 2, 8, 9, 7, 0, 0, 0, 0, 0]])
+    mask = torch.tensor([[True] * 5 + [False] * 2 + [True] * 6])
+    assert variants.cut_at_highest(x, mask)[0].nonzero().flatten().tolist() == [4, 7, 12]
+
+
 def test_macro_actions_shrink_as_the_critic_learns() -> None:
     """A critic that knows half of the variance is good enough for tokens; one that knows nothing gets tens."""
     mask = torch.ones(4, 20, dtype=torch.bool)
@@ -447,6 +468,25 @@ def test_macro_actions_shrink_as_the_critic_learns() -> None:
         given = SimpleNamespace(response_mask=mask, scores=scores, values=(share * scores)[:, None].repeat(1, 20))
         count = variants.shrinking(given, None)[0].sum().item()
         assert count == pytest.approx(20 / length, abs=0.5), share
+
+
+@pytest.mark.parametrize("scores", [torch.zeros(4), torch.full((4,), 0.1), torch.ones(1)])
+def test_macro_actions_are_long_while_all_scores_are_equal(scores: torch.Tensor) -> None:
+    """As in a first rollout with a critic of zeros and answers that are all wrong, or with one response."""
+    mask = torch.ones(len(scores), 20, dtype=torch.bool)
+    given = SimpleNamespace(response_mask=mask, scores=scores, values=torch.zeros(len(scores), 20))
+    assert variants.shrinking(given, None).sum(1).tolist() == [2] * len(scores)  # type: ignore[arg-type]
+
+
+def test_the_middle_of_a_response_with_holes() -> None:
+    rows = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]]).bool()
+    assert variants.middle_columns(rows).tolist() == [3, 1, 0, 0]
+
+
+def test_cuts_where_the_reference_is_unsure_need_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(variants.REFERENCE_MODEL, raising=False)
+    with pytest.raises(UserError, match="MA_RLHF_RESEARCH_REFERENCE: set this variable"):
+        variants.high_entropy(trajectory(), None)  # type: ignore[arg-type]
 
 
 def test_the_limit_by_hand() -> None:

@@ -20,7 +20,7 @@ from adapter_cases import HEADS, add_filled_lora, write_head_adapter
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
 from dschat.engine.zero3 import placement_of
-from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.load import load_causal_lm, load_critic, load_scalar, load_trained_scalar
 from dschat.models.lora import add_lora
 from dschat.models.opening import DEFAULT_OPTIONS, LoadOptions
 from dschat.models.policy import PolicyModel
@@ -109,7 +109,7 @@ def compare_families(place: Path, kinds: Sequence[str], settings: EngineSettings
     for kind in kinds:
         path = str(place / kind)
         tokenizer = load_tokenizer(path, "--m")
-        for role, load in (("policy", load_causal_lm), ("critic", partial(load_scalar, for_this_run=True))):
+        for role, load in (("policy", load_causal_lm), ("critic", load_critic)):
             found[f"{kind} {role}"] = compare(loader(load, path, tokenizer, torch.float32), settings)
     return found
 
@@ -133,8 +133,7 @@ def loading(folder: Path, keep: Callable[..., None]) -> None:
         found[f"{kind} bf16"] = compare(loader(load_causal_lm, str(place / kind), tokenizer, half.dtype), half)
     for kind in ("odd", "several files"):
         found[kind] = compare(loader(load_causal_lm, str(place / kind), tokenizer, torch.float32), settings)
-    trained = partial(load_scalar, may_be_new=False)
-    found["adapter"] = compare(adapter_loader(trained, str(place / "adapter"), tokenizer), settings)
+    found["adapter"] = compare(adapter_loader(load_trained_scalar, str(place / "adapter"), tokenizer), settings)
     for name in (f"untied, {case}" for case in HEADS):
         found[name] = compare(adapter_loader(load_causal_lm, str(place / name), tokenizer), settings)
     reward_model = partial(load_scalar, head_seed=5)

@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 
 from adapter_cases import add_filled_lora
-from dschat.models.load import load_scalar
+from dschat.models.load import load_critic, load_scalar
 from dschat.models.save import save_model
 from dschat.run.distributed import is_main, rank, world_size
 from dschat.settings.parse import parse
@@ -75,7 +75,7 @@ def separate_trainer_of(folder: Path, base: str, tokenizer: Any, **flags: Any) -
     """The same, where transformers opens the base once more for every model."""
 
     def opened(actor: Any, flag: str) -> Any:
-        return load_scalar(base, flag, actor.dtype, tokenizer, for_this_run=True)
+        return load_critic(base, flag, actor.dtype, tokenizer)
 
     with mock.patch.object(shared_base, "classifier_beside", opened):
         return trainer_of(folder, base, tokenizer, **flags)

@@ -123,7 +123,15 @@ def optimisers(monkeypatch: pytest.MonkeyPatch) -> list[OptimizerSettings]:
     """The optimisers of the engines in the order in which they are made; nothing is loaded."""
     found: list[OptimizerSettings] = []
     replace_in_builders(monkeypatch, "train_engine", lambda model, optimizer, settings: found.append(optimizer))
-    for name in ("load_causal_lm", "load_scalar", "PolicyModel", "ScalarModel", "frozen_engine", "end_token_id"):
+    for name in (
+        "load_causal_lm",
+        "load_scalar",
+        "load_critic",
+        "PolicyModel",
+        "ScalarModel",
+        "frozen_engine",
+        "end_token_id",
+    ):
         replace_in_builders(monkeypatch, name, lambda *_, **__: None)
     for name in (
         "function_scores",

@@ -40,6 +40,34 @@ def tree():
     return ConstituentTree(f"  {SENTENCE}\n", Fixed(fox_tree()))
 
 
+class Answer:
+    """A backend that gives a fixed answer, and keeps what it was given."""
+
+    name, version = "fixed", "1"
+
+    def __init__(self, answer, unit="sentence"):
+        self.answer = answer
+        self.unit = unit
+        self.given = []
+
+    def parse(self, units):
+        self.given += units
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [[], [None], [42], [Tree("S", 0, 99)], None])
+def test_a_backend_without_a_sound_tree(answer):
+    with pytest.raises(TreelibError, match="the backend fixed has no tree of 'Dogs bark.'"):
+        ConstituentTree("Dogs bark.", Answer(answer))
+
+
+def test_a_program_keeps_the_indentation_of_its_first_line():
+    program = "    x = 1\n    y = 2"
+    backend = Answer([Tree("module", 4, len(program))], "text")
+    assert ConstituentTree(f"\n{program}\n", backend).sentence == program
+    assert backend.given == [program]
+
+
 def test_brackets_and_words(tree):
     brackets = "(S (NP (DT The) (NN fox) (PRN -LRB- (JJ red) -RRB-)) (VP jumped (PP over (NP it))) .)"
     assert tree.bracket_string == str(tree) == brackets

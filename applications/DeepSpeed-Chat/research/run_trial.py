@@ -20,12 +20,13 @@ from torch import Tensor
 import dschat
 from dschat.base.atomic import write_file
 from dschat.settings.ppo import PPOConfig
+from dschat.training.ppo.metrics import explained_variance
 from macro_actions.estimators import ESTIMATORS, Estimator, EstimatorSettings
 from macro_actions.types import MacroActions, PPOBatch, Trajectory
 from starts import Starts
 from tasks import TASKS, LearningTask
 from trials import BATCH, Trial
-from variants import REFERENCE_MODEL, VARIANTS, critic_values, explained_variance
+from variants import REFERENCE_MODEL, VARIANTS, critic_values, middle_columns
 
 HERE = Path(__file__).resolve().parent
 # Column of the curves → metric of step 3, one value per rollout.
@@ -226,13 +227,13 @@ def score_per_token(trajectory: Trajectory) -> float:
 
 
 def explained_variance_middle(batch: PPOBatch) -> float:
-    """Share of the variance of rewards after the middle of each response that the critic's values there explain."""
+    """Share of the variance of the rewards from each response's middle on that the critic's values there explain."""
     mask = batch.response_mask
-    middle = (mask.sum(1) // 2)[:, None]
-    is_later = torch.arange(mask.shape[1]) >= middle
+    middle = middle_columns(mask)[:, None]
+    is_later = torch.arange(mask.shape[1], device=mask.device) >= middle
     later_rewards = torch.where(is_later, batch.rewards, 0.0).sum(1)
-    values = critic_values(batch.trajectory).gather(1, middle)[:, 0]
-    return explained_variance(values, later_rewards)
+    values_in_middle = critic_values(batch.trajectory).gather(1, middle)[:, 0]
+    return explained_variance(values_in_middle, later_rewards, mask.any(1))
 
 
 def _rms(x: Tensor, mask: Tensor) -> float:

@@ -8,9 +8,12 @@ The rule, from trees and tokens to macro-action lengths, with a cutoff of C toke
         fewer than C tokens under x:  they are one macro action
         otherwise:                    visit the children, from left to right
 
-A token belongs to the first word that ends after the token's first visible character. A token that shares a character
-with the token before it belongs to the same word. Sentence boundaries are always cut points, and special tokens at the
-end (EOS) are one more macro action.
+A token belongs to the first word that ends after the token's first visible character, and to the last word if there
+is none. A token that shares a character with the token before it belongs to the same word. Sentence boundaries are
+always cut points, and special tokens at the end (EOS) are one more macro action.
+
+A smaller C does not always give shorter macro actions, because single words join what is before them: with one token
+per word, ((I) ((saw) ((the) (dog)))) is one macro action of four tokens at C = 2, but 2 2 at C = 3 and 1 3 at C = 4.
 """
 
 from __future__ import annotations
@@ -35,7 +38,10 @@ ENOUGH_TO_JUDGE = 20  # sentences; with fewer, the share that fell back to the c
 
 
 class Node(Protocol):
-    """A constituent, or a word if it has no children. Positions are characters of the text."""
+    """A constituent, or a word if it has no children. Positions are characters of the text.
+
+    `children` are the same objects at every access: numbers of words are kept by their identity.
+    """
 
     @property
     def start(self) -> int: ...
@@ -70,15 +76,17 @@ def macro_action_lengths(
     Returns:
         Lengths in tokens, each at least 1, with sum n + trailing.
     """
-    # Tokens before each word of the response, and in all words together.
+    # tokens_before[w] is the number of tokens before word w of the response; the last entry counts all tokens.
     nodes_by_sentence = [_nodes(sentence) for sentence in sentences]
     word_ends: list[int] = []
     for nodes in nodes_by_sentence:
-        word_ends.extend(node.end for node in nodes if not node.children)
+        for node in nodes:
+            if not node.children:
+                word_ends.append(node.end)
     tokens_per_word = _tokens_per_word(text, spans, word_ends)
     tokens_before = list(accumulate(tokens_per_word, initial=0))
 
-    # Cut points, as numbers of tokens before them.
+    # Cut points, as numbers of tokens before them. Equal ones, as in an empty response, are one.
     cuts = {0, len(spans), len(spans) + trailing}
     first_word = 0
     for nodes in nodes_by_sentence:
@@ -145,7 +153,10 @@ def _visit(
         start = tokens_before[word]
         end = tokens_before[next_word]
         if next_word == word + 1:
-            ends[-1:] = [end]  # extends the last macro action by this word, or sets the sentence's first end
+            if ends:
+                ends[-1] = end  # the word joins the macro action before it
+            else:
+                ends.append(end)
             word = next_word
         elif end - start < cutoff:
             ends.append(end)
@@ -165,14 +176,14 @@ def _tokens_per_word(
     Args:
         text: what the tokens decode to.
         spans: (start, end) in characters of each token.
-        word_ends: the character after each word's last. Without words the result is empty.
+        word_ends: exclusive end of each word, in characters. Without words the result is empty.
     """
     counts = [0] * len(word_ends)
     if not counts:
         return counts
     last_word = len(counts) - 1
     word = 0
-    covered = 0  # end of the characters that earlier tokens have
+    covered = 0  # end of the text that earlier tokens cover
     for start, end in spans:
         shares_a_character = start < covered
         if not shares_a_character:
@@ -189,7 +200,7 @@ def anchor(
     start: int,
     end: int,
 ) -> int:
-    """Position that decides to which word a token belongs: its first visible character, or its end without one."""
+    """Position that decides to which word a token belongs: its first visible character, or its end if it is blank."""
     while start < end and text[start].isspace():
         start += 1
     return start
@@ -243,20 +254,20 @@ class ParsingCondition:
         from constituent_treelib.parsing import parse_texts  # only this condition needs the package
 
         start = time.perf_counter()
-        trailing = [self._trailing_ids(row) for row in rows]
+        trailing_counts = [self._count_trailing(row) for row in rows]
         responses = []
-        for row, count in zip(rows, trailing, strict=True):
-            responses.append(self._read(row[: len(row) - count]))
+        for row, trailing in zip(rows, trailing_counts, strict=True):
+            responses.append(self._read(row[: len(row) - trailing]))
         trees, counts = parse_texts([response.text for response in responses], self.backend)
 
         lengths = []
-        for sentences, response, count in zip(trees, responses, trailing, strict=True):
-            row_lengths = macro_action_lengths(sentences, response.text, response.spans, count, self._cutoff)
+        for sentences, response, trailing in zip(trees, responses, trailing_counts, strict=True):
+            row_lengths = macro_action_lengths(sentences, response.text, response.spans, trailing, self._cutoff)
             lengths.append(row_lengths)
         self._warn_once(counts)
         return ParsedLengths(lengths, counts, time.perf_counter() - start)
 
-    def _trailing_ids(self, row: Sequence[int]) -> int:
+    def _count_trailing(self, row: Sequence[int]) -> int:
         """Number of ids at the end of a row that end a response."""
         count = 0
         while count < len(row) and row[len(row) - 1 - count] in self._end_ids:

@@ -14,7 +14,7 @@ from contenders import ours
 from contenders.limits import Figures
 from contenders.process import ContenderJob
 from contenders.work import SIZES, IterationWork, make_files
-from dschat.models.load import open_config
+from dschat.models.pretrained import open_config
 from dschat.plan.phases import CUDA_BYTES, Machine
 from dschat.plan.plan import make_plan
 from dschat.settings.parse import parse

@@ -24,7 +24,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 from contenders import ours
 from contenders.process import ContenderJob
 from contenders.work import DTYPES, SIZES, IterationWork, make_files, make_tokenizer
-from dschat.models.load import open_config
+from dschat.models.pretrained import open_config
 from dschat.plan.phases import Machine
 from dschat.plan.plan import make_plan
 from dschat.quickstart.subcommands import as_arguments

@@ -20,9 +20,11 @@ from dschat.data.sources import HUB_NAME
 from dschat.data.turn_end import turn_end
 from dschat.lab.policy import FLAGS_FILE, STEP, locate_policy
 from dschat.models.limits import position_limit, trained_length
-from dschat.models.load import gguf_remedy, load_causal_lm, open_config
+from dschat.models.load import load_causal_lm
 from dschat.models.lora import adapter_alone, base_of, has_score_head
+from dschat.models.messages import gguf_remedy
 from dschat.models.opening import DTYPE_NAMES
+from dschat.models.pretrained import open_config
 from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids
 
 logger = logging.getLogger(__name__)

@@ -42,9 +42,10 @@ M = TypeVar("M", PolicyModel, ScalarModel)
 def accumulation_node(parameter: nn.Parameter) -> Any:
     """The autograd node that accumulates a parameter's gradient.
 
-    Under ZeRO 3 the parameter is gathered meanwhile, because a node expects gradients of the shape that its parameter
-    has when the node is created.
+    Under ZeRO 3 the parameter is gathered here, because a node expects gradients of the shape that its parameter has
+    when the node is created.
     """
+    # The graph of a view is view → AccumulateGrad, which is the node.
     with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")), torch.enable_grad():
         return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
@@ -78,7 +79,8 @@ class FiniteWatch:
     def reset(self) -> None:
         """Forgets the losses and gradients so far."""
         # Largest magnitudes so far; NaN and infinities propagate.
-        self._largest_loss, self._largest_gradient = torch.zeros(2, device=device()).unbind()
+        self._largest_loss = torch.zeros((), device=device())
+        self._largest_gradient = torch.zeros((), device=device())
 
     def _record_gradients(self, gradients: tuple[Tensor | None, ...]) -> None:
         for gradient in gradients:
@@ -87,13 +89,24 @@ class FiniteWatch:
                 self._largest_gradient = torch.maximum(self._largest_gradient, largest)
 
     def loss_factor(self, loss: Tensor) -> Tensor:
-        """Records a loss. Returns 1, or NaN if the loss is not finite, since its gradient may be finite."""
+        """Records a loss, and returns the factor that it is multiplied by before the backward pass.
+
+        The factor is 1, or NaN for a loss that is not finite: its gradient may be finite, as that of a clamped loss,
+        and NaN makes all ranks skip the update.
+        """
         loss = loss.detach().float()
         self._largest_loss = torch.maximum(self._largest_loss, loss.abs())
         return torch.where(loss.isfinite(), 1.0, math.nan)
 
     def read(self, norm: Tensor | float) -> tuple[bool, bool, float]:
-        """Whether losses and gradients since the last call were finite, and the norm, in one transfer."""
+        """Reads what was recorded since the last call, in one transfer from the device.
+
+        Args:
+            norm: gradient norm of the update.
+
+        Returns:
+            Whether all losses were finite, whether all gradients were, and the norm.
+        """
         norm = torch.as_tensor(norm, dtype=torch.float32, device=self._largest_loss.device)
         numbers = torch.stack([self._largest_loss, self._largest_gradient, norm]).tolist()
         largest_loss, largest_gradient, norm_number = numbers
@@ -103,9 +116,8 @@ class FiniteWatch:
 
 def adam_steps(adam: torch.optim.Optimizer | None) -> Tensor:
     """Number of Adam's updates on this process (0-d), without waiting for the device."""
-    states = [] if adam is None else list(adam.state.values())
-    steps = states[0].get("step", 0) if states else 0
-    return torch.as_tensor(steps).clone()
+    first_state: dict[str, Any] = {} if adam is None else next(iter(adam.state.values()), {})
+    return torch.as_tensor(first_state.get("step", 0)).clone()
 
 
 @dataclass(frozen=True)
@@ -149,8 +161,8 @@ class Engine(Generic[M]):
         self._adam = adam
         self._compiler = compiler
         self.grad_norm = math.nan  # gradient norm of the last update, before clipping
-        self.skipped = False  # whether the last update was skipped, see `step`
-        self.nonfinite: str | None = None  # why the last update was skipped, see `step`
+        self.skipped = False  # whether DeepSpeed skipped the last update though all was finite, see `step`
+        self.nonfinite: str | None = None  # what was not finite, so that the last update was skipped, see `step`
         self._micro_batches_left: int | None = None  # left in this update; None if DeepSpeed counts
         self._watch = FiniteWatch(engine.module.parameters())
         self._reduction_check: ReductionCheck | None = None
@@ -167,6 +179,7 @@ class Engine(Generic[M]):
 
     @property
     def layers(self) -> str:
+        """How the decoder layers are computed: "eager", "compiled", or why they are not compiled."""
         return "eager" if self._compiler is None else self._compiler.words
 
     @property
@@ -185,9 +198,12 @@ class Engine(Generic[M]):
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """See `Trained.rehearsing`. DeepSpeed's reduction buffers are not allocated."""
+        """Inside, updates measure peak memory: forward and backward passes run, and no gradient is kept.
+
+        See `Trained.rehearsing`. DeepSpeed's reduction buffers are not allocated.
+        """
         size = first_update_bytes(self._engine, self._adam)
-        reserved = torch.empty(size, dtype=torch.uint8, device=device())
+        reserved = torch.empty(size, dtype=torch.uint8, device=device())  # stands in for memory of the first update
         self._is_rehearsing = True
         try:
             with gradients_dropped(self._engine):
@@ -198,10 +214,12 @@ class Engine(Generic[M]):
             del reserved
 
     def begin_update(self, micro_batches: int) -> None:
+        """Announces how often `backward` will be called in the next update."""
         if not self._is_rehearsing:
             self._micro_batches_left = micro_batches
 
     def backward(self, loss: Tensor) -> None:
+        """Adds the gradients of a micro-batch; see the class for the loss."""
         if self._is_rehearsing:
             loss.backward()
             return
@@ -211,10 +229,10 @@ class Engine(Generic[M]):
         self._engine.backward(loss * (world_size() * self._watch.loss_factor(loss)), scale_wrt_gas=False)
 
     def step(self) -> None:
-        """Ends a micro-batch; on the last of an update, clips gradients and steps the optimiser and the schedule.
+        """Ends a micro-batch; after the last one of an update, clips gradients and steps optimiser and schedule.
 
         An update with non-finite gradients is skipped: weights, optimiser and schedule do not change. Two attributes
-        tell why:
+        tell why it was skipped:
 
         - `nonfinite` names what was not finite on this process: "losses", "gradients", or "gradient norms" if only
           other processes' gradients were not finite. It is None in fp16 unless a loss was not finite.
@@ -230,8 +248,10 @@ class Engine(Generic[M]):
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()
             return
-        if self._reduction_check is not None and self._reduction_check.compare():
-            self._reduction_check = None
+        if self._reduction_check is not None:
+            is_complete = self._reduction_check.compare()
+            if is_complete:
+                self._reduction_check = None
         steps_before = adam_steps(self._adam)
         if self._engine.zero_optimization_stage() == 0:  # from stage 1 on, DeepSpeed clips and skips itself
             losses_finite, gradients_finite, self.grad_norm = self._watch.read(self._clip())
@@ -291,7 +311,8 @@ class Engine(Generic[M]):
 
         Args:
             folder: folder of the checkpoint.
-            scratch: a folder for merged shards of ZeRO 1 and 2, if another number of ranks wrote the checkpoint.
+            scratch: if another number of ranks wrote the checkpoint, a folder for merged shards, which ZeRO 1 and 2
+                need; otherwise None.
         """
         stage = self._engine.zero_optimization_stage()
         if scratch is not None and stage == 3:
@@ -300,6 +321,7 @@ class Engine(Generic[M]):
         if scratch is not None and stage > 0:
             _merge_shards(folder, self._engine, scratch)
             folder = scratch
+        # Not strict, because frozen weights are not in the checkpoint.
         self._engine.load_checkpoint(str(folder.parent), tag=folder.name, load_module_strict=False)
 
     def parts(self) -> dict[str, Tensor]:
@@ -384,14 +406,15 @@ def schedule_of(adam: torch.optim.Optimizer, optimizer: OptimizerSettings) -> La
     k / W, so the first update has no effect. From update W on, the schedule is that of transformers.
     """
     warmup = optimizer.warmup_updates
-    schedule = get_scheduler(
+    # The second schedule of the optimiser begins at the peak learning rate, which the first one keeps.
+    after_warmup_schedule = get_scheduler(
         optimizer.schedule, adam, num_warmup_steps=warmup, num_training_steps=max(optimizer.total_updates, 1)
     )
 
     def factor(update: int, after_warmup: Callable[[int], float]) -> float:
         return (update + 1) / warmup if update < warmup else after_warmup(update)
 
-    return LambdaLR(adam, [partial(factor, after_warmup=function) for function in schedule.lr_lambdas])
+    return LambdaLR(adam, [partial(factor, after_warmup=function) for function in after_warmup_schedule.lr_lambdas])
 
 
 def frozen_engine(model: M, settings: EngineSettings) -> Engine[M]:

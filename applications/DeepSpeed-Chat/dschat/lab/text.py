@@ -44,7 +44,7 @@ from dschat.lab.runner import (
 )
 from dschat.lab.text_metrics import policy_result, reward_result, rouge, without_nan, write_text_report
 from dschat.models.limits import check_length
-from dschat.models.load import load_scalar
+from dschat.models.load import load_trained_scalar
 from dschat.models.lora import adapter_alone
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel, last_scores, warn_of_reward_loss
@@ -235,7 +235,7 @@ def _reward_part(
 
     def prepare() -> BatchFunction:
         with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}"):
-            classifier = load_scalar(subject.path, subject.flag, where.dtype, tokenizer, may_be_new=False)
+            classifier = load_trained_scalar(subject.path, subject.flag, where.dtype, tokenizer)
             warn_of_reward_loss(classifier.config, f"{subject.flag} {subject.path}")
             model = ScalarModel(classifier.to(where.device).eval())
         function = partial(score_pairs, model, texts, tokenizer.pad_token_id)

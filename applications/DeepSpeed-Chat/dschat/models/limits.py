@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModel, PreTrainedConfig
 
 from dschat.base.errors import UserError
-from dschat.models.load import open_config
+from dschat.models.pretrained import open_config
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
-from dschat.models.load import explain_missing
 from dschat.models.lora import file_place, named_base
+from dschat.models.messages import explain_missing
 from dschat.models.templates import TemplateRefusal, apply_template
 from dschat.models.vocabulary import id_count
 

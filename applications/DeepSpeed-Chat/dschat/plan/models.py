@@ -19,7 +19,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from dschat.base.errors import UserError
 from dschat.models.finetuning import Finetuning
 from dschat.models.limits import open_decoder_config
-from dschat.models.load import reads_both_ways
+from dschat.models.load import is_bidirectional
 from dschat.models.lora import adapter_settings, find_adapter
 from dschat.models.opening import DTYPE_NAMES, choose_dtype
 from dschat.plan.passes import Kind, Model, shape_of
@@ -278,7 +278,7 @@ def _reward_model(
         frozen_weights = replace(role.weights, trained=0, zero=frozen_zero)
         return replace(role, weights=frozen_weights)
     reward = ModelPath(path, "--reward_model_name_or_path")
-    if reads_both_ways(builder.load_config(reward.path, reward.flag)):
+    if is_bidirectional(builder.load_config(reward.path, reward.flag)):
         return builder.plain("reward model", reward)
     return builder.frozen("reward model", reward, "scalar", stage, config.memory.offload_reference_model)
 
@@ -386,7 +386,7 @@ class RoleBuilder:
             offload: whether it is in main memory while it is idle.
         """
         config = self.load_config(base.path, base.flag)
-        kind: Kind = "classifier" if reads_both_ways(config) else "scalar"
+        kind: Kind = "classifier" if is_bidirectional(config) else "scalar"
         model = Model(config, kind, self.dtype)
         shape = shape_of(model)
         weights = Weights(

@@ -30,7 +30,7 @@ from dschat.models.layout import PassSize
 from dschat.models.tensor_files import save_tensors
 from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main
 from dschat.run.stop import raise_if_stopped
-from dschat.training.evaluation import shares
+from dschat.training.evaluation import local_eval_batches
 from dschat.training.iteration import on_device
 
 logger = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ def _compute(
 ) -> Tensor:
     """Reference log-probs (n, 2) of all pairs, each rank computing its share."""
     engine.eval()
-    batches = shares(examples, size, 2)
+    batches = local_eval_batches(examples, size, 2)
     local: dict[int, tuple[float, float]] = {}
     for numbers in progress(desc="reference", disable=not is_main(), unit="batch", iterable=batches):
         raise_if_stopped()

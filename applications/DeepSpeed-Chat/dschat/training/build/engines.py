@@ -14,9 +14,10 @@ from dschat.engine.zero3 import placement_of
 from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import Finetuning, choose_trained, train_top_layers
 from dschat.models.heads import add_gain
-from dschat.models.load import load_causal_lm, load_scalar, open_config
+from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.opening import LoadOptions
 from dschat.models.policy import PolicyModel
+from dschat.models.pretrained import open_config
 from dschat.models.scalar import ScalarModel, note_reward_loss
 from dschat.models.tokenizer import end_token_id
 from dschat.models.vocabulary import require_no_growth

@@ -14,9 +14,10 @@ from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engin
 from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import choose_trained
 from dschat.models.limits import check_length
-from dschat.models.load import load_causal_lm, load_scalar, open_config
+from dschat.models.load import load_causal_lm, load_critic
 from dschat.models.lora import find_adapter, lora_config
 from dschat.models.policy import PolicyModel
+from dschat.models.pretrained import open_config
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import (
     end_token_id,
@@ -225,12 +226,11 @@ def _build_critic(
         logger.info("the critic starts from the actor, with a zero value head")
     model = shared
     if model is None:
-        model = load_scalar(
+        model = load_critic(
             path,
             CRITIC,
             settings.dtype,
             tokenizer,
-            for_this_run=True,
             load_options=load_options_of(config, settings),
             may_grow=config.models.critic_model_name_or_path is None,
         )

@@ -16,7 +16,8 @@ from dschat.base.user_function import load_function
 from dschat.engine.engine import frozen_engine
 from dschat.engine.process_group import training_dtype
 from dschat.models.limits import check_length
-from dschat.models.load import load_classifier, load_scalar, open_config, reads_both_ways
+from dschat.models.load import is_bidirectional, load_classifier, load_trained_scalar
+from dschat.models.pretrained import open_config
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.models.tokenizer import same_ids
 from dschat.rollouts.chat_servers import (
@@ -251,13 +252,13 @@ def _model_scores(
     size = pass_size(plan.batches).without_gradient
     reward_tokenizer = own_reward_tokenizer(config, path, tokenizer)
     if reward_tokenizer is None:
-        model = load_scalar(path, REWARD, settings.dtype, tokenizer, may_be_new=False, load_options=load_options)
+        model = load_trained_scalar(path, REWARD, settings.dtype, tokenizer, load_options)
         warn_of_reward_loss(model.config, f"{REWARD} {path}")
         return RewardModelScores(frozen_engine(ScalarModel(model), settings), size.rows, size.tokens)
 
     rm_template = config.rewards.rm_template
     skips = config.rewards.on_reward_error == "skip"
-    if reads_both_ways(open_config(path, REWARD)):
+    if is_bidirectional(open_config(path, REWARD)):
         reader = load_reward_model(
             path,
             reward_tokenizer,
@@ -269,9 +270,7 @@ def _model_scores(
             max_tokens=size.tokens,
         )
     else:
-        model = load_scalar(
-            path, REWARD, settings.dtype, reward_tokenizer, may_be_new=False, load_options=load_options
-        )
+        model = load_trained_scalar(path, REWARD, settings.dtype, reward_tokenizer, load_options)
         classifier = ClassifierReader(
             model,
             reward_tokenizer.pad_token_id,

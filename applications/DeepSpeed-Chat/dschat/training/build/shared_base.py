@@ -29,8 +29,9 @@ from dschat.base.fingerprints import model_hash
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
 from dschat.models.heads import zero_head
-from dschat.models.load import classifier_class, drop_eos_as_pad, open_config
+from dschat.models.load import classifier_class, drop_eos_as_pad
 from dschat.models.lora import adapter_settings, find_adapter, load_adapter
+from dschat.models.pretrained import open_config
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.settings.batches import BatchPlan

@@ -22,7 +22,7 @@ from dschat.run.metrics import ROWS, STANDARD_ERROR, Means, RowMeans, with_varia
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped
 from dschat.settings.supervised import SupervisedConfig
-from dschat.training.evaluation import Sample, shares
+from dschat.training.evaluation import Sample, local_eval_batches
 from dschat.training.iteration import Clock, Metrics, eval_size, micro_batches, pass_size
 from dschat.training.loop import Algorithm, Work
 from dschat.training.nonfinite import SKIPPED_NONFINITE, NonFinite
@@ -253,7 +253,7 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         limit = self.config.num_eval_examples(world_size()) or None
         held_out = self.task.eval[:limit]
         means = RowMeans()
-        for numbers in shares(held_out, eval_size(self.config), self.config.sequences_per_example):
+        for numbers in local_eval_batches(held_out, eval_size(self.config), self.config.sequences_per_example):
             raise_if_stopped()
             # A rank that has run out of examples takes part in every forward pass all the same, without weight.
             examples = [held_out[number] for number in numbers or [0]]

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages for models and tokenizers that cannot be opened: the reason, and what to do."""
+
+from pathlib import Path
+
+
+def explain_missing(
+    kind: str,
+    path: str,
+    flag: str,
+    error: Exception,
+) -> str:
+    """The message for a model or tokenizer that cannot be opened, local or on the hub.
+
+    Args:
+        kind: "model" or "tokenizer".
+        path: folder or hub id.
+        flag: flag that the path came from.
+        error: transformers' error.
+    """
+    error_lines = str(error).strip().splitlines()
+    first_line = error_lines[0] if error_lines else type(error).__name__
+    if "trust_remote_code" in str(error):
+        return f"{flag} {path}: its {kind} needs Python code of its own (auto_map), which is never run. Give another."
+    if remedy := gguf_remedy(path):
+        return f"{flag} {path}: {remedy}"
+    if Path(path).is_dir():
+        subfolders = [str(config.parent) for config in sorted(Path(path).glob("*/config.json"))]
+        hint = f" Did you mean {' or '.join(subfolders)}?" if subfolders else ""
+        return f"{flag} {path}: this folder holds no {kind} that transformers can open: {first_line}{hint}"
+    if Path(path).is_file():
+        return f"{flag} {path}: a file, and no folder. Give the folder that holds the model's config.json."
+    looks_local = path.startswith(("/", ".", "~")) or path.count("/") > 1
+    if looks_local:
+        return f"{flag} {path}: no such folder. Give the folder that holds the model's config.json."
+    return (
+        f"{flag} {path}: there is no such folder here, and the {kind} could not be fetched from the Hugging Face hub: "
+        f"{first_line.rstrip('.')}. Check the name, the connection and, for gated models, HF_TOKEN; or download it "
+        f"first with `hf download {path}`."
+    )
+
+
+def gguf_remedy(path: str) -> str | None:
+    """What to do with a GGUF file, or a folder or repository of such files; None for any other path."""
+    location = Path(path)
+    if location.is_dir() and any(location.glob("*.gguf")):
+        folder = str(location)
+        file_name = sorted(location.glob("*.gguf"))[0].name
+    elif not location.is_dir() and location.suffix.lower() == ".gguf":
+        folder = str(location.parent)
+        file_name = location.name
+    elif not location.exists() and "gguf" in location.name.lower():
+        folder = str(location)
+        file_name = "FILE.gguf"
+    else:
+        return None
+    return (
+        "GGUF weights, which are quantised for inference and can neither be trained nor score as they are. Prefer the "
+        "original model (safetensors). Or convert them, with the package gguf installed: model = "
+        f"AutoModelForCausalLM.from_pretrained({folder!r}, gguf_file={file_name!r}, dtype=torch.float32); build a "
+        "second model by AutoModelForCausalLM.from_config(model.config), give it model.state_dict() by "
+        "load_state_dict, and save_pretrained(FOLDER) both that model and the tokenizer, which AutoTokenizer opens "
+        "with the same gguf_file. Then give FOLDER."
+    )
