@@ -543,24 +543,49 @@ def test_a_run_is_not_overwritten_unasked(tmp_path):
     assert config_of("sft", "--overwrite_output_dir").output.overwrite_output_dir
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "README.md", "config.json", "model.safetensors", "actor"])
+@pytest.mark.parametrize("name", ["config.yaml", "README.md", "config.json", "model.safetensors"])
 @pytest.mark.parametrize("flags", ["", "--resume_from_checkpoint"])
 def test_files_of_other_origin_are_not_replaced_unasked(tmp_path, name, flags):
     """A user's settings in the folder that the run writes to, say, or a model from elsewhere."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "rows.jsonl").touch()
     config_of("sft", flags)
-    (tmp_path / "out" / name).touch()
+    (tmp_path / "out" / name).write_text("{}")
     message = refusal("sft", flags)
     assert f"--output_dir out holds {name} but no run" in message and "--overwrite_output_dir" in message
     config_of("sft", "--overwrite_output_dir")
+
+
+def test_models_that_another_step_would_write_are_not_replaced(tmp_path):
+    """Step 3 writes folders of models, the other steps a model."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "README.md").write_text("A project.\n")
+    config_of("ppo", "--resume_from_checkpoint")
+    (folder / "actor").mkdir()
+    assert "--output_dir out holds actor but no run" in refusal("ppo")
+    (folder / "README.md").unlink()
+    config_of("sft")
+
+
+def test_a_run_that_was_killed_while_it_prepared_goes_on(tmp_path):
+    """It leaves its empty metrics, and no record while it waits for the state of a checkpoint."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "metrics.jsonl").touch()
+    config_of("dpo", "--resume_from_checkpoint")
+
+
+def test_a_checkpoint_that_was_put_aside_may_be_named(tmp_path):
+    """A run with --overwrite_output_dir that is killed leaves earlier checkpoints there; they come back later."""
+    (tmp_path / "out" / ".given-up").mkdir(parents=True)
+    config_of("sft", "--resume_from_checkpoint out/checkpoints/step-2")
 
 
 @pytest.mark.parametrize("trace", ["checkpoints", ".given-up"])
 def test_what_is_left_of_a_run_is_of_no_other_origin(tmp_path, trace):
     """Copied without run.json, or put aside by a run that was killed; `RunOutput` puts that back."""
     (tmp_path / "out" / trace).mkdir(parents=True)
-    (tmp_path / "out" / "config.yaml").touch()
+    (tmp_path / "out" / "config.yaml").write_text("{}")
     config_of("sft", "--resume_from_checkpoint")
 
 

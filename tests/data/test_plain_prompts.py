@@ -188,3 +188,10 @@ def test_it_is_not_said_of_prompts_that_an_environment_writes(source, tmp_path, 
         load_step_data(flags_of(source), PromptExample, make, reads_prompts=reads_prompts)
         assert ("are plain text" in caplog.text) == reads_prompts
         caplog.clear()
+
+
+def test_a_prompt_that_is_a_table_as_json_is_a_text() -> None:
+    """Its objects have a key of messages, but not both of them."""
+    prompt = '[{"value": "1984", "header": "Year"}]'
+    row = parse_row({"prompt": prompt, "response": "In 1984."}, ColumnFlags(), "rows.jsonl:1")
+    assert row.prompt == prompt

@@ -21,6 +21,7 @@ from dschat.models.load import (
     load_critic,
     load_scalar,
     load_trained_scalar,
+    require_savable,
     warn_without_classifier,
 )
 from dschat.models.save import save_model
@@ -148,8 +149,9 @@ def test_a_generation_config_that_could_not_be_saved_is_refused_before_the_train
     folder = save_folder(tmp_path, make_causal_lm(), tokenizer)
     (tmp_path / "generation_config.json").write_text(json.dumps({"num_beams": 1, "early_stopping": True}))
     message = f"--m {folder}: transformers would not save its generation_config.json .*`early_stopping`"
+    model = load_causal_lm(folder, "--m", torch.float32, tokenizer)  # to generate, for instance
     with pytest.raises(UserError, match=re.compile(message, re.DOTALL)):
-        load_causal_lm(folder, "--m", torch.float32, tokenizer)
+        require_savable(model.generation_config, f"--m {folder}")
 
 
 def test_end_tokens_of_a_tokenizer_without_eos(tmp_path):

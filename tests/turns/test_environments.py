@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of environments: how they are started, what they report, and how they end."""
 
+import functools
 import subprocess
 import tempfile
 import time
 from multiprocessing import Pipe
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from dschat.base.errors import UserError
+from dschat.rollouts.environment import _checked_flag as checked_flag
+from dschat.rollouts.environment import traits_of
 from dschat.rollouts.environments import MAX_SOCKET_PATH, EnvironmentPool, EpisodeProcess, Failure
 from turn_cases import write_environments
 
@@ -57,6 +62,46 @@ def wait_until(condition, seconds: float = 60.0) -> bool:
 
 
 ROUND = "class Environment:\n def reset(self, row, seed): pass\n"
+
+
+def with_number(method):
+    """A decorator that gives a method a further argument."""
+
+    @functools.wraps(method)
+    def call(self, row, seed):
+        return method(self, 3, row, seed)
+
+    return call
+
+
+class NumberedEnvironment:
+    """Its `reset` has three arguments, of which a decorator gives the first."""
+
+    @with_number
+    def reset(self, number, row, seed):
+        return [{"role": "user", "content": str(number)}]
+
+    def step(self, messages, reply):
+        return [], 1.0, True
+
+
+def test_a_decorator_may_give_further_arguments() -> None:
+    assert traits_of(NumberedEnvironment).roles == ["user"]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_over"),
+    [(True, True), (np.bool_(False), False), (np.array(True), True), (torch.tensor(False), False)],
+)
+def test_flags_of_other_libraries(value, is_over) -> None:
+    assert checked_flag(value, "`done`") is is_over
+
+
+@pytest.mark.parametrize("value", [1, 1.0, None, "no", torch.tensor(1.0), np.float32(1), np.array([True, False])])
+def test_what_is_no_flag(value) -> None:
+    """A number may be the reward in the place of the flag."""
+    with pytest.raises(UserError, match="must be true or false"):
+        checked_flag(value, "`done`")
 
 
 @pytest.mark.parametrize(

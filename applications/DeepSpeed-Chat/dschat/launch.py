@@ -164,8 +164,8 @@ def _plan_hostfile(flags: LaunchFlags, hostfile: str) -> LaunchPlan:
             " leave --num_nodes out."
         )
     if flags.num_gpus is None:
-        most_slots = max(slots_of.values())
-        _check_visible(most_slots, f"--hostfile {hostfile}: slots={most_slots}", _visible_gpus())
+        fewest_slots = min(slots_of.values())  # this machine has at least so many
+        _check_visible(fewest_slots, f"--hostfile {hostfile}: slots={fewest_slots}", _visible_gpus())
     count = sum(flags.num_gpus or slots for slots in slots_of.values())
     if flags.node_rank is not None:
         options += _options_without_ssh(flags, len(slots_of))
@@ -365,11 +365,11 @@ def _check_port(port: int) -> None:
         try:
             probe.bind(("", port))
         except OSError as error:
-            reason = error.strerror
-            if error.errno == errno.EADDRINUSE:
-                reason = "another run or program listens there"
+            if error.errno != errno.EADDRINUSE:
+                raise UserError(f"--master_port {port} (MASTER_PORT): {error.strerror}. Give another port.") from error
             raise UserError(
-                f"--master_port {port} (MASTER_PORT): {reason}. Give every run on a machine a port of its own."
+                f"--master_port {port} (MASTER_PORT): another run or program listens there. Give every run on a"
+                " machine a port of its own."
             ) from error
 
 

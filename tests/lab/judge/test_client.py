@@ -20,10 +20,10 @@ FREE = {
     "408": (408, {"error": {"message": "waited for you"}}, {}),
     "429": (429, {"error": {"message": "slow down"}}, {}),
     "500": OOPS,
+    "502": (502, "<html>bad gateway</html>", {"Content-Type": "text/html"}),  # of a gateway whose server restarts
     "503 without JSON": (503, "<html>busy</html>", {"Content-Type": "text/html"}),
 }
 LOST = {
-    "502": (502, "<html>bad gateway</html>", {"Content-Type": "text/html"}),
     "504": (504, "<html>gateway timeout</html>", {"Content-Type": "text/html"}),
     "choices without a message": (200, {"choices": [{}]}, {}),
     "a number as content": (200, {"choices": [{"message": {"content": 5}}]}, {}),
@@ -110,10 +110,14 @@ def test_addresses(url, address, is_local):
         ("http:///v1", "an address such as"),
         ("http://a b/v1", "an address such as"),
         ("http://host/v1 ", "an address such as"),
-        ("http://me:secret@[::1/v1", "Invalid IPv6"),
+        ("http://[::1/v1", "Invalid IPv6"),
+        ("http://me:secret@[::1/v1", "holds a password"),
         ("https://host/v1?", "a query or a fragment"),
         ("http://host/v1#secret", "a query or a fragment"),
         ("ftp://me:secret@host/v1", "holds a password"),
+        ("me:secret@host/v1", "holds a password"),
+        ("http:/me:secret@host/v1", "holds a password"),
+        ("http://me:secret@ho\u2100st/v1", "holds a password"),
     ],
 )
 def test_bad_addresses(url, message):

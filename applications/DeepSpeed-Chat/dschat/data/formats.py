@@ -37,10 +37,21 @@ QUOTED = 60  # characters of a message that an error shows
 PROMPT_MESSAGES = "prompt_messages"  # column of results: the messages from which a chat template made the prompt
 NO_TEXT = "neither post nor article"  # why a TL;DR row is skipped
 NO_SOLUTION = "no reference solution"  # why an APPS row has no response
-# A list of messages as JSON, or as Python prints it, which is what CSV files made from such rows hold.
-MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*(['"])(role|content|from|value)\1\s*:.*\}\s*\]\s*""", re.DOTALL)
+# A list of objects as JSON, or as Python prints it, which is what CSV files made from rows of messages hold.
+OBJECTS_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*(['"])(role|content|from|value)\1\s*:.*\}\s*\]\s*""", re.DOTALL)
+KEYS_OF_A_MESSAGE = (("role", "content"), ("from", "value"))
 # Citations: with the space before them, then without one.
 _CITATIONS = (re.compile(r" [\(\[].*?[\)\]]"), re.compile(r"[\(\[].*?[\)\]]"))
+
+
+def _is_messages_text(prompt: str) -> bool:
+    """Whether a prompt is a list of messages that was written as text."""
+    if not OBJECTS_AS_TEXT.fullmatch(prompt):
+        return False
+    for keys in KEYS_OF_A_MESSAGE:
+        if all(re.search(rf"""(['"]){key}\1\s*:""", prompt) for key in keys):
+            return True
+    return False
 
 
 def format_of(raw: dict[str, Any], keys: ColumnFlags) -> str:
@@ -130,7 +141,7 @@ def _parse_columns(raw: dict[str, Any], keys: ColumnFlags, origin: str) -> Row |
     if name == CONVERSATION:
         return messages_row(raw[keys.messages_key], keys, (chosen, rejected), raw, origin)
     prompt = _text(raw, keys.prompt_key, "prompt", origin)
-    if prompt is not None and MESSAGES_AS_TEXT.fullmatch(prompt):
+    if prompt is not None and _is_messages_text(prompt):
         raise UserError(
             f"{origin}: column {keys.prompt_key!r} holds a list of messages as text, which would be read as one plain "
             "prompt; write it as a list, into a file of JSON Lines or parquet (cells of CSV are always text)."

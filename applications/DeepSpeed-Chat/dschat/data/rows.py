@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One row of data, whatever format it came in, and the checks that every format shares."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,13 +83,21 @@ def check_text(
 
 def check_texts_in(value: object, what: str, origin: str) -> None:
     """Raises UserError, which names the row, unless UTF-8 can encode every text in a value, names of fields too."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()  # much quicker than a look at each text
+    except UnicodeEncodeError:
+        _check_each_text(value, what, origin)
+
+
+def _check_each_text(value: object, what: str, origin: str) -> None:
+    """Raises the error of `check_texts_in` for the text that is at fault."""
     if isinstance(value, dict):
         for name, item in value.items():
-            check_texts_in(name, what, origin)
-            check_texts_in(item, what, origin)
+            _check_each_text(name, what, origin)
+            _check_each_text(item, what, origin)
     elif isinstance(value, list):
         for item in value:
-            check_texts_in(item, what, origin)
+            _check_each_text(item, what, origin)
     elif isinstance(value, str):
         check_text(value, what, origin)
 

@@ -397,7 +397,7 @@ def _parts_of(
     for field, value in message.items():
         if value not in EMPTY and field not in ("role", "content", *reads):
             yield _Part(f"{field!r} of {who}", row, reply, index, field)
-        if field == TOOL_CALLS and len(value) > 1:
+        if field == TOOL_CALLS and isinstance(value, list) and len(value) > 1:
             yield _Part(f"{field!r} after the first of {who}", row, reply, index, field, kept=1)
     thoughts, mark, answer = message.get("content", "").rpartition(THOUGHT_END)
     if mark and thoughts.strip():

@@ -76,8 +76,7 @@ def load_causal_lm(
             `dschat.models.vocabulary`.
 
     Raises:
-        UserError: there is no such model, it lacks weights, is a reward model, or attends in both directions; or its
-            generation config could not be saved again.
+        UserError: there is no such model, it lacks weights, is a reward model, or attends in both directions.
     """
     source = ModelSource.of(path, flag)
     config = open_config(path, flag)
@@ -89,7 +88,8 @@ def load_causal_lm(
     if not all_rows:
         mask_missing_ids(model, tokenizer)
     _set_generation_ids(model.generation_config, tokenizer, [end_id, *own_end_ids])
-    _make_valid(model.generation_config, source.base_where)
+    if _fault_of(model.generation_config) is not None:
+        model.generation_config.do_sample = True  # many published models have sampling parameters without it
     return model
 
 
@@ -131,17 +131,16 @@ def _set_generation_ids(
         generation.eos_token_id = further_ids if eos_id is None else [eos_id, *further_ids]
 
 
-def _make_valid(generation: GenerationConfig, where: str) -> None:
-    """Makes sure that transformers will save a generation config with the trained model.
+def require_savable(generation: GenerationConfig, where: str) -> None:
+    """Refuses a model that is to be trained and that transformers would not save at the end of the run.
 
-    Many published models have sampling parameters without ``do_sample``, which is then set.
+    Args:
+        generation: its generation config, after `load_causal_lm`.
+        where: the model's flag and path.
 
     Raises:
-        UserError: the config stays invalid.
+        UserError: the config is not valid.
     """
-    if _fault_of(generation) is None:
-        return
-    generation.do_sample = True
     fault = _fault_of(generation)
     if fault is not None:
         raise UserError(

@@ -27,7 +27,7 @@ LOCAL_KEY = "none"  # sent to a server on this machine if no key is given
 SHORTEST_HIDDEN_KEY = 8  # characters; a shorter key may be a part of ordinary words
 # Statuses of a gateway that gave up while, or after, the model answered. A server that answers with another error
 # status has sent no answer, and does not charge for it.
-GATEWAY_STATUSES = (502, 504, 524)
+GATEWAY_STATUSES = (504, 524)
 OUT_OF_MONEY = ("insufficient_quota", "billing_hard_limit_reached")
 # Seconds before the second try; each further wait is twice as long, up to LONGEST_DELAY.
 FIRST_DELAY = 0.5
@@ -100,14 +100,14 @@ def checked_address(url: str, flag: str) -> str:
     Raises:
         UserError: the address has no scheme or host, or contains blanks, a password, a query or a fragment.
     """
+    if "@" in url or "?" in url or "#" in url:
+        raise UserError(
+            f"{flag} holds a password, a query or a fragment; give the key in OPENAI_API_KEY and the bare address."
+        )
     try:
         parts = urlsplit(url)
     except ValueError as error:
         raise UserError(f"{flag}: {error}: give an address such as http://127.0.0.1:8000/v1.") from error
-    if "@" in parts.netloc or "?" in url or "#" in url:
-        raise UserError(
-            f"{flag} holds a password, a query or a fragment; give the key in OPENAI_API_KEY and the bare address."
-        )
     if parts.scheme not in ("http", "https") or not parts.hostname or url.split() != [url]:
         raise UserError(f"{flag} {url}: an address such as http://127.0.0.1:8000/v1 is needed.")
     return parts.geturl().rstrip("/")

@@ -17,7 +17,6 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, Protocol, SupportsFloat
 
 from dschat.base.errors import UserError
@@ -127,7 +126,7 @@ def _check_method(environment_class: object, method: str, arguments: Sequence[st
 def _check_call(function: object, arguments: Sequence[str], usage: str) -> None:
     """Raises UserError, which tells the usage, if a function does not take so many arguments."""
     try:
-        inspect.signature(function).bind(*arguments)  # type: ignore[arg-type]
+        inspect.signature(function, follow_wrapped=False).bind(*arguments)  # type: ignore[arg-type]
     except TypeError as error:
         raise UserError(f"{FLAG}: {usage}: {error}.") from error
     except ValueError:  # a function without a signature
@@ -239,11 +238,12 @@ def _checked_reward(reward: object) -> float:
 
 
 def _checked_flag(value: object, name: str) -> bool:
-    """Whether an episode is over: True or False, also NumPy's. Raises UserError for anything else.
+    """Whether an episode is over: True or False, also those of NumPy and torch. Raises UserError for anything else.
 
     That includes a number, which may be the reward in the place of the flag.
     """
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if is_number or value not in (True, False):
+    is_boolean = str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+    is_array_scalar = is_boolean and getattr(value, "shape", None) == ()
+    if not isinstance(value, bool) and not is_array_scalar:
         raise UserError(f"{FLAG}: {name} of a step must be true or false, not {kind_of(value)}.")
     return bool(value)

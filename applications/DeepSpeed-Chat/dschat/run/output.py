@@ -228,7 +228,8 @@ class RunOutput:
                     self._lock = Lock(self._output_dir / ".lock", f"--output_dir {self._output_dir}")
                     self._backup.restore()
                     overwrite = self._config.output.overwrite_output_dir
-                    check_output_dir(str(self._output_dir), overwrite, self._awaits_resume, [])
+                    models = self._config.saved_models
+                    check_output_dir(str(self._output_dir), overwrite, self._awaits_resume, [], models)
         except UserError as error:
             refusal = error
         if refusal := broadcast_object(refusal):

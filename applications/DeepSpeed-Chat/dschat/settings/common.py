@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from dschat.base.atomic import BACKUP
 from dschat.base.errors import UserError
 from dschat.settings import rules as checks
 from dschat.settings.batches import BatchPlan
@@ -304,11 +305,13 @@ def _check_output_dir(config: CommonConfig) -> None:
     output = config.output
     resume = output.resume_from_checkpoint is not None
     inputs = [*config.model_paths, *config.data.data_path]
-    checks.check_output_dir(output.output_dir, output.overwrite_output_dir, resume, inputs)
+    checks.check_output_dir(output.output_dir, output.overwrite_output_dir, resume, inputs, config.saved_models)
 
 
 def _check_checkpoint(config: CommonConfig) -> None:
     requested = config.output.resume_from_checkpoint
+    if (Path(config.output.output_dir) / BACKUP).exists():  # checkpoints that the run puts back are in there
+        return
     if requested not in (None, LATEST) and not Path(requested).is_dir():
         raise UserError(
             f"--resume_from_checkpoint {requested}: there is no such folder. Give a checkpoint's folder"
@@ -396,6 +399,7 @@ class CommonConfig(Config, metaclass=ABCMeta):
     """The flags of every training step."""
 
     step: ClassVar[int]  # of the pipeline: 1, 2 or 3
+    saved_models: ClassVar[tuple[str, ...]] = checks.MODEL_FILES  # patterns of the models in the output folder
     too_few_examples: ClassVar[str]  # what is said after their number, with the {size} of an iteration
     # Of the step alone, accepted with a warning that says why they do nothing.
     own_inert_flags: ClassVar[Mapping[str, str]] = {}

@@ -24,6 +24,7 @@ PARTS = "parts"  # key of a field's metadata for a field that holds groups; its 
 
 AT_LEAST_0: Range = (lambda number: number >= 0, "a number of at least 0")
 AT_LEAST_1: Range = (lambda number: number >= 1, "a whole number of at least 1")
+PORT: Range = (lambda number: 1 <= number <= 65535, "a port from 1 to 65535")
 ABOVE_0: Range = (lambda number: number > 0, "a number above 0")
 ZERO_TO_ONE: Range = (lambda number: 0 <= number <= 1, "a number from 0 to 1")
 BELOW_1: Range = (lambda number: 0 <= number < 1, "a number of at least 0 and below 1")

@@ -36,7 +36,7 @@ from dschat.settings.rollouts import (
     VllmFlags,
     require_vllm,
 )
-from dschat.settings.rules import Check, Rule, Rules
+from dschat.settings.rules import PPO_MODELS, Check, Rule, Rules
 from dschat.settings.simulated_user import SIMULATED_USER, SIMULATED_USER_RULES, UserFlags, UserRequestFlags
 from dschat.settings.teacher import TEACHER_RULES, TeacherFlags
 from macro_actions.settings import NEEDS, EstimatorSettings
@@ -376,6 +376,7 @@ class PPOConfig(CommonConfig):
     """Step 3: PPO over macro actions."""
 
     step: ClassVar[int] = 3
+    saved_models: ClassVar[tuple[str, ...]] = PPO_MODELS
     compares_logprobs: ClassVar[bool] = True
     too_few_examples: ClassVar[str] = (
         "prompts are fewer than one rollout of {size}. Lower --per_device_generation_batch_size or"

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, FREE, flag
+from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, FREE, PORT, flag
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -38,7 +38,7 @@ class LaunchFlags:
     master_port: int = flag(
         "port of the launcher; choose different ports for several runs on one machine",
         29500,
-        AT_LEAST_1,
+        PORT,
         FREE,
         environment="MASTER_PORT",
     )

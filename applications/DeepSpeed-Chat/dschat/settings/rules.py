@@ -32,11 +32,10 @@ ADDRESS = re.compile(r"https?://[^/\s@?]+(/[^\s?]*)?")  # without a user's name,
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 # Folders that a run writes below its output folder.
 RUN_FOLDERS = ("actor", "actor_ema", "critic", "adapter", "models", "checkpoints", "samples", "nonfinite", "reference")
-# Files and folders that a run replaces in its output folder: its records, and a model with its card.
-REPLACED = (
-    *("config.yaml", "train_config.json", "metrics.jsonl", "config.json", "README.md", "*.safetensors"),
-    *("actor", "actor_ema", "critic", "adapter"),
-)
+# Files and folders that a run replaces in its output folder: its records, and the models of its step.
+REPLACED_RECORDS = ("config.yaml", "train_config.json", "metrics.jsonl")
+MODEL_FILES = ("config.json", "README.md", "*.safetensors", "adapter")
+PPO_MODELS = ("actor", "actor_ema", "critic")
 
 
 @dataclass(frozen=True)
@@ -161,6 +160,7 @@ def check_output_dir(
     overwrite: bool,
     resume: bool,
     inputs: Sequence[str],
+    models: Sequence[str],
 ) -> None:
     """Refuse an output folder that is an address, a file or an input, or whose files the run would replace unasked.
 
@@ -169,6 +169,7 @@ def check_output_dir(
         overwrite: replace what is there.
         resume: continue with a run that is there.
         inputs: models and data, as the flags name them.
+        models: patterns of the files and folders of the run's models, MODEL_FILES or PPO_MODELS.
 
     Raises:
         UserError: naming the folder and the flag that changes the decision.
@@ -188,7 +189,7 @@ def check_output_dir(
             )
     if overwrite:
         return
-    foreign = _foreign_names(folder)
+    foreign = _foreign_names(folder, models)
     if foreign:
         raise UserError(
             f"--output_dir {output_dir} holds {', '.join(foreign)} but no run: a run writes files of these names. Give"
@@ -209,14 +210,19 @@ def _would_replace(folder: Path, used: Path) -> bool:
     return folder in used.parents and used.relative_to(folder).parts[0] in RUN_FOLDERS
 
 
-def _foreign_names(folder: Path) -> list[str]:
-    """Names of files and folders that a run would replace, in a folder that no run has written to."""
+def _foreign_names(folder: Path, models: Sequence[str]) -> list[str]:
+    """Names of files and folders that a run would replace, in a folder that no run has written to.
+
+    Empty files do not count: a run that is killed before its first checkpoint leaves some.
+    """
     traces_of_a_run = ("run.json", "checkpoints", BACKUP)
     if any((folder / name).exists() for name in traces_of_a_run):
         return []
     names: list[str] = []
-    for pattern in REPLACED:
-        names.extend(path.name for path in sorted(folder.glob(pattern)))
+    for pattern in (*REPLACED_RECORDS, *models):
+        for path in sorted(folder.glob(pattern)):
+            if path.is_dir() or path.stat().st_size > 0:
+                names.append(path.name)
     return names
 
 

@@ -14,7 +14,7 @@ from dschat.engine.zero3 import placement_of
 from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import Finetuning, choose_trained, train_top_layers
 from dschat.models.heads import add_gain
-from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.load import load_causal_lm, load_scalar, require_savable
 from dschat.models.opening import LoadOptions
 from dschat.models.policy import PolicyModel
 from dschat.models.pretrained import open_config
@@ -138,6 +138,7 @@ def build_policy(
     finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, MODEL)
     all_rows = isinstance(config, SFTConfig)
     model = load_causal_lm(path, MODEL, settings.dtype, tokenizer, end_id, load_options, all_rows=all_rows)
+    require_savable(model.generation_config, f"{MODEL} {path}")
     choose_trained(model, finetuning, path)
     return train_engine(PolicyModel(model), one_optimizer(config, plan.updates), settings)
 
@@ -185,6 +186,7 @@ def build_refuel_models(
         end_id,
         load_options_of(config, settings),
     )
+    require_savable(model.generation_config, f"{MODEL} {path}")
     finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, MODEL)
     choose_trained(model, finetuning, path)
     if config.dialogues.trained_layers:

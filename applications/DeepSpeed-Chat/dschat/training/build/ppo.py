@@ -14,7 +14,7 @@ from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engin
 from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import choose_trained
 from dschat.models.limits import check_length
-from dschat.models.load import load_causal_lm, load_critic
+from dschat.models.load import load_causal_lm, load_critic, require_savable
 from dschat.models.lora import find_adapter, lora_config
 from dschat.models.policy import PolicyModel
 from dschat.models.pretrained import open_config
@@ -139,6 +139,7 @@ def build_ppo_models(
         load_options,
         own_end_ids(path),
     )
+    require_savable(model.generation_config, f"{ACTOR} {path}")
     critic: PreTrainedModel | None = None
     reward: PreTrainedModel | None = None
     if config.memory.share_base:  # before the actor has adapters
