@@ -289,6 +289,10 @@ def test_sections_of_a_document(tmp_path: Path) -> None:
     file.write_text("a\n<!-- learning x -->\nold\n<!-- /learning x -->\nb\n")
     tables.write_sections(file, {"learning x": "new"})
     assert file.read_text() == "a\n<!-- learning x -->\nnew\n<!-- /learning x -->\nb\n"
+    empty = tmp_path / "empty.md"
+    empty.write_text("<!-- learning x -->\n<!-- /learning x -->\n")
+    tables.write_sections(empty, {"learning x": "first"})
+    assert empty.read_text() == "<!-- learning x -->\nfirst\n<!-- /learning x -->\n"
     with pytest.raises(ValueError, match="no section 'learning y'"):
         tables.write_sections(file, {"learning y": "new"})
 

@@ -261,11 +261,11 @@ def write_sections(document: Path, sections: Mapping[str, str]) -> None:
     """
     text = document.read_text(encoding="utf-8")
     for name, content in sections.items():
-        pattern = rf"(<!-- {re.escape(name)} -->\n).*?(\n<!-- /{re.escape(name)} -->)"
+        pattern = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)"
         section = re.search(pattern, text, re.DOTALL)
         if section is None:
             raise ValueError(f"{document} has no section {name!r}")
-        text = text[: section.end(1)] + content + text[section.start(2) :]
+        text = text[: section.end(1)] + content + "\n" + text[section.start(2) :]
     write_file(document, text)
 
 
