@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of TRL, LLaMA-Factory and Axolotl: what is suggested, all of a file at once, and the page of them."""
 
+import ast
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from cli_runs import ROOT
+from dschat import PPOConfig
 from dschat.base.errors import UserError
 from dschat.cli import COMMANDS, main
 from dschat.reference import commands_with_flag
+from dschat.settings.flags import default_of
 from dschat.settings.other_names import OTHER_COMMANDS, OTHER_NAMES, page
-from dschat.settings.parse import resolve
+from dschat.settings.parse import parse, resolve
 from dschat.settings.parser import FlagParser
 from flag_cases import FAMILIES, REQUIRED, config_of, refusal
 
+PAGE = ROOT / "docs" / "coming-from-trl.md"
 AXOLOTL = """\
 base_model: google/gemma-2b
 datasets:
@@ -40,10 +46,10 @@ fp16: true
         ("ppo", "learning_rate", "did you mean --actor_learning_rate?"),
         ("sft", "optim", "optim of TRL, LLaMA-Factory has no flag here: the optimiser is AdamW"),
         ("sft", "num_generations", "num_generations of TRL is --samples_per_prompt in other commands"),
-        ("ppo", "stop_token", "stop_token of TRL has no flag here: eos is the default"),
+        ("ppo", "stop_token", "did you mean --end_of_conversation_token? (stop_token of TRL: EOS ends a response"),
         ("ppo", "stop_token_id", "did you mean --end_of_conversation_token? (stop_token_id of TRL: EOS ends"),
         ("sft", "eos_token", "did you mean --end_of_conversation_token? (eos_token of TRL"),
-        ("ppo", "total_episodes", "did you mean --max_steps? (total_episodes of TRL: in updates: episodes times"),
+        ("ppo", "total_episodes", "did you mean --max_steps? (total_episodes of TRL: updates = episodes"),
         ("ppo", "scale_rewards", "did you mean --advantage_estimator? (scale_rewards of TRL: the value group is"),
         ("ppo", "vllm_importance_sampling_cap", "did you mean --rollout_is_clip? (vllm_importance_sampling_cap"),
         ("ppo", "vllm_server_timeout", "has no flag here: a server must run before training starts"),
@@ -136,7 +142,53 @@ def test_names_that_mean_the_same_share_a_row():
 
 def test_the_page_has_the_table():
     """Made anew by `python -m dschat.reference names`, between the lines that say so."""
-    text = (ROOT / "docs" / "coming-from-trl.md").read_text("utf-8")
+    text = PAGE.read_text("utf-8")
     begin, end = "<!-- made by python -m dschat.reference names -->\n\n", "\n<!-- end -->"
     assert text.partition(begin)[2].partition(end)[0] == page(commands_with_flag)
     assert "coming-from-trl.md" in Path(ROOT / "mkdocs.yml").read_text("utf-8")
+
+
+def defaults_of_page() -> list[tuple[str, str, str]]:
+    """Command, flag and default of each flag in the table "Defaults that differ", "off" for one without a value."""
+    table = PAGE.read_text("utf-8").partition("Defaults that differ from TRL's")[2].partition("## Names")[0]
+    defaults = []
+    for row in table.splitlines():
+        if not row.startswith("| "):
+            continue
+        for part in row.split(" | ")[2].split("; "):
+            named = re.match(r"((?:sft|reward|dpo|ppo)(?:, \w+)*): ", part)
+            commands = named[1].split(", ") if named else ["ppo"]
+            for flag, value in re.findall(r"`--(\w+)(?: ([^`]+))?`", part):
+                defaults += [(command, flag, value or "off") for command in commands]
+    return defaults
+
+
+def test_defaults_of_the_page():
+    """Every default that the page calls different from TRL's is the default of the command."""
+    defaults = defaults_of_page()
+    assert len(defaults) == 30
+    for command, flag, text in defaults:
+        field = {"kl_ctl": "kl_coef"}.get(flag, flag)
+        default = default_of(FAMILIES[command], field)
+        if text == "off":
+            assert default is False, (command, flag)
+        else:
+            assert default == type(default)(text), (command, flag)
+
+
+def test_defaults_that_are_not_on_the_page_are_those_of_trl():
+    """Rows that name only some commands: the schedule and the learning rate of the others are TRL's."""
+    assert default_of(FAMILIES["ppo"], "lr_scheduler_type") == "linear"
+    assert default_of(FAMILIES["sft"], "learning_rate") == 2e-5
+
+
+def test_the_python_example_is_the_run_of_the_command():
+    text = PAGE.read_text("utf-8").partition("## PPO, side by side")[2].partition("## GRPO")[0]
+    command = re.search(r"```bash\n(.*?)```", text, re.DOTALL)[1]
+    words = shlex.split(command.replace("\\\n", " "))
+    assert words[:2] == ["dschat", "ppo"]
+    place = words.index("--num_gpus")  # `train` runs in the calling process
+    example = ast.parse(re.search(r"```python\n(from dschat .*?)```", text, re.DOTALL)[1])
+    call = next(node for node in ast.walk(example) if isinstance(node, ast.Call) and node.func.id == "PPOConfig")
+    fields = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    assert PPOConfig(**fields) == parse(PPOConfig, [*words[2:place], *words[place + 2 :]])

@@ -153,7 +153,7 @@ OTHER_NAMES: dict[str, OtherName] = {
     "num_epochs": OtherName("A", ("--num_train_epochs",)),
     "max_steps": OtherName("TLA", ("--max_steps",)),
     "total_episodes": OtherName(
-        "T", ("--max_steps",), "in updates: episodes times --ppo_epochs, divided by --global_batch_size"
+        "T", ("--max_steps",), "updates = episodes times --ppo_epochs, divided by --global_batch_size"
     ),
     "learning_rate": OtherName("TLA", ("--learning_rate", "--actor_learning_rate"), _CRITIC),
     "weight_decay": OtherName("TLA", ("--weight_decay", "--actor_weight_decay"), _CRITIC),
@@ -213,7 +213,7 @@ OTHER_NAMES: dict[str, OtherName] = {
     "max_completion_length": OtherName("T", ("--max_answer_seq_len", "--max_new_tokens")),
     "response_length": OtherName("T", ("--max_answer_seq_len", "--max_new_tokens")),
     "max_prompt_length": OtherName("T", ("--max_prompt_seq_len", "--max_prompt_len")),
-    "stop_token": OtherName("T", (), "eos is the default; --end_of_conversation_token sets another token"),
+    "stop_token": OtherName("T", ("--end_of_conversation_token",), _END),
     "stop_token_id": OtherName("T", ("--end_of_conversation_token",), _END),
     "eos_token": OtherName("T", ("--end_of_conversation_token",), _END),
     "whiten_rewards": OtherName("T", ("--normalize_scores",), _WHITENED),
@@ -227,7 +227,8 @@ OTHER_NAMES: dict[str, OtherName] = {
     "loss_type": OtherName(
         "T",
         ("--loss_mean",),
-        "the value grpo is response, dapo is token, dr_grpo is length; DPO has one loss only",
+        "the value grpo is response, dapo is token, dr_grpo is length; others are not offered. DPO has the sigmoid"
+        " loss only",
     ),
     "importance_sampling_level": OtherName("T", ("--policy_ratio",), "the value sequence is sequence_mean (GSPO)"),
     "reward_funcs": OtherName("T", ("--reward_function",), "a model goes to --reward_model_name_or_path"),
