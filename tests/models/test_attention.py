@@ -117,7 +117,8 @@ def test_the_flag_reaches_every_model(monkeypatch, tmp_path):
     for name in ("load_causal_lm", "load_critic", "load_trained_scalar"):
         replace_in_builders(monkeypatch, name, noted)
     others = "PolicyModel ScalarModel frozen_engine train_engine end_token_id RewardModelScores choose_trained"
-    others += " lora_config own_end_ids own_reward_tokenizer seed_new_rows warn_of_reward_loss _rollout_engine"
+    others += " lora_config own_end_ids own_reward_tokenizer seed_new_rows warn_of_reward_loss"
+    others += " require_savable _rollout_engine"
     for name in others.split():
         replace_in_builders(monkeypatch, name, lambda *_, **__: None)
     overrides = {"reward_function": None, "reward_model_name_or_path": "unused", "attn_implementation": "eager"}

@@ -151,7 +151,7 @@ def test_a_generation_config_that_could_not_be_saved_is_refused_before_the_train
     message = f"--m {folder}: transformers would not save its generation_config.json .*`early_stopping`"
     model = load_causal_lm(folder, "--m", torch.float32, tokenizer)  # to generate, for instance
     with pytest.raises(UserError, match=re.compile(message, re.DOTALL)):
-        require_savable(model.generation_config, f"--m {folder}")
+        require_savable(model, f"--m {folder}")
 
 
 def test_end_tokens_of_a_tokenizer_without_eos(tmp_path):

@@ -137,6 +137,7 @@ def optimisers(monkeypatch: pytest.MonkeyPatch) -> list[OptimizerSettings]:
         "function_scores",
         "_rollout_engine",
         "choose_trained",
+        "require_savable",
         "lora_config",
         "own_end_ids",
         "seed_new_rows",

@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     GenerationConfig,
     PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.modeling_layers import GenericForSequenceClassification
@@ -131,17 +132,17 @@ def _set_generation_ids(
         generation.eos_token_id = further_ids if eos_id is None else [eos_id, *further_ids]
 
 
-def require_savable(generation: GenerationConfig, where: str) -> None:
+def require_savable(model: PreTrainedModel, where: str) -> None:
     """Refuses a model that is to be trained and that transformers would not save at the end of the run.
 
     Args:
-        generation: its generation config, after `load_causal_lm`.
-        where: the model's flag and path.
+        model: the model, of `load_causal_lm`.
+        where: its flag and path.
 
     Raises:
-        UserError: the config is not valid.
+        UserError: its generation config is not valid.
     """
-    fault = _fault_of(generation)
+    fault = _fault_of(model.generation_config)
     if fault is not None:
         raise UserError(
             f"{where}: transformers would not save its generation_config.json with the trained model. Correct the file"

@@ -138,7 +138,7 @@ def build_policy(
     finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, MODEL)
     all_rows = isinstance(config, SFTConfig)
     model = load_causal_lm(path, MODEL, settings.dtype, tokenizer, end_id, load_options, all_rows=all_rows)
-    require_savable(model.generation_config, f"{MODEL} {path}")
+    require_savable(model, f"{MODEL} {path}")
     choose_trained(model, finetuning, path)
     return train_engine(PolicyModel(model), one_optimizer(config, plan.updates), settings)
 
@@ -186,7 +186,7 @@ def build_refuel_models(
         end_id,
         load_options_of(config, settings),
     )
-    require_savable(model.generation_config, f"{MODEL} {path}")
+    require_savable(model, f"{MODEL} {path}")
     finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, MODEL)
     choose_trained(model, finetuning, path)
     if config.dialogues.trained_layers:

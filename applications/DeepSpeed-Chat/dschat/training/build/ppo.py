@@ -139,7 +139,7 @@ def build_ppo_models(
         load_options,
         own_end_ids(path),
     )
-    require_savable(model.generation_config, f"{ACTOR} {path}")
+    require_savable(model, f"{ACTOR} {path}")
     critic: PreTrainedModel | None = None
     reward: PreTrainedModel | None = None
     if config.memory.share_base:  # before the actor has adapters
