@@ -100,6 +100,14 @@ def test_reasons_in_their_order() -> None:
     assert dropped == Counter(reason for _, reason in filtered.skipped)
 
 
+def test_a_row_that_was_left_out_makes_no_other_a_duplicate() -> None:
+    """The second pair is the only one that can be trained on."""
+    filtered, dropped = Filter("preference", RowLimits(9, 9, 0, "tokens")), Counter[str]()
+    pairs = [example("a", "b", "b"), example("a", "b", "c")]
+    assert [row.rejected for row in filtered.passing(pairs, dropped)] == ["c"]
+    assert dropped == {"same response": 1}
+
+
 def test_a_test_row_that_stands_in_training_is_a_duplicate() -> None:
     filtered, dropped = Filter("finetune", RowLimits(9, 9, 0, "tokens")), Counter[str]()
     assert len(list(filtered.passing([example("a", "b")], dropped))) == 1

@@ -80,6 +80,7 @@ def test_users_may_set_the_date_of_a_new_run(monkeypatch) -> None:
     monkeypatch.setenv(clock.DATE_VARIABLE, "2025-02-03")
     assert clock.begin_date() == "2025-02-03" == clock.template_date()
     assert clock.begin_date("2024-01-01") == "2024-01-01" == clock.template_date(), "a run that goes on keeps its own"
+    assert clock.begin_date("20240101") == "2024-01-01"
     monkeypatch.setenv(clock.DATE_VARIABLE, "yesterday")
     with pytest.raises(UserError, match="MA_RLHF_DATE yesterday: give a date as in"):
         clock.begin_date()

@@ -434,9 +434,9 @@ def _launcher_variables() -> dict[str, str]:
         lines = _read_lines(path, str(path)) if path.is_file() else []
         for number, line in enumerate(lines, start=1):
             name, equals, value = line.strip().partition("=")
-            if not name or name.startswith("#"):
+            if not line.strip() or name.startswith("#"):
                 continue
-            if not equals:
+            if not equals or not name.strip():
                 raise UserError(f"{path}:{number}: the line is not NAME=value; correct it, or begin it with #.")
             variables[name.strip()] = value.strip()
     return variables

@@ -58,7 +58,7 @@ def begin_date(earlier: str | None = None) -> str:
     user_date = os.environ.get(DATE_VARIABLE)
     chosen = earlier or user_date or date.today().isoformat()
     try:
-        date.fromisoformat(chosen)
+        chosen = date.fromisoformat(chosen).isoformat()  # 20261126 is a date, too
     except ValueError as error:
         raise UserError(f"{DATE_VARIABLE} {chosen}: give a date as in 2026-11-26, or unset it.") from error
     os.environ[RUN_VARIABLE] = chosen

@@ -141,7 +141,8 @@ class NonFinite:
         """
         names = [name for name, value in metrics.items() if not math.isfinite(value)]
         if names:
-            self._stop_or_warn(f"{after(update)}, {', '.join(names)} of the evaluation is not finite.", names)
+            message = f"{after(update)}, {', '.join(names)} of the evaluation is not finite."
+            self._stop_or_warn(message, names, "Training continues.")
 
     def _agree(
         self,
@@ -181,14 +182,17 @@ class NonFinite:
         if is_written:
             message += f"; the batch is in {folder / stem}.safetensors"
 
-        self._stop_or_warn(f"{message}.", [name])
+        self._stop_or_warn(f"{message}.", [name], "It is left out.")
         return True
 
-    def _stop_or_warn(self, message: str, names: Sequence[str]) -> None:
-        """Raises UserError with what helps against these quantities; with --on_nonfinite skip, logs a warning."""
+    def _stop_or_warn(self, message: str, names: Sequence[str], consequence: str) -> None:
+        """Raises UserError with what helps against these quantities.
+
+        With --on_nonfinite skip, logs the message and its consequence instead.
+        """
         if self._skips:
             if is_main():
-                logger.warning("%s It is left out.", message)
+                logger.warning("%s %s", message, consequence)
             return
         remedies = []
         for name in names:

@@ -351,11 +351,11 @@ class Filter:
         """The rows that pass, cut to length; the others are counted in `dropped` and listed in `skipped`."""
         for example in examples:
             reason = self._reason(example)
-            self._seen.add((example.prompt, example.chosen))
             cut = _cut(example, self._limits.max_length)
             if reason is None and self._stage == "preference" and cut.chosen_ids == cut.rejected_ids:
                 reason = EQUAL_PAIR
             if reason is None:
+                self._seen.add((example.prompt, example.chosen))
                 yield cut
             else:
                 dropped[reason] += 1
