@@ -218,6 +218,20 @@ def test_a_hostfile_with_other_settings_that_agree(tmp_path, monkeypatch):
     assert (found.num_processes, found.hostfile_text, found.ssh_hosts) == (4, None, ())
 
 
+def test_machines_of_a_hostfile_may_have_more_gpus_than_this_one(tmp_path, monkeypatch):
+    """A scheduler sets the variable on each machine to the GPUs of that machine."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("first slots=2\nsecond slots=8\n")
+    assert started(hostfile=str(hosts)).num_processes == 10
+
+
+@pytest.mark.parametrize("port", [0, 65536])
+def test_a_port_has_a_range(port):
+    with pytest.raises(UserError, match=f"--master_port {port} is out of range: give a port from 1 to 65535"):
+        started(master_port=port)
+
+
 def test_more_processes_than_visible_gpus_on_several_machines(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(UserError, match="--num_gpus 4 .* CUDA_VISIBLE_DEVICES=0,1 names fewer"):
@@ -268,9 +282,10 @@ def test_variables_of_deepspeeds_own_file(content, tmp_path, monkeypatch):
     monkeypatch.setenv("DS_ENV_FILE", str(tmp_path / "told"))
     (tmp_path / "told").write_text(content)
     assert launcher_variables() == {"A": "1", "B": "2"}
-    (tmp_path / "told").write_text("A=1\nexport\n")
-    with pytest.raises(UserError, match="told:2: the line is not NAME=value"):
-        launcher_variables()
+    for wrong in ("export", "=2"):
+        (tmp_path / "told").write_text(f"A=1\n{wrong}\n")
+        with pytest.raises(UserError, match="told:2: the line is not NAME=value"):
+            launcher_variables()
     (tmp_path / "told").write_bytes(b"A=\xff")
     with pytest.raises(UserError, match="told is not in UTF-8"):
         launcher_variables()

@@ -11,6 +11,7 @@ from closeness import assert_near
 from dialogue_cases import dialogue
 from dschat.base.errors import UserError
 from dschat.base.user_function import call_function, load_function
+from dschat.data.rows import Row
 from dschat.models.scalar import ScalarModel
 from dschat.scoring.function import FunctionDialogueScores, FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
@@ -111,6 +112,20 @@ def test_what_a_function_changes_nobody_else_sees(kind):
 
     call(cleans)
     assert (given, rows) == before
+
+
+def test_what_a_function_changes_inside_a_row_nobody_else_sees():
+    """A list of numbers, and objects in a list."""
+    columns = {"numbers": [1.0, 2.0], "tests": [{"inputs": ["a"]}]}
+    texts = ResponseTexts(["p"], ["r"], [Row("p", None, None, None, columns, "rows.jsonl:1")])
+
+    def empties(prompts, responses, rows):
+        rows[0]["numbers"].clear()
+        rows[0]["tests"][0]["inputs"].clear()
+        return [0.0]
+
+    FunctionScores(empties, FLAG)(make_rollout(ragged_rows([2], [1])), texts)
+    assert columns == {"numbers": [1.0, 2.0], "tests": [{"inputs": ["a"]}]}
 
 
 def test_a_score_that_is_not_finite_is_passed_on():

@@ -195,6 +195,22 @@ def test_steps_1_and_2(build: Any, flags: Any, optimisers: list[OptimizerSetting
     assert optimisers == [OptimizerSettings(3e-3, 0.3, 10, 2, "cosine", 0.5)]
 
 
+@pytest.mark.parametrize("step", ["sft", "ppo"])
+def test_a_model_that_could_not_be_saved_is_refused_before_training(step, group, tmp_path):
+    """transformers would raise an error at the end of the run."""
+    folder = save_folder(tmp_path / "base", make_causal_lm(), make_tokenizer())
+    (tmp_path / "base" / "generation_config.json").write_text('{"num_beams": 1, "early_stopping": true}')
+    message = f"_model_name_or_path {folder}: transformers would not save its generation_config.json"
+    if step == "ppo":
+        config = ppo_config(tmp_path / "out", actor_model_name_or_path=folder, dtype="fp32")
+        with pytest.raises(UserError, match=f"--actor{message}"):
+            build_ppo_models(config, RunPlan.of(config, config.plan_batches(1), 1), make_tokenizer())
+        return
+    config = SFTConfig(data_path=["unused"], output_dir=str(tmp_path / "out"), model_name_or_path=folder, dtype="fp32")
+    with pytest.raises(UserError, match=f"-{message.removeprefix('_')}"):
+        build_policy(config, RunPlan.of(config, config.plan_batches(1), 1), make_tokenizer())
+
+
 def a_score(prompts, responses, rows):
     """0 for all."""
     return [0.0] * len(responses)

@@ -162,6 +162,14 @@ def test_of_several_sources_that_which_gave_the_number_is_named_with_its_flag(na
     assert f"eval/scores, eval/{name} of the evaluation is not finite. {remedy}" in str(caught.value)
 
 
+def test_an_evaluation_that_is_not_finite_is_told_and_training_continues(group, tmp_path, caplog):
+    """It has been recorded: nothing is left out."""
+    trainer = trainer_for(tmp_path, on_nonfinite="skip")
+    trainer.algorithm.nonfinite.in_evaluation({"eval/scores": math.nan, "eval/kl": 1.0}, 3)
+    message = "after 3 updates, eval/scores of the evaluation is not finite. Training continues."
+    assert [record.getMessage() for record in caplog.records if "not finite" in record.getMessage()] == [message]
+
+
 @pytest.mark.parametrize("skips", [False, True])
 def test_a_reward_functions_nan_is_no_matter_of_learning_rates(skips, group, tmp_path):
     trainer = trainer_for(tmp_path, on_reward_error="skip" if skips else "stop")

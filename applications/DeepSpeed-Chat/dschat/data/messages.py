@@ -300,7 +300,7 @@ def template_arguments(
 
 
 def _template_arguments(raw: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """`template_arguments`, whose texts UTF-8 may not be able to encode."""
+    """Reads the columns for the chat template; `template_arguments` checks the texts in them."""
     arguments: dict[str, Any] = {}
     for column in (TOOLS, DOCUMENTS):
         value = _parsed(raw.get(column))

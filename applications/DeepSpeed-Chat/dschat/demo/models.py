@@ -22,7 +22,7 @@ from dschat.lab.policy import FLAGS_FILE, STEP, locate_policy
 from dschat.models.limits import position_limit, trained_length
 from dschat.models.load import load_causal_lm
 from dschat.models.lora import adapter_alone, base_of, has_score_head
-from dschat.models.messages import gguf_remedy
+from dschat.models.open_errors import gguf_remedy
 from dschat.models.opening import DTYPE_NAMES
 from dschat.models.pretrained import open_config
 from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids

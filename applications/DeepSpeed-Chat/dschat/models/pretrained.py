@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.models.lora import base_of, has_score_head, merge_adapter, named_base
-from dschat.models.messages import explain_missing
+from dschat.models.open_errors import explain_missing
 from dschat.models.opening import (
     LoadOptions,
     Placement,

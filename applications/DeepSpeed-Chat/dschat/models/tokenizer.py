@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 
 from dschat.base.errors import UserError
 from dschat.models.lora import file_place, named_base
-from dschat.models.messages import explain_missing
+from dschat.models.open_errors import explain_missing
 from dschat.models.templates import TemplateRefusal, apply_template
 from dschat.models.vocabulary import id_count
 

@@ -304,6 +304,7 @@ def open_environments(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> 
         user,
     )
     tools = pool.traits.tools
+    # Made for its checks of the chat template alone; the player of episodes makes its own.
     ConversationEncoder(tokenizer, {} if tools is None else {TOOLS: tools}, pool.traits.roles)
     return pool
 
