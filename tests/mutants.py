@@ -843,7 +843,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_an_id_without_weight_is_never_drawn"),
     ("the search inside a block forgets those before", "inverse_cdf", "torch.minimum(_a - _b, _c)",
      "torch.minimum(_a, _c)", "test_the_drawn_id_is_where_the_running_sum_passes"),
-    ("a sliding window one token too wide", "SlotLayer.low", "_a + 1", "_a", FAMILY),
+    ("a sliding window one token too wide", "SlotLayer.read_start", "_a + 1", "_a", FAMILY),
     ("a step's mask shows the padding", "StepMasks.update", "_a >= _b", "_a >= 0 * _b", FAMILY),
     ("positions of a step stay", "Decoder.step", "_a[_b] += 1", "pass", FAMILY),
     ("a row reads another's numbers", "Decoder._sample_tokens", "_a.uniform[_b, _c]",

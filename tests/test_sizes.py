@@ -145,7 +145,7 @@ ELSEWHERE = {
     "models.layout.PREFILL_TOKENS": "rollouts/test_static.py::test_prompts_are_read_in_groups_of_so_many_tokens",
     "models.layout.COLUMN_STEP": "rollouts/test_compacting.py::test_every_family_is_drawn_as_by_hand",
     "rollouts.static.ROW_STEP": "rollouts/test_static.py::test_buckets",
-    "rollouts.slots.ALIGNED": "test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu",
+    "rollouts.slots.ALIGNED_DEVICES": "test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu",
     "models.save.FILE_SIZE": "models/test_save.py::test_a_large_model_lies_in_several_files",
     "data.tokenised.FEW": "test_sizes.py::test_many_characters_are_encoded_by_several_processes",
     "base.fingerprints.END_BYTES": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
@@ -202,9 +202,9 @@ def test_chunks_of_a_gpu():
 def test_what_only_cuda_does_runs_on_a_cpu(steps, monkeypatch):
     """The host asks only now and then which rows have ended; masks are copied to where kernels can read them."""
     expected = responses(Path())
-    assert scheduler.SYNC_INTERVAL == {"cuda": 8} and slots.ALIGNED == {"cuda": 16}
+    assert scheduler.SYNC_INTERVAL == {"cuda": 8} and slots.ALIGNED_DEVICES == {"cuda"}
     monkeypatch.setattr(scheduler, "SYNC_INTERVAL", {"cpu": steps})
-    monkeypatch.setattr(slots, "ALIGNED", {"cpu": 16})
+    monkeypatch.setattr(slots, "ALIGNED_DEVICES", {"cpu"})
     assert responses(Path()) == expected
 
 

@@ -496,10 +496,10 @@ def test_cuts_where_the_reference_is_unsure_need_a_reference(monkeypatch: pytest
 def test_the_limit_by_hand() -> None:
     """Scores 0 and 1, as often: with exp(s r) the share of ones is p = e^s / (1 + e^s), the KL ln 2 − H(p)."""
     gold = torch.tensor([0.0, 1.0] * 500)
-    point = limit.tilted(limit.GoldScores(gold), math.log(3))
+    point = limit.tilted_policy(limit.GoldScores(gold), math.log(3))
     entropy = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
     assert point.gold == pytest.approx(0.75) and point.kl == pytest.approx(math.log(2) - entropy)
-    assert point.responses == pytest.approx(1 / (500 * (0.75 / 500) ** 2 + 500 * (0.25 / 500) ** 2))
+    assert point.effective_responses == pytest.approx(1 / (500 * (0.75 / 500) ** 2 + 500 * (0.25 / 500) ** 2))
     found = limit.limit_at(limit.GoldScores(gold), point.kl)
     assert found is not None and found.gold == pytest.approx(0.75, abs=1e-4)
     assert limit.limit_at(limit.GoldScores(gold), 0.7) is None  # the KL of ones alone is ln 2 = .693
@@ -508,15 +508,15 @@ def test_the_limit_by_hand() -> None:
 def test_the_limit_rests_on_enough_responses() -> None:
     gold = torch.randn(2000, generator=torch.Generator().manual_seed(0))
     below, above = limit.limit_at(limit.GoldScores(gold), 1.0), limit.limit_at(limit.GoldScores(gold), 5.0)
-    assert above is None and below is not None and below.responses > limit.FEWEST
+    assert above is None and below is not None and below.effective_responses > limit.MIN_EFFECTIVE_RESPONSES
     assert below.gold == pytest.approx(math.sqrt(2), rel=0.1)  # of a normal: a shift by s has the KL s²/2
 
 
 def test_known_probabilities_give_an_exact_limit() -> None:
     """A quarter has 1: weights of 3 : 1 make it a half, with the KL ½ ln(½ / ¼) + ½ ln(½ / ¾); 7/16 of best of two."""
     scores = limit.GoldScores(torch.tensor([1.0, 0.0]), torch.tensor([0.25, 0.75]))
-    point = limit.tilted(scores, math.log(3))
-    assert point.gold == pytest.approx(0.5) and point.responses == math.inf and scores.mean == 0.25
+    point = limit.tilted_policy(scores, math.log(3))
+    assert point.gold == pytest.approx(0.5) and point.effective_responses == math.inf and scores.mean == 0.25
     assert point.kl == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
     found = limit.limit_at(scores, point.kl)
     assert found is not None and found.gold == pytest.approx(0.5, abs=1e-3)
@@ -531,7 +531,7 @@ def test_first_words_are_sampled_with_their_probabilities(group: None, tmp_path:
     start = starts.Start(tmp_path, 0.0, 1.0)
     sampled = limit.sft_scores(replace(task, length=2), start, 0, 4096)
     exact = limit.first_word_scores(task, start, 0)
-    assert exact.mass is not None and float(exact.mass.sum()) == pytest.approx(1)
+    assert exact.known_probabilities is not None and float(exact.known_probabilities.sum()) == pytest.approx(1)
     assert abs(float(sampled.mean()) - exact.mean) < 5 * float(sampled.std()) / 64 and exact.mean > 0
 
 
@@ -560,6 +560,15 @@ def test_best_of_n_by_hand_and_below_the_limit() -> None:
         highest = limit.limit_at(limit.GoldScores(gold), best.kl)
         assert highest is not None and best.gold < highest.gold
     assert limit.best_at(limit.GoldScores(gold), 2.0).kl <= 2.0 < limit.best_of(limit.GoldScores(gold), 20).kl
+
+
+def test_limits_at_the_edges() -> None:
+    """Equal scores have no limit; one response is its own best; the lower of two is the best once in four."""
+    assert limit.limit_at(limit.GoldScores(torch.zeros(100)), 1.0) is None
+    best = limit.best_at(limit.GoldScores(torch.tensor([2.0])), 1.0)
+    assert best.gold == 2.0 and best.kl == 0.0
+    point = limit.best_of(limit.GoldScores(torch.tensor([0.0, 1.0])), 2)
+    assert point.effective_responses == pytest.approx(1 / (0.25**2 + 0.75**2))
 
 
 def test_shares_of_the_limit_by_hand() -> None:

@@ -4,8 +4,8 @@
 Among all policies with a given KL, this one has the highest mean score (the Gibbs variational principle). Nothing is
 trained: its mean score and its KL follow from the SFT model's own responses, weighted by exp(gold / β). N responses
 are enough up to a KL of about ln N − 3; beyond it the weights rest on too few of them. For `opener` the first word
-alone decides the score, its probabilities are known, and the limit is exact at every KL. Prompts are part of what is
-sampled, so that the limit may also choose among them: it is an upper bound.
+alone decides the score, and its probabilities are known: there is no sampling error at any KL. The weights may also
+prefer some prompts to others, which no policy can do; so the limit is an upper bound for every task.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tables import NONE, gold_at_kl, markdown, over_seeds
 from tasks import LearningTask, gold_scores
 from trials import Group
 
-RESPONSES = 131_072
-BATCH = 4096
+NUM_RESPONSES = 131_072
+BATCH_SIZE = 4096
 LEVELS = (1.0, 2.0, 4.0, 6.0, 8.0)  # nats per response
-FEWEST = 20.0  # least effective sample size of a weighted mean
-STEEPEST = 1e4  # largest 1 / β, in standard deviations of the scores, that the search for a KL tries
+MIN_EFFECTIVE_RESPONSES = 20.0
+MAX_STEEPNESS = 1e4  # largest 1 / β times the scores' standard deviation that the search for a KL tries
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class KLPoint:
 
     kl: float
     gold: float
-    responses: float  # effective sample size: 1 / Σ w²
+    effective_responses: float  # 1 / Σ w² of the responses' weights; infinite for known probabilities
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,17 @@ class GoldScores:
 
     Attributes:
         gold: shape (N,).
-        mass: shape (N,), the probabilities of the responses if they are known; otherwise all are 1 / N.
+        known_probabilities: shape (N,), of the responses; None: each is 1 / N.
     """
 
     gold: Tensor
-    mass: Tensor | None = None
+    known_probabilities: Tensor | None = None
 
     @property
     def probabilities(self) -> Tensor:
         """Shape (N,), float64, with sum 1."""
-        if self.mass is not None:
-            return self.mass.double()
+        if self.known_probabilities is not None:
+            return self.known_probabilities.double()
         count = len(self.gold)
         return torch.full((count,), 1 / count, dtype=torch.float64)
 
@@ -92,7 +92,7 @@ def first_word_scores(
     task: LearningTask,
     start: Start,
     seed: int,
-    count: int = BATCH,
+    count: int = BATCH_SIZE,
 ) -> GoldScores:
     """The gold score of every token as a first word, with its mean probability over prompts."""
     tokenizer = load_tokenizer(start.sft, "sft")
@@ -106,49 +106,61 @@ def first_word_scores(
     logits = model(input_ids).logits[:, -1].double()
     logits[:, [tokenizer.pad_token_id, tokenizer.bos_token_id]] = -torch.inf  # never sampled
     words = [str(tokenizer.decode([token])) for token in range(logits.shape[1])]
-    mass = logits.softmax(1).mean(0)
+    probabilities = logits.softmax(1).mean(0)
     gold = gold_scores(task, [], words)
-    return GoldScores(gold[mass > 0], mass[mass > 0])
+    is_sampled = probabilities > 0
+    return GoldScores(gold[is_sampled], probabilities[is_sampled])
 
 
 def sft_scores(
     task: LearningTask,
     start: Start,
     seed: int,
-    count: int = RESPONSES,
+    count: int = NUM_RESPONSES,
 ) -> Tensor:
     """Gold scores of the SFT model's responses, each to a prompt of its own: shape (count,)."""
     tokenizer = load_tokenizer(start.sft, "sft")
     model = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
     parts = []
-    for part in range(-(-count // BATCH)):
-        _, gold = sample_responses(task, model, tokenizer, BATCH, seed, f"limit {part}")
+    for part in range(-(-count // BATCH_SIZE)):
+        _, gold = sample_responses(task, model, tokenizer, BATCH_SIZE, seed, f"limit {part}")
         parts.append(gold)
     return torch.cat(parts)[:count]
 
 
-def tilted(scores: GoldScores, steepness: float) -> KLPoint:
+def tilted_policy(scores: GoldScores, steepness: float) -> KLPoint:
     """The policy π ∝ π_SFT exp(steepness · gold)."""
     gold = scores.gold.double()
     base = scores.probabilities
     weights = (steepness * gold + base.log()).softmax(0)
     kl = (weights * (weights / base).clamp(min=1e-300).log()).sum()
-    responses = math.inf if scores.mass is not None else float(1 / weights.square().sum())
-    return KLPoint(float(kl), float((weights * gold).sum()), responses)
+    return KLPoint(float(kl), float((weights * gold).sum()), effective_responses(scores, weights))
+
+
+def effective_responses(scores: GoldScores, weights: Tensor) -> float:
+    """Effective sample size of a mean with these weights (N,), whose sum is 1."""
+    if scores.known_probabilities is not None:
+        return math.inf
+    return float(1 / weights.square().sum())
 
 
 def limit_at(scores: GoldScores, kl: float) -> KLPoint | None:
     """The limit at a KL, by bisection; None if it rests on too few responses, or if no policy has that KL."""
+    deviation = float(scores.gold.double().std())
+    if deviation == 0:  # equal scores: every policy of this kind is the SFT model
+        return None
     low = 0.0
-    high = STEEPEST / float(scores.gold.double().std())
+    high = MAX_STEEPNESS / deviation
     for _ in range(100):
         middle = (low + high) / 2
-        if tilted(scores, middle).kl < kl:
+        if tilted_policy(scores, middle).kl < kl:
             low = middle
         else:
             high = middle
-    point = tilted(scores, high)
-    return point if point.responses >= FEWEST and abs(point.kl - kl) < 1e-3 else None
+    point = tilted_policy(scores, high)
+    if point.effective_responses < MIN_EFFECTIVE_RESPONSES or abs(point.kl - kl) >= 1e-3:
+        return None
+    return point
 
 
 def best_of(scores: GoldScores, n: int) -> KLPoint:
@@ -158,8 +170,7 @@ def best_of(scores: GoldScores, n: int) -> KLPoint:
     ranks_before = ranks.roll(1)
     ranks_before[0] = 0
     weights = ranks**n - ranks_before**n
-    responses = math.inf if scores.mass is not None else len(ordered) / n
-    return KLPoint(best_of_kl(n), float((weights * ordered).sum()), responses)
+    return KLPoint(best_of_kl(n), float((weights * ordered).sum()), effective_responses(scores, weights))
 
 
 def best_of_kl(n: int) -> float:
@@ -169,8 +180,8 @@ def best_of_kl(n: int) -> float:
 
 def best_at(scores: GoldScores, kl: float) -> KLPoint:
     """The best of the largest number of SFT responses whose KL is not above this one."""
-    most = len(scores.gold) if scores.mass is None else RESPONSES
-    n = max(n for n in range(1, most) if best_of_kl(n) <= kl)
+    most = NUM_RESPONSES if scores.known_probabilities is not None else len(scores.gold)
+    n = max(n for n in range(1, most + 1) if best_of_kl(n) <= kl)
     return best_of(scores, n)
 
 
@@ -184,29 +195,41 @@ def limit_table(
 
     A share counts from the SFT model's mean: means over the seeds of `scores` with their 95 % intervals.
     """
-    name = f"{task.name}, {len(scores)} seeds"
-    names = ["limit", "its responses", "best of N", *group.settings]
-    columns: dict[str, list[str]] = {name: names}
+    row_labels = ["limit", "its responses", "best of N", *group.settings]
+    columns: dict[str, list[str]] = {f"{task.name}, {len(scores)} seeds": row_labels}
     for level in LEVELS:
-        limits = {seed: limit_at(scores_of_seed, level) for seed, scores_of_seed in scores.items()}
-        points = {seed: point for seed, point in limits.items() if point is not None}
+        points: dict[int, KLPoint] = {}
+        for seed, scores_of_seed in scores.items():
+            point = limit_at(scores_of_seed, level)
+            if point is not None:
+                points[seed] = point
         cells = [
             _mean_text([point.gold for point in points.values()]),
-            _mean_text([point.responses for point in points.values()], 0),
+            _mean_text([point.effective_responses for point in points.values()], 0),
             _mean_text([best_at(scores[seed], level).gold for seed in points]),
         ]
         for setting in group.settings:
-            runs = curves[curves["setting"] == setting]
-            shares = []
-            for seed, point in points.items():
-                run = runs[runs["seed"] == seed]
-                gold = gold_at_kl(run, level) if len(run) else math.nan
-                mean = scores[seed].mean
-                if not math.isnan(gold):
-                    shares.append((gold - mean) / (point.gold - mean))
+            shares = _shares_of_limit(curves[curves["setting"] == setting], level, points, scores)
             cells.append(over_seeds(shares).text(2) if shares else NONE)
         columns[f"KL {level:g}"] = cells
     return markdown(pd.DataFrame(columns))
+
+
+def _shares_of_limit(
+    runs: pd.DataFrame,
+    level: float,
+    points: Mapping[int, KLPoint],
+    scores: Mapping[int, GoldScores],
+) -> list[float]:
+    """What part of the way from the SFT model's mean to the limit each seed's run has gone at a KL."""
+    shares = []
+    for seed, point in points.items():
+        run = runs[runs["seed"] == seed]
+        gold = gold_at_kl(run, level) if len(run) else math.nan
+        mean = scores[seed].mean
+        if not math.isnan(gold):
+            shares.append((gold - mean) / (point.gold - mean))
+    return shares
 
 
 def _mean_text(numbers: list[float], digits: int = 3) -> str:

@@ -173,8 +173,8 @@ class Decoder:
         start = end - input_ids.shape[1]
         self.cache.window.set(
             rows,
-            low=start,
-            start=start,
+            read_start=start,
+            write_start=start,
             end=end,
         )
         positions = (mask.cumsum(1) - 1).clamp(min=0)
@@ -200,8 +200,8 @@ class Decoder:
         rows = slice(0, live)
         self.cache.window.set(
             rows,
-            low=low,
-            start=end,
+            read_start=low,
+            write_start=end,
             end=end + 1,
         )
         self.position[rows] += 1

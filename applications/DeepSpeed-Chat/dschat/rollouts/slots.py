@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys, values and attention masks of the rows that are being sampled, in buffers that stay where they are.
+"""Keys, values and attention masks of the rows that are being sampled, in preallocated buffers.
 
 A buffer has a slot for each live row and a column for each token. All live rows write into the same column, which
 moves on with every step. Each row begins at its own column; the columns to its left are its padding.
@@ -17,33 +17,36 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
-ALIGNED = {"cuda": 16}  # columns; attention kernels read a mask in pieces, and fail where one begins elsewhere
+# Attention kernels of GPUs read a mask in pieces of this many columns, and fail where a piece begins elsewhere.
+# Steps of fixed shapes read from such a column on every device, so that a CPU can test them.
+COLUMN_ALIGNMENT = 16
+ALIGNED_DEVICES = {"cuda"}
 
 
 @dataclass
 class Window:
     """The part of the buffers that a forward pass uses."""
 
-    first: int = 0  # slots [first, last)
-    last: int = 0
-    low: int = 0  # columns [low, end) are read, [start, end) are written
-    start: int = 0
+    first_slot: int = 0  # slots [first_slot, end_slot)
+    end_slot: int = 0
+    read_start: int = 0  # columns [read_start, end) are read
+    write_start: int = 0  # columns [write_start, end) are written
     end: int = 0
-    column: Tensor | None = None  # (1,) long: the one column of [start, end) that is written
+    column: Tensor | None = None  # (1,) long: in steps of fixed shapes, the one column that is written, instead
 
     def set(
         self,
         slots: slice[int, int],
-        low: int,
-        start: int,
+        read_start: int,
+        write_start: int,
         end: int,
         column: Tensor | None = None,
     ) -> None:
         """Sets what the next forward pass uses."""
-        self.first = slots.start
-        self.last = slots.stop
-        self.low = low
-        self.start = start
+        self.first_slot = slots.start
+        self.end_slot = slots.stop
+        self.read_start = read_start
+        self.write_start = write_start
         self.end = end
         self.column = column
 
@@ -96,9 +99,9 @@ class SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self._window
-        rows = slice(window.first, window.last)
-        new = slice(window.start, window.end)
-        seen = slice(self.low, window.end)
+        rows = slice(window.first_slot, window.end_slot)
+        new = slice(window.write_start, window.end)
+        seen = slice(self.read_start, window.end)
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             if window.column is None:
                 buffer[rows, :, new] = states
@@ -107,23 +110,23 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[rows, :, seen], self.values[rows, :, seen]
 
     @property
-    def low(self) -> int:
-        """The first column that is read."""
+    def read_start(self) -> int:
+        """The first column that this layer reads."""
         window = self._window
-        low = window.low
+        start = window.read_start
         if self.span is not None:
-            low = max(low, window.start - self.span + 1)
+            start = max(start, window.write_start - self.span + 1)
         if window.column is not None:
-            low -= low % ALIGNED["cuda"]
-        return low
+            start -= start % COLUMN_ALIGNMENT
+        return start
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Number of columns that are read, counted from column 0."""
-        return self._window.end - self.low, 0
+        """Number of columns that are read, and the offset of their numbers: 0, as the first one read is number 0."""
+        return self._window.end - self.read_start, 0
 
     def get_seq_length(self) -> int:
         """Columns that are read and were there before."""
-        return self._window.start - self.low
+        return self._window.write_start - self.read_start
 
     def get_max_length(self) -> int:
         """Columns of the buffers."""
@@ -164,7 +167,7 @@ class StepLayer:
 class SlotCache(Cache):
     """The buffers of all layers."""
 
-    step_layers: list[StepLayer] | None = None  # for compiled layers, inside `layer_by_layer`
+    step_layers: list[StepLayer] | None = None  # for compiled layers, inside `step_views`
     merges_linears = False  # whether compiled layers may compute linear layers of one input as one
 
     def __init__(
@@ -207,25 +210,26 @@ class SlotCache(Cache):
         slots: slice[int, int],
         columns: slice[int, int],
     ) -> None:
+        """Sets columns of some slots to zero."""
         for buffer in self._buffers():
             buffer[slots, :, columns] = 0
 
     @contextmanager
-    def layer_by_layer(self) -> Iterator[None]:
+    def step_views(self) -> Iterator[None]:
         """Inside, each compiled layer gets a `StepLayer` with the part of its buffers that the window describes."""
         window = self.window
         assert window.column is not None
-        rows = slice(window.first, window.last)
-        column_by_low: dict[int, Tensor] = {}  # the written column, counted from the first one that is read
+        rows = slice(window.first_slot, window.end_slot)
+        column_by_start: dict[int, Tensor] = {}  # the written column, counted from the first one that is read
         self.step_layers = []
         for layer in self.slot_layers:
-            low = layer.low
-            if low not in column_by_low:
-                column_by_low[low] = window.column - low
-            # Without .data, a graph would be valid for buffers of one size only: it depends on what a view is of.
-            keys = layer.keys[rows, :, low : window.end].data
-            values = layer.values[rows, :, low : window.end].data
-            self.step_layers.append(StepLayer(keys, values, column_by_low[low]))
+            start = layer.read_start
+            if start not in column_by_start:
+                column_by_start[start] = window.column - start
+            # `.data` detaches a view from its buffer: torch.compile would make a graph for each size of the buffer.
+            keys = layer.keys[rows, :, start : window.end].data
+            values = layer.values[rows, :, start : window.end].data
+            self.step_layers.append(StepLayer(keys, values, column_by_start[start]))
         try:
             yield
         finally:
@@ -260,36 +264,36 @@ class StepMasks:
         self._types: list[str] | None = getattr(config, "layer_types", None)
         self._mask = torch.empty(0)
 
-    def update(self, first: Tensor) -> None:
+    def update(self, first_columns: Tensor) -> None:
         """Sets the column (n,) of each live row's first token; to be called whenever rows or their columns change."""
         keys = self._cache.slot_layers[0].keys
         columns = torch.arange(keys.shape[2], device=keys.device)
-        seen = columns >= first[:, None]
+        seen = columns >= first_columns[:, None]
         self._mask = self._additive(seen) if self._is_additive else seen
 
     def of_step(self) -> Tensor | dict[str, Tensor]:
         """The model's ``attention_mask`` for the cache's window; on a CPU without copying."""
         if not self._is_additive:
-            return self._columns_from(self._cache.window.low)
-        return self._by_type(lambda layer: self._columns_from(layer.low))
+            return self._columns_from(self._cache.window.read_start)
+        return self._by_type(lambda layer: self._columns_from(layer.read_start))
 
     def of_static_step(
         self,
-        first: Tensor,
+        first_columns: Tensor,
         column: Tensor,
     ) -> Tensor | dict[str, Tensor]:
         """The model's ``attention_mask`` for a step of fixed shapes.
 
         Args:
-            first: column of each row's first token, shape (n,), long.
+            first_columns: column of each row's first token, shape (n,), long.
             column: the column that is written, shape (1,), long; only the device knows its value.
         """
-        columns = torch.arange(self._cache.window.end, device=first.device)
-        seen = (columns >= first[:, None]) & (columns <= column)
+        columns = torch.arange(self._cache.window.end, device=first_columns.device)
+        seen = (columns >= first_columns[:, None]) & (columns <= column)
 
         def seen_by(layer: SlotLayer) -> Tensor:
             in_span = seen if layer.span is None else seen & (columns > column - layer.span)
-            return self._additive(in_span[:, layer.low :])
+            return self._additive(in_span[:, layer.read_start :])
 
         return self._by_type(seen_by)
 
@@ -309,12 +313,11 @@ class StepMasks:
         mask = torch.where(seen, 0.0, torch.finfo(dtype).min)
         return mask.to(dtype)[:, None, None]
 
-    def _columns_from(self, low: int) -> Tensor:
-        seen = self._mask[..., low : self._cache.window.end]
-        aligned = ALIGNED.get(seen.device.type)
-        if aligned is None:
+    def _columns_from(self, start: int) -> Tensor:
+        seen = self._mask[..., start : self._cache.window.end]
+        if seen.device.type not in ALIGNED_DEVICES:
             return seen
         width = seen.shape[-1]
-        aligned_width = math.ceil(width / aligned) * aligned
+        aligned_width = math.ceil(width / COLUMN_ALIGNMENT) * COLUMN_ALIGNMENT
         buffer = seen.new_empty(*seen.shape[:-1], aligned_width)
         return buffer[..., :width].copy_(seen)

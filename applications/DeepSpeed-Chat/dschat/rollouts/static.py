@@ -267,15 +267,15 @@ class StaticDecoder(Decoder):
         start = columns - COLUMN_STEP
         self.cache.window.set(
             slots,
-            low=0,
-            start=start,
+            read_start=0,
+            write_start=start,
             end=columns,
             column=self._column,
         )
         mask = self._masks.of_static_step(self.first[slots], self._column)
         input_ids = self.id[slots, None].data
         positions = self.position[slots, None].data
-        with one_token_attention(self._model), self.cache.layer_by_layer():
+        with one_token_attention(self._model), self.cache.step_views():
             logits = self._forward(slots, input_ids, positions, mask)
         self._sample_tokens(slots, logits, self._token_sampler)
 
