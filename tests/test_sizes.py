@@ -251,8 +251,8 @@ def test_outcomes_of_many_programs(monkeypatch):
 def test_batches_that_are_kept(group, tmp_path, monkeypatch):
     """Of updates that are left out, the first are written down."""
     kept = nonfinite.NonFinite("skip", run_of("ppo", ppo_config(tmp_path)))
-    spoilt = [("values", torch.tensor([False, True]))]
+    spoilt = [nonfinite.BadRows("values", torch.tensor([False, True]))]
     monkeypatch.setattr(nonfinite, "MAX_WRITTEN", 2)
     for update in range(4):
-        assert kept.in_rows(spoilt, update, lambda: {"values": torch.tensor([0.0, math.nan])})
+        assert kept.check_rows(spoilt, update, lambda: {"values": torch.tensor([0.0, math.nan])})
         assert len(list((tmp_path / nonfinite.FOLDER).glob("*.json"))) == min(update + 1, 2)

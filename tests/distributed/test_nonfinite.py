@@ -27,7 +27,7 @@ def test_its_batch_is_written_down_by_that_process(stage, two_interrupted):
     stem = f"update-{UPDATES}-rank-1"
     assert sorted(file.name for file in folder.iterdir()) == [f"{stem}.json", f"{stem}.safetensors"]
     record = json.loads((folder / f"{stem}.json").read_text())
-    assert record == {"update": UPDATES, "rank": 1, "what": "losses of the critic", "rows": []}  # the last place
+    assert record == {"update": UPDATES, "rank": 1, "quantity": "losses of the critic", "rows": []}  # the last place
 
 
 @pytest.mark.parametrize("stage", [0, 2])

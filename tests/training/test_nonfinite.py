@@ -61,7 +61,7 @@ def test_what_is_written_down(group, tmp_path):
         trainer.iterate(batches(0))
     folder = tmp_path / "nonfinite"
     record = json.loads((folder / "update-0-rank-0.json").read_text())
-    assert record == {"update": 0, "rank": 0, "what": "values", "rows": list(range(ROLLOUT))}
+    assert record == {"update": 0, "rank": 0, "quantity": "values", "rows": list(range(ROLLOUT))}
     tensors = load_file(folder / "update-0-rank-0.safetensors")
     mask = tensors["trajectory.rollout.response_mask"]
     assert bool(tensors["trajectory.values"][mask].isnan().all())
@@ -152,11 +152,11 @@ def test_of_several_sources_that_which_gave_the_number_is_named_with_its_flag(na
     batch = batch_of_iteration(trainer, batches(0))
     beside = {"length": torch.zeros(ROLLOUT), name: torch.tensor([0.0] * 7 + [math.inf])}
     with pytest.raises(UserError) as caught:
-        trainer.algorithm.nonfinite.in_rollout(batch, 0, auxiliary=beside)
+        trainer.algorithm.nonfinite.check_rollout(batch, 0, auxiliary=beside)
     assert f"numbers of {name} on rank 0 are not finite in rows [7]" in str(caught.value)
     assert f".safetensors. {remedy}" in str(caught.value)
     with pytest.raises(UserError) as caught:
-        trainer.algorithm.nonfinite.in_evaluation(
+        trainer.algorithm.nonfinite.check_evaluation(
             {"eval/scores": math.nan, f"eval/{name}": math.nan, "eval/kl": 1.0}, 0
         )
     assert f"eval/scores, eval/{name} of the evaluation is not finite. {remedy}" in str(caught.value)
@@ -165,7 +165,7 @@ def test_of_several_sources_that_which_gave_the_number_is_named_with_its_flag(na
 def test_an_evaluation_that_is_not_finite_is_told_and_training_continues(group, tmp_path, caplog):
     """It has been recorded: nothing is left out."""
     trainer = trainer_for(tmp_path, on_nonfinite="skip")
-    trainer.algorithm.nonfinite.in_evaluation({"eval/scores": math.nan, "eval/kl": 1.0}, 3)
+    trainer.algorithm.nonfinite.check_evaluation({"eval/scores": math.nan, "eval/kl": 1.0}, 3)
     message = "after 3 updates, eval/scores of the evaluation is not finite. Training continues."
     assert [record.getMessage() for record in caplog.records if "not finite" in record.getMessage()] == [message]
 

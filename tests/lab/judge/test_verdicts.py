@@ -41,6 +41,7 @@ WHOLE = {
         ("first", "first"),
         ("The second one is better.", "second"),
         ("A tie.", "tie"),
+        ('The set {"a", "b"} is in both. {"verdict": "first"}', "first"),
     ],
 )
 def test_readable(text, place):

@@ -73,8 +73,11 @@ class Actions:
     statuses: list[Component] = field(default_factory=list)
     answers: list[Component] = field(default_factory=list)  # a chat, or a text, for each side
     panel: dict[str, Component] = field(default_factory=dict)  # sampling settings by name
-    parts: dict[str, Component] = field(default_factory=dict)
     form: list[Component] = field(default_factory=list)  # boxes of a post
+    source: Component = field(init=False)  # where the sampling settings come from
+    note: Component = field(init=False)  # why the last event failed
+    state: Component = field(init=False)  # the `Chat`; on the chat's page alone, as `message`
+    message: Component = field(init=False)  # box of the next message
 
     def find(self, side: int, path: str) -> Update:
         """Load run: lists the models of a run."""
@@ -116,7 +119,9 @@ class Actions:
             values[component] = getattr(choice, name)
         maximum = max(2.0, choice.temperature)
         values[self.panel["temperature"]] = self.gr.update(value=choice.temperature, maximum=maximum)
-        values[self.parts["source"]] = status_html(f"{source[0].upper()}{source[1:]}.")
+        minimum = min(0.01, choice.top_p)
+        values[self.panel["top_p"]] = self.gr.update(value=choice.top_p, minimum=minimum)
+        values[self.source] = status_html(f"{source[0].upper()}{source[1:]}.")
         return values
 
     def chat(
@@ -128,9 +133,9 @@ class Actions:
         browser: str,
     ) -> Iterator[Update]:
         """Submit: yields the answers of all sides as they grow."""
-        state = self.parts["state"]
-        box = self.parts["message"]
-        note = self.parts["note"]
+        state = self.state
+        box = self.message
+        note = self.note
         is_first = True
         for answers in self._drafts(partial(conversation.prompt, message), panel, browser):
             if isinstance(answers, str):  # the message stays, to be sent again
@@ -154,7 +159,7 @@ class Actions:
         browser: str,
     ) -> Iterator[Update]:
         """Submit: yields a summary of each side as they grow."""
-        note = self.parts["note"]
+        note = self.note
         for answers in self._drafts(lambda side, model: summary_prompt(subreddit, title, post), panel, browser):
             if isinstance(answers, str):
                 yield {note: status_html(answers, failed=True)}
@@ -193,11 +198,11 @@ class Actions:
     def cleared(self) -> Update:
         """Clear: forgets the conversation or the post."""
         if self.session.task == "summary":
-            return dict.fromkeys([*self.answers, *self.form, self.parts["note"]], "")
+            return dict.fromkeys([*self.answers, *self.form, self.note], "")
         update: Update = {chat: [] for chat in self.answers}
-        update[self.parts["state"]] = Chat()
-        update[self.parts["message"]] = ""
-        update[self.parts["note"]] = ""
+        update[self.state] = Chat()
+        update[self.message] = ""
+        update[self.note] = ""
         return update
 
     def _drafts(

@@ -17,10 +17,10 @@ from dschat.demo.session import CHAT_EXAMPLE, SUMMARY_EXAMPLE, Chat, Session
 from dschat.lab.macro_actions import STYLE
 
 TITLES = {"chat": "Chat", "summary": "Summaries"}
-NAMES = ("Model", "Other model")
-OTHER_HEIGHT = (400, 600)  # pixels of the page that are not the chat, with one or two models
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-UNQUEUED: dict[str, Any] = {"queue": False, **QUIET}
+MODEL_LABELS = ("Model", "Other model")
+HEIGHT_BESIDE_CHAT = (400, 600)  # pixels of everything on the page but the chat, with one model and with two
+QUIET_EVENT: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+UNQUEUED_EVENT: dict[str, Any] = {"queue": False, **QUIET_EVENT}
 
 
 def serve(session: Session) -> tuple[Component, str]:
@@ -61,7 +61,7 @@ def build(session: Session) -> Component:
             with gr.Column(scale=5, min_width=480):
                 inputs = _add_chat(gr, actions) if task == "chat" else _add_form(gr, actions)
                 buttons = _add_buttons(gr)
-                actions.parts["note"] = _html(gr, elem_id="demo-note")
+                actions.note = _html(gr, elem_id="demo-note")
                 if task == "summary":
                     _add_summaries(gr, actions)
                 legend = _html(gr, LEGEND, elem_id="demo-legend", visible=sides == 2)
@@ -81,13 +81,17 @@ def _add_chooser(gr: Any, actions: Actions, side: int) -> None:
     path = (demo.model if side == 0 else demo.other) or ""
     choices = []
     if path:
-        with suppress(UserError):
+        with suppress(UserError):  # the box starts without choices
             choices = [(model.name, model.path) for model in find_models(path)]
 
     with gr.Row(equal_height=True, elem_classes="demo-chooser"):
-        name = NAMES[side] if demo.sides == 2 else "Model"
+        name = MODEL_LABELS[side] if demo.sides == 2 else "Model"
         folder = gr.Textbox(
-            path, label=f"{name}: run folder", placeholder="runs/…/step3-ppo", elem_id=f"demo-{key}-run", scale=4
+            path,
+            label=f"{name}: run folder",
+            placeholder="runs/…/step3-ppo",
+            elem_id=f"demo-{key}-run",
+            scale=4,
         )
         find = gr.Button(
             "Load run",
@@ -120,9 +124,9 @@ def _add_chooser(gr: Any, actions: Actions, side: int) -> None:
 
     find_handler = partial(actions.find, side)
     for event in (find.click, folder.submit):
-        event(find_handler, inputs=folder, outputs=[chooser, status], **QUIET)
+        event(find_handler, inputs=folder, outputs=[chooser, status], **QUIET_EVENT)
     load_handler = _as_generator(partial(actions.load, side))
-    load.click(load_handler, inputs=chooser, outputs=status, **QUIET)
+    load.click(load_handler, inputs=chooser, outputs=status, **QUIET_EVENT)
 
 
 def _add_chat(gr: Any, actions: Actions) -> list[Component]:
@@ -132,11 +136,11 @@ def _add_chat(gr: Any, actions: Actions) -> list[Component]:
         for side in range(sides):
             with gr.Column(min_width=240):
                 if sides == 2:
-                    _html(gr, f"<h2>{NAMES[side]}</h2>")
+                    _html(gr, f"<h2>{MODEL_LABELS[side]}</h2>")
                 chat = gr.Chatbot(
                     show_label=False,
                     elem_id=f"demo-chat-{side}",
-                    height=f"max(260px, 100vh - {OTHER_HEIGHT[sides - 1]}px)",
+                    height=f"max(260px, 100vh - {HEIGHT_BESIDE_CHAT[sides - 1]}px)",
                     render_markdown=False,
                     allow_tags=False,
                     feedback_options=None,
@@ -151,8 +155,9 @@ def _add_chat(gr: Any, actions: Actions) -> list[Component]:
         elem_id="demo-message",
         placeholder="Enter sends, Shift+Enter breaks the line",
     )
-    actions.parts |= {"message": message, "state": gr.State(Chat())}
-    return [actions.parts["state"], message]
+    actions.message = message
+    actions.state = gr.State(Chat())
+    return [actions.state, message]
 
 
 def _add_form(gr: Any, actions: Actions) -> list[Component]:
@@ -176,7 +181,7 @@ def _add_summaries(gr: Any, actions: Actions) -> None:
     with gr.Row():
         for side in range(sides):
             with gr.Column(min_width=240):
-                name = NAMES[side] if sides == 2 else "TL;DR"
+                name = MODEL_LABELS[side] if sides == 2 else "TL;DR"
                 _html(gr, f"<h2>{name}</h2>")
                 actions.answers.append(_html(gr, elem_id=f"demo-summary-{side}"))
 
@@ -223,7 +228,7 @@ def _add_panel(gr: Any, actions: Actions) -> Component:
             elem_id="demo-top-k",
         ),
         "top_p": gr.Slider(
-            0.01,
+            min(0.01, choice.top_p),
             1,
             choice.top_p,
             step=0.01,
@@ -231,17 +236,21 @@ def _add_panel(gr: Any, actions: Actions) -> Component:
             elem_id="demo-top-p",
         ),
         "max_new_tokens": gr.Number(
-            choice.max_new_tokens, label="Max new tokens", precision=0, minimum=1, elem_id="demo-max-new-tokens"
+            choice.max_new_tokens,
+            label="Max new tokens",
+            precision=0,
+            minimum=1,
+            elem_id="demo-max-new-tokens",
         ),
     }
     load = gr.Button("Load from run", elem_id="demo-own", size="sm")
-    actions.parts["source"] = _html(gr, elem_id="demo-source")
-    outputs = [*actions.panel.values(), actions.parts["source"]]
+    actions.source = _html(gr, elem_id="demo-source")
+    outputs = [*actions.panel.values(), actions.source]
     load.click(
         actions.load_sampling,
         inputs=actions.choosers[0],
         outputs=outputs,
-        **QUIET,
+        **QUIET_EVENT,
     )
     compares_models = actions.session.options.demo.sides == 2
     return gr.Checkbox(compares_models, label="Draw macro actions", elem_id="demo-draw")
@@ -258,15 +267,15 @@ def _connect_draw_box(
         lambda is_on: gr.update(visible=is_on),
         inputs=draw_box,
         outputs=legend,
-        **UNQUEUED,
+        **UNQUEUED_EVENT,
     )
     if actions.session.task == "chat":
-        inputs = [actions.parts["state"], draw_box]
+        inputs = [actions.state, draw_box]
         draw_box.change(
             actions.show,
             inputs=inputs,
             outputs=actions.answers,
-            **UNQUEUED,
+            **UNQUEUED_EVENT,
         )
 
 
@@ -279,12 +288,11 @@ def _connect(
 ) -> None:
     """Binds the events of the chat or the form."""
     is_chat = actions.session.task == "chat"
-    parts = actions.parts
-    changed = [*actions.answers, parts["note"]]
+    changed = [*actions.answers, actions.note]
     submits = [buttons["submit"].click]
     if is_chat:
-        changed += [parts["state"], parts["message"]]
-        submits.append(parts["message"].submit)
+        changed += [actions.state, actions.message]
+        submits.append(actions.message.submit)
 
     def set_busy(is_busy: bool) -> Update:
         updates: Update = {}
@@ -298,28 +306,28 @@ def _connect(
         answering = submit(
             partial(set_busy, True),
             outputs=all_buttons,
-            **UNQUEUED,
+            **UNQUEUED_EVENT,
         ).then(
             _make_answer_handler(gr, actions.chat if is_chat else actions.summary),
             inputs=[*inputs, draw_box, *actions.panel.values()],
             outputs=changed,
             concurrency_limit=None,  # the session has its own lock, and a waiting answer can be stopped
-            **QUIET,
+            **QUIET_EVENT,
         )
-        answering.then(partial(set_busy, False), outputs=all_buttons, **UNQUEUED)
-    buttons["stop"].click(_make_stop_handler(gr, actions), **UNQUEUED)
+        answering.then(partial(set_busy, False), outputs=all_buttons, **UNQUEUED_EVENT)
+    buttons["stop"].click(_make_stop_handler(gr, actions), **UNQUEUED_EVENT)
 
     if is_chat:
-        example: Update = {parts["message"]: CHAT_EXAMPLE}
+        example: Update = {actions.message: CHAT_EXAMPLE}
     else:
         example = dict(zip(actions.form, SUMMARY_EXAMPLE, strict=True))
     buttons["example"].click(
         lambda: example,
         outputs=list(example),
-        **UNQUEUED,
+        **UNQUEUED_EVENT,
     )
     cleared = [*changed, *actions.form]
-    buttons["clear"].click(actions.cleared, outputs=cleared, **UNQUEUED)
+    buttons["clear"].click(actions.cleared, outputs=cleared, **UNQUEUED_EVENT)
 
 
 def _make_answer_handler(
@@ -364,4 +372,5 @@ def _html(
     text: str = "",
     **options: object,
 ) -> Component:
+    """Adds HTML, without the script that Gradio runs on every click by default."""
     return gr.HTML(text, js_on_load=None, **options)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pandas as pd
 
@@ -65,7 +65,7 @@ def read_dialogues(path: Path, flag: str) -> dict[int, Dialogue]:
     dialogues: dict[int, Dialogue] = {}
     for origin, row in read_rows(path, flag):
         number = row.get("number")
-        if isinstance(number, bool) or not isinstance(number, int):
+        if not _is_whole_number(number):
             raise UserError(f"{origin}: column 'number' must hold the dialogue's number, not {number!r}.")
         if number in dialogues:
             earlier = dialogues[number].origin
@@ -81,12 +81,17 @@ def read_dialogues(path: Path, flag: str) -> dict[int, Dialogue]:
     return dialogues
 
 
+def _is_whole_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _texts_of(
     row: dict[str, Any],
     origin: str,
 ) -> tuple[str, ...]:
+    messages = row.get("messages")
     messages = check_dialogue(
-        row.get("messages", row.get("trajectory")),
+        row.get("trajectory") if messages is None else messages,
         origin,
         sampled=True,
     )
@@ -141,15 +146,14 @@ def turn_pairs(
 
 
 def _pair(a: Dialogue, b: Dialogue, turn: int) -> Pair:
-    first = _response_at(a, turn)
-    second = _response_at(b, turn)
+    response_a = _response_at(a, turn)
+    response_b = _response_at(b, turn)
     key = f"{a.number}:{turn}:{a.texts[0]}"  # several dialogues may have the same texts
-    id = pair_id(key, first.response, second.response)
     return Pair(
-        id,
+        pair_id(key, response_a.response, response_b.response),
         a.texts[0],
-        first,
-        second,
+        response_a,
+        response_b,
         {"number": a.number, "turn": turn},
     )
 
@@ -191,7 +195,7 @@ def rates_by_turn(rows: Iterable[tuple[str, dict[str, Any]]]) -> TurnRates:
     for origin, row in rows:
         number = row.get("number")
         turn = row.get("turn")
-        if not isinstance(number, int) or not isinstance(turn, int) or turn < 1:
+        if not _is_whole_number(number) or not _is_whole_number(turn) or turn < 1:
             raise UserError(f"{origin}: no number and turn; give files that evaluation/winrate_by_turn.py wrote.")
         comparison = comparison_of(row, origin)
         compared.add((comparison.model_a, comparison.model_b, comparison.rater))
@@ -199,7 +203,7 @@ def rates_by_turn(rows: Iterable[tuple[str, dict[str, Any]]]) -> TurnRates:
             raise UserError(f"{origin}: it compares other policies, or by another judge, than the rows before it.")
         verdicts.append({"turn": turn, "number": number, "verdict": comparison.verdict})
     if not verdicts:
-        raise UserError("There is no verdict.")
+        raise UserError("The file holds no verdict; give one that evaluation/winrate_by_turn.py has finished.")
 
     model_a, model_b, rater = compared.pop()
     table = pd.DataFrame(verdicts)

@@ -235,7 +235,7 @@ class Loop:
         if samples and is_main():
             write_rows(self.run.folder / "samples" / f"update-{self.update:06d}.jsonl", samples)
             self.run.metrics.show_samples(self.update, samples)
-        self.algorithm.nonfinite.in_evaluation(metrics, self.update)
+        self.algorithm.nonfinite.check_evaluation(metrics, self.update)
         return metrics
 
     def self_check(self) -> None:

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -34,7 +35,12 @@ PARTS = ("losses", "gradients", "gradient norms")  # parts of an update, see `Tr
 MAX_NAMED_ROWS = 8  # row numbers in a message
 REMEDY = "Lower the learning rates, or use --dtype bf16 or fp32 if this is fp16."
 
-BadRows = tuple[str, Tensor]  # name of a quantity; (B,) bool, rows in which it is not finite
+
+class BadRows(NamedTuple):
+    """The rows of a batch in which a quantity is not finite."""
+
+    quantity: str
+    is_bad: Tensor  # (B,) bool
 
 
 class NonFinite:
@@ -57,14 +63,14 @@ class NonFinite:
         self._run = run
         self._remedies = remedies or {}
 
-    def in_rollout(
+    def check_rollout(
         self,
         batch: PPOBatch | ScoredRollout,
         update: int,
         bad_logits: Tensor | None = None,
         auxiliary: Mapping[str, Tensor] | None = None,
     ) -> bool:
-        """Whether a rollout must be left out.
+        """Checks a rollout; returns whether it must be left out.
 
         Args:
             batch: the rollout.
@@ -76,15 +82,15 @@ class NonFinite:
             UserError: numbers are not finite, and --on_nonfinite is stop.
         """
         quantities = bad_rows(batch, bad_logits, auxiliary or {})
-        return self.in_rows(quantities, update, lambda: tensors_of(batch))
+        return self.check_rows(quantities, update, lambda: tensors_of(batch))
 
-    def in_rows(
+    def check_rows(
         self,
         quantities: Sequence[BadRows],
         update: int,
         tensors: Callable[[], dict[str, Tensor]],
     ) -> bool:
-        """Whether sampled and scored rows must be left out.
+        """Checks sampled and scored rows; returns whether they must be left out.
 
         Args:
             quantities: quantities with their bad rows, in the order in which they were computed.
@@ -96,20 +102,20 @@ class NonFinite:
         """
         names = [name for name, _ in quantities]
         is_bad = torch.stack([bad for _, bad in quantities]).cpu()
-        bad_names = is_bad.any(1).nonzero().flatten().tolist()
-        if not bad_names:
+        bad_positions = is_bad.any(1).nonzero().flatten().tolist()
+        if not bad_positions:
             return self._agree(names, None, update, tensors, [])
-        first = bad_names[0]
+        first = bad_positions[0]
         rows = is_bad[first].nonzero().flatten().tolist()
         return self._agree(names, first, update, tensors, rows)
 
-    def in_update(
+    def check_update(
         self,
         engines: Mapping[str, Trained],
         update: int,
         tensors: Callable[[], dict[str, Tensor]],
     ) -> bool:
-        """Whether the engines left out the update that they have just finished.
+        """Checks the update that engines have just finished; returns whether they left it out.
 
         Args:
             engines: the engines by name.
@@ -120,16 +126,16 @@ class NonFinite:
             UserError: numbers are not finite, and --on_nonfinite is stop.
         """
         names: list[str] = []
-        bad_names: list[int] = []
+        bad_positions: list[int] = []
         for name, engine in engines.items():
             for part in PARTS:
                 if engine.nonfinite == part:
-                    bad_names.append(len(names))
+                    bad_positions.append(len(names))
                 names.append(f"{part} of the {name}")
-        first = bad_names[0] if bad_names else None
+        first = bad_positions[0] if bad_positions else None
         return self._agree(names, first, update, tensors, [])
 
-    def in_evaluation(
+    def check_evaluation(
         self,
         metrics: Mapping[str, float],
         update: int,
@@ -175,7 +181,7 @@ class NonFinite:
         # That rank writes its batch. The others wait, because a process that ends would end the writing one, too.
         folder = broadcast_object(self._run.folder) / FOLDER
         stem = f"update-{update}-rank-{bad_rank}"
-        record = {"update": update, "rank": bad_rank, "what": name, "rows": rows}
+        record = {"update": update, "rank": bad_rank, "quantity": name, "rows": rows}
         is_written = rank() == bad_rank and _write_batch(folder, stem, tensors(), record)
         barrier()
         is_written = gather_objects(is_written)[bad_rank]
@@ -210,7 +216,7 @@ def bad_rows(
 ) -> list[BadRows]:
     """Quantities of a rollout with the rows in which they are not finite, in the order in which they were computed.
 
-    Positions off the response do not count. For the arguments see `NonFinite.in_rollout`.
+    Positions off the response do not count. For the arguments see `NonFinite.check_rollout`.
     """
     # Quantities up to the rewards, each checked by itself.
     numbers: list[tuple[str, Tensor]] = []
@@ -237,9 +243,9 @@ def bad_rows(
 
     quantities: list[BadRows] = []
     if bad_logits is not None:
-        quantities.append(("logits", bad_logits))
+        quantities.append(BadRows("logits", bad_logits))
     for name, x in numbers:
-        quantities.append((name, _not_finite(x, batch.response_mask)))
+        quantities.append(BadRows(name, _not_finite(x, batch.response_mask)))
 
     # Advantages and returns. Normalisation carries a NaN of one rank to the advantages of all; the returns, which are
     # not normalised, show on which rank and in which rows it arose.
@@ -247,9 +253,9 @@ def bad_rows(
         bad_advantages = _not_finite(batch.advantages, batch.response_mask)
         if batch.returns is not None:
             bad_returns = _not_finite(batch.returns, batch.response_mask)
-            quantities.append(("advantages", bad_advantages & bad_returns))
-            quantities.append(("returns", bad_returns))
-        quantities.append(("advantages", bad_advantages))
+            quantities.append(BadRows("advantages", bad_advantages & bad_returns))
+            quantities.append(BadRows("returns", bad_returns))
+        quantities.append(BadRows("advantages", bad_advantages))
     return quantities
 
 

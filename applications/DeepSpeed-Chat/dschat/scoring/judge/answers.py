@@ -9,17 +9,19 @@ from dschat.base.jsonl import RepeatedKey, without_repeats
 from dschat.rollouts.reply_cache import Reply
 from dschat.scoring.judge.questions import JudgeQuestion
 
-OBJECT_START = re.compile(r"\{\s*\"")  # of an object with a key; "{}" and "{ 1" in prose are none
+# An object that begins with a key, which may be cut off at the end of the text. In prose, "{}", "{ 1" and '{"A", "B"}'
+# are none.
+OBJECT_START = re.compile(r'\{\s*"(?:[^"\\]|\\.)*("\s*:|"?\s*\Z)', re.DOTALL)
 CODE_BLOCK = re.compile(r"\s*```\w*\n(.*)\n\s*```\s*", re.DOTALL)
-QUOTED = 2000  # characters of an unreadable answer that go into the repair request
+MAX_QUOTED = 2000  # characters of an unreadable answer that go into the repair request
 
 
 class UnreadableAnswer(ValueError):
-    """An answer that does not say what was asked, or says it twice. The message tells the judge what is wrong."""
+    """An answer that holds no verdict or scores, or holds them twice. The message tells the judge what is wrong."""
 
 
 def without_thoughts(text: str) -> str:
-    """Answer of a reasoning model after its <think> block; nothing of a block that is not closed.
+    """Answer of a reasoning model: the text after its last <think> block, which is empty if the block is not closed.
 
     Text that is one JSON object, in a code block or not, is returned unchanged: its strings may hold these marks.
     """
@@ -33,7 +35,7 @@ def without_thoughts(text: str) -> str:
 
 
 def json_objects(text: str) -> Iterator[dict[str, object]]:
-    """The outermost JSON objects in a text, in their order.
+    """The outermost JSON objects in a text that begin with a key, in their order.
 
     Raises:
         UnreadableAnswer: an object is broken, cut off, or has a key twice.
@@ -71,6 +73,6 @@ def repair(
         f"Your answer cannot be read as {expected}: {problem}. Answer once more, briefly, with only this JSON object: "
         f"{pattern}"
     )
-    answer = (reply.text or reply.refusal)[:QUOTED].strip() or "(no answer)"
+    answer = (reply.text or reply.refusal)[:MAX_QUOTED].strip() or "(no answer)"
     messages = ({"role": "assistant", "content": answer}, {"role": "user", "content": request})
     return JudgeQuestion((*question.messages, *messages), question.schema)

@@ -325,7 +325,7 @@ class PPO(Algorithm):
             clock: clock of the iteration.
         """
         first_update = iteration * self.plan.updates_per_rollout
-        if self.nonfinite.in_rollout(credit.checked, first_update, batch.bad_rows, batch.stats.auxiliary):
+        if self.nonfinite.check_rollout(credit.checked, first_update, batch.bad_rows, batch.stats.auxiliary):
             return None
         metrics = external_metrics(batch.stats)
         metrics |= check_gap(
@@ -365,9 +365,9 @@ class PPO(Algorithm):
 
         def is_left_out(done: int, rows: Tensor) -> bool:
             # Fused credit is complete after the forward passes of the first update.
-            if done == 0 and self.nonfinite.in_rollout(credit.whole(), first_update):
+            if done == 0 and self.nonfinite.check_rollout(credit.whole(), first_update):
                 return True
-            return self.nonfinite.in_update(
+            return self.nonfinite.check_update(
                 engines, first_update + done, lambda: tensors_of(select_rows(credit.whole(), rows))
             )
 

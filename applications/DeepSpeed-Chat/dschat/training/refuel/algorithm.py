@@ -36,7 +36,7 @@ from dschat.training.iteration import (
     state_with,
 )
 from dschat.training.loop import Algorithm, Work
-from dschat.training.nonfinite import SKIPPED_NONFINITE, NonFinite
+from dschat.training.nonfinite import SKIPPED_NONFINITE, BadRows, NonFinite
 from dschat.training.ppo.models import response_logprobs
 from dschat.training.refuel.models import (
     DialogueSampler,
@@ -192,8 +192,8 @@ class Refuel(Algorithm):
         """
         bad_rows = []
         for name in ("logprobs", "ref_logprobs", "scores", "rewards"):
-            bad_rows.append((name, ~torch.isfinite(getattr(batch, name))))
-        if self.nonfinite.in_rows(bad_rows, update, lambda: tensors_of(batch)):
+            bad_rows.append(BadRows(name, ~torch.isfinite(getattr(batch, name))))
+        if self.nonfinite.check_rows(bad_rows, update, lambda: tensors_of(batch)):
             return None
         metrics = pair_metrics(batch, pairs, has_reference=self.models.reference is not None)
         if self.config.rounds.whiten_rewards:
@@ -221,7 +221,7 @@ class Refuel(Algorithm):
         policy.train()
 
         def is_left_out(done: int) -> bool:
-            return self.nonfinite.in_update(
+            return self.nonfinite.check_update(
                 {"policy": policy},
                 first_update + done,
                 lambda: tensors_of(current.batch),

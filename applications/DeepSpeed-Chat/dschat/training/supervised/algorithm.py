@@ -196,7 +196,7 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
             self.engine.step()
             sums.add_sum(f"loss/{task.name}", loss)
             sums.add_sums({f"train/{name}": value for name, value in stats.items()})
-        if self.nonfinite.in_update({"model": self.engine}, iteration, lambda: self._tensors(batches)):
+        if self.nonfinite.check_update({"model": self.engine}, iteration, lambda: self._tensors(batches)):
             return {SKIPPED_NONFINITE: 1.0, "lr": learning_rate}
 
         # Metrics.
