@@ -76,10 +76,11 @@ CASES = [
     ("scoring", signal.SIGINT, 130),
     ("training", signal.SIGINT, 130),
     ("saving", signal.SIGTERM, 143),
+    ("training", signal.SIGHUP, 129),
 ]
 
 
-@pytest.mark.parametrize(("moment", "sent", "status"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(("moment", "sent", "status"), CASES, ids=[f"{case[0]}-{case[1].name}" for case in CASES])
 def test_a_signal_to_the_script(moment, sent, status, inputs, whole_of_two, tmp_path):
     stopped = script(inputs, tmp_path, f"{MOMENTS[moment]}|{tmp_path}/mark")
     found, seconds = stopped.signal(sent)

@@ -2,6 +2,7 @@
 """SIGTERM and Ctrl-C in the middle of things: the run ends, says how to go on, and does so exactly."""
 
 import json
+import os
 import runpy
 import signal
 from functools import partial
@@ -11,7 +12,7 @@ import pytest
 from fault_runs import MOMENTS, RESUME, contents, expect_same, outcome
 
 SAID = "to continue, add --resume_from_checkpoint to the command"
-STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}
+STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129}
 
 
 def stopped(result, sent):
@@ -70,6 +71,33 @@ def test_further_signals(moment, sent, trial, whole, monkeypatch):
     else:
         stopped(result, signal.SIGINT)
     run.run(**RESUME).expect(0)
+    expect_same(whole("ppo"), outcome(run.out))
+
+
+def terminal_is_closed() -> None:
+    """In a fork: nothing can be written to stdout and stderr any more."""
+    controller, terminal = os.openpty()
+    for descriptor in (1, 2):
+        os.dup2(terminal, descriptor)
+    os.close(terminal)
+    os.close(controller)
+
+
+def test_a_terminal_is_closed(trial, whole, monkeypatch):
+    """The run saves a checkpoint, though it cannot say so."""
+    run = trial("ppo", save_steps=0)
+    with monkeypatch.context() as hurt:
+        hurt.setenv("FAULT", f"{MOMENTS['training']}|1")
+        run.ended(run.start(terminal_is_closed), 30).expect(STATUS[signal.SIGHUP])
+    assert run.checkpoints() == [3]
+    run.run(**RESUME).expect(0)
+    expect_same(whole("ppo"), outcome(run.out))
+
+
+def test_under_nohup_a_closed_terminal_changes_nothing(trial, whole, monkeypatch):
+    run = trial("ppo")
+    monkeypatch.setenv("FAULT", f"{MOMENTS['training']}|1")
+    run.run(partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)).expect(0)
     expect_same(whole("ppo"), outcome(run.out))
 
 

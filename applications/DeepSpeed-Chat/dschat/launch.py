@@ -28,6 +28,7 @@ from types import FrameType, TracebackType
 import psutil
 
 from dschat.base.errors import UserError
+from dschat.base.signals import signals_that_stop
 from dschat.remote import REMOTE_FILE_VARIABLE, check_paths, check_programs, pack, remote_file, split_variables
 from dschat.settings.flags import check_values, flags_of
 from dschat.settings.processes import LaunchFlags
@@ -46,7 +47,6 @@ LAUNCHER_CHECK_INTERVAL = 1.0  # seconds between two checks that the launching p
 # Processes that outlive the launcher ("strays") are ended.
 STRAYS_TERM_AFTER = 60.0  # seconds from the launcher's end to SIGTERM
 STRAYS_KILL_AFTER = 300.0  # seconds from SIGTERM to SIGKILL
-EXIT_STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}  # exit status of a run that a signal has stopped
 
 
 @dataclass(frozen=True)
@@ -311,17 +311,17 @@ def _count_gpus() -> int:
 def launch(plan: LaunchPlan, arguments: Sequence[str]) -> int:
     """Runs `python -m dschat …` in every process of the plan, and waits for all of them.
 
-    The first SIGTERM or Ctrl-C is passed on to the training processes, which save a checkpoint, however long that
-    takes, and end; the launcher ends after them. A second signal goes to the launcher, which kills them. Processes
-    that outlive the launcher get SIGTERM after a minute, and SIGKILL five minutes later. At the end the message of the
-    worker that failed first is repeated below the launcher's own output.
+    The first of the signals that stop a run is passed on to the training processes, which save a checkpoint, however
+    long that takes, and end; the launcher ends after them. A second signal goes to the launcher, which kills them.
+    Processes that outlive the launcher get SIGTERM after a minute, and SIGKILL five minutes later. At the end the
+    message of the worker that failed first is repeated below the launcher's own output.
 
     Args:
         plan: the processes.
         arguments: the subcommand and its flags.
 
     Returns:
-        The launcher's exit status; 143 after SIGTERM, 130 after Ctrl-C.
+        The launcher's exit status; 128 + its number after a signal: 143 after SIGTERM, 130 after Ctrl-C.
 
     Raises:
         UserError: another machine cannot be reached, or a program that reaches it is not installed; or the port of
@@ -395,7 +395,7 @@ def _run_by_ssh(
     variables = split_variables(environment, _launcher_variables())
     with LauncherSignals(local=False) as signals, remote_file(variables.delivered, hosts) as path:
         if signals.last is not None:  # a signal came while the variables were sent
-            return EXIT_STATUS[signals.last]
+            return 128 + signals.last
         exported = variables.exported | {REMOTE_FILE_VARIABLE: path}
         lines = [f"{name}={value}\n" for name, value in exported.items()]
         ds_env_file = scratch / "variables"
@@ -417,7 +417,7 @@ def run_launcher(
     _end_strays(launcher.pid)
     signals.pass_to(None)
     if signals.last is not None:
-        return EXIT_STATUS[signals.last]
+        return 128 + signals.last
     return status if status >= 0 else 128 - status  # 128 + n if signal n has ended the launcher
 
 
@@ -446,7 +446,7 @@ def _launcher_variables() -> dict[str, str]:
 
 
 class LauncherSignals:
-    """Context in which SIGTERM and Ctrl-C do not end this process but are passed on to the launcher's processes.
+    """Context in which signals that stop a run do not end this process but are passed on to the launcher's processes.
 
     A signal that comes before the launcher runs is passed on as soon as it does.
 
@@ -467,7 +467,7 @@ class LauncherSignals:
 
     def __enter__(self) -> LauncherSignals:
         """Installs the handlers."""
-        for signal_number in EXIT_STATUS:
+        for signal_number in signals_that_stop():
             self._earlier_handlers[signal_number] = signal.signal(signal_number, self._handle)
         return self
 

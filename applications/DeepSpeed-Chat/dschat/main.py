@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
@@ -153,7 +153,8 @@ class TrainingProcess(Generic[C]):
                 uploads = is_main()
             except Stopped as stop:
                 if is_main():
-                    print(f"stopped by {stop}; {self._how_to_continue(config)}", file=sys.stderr)
+                    with suppress(OSError):  # the terminal may be closed
+                        print(f"stopped by {stop}; {self._how_to_continue(config)}", file=sys.stderr)
                 return TrainingResult(stop.status, {})
             except BaseException as error:
                 if world_size() > 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGTERM and Ctrl-C: recorded when they arrive, handled where a run can stop without losing anything.
+"""SIGTERM, Ctrl-C and SIGHUP: recorded when they arrive, handled where a run can stop without losing anything.
 
 1. dschat/launch.py forwards the signal to the training processes.
 2. From the first self-check to the last evaluation (training/loop.py: Loop.fit), a process only records it.
@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from dschat.base.signals import signals_that_stop
 from dschat.run.distributed import largest_over_ranks
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _received = 0  # the first signal that arrived, or 0
 
 
@@ -39,7 +39,7 @@ def stop_signals() -> Iterator[None]:
     """Inside, signals are only recorded; a second Ctrl-C raises KeyboardInterrupt at once."""
     global _received
     _received = 0
-    previous_handlers = {number: signal.signal(number, _record) for number in SIGNALS}
+    previous_handlers = {number: signal.signal(number, _record) for number in signals_that_stop()}
     try:
         yield
     finally:
