@@ -482,6 +482,12 @@ def test_preview_sends_to_check(form, source, model, tmp_path, caplog) -> None:
     assert f"`dschat data check {tmp_path / 'out'}` describes it" in caplog.text
 
 
+def test_a_folder_has_no_programs_to_run(source, model, tmp_path, caplog) -> None:
+    prepare(source, model, tmp_path / "out", *LOOSE)
+    assert main(["check", str(tmp_path / "out"), "--run_solutions", "3"]) == 2
+    assert "--run_solutions 3" in caplog.text and "check the data that it was made from" in caplog.text
+
+
 def test_check_describes_a_folder(source, model, tmp_path, capsys) -> None:
     folder = tmp_path / "out"
     prepare(source, model, folder, "--format", "pt", *LOOSE)

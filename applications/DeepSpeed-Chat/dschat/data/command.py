@@ -98,6 +98,11 @@ def _check_path(
 
     folder = open_prepared(path)
     if folder is not None:
+        if options.check.run_solutions:
+            raise UserError(
+                f"--run_solutions {options.check.run_solutions}: {path} is a prepared folder, which holds no programs; "
+                "check the data that it was made from."
+            )
         return prepared_report(folder, settings.tokenizer)
     report = check_report(path, options.check.data_split, settings)
     if options.check.run_solutions:
