@@ -27,7 +27,7 @@ CHECKS = (
     "reduction",
     "rehearsal",
 )
-FAULTS = ("resume", "nonfinite", "empty")  # of tests that are slow
+SLOW_CHECKS = ("resume", "nonfinite", "empty", "rehearsal_slow")
 
 
 class Outputs:
@@ -68,6 +68,6 @@ def two_processes(run_cases: Callable[..., Outputs]) -> Outputs:
 
 
 @pytest.fixture(scope="session")
-def two_interrupted(run_cases: Callable[..., Outputs]) -> Outputs:
-    """Results of runs that are stopped, or meet numbers that are not finite."""
-    return run_cases("two-interrupted", (), FAULTS)
+def two_slow(run_cases: Callable[..., Outputs]) -> Outputs:
+    """Results of the checks of slow tests: runs that are stopped or meet numbers that are not finite, and others."""
+    return run_cases("two-slow", (), SLOW_CHECKS)

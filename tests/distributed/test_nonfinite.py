@@ -14,16 +14,16 @@ pytestmark = [pytest.mark.xdist_group("launcher"), pytest.mark.slow]
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-def test_every_process_names_the_one_that_has_it(stage, two_interrupted):
-    first, second = (two_interrupted.numbers(f"nonfinite-{stage}", rank)["said"] for rank in (0, 1))
+def test_every_process_names_the_one_that_has_it(stage, two_slow):
+    first, second = (two_slow.numbers(f"nonfinite-{stage}", rank)["said"] for rank in (0, 1))
     assert first == second and first.keys() == PLACES.keys()
     for place, message in first.items():
         assert message.startswith(f"after {UPDATES} updates, {place} on rank 1 are not finite"), message
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-def test_its_batch_is_written_down_by_that_process(stage, two_interrupted):
-    folder = two_interrupted.folder / f"nonfinite-{stage}" / "stop" / "nonfinite"
+def test_its_batch_is_written_down_by_that_process(stage, two_slow):
+    folder = two_slow.folder / f"nonfinite-{stage}" / "stop" / "nonfinite"
     stem = f"update-{UPDATES}-rank-1"
     assert sorted(file.name for file in folder.iterdir()) == [f"{stem}.json", f"{stem}.safetensors"]
     record = json.loads((folder / f"{stem}.json").read_text())
@@ -31,9 +31,9 @@ def test_its_batch_is_written_down_by_that_process(stage, two_interrupted):
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-def test_skipping_leaves_weights_and_schedules_of_both_alone(stage, two_interrupted):
+def test_skipping_leaves_weights_and_schedules_of_both_alone(stage, two_slow):
     for rank in (0, 1):
-        notes = two_interrupted.numbers(f"nonfinite-{stage}", rank)["notes"]
+        notes = two_slow.numbers(f"nonfinite-{stage}", rank)["notes"]
         after = notes.pop("after")
         assert notes.keys() == PLACES.keys()
         for place, note in notes.items():
@@ -45,17 +45,17 @@ def test_skipping_leaves_weights_and_schedules_of_both_alone(stage, two_interrup
 
 
 @pytest.mark.parametrize("step", ["sft", "reward"])
-def test_steps_1_and_2(step, two_interrupted):
+def test_steps_1_and_2(step, two_slow):
     for rank in (0, 1):
-        said = two_interrupted.numbers(f"nonfinite-{step}", rank)["said"]
+        said = two_slow.numbers(f"nonfinite-{step}", rank)["said"]
         assert said.startswith("after 1 update, gradients of the model on rank 1 are not finite; the batch is in ")
 
 
-def test_a_process_without_responses_keeps_step(two_interrupted):
+def test_a_process_without_responses_keeps_step(two_slow):
     """The same metrics on both, means of the responses that hold tokens; the same weights at every ZeRO stage."""
-    weights = [two_interrupted.tensors(f"empty-{stage}") for stage in (0, 2, 3)]
+    weights = [two_slow.tensors(f"empty-{stage}") for stage in (0, 2, 3)]
     for stage in (0, 2, 3):
-        first, second = (two_interrupted.numbers(f"empty-{stage}", rank) for rank in (0, 1))
+        first, second = (two_slow.numbers(f"empty-{stage}", rank) for rank in (0, 1))
         assert first == second
         assert all(math.isfinite(number) for row in first for number in row.values())
         assert all(3 < row["response/length"] <= 6 and row["loss/value"] > 0 for row in first[:2])

@@ -21,8 +21,8 @@ def check_points(outputs, name, number):
     assert all(count > (30 if run.startswith("ppo") else 7) for run, count in points.items())
 
 
-def test_inside_a_rollout_and_between_micro_batches(two_interrupted):
-    check_points(two_interrupted, "resume", 3)
+def test_inside_a_rollout_and_between_micro_batches(two_slow):
+    check_points(two_slow, "resume", 3)
 
 
 def test_everywhere(run_cases):

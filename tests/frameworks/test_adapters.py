@@ -284,7 +284,10 @@ def test_an_openrlhf_that_would_compute_something_else_is_refused(base, said) ->
         openrlhf.experience_maker(base, case.config)().compute_advantages_and_returns(experiences(case))
 
 
-@pytest.mark.parametrize("imported", [True, False], ids=["imported before", "imported later"])
+@pytest.mark.parametrize(
+    "imported",
+    [pytest.param(True, id="imported before", marks=pytest.mark.slow), pytest.param(False, id="imported later")],
+)
 def test_openrlhfs_trainer_gets_the_subclass(imported, tmp_path) -> None:
     """Also where ray's hook runs in a process that has not imported OpenRLHF yet."""
     folder = tmp_path / "openrlhf" / "trainer"

@@ -29,7 +29,7 @@ def outcome(*tests: str, total: int | None = None) -> ProgramOutcome:
     return ProgramOutcome(tests, total or len(tests), "namespaces", 0.0)
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_right_programs_pass_in_any_order_on_any_number_of_workers(count) -> None:
     programs = correct_programs(count, seed=7)
     assert len(set(programs)) == count

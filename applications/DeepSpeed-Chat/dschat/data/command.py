@@ -100,7 +100,7 @@ def _check_path(
     if folder is not None:
         if options.check.run_solutions:
             raise UserError(
-                f"--run_solutions {options.check.run_solutions}: {path} is a prepared folder, which holds no programs; "
+                f"--run_solutions {options.check.run_solutions}: {path} is a prepared folder without programs; "
                 "check the data that it was made from."
             )
         return prepared_report(folder, settings.tokenizer)
