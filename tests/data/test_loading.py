@@ -385,11 +385,12 @@ def test_empty_responses_are_said_once(kind, lines, tmp_path, caplog) -> None:
             assert len(places) == 3 and set(places) <= set(lines), "the first three in the order of the shuffle"
 
 
-@pytest.mark.parametrize("column", ["label", "kto_tag"])
-def test_step_1_warns_of_responses_that_are_labelled_as_bad_ones(column, tmp_path, caplog) -> None:
+@pytest.mark.parametrize(("column", "label"), [("label", False), ("kto_tag", False), ("label", "False")])
+def test_step_1_warns_of_responses_that_are_labelled_as_bad_ones(column, label, tmp_path, caplog) -> None:
     """Rows for KTO; the label of a row that is not true or false, such as a class, says nothing."""
-    rows = [{"prompt": f"q {number}", "completion": "a", column: number != 2} for number in range(4)]
+    rows: list[dict[str, object]] = [{"prompt": f"q {number}", "completion": "a", column: True} for number in range(4)]
     rows.append({"prompt": "q", "completion": "a", column: 0})
+    rows[2][column] = label
     for name in ("train", "test"):
         write_jsonl(tmp_path / f"{name}.jsonl", rows)
     for kind, expected in ((SFTExample, 1), (PromptExample, 0)):

@@ -500,7 +500,7 @@ def bad_responses(rows: Sequence[Row]) -> str:
     """
     origins = []
     for row in rows:
-        is_bad = any(row.extra.get(column) is False for column in LABELS)
+        is_bad = any(_is_false(row.extra.get(column)) for column in LABELS)
         if is_bad and row.chosen is not None:
             origins.append(row.origin)
     if not origins:
@@ -509,6 +509,13 @@ def bad_responses(rows: Sequence[Row]) -> str:
         f"{len(origins)} of {len(rows)} responses are labelled false ({' or '.join(LABELS)}, as in data for KTO), and "
         f"step 1 trains on them like on the others (first: {origins[0]})"
     )
+
+
+def _is_false(label: object) -> bool:
+    """Whether a label says false, also as the text in a CSV cell; a number may be a class."""
+    if isinstance(label, str):
+        return label.strip().lower() == "false"
+    return label is False
 
 
 def repeated_prompts(rows: Sequence[Row], chosen_alone: bool = False) -> str:

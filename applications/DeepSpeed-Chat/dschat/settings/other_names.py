@@ -62,6 +62,7 @@ _WANDB = "set the variables of W&B, such as WANDB_PROJECT and WANDB_NAME"
 _BEST = "the best checkpoint is kept beside the newest (--save_total_limit)"
 _STAGE = "the command selects it: sft, reward, dpo or ppo"
 _COLUMNS = "name the columns: --prompt_key, --chosen_key, --rejected_key, --response_key, --messages_key"
+_PLAIN_TEXTS = "plain texts are not read: each row needs a prompt, such as a text's first words, and a response"
 _LENGTH = "prompt and response together; in ppo, the limit of the prompt alone"
 _CRITIC = "the critic has its own"
 _WHITENED = (
@@ -118,7 +119,7 @@ OTHER_NAMES: dict[str, OtherName] = {
         "T", (), "a hub id means its default configuration: write another to a folder with save_to_disk"
     ),
     "streaming": OtherName("TLA", (), "data are read completely before training starts"),
-    "dataset_text_field": OtherName("T", (), _COLUMNS),
+    "dataset_text_field": OtherName("T", (), _PLAIN_TEXTS),
     "field_messages": OtherName("A", ("--messages_key",)),
     "template": OtherName("L", (), _TEMPLATE),
     "chat_template": OtherName("A", (), _TEMPLATE),
@@ -291,8 +292,8 @@ OTHER_COMMANDS: dict[str, OtherCommand] = {
     "rloo": OtherCommand(("dschat ppo --advantage_estimator rloo --samples_per_prompt 4",)),
     "rm": OtherCommand(("dschat reward",)),
     "train": OtherCommand(("dschat sft", "dschat reward", "dschat dpo", "dschat ppo")),
-    "pretrain": OtherCommand(("dschat sft --sft_on_prompt",)),
-    "pt": OtherCommand(("dschat sft --sft_on_prompt",)),
+    "pretrain": OtherCommand(("dschat sft --sft_on_prompt",), _PLAIN_TEXTS),
+    "pt": OtherCommand(("dschat sft --sft_on_prompt",), _PLAIN_TEXTS),
     "kto": OtherCommand(("dschat dpo",), "KTO is not offered; DPO is the nearest and needs pairs"),
     "orpo": OtherCommand(("dschat dpo",), "ORPO is not offered; DPO is the nearest and also needs a reference"),
     "chat": OtherCommand(("dschat demo chat",)),
