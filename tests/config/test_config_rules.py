@@ -288,8 +288,14 @@ REFUSALS = [
             (
                 "--samples_per_prompt 2 --advantage_estimator rloo_turns --drop_equal_groups",
                 "--environment with --drop_equal_groups",
-                "another estimator than rloo_turns",
+                "--advantage_estimator rloo_turns",
             ),
+            (
+                "--samples_per_prompt 2 --advantage_estimator reinforce_pp --drop_equal_groups",
+                "--environment with --drop_equal_groups",
+                "another estimator that compares whole episodes",
+            ),
+            ("--clip_reward_value 2", "--environment with --clip_reward_value 2", "in the environment's step"),
             ("--max_turns 0", "--max_turns 0", "at least 1"),
             ("--environment_timeout 0", "--environment_timeout 0", "above 0"),
         )
@@ -492,6 +498,19 @@ REFUSALS = [
     ("ppo", "--length_penalty 2", "--length_penalty 2.0 does nothing", "--length_buffer"),
     ("ppo", "--lam 0.9 --lam_alpha 0.05", "--lam 0.9 and --lam_alpha 0.05", "drop one"),
     ("rloo", "--advantage_estimator reinforce_pp --normalize_advantages row", "normalises over the batch"),
+    (
+        "ppo",
+        "--termination_condition turn --normalize_advantages row",
+        "--normalize_advantages row with --termination_condition turn",
+        "Use batch",
+    ),
+    (
+        "ppo",
+        "--reward_function score.py:score --samples_per_prompt 2 --advantage_estimator rloo --drop_equal_groups"
+        " --teacher_model_name_or_path t",
+        "--drop_equal_groups with --teacher_model_name_or_path",
+        "Drop one of them",
+    ),
     (
         "rloo",
         "--advantage_estimator grpo --samples_per_prompt 1",

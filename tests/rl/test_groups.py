@@ -132,6 +132,15 @@ def test_tempo_by_hand() -> None:
     assert_near(found, [[-6 / root] * 2, [-2 / root] * 2, [8 / root, 0.0]], FORWARD)
 
 
+def test_tempo_refuses_holes() -> None:
+    """Between turns, prefixes differ by texts that are no tokens of the policy."""
+    trajectory = scored([0.0, 1.0], [3, 3], [[1, 2, 3], [1, 2, 4]])
+    mask = torch.tensor([[True, False, True]] * 2)
+    trajectory = replace(trajectory, rollout=replace(trajectory.rollout, response_mask=mask))
+    with pytest.raises(ValueError, match="holes are not supported"):
+        credit_of(trajectory, mask, "tempo", kl_coef=0.0, samples=2)
+
+
 def test_tempo_of_equal_scores_is_nothing() -> None:
     trajectory = replace(scored(*TREE), scores=torch.full((3,), 0.9))
     assert not credit_of(trajectory, trajectory.response_mask, "tempo", kl_coef=0.0, samples=3).advantages.any()

@@ -42,6 +42,19 @@ class Environment:
 """
 
 
+# An environment that draws with NumPy, and imports it late.
+DRAWS = """
+class Environment:
+    def reset(self, row, seed):
+        import numpy
+
+        return [{"role": "user", "content": str(numpy.random.randint(10**6))}]
+
+    def step(self, messages, reply):
+        return [], 0.0, True
+"""
+
+
 def is_running(pid: int) -> bool:
     """Whether a process is there and has not ended."""
     try:
@@ -215,3 +228,14 @@ def test_an_answer_that_cannot_be_read() -> None:
     result = process.receive()
     assert isinstance(result, Failure) and "cannot be read: UnpicklingError" in result.problem
     assert sleeper.wait(60) == -9
+
+
+def test_numpy_is_seeded_however_late_it_is_imported(tmp_path):
+    (tmp_path / "draws.py").write_text(DRAWS)
+    pool = EnvironmentPool(f"{tmp_path / 'draws.py'}:Environment", 30.0, 4)
+    try:
+        with pool.episodes(3) as processes:
+            first, second, third = pool.call(processes, [("reset", {}, 7), ("reset", {}, 7), ("reset", {}, 8)])
+    finally:
+        pool.close()
+    assert first == second != third

@@ -243,9 +243,14 @@ def tempo_batch(
     V of a prefix is the mean score of the prompt's responses that begin with it, see
     :func:`macro_actions.groups.prefix_values`. V(after) − V(before) is therefore 0 except where responses part.
     Macro actions of one token give the paper's estimator. The KL penalty is added as in :func:`grpo_batch`.
+
+    Raises:
+        ValueError: a response mask has holes, so that the text between turns is a part of the prefixes.
     """
     rewards, kl = _token_rewards(trajectory, settings)
     mask = trajectory.response_mask
+    if (mask[:, 1:] & ~mask[:, :-1]).any():
+        raise ValueError("tempo compares prefixes of single responses: response masks with holes are not supported.")
     scores = _by_group(_compared_scores(trajectory, settings), settings)
     counted = _by_group(mask.any(1), settings)
 

@@ -18,6 +18,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing.connection import Connection, Listener
 
 from dschat.base.errors import UserError
@@ -52,6 +53,9 @@ def main(
     """
     report: object
     listener: Listener | None = None
+    # Before any episode, so that its generator is seeded also if an environment imports it as late as in `reset`.
+    with suppress(ImportError):
+        import_module("numpy")
     try:
         environment_class, report = load_environment(spec, user)
         listener = Listener(address, "AF_UNIX", backlog=BACKLOG)

@@ -141,8 +141,7 @@ class Checkpoints:
         for name, engine in self._engines.items():
             engine.save_checkpoint(folder / name)
         random_states = {f"{RANDOM_PREFIX}{name}": state for name, state in progress.random.items()}
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in progress.tensors.items()}
-        save_tensors(random_states | tensors, folder / f"rank-{rank()}.safetensors")
+        save_tensors(random_states | _separate_copies(progress.tensors), folder / f"rank-{rank()}.safetensors")
         if self._average is not None:
             parts = {name: part.cpu().contiguous() for name, part in self._average.items()}
             save_tensors(parts, folder / _average_file(rank()))
@@ -354,6 +353,19 @@ class Checkpoints:
             if folder.name[5:].isdigit():
                 folders.append(folder)
         return sorted(folders, key=_update_of, reverse=True)
+
+
+def _separate_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, none of which shares memory with another one: safetensors refuses those."""
+    copies: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        copy = tensor.detach().cpu().contiguous()
+        if copy.untyped_storage().data_ptr() in storages:
+            copy = copy.clone()
+        storages.add(copy.untyped_storage().data_ptr())
+        copies[name] = copy
+    return copies
 
 
 def _average_file(number: int) -> str:

@@ -100,8 +100,12 @@ def _check_score_source(config: PPOConfig) -> None:
 
 
 def _is_one_macro_action(config: PPOConfig) -> bool:
-    """Whether every response is one macro action; --ngram inf makes it one, too."""
+    """Whether every response is one macro action. In episodes, every turn is at least one."""
+    if config.has_episodes:
+        return False
     termination = config.termination
+    if termination.termination_condition == "turn":
+        return True
     is_fixed = termination.termination_condition == "fixed"
     return is_fixed and termination.ngram >= config.sampling.max_answer_seq_len
 
@@ -132,8 +136,8 @@ NORMALIZATION_RULES: tuple[Rule[PPOConfig], ...] = (
     ),
     Rule(
         lambda config: config.advantages.normalized_over == "row" and _is_one_macro_action(config),
-        "--normalize_advantages row with --ngram {ngram:g}: a response is one macro action, whose tokens have"
-        " the same advantage, which would become 0. Use batch.",
+        "--normalize_advantages row with --termination_condition {termination_condition} (--ngram {ngram:g}): a"
+        " response is one macro action, whose tokens have the same advantage, which would become 0. Use batch.",
     ),
 )
 

@@ -51,6 +51,11 @@ TEACHER_RULES: tuple[Rule[Any], ...] = (  # of step 3's configuration
         "--drop_equal_groups with --advantage_estimator {advantage_estimator}, which compares no scores: drop it.",
     ),
     Rule(
+        lambda config: config.has_teacher and config.advantages.drop_equal_groups,
+        "--drop_equal_groups with --teacher_model_name_or_path: prompts whose responses have the same score would be"
+        " left out, and with them the teacher's log-ratios on their tokens. Drop one of them.",
+    ),
+    Rule(
         lambda config: _distils_alone(config) and config.advantages.normalize_scores,
         "--normalize_scores with --advantage_estimator {advantage_estimator}, which reads no scores: drop it.",
     ),
