@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "base": set(),
     "settings": {"base", "macro_actions"},
     "models": {"base", "macro_actions"},
-    "data": {"base", "settings", "models"},
+    "data": {"base", "settings", "models", "macro_actions"},
     # what a run will take, from its flags and configs alone
     "plan": {"base", "settings", "data", "models", "macro_actions"},
     # what a run knows of itself, and what moves its weights

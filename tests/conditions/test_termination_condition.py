@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from dschat.base.errors import UserError
 from dschat.rollouts.termination import TerminationCondition
@@ -88,6 +89,20 @@ def test_units_of_the_text(condition, text, expected, tmp_path):
     ends = TerminationCondition(config.termination, tokenizer, tokenizer.eos_token_id, 0)(whole, 0).ends
     macro = segment(ends, rollout.response_mask)
     assert macro.lengths[0][macro.mask[0]].tolist() == [*(len(unit.encode()) for unit in expected), 1]
+
+
+def test_a_token_that_only_the_vocabulary_marks_as_special_ends_a_response(tmp_path):
+    """As a chat template's end of turn may be: it is a macro action of its own, not a part of the last line."""
+    tokenizer = make_tokenizer(5, ["ab\n"])
+    tokenizer.add_tokens([AddedToken("<|turn_end|>", special=True)])
+    end_id = tokenizer.convert_tokens_to_ids("<|turn_end|>")
+    assert end_id not in tokenizer.all_special_ids
+    ids = [*tokenizer("ab\nab", add_special_tokens=False).input_ids, end_id]
+    whole = replace(trajectory_of([len(ids)], len(ids), 0), rollout=make_rollout([([5], ids)]))
+    config = ppo_config(tmp_path, termination_condition="line")
+    ends = TerminationCondition(config.termination, tokenizer, tokenizer.eos_token_id, 0)(whole, 0).ends
+    macro = segment(ends, whole.response_mask)
+    assert macro.lengths[0][macro.mask[0]].tolist() == [3, 2, 1]
 
 
 def test_surprise_looks_at_the_policy(tmp_path):

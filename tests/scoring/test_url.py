@@ -146,6 +146,20 @@ def test_a_server_that_stays_away(server):
         ask(stand_in.url, patience=0.2)
 
 
+def test_requests_of_a_rollout_end_before_other_processes_stop_waiting(server):
+    """The first of two requests takes longer than both may."""
+
+    def late(request):
+        time.sleep(0.3)
+        return by_length(request)
+
+    settings = UrlSettings(server(late).url, 2, 5.0, 2.0, False, 0.2)
+    with pytest.raises(UserError, match=r"not all answered within 0.2 s.*raise --reward_batch or --ddp_timeout"):
+        UrlScores(settings)(ROLLOUT, TEXTS)
+    skipped = UrlScores(replace(settings, skips=True))(ROLLOUT, TEXTS)
+    assert skipped.isnan().sum() == len(TEXTS.responses) - 2
+
+
 def test_a_slow_server(server):
     def slow(request):
         time.sleep(0.5)

@@ -39,12 +39,22 @@ class TokenText:
     spans: tuple[tuple[int, int], ...]
 
 
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Ids of special tokens, including tokens that only the vocabulary marks as special."""
+    added_tokens = tokenizer.added_tokens_decoder
+    added_special_ids = set()
+    for token_id, token in added_tokens.items():
+        if token.special:
+            added_special_ids.add(token_id)
+    return set(tokenizer.all_special_ids) | added_special_ids
+
+
 class TokenReader:
     """Reads ids of one tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        all_special_ids = frozenset(tokenizer.all_special_ids)
+        all_special_ids = frozenset(special_ids(tokenizer))
         self.special_ids: Collection[int] = all_special_ids
         if tokenizer.unk_token_id != tokenizer.eos_token_id:
             self.special_ids = all_special_ids - {tokenizer.unk_token_id}

@@ -78,16 +78,6 @@ def puts_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     return tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
 
 
-def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Ids of special tokens, including tokens that only the vocabulary marks as special."""
-    added_tokens = tokenizer.added_tokens_decoder
-    added_special_ids = set()
-    for token_id, token in added_tokens.items():
-        if token.special:
-            added_special_ids.add(token_id)
-    return set(tokenizer.all_special_ids) | added_special_ids
-
-
 def encode_responses(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import special_ids
 from dschat.data.rows import Row
 from dschat.models.templates import TemplateRefusal, apply_template
+from macro_actions.token_text import special_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

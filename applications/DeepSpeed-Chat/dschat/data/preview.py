@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import decode_response, encode_prompts, prompt_text, puts_bos, special_ids
+from dschat.data.encoding import decode_response, encode_prompts, prompt_text, puts_bos
 from dschat.data.examples import (
     PairExample,
     PromptExample,
@@ -27,6 +27,7 @@ from dschat.data.sources import load_source
 from dschat.data.template_notes import RESPONSES_OF_STEPS, UNREAD_COLUMNS, template_notes, unread_column_counts
 from dschat.models.template_date import date_note
 from dschat.settings.common import ColumnFlags
+from macro_actions.token_text import special_ids
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import prompt_text, special_ids
+from dschat.data.encoding import prompt_text
 from dschat.data.formats import unread_columns
 from dschat.data.messages import DOCUMENTS, EMPTY, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, TOOL_CALLS, TOOLS
 from dschat.data.rows import Row, in_words
@@ -34,6 +34,7 @@ from dschat.data.turn_end import (
 )
 from dschat.models.templates import TemplateRefusal, apply_template
 from dschat.settings.common import ColumnFlags
+from macro_actions.token_text import special_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,10 +12,11 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Literal
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import decode_response, encode_responses, prompt_text, special_ids
+from dschat.data.encoding import decode_response, encode_responses, prompt_text
 from dschat.data.messages import DOCUMENTS, TOOLS
 from dschat.data.rows import Row
 from dschat.models.templates import TemplateRefusal, apply_template, render_messages
+from macro_actions.token_text import special_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -64,6 +64,7 @@ class UrlSettings:
     timeout: float  # seconds to wait for an answer
     patience: float  # seconds for which an unanswered request is repeated
     skips: bool  # responses without a score are left out of training; False: the run stops
+    longest: float = math.inf  # seconds for all requests of a rollout, for which other processes wait
 
 
 class UrlScores:
@@ -90,6 +91,7 @@ class UrlScores:
         finished = rollout.finished.tolist()
         size = self._settings.batch
         patience = self._settings.patience
+        start = time.monotonic()
         with stopping_together():
             for first in range(0, len(texts.responses), size):
                 rows = range(first, min(first + size, len(texts.responses)))
@@ -97,7 +99,8 @@ class UrlScores:
                 if texts.segments is not None:
                     counts = [len(texts.segments.lengths[row]) for row in rows]
                 try:
-                    numbers += self._request(_body(texts, finished, rows), counts, patience)
+                    remaining = self._remaining_time(start)
+                    numbers += self._request(_body(texts, finished, rows), counts, min(patience, remaining))
                 except UserError as error:
                     if not self._settings.skips:
                         raise
@@ -106,6 +109,18 @@ class UrlScores:
                     if isinstance(error.__cause__, NoAnswerYet):
                         patience = 0.0  # send each of the next requests only once
         return with_segments(numbers, texts, rollout.input_ids.device, f"{FLAG} {self._settings.url}")
+
+    def _remaining_time(self, start: float) -> float:
+        """Seconds that are left for further requests of a rollout. Raises UserError if there are none."""
+        settings = self._settings
+        remaining = start + settings.longest - time.monotonic()
+        if remaining <= 0:
+            raise UserError(
+                f"{FLAG} {settings.url}: the requests of a rollout were not all answered within {settings.longest:g}"
+                " s, for which other processes wait: give the server more workers, or raise --reward_batch or"
+                " --ddp_timeout."
+            )
+        return remaining
 
     def _request(
         self,

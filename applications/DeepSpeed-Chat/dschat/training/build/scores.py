@@ -140,6 +140,7 @@ def named_sources(
             flags.reward_timeout,
             flags.reward_patience,
             skips,
+            longest_wait(config),
         )
         sources.append((SOURCE_NAMES["reward_url"], UrlScores(settings)))
     if programs is not None:
@@ -205,10 +206,14 @@ def judge_scores(config: PPOConfig, rubric_file: str) -> JudgeScores:
 
     folder = Path(flags.judge_cache or Path(config.output.output_dir) / JUDGE_CACHE)
     client = JudgeClient(endpoint, ReplyCache(folder), spending, harmless_question(rubric))
-    # Seconds for all answers of a rollout. Other processes wait for this one, and give up after --ddp_timeout.
-    patience = longest_rollout(config) if world_size() > 1 else math.inf
+    patience = longest_wait(config)
     skips = config.rewards.on_reward_error == "skip"
     return JudgeScores(client, JudgeSettings(rubric, flags.judge_concurrency, patience, skips))
+
+
+def longest_wait(config: PPOConfig) -> float:
+    """Seconds for all answers of a rollout. Other processes wait for this one, and give up after --ddp_timeout."""
+    return longest_rollout(config) if world_size() > 1 else math.inf
 
 
 def own_reward_tokenizer(
