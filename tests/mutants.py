@@ -1330,6 +1330,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("prepare gives both stages the same rows", "make._read_rows", "1 + _a", "1", "test_the_parts_are_disjoint"),
     ("what is held out follows no seed", "load_source", "split_part(_a, TRAIN_EVAL_SPLIT, 1, _b)",
      "split_part(_a, TRAIN_EVAL_SPLIT, 1, 0)", "test_without_shuffling_the_last_rows_are_held_out"),
+    ("evaluations of several sources begin with the first one's rows", "in_proportion", "_a / len(_b)", "0",
+     "test_a_short_evaluation_reads_every_data_path"),
     (".pt files have one target too many", "pt_files._row_of", "_a[:_b]", "_a[:_b - 1]", "test_pt_files_are_sheeprls"),
     ("a dialogue's replies are counted as the data have them", "dialogues._length", "_a - _b + _c", "_a",
      "test_the_length_counts_every_reply_as_the_longest_that_may_be_drawn"),

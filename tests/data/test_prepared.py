@@ -265,7 +265,7 @@ def test_a_folder_holds_the_rows_of_its_step(form, split, seed, model, tmp_path,
 
 
 def test_several_folders_are_several_sources(model, tmp_path) -> None:
-    """One folder a source: together the rows of a run on both sources, one source after another."""
+    """One folder a source: the training rows one source after another, the evaluation rows as of a run on both."""
     paths, folders = [], []
     for form in ("csv", "jsonl-folder+eval"):
         (tmp_path / form).mkdir()
@@ -275,7 +275,9 @@ def test_several_folders_are_several_sources(model, tmp_path) -> None:
     shares = [load_share(flags_of(path, step=2)) for path in paths]
     read = prepared_share(find_prepared(list(map(str, folders))))
     assert [e.row.origin for e in read.train] == [row.origin for share in shares for row in share.train]
-    assert [e.row.origin for e in read.eval] == [row.origin for share in shares for row in share.eval]
+    both = load_share(flags_of(*paths, step=2))
+    assert [e.row.origin for e in read.eval] == [row.origin for row in both.eval]
+    assert all(share.eval for share in shares)
     assert [len(share.train) for share in shares] == [23, 24]
 
 

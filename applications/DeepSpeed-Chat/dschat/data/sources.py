@@ -297,12 +297,30 @@ def parse_fractions(data_split: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Share(Generic[R_co]):
-    """The rows of one step, one source after another."""
+    """The rows of one step."""
 
-    train: Sequence[R_co]
-    eval: Sequence[R_co]
+    train: Sequence[R_co]  # one source after another
+    eval: Sequence[R_co]  # of several sources `in_proportion`
     sources: list[dict[str, Any]]  # records in run.json, see `described`
     files: tuple[Path, ...]
+
+
+def in_proportion(parts: Sequence[Sequence[T]]) -> Sequence[T]:
+    """The rows of several sources in an order whose first rows come from all sources.
+
+    Evaluations read the first rows only (--eval_iters, --eval_prompts). With k sources, the first r of all N rows hold
+    r · n / N rows of a source of n rows, give or take k; if r is at least k, they hold a row of every source.
+    The rows of each source stay in their order; those of a single source are returned as they are.
+
+    Example: sources a, b, c, d and x, y give a, x, b, c, y, d.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    places = []
+    for number, rows in enumerate(parts):
+        for index in range(len(rows)):
+            places.append((index / len(rows), number, index))
+    return [parts[number][index] for _, number, index in sorted(places)]
 
 
 def described(
@@ -418,7 +436,7 @@ def read_share(
     Without a seed, rows stay in their order.
     """
     train: list[Row] = []
-    held_out: list[Row] = []
+    held_out: list[list[Row]] = []
     sources: list[dict[str, Any]] = []
     files: list[Path] = []
     for path in paths:
@@ -427,8 +445,8 @@ def read_share(
         source_train = step_rows(source.train, split, step, seed)
         source_eval = step_rows(source.eval, split, step, seed)
         train += source_train
-        held_out += source_eval
+        held_out.append(source_eval)
         files += source.files
         record = described(source.name, source_train, source_eval, source.dropped, source.num_rows, split, source.hub)
         sources.append(record)
-    return Share(train, held_out, sources, tuple(files))
+    return Share(train, in_proportion(held_out), sources, tuple(files))

@@ -27,7 +27,7 @@ from dschat.data.examples import (
 from dschat.data.prepared.folder import PreparedExample, PreparedFolder
 from dschat.data.prepared.pt_files import check_example_prompt, read_pt
 from dschat.data.rows import Row
-from dschat.data.sources import Share, described
+from dschat.data.sources import Share, described, in_proportion
 from dschat.data.tokenised import Examples, open_table
 from dschat.data.turns import MarkedPrompt
 from dschat.models.template_date import DATE_VARIABLE, template_date
@@ -115,7 +115,7 @@ def prepared_share(
     folders: Sequence[PreparedFolder],
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Share[Any]:
-    """The rows of prepared folders, one folder after another: training rows, and validation (else test) rows.
+    """The rows of prepared folders: training rows, one folder after another, and validation (else test) rows.
 
     The tokenizer decodes the texts of `.pt` files, which hold only ids.
     """
@@ -133,7 +133,7 @@ def prepared_share(
         counts = (len(folder_train), len(folder_eval))
         sources.append(described(str(folder.path), folder_train, folder_eval, {}, counts))
         files += chain.from_iterable(folder.files.values())
-    return Share(_joined(train), _joined(held_out), sources, tuple(files))
+    return Share(_joined(train), in_proportion(held_out), sources, tuple(files))
 
 
 def held_out_split(folder: PreparedFolder) -> str | None:
