@@ -28,7 +28,7 @@ from dschat.data.prepared.folder import PreparedExample, find_prepared, open_pre
 from dschat.data.prepared.make import Filter, RowLimits
 from dschat.data.prepared.read import prepared_share, read_split
 from dschat.data.rows import Row
-from dschat.data.sources import load_share
+from dschat.data.sources import load_share, open_data
 from dschat.data.template_notes import warn_of_template
 from dschat.plan.counts import count_rows, find_sources
 from factories import make_tokenizer
@@ -536,6 +536,8 @@ def test_what_prepared_rows_do_not_hold_is_refused(source, model, tmp_path) -> N
         loader_of(SFTExample, tmp_path / "prepared", all_turns=True)
     with pytest.raises(UserError, match="needs the rows of the source itself"):
         load_share(flags_of(tmp_path / "prepared"))
+    with pytest.raises(UserError, match="--prompts .*prepared: a prepared folder, whose prompts are written for one"):
+        open_data(str(tmp_path / "prepared"), "--prompts")
 
 
 def test_tensors_on_a_full_disk(source, model, tmp_path, monkeypatch, caplog) -> None:

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which prompts are used: those of the protocol, in its order."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 from datasets import load_dataset
 
-from cli_runs import read_jsonl, write_jsonl
+from cli_runs import arguments, read_jsonl, write_jsonl
 from dschat.base.errors import UserError
+from dschat.cli import main
 from dschat.lab.prompts import select_prompts, shuffled
+from dschat.models.tokenizer import load_tokenizer
 
 
 def texts_of(selection):
@@ -128,3 +133,59 @@ def test_a_file_of_which_no_row_is_held_out(options, bytes_tokenizer, tmp_path):
 def test_none_left(options, folder, bytes_tokenizer):
     with pytest.raises(UserError, match=r"none of the 30 prompts is left \(prompt too long: 30\).*--max_prompt_len"):
         select_prompts(options(data_path=str(folder), max_prompt_len=2), bytes_tokenizer)
+
+
+# prepared folders
+
+
+@pytest.fixture
+def chat_model(project, tmp_path):
+    """The project's policy, whose tokenizer has a chat template here."""
+    folder = shutil.copytree(project / "run" / "actor", tmp_path / "chat_model")
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@pytest.fixture
+def prepared(chat_model, tmp_path):
+    """prepared(*words): a folder prepared from 40 training and 6 evaluation rows, each with an answer."""
+
+    def prepare(*words):
+        rows = [row | {"answer": str(number)} for number, row in enumerate(plain_rows(46))]
+        write_jsonl(tmp_path / "source" / "train.jsonl", rows[:40])
+        write_jsonl(tmp_path / "source" / "test.jsonl", rows[40:])
+        flags = {"output": tmp_path / "prepared", "tokenizer": chat_model, "stage": "finetune"}
+        flags |= {"data_split": "1,0", "minimum_response_length": 0}
+        command = ["prepare", str(tmp_path / "source"), *arguments(flags), "--overwrite"]
+        assert main(["data", *command, *words]) == 0
+        return tmp_path / "prepared"
+
+    return prepare
+
+
+def test_a_prepared_folder_gives_the_rows_that_it_was_made_from(options, prepared, chat_model, tmp_path, caplog):
+    """Prompts as the data have them, not as a chat template wrote them, and the other columns for reward functions."""
+    folder = prepared("--apply_chat_template", "--validation_percentage", "0")
+    tokenizer = load_tokenizer(str(chat_model), "--model")
+    expected = select_prompts(options(data_path=str(tmp_path / "source"), apply_chat_template=True), tokenizer)
+    selection = select_prompts(options(data_path=str(folder)), tokenizer)
+    rows = [example.row for example in selection.examples]
+    assert sorted(row.extra["answer"] for row in rows) == ["40", "41", "42", "43", "44", "45"]
+    assert {row.messages[0]["content"] for row in rows} == {f"Question {number}:" for number in range(40, 46)}
+    assert sorted(texts_of(selection)) == sorted(texts_of(expected))
+    assert f"{folder}: 6 of 6 test rows of the prepared folder" in caplog.text
+
+
+def test_prepared_folders_without_texts_or_held_out_rows_are_refused(options, prepared, bytes_tokenizer, tmp_path):
+    ids = prepared("--format", "pt")
+    with pytest.raises(UserError, match=f"--data_path {ids}: a prepared folder of .pt files, which hold ids"):
+        select_prompts(options(data_path=str(ids)), bytes_tokenizer)
+    folder = prepared("--validation_percentage", "0", "--max_length", "1000")
+    shutil.rmtree(folder / "test")
+    info = json.loads((folder / "prepared.json").read_text())
+    del info["kept"]["test"]
+    (folder / "prepared.json").write_text(json.dumps(info))
+    with pytest.raises(UserError, match="neither validation nor test rows; prepare the data with --validation_p") as e:
+        select_prompts(options(data_path=str(folder)), bytes_tokenizer)
+    assert str(e.value).startswith(f"--data_path {folder}: ") and "--split" not in str(e.value)

@@ -25,7 +25,7 @@ from dschat.base.progress import progress
 from dschat.data.files import FILE_SUFFIXES, TRAIN_PREFIX, open_local, suffix_of
 from dschat.data.formats import NO_TEXT, parse_row
 from dschat.data.hub import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy, open_hub
-from dschat.data.prepared.folder import find_prepared
+from dschat.data.prepared.folder import find_prepared, open_prepared
 from dschat.data.rows import RawSource, Row, in_words
 from dschat.settings.common import ColumnFlags, CommonConfig
 
@@ -192,9 +192,15 @@ def open_data(name: str, flag: str) -> RawSource:
     """The source that a name means, a local file or folder or owner/name on the hub; rows are read when iterated over.
 
     Raises:
-        UserError: there is no such source, or, while rows are read, a bad row; names the command-line `flag`.
+        UserError: there is no such source, it is a prepared folder, or, while rows are read, a bad row; names the
+            command-line `flag`.
     """
     with _naming_flag(flag):
+        if open_prepared(name) is not None:
+            raise UserError(
+                f"{flag} {name}: a prepared folder, whose prompts are written for one model already; give the data "
+                "that it was made from."
+            )
         if Path(name).exists():
             raw = open_local(Path(name))
         elif HUB_NAME.fullmatch(name) and not name.startswith("."):

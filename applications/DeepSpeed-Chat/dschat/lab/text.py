@@ -184,7 +184,8 @@ def _rows(options: TextOptions) -> list[Row]:
         taken = len(rows) if num_samples is None else min(len(rows), num_samples)
         logger.info("%s: %d of %d rows", data, taken, total)
     else:
-        rows = prepared_rows(folder, held_out)
+        remedy = ", or measure its training rows with --split train"
+        rows = prepared_rows(folder, held_out, "--data", remedy)
     if not rows:
         raise UserError(
             f"--data {data}: the split {options.text.split} has no rows. Give --split train, or a folder that has "

@@ -144,22 +144,33 @@ def held_out_split(folder: PreparedFolder) -> str | None:
     return None
 
 
-def prepared_rows(folder: PreparedFolder, held_out: bool) -> list[Row]:
+def prepared_rows(
+    folder: PreparedFolder,
+    held_out: bool,
+    flag: str,
+    remedy: str = "",
+) -> list[Row]:
     """The source's rows, with uncut texts, that a folder's training or held-out split was made from.
+
+    Args:
+        folder: the prepared folder.
+        held_out: whether to read the held-out split.
+        flag: the command-line flag that named the folder, for messages.
+        remedy: what else can be done if there is no held-out split, as the end of a sentence.
 
     Raises:
         UserError: the folder holds no texts, or no such split.
     """
     if folder.format == "pt":
         raise UserError(
-            f"--data {folder.path}: a prepared folder of .pt files, which hold ids and no texts; give the data that "
+            f"{flag} {folder.path}: a prepared folder of .pt files, which hold ids and no texts; give the data that "
             "it was made from, or prepare them with --format arrow."
         )
     split = held_out_split(folder) if held_out else "train"
     if split is None:
         raise UserError(
-            f"--data {folder.path}: the prepared folder has neither validation nor test rows; prepare the data with "
-            "--validation_percentage, or measure its training rows with --split train."
+            f"{flag} {folder.path}: the prepared folder has neither validation nor test rows; prepare the data with "
+            f"--validation_percentage{remedy}."
         )
     return [example.row for example in read_split(folder, split)]
 
