@@ -1328,7 +1328,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("prepare draws its parts by no seed", "make._read_rows", "_a.seed", "0",
      "test_a_folder_trains_like_its_source[arrow-SFTExample]"),
     ("prepare gives both stages the same rows", "make._read_rows", "1 + _a", "1", "test_the_parts_are_disjoint"),
-    ("what is held out follows no seed", "load_source", "split_part(_a, TRAIN_EVAL_SPLIT, 1, _b)",
+    ("what is held out follows no seed", "with_held_out", "split_part(_a, TRAIN_EVAL_SPLIT, 1, _b)",
      "split_part(_a, TRAIN_EVAL_SPLIT, 1, 0)", "test_without_shuffling_the_last_rows_are_held_out"),
     ("evaluations of several sources begin with the first one's rows", "in_proportion", "_a / len(_b)", "0",
      "test_a_short_evaluation_reads_every_data_path"),

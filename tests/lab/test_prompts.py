@@ -10,7 +10,9 @@ from datasets import load_dataset
 
 from cli_runs import arguments, read_jsonl, write_jsonl
 from dschat.base.errors import UserError
+from dschat.base.fingerprints import file_hash
 from dschat.cli import main
+from dschat.data.sources import load_source
 from dschat.lab.prompts import select_prompts, shuffled
 from dschat.models.tokenizer import load_tokenizer
 
@@ -51,8 +53,6 @@ def test_the_seed_of_the_draws_does_not_choose_other_prompts(options, bytes_toke
 
 
 def test_webgpt_is_used_whole_in_its_own_order(options, bytes_tokenizer):
-    from dschat.data.sources import load_source
-
     held_out = load_source("webgpt").eval
     assert len(held_out) > 1
     selection = select_prompts(options(dataset="webgpt"), bytes_tokenizer)
@@ -189,3 +189,80 @@ def test_prepared_folders_without_texts_or_held_out_rows_are_refused(options, pr
     with pytest.raises(UserError, match="neither validation nor test rows; prepare the data with --validation_p") as e:
         select_prompts(options(data_path=str(folder)), bytes_tokenizer)
     assert str(e.value).startswith(f"--data_path {folder}: ") and "--split" not in str(e.value)
+
+
+# rows that the models were not trained on
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """trained(name, data, seed, **flags): the output folder of a run on a file; its model is not needed here."""
+
+    def make(name, data, seed, **flags):
+        run = tmp_path / name
+        run.mkdir()
+        (run / "train_config.json").write_text(json.dumps({"seed": seed, "data_path": [str(data)]} | flags))
+        (run / "run.json").write_text(json.dumps({"data": {"sha256": {str(data): file_hash(data)}}}))
+        return str(run)
+
+    return make
+
+
+def held_out_by(path, seed):
+    return [row.prompt for row in load_source(path, seed=seed).eval]
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_prompts_are_rows_that_the_policy_was_not_trained_on(
+    is_moved, options, trained, bytes_tokenizer, tmp_path, caplog
+):
+    """Also where the file is elsewhere since the training: its content tells."""
+    data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
+    model = trained("run", data, 7)
+    if is_moved:
+        data = data.rename(tmp_path / "moved.jsonl")
+    chosen = options(data_path=str(data), model=model, reward_model=trained("reward", data, 7))
+    prompts = texts_of(select_prompts(chosen, bytes_tokenizer))
+    assert set(prompts).isdisjoint(row.prompt for row in load_source(data, seed=7).train)
+    assert sorted(prompts) == sorted(held_out_by(data, 7)) != sorted(held_out_by(data, 1234))
+    assert f"{data}: 10 of 200 rows, from the 5 % that --seed 7 holds out of training" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "WARNING" and "--seed" in record.message]
+
+
+def test_the_seed_of_a_run_on_other_data_does_not_matter(options, trained, bytes_tokenizer, tmp_path):
+    """So all models answer the same prompts of a file that none of them was trained on."""
+    data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
+    other = write_jsonl(tmp_path / "other.jsonl", plain_rows(30))
+    for model in (trained("run", other, 7), str(tmp_path / "nowhere")):
+        prompts = texts_of(select_prompts(options(data_path=str(data), model=model), bytes_tokenizer))
+        assert sorted(prompts) == sorted(held_out_by(data, 1234))
+
+
+def test_runs_with_different_seeds_are_named(options, trained, bytes_tokenizer, tmp_path, caplog):
+    """The reward model's run, and the run that the policy started from."""
+    data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
+    reward = trained("reward", data, 3)
+    start = trained("sft", data, 5)
+    model = trained("ppo", data, 7, actor_model_name_or_path=start)
+    chosen = options(data_path=str(data), model=model, reward_model=reward)
+    assert sorted(texts_of(select_prompts(chosen, bytes_tokenizer))) == sorted(held_out_by(data, 7))
+    assert f"held out other ones: --model {model} with --seed 5, --reward_model {reward} with --seed 3." in caplog.text
+    caplog.clear()
+    alone = options(data_path=str(data), model=None, reward_model=reward, ref_scores=True)
+    assert sorted(texts_of(select_prompts(alone, bytes_tokenizer))) == sorted(held_out_by(data, 3))
+    assert "held out other ones" not in caplog.text
+
+
+def test_evaluation_rows_of_the_data_follow_no_seed(options, folder, trained, bytes_tokenizer, caplog):
+    model = trained("run", folder / "train.jsonl", 7)
+    assert len(texts_of(select_prompts(options(data_path=str(folder), model=model), bytes_tokenizer))) == 30
+    assert "30 of 30 evaluation rows" in caplog.text and "--seed" not in caplog.text
+
+
+def test_a_published_set_is_known_by_each_of_its_names(options, trained, project, bytes_tokenizer, tmp_path):
+    """WebGPT has no evaluation rows either."""
+    (file,) = (project / "data" / "webgpt").glob("train*")
+    model = trained("run", file, 7, data_path=["webgpt"])
+    (tmp_path / "run" / "run.json").unlink()
+    prompts = texts_of(select_prompts(options(dataset="webgpt", model=model), bytes_tokenizer))
+    assert prompts == held_out_by("webgpt", 7) != held_out_by("webgpt", 1234)

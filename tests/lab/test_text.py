@@ -15,7 +15,7 @@ from dschat.cli import main
 from dschat.data.sources import load_source
 from dschat.lab import text
 from dschat.lab.generate_options import TextFlags, TextOptions
-from dschat.lab.text import run_text, split_seed, subjects_of
+from dschat.lab.text import given_seed, run_text, subjects_of
 from factories import BOS, EOS, hf_score, make_causal_lm, make_classifier, save_folder
 from shared_base_runs import write_adapter
 
@@ -162,7 +162,7 @@ def test_bad_models(tmp_path, flags, words):
 
 
 def test_held_out_rows_are_those_of_the_run(place):
-    """Data without evaluation rows: the 5 % of --seed, by default the run's own."""
+    """Data without evaluation rows: the 5 % of --seed; by default the run's own, and that of runs on these data."""
     rows = [{"prompt": f"jinx {number}", "chosen": "a cat"} for number in range(60)]
     write_jsonl(place / "many.jsonl", rows)
     run = place / "run"
@@ -170,17 +170,23 @@ def test_held_out_rows_are_those_of_the_run(place):
     (run / "actor").symlink_to(place / "policy1")
     (run / "run.json").write_text(json.dumps({"step": "ppo"}))
     (run / "train_config.json").write_text(json.dumps({"seed": 7}))
+    trained = place / "trained"
+    trained.mkdir()
+    (trained / "actor").symlink_to(place / "policy2")
+    (trained / "train_config.json").write_text(json.dumps({"seed": 9, "data_path": [str(place / "many.jsonl")]}))
     flags = {"data": str(place / "many.jsonl"), "no_rouge": True}
     for name, own, seed in (
         ("run", {"checkpoints": run}, 7),
         ("flag", {"checkpoints": run, "seed": 8}, 8),
         ("model", {"model": [str(place / "policy1")]}, 1234),
+        ("trained", {"model": [str(place / "policy1"), str(trained)]}, 9),
     ):
         expected = [row.prompt for row in load_source(place / "many.jsonl", None, seed).eval]
-        assert [row["prompt"] for row in measure(place, name, **flags, **own)] == expected and len(expected) == 3
+        rows = [row["prompt"] for row in measure(place, name, **flags, **own)]
+        assert rows == expected * len(own.get("model", [run])) and len(expected) == 3
     (run / "train_config.json").unlink()
     with pytest.raises(UserError, match="its train_config.json holds no seed. Give the run's --seed"):
-        split_seed(TextFlags(data="d", output=place, checkpoints=run))
+        given_seed(TextFlags(data="d", output=place, checkpoints=run))
 
 
 def test_prepared_folders(place):

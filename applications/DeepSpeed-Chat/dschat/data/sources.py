@@ -107,11 +107,20 @@ def load_source(
     if num_skipped:
         dropped[NO_TEXT] = num_skipped
         logger.warning("%s: skipped %d rows (%s)", path, num_skipped, NO_TEXT)
-    if held_out is None:
-        all_rows = train
-        train = split_part(all_rows, TRAIN_EVAL_SPLIT, 0, seed)
-        held_out = split_part(all_rows, TRAIN_EVAL_SPLIT, 1, seed)
-    return Source(raw.name, train, held_out, raw.files, dropped, counts, raw.hub)
+    source = Source(raw.name, train, held_out or [], raw.files, dropped, counts, raw.hub)
+    return with_held_out(source, seed) if held_out is None else source
+
+
+def with_held_out(source: Source, seed: int | None) -> Source:
+    """A source with those of its rows held out that a seed selects, 5 in 100; None = the last rows.
+
+    The rows must be in the order of the files, as `load_source` gives them with seed None, and the source without
+    evaluation rows of its own.
+    """
+    rows = [*source.train, *source.eval]
+    train = split_part(rows, TRAIN_EVAL_SPLIT, 0, seed)
+    held_out = split_part(rows, TRAIN_EVAL_SPLIT, 1, seed)
+    return replace(source, train=train, eval=held_out)
 
 
 def is_published(path: str | Path) -> bool:

@@ -239,7 +239,7 @@ class TextFlags:
     split: Literal["eval", "train"] = flag("rows to measure on: held-out ones (eval) or training ones (train)", "eval")
     seed: int | None = flag(
         "random seed that chooses the 5 %% of rows held out, if the data have no evaluation rows; if not given, that"
-        f" of --checkpoints, or {TRAINING_SEED}",
+        f" of --checkpoints, of the first model that was trained on these data, or {TRAINING_SEED}",
         None,
         SEED,
     )

@@ -18,10 +18,10 @@ from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.prepared.folder import open_prepared
 from dschat.data.prepared.read import held_out_split, prepared_rows
 from dschat.data.rows import Row, in_words
-from dschat.data.sources import load_source
-from dschat.lab.generate_options import UNSHUFFLED, AnsweringOptions
+from dschat.lab.generate_options import UNSHUFFLED, AnsweringOptions, ScoredOptions
 from dschat.lab.policy import Compute, SamplingPolicy, load_policy, locate_policy
 from dschat.lab.runner import BatchFunction, Entry, enough_memory, in_batches, restore_date, settings_of
+from dschat.lab.training_runs import NamedModel, load_split
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import load_tokenizer
 
@@ -43,7 +43,7 @@ RECORDED = (
     "messages_key",
     "apply_chat_template",
 )
-PROTOCOL_SEED = 1234  # seed of the shuffle and of a split that has to be made; --seed changes the sampling only
+PROTOCOL_SEED = 1234  # seed of the shuffle; --seed changes the sampling only
 
 PromptFunction = Callable[[list[PromptExample]], list[Entry]]  # prompts of a batch → their entries
 
@@ -153,7 +153,7 @@ def _held_out_rows(path: str, options: AnsweringOptions) -> tuple[list[Row], str
         rows = prepared_rows(folder, held_out=True, flag="--data_path")
         return rows, f"{len(rows)} {held_out_split(folder)} rows of the prepared folder"
 
-    source = load_source(path, options.columns, PROTOCOL_SEED)
+    source, seed = load_split(path, options.columns, _models_of(options))
     num_train, num_eval = source.num_rows
     if not source.eval:
         raise UserError(
@@ -161,8 +161,18 @@ def _held_out_rows(path: str, options: AnsweringOptions) -> tuple[list[Row], str
             " give --data_path a folder that holds them twice, as train.jsonl and as test.jsonl."
         )
     if num_eval is None:
-        return source.eval, f"{num_train} rows, from the 5 % held out for evaluation"
+        return source.eval, f"{num_train} rows, from the 5 % that --seed {seed} holds out of training"
     return source.eval, f"{num_eval} evaluation rows"
+
+
+def _models_of(options: AnsweringOptions) -> list[NamedModel]:
+    """The models of a command: the policy, and the reward model."""
+    models = []
+    if options.policy.model is not None:
+        models.append(NamedModel("--model", options.policy.model))
+    if isinstance(options, ScoredOptions) and options.scores.reward_model is not None:
+        models.append(NamedModel("--reward_model", options.scores.reward_model))
+    return models
 
 
 def shuffled(count: int) -> list[int]:
