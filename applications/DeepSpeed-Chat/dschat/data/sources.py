@@ -22,7 +22,7 @@ import numpy as np
 
 from dschat.base.errors import UserError
 from dschat.base.progress import progress
-from dschat.data.files import FILE_SUFFIXES, TRAIN_PREFIX, open_local, suffix_of
+from dschat.data.files import FILE_SUFFIXES, TRAIN_PREFIX, note_of_unread, open_local, suffix_of
 from dschat.data.formats import NO_TEXT, parse_row
 from dschat.data.hub import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy, open_hub
 from dschat.data.prepared.folder import find_prepared, open_prepared
@@ -42,7 +42,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True)
 class Source:
-    """The rows of one `--data_path`; for name, files and hub see `RawSource`."""
+    """The rows of one `--data_path`; for name, files, hub and splits see `RawSource`."""
 
     name: str
     train: list[Row] = field(repr=False)
@@ -51,6 +51,7 @@ class Source:
     dropped: dict[str, int]  # reason → number of rows left out
     num_rows: tuple[int, int | None]  # training and evaluation rows that were read; None without an evaluation split
     hub: dict[str, Any] | None = None
+    splits: tuple[str, ...] = ()
 
 
 def open_source(path: str | Path, keys: ColumnFlags | None = None) -> RawSource:
@@ -86,6 +87,8 @@ def load_source(
     """
     keys = keys or ColumnFlags()
     raw, published = _open(path, keys)
+    if raw.unread:
+        logger.warning("%s: %s", path, note_of_unread(raw.splits, raw.unread))
     train, num_skipped = _parse(raw, raw.train, keys, show)
     num_train = len(train) + num_skipped
     held_out = None
@@ -107,7 +110,7 @@ def load_source(
     if num_skipped:
         dropped[NO_TEXT] = num_skipped
         logger.warning("%s: skipped %d rows (%s)", path, num_skipped, NO_TEXT)
-    source = Source(raw.name, train, held_out or [], raw.files, dropped, counts, raw.hub)
+    source = Source(raw.name, train, held_out or [], raw.files, dropped, counts, raw.hub, raw.splits)
     return with_held_out(source, seed) if held_out is None else source
 
 
@@ -219,6 +222,8 @@ def open_data(name: str, flag: str) -> RawSource:
                 f"{flag} {name}: there is no such file or folder. Give a {', '.join(FILE_SUFFIXES)} file, a folder "
                 "with train*.jsonl, train*.parquet and so on, or owner/name of a data set on the Hugging Face hub."
             )
+    if raw.unread:
+        logger.warning("%s %s: %s", flag, name, note_of_unread(raw.splits, raw.unread))
     held_out = None if raw.eval is None else _read(raw.eval, flag)
     return replace(raw, train=_read(raw.train, flag), eval=held_out)
 
@@ -346,6 +351,7 @@ def described(
     num_rows: tuple[int, int | None],
     split: str | None = None,
     hub: Any = None,
+    names: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The record of a source in run.json.
 
@@ -356,6 +362,7 @@ def described(
         num_rows: training and evaluation rows of the whole source; None if it has no evaluation rows of its own.
         split: fractions by which the steps share the rows; None if the step takes all rows.
         hub: the hub's data set, if the rows come from there.
+        names: names of the source's training and evaluation split, if they have names.
     """
     record: dict[str, Any] = {
         "name": name,
@@ -367,11 +374,15 @@ def described(
     }
     if hub:
         record["hub"] = hub
+    if names:
+        record["splits"] = list(names)
     return record
 
 
 def source_line(source: Mapping[str, Any]) -> str:
     """The number of rows that a step takes from a source: "mine: 190 of 200 rows to train on, 10 to evaluate on".
+
+    Splits that have names are named: "owner/name (train_sft, test_sft): 190 of 190 training rows, …".
 
     Args:
         source: a record from `described`.
@@ -386,7 +397,8 @@ def source_line(source: Mapping[str, Any]) -> str:
         counts = f"{train} training rows, {held_out} of {rows['eval']:,} evaluation rows"
     skipped = f"; {in_words(source['dropped'])}" if source["dropped"] else ""
     part = f" (this step's part of {split})" if split else ""
-    return f"{source['name']}: {counts}{skipped}{part}"
+    names = f" ({', '.join(source['splits'])})" if source.get("splits") else ""
+    return f"{source['name']}{names}: {counts}{skipped}{part}"
 
 
 def load_share(config: CommonConfig, show: bool = False) -> Share[Row]:
@@ -462,6 +474,15 @@ def read_share(
         train += source_train
         held_out.append(source_eval)
         files += source.files
-        record = described(source.name, source_train, source_eval, source.dropped, source.num_rows, split, source.hub)
+        record = described(
+            source.name,
+            source_train,
+            source_eval,
+            source.dropped,
+            source.num_rows,
+            split,
+            source.hub,
+            source.splits,
+        )
         sources.append(record)
     return Share(train, in_proportion(held_out), sources, tuple(files))

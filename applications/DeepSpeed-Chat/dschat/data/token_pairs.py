@@ -81,7 +81,7 @@ def load_regression_data(
         held_out.append(source_eval)
         files += raw.files
         num_rows = (number - first_number, len(eval_rows))
-        sources.append(described(raw.name, source_train, source_eval, {}, num_rows, hub=raw.hub))
+        sources.append(described(raw.name, source_train, source_eval, {}, num_rows, hub=raw.hub, names=raw.splits))
     if not train:
         reasons = in_words(dropped["train"])
         raise UserError(
