@@ -166,6 +166,7 @@ def prepared(chat_model, tmp_path):
 
 def test_a_prepared_folder_gives_the_rows_that_it_was_made_from(options, prepared, chat_model, tmp_path, caplog):
     """Prompts as the data have them, not as a chat template wrote them, and the other columns for reward functions."""
+    caplog.set_level("INFO")
     folder = prepared("--apply_chat_template", "--validation_percentage", "0")
     tokenizer = load_tokenizer(str(chat_model), "--model")
     expected = select_prompts(options(data_path=str(tmp_path / "source"), apply_chat_template=True), tokenizer)
@@ -217,6 +218,7 @@ def test_prompts_are_rows_that_the_policy_was_not_trained_on(
     is_moved, options, trained, bytes_tokenizer, tmp_path, caplog
 ):
     """Also where the file is elsewhere since the training: its content tells."""
+    caplog.set_level("INFO")
     data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
     model = trained("run", data, 7)
     if is_moved:
@@ -229,13 +231,16 @@ def test_prompts_are_rows_that_the_policy_was_not_trained_on(
     assert not [record for record in caplog.records if record.levelname == "WARNING" and "--seed" in record.message]
 
 
-def test_the_seed_of_a_run_on_other_data_does_not_matter(options, trained, bytes_tokenizer, tmp_path):
+def test_the_seed_of_a_run_on_other_data_does_not_matter(options, trained, bytes_tokenizer, tmp_path, caplog):
     """So all models answer the same prompts of a file that none of them was trained on."""
+    caplog.set_level("INFO")
     data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
     other = write_jsonl(tmp_path / "other.jsonl", plain_rows(30))
     for model in (trained("run", other, 7), str(tmp_path / "nowhere")):
         prompts = texts_of(select_prompts(options(data_path=str(data), model=model), bytes_tokenizer))
         assert sorted(prompts) == sorted(held_out_by(data, 1234))
+    unknown = f"no train_config.json of a run beside --model {tmp_path / 'nowhere'}, --reward_model "
+    assert unknown in caplog.text
 
 
 def test_runs_with_different_seeds_are_named(options, trained, bytes_tokenizer, tmp_path, caplog):
@@ -254,6 +259,7 @@ def test_runs_with_different_seeds_are_named(options, trained, bytes_tokenizer, 
 
 
 def test_evaluation_rows_of_the_data_follow_no_seed(options, folder, trained, bytes_tokenizer, caplog):
+    caplog.set_level("INFO")
     model = trained("run", folder / "train.jsonl", 7)
     assert len(texts_of(select_prompts(options(data_path=str(folder), model=model), bytes_tokenizer))) == 30
     assert "30 of 30 evaluation rows" in caplog.text and "--seed" not in caplog.text

@@ -2,6 +2,7 @@
 """Text metrics of whole models: equal to plain transformers row by row, for any batch size, through a kill."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -187,6 +188,50 @@ def test_held_out_rows_are_those_of_the_run(place):
     (run / "train_config.json").unlink()
     with pytest.raises(UserError, match="its train_config.json holds no seed. Give the run's --seed"):
         given_seed(TextFlags(data="d", output=place, checkpoints=run))
+
+
+@pytest.fixture
+def run_with_flags(place):
+    """A run of step 1 on other columns, cut at 20 tokens, whose responses end with another token than EOS."""
+    rows = [{"q": prompt, "a": chosen} for prompt, chosen in zip(PROMPTS, CHOSEN, strict=True)]
+    write_jsonl(place / "questions.jsonl", rows)
+    run = place / "run"
+    (run / "models").mkdir(parents=True)
+    (run / "models" / "step-2").symlink_to(place / "policy1")
+    (run / "run.json").write_text(json.dumps({"step": "sft"}))
+    flags = {"seed": 3, "max_seq_len": 20, "end_of_conversation_token": "<pad>", "apply_chat_template": False}
+    columns = {"prompt_key": "q", "response_key": "a"}
+    (run / "train_config.json").write_text(json.dumps(flags | columns | {"learning_rate": 1.0}))
+    return run
+
+
+def test_texts_are_read_as_the_run_of_the_checkpoints_read_them(place, run_with_flags, caplog):
+    """Unless a flag says otherwise."""
+    caplog.set_level("INFO")
+    flags = {"data": str(place / "questions.jsonl"), "split": "train", "no_rouge": True}
+    alone = {"model": [str(place / "policy1")], "prompt_key": "q", "response_key": "a", "seed": 3}
+    expected = measure(place, "alone", max_seq_len=20, end_of_conversation_token="<pad>", **alone, **flags)
+    other = measure(place, "other", **alone, **flags)
+    assert [row["loss_sum"] for row in expected] != [row["loss_sum"] for row in other]
+    assert max(row["loss_tokens"] for row in other) > max(row["loss_tokens"] for row in expected)
+    rows = measure(place, checkpoints=run_with_flags, **flags)
+    assert [row["loss_sum"] for row in rows] == [row["loss_sum"] for row in expected]
+    assert f"--checkpoints {run_with_flags}: as in that run, --max_seq_len=20 '--end_of_conv" in caplog.text
+    given = {"max_seq_len": 1024, "end_of_conversation_token": "<eos>"}
+    rows = measure(place, "given", checkpoints=run_with_flags, **given, **flags)
+    assert [row["loss_sum"] for row in rows] == [row["loss_sum"] for row in other]
+
+
+def test_a_model_that_learnt_another_format_is_named(place, run_with_flags, tokenizer, caplog):
+    save_folder(run_with_flags, make_causal_lm("gpt2", 1), tokenizer)
+    shutil.copytree(run_with_flags, run_with_flags / "copy", ignore=shutil.ignore_patterns("models", "*config.json"))
+    shutil.copy(run_with_flags / "config.json", run_with_flags / "copy")
+    flags = {"model": [str(run_with_flags), str(run_with_flags / "copy")], "no_rouge": True}
+    measure(place, "same", end_of_conversation_token="<pad>", **flags)
+    assert "its run had" not in caplog.text
+    measure(place, "other", **flags)
+    assert f"--model {run_with_flags}: its run had --end_of_conversation_token <pad>, and this mea" in caplog.text
+    assert caplog.text.count("its run had") == 1
 
 
 def test_prepared_folders(place):

@@ -248,9 +248,14 @@ class TextFlags:
         "perplexity over prompt and response, as --sft_on_prompt trains, not the response alone", False
     )
     max_seq_len: int = flag(
-        "maximum length of prompt and response in tokens; longer ones are truncated as in training", 1024, AT_LEAST_1
+        "maximum length of prompt and response in tokens; longer ones are truncated as in training; with"
+        " --checkpoints the run's, if not given",
+        1024,
+        AT_LEAST_1,
     )
-    end_of_conversation_token: str | None = flag("token that ends a response, instead of EOS", None, NOT_EMPTY)
+    end_of_conversation_token: str | None = flag(
+        "token that ends a response, instead of EOS; with --checkpoints the run's, if not given", None, NOT_EMPTY
+    )
 
 
 # -- rules between flags

@@ -42,7 +42,7 @@ from dschat.lab.runner import (
     settings_of,
 )
 from dschat.lab.text_metrics import policy_result, reward_result, rouge, without_nan, write_text_report
-from dschat.lab.training_runs import FLAGS_FILE, NamedModel, load_split
+from dschat.lab.training_runs import FLAGS_FILE, NamedModel, load_split, warn_of_formats, with_flags_of_run
 from dschat.models.limits import check_length
 from dschat.models.load import load_trained_scalar
 from dschat.models.lora import adapter_alone
@@ -115,7 +115,11 @@ def run_text(options: TextOptions) -> str:
     if path.exists() and not overwrite:
         raise UserError(f"{path} exists, finished. Give another --output, or --overwrite to make it again.")
     restore_date(path, overwrite)
-    rows, seed = _rows(options, subjects)
+    if options.text.checkpoints is not None:
+        options = with_flags_of_run(options, options.text.checkpoints)
+    models = [NamedModel(subject.flag, subject.path) for subject in subjects]
+    warn_of_formats(options, models)
+    rows, seed = _rows(options, models)
     options = options.changed(seed=seed)
 
     def conclude(entries: list[Entry]) -> Concluded:
@@ -170,7 +174,7 @@ def _write_report(
     return write_text_report(policies, rewards, output), row_lists
 
 
-def _rows(options: TextOptions, subjects: Sequence[Subject]) -> tuple[list[Row], int]:
+def _rows(options: TextOptions, models: Sequence[NamedModel]) -> tuple[list[Row], int]:
     """The rows of the split, in a fixed random order where not all are taken; and the seed of the split."""
     data = options.text.data
     num_samples = options.prompts.num_samples
@@ -178,7 +182,6 @@ def _rows(options: TextOptions, subjects: Sequence[Subject]) -> tuple[list[Row],
     folder = open_prepared(data)
     seed = given_seed(options.text)
     if folder is None:
-        models = [NamedModel(subject.flag, subject.path) for subject in subjects]
         source, seed = load_split(data, options.columns, models, seed)
         rows = source.eval if held_out else source.train
         num_train, num_eval = source.num_rows

@@ -2,6 +2,7 @@
 """The runs that trained a model, by the records beside it, and the rows of a source that they held out."""
 
 import logging
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +11,27 @@ from dschat.base.fingerprints import file_hash
 from dschat.base.jsonl import read_object
 from dschat.data.hub import find_known
 from dschat.data.sources import HUB_NAME, Source, load_source, with_held_out
-from dschat.lab.generate_options import TRAINING_SEED
+from dschat.lab.generate_options import TRAINING_SEED, TextOptions
 from dschat.settings.common import ColumnFlags
+from dschat.settings.words import as_words
 
 logger = logging.getLogger(__name__)
 
 FLAGS_FILE = "train_config.json"  # which every run writes
 RECORD_FILE = "run.json"
 START_FLAGS = ("actor_model_name_or_path", "model_name_or_path")  # name the model that a run starts from
+# Flags that decide how a run reads texts; `dschat text` has them, too.
+TEXT_FLAGS = (
+    "max_seq_len",
+    "end_of_conversation_token",
+    "prompt_key",
+    "chosen_key",
+    "rejected_key",
+    "response_key",
+    "messages_key",
+    "apply_chat_template",
+)
+FORMAT_FLAGS = ("end_of_conversation_token", "apply_chat_template")  # of them, those that a model learnt
 MODEL_DEPTH = 3  # levels from a run's folder down to a model: models/step-N/actor
 
 
@@ -60,6 +74,45 @@ def runs_behind(path: str) -> list[Path]:
     return runs
 
 
+def with_flags_of_run(options: TextOptions, run: Path) -> TextOptions:
+    """Options that read texts as a run did: with its values of the TEXT_FLAGS that the command line does not give."""
+    run_flags = read_object(run / FLAGS_FILE)
+    current = options.flat()
+    changes = {}
+    for name in TEXT_FLAGS:
+        is_given = name in options.arguments
+        if name in run_flags and not is_given and run_flags[name] != current[name]:
+            changes[name] = run_flags[name]
+    if not changes:
+        return options
+    logger.info("--checkpoints %s: as in that run, %s", run, shlex.join(as_words(type(options), changes)))
+    return options.changed(**changes)
+
+
+def warn_of_formats(options: TextOptions, models: Sequence[NamedModel]) -> None:
+    """Warns of runs that wrote texts in another format than a command does, once for all models of a run."""
+    model_of_run: dict[Path, NamedModel] = {}
+    for model in models:
+        run = run_of(Path(model.path)) if Path(model.path).is_dir() else None
+        if run is not None:
+            model_of_run.setdefault(run.resolve(), model)
+    current = options.flat()
+    for run, model in model_of_run.items():
+        run_flags = read_object(run / FLAGS_FILE)
+        for name in FORMAT_FLAGS:
+            if name in run_flags and run_flags[name] != current[name]:
+                logger.warning(
+                    "%s %s: its run had --%s %s, and this measurement has %s: the texts are not those of training. "
+                    "Give the same --%s.",
+                    model.flag,
+                    model.path,
+                    name,
+                    run_flags[name],
+                    current[name],
+                    name,
+                )
+
+
 def load_split(
     data: str,
     keys: ColumnFlags,
@@ -91,6 +144,7 @@ def load_split(
     model_of_seed = _training_seeds(data, source, models)
     seed = given_seed
     if seed is None:
+        _note_unknown_runs(data, models)
         seed = next(iter(model_of_seed), TRAINING_SEED)
     others = []
     for other_seed, model in model_of_seed.items():
@@ -113,22 +167,25 @@ def _training_seeds(data: str, source: Source, models: Sequence[NamedModel]) -> 
     model_of_seed: dict[int, NamedModel] = {}
     hashes: set[str] | None = None  # of the source's files, which are hashed only if there is a run
     for model in models:
-        runs = runs_behind(model.path)
-        if not runs:
-            logger.info(
-                "%s %s: no %s of a run beside it. If it was trained on %s, give the model in its run's folder: which "
-                "rows its training held out depends on that run's --seed.",
-                model.flag,
-                model.path,
-                FLAGS_FILE,
-                data,
-            )
-        for run in runs:
+        for run in runs_behind(model.path):
             hashes = {file_hash(file) for file in source.files} if hashes is None else hashes
             seed = read_object(run / FLAGS_FILE).get("seed")
             if isinstance(seed, int) and _was_trained_on(run, data, hashes):
                 model_of_seed.setdefault(seed, model)
     return model_of_seed
+
+
+def _note_unknown_runs(data: str, models: Sequence[NamedModel]) -> None:
+    """Logs which models have no run beside them, so that the seed of their training is not known."""
+    unknown = [f"{model.flag} {model.path}" for model in models if not runs_behind(model.path)]
+    if unknown:
+        logger.info(
+            "no %s of a run beside %s: if one of them was trained on %s, give it in its run's folder, since the --seed"
+            " of the run decides which rows were held out",
+            FLAGS_FILE,
+            ", ".join(unknown),
+            data,
+        )
 
 
 def _was_trained_on(run: Path, data: str, hashes: set[str]) -> bool:
