@@ -336,11 +336,11 @@ def in_proportion(parts: Sequence[Sequence[T]]) -> Sequence[T]:
     """
     if len(parts) == 1:
         return parts[0]
-    places = []
+    positions = []
     for number, rows in enumerate(parts):
         for index in range(len(rows)):
-            places.append((index / len(rows), number, index))
-    return [parts[number][index] for _, number, index in sorted(places)]
+            positions.append((index / len(rows), number, index))
+    return [parts[number][index] for _, number, index in sorted(positions)]
 
 
 def described(

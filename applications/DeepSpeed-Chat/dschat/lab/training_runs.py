@@ -146,18 +146,18 @@ def load_split(
     if seed is None:
         _note_unknown_runs(data, models)
         seed = next(iter(model_of_seed), TRAINING_SEED)
-    others = []
+    other_runs = []
     for other_seed, model in model_of_seed.items():
         if other_seed != seed:
-            others.append(f"{model.flag} {model.path} with --seed {other_seed}")
-    if others:
+            other_runs.append(f"{model.flag} {model.path} with --seed {other_seed}")
+    if other_runs:
         logger.warning(
             "%s has no evaluation rows. Those that --seed %d holds out of training are used, but runs held out other "
             "ones: %s. Most of the rows used are training rows of these. Train all models with the same --seed, or "
             "on data with evaluation rows.",
             data,
             seed,
-            ", ".join(others),
+            ", ".join(other_runs),
         )
     return with_held_out(source, seed), seed
 
@@ -177,13 +177,13 @@ def _training_seeds(data: str, source: Source, models: Sequence[NamedModel]) -> 
 
 def _note_unknown_runs(data: str, models: Sequence[NamedModel]) -> None:
     """Logs which models have no run beside them, so that the seed of their training is not known."""
-    unknown = [f"{model.flag} {model.path}" for model in models if not runs_behind(model.path)]
-    if unknown:
+    models_without_run = [f"{model.flag} {model.path}" for model in models if not runs_behind(model.path)]
+    if models_without_run:
         logger.info(
             "no %s of a run beside %s: if one of them was trained on %s, give it in its run's folder, since the --seed"
             " of the run decides which rows were held out",
             FLAGS_FILE,
-            ", ".join(unknown),
+            ", ".join(models_without_run),
             data,
         )
 
@@ -200,8 +200,8 @@ def _was_trained_on(run: Path, data: str, hashes: set[str]) -> bool:
 
 def _is_same_source(first: str, second: str) -> bool:
     """Whether two names mean the same file, folder or data set of the hub."""
-    known = find_known(first)
-    if known is not None and known is find_known(second):
+    published = find_known(first)
+    if published is not None and published is find_known(second):
         return True
     if Path(first).exists() and Path(second).exists():
         return Path(first).samefile(second)
