@@ -135,6 +135,15 @@ def test_a_range_counts_rows_of_all_data_sets(tmp_path, start, end, found):
     assert [example.chosen_reward for example in data.train] == found
 
 
+def test_evaluation_pairs_of_several_data_sets_take_turns(tmp_path):
+    """An evaluation may read the first ones only (--eval_iters)."""
+    for name, rewards in (("a", (0, 1)), ("b", (2, 3))):
+        for split in ("train", "test"):
+            write_jsonl(tmp_path / name / f"{split}.jsonl", [pair(chosen_reward=r) for r in rewards])
+    data = load_regression_data([str(tmp_path / "a"), str(tmp_path / "b")], 10, 10)
+    assert [example.chosen_reward for example in data.eval] == [0, 2, 1, 3]
+
+
 def test_failed_rewards_and_long_pairs_are_left_out(tmp_path):
     long = pair(chosen_mask=[0, 0, 1, 1, 1, 0])
     write_jsonl(tmp_path / "train.jsonl", [pair(reject_reward=-99999), pair(), long])

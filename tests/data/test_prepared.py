@@ -28,7 +28,7 @@ from dschat.data.prepared.folder import PreparedExample, find_prepared, open_pre
 from dschat.data.prepared.make import Filter, RowLimits
 from dschat.data.prepared.read import prepared_share, read_split
 from dschat.data.rows import Row
-from dschat.data.sources import load_share
+from dschat.data.sources import load_share, open_data
 from dschat.data.template_notes import warn_of_template
 from dschat.plan.counts import count_rows, find_sources
 from factories import make_tokenizer
@@ -265,7 +265,7 @@ def test_a_folder_holds_the_rows_of_its_step(form, split, seed, model, tmp_path,
 
 
 def test_several_folders_are_several_sources(model, tmp_path) -> None:
-    """One folder a source: together the rows of a run on both sources, one source after another."""
+    """One folder a source: the training rows one source after another, the evaluation rows as of a run on both."""
     paths, folders = [], []
     for form in ("csv", "jsonl-folder+eval"):
         (tmp_path / form).mkdir()
@@ -275,7 +275,9 @@ def test_several_folders_are_several_sources(model, tmp_path) -> None:
     shares = [load_share(flags_of(path, step=2)) for path in paths]
     read = prepared_share(find_prepared(list(map(str, folders))))
     assert [e.row.origin for e in read.train] == [row.origin for share in shares for row in share.train]
-    assert [e.row.origin for e in read.eval] == [row.origin for share in shares for row in share.eval]
+    both = load_share(flags_of(*paths, step=2))
+    assert [e.row.origin for e in read.eval] == [row.origin for row in both.eval]
+    assert all(share.eval for share in shares)
     assert [len(share.train) for share in shares] == [23, 24]
 
 
@@ -534,6 +536,8 @@ def test_what_prepared_rows_do_not_hold_is_refused(source, model, tmp_path) -> N
         loader_of(SFTExample, tmp_path / "prepared", all_turns=True)
     with pytest.raises(UserError, match="needs the rows of the source itself"):
         load_share(flags_of(tmp_path / "prepared"))
+    with pytest.raises(UserError, match="--prompts .*prepared: a prepared folder, whose prompts are written for one"):
+        open_data(str(tmp_path / "prepared"), "--prompts")
 
 
 def test_tensors_on_a_full_disk(source, model, tmp_path, monkeypatch, caplog) -> None:

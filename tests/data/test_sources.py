@@ -16,6 +16,7 @@ from cli_runs import write_jsonl as write
 from data_cases import error_of, flags_of
 from dschat.base.errors import UserError
 from dschat.data.sources import (
+    in_proportion,
     is_published,
     load_share,
     load_source,
@@ -407,3 +408,37 @@ def test_published_sets_keep_their_shares_in_a_mixture(tmp_path, monkeypatch):
     assert split_for(own, "1,0,0") == split_for("hh", "1,0,0") == "1,0,0"
     share = load_share(flags_of("hh", own, step=2, data_split=None))
     assert [(source["train"], source["eval"]) for source in share.sources] == [(20, 4), (20, 10)]
+
+
+# evaluation rows of several sources
+
+
+def test_the_order_of_several_sources_by_hand():
+    """Row i of n is at i / n: a 0, b 1/4, c 1/2, d 3/4; x 0, y 1/2. At the same place the first source is first."""
+    assert in_proportion([list("abcd"), [], list("xy")]) == list("axbcyd")
+    assert in_proportion([list("abcd")]) == list("abcd")
+
+
+@pytest.mark.parametrize("sizes", [(4000, 2000), (3, 900), (1, 1, 1, 500)])
+def test_any_first_evaluation_rows_come_from_all_sources_in_proportion(sizes):
+    rows = [[(number, index) for index in range(size)] for number, size in enumerate(sizes)]
+    mixed = in_proportion(rows)
+    assert sorted(mixed) == [row for source in rows for row in source]
+    for count in (len(sizes), 40, 500, len(mixed)):
+        first = mixed[:count]
+        for number, size in enumerate(sizes):
+            taken = [index for source, index in first if source == number]
+            assert taken == list(range(len(taken))) and taken, "in their order, and not none"
+            assert abs(len(taken) - count * size / sum(sizes)) <= len(sizes)
+
+
+def test_a_short_evaluation_reads_every_data_path(tmp_path):
+    """Twice as many rows are held out of the first source as of the second: 5 % of 400 and of 200."""
+    paths = []
+    for name, count in (("a", 400), ("b", 200)):
+        paths.append(write(tmp_path / f"{name}.jsonl", [{"prompt": f"{name}{number}"} for number in range(count)]))
+    held_out = load_share(flags_of(*paths, data_split=None)).eval
+    assert [row.prompt[0] for row in held_out] == list("abaaba" * 5)
+    for path in paths:
+        alone = load_share(flags_of(path, data_split=None)).eval
+        assert [row for row in held_out if row.prompt[0] == path.stem] == alone, "each in the order that it has alone"

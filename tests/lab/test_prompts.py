@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which prompts are used: those of the protocol, in its order."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 from datasets import load_dataset
 
-from cli_runs import read_jsonl, write_jsonl
+from cli_runs import arguments, read_jsonl, write_jsonl
 from dschat.base.errors import UserError
+from dschat.base.fingerprints import file_hash
+from dschat.cli import main
+from dschat.data.sources import load_source
 from dschat.lab.prompts import select_prompts, shuffled
+from dschat.models.tokenizer import load_tokenizer
 
 
 def texts_of(selection):
@@ -46,8 +53,6 @@ def test_the_seed_of_the_draws_does_not_choose_other_prompts(options, bytes_toke
 
 
 def test_webgpt_is_used_whole_in_its_own_order(options, bytes_tokenizer):
-    from dschat.data.sources import load_source
-
     held_out = load_source("webgpt").eval
     assert len(held_out) > 1
     selection = select_prompts(options(dataset="webgpt"), bytes_tokenizer)
@@ -128,3 +133,142 @@ def test_a_file_of_which_no_row_is_held_out(options, bytes_tokenizer, tmp_path):
 def test_none_left(options, folder, bytes_tokenizer):
     with pytest.raises(UserError, match=r"none of the 30 prompts is left \(prompt too long: 30\).*--max_prompt_len"):
         select_prompts(options(data_path=str(folder), max_prompt_len=2), bytes_tokenizer)
+
+
+# prepared folders
+
+
+@pytest.fixture
+def chat_model(project, tmp_path):
+    """The project's policy, whose tokenizer has a chat template here."""
+    folder = shutil.copytree(project / "run" / "actor", tmp_path / "chat_model")
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@pytest.fixture
+def prepared(chat_model, tmp_path):
+    """prepared(*words): a folder prepared from 40 training and 6 evaluation rows, each with an answer."""
+
+    def prepare(*words):
+        rows = [row | {"answer": str(number)} for number, row in enumerate(plain_rows(46))]
+        write_jsonl(tmp_path / "source" / "train.jsonl", rows[:40])
+        write_jsonl(tmp_path / "source" / "test.jsonl", rows[40:])
+        flags = {"output": tmp_path / "prepared", "tokenizer": chat_model, "stage": "finetune"}
+        flags |= {"data_split": "1,0", "minimum_response_length": 0}
+        command = ["prepare", str(tmp_path / "source"), *arguments(flags), "--overwrite"]
+        assert main(["data", *command, *words]) == 0
+        return tmp_path / "prepared"
+
+    return prepare
+
+
+def test_a_prepared_folder_gives_the_rows_that_it_was_made_from(options, prepared, chat_model, tmp_path, caplog):
+    """Prompts as the data have them, not as a chat template wrote them, and the other columns for reward functions."""
+    caplog.set_level("INFO")
+    folder = prepared("--apply_chat_template", "--validation_percentage", "0")
+    tokenizer = load_tokenizer(str(chat_model), "--model")
+    expected = select_prompts(options(data_path=str(tmp_path / "source"), apply_chat_template=True), tokenizer)
+    selection = select_prompts(options(data_path=str(folder)), tokenizer)
+    rows = [example.row for example in selection.examples]
+    assert sorted(row.extra["answer"] for row in rows) == ["40", "41", "42", "43", "44", "45"]
+    assert {row.messages[0]["content"] for row in rows} == {f"Question {number}:" for number in range(40, 46)}
+    assert sorted(texts_of(selection)) == sorted(texts_of(expected))
+    assert f"{folder}: 6 of 6 test rows of the prepared folder" in caplog.text
+
+
+def test_prepared_folders_without_texts_or_held_out_rows_are_refused(options, prepared, bytes_tokenizer, tmp_path):
+    ids = prepared("--format", "pt")
+    with pytest.raises(UserError, match=f"--data_path {ids}: a prepared folder of .pt files, which hold ids"):
+        select_prompts(options(data_path=str(ids)), bytes_tokenizer)
+    folder = prepared("--validation_percentage", "0", "--max_length", "1000")
+    shutil.rmtree(folder / "test")
+    info = json.loads((folder / "prepared.json").read_text())
+    del info["kept"]["test"]
+    (folder / "prepared.json").write_text(json.dumps(info))
+    with pytest.raises(UserError, match="neither validation nor test rows; prepare the data with --validation_p") as e:
+        select_prompts(options(data_path=str(folder)), bytes_tokenizer)
+    assert str(e.value).startswith(f"--data_path {folder}: ") and "--split" not in str(e.value)
+
+
+# rows that the models were not trained on
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """trained(name, data, seed, **flags): the output folder of a run on a file; its model is not needed here."""
+
+    def make(name, data, seed, **flags):
+        run = tmp_path / name
+        run.mkdir()
+        (run / "train_config.json").write_text(json.dumps({"seed": seed, "data_path": [str(data)]} | flags))
+        (run / "run.json").write_text(json.dumps({"data": {"sha256": {str(data): file_hash(data)}}}))
+        return str(run)
+
+    return make
+
+
+def held_out_by(path, seed):
+    return [row.prompt for row in load_source(path, seed=seed).eval]
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_prompts_are_rows_that_the_policy_was_not_trained_on(
+    is_moved, options, trained, bytes_tokenizer, tmp_path, caplog
+):
+    """Also where the file is elsewhere since the training: its content tells."""
+    caplog.set_level("INFO")
+    data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
+    model = trained("run", data, 7)
+    if is_moved:
+        data = data.rename(tmp_path / "moved.jsonl")
+    chosen = options(data_path=str(data), model=model, reward_model=trained("reward", data, 7))
+    prompts = texts_of(select_prompts(chosen, bytes_tokenizer))
+    assert set(prompts).isdisjoint(row.prompt for row in load_source(data, seed=7).train)
+    assert sorted(prompts) == sorted(held_out_by(data, 7)) != sorted(held_out_by(data, 1234))
+    assert f"{data}: 10 of 200 rows, from the 5 % that --seed 7 holds out of training" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "WARNING" and "--seed" in record.message]
+
+
+def test_the_seed_of_a_run_on_other_data_does_not_matter(options, trained, bytes_tokenizer, tmp_path, caplog):
+    """So all models answer the same prompts of a file that none of them was trained on."""
+    caplog.set_level("INFO")
+    data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
+    other = write_jsonl(tmp_path / "other.jsonl", plain_rows(30))
+    for model in (trained("run", other, 7), str(tmp_path / "nowhere")):
+        prompts = texts_of(select_prompts(options(data_path=str(data), model=model), bytes_tokenizer))
+        assert sorted(prompts) == sorted(held_out_by(data, 1234))
+    unknown = f"no train_config.json of a run beside --model {tmp_path / 'nowhere'}, --reward_model "
+    assert unknown in caplog.text
+
+
+def test_runs_with_different_seeds_are_named(options, trained, bytes_tokenizer, tmp_path, caplog):
+    """The reward model's run, and the run that the policy started from."""
+    data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
+    reward = trained("reward", data, 3)
+    start = trained("sft", data, 5)
+    model = trained("ppo", data, 7, actor_model_name_or_path=start)
+    chosen = options(data_path=str(data), model=model, reward_model=reward)
+    assert sorted(texts_of(select_prompts(chosen, bytes_tokenizer))) == sorted(held_out_by(data, 7))
+    assert f"held out other ones: --model {model} with --seed 5, --reward_model {reward} with --seed 3." in caplog.text
+    caplog.clear()
+    alone = options(data_path=str(data), model=None, reward_model=reward, ref_scores=True)
+    assert sorted(texts_of(select_prompts(alone, bytes_tokenizer))) == sorted(held_out_by(data, 3))
+    assert "held out other ones" not in caplog.text
+
+
+def test_evaluation_rows_of_the_data_follow_no_seed(options, folder, trained, bytes_tokenizer, caplog):
+    caplog.set_level("INFO")
+    model = trained("run", folder / "train.jsonl", 7)
+    assert len(texts_of(select_prompts(options(data_path=str(folder), model=model), bytes_tokenizer))) == 30
+    assert "30 of 30 evaluation rows" in caplog.text and "--seed" not in caplog.text
+
+
+def test_a_published_set_is_known_by_each_of_its_names(options, trained, project, bytes_tokenizer, tmp_path):
+    """WebGPT has no evaluation rows either."""
+    (file,) = (project / "data" / "webgpt").glob("train*")
+    model = trained("run", file, 7, data_path=["webgpt"])
+    (tmp_path / "run" / "run.json").unlink()
+    prompts = texts_of(select_prompts(options(dataset="webgpt", model=model), bytes_tokenizer))
+    assert prompts == held_out_by("webgpt", 7) != held_out_by("webgpt", 1234)

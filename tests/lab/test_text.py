@@ -2,6 +2,7 @@
 """Text metrics of whole models: equal to plain transformers row by row, for any batch size, through a kill."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from dschat.cli import main
 from dschat.data.sources import load_source
 from dschat.lab import text
 from dschat.lab.generate_options import TextFlags, TextOptions
-from dschat.lab.text import run_text, split_seed, subjects_of
+from dschat.lab.text import given_seed, run_text, subjects_of
 from factories import BOS, EOS, hf_score, make_causal_lm, make_classifier, save_folder
 from shared_base_runs import write_adapter
 
@@ -162,7 +163,7 @@ def test_bad_models(tmp_path, flags, words):
 
 
 def test_held_out_rows_are_those_of_the_run(place):
-    """Data without evaluation rows: the 5 % of --seed, by default the run's own."""
+    """Data without evaluation rows: the 5 % of --seed; by default the run's own, and that of runs on these data."""
     rows = [{"prompt": f"jinx {number}", "chosen": "a cat"} for number in range(60)]
     write_jsonl(place / "many.jsonl", rows)
     run = place / "run"
@@ -170,17 +171,67 @@ def test_held_out_rows_are_those_of_the_run(place):
     (run / "actor").symlink_to(place / "policy1")
     (run / "run.json").write_text(json.dumps({"step": "ppo"}))
     (run / "train_config.json").write_text(json.dumps({"seed": 7}))
+    trained = place / "trained"
+    trained.mkdir()
+    (trained / "actor").symlink_to(place / "policy2")
+    (trained / "train_config.json").write_text(json.dumps({"seed": 9, "data_path": [str(place / "many.jsonl")]}))
     flags = {"data": str(place / "many.jsonl"), "no_rouge": True}
     for name, own, seed in (
         ("run", {"checkpoints": run}, 7),
         ("flag", {"checkpoints": run, "seed": 8}, 8),
         ("model", {"model": [str(place / "policy1")]}, 1234),
+        ("trained", {"model": [str(place / "policy1"), str(trained)]}, 9),
     ):
         expected = [row.prompt for row in load_source(place / "many.jsonl", None, seed).eval]
-        assert [row["prompt"] for row in measure(place, name, **flags, **own)] == expected and len(expected) == 3
+        rows = [row["prompt"] for row in measure(place, name, **flags, **own)]
+        assert rows == expected * len(own.get("model", [run])) and len(expected) == 3
     (run / "train_config.json").unlink()
     with pytest.raises(UserError, match="its train_config.json holds no seed. Give the run's --seed"):
-        split_seed(TextFlags(data="d", output=place, checkpoints=run))
+        given_seed(TextFlags(data="d", output=place, checkpoints=run))
+
+
+@pytest.fixture
+def run_with_flags(place):
+    """A run of step 1 on other columns, cut at 20 tokens, whose responses end with another token than EOS."""
+    rows = [{"q": prompt, "a": chosen} for prompt, chosen in zip(PROMPTS, CHOSEN, strict=True)]
+    write_jsonl(place / "questions.jsonl", rows)
+    run = place / "run"
+    (run / "models").mkdir(parents=True)
+    (run / "models" / "step-2").symlink_to(place / "policy1")
+    (run / "run.json").write_text(json.dumps({"step": "sft"}))
+    flags = {"seed": 3, "max_seq_len": 20, "end_of_conversation_token": "<pad>", "apply_chat_template": False}
+    columns = {"prompt_key": "q", "response_key": "a"}
+    (run / "train_config.json").write_text(json.dumps(flags | columns | {"learning_rate": 1.0}))
+    return run
+
+
+def test_texts_are_read_as_the_run_of_the_checkpoints_read_them(place, run_with_flags, caplog):
+    """Unless a flag says otherwise."""
+    caplog.set_level("INFO")
+    flags = {"data": str(place / "questions.jsonl"), "split": "train", "no_rouge": True}
+    alone = {"model": [str(place / "policy1")], "prompt_key": "q", "response_key": "a", "seed": 3}
+    expected = measure(place, "alone", max_seq_len=20, end_of_conversation_token="<pad>", **alone, **flags)
+    other = measure(place, "other", **alone, **flags)
+    assert [row["loss_sum"] for row in expected] != [row["loss_sum"] for row in other]
+    assert max(row["loss_tokens"] for row in other) > max(row["loss_tokens"] for row in expected)
+    rows = measure(place, checkpoints=run_with_flags, **flags)
+    assert [row["loss_sum"] for row in rows] == [row["loss_sum"] for row in expected]
+    assert f"--checkpoints {run_with_flags}: as in that run, --max_seq_len=20 '--end_of_conv" in caplog.text
+    given = {"max_seq_len": 1024, "end_of_conversation_token": "<eos>"}
+    rows = measure(place, "given", checkpoints=run_with_flags, **given, **flags)
+    assert [row["loss_sum"] for row in rows] == [row["loss_sum"] for row in other]
+
+
+def test_a_model_that_learnt_another_format_is_named(place, run_with_flags, tokenizer, caplog):
+    save_folder(run_with_flags, make_causal_lm("gpt2", 1), tokenizer)
+    shutil.copytree(run_with_flags, run_with_flags / "copy", ignore=shutil.ignore_patterns("models", "*config.json"))
+    shutil.copy(run_with_flags / "config.json", run_with_flags / "copy")
+    flags = {"model": [str(run_with_flags), str(run_with_flags / "copy")], "no_rouge": True}
+    measure(place, "same", end_of_conversation_token="<pad>", **flags)
+    assert "its run had" not in caplog.text
+    measure(place, "other", **flags)
+    assert f"--model {run_with_flags}: its run had --end_of_conversation_token <pad>, and this mea" in caplog.text
+    assert caplog.text.count("its run had") == 1
 
 
 def test_prepared_folders(place):

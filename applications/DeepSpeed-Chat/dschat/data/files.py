@@ -4,8 +4,10 @@
 import codecs
 import csv
 import io
+import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,26 @@ EVAL_PREFIXES = ("valid", "eval", "test")  # the first that has files is used; "
 DOWNLOAD_FOLDERS = ("comparisons", "default", "data", "all")
 DATASET_DICT = "dataset_dict.json"  # `save_to_disk` writes it for several splits
 DATASET = "state.json"  # for a single data set
+# Files of the hub that tell their split: by their own name, data/train_sft-00000-of-00002.parquet,
+SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}.*")
+# or on the branch of converted files by that of their folder, default/train_sft/0000.parquet.
+CONVERTED_FILE = re.compile(r"\d{4}\.parquet")
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """The files of a folder that are read.
+
+    Attributes:
+        train, eval: training and evaluation files.
+        splits: names of their splits, if the names of the files say so.
+        unread: names of the other training and evaluation splits.
+    """
+
+    train: list[Path]
+    eval: list[Path]
+    splits: tuple[str, ...]
+    unread: tuple[str, ...]
 
 
 def open_files(root: Path) -> RawSource:
@@ -35,22 +57,24 @@ def open_files(root: Path) -> RawSource:
     """
     if root.is_dir():
         name = root.resolve().name
-        train_files, eval_files = find_files(root)
+        files = find_files(root)
     elif suffix_of(root) in FILE_SUFFIXES:
         name = root.name.removesuffix(suffix_of(root))
-        train_files, eval_files = [root], []
+        files = SplitFiles([root], [], (), ())
     else:
         raise UserError(f"--data_path {root}: not a data file; give a file that ends in {', '.join(FILE_SUFFIXES)}.")
-    train_rows = chain.from_iterable(map(read_file, train_files))
-    eval_rows = chain.from_iterable(map(read_file, eval_files)) if eval_files else None
-    return RawSource(name, train_rows, eval_rows, (*train_files, *eval_files))
+    train_rows = chain.from_iterable(map(read_file, files.train))
+    eval_rows = chain.from_iterable(map(read_file, files.eval)) if files.eval else None
+    all_files = (*files.train, *files.eval)
+    return RawSource(name, train_rows, eval_rows, all_files, splits=files.splits, unread=files.unread)
 
 
-def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
+def find_files(folder: Path) -> SplitFiles:
     """Training and evaluation files of a folder.
 
     Files are named train*, valid*, eval* or test*, or are in subfolders of such names; in `folder` itself or, as
-    `hf download` leaves them, in one of its DOWNLOAD_FOLDERS.
+    `hf download` leaves them, in one of its DOWNLOAD_FOLDERS. Of several training splits of a data set of the hub,
+    which are told apart by the names of its files, one is read, as from the hub; also of several evaluation splits.
 
     Raises:
         UserError: no training file, or files of two suffixes.
@@ -59,11 +83,12 @@ def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
         train_files = _matching_files(parent, TRAIN_PREFIX)
         if not train_files:
             continue
-        for prefix in EVAL_PREFIXES:
-            eval_files = _matching_files(parent, prefix)
-            if eval_files:
-                return train_files, eval_files
-        return train_files, []
+        all_eval_files = (_matching_files(parent, prefix) for prefix in EVAL_PREFIXES)
+        eval_files: list[Path] = next(filter(None, all_eval_files), [])
+        train_files, train_splits = _first_split(folder, train_files)
+        eval_files, eval_splits = _first_split(folder, eval_files)
+        splits = (*train_splits[:1], *eval_splits[:1])
+        return SplitFiles(train_files, eval_files, splits, (*train_splits[1:], *eval_splits[1:]))
     train_patterns = ", ".join(f"{TRAIN_PREFIX}*{suffix}" for suffix in FOLDER_SUFFIXES)
     eval_patterns = ", ".join(f"{prefix}*" for prefix in EVAL_PREFIXES)
     names = sorted(entry.name for entry in folder.iterdir())
@@ -75,6 +100,43 @@ def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
     )
 
 
+def _first_split(folder: Path, files: list[Path]) -> tuple[list[Path], list[str]]:
+    """The files of the split that is read, and the names of all splits, with that one first.
+
+    Files of a user, whose names do not name splits as the hub's do, are all of one split without a name.
+    """
+    files_of_split: dict[str, list[Path]] = {}
+    for file in files:
+        split = _split_of(file)
+        if split is None:
+            return files, []
+        files_of_split.setdefault(split, []).append(file)
+    names = list(files_of_split)
+    if len(names) > 1:
+        names = _in_order_of_the_hub(folder, names)
+    return files_of_split[names[0]] if names else [], names
+
+
+def _split_of(file: Path) -> str | None:
+    """The split of a file of the hub; None if its name says nothing of a split."""
+    shard = SHARD.fullmatch(file.name)
+    if shard is not None:
+        return shard[1]
+    return file.parent.name if CONVERTED_FILE.fullmatch(file.name) else None
+
+
+def _in_order_of_the_hub(folder: Path, names: list[str]) -> list[str]:
+    """Names of splits in the order of the data set on the hub: that of its README.md, or else of the alphabet."""
+    import datasets
+
+    try:
+        data_files = datasets.load_dataset_builder(str(folder)).config.data_files or {}
+    except Exception:  # the library lets through whatever the libraries below it raise
+        data_files = {}
+    listed = [str(name) for name in data_files if name in names]
+    return listed + sorted(set(names) - set(listed))
+
+
 def suffix_of(file: Path) -> str:
     """The suffix of a file's name, with both parts if the file is compressed: ".csv", ".csv.gz"."""
     if file.suffix == ".gz":
@@ -82,24 +144,33 @@ def suffix_of(file: Path) -> str:
     return file.suffix
 
 
-def used_splits(names: Iterable[object]) -> list[str]:
-    """The names of the training split and of the evaluation split, if there is one; empty without a training split.
+def used_splits(names: Iterable[object]) -> tuple[list[str], list[str]]:
+    """Which splits of a data set are read.
 
-    The evaluation split is the first that matches the first possible prefix of EVAL_PREFIXES.
+    Returns:
+        The names of the training split and of the evaluation split, if there is one, each the first of its kind;
+        empty without a training split. Then the names of the other splits of the two kinds. The evaluation splits are
+        those that match the first possible prefix of EVAL_PREFIXES.
     """
     splits = [str(name) for name in names]
-    train_split = _first_with_prefix(splits, TRAIN_PREFIX)
-    if train_split is None:
-        return []
-    for prefix in EVAL_PREFIXES:
-        eval_split = _first_with_prefix(splits, prefix)
-        if eval_split is not None:
-            return [train_split, eval_split]
-    return [train_split]
+    train_splits = _with_prefix(splits, TRAIN_PREFIX)
+    if not train_splits:
+        return [], []
+    all_eval_splits = (_with_prefix(splits, prefix) for prefix in EVAL_PREFIXES)
+    eval_splits: list[str] = next(filter(None, all_eval_splits), [])
+    return train_splits[:1] + eval_splits[:1], train_splits[1:] + eval_splits[1:]
 
 
-def _first_with_prefix(names: list[str], prefix: str) -> str | None:
-    return next((name for name in names if name.startswith(prefix)), None)
+def _with_prefix(names: list[str], prefix: str) -> list[str]:
+    return [name for name in names if name.startswith(prefix)]
+
+
+def note_of_unread(splits: Sequence[str], unread: Sequence[str]) -> str:
+    """That not all splits are read, for a warning: the names of those that are, and of the others."""
+    return (
+        f"its splits {', '.join(splits)} are read, and not {', '.join(unread)}. To read one of these, give its file "
+        "or a folder that holds it alone."
+    )
 
 
 def _matching_files(folder: Path, prefix: str) -> list[Path]:
@@ -280,11 +351,13 @@ def open_saved(folder: Path) -> RawSource:
         saved = datasets.load_from_disk(str(folder))
     except Exception as error:  # the library lets through whatever the libraries below it raise
         raise _unreadable(folder, error) from error
+    splits: list[str] = []
+    unread: list[str] = []
     if isinstance(saved, datasets.Dataset):
         folders = [folder]
         parts = [saved]
     else:
-        splits = used_splits(saved)
+        splits, unread = used_splits(saved)
         if not splits:
             raise UserError(
                 f"--data_path {folder}: no split that begins with {TRAIN_PREFIX!r}, only "
@@ -298,7 +371,8 @@ def open_saved(folder: Path) -> RawSource:
         rows.append(_saved_rows(part, part_folder))
         files += sorted(part_folder.glob("*.arrow"))
     eval_rows = rows[1] if len(rows) > 1 else None
-    return RawSource(folder.resolve().name, rows[0], eval_rows, tuple(files))
+    name = folder.resolve().name
+    return RawSource(name, rows[0], eval_rows, tuple(files), splits=tuple(splits), unread=tuple(unread))
 
 
 def _saved_rows(

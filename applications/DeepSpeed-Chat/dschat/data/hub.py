@@ -205,7 +205,7 @@ def open_hub(path: str, known: KnownSet | None) -> RawSource:
     """
     hub_id = known.hub_id if known else path
     splits = _load_splits(path, known)
-    names = used_splits(splits)
+    names, unread = used_splits(splits)
     if not names:
         raise UserError(
             f"--data_path {path}: the data set {hub_id} has no training split, only {', '.join(splits)}. Download it "
@@ -232,7 +232,7 @@ def open_hub(path: str, known: KnownSet | None) -> RawSource:
         "splits": split_records,
     }
     eval_rows = None if held_out is None else _rows(held_out, hub_id)
-    return RawSource(hub_id, _rows(train, hub_id), eval_rows, hub=record)
+    return RawSource(hub_id, _rows(train, hub_id), eval_rows, hub=record, splits=tuple(names), unread=tuple(unread))
 
 
 def _load_splits(path: str, known: KnownSet | None) -> "DatasetDict":
@@ -260,11 +260,11 @@ def _load_cached(known: KnownSet, error: Exception) -> "DatasetDict | None":
                 known.hub_id, repo_type="dataset", revision=known.revision, local_files_only=True
             )
         )
-        train_files, eval_files = find_files(folder)
-        data_files = {"train": [str(file) for file in train_files]}
-        if eval_files:
-            data_files["test"] = [str(file) for file in eval_files]
-        builder = "parquet" if train_files[0].suffix == ".parquet" else "json"
+        files = find_files(folder)
+        data_files = {"train": [str(file) for file in files.train]}
+        if files.eval:
+            data_files["test"] = [str(file) for file in files.eval]
+        builder = "parquet" if files.train[0].suffix == ".parquet" else "json"
         splits = datasets.load_dataset(builder, data_files=data_files)
     except Exception:  # the hub's failure is reported instead
         return None

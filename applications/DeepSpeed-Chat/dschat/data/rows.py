@@ -57,6 +57,8 @@ class RawSource:
     eval: Iterable[tuple[str, Any]] | None  # evaluation rows; None if the source has no split for them
     files: tuple[Path, ...] = ()  # local files, in order; empty for data of the hub
     hub: dict[str, Any] | None = None  # data of the hub: id, revision, and rows and fingerprint of every split
+    splits: tuple[str, ...] = ()  # names of the training and evaluation split, if they have names
+    unread: tuple[str, ...] = ()  # names of other training and evaluation splits, which are not read
 
     @property
     def fills_nulls(self) -> bool:

@@ -22,10 +22,10 @@ import numpy as np
 
 from dschat.base.errors import UserError
 from dschat.base.progress import progress
-from dschat.data.files import FILE_SUFFIXES, TRAIN_PREFIX, open_local, suffix_of
+from dschat.data.files import FILE_SUFFIXES, TRAIN_PREFIX, note_of_unread, open_local, suffix_of
 from dschat.data.formats import NO_TEXT, parse_row
 from dschat.data.hub import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy, open_hub
-from dschat.data.prepared.folder import find_prepared
+from dschat.data.prepared.folder import find_prepared, open_prepared
 from dschat.data.rows import RawSource, Row, in_words
 from dschat.settings.common import ColumnFlags, CommonConfig
 
@@ -42,7 +42,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True)
 class Source:
-    """The rows of one `--data_path`; for name, files and hub see `RawSource`."""
+    """The rows of one `--data_path`; for name, files, hub and splits see `RawSource`."""
 
     name: str
     train: list[Row] = field(repr=False)
@@ -51,6 +51,7 @@ class Source:
     dropped: dict[str, int]  # reason → number of rows left out
     num_rows: tuple[int, int | None]  # training and evaluation rows that were read; None without an evaluation split
     hub: dict[str, Any] | None = None
+    splits: tuple[str, ...] = ()
 
 
 def open_source(path: str | Path, keys: ColumnFlags | None = None) -> RawSource:
@@ -86,6 +87,8 @@ def load_source(
     """
     keys = keys or ColumnFlags()
     raw, published = _open(path, keys)
+    if raw.unread:
+        logger.warning("%s: %s", path, note_of_unread(raw.splits, raw.unread))
     train, num_skipped = _parse(raw, raw.train, keys, show)
     num_train = len(train) + num_skipped
     held_out = None
@@ -107,11 +110,20 @@ def load_source(
     if num_skipped:
         dropped[NO_TEXT] = num_skipped
         logger.warning("%s: skipped %d rows (%s)", path, num_skipped, NO_TEXT)
-    if held_out is None:
-        all_rows = train
-        train = split_part(all_rows, TRAIN_EVAL_SPLIT, 0, seed)
-        held_out = split_part(all_rows, TRAIN_EVAL_SPLIT, 1, seed)
-    return Source(raw.name, train, held_out, raw.files, dropped, counts, raw.hub)
+    source = Source(raw.name, train, held_out or [], raw.files, dropped, counts, raw.hub, raw.splits)
+    return with_held_out(source, seed) if held_out is None else source
+
+
+def with_held_out(source: Source, seed: int | None) -> Source:
+    """A source with those of its rows held out that a seed selects, 5 in 100; None = the last rows.
+
+    The rows must be in the order of the files, as `load_source` gives them with seed None, and the source without
+    evaluation rows of its own.
+    """
+    rows = [*source.train, *source.eval]
+    train = split_part(rows, TRAIN_EVAL_SPLIT, 0, seed)
+    held_out = split_part(rows, TRAIN_EVAL_SPLIT, 1, seed)
+    return replace(source, train=train, eval=held_out)
 
 
 def is_published(path: str | Path) -> bool:
@@ -192,9 +204,15 @@ def open_data(name: str, flag: str) -> RawSource:
     """The source that a name means, a local file or folder or owner/name on the hub; rows are read when iterated over.
 
     Raises:
-        UserError: there is no such source, or, while rows are read, a bad row; names the command-line `flag`.
+        UserError: there is no such source, it is a prepared folder, or, while rows are read, a bad row; names the
+            command-line `flag`.
     """
     with _naming_flag(flag):
+        if open_prepared(name) is not None:
+            raise UserError(
+                f"{flag} {name}: a prepared folder, whose prompts are written for one model already; give the data "
+                "that it was made from."
+            )
         if Path(name).exists():
             raw = open_local(Path(name))
         elif HUB_NAME.fullmatch(name) and not name.startswith("."):
@@ -204,6 +222,8 @@ def open_data(name: str, flag: str) -> RawSource:
                 f"{flag} {name}: there is no such file or folder. Give a {', '.join(FILE_SUFFIXES)} file, a folder "
                 "with train*.jsonl, train*.parquet and so on, or owner/name of a data set on the Hugging Face hub."
             )
+    if raw.unread:
+        logger.warning("%s %s: %s", flag, name, note_of_unread(raw.splits, raw.unread))
     held_out = None if raw.eval is None else _read(raw.eval, flag)
     return replace(raw, train=_read(raw.train, flag), eval=held_out)
 
@@ -297,12 +317,30 @@ def parse_fractions(data_split: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Share(Generic[R_co]):
-    """The rows of one step, one source after another."""
+    """The rows of one step."""
 
-    train: Sequence[R_co]
-    eval: Sequence[R_co]
+    train: Sequence[R_co]  # one source after another
+    eval: Sequence[R_co]  # of several sources `in_proportion`
     sources: list[dict[str, Any]]  # records in run.json, see `described`
     files: tuple[Path, ...]
+
+
+def in_proportion(parts: Sequence[Sequence[T]]) -> Sequence[T]:
+    """The rows of several sources in an order whose first rows come from all sources.
+
+    Evaluations read the first rows only (--eval_iters, --eval_prompts). With k sources, the first r of all N rows hold
+    r · n / N rows of a source of n rows, give or take k; if r is at least k, they hold a row of every source.
+    The rows of each source stay in their order; those of a single source are returned as they are.
+
+    Example: sources a, b, c, d and x, y give a, x, b, c, y, d.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    positions = []
+    for number, rows in enumerate(parts):
+        for index in range(len(rows)):
+            positions.append((index / len(rows), number, index))
+    return [parts[number][index] for _, number, index in sorted(positions)]
 
 
 def described(
@@ -313,6 +351,7 @@ def described(
     num_rows: tuple[int, int | None],
     split: str | None = None,
     hub: Any = None,
+    names: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The record of a source in run.json.
 
@@ -323,6 +362,7 @@ def described(
         num_rows: training and evaluation rows of the whole source; None if it has no evaluation rows of its own.
         split: fractions by which the steps share the rows; None if the step takes all rows.
         hub: the hub's data set, if the rows come from there.
+        names: names of the source's training and evaluation split, if they have names.
     """
     record: dict[str, Any] = {
         "name": name,
@@ -334,11 +374,15 @@ def described(
     }
     if hub:
         record["hub"] = hub
+    if names:
+        record["splits"] = list(names)
     return record
 
 
 def source_line(source: Mapping[str, Any]) -> str:
     """The number of rows that a step takes from a source: "mine: 190 of 200 rows to train on, 10 to evaluate on".
+
+    Splits that have names are named: "owner/name (train_sft, test_sft): 190 of 190 training rows, …".
 
     Args:
         source: a record from `described`.
@@ -353,7 +397,8 @@ def source_line(source: Mapping[str, Any]) -> str:
         counts = f"{train} training rows, {held_out} of {rows['eval']:,} evaluation rows"
     skipped = f"; {in_words(source['dropped'])}" if source["dropped"] else ""
     part = f" (this step's part of {split})" if split else ""
-    return f"{source['name']}: {counts}{skipped}{part}"
+    names = f" ({', '.join(source['splits'])})" if source.get("splits") else ""
+    return f"{source['name']}{names}: {counts}{skipped}{part}"
 
 
 def load_share(config: CommonConfig, show: bool = False) -> Share[Row]:
@@ -418,7 +463,7 @@ def read_share(
     Without a seed, rows stay in their order.
     """
     train: list[Row] = []
-    held_out: list[Row] = []
+    held_out: list[list[Row]] = []
     sources: list[dict[str, Any]] = []
     files: list[Path] = []
     for path in paths:
@@ -427,8 +472,17 @@ def read_share(
         source_train = step_rows(source.train, split, step, seed)
         source_eval = step_rows(source.eval, split, step, seed)
         train += source_train
-        held_out += source_eval
+        held_out.append(source_eval)
         files += source.files
-        record = described(source.name, source_train, source_eval, source.dropped, source.num_rows, split, source.hub)
+        record = described(
+            source.name,
+            source_train,
+            source_eval,
+            source.dropped,
+            source.num_rows,
+            split,
+            source.hub,
+            source.splits,
+        )
         sources.append(record)
-    return Share(train, held_out, sources, tuple(files))
+    return Share(train, in_proportion(held_out), sources, tuple(files))

@@ -15,7 +15,7 @@ from dschat.data.dialogue_pairs import FAILED, NOT_SCORED, require_columns
 from dschat.data.examples import PreferenceExample
 from dschat.data.loading import StepData
 from dschat.data.rows import in_words
-from dschat.data.sources import described, open_data
+from dschat.data.sources import described, in_proportion, open_data
 
 FLAG = "--task.query_dataset"
 TOO_LONG = "longer than --task.total_length"
@@ -57,7 +57,7 @@ def load_regression_data(
         UserError: a row is not such a pair, or no pair is left.
     """
     train: list[RegressionExample] = []
-    held_out: list[RegressionExample] = []
+    held_out: list[list[RegressionExample]] = []
     sources: list[dict[str, Any]] = []
     files: list[Path] = []
     dropped = {"train": Counter[str](), "eval": Counter[str]()}
@@ -78,17 +78,17 @@ def load_regression_data(
         source_train = _examples(rows, max_seq_len, vocabulary, dropped["train"])
         source_eval = _examples(eval_rows, max_seq_len, vocabulary, dropped["eval"])
         train += source_train
-        held_out += source_eval
+        held_out.append(source_eval)
         files += raw.files
         num_rows = (number - first_number, len(eval_rows))
-        sources.append(described(raw.name, source_train, source_eval, {}, num_rows, hub=raw.hub))
+        sources.append(described(raw.name, source_train, source_eval, {}, num_rows, hub=raw.hub, names=raw.splits))
     if not train:
         reasons = in_words(dropped["train"])
         raise UserError(
             f"{FLAG} {' '.join(names)}: no training pair is left of {number} ({reasons or 'none in that range'}). "
             "Give a larger --task.total_length, another range of --start_idx and --end_idx, or other data."
         )
-    return StepData(train, held_out, sources, tuple(files), dropped)
+    return StepData(train, in_proportion(held_out), sources, tuple(files), dropped)
 
 
 def _examples(

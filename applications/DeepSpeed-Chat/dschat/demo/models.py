@@ -18,7 +18,8 @@ from dschat.base.errors import UserError
 from dschat.base.jsonl import read_object
 from dschat.data.sources import HUB_NAME
 from dschat.data.turn_end import turn_end
-from dschat.lab.policy import FLAGS_FILE, STEP, locate_policy
+from dschat.lab.policy import STEP, locate_policy
+from dschat.lab.training_runs import FLAGS_FILE, run_of, start_of
 from dschat.models.limits import position_limit, trained_length
 from dschat.models.load import load_causal_lm
 from dschat.models.lora import adapter_alone, base_of, has_score_head
@@ -29,10 +30,8 @@ from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids
 
 logger = logging.getLogger(__name__)
 
-START_FLAGS = ("actor_model_name_or_path", "model_name_or_path")  # name the model that a run starts from
 # Folders of policies, below a run's folder and below models/step-N; "" is that folder itself.
 POLICIES = ("", "actor", "actor_ema")
-MODEL_DEPTH = 3  # levels from a run's folder down to a model: models/step-N/actor
 SCORES_ONLY = "a reward model or critic, which gives scores and writes no text. Give a policy's folder."
 UNLIMITED = 2**31  # sequence length in tokens, where the model's config names no maximum
 
@@ -104,24 +103,6 @@ def select_model(choices: list[ModelChoice], path: str) -> ModelChoice:
             if Path(choice.path).resolve() == folder.resolve():
                 return choice
     return choices[0]
-
-
-def run_of(folder: Path) -> Path | None:
-    """The folder of the run that saved a model (may be `folder` itself); None if there is none."""
-    for candidate in (folder, *folder.resolve().parents[:MODEL_DEPTH]):
-        if (candidate / FLAGS_FILE).is_file():
-            return candidate
-    return None
-
-
-def start_of(run: Path) -> str | None:
-    """The model that a run started from, if it is an existing folder or a hub id."""
-    flags = read_object(run / FLAGS_FILE)
-    for name in START_FLAGS:
-        start = flags.get(name)
-        if isinstance(start, str):
-            return start if Path(start).is_dir() or HUB_NAME.fullmatch(start) else None
-    return None
 
 
 def is_policy(folder: Path) -> bool:

@@ -239,7 +239,7 @@ class TextFlags:
     split: Literal["eval", "train"] = flag("rows to measure on: held-out ones (eval) or training ones (train)", "eval")
     seed: int | None = flag(
         "random seed that chooses the 5 %% of rows held out, if the data have no evaluation rows; if not given, that"
-        f" of --checkpoints, or {TRAINING_SEED}",
+        f" of --checkpoints, of the first model that was trained on these data, or {TRAINING_SEED}",
         None,
         SEED,
     )
@@ -248,9 +248,14 @@ class TextFlags:
         "perplexity over prompt and response, as --sft_on_prompt trains, not the response alone", False
     )
     max_seq_len: int = flag(
-        "maximum length of prompt and response in tokens; longer ones are truncated as in training", 1024, AT_LEAST_1
+        "maximum length of prompt and response in tokens; longer ones are truncated as in training; with"
+        " --checkpoints the run's, if not given",
+        1024,
+        AT_LEAST_1,
     )
-    end_of_conversation_token: str | None = flag("token that ends a response, instead of EOS", None, NOT_EMPTY)
+    end_of_conversation_token: str | None = flag(
+        "token that ends a response, instead of EOS; with --checkpoints the run's, if not given", None, NOT_EMPTY
+    )
 
 
 # -- rules between flags

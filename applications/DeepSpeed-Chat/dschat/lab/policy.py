@@ -26,7 +26,6 @@ from dschat.rollouts.sampling import Sampling, row_seed
 logger = logging.getLogger(__name__)
 
 ACTOR = "actor"  # folder of the policy below a step-3 output folder
-FLAGS_FILE = "train_config.json"  # which every run writes
 STEP = re.compile(r"step-(\d+)")  # folder of a model that was saved during a run
 
 

@@ -15,11 +15,13 @@ from dschat.base.fingerprints import content_hash, folder_stamp, template_finger
 from dschat.data.examples import PromptExample, prompt_examples
 from dschat.data.hub import find_known
 from dschat.data.plain_prompts import warn_of_plain_prompts
+from dschat.data.prepared.folder import open_prepared
+from dschat.data.prepared.read import held_out_split, prepared_rows
 from dschat.data.rows import Row, in_words
-from dschat.data.sources import load_source
-from dschat.lab.generate_options import UNSHUFFLED, AnsweringOptions
+from dschat.lab.generate_options import UNSHUFFLED, AnsweringOptions, ScoredOptions
 from dschat.lab.policy import Compute, SamplingPolicy, load_policy, locate_policy
 from dschat.lab.runner import BatchFunction, Entry, enough_memory, in_batches, restore_date, settings_of
+from dschat.lab.training_runs import NamedModel, load_split
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import load_tokenizer
 
@@ -41,7 +43,7 @@ RECORDED = (
     "messages_key",
     "apply_chat_template",
 )
-PROTOCOL_SEED = 1234  # seed of the shuffle and of a split that has to be made; --seed changes the sampling only
+PROTOCOL_SEED = 1234  # seed of the shuffle; --seed changes the sampling only
 
 PromptFunction = Callable[[list[PromptExample]], list[Entry]]  # prompts of a batch → their entries
 
@@ -108,26 +110,12 @@ def select_prompts(options: AnsweringOptions, tokenizer: PreTrainedTokenizerBase
     Raises:
         UserError: the data set cannot be read, or no prompt is left.
     """
-    # A published set is read by its hub id; `dataset` names the folder of the results.
-    dataset = options.dataset_name
-    published = find_known(dataset)
-    path = options.data.data_path or (published.hub_id if published else dataset)
-    source = load_source(path, options.columns, PROTOCOL_SEED)
-
-    # Take the rows in the protocol's order.
-    held_out = source.eval
-    if not held_out:
-        raise UserError(
-            f"{path}: no row to take prompts from, since 5 % of {source.num_rows[0]} rows, rounded, are none. To take "
-            "all rows, give --data_path a folder that holds them twice, as train.jsonl and as test.jsonl."
-        )
-    order = range(len(held_out)) if dataset == UNSHUFFLED else shuffled(len(held_out))
+    # Take the held-out rows in the protocol's order.
+    path = _data_path(options)
+    held_out, description = _held_out_rows(path, options)
+    order = range(len(held_out)) if options.dataset_name == UNSHUFFLED else shuffled(len(held_out))
     rows = [held_out[number] for number in order][: options.prompt_count]
-    num_train, num_eval = source.num_rows
-    if num_eval is None:
-        logger.info("%s: %d of %d rows, from the 5 %% held out for evaluation", path, len(rows), num_train)
-    else:
-        logger.info("%s: %d of %d evaluation rows", path, len(rows), num_eval)
+    logger.info("%s: %d of %s", path, len(rows), description)
     num_samples = options.prompts.num_samples
     if num_samples is not None and len(rows) < num_samples:
         logger.warning("%s: it holds %d prompts, not the %d of --num_samples", path, len(rows), num_samples)
@@ -145,6 +133,46 @@ def select_prompts(options: AnsweringOptions, tokenizer: PreTrainedTokenizerBase
     if dropped:
         logger.warning("%s: %d of %d prompts left out (%s)", path, dropped.total(), len(rows), reasons)
     return Selection(examples, dropped.total(), digest_of(rows))
+
+
+def _data_path(options: AnsweringOptions) -> str:
+    """The data set to read. A published one is read by its hub id, since `dataset` also names a folder of results."""
+    dataset = options.dataset_name
+    published = find_known(dataset)
+    return options.data.data_path or (published.hub_id if published else dataset)
+
+
+def _held_out_rows(path: str, options: AnsweringOptions) -> tuple[list[Row], str]:
+    """The rows to take prompts from, in the order of the data; and what they are, in words.
+
+    Raises:
+        UserError: the data cannot be read, or no row is held out.
+    """
+    folder = open_prepared(path)
+    if folder is not None:
+        rows = prepared_rows(folder, held_out=True, flag="--data_path")
+        return rows, f"{len(rows)} {held_out_split(folder)} rows of the prepared folder"
+
+    source, seed = load_split(path, options.columns, _models_of(options))
+    num_train, num_eval = source.num_rows
+    if not source.eval:
+        raise UserError(
+            f"{path}: no row to take prompts from, since 5 % of {num_train} rows, rounded, are none. To take all rows,"
+            " give --data_path a folder that holds them twice, as train.jsonl and as test.jsonl."
+        )
+    if num_eval is None:
+        return source.eval, f"{num_train} rows, from the 5 % that --seed {seed} holds out of training"
+    return source.eval, f"{num_eval} evaluation rows"
+
+
+def _models_of(options: AnsweringOptions) -> list[NamedModel]:
+    """The models of a command: the policy, and the reward model."""
+    models = []
+    if options.policy.model is not None:
+        models.append(NamedModel("--model", options.policy.model))
+    if isinstance(options, ScoredOptions) and options.scores.reward_model is not None:
+        models.append(NamedModel("--reward_model", options.scores.reward_model))
+    return models
 
 
 def shuffled(count: int) -> list[int]:

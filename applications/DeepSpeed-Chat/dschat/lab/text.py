@@ -26,10 +26,9 @@ from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.prepared.folder import open_prepared
 from dschat.data.prepared.read import prepared_rows
 from dschat.data.rows import Row, in_words
-from dschat.data.sources import load_source
 from dschat.data.turn_end import response_texts
 from dschat.lab.generate_options import TRAINING_SEED, TextFlags, TextOptions, TokenSamplerFlags, model_name
-from dschat.lab.policy import ACTOR, FLAGS_FILE, STEP, Compute, SamplingPolicy, load_policy, locate_policy
+from dschat.lab.policy import ACTOR, STEP, Compute, SamplingPolicy, load_policy, locate_policy
 from dschat.lab.prompts import Selection, digest_of, shuffled
 from dschat.lab.runner import (
     BatchFunction,
@@ -43,6 +42,7 @@ from dschat.lab.runner import (
     settings_of,
 )
 from dschat.lab.text_metrics import policy_result, reward_result, rouge, without_nan, write_text_report
+from dschat.lab.training_runs import FLAGS_FILE, NamedModel, load_split, warn_of_formats, with_flags_of_run
 from dschat.models.limits import check_length
 from dschat.models.load import load_trained_scalar
 from dschat.models.lora import adapter_alone
@@ -109,14 +109,18 @@ def run_text(options: TextOptions) -> str:
     """
     subjects = subjects_of(options.text)
     where = Compute.chosen(options.compute, options.hardware.gpu)
-    options = options.changed(seed=split_seed(options.text))
     output = options.text.output
     path = output / ROWS
     overwrite = options.result.overwrite
     if path.exists() and not overwrite:
         raise UserError(f"{path} exists, finished. Give another --output, or --overwrite to make it again.")
     restore_date(path, overwrite)
-    rows = _rows(options)
+    if options.text.checkpoints is not None:
+        options = with_flags_of_run(options, options.text.checkpoints)
+    models = [NamedModel(subject.flag, subject.path) for subject in subjects]
+    warn_of_formats(options, models)
+    rows, seed = _rows(options, models)
+    options = options.changed(seed=seed)
 
     def conclude(entries: list[Entry]) -> Concluded:
         table, row_lists = _write_report(subjects, entries, output)
@@ -170,30 +174,33 @@ def _write_report(
     return write_text_report(policies, rewards, output), row_lists
 
 
-def _rows(options: TextOptions) -> list[Row]:
-    """The rows of the split, in a fixed random order where not all are taken."""
+def _rows(options: TextOptions, models: Sequence[NamedModel]) -> tuple[list[Row], int]:
+    """The rows of the split, in a fixed random order where not all are taken; and the seed of the split."""
     data = options.text.data
     num_samples = options.prompts.num_samples
     held_out = options.text.split == "eval"
     folder = open_prepared(data)
+    seed = given_seed(options.text)
     if folder is None:
-        source = load_source(data, options.columns, options.text.seed)
+        source, seed = load_split(data, options.columns, models, seed)
         rows = source.eval if held_out else source.train
         num_train, num_eval = source.num_rows
         total = num_eval if held_out and num_eval is not None else num_train
         taken = len(rows) if num_samples is None else min(len(rows), num_samples)
         logger.info("%s: %d of %d rows", data, taken, total)
     else:
-        rows = prepared_rows(folder, held_out)
+        remedy = ", or measure its training rows with --split train"
+        rows = prepared_rows(folder, held_out, "--data", remedy)
     if not rows:
         raise UserError(
             f"--data {data}: the split {options.text.split} has no rows. Give --split train, or a folder that has "
             "valid* or test* files beside train*."
         )
+    seed = TRAINING_SEED if seed is None else seed
     if num_samples is None or num_samples >= len(rows):
-        return rows
+        return rows, seed
     numbers = shuffled(len(rows))[:num_samples]
-    return [rows[number] for number in numbers]
+    return [rows[number] for number in numbers], seed
 
 
 def _policy_part(
@@ -282,17 +289,15 @@ def subjects_of(flags: TextFlags) -> list[Subject]:
     return subjects
 
 
-def split_seed(flags: TextFlags) -> int:
-    """The seed that splits the data: --seed, else the seed of the run in --checkpoints, else training's default.
+def given_seed(flags: TextFlags) -> int | None:
+    """The seed that splits the data: --seed, else the seed of the run in --checkpoints; None without both flags.
 
     Raises:
         UserError: the run's flags hold no seed.
     """
     folder = flags.checkpoints
-    if flags.seed is not None:
+    if flags.seed is not None or folder is None:
         return flags.seed
-    if folder is None:
-        return TRAINING_SEED
     seed = read_object(folder / FLAGS_FILE).get("seed")
     if not isinstance(seed, int):
         raise UserError(

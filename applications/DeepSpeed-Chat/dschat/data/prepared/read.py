@@ -27,7 +27,7 @@ from dschat.data.examples import (
 from dschat.data.prepared.folder import PreparedExample, PreparedFolder
 from dschat.data.prepared.pt_files import check_example_prompt, read_pt
 from dschat.data.rows import Row
-from dschat.data.sources import Share, described
+from dschat.data.sources import Share, described, in_proportion
 from dschat.data.tokenised import Examples, open_table
 from dschat.data.turns import MarkedPrompt
 from dschat.models.template_date import DATE_VARIABLE, template_date
@@ -115,7 +115,7 @@ def prepared_share(
     folders: Sequence[PreparedFolder],
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Share[Any]:
-    """The rows of prepared folders, one folder after another: training rows, and validation (else test) rows.
+    """The rows of prepared folders: training rows, one folder after another, and validation (else test) rows.
 
     The tokenizer decodes the texts of `.pt` files, which hold only ids.
     """
@@ -133,7 +133,7 @@ def prepared_share(
         counts = (len(folder_train), len(folder_eval))
         sources.append(described(str(folder.path), folder_train, folder_eval, {}, counts))
         files += chain.from_iterable(folder.files.values())
-    return Share(_joined(train), _joined(held_out), sources, tuple(files))
+    return Share(_joined(train), in_proportion(held_out), sources, tuple(files))
 
 
 def held_out_split(folder: PreparedFolder) -> str | None:
@@ -144,22 +144,33 @@ def held_out_split(folder: PreparedFolder) -> str | None:
     return None
 
 
-def prepared_rows(folder: PreparedFolder, held_out: bool) -> list[Row]:
+def prepared_rows(
+    folder: PreparedFolder,
+    held_out: bool,
+    flag: str,
+    remedy: str = "",
+) -> list[Row]:
     """The source's rows, with uncut texts, that a folder's training or held-out split was made from.
+
+    Args:
+        folder: the prepared folder.
+        held_out: whether to read the held-out split.
+        flag: the command-line flag that named the folder, for messages.
+        remedy: what else can be done if there is no held-out split, as the end of a sentence.
 
     Raises:
         UserError: the folder holds no texts, or no such split.
     """
     if folder.format == "pt":
         raise UserError(
-            f"--data {folder.path}: a prepared folder of .pt files, which hold ids and no texts; give the data that "
+            f"{flag} {folder.path}: a prepared folder of .pt files, which hold ids and no texts; give the data that "
             "it was made from, or prepare them with --format arrow."
         )
     split = held_out_split(folder) if held_out else "train"
     if split is None:
         raise UserError(
-            f"--data {folder.path}: the prepared folder has neither validation nor test rows; prepare the data with "
-            "--validation_percentage, or measure its training rows with --split train."
+            f"{flag} {folder.path}: the prepared folder has neither validation nor test rows; prepare the data with "
+            f"--validation_percentage{remedy}."
         )
     return [example.row for example in read_split(folder, split)]
 
