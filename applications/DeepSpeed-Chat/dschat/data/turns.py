@@ -12,7 +12,7 @@ from dschat.base.errors import UserError
 from dschat.data.encoding import encode_continuations, encode_prompt_texts, encode_responses, prompt_text
 from dschat.data.messages import WEIGHT, is_unwritten
 from dschat.data.rows import Row
-from dschat.data.turn_end import TurnEnd, template_variables, turn_end_of
+from dschat.data.turn_end import TurnEnd, template_form, turn_end_of
 from dschat.models.templates import render_messages
 
 if TYPE_CHECKING:
@@ -43,17 +43,18 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
     # Cut every prompt into pieces of text: before the first turn, that turn, the text up to the next turn, …
     ends: list[TurnEnd | None] = []
     pieces_of_rows: list[list[str]] = []
-    end_by_variables: dict[str, TurnEnd] = {}
+    end_by_form: dict[str, TurnEnd] = {}
     for row in rows:
+        whole = prompt_text(tokenizer, row)
         if not _earlier_turns(row):
             ends.append(None)
-            pieces_of_rows.append([prompt_text(tokenizer, row)])
+            pieces_of_rows.append([whole])
             continue
-        variables = repr(template_variables(row))
-        if variables not in end_by_variables:
-            end_by_variables[variables] = turn_end_of(tokenizer, row)
-        ends.append(end_by_variables[variables])
-        pieces_of_rows.append(_cut_at_turns(tokenizer, row, end_by_variables[variables]))
+        form = template_form(row)
+        if form not in end_by_form:
+            end_by_form[form] = turn_end_of(tokenizer, row)
+        ends.append(end_by_form[form])
+        pieces_of_rows.append(_cut_at_turns(tokenizer, row, whole, end_by_form[form]))
 
     # Encode the pieces of one kind at once; only the first one of a prompt gets BOS.
     first_ids = encode_prompt_texts(tokenizer, [pieces[0] for pieces in pieces_of_rows])
@@ -86,12 +87,11 @@ def _is_trained(message: Mapping[str, Any], turn: str, end: TurnEnd) -> bool:
     return message.get(WEIGHT) != 0 and not is_unwritten(message, written)
 
 
-def _cut_at_turns(tokenizer: PreTrainedTokenizerBase, row: Row, end: TurnEnd) -> list[str]:
+def _cut_at_turns(tokenizer: PreTrainedTokenizerBase, row: Row, whole: str, end: TurnEnd) -> list[str]:
     """A prompt's text in pieces: up to the first turn of the assistant, that turn, up to the next one, and so on.
 
     A turn ends with the token that ends it; blanks that the template writes after the token belong to the next piece.
     """
-    whole = prompt_text(tokenizer, row)
     messages = row.messages or []
     cuts = [0]
     for number in _earlier_turns(row):
