@@ -74,12 +74,14 @@ def test_the_seed_decides_how_a_reward_model_starts(run, reward_flags, tmp_path)
 
 @pytest.mark.parametrize("loss", ["last_token", "per_sample", "average"])
 def test_reward_losses(loss, run, reward_flags, tmp_path):
-    result = run("reward", reward_flags | {"reward_loss": loss, "center_rewards_coefficient": 0.01})
+    flags = {"reward_loss": loss, "center_rewards_coefficient": 0.01, "end_of_conversation_token": "e"}
+    result = run("reward", reward_flags | flags)
     result.expect(0)
     before_end = loss != "per_sample"
     assert ("eval/end_accuracy" in evaluation_rows(tmp_path / "out")[-1]) == before_end
     assert (f"--reward_loss {loss} does not train the number at the last token" in result.stderr) == before_end
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["reward_loss"] == loss
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["reward_loss"], config["end_of_response"]) == (loss, "e")
 
 
 def test_a_margin_that_is_missing_names_the_row(run, reward_flags):

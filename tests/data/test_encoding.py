@@ -2,13 +2,13 @@
 """Prompt and response ids for each kind of tokenizer, built here; every sequence decodes to the exact text."""
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from data_cases import talk_row, text_row
 from dialogue_cases import dialogue
 from dschat.base.errors import UserError
-from dschat.data.encoding import decode_response, encode_prompts, encode_responses, prompt_text
+from dschat.data.encoding import decode_response, encode_continuations, encode_prompts, encode_responses, prompt_text
 from dschat.data.rows import Row
 from factories import put_before_texts
 
@@ -168,6 +168,30 @@ def test_llama_tokens_by_hand():
     assert tokens(encode_response(tokenizer, " the")) == ["▁the"]
     assert tokens(encode_response(tokenizer, "é\n")) == ["<0xC3>", "<0xA9>", "<0x0A>"]
     assert decode_response(tokenizer, encode_response(tokenizer, " é\n")) == " é\n"
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_what_follows_a_token_has_the_ids_of_the_whole_text(name):
+    tokenizer = TOKENIZERS[name]()
+    for text in ("The cat", " sat\n", "", "</s>on<s> the</s>"):
+        [ids] = encode_continuations(tokenizer, [text], ["was slow</s>"])
+        whole = tokenizer.encode("was slow</s>" + text, add_special_tokens=False)
+        assert whole[-len(ids) - 1 :] == [tokenizer.eos_token_id, *ids]
+
+
+def test_continuations_by_hand():
+    """Only a text at the beginning or after a token begins with the dummy prefix."""
+    tokenizer = wrap(llama())
+    tokenizer.add_tokens([AddedToken("sat", single_word=True, normalized=False)])
+    texts = ["cat", "cat", "cat</s>cat", "cat"]
+    texts_before = ["the</s>", "the", "the", "sat"]  # in "satcat" nothing is a token
+    rows = encode_continuations(tokenizer, texts, texts_before)
+    assert [tokenizer.convert_ids_to_tokens(ids) for ids in rows] == [
+        ["▁cat"],
+        ["cat"],
+        ["cat", "</s>", "▁cat"],
+        ["cat"],
+    ]
 
 
 def test_parts_are_not_merged_across_the_border():

@@ -4,19 +4,23 @@
 Expected texts are written out from what the templates of chat_templates.py say.
 """
 
+import re
+
 import pytest
 
-from chat_templates import byte_tokenizer
+from chat_templates import TEMPLATES, byte_tokenizer
 from cli_runs import write_jsonl
 from data_cases import talk_row
 from dialogue_cases import bot, dialogue, user
 from dschat.base.errors import UserError
+from dschat.data.check import check_report
 from dschat.data.encoding import prompt_text
 from dschat.data.examples import pair_examples, sft_examples
 from dschat.data.preview import Settings, preview_report
 from dschat.data.rows import Row
-from dschat.data.template_notes import template_notes
-from dschat.data.turn_end import response_texts, turn_end
+from dschat.data.sources import load_source
+from dschat.data.template_notes import template_notes, warn_of_template
+from dschat.data.turn_end import response_texts, turn_end, turn_end_of
 
 
 def message_row(message, messages=None, **arguments):
@@ -285,3 +289,74 @@ def test_a_call_behind_a_closed_thought_is_trained_on(message):
     assert [text.strip() for text in response_texts(tokenizer, [row], "chosen")] == [calls]
     end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert any("a closed one: 1;" in note for note in template_notes(tokenizer, [row], end_id))
+
+
+# As Command R7B's template for tools: the reply has an opening tag that no generation prompt ends with.
+OTHER_OPENING = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}[{{ m.role }}]"
+    "{{ '<|answer|>' + m.content if m.role == 'assistant' else m.content }}<eos>{% endfor %}"
+    "[assistant]<|thought|><|/thought|>"
+)
+
+
+def reports_of(tokenizer, row, tmp_path, caplog):
+    """What check, preview and a step say of a row."""
+    path = str(write_jsonl(tmp_path / "rows.jsonl", [row] * 40))
+    settings = Settings(tokenizer=tokenizer, end_of_response=tokenizer.eos_token_id)
+    reports = [check_report(path, "1,0,0", settings), preview_report(path, 1, 1, False, settings)]
+    warn_of_template(tokenizer, load_source(path).train, tokenizer.eos_token_id)
+    return [*reports, caplog.text]
+
+
+def test_a_reply_that_does_not_follow_the_generation_prompt_is_told(tmp_path, caplog):
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template = OTHER_OPENING
+    trained = "[user]a<eos>[assistant]<|thought|><|/thought|>b"
+    written = "[user]a<eos>[assistant]<|answer|>b<eos>[assistant]<|thought|><|/thought|>"
+    for report in reports_of(tokenizer, {"messages": dialogue("hi", "yes")}, tmp_path, caplog):
+        assert repr(trained) in report and repr(written) in report
+        assert "a reply does not follow its generation prompt: correct the template" in report
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_the_template_is_also_asked_with_the_tools_of_the_rows(is_named, tmp_path, caplog):
+    """Transformers itself takes the template called tool_use for rows with tools; others branch on tools."""
+    plain, with_tools = TEMPLATES["chatml"], OTHER_OPENING
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template = (
+        {"default": plain, "tool_use": with_tools}
+        if is_named
+        else "{% if tools %}" + with_tools + "{% else %}" + plain + "{% endif %}"
+    )
+    row = {"messages": dialogue("hi", "yes"), "tools": [TOOL]}
+    for report in reports_of(tokenizer, row, tmp_path, caplog):
+        assert re.search(r"with the tools of .*rows\.jsonl:\d+, for the user's 'a' and the assistant's 'b'", report)
+        assert "<|thought|><|/thought|>b'" in report and "[assistant]<|answer|>b<eos>" in report
+    without = talk_row([user("hi")], "yes")
+    assert template_notes(tokenizer, [without], tokenizer.convert_tokens_to_ids("<|im_end|>")) == []
+
+
+def test_a_response_with_tools_is_written_as_the_template_for_tools_writes_it():
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template = (
+        "{% if tools %}" + TEMPLATES["mistral"] + "{% else %}" + TEMPLATES["chatml"] + "{% endif %}"
+    )
+    rows = [message_row(bot("b")), message_row(bot("b"), tools=[TOOL])]
+    assert response_texts(tokenizer, rows, "chosen") == ["b", " b"]
+    assert [turn_end_of(tokenizer, row).token for row in rows] == ["<|im_end|>", "<eos>"]
+    (note,) = template_notes(tokenizer, rows, tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    assert note.startswith("with the tools of rows.jsonl:1, the chat template ends the assistant's turns with <eos>")
+    (example,), _ = sft_examples([message_row(bot("d"), TALK[:3], tools=[TOOL])], tokenizer, 999, 2, all_turns=True)
+    trained = [token for token, is_target in zip(example.response_ids, example.targets, strict=True) if is_target]
+    assert tokenizer.decode(trained) == " b<eos> d<eos>"
+
+
+def test_a_difference_is_told_once():
+    tokenizer = byte_tokenizer("r1")
+    rows = [message_row(bot("b")), message_row(bot("b"), tools=[TOOL]), message_row(bot("b"), date="today")]
+    notes = template_notes(tokenizer, rows, 2)
+    assert sum("training reads" in note for note in notes) == 1
+    tokenizer.chat_template = OTHER_OPENING
+    long = TOOL | {"description": "x" * 1000}
+    tools_first = template_notes(tokenizer, [message_row(bot("b"), tools=[long])], 2)
+    assert all("x" * 201 not in note for note in tools_first)

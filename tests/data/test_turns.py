@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--train_on all`: which tokens of a conversation are trained on, and that the loss is the one over just these."""
 
+import copy
 import logging
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tokenizers import AddedToken
 
 from cli_runs import write_jsonl
 from closeness import near
@@ -13,10 +15,12 @@ from data_cases import talk_row, text_row
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
 from dschat.base.errors import UserError
 from dschat.data.collate import collate_sft
+from dschat.data.encoding import encode_prompt_texts, encode_responses
 from dschat.data.examples import CUT_TO_NOTHING, SFTExample, sft_examples
 from dschat.data.preview import Settings, preview_report
 from dschat.data.turns import encode_turns
 from factories import PAD, engine_of, make_causal_lm
+from tokenizer_families import FAMILIES
 
 EOS = 2
 TALK = dialogue("Who?", "me.", "And why?", "so it is.", "bye", "see you.")
@@ -76,6 +80,67 @@ def test_the_same_tokens_as_with_the_last_turn_alone(name):
     if name not in ("zephyr", "llama-2"):  # whose replies begin with a blank that may join the text before it
         assert len({tuple(example.prompt_ids + example.response_ids) for example in both}) == 1
     assert both[1].targets is None
+
+
+# Templates whose turns end with EOS, with a token before a line break, and without any token.
+OF_FAMILIES = {
+    "zephyr": "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content + eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
+    "mistral": "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[I] {{ m.content }} [/I]{% else %}"
+    " {{ m.content + eos_token }}{% endif %}{% endfor %}",
+    "headers": "{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}",
+    "plain": "{% for m in messages %}\n{{ m.role }}: {{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}\nassistant: {% endif %}",
+}
+
+
+@pytest.mark.parametrize("name", OF_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_text_between_turns_has_the_ids_of_the_whole_text(family, name):
+    """Expected: transformers' ids of the conversation; only where a reply begins are two texts encoded alone."""
+    tokenizer = copy.deepcopy(FAMILIES[family]().tokenizer)
+    tokenizer.chat_template = OF_FAMILIES[name]
+    end = tokenizer.eos_token if name in ("zephyr", "mistral") else ""
+    blank = " " if name == "mistral" else ""
+
+    def ids_up_to(count, text=""):
+        prompt = tokenizer.apply_chat_template(TALK[:count], add_generation_prompt=True, tokenize=False)
+        return encode_prompt_texts(tokenizer, [prompt + text])[0]
+
+    expected = ids_up_to(1)
+    for count in (1, 3):
+        reply = blank + TALK[count]["content"] + end
+        expected += encode_responses(tokenizer, [reply])[0]
+        expected += ids_up_to(count + 2)[len(ids_up_to(count, reply)) :]
+    [prompt] = encode_turns(tokenizer, [row_of(TALK[:-1])])
+    assert tokenizer.convert_ids_to_tokens(prompt.ids) == tokenizer.convert_ids_to_tokens(expected)
+    if name in ("zephyr", "headers"):  # no blank before a reply, which could join it
+        assert prompt.ids == ids_up_to(5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blanks_that_a_token_takes_away_are_not_trained_on(family):
+    """As after Phi-3's <|end|>, whose rstrip removes the template's line break."""
+    tokenizer = copy.deepcopy(FAMILIES[family]().tokenizer)
+    tokenizer.add_special_tokens({"extra_special_tokens": [AddedToken("<|end|>", rstrip=True, special=True)]})
+    tokenizer.chat_template = OF_FAMILIES["zephyr"].replace("eos_token", "'<|end|>'")
+    whole = tokenizer.apply_chat_template(TALK[:-1], add_generation_prompt=True, tokenize=False)
+    [prompt] = encode_turns(tokenizer, [row_of(TALK[:-1])])
+    assert prompt.ids == encode_prompt_texts(tokenizer, [whole])[0]
+
+
+def test_a_turn_that_another_token_ends():
+    """The line break after Llama 3's <|eom_id|>, here <|turn|>, is the template's: it is not trained on."""
+    tokenizer = copy.deepcopy(FAMILIES["byte-fallback, prefix"]().tokenizer)
+    tokenizer.chat_template = OF_FAMILIES["zephyr"].replace(
+        "eos_token", "('<|turn|>' if m.content == 'me.' else eos_token)"
+    )
+    whole = tokenizer.apply_chat_template(TALK[:-1], add_generation_prompt=True, tokenize=False)
+    [prompt] = encode_turns(tokenizer, [row_of(TALK[:-1])])
+    assert prompt.ids == encode_prompt_texts(tokenizer, [whole])[0]
+    trained_ids = [token_id for token_id, target in zip(prompt.ids, prompt.targets, strict=True) if target]
+    assert tokenizer.decode(trained_ids) == "me.<|turn|>so it is.<eos>"
 
 
 def test_rows_without_earlier_turns_are_as_before(caplog):

@@ -17,6 +17,7 @@ from dschat.data.sources import load_source
 from dschat.lab import text
 from dschat.lab.generate_options import TextFlags, TextOptions
 from dschat.lab.text import given_seed, run_text, subjects_of
+from dschat.models.reward_notes import note_end_token
 from factories import BOS, EOS, hf_score, make_causal_lm, make_classifier, save_folder
 from shared_base_runs import write_adapter
 
@@ -102,6 +103,22 @@ def test_scores_are_those_of_plain_transformers(place, tokenizer):
         parts = [[BOS, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]]
         parts += [tokenizer(response, add_special_tokens=False)["input_ids"] for response in responses]
         better, worse = (hf_score(classifier, [*parts[0], *part, EOS]) for part in parts[1:])
+        assert (row["chosen_score"], row["rejected_score"]) == near((better, worse))
+
+
+@pytest.mark.parametrize("flag", [None, "z"])
+def test_a_reward_model_is_measured_at_the_token_that_it_was_trained_at(place, tokenizer, flag):
+    """The one of its config.json, unless the flag names another."""
+    classifier = make_classifier("gemma", 3).eval()
+    noted, given = tokenizer.convert_tokens_to_ids(["e", "z"])
+    note_end_token(classifier, tokenizer, noted)
+    save_folder(place / "noted", classifier, tokenizer)
+    end = noted if flag is None else given
+    rows = measure(place, reward_model=[str(place / "noted")], end_of_conversation_token=flag)
+    for row, prompt, *responses in zip(rows, PROMPTS, CHOSEN, REJECTED, strict=True):
+        parts = [[BOS, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]]
+        parts += [tokenizer(response, add_special_tokens=False)["input_ids"] for response in responses]
+        better, worse = (hf_score(classifier, [*parts[0], *part, end]) for part in parts[1:])
         assert (row["chosen_score"], row["rejected_score"]) == near((better, worse))
 
 

@@ -27,7 +27,9 @@ from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_classifier, load_scalar, load_trained_scalar
 from dschat.models.lora import adapter_alone, base_of
 from dschat.models.pretrained import open_config
+from dschat.models.reward_notes import note_end_token, noted_end_token
 from dschat.models.save import save_model
+from dschat.models.scalar import note_reward_loss
 from dschat.models.tokenizer import load_tokenizer, own_end_ids
 from dschat.plan.models import open_decoder_config
 from dschat.scoring.reward_reader import load_reward_model
@@ -123,6 +125,28 @@ def test_an_adapter_may_lie_on_an_adapter(policy, tokenizer, tmp_path):
     found = load_trained_scalar(path, "--m", torch.float32, tokenizer)
     assert same(found, load_scalar(str(tmp_path / "second" / "merged"), "--m", torch.float32, tokenizer))
     assert open_config(path, "--m").model_type == "gemma" and load_tokenizer(path, "--m").eos_token_id == 2
+
+
+def test_an_adapter_alone_keeps_what_step_2_noted(base, tokenizer, tmp_path):
+    """Whatever path names it, and also if it lies on the adapter of another reward model; the base says nothing."""
+    model = load_scalar(base, "--m", torch.float32, tokenizer)
+    note_reward_loss(model, "average")
+    note_end_token(model, tokenizer, 7)
+    first = save_both(tmp_path / "first", model, base, tokenizer)
+    for path in (first, f"{first}/adapter", f"{tmp_path}/first/merged", f"{tmp_path}/first/merged/adapter"):
+        config = open_config(path, "--m")
+        assert noted_end_token(config) == tokenizer.convert_ids_to_tokens(7) and config.reward_loss == "average"
+    assert noted_end_token(open_config(base, "--m")) is None
+    start = load_scalar(first, "--m", torch.float32, tokenizer)
+    note_end_token(start, tokenizer, 8)
+    second = save_both(tmp_path / "second", start, first, tokenizer, seed=2)
+    loaded = load_trained_scalar(second, "--m", torch.float32, tokenizer)
+    assert noted_end_token(loaded.config) == tokenizer.convert_ids_to_tokens(8)
+    notes = tmp_path / "second" / "alone" / "adapter" / "reward_notes.json"
+    for damaged in ("{", "1"):
+        notes.write_text(damaged)
+        with pytest.raises(UserError, match="reward_notes.json cannot be read: .* Copy the model again"):
+            open_config(second, "--m")
 
 
 def test_config_tokenizer_and_end_tokens_are_those_of_the_run_or_else_the_base_s(policy, base, tmp_path):

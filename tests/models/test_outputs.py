@@ -13,6 +13,7 @@ from dschat.models.heads import add_gain
 from dschat.models.load import load_scalar
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
+from dschat.models.reward_notes import note_end_token, warn_of_other_end
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel, last_scores, note_reward_loss, warn_of_reward_loss
 from factories import (
@@ -203,6 +204,17 @@ def test_a_saved_model_says_which_loss_trained_it(tokenizer, tmp_path, caplog):
         messages = [record.getMessage() for record in caplog.records if "--reward_loss" in record.getMessage()]
         assert len(messages) == warnings
         assert all(f"was trained with --reward_loss {loss}" in message for message in messages)
+
+
+def test_a_run_whose_responses_end_otherwise_than_a_reward_model_s_is_warned(tokenizer, caplog):
+    model = make_classifier()
+    warn_of_other_end(model.config, "<eos>", "--reward rm")  # a model that says nothing
+    note_end_token(model, tokenizer, tokenizer.eos_token_id)
+    warn_of_other_end(model.config, "<eos>", "--reward rm")
+    assert not caplog.messages
+    warn_of_other_end(model.config, "<|im_end|>", "--reward rm")
+    assert "rm was trained on responses that end with <eos>, but here they end with <|im_end|>" in caplog.text
+    assert "Give --end_of_conversation_token in both steps, or in neither" in caplog.text
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])

@@ -44,8 +44,8 @@ def test_the_policy_of_step_3_with_the_records_of_its_run(run):
 
 def test_a_folder_with_an_adapter_or_nothing(tmp_path):
     write(tmp_path / "lora", "README.md", "tokenizer.json", "adapter/adapter_model.safetensors")
-    write(tmp_path / "lora", "adapter/adapter_config.json")
-    assert "adapter/adapter_model.safetensors" in dict(files_of(tmp_path / "lora"))
+    write(tmp_path / "lora", "adapter/adapter_config.json", "adapter/reward_notes.json")
+    assert {"adapter/adapter_model.safetensors", "adapter/reward_notes.json"} <= set(dict(files_of(tmp_path / "lora")))
     with pytest.raises(UserError, match="there is no model here"):
         dict(files_of(tmp_path))
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewards of texts against plain AutoModelForSequenceClassification, on ids written out here, and of dialogues."""
 
+import json
+
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
@@ -19,6 +21,7 @@ from dialogue_cases import chat_tokenizer, dialogue
 from dschat.base.errors import UserError
 from dschat.data.rows import Row
 from dschat.models.limits import position_limit
+from dschat.models.reward_notes import note_end_token
 from dschat.scoring.reward_model import RewardModelDialogueScores
 from dschat.scoring.reward_reader import ClassifierReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
@@ -120,6 +123,22 @@ def test_a_conversation_through_the_template(bytes_tokenizer, tmp_path):
         ids += [*encode(tokenizer, piece), EOS]
     expected = plain_scores(path, [[*ids, *encode(tokenizer, "\n")]])
     assert read(path, [row], [" four"], rm_template=True) == near(expected)
+
+
+def test_a_saved_reward_model_is_read_at_the_token_that_it_was_trained_at(bytes_tokenizer, tmp_path):
+    """Expected: plain transformers on prompt, response and that token, which is not EOS."""
+    (end_id,) = encode(bytes_tokenizer, "~")
+    assert end_id != EOS
+    model = make_classifier(vocab_size=300)
+    note_end_token(model, bytes_tokenizer, end_id)
+    path = save_folder(tmp_path, model, bytes_tokenizer)
+    assert json.loads((tmp_path / "config.json").read_text())["end_of_response"] == "~"
+    sequences = []
+    for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
+        sequences.append([BOS, *encode(bytes_tokenizer, prompt), *encode(bytes_tokenizer, response), end_id])
+    assert read(path, rows_of(PROMPTS), RESPONSES) == near(plain_scores(path, sequences))
+    reader = load_reward_model(path, bytes_tokenizer, False, torch.device("cpu"), torch.float32)
+    assert reader.form == "prompt + response + ~"
 
 
 def bert_folder(folder, positions=96):

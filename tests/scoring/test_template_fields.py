@@ -10,11 +10,14 @@ import torch
 from chat_templates import byte_tokenizer
 from data_cases import talk_row
 from dialogue_cases import bot, dialogue, user
-from dschat.data.examples import PromptExample
+from dschat.base.errors import UserError
+from dschat.data.examples import PromptExample, pair_examples
 from dschat.data.rows import Row
+from dschat.data.turn_end import response_texts
 from dschat.demo.session import chat_prompt
 from dschat.lab.generate import _references
-from dschat.scoring.reward_reader import RewardReader
+from dschat.scoring.reward_model import RewardModelDialogueScores
+from dschat.scoring.reward_reader import REFUSED, RewardReader
 from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import _body
@@ -27,6 +30,9 @@ class Recorder:
     """A classifier that keeps the ids that it is given."""
 
     is_decoder, limit = True, None
+
+    def __init__(self, end_token=None):
+        self.end_token = end_token
 
     def numbers(self, sequences):
         self.sequences = [list(ids) for ids in sequences]
@@ -46,6 +52,45 @@ def test_a_sampled_response_is_read_as_the_template_writes_it(template, response
     whole = byte_tokenizer(template).apply_chat_template(dialogue("a", "b"), tokenize=False)
     text = read(template, talk_row([user("a")]), response, rm_template)
     assert text.removesuffix("\n") == whole.removesuffix("\n")
+
+
+@pytest.mark.parametrize("end_token", ["<eos>", "<|im_end|>"])
+@pytest.mark.parametrize("rm_template", [True, False])
+@pytest.mark.parametrize("template", ["qwen-2.5", "gemma", "zephyr", "llama-2", "chatml"])
+def test_a_reward_model_of_step_2_reads_the_ids_that_it_was_trained_on(template, rm_template, end_token):
+    """Without what the template writes after a turn, such as ChatML's line break, and with the end token of step 2."""
+    tokenizer = byte_tokenizer(template)
+    tokenizer.add_tokens([end_token])
+    rows = [talk_row([user("a")], "b"), talk_row(dialogue("a", "b", "c"), "d")]
+    pairs = [Row(**vars(row) | {"rejected": "no"}) for row in rows]
+    examples, _ = pair_examples(pairs, tokenizer, 999, tokenizer.convert_tokens_to_ids(end_token))
+    expected = [example.chosen_ids for example in examples]
+    classifier = Recorder(end_token)
+    reader = RewardReader(classifier, tokenizer, "model", rm_template)
+    reader.read(ResponseTexts(["unused"] * 2, response_texts(tokenizer, rows, "chosen"), rows))
+    assert classifier.sequences == expected
+    dialogues = [[*row.messages, bot(row.chosen)] for row in rows]
+    reader.score_dialogues(dialogues, 999)
+    assert classifier.sequences == expected
+    RewardModelDialogueScores(classifier, tokenizer, "--reward_model model")(dialogues, rows)
+    assert classifier.sequences == expected
+
+
+def test_dialogues_that_the_template_refuses_have_no_score():
+    tokenizer = byte_tokenizer("gemma")
+    classifier = Recorder("<eos>")
+    reader = RewardReader(classifier, tokenizer, "model", True)
+    bad = [user("a"), user("b"), bot("c")]
+    assert reader.score_dialogues([dialogue("a", "b"), bad], 999) == [0.0, REFUSED]
+    assert reader.score_dialogues([bad], 999) == [REFUSED]
+    with pytest.raises(UserError, match="--rm_template: the chat template of --reward_model model refuses x:1"):
+        reader(ResponseTexts(["p"], ["c"], [Row(None, bad[:2], None, None, {}, "x:1")]))
+
+
+def test_a_tokenizer_without_the_end_of_training_is_refused():
+    words = "--reward_model model: its responses ended with <end> in training .* which its tokenizer lacks"
+    with pytest.raises(UserError, match=words):
+        RewardReader(Recorder("<end>"), byte_tokenizer("chatml"), "model", False)
 
 
 @pytest.mark.parametrize("rm_template", [True, False])

@@ -10,6 +10,7 @@ import torch
 from closeness import near
 from dschat.base.errors import UserError
 from dschat.engine.engine import OptimizerSettings
+from dschat.models.reward_notes import note_end_token
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm.servers import ServerNeeds
 from dschat.run.distributed import device
@@ -29,6 +30,7 @@ from factories import (
     engine_of,
     favouring,
     make_causal_lm,
+    make_classifier,
     make_prompts,
     make_rollout,
     make_tokenizer,
@@ -142,6 +144,7 @@ def optimisers(monkeypatch: pytest.MonkeyPatch) -> list[OptimizerSettings]:
         "own_end_ids",
         "seed_new_rows",
         "note_reward_loss",
+        "note_end_token",
     ):
         replace_in_builders(monkeypatch, name, lambda *_, **__: None)
     return found
@@ -228,6 +231,22 @@ def test_new_rows_of_actor_and_reference_are_the_same(group, tmp_path):
     models = build_ppo_models(config, RunPlan.of(config, config.plan_batches(1), 1), tokenizer)
     rows = [model.module.inner.get_input_embeddings().weight for model in (models.actor, models.reference)]
     assert rows[0].shape[0] == 101 and torch.equal(*rows)
+
+
+@pytest.mark.parametrize(("noted", "flag", "warns"), [("e", None, True), ("e", "e", False), (None, "e", False)])
+def test_a_reward_model_of_another_end_token_is_a_warning(noted, flag, warns, tmp_path, group, caplog):
+    """Step 3 reads its score at the token that ends a response there."""
+    tokenizer = make_tokenizer()
+    model = make_classifier()
+    if noted is not None:
+        note_end_token(model, tokenizer, tokenizer.convert_tokens_to_ids(noted))
+    paths = {
+        "actor_model_name_or_path": save_folder(tmp_path / "actor", make_causal_lm(), tokenizer),
+        "reward_model_name_or_path": save_folder(tmp_path / "rm", model, tokenizer),
+    }
+    flags = {"reward_function": None, "end_of_conversation_token": flag, "dtype": "fp32"}
+    load_ppo_tokenizer(ppo_config(tmp_path / "out", **paths, **flags))
+    assert ("was trained on responses that end with e, but here they end with <eos>" in caplog.text) == warns
 
 
 @pytest.mark.parametrize("segment_rewards", [None, "each"])

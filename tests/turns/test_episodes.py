@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Episodes turn by turn: ids as they were sampled, seeds, limits, and environments that fail."""
 
+import copy
 import time
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from dschat.rollouts.sampling import row_seed
 from dschat.training.ppo import episodes as rollouts
 from dschat.training.ppo.episodes import agreed_source, assemble_episodes
 from factories import EOS, PAD, sampling_of
+from tokenizer_families import FAMILIES
 from turn_cases import TEMPLATE, Scripted, chat_tokenizer, ended, make_row, write_environments
 
 LIMITS = EpisodeLimits(turns=4, prompt_tokens=64, tokens=64)
@@ -298,6 +300,25 @@ def test_what_follows_a_reply_is_what_the_template_writes() -> None:
     assert ids == encode_responses(tokenizer, [rest])[0]
     ids = encoder.following(messages, more, False, None, "rows.jsonl:1")
     assert ids == encode_responses(tokenizer, ["<|im_end|>" + rest])[0]
+
+
+@pytest.mark.parametrize("has_end", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_follows_a_reply_has_the_ids_of_the_whole_text(family, has_end) -> None:
+    """Expected: transformers' ids of the whole text behind the token that ends the reply."""
+    tokenizer = copy.deepcopy(FAMILIES[family]().tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content + eos_token }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    )
+    messages = [{"role": "user", "content": "fox"}]
+    more = [{"role": "user", "content": "no"}]
+    ids = ConversationEncoder(tokenizer, None, ["user"]).following(messages, more, has_end, None, "rows.jsonl:1")
+    replied = [*messages, {"role": "assistant", "content": "dog"}]
+    text = tokenizer.apply_chat_template([*replied, *more], add_generation_prompt=True, tokenize=False)
+    whole = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ends = [index for index, token_id in enumerate(whole) if token_id == tokenizer.eos_token_id]
+    assert ids == whole[ends[1] + (1 if has_end else 0) :]
 
 
 def test_masks_of_assembled_episodes(pools) -> None:

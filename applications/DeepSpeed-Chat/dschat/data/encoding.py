@@ -98,6 +98,57 @@ def encode_responses(
     return responses
 
 
+def encode_continuations(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    texts_before: Sequence[str],
+) -> list[list[int]]:
+    """Ids of texts that continue other texts, as the tokenizer writes them within the whole text.
+
+    Many tokenizers split a text at its added tokens and put the dummy prefix before each part, or drop the blanks
+    after a token. So a text that follows an added token is encoded together with that token. Any other text gets no
+    dummy prefix at its beginning.
+
+    Args:
+        tokenizer: tokenizer of the model.
+        texts: texts to encode.
+        texts_before: the text before each of them; only its last token matters.
+    """
+    added_tokens = sorted(map(str, tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
+    continuations = []
+    for text, text_before in zip(texts, texts_before, strict=True):
+        last_token = next((token for token in added_tokens if token and text_before.endswith(token)), None)
+        if last_token is None:
+            continuations.append(_encode_within_text(tokenizer, text))
+        else:
+            continuations.append(_encode_after_token(tokenizer, text, last_token))
+    return continuations
+
+
+def _encode_after_token(tokenizer: PreTrainedTokenizerBase, text: str, token: str) -> list[int]:
+    """Ids of a text that follows an added token."""
+    (ids,) = _encode(tokenizer, [token + text])
+    token_id = tokenizer.convert_tokens_to_ids(token)
+    if token_id not in ids:  # a longer added token begins with this one
+        return _encode_within_text(tokenizer, text)
+    return ids[ids.index(token_id) + 1 :]
+
+
+def _encode_within_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of a text that does not begin a segment: only what follows its first added token may get a dummy prefix."""
+    bare = backend_without_prefix(tokenizer) if tokenizer.is_fast else None
+    if bare is None:
+        (ids,) = encode_responses(tokenizer, [text])
+        return ids
+    encoding = bare.encode(text, add_special_tokens=False)
+    added_ids = tokenizer.added_tokens_decoder.keys()
+    for index, (token_id, (start, _)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
+        if token_id in added_ids:
+            (later_ids,) = _encode(tokenizer, [text[start:]])
+            return [*encoding.ids[:index], *later_ids[later_ids.index(token_id) :]]
+    return list(encoding.ids)
+
+
 def decode_response(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     """Text of response ids without special tokens; the inverse of `encode_responses`.
 

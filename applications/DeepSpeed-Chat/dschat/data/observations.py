@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import encode_prompt_texts, encode_responses
+from dschat.data.encoding import encode_continuations, encode_prompt_texts
 from dschat.data.turn_end import MARK, THOUGHT_END, TurnEnd, turn_end
 from dschat.models.templates import Message, render_messages
 
@@ -121,9 +121,10 @@ class ConversationEncoder:
             raise UserError(f"{origin}: {_REWRITES}")
         opening, _, _ = before.rpartition(MARK)
         text = after[len(opening) + len(MARK) :]
+        text_before = ""
         if has_end and self._end.written:
-            _, _, text = text.partition(self._end.token)
-        (ids,) = encode_responses(self._tokenizer, [text])
+            _, text_before, text = text.partition(self._end.token)
+        (ids,) = encode_continuations(self._tokenizer, [text], [text_before])
         return ids
 
 

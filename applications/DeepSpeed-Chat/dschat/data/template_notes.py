@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Literal
 
 from dschat.base.errors import UserError
@@ -22,13 +22,15 @@ from dschat.data.messages import DOCUMENTS, EMPTY, TEMPLATE_COLUMNS, TEMPLATE_VA
 from dschat.data.rows import Row, in_words
 from dschat.data.turn_end import (
     PROBE,
+    PROBES,
     THOUGHT_END,
+    TurnEnd,
     has_thought,
     is_written,
     other_call_ends,
     other_turn_end,
     reply_text,
-    template_variables,
+    template_cases,
     turn_end,
     turn_end_of,
 )
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PROBES = 8
+CONTEXT = 200  # characters of a common beginning that notes show
 ResponseColumn = Literal["chosen", "rejected"]
 BOTH_RESPONSES: Sequence[ResponseColumn] = ("chosen", "rejected")
 # Step → the responses that it reads.
@@ -182,9 +184,9 @@ def warn_of_dialogues(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], k
             unread.update(part.name for part in _parts(row, ()) if part.field != "content" and not part.kept)
     if unread:
         logger.warning("dialogues keep role and content of messages alone, and leave out: %s", in_words(unread))
-    note = other_rendering(tokenizer)
-    if note is not None:
-        logger.warning("%s", note)
+    other = other_rendering(tokenizer)
+    if other is not None:
+        logger.warning("%s", other.note)
     _log_columns(unread_column_counts(rows, keys))
 
 
@@ -201,36 +203,32 @@ def unread_column_counts(
 
 
 def other_renderings(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Row]) -> list[str]:
-    """Notes of `other_rendering` for the sets of variables that rows give to the template; at most PROBES sets.
-
-    The template without variables is tried in any case.
-    """
-    variable_sets: dict[str, dict[str, Any]] = {repr({}): {}}
-    for row in rows:
-        variables = template_variables(row)
-        variable_sets.setdefault(repr(variables), variables)
+    """Notes of `other_rendering` for the `template_cases` of rows; a difference is noted once."""
     notes: dict[str, str] = {}
-    for variables in islice(variable_sets.values(), PROBES):
-        note = other_rendering(tokenizer, variables)
-        if note is None or note in notes:
-            continue
-        condition = ""
-        if variables:
-            condition = f"with {TEMPLATE_VARIABLES} {json.dumps(variables, ensure_ascii=False, default=str)}, "
-        notes[note] = condition + note
+    for condition, arguments in template_cases(rows):
+        other = other_rendering(tokenizer, arguments)
+        if other is not None:
+            notes.setdefault(other.difference, condition + other.note)
     return list(notes.values())
+
+
+@dataclass(frozen=True)
+class OtherRendering:
+    """Where training reads other text than the chat template writes."""
+
+    note: str
+    difference: str  # the part of the note that does not depend on the conversation before the reply
 
 
 def other_rendering(
     tokenizer: PreTrainedTokenizerBase,
-    variables: Mapping[str, Any] | None = None,
-) -> str | None:
+    arguments: Mapping[str, Any] | None = None,
+) -> OtherRendering | None:
     """A note if training reads other text than the chat template writes for the user's "a" and the assistant's "b".
 
     None if both are the same, apart from the end of the turn (see `other_turn_end`), or if the template refuses this
-    dialogue. `variables`: additional variables of the template.
+    dialogue. `arguments`: additional variables of the template, such as tools.
     """
-    arguments = dict(variables or {})
     question = Row(
         prompt=None,
         messages=PROBE[:1],
@@ -238,31 +236,46 @@ def other_rendering(
         rejected=None,
         extra={},
         origin="the chat template",
-        template_arguments=arguments,
+        template_arguments=dict(arguments or {}),
     )
     try:
         prompt = prompt_text(tokenizer, question)
-        end = turn_end(tokenizer, arguments)
-        reply = reply_text(tokenizer, question, PROBE[1], prompt, end)
         whole = apply_template(tokenizer, PROBE, False, arguments)
         has_generation_prompt = prompt != apply_template(tokenizer, PROBE[:1], False, arguments)
     except (TemplateRefusal, UserError):
         return None
-    if not whole.startswith(prompt + reply):
-        remedy = ""
-        if end.prefill:
-            remedy = f"; its generation prompt ends with {end.prefill!r}: begin responses with what follows it"
-        return (
-            f"for the user's 'a' and the assistant's 'b' training reads {prompt + reply!r}, but the chat template "
-            f"writes {whole!r}{remedy}"
-        )
+    try:
+        end = turn_end(tokenizer, arguments)
+    except UserError:  # the reply does not follow the generation prompt; training reads the content alone
+        end = None
+    trained = prompt + reply_text(tokenizer, question, PROBE[1], prompt, end)
+    if not whole.startswith(trained):
+        return _note_of_texts(trained, whole, end)
     special_tokens = tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer)))
-    if not has_generation_prompt and any(str(token) in end.lead for token in special_tokens):
-        return (
+    if end is not None and not has_generation_prompt and any(str(token) in end.lead for token in special_tokens):
+        note = (
             f"the chat template has no generation prompt: {end.lead!r} before the assistant's text is part of the "
             "response, for the model to write. Use a template that reads add_generation_prompt"
         )
+        return OtherRendering(note, difference=note)
     return None
+
+
+def _note_of_texts(trained: str, written: str, end: TurnEnd | None) -> OtherRendering:
+    """The note that shows both texts; a long common beginning, such as a list of tools, is shortened."""
+    common_length = len(commonprefix([trained, written]))
+    num_left_out = common_length - CONTEXT if common_length > 2 * CONTEXT else 0
+    mark = "…" if num_left_out else ""
+    remedy = ""
+    if end is None:
+        remedy = "; a reply does not follow its generation prompt: correct the template"
+    elif end.prefill:
+        remedy = f"; its generation prompt ends with {end.prefill!r}: begin responses with what follows it"
+    note = (
+        f"for the user's 'a' and the assistant's 'b' training reads {mark + trained[num_left_out:]!r}, but the chat "
+        f"template writes {mark + written[num_left_out:]!r}{remedy}"
+    )
+    return OtherRendering(note, difference=repr((trained[common_length:], written[common_length:])))
 
 
 def unwritten_parts(

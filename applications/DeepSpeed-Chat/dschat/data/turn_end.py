@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Literal
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import decode_response, encode_responses, prompt_text
-from dschat.data.messages import DOCUMENTS, TOOLS
+from dschat.data.messages import DOCUMENTS, TEMPLATE_VARIABLES, TOOLS
 from dschat.data.rows import Row
 from dschat.models.templates import TemplateRefusal, apply_template, render_messages
 from macro_actions.token_text import special_ids
@@ -26,6 +28,7 @@ THOUGHT_END = "</think>"
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # fields of messages that hold a thought
 TAG = r"<[^<>\s]+>"
 OPENED = re.compile(r"(<[^<>|/\s][^<>|\s]*>\s*)?\Z")  # the opening tag that a text ends with
+PROBES = 8  # cases of a kind that are tried
 MARK = "QZXJ"  # a content that no chat template writes by itself
 
 
@@ -221,6 +224,40 @@ def template_variables(row: Row) -> dict[str, Any]:
     return variables
 
 
+def template_form(row: Row) -> str:
+    """A key that is equal for rows whose assistant's turns the chat template writes in one form.
+
+    It holds the variables of a row, and whether the row has tools and documents: transformers may choose another of
+    several templates for rows with tools, and templates branch on both.
+    """
+    lists = [name for name in (TOOLS, DOCUMENTS) if row.template_arguments.get(name)]
+    return repr((template_variables(row), lists))
+
+
+def template_cases(rows: Iterable[Row]) -> list[tuple[str, Mapping[str, Any]]]:
+    """A condition in words, for notes, and the template's arguments, for the first row of every form of turns.
+
+    At most PROBES cases. The first is the template without arguments, whose condition is empty.
+    """
+    first_rows: dict[str, Row] = {}
+    for row in rows:
+        if row.template_arguments:
+            first_rows.setdefault(template_form(row), row)
+    cases: list[tuple[str, Mapping[str, Any]]] = [("", {})]
+    for row in islice(first_rows.values(), PROBES - 1):
+        conditions = []
+        variables = template_variables(row)
+        if variables:
+            variables_text = json.dumps(variables, ensure_ascii=False, default=str)
+            conditions.append(f"{TEMPLATE_VARIABLES} {variables_text}")
+        for name in (TOOLS, DOCUMENTS):
+            if row.template_arguments.get(name):
+                conditions.append(f"the {name} of {row.origin}")
+        condition = f"with {' and '.join(conditions)}, " if conditions else ""
+        cases.append((condition, row.template_arguments))
+    return cases
+
+
 def reply_text(
     tokenizer: PreTrainedTokenizerBase,
     row: Row,
@@ -402,7 +439,7 @@ def other_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> 
 
 
 def turn_end_of(tokenizer: PreTrainedTokenizerBase, row: Row) -> TurnEnd:
-    """How the template writes and ends an assistant's turn with the variables of a row.
+    """How the template writes and ends an assistant's turn with the variables, tools and documents of a row.
 
     A template may refuse a plain dialogue, for instance one without a system prompt. Then a reply to the row's own
     messages is read.
@@ -411,7 +448,7 @@ def turn_end_of(tokenizer: PreTrainedTokenizerBase, row: Row) -> TurnEnd:
         UserError: see `turn_end`; the one for the plain dialogue.
     """
     try:
-        return turn_end(tokenizer, template_variables(row))
+        return turn_end(tokenizer, row.template_arguments)
     except UserError:
         if row.messages is None:
             raise
@@ -426,8 +463,8 @@ def _end_of_turns(
     row: Row,
     ends: dict[str, TurnEnd],
 ) -> TurnEnd | None:
-    """The result of `turn_end_of`, or None if that is not known; `ends` caches it by the variables of rows."""
-    key = repr(template_variables(row))
+    """The result of `turn_end_of`, or None if that is not known; `ends` caches it by `template_form`."""
+    key = template_form(row)
     if key not in ends:
         try:
             ends[key] = turn_end_of(tokenizer, row)
@@ -456,14 +493,16 @@ def other_turn_end(
 
     `end_id`: the token that ends a response in training. None also if no row holds messages.
     """
-    if tokenizer.chat_template is None or all(row.messages is None for row in rows):
-        return None
-    end = _turn_end_or_none(tokenizer, {})
-    if end is None or not end.written or end.token_id == end_id:
+    conversations = [row for row in rows if row.messages is not None]
+    if tokenizer.chat_template is None or not conversations:
         return None
     training_token = str(tokenizer.convert_ids_to_tokens(end_id))
-    return (
-        f"the chat template ends the assistant's turns with {end.token}, but in training a response ends with "
-        f"{training_token}: earlier turns and responses end differently. --end_of_conversation_token "
-        f"{shlex.quote(end.token)} ends both with the template's"
-    )
+    for condition, arguments in template_cases(conversations):
+        end = _turn_end_or_none(tokenizer, arguments)
+        if end is not None and end.written and end.token_id != end_id:
+            return (
+                f"{condition}the chat template ends the assistant's turns with {end.token}, but in training a "
+                f"response ends with {training_token}: earlier turns and responses end differently. "
+                f"--end_of_conversation_token {shlex.quote(end.token)} ends both with the template's"
+            )
+    return None

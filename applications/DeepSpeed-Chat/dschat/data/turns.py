@@ -9,10 +9,10 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import encode_prompt_texts, encode_responses, prompt_text
+from dschat.data.encoding import encode_continuations, encode_prompt_texts, encode_responses, prompt_text
 from dschat.data.messages import WEIGHT, is_unwritten
 from dschat.data.rows import Row
-from dschat.data.turn_end import TurnEnd, template_variables, turn_end_of
+from dschat.data.turn_end import TurnEnd, template_form, turn_end_of
 from dschat.models.templates import render_messages
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ class MarkedPrompt:
 def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> list[MarkedPrompt]:
     """Encodes the prompts of rows and marks the earlier turns of the assistant, each up to the token that ends it.
 
-    The text is the chat template's. Each turn of the assistant, and each text between two turns, is encoded alone, as
-    it is when the turn is sampled. If the template ends a turn without a special token, no token is added, and the
-    text of the turn is marked. Turns of weight 0 are not marked, nor is a turn that begins the conversation, nor one
-    of which the template writes nothing though it holds tool calls, for instance: it would teach the model to end at
-    once. Rows without earlier turns are encoded as by `encode_prompts`.
+    The text is the chat template's. Each turn of the assistant is encoded alone, as it is when it is sampled, and the
+    text between two turns as the tokenizer encodes it behind the first of them. If the template ends a turn without a
+    special token, no token is added, and the text of the turn is marked. Turns of weight 0 are not marked, nor is a
+    turn that begins the conversation, nor one of which the template writes nothing though it holds tool calls, for
+    instance: it would teach the model to end at once. Rows without earlier turns are encoded as by `encode_prompts`.
 
     Raises:
         UserError: see `dschat.data.encoding.prompt_text`; or the template writes a turn differently once others
@@ -43,22 +43,25 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
     # Cut every prompt into pieces of text: before the first turn, that turn, the text up to the next turn, …
     ends: list[TurnEnd | None] = []
     pieces_of_rows: list[list[str]] = []
-    end_by_variables: dict[str, TurnEnd] = {}
+    end_by_form: dict[str, TurnEnd] = {}
     for row in rows:
+        whole = prompt_text(tokenizer, row)
         if not _earlier_turns(row):
             ends.append(None)
-            pieces_of_rows.append([prompt_text(tokenizer, row)])
+            pieces_of_rows.append([whole])
             continue
-        variables = repr(template_variables(row))
-        if variables not in end_by_variables:
-            end_by_variables[variables] = turn_end_of(tokenizer, row)
-        ends.append(end_by_variables[variables])
-        pieces_of_rows.append(_cut_at_turns(tokenizer, row, end_by_variables[variables]))
+        form = template_form(row)
+        if form not in end_by_form:
+            end_by_form[form] = turn_end_of(tokenizer, row)
+        ends.append(end_by_form[form])
+        pieces_of_rows.append(_cut_at_turns(tokenizer, row, whole, end_by_form[form]))
 
-    # Encode all pieces at once; only the first one of a prompt gets BOS.
+    # Encode the pieces of one kind at once; only the first one of a prompt gets BOS.
     first_ids = encode_prompt_texts(tokenizer, [pieces[0] for pieces in pieces_of_rows])
-    later_pieces = list(chain.from_iterable(pieces[1:] for pieces in pieces_of_rows))
-    later_ids = iter(encode_responses(tokenizer, later_pieces))
+    turns = list(chain.from_iterable(pieces[1::2] for pieces in pieces_of_rows))
+    texts_after_turns = list(chain.from_iterable(pieces[2::2] for pieces in pieces_of_rows))
+    turn_ids = iter(encode_responses(tokenizer, turns))
+    ids_after_turns = iter(encode_continuations(tokenizer, texts_after_turns, turns))
 
     # Join the pieces of every prompt and mark the turns, which are its pieces 1, 3, 5, …
     prompts = []
@@ -67,9 +70,9 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
         prompt_ids = list(ids)
         targets = [False] * len(ids)
         for number in range(1, len(pieces)):
-            piece_ids = next(later_ids)
-            num_targets = 0
             is_turn = number % 2 == 1
+            piece_ids = next(turn_ids if is_turn else ids_after_turns)
+            num_targets = 0
             if end is not None and is_turn and _is_trained(turn_messages[number // 2], pieces[number], end):
                 num_targets = end.length(piece_ids)
             prompt_ids += piece_ids
@@ -84,9 +87,11 @@ def _is_trained(message: Mapping[str, Any], turn: str, end: TurnEnd) -> bool:
     return message.get(WEIGHT) != 0 and not is_unwritten(message, written)
 
 
-def _cut_at_turns(tokenizer: PreTrainedTokenizerBase, row: Row, end: TurnEnd) -> list[str]:
-    """A prompt's text in pieces: up to the first turn of the assistant, that turn, up to the next one, and so on."""
-    whole = prompt_text(tokenizer, row)
+def _cut_at_turns(tokenizer: PreTrainedTokenizerBase, row: Row, whole: str, end: TurnEnd) -> list[str]:
+    """A prompt's text in pieces: up to the first turn of the assistant, that turn, up to the next one, and so on.
+
+    A turn ends with the token that ends it; blanks that the template writes after the token belong to the next piece.
+    """
     messages = row.messages or []
     cuts = [0]
     for number in _earlier_turns(row):
@@ -103,8 +108,20 @@ def _cut_at_turns(tokenizer: PreTrainedTokenizerBase, row: Row, end: TurnEnd) ->
         turn = closings[0][len(before) :]
         if not end.written:
             turn = turn.removesuffix(end.text)
+        turn = _up_to_end_token(tokenizer, turn, end)
         cuts += [len(before), len(before) + len(turn)]
     return [whole[start:stop] for start, stop in pairwise([*cuts, len(whole)])]
+
+
+def _up_to_end_token(tokenizer: PreTrainedTokenizerBase, turn: str, end: TurnEnd) -> str:
+    """A turn without the text after the token that ends it: the usual one, or another added token before blanks."""
+    if end.written and end.token in turn:
+        body, token, _ = turn.rpartition(end.token)
+        return body + token
+    text = turn.rstrip()
+    if any(text.endswith(str(token)) for token in tokenizer.added_tokens_decoder.values() if str(token).strip()):
+        return text
+    return turn
 
 
 def _earlier_turns(row: Row) -> list[int]:

@@ -47,6 +47,8 @@ from dschat.models.limits import check_length
 from dschat.models.load import load_trained_scalar
 from dschat.models.lora import adapter_alone
 from dschat.models.policy import PolicyModel
+from dschat.models.pretrained import open_config
+from dschat.models.reward_notes import noted_end_token
 from dschat.models.scalar import ScalarModel, last_scores, warn_of_reward_loss
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import end_token_id, load_tokenizer
@@ -236,7 +238,10 @@ def _reward_part(
     where: Compute,
 ) -> RunPart:
     """The work of measuring a reward model."""
-    tokenizer = load_tokenizer(subject.path, subject.flag, end_token=options.text.end_of_conversation_token)
+    trained_end = noted_end_token(open_config(subject.path, subject.flag))
+    end_token = options.text.end_of_conversation_token or trained_end
+    options = options.changed(end_of_conversation_token=end_token)
+    tokenizer = load_tokenizer(subject.path, subject.flag, end_token=end_token)
     selection, texts = choose_texts(subject, rows, tokenizer, options, pair_examples)
     check_length(subject.path, subject.flag, max(map(len, texts.values())), LONGEST)
 

@@ -26,6 +26,7 @@ from dschat.models.opening import (
     resolve_attention,
     warn_once_if_other_attention,
 )
+from dschat.models.reward_notes import add_adapter_notes
 from dschat.models.vocabulary import id_count
 
 logger = logging.getLogger(__name__)
@@ -77,12 +78,14 @@ class ModelSource:
 
 
 def open_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
-    """The config of a model, or of an adapter's base, with dropout off."""
-    base, _ = base_of(path, flag)
+    """The config of a model, or of an adapter's base with the adapter's notes; with dropout off."""
+    base, adapters = base_of(path, flag)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(base, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(explain_missing("model", base, named_base(path, flag), error)) from error
+    for adapter in adapters:
+        add_adapter_notes(config, adapter)
     _disable_dropout(config)
     return config
 

@@ -10,11 +10,10 @@ from transformers import PreTrainedConfig
 
 from dschat.models.backbone import last_hidden_state
 from dschat.models.heads import keep_float32
+from dschat.models.reward_notes import LOSS_KEY
 from macro_actions.masked import last_true
 
 logger = logging.getLogger(__name__)
-
-LOSS_KEY = "reward_loss"  # in config.json
 
 
 class ScalarModel(nn.Module):

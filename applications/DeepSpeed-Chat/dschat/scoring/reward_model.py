@@ -17,6 +17,7 @@ from dschat.data.rows import Row
 from dschat.data.turn_end import PROBE
 from dschat.models.engines import Scalar
 from dschat.models.layout import PassSize, layouts
+from dschat.models.reward_notes import noted_end_id
 from dschat.run.distributed import largest_over_ranks
 from dschat.scoring.reward_reader import ClassifierReader, RewardReader, encode_dialogues
 from dschat.scoring.source import ResponseTexts, Scores, prefix_texts, with_segments
@@ -114,6 +115,9 @@ class RewardModelDialogueScores:
         self._classifier = classifier
         self._tokenizer = tokenizer
         self._name = name
+        self._end_id: int | None = None
+        if classifier.end_token is not None:
+            self._end_id = noted_end_id(classifier.end_token, tokenizer, name)
         if tokenizer.chat_template is None:
             raise UserError(
                 f"{name}: its tokenizer has no chat template, which would say how the model reads a dialogue. Use a "
@@ -137,7 +141,7 @@ class RewardModelDialogueScores:
         dialogues: Sequence[Dialogue],
         origins: Sequence[str],
     ) -> list[list[int]]:
-        ids, refused = encode_dialogues(self._tokenizer, dialogues)
+        ids, refused = encode_dialogues(self._tokenizer, dialogues, end_id=self._end_id)
         for number, error in refused.items():
             raise UserError(
                 f"{self._name}: its chat template refuses {origins[number]}: {error}. Use a template that takes turns "

@@ -20,13 +20,14 @@ from transformers import PreTrainedTokenizerBase
 from dschat.base.errors import UserError
 from dschat.data.collate import pad
 from dschat.data.dialogues import Dialogue
-from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
+from dschat.data.encoding import encode_prompt_texts, encode_prompts, encode_responses, prompt_text
 from dschat.data.rows import Row
-from dschat.data.turn_end import reply_contents
+from dschat.data.turn_end import reply_contents, response_texts
 from dschat.models.engines import ScalarForward
 from dschat.models.layout import PassSize, group_by_length
 from dschat.models.limits import position_limit
 from dschat.models.load import load_classifier
+from dschat.models.reward_notes import noted_end_id, noted_end_token
 from dschat.models.scalar import ScalarModel, last_scores
 from dschat.models.templates import TemplateRefusal, apply_template
 from dschat.models.tokenizer import open_tokenizer
@@ -62,6 +63,7 @@ class ClassifierReader:
         """
         self.is_decoder = isinstance(getattr(classifier, "score", None), nn.Linear)
         self.limit = position_limit(classifier)  # tokens; None without limit
+        self.end_token = noted_end_token(getattr(classifier, "config", None))  # None if the model does not say
         self._classifier = classifier
         self._pad_id = pad_id or 0
         self._device = device
@@ -176,17 +178,22 @@ def encode_dialogues(
     tokenizer: PreTrainedTokenizerBase,
     dialogues: Sequence[Sequence[Mapping[str, object]]],
     arguments: Sequence[Mapping[str, object]] | None = None,
+    end_id: int | None = None,
 ) -> tuple[dict[int, list[int]], dict[int, Exception]]:
     """Renders dialogues with the chat template and encodes them.
 
     Args:
         tokenizer: with a chat template.
-        dialogues: lists of messages.
+        dialogues: lists of messages; the last one is the assistant's.
         arguments: further variables of the template, for each dialogue.
+        end_id: the token that ended a response when the model was trained by step 2. Dialogues are then encoded as
+            there: they end with it. None = the template's whole text.
 
     Returns:
         Token ids by number of the dialogue; and the errors of dialogues that the template refuses, by number.
     """
+    if end_id is not None:
+        return _encode_as_trained(tokenizer, dialogues, arguments, end_id)
     texts: dict[int, str] = {}
     refused: dict[int, Exception] = {}
     for number, dialogue in enumerate(dialogues):
@@ -201,12 +208,46 @@ def encode_dialogues(
     return dict(zip(texts, ids, strict=True)), refused
 
 
+def _encode_as_trained(
+    tokenizer: PreTrainedTokenizerBase,
+    dialogues: Sequence[Sequence[Mapping[str, object]]],
+    arguments: Sequence[Mapping[str, object]] | None,
+    end_id: int,
+) -> tuple[dict[int, list[int]], dict[int, Exception]]:
+    """`encode_dialogues` as step 2 encodes rows of messages: prompt, last message and end token, each alone."""
+    rows: dict[int, Row] = {}
+    prompts: list[str] = []
+    refused: dict[int, Exception] = {}
+    for number, dialogue in enumerate(dialogues):
+        messages = [dict(message) for message in dialogue[:-1]]
+        reply = str(dialogue[-1]["content"])
+        variables = {} if arguments is None else dict(arguments[number])
+        try:
+            prompt = apply_template(tokenizer, messages, True, variables)
+            apply_template(tokenizer, dialogue, False, variables)
+        except TemplateRefusal as error:
+            refused[number] = error
+            continue
+        rows[number] = Row(None, messages, reply, None, {}, f"dialogue {number + 1}", template_arguments=variables)
+        prompts.append(prompt)
+    replies = response_texts(tokenizer, list(rows.values()), "chosen", prompts)
+    prompt_ids = encode_prompt_texts(tokenizer, prompts)
+    reply_ids = encode_responses(tokenizer, replies)
+    sequences: dict[int, list[int]] = {}
+    for number, before, ids in zip(rows, prompt_ids, reply_ids, strict=True):
+        sequences[number] = [*before, *ids, end_id]
+    return sequences, refused
+
+
 class RewardReader:
     """Scores texts in one of three forms.
 
     - With a chat template: a user's and an assistant's turn, exactly as the template renders them.
     - Decoders, which have a `score` layer: [BOS] + prompt + response + EOS, each part encoded alone.
     - Other classifiers, such as BERT: prompt and response joined by the tokenizer as a pair of texts.
+
+    A reward model of step 2 was trained at the token that its config notes. In the first two forms its texts end with
+    that token: in place of EOS, and without what the template writes after the turn.
     """
 
     def __init__(
@@ -234,7 +275,11 @@ class RewardReader:
         self._uses_template = rm_template
         self._flags = flags
         self._name = f"{flags.model} {path}"
-        if classifier.is_decoder and not rm_template and tokenizer.eos_token_id is None:
+        self._trained_end_id: int | None = None
+        if classifier.end_token is not None:
+            self._trained_end_id = noted_end_id(classifier.end_token, tokenizer, self._name)
+        has_end = self._trained_end_id is not None or tokenizer.eos_token_id is not None
+        if classifier.is_decoder and not rm_template and not has_end:
             raise UserError(
                 f"{self._name}: its tokenizer has no eos token, which marks the end of a response. Set "
                 f"`eos_token` in its tokenizer_config.json, or give {flags.template} if it was trained with a chat "
@@ -247,7 +292,8 @@ class RewardReader:
         if self._uses_template:
             return "its chat template"
         if self._classifier.is_decoder:
-            return "prompt + response + EOS"
+            is_eos = self._trained_end_id in (None, self.tokenizer.eos_token_id)
+            return "prompt + response + " + ("EOS" if is_eos else str(self._classifier.end_token))
         return "a pair of prompt and response"
 
     def shorten(self, max_tokens: int) -> None:
@@ -356,7 +402,7 @@ class RewardReader:
             max_length: maximum number of tokens.
         """
         limit = self._limit(max_length)
-        sequences, refused = encode_dialogues(self.tokenizer, dialogues)
+        sequences, refused = encode_dialogues(self.tokenizer, dialogues, end_id=self._trained_end_id)
         fitting = {number: ids for number, ids in sequences.items() if len(ids) <= limit}
         numbers = self._classifier.numbers(list(fitting.values())).tolist()
         by_dialogue = dict(zip(fitting, numbers, strict=True))
@@ -377,14 +423,15 @@ class RewardReader:
         responses: Sequence[str],
         finished: Sequence[bool],
     ) -> list[list[int]]:
-        """Encodes prompt and response alone, with EOS after finished responses."""
+        """Encodes prompt and response alone, with the end token after finished responses."""
+        end_id = self.tokenizer.eos_token_id if self._trained_end_id is None else self._trained_end_id
         prompt_ids = encode_prompts(self.tokenizer, rows)
         response_ids = encode_responses(self.tokenizer, responses)
         sequences: list[list[int]] = []
         for number, prompt in enumerate(prompt_ids):
             sequence = [*prompt, *response_ids[number]]
             if finished[number]:
-                sequence.append(self.tokenizer.eos_token_id)
+                sequence.append(end_id)
             sequences.append(sequence)
         return sequences
 
@@ -398,7 +445,8 @@ class RewardReader:
         for row, content in zip(rows, reply_contents(self.tokenizer, responses), strict=True):
             messages = row.messages or [{"role": "user", "content": row.prompt or ""}]
             dialogues.append([*messages, {"role": "assistant", "content": content}])
-        ids, refused = encode_dialogues(self.tokenizer, dialogues, [row.template_arguments for row in rows])
+        arguments = [row.template_arguments for row in rows]
+        ids, refused = encode_dialogues(self.tokenizer, dialogues, arguments, self._trained_end_id)
         for number, error in refused.items():
             raise UserError(
                 f"{self._flags.template}: the chat template of {self._name} refuses {rows[number].origin}: {error}. "

@@ -18,6 +18,7 @@ from dschat.models.load import load_causal_lm, load_scalar, require_savable
 from dschat.models.opening import LoadOptions
 from dschat.models.policy import PolicyModel
 from dschat.models.pretrained import open_config
+from dschat.models.reward_notes import note_end_token
 from dschat.models.scalar import ScalarModel, note_reward_loss
 from dschat.models.tokenizer import end_token_id
 from dschat.models.vocabulary import require_no_growth
@@ -156,6 +157,7 @@ def build_reward_model(
     seed = derive_seed(config.optimisation.seed, SeedKind.HEAD)
     model = load_scalar(path, MODEL, settings.dtype, tokenizer, load_options=load_options, head_seed=seed)
     note_reward_loss(model, config.preferences.reward_loss)
+    note_end_token(model, tokenizer, end_token_id(tokenizer, config.data.end_of_conversation_token))
     if config.preferences.reward_gain:
         add_gain(model.score)
     choose_trained(model, finetuning, path)

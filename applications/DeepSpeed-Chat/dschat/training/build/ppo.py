@@ -18,6 +18,7 @@ from dschat.models.load import load_causal_lm, load_critic, require_savable
 from dschat.models.lora import find_adapter, lora_config
 from dschat.models.policy import PolicyModel
 from dschat.models.pretrained import open_config
+from dschat.models.reward_notes import warn_of_other_end
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import (
     end_token_id,
@@ -79,9 +80,13 @@ def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
         # The folder of an adapter alone need not hold a tokenizer.
         if path and (not config.memory.share_base or find_adapter(path) != Path(path)):
             require_same_tokenizer(tokenizer, load_tokenizer(path, flag, end_token=end_token), ACTOR, flag)
+    reads_ids = reward_on_base
     if reward and not reward_on_base and own_reward_tokenizer(config, reward, tokenizer) is None:
         tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
         check_length(reward, REWARD, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
+        reads_ids = True
+    if reward and reads_ids:
+        warn_of_other_end(open_config(reward, REWARD), end_token or tokenizer.eos_token, f"{REWARD} {reward}")
     teacher = config.teacher.teacher_model_name_or_path
     if teacher is not None:
         check_teacher(config, teacher, tokenizer)

@@ -136,8 +136,7 @@ def beside_actor(config: PPOConfig, actor: PreTrainedModel) -> tuple[PreTrainedM
         assert folder is not None  # it is on the base
         reward = classifier_beside(actor, REWARD)
         load_adapter(reward, folder, REWARD, base)
-        if (folder.parent / "config.json").is_file():
-            warn_of_reward_loss(open_config(str(folder.parent), REWARD), f"{REWARD} {folder.parent}")
+        warn_of_reward_loss(open_config(str(folder), REWARD), f"{REWARD} {folder}")
     return critic, reward
 
 
