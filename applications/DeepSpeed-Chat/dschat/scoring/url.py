@@ -99,8 +99,8 @@ class UrlScores:
                 if texts.segments is not None:
                     counts = [len(texts.segments.lengths[row]) for row in rows]
                 try:
-                    remaining = self._remaining_time(start)
-                    numbers += self._request(_body(texts, finished, rows), counts, min(patience, remaining))
+                    patience_now = self._patience_until(start + self._settings.longest, patience)
+                    numbers += self._request(_body(texts, finished, rows), counts, patience_now)
                 except UserError as error:
                     if not self._settings.skips:
                         raise
@@ -110,17 +110,17 @@ class UrlScores:
                         patience = 0.0  # send each of the next requests only once
         return with_segments(numbers, texts, rollout.input_ids.device, f"{FLAG} {self._settings.url}")
 
-    def _remaining_time(self, start: float) -> float:
-        """Seconds that are left for further requests of a rollout. Raises UserError if there are none."""
+    def _patience_until(self, end: float, patience: float) -> float:
+        """Patience for a request, cut at the end of a rollout's requests. Raises UserError if it has passed."""
         settings = self._settings
-        remaining = start + settings.longest - time.monotonic()
+        remaining = end - time.monotonic()
         if remaining <= 0:
             raise UserError(
                 f"{FLAG} {settings.url}: the requests of a rollout were not all answered within {settings.longest:g}"
                 " s, for which other processes wait: give the server more workers, or raise --reward_batch or"
                 " --ddp_timeout."
             )
-        return remaining
+        return min(patience, remaining)
 
     def _request(
         self,
