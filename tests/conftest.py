@@ -13,9 +13,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "ma-rlhf-tests-compiled"))
 # Tokenised examples are kept for these tests alone.
 os.environ["MA_RLHF_CACHE"] = tempfile.mkdtemp(prefix="ma-rlhf-tests-cache-")
-# A shell that starts the suite in the background lets it ignore Ctrl-C, and with it the programs that tests interrupt.
+# A shell that starts the suite in the background lets it ignore Ctrl-C, and nohup a closed terminal; and with it the
+# programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -298,6 +298,38 @@ def test_a_downloaded_folder_gives_the_rows_of_the_hub(page, sizes, read, tmp_pa
     assert [row.prompt for row in local.eval] == [row.prompt for row in remote.eval]
 
 
+PAGE_OF_ONE_SPLIT = """---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/train_*
+---
+"""
+
+
+@pytest.mark.parametrize(
+    ("places", "page"),
+    [
+        (["train/books", "train/web"], None),
+        (["data/train/books", "data/train/web"], None),
+        (["train_a", "train_b"], None),
+        (["data/train_en", "data/train_de"], PAGE_OF_ONE_SPLIT),
+    ],
+)
+def test_shards_that_the_library_reads_as_one_split_are_all_read(places, page, tmp_path, caplog):
+    folder = tmp_path / "mine"
+    for place in places:
+        write_rows(folder / f"{place}-00000-of-00001.jsonl", [{"prompt": place, "chosen": "x", "rejected": "y"}] * 20)
+    if page is not None:
+        (folder / "README.md").write_text(page)
+    (split,) = datasets.load_dataset_builder(str(folder)).config.data_files
+    assert split == "train"
+    share = load_share(flags_of(folder, data_split=None))
+    assert {row.prompt for row in [*share.train, *share.eval]} == set(places)
+    assert "are read" not in caplog.text
+
+
 def test_splits_of_the_branch_of_converted_files(tmp_path, caplog):
     write_splits(tmp_path / "mine", "default/{}/0000.parquet", SIZES)
     share = load_share(flags_of(tmp_path / "mine", data_split=None))

@@ -256,6 +256,9 @@ def test_runs_with_different_seeds_are_named(options, trained, bytes_tokenizer, 
     alone = options(data_path=str(data), model=None, reward_model=reward, ref_scores=True)
     assert sorted(texts_of(select_prompts(alone, bytes_tokenizer))) == sorted(held_out_by(data, 3))
     assert "held out other ones" not in caplog.text
+    compared = options(data_path=str(data), model=model, split_seed=3)
+    assert sorted(texts_of(select_prompts(compared, bytes_tokenizer))) == sorted(held_out_by(data, 3))
+    assert f"held out other ones: --model {model} with --seed 7" in caplog.text
 
 
 def test_evaluation_rows_of_the_data_follow_no_seed(options, folder, trained, bytes_tokenizer, caplog):

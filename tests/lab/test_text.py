@@ -107,14 +107,17 @@ def test_scores_are_those_of_plain_transformers(place, tokenizer):
 
 
 @pytest.mark.parametrize("flag", [None, "z"])
-def test_a_reward_model_is_measured_at_the_token_that_it_was_trained_at(place, tokenizer, flag):
+def test_a_reward_model_is_measured_at_the_token_that_it_was_trained_at(place, tokenizer, flag, caplog):
     """The one of its config.json, unless the flag names another."""
     classifier = make_classifier("gemma", 3).eval()
     noted, given = tokenizer.convert_tokens_to_ids(["e", "z"])
     note_end_token(classifier, tokenizer, noted)
     save_folder(place / "noted", classifier, tokenizer)
     end = noted if flag is None else given
+    # A run beside the model does not lead to a warning: the model is read as it was trained.
+    (place / "noted" / "train_config.json").write_text(json.dumps({"seed": 1234, "end_of_conversation_token": "e"}))
     rows = measure(place, reward_model=[str(place / "noted")], end_of_conversation_token=flag)
+    assert ("are not those of training" in caplog.text) == (flag is not None)
     for row, prompt, *responses in zip(rows, PROMPTS, CHOSEN, REJECTED, strict=True):
         parts = [[BOS, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]]
         parts += [tokenizer(response, add_special_tokens=False)["input_ids"] for response in responses]

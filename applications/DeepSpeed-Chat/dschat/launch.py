@@ -350,7 +350,8 @@ def launch(plan: LaunchPlan, arguments: Sequence[str]) -> int:
         else:
             with LauncherSignals(local=True) as signals:
                 status = run_launcher([*command, *arguments], environment, signals)
-        sys.stderr.write(error_file.read_text(encoding="utf-8"))
+        with suppress(OSError):  # the terminal may be closed
+            sys.stderr.write(error_file.read_text(encoding="utf-8"))
     return status
 
 
@@ -485,7 +486,7 @@ class LauncherSignals:
         """Sets the process group that gets signals, or None; a signal that has already come is passed on at once."""
         self._launcher_group = group
         if group is not None and self.last is not None:
-            _signal_group(group, self.last)
+            _signal_launcher(group, self.last)
 
     def _handle(
         self,
@@ -502,7 +503,12 @@ class LauncherSignals:
             with suppress(psutil.Error):  # it has just ended
                 process.send_signal(signal_number)
         if not training:
-            _signal_group(self._launcher_group, signal_number)
+            _signal_launcher(self._launcher_group, signal_number)
+
+
+def _signal_launcher(group: int, signal_number: int) -> None:
+    """Sends a signal to DeepSpeed's launcher, which ends its processes at SIGTERM and Ctrl-C, but not at SIGHUP."""
+    _signal_group(group, signal.SIGTERM if signal_number == signal.SIGHUP else signal_number)
 
 
 def _training_processes(launcher: int) -> list[psutil.Process]:
@@ -527,9 +533,9 @@ def _end_strays(group: int) -> None:
         if not strays:
             return
         process_ids = ", ".join(str(process.pid) for process in strays)
-        sys.stderr.write(
-            f"warning: the launcher has ended, but not its processes {process_ids}: they get {signal_number.name}\n"
-        )
+        warning = f"the launcher has ended, but not its processes {process_ids}: they get {signal_number.name}"
+        with suppress(OSError):  # the terminal may be closed
+            sys.stderr.write(f"warning: {warning}\n")
         _signal_group(group, signal_number)
 
 

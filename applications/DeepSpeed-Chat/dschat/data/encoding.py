@@ -10,7 +10,7 @@ Tokenizers may be fast or slow. Conversations are written by the chat template: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dschat.data.dummy_prefix import backend_without_prefix
@@ -98,6 +98,33 @@ def encode_responses(
     return responses
 
 
+class AddedTokens:
+    """The added tokens of a tokenizer, at which it splits a text.
+
+    Attributes:
+        ids: their ids.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Reads the tokens and their lengths, of which there are few."""
+        self._id_of_text: dict[str, int] = {}
+        for token_id, token in tokenizer.added_tokens_decoder.items():
+            self._id_of_text[str(token)] = token_id
+        self.ids = frozenset(self._id_of_text.values())
+        self._lengths = sorted({len(text) for text in self._id_of_text if text}, reverse=True)
+
+    def id_of(self, text: str) -> int:
+        """The id of a token."""
+        return self._id_of_text[text]
+
+    def last_of(self, text: str) -> str | None:
+        """The longest added token that a text ends with; None if there is none."""
+        for length in self._lengths:
+            if text[-length:] in self._id_of_text:
+                return text[-length:]
+        return None
+
+
 def encode_continuations(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
@@ -114,34 +141,40 @@ def encode_continuations(
         texts: texts to encode.
         texts_before: the text before each of them; only its last token matters.
     """
-    added_tokens = sorted(map(str, tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
+    added_tokens = AddedTokens(tokenizer)
+    last_tokens = [added_tokens.last_of(text) for text in texts_before]
+
+    # Encode the texts that follow a token together with it, all at once.
+    joined_texts = [token + text for text, token in zip(texts, last_tokens, strict=True) if token is not None]
+    joined_ids = iter(_encode(tokenizer, joined_texts) if joined_texts else [])
+
     continuations = []
-    for text, text_before in zip(texts, texts_before, strict=True):
-        last_token = next((token for token in added_tokens if token and text_before.endswith(token)), None)
-        if last_token is None:
-            continuations.append(_encode_within_text(tokenizer, text))
-        else:
-            continuations.append(_encode_after_token(tokenizer, text, last_token))
+    for text, token in zip(texts, last_tokens, strict=True):
+        ids = None
+        if token is not None:
+            ids = _ids_after(next(joined_ids), added_tokens.id_of(token))
+        if ids is None:
+            ids = _encode_within_text(tokenizer, text, added_tokens.ids)
+        continuations.append(ids)
     return continuations
 
 
-def _encode_after_token(tokenizer: PreTrainedTokenizerBase, text: str, token: str) -> list[int]:
-    """Ids of a text that follows an added token."""
-    (ids,) = _encode(tokenizer, [token + text])
-    token_id = tokenizer.convert_tokens_to_ids(token)
-    if token_id not in ids:  # a longer added token begins with this one
-        return _encode_within_text(tokenizer, text)
-    return ids[ids.index(token_id) + 1 :]
+def _ids_after(ids: list[int], token_id: int) -> list[int] | None:
+    """The ids after a token; None if it is missing, because a longer added token begins with its text."""
+    return ids[ids.index(token_id) + 1 :] if token_id in ids else None
 
 
-def _encode_within_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def _encode_within_text(
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    added_ids: Collection[int],
+) -> list[int]:
     """Ids of a text that does not begin a segment: only what follows its first added token may get a dummy prefix."""
     bare = backend_without_prefix(tokenizer) if tokenizer.is_fast else None
     if bare is None:
         (ids,) = encode_responses(tokenizer, [text])
         return ids
     encoding = bare.encode(text, add_special_tokens=False)
-    added_ids = tokenizer.added_tokens_decoder.keys()
     for index, (token_id, (start, _)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
         if token_id in added_ids:
             (later_ids,) = _encode(tokenizer, [text[start:]])

@@ -103,38 +103,47 @@ def find_files(folder: Path) -> SplitFiles:
 def _first_split(folder: Path, files: list[Path]) -> tuple[list[Path], list[str]]:
     """The files of the split that is read, and the names of all splits, with that one first.
 
-    Files of a user, whose names do not name splits as the hub's do, are all of one split without a name.
+    Files that `datasets` would read as one split, or whose names do not name splits as the hub's do, are all read.
     """
-    files_of_split: dict[str, list[Path]] = {}
-    for file in files:
-        split = _split_of(file)
-        if split is None:
+    name_of_file = {file: _split_of(file) for file in files}
+    names = sorted({name for name in name_of_file.values() if name is not None})
+    if not names or None in name_of_file.values():
+        return files, []
+    if len(names) == 1:
+        return files, names if names[0].startswith((TRAIN_PREFIX, *EVAL_PREFIXES)) else []
+    if not all(CONVERTED_FILE.fullmatch(file.name) for file in files):
+        split_of_path = _splits_of_the_hub(folder)
+        name_of_file = {file: split_of_path.get(file.resolve()) for file in files}
+        if None in name_of_file.values():
             return files, []
-        files_of_split.setdefault(split, []).append(file)
-    names = list(files_of_split)
-    if len(names) > 1:
-        names = _in_order_of_the_hub(folder, names)
-    return files_of_split[names[0]] if names else [], names
+        names = [name for name in dict.fromkeys(split_of_path.values()) if name in name_of_file.values()]
+    return [file for file in files if name_of_file[file] == names[0]], names
 
 
 def _split_of(file: Path) -> str | None:
-    """The split of a file of the hub; None if its name says nothing of a split."""
+    """The split that a file's name may mean, if the file is from the hub; None if the name says nothing of a split."""
     shard = SHARD.fullmatch(file.name)
     if shard is not None:
         return shard[1]
     return file.parent.name if CONVERTED_FILE.fullmatch(file.name) else None
 
 
-def _in_order_of_the_hub(folder: Path, names: list[str]) -> list[str]:
-    """Names of splits in the order of the data set on the hub: that of its README.md, or else of the alphabet."""
+def _splits_of_the_hub(folder: Path) -> dict[Path, str]:
+    """The split of each file, as `datasets` reads the folder: by its README.md, or else by the names of the files.
+
+    Splits come in the order of the data set on the hub. Empty if the library cannot read the folder.
+    """
     import datasets
 
     try:
         data_files = datasets.load_dataset_builder(str(folder)).config.data_files or {}
     except Exception:  # the library lets through whatever the libraries below it raise
-        data_files = {}
-    listed = [str(name) for name in data_files if name in names]
-    return listed + sorted(set(names) - set(listed))
+        return {}
+    split_of_path: dict[Path, str] = {}
+    for split, paths in data_files.items():
+        for path in paths:
+            split_of_path[Path(path).resolve()] = str(split)
+    return split_of_path
 
 
 def suffix_of(file: Path) -> str:

@@ -9,7 +9,13 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import encode_continuations, encode_prompt_texts, encode_responses, prompt_text
+from dschat.data.encoding import (
+    AddedTokens,
+    encode_continuations,
+    encode_prompt_texts,
+    encode_responses,
+    prompt_text,
+)
 from dschat.data.messages import WEIGHT, is_unwritten
 from dschat.data.rows import Row
 from dschat.data.turn_end import TurnEnd, template_form, turn_end_of
@@ -44,6 +50,7 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
     ends: list[TurnEnd | None] = []
     pieces_of_rows: list[list[str]] = []
     end_by_form: dict[str, TurnEnd] = {}
+    added_tokens = AddedTokens(tokenizer)
     for row in rows:
         whole = prompt_text(tokenizer, row)
         if not _earlier_turns(row):
@@ -54,7 +61,7 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
         if form not in end_by_form:
             end_by_form[form] = turn_end_of(tokenizer, row)
         ends.append(end_by_form[form])
-        pieces_of_rows.append(_cut_at_turns(tokenizer, row, whole, end_by_form[form]))
+        pieces_of_rows.append(_cut_at_turns(tokenizer, row, whole, end_by_form[form], added_tokens))
 
     # Encode the pieces of one kind at once; only the first one of a prompt gets BOS.
     first_ids = encode_prompt_texts(tokenizer, [pieces[0] for pieces in pieces_of_rows])
@@ -87,7 +94,13 @@ def _is_trained(message: Mapping[str, Any], turn: str, end: TurnEnd) -> bool:
     return message.get(WEIGHT) != 0 and not is_unwritten(message, written)
 
 
-def _cut_at_turns(tokenizer: PreTrainedTokenizerBase, row: Row, whole: str, end: TurnEnd) -> list[str]:
+def _cut_at_turns(
+    tokenizer: PreTrainedTokenizerBase,
+    row: Row,
+    whole: str,
+    end: TurnEnd,
+    added_tokens: AddedTokens,
+) -> list[str]:
     """A prompt's text in pieces: up to the first turn of the assistant, that turn, up to the next one, and so on.
 
     A turn ends with the token that ends it; blanks that the template writes after the token belong to the next piece.
@@ -108,20 +121,18 @@ def _cut_at_turns(tokenizer: PreTrainedTokenizerBase, row: Row, whole: str, end:
         turn = closings[0][len(before) :]
         if not end.written:
             turn = turn.removesuffix(end.text)
-        turn = _up_to_end_token(tokenizer, turn, end)
+        turn = _up_to_end_token(turn, end, added_tokens)
         cuts += [len(before), len(before) + len(turn)]
     return [whole[start:stop] for start, stop in pairwise([*cuts, len(whole)])]
 
 
-def _up_to_end_token(tokenizer: PreTrainedTokenizerBase, turn: str, end: TurnEnd) -> str:
+def _up_to_end_token(turn: str, end: TurnEnd, added_tokens: AddedTokens) -> str:
     """A turn without the text after the token that ends it: the usual one, or another added token before blanks."""
     if end.written and end.token in turn:
         body, token, _ = turn.rpartition(end.token)
         return body + token
     text = turn.rstrip()
-    if any(text.endswith(str(token)) for token in tokenizer.added_tokens_decoder.values() if str(token).strip()):
-        return text
-    return turn
+    return turn if added_tokens.last_of(text) is None else text
 
 
 def _earlier_turns(row: Row) -> list[int]:

@@ -153,7 +153,7 @@ def _held_out_rows(path: str, options: AnsweringOptions) -> tuple[list[Row], str
         rows = prepared_rows(folder, held_out=True, flag="--data_path")
         return rows, f"{len(rows)} {held_out_split(folder)} rows of the prepared folder"
 
-    source, seed = load_split(path, options.columns, _models_of(options))
+    source, seed = load_split(path, options.columns, _models_of(options), options.prompts.split_seed)
     num_train, num_eval = source.num_rows
     if not source.eval:
         raise UserError(

@@ -16,7 +16,10 @@ from dschat.data.formats import PROMPT_MESSAGES
 from dschat.data.messages import check_messages, dialogue_text
 
 FILE = "FILE"  # how messages name a positional file
-REMEDY = "both files must answer the same prompts. Sample both with the same command and seed."
+REMEDY = (
+    "both files must answer the same prompts. Sample both with the same command and seed; if the data have no"
+    " evaluation rows, with the same --split-seed, too."
+)
 
 
 @dataclass(frozen=True)

@@ -117,10 +117,11 @@ def run_text(options: TextOptions) -> str:
     if path.exists() and not overwrite:
         raise UserError(f"{path} exists, finished. Give another --output, or --overwrite to make it again.")
     restore_date(path, overwrite)
+    given_end = options.text.end_of_conversation_token
     if options.text.checkpoints is not None:
         options = with_flags_of_run(options, options.text.checkpoints)
     models = [NamedModel(subject.flag, subject.path) for subject in subjects]
-    warn_of_formats(options, models)
+    warn_of_formats(options, models, given_end)
     rows, seed = _rows(options, models)
     options = options.changed(seed=seed)
 
@@ -135,7 +136,7 @@ def run_text(options: TextOptions) -> str:
     settings["data"] = f"{options.text.data} (rows {digest_of(rows)})"
     settings[SETTING] = template_date()
     settings["models"] = [f"{subject.name}: {folder_stamp(subject.path)}" for subject in subjects]
-    return run_batches(path, settings, overwrite, _parts(subjects, rows, options, where), conclude)
+    return run_batches(path, settings, overwrite, _parts(subjects, rows, options, where, given_end), conclude)
 
 
 def _parts(
@@ -143,13 +144,14 @@ def _parts(
     rows: list[Row],
     options: TextOptions,
     where: Compute,
+    given_end: str | None,
 ) -> Iterator[RunPart]:
     """The work for each model; a tokenizer is loaded only when the models before it are done."""
     for subject in subjects:
         if subject.kind == "policy":
             yield _policy_part(subject, rows, options, where)
         else:
-            yield _reward_part(subject, rows, options, where)
+            yield _reward_part(subject, rows, options, where, given_end)
 
 
 def _write_report(
@@ -236,10 +238,11 @@ def _reward_part(
     rows: list[Row],
     options: TextOptions,
     where: Compute,
+    given_end: str | None,
 ) -> RunPart:
-    """The work of measuring a reward model."""
-    trained_end = noted_end_token(open_config(subject.path, subject.flag))
-    end_token = options.text.end_of_conversation_token or trained_end
+    """The work of measuring a reward model; `given_end` is the end token of the command line, if it names one."""
+    end_token = given_end or noted_end_token(open_config(subject.path, subject.flag))
+    end_token = end_token or options.text.end_of_conversation_token
     options = options.changed(end_of_conversation_token=end_token)
     tokenizer = load_tokenizer(subject.path, subject.flag, end_token=end_token)
     selection, texts = choose_texts(subject, rows, tokenizer, options, pair_examples)

@@ -31,7 +31,8 @@ TEXT_FLAGS = (
     "messages_key",
     "apply_chat_template",
 )
-FORMAT_FLAGS = ("end_of_conversation_token", "apply_chat_template")  # of them, those that a model learnt
+END_TOKEN = "end_of_conversation_token"
+FORMAT_FLAGS = (END_TOKEN, "apply_chat_template")  # of them, those that a model learnt
 MODEL_DEPTH = 3  # levels from a run's folder down to a model: models/step-N/actor
 
 
@@ -89,8 +90,11 @@ def with_flags_of_run(options: TextOptions, run: Path) -> TextOptions:
     return options.changed(**changes)
 
 
-def warn_of_formats(options: TextOptions, models: Sequence[NamedModel]) -> None:
-    """Warns of runs that wrote texts in another format than a command does, once for all models of a run."""
+def warn_of_formats(options: TextOptions, models: Sequence[NamedModel], given_end: str | None) -> None:
+    """Warns of runs that wrote texts in another format than a command does, once for all models of a run.
+
+    Without `given_end`, the end token of the command line, a reward model is read with the token of its own training.
+    """
     model_of_run: dict[Path, NamedModel] = {}
     for model in models:
         run = run_of(Path(model.path)) if Path(model.path).is_dir() else None
@@ -100,6 +104,8 @@ def warn_of_formats(options: TextOptions, models: Sequence[NamedModel]) -> None:
     for run, model in model_of_run.items():
         run_flags = read_object(run / FLAGS_FILE)
         for name in FORMAT_FLAGS:
+            if name == END_TOKEN and model.flag == "--reward_model" and given_end is None:
+                continue
             if name in run_flags and run_flags[name] != current[name]:
                 logger.warning(
                     "%s %s: its run had --%s %s, and this measurement has %s: the texts are not those of training. "

@@ -188,7 +188,7 @@ def _comparable_files(
             others = [other for other in files if names[other] != names[file]]
             raise UserError(
                 f"{FILE} {file}: no file of another model answers the same prompts{_closest(file, others, prompts)}."
-                " Give one, sampled with the same command and seed."
+                " Give one, sampled with the same command, seed and --split-seed."
             )
     return pairs
 

@@ -220,7 +220,7 @@ def _encode_as_trained(
     refused: dict[int, Exception] = {}
     for number, dialogue in enumerate(dialogues):
         messages = [dict(message) for message in dialogue[:-1]]
-        reply = str(dialogue[-1]["content"])
+        reply = str(dialogue[-1].get("content") or "")
         variables = {} if arguments is None else dict(arguments[number])
         try:
             prompt = apply_template(tokenizer, messages, True, variables)

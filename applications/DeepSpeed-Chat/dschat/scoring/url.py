@@ -91,7 +91,7 @@ class UrlScores:
         finished = rollout.finished.tolist()
         size = self._settings.batch
         patience = self._settings.patience
-        start = time.monotonic()
+        end = time.monotonic() + self._settings.longest
         with stopping_together():
             for first in range(0, len(texts.responses), size):
                 rows = range(first, min(first + size, len(texts.responses)))
@@ -99,8 +99,7 @@ class UrlScores:
                 if texts.segments is not None:
                     counts = [len(texts.segments.lengths[row]) for row in rows]
                 try:
-                    patience_now = self._patience_until(start + self._settings.longest, patience)
-                    numbers += self._request(_body(texts, finished, rows), counts, patience_now)
+                    numbers += self._request(_body(texts, finished, rows), counts, patience, end)
                 except UserError as error:
                     if not self._settings.skips:
                         raise
@@ -110,23 +109,22 @@ class UrlScores:
                         patience = 0.0  # send each of the next requests only once
         return with_segments(numbers, texts, rollout.input_ids.device, f"{FLAG} {self._settings.url}")
 
-    def _patience_until(self, end: float, patience: float) -> float:
-        """Patience for a request, cut at the end of a rollout's requests. Raises UserError if it has passed."""
+    def _check_time(self, end: float) -> None:
+        """Raises UserError if the time for a rollout's requests has passed."""
         settings = self._settings
-        remaining = end - time.monotonic()
-        if remaining <= 0:
+        if time.monotonic() >= end:
             raise UserError(
                 f"{FLAG} {settings.url}: the requests of a rollout were not all answered within {settings.longest:g}"
                 " s, for which other processes wait: give the server more workers, or raise --reward_batch or"
                 " --ddp_timeout."
             )
-        return min(patience, remaining)
 
     def _request(
         self,
         body: str,
         counts: Sequence[int],
         patience: float,
+        end: float,
     ) -> list[Numbers]:
         """Sends a request until it is answered, or has finally failed.
 
@@ -134,17 +132,21 @@ class UrlScores:
             body: JSON of the request.
             counts: numbers of macro actions of each response, 0 without --segment_rewards.
             patience: seconds to repeat the request while there is no answer.
+            end: when all requests of the rollout must be answered, as `time.monotonic` counts.
         """
         url = self._settings.url
         start = time.monotonic()
         tries = 0
         wrong_answers = 0
         wait = FIRST_WAIT
+        self._check_time(end)
         while True:
             tries += 1
+            timeout = min(self._settings.timeout, max(end - time.monotonic(), TICK))
             try:
-                return _numbers(self._answer(body), counts, self._settings.skips)
+                return _numbers(self._answer(body, timeout), counts, self._settings.skips)
             except NoAnswerYet as error:
+                self._check_time(end)
                 cause: Exception = error
                 is_final = time.monotonic() + wait - start > patience
             except WrongAnswer as error:
@@ -156,17 +158,22 @@ class UrlScores:
                 raise UserError(f"{FLAG} {url}: {cause}. The request was sent {tries} times.{remedy}") from cause
             if tries == 1:
                 logger.warning("%s %s: %s. The request is repeated for up to %g s.", FLAG, url, cause, patience)
-            pause(wait)
+            pause(min(wait, max(end - time.monotonic(), 0.0)))
             wait = min(2 * wait, MAX_WAIT)
 
-    def _answer(self, body: str) -> httpx2.Response:
-        """Sends a request once. Raises NoAnswerYet, or UserError if the server refuses the request."""
+    def _answer(self, body: str, timeout: float) -> httpx2.Response:
+        """Sends a request once, and waits for the answer for a number of seconds.
+
+        Raises:
+            NoAnswerYet: there is no answer, or one that says that there may be another one later.
+            UserError: the server refuses the request.
+        """
         settings = self._settings
         headers = {"Content-Type": "application/json"}
         try:
-            answer = wait_for(lambda: self._client.post(settings.url, content=body, headers=headers), settings.timeout)
+            answer = wait_for(lambda: self._client.post(settings.url, content=body, headers=headers), timeout)
         except (TimeoutError, httpx2.TimeoutException) as error:
-            raise NoAnswerYet(f"no answer within {settings.timeout:g} s (--reward_timeout)") from error
+            raise NoAnswerYet(f"no answer within {timeout:g} s (--reward_timeout)") from error
         except httpx2.HTTPError as error:
             raise NoAnswerYet(f"no answer: {error}") from error
         except httpx2.InvalidURL as error:
