@@ -327,6 +327,9 @@ def test_requests_that_a_rollout_gave_up_do_not_touch_the_next_one(server, tmp_p
     judge._settings = replace(judge._settings, patience=60.0)
     released.set()
     scores = judge(rollout_of(4), texts_of("good", "good 2", "good 3", "good 4"))
+    for thread in threading.enumerate():
+        if thread.name.endswith("(work)"):  # of the first rollout: its answers may arrive after those of the second
+            thread.join(30)
     assert not scores.values.isnan().any()
     assert given_up.stop.is_set() and not judge._client.stop.is_set()
     assert len(server.bodies) == sent + 4
