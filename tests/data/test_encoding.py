@@ -8,7 +8,14 @@ from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 from data_cases import talk_row, text_row
 from dialogue_cases import dialogue
 from dschat.base.errors import UserError
-from dschat.data.encoding import decode_response, encode_continuations, encode_prompts, encode_responses, prompt_text
+from dschat.data.encoding import (
+    AddedTokens,
+    decode_response,
+    encode_continuations,
+    encode_prompts,
+    encode_responses,
+    prompt_text,
+)
 from dschat.data.rows import Row
 from factories import put_before_texts
 
@@ -174,7 +181,7 @@ def test_llama_tokens_by_hand():
 def test_what_follows_a_token_has_the_ids_of_the_whole_text(name):
     tokenizer = TOKENIZERS[name]()
     for text in ("The cat", " sat\n", "", "</s>on<s> the</s>"):
-        [ids] = encode_continuations(tokenizer, [text], ["was slow</s>"])
+        [ids] = encode_continuations(tokenizer, [text], ["was slow</s>"], AddedTokens(tokenizer))
         whole = tokenizer.encode("was slow</s>" + text, add_special_tokens=False)
         assert whole[-len(ids) - 1 :] == [tokenizer.eos_token_id, *ids]
 
@@ -185,7 +192,7 @@ def test_continuations_by_hand():
     tokenizer.add_tokens([AddedToken("sat", single_word=True, normalized=False)])
     texts = ["cat", "cat", "cat</s>cat", "cat"]
     texts_before = ["the</s>", "the", "the", "sat"]  # in "satcat" nothing is a token
-    rows = encode_continuations(tokenizer, texts, texts_before)
+    rows = encode_continuations(tokenizer, texts, texts_before, AddedTokens(tokenizer))
     assert [tokenizer.convert_ids_to_tokens(ids) for ids in rows] == [
         ["▁cat"],
         ["cat"],

@@ -266,6 +266,8 @@ def test_evaluation_rows_of_the_data_follow_no_seed(options, folder, trained, by
     model = trained("run", folder / "train.jsonl", 7)
     assert len(texts_of(select_prompts(options(data_path=str(folder), model=model), bytes_tokenizer))) == 30
     assert "30 of 30 evaluation rows" in caplog.text and "--seed" not in caplog.text
+    assert len(texts_of(select_prompts(options(data_path=str(folder), split_seed=3), bytes_tokenizer))) == 30
+    assert f"--split-seed 3 is not used: {folder} has evaluation rows of its own" in caplog.text
 
 
 def test_a_published_set_is_known_by_each_of_its_names(options, trained, project, bytes_tokenizer, tmp_path):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which processes are started: GPUs of this machine, several machines, and what does not fit together."""
 
+import errno
 import os
 import signal
 import socket
@@ -323,6 +324,31 @@ def test_what_the_launcher_leaves_behind_is_ended(how, monkeypatch, capsys):
     told = capsys.readouterr().err
     assert "the launcher has ended, but not its processes" in told and "they get SIGTERM" in told
     assert ("they get SIGKILL" in told) == bool(how)
+
+
+class ClosedTerminal:
+    """A stream of which nobody reads."""
+
+    def write(self, text):
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_what_the_launcher_leaves_behind_is_ended_behind_a_closed_terminal(monkeypatch):
+    """The warning cannot be written; the process is signalled all the same."""
+    monkeypatch.setattr("dschat.launch.STRAYS_TERM_AFTER", 0.3)
+    monkeypatch.setattr("sys.stderr", ClosedTerminal())
+    begun = time.monotonic()
+    assert run_launcher(["sh", "-c", 'sh -c "sleep 60" & exit 7']) == 7
+    assert time.monotonic() - begun < 20
+
+
+def test_a_closed_terminal_is_told_to_the_launcher_as_sigterm():
+    """DeepSpeed's launcher handles SIGTERM and SIGINT alone; the status is that of the signal which came."""
+    command = ["sh", "-c", f"trap 'exit 9' HUP; trap 'exit 8' TERM; kill -HUP {os.getpid()}; sleep 60 & wait"]
+    with LauncherSignals(local=False) as signals:
+        launcher = subprocess.Popen(command, process_group=0)
+        signals.pass_to(launcher.pid)
+        assert launcher.wait(30) == 8 and signals.last == signal.SIGHUP
 
 
 def test_what_the_launcher_leaves_behind_may_end_by_itself(capsys):

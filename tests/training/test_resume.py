@@ -66,13 +66,13 @@ RUNS = {
     ),
     "refuel online": refuel_online,
     "refuel online, adapters": partial(refuel_online, lora_dim=2),
-    "refuel online without a KL": partial(refuel_online, kl_coef=0.0, adaptive_kl_target=None),
+    "refuel-online-without-KL": partial(refuel_online, kl_coef=0.0, adaptive_kl_target=None),
 }
 # Of the points at which a run can be stopped, every nth, beginning with which: of runs that differ in what they keep.
 # All runs are stopped everywhere in a slow test.
 SOME = {
     **{"sft": (2, 0), "dpo": (5, 0), "refuel": (7, 0), "refuel online": (20, 11)},
-    "refuel online without a KL": (43, 12),
+    "refuel-online-without-KL": (43, 12),
     **{"fixed": (60, 30), "randomized": (76, 22), "segment rewards": (43, 30), "ahead": (60, 28)},
     **{"evpo": (86, 35), "critic warm-up": (86, 21), "segment_mc, refilled": (98, 23)},
 }

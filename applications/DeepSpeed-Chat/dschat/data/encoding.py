@@ -129,6 +129,7 @@ def encode_continuations(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     texts_before: Sequence[str],
+    added_tokens: AddedTokens,
 ) -> list[list[int]]:
     """Ids of texts that continue other texts, as the tokenizer writes them within the whole text.
 
@@ -140,8 +141,8 @@ def encode_continuations(
         tokenizer: tokenizer of the model.
         texts: texts to encode.
         texts_before: the text before each of them; only its last token matters.
+        added_tokens: those of the tokenizer; to read them takes milliseconds if there are thousands.
     """
-    added_tokens = AddedTokens(tokenizer)
     last_tokens = [added_tokens.last_of(text) for text in texts_before]
 
     # Encode the texts that follow a token together with it, all at once.

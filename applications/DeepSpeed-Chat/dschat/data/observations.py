@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import encode_continuations, encode_prompt_texts
+from dschat.data.encoding import AddedTokens, encode_continuations, encode_prompt_texts
 from dschat.data.turn_end import MARK, THOUGHT_END, TurnEnd, turn_end
 from dschat.models.templates import Message, render_messages
 
@@ -56,6 +56,7 @@ class ConversationEncoder:
                 " holds chat_template.jinja."
             )
         self._tokenizer = tokenizer
+        self._added_tokens = AddedTokens(tokenizer)
         self._end = turn_end(tokenizer, arguments)
         self._roles = tuple(roles)
         check_template(tokenizer, arguments, roles)
@@ -124,7 +125,7 @@ class ConversationEncoder:
         text_before = ""
         if has_end and self._end.written:
             _, text_before, text = text.partition(self._end.token)
-        (ids,) = encode_continuations(self._tokenizer, [text], [text_before])
+        (ids,) = encode_continuations(self._tokenizer, [text], [text_before], self._added_tokens)
         return ids
 
 

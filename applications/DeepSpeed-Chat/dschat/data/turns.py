@@ -68,7 +68,7 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
     turns = list(chain.from_iterable(pieces[1::2] for pieces in pieces_of_rows))
     texts_after_turns = list(chain.from_iterable(pieces[2::2] for pieces in pieces_of_rows))
     turn_ids = iter(encode_responses(tokenizer, turns))
-    ids_after_turns = iter(encode_continuations(tokenizer, texts_after_turns, turns))
+    ids_after_turns = iter(encode_continuations(tokenizer, texts_after_turns, turns, added_tokens))
 
     # Join the pieces of every prompt and mark the turns, which are its pieces 1, 3, 5, …
     prompts = []

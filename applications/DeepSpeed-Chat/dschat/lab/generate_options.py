@@ -88,12 +88,6 @@ class PromptFlags:
 
     num_samples: int | None = flag("number of prompts; all if not given", None, AT_LEAST_1)
     max_prompt_len: int | None = flag("skip prompts longer than this, in tokens including BOS", None, AT_LEAST_1)
-    split_seed: int | None = flag(
-        "random seed that chooses the 5 %% of rows held out, if the data have no evaluation rows; if not given, that"
-        f" of the first model that was trained on these data, or {TRAINING_SEED}",
-        None,
-        SEED,
-    )
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -109,6 +103,12 @@ class DatasetFlags:
         None,
         NOT_EMPTY,
         path=True,
+    )
+    split_seed: int | None = flag(
+        "random seed that chooses the 5 %% of rows held out, if the data have no evaluation rows; if not given, that"
+        f" of the first model that was trained on these data, or {TRAINING_SEED}",
+        None,
+        SEED,
     )
 
 

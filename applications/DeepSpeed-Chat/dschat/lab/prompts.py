@@ -24,6 +24,7 @@ from dschat.lab.runner import BatchFunction, Entry, enough_memory, in_batches, r
 from dschat.lab.training_runs import NamedModel, load_split
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import load_tokenizer
+from dschat.settings.common import COLUMN_FLAGS
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +37,7 @@ RECORDED = (
     "max_new_tokens",
     "max_prompt_len",
     "seed",
-    "prompt_key",
-    "chosen_key",
-    "rejected_key",
-    "response_key",
-    "messages_key",
-    "apply_chat_template",
+    *COLUMN_FLAGS,
 )
 PROTOCOL_SEED = 1234  # seed of the shuffle; --seed changes the sampling only
 
@@ -148,13 +144,17 @@ def _held_out_rows(path: str, options: AnsweringOptions) -> tuple[list[Row], str
     Raises:
         UserError: the data cannot be read, or no row is held out.
     """
+    given_seed = options.data.split_seed
     folder = open_prepared(path)
     if folder is not None:
+        _warn_of_unused_seed(path, given_seed)
         rows = prepared_rows(folder, held_out=True, flag="--data_path")
         return rows, f"{len(rows)} {held_out_split(folder)} rows of the prepared folder"
 
-    source, seed = load_split(path, options.columns, _models_of(options), options.prompts.split_seed)
+    source, seed = load_split(path, options.columns, _models_of(options), given_seed)
     num_train, num_eval = source.num_rows
+    if num_eval is not None:
+        _warn_of_unused_seed(path, given_seed)
     if not source.eval:
         raise UserError(
             f"{path}: no row to take prompts from, since 5 % of {num_train} rows, rounded, are none. To take all rows,"
@@ -163,6 +163,11 @@ def _held_out_rows(path: str, options: AnsweringOptions) -> tuple[list[Row], str
     if num_eval is None:
         return source.eval, f"{num_train} rows, from the 5 % that --seed {seed} holds out of training"
     return source.eval, f"{num_eval} evaluation rows"
+
+
+def _warn_of_unused_seed(path: str, seed: int | None) -> None:
+    if seed is not None:
+        logger.warning("--split-seed %d is not used: %s has evaluation rows of its own", seed, path)
 
 
 def _models_of(options: AnsweringOptions) -> list[NamedModel]:

@@ -52,6 +52,7 @@ from dschat.models.reward_notes import noted_end_token
 from dschat.models.scalar import ScalarModel, last_scores, warn_of_reward_loss
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import end_token_id, load_tokenizer
+from dschat.settings.common import COLUMN_FLAGS
 
 logger = logging.getLogger(__name__)
 
@@ -70,12 +71,7 @@ RECORDED = (
     "end_of_conversation_token",
     "batch_size",
     "rollout_engine",
-    "prompt_key",
-    "chosen_key",
-    "rejected_key",
-    "response_key",
-    "messages_key",
-    "apply_chat_template",
+    *COLUMN_FLAGS,
 )
 LONGEST = "the longest text (--max_seq_len cuts it)"
 GREEDY = TokenSamplerFlags(top_k=0, top_p=1.0)

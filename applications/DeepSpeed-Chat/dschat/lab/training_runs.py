@@ -12,7 +12,7 @@ from dschat.base.jsonl import read_object
 from dschat.data.hub import find_known
 from dschat.data.sources import HUB_NAME, Source, load_source, with_held_out
 from dschat.lab.generate_options import TRAINING_SEED, TextOptions
-from dschat.settings.common import ColumnFlags
+from dschat.settings.common import COLUMN_FLAGS, ColumnFlags
 from dschat.settings.words import as_words
 
 logger = logging.getLogger(__name__)
@@ -24,12 +24,7 @@ START_FLAGS = ("actor_model_name_or_path", "model_name_or_path")  # name the mod
 TEXT_FLAGS = (
     "max_seq_len",
     "end_of_conversation_token",
-    "prompt_key",
-    "chosen_key",
-    "rejected_key",
-    "response_key",
-    "messages_key",
-    "apply_chat_template",
+    *COLUMN_FLAGS,
 )
 END_TOKEN = "end_of_conversation_token"
 FORMAT_FLAGS = (END_TOKEN, "apply_chat_template")  # of them, those that a model learnt

@@ -11,7 +11,7 @@ import logging
 import math
 from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -91,6 +91,9 @@ class ColumnFlags:
         " template",
         False,
     )
+
+
+COLUMN_FLAGS = tuple(field.name for field in fields(ColumnFlags))
 
 
 @dataclass(kw_only=True, frozen=True)
