@@ -49,6 +49,7 @@ CPU = RealScale(
     held_out=48,
     samples=4,
     batch=16,
+    reward_epochs=3,
     micro_batch=32,
     rollout=32,
     max_answer=48,

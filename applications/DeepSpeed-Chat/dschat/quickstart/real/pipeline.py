@@ -60,6 +60,7 @@ class RealScale:
     held_out: int  # held-out instructions, all of them in each evaluation
     samples: int  # answers of the initial model to each training instruction
     batch: int  # rows of an update in steps 1 and 2
+    reward_epochs: int  # passes of step 2 over its comparisons
     micro_batch: int  # rows of a forward pass in training
     rollout: int  # answers of a PPO update
     max_answer: int  # tokens of an answer
@@ -75,13 +76,14 @@ FULL = RealScale(
     held_out=252,
     samples=8,
     batch=32,
+    reward_epochs=3,
     micro_batch=32,
     rollout=64,
     max_answer=64,
     updates=100,
     actor_rate=2e-5,
     eval_interval=20,
-    save_steps=25,
+    save_steps=50,
 )
 # For two cores: shows that every part runs, and learns next to nothing.
 SMALL = RealScale(
@@ -89,6 +91,7 @@ SMALL = RealScale(
     held_out=24,
     samples=4,
     batch=16,
+    reward_epochs=1,
     micro_batch=8,
     rollout=16,
     max_answer=48,
@@ -299,7 +302,8 @@ def reward_flags(real: RealModel) -> list[str]:
     unfinished answers. One learned factor gives the scores a scale, which a head of zeros does not reach by itself.
     """
     flags = supervised_flags(real, str(real.sft), real.reward, real.data / "comparisons")
-    return [*flags, "--learning_rate", "3e-5", "--reward_loss", "per_sample", "--reward_gain"]
+    epochs = as_arguments({"--num_train_epochs": real.scale.reward_epochs})
+    return [*flags, *epochs, "--learning_rate", "3e-5", "--reward_loss", "per_sample", "--reward_gain"]
 
 
 def supervised_flags(
