@@ -51,7 +51,7 @@ GPUS = {
 # Batch size of decoding → share of the memory bandwidth that it reaches. Prompts have 64 to 512 tokens, responses 512.
 DECODING_ONE_BY_ONE = {16: 0.13, 64: 0.14}  # H100; --decode_graphs off: the CPU launches every kernel of a step
 DECODING_GRAPHS = {16: 0.33, 64: 0.29}  # H200
-# H200, CUDA graphs of compiled layers, averaged over the rollouts of complete PPO iterations, with the prompts' prefill
+# H200, CUDA graphs of compiled layers, averaged over the rollouts of whole PPO iterations, with the prompts' prefill
 # (single decoding steps reach .60 and .59).
 DECODING_GRAPHS_COMPILED = {16: 0.56, 64: 0.47}
 
