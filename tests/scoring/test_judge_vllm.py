@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A judge on a real server of vLLM, beside a teacher. `make test-vllm` runs these."""
+"""A judge, beside a teacher, and a simulated user on a real server of vLLM. `make test-vllm` runs these."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import closing
 from importlib.util import find_spec
 
 import pytest
@@ -14,12 +15,16 @@ import torch
 
 from closeness import assert_near
 from dschat.rollouts.chat_servers import Endpoint
+from dschat.rollouts.environment import StepResult
+from dschat.rollouts.environments import EnvironmentPool, Failure
 from dschat.rollouts.reply_cache import ReplyCache
+from dschat.rollouts.simulated_user import UserServer, UserSettings
 from dschat.scoring.judge.client import JudgeClient
 from dschat.scoring.judge.costs import Prices, Spending
 from dschat.scoring.judge.grading import harmless_question
 from dschat.scoring.judge.scores import JudgeScores, JudgeSettings
 from dschat.settings.rubrics import ScoreRubric
+from dschat.settings.simulated_user import SIMULATED_USER
 from factories import batch_of_iteration, make_causal_lm, make_prompts, ppo_config, ppo_loop
 from launches import free_port
 
@@ -37,7 +42,8 @@ RANKING = ScoreRubric("Rank them.", judge="ranking")
 def save_judge(folder):
     """A GPT-2 whose next-token logits are the same everywhere: a quotation mark first, then 7, then 2, then 1.
 
-    The schema of the answer forces the rest, so that the answer is {"reason":"","brevity":7,"truth":7}.
+    The schema of the answer forces the rest, so that the answer is {"reason":"","brevity":7,"truth":7}. Without a
+    schema, about one sampled token in eight is EOS.
     """
     from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
@@ -57,6 +63,7 @@ def save_judge(folder):
         for preference, text in enumerate('127"'):
             (token,) = tokenizer.encode(text, add_special_tokens=False)
             model.transformer.wte.weight[token, 0] = 5.0 + preference
+        model.transformer.wte.weight[tokenizer.eos_token_id, 0] = 6.5
     for file in folder.glob("*.safetensors"):
         file.unlink()
     model.save_pretrained(folder)
@@ -135,3 +142,23 @@ def test_a_ranking_of_a_real_server(url, group, tmp_path):
     batch = batch_of_iteration(loop, [list(range(4))])
     assert_near(batch.trajectory.scores, [0.0] * 8)
     assert 1 <= spending.requests <= 4
+
+
+def test_a_simulated_user_of_a_real_server(url, tmp_path):
+    """Its logits are the same everywhere: an answer that ends at once is a failure, the others are messages."""
+    settings = UserSettings(3, UserServer(url, "judge", 200, 1.0, 60.0, 1, str(tmp_path / "cache")))
+    opening = [{"role": "user", "content": "a cat"}]
+    rows = [("reset", {"messages": opening}, seed) for seed in range(8)]
+    with closing(EnvironmentPool(SIMULATED_USER, 60.0, 8, settings)) as pool, pool.episodes(8) as processes:
+        pool.call(processes, rows)
+        results = pool.call(processes, [("step", opening, "the mat")] * 8)
+        again = pool.call(processes, [("step", opening, "the mat")] * 8)
+    answers = [result for result in results if isinstance(result, StepResult)]
+    assert len(answers) >= 4 and all(isinstance(result, StepResult | Failure) for result in results)
+    assert [answer for answer in again if isinstance(answer, StepResult)] == answers
+    texts = []
+    for answer in answers:
+        (message,) = answer.messages
+        assert message["role"] == "user" and not answer.done
+        texts.append(message["content"])
+    assert len(set(texts)) > 1 and all(texts)
