@@ -249,7 +249,8 @@ def study_table(finished: RunsByName, best: Sequence[pd.DataFrame]) -> str:
     rows = [{"": "SFT", **policy_columns(starts)}]
     if best:
         for n, seeds in pd.concat(best).groupby("n"):
-            columns = {"gold score": over_seeds(seeds["gold"]).text(3), "KL to SFT": f"≤ {seeds['kl'].iloc[0]:.1f}"}
+            bound = math.ceil(100 * seeds["kl"].iloc[0]) / 100
+            columns = {"gold score": over_seeds(seeds["gold"]).text(3), "KL to SFT": f"≤ {bound:.2f}"}
             rows.append({"": f"best of {n} by the reward model", **columns})
     for name, runs in finished.items():
         row = {"": name, **policy_columns([run.last for run in runs])}
