@@ -51,6 +51,18 @@ def test_a_model_by_itself_and_a_run_of_step_1_are_their_own_model(model, tmp_pa
     assert [one.path for one in find_models("owner/name")] == ["owner/name"]
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_a_model_elsewhere_in_a_run_is_not_replaced_by_another(others, run, model):
+    """Also where the run has no other policy."""
+    merged = run / "merged"
+    shutil.copytree(model, merged)
+    if not others:
+        for place in ("actor", "actor_ema", "models"):
+            shutil.rmtree(run / place)
+    assert select_model(find_models(str(merged)), str(merged)).path == str(merged)
+    assert make_session(merged).path(0) == str(merged)
+
+
 def test_folders_without_a_policy_say_what_they_are(run, model, tmp_path):
     as_run(tmp_path / "begun", model_name_or_path=model)
     as_run(tmp_path / "saved")

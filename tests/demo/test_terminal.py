@@ -57,6 +57,12 @@ def test_a_chat_streams_forgets_loads_and_ends(run):
     assert "30 tokens" in lines[-2] and lines[-1] == "New conversation."
 
 
+def test_a_model_of_another_run_is_loaded_by_its_path(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other")
+    output = chat(make_session(run), [f"/load {other}/models/step-5", "/exit"], run)
+    assert f"Loaded {other}/models/step-5:" in output
+
+
 def test_mistakes_are_said_and_the_chat_goes_on(run):
     session = make_session(run, temperature=0.0, max_new_tokens=30)
     output = chat(

@@ -73,6 +73,8 @@ def find_models(path: str) -> list[ModelChoice]:
 
     run = run_of(folder) or folder
     choices = _saved_policies(run)
+    if not _is_listed(folder, choices) and is_policy(folder):  # somewhere else in the run, such as a merged adapter
+        choices.insert(0, ModelChoice(path, str(folder)))
     if not choices:
         raise UserError(f"{visible(path)}: {_why_no_policy(run)}")
     start = start_of(run)
@@ -98,11 +100,15 @@ def _saved_policies(run: Path) -> list[ModelChoice]:
 def select_model(choices: list[ModelChoice], path: str) -> ModelChoice:
     """The model at a path, or else the first of the choices."""
     folder = Path(path.strip()).expanduser()
-    if folder.exists():
-        for choice in choices:
-            if Path(choice.path).resolve() == folder.resolve():
-                return choice
+    for choice in choices:
+        if _is_listed(folder, [choice]):
+            return choice
     return choices[0]
+
+
+def _is_listed(folder: Path, choices: list[ModelChoice]) -> bool:
+    """Whether a folder that exists is that of one of the choices."""
+    return folder.exists() and folder.resolve() in [Path(choice.path).resolve() for choice in choices]
 
 
 def is_policy(folder: Path) -> bool:

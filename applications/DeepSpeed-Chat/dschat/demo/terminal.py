@@ -11,7 +11,7 @@ from functools import partial
 
 from dschat.base.display import visible
 from dschat.base.errors import UserError
-from dschat.demo.models import find_models
+from dschat.demo.models import find_models, select_model
 from dschat.demo.session import Chat, Session, ShownAnswer
 from dschat.lab.macro_actions import macro_text
 
@@ -97,9 +97,9 @@ class TerminalChat:
         for model in models:
             if name in (model.name, model.path):
                 matching.append(model)
-        path = (matching or find_models(name))[0].path
-        self._write_line(self._session.load(0, path))
-        self._choice, _ = self._session.choice(path)
+        selected = matching[0] if matching else select_model(find_models(name), name)
+        self._write_line(self._session.load(0, selected.path))
+        self._choice, _ = self._session.choice(selected.path)
 
     def _answer(self, message: str) -> None:
         """Prints the answer while it is generated, and adds it to the conversation."""
