@@ -214,6 +214,18 @@ def test_every_number_of_processes_reaches_the_batch_sizes(
         assert micro_batch >= 1 and global_batch % (micro_batch * processes) == 0
 
 
+def test_the_reward_model_reads_its_comparisons_several_times(tmp_path: Path) -> None:
+    for scale, epochs in ((pipeline.FULL, "3"), (pipeline.SMALL, "1"), (real_study.CPU, "3")):
+        real = pipeline.RealModel(tmp_path, "some/model", scale, 1, Processes())
+        flags = pipeline.reward_flags(real)
+        assert flags[flags.index("--num_train_epochs") + 1] == epochs
+
+
+def test_the_kl_of_best_of_n_is_rounded_to_a_bound() -> None:
+    """log 4 − 3/4 = .6363, log 8 − 7/8 = 1.2044."""
+    assert [real_study.largest_kl(n) for n in (1, 4, 8)] == [0, 0.64, 1.21]
+
+
 def test_study_keeps_runs_by_their_scores_apart(tmp_path: Path) -> None:
     real = pipeline.RealModel(tmp_path, "some/model", real_study.CPU, 1, Processes())
     by_model = real_study.steps_of(real, ["PPO, λ = .95"])

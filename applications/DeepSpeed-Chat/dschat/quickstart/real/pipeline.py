@@ -302,8 +302,8 @@ def reward_flags(real: RealModel) -> list[str]:
     unfinished answers. One learned factor gives the scores a scale, which a head of zeros does not reach by itself.
     """
     flags = supervised_flags(real, str(real.sft), real.reward, real.data / "comparisons")
-    epochs = as_arguments({"--num_train_epochs": real.scale.reward_epochs})
-    return [*flags, *epochs, "--learning_rate", "3e-5", "--reward_loss", "per_sample", "--reward_gain"]
+    flags += as_arguments({"--num_train_epochs": real.scale.reward_epochs, "--learning_rate": "3e-5"})
+    return [*flags, "--reward_loss", "per_sample", "--reward_gain"]
 
 
 def supervised_flags(
