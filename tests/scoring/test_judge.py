@@ -512,6 +512,10 @@ BAD_RUBRICS = {
     "another judge": ('task = "a"\njudge = "pairs"', "key 'judge' must be \"points\" or \"ranking\", not 'pairs'"),
     "a tag of two words": ('task = "a"\nprompt = "the post"', "key 'prompt' must be one word"),
     "equal tags": ('task = "a"\nprompt = "text"\nresponse = "text"', "keys 'prompt' and 'response' are both 'text'"),
+    "a prompt that is called as a response": (
+        'task = "a"\njudge = "ranking"\nprompt = "text-1"\nresponse = "text"',
+        "key 'prompt' is 'text-1', the tag of a response: give another word",
+    ),
     "a list of criteria": ('task = "a"\ncriteria = ["b"]', "key 'criteria' must hold names"),
     "a criterion's name": ('task = "a"\n[criteria]\n"a b" = "c"', "key 'criteria.a b': a criterion's name must be"),
     "a taken name": ('task = "a"\n[criteria]\nScore = "c"', "none of reason, score"),

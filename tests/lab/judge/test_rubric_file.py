@@ -72,6 +72,10 @@ def test_the_words_of_a_rubric_make_its_questions(tmp_path):
         (PLAIN | {"name": "x"}, "unknown key 'name'; a rubric has task, prompt, response, criteria, separate"),
         (PLAIN | {"prompt": "a question"}, "key 'prompt' must be one word of lower-case letters"),
         (PLAIN | {"response": "<b>"}, "key 'response' must be one word"),
+        (
+            PLAIN | {"prompt": "second-post", "response": "post"},
+            "key 'prompt' is 'second-post', the tag of a response: give another word",
+        ),
         (PLAIN | {"criteria": ["a"]}, "key 'criteria' must hold names"),
         (PLAIN | {"criteria": {"a b": "c"}}, "key 'criteria.a b': a criterion's name must be letters"),
         (PLAIN | {"criteria": {"Overall": "c"}}, "key 'criteria.Overall': a criterion's name must be"),

@@ -67,6 +67,20 @@ def read_tag(content: Mapping[str, Any], key: str) -> str:
     return value
 
 
+def refuse_response_tag(prompt_name: str, response_tags: str) -> None:
+    """Refuses a tag for the prompt that also stands around a response, which would take its place.
+
+    Args:
+        prompt_name: value of the key `prompt`.
+        response_tags: pattern of the tags around responses.
+
+    Raises:
+        UserError: the prompt's tag matches.
+    """
+    if re.fullmatch(response_tags, prompt_name):
+        raise UserError(f"key 'prompt' is {prompt_name!r}, the tag of a response: give another word.")
+
+
 def check_criterion(
     name: str,
     question: object,
@@ -146,6 +160,8 @@ def read_score_rubric(path: str) -> ScoreRubric:
         response_name = read_tag(content, "response")
         if prompt_name == response_name:
             raise UserError(f"keys 'prompt' and 'response' are both {prompt_name!r}: give two words.")
+        if judge == "ranking":
+            refuse_response_tag(prompt_name, rf"{response_name}-\d+")
         criteria, weights = _weighted_criteria(content.get("criteria", {}), judge)
     except UserError as error:
         raise UserError(f"--reward_judge {path}: {error}") from error

@@ -8,7 +8,7 @@ from typing import Any
 
 from dschat.base.errors import UserError
 from dschat.scoring.judge.questions import MATERIAL, JudgeQuestion, material_blocks, material_code, object_schema
-from dschat.settings.rubrics import check_criterion, read_content, read_tag, read_task
+from dschat.settings.rubrics import check_criterion, read_content, read_tag, read_task, refuse_response_tag
 
 PLACES = ("first", "second", "tie")
 VERDICT_KEYS = ("verdict", "overall_verdict", "final_verdict", "overall", "winner")
@@ -168,6 +168,7 @@ def read_rubric(path: Path, dataset: str) -> Rubric:
         task = read_task(content, "what is compared and which is to be preferred")
         prompt_name = read_tag(content, "prompt")
         response_name = read_tag(content, "response")
+        refuse_response_tag(prompt_name, f"(first|second)-{response_name}")
         criteria = _criteria(content.get("criteria", {}))
         separate = content.get("separate", False)
         if not isinstance(separate, bool):
