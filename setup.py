@@ -63,7 +63,7 @@ PARSING = [
 ]
 
 
-def distribution(package_dir: str, core_dir: str, trees_dir: str | None = None) -> dict:
+def distribution(package_dir: str, core_dir: str, trees_dir: str) -> dict:
     """Arguments of ``setup`` for the packages as seen from a folder.
 
     An editable install finds macro_actions and constituent_treelib in the checkout; a wheel requires their
@@ -91,16 +91,15 @@ def distribution(package_dir: str, core_dir: str, trees_dir: str | None = None) 
     }
 
 
-def package_arguments(package_dir: str, core_dir: str, trees_dir: str | None) -> dict:
+def package_arguments(package_dir: str, core_dir: str, trees_dir: str) -> dict:
     """Packages and their folders; in an editable install with those of the other two distributions."""
     folders = {"": package_dir}
     packages = find_packages(str(PACKAGES), include=["dschat", "dschat.*"])
     if EDITABLE in os.environ:
         folders["macro_actions"] = f"{core_dir}/macro_actions"
         packages += find_packages(str(CORE), include=["macro_actions", "macro_actions.*"])
-        if trees_dir is not None:
-            folders["constituent_treelib"] = f"{trees_dir}/constituent_treelib"
-            packages += find_packages(str(TREES), include=["constituent_treelib", "constituent_treelib.*"])
+        folders["constituent_treelib"] = f"{trees_dir}/constituent_treelib"
+        packages += find_packages(str(TREES), include=["constituent_treelib", "constituent_treelib.*"])
     return {"package_dir": folders, "packages": packages}
 
 

@@ -200,9 +200,8 @@ def test_an_editable_install_needs_nothing_else(place, checkout, tmp_path):
     expected = {
         "dschat": "applications/DeepSpeed-Chat/dschat",
         "macro_actions": "applications/macro-actions/macro_actions",
+        "constituent_treelib": "Constituent-Treelib/constituent_treelib",
     }
-    if place == ".":
-        expected["constituent_treelib"] = "Constituent-Treelib/constituent_treelib"
     found = {
         name: str(Path(path).resolve().relative_to(checkout.resolve())) for name, path in found_in(environment).items()
     }

@@ -9,4 +9,5 @@ from setuptools import setup
 ROOT = Path(__file__).resolve().parents[2]
 
 if __name__ == "__main__":
-    setup(**runpy.run_path(str(ROOT / "setup.py"))["distribution"](".", "../macro-actions"))
+    distribution = runpy.run_path(str(ROOT / "setup.py"))["distribution"]
+    setup(**distribution(".", "../macro-actions", "../../Constituent-Treelib"))

@@ -25,7 +25,7 @@ LIMITS = Peaks(operations_per_second=1e6, bytes_per_second=1e6)
 def work_of(**changes: Any) -> Any:
     """Prompts of 2, 3 and 4 tokens, 5 response tokens each; a Gemma of 2 layers."""
     size = work.Size(100, 8, 2, 4, 1, head_dim=2, intermediate_size=16)
-    lengths = {"shortest_prompt": 2, "longest_prompt": 4, "response": 5}
+    lengths = {"shortest_prompt": 2, "longest_prompt": 4, "longest_response": 5}
     return work.IterationWork(**({"size": size, "batch": 3, "micro_batch": 3} | lengths | changes))
 
 

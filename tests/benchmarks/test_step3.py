@@ -55,17 +55,28 @@ def test_parts_of_the_time_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert meter.now.inside_cpu_seconds == {"forward": 3, "sampling": 3}
 
 
-def test_lengths_of_responses() -> None:
+@pytest.mark.parametrize("wanted", [11.0, 39.5])
+def test_lengths_of_responses(wanted: float) -> None:
     """The actor's own probability of EOS gives the mean that was asked for, or none at all; pad is never drawn."""
-    asked = work.IterationWork(work.SIZES["tiny"], 4, 2, 3, 9, 40, mean_response=11.0)
+    asked = work.IterationWork(work.SIZES["tiny"], 4, 2, 3, 9, 40, mean_response=wanted)
     ids = torch.randint(2, 64, (64, 49), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         ragged = work.make_actor(asked)(ids).logits[:, 8:-1].softmax(-1)
         equal = work.make_actor(work.IterationWork(work.SIZES["tiny"], 4, 2, 3, 9, 40))(ids).logits.softmax(-1)
     reached = (1 - ragged[..., work.EOS].double()).cumprod(1)
     mean = 1 + reached[:, :-1].sum(1).mean()  # token t + 1 is there if none of the first t was EOS
-    assert float(mean) == pytest.approx(11.0, rel=0.05)
+    assert float(mean) == pytest.approx(wanted, rel=0.05)
     assert float(equal[..., work.EOS].max()) < 1e-9 and float(ragged[..., work.PAD].max()) < 1e-9
+
+
+def test_models_of_a_run_that_was_cut_short_are_made_again(tmp_path: Path) -> None:
+    wanted = work.IterationWork(work.SIZES["tiny"], 4, 2, 3, 9, 40)
+    (tmp_path / "actor.unfinished").mkdir()
+    (tmp_path / "actor.unfinished" / "config.json").write_text("{", encoding="utf-8")
+    work.make_files(wanted, tmp_path)
+    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert folders == {"actor", "reward", "prompts"}
+    assert (tmp_path / "actor" / "model.safetensors").is_file() and (tmp_path / "actor" / "tokenizer.json").is_file()
 
 
 def test_prompt_lengths() -> None:

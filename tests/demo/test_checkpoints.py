@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from huggingface_hub import constants
 from transformers import AutoModelForCausalLM
 
 from closeness import assert_near
@@ -41,6 +42,40 @@ def test_the_policies_of_a_run_are_found_the_newest_first(run, model):
     found = find_models(f" {inside} ")  # a model of a run brings the run's others
     assert [one.name for one in found] == names and select_model(found, str(inside)).path == str(inside)
     assert select_model(found, str(run)).name == "actor"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A cache of the hub, offline; `hub(name, source)` puts a copy of a model's folder into it."""
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    def add(name, source):
+        repository = cache / f"models--{name.replace('/', '--')}"
+        snapshot = repository / "snapshots" / ("a" * 40)
+        shutil.copytree(source, snapshot)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("a" * 40)
+        return snapshot
+
+    return add
+
+
+def test_a_model_of_the_hub_is_sampled_as_its_generation_config_says(hub, model):
+    snapshot = hub("someone/chat", model)
+    (snapshot / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20}')
+    choice, words = make_session().choice("someone/chat")
+    assert choice == SamplingChoice(0.6, 20, 1.0, 128, True) and words == "from generation_config.json"
+    assert make_session("someone/chat").status(0).startswith("Loaded someone/chat")
+
+
+def test_a_reward_model_of_the_hub_is_refused_before_its_weights_are_read(hub, tmp_path):
+    save_reward(tmp_path / "reward")
+    snapshot = hub("someone/reward", tmp_path / "reward")
+    (snapshot / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="someone/reward: a reward model or critic, which writes no text"):
+        make_session("someone/reward")
 
 
 def test_a_model_by_itself_and_a_run_of_step_1_are_their_own_model(model, tmp_path):

@@ -59,6 +59,7 @@ def test_texts_of_macro_actions_make_up_the_response(bytes_tokenizer):
     ids = [*bytes_tokenizer.encode("a €.", add_special_tokens=False), EOS]
     for reader in (TokenReader(bytes_tokenizer), lambda row: TokenText("", ())):
         assert texts_of_macro_actions(reader, bytes_tokenizer.decode, "a €.", ids, [3, 3, 1]) == ["a ", "€.", ""]
+        assert texts_of_macro_actions(reader, bytes_tokenizer.decode, "", [], []) == []
 
 
 def test_a_function_gets_the_macro_actions_and_gives_each_a_number():

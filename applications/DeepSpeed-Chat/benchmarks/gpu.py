@@ -320,7 +320,7 @@ def peer_iteration(
 def iteration_figures(job: ContenderJob, run: IterationFigures, limits: Peaks) -> Figures:
     """Rates and shares of a whole iteration."""
     seconds = run.wall_seconds
-    tokens = job.work.batch * job.work.response
+    tokens = job.work.batch * job.work.longest_response
     figures: Figures = {
         "drawing_tokens_per_second": tokens / seconds["generation"],
         "drawing_of_limit": rollout_limit(job.work, limits) / seconds["generation"],

@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=Path, help="folder for growth-….svg")
     parser.add_argument("--tiny", action="store_true", help="two points of a tiny model for each, for tests")
     settings = parser.parse_args()
-    base = replace(BASE, size=SIZES["tiny"], response=4) if settings.tiny else BASE
+    base = replace(BASE, size=SIZES["tiny"], longest_response=4) if settings.tiny else BASE
     figures = {}
     for name, (unit, values) in QUANTITIES.items():
         if settings.tiny:
@@ -70,7 +70,7 @@ def measure(
     """Measures one point: CPU seconds of the slowest process and memory of the largest one."""
     work = base
     if name == "response":
-        work = replace(base, response=value)
+        work = replace(base, longest_response=value)
     elif name == "batch":
         work = replace(base, batch=value)
     elif name == "vocabulary":

@@ -110,7 +110,7 @@ def measure(
             work,
             batch=8,
             micro_batch=2,
-            response=6,
+            longest_response=6,
             mean_response=work.mean_response and 2.0,
         )
     names = settings.contenders or EVERY[lengths]

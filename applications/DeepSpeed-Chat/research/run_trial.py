@@ -48,7 +48,6 @@ def run_trial(trial: Trial, folder: Path) -> None:
         trial: the settings of the run.
         folder: folder for starting models, runs and curves.
     """
-    start_time = time.perf_counter()
     task = TASKS[trial.task]
     starts = Starts(folder / "starts")
     start = starts.sft(task, trial.seed)
@@ -56,8 +55,10 @@ def run_trial(trial: Trial, folder: Path) -> None:
     config = make_config(trial, task, starts, output)
 
     os.environ[REFERENCE_MODEL] = start.sft
+    start_time = time.perf_counter()
     with recorded_credit(trial, config) as recorder:
         dschat.train(config)
+    seconds = time.perf_counter() - start_time
 
     # The metrics of the rollouts, and what was recorded of their advantages.
     curves = read_curves(output, f"objective/{task.kind}")
@@ -66,7 +67,7 @@ def run_trial(trial: Trial, folder: Path) -> None:
     # Scores are gold scores divided by their standard deviation; those of a learned reward model are not.
     gold_per_score = start.spread if trial.scores == "gold" else math.nan
     curves["gold_per_token"] = curves.pop("score_per_token") * gold_per_score
-    curves["seconds"] = round(time.perf_counter() - start_time, 1)
+    curves["seconds"] = round(seconds, 1)
     file = trial.file(folder)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_file(file, curves.to_csv(index=False, float_format="%.5g"))
@@ -180,7 +181,7 @@ def recorded_credit(trial: Trial, config: PPOConfig) -> Iterator[CreditRecorder]
     """Context in which the run uses the trial's estimator of advantages, which also records numbers for the curves."""
     name = config.advantages.advantage_estimator
     package_estimator = ESTIMATORS[name]
-    recorder = CreditRecorder(VARIANTS.get(trial.estimator, package_estimator))
+    recorder = CreditRecorder(package_estimator if trial.estimator == "product" else VARIANTS[trial.estimator])
     ESTIMATORS[name] = recorder
     try:
         yield recorder

@@ -242,7 +242,7 @@ class ParsingCondition:
         self.backend = backend
         self._cutoff = cutoff
         self._read = TokenReader(tokenizer)
-        self._end_ids = frozenset(self._read.special_ids) | frozenset(end_ids)
+        self._end_ids = frozenset(self._read.end_ids) | frozenset(end_ids)
         self._warned = False
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> ParsedLengths:

@@ -31,8 +31,9 @@ class TokenText:
     Attributes:
         text: the decoded ids; bytes that are no UTF-8 as U+FFFD.
         spans: (start, end) in characters for each id: from the character that holds its first byte to the first
-            character that begins after its last byte. The span of an id without text is empty; an id whose bytes lie
-            inside one character has the span of that character.
+            character that begins after its last byte. An id whose bytes lie inside one character has the span of that
+            character. The span of an id without text is empty; between the bytes of a character it is (i, i) for the
+            i-th character.
     """
 
     text: str
@@ -54,12 +55,13 @@ class TokenReader:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        all_special_ids = frozenset(special_ids(tokenizer))
-        self.special_ids: Collection[int] = all_special_ids
-        if tokenizer.unk_token_id != tokenizer.eos_token_id:
-            self.special_ids = all_special_ids - {tokenizer.unk_token_id}
+        self._silent_ids = frozenset(special_ids(tokenizer))  # these write no text
 
-        self._silent_ids = all_special_ids  # these write no text
+        # Special tokens that end a response: all but the one for unknown text, unless that is EOS, too, as in GPT-2.
+        self.end_ids: Collection[int] = self._silent_ids
+        if tokenizer.unk_token_id != tokenizer.eos_token_id:
+            self.end_ids = self._silent_ids - {tokenizer.unk_token_id}
+
         self._visible_ids: Collection[int] = ()
         self._bytes_by_id: dict[int, bytes] = {}
         self._piece_to_bytes = _piece_reader(tokenizer)
@@ -86,8 +88,9 @@ class TokenReader:
         text, offsets = _decode(content)
         spans = []
         for start, end in byte_spans:
-            first_character = bisect_right(offsets, start) - 1
-            spans.append((max(first_character, 0), bisect_left(offsets, end)))
+            first_character = bisect_right(offsets, start) - 1  # that holds the byte at `start`
+            is_empty = start == end
+            spans.append((first_character, first_character if is_empty else bisect_left(offsets, end)))
         return TokenText(text, tuple(spans))
 
     def _bytes_of(
@@ -120,11 +123,13 @@ def texts_of_macro_actions(
         decode: ids → text.
         response: the decoded response.
         ids: its ids.
-        lengths: lengths of the macro actions, in tokens.
+        lengths: lengths of the macro actions, in tokens; none for a response without ids.
 
     Returns:
         One text per macro action; joined they are the response.
     """
+    if not lengths:
+        return []
     token_text = reader(ids)
     knows_characters = token_text.text == response
     cuts = [0]
@@ -269,7 +274,9 @@ def _decode_step_by_step(
         complete = len(text_after) > len(text_before) and not text_after.endswith(_REPLACEMENT)
         if complete or is_last:
             text += text_after[len(text_before) :]
-            spans[pending:] = [(start, len(text))] * (end - pending)
+            for i in range(pending, end):
+                if ids[i] in visible_ids:
+                    spans[i] = (start, len(text))
             window = done
             done = end
             pending = None

@@ -69,7 +69,7 @@ def test_unknown_token_says_nothing_and_ends_nothing(name):
     read = TokenReader(family.tokenizer)
     unknown = family.tokenizer.unk_token_id
     assert read([unknown]).spans == ((0, 0),)
-    assert unknown not in read.special_ids and EOS in read.special_ids
+    assert unknown not in read.end_ids and EOS in read.end_ids
 
 
 def test_an_unknown_token_that_is_the_end_ends():
@@ -77,7 +77,7 @@ def test_an_unknown_token_that_is_the_end_ends():
     tokenizer = type(byte_level().tokenizer)(
         tokenizer_object=byte_level().tokenizer.backend_tokenizer, eos_token="<eos>", unk_token="<eos>"
     )
-    assert EOS in TokenReader(tokenizer).special_ids
+    assert EOS in TokenReader(tokenizer).end_ids
 
 
 def torn(family, content):
@@ -111,6 +111,18 @@ def test_bytes_decoded_step_by_step():
     ids = encode(family, "x") + torn(family, "日".encode()) + [EOS] + encode(family, "y")
     found = TokenReader(family.tokenizer)(ids)
     assert (found.text, found.spans) == ("x日y", ((0, 1), (1, 2), (1, 2), (1, 2), (2, 2), (2, 3)))
+
+
+@pytest.mark.parametrize("family", [byte_level, byte_fallback, unknown_decoder])
+def test_a_special_token_between_the_bytes_of_a_character_writes_nothing(family):
+    family = family()
+    first, *others = torn(family, "日".encode())
+    found = TokenReader(family.tokenizer)([*encode(family, "x"), first, EOS, *others])
+    assert found.text == family.prefix("x") + "x日"
+    character = (len(found.text) - 1, len(found.text))
+    assert found.spans[-4] == found.spans[-2] == found.spans[-1] == character
+    start, end = found.spans[-3]
+    assert start == end
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -74,7 +74,7 @@ def model_costs(work: IterationWork) -> tuple[ModelCost, ModelCost]:
 def lengths_of(work: IterationWork) -> Lengths:
     """Lengths of prompts and responses in tokens; every response has the maximum length."""
     prompts = np.array(work.prompt_lengths())
-    return Lengths(prompts, np.full(work.batch, work.response))
+    return Lengths(prompts, np.full(work.batch, work.longest_response))
 
 
 def rollout_limit(work: IterationWork, limits: Peaks) -> float:
@@ -90,7 +90,7 @@ def step_limit(work: IterationWork, limits: Peaks) -> float:
     policy, _ = model_costs(work)
     assert policy.step_bytes is not None
     first = policy.step_bytes / limits.bytes_per_second
-    return (rollout_limit(work, limits) - first) / (work.response - 1)
+    return (rollout_limit(work, limits) - first) / (work.longest_response - 1)
 
 
 def phase_operations(work: IterationWork) -> dict[str, float]:
@@ -112,7 +112,7 @@ def decoding_rates(
     limits: Peaks,
 ) -> Figures:
     """Speed of the decoding steps after the first token, without the prefill of the prompts."""
-    step = (rollout_seconds - prefill_seconds) / (work.response - 1)
+    step = (rollout_seconds - prefill_seconds) / (work.longest_response - 1)
     limit = step_limit(work, limits)
     return {
         "first_tokens_seconds": prefill_seconds,
@@ -154,7 +154,7 @@ def decode(
     def measure(work: IterationWork) -> list[Figures]:
         launches = ["by transformers"]
         sample = sampler_of(decoder, model, prompt_ids(work), launches.append)
-        rollout_seconds = fastest(partial(sample, work.response), repeats)
+        rollout_seconds = fastest(partial(sample, work.longest_response), repeats)
         prefill_seconds = fastest(partial(sample, 1), repeats)
         return [decoding_rates(work, rollout_seconds, prefill_seconds, limits) | {"steps": launches[-1]}]
 

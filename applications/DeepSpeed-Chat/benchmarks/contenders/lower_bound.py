@@ -54,7 +54,12 @@ def main() -> None:
     texts = (files / "prompts.txt").read_text(encoding="utf-8").splitlines()
     prompts = tokenizer(texts, return_tensors="pt", padding=True)["input_ids"].to(device)  # (B, P), padded on the left
     sampling = GenerationConfig(
-        max_new_tokens=job.work.response, do_sample=True, top_k=0, top_p=1.0, pad_token_id=PAD, eos_token_id=EOS
+        max_new_tokens=job.work.longest_response,
+        do_sample=True,
+        top_k=0,
+        top_p=1.0,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
     )
     prompt_mask = (prompts != PAD).long()
     while True:
@@ -109,7 +114,7 @@ def train(
     """The updates of a rollout: PPO's clipped losses with Monte-Carlo returns."""
     width = response_mask.shape[1]
     rewards, old_logprobs, old_values = scored
-    for update in torch.arange(len(ids), device=ids.device).split(work.update):
+    for update in torch.arange(len(ids), device=ids.device).split(work.update_prompts):
         tokens = response_mask[update].sum()
         for rows in update.split(work.micro_batch):
             part = ids[rows]

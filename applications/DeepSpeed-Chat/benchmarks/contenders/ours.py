@@ -76,9 +76,9 @@ def flags(job: ContenderJob) -> list[str]:
         "critic_model_name_or_path": files / "reward",
         "per_device_generation_batch_size": work.batch // job.processes,
         "per_device_training_batch_size": work.micro_batch,
-        "global_batch_size": work.update,
+        "global_batch_size": work.update_prompts,
         "max_prompt_seq_len": work.longest_prompt,
-        "max_answer_seq_len": work.response,
+        "max_answer_seq_len": work.longest_response,
         "num_train_epochs": 10**6,  # a rollout each, of the same prompts; the meter ends it
         "lr_scheduler_type": "constant",
         "actor_learning_rate": 1e-6,

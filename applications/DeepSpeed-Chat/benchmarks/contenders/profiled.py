@@ -69,12 +69,12 @@ def profile_decoding(
     if is_compiled:
         compile_layers(model)
     sample = sampler_of("compiled" if is_compiled else "static", model, prompt_ids(work), lambda launches: None)
-    sample(work.response)  # captures the graphs
-    profiler = profiler_of(trace, wait=work.response // 3, active=PROFILED_STEPS)
+    sample(work.longest_response)  # captures the graphs
+    profiler = profiler_of(trace, wait=work.longest_response // 3, active=PROFILED_STEPS)
     step = annotated(StaticDecoder.step, lambda *args: PART + DECODING_PART)
     setattr(StaticDecoder, "step", stepping(step, profiler))  # noqa: B010
     profiler.start()
-    sample(work.response)
+    sample(work.longest_response)
     kernels = []
     for kernel in read_kernels(trace):
         if kernel.part == DECODING_PART:

@@ -86,7 +86,7 @@ def make_trainer(job: ContenderJob, measure: StepMeter) -> PPOTrainer:
         num_mini_batches=work.updates,
         num_ppo_epochs=1,
         local_rollout_forward_batch_size=min(ROLLOUT_FORWARD, work.batch),
-        response_length=work.response,
+        response_length=work.longest_response,
         stop_token_id=EOS,
         temperature=1.0,
         learning_rate=1e-6,

@@ -67,14 +67,14 @@ class IterationWork:
     micro_batch: int
     shortest_prompt: int  # tokens; prompt lengths are evenly spaced between the shortest and the longest
     longest_prompt: int
-    response: int  # maximum tokens
+    longest_response: int  # tokens
     mean_response: float | None = None  # tokens; None: every response has the full length
     updates: int = 1  # optimiser updates per rollout, each on an equal part of it
     dtype: str = "fp32"
 
     @property
-    def update(self) -> int:
-        """Prompts per update."""
+    def update_prompts(self) -> int:
+        """Prompts per optimiser update."""
         return self.batch // self.updates
 
     def prompt_lengths(self) -> list[int]:
@@ -95,10 +95,13 @@ def make_files(work: IterationWork, folder: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     device = "cuda" if work.size.hidden_size >= 1024 and torch.cuda.is_available() else "cpu"
     for name, make in (("actor", make_actor), ("reward", make_reward_model)):
-        if not (folder / name).exists():
-            with torch.device(device):
-                make(work).save_pretrained(folder / name)
-            make_tokenizer(work.size.vocab_size).save_pretrained(folder / name)
+        if (folder / name).exists():
+            continue
+        unfinished = folder / f"{name}.unfinished"  # renamed when it is whole
+        with torch.device(device):
+            make(work).save_pretrained(unfinished)
+        make_tokenizer(work.size.vocab_size).save_pretrained(unfinished)
+        unfinished.rename(folder / name)
 
     # Prompts.
     prompts = []
@@ -113,9 +116,9 @@ def make_files(work: IterationWork, folder: Path) -> None:
     (folder / "prompts" / "valid.jsonl").write_text(rows[0], encoding="utf-8")
 
 
-def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+def make_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     """A tokenizer whose words w2, w3, … have the ids 2, 3, …; 0 is padding and 1 is EOS."""
-    words = ["<pad>", "<eos>", *(f"w{i}" for i in range(FIRST_WORD, vocabulary))]
+    words = ["<pad>", "<eos>", *(f"w{i}" for i in range(FIRST_WORD, vocab_size))]
     return word_tokenizer(words, f"w{FIRST_WORD}", pad_token="<pad>", eos_token="<eos>", padding_side="left")
 
 
@@ -175,7 +178,7 @@ def make_reward_model(work: IterationWork) -> PreTrainedModel:
 def _config(work: IterationWork) -> GemmaConfig:
     return GemmaConfig(
         **asdict(work.size),
-        max_position_embeddings=work.longest_prompt + work.response,
+        max_position_embeddings=work.longest_prompt + work.longest_response,
         pad_token_id=PAD,
         eos_token_id=EOS,
         bos_token_id=None,
@@ -192,14 +195,14 @@ def _end_weight(model: GemmaForCausalLM, work: IterationWork, mean: float) -> fl
     Args:
         model: the actor, in which EOS is still impossible.
         work: sizes, prompt and response lengths.
-        mean: mean response length in tokens.
+        mean: mean response length in tokens, more than 1 and less than `longest_response`.
     """
     from scipy.optimize import brentq
 
     ids = torch.randint(
         FIRST_WORD,
         work.size.vocab_size,
-        (8, work.longest_prompt + work.response),
+        (8, work.longest_prompt + work.longest_response),
     )
     states = model.model(ids.to(model.device)).last_hidden_state[:, work.longest_prompt - 1 : -1]
     # Log of the summed exponentials of all logits but that of EOS, whose logit is very negative so far: (B, R).
@@ -212,4 +215,4 @@ def _end_weight(model: GemmaForCausalLM, work: IterationWork, mean: float) -> fl
         reaches_next = torch.cumprod(1 - end_probability, dim=1)[:, :-1]  # (B, R − 1): probability of a further token
         return 1 + float(reaches_next.sum(1).mean()) - mean
 
-    return float(brentq(excess_length, 0.0, 100.0))
+    return float(brentq(excess_length, NEVER, 100.0))

@@ -83,7 +83,7 @@ def measure(settings: argparse.Namespace) -> list[dict[str, object]]:
                 micro_batch=settings.rows,
                 shortest_prompt=settings.prompt,
                 longest_prompt=settings.prompt,
-                response=settings.response,
+                longest_response=settings.response,
                 updates=updates,
                 dtype=dtype,
             )
@@ -134,7 +134,7 @@ def ppo_flags(
         "--per_device_eval_batch_size": work.micro_batch,
     }
     if case == "tokens":
-        flags["--max_tokens_per_micro_batch"] = work.micro_batch // 2 * (work.longest_prompt + work.response)
+        flags["--max_tokens_per_micro_batch"] = work.micro_batch // 2 * (work.longest_prompt + work.longest_response)
     words = [*as_arguments(flags), *CASES[case][2]]
     if case == "bert":
         write_bert(work, files / "bert")
@@ -158,7 +158,7 @@ def write_bert(work: IterationWork, folder: Path) -> None:
         num_hidden_layers=size.num_hidden_layers,
         num_attention_heads=size.num_attention_heads,
         intermediate_size=4 * size.hidden_size,
-        max_position_embeddings=work.longest_prompt + work.response,
+        max_position_embeddings=work.longest_prompt + work.longest_response,
     )
     config.num_labels = 1
     dtype = DTYPES[other_dtype(work)]
@@ -186,12 +186,12 @@ def refuel_flags(work: IterationWork, files: Path) -> list[str]:
         "--model_name_or_path": files / "actor",
         "--reward_model_name_or_path": files / "reward",
         "--max_prompt_seq_len": work.longest_prompt,
-        "--max_answer_seq_len": work.response,
-        "--max_seq_len": work.longest_prompt + work.response + 1,
+        "--max_answer_seq_len": work.longest_response,
+        "--max_seq_len": work.longest_prompt + work.longest_response + 1,
         "--per_device_generation_batch_size": work.micro_batch,
         "--per_device_train_batch_size": work.micro_batch // 2,
         "--per_device_eval_batch_size": work.micro_batch,
-        "--global_batch_size": work.update,
+        "--global_batch_size": work.update_prompts,
         "--noptepochs": work.updates,
         "--num_train_epochs": 2,
         "--lr": 1e-6,

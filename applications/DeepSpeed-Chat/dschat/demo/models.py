@@ -22,7 +22,7 @@ from dschat.lab.policy import STEP, locate_policy
 from dschat.lab.training_runs import FLAGS_FILE, run_of, start_of
 from dschat.models.limits import position_limit, trained_length
 from dschat.models.load import load_causal_lm
-from dschat.models.lora import adapter_alone, base_of, has_score_head
+from dschat.models.lora import adapter_alone, base_of, file_place, has_score_head
 from dschat.models.open_errors import gguf_remedy
 from dschat.models.opening import DTYPE_NAMES
 from dschat.models.pretrained import open_config
@@ -142,12 +142,21 @@ def saved_sampling(
         settings = _read_numbers(flags, {"max_new_tokens": "max_answer_seq_len"})
         if settings:
             return settings, f"from {run / FLAGS_FILE}"
-    config = read_object(folder / "generation_config.json") if folder.is_dir() else {}
+    config = _generation_config(path)
     settings = _read_numbers(config, {})
     if config.get("do_sample") is False:
         settings["temperature"] = 0
     source = "from generation_config.json" if settings else "defaults: neither run nor model says how it samples"
     return settings, source
+
+
+def _generation_config(path: str) -> Json:
+    """The fields that a model's generation_config.json sets; of an adapter alone, those of its base."""
+    try:
+        config = GenerationConfig.from_pretrained(file_place(path, "generation_config.json", ""))
+    except (OSError, ValueError):  # no such file, or transformers refuses its values
+        return {}
+    return config.to_diff_dict()
 
 
 def _read_numbers(
@@ -223,9 +232,9 @@ def open_model_files(
     """
     path = locate_policy(path)
     _, adapters = base_of(path, flag)
-    if is_classifier(read_object(Path(path) / "config.json")) or any(map(has_score_head, adapters)):
+    config = open_config(path, flag)
+    if is_classifier(config.to_dict()) or any(map(has_score_head, adapters)):
         raise UserError(f"{flag} {path}: a reward model or critic, which writes no text. Give a policy's folder.")
-    open_config(path, flag)
     tokenizer = load_tokenizer(path, flag, end_token=end_token)  # refuses a tokenizer without EOS
     end_ids = {tokenizer.eos_token_id, end_token_id(tokenizer, end_token), *own_end_ids(path)}
     if tokenizer.chat_template is not None:

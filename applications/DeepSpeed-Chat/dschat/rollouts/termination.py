@@ -301,7 +301,7 @@ class UnitCondition:
         """
         self._reader = TokenReader(tokenizer)
         self._ends = ends
-        self._end_ids = frozenset(self._reader.special_ids) | frozenset(end_ids)
+        self._end_ids = frozenset(self._reader.end_ids) | frozenset(end_ids)
 
     def __call__(
         self,
