@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from transformers import AutoModel, AutoTokenizer
 
 import growth
 import harness
@@ -71,12 +72,15 @@ def test_lengths_of_responses(wanted: float) -> None:
 
 def test_models_of_a_run_that_was_cut_short_are_made_again(tmp_path: Path) -> None:
     wanted = work.IterationWork(work.SIZES["tiny"], 4, 2, 3, 9, 40)
-    (tmp_path / "actor.unfinished").mkdir()
-    (tmp_path / "actor.unfinished" / "config.json").write_text("{", encoding="utf-8")
+    (tmp_path / "actor").mkdir()
+    (tmp_path / "actor" / "model.safetensors").write_bytes(b"half")
     work.make_files(wanted, tmp_path)
-    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
-    assert folders == {"actor", "reward", "prompts"}
-    assert (tmp_path / "actor" / "model.safetensors").is_file() and (tmp_path / "actor" / "tokenizer.json").is_file()
+    for name in ("actor", "reward"):
+        assert AutoModel.from_pretrained(tmp_path / name).config.hidden_size == 16
+        assert AutoTokenizer.from_pretrained(tmp_path / name).eos_token_id == work.EOS
+    written = (tmp_path / "actor" / "model.safetensors").stat().st_mtime_ns
+    work.make_files(wanted, tmp_path)
+    assert (tmp_path / "actor" / "model.safetensors").stat().st_mtime_ns == written
 
 
 def test_prompt_lengths() -> None:

@@ -95,13 +95,11 @@ def make_files(work: IterationWork, folder: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     device = "cuda" if work.size.hidden_size >= 1024 and torch.cuda.is_available() else "cpu"
     for name, make in (("actor", make_actor), ("reward", make_reward_model)):
-        if (folder / name).exists():
+        if (folder / name / "tokenizer_config.json").exists():  # written last
             continue
-        unfinished = folder / f"{name}.unfinished"  # renamed when it is whole
         with torch.device(device):
-            make(work).save_pretrained(unfinished)
-        make_tokenizer(work.size.vocab_size).save_pretrained(unfinished)
-        unfinished.rename(folder / name)
+            make(work).save_pretrained(folder / name)
+        make_tokenizer(work.size.vocab_size).save_pretrained(folder / name)
 
     # Prompts.
     prompts = []

@@ -71,7 +71,8 @@ def grading_question(rubric: ScoreRubric, texts: JudgedTexts) -> JudgeQuestion:
 
 def harmless_question(rubric: ScoreRubric) -> JudgeQuestion:
     """A question that every server answers, in the words of a rubric."""
-    return grading_question(rubric, JudgedTexts("It rained all day.", ("It rained.", "Rain.")[: 1 + rubric.ranks]))
+    responses = ("It rained.", "Rain.") if rubric.ranks else ("It rained.",)
+    return grading_question(rubric, JudgedTexts("It rained all day.", responses))
 
 
 def answer_keys(rubric: ScoreRubric, count: int) -> list[str]:
