@@ -174,7 +174,7 @@ def two_iterations(trainer):
 
 
 @pytest.mark.parametrize("flags", CASES)
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_weights_and_metrics_are_those_with_scoring_passes(stage, flags, group, tmp_path, monkeypatch):
     late = one_update(tmp_path / "late", stage, **flags)
     assert collected(late, batches(0)).batch.logprobs is None

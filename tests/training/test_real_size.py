@@ -133,7 +133,10 @@ ENTRIES = {
 }
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize(
+    "entry",
+    ["gathered", "parts", *(pytest.param(name, marks=pytest.mark.slow) for name in ("whole weights", "a checkpoint"))],
+)
 def test_weights_in_flight_are_waited_for(entry, group, tmp_path):
     """What needs weights at rest finds them so, and the next pass says the same."""
     engine, expected = engine_in_flight()

@@ -38,7 +38,8 @@ RUNS = {
     },
     "checkpointing": partial(one_rollout, setup=Setup(zero_stage=3, options={"gradient_checkpointing": True})),
 }
-SLOW = {"zero0-bf16", "zero1-fp32", "zero2-bf16", "zero3-fp32", "zero3-bf16", "rloo", "checkpointing"}
+SLOW = {"reward", "refuel", "rloo", "checkpointing"}
+SLOW |= {"zero0-bf16", "zero1-fp32", "zero2-bf16", "zero3-fp32", "zero3-bf16"}
 pytestmark = pytest.mark.usefixtures("group")
 
 
