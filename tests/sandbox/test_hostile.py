@@ -12,6 +12,7 @@ import re
 import resource
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from pathlib import Path
 import pytest
 
 from dschat.scoring.programs import SandboxLimits, run_tests
+from dschat.scoring.programs.inside.confine import SYSTEM_CALLS
 from dschat.scoring.programs.levels import try_out, weakness
 from dschat.scoring.programs.sandbox import Level, SandboxJob, execute
 
@@ -171,6 +173,35 @@ print('x', file=open('/dev/null', 'w'))
     assert os.stat("/dev/null").st_ctime == before.st_ctime
 
 
+# A process whose system calls alone are restricted asks for a signal to its parent when a pipe is readable.
+ASKS_FOR_A_SIGNAL = """
+import fcntl, os, signal
+from dschat.scoring.programs.inside.confine import restrict_calls
+read, write = os.pipe()
+assert restrict_calls()
+for command, value in ((fcntl.F_SETOWN, os.getppid()), (10, signal.SIGUSR1)):  # 10: F_SETSIG
+    try: fcntl.fcntl(read, command, value)
+    except PermissionError: print('refused')
+fcntl.fcntl(read, fcntl.F_SETFL, fcntl.fcntl(read, fcntl.F_GETFL) | os.O_ASYNC)
+os.write(write, b'x')
+copy = fcntl.fcntl(read, fcntl.F_DUPFD_CLOEXEC, 0)
+print(os.read(copy, 1))
+"""
+
+
+@pytest.mark.skipif(os.uname().machine not in SYSTEM_CALLS, reason="no filter of system calls for this machine")
+def test_a_process_asks_for_no_signal_to_another() -> None:
+    signals: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: signals.append(number))
+    try:
+        command = [sys.executable, "-c", ASKS_FOR_A_SIGNAL]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert done.stdout.split() == ["refused", "refused", "b'x'"], done.stderr
+    assert signals == []
+
+
 @both_levels
 def test_what_is_hostile_costs_the_parent_little(level) -> None:
     """CPU seconds of this process, of programs that take all of theirs; a second each would be the machine's fault."""
@@ -227,6 +258,7 @@ def test_killed_programs_are_waited_for(level) -> None:
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # this process adopts orphans, and does not look after them
 from dschat.scoring.programs import SandboxLimits, run_tests
+from dschat.scoring.programs.inside.confine import SYSTEM_CALLS
 for _ in range(3):
     found = run_tests("while True: pass", {"inputs": [""], "outputs": ["1"]}, SandboxLimits(seconds=.3), "LEVEL")
     assert found.status == "timeout"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import math
 import os
 import re
@@ -30,6 +31,8 @@ CREATE_RULESET = 444
 ADD_RULE = 445
 RESTRICT_SELF = 446
 
+# A line of a BPF program: operation, lines to skip if true, lines to skip if false, operand.
+Line = tuple[int, int, int, int]
 # BPF: load a word of the system call's data, compare, return.
 LOAD = 0x20
 EQUAL = 0x15
@@ -38,11 +41,31 @@ RETURN = 0x06
 ALLOW = 0x7FFF0000
 KILL = 0x80000000
 ERROR = 0x00050000
+REFUSE: Line = (RETURN, 0, 0, ERROR | errno.EPERM)
 # Offsets in the system call's data.
 NUMBER = 0
 MACHINE = 4
 FIRST_ARGUMENT = 16
+SECOND_ARGUMENT = 24
 CLONE_THREAD = 0x10000
+# Commands of fcntl that duplicate a descriptor, read or set its flags, lock a file, or size a pipe. Others choose a
+# process that gets a signal when a descriptor is ready.
+FCNTL_COMMANDS = (
+    fcntl.F_DUPFD,
+    fcntl.F_DUPFD_CLOEXEC,
+    fcntl.F_GETFD,
+    fcntl.F_SETFD,
+    fcntl.F_GETFL,
+    fcntl.F_SETFL,
+    fcntl.F_GETLK,
+    fcntl.F_SETLK,
+    fcntl.F_SETLKW,
+    fcntl.F_OFD_GETLK,
+    fcntl.F_OFD_SETLK,
+    fcntl.F_OFD_SETLKW,
+    fcntl.F_GETPIPE_SZ,
+    fcntl.F_SETPIPE_SZ,
+)
 
 # System calls of ordinary Python programs; all others are refused. None of these starts a process, opens a socket,
 # changes a file's owner, mode or times, mounts, traces or sets the clock.
@@ -55,7 +78,7 @@ brk 12 214  membarrier 324 283  msync 26 227  rt_sigaction 13 134  rt_sigprocmas
 rt_sigtimedwait 128 137  rt_sigpending 127 136  rt_sigsuspend 130 133  sigaltstack 131 132  pause 34 -  alarm 37 -
 setitimer 38 103  getitimer 36 102  poll 7 -  ppoll 271 73  select 23 -  pselect6 270 72  epoll_create1 291 20
 epoll_ctl 233 21  epoll_wait 232 -  epoll_pwait 281 22  pipe 22 -  pipe2 293 59  dup 32 23  dup2 33 -  dup3 292 24
-fcntl 72 25  flock 73 32  sched_yield 24 124  sched_getaffinity 204 123  nanosleep 35 101  clock_nanosleep 230 115
+flock 73 32  sched_yield 24 124  sched_getaffinity 204 123  nanosleep 35 101  clock_nanosleep 230 115
 clock_gettime 228 113  clock_getres 229 114  gettimeofday 96 169  time 201 -  times 100 153  getpid 39 172
 getppid 110 173  gettid 186 178  getuid 102 174  geteuid 107 175  getgid 104 176  getegid 108 177  getgroups 115 158
 uname 63 160  sysinfo 99 179  getrusage 98 165  getrlimit 97 163  getcpu 309 168  exit 60 93
@@ -80,11 +103,12 @@ class SystemCalls(NamedTuple):
     clone3: int
     prlimit64: int
     tgkill: int
+    fcntl: int
 
 
 SYSTEM_CALLS = {
-    "x86_64": SystemCalls(0xC000003E, X86_64, clone=56, clone3=435, prlimit64=302, tgkill=234),
-    "aarch64": SystemCalls(0xC00000B7, AARCH64, clone=220, clone3=435, prlimit64=261, tgkill=131),
+    "x86_64": SystemCalls(0xC000003E, X86_64, clone=56, clone3=435, prlimit64=302, tgkill=234, fcntl=72),
+    "aarch64": SystemCalls(0xC00000B7, AARCH64, clone=220, clone3=435, prlimit64=261, tgkill=131, fcntl=25),
 }
 
 
@@ -190,9 +214,8 @@ def restrict_calls() -> bool:
     return True
 
 
-def _filter(system_calls: SystemCalls) -> list[tuple[int, int, int, int]]:
-    """Lines of a BPF program: operation, lines to skip if true, lines to skip if false, operand."""
-    refuse = (RETURN, 0, 0, ERROR | errno.EPERM)
+def _filter(system_calls: SystemCalls) -> list[Line]:
+    """The BPF program that allows the system calls above. It holds this process's id: no fork may follow."""
     lines = [
         (LOAD, 0, 0, MACHINE),
         (EQUAL, 1, 0, system_calls.audit_arch),
@@ -205,17 +228,25 @@ def _filter(system_calls: SystemCalls) -> list[tuple[int, int, int, int]]:
     for number in sorted(system_calls.allowed):
         lines.append((EQUAL, 0, 1, number))
         lines.append((RETURN, 0, 0, ALLOW))
-    # Calls that depend on their first argument.
-    conditions = {
-        system_calls.clone: (ANY_BIT, 0, 1, CLONE_THREAD),  # threads, no processes
-        system_calls.prlimit64: (EQUAL, 0, 1, 0),  # the process's own limits, as those of process 0
-        system_calls.tgkill: (EQUAL, 0, 1, os.getpid()),  # signals to itself
-    }
-    for number, condition in conditions.items():
-        lines.append((EQUAL, 0, 4, number))
-        lines.append((LOAD, 0, 0, FIRST_ARGUMENT))
-        lines.append(condition)
-        lines.append((RETURN, 0, 0, ALLOW))
-        lines.append(refuse)
-    lines.append(refuse)
+    # Threads, but no processes; the process's own limits, as those of process 0; signals to itself.
+    lines += _allow_if(system_calls.clone, FIRST_ARGUMENT, ANY_BIT, [CLONE_THREAD])
+    lines += _allow_if(system_calls.prlimit64, FIRST_ARGUMENT, EQUAL, [0])
+    lines += _allow_if(system_calls.tgkill, FIRST_ARGUMENT, EQUAL, [os.getpid()])
+    lines += _allow_if(system_calls.fcntl, SECOND_ARGUMENT, EQUAL, FCNTL_COMMANDS)
+    lines.append(REFUSE)
     return lines
+
+
+def _allow_if(
+    number: int,
+    argument_offset: int,
+    operation: int,
+    operands: Sequence[int],
+) -> list[Line]:
+    """Lines that allow a system call if a comparison of its argument is true for one of the operands."""
+    comparisons: list[Line] = []
+    for operand in operands:
+        comparisons.append((operation, 0, 1, operand))
+        comparisons.append((RETURN, 0, 0, ALLOW))
+    block = [(LOAD, 0, 0, argument_offset), *comparisons, REFUSE]
+    return [(EQUAL, 0, len(block), number), *block]
