@@ -135,6 +135,7 @@ def test_a_score_that_is_not_finite_is_passed_on():
 
 
 FAILING = """\
+import functools
 import json
 import torch
 
@@ -150,11 +151,17 @@ class Callable:
         return json.loads(text)
 
 instance = Callable()
+
+def settled(text, more):
+    return json.loads(text)
+
+part = functools.partial(settled, more=1)
 """
 
 
 @pytest.mark.parametrize(
-    ("name", "where"), [("plain", ", line 5:"), ("decorated", ", line 9:"), ("instance", ", line 13:")]
+    ("name", "where"),
+    [("plain", ", line 6:"), ("decorated", ", line 10:"), ("instance", ", line 14:"), ("part", ", line 19:")],
 )
 def test_a_failure_is_named_by_its_line_in_the_users_file(name, where, tmp_path):
     """And not by that of the library which the line calls, or of the decorator around the function."""
@@ -187,16 +194,23 @@ def test_load_function(tmp_path):
     (tmp_path / "syntax.py").write_text("def f(:\n")
     (tmp_path / "later.py").write_text(
         "async def f(p, r, rows):\n    return []\nasync def g(p, r, rows):\n    yield 1\n"
+        "class Callable:\n    async def __call__(self, p, r, rows):\n        return []\ninstance = Callable()\n"
     )
+    (tmp_path / "key.py").write_text("import os\n\nKEY = os.environ['NO_SUCH_KEY']\n")
+    (tmp_path / "path.py").write_text("import sys\nsys.path.pop(0)\nraise RuntimeError('the reason')\n")
     cases = {
         f"{tmp_path / 'absent.py'}:reward": "there is no such file",
-        f"{tmp_path}:reward": "there is no such file",
+        f"{tmp_path}:reward": "not of the form path/to/module.py:function",
+        str(file): "not of the form path/to/module.py:function",
         f"{file}:other": "defines no function named 'other'",
         f"{file}:CONSTANT": "defines no function named 'CONSTANT'",
         f"{tmp_path / 'broken.py'}:f": "ModuleNotFoundError: No module named 'nothing_of_this_name'",
         f"{tmp_path / 'syntax.py'}:f": "SyntaxError",
         f"{tmp_path / 'later.py'}:f": "f is an async function; give a plain one",
         f"{tmp_path / 'later.py'}:g": "g is an async function; give a plain one",
+        f"{tmp_path / 'later.py'}:instance": "instance is an async function; give a plain one",
+        f"{tmp_path / 'key.py'}:f": "importing the file failed in .*key.py, line 3: KeyError: 'NO_SUCH_KEY'",
+        f"{tmp_path / 'path.py'}:f": "line 3: RuntimeError: the reason",
     }
     for spec, message in cases.items():
         with pytest.raises(UserError, match=message) as caught:

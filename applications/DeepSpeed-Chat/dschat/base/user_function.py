@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's own Python function, named on the command line as ``module.py:function``."""
 
+import functools
 import importlib.util
 import inspect
 import sys
 import traceback
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,30 +24,39 @@ def load_function(spec: str, flag: str) -> Callable[..., Any]:
         flag: the command-line flag that gave it, for messages.
 
     Raises:
-        UserError: no such file or function, the file fails on import, or the function is an async one.
+        UserError: no such file or function, importing the file fails, or the function is an async one.
     """
     path, _, name = spec.rpartition(":")
-    if not path.endswith(".py") or not Path(path).is_file():
+    if not path.endswith(".py"):
+        raise UserError(f"{flag} {spec}: not of the form path/to/module.py:function.")
+    file = Path(path).resolve()
+    if not file.is_file():
         raise UserError(f"{flag} {spec}: there is no such file. Give path/to/module.py:function.")
     try:
-        function = getattr(_import_file(Path(path).resolve()), name, None)
+        function = getattr(_import_file(file), name, None)
     except (Exception, SystemExit) as error:
-        raise UserError(f"{flag} {spec}: importing the file failed: {type(error).__name__}: {error}") from error
+        place = _place_of(error, str(file))
+        raise UserError(f"{flag} {spec}: importing the file failed{place}: {type(error).__name__}: {error}") from error
     if not callable(function):
         raise UserError(f"{flag} {spec}: the file defines no function named {name!r}.")
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+    if _is_async(function) or _is_async(type(function).__call__):
         raise UserError(f"{flag} {spec}: {name} is an async function; give a plain one (def).")
     return function
 
 
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
 def _import_file(file: Path) -> ModuleType:
-    """The module of a file, imported once. As for a script, its imports are first looked up in its own folder."""
-    name = f"{file.stem}_{zlib.crc32(str(file).encode()):08x}"  # different from the names of other modules
+    """The module of a file, imported once. As for a script, its folder comes first on sys.path meanwhile."""
+    name = f"{file.stem}_{zlib.crc32(str(file).encode()):08x}"  # unique, so that no other module is shadowed
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None  # a .py file always has a loader
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)  # dataclasses look for their module there
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look for their module there
     folder = str(file.parent)
     sys.path.insert(0, folder)
     try:
@@ -55,7 +66,8 @@ def _import_file(file: Path) -> ModuleType:
         raise
     finally:
         # Moved to the end: imports inside functions still work, but later imports of libraries are not shadowed.
-        sys.path.remove(folder)
+        with suppress(ValueError):  # the file has removed it
+            sys.path.remove(folder)
         sys.path.append(folder)
     return module
 
@@ -76,21 +88,31 @@ def call_function(
         raise
     except (Exception, SystemExit) as error:
         name = getattr(function, "__name__", "function")
-        where = _line_of(error, function)
-        raise UserError(f"{flag}: {name} failed{where}: {type(error).__name__}: {error}") from error
+        place = _place_of(error, _file_of(function))
+        raise UserError(f"{flag}: {name} failed{place}: {type(error).__name__}: {error}") from error
 
 
-def _line_of(error: BaseException, function: Callable[..., Any]) -> str:
-    """Where a call failed: the last line in the function's file, or in another one; empty if it did not begin."""
-    _, *frames = traceback.extract_tb(error.__traceback__)  # the first is the call
-    file = _file_of(function)
-    frames = [frame for frame in frames if frame.filename == file] or frames
-    return f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+def _place_of(error: BaseException, file: str | None) -> str:
+    """Phrase that names the last line of the user's file, or else of any file, that an error came through.
+
+    It is empty for an error that began in no other file than this one, such as a call with wrong arguments.
+    """
+    frames = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename != __file__ and not frame.filename.startswith("<frozen "):
+            frames.append(frame)
+    own_frames = [frame for frame in frames if frame.filename == file]
+    if not frames:
+        return ""
+    last = (own_frames or frames)[-1]
+    return f" in {last.filename}, line {last.lineno}"
 
 
 def _file_of(function: Callable[..., Any]) -> str | None:
     """The file in which a function, a method, or the class of a callable object is defined; None of a built-in one."""
     definition = inspect.unwrap(function)
+    while isinstance(definition, functools.partial):
+        definition = inspect.unwrap(definition.func)
     if not (inspect.isroutine(definition) or inspect.isclass(definition)):
         definition = type(definition)
     try:
