@@ -4,6 +4,7 @@
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,7 @@ from closeness import UPDATE, assert_near, near
 from dschat.run.state import SeedKind, derive_seed
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
-from dschat.scoring.source import Scores
+from dschat.scoring.source import Scores, Weighted, WeightedScores
 from factories import (
     frozen_engine_of,
     hf_logprobs,
@@ -152,6 +153,32 @@ def test_scores_can_be_computed_again_from_the_samples(group, tokenizer, tmp_pat
         assert tokenizer.decode(sample["response_ids"], skip_special_tokens=True) == sample["response"]
         again = hf_score(make_classifier(seed=5), sample["prompt_ids"] + sample["response_ids"])
         assert sample["score"] == near(again)
+
+
+def test_a_response_without_a_score_is_no_measurement(group, tmp_path):
+    """Ten held-out responses, three of them with a score: mean and standard error are those of three numbers."""
+
+    def some(prompts, responses, rows):
+        return [float(row["n"]) ** 2 if row["n"] % 4 == 1 else None for row in rows]
+
+    def length(prompts, responses, rows):
+        return [float(len(response)) for response in responses]
+
+    reward = WeightedScores([Weighted("some", 2.0, FunctionScores(some, "--f", "skip"))], skips=True)
+    trainer = make_trainer(tmp_path, reward=reward, on_reward_error="skip")
+    scorer = trainer.algorithm.scorer
+    scorer.models = replace(scorer.models, metric=FunctionScores(length, "--m"), metric_name="m")
+    trainer.algorithm.held_out = make_prompts(10)
+    metrics = trainer.evaluate()
+    scored = np.array([1.0, 25.0, 81.0])
+    assert metrics["eval/some"] == near(scored.mean()) and metrics["eval/scores"] == near(2 * scored.mean())
+    assert metrics["eval/scores_stderr"] == near(2 * scored.std(ddof=1) / np.sqrt(3))
+    assert metrics["eval/some_stderr"] == near(scored.std(ddof=1) / np.sqrt(3))
+    assert metrics["eval/unscored"] == near(0.7)
+    samples = read_jsonl(tmp_path / "samples" / "update-000000.jsonl")
+    assert [sample["score"] for sample in samples] == [2.0 * n**2 if n % 4 == 1 else None for n in range(10)]
+    assert all((sample["some"] is None) == (sample["length"] == 0) == bool(sample["unscored"]) for sample in samples)
+    assert metrics["eval/m"] == near(sum(len(sample["response"]) for sample in samples) / 10)
 
 
 def test_a_reward_function_with_a_graph_of_its_own(group, tmp_path):

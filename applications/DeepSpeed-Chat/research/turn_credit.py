@@ -13,6 +13,7 @@ import platform
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -153,7 +154,7 @@ def read_curves(output: Path, game: Game) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "tokens": (metrics["response/length"] * rollout).cumsum(),
-            "score": metrics["objective/scores"].map(lambda score: share_of_best(game, [score])),
+            "score": metrics["objective/scores"].map(partial(share_of_best, game)),
             "kl": metrics["objective/kl"],
             "lambda_eff": metrics["macro/lambda_eff"],
         }
@@ -164,7 +165,7 @@ def held_out_scores(output: Path, game: Game) -> tuple[float, float]:
     """Scores of the held-out episodes before and after training, as shares of what the best strategy gets."""
     metrics = pd.read_json(output / "metrics.jsonl", lines=True)
     scores = metrics["eval/scores"].dropna()
-    return share_of_best(game, [scores.iloc[0]]), share_of_best(game, [scores.iloc[-1]])
+    return share_of_best(game, scores.iloc[0]), share_of_best(game, scores.iloc[-1])
 
 
 def at_tokens(curves: pd.DataFrame, column: str, tokens: float) -> float:

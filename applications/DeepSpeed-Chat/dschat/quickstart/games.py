@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -195,8 +194,8 @@ def _terms(rng: random.Random) -> list[int]:
     return [rng.randint(1, LARGEST_TERM) for _ in range(TERMS)]
 
 
-def share_of_best(game: Game, scores: Sequence[float]) -> float:
-    """Mean score over that of the best strategy: halving the numbers that are left, or the right answer.
+def share_of_best(game: Game, score: float) -> float:
+    """A mean score, divided by that of the best strategy: halving the numbers that are left, or the right answer.
 
     Halving 1 to 8 finds one number with the first guess, two with the second, four with the third and one with the
     fourth: (1 + 2 · .9 + 4 · .8 + .7) / 8 = .8375.
@@ -208,4 +207,4 @@ def share_of_best(game: Game, scores: Sequence[float]) -> float:
         for guess, count in enumerate(numbers_by_guess):
             total += count * (WIN - GUESS_COST * guess)
         best = total / LARGEST
-    return sum(scores) / len(scores) / best
+    return score / best

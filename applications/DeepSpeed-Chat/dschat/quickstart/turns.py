@@ -80,9 +80,10 @@ def play_game(game: Game, options: TurnsOptions, scale: TurnScale) -> str:
     notes = []
     tables = []
     for name, run_folder in runs.items():
-        last_update = int(read_run(name, run_folder).last.row["update"])
+        last = read_run(name, run_folder).last
+        last_update = int(last.row["update"])
         samples = read_samples(run_folder / "samples" / f"update-{last_update:06d}.jsonl")
-        share = share_of_best(game, [sample["score"] for sample in samples])
+        share = share_of_best(game, last.mean("scores"))
         notes.append(f"{name}: {share:.0%} of what the best strategy gets, on {len(samples)} held-out episodes.")
         title = f"{name}: the longest of the episodes that were written token by token"
         tables.append(episode_table(longest_episode(samples), title))

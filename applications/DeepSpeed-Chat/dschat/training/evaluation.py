@@ -30,7 +30,9 @@ logger = logging.getLogger(__name__)
 DETAILED_SAMPLES = 8  # responses of a sample file that are written token by token
 PRINTED_SAMPLES = 2
 TEACHER_KL = "teacher_kl"
-TOKEN_METRICS = ("kl", "length", "eos_rate", TEACHER_KL)  # a response without tokens counts in none of them
+# Metrics in which a response without tokens does not count: a failed episode, or a response without a score, whose
+# tokens are masked. It does not count in the parts of the score either.
+TOKEN_METRICS = frozenset({"scores", "kl", "length", "eos_rate", TEACHER_KL})
 
 Sample = dict[str, object]  # a row of a sample file
 
@@ -93,7 +95,9 @@ def evaluate_responses(
     means = RowMeans()
     has_tokens = batch.response_mask.any(1)
     for name, values in row_values.items():
-        has_value = has_tokens if name in TOKEN_METRICS else torch.ones_like(has_tokens)
+        has_value = torch.ones_like(has_tokens)
+        if name in TOKEN_METRICS | stats.score_parts:
+            has_value = has_tokens
         totals = torch.where(has_value, values.double(), 0.0)
         means.add(name, totals[:count], has_value[:count])
     means.add("kl_per_token", row_values["kl"][:count], row_values["length"][:count])
@@ -105,7 +109,7 @@ def evaluate_responses(
     # The rollout's ids, because the batch masks responses without a score completely.
     response_ids = generation.rollout.response_rows()
     for row, example in enumerate(local_prompts):
-        sample_row = example.columns | _response_sample(batch, texts, row, row_values["kl"], stats.auxiliary)
+        sample_row = example.columns | _response_sample(batch, texts, row, row_values["kl"], stats)
         sample_row["prompt_ids"] = example.prompt_ids
         sample_row["response_ids"] = response_ids[row]
         if texts.episodes is not None:
@@ -119,8 +123,9 @@ def evaluate_responses(
 def show_samples(samples: Sequence[Sample]) -> None:
     """Logs a few responses (--print_answers)."""
     for sample in samples[:PRINTED_SAMPLES]:
-        message = "prompt: %r\nresponse: %r\nscore: %.3f"
-        logger.info(message, sample["prompt"], sample["response"], sample["score"])
+        score = sample["score"]
+        score_text = "none" if score is None else f"{score:.3f}"
+        logger.info("prompt: %r\nresponse: %r\nscore: %s", sample["prompt"], sample["response"], score_text)
 
 
 @torch.no_grad()
@@ -277,19 +282,25 @@ def _response_sample(
     texts: ResponseTexts,
     row: int,
     kl: Tensor,
-    auxiliary: AuxiliaryScores,
+    stats: ExternalStats,
 ) -> Sample:
-    """Columns of a response in sample files; `kl` is that of whole responses, shape ``(B,)``."""
+    """Columns of a response in sample files; score and its parts are None for a response without a score.
+
+    `kl` is summed over each response, shape ``(B,)``.
+    """
     trajectory = batch.trajectory
+    length = int(batch.response_mask[row].sum())
     sample: Sample = {
         "response": texts.responses[row],
-        "score": float(trajectory.scores[row]),
+        "score": float(trajectory.scores[row]) if length else None,
         "finished": bool(trajectory.rollout.finished[row]),
         "kl": float(kl[row]),
-        "length": int(batch.response_mask[row].sum()),
+        "length": length,
     }
-    for name, scores in auxiliary.items():
+    for name, scores in stats.auxiliary.items():
         sample[name] = float(scores[row])
+        if name in stats.score_parts and not length:
+            sample[name] = None
     return sample
 
 

@@ -17,7 +17,7 @@ from dschat.run.state import Progress, SeedKind, derive_seed
 from dschat.settings.batches import BatchPlan
 from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.collect import ActorSampler, Collector, CollectorState, RolloutWork, lengths_of_samplings
-from dschat.training.ppo.score import ExternalStats, RolloutScorer, ScoredBatch, equal_groups
+from dschat.training.ppo.score import RolloutScorer, ScoredBatch, equal_groups
 from macro_actions.groups import refilled
 from macro_actions.types import join, mapped, select_rows
 
@@ -199,7 +199,7 @@ def concat_rows(batches: Sequence[ScoredBatch], pad_id: int) -> ScoredBatch:
 
 def without_totals(batch: ScoredBatch) -> ScoredBatch:
     """Copy without sums over the rollout; only numbers of rows remain."""
-    return replace(batch, stats=ExternalStats(batch.stats.auxiliary, {}, {}))
+    return replace(batch, stats=replace(batch.stats, totals={}, measured={}))
 
 
 def prompts_with_equal_scores(batch: ScoredBatch, samples: int) -> Tensor:

@@ -21,7 +21,7 @@ from dschat.models.layout import PassSize
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.termination import Ends, TerminationCondition
 from dschat.scoring.segments import Segments
-from dschat.scoring.source import Measured, ResponseTexts, Scores, scores_of
+from dschat.scoring.source import UNSCORED, Measured, ResponseTexts, Scores, scores_of
 from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.models import PPOModels, response_logprobs, response_values
 from macro_actions.conditions import at_most
@@ -40,6 +40,8 @@ class ExternalStats:
 
     Attributes:
         auxiliary: shape ``(B,)`` each; their means are logged as objective/<name>.
+        score_parts: those of them that are parts of the score. A response without a score has none of them: its number
+            is the mean of the others.
         totals: sums over this rank's rows; the sums over all ranks are metrics.
         measured: (total, count) over this rank's rows; the means over all ranks are metrics.
     """
@@ -47,6 +49,7 @@ class ExternalStats:
     auxiliary: AuxiliaryScores
     totals: Mapping[str, float]
     measured: Measured
+    score_parts: frozenset[str] = frozenset()
 
     def with_sums_of(self, other: ExternalStats) -> ExternalStats:
         """Copy whose sums include those of other rows."""
@@ -186,7 +189,9 @@ class RolloutScorer:
         if ends is None:
             ends = self.find_ends(scored, logprobs, values, epoch)
         rows = ScoredRows(scored, segment(ends.ends, scored.response_mask), logprobs, values)
-        return ScoredBatch(rows, generation.bad_rows, ExternalStats(auxiliary, ends.totals, scores.measured))
+        score_parts = frozenset(scores.parts) - {UNSCORED}
+        stats = ExternalStats(auxiliary, ends.totals, scores.measured, score_parts)
+        return ScoredBatch(rows, generation.bad_rows, stats)
 
     def actor_logprobs(self, rollout: Rollout, generation: Generation) -> Tensor:
         """Log-probs of the actor, (B, R).
