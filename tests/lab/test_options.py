@@ -19,10 +19,12 @@ from dschat.lab.generate_options import (
     TokenSamplerFlags,
     model_name,
 )
+from dschat.lab.options import JudgeOptions, ReportOptions, SampleOptions, TurnOptions, VoteOptions
 from dschat.lab.policy import choose_device
 from dschat.lab.refuel.options import GenerateOptions, MaskOptions, RankOptions
 from dschat.models.opening import choose_dtype
 from dschat.settings.common import ColumnFlags
+from dschat.settings.config import Config
 from dschat.settings.parse import parse as parse_flags
 
 PROJECT = {"proj_path": Path("P"), "model": "M"}
@@ -54,6 +56,34 @@ NEEDED = ["--proj_path", "P", "--dataset", "hh-rlhf", "--model", "M", "--reward_
 
 def parse(*words):
     return parse_flags(InferenceOptions, [*NEEDED, *words])
+
+
+COMPARED = "--model_name_a a.jsonl --model_name_b b.jsonl --output o.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "message"),
+    [
+        (TurnOptions, f"{COMPARED} --by_scores --max_cost 1 --price_in 1 --price_out 1", "leave --price_in out"),
+        (TurnOptions, f"{COMPARED} --by_scores --judge_model m", "--by_scores asks no judge .* --judge_model out"),
+        (TurnOptions, f"{COMPARED} --by_scores --single_order", "leave --single_order out"),
+        (TurnOptions, f"{COMPARED} --by_scores --dry_run", "leave --dry_run out"),
+        (TurnOptions, f"{COMPARED} --price_in 3", "--price_in and --price_out: give both, or neither"),
+        (JudgeOptions, f"{COMPARED} --max_cost 1", "--max_cost needs the prices of the model"),
+        (JudgeOptions, f"{COMPARED} --concurrency 2000000", "give a whole number from 1 to 1,000,000"),
+        (VoteOptions, f"{COMPARED} --port 99", "--port 99 does nothing on its own: add --web"),
+        (VoteOptions, COMPARED.replace("o.jsonl", "b.jsonl"), "--output b.jsonl is the file of --model_name_b"),
+        (SampleOptions, "--data_path a --save_path b --seed -3", "--seed -3 is out of range"),
+        (SampleOptions, "--data_path a --save_path b --num 0", "--num 0 is out of range"),
+        (ReportOptions, "a.jsonl --output o --reward_margin -1", "--reward_margin -1.0 is out of range"),
+        (ReportOptions, "a.jsonl --output o --reward_margin nan", "--reward_margin nan is not finite"),
+    ],
+)
+def test_flags_of_comparisons_that_make_no_sense_are_refused(command, words, message):
+    with pytest.raises(UserError, match=message):
+        options = parse_flags(command, words.split())
+        if isinstance(options, Config):
+            options.validate()
 
 
 def test_the_flags_defaults_are_the_protocols(monkeypatch):

@@ -110,9 +110,9 @@ def test_a_limit_on_the_cost_stops_and_goes_on_later(server, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--concurrency", "0"], "--concurrency .*at least 1"),
-        (["--max_tries", "0"], "--max_tries .*at least 1"),
-        (["--max_tokens", "0"], "--max_tokens 0 .*at least 1"),
+        (["--concurrency", "0"], "--concurrency .*from 1 to 1,000,000"),
+        (["--max_tries", "0"], "--max_tries .*from 1 to 1,000,000"),
+        (["--max_tokens", "0"], "--max_tokens 0 .*from 1 to 1,000,000"),
         (["--timeout", "0"], "--timeout 0.0 .*above 0"),
         (["--max_cost", "-1"], "--max_cost -1.0 .*at least 0"),
         (["--price_in", "nan"], "--price_in nan .*a number"),

@@ -155,7 +155,7 @@ def test_the_documented_command_and_data_of_ones_own(tmp_path):
     assert result.stdout.startswith("50 rows of 140, ") and result.stdout.endswith("; A-sampled.jsonl\n")
     script("--data_file", "A.jsonl", "--save_file", "new/B.jsonl", "--dataset", "summarize").expect(0)
     assert (tmp_path / "new" / "B.jsonl").read_bytes() == (tmp_path / "A-sampled.jsonl").read_bytes()
-    message_of(script(*files, "--num", "0"), "--num must be at least 1")
+    message_of(script(*files, "--num", "0"), "--num 0 is out of range: give a whole number of at least 1")
     result = script(*files, "--dataset", "mine").expect(0)
     assert result.stdout == "50 rows of 140; A-sampled.jsonl\n"
     assert "--dataset mine: a data set of your own (published ones: summarize" in result.stderr

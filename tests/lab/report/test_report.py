@@ -414,16 +414,15 @@ def test_what_cannot_be_reported_is_named(tmp_path):
     bare = write_jsonl(tmp_path / "bare.jsonl", [{"prompt": f"prompt {i}", "response": "r"} for i in range(2)])
     other = write_jsonl(tmp_path / "x.jsonl", [{"text": "t"}])
     (tmp_path / "taken").write_text("")
-    for files, place, margin, words in (
-        ([a, bare], "out", 0, r"bare\.jsonl:1: the row has no reward to compare"),
-        ([other], "out", 0, r"x\.jsonl:1: neither a verdict .* nor a response .* columns are 'text'"),
-        ([], "out", 0, "at least one file"),
-        ([a, b], "out", -1, "--reward_margin -1"),
-        ([a, tmp_path / "none.jsonl"], "out", 0, r"FILE .*none\.jsonl: there is no such file\. Give a \.jsonl file\."),
-        ([a, b], "taken", 0, "--output .*taken: cannot be written"),
+    for files, place, words in (
+        ([a, bare], "out", r"bare\.jsonl:1: the row has no reward to compare"),
+        ([other], "out", r"x\.jsonl:1: neither a verdict .* nor a response .* columns are 'text'"),
+        ([], "out", "at least one file"),
+        ([a, tmp_path / "none.jsonl"], "out", r"FILE .*none\.jsonl: there is no such file\. Give a \.jsonl file\."),
+        ([a, b], "taken", "--output .*taken: cannot be written"),
     ):
         with pytest.raises(UserError, match=words):
-            build_evaluation_report(files, tmp_path / place, margin)
+            build_evaluation_report(files, tmp_path / place)
 
 
 def test_command_line(tmp_path, fifty):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report on verdicts of judges, people and reward models: which of two models is better, and how certain it is."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -39,8 +38,6 @@ def build_evaluation_report(
     """
     if not files:
         raise UserError("A report needs at least one file of verdicts, or two of responses with rewards.")
-    if not (math.isfinite(reward_margin) and reward_margin >= 0):
-        raise UserError(f"--reward_margin {reward_margin}: must be 0 or more.")
     paths = list(map(Path, files))
     votes = read_votes(paths, reward_margin)
     sections = list(map(section_result, sections_of(votes, reward_margin, dataset)))

@@ -17,12 +17,15 @@ from dschat.rollouts.chat_servers import OPENAI_URL, Endpoint, checked_address
 from dschat.scoring.judge.costs import Prices
 from dschat.settings.commands import PORT, OverwriteFlags
 from dschat.settings.config import Config
-from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, Range, check_values, flag
-from dschat.settings.rules import Check, Rule, Rules
+from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, Range, check_values, flag, flags_of
+from dschat.settings.rules import Check, Rules
 
 DEFAULT_JUDGE = "gpt-4o-2024-05-13"
 BY_SCORES = "--by_scores"
-COUNT: Range = (lambda number: 1 <= number <= 1_000_000, "a whole number of at least 1")
+# Flags of `dschat judge-turns` that say nothing without a judge.
+JUDGE_ONLY = ("judge_model", "sk", "single_order", "dry_run", "cache", "price_in", "price_out", "max_cost")
+COUNT: Range = (lambda number: 1 <= number <= 1_000_000, "a whole number from 1 to 1,000,000")
+MARGIN: Range = (lambda value: 0 <= value < math.inf, "a number of at least 0")
 SECONDS: Range = (lambda value: 0 < value < math.inf, "a number of seconds above 0")
 
 
@@ -109,25 +112,25 @@ class RubricFlags:
 
 @dataclass(kw_only=True, frozen=True)
 class TurnFlags:
-    """Whether a judge or the rows' scores decide each turn."""
+    """What decides each turn."""
 
     by_scores: bool = flag("decide each turn by the higher value in the rows' column scores, without a judge", False)
 
 
 @dataclass(kw_only=True, frozen=True)
 class VoteFlags:
-    """Rater, data set, and terminal or page."""
+    """Who votes, by which guidelines, and where."""
 
     dataset: str = flag("data set whose guidelines are shown: summarize, hh-rlhf or webgpt; or any other name", "")
     rater: str | None = flag("name of the person who votes; the login name if not given (--web asks for it)", None)
     web: bool = flag("vote on a web page served on this machine (needs the extra ui)", False)
-    port: int | None = flag("port of --web; the first free one from 7860 if not given", None, PORT)
+    port: int | None = flag("port of --web; the first free one from 7860 if not given", None, PORT, only_with="web")
 
 
 # -- commands
 
 
-def _check_output_is_no_input(options: "AskingOptions") -> None:
+def _check_output_is_no_input(options: "AskingOptions | VoteOptions") -> None:
     """Raise UserError if the verdicts would replace a file of responses."""
     compared = options.compared
     for name, file in (("model_name_a", compared.model_name_a), ("model_name_b", compared.model_name_b)):
@@ -135,9 +138,25 @@ def _check_output_is_no_input(options: "AskingOptions") -> None:
             raise UserError(f"--output {compared.output} is the file of --{name}; give another one.")
 
 
+def _check_prices(options: "AskingOptions") -> None:
+    """Raise UserError if prices of the judge model are missing."""
+    options.costs.prices()
+
+
 def _check_rubric_of_dataset(options: "JudgeOptions") -> None:
     """Raise UserError if --dataset names no data set that has a rubric."""
     _ = options.dataset_name  # raises
+
+
+def _check_scores_need_no_judge(options: "TurnOptions") -> None:
+    """Raise UserError for --by_scores with a flag of the judge."""
+    if not options.turns.by_scores:
+        return
+    given = options.flat()
+    flags = flags_of(TurnOptions)
+    for name in JUDGE_ONLY:
+        if given[name] != flags[name].default:
+            raise UserError(f"{BY_SCORES} asks no judge and costs nothing: leave --{name} out.")
 
 
 class AskingOptions(Config):
@@ -146,7 +165,7 @@ class AskingOptions(Config):
     helps: ClassVar[dict[str, str]] = {
         "overwrite": "replace --output if it is finished, or was begun without this flag or with other settings"
     }
-    rules: ClassVar[Rules] = (Check(_check_output_is_no_input),)
+    rules: ClassVar[Rules] = (Check(_check_output_is_no_input), Check(_check_prices))
 
     compared: ComparedFlags
     judge: JudgeFlags
@@ -212,13 +231,7 @@ class TurnOptions(AskingOptions):
         "model_name_b": "file of finished dialogues of the second policy (.jsonl)",
         "output": "file to write verdicts to (.jsonl), by dialogue and turn; table and chart are written beside it",
     }
-    rules: ClassVar[Rules] = (
-        *AskingOptions.rules,
-        Rule(
-            lambda options: options.turns.by_scores and options.judge.dry_run,
-            f"{BY_SCORES} asks no judge and costs nothing: leave --dry_run out.",
-        ),
-    )
+    rules: ClassVar[Rules] = (*AskingOptions.rules, Check(_check_scores_need_no_judge))
 
     turns: TurnFlags
 
@@ -230,6 +243,7 @@ class VoteOptions(Config):
     """
 
     helps: ClassVar[dict[str, str]] = {"output": "file to write votes to (.jsonl); votes already in it are kept"}
+    rules: ClassVar[Rules] = (Check(_check_output_is_no_input),)
 
     compared: ComparedFlags
     voting: VoteFlags
@@ -245,8 +259,11 @@ class SampleOptions:
         "data set of the responses: summarize (at most 5 rows per subreddit), hh-rlhf, webgpt, or any other name",
         "summarize",
     )
-    num: int = flag("number of rows to choose", 50)
+    num: int = flag("number of rows to choose", 50, AT_LEAST_1)
     seed: int = flag("random seed of the choice", 42, AT_LEAST_0)
+
+    def __post_init__(self) -> None:
+        check_values(self)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -277,7 +294,7 @@ class ReportOptions:
         positional=True,
     )
     output: Path = flag("folder to write report.json and report.png to")
-    reward_margin: float = flag("rewards that differ by at most this count as a tie", 0.0)
+    reward_margin: float = flag("rewards that differ by at most this count as a tie", 0.0, MARGIN)
     dataset: str = flag(
         "data set of files that do not name one: summarize, hh-rlhf, webgpt or any other name; apps (programs) and"
         " ultrainteract (verdicts by turn) also show published results",

@@ -27,13 +27,11 @@ def sample(options: SampleOptions) -> str:
         A line about the rows.
 
     Raises:
-        UserError: the data set is unknown, --num is below 1, or both paths are the same file.
+        UserError: the data set is unknown, or both paths are the same file.
     """
     source = options.data_path
     target = options.save_path
     dataset = compared_set(options.dataset, own=True)
-    if options.num < 1:
-        raise UserError(f"--num must be at least 1, not {options.num}.")
     if source.resolve() == target.resolve():
         raise UserError(f"--save_path {target} is the file of --data_path; give another one.")
     responses = read_responses(source, "--data_path")

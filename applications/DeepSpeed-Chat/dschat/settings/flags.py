@@ -375,7 +375,14 @@ def _check_range(
 
 
 def _is_given(config: Any, other: str) -> bool:
-    """Whether a flag has a value or, for a flag and a value such as `rollout_engine vllm`, that value."""
+    """Whether a flag has a value and is not False.
+
+    Args:
+        config: a configuration or group.
+        other: a flag, or a flag and the value that it must have, such as `rollout_engine vllm`.
+    """
     name, _, wanted = other.partition(" ")
     value = value_of(config, flags_of(type(config))[name])
-    return value == wanted if wanted else value is not None
+    if wanted:
+        return bool(value == wanted)
+    return value is not None and value is not False
