@@ -2,7 +2,7 @@
 """Your own PPO loop built from dschat's parts, with macro actions, on plain PyTorch without DeepSpeed.
 
 `python examples/own_loop.py` teaches a tiny random Gemma to say one of its 32 tokens. The score of a response is the
-share of that token: about 1/32 at first, almost 1 after 30 iterations.
+share of that token: about 1/32 at first, almost 1 after 30 iterations, in about 10 seconds.
 """
 
 import torch
@@ -107,5 +107,6 @@ def main(iterations: int = 30, ngram: int = 4) -> list[float]:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # more threads would mostly wait for each other, so small is the model
     history = main()
     print(f"mean score: {history[0]:.3f} at first, {history[-1]:.3f} after {len(history)} iterations")

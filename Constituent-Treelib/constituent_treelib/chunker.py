@@ -5,7 +5,8 @@ It needs no model and no library, accepts every string that is not blank, and ta
 clause > chunk > word. A clause begins after the marks , ; : . ! ? and before conjunctions and complementisers; a chunk
 begins before prepositions, determiners, auxiliaries and opening brackets, and after pronouns. A chunk that begins with
 a function word continues at least to the next content word: "over the lazy dog" is one chunk. The marks that end a
-clause belong to the clause, after its last chunk.
+clause belong to the clause, after its last chunk; opening brackets and quotes belong to what they enclose. It knows no
+abbreviations: "Dr. Smith" is two sentences.
 """
 
 import re
@@ -46,6 +47,8 @@ _CONJUNCTIONS = """
     that which who whom whose what whether why how lest
 """
 _CONTRACTIONS = "'m 're 's 've 'll 'd"
+_ACRONYMS = {"am", "it", "us", "who"}  # in capitals they are no function words
+_INNER_MARKS = ".,;:!?/@=&"  # directly before a word they join it to what stands before: www.who.int, and/or
 _MARKS: dict[str, Kind] = {
     ",;:.!?": "stop",
     "…、。，．：；！？،؛؟।॥": "wide stop",
@@ -79,7 +82,8 @@ def _kinds() -> dict[str, Kind]:
     kinds: dict[str, Kind] = dict(words)
     for word, kind in words.items():
         kinds[word.capitalize()] = kind
-        kinds[word.upper()] = kind
+        if word not in _ACRONYMS:
+            kinds[word.upper()] = kind
     for marks, kind in _MARKS.items():
         for mark in marks:
             kinds[mark] = kind
@@ -93,7 +97,7 @@ class Chunker:
     """The built-in backend; it also parses what another backend could not."""
 
     name = "chunker"
-    version = "1"
+    version = "2"  # changes when a sentence gets another tree
     unit: Literal["sentence"] = "sentence"
 
     def parse(
@@ -112,63 +116,81 @@ def chunk_sentence(text: str, start: int, end: int) -> Tree:
     clauses: list[Tree] = []
     parts: list[Tree] = []  # of the current clause: chunks and the marks after them
     words: list[Tree] = []  # of the current chunk
+    openings = 0  # number of opening marks at the end of the current chunk
     state: State = "start"
     last = start  # end of the last word
 
     def end_chunk() -> None:
         if words:
-            parts.append(Tree("CHUNK", words[0].start, last, tuple(words)))
+            parts.append(Tree("CHUNK", words[0].start, words[-1].end, tuple(words)))
             words.clear()
 
     def end_clause() -> None:
         end_chunk()
-        clauses.append(Tree("CLAUSE", parts[0].start, last, tuple(parts)))
+        clauses.append(Tree("CLAUSE", parts[0].start, parts[-1].end, tuple(parts)))
         parts.clear()
 
     for match in word_pattern(text.isascii()).finditer(text, start, end):
         first, stop = match.span()
-        kind = _KINDS.get(match[0], "content")
         attached = first == last and state != "start"
-        if kind in ("stop", "wide stop", "quote"):
-            kind = _kind_of_mark(kind, attached, text[stop : min(stop + 1, end)])
+        next_char = text[stop : min(stop + 1, end)]
+        kind = _kind_of(match[0], state, text[last - 1] if attached else "", next_char)
         if kind == "stop" or (state == "ended" and kind == "closing" and first == last):
             end_chunk()
             parts.append(Tree("", first, stop))
             state = "ended"
             last = stop
+            openings = 0
             continue
         begins = _begins(kind, state)
         if begins == "clause":
+            enclosing = words[len(words) - openings :]  # opening marks before a conjunction go with it
+            del words[len(words) - openings :]
             end_clause()
+            words.extend(enclosing)
         elif begins == "chunk":
             end_chunk()
         state = _next_state(kind, state)
         words.append(Tree("", first, stop))
+        openings = openings + 1 if kind == "opening" else 0
         last = stop
     end_clause()
-    return Tree(CHUNKED, clauses[0].start, last, tuple(clauses))
+    return Tree(CHUNKED, clauses[0].start, clauses[-1].end, tuple(clauses))
 
 
-def _kind_of_mark(kind: Kind, attached: bool, next_char: str) -> Kind:
-    """The kind of a stop or quotation mark by its position.
+def _kind_of(
+    word: str,
+    state: State,
+    before: str,
+    next_char: str,
+) -> Kind:
+    """The kind of a word or mark at its place.
 
     Args:
-        kind: of the mark alone.
-        attached: it directly follows a word.
+        word: a word or mark.
+        state: of the clause before it.
+        before: the character that it directly follows; empty after a blank and at the start of a clause.
         next_char: the character after it; empty at the end.
     """
+    kind = _KINDS.get(word, "content")
     if kind == "quote":
-        return "closing" if attached else "opening"
-    if kind == "stop" and next_char.isalnum() and next_char.isascii():  # 3.14, example.com
+        return "closing" if before else "opening"
+    if kind == "wide stop":
+        return "stop"
+    if kind == "stop":
+        follows_stop = before and state == "ended"
+        is_inner = next_char.isalnum() and next_char.isascii()  # 3.14, example.com
+        return "content" if is_inner and not follows_stop else "stop"
+    if before and before in _INNER_MARKS and state != "ended":
         return "content"
-    return "stop"
+    return kind
 
 
 def _begins(
     kind: Kind,
     state: State,
 ) -> Literal["clause", "chunk", "nothing"]:
-    """What begins with a word or mark, given the state of the clause before it."""
+    """Which constituent a word or mark begins, given the state of the clause before it."""
     if state == "ended":
         return "clause"
     if state == "start" or kind == "closing":

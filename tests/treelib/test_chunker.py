@@ -146,6 +146,24 @@ def test_the_pattern_for_ascii_finds_the_same_words():
         (",,, ,", "(S (CLAUSE , , , ,))"),
         ("and that", "(S (CLAUSE (CHUNK and that)))"),
         ("x", "(S (CLAUSE (CHUNK x)))"),
+        ("See www.who.int now", "(S (CLAUSE (CHUNK See www . who . int now)))"),
+        ("google.com/that?if=1", "(S (CLAUSE (CHUNK google . com / that ? if = 1)))"),
+        ("and/or that U.S.A", "(S (CLAUSE (CHUNK and / or)) (CLAUSE (CHUNK that U . S . A)))"),
+        ("no...yes", "(S (CLAUSE (CHUNK no) . . .) (CLAUSE (CHUNK yes)))"),
+        ("wait...what", "(S (CLAUSE (CHUNK wait) . . .) (CLAUSE (CHUNK what)))"),
+        (
+            "He left (because it rained).",
+            "(S (CLAUSE (CHUNK He) (CHUNK left)) (CLAUSE (CHUNK -LRB- because it) (CHUNK rained -RRB-) .))",
+        ),
+        (
+            'He said "that is it".',
+            '(S (CLAUSE (CHUNK He) (CHUNK said)) (CLAUSE (CHUNK " that is it ") .))',
+        ),
+        ("The US economy and IT", "(S (CLAUSE (CHUNK The US economy)) (CLAUSE (CHUNK and IT)))"),
+        (
+            "He left--because it rained",
+            "(S (CLAUSE (CHUNK He) (CHUNK left - -)) (CLAUSE (CHUNK because it) (CHUNK rained)))",
+        ),
     ],
 )
 def test_trees_by_hand(sentence, brackets):

@@ -89,7 +89,7 @@ class TextRewardScores:
             scores[row] = torch.nan
         if too_long:
             first_problem = next(iter(too_long.values()))
-            logger.warning("%s It has no score, nor have %d others.", first_problem, len(too_long) - 1)
+            logger.warning("%s Texts without a score: %d of %d.", first_problem, len(too_long), len(scores))
         return scores
 
 

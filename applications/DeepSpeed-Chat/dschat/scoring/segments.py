@@ -52,6 +52,8 @@ class Segments:
             if not isinstance(response_numbers, Sequence):
                 scores[row] = response_numbers
                 continue
+            if not response_numbers:  # a response without macro actions has the score 0
+                continue
             row_numbers = torch.tensor(response_numbers, dtype=torch.float64)
             if self.of_prefixes:
                 scores[row] = row_numbers[-1]

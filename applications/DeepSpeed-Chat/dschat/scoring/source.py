@@ -117,6 +117,8 @@ def prefix_texts(
     finished_prefixes: list[bool] = []
     for number, segment_texts in enumerate(texts.segments.texts):
         count = len(segment_texts)
+        if not count:
+            continue
         prompts += [texts.prompts[number]] * count
         prefixes += accumulate(segment_texts)
         rows += [texts.rows[number]] * count

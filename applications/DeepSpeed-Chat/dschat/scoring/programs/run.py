@@ -36,7 +36,7 @@ class ProgramOutcome:
     total: int  # number of tests, run or not
     level: str  # of the sandbox
     seconds: float
-    message: str = ""  # of the first test that failed: the text of its exception, which the program may forge
+    message: str = ""  # why a test failed, the first that is known: an exception's text, which the program may forge
 
     @property
     def passed(self) -> int:
@@ -156,9 +156,9 @@ def _status_of(
     case: Case,
     limits: SandboxLimits,
 ) -> tuple[Status, str]:
-    # The kernel kills a program that exceeds its processor time.
+    # The kernel kills a program that exceeds its processor time; this process kills one for its time or its output.
     was_killed = execution.status == 128 + signal.SIGKILL and execution.seconds_since_setup >= 0.9 * limits.seconds
-    if execution.end == "time" or was_killed:
+    if execution.end == "time" or (execution.end == "exit" and was_killed):
         return "timeout", f"more than {limits.seconds:g} s"
     if not execution.compiled:
         return "compile_error", execution.message
