@@ -13,6 +13,7 @@ import rl_references as ref
 from closeness import FORMULA, assert_near
 from macro_actions.conditions import fixed, isolate_last_token
 from macro_actions.types import PPOBatch, Trajectory, join, select_rows, trim
+from macro_actions.types import tensors_of as tensors_by_path
 from rl_cases import (
     PADDING,
     PROPERTY,
@@ -176,13 +177,40 @@ def test_joined_rows_are_padded_by_hand(swapped) -> None:
     assert found.counted is None
 
 
-def test_rows_of_three() -> None:
-    parts = [batch_of([3, 2], 3, 2), batch_of([], 2, 4), batch_of([1], 1, 3)]
-    found, two = join(parts, 99), join([parts[0], parts[2]], 99)
-    assert {len(x) for x in tensors_of(found)} == {3}
-    left = found.rollout.prompt_width - two.rollout.prompt_width
-    assert left == 1 and torch.equal(found.rollout.input_ids[:, left:], two.rollout.input_ids)
-    assert torch.equal(found.advantages, two.advantages) and torch.equal(found.macro.index, two.macro.index)
+def with_every_field(batch: PPOBatch) -> PPOBatch:
+    """The batch with a tensor of different numbers, or of both bools, in every field that may be None."""
+    rows, width = batch.response_mask.shape
+    numbers = torch.arange(1.0, 1 + rows * width).view(rows, width)
+    flags = (numbers % 2 == 1) & batch.response_mask
+    optional = {"drawn_logprobs": -numbers, "sample_index": torch.arange(5, 5 + rows), "cut_turns": flags}
+    rollout = replace(batch.rollout, finished=torch.arange(rows) % 2 == 0, **optional)
+    optional = {"segment_rewards": numbers + 0.5, "teacher_logprobs": numbers - 0.5}
+    trajectory = replace(batch.trajectory, rollout=rollout, **optional)
+    filled = replace(batch, trajectory=trajectory, counted=~flags)
+    assert not any(value is None for part in (filled, trajectory, rollout) for value in vars(part).values())
+    return filled
+
+
+def test_joined_rows_keep_every_tensor() -> None:
+    """Each part lies in its rows, with its prompts at the right end of theirs; what is around it is padding."""
+    parts = [with_every_field(batch_of(*sizes)) for sizes in (([3, 2], 3, 2), ([], 2, 4), ([1], 1, 3))]
+    batch = join(parts, pad_id=99)
+    joined = tensors_by_path(batch)
+    first_row = 0
+    for part in parts:
+        for path, tensor in tensors_by_path(part).items():
+            rows = joined[path][first_row : first_row + len(tensor)]
+            if tensor.dim() == 1:
+                assert torch.equal(rows, tensor), path
+                continue
+            is_of_sequences = path.endswith(("input_ids", "attention_mask"))
+            left = 4 - part.rollout.prompt_width if is_of_sequences else 0
+            inside = slice(left, left + tensor.shape[1])
+            assert torch.equal(rows[:, inside], tensor), path
+            around = torch.cat([rows[:, :left], rows[:, inside.stop :]], 1)
+            assert set(around.unique().tolist()) <= ({99} if path.endswith("input_ids") else {0, -1}), path
+        first_row += len(part.response_mask)
+    assert {len(tensor) for tensor in joined.values()} == {3} and batch.rollout.prompt_width == 4
 
 
 def test_trim_drops_padding_behind_the_responses() -> None:

@@ -29,6 +29,23 @@ def outcome(*tests: str, total: int | None = None) -> ProgramOutcome:
     return ProgramOutcome(tests, total or len(tests), "namespaces", 0.0)
 
 
+@pytest.mark.parametrize(
+    ("end", "seconds", "status", "message"),
+    [
+        ("output", 3.9, "runtime_error", "more than 1,000,000 bytes of output"),
+        ("exit", 3.9, "timeout", "more than 4 s"),
+        ("exit", 0.5, "runtime_error", "exit status 137"),
+        ("time", 4.1, "timeout", "more than 4 s"),
+    ],
+)
+def test_a_killed_program_is_named_by_what_it_was_killed_for(end, seconds, status, message) -> None:
+    """By SIGKILL: of this process for its output or its time, of the kernel for its processor time, or of itself."""
+    execution = sandbox.Execution(True, True, end, 137, b"", "", seconds, seconds)
+    case = parse_problem(ECHO, "tests").cases[0]
+    limits = SandboxLimits(seconds=4.0, output_bytes=1_000_000)
+    assert run._status_of(execution, case, limits) == (status, message)
+
+
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_right_programs_pass_in_any_order_on_any_number_of_workers(count) -> None:
     programs = correct_programs(count, seed=7)
