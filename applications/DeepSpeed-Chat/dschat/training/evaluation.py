@@ -82,16 +82,39 @@ def evaluate_responses(
         Means over the prompts of all ranks: eval/scores, kl, kl_per_token, length, eos_rate and the auxiliary scores,
         with standard errors (`RowMeans`), and eval/rows; and a sample for each prompt, in their order.
     """
-    # All ranks must run equally many forward passes: a rank with one prompt less answers another without counting it.
+    # All ranks must run equally many forward passes: a rank with one prompt fewer answers the shortest one again. That
+    # response is not counted.
     by_length = sorted(prompts, key=len)
     local_prompts = by_length[rank() :: world_size()]
-    count = len(local_prompts)
-    is_short = count < len(by_length[:: world_size()])
-    padding = by_length[:1] if is_short else []
-    generation, texts = sample(local_prompts + padding)
-    batch, stats = score(generation, replace(texts, counted=count))
-    row_values = _values_of_rows(batch, stats.auxiliary)
+    is_short = len(local_prompts) < len(by_length[:: world_size()])
+    padded_prompts = local_prompts + by_length[:1] if is_short else local_prompts
+    generation, texts = sample(padded_prompts)
+    batch, stats = score(generation, replace(texts, counted=len(local_prompts)))
 
+    detailed_indices = {prompt.index for prompt in prompts[:DETAILED_SAMPLES]}
+    row_values = _values_of_rows(batch, stats.auxiliary)
+    samples: dict[int, Sample] = {}
+    # The rollout's ids, because the batch masks responses without a score completely.
+    response_ids = generation.rollout.response_rows()
+    for row, example in enumerate(local_prompts):
+        sample_row = example.columns | _response_sample(batch, texts, row, row_values["kl"], stats)
+        sample_row["prompt_ids"] = example.prompt_ids
+        sample_row["response_ids"] = response_ids[row]
+        if texts.episodes is not None:
+            sample_row |= _episode_columns(generation.rollout, texts, row)
+        if example.index in detailed_indices:
+            sample_row["tokens"] = token_table(batch, row, tokenizer)
+        samples[example.index] = sample_row
+    return _over_ranks(_response_means(batch, stats, row_values, len(local_prompts)), samples)
+
+
+def _response_means(
+    batch: PPOBatch,
+    stats: ExternalStats,
+    row_values: dict[str, Tensor],
+    count: int,
+) -> RowMeans:
+    """Means over the first `count` responses of this rank."""
     means = RowMeans()
     has_tokens = batch.response_mask.any(1)
     for name, values in row_values.items():
@@ -103,21 +126,7 @@ def evaluate_responses(
     means.add("kl_per_token", row_values["kl"][:count], row_values["length"][:count])
     for name, (total, weight) in stats.measured.items():
         means.add_mean(name, total, weight)
-
-    detailed = {prompt.index for prompt in prompts[:DETAILED_SAMPLES]}
-    samples: dict[int, Sample] = {}
-    # The rollout's ids, because the batch masks responses without a score completely.
-    response_ids = generation.rollout.response_rows()
-    for row, example in enumerate(local_prompts):
-        sample_row = example.columns | _response_sample(batch, texts, row, row_values["kl"], stats)
-        sample_row["prompt_ids"] = example.prompt_ids
-        sample_row["response_ids"] = response_ids[row]
-        if texts.episodes is not None:
-            sample_row |= _episode_columns(generation.rollout, texts, row)
-        if example.index in detailed:
-            sample_row["tokens"] = token_table(batch, row, tokenizer)
-        samples[example.index] = sample_row
-    return _over_ranks(means, samples)
+    return means
 
 
 def show_samples(samples: Sequence[Sample]) -> None:
