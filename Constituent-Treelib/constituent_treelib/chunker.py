@@ -21,12 +21,12 @@ from constituent_treelib.trees import Tree
 CHUNKED = "S"  # label of a sentence's tree
 # Kinds of words and marks. A word in no list is a content word; a mark's kind may depend on the characters around it.
 Kind = Literal["content", "opener", "pronoun", "conjunction", "opening", "closing", "stop", "wide stop", "quote"]
-# State of a clause: at its start, with only conjunctions and brackets so far; after a content word; after a word or
-# bracket that needs another word; after a pronoun; after the mark that ends it.
-State = Literal["start", "word", "goes on", "pronoun", "ended"]
+# State of a clause. start: only conjunctions and brackets so far; word: after a content word; open: after a word or
+# bracket that needs another word; pronoun: after a pronoun; ended: after the mark that ends it.
+State = Literal["start", "word", "open", "pronoun", "ended"]
 _STATE_AFTER: dict[Kind, State] = {
     "content": "word",
-    "opener": "goes on",
+    "opener": "open",
     "pronoun": "pronoun",
     "conjunction": "start",
 }
@@ -131,15 +131,16 @@ def chunk_sentence(text: str, start: int, end: int) -> Tree:
         parts.clear()
 
     for match in word_pattern(text.isascii()).finditer(text, start, end):
-        first, stop = match.span()
-        attached = first == last and state != "start"
-        next_char = text[stop : min(stop + 1, end)]
+        word_start, word_end = match.span()
+        attached = word_start == last and state != "start"
+        next_char = text[word_end : min(word_end + 1, end)]
         kind = _kind_of(match[0], state, text[last - 1] if attached else "", next_char)
-        if kind == "stop" or (state == "ended" and kind == "closing" and first == last):
+        closes_clause = state == "ended" and kind == "closing" and word_start == last
+        if kind == "stop" or closes_clause:
             end_chunk()
-            parts.append(Tree("", first, stop))
+            parts.append(Tree("", word_start, word_end))
             state = "ended"
-            last = stop
+            last = word_end
             openings = 0
             continue
         begins = _begins(kind, state)
@@ -151,9 +152,9 @@ def chunk_sentence(text: str, start: int, end: int) -> Tree:
         elif begins == "chunk":
             end_chunk()
         state = _next_state(kind, state)
-        words.append(Tree("", first, stop))
+        words.append(Tree("", word_start, word_end))
         openings = openings + 1 if kind == "opening" else 0
-        last = stop
+        last = word_end
     end_clause()
     return Tree(CHUNKED, clauses[0].start, clauses[-1].end, tuple(clauses))
 
@@ -209,8 +210,8 @@ def _next_state(kind: Kind, state: State) -> State:
     if state in ("start", "ended"):  # a bracket or quotation mark before the first word
         return "start"
     if kind == "opening":
-        return "goes on"
-    return "word" if state == "goes on" else state
+        return "open"
+    return "word" if state == "open" else state
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
