@@ -73,7 +73,8 @@ RUNS = {
 SOME = {
     **{"sft": (2, 0), "dpo": (5, 0), "refuel": (7, 0), "refuel online": (20, 11)},
     "refuel-online-without-KL": (43, 12),
-    **{"fixed": (60, 30), "ahead": (60, 28), "critic warm-up": (86, 21), "segment_mc, refilled": (98, 23)},
+    **{"fixed": (60, 30), "randomized": (76, 22), "ahead": (60, 28)},
+    **{"critic warm-up": (86, 21), "segment_mc, refilled": (98, 23)},
 }
 MICRO_BATCHES = 4 * 2 + 3 * 2  # of 4 updates, and batches of 3 evaluations
 POINTS = {"sft": MICRO_BATCHES, "dpo": MICRO_BATCHES + 5 + 2 + 1}  # DPO's of the reference
