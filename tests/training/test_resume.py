@@ -119,7 +119,10 @@ def test_a_lost_server_ends_the_run_with_a_checkpoint(sessions, group, tmp_path)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_stops_everywhere(name, group, tmp_path):
-    check_every_stop(RUNS[name], tmp_path, every=3 if "ppo" in name else 1)
+    every = 3 if "ppo" in name else 1
+    if name == "ppo, ZeRO 3":  # its engines take seconds to make
+        every = 12
+    check_every_stop(RUNS[name], tmp_path, every)
 
 
 def test_the_reference_is_used_again(group, tmp_path, monkeypatch):
