@@ -21,7 +21,7 @@ from dschat.models.tensor_files import save_tensors
 
 logger = logging.getLogger(__name__)
 
-FILE_SIZE = 5 * 10**9  # bytes of weights per file; one file is held in main memory
+FILE_SIZE = 5 * 10**9  # bytes of weights per file; up to two files are held in main memory
 Weights = Iterable[tuple[str, Tensor]]
 
 
