@@ -4,6 +4,7 @@
 import pytest
 from transformers import LlamaConfig
 
+from cli_runs import ROOT
 from dschat.base.errors import UserError
 from dschat.cli import main as dschat
 from dschat.plan.command import plan_step
@@ -11,6 +12,7 @@ from dschat.plan.phases import GB
 from dschat.settings.plan import PlanOptions
 from dschat.settings.presets import find_preset
 
+PAGE = ROOT / "docs" / "performance.md"
 ACCURACY = 0.03  # of a GPU's memory: as much as the plan may be wrong
 
 
@@ -37,6 +39,9 @@ def test_large_presets_fit_gpus_of_80_gb(preset, processes, neighbours, flags):
         )
     else:
         assert f"machines of {plan.main_memory / 1e12 + 0.05:.1f} TB" in head
+    figures = f"| {plan.peak / GB:.0f} | {plan.main_memory / GB:,.0f} GB |"
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{preset}`")]
+    assert any(row.endswith(figures) and flags in row for row in rows), figures
 
 
 def test_a_presets_setting_of_another_engine_is_refused_with_its_default():
