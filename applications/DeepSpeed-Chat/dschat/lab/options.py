@@ -152,10 +152,10 @@ def _check_scores_need_no_judge(options: "TurnOptions") -> None:
     """Raise UserError for --by_scores with a flag of the judge."""
     if not options.turns.by_scores:
         return
-    given = options.flat()
+    values = options.flat()
     flags = flags_of(TurnOptions)
     for name in JUDGE_ONLY:
-        if given[name] != flags[name].default:
+        if values[name] != flags[name].default:
             raise UserError(f"{BY_SCORES} asks no judge and costs nothing: leave --{name} out.")
 
 
