@@ -35,8 +35,10 @@ def load_function(spec: str, flag: str) -> Callable[..., Any]:
     try:
         function = getattr(_import_file(file), name, None)
     except (Exception, SystemExit) as error:
-        place = _place_of(error, str(file))
-        raise UserError(f"{flag} {spec}: importing the file failed{place}: {type(error).__name__}: {error}") from error
+        location = _location_of(error, str(file))
+        raise UserError(
+            f"{flag} {spec}: importing the file failed{location}: {type(error).__name__}: {error}"
+        ) from error
     if not callable(function):
         raise UserError(f"{flag} {spec}: the file defines no function named {name!r}.")
     if _is_async(function) or _is_async(type(function).__call__):
@@ -88,11 +90,11 @@ def call_function(
         raise
     except (Exception, SystemExit) as error:
         name = getattr(function, "__name__", "function")
-        place = _place_of(error, _file_of(function))
-        raise UserError(f"{flag}: {name} failed{place}: {type(error).__name__}: {error}") from error
+        location = _location_of(error, _file_of(function))
+        raise UserError(f"{flag}: {name} failed{location}: {type(error).__name__}: {error}") from error
 
 
-def _place_of(error: BaseException, file: str | None) -> str:
+def _location_of(error: BaseException, file: str | None) -> str:
     """Phrase that names the last line of the user's file, or else of any file, that an error came through.
 
     It is empty for an error that began in no other file than this one, such as a call with wrong arguments.
