@@ -131,9 +131,8 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["beside", *(pytest.param(name, marks=pytest.mark.slow) for name in ("alone", "fused"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
 def test_a_distilled_run_stops_anywhere(name, group, tmp_path):
     flags, every = RUNS[name]
     make = partial(ppo, teacher=make_causal_lm(seed=3), **flags)
