@@ -65,9 +65,12 @@ learners: $(INSTALLED)
 reward-losses: $(INSTALLED)
 	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/research/reward_losses.py --output_dir runs/reward-losses $(REWARD_LOSSES_ARGS)
 
+# One test process more than there are processors, because many tests wait for programs that they start.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+
 # Hundreds of processes import the same modules, so that their compiled forms are kept whatever the shell says.
 test: $(DEV)
-	PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadgroup $(PYTEST_ARGS)
+	PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 # vLLM for CPUs wants an older transformers and numpy, and brings vision and audio packages made for another torch,
 # without which it works. All else is the tested set. Its setuptools needs `wheel`, or the launcher of DeepSpeed gets no
