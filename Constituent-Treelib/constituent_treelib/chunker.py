@@ -48,7 +48,7 @@ _CONJUNCTIONS = """
 """
 _CONTRACTIONS = "'m 're 's 've 'll 'd"
 _ACRONYMS = {"am", "it", "us", "who"}  # in capitals they are no function words
-_INNER_MARKS = ".,;:!?/@=&"  # directly before a word they join it to what stands before: www.who.int, and/or
+_INNER_MARKS = ".?/@=&"  # directly before a word they join it to what stands before: www.who.int, and/or
 _MARKS: dict[str, Kind] = {
     ",;:.!?": "stop",
     "…、。，．：；！？،؛؟।॥": "wide stop",

@@ -52,6 +52,9 @@ def test_rewards_of_numbers():
         assert scores.isnan().all() and not rewards.any(), "in the middle, though the last number is the score"
     scores, rewards = replace(segments, of_prefixes=True).rewards(numbers)
     assert scores[:3].tolist() == [2.0, 4.0, 5.0] and scores[3].isnan() and rewards[0].tolist() == [1, 2, -1]
+    for of_prefixes in (False, True):  # a response without macro actions
+        scores, rewards = Segments([[], ["a"]], [[], [1]], of_prefixes).rewards([[], [2.0]])
+        assert scores.tolist() == [0, 2] and rewards.tolist() == [[0], [2]]
 
 
 def test_texts_of_macro_actions_make_up_the_response(bytes_tokenizer):

@@ -159,6 +159,7 @@ def test_the_pattern_for_ascii_finds_the_same_words():
             'He said "that is it".',
             '(S (CLAUSE (CHUNK He) (CHUNK said)) (CLAUSE (CHUNK " that is it ") .))',
         ),
+        ("I came,but he left", "(S (CLAUSE (CHUNK I) (CHUNK came ,)) (CLAUSE (CHUNK but he) (CHUNK left)))"),
         ("The US economy and IT", "(S (CLAUSE (CHUNK The US economy)) (CLAUSE (CHUNK and IT)))"),
         (
             "He left--because it rained",

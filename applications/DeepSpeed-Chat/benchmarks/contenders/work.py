@@ -95,7 +95,7 @@ def make_files(work: IterationWork, folder: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     device = "cuda" if work.size.hidden_size >= 1024 and torch.cuda.is_available() else "cpu"
     for name, make in (("actor", make_actor), ("reward", make_reward_model)):
-        if (folder / name / "tokenizer_config.json").exists():  # written last
+        if (folder / name / "tokenizer.json").exists():  # written last
             continue
         with torch.device(device):
             make(work).save_pretrained(folder / name)

@@ -48,8 +48,8 @@ MACHINE = 4
 FIRST_ARGUMENT = 16
 SECOND_ARGUMENT = 24
 CLONE_THREAD = 0x10000
-# Commands of fcntl that duplicate a descriptor, read or set its flags, lock a file, or size a pipe. Others choose a
-# process that gets a signal when a descriptor is ready.
+# Commands of fcntl that duplicate a descriptor, read or set its flags, lock a file, or size a pipe. Among the
+# others, F_SETOWN and F_SETSIG choose a process that gets a signal when a descriptor is ready.
 FCNTL_COMMANDS = (
     fcntl.F_DUPFD,
     fcntl.F_DUPFD_CLOEXEC,
