@@ -32,8 +32,8 @@ class TokenText:
         text: the decoded ids; bytes that are no UTF-8 as U+FFFD.
         spans: (start, end) in characters for each id: from the character that holds its first byte to the first
             character that begins after its last byte. An id whose bytes lie inside one character has the span of that
-            character. The span of an id without text is empty; between the bytes of a character it is (i, i) for the
-            i-th character.
+            character, and so has an id without text between its bytes: no cut falls inside the character. Elsewhere
+            the span of an id without text is empty.
     """
 
     text: str
@@ -89,8 +89,7 @@ class TokenReader:
         spans = []
         for start, end in byte_spans:
             first_character = bisect_right(offsets, start) - 1  # that holds the byte at `start`
-            is_empty = start == end
-            spans.append((first_character, first_character if is_empty else bisect_left(offsets, end)))
+            spans.append((first_character, bisect_left(offsets, end)))
         return TokenText(text, tuple(spans))
 
     def _bytes_of(
@@ -274,9 +273,7 @@ def _decode_step_by_step(
         complete = len(text_after) > len(text_before) and not text_after.endswith(_REPLACEMENT)
         if complete or is_last:
             text += text_after[len(text_before) :]
-            for i in range(pending, end):
-                if ids[i] in visible_ids:
-                    spans[i] = (start, len(text))
+            spans[pending:] = [(start, len(text))] * (end - pending)
             window = done
             done = end
             pending = None
