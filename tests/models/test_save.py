@@ -17,6 +17,7 @@ from dschat.base.errors import UserError
 from dschat.models import save
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
+from dschat.models.tiny import make_model
 from dschat.run.model_folders import ModelFolders, SavedModel
 from factories import engine_of, largest_difference, make_causal_lm, make_classifier, ppo_config, run_of, saved_weights
 from model_families import MODEL_FAMILIES
@@ -127,11 +128,13 @@ def test_weights_can_be_read_by_whom_the_umask_allows(mask, tokenizer, tmp_path)
     model = make_causal_lm()
     earlier_mask = os.umask(mask)
     try:
-        save_model(model, saved_weights(model), tokenizer, tmp_path)
+        save_model(model, saved_weights(model), tokenizer, tmp_path / "saved")
+        make_model(tmp_path / "tiny", ["some text"])
     finally:
         os.umask(earlier_mask)
-    permissions = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
-    assert permissions["model.safetensors"] == permissions["config.json"] == 0o666 & ~mask
+    for folder in ("saved", "tiny"):
+        permissions = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / folder).iterdir()}
+        assert permissions["model.safetensors"] == permissions["config.json"] == 0o666 & ~mask
 
 
 def test_only_one_module_writes_safetensors():

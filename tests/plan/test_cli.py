@@ -157,9 +157,9 @@ def test_a_gpu_that_is_too_small(model, capsys):
     assert main(words) == 1
     out = capsys.readouterr().out
     assert "DOES NOT FIT: a GPU would hold" in out
-    found = re.search(r"  --per_device_train_batch_size 32: (\d\.\d) GB", out)
+    found = re.search(r"  --per_device_train_batch_size 32 --gradient_accumulation_steps 2: (\d\.\d) GB", out)
     assert found and float(found[1]) <= 4
-    assert main([*words, "--per_device_train_batch_size", "32"]) == 0
+    assert main([*words, "--per_device_train_batch_size", "32", "--gradient_accumulation_steps", "2"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,11 @@ def test_a_rollout_without_a_critic():
     assert rollout_metrics(batch, 0.9) == pytest.approx(expected)
 
 
-def test_a_response_without_a_score_counts_in_no_mean_of_tokens():
-    """Its tokens are taken away; its score, which was filled with the others' mean, is averaged all the same."""
+def test_a_response_without_a_score_counts_in_no_mean():
+    """Its tokens are taken away, and its score was filled in."""
     whole = trajectory_of([3, 1, 4, 2], 5, seed=1)
     missing = torch.tensor([False, False, False, True])
-    scores = torch.where(missing, whole.scores[:3].mean(), whole.scores)
+    scores = torch.where(missing, 100.0, whole.scores)
     cut = replace(whole, rollout=without_responses(whole.rollout, missing), scores=scores)
     batch = credit_of(cut, fixed(cut.response_mask, 2), kl_coef=0.5, gamma=1.0, lam=0.9)
     expected = rollout_metrics(select_rows(batch, torch.arange(3)), 0.9)

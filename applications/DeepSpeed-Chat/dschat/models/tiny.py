@@ -104,9 +104,11 @@ def make_model(
     chat_template: str | None = None,
 ) -> Path:
     """Saves a random Gemma and a tokenizer trained on `texts` as a Hugging Face folder, and returns the folder."""
+    from dschat.models.save import save_model
+
     folder = Path(folder)
     tokenizer = train_tokenizer(texts, vocab_size)
     tokenizer.chat_template = chat_template
-    make_gemma(tokenizer, seed, hidden_size, layers).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    model = make_gemma(tokenizer, seed, hidden_size, layers)
+    save_model(model, model.named_parameters(), tokenizer, folder)
     return folder

@@ -122,9 +122,7 @@ def _changes(config: CommonConfig) -> Iterator[Change]:
     assert isinstance(config, OneModelConfig)
     yield from _smaller_budget(config)
     yield from _recomputation(config)
-    rows = config.model.per_device_train_batch_size
-    if rows > 1:
-        yield {"per_device_train_batch_size": _half(rows)}
+    yield from _smaller_micro_batch("per_device_train_batch_size", config.model.per_device_train_batch_size, config)
     if isinstance(config, RefuelOnlineConfig) and config.sampling.per_device_generation_batch_size > 1:
         yield {"per_device_generation_batch_size": config.sampling.per_device_generation_batch_size // 2}
     stage = config.engine.zero_stage
@@ -159,13 +157,19 @@ def smaller(config: PPOConfig) -> Iterator[Change]:
         batches = config.rollouts.generation_batches * slots // half
         yield {"per_device_generation_batch_size": half, "generation_batches": batches}
     rows = config.rollouts.per_device_training_batch_size
-    if rows > 1:
-        half = _half(rows)
-        change: Change = {"per_device_training_batch_size": half}
-        passes = config.optimisation.gradient_accumulation_steps
-        if passes is not None or not config.optimisation.global_batch_size:
-            change["gradient_accumulation_steps"] = (passes or 1) * rows // half
-        yield change
+    yield from _smaller_micro_batch("per_device_training_batch_size", rows, config)
+
+
+def _smaller_micro_batch(flag: str, rows: int, config: CommonConfig) -> Iterator[Change]:
+    """Half the examples per forward pass, and twice the passes, so that an update keeps its size."""
+    if rows == 1:
+        return
+    half = _half(rows)
+    change: Change = {flag: half}
+    passes = config.optimisation.gradient_accumulation_steps
+    if passes is not None or not config.optimisation.global_batch_size:
+        change["gradient_accumulation_steps"] = (passes or 1) * rows // half
+    yield change
 
 
 def _smaller_budget(config: CommonConfig) -> Iterator[Change]:

@@ -62,9 +62,10 @@ def write_model(weights: Path, folder: Path) -> None:
         model, tokenizer = _read(weights)
     except (ImportError, ValueError, OSError, struct.error) as error:
         raise UserError(f"{weights}: cannot be read: {error} Needed: {INSTALL}") from error
+    from dschat.models.save import save_model
+
     with writing_folder(folder) as unfinished:
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
+        save_model(model, model.named_parameters(), tokenizer, unfinished)
         (unfinished / "README.md").write_text(CARD, encoding="utf-8")
 
 

@@ -53,11 +53,10 @@ def rollout_metrics(
     """
     trajectory = batch.trajectory
     mask = batch.response_mask
-    rows = mask.shape[0]
     tokens = mask.sum()
     macro_count = batch.macro.mask.sum()
 
-    # A response without a score has no token left, and counts in no mean but that of scores.
+    # A response without a score has no token left, and counts in no mean.
     has_tokens = mask.any(1)
     responses = has_tokens.sum()
     finished = (trajectory.rollout.finished & has_tokens).sum()
@@ -68,7 +67,7 @@ def rollout_metrics(
     means.add("objective/kl", kl, responses)
     means.add("objective/kl_per_token", kl, tokens)
     means.add("objective/entropy", masked_sum(-trajectory.logprobs, mask), responses)
-    means.add("objective/scores", trajectory.scores.sum(), rows)
+    means.add("objective/scores", trajectory.scores[has_tokens].sum(), responses)
     means.add("objective/rlhf_reward", masked_sum(batch.rewards, mask), responses)
     means.add("response/length", tokens, responses)
     means.add("response/eos_rate", finished, responses)
