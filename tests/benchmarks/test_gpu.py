@@ -111,9 +111,11 @@ def test_what_fails_or_comes_too_late_is_said(
     assert found["figures"] == {"limits": asdict(LIMITS), "rows": rows}
     assert json.loads(capsys.readouterr().out)["figures"] == {"limits": asdict(LIMITS), "pieces": {"decoding": rows}}
     monkeypatch.setattr(gpu, "MOST_SECONDS", -1)
-    assert run_gpu(monkeypatch, flags) == 0
+    assert run_gpu(monkeypatch, f"{flags} --tables {tmp_path / 'gpu.md'}") == 0
     late = [{"way": way, "not_measured": "no time was left"} for way in "abc"]
     assert json.loads((tmp_path / "decoding.json").read_text())["figures"]["rows"][-3:] == late
+    tables = (tmp_path / "gpu.md").read_text()
+    assert tables.startswith("## decoding\n") and "| c | no time was left |" in tables and "## training" not in tables
 
 
 def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -126,11 +128,6 @@ def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path:
         rows = json.loads((tmp_path / "decoding.json").read_text())["figures"]["rows"]
         assert rows == [{"way": "a", "status": -signal.SIGKILL}] and other.poll() is None
         other.kill()
-
-
-def test_the_document_has_a_place_for_every_piece() -> None:
-    text = (gpu.ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert all(f"<!-- gpu {name} -->" in text and f"<!-- /gpu {name} -->" in text for name in gpu.PIECES)
 
 
 class Canned:

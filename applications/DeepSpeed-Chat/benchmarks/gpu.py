@@ -66,7 +66,7 @@ from dschat.models.operations import Peaks
 from dschat.quickstart.subcommands import TRAINING
 from dschat.settings.parse import parse
 from dschat.settings.ppo import PPOConfig
-from harness import GB, MB, in_process, origin, report, report_of, settings_parser, table, write_section
+from harness import GB, MB, in_process, origin, report, report_of, settings_parser, table
 
 Tasks = list[tuple[Figures, Task]]  # how rows begin, and what measures them
 MOST_SECONDS = 480  # of a piece
@@ -96,13 +96,13 @@ TESTS.append("tests/treelib/test_benepar_models.py")
 
 def main() -> None:
     """Measures the pieces, prints one JSON object, and writes what is asked for; status 1 if there was a problem."""
-    parser = settings_parser(__doc__, "sections gpu … are", repeats=1)
+    parser = settings_parser(__doc__, repeats=1)
     parser.add_argument(
         "--pieces",
         nargs="*",
         choices=list(PIECES),
         default=list(PIECES),
-        help="none: tables only",
+        help="with --tables, none writes the tables alone",
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--size", choices=list(SIZES), default="G")
@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--flags", default="", help="more flags of step 3, in one word")
     parser.add_argument("--peer", choices=["trl"], help="does the iterations, too; TRL 1.12.0 must be installed")
     parser.add_argument("--json_folder", type=Path, default=Path("runs/gpu"), help="for PIECE.json")
+    parser.add_argument("--tables", type=Path, help="Markdown file for the tables of all pieces that are in --json_folder")
     settings = parser.parse_args()
     if settings.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for the processes that are started, too
@@ -134,8 +135,8 @@ def main() -> None:
         assert limits is not None
         rows_of_pieces[name] = measure(name, settings, limits)
     report(settings, {"limits": limits and asdict(limits), "pieces": rows_of_pieces})
-    if settings.markdown is not None:
-        write_tables(settings.markdown, settings.json_folder)
+    if settings.tables is not None:
+        write_tables(settings.tables, settings.json_folder)
     sys.exit(any("problem" in row for rows in rows_of_pieces.values() for row in rows))
 
 
@@ -178,15 +179,17 @@ def write_rows(
     )
 
 
-def write_tables(document: Path, json_folder: Path) -> None:
-    """Writes the tables of all pieces that have a file."""
+def write_tables(file: Path, json_folder: Path) -> None:
+    """Writes a Markdown file with a table for each piece whose figures are in the folder."""
+    sections = []
     for name in PIECES:
-        file = json_folder / f"{name}.json"
-        if file.exists():
-            piece = json.loads(file.read_text(encoding="utf-8"))
+        piece_file = json_folder / f"{name}.json"
+        if piece_file.exists():
+            piece = json.loads(piece_file.read_text(encoding="utf-8"))
             limits = Peaks(**piece["figures"]["limits"])
-            text = f"{piece['origin']}\n\n{piece_table(limits, piece['figures']['rows'])}"
-            write_section(document, f"gpu {name}", text)
+            rows = piece_table(limits, piece["figures"]["rows"])
+            sections.append(f"## {name}\n\n{piece['origin']}\n\n{rows}\n")
+    write_file(file, "\n".join(sections))
 
 
 def children() -> set[psutil.Process]:

@@ -114,8 +114,8 @@ def exponents(points: Sequence[Point]) -> dict[str, float]:
 
 def growth_table(points: Sequence[Point], unit: str) -> str:
     """Time and memory by the quantity that grows."""
-    names = ["cpu_seconds", *SHOWN, "wall_seconds"]
-    headers = ["CPU s", *(f"{phase}, s" for phase in SHOWN), "wall s"]
+    names = ["cpu_seconds", *SHOWN]
+    headers = ["CPU s", *(f"{phase}, s" for phase in SHOWN)]
     rows = []
     for point in points:
         seconds = [f"{point[name]:.2f}" for name in names]

@@ -36,7 +36,7 @@ GB = 1e9  # bytes
 SAMPLE_SECONDS = 0.002  # between two readings of the memory
 C = ctypes.CDLL(None)
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
-OUTPUT_SETTINGS = ("markdown", "pictures", "local_rank")  # settings that do not affect figures
+OUTPUT_SETTINGS = ("markdown", "tables", "pictures", "local_rank")  # settings that do not affect figures
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 

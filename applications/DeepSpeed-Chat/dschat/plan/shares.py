@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Constants of the throughput estimate of `dschat plan`: data sheets of GPUs, and measured shares of their peaks.
 
-The measurements are in bf16 at ZeRO 0. `benchmarks/gpu.sh` repeats them (docs/performance.md).
+The measurements are in bf16 at ZeRO 0. `benchmarks/gpu.sh` repeats them (docs/measurements.md).
 """
 
 from __future__ import annotations
