@@ -21,16 +21,16 @@ TINY = "--sizes tiny --repeats 1"
 
 @pytest.mark.slow
 def test_equal_lengths(tmp_path: Path) -> None:
-    """Lower bound and ours sample as many tokens; the phases make up the whole; TRL is left out by name."""
+    """Plain PyTorch and ours sample as many tokens; the phases make up the whole; TRL is left out by name."""
     document = tmp_path / "performance.md"
     first, last = "<!-- step3 tiny, equal -->\n", "<!-- /step3 tiny, equal -->\n"
     document.write_text(f"before\n{first}old\n{last}after\n", encoding="utf-8")
     figures = run_benchmark(
-        "step3.py", f"{TINY} --lengths equal --contenders lower_bound_scoring ours trl --markdown {document}"
+        "step3.py", f"{TINY} --lengths equal --contenders plain_pytorch_scoring ours trl --markdown {document}"
     )
     rows = figures["tiny, equal"]
     assert rows["TRL PPOTrainer"] == {"not_measured": "no --trl_python"}
-    for name in ("lower bound + scoring passes", "ours"):
+    for name in ("plain PyTorch + scoring passes", "ours"):
         cpu = rows[name]["cpu_seconds"]
         assert rows[name]["tokens"] == 8 * 6
         assert cpu["total"] == pytest.approx(sum(cpu[phase] for phase in PHASES), abs=1e-3)

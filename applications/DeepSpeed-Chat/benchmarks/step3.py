@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast is an iteration of step 3, compared with what must be computed at least, and with TRL?
+"""How fast is an iteration of step 3, compared with plain PyTorch and with TRL?
 
 Every contender does the same work (contenders/work.py): the same random Gemmas, the same prompts, responses of the
 same lengths or of the same distribution of lengths, the same batch and micro-batch. Each runs in a process of its own
 with one thread. They take turns, iteration by iteration, so that other load on the machine affects all of them; the
 first iteration of each does not count, and the figures are medians of the others. contenders/process.py says how time
 and memory are measured. Speed is response tokens per CPU second: with equal lengths that is proportional to samples
-per CPU second, and with ragged lengths it does not depend on the lengths that are sampled. `speed` is relative to the
-lower bound.
+per CPU second, and with ragged lengths it does not depend on the lengths that are sampled. `speed` is relative to
+plain PyTorch.
 """
 
 import argparse
@@ -39,9 +39,9 @@ class Entry:
 
 MACRO = ("--ngram", "5")
 ENTRIES = {
-    "lower_bound": Entry("lower bound", "lower_bound"),
-    "lower_bound_scoring": Entry("lower bound + scoring passes", "lower_bound", scoring=True),
-    "lower_bound_scoring_4": Entry("lower bound + scoring passes, 4 updates", "lower_bound", updates=4, scoring=True),
+    "plain_pytorch": Entry("plain PyTorch", "plain_pytorch"),
+    "plain_pytorch_scoring": Entry("plain PyTorch + scoring passes", "plain_pytorch", scoring=True),
+    "plain_pytorch_scoring_4": Entry("plain PyTorch + scoring passes, 4 updates", "plain_pytorch", updates=4, scoring=True),
     "ours": Entry("ours", "ours", flags=MACRO),
     "ours_4": Entry("ours, 4 updates", "ours", updates=4, flags=MACRO),
     "vanilla": Entry("ours, vanilla PPO (n = 1)", "ours", flags=("--ngram", "1")),
@@ -53,7 +53,7 @@ WORKS = {
     "equal": IterationWork(SIZES["S"], 32, 8, 8, 64, 64),
     "ragged": IterationWork(SIZES["S"], 128, 8, 8, 64, 256, mean_response=48),
 }
-EVERY = {"equal": list(ENTRIES), "ragged": ["lower_bound", "ours", "trl"]}
+EVERY = {"equal": list(ENTRIES), "ragged": ["plain_pytorch", "ours", "trl"]}
 NOT_MEASURED = {"not_measured": "no --trl_python"}
 
 
@@ -65,7 +65,7 @@ class ContenderRow(IterationFigures):
     positions_per_token: dict[str, float]  # positions computed outside of sampling, per token of prompts and responses
     tokens_per_cpu_second: float
     spread: tuple[float, float]  # the slowest and the fastest iteration, relative to the median
-    speed: float | None = None  # relative to the lower bound
+    speed: float | None = None  # relative to plain PyTorch
 
 
 Rows = dict[str, ContenderRow | None]  # by name; None: not measured, because there is no --trl_python
@@ -81,7 +81,7 @@ def main() -> None:
         default=["S", "M"],
     )
     parser.add_argument("--lengths", nargs="+", choices=list(WORKS), default=list(WORKS))
-    names = "default: all; with ragged lengths lower_bound, ours, trl"
+    names = "default: all; with ragged lengths plain_pytorch, ours, trl"
     parser.add_argument("--contenders", nargs="+", choices=list(ENTRIES), help=names)
     parser.add_argument("--repeats", type=int, default=3, help="iterations of each that count")
     parser.add_argument("--trl_python", help="an interpreter with TRL 1.12.0; TRL is left out without it")
@@ -127,14 +127,14 @@ def measure(
 
 
 def with_speeds(rows: Rows) -> Rows:
-    """The rows with their speed relative to the lower bound, if that was measured."""
-    lower_bound = rows.get("lower bound")
-    if lower_bound is None:
+    """The rows with their speed relative to plain PyTorch, if that was measured."""
+    plain_pytorch = rows.get("plain PyTorch")
+    if plain_pytorch is None:
         return rows
     relative: Rows = {}
     for name, row in rows.items():
         if row is not None:
-            row = replace(row, speed=row.tokens_per_cpu_second / lower_bound.tokens_per_cpu_second)
+            row = replace(row, speed=row.tokens_per_cpu_second / plain_pytorch.tokens_per_cpu_second)
         relative[name] = row
     return relative
 

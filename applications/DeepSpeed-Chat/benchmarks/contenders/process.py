@@ -42,7 +42,7 @@ class ContenderJob:
     work: IterationWork
     files: str  # folder that `make_files` filled
     folder: str  # the contender's own folder
-    scoring: bool = False  # lower bound: score with actor and critic before training, too
+    scoring: bool = False  # plain PyTorch: score with actor and critic before training, too
     flags: list[str] = field(default_factory=list)  # ours: more flags of step 3
     processes: int = 1  # ours: processes that share the work
     random_responses: bool = False  # ours: random tokens instead of sampled responses

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lower bound: only what any PPO on these models must compute, in plain transformers and PyTorch.
+"""An iteration of PPO in plain PyTorch and transformers: only what any PPO on these models must compute.
 
 One batched ``generate``; forwards of reference and reward model; forwards and backwards of actor and critic, and
 AdamW. Micro-batches are rows in the order of the prompts, as wide as the whole rollout. Log-probs are a log_softmax of
