@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--flags", default="", help="more flags of step 3, in one word")
     parser.add_argument("--peer", choices=["trl"], help="does the iterations, too; TRL 1.12.0 must be installed")
     parser.add_argument("--json_folder", type=Path, default=Path("runs/gpu"), help="for PIECE.json")
-    parser.add_argument("--tables", type=Path, help="Markdown file for the tables of all pieces that are in --json_folder")
+    parser.add_argument("--tables", type=Path, help="Markdown file for tables of all pieces in --json_folder")
     settings = parser.parse_args()
     if settings.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for the processes that are started, too

@@ -41,7 +41,9 @@ MACRO = ("--ngram", "5")
 ENTRIES = {
     "plain_pytorch": Entry("plain PyTorch", "plain_pytorch"),
     "plain_pytorch_scoring": Entry("plain PyTorch + scoring passes", "plain_pytorch", scoring=True),
-    "plain_pytorch_scoring_4": Entry("plain PyTorch + scoring passes, 4 updates", "plain_pytorch", updates=4, scoring=True),
+    "plain_pytorch_scoring_4": Entry(
+        "plain PyTorch + scoring passes, 4 updates", "plain_pytorch", updates=4, scoring=True
+    ),
     "ours": Entry("ours", "ours", flags=MACRO),
     "ours_4": Entry("ours, 4 updates", "ours", updates=4, flags=MACRO),
     "vanilla": Entry("ours, vanilla PPO (n = 1)", "ours", flags=("--ngram", "1")),
