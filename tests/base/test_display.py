@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dschat.base import progress as module
-from dschat.base.display import for_reading, visible, wrapped
+from dschat.base.display import for_reading, markdown_table, visible, wrapped
 from dschat.base.errors import UserError
 from dschat.base.progress import progress
 from dschat.base.web_page import launch
@@ -127,6 +127,10 @@ def test_a_demo_on_another_address_needs_a_password(monkeypatch):
 
 def test_an_empty_response_is_seen():
     assert for_reading(" \n") == "(empty)" and for_reading("\n x \n") == "x"
+
+
+def test_a_cell_is_one_line():
+    assert markdown_table(["a"], [["l1\nl|2"]]).splitlines()[-1] == "| l1 l\\|2 |"
 
 
 def test_lines_are_broken_between_words_and_keep_their_ends():

@@ -14,6 +14,7 @@ from tokenizers import AddedToken
 from dschat.base.errors import UserError
 from dschat.rollouts.termination import TerminationCondition
 from factories import EOS, condition_of, make_rollout, make_tokenizer, ppo_config
+from macro_actions.conditions import at_most, ppl, surprise
 from macro_actions.segments import segment
 from macro_actions.types import Trajectory, mapped, select_rows
 from rl_cases import trajectory_of
@@ -126,6 +127,34 @@ def test_ppl_looks_at_the_reference(mode, tmp_path):
                 expected.append(j - start)
                 start = j
         assert lengths_of(ends)[row] == ([*expected, length - start] if length else [])
+
+
+@pytest.mark.parametrize("mode", ["chunk", "prefix"])
+def test_equal_perplexities_after_another_run_are_no_cut(mode):
+    """The sums of a run are its own: of a long run before it, not even a rounding or an infinity is left."""
+    ties = [-5.96e-7] * 20
+    generator = torch.Generator().manual_seed(1)
+    earlier = torch.rand(400, generator=generator).mul(-9).tolist()
+    earlier[7] = -math.inf
+    logprobs = torch.tensor([[*earlier, 0.0, *ties]])
+    mask = torch.tensor([[True] * 400 + [False] + [True] * 20])
+    assert ppl(mask, logprobs, mode)[0, 401:].tolist() == [False] * 19 + [True]
+    logprobs[0, 410] = -1.0  # a rise is seen there, too
+    assert ppl(mask, logprobs, mode)[0, 401:].nonzero().flatten().tolist() == [8, 19]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda mask: surprise(mask, -mask.float(), count=0),
+        lambda mask: surprise(mask, -mask.float(), count=1.5),
+        lambda mask: surprise(mask, -mask.float(), probability=0.0),
+        lambda mask: at_most(mask, mask, 0),
+    ],
+)
+def test_numbers_out_of_range_are_refused(call):
+    with pytest.raises(ValueError, match="must be"):
+        call(torch.ones(1, 3, dtype=torch.bool))
 
 
 def write_condition(tmp_path, body):

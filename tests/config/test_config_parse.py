@@ -19,7 +19,7 @@ import pytest
 from dschat.base.errors import UserError
 from dschat.settings.flags import flags_of
 from dschat.settings.parse import parse, resolve
-from dschat.settings.parser import INERT_FLAGS
+from dschat.settings.parser import INERT_FLAGS, FlagParser
 from dschat.settings.ppo import PPOConfig
 from flag_cases import FAMILIES, REQUIRED, config_of
 
@@ -99,6 +99,12 @@ def test_a_whole_number_may_have_a_point():
     """As the example files of LLaMA-Factory write `num_train_epochs: 3.0`."""
     flat = config_of("sft", "--num_train_epochs 3.0 --max_seq_len 1e3 --max_steps 20.0").flat()
     assert (flat["num_train_epochs"], flat["max_seq_len"], flat["max_steps"]) == (3, 1000, 20)
+
+
+@pytest.mark.parametrize("text", ["-1", "-.5", "-1e-3", "-2.E+2", "-inf"])
+def test_a_negative_number_is_a_value(text):
+    values, other_words = FlagParser(PPOConfig).read(["--missing_eos_penalty", text])
+    assert values["missing_eos_penalty"] == float(text) and not other_words
 
 
 def test_missing_flags_are_named(capsys):

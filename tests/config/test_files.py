@@ -150,6 +150,8 @@ def test_what_yaml_writes_in_its_own_way(tmp_path, monkeypatch):
         "12:30:00",
     )
     assert (config.columns.rejected_key, config.finetuning.lora_module_name) == ("--x", ["--q", "-1"])
+    config = settings_of("lora-module-name: [--q, -1]\n")
+    assert config.finetuning.lora_module_name == ["--q", "-1"]
     Path("ppo.yaml").write_text("ngram: .inf\n")
     assert resolve(
         PPOConfig, [*REQUIRED["ppo"], "--config", "ppo.yaml"], command="ppo"

@@ -61,7 +61,7 @@ def test_what_is_left_out_is_counted_by_reason():
     _, kept, left_out = tokenized(*rows, total_length=120)
     assert len(kept) == 2
     assert left_out == {
-        "a reward is missing": 2,
+        "a turn could not be scored": 2,
         "both replies are the same": 1,
         "a reply is empty": 1,
         "the first dialogue is too long": 1,
@@ -76,6 +76,21 @@ def test_the_limit_is_the_number_of_tokens():
     length = len(tokenizer(whole, add_special_tokens=False)["input_ids"]) + 1  # this tokenizer puts BOS before texts
     assert len(tokenized(row(), template="chatml", total_length=length)[1]) == 1
     assert tokenized(row(), template="chatml", total_length=length - 1)[2] == {"the first dialogue is too long": 1}
+
+
+def test_a_beginning_may_be_longer_than_the_whole_dialogue():
+    """A template that drops thoughts of earlier turns: the first reply is too long although the dialogue is not."""
+    tokenizer = chat_tokenizer("chatml")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content if loop.last else m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    raw = row()
+    raw[FIRST][3]["content"] = f"<think>{'z' * 150}</think>second"
+    made = read_dialogue_pair(raw, "rows:1", scored=True)
+    kept, left_out = tokenize_pairs([made], tokenizer, turn_end(tokenizer), 120)
+    assert not kept and left_out == {"the first dialogue is too long": 1}
 
 
 def broken(column, value):
@@ -96,6 +111,9 @@ MISTAKES = {
     "turn beyond": (row(turn=0, last=3), ["must be turns"]),
     "another beginning": (broken("sampled_h_from_sampled_len", 2) | {"sampled_len_from_5": 2}, ["differ before"]),
     "few rewards": (broken("trajectory_reward", [1.0]), ["a reward for each of the 3 turns"]),
+    "no list": (broken("trajectory_reward", 3.5), ["trajectory_reward must be a list with a reward for each"]),
+    "text": (broken("trajectory_reward", "1.0"), ["trajectory_reward must be a list"]),
+    "truth": (row() | {"sampled_h_from_sampled_len": True}, ["is True", "must be turns"]),
     "no number": (broken("trajectory_reward", [1.0, float("nan"), 2.0]), ["must be a number", "-99999"]),
 }
 
@@ -149,7 +167,7 @@ def test_failed_rewards_and_long_pairs_are_left_out(tmp_path):
     write_jsonl(tmp_path / "train.jsonl", [pair(reject_reward=-99999), pair(), long])
     data = load_regression_data([str(tmp_path)], 4, 10)
     assert len(data.train) == 1
-    assert data.dropped["train"] == {"a reward is missing": 1, "longer than --task.total_length": 1}
+    assert data.dropped["train"] == {"a turn could not be scored": 1, "longer than --task.total_length": 1}
     with pytest.raises(UserError, match="no training pair is left of 3 .*longer than --task.total_length: 2"):
         load_regression_data([str(tmp_path)], 3, 10)
 

@@ -146,6 +146,25 @@ def test_a_group_that_cannot_be_joined_leaves_nothing_behind(monkeypatch):
     assert not set(process_group.LAUNCH_VARIABLES) & os.environ.keys()
 
 
+def test_a_group_of_one_leaves_the_variables_of_a_cluster(monkeypatch):
+    """Without a rank, the address and the number of processes are somebody else's."""
+    variables = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29511", "WORLD_SIZE": "4"}
+    monkeypatch.delenv("RANK", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(process_group, "_join_group", lambda timeout: None)
+    monkeypatch.setattr(process_group.dist, "barrier", lambda: None)
+    with process_group.process_group():
+        assert os.environ["WORLD_SIZE"] == "1"
+    assert {name: os.environ[name] for name in variables} == variables and "RANK" not in os.environ
+
+
+def test_any_name_of_a_mapped_file_can_be_read(tmp_path):
+    """Of whatever program on this machine: names are bytes."""
+    (tmp_path / "maps").write_bytes(b"7f00-7f01 r--p 0 0:1 3 /tmp/na\xefve\n7f02-7f03 r--p 0 0:1 4 /dev/shm/used\n")
+    assert "/dev/shm/used" in process_group._mapped_files(tmp_path)
+
+
 @pytest.fixture
 def build_folder(tmp_path, monkeypatch):
     """Where torch compiles cpu_adam in this test."""
@@ -173,6 +192,18 @@ def test_another_machine_may_hold_a_young_lock(local, build_folder, monkeypatch)
     prepare_op("cpu_adam")
     assert (build_folder / "lock").exists()
     os.utime(build_folder / "lock", (1, 1))
+    prepare_op("cpu_adam")
+    assert not (build_folder / "lock").exists()
+
+
+def test_a_lock_that_is_released_meanwhile(build_folder, monkeypatch):
+    (build_folder / "lock").touch()
+
+    def release(lock):
+        lock.unlink()
+        return lock.stat()
+
+    monkeypatch.setattr(process_group, "_is_held", release)
     prepare_op("cpu_adam")
     assert not (build_folder / "lock").exists()
 

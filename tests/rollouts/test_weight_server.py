@@ -160,9 +160,21 @@ def test_an_engine_that_hangs_though_its_server_is_well_ends_the_run(busy, actor
             assert drawn_of(draw)[0] == EXPECTED
             return
         begun = time.monotonic()
-        with pytest.raises(ServerLost, match=r"has finished no response for 1.5 s \(--vllm_timeout\), though"):
+        with pytest.raises(ServerLost, match=r"has finished no response for 1.5 s \(--vllm_timeout\)"):
             drawn_of(draw)
         assert time.monotonic() - begun < 10
+
+
+def test_a_fault_of_our_own_is_not_blamed_on_a_server(actor, servers, monkeypatch, caplog):
+    async def fail(*_):
+        raise NameError("oops")
+
+    server = servers()
+    with VllmServers([server.url], NEEDS).session(actor) as draw:
+        monkeypatch.setattr(client.ServerClient, "generate", fail)
+        with pytest.raises(UserError, match=r"--vllm_url: sampling failed: NameError\('oops'\)"):
+            drawn_of(draw)
+    assert "sampling on vLLM servers failed" in caplog.text and "Traceback" in caplog.text
 
 
 def test_weights_that_have_not_changed_are_sent_once(actor, servers):

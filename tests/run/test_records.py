@@ -4,6 +4,7 @@
 import hashlib
 import importlib.metadata
 import json
+import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -31,8 +32,11 @@ def test_run_json(tmp_path):
     assert stored["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert {"transformers", "deepspeed", "numpy"} <= stored["packages"].keys()
     record.finished = True
+    record.metrics = {"eval/loss": math.nan, "eval/ppl": math.inf, "eval/accuracy": 0.5}
     record.save(tmp_path)
-    assert json.loads((tmp_path / "run.json").read_text())["finished"] is True
+    stored = json.loads((tmp_path / "run.json").read_text())
+    assert stored["finished"] is True
+    assert stored["metrics"] == {"eval/loss": None, "eval/ppl": None, "eval/accuracy": 0.5}
 
 
 def git(folder, *words):
@@ -47,6 +51,7 @@ def test_run_json_says_which_code_ran(tmp_path, monkeypatch):
     assert Path(__file__).resolve().parents[2] == record.CHECKOUT
     monkeypatch.setattr(record, "CHECKOUT", tmp_path)
     git(tmp_path, "init", "-q")
+    assert record.commit_of(tmp_path) == {"commit": None, "changed": False}
     (tmp_path / "code.py").write_text("a = 1\n")
     git(tmp_path, "add", "code.py")
     git(tmp_path, "commit", "-qm", "first")

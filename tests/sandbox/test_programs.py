@@ -81,7 +81,19 @@ def test_outcomes(program, tests) -> None:
     assert found.status == next((test for test in tests if test != "passed"), "passed")
 
 
+def test_a_method_goes_before_what_a_star_import_brings() -> None:
+    """Problems' own sites put such lines above the class; a function of the program still needs no class."""
+    tests = json.dumps({"fn_name": "merge", "inputs": [[[3, 1], [2]]], "outputs": [[1, 2, 3]]})
+    method = "from heapq import *\nclass Solution:\n    def merge(self, a, b):\n        return sorted(a + b)\n"
+    helper = "class Solution:\n    pass\ndef merge(a, b):\n    return sorted(a + b)\n"
+    assert run_tests(method, tests).tests == run_tests(helper, tests).tests == ("passed",)
+    assert "NameError: the program defines no function merge" in run_tests("def f(): pass", tests).message
+
+
 def test_messages() -> None:
+    texts = "class Odd(Exception):\n    def __str__(self):\n        raise SystemExit(0)\nraise Odd"
+    assert run_tests(texts, ECHO).message == "an exception without a text"
+    assert run_tests(f"raise ValueError({'é' * 400!r})", ECHO).message == "ValueError: " + "é" * 288
     assert "ZeroDivisionError: division by zero" in run_tests("1 / 0", ECHO).message
     assert "SyntaxError" in run_tests("1 +", ECHO).message
     assert run_tests("while True: pass", ECHO, SandboxLimits(seconds=1)).message == "more than 1 s"

@@ -62,17 +62,18 @@ def randomized(
     repeat_times: int = 3,
     row_seeds: Tensor | None = None,
 ) -> Tensor:
-    """Shuffle ``lengths`` × ``repeat_times`` and use them up in order; tokens beyond them are one macro action.
+    """Give macro actions the lengths ``lengths`` × ``repeat_times`` in random order; tokens left over form one more.
 
-    The shuffle of a run depends only on its row's seed and on its number in the row, so a batch is cut as its rows
-    alone are, on any number of ranks. The number of runs is read from the device, which waits for it.
+    Each run has a shuffle of its own. It depends only on its row's seed and on its number in the row, so a batch is
+    cut as its rows alone are, on any number of ranks. The number of runs is read from the GPU, with one
+    synchronisation.
 
     Args:
         response_mask: shape ``(B, R)``.
         lengths: macro-action lengths in tokens, each at least 1.
         repeat_times: how often each length occurs, at least 1.
-        row_seeds: shape ``(B,)``, int64, see :func:`make_row_seeds`; with ``None`` the row numbers, and then every
-            batch is cut alike.
+        row_seeds: shape ``(B,)``, int64, see :func:`make_row_seeds`; with ``None`` the row numbers, so that
+            every batch gets the same cuts.
 
     Returns:
         ends, shape ``(B, R)``, bool.
@@ -157,7 +158,7 @@ def ppl(
         raise ValueError(f"mode must be chunk, prefix or token, not {mode!r}")
     _check_shape(ref_logprobs, response_mask)
     mask = response_mask.bool()
-    # Sums in float64 of float32 numbers are exact here, so equal means are recognised as ties.
+    # Sums in float64 of float32 numbers, so that equal means are recognised as ties.
     nll = torch.where(mask, -ref_logprobs.float(), 0.0).double()
     if mode == "token":
         cut_before = torch.zeros_like(mask)
@@ -180,15 +181,19 @@ def surprise(
     Args:
         response_mask: shape ``(B, R)``.
         logprobs: shape ``(B, R)``, log-probabilities of the response tokens under the policy that sampled them.
-        probability: a token is unlikely if its probability is below this.
-        count: unlikely tokens per macro action, at least 1.
+        probability: a token is unlikely if its probability is below this; above 0 and at most 1.
+        count: unlikely tokens per macro action, an integer of at least 1.
 
     Returns:
         ends, shape ``(B, R)``, bool.
 
     Raises:
-        ValueError: the shapes differ.
+        ValueError: ``probability`` or ``count`` is out of range, or the shapes differ.
     """
+    if not 0 < probability <= 1:
+        raise ValueError(f"probability must be above 0 and at most 1, not {probability}")
+    if count < 1 or count != int(count):
+        raise ValueError(f"count must be an integer of at least 1, not {count}")
     _check_shape(logprobs, response_mask)
     mask = response_mask.bool()
     unlikely = mask & (logprobs.float() < math.log(probability))
@@ -205,9 +210,10 @@ def parsing(
     model: str | None = None,
     end_ids: Collection[int] = (),
 ) -> Tensor:
-    """Make every constituent of fewer than ``cutoff`` tokens a macro action, see `macro_actions.constituents`.
+    """Make the largest constituents of fewer than ``cutoff`` tokens macro actions, see `macro_actions.constituents`.
 
-    The parser is loaded at the first call and stays in memory.
+    A constituent of a single word joins the macro action before it. The parser is loaded at the first call and stays
+    in memory.
 
     Args:
         response_mask: shape ``(B, R)``.
@@ -302,10 +308,10 @@ def at_most(
     response_mask: Tensor,
     most: int,
 ) -> Tensor:
-    """Join neighbours, so that no response has more than ``most`` macro actions.
+    """Join neighbours, so that no response of one run has more than ``most`` macro actions.
 
     Macro action m of M, counted from 0, becomes part of number ⌊m · most / M⌋: with M = 5 and most = 2, the first
-    three and the last two are joined. A macro action never spans a hole, so the ends of runs stay in addition.
+    three and the last two are joined. A macro action never spans a hole, so each further run may add one.
 
     Args:
         ends: shape ``(B, R)``, bool.
@@ -314,7 +320,12 @@ def at_most(
 
     Returns:
         ends, shape ``(B, R)``, bool.
+
+    Raises:
+        ValueError: ``most`` is below 1.
     """
+    if most < 1:
+        raise ValueError(f"most must be at least 1, not {most}")
     mask = response_mask.bool()
     last = last_true(mask)
     ends = (ends & mask) | last
@@ -322,8 +333,8 @@ def at_most(
     total = ends.sum(1, keepdim=True)
     joined_number = number * most // total.clamp(min=1)
     joined = torch.where(total > most, joined_number, number)
-    is_other_than_next = joined != joined.roll(-1, 1)
-    return ends & (last | is_other_than_next)
+    differs_from_next = joined != joined.roll(-1, 1)
+    return ends & (last | differs_from_next)
 
 
 def isolate_last_token(ends: Tensor, response_mask: Tensor) -> Tensor:
@@ -397,13 +408,11 @@ def _rises_above_mean(
     Args:
         nll: shape ``(B, R)``, float64, 0 off the mask.
         mask: shape ``(B, R)``, bool.
-        restart: the mean is over the current macro action, and begins anew at every token that exceeds it.
+        restart: the mean begins anew at every token that exceeds it, and is thus that of the current macro action.
 
     Returns:
         Shape ``(B, R)``, bool; undefined at the beginning of a run and off the mask.
     """
-    if not restart:
-        return _rises_above_prefix_mean(nll, mask)
     rises = torch.zeros_like(mask)
     total = nll.new_zeros(len(nll))
     count = nll.new_zeros(len(nll))
@@ -411,7 +420,7 @@ def _rises_above_mean(
         current = nll[:, j]
         is_above = current * count > total
         rises[:, j] = is_above
-        begins = is_above
+        begins = is_above if restart else torch.zeros_like(is_above)
         if j > 0:
             begins = begins | ~mask[:, j - 1]
         total = torch.where(begins, current, total + current)
@@ -419,21 +428,8 @@ def _rises_above_mean(
     return rises
 
 
-def _rises_above_prefix_mean(nll: Tensor, mask: Tensor) -> Tensor:
-    """Whether each token's nll exceeds the mean nll of all tokens before it in its run. (B, R) each."""
-    total = nll.cumsum(1)
-    total_before = torch.zeros_like(total)
-    total_before[:, 1:] = total[:, :-1]
-    column = torch.arange(nll.shape[1], device=nll.device).expand_as(mask)
-    begins = mask.clone()
-    begins[:, 1:] &= ~mask[:, :-1]
-    begin_column = torch.where(begins, column, 0).cummax(1).values
-    count = column - begin_column
-    return nll * count > total_before - total_before.gather(1, begin_column)
-
-
 def _check_shape(x: Tensor, response_mask: Tensor) -> None:
     if x.shape != response_mask.shape:
         raise ValueError(
-            f"what the condition reads must have the mask's shape {tuple(response_mask.shape)}, not {tuple(x.shape)}"
+            f"log-probabilities must have the mask's shape {tuple(response_mask.shape)}, not {tuple(x.shape)}"
         )

@@ -77,10 +77,10 @@ def markdown_table(
     headers: Sequence[str],
     rows: Sequence[Sequence[str]],
 ) -> str:
-    """Markdown table whose columns also line up as plain text; pipes in cells are escaped."""
+    """Markdown table whose columns also line up as plain text; pipes in cells are escaped, line ends are blanks."""
     escaped = []
     for row in (headers, *rows):
-        escaped.append([cell.replace("|", "\\|") for cell in row])
+        escaped.append([" ".join(cell.splitlines()).replace("|", "\\|") for cell in row])
     table = _padded(escaped, min_width=3)
     lines = [f"| {' | '.join(row)} |" for row in table]
     widths = [text_width(cell) for cell in table[0]]

@@ -4,9 +4,11 @@
 import gzip
 import io
 import json
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,19 @@ def text_of(
     problem = f"column {column!r} holds {type(value).__name__}" if column in row else f"no column {column!r}"
     columns = ", ".join(map(repr, row)) or "none"
     raise UserError(f"{origin}: {problem}, text is needed; its columns are {columns}.")
+
+
+def json_value(value: Any) -> Any:
+    """A value for JSON: numbers that are not finite become None, dataclasses objects of their fields."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return json_value(vars(value))
+    if isinstance(value, Mapping):
+        return {name: json_value(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def dump_row(row: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ REWARD = "_reward"  # suffix of the column with a dialogue's rewards
 FAILED = -99999.0  # reward of a dialogue that could not be scored
 
 # Reasons why a pair is left out.
-NOT_SCORED = "a reward is missing"
+NOT_SCORED = "a turn could not be scored"
 SAME_REPLY = "both replies are the same"
 EMPTY_REPLY = "a reply is empty"
 FIRST_TOO_LONG = "the first dialogue is too long"
@@ -87,7 +87,7 @@ def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
     turns = len(first) // 2
     if len(first) % 2 or len(second) != len(first):
         raise UserError(f"{origin}: the dialogues must have the same number of turns, each with its reply.")
-    are_integers = isinstance(turn, int) and isinstance(last, int)
+    are_integers = type(turn) is int and type(last) is int  # True is an instance of int
     if not are_integers or not 0 <= turn <= last < turns:
         raise UserError(
             f"{origin}: {TURN} is {turn!r} and {LAST} is {last!r}; they must be turns counted from 0, below {turns},"
@@ -100,10 +100,8 @@ def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
     first_rewards: list[float] = []
     second_rewards: list[float] = []
     if scored:
-        first_rewards = [_reward(value, origin) for value in raw[FIRST + REWARD]]
-        second_rewards = [_reward(value, origin) for value in raw[SECOND + REWARD]]
-        if len(first_rewards) != turns or len(second_rewards) != turns:
-            raise UserError(f"{origin}: there must be a reward for each of the {turns} turns.")
+        first_rewards = _read_rewards(raw, FIRST + REWARD, turns, origin)
+        second_rewards = _read_rewards(raw, SECOND + REWARD, turns, origin)
     return DialoguePair(first, second, turn, last, first_rewards, second_rewards, origin)
 
 
@@ -111,7 +109,7 @@ def require_columns(
     raw: Any,
     columns: Sequence[str],
     origin: str,
-    maker: str,
+    script: str,
 ) -> None:
     """Raises UserError if a row lacks a column.
 
@@ -119,12 +117,25 @@ def require_columns(
         raw: the row, column → value.
         columns: the required columns.
         origin: file and row, for the message.
-        maker: the script that makes such rows, for the message.
+        script: the script that makes such rows, for the message.
     """
     present = raw if isinstance(raw, dict) else {}
     missing = [name for name in columns if present.get(name) is None]
     if missing:
-        raise UserError(f"{origin}: no column {', '.join(map(repr, missing))}; give a data set that {maker} makes.")
+        raise UserError(f"{origin}: no column {', '.join(map(repr, missing))}; give a data set that {script} makes.")
+
+
+def _read_rewards(
+    raw: Mapping[str, Any],
+    column: str,
+    turns: int,
+    origin: str,
+) -> list[float]:
+    """The rewards of a dialogue. Raises UserError unless they are a list with a number for each turn."""
+    rewards = raw[column]
+    if not isinstance(rewards, list | tuple) or len(rewards) != turns:
+        raise UserError(f"{origin}: {column} must be a list with a reward for each of the {turns} turns.")
+    return [_reward(value, origin) for value in rewards]
 
 
 def _reward(value: Any, origin: str) -> float:
@@ -147,7 +158,7 @@ def tokenize_pairs(
         pairs: scored pairs.
         tokenizer: the policy's tokenizer, with a chat template.
         end: how the template ends a turn.
-        total_length: maximum tokens of the whole first dialogue, and of the second up to its reply of turn h.
+        total_length: maximum tokens of the whole first dialogue, and of both up to their replies of turn h.
 
     Returns:
         Rows with tokens, masks and rewards; reason → number of pairs left out.
@@ -208,7 +219,9 @@ def _tokenize_chunk(
     for index, pair in enumerate(pairs):
         first = _Reply(pair.first, first_ids[index], pair.first_rewards[pair.last])
         second = _Reply(pair.second, second_ids[index], pair.second_rewards[pair.last])
-        if len(last_state_ids[index]) + len(last_reply_ids[index]) > total_length:
+        # A template that drops earlier thoughts can make the whole dialogue shorter than its beginning.
+        whole_length = len(last_state_ids[index]) + len(last_reply_ids[index])
+        if max(whole_length, len(state_ids[index]) + len(first.ids)) > total_length:
             left_out[FIRST_TOO_LONG] += 1
         elif len(state_ids[index]) + len(second.ids) > total_length:
             left_out[SECOND_TOO_LONG] += 1

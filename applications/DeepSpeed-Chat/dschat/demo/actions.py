@@ -139,8 +139,13 @@ class Actions:
         is_first = True
         for answers in self._drafts(partial(conversation.prompt, message), panel, browser):
             if isinstance(answers, str):  # the message stays, to be sent again
-                failed = {note: status_html(answers, failed=True), box: message}
-                yield self.show(conversation, draw_actions) | {state: conversation} | failed
+                update = self.show(conversation, draw_actions) | {state: conversation}
+                if is_first:
+                    update[box] = message
+                    update[note] = status_html(answers, failed=True)
+                else:  # the next message may be in the box
+                    update[note] = status_html(f"{answers} The message was: {message}", failed=True)
+                yield update
                 return
             grown = conversation.with_turn(message, answers)
             update = self.show(grown, draw_actions) | {state: grown}

@@ -30,7 +30,7 @@ from dschat.run.distributed import device, make_host_groups  # noqa: E402
 logger = logging.getLogger(__name__)
 
 SHARED_MEMORY_OP = "deepspeed_shm_comm"  # DeepSpeed's collectives between processes of one machine
-COMPILE_SECONDS = 600  # no op takes longer to compile
+COMPILE_SECONDS = 600  # upper bound on the time to compile an op
 SHARED_FOLDER = Path("/dev/shm")
 # Buffers of collectives between processes of a machine without GPUs. DeepSpeed's have 69 MB per process and are never
 # removed; vLLM does not start if its own exist.
@@ -48,6 +48,7 @@ def process_group(timeout: float = 1800) -> Iterator[None]:
     """
     quieten_deepspeed()
     is_launched = "RANK" in os.environ
+    earlier_variables = {name: os.environ.get(name) for name in LAUNCH_VARIABLES}
     if not is_launched:
         with socket.socket() as free_socket:
             free_socket.bind(("127.0.0.1", 0))
@@ -63,8 +64,11 @@ def process_group(timeout: float = 1800) -> Iterator[None]:
             deepspeed.comm.destroy_process_group()  # also releases the groups that DeepSpeed keeps
         remove_own_memory()
         if not is_launched:  # processes that are started later do not belong to this group
-            for name in LAUNCH_VARIABLES:
-                os.environ.pop(name, None)
+            for name, value in earlier_variables.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 def _join_group(timeout: float) -> None:
@@ -151,7 +155,7 @@ def allow_shared_memory(allowed: bool) -> None:
 
 
 def remove_stale_memory() -> None:
-    """Removes shared memory of this user's killed runs, which no process uses; only on one process of a machine."""
+    """On the first process of a machine, removes shared-memory files that killed runs of this user have left."""
     if int(os.environ.get("LOCAL_RANK", "0")) > 0:
         return
     candidates: list[Path] = []
@@ -188,7 +192,7 @@ def _shared_files() -> list[Path]:
 def _mapped_files(process: Path) -> set[str]:
     """The files that a process, a folder of /proc, has mapped into memory."""
     try:
-        lines = (process / "maps").read_text().splitlines()
+        lines = (process / "maps").read_text(errors="surrogateescape").splitlines()
     except OSError:  # another user's, or ended
         return set()
     files: set[str] = set()
@@ -202,7 +206,8 @@ def prepare_op(name: str) -> None:
     """Prepares the compilation of an op such as cpu_adam; call it before DeepSpeed loads the op.
 
     While torch compiles an op, it keeps a file `lock` in the op's folder, and other processes wait until it is gone.
-    A killed process leaves the file behind, and later ones would wait forever; so it is removed here.
+    A killed process leaves the file behind, and later ones would wait forever. So a lock that no process holds is
+    removed.
 
     Raises:
         UserError: the folder in which torch compiles cannot be written.
@@ -212,9 +217,10 @@ def prepare_op(name: str) -> None:
     try:
         folder = Path(cpp_extension._get_build_directory(name, verbose=False))
         lock = folder / "lock"
-        if lock.exists() and not _is_held(lock):
-            logger.warning("%s: removing the lock of a compilation that was killed", folder)
-            lock.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # the process that held it has just finished
+            if lock.exists() and not _is_held(lock):
+                logger.warning("%s: removing the lock of a compilation that was killed", folder)
+                lock.unlink()
     except OSError as error:
         raise UserError(
             f"DeepSpeed's {name} cannot be compiled: {error}. Set TORCH_EXTENSIONS_DIR to a folder that can be "
@@ -225,8 +231,13 @@ def prepare_op(name: str) -> None:
 
 
 def _is_held(lock: Path) -> bool:
-    """Whether a process may hold the lock: a local one has the file open, or a remote one may have made it lately."""
-    if _has_other_machines() and time.time() - lock.stat().st_mtime < COMPILE_SECONDS:
+    """Whether a process may hold the lock: it has the file open, or cannot be seen and has made the file lately.
+
+    Processes of other machines and of other users cannot be seen. Raises FileNotFoundError if the lock is gone.
+    """
+    status = lock.stat()
+    is_recent = time.time() - status.st_mtime < COMPILE_SECONDS
+    if is_recent and (_has_other_machines() or status.st_uid != os.getuid()):
         return True
     for process in psutil.process_iter():
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dschat.base.atomic import reporting, write_file
 from dschat.base.display import markdown_table, text_table, text_width
+from dschat.base.jsonl import json_value
 from dschat.base.statistics import Estimate, MeanInterval
 from dschat.lab.macro_actions import STYLE, MacroToken, legend_html, macro_spans
 
@@ -178,10 +179,9 @@ def write_report(
     text = "" if report is None else report.markdown()
     files: dict[str, str | bytes] = {
         "json": json.dumps(
-            content,
+            json_value(content),
             indent=1,
             allow_nan=False,
-            default=vars,
         )
         + "\n",
         "md": text,

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import folder_stamp
-from dschat.base.jsonl import read_object
+from dschat.base.jsonl import json_value, read_object
 from dschat.data.collate import collate_pairs, collate_sft
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
 from dschat.data.messages import message_text
@@ -41,7 +41,7 @@ from dschat.lab.runner import (
     run_batches,
     settings_of,
 )
-from dschat.lab.text_metrics import policy_result, reward_result, rouge, without_nan, write_text_report
+from dschat.lab.text_metrics import policy_result, reward_result, rouge, write_text_report
 from dschat.lab.training_runs import FLAGS_FILE, NamedModel, load_split, warn_of_formats, with_flags_of_run
 from dschat.models.limits import check_length
 from dschat.models.load import load_trained_scalar
@@ -125,7 +125,7 @@ def run_text(options: TextOptions) -> str:
         table, row_lists = _write_report(subjects, entries, output)
         written_rows: list[dict[str, Any]] = []
         for rows_of_model in row_lists:
-            written_rows += map(without_nan, rows_of_model)
+            written_rows += map(json_value, rows_of_model)
         return written_rows, f"{table}\n\n{path}; in the same folder report.md, .json and .png"
 
     settings = settings_of(options, RECORDED) | where.settings

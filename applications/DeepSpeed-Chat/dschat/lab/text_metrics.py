@@ -126,17 +126,6 @@ def _softplus(number: float) -> float:
     return max(number, 0.0) + math.log1p(math.exp(-abs(number)))
 
 
-def without_nan(value: Any) -> Any:
-    """A value for JSON: numbers that are not finite become None, intervals become objects of their fields."""
-    if isinstance(value, MeanInterval):
-        return without_nan(vars(value))
-    if isinstance(value, Mapping):
-        return {name: without_nan(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def write_text_report(
     policies: Sequence[Result],
     rewards: Sequence[Result],
@@ -154,7 +143,7 @@ def write_text_report(
         tables.append(_policy_table(result_table(policies)))
     if rewards:
         tables.append(_reward_table(result_table(rewards)))
-    content = without_nan({"policies": policies, "reward_models": rewards})
+    content = {"policies": policies, "reward_models": rewards}
     picture = draw_texts(policies, rewards)
     return write_report(
         folder,

@@ -16,6 +16,7 @@ from torch import Tensor
 from dschat.base.atomic import write_file
 from dschat.base.errors import UserError
 from dschat.base.glossary import HEAD, HEADLINES
+from dschat.base.jsonl import json_value
 from dschat.run.distributed import device, is_main, sum_over_ranks
 from dschat.run.trackers import Sample, Trackers
 
@@ -297,8 +298,7 @@ class MetricsLog:
             return
         seconds = round(self.seconds(), 3)
         row: dict[str, float | None] = dict(zip(HEAD, (update, samples, seconds), strict=True))
-        for name, value in metrics.items():
-            row[name] = value if math.isfinite(value) else None
+        row |= json_value(metrics)
         self._written.append(json.dumps(row) + "\n")
         try:
             self._file.write(self._written[-1])

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from dschat.base.atomic import write_file
+from dschat.base.jsonl import json_value
 from dschat.run.distributed import is_main
 from dschat.run.metrics import evaluation_line, few_rows_warning
 
@@ -44,7 +45,7 @@ class RunRecord:
     layers: dict[str, str] = field(default_factory=dict)  # trained model → how decoder layers are computed
     peaks: dict[str, str | float] = field(default_factory=dict)  # peaks of the main process's GPU, and their source
     metrics: dict[str, float] = field(default_factory=dict)
-    metrics_update: int = 0  # number of updates when they were measured
+    metrics_update: int = 0  # updates after which the metrics were measured
     saved: list[str] = field(default_factory=list)  # folders of saved models, in order
     resumed_at: list[int] = field(default_factory=list)  # numbers of updates at which the run was resumed
     wandb_id: str | None = None  # id of the W&B run, which is resumed with this one
@@ -61,7 +62,7 @@ class RunRecord:
 
     def save(self, folder: Path) -> None:
         """Writes ``folder/run.json``."""
-        write_file(folder / "run.json", json.dumps(vars(self), indent=2) + "\n")
+        write_file(folder / "run.json", json.dumps(json_value(self), indent=2) + "\n")
 
 
 def new_record(
@@ -101,14 +102,14 @@ def commit_of(folder: Path) -> dict[str, object]:
         return {}
     command = ["git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch", "-uno"]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=2, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return {}
     commit: str | None = None
     is_changed = False
     for line in result.stdout.splitlines():
         if line.startswith("# branch.oid "):
-            commit = line.split()[-1]
+            commit = line.split()[-1].replace("(initial)", "") or None  # a checkout without commits
         elif not line.startswith("#"):
             is_changed = True
     return {"commit": commit, "changed": is_changed}

@@ -29,6 +29,8 @@ from dschat.settings.words import (
 
 logger = logging.getLogger(__name__)
 
+# Words that are values although they begin with a dash; argparse alone does not know exponents and infinities.
+NEGATIVE_NUMBER = re.compile(r"-((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf)$", re.IGNORECASE)
 NOT_IN_FILES = ("help", "config", "print_config", "print_schema")
 _DROPOUT = "dropout is always off: the policy that samples and the one that is updated must be the same function"
 _TEST_MODE = "there is no test mode: give --data_path a smaller file for a short run"
@@ -75,6 +77,7 @@ class FlagParser(argparse.ArgumentParser):
             allow_abbrev=False,
             argument_default=argparse.SUPPRESS,
         )
+        self._negative_number_matcher = NEGATIVE_NUMBER
         self._flags = flags
         self._line = ""  # FILE:LINE, while values of a file are converted
         self._declared = flags_of(flags)
@@ -277,7 +280,7 @@ def _add(
     parser.add_argument(*words, dest=flag.name, type=convert, **options)
     if several:
         options |= {"action": _AppendAction, "nargs": None, "help": argparse.SUPPRESS}
-        append_words = [f"{spellings(name)[0]}{APPEND}" for name in names]
+        append_words = [f"{word}{APPEND}" for word in words]
         parser.add_argument(*append_words, dest=flag.name, type=convert, **options)
 
 
@@ -316,8 +319,8 @@ def _help(flag: Flag) -> str:
         return flag.help
     values = default if isinstance(default, list | tuple) else [default]
     shown = " ".join(as_text(value) for value in values)
-    text = f"{flag.help} (default: {shown})"
-    return text.replace("%", "%%") if "%" in shown else text
+    escaped = shown.replace("%", "%%")  # argparse formats the help with %
+    return f"{flag.help} (default: {escaped})"
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -340,7 +343,7 @@ class _FlagWords(list[str]):
 
 
 class _AppendAction(argparse.Action):
-    """Appends one value to those that the flag has already; values that begin with a dash need it."""
+    """Appends one value to those given earlier on the command line; a value that begins with a dash needs it."""
 
     def __call__(
         self,

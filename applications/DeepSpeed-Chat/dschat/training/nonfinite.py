@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dschat.base.atomic import write_file
 from dschat.base.errors import UserError
+from dschat.base.jsonl import json_value
 from dschat.models.engines import Trained
 from dschat.models.tensor_files import save_tensors
 from dschat.run.distributed import barrier, broadcast_object, first_over_ranks, gather_objects, is_main, rank
@@ -292,7 +293,7 @@ def _write_batch(
         for name, tensor in tensors.items():
             copies[name] = tensor.detach().cpu().clone()
         save_tensors(copies, folder / f"{stem}.safetensors")
-        write_file(folder / f"{stem}.json", json.dumps(record, indent=1))
+        write_file(folder / f"{stem}.json", json.dumps(json_value(record), indent=1))
     except (OSError, SafetensorError) as error:
         logger.warning("%s could not be written: %s", folder / stem, error)
         return False

@@ -50,6 +50,8 @@ def rehearsal(
         UserError: the memory of the device does not suffice; it names the flags that help.
     """
     states = random_states()  # adapters with dropout use random numbers
+    if device().type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     try:
         sampling_memory = torch.empty(decoding_bytes, dtype=torch.uint8, device=device())
         with ExitStack() as stack:

@@ -160,12 +160,17 @@ class ServerClient:
             raise other_weights(url, answer.json()["version"], version)
         _check_status(url, answer)
 
-        (choice,) = answer.json()["choices"]
-        for span in choice["weight_versions"]:
-            if span["version"] != version:
-                raise other_weights(url, span["version"], version)
-        logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
-        return VllmResponse(choice["token_ids"], logprobs)
+        try:
+            (choice,) = answer.json()["choices"]
+            versions = [span["version"] for span in choice["weight_versions"]]
+            logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
+            response = VllmResponse(choice["token_ids"], logprobs)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{FLAG} {url}: its answer cannot be read: {error!r}.") from error
+        for used_version in versions:
+            if used_version != version:
+                raise other_weights(url, used_version, version)
+        return response
 
 
 class WeightTransport(Protocol):

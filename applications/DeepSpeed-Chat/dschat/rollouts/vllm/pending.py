@@ -8,6 +8,7 @@ ranks together, and makes them a `Generation`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 import time
@@ -22,6 +23,8 @@ from dschat.rollouts.vllm.client import FLAG, LIMITS, ServerClient, is_healthy, 
 from dschat.rollouts.vllm.requests import ResponseRequest, VllmResponse, to_generation
 from dschat.run.distributed import gather_objects
 from dschat.run.stop import is_stopping_here, raise_if_stopped_here, stopping_together
+
+logger = logging.getLogger(__name__)
 
 HEALTH_INTERVAL = 5.0  # seconds between two health checks of a server that owes responses
 STOP_PATIENCE = 20.0  # seconds that a run which must stop waits for a rollout sampled ahead
@@ -54,11 +57,13 @@ class PendingResponses:
         return self._to_generation()
 
     def settle(self) -> Generation | None:
-        """Waits for the responses despite signals, after one for STOP_PATIENCE seconds; None if they do not come.
+        """Waits for the responses, after a signal for at most STOP_PATIENCE seconds; None if some do not come.
 
         Every rank must call it.
         """
         problem = self.generation.wait_despite_signals()
+        if problem is not None:
+            logger.warning("the rollout that was sampled ahead is left out: %s", problem)
         if any(gather_objects(problem is not None)):
             return None
         return self._to_generation()
@@ -86,7 +91,7 @@ class BackgroundGeneration:
             requests: one per response.
             first_server: number of the server that gets the first request.
             version: of the weights to sample with.
-            timeout: seconds in which each server must finish one more response.
+            timeout: longest time in seconds that a server may go without finishing a response.
         """
         self._client = client
         self._requests = requests
@@ -129,8 +134,9 @@ class BackgroundGeneration:
             asyncio.run(self._generate_on_all())
         except UserError as error:
             self._problem = error
-        except Exception as error:
-            self._problem = UserError(f"{FLAG}: a server's answer cannot be read: {error!r}.")
+        except BaseException as error:  # otherwise `wait` would take a thread that failed for one that has finished
+            logger.exception("sampling on vLLM servers failed")
+            self._problem = UserError(f"{FLAG}: sampling failed: {error!r}.")
 
     async def _generate_on_all(self) -> None:
         """Deals the requests to the servers; raises the first problem of any of them."""
@@ -161,25 +167,25 @@ class BackgroundGeneration:
         requests: Mapping[int, ResponseRequest],
     ) -> None:
         """Sends the requests of one server and collects its responses; after a problem, the others are cancelled."""
-        numbers: dict[asyncio.Task[VllmResponse], int] = {}
+        number_of_task: dict[asyncio.Task[VllmResponse], int] = {}
         for number, request in requests.items():
             task = asyncio.create_task(self._client.generate(http, url, request, self._version))
-            numbers[task] = number
+            number_of_task[task] = number
 
         try:
-            await self._collect(url, numbers)
+            await self._collect(url, number_of_task)
         finally:
-            for task in numbers:
+            for task in number_of_task:
                 task.cancel()
-            await asyncio.gather(*numbers, return_exceptions=True)
+            await asyncio.gather(*number_of_task, return_exceptions=True)
 
     async def _collect(
         self,
         url: str,
-        numbers: Mapping[asyncio.Task[VllmResponse], int],
+        number_of_task: Mapping[asyncio.Task[VllmResponse], int],
     ) -> None:
         """Waits for the responses of one server. Raises ServerLost if it hangs or does not answer."""
-        pending = set(numbers)
+        pending = set(number_of_task)
         last_finished = time.monotonic()
         failed_checks = 0
         while pending:
@@ -187,14 +193,14 @@ class BackgroundGeneration:
                 pending, timeout=min(HEALTH_INTERVAL, self._timeout), return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
-                self._responses[numbers[task]] = task.result()
+                self._responses[number_of_task[task]] = task.result()
             if done:
                 last_finished = time.monotonic()
                 failed_checks = 0
                 continue
             if time.monotonic() - last_finished > self._timeout:
                 raise _hangs(url, self._timeout)
-            # No connection notices that a machine has been switched off.
+            # A machine that was switched off does not close its connections.
             failed_checks = 0 if await is_healthy(url) else failed_checks + 1
             if failed_checks > 1:
                 raise lost(url, "does not answer")
@@ -202,7 +208,6 @@ class BackgroundGeneration:
 
 def _hangs(url: str, timeout: float) -> ServerLost:
     return ServerLost(
-        f"{FLAG} {url} has finished no response for {timeout:g} s (--vllm_timeout), though it reports that it is"
-        " healthy: its engine hangs, or its responses take longer. Start it again and go on with"
-        " --resume_from_checkpoint, or raise --vllm_timeout."
+        f"{FLAG} {url} has finished no response for {timeout:g} s (--vllm_timeout): its engine hangs, or its"
+        " responses take longer. Start it again and go on with --resume_from_checkpoint, or raise --vllm_timeout."
     )

@@ -27,7 +27,7 @@ from .kernel import PR_SET_PDEATHSIG, prctl
 from .namespaces import DEVICES, become_program, enter
 from .values import json_of
 
-MAX_MESSAGE = 300  # bytes of an exception's text
+MAX_MESSAGE = 300  # characters of an exception's text
 # Names that programs of functions use without an import, because the sites that publish the problems provide them.
 FOR_FUNCTIONS = """
 import bisect, collections, copy, fractions, functools, heapq, itertools, math, operator, random, re, string, sys, time
@@ -172,19 +172,25 @@ def _call(
     name: str,
     arguments: tuple[object, ...],
 ) -> object:
-    """Calls a function of the program, or a method of its class `Solution`."""
+    """Calls a method of the program's class `Solution`, or a function of the program.
+
+    The method comes first: `from heapq import *` above the class makes `merge` a function, too.
+    """
     solution = names.get("Solution")
-    if name not in names and callable(solution):
+    if callable(solution) and (hasattr(solution, name) or name not in names):
         function = getattr(solution(), name)
-    else:
+    elif name in names:
         function = names[name]
+    else:
+        raise NameError(f"the program defines no function {name}")
     if not callable(function):
         raise TypeError(f"{name} is not a function")
     return function(*arguments)
 
 
 def _text(error: BaseException) -> bytes:
+    """An exception's type and text. The program may have defined both, so that anything may go wrong here."""
     try:
-        return f"{type(error).__name__}: {error}".encode(errors="replace")[:MAX_MESSAGE]
-    except Exception:
+        return f"{type(error).__name__}: {error}"[:MAX_MESSAGE].encode(errors="replace")
+    except BaseException:
         return b"an exception without a text"
