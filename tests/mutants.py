@@ -797,7 +797,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_every_gpu_has_a_rank_of_its_own"),
     ("all rows go to the first server", "BackgroundGeneration._generate_on_all", "_a[_b % len(_c)]", "_a[0]",
      "test_weights_arrive_to_the_bit_and_rows_are_dealt_out"),
-    ("other weights draw unseen", "ServerClient.generate", "_a['version'] != version", "False",
+    ("other weights draw unseen", "ServerClient.generate", "used_version != version", "False",
      "test_another_run_uses_the_server"),
     ("a lost server leaves no checkpoint", "Checkpoints.stopping", "(Stopped, ServerLost)", "Stopped",
      "test_a_lost_server_ends_the_run_with_a_checkpoint"),
