@@ -254,6 +254,13 @@ class Checkpoints:
         metrics = (folder / METRICS).read_text(encoding="utf-8")
         self._run.load_state_dict(state["run"], metrics, manifest["update"])
         logger.info("going on from %s", folder)
+        max_steps = self._config.optimisation.max_steps
+        if max_steps is not None and manifest["update"] >= max_steps:
+            logger.warning(
+                "the run has made %d updates already, so --max_steps %d leaves nothing to train",
+                manifest["update"],
+                max_steps,
+            )
         self._last = Progress(manifest["update"], state["numbers"], random_states, tensors)
         return self._last
 
@@ -278,7 +285,9 @@ class Checkpoints:
                 for other in self._newest_first():
                     if other.resolve() != folder.resolve():
                         others.append(str(other))
-                hint = f" Others are {', '.join(others)}." if others else ""
+                hint = " Give a checkpoint's folder: OUTPUT_DIR/checkpoints/step-N."
+                if others:
+                    hint = f" Others are {', '.join(others)}."
                 raise UserError(f"--resume_from_checkpoint {requested}: {problem}.{hint}")
             if is_main():
                 logger.warning("%s is not used: %s", folder, problem)

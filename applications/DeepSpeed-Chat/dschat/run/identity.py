@@ -67,7 +67,7 @@ def identity_of(
     for source in data["sources"]:
         if source.get("hub"):
             revisions[source["name"]] = source["hub"]
-    identity[DATA] = content_hash(json.dumps([sorted(data["sha256"].values()), sources]))
+    identity[DATA] = content_hash(json.dumps([list(data["sha256"].values()), sources]))
     identity[FILES] = json.dumps(data["sha256"] | revisions)
 
     fingerprints = [tokenizer_fingerprint(tokenizer), template_fingerprint(tokenizer)]

@@ -3,6 +3,7 @@
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -377,7 +378,8 @@ class RunOutput:
         if is_main():
             for file in (self._output_dir / "samples").glob("*update-*"):
                 is_incomplete = file.name.startswith(".")
-                if is_incomplete or int(file.stem.removeprefix("update-")) > update:
+                number = re.fullmatch(r"update-(\d+)", file.stem)  # other files are the user's
+                if is_incomplete or (number is not None and int(number[1]) > update):
                     file.unlink()
         self._save_record()
 

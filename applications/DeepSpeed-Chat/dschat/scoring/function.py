@@ -217,8 +217,8 @@ def _to_lists(result: object) -> object:
 
 
 def _with_nan(result: object) -> object:
-    """Replaces None in a list by NaN; anything else is not changed."""
-    if isinstance(result, list):
+    """Replaces None in a list or tuple by NaN; anything else is not changed."""
+    if isinstance(result, list | tuple):
         return [math.nan if number is None else number for number in result]
     return result
 
@@ -231,8 +231,10 @@ def _checked(
 ) -> Tensor:
     """A function's result as (count,) float32 on the CPU; raises UserError if it is anything else."""
     try:
+        if not isinstance(result, list | tuple | Tensor):  # torch does not read series, nor every array
+            result = np.array(result, dtype=np.float64)
         scores = torch.as_tensor(result, dtype=torch.float32, device="cpu").detach()
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise UserError(f"{name} returned {type(result).__name__}, which is not a list of numbers: {error}") from error
     if scores.shape != (count,):
         raise UserError(

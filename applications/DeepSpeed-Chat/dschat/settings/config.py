@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any, ClassVar, Self
 
+from dschat.settings.arguments import checked_arguments
 from dschat.settings.flags import Range, check_values, flags_of, groups_of, make_group, value_of
 from dschat.settings.rules import Rules, check_rules
 
@@ -40,14 +41,15 @@ class Config:
     def __init__(self, **arguments: Any) -> None:
         """Make a configuration from values by the names of flags.
 
+        Names may be other spellings of a flag, as on a command line. Paths may begin with `~`; a path, number or text
+        alone may stand for a list of one.
+
         Raises:
-            TypeError: there is no such flag, or a required one is missing.
+            TypeError: there is no such flag, a required one is missing, or a value is of another type.
         """
         command = type(self).__name__
         flags = flags_of(type(self))
-        unknown = [name for name in arguments if name not in flags]
-        if unknown:
-            raise TypeError(f"{command} has no flag {', '.join(unknown)}")
+        arguments = checked_arguments(command, flags, arguments)
 
         values: dict[str, Any] = {}
         for name, flag in flags.items():

@@ -246,7 +246,10 @@ class FlagParser(argparse.ArgumentParser):
 
 def _nearest(unknown: str, options: Iterable[str]) -> str:
     """The option that is most like a word, as the end of a message; empty if none is like it."""
-    shown = [option for option in options if "-" not in option[2:] and APPEND not in option]
+    shown = []
+    for option in options:
+        if "-" not in option[2:] and APPEND not in option and option not in ("-h", "--help"):
+            shown.append(option)
     nearest = difflib.get_close_matches(unknown, shown, n=1)
     return f"; did you mean {nearest[0]}?" if nearest else ""
 

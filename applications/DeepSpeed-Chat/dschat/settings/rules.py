@@ -36,6 +36,7 @@ RUN_FOLDERS = ("actor", "actor_ema", "critic", "adapter", "models", "checkpoints
 REPLACED_RECORDS = ("config.yaml", "train_config.json", "metrics.jsonl")
 MODEL_FILES = ("config.json", "README.md", "*.safetensors", "adapter")
 PPO_MODELS = ("actor", "actor_ema", "critic")
+ADAPTER_SETTINGS = "adapter_config.json"  # of LoRA, in the adapter's folder
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def check_output_dir(
         output_dir: the folder; it need not exist.
         overwrite: replace what is there.
         resume: continue with a run that is there.
-        inputs: models and data, as the flags name them.
+        inputs: models and data, as the flags name them; of an adapter, the base models, too.
         models: patterns of the files and folders of the run's models, MODEL_FILES or PPO_MODELS.
 
     Raises:
@@ -181,7 +182,7 @@ def check_output_dir(
         )
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output_dir {output_dir} is a file: give a folder.")
-    for name in inputs:
+    for name in with_adapter_bases(inputs):
         if Path(name).exists() and _would_replace(folder.resolve(), Path(name).resolve()):
             raise UserError(
                 f"--output_dir {output_dir}: the run reads {name}, which its own models would replace. Give another"
@@ -203,6 +204,21 @@ def check_output_dir(
     )
 
 
+def with_adapter_bases(paths: Sequence[str]) -> list[str]:
+    """Paths of models and data, and for LoRA adapters the models that they are for."""
+    found = list(paths)
+    for path in found:
+        for settings_file in (Path(path) / ADAPTER_SETTINGS, Path(path) / "adapter" / ADAPTER_SETTINGS):
+            try:
+                base = json.loads(settings_file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+            except (OSError, ValueError, KeyError, TypeError):  # opening the model says what is wrong
+                continue
+            is_local = isinstance(base, str) and Path(base).is_dir()
+            if is_local and base not in found:
+                found.append(base)
+    return found
+
+
 def _would_replace(folder: Path, used: Path) -> bool:
     """Whether a run that writes into a folder replaces a file or folder that it reads."""
     if used == folder:
@@ -213,17 +229,18 @@ def _would_replace(folder: Path, used: Path) -> bool:
 def _foreign_names(folder: Path, models: Sequence[str]) -> list[str]:
     """Names of files and folders that a run would replace, in a folder that no run has written to.
 
-    Empty files do not count: a run that is killed before its first checkpoint leaves some.
+    Empty files and folders do not count: a run that is killed before its first checkpoint leaves some.
     """
-    traces_of_a_run = ("run.json", "checkpoints", BACKUP)
-    if any((folder / name).exists() for name in traces_of_a_run):
+    traces_of_a_run = ("run.json", BACKUP, "checkpoints/step-*")
+    if any(any(folder.glob(pattern)) for pattern in traces_of_a_run):
         return []
-    names: list[str] = []
-    for pattern in (*REPLACED_RECORDS, *models):
+    names: dict[str, None] = {}
+    for pattern in (*REPLACED_RECORDS, *models, *RUN_FOLDERS):
         for path in sorted(folder.glob(pattern)):
-            if path.is_dir() or path.stat().st_size > 0:
-                names.append(path.name)
-    return names
+            is_empty = not any(path.iterdir()) if path.is_dir() else path.stat().st_size == 0
+            if not is_empty:
+                names[path.name] = None
+    return list(names)
 
 
 def _holds_run(folder: Path) -> bool:

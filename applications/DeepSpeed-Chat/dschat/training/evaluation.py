@@ -293,7 +293,7 @@ def _response_sample(
     kl: Tensor,
     stats: ExternalStats,
 ) -> Sample:
-    """Columns of a response in sample files; score and its parts are None for a response without a score.
+    """Columns of a response in sample files. What a response without a score does not have is None.
 
     `kl` is summed over each response, shape ``(B,)``.
     """
@@ -303,8 +303,8 @@ def _response_sample(
         "response": texts.responses[row],
         "score": float(trajectory.scores[row]) if length else None,
         "finished": bool(trajectory.rollout.finished[row]),
-        "kl": float(kl[row]),
-        "length": length,
+        "kl": float(kl[row]) if length else None,
+        "length": length or None,
     }
     for name, scores in stats.auxiliary.items():
         sample[name] = float(scores[row])

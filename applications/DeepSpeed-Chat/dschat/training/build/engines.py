@@ -20,7 +20,7 @@ from dschat.models.policy import PolicyModel
 from dschat.models.pretrained import open_config
 from dschat.models.reward_notes import note_end_token
 from dschat.models.scalar import ScalarModel, note_reward_loss
-from dschat.models.tokenizer import end_token_id
+from dschat.models.tokenizer import end_token_id, own_end_ids
 from dschat.models.vocabulary import require_no_growth
 from dschat.rollouts.generate import Report, choose_engine
 from dschat.run.distributed import device
@@ -138,7 +138,9 @@ def build_policy(
     load_options = load_options_of(config, settings)
     finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, MODEL)
     all_rows = isinstance(config, SFTConfig)
-    model = load_causal_lm(path, MODEL, settings.dtype, tokenizer, end_id, load_options, all_rows=all_rows)
+    model = load_causal_lm(
+        path, MODEL, settings.dtype, tokenizer, end_id, load_options, own_end_ids(path), all_rows=all_rows
+    )
     require_savable(model, f"{MODEL} {path}")
     choose_trained(model, finetuning, path)
     return train_engine(PolicyModel(model), one_optimizer(config, plan.updates), settings)
@@ -187,6 +189,7 @@ def build_refuel_models(
         tokenizer,
         end_id,
         load_options_of(config, settings),
+        own_end_ids(path),
     )
     require_savable(model, f"{MODEL} {path}")
     finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, MODEL)

@@ -110,7 +110,7 @@ class RewardTask(Task[PairExample, TrainedScalar]):
 
 
 def margin_warning(accuracy: float, margin: float) -> str | None:
-    """Warning that step 3 will learn little from a reward model; None if its margin is large enough.
+    """Warning that step 3 will learn little, or the wrong thing, from a reward model; None if its margin suffices.
 
     With the coefficient β of the KL penalty, the best policy prefers the chosen response of a pair to the rejected one
     by margin / β nats more than the reference does (Rafailov et al. 2023, equation 5).
@@ -123,6 +123,12 @@ def margin_warning(accuracy: float, margin: float) -> str | None:
     nats = max(0.0, margin / coefficient)
     if nats >= SMALLEST_SHIFT:
         return None
+    if margin < 0:
+        return (
+            f"the rejected response of a pair scores {-margin:.2g} higher on average than the chosen one (accuracy"
+            f" {accuracy:.3f}): step 3 would train towards rejected responses. See whether --chosen_key and"
+            " --rejected_key name the right columns, then train longer or with a higher --learning_rate."
+        )
     return (
         f"the scores of a pair differ by only {margin:.2g} on average (accuracy {accuracy:.3f}): with --kl_ctl"
         f" {coefficient:g}, step 3 will prefer the chosen response by at most {nats:.2g} nats, and its KL penalty"
