@@ -562,6 +562,30 @@ def test_a_run_is_not_overwritten_unasked(tmp_path):
     assert config_of("sft", "--overwrite_output_dir").output.overwrite_output_dir
 
 
+@pytest.mark.parametrize("name", ["models", "samples", "adapter", "checkpoints"])
+def test_folders_of_other_origin_are_not_replaced_unasked(tmp_path, name):
+    """--overwrite_output_dir of a later run would remove them with that run's."""
+    folder = tmp_path / "out" / name / "epoch1"
+    folder.mkdir(parents=True)
+    assert f"--output_dir out holds {name} but no run" in refusal("sft")
+    config_of("sft", "--overwrite_output_dir")
+    folder.rmdir()
+    config_of("sft")  # an empty one is nobody's
+
+
+def test_the_base_of_an_adapter_is_an_input_too(tmp_path, monkeypatch):
+    """And the base of that, if it is an adapter as well."""
+    monkeypatch.chdir(tmp_path)
+    for name, base in (("first", "out"), ("second", "first"), ("other", "elsewhere/model")):
+        settings = {"base_model_name_or_path": base}
+        (tmp_path / name / "adapter").mkdir(parents=True)
+        (tmp_path / name / "adapter" / "adapter_config.json").write_text(json.dumps(settings))
+    (tmp_path / "out").mkdir()
+    message = refusal("sft", "--model_name_or_path second --overwrite_output_dir")
+    assert "--output_dir out: the run reads out, which its own models would replace" in message
+    config_of("sft", "--model_name_or_path other --overwrite_output_dir")
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "README.md", "config.json", "model.safetensors"])
 @pytest.mark.parametrize("flags", ["", "--resume_from_checkpoint"])
 def test_files_of_other_origin_are_not_replaced_unasked(tmp_path, name, flags):
@@ -576,15 +600,17 @@ def test_files_of_other_origin_are_not_replaced_unasked(tmp_path, name, flags):
 
 
 def test_models_that_another_step_would_write_are_not_replaced(tmp_path):
-    """Step 3 writes folders of models, the other steps a model."""
+    """Step 3 writes folders of models, the other steps a model; folders of any step are replaced with a run."""
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "README.md").write_text("A project.\n")
     config_of("ppo", "--resume_from_checkpoint")
-    (folder / "actor").mkdir()
-    assert "--output_dir out holds actor but no run" in refusal("ppo")
+    assert "--output_dir out holds README.md but no run" in refusal("sft")
     (folder / "README.md").unlink()
-    config_of("sft")
+    (folder / "actor").mkdir()
+    (folder / "actor" / "config.json").write_text("{}")
+    assert "--output_dir out holds actor but no run" in refusal("ppo")
+    assert "--output_dir out holds actor but no run" in refusal("sft")
 
 
 def test_a_run_that_was_killed_while_it_prepared_goes_on(tmp_path):
@@ -600,7 +626,7 @@ def test_a_checkpoint_that_was_put_aside_may_be_named(tmp_path):
     config_of("sft", "--resume_from_checkpoint out/checkpoints/step-2")
 
 
-@pytest.mark.parametrize("trace", ["checkpoints", ".given-up"])
+@pytest.mark.parametrize("trace", ["checkpoints/step-2", ".given-up"])
 def test_what_is_left_of_a_run_is_of_no_other_origin(tmp_path, trace):
     """Copied without run.json, or put aside by a run that was killed; `RunOutput` puts that back."""
     (tmp_path / "out" / trace).mkdir(parents=True)

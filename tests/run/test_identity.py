@@ -31,18 +31,21 @@ def test_another_revision_on_the_hub_is_other_data(identity):
 
 
 def test_the_files_of_data_that_changed_are_named(identity):
-    """Of two one has another content, one is gone; where files lie does not matter."""
+    """Of two one has another content, one is gone; where files lie does not matter, their order does."""
     source = {"name": "rows", "train": 8, "eval": 2}
-    before, now, moved = (
+    before, now, moved, swapped = (
         identity({"sources": [source], "sha256": files})
         for files in (
             {"d/a.jsonl": "1", "d/b.jsonl": "2", "d/c.jsonl": "3"},
             {"d/a.jsonl": "1", "d/b.jsonl": "4"},
-            {"e/x.jsonl": "2", "e/y.jsonl": "3", "e/z.jsonl": "1"},
+            {"e/x.jsonl": "1", "e/y.jsonl": "2", "e/z.jsonl": "3"},
+            {"d/b.jsonl": "2", "d/a.jsonl": "1", "d/c.jsonl": "3"},
         )
     )
     assert differences(before, now, other_size=False) == ["the data has changed (d/b.jsonl, d/c.jsonl)"]
     assert differences(before, moved, other_size=False) == []
+    reordered = "the data has changed (its files are in another order)"
+    assert differences(before, swapped, other_size=False) == [reordered]
     many = [identity({"sources": [source], "sha256": {f"{i}": f"{i}{n}" for i in range(9)}}) for n in (1, 2)]
     assert differences(*many, other_size=False) == ["the data has changed (0, 1, 2, 3, 4, 5, 6, 7, …)"]
 

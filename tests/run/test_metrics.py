@@ -187,6 +187,14 @@ def test_standard_errors_over_rows(group):
     )
 
 
+def test_a_mean_over_no_row_is_no_number(group):
+    """An evaluation in which no response has a score: 0 could be the best score of the run."""
+    means = RowMeans()
+    means.add("scores", torch.zeros(3), torch.zeros(3))
+    (name, value), *others = means.reduce().items()
+    assert name == "scores" and math.isnan(value) and not others
+
+
 def test_equal_rows_have_no_spread(group):
     means = RowMeans()
     means.add("x", torch.full((7,), 0.1), torch.ones(7))

@@ -233,6 +233,17 @@ def test_a_run_that_ended_since_the_flags_were_checked_is_not_replaced(tmp_path,
     assert after == before
 
 
+def test_a_user_s_file_among_the_samples_stays(tmp_path, group):
+    """Only samples of updates after the checkpoint are removed."""
+    run = run_on(tmp_path / "out")[1]
+    samples = tmp_path / "out" / "samples"
+    samples.mkdir(exist_ok=True)
+    for name in ("update-000002.jsonl", "update-000003.jsonl", "update-00003-best.jsonl", ".update-000001.jsonl"):
+        (samples / name).write_text("{}\n")
+    run._cut("", 0.0, 2)
+    assert sorted(file.name for file in samples.iterdir()) == ["update-000002.jsonl", "update-00003-best.jsonl"]
+
+
 def lose_the_lock(folder):
     (folder / ".lock").unlink()
 

@@ -4,6 +4,8 @@
 import sys
 from copy import deepcopy
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -56,7 +58,17 @@ def test_a_function_gets_texts_and_rows(kind):
 
 @pytest.mark.parametrize("kind", CALLED)
 @pytest.mark.parametrize(
-    "result", [[1, 2, 3, 4, 5], torch.arange(5), torch.ones(5).numpy(), 2 * torch.ones(5, requires_grad=True)]
+    "result",
+    [
+        [1, 2, 3, 4, 5],
+        torch.arange(5),
+        torch.ones(5).numpy(),
+        2 * torch.ones(5, requires_grad=True),
+        np.arange(5.0)[::-1],
+        np.arange(5, dtype=">f4"),
+        np.array([1, 2.5, 3, 4, 5], dtype=object),
+        pd.Series(range(5), index=range(10, 15)),
+    ],
 )
 def test_anything_with_one_number_each_will_do(result, kind):
     """Also of a model of the function's own, without torch.no_grad(); nothing may be trained through it."""
@@ -70,6 +82,7 @@ def test_anything_with_one_number_each_will_do(result, kind):
     [
         *((x, "returned shape .* for 5") for x in (torch.ones(4), torch.ones(5, 1), torch.tensor(1.0), [], 3.0)),
         *((x, "returned .*, which is not a list of numbers") for x in (None, ["a"] * 5, {"scores": [1] * 5}, "abc")),
+        ([10**400] * 5, "returned list, which is not a list of numbers: "),
     ],
 )
 def test_what_is_not_one_number_each_is_refused(result, words, kind):

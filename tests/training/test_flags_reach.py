@@ -14,7 +14,7 @@ from dschat.models.reward_notes import note_end_token
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm.servers import ServerNeeds
 from dschat.run.distributed import device
-from dschat.settings.supervised import RewardConfig, SFTConfig
+from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.training.build import engines
 from dschat.training.build import ppo as builders
 from dschat.training.build.engines import RunPlan, build_policy, build_reward_model, engine_settings, frozen_settings
@@ -231,6 +231,18 @@ def test_new_rows_of_actor_and_reference_are_the_same(group, tmp_path):
     models = build_ppo_models(config, RunPlan.of(config, config.plan_batches(1), 1), tokenizer)
     rows = [model.module.inner.get_input_embeddings().weight for model in (models.actor, models.reference)]
     assert rows[0].shape[0] == 101 and torch.equal(*rows)
+
+
+@pytest.mark.parametrize("config_class", [SFTConfig, DPOConfig])
+def test_a_models_further_end_tokens_stay_through_training(config_class, group, tmp_path):
+    """As those of Llama 3.1 and Qwen, which end calls of tools or texts."""
+    tokenizer = make_tokenizer()
+    model = make_causal_lm()
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, 50]
+    folder = save_folder(tmp_path / "instruct", model, tokenizer)
+    config = config_class(model_name_or_path=folder, data_path="rows.jsonl", output_dir=tmp_path / "out", dtype="fp32")
+    engine = build_policy(config, RunPlan.of(config, config.plan_batches(1), 1), tokenizer)
+    assert engine.module.inner.generation_config.eos_token_id == [tokenizer.eos_token_id, 50]
 
 
 @pytest.mark.parametrize(("noted", "flag", "warns"), [("e", None, True), ("e", "e", False), (None, "e", False)])

@@ -234,14 +234,19 @@ def test_a_new_head_ranks_nothing(loss, group, tmp_path):
     assert found["eval/loss"] == near(math.log(2))
 
 
-@pytest.mark.parametrize(
-    ("accuracy", "margin", "nats"), [(1.0, 0.015, "0.3"), (1.0, 0.06, "1.2"), (0.7, 0.249, "5"), (0.4, -0.2, "0")]
-)
+@pytest.mark.parametrize(("accuracy", "margin", "nats"), [(1.0, 0.015, "0.3"), (1.0, 0.06, "1.2"), (0.7, 0.249, "5")])
 def test_a_margin_below_the_kl_penalty_is_said(accuracy, margin, nats):
     """The policy's log-ratio moves by the margin divided by the coefficient, .05."""
     warning = margin_warning(accuracy, margin)
     assert f"only {margin:.2g} on average (accuracy {accuracy:.3f})" in warning and f"at most {nats} nats" in warning
     assert "--learning_rate" in warning and "--normalize_scores" in warning
+
+
+def test_scores_the_wrong_way_round_are_said():
+    """Gain or normalisation would only make them stronger."""
+    warning = margin_warning(0.4, -0.2)
+    assert "the rejected response of a pair scores 0.2 higher" in warning and "--chosen_key" in warning
+    assert "gain" not in warning and "normalize" not in warning
 
 
 def test_a_margin_of_five_nats_is_enough():

@@ -138,7 +138,7 @@ def differences(
 
 
 def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Files and hub sets whose content only one of two runs has, in parentheses; empty if there is none."""
+    """Files and hub sets whose content only one of two runs has, in parentheses; or that they are in another order."""
     hashes_before = json.loads(before[FILES])
     hashes_now = json.loads(now[FILES])
     names = []
@@ -150,7 +150,8 @@ def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
             names.append(name)
     names = list(dict.fromkeys(names))
     if not names:
-        return ""
+        is_reordered = list(hashes_before.values()) != list(hashes_now.values())
+        return " (its files are in another order)" if is_reordered else ""
     shown = names[:MOST_NAMED]
     if len(names) > MOST_NAMED:
         shown.append("…")

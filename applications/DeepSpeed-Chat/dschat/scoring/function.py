@@ -231,7 +231,7 @@ def _checked(
 ) -> Tensor:
     """A function's result as (count,) float32 on the CPU; raises UserError if it is anything else."""
     try:
-        if not isinstance(result, list | tuple | Tensor):  # torch does not read series, nor every array
+        if not isinstance(result, list | tuple | Tensor | None):  # torch does not read series, nor every array
             result = np.array(result, dtype=np.float64)
         scores = torch.as_tensor(result, dtype=torch.float32, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

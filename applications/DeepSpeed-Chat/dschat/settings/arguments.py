@@ -56,9 +56,11 @@ def _checked_value(
         if NoneType not in get_args(flag.type):
             raise TypeError(f"{where} needs a value, not None")
         return None
-    if isinstance(value, bool) and "const" in flag.options:  # a flag that needs no value on a command line
+    kind, several, convert = kind_of(flag.type)
+    if isinstance(value, bool) and kind is not bool and "const" in flag.options:  # may be given without a value
         return flag.options["const"] if value else flag.default
-    kind, several, _ = kind_of(flag.type)
+    if kind is float and convert.__name__ != "float" and isinstance(value, Real):  # 5 and inf of --ngram
+        return value
     if not several:
         return _checked_item(where, kind, flag.path, value)
     if isinstance(value, str | Path | Real):

@@ -31,7 +31,8 @@ REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 ADDRESS = re.compile(r"https?://[^/\s@?]+(/[^\s?]*)?")  # without a user's name, password or query
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 # Folders that a run writes below its output folder.
-RUN_FOLDERS = ("actor", "actor_ema", "critic", "adapter", "models", "checkpoints", "samples", "nonfinite", "reference")
+FOLDERS_WITH_MODELS = ("actor", "actor_ema", "critic", "adapter", "models", "checkpoints", "samples")
+RUN_FOLDERS = (*FOLDERS_WITH_MODELS, "nonfinite", "reference")  # the last two also by a run that is refused
 # Files and folders that a run replaces in its output folder: its records, and the models of its step.
 REPLACED_RECORDS = ("config.yaml", "train_config.json", "metrics.jsonl")
 MODEL_FILES = ("config.json", "README.md", "*.safetensors", "adapter")
@@ -235,7 +236,7 @@ def _foreign_names(folder: Path, models: Sequence[str]) -> list[str]:
     if any(any(folder.glob(pattern)) for pattern in traces_of_a_run):
         return []
     names: dict[str, None] = {}
-    for pattern in (*REPLACED_RECORDS, *models, *RUN_FOLDERS):
+    for pattern in (*REPLACED_RECORDS, *models, *FOLDERS_WITH_MODELS):
         for path in sorted(folder.glob(pattern)):
             is_empty = not any(path.iterdir()) if path.is_dir() else path.stat().st_size == 0
             if not is_empty:
