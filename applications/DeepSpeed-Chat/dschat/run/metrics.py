@@ -192,7 +192,7 @@ class RowMeans:
     def reduce(self) -> dict[str, float]:
         """The means, and their standard errors as <name>_stderr if at least two rows count.
 
-        A mean over no row at all is NaN. The standard error is that of a ratio of two sums over rows. With
+        A mean over no row at all is left out. The standard error is that of a ratio of two sums over rows. With
         r = Σx / Σw it is √(n / (n − 1) · Σ(x − r w)²) / Σw, which is s / √n if every weight is 1 (Cochran, Sampling
         Techniques, 1977, section 6.4).
         """
@@ -206,7 +206,8 @@ class RowMeans:
             w = sums[f"{name} w"]
             n = sums[f"{name} n"]
             if n == 0:
-                metrics[name] = math.nan
+                del metrics[name]
+                continue
             squares = max(xx - 2 * ratio * xw + ratio**2 * ww, 0.0)
             if n > 1 and math.isfinite(squares):
                 metrics[name + STANDARD_ERROR] = math.sqrt(n / (n - 1) * squares) / w

@@ -207,17 +207,17 @@ def check_output_dir(
 
 def with_adapter_bases(paths: Sequence[str]) -> list[str]:
     """Paths of models and data, and for LoRA adapters the models that they are for."""
-    found = list(paths)
-    for path in found:
+    inputs = list(paths)
+    for path in inputs:
         for settings_file in (Path(path) / ADAPTER_SETTINGS, Path(path) / "adapter" / ADAPTER_SETTINGS):
             try:
                 base = json.loads(settings_file.read_text(encoding="utf-8"))["base_model_name_or_path"]
             except (OSError, ValueError, KeyError, TypeError):  # opening the model says what is wrong
                 continue
             is_local = isinstance(base, str) and Path(base).is_dir()
-            if is_local and base not in found:
-                found.append(base)
-    return found
+            if is_local and base not in inputs:
+                inputs.append(base)
+    return inputs
 
 
 def _would_replace(folder: Path, used: Path) -> bool:

@@ -67,7 +67,7 @@ def rollout_metrics(
     means.add("objective/kl", kl, responses)
     means.add("objective/kl_per_token", kl, tokens)
     means.add("objective/entropy", masked_sum(-trajectory.logprobs, mask), responses)
-    means.add("objective/scores", trajectory.scores[has_tokens].sum(), responses)
+    means.add("objective/scores", masked_sum(trajectory.scores, has_tokens), responses)
     means.add("objective/rlhf_reward", masked_sum(batch.rewards, mask), responses)
     means.add("response/length", tokens, responses)
     means.add("response/eos_rate", finished, responses)
