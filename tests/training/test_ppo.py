@@ -177,7 +177,8 @@ def test_a_response_without_a_score_is_no_measurement(group, tmp_path):
     assert metrics["eval/unscored"] == near(0.7)
     samples = read_jsonl(tmp_path / "samples" / "update-000000.jsonl")
     assert [sample["score"] for sample in samples] == [2.0 * n**2 if n % 4 == 1 else None for n in range(10)]
-    assert all((sample["some"] is None) == (sample["length"] is None) == bool(sample["unscored"]) for sample in samples)
+    for sample in samples:
+        assert (sample["some"] is None) == (sample["length"] is None) == bool(sample["unscored"])
     assert metrics["eval/m"] == near(sum(len(sample["response"]) for sample in samples) / 10)
 
 
