@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DPO, estimators of step 3 and best-of-16 side by side on the quickstart's reviews; REFUEL on dialogues.
 
-Trains with the same commands as any run, on data and models made in code. The gold score of every learner stands
-beside the limit: the best score that any policy can have at the same KL.
+Trains with the same commands as any run, on data and models made in code. Each gold score is compared with the limit:
+the best score that any policy can have at the same KL.
 """
 
 import argparse

@@ -2,10 +2,10 @@
 """How much main memory does a process need to open a model, to train it and to save it?
 
 A random Gemma is saved in bf16 and opened in float32. Each figure is the peak of a process's private memory minus the
-memory before, divided by the size of the whole weights in float32. There is one figure per process for each case:
+memory before, divided by the size of the whole weights in float32. Each case has one figure per process:
 
 - opened: opening the model by ``load_causal_lm``, whole (ZeRO 2) and sharded (ZeRO 3);
-- engine: what DeepSpeed adds for training: copies and gradients, but not yet Adam's moments;
+- engine: what DeepSpeed's engine adds before the first update: copies and gradients, but no Adam moments;
 - average: creating the moving average and updating it once;
 - saved: saving by ``save_model`` in files of ``--file_size``, also divided by the size of a file;
 - reference: a frozen sharded model in addition to the actor; with LoRA, the actor itself is the reference.
@@ -113,7 +113,7 @@ class ModelPeaks:
         in_files = [part * self.whole / self.file_size for part in self.figures["saved at ZeRO 3"]]
         self.figures["saved at ZeRO 3, in files"] = [round(files, 2) for files in in_files]
         frozen = self._peak("reference at ZeRO 3", lambda: frozen_engine(PolicyModel(self._open(3)), settings_at(3)))
-        del actor, frozen
+        del actor, frozen  # freed when `_peak` collects garbage
         adapted = self._peak("opened at ZeRO 3, with LoRA", lambda: self._open(3, lora=True))
         actor = self._peak("engine at ZeRO 3, with LoRA", lambda: train(adapted))
         self._peak("reference at ZeRO 3, with LoRA", lambda: AdaptersOff(actor))
@@ -151,7 +151,7 @@ class ModelPeaks:
                 self.folder / "saved",
                 file_size=self.file_size,
             )
-        for _ in weights:
+        for _ in weights:  # the other processes take part in gathering each weight
             pass
         barrier()
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes REFUEL's training pairs: from two dialogues with a common beginning to two tokenized replies to one state.
 
-A row of dialogues has the columns FIRST and SECOND (messages), TURN (h, the turn at which the second dialogue departs
-from the first) and LAST (L ≥ h, the turn after which both are scored). Scored rows also have two lists of rewards, one
-reward for the end of each turn. `dschat.data.token_pairs` reads the pairs for training.
+A row of dialogues has the columns FIRST and SECOND (messages), TURN (h, the turn whose replies differ) and LAST
+(L ≥ h, the turn whose rewards are compared). Scored rows also have two lists of rewards, one reward for the end of each
+turn. `dschat.data.token_pairs` reads the pairs for training.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Stops:
 
 @dataclass
 class Actions:
-    """The components of the page that change, and the handlers of its events."""
+    """The changing components of the page, and the handlers of its events."""
 
     gr: Component
     session: Session
@@ -80,7 +80,7 @@ class Actions:
     message: Component = field(init=False)  # box of the next message
 
     def find(self, side: int, path: str) -> Update:
-        """Load run: lists the models of a run."""
+        """Handler of the button "Load run": lists the models of a run."""
         try:
             models = find_models(path)
         except UserError as error:
@@ -99,7 +99,7 @@ class Actions:
         side: int,
         path: str | None,
     ) -> Iterator[Update]:
-        """Load model."""
+        """Handler of the button "Load model"."""
         if not path:
             yield {self.statuses[side]: status_html("choose a run folder first, then Load run.", failed=True)}
             return
@@ -112,7 +112,7 @@ class Actions:
         yield {self.statuses[side]: status_html(status)}
 
     def load_sampling(self, path: str | None) -> Update:
-        """Load from run: fills the panel with the sampling settings of the run or the model."""
+        """Handler of "Load from run": fills the panel with the sampling settings of the run or the model."""
         choice, source = self.session.choice(path or None)
         values: Update = {}
         for name, component in self.panel.items():
@@ -132,7 +132,7 @@ class Actions:
         *panel: float,
         browser: str,
     ) -> Iterator[Update]:
-        """Submit: yields the answers of all sides as they grow."""
+        """Handler of "Submit" in a chat: yields the growing answer of each side."""
         state = self.state
         box = self.message
         note = self.note
@@ -163,7 +163,7 @@ class Actions:
         *panel: float,
         browser: str,
     ) -> Iterator[Update]:
-        """Submit: yields a summary of each side as they grow."""
+        """Handler of "Submit" for a post: yields the growing summary of each side."""
         note = self.note
         for answers in self._drafts(lambda side, model: summary_prompt(subreddit, title, post), panel, browser):
             if isinstance(answers, str):
@@ -201,7 +201,7 @@ class Actions:
         return messages
 
     def cleared(self) -> Update:
-        """Clear: forgets the conversation or the post."""
+        """Handler of "Clear": forgets the conversation or the post."""
         if self.session.task == "summary":
             return dict.fromkeys([*self.answers, *self.form, self.note], "")
         update: Update = {chat: [] for chat in self.answers}

@@ -95,7 +95,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """Content of a report, in reading order; a terminal shows the tables first, a page the findings."""
+    """Content of a report. Text shows the tables before the sentences, a page the findings before the tables."""
 
     title: str
     tables: Sequence[Table] = ()

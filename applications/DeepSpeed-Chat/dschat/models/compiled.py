@@ -29,8 +29,8 @@ from dschat.models.side_by_side import Backend, common_layout, lay_side_by_side,
 
 logger = logging.getLogger(__name__)
 
-# Maximum number of graphs per function. All layers of all models count together: training, scoring and decoding, with
-# and without a mask, one row and several.
+# Maximum number of graphs per function. The layers of all models share one: its graphs are those of training, scoring
+# and decoding, with and without a mask, of one row and several.
 RECOMPILE_LIMIT = 64
 CODE_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 BACKEND = "inductor"
@@ -104,7 +104,7 @@ class Compiler:
         return Compiled(self, function, backend or self.backend)
 
     def may_merge(self) -> bool:
-        """Whether decoding steps may compute linear layers of one input as one product, see `side_by_side`.
+        """Whether decoding steps may compute linear layers that share an input as one product, see `side_by_side`.
 
         The compiled graph reads all layers' weights at the offsets that the first step was compiled for. `words` gives
         the reason if it may not.
@@ -121,7 +121,7 @@ class Compiler:
 
     @cached_property
     def merging_backend(self) -> Backend:
-        """A backend that computes linear layers of one input as one matrix product; see `side_by_side`."""
+        """A backend that computes linear layers that share an input (query, key, value) as one matrix product."""
         return merging_backend(torch._dynamo.lookup_backend(self.backend))
 
 
@@ -129,7 +129,8 @@ class Compiled(Generic[P, R]):
     """A function that runs compiled until compilation fails anywhere in its model.
 
     Gradient checkpointing calls a function again in the backward pass and expects the same tensors to be saved. The
-    second call therefore runs as the first did, even if compilation of another layer failed in between.
+    second call therefore runs compiled exactly if the first did, even if compilation of another layer failed in
+    between.
     """
 
     def __init__(
@@ -187,8 +188,8 @@ class CompiledLayer:
                 caches.append(value)
         if not caches:
             return self._call(*args, **kwargs)
-        # A graph over the whole cache would contain the layer's index and serve that layer alone. In a decoding step
-        # of fixed shapes, our own cache gives every layer its part instead.
+        # A graph over the whole cache would be specialised on the layer's index. In a decoding step of fixed shapes,
+        # our own cache gives every layer its part instead.
         cache = caches[0]
         step_layers: Sequence[object] | None = getattr(cache, "step_layers", None)
         if step_layers is None:

@@ -76,7 +76,7 @@ LLAMA31_70B = {
     "num_attention_heads": 64,
 }
 GEMMA_VOCABULARY = 256_000
-# Hub id → model family of transformers, and sizes of the config. Sizes without a vocab_size are Gemma's.
+# Hub id → model family of transformers, and sizes of the config; without a vocab_size it is GEMMA_VOCABULARY.
 PUBLISHED: dict[str, tuple[str, Mapping[str, int]]] = {
     "google/gemma-2b": ("gemma", GEMMA_2B),
     "google/gemma-7b": ("gemma", GEMMA_7B),
@@ -105,7 +105,7 @@ def find_config(path: str, flag: str) -> PreTrainedConfig:
         return open_decoder_config(path, flag, local_files_only=True)
     except UserError:
         logger.warning(
-            "%s %s: the hub's local cache holds no config that can be read: the plan uses the published sizes.",
+            "%s %s: the hub's local cache holds no readable config, so the plan uses the published sizes.",
             flag,
             path,
         )
@@ -227,16 +227,15 @@ def _ppo_roles(config: PPOConfig, builder: RoleBuilder) -> list[Role]:
 
 
 def _recompute_every(config: CommonConfig, is_checkpointed: bool | None) -> int:
-    """The interval of recomputed layers; 0 without gradient checkpointing."""
+    """The value of `Role.recompute_every`."""
     return config.engine.gradient_checkpointing_every if is_checkpointed else 0
 
 
 def _frozen_stage(trained_stage: int, offload: bool) -> int:
-    """ZeRO stage of a frozen model, beside a model that is trained at `trained_stage`.
+    """ZeRO stage of a frozen model beside a trained one.
 
-    Stages 1 and 2 partition optimiser states and gradients, which a frozen model does not have. Its weights are
-    partitioned, at stage 3, where the trained model's are; and always if they are in main memory, because DeepSpeed
-    offloads weights at stage 3 only.
+    Stage 3 if the trained model is at stage 3, or if the weights are offloaded, which DeepSpeed does at stage 3 only.
+    Otherwise 0: stages 1 and 2 partition only optimiser states and gradients, which a frozen model does not have.
     """
     return 3 if trained_stage == 3 or offload else 0
 

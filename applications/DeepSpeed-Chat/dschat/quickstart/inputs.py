@@ -35,7 +35,7 @@ class ReviewScale:
 
     @property
     def data_split(self) -> str:
-        """The shares of steps 2 and 3 in the comparisons."""
+        """`--data_split` of the comparisons: none for step 1, then the rows of steps 2 and 3."""
         return f"0,{self.pairs},{self.prompts}"
 
 
@@ -52,10 +52,10 @@ class Step3Run:
     flags: Sequence[str]
 
 
-# The runs of step 3 by name. The last two start the critic from the reward model, as published; the others, for
-# comparison, from the SFT model with a zero head. Reports count updates to where the first run ends. The third run
-# explains why the second is faster: with λ = .95^(1/5) = .99, PPO's advantages reach as far back over tokens as
-# MA-PPO's.
+# The runs of step 3 by name. The last two start the critic from the reward model, as in the paper. The first three
+# start it from the SFT model with a zero head; reports count updates until a run reaches the score at which the first
+# one ends. "PPO, λ = .99" shows why MA-PPO is faster: with λ = .95^(1/5) = .99, the advantages of token-level PPO
+# reach as far back over tokens.
 RUNS = {
     "PPO, SFT critic": Step3Run("step3-ppo-sft-critic", "sft", ["--ngram", "1"]),
     "MA-PPO, SFT critic": Step3Run("step3-ma-ppo-sft-critic", "sft", ["--ngram", "5"]),
@@ -63,8 +63,8 @@ RUNS = {
     "PPO (n = 1)": Step3Run("step3-ppo", "reward", ["--ngram", "1"]),
     "MA-PPO (n = 5)": Step3Run("step3-ma-ppo", "reward", ["--ngram", "5"]),
 }
-# This loss compares the values at every token, so that a truncated response has a score that was trained, and a critic
-# that starts from the reward model knows something about unfinished responses.
+# This loss trains a score at every token, so that truncated responses get meaningful scores, and a critic that starts
+# from the reward model has meaningful values for unfinished ones.
 REWARD_LOSS = ["--reward_loss", "per_sample"]
 # Points that a truncated response loses. Scores of the quickstart's responses differ by about 3 points.
 MISSING_EOS_PENALTY = 5
@@ -103,7 +103,7 @@ def supervised_flags(
     epochs: int,
     batch: int,
 ) -> list[str]:
-    """Step 1 on demonstrations, or step 2 on the first share of the comparisons."""
+    """Flags of step 1 on demonstrations, or of step 2 on the first share of the comparisons."""
     flags = {
         "--data_path": data,
         "--data_split": split,
@@ -122,7 +122,7 @@ def supervised_flags(
 def train_sft(
     data: Path, model: Path, output: Path, scale: ReviewScale, more_flags: Sequence[str], processes: Processes
 ) -> None:
-    """Step 1 on the demonstrations."""
+    """Runs step 1 on the demonstrations."""
     batch = processes.share(scale.batch)
     flags = supervised_flags(data / "demonstrations", "1,0,0", model, output, scale.sft_epochs, batch)
     run_step("sft", [*flags, *more_flags], processes)
@@ -131,7 +131,7 @@ def train_sft(
 def train_reward_model(
     pairs: Path, sft: Path, output: Path, scale: ReviewScale, more_flags: Sequence[str], processes: Processes
 ) -> None:
-    """Step 2 on the first share of the comparisons."""
+    """Runs step 2 on the first share of the comparisons."""
     flags = reward_model_flags(pairs, sft, output, scale, processes)
     run_step("reward", [*flags, *more_flags], processes)
 
@@ -143,7 +143,7 @@ def reward_model_flags(
     scale: ReviewScale,
     processes: Processes,
 ) -> list[str]:
-    """Step 2 on the first share of the comparisons."""
+    """Flags of step 2 on the first share of the comparisons."""
     batch = processes.share(scale.batch)
     return supervised_flags(pairs, scale.data_split, sft, output, scale.reward_epochs, batch)
 
@@ -151,7 +151,7 @@ def reward_model_flags(
 def ppo_flags(
     data: Path, sft: Path, reward: Path, output: Path, scale: ReviewScale, processes: Processes, eos_penalty: float = 2
 ) -> list[str]:
-    """Step 3 on the prompts of the second share; all runs start from the same models and see the same prompts."""
+    """Flags of step 3 on the second share of the comparisons; all runs have the same start and the same prompts."""
     flags = {
         "--data_path": data / "comparisons",
         "--data_split": scale.data_split,
@@ -175,8 +175,9 @@ def ppo_flags(
 
 
 def critic_flags(start: Path) -> list[str]:
-    """The critic of step 3, which starts from a model.
+    """Flags of step 3's critic, which starts from a model.
 
-    One that starts from the SFT model has everything to learn: then it matters how far back a score reaches.
+    A critic that starts from the SFT model has everything to learn, so the reach of the advantages (λ, n) shows most
+    clearly with it.
     """
     return as_arguments({"--critic_model_name_or_path": start, "--critic_learning_rate": 2e-3})

@@ -35,13 +35,13 @@ class RunRecord:
     packages: dict[str, str]
     hardware: dict[str, object]
     seeds: dict[str, int]
-    code: dict[str, object]  # version of this package; in a git checkout also `commit_of`
-    template_date: str = ""  # in chat templates, see `dschat.models.template_date`; unchanged when the run resumes
+    code: dict[str, object]  # version of this package; in a git checkout also its commit
+    template_date: str = ""  # date that chat templates see; unchanged when the run resumes
     data: dict[str, object] = field(default_factory=dict)
     batches: dict[str, object] = field(default_factory=dict)
     parser: dict[str, str] = field(default_factory=dict)  # name and version, with the termination condition "parsing"
     sandbox: str | None = None  # sandbox level of programs
-    decoding: str | None = None  # how continuous batching launches its steps, and why not as CUDA graphs
+    decoding: str | None = None  # whether decoding steps are CUDA graphs; if not, why
     layers: dict[str, str] = field(default_factory=dict)  # trained model → how decoder layers are computed
     peaks: dict[str, str | float] = field(default_factory=dict)  # peaks of the main process's GPU, and their source
     metrics: dict[str, float] = field(default_factory=dict)

@@ -79,7 +79,7 @@ class FlagParser(argparse.ArgumentParser):
         )
         self._negative_number_matcher = NEGATIVE_NUMBER
         self._flags = flags
-        self._line = ""  # FILE:LINE, while values of a file are converted
+        self._line = ""  # FILE:LINE or variable that values being converted come from; empty for the command line
         self._declared = flags_of(flags)
         self._has_secrets = any(flag.secret for flag in self._declared.values())
         sections: dict[str, Any] = {}
@@ -124,7 +124,7 @@ class FlagParser(argparse.ArgumentParser):
         return action.dest in self._declared or action.dest not in NOT_IN_FILES
 
     def field_of(self, key: str) -> str | None:
-        """The flag of a key of a file; None for a flag without effect."""
+        """The name of the flag that a key of a file sets; None for a flag without effect."""
         dest = self._option_string_actions[spellings(key)[0]].dest
         return None if dest == argparse.SUPPRESS else dest
 

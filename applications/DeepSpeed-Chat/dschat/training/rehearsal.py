@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The longest micro-batch of a run, forward and backward once before the first update.
 
-A GPU's memory then ends in the first minute of a run, and not after hours, when the longest texts happen to come. The
-pass leaves nothing behind: weights, gradients, optimiser states and random states are as they were.
+A run whose longest texts do not fit into the GPU's memory then ends in its first minute, not when they come, after
+hours. The pass leaves nothing behind: weights, gradients, optimiser states and random states are as they were.
 """
 
 import gc
@@ -69,7 +69,7 @@ def rehearsal(
     if is_main():
         logger.info("the longest micro-batch (%d x %d tokens) fits: %.1f GB at the peak", rows, tokens, peak / 1e9)
     gc.collect()
-    torch.cuda.empty_cache()  # generation begins with other sizes
+    torch.cuda.empty_cache()  # generation allocates blocks of other sizes
 
 
 def _explain_memory(
@@ -103,7 +103,7 @@ def decoding_bytes(
     Args:
         rollouts: samples from the policy.
         policy: its engine.
-        prompts: prompts of a rollout on this process, each counted once per response.
+        prompts: responses of a rollout on this process.
         tokens: tokens of the longest prompt and response together.
     """
     if not isinstance(rollouts, ContinuousEngine):

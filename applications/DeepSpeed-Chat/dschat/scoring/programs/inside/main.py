@@ -48,7 +48,14 @@ def main(
     info: int,
     mapped: int,
 ) -> None:
-    """Runs one test of one program."""
+    """Runs one test of one program.
+
+    Args:
+        level: of the sandbox, see `levels`.
+        report: descriptor for the outcome.
+        info: descriptor that receives the process id in the new namespaces.
+        mapped: descriptor that says when the user ids of the namespaces are mapped.
+    """
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with open(0, "rb", closefd=False) as file:
         job: JobFile = marshal.load(file)
@@ -113,7 +120,7 @@ def _run(
     """Compiles and runs the program, and reports the outcome."""
     sys.set_int_max_str_digits(0)
     sys.argv = ["program.py"]
-    sys.path = sys.path[1:]  # without this package's folder
+    sys.path = sys.path[1:]  # removes this package's folder
     builtins.exit = builtins.quit = _sitebuiltins.Quitter("exit", "Ctrl-D")  # otherwise set by `site`
     try:
         code = compile(job["source"], "program.py", "exec", dont_inherit=True)
@@ -152,12 +159,12 @@ def _result_of_call(
 ) -> bytes:
     """Calls a function of the program; returns the JSON of its result.
 
-    A program that ends with status 0 (`sys.exit()` after its definitions) counts as read completely.
+    A program that ends with status 0 (`sys.exit()` after its definitions) is treated as fully loaded.
     """
     helpers: dict[str, object] = {}
     exec(FOR_FUNCTIONS, helpers)
     names = _module("program")
-    # As builtins, so that the name `count` in `names` is a function only if the program defines it.
+    # As builtins, so that `count` in `names` is a function only if the program defines or imports it.
     names["__builtins__"] = helpers | vars(builtins)
     try:
         exec(code, names)
