@@ -2,8 +2,8 @@
 """Makes REFUEL's training pairs: from two dialogues with a common beginning to two tokenized replies to one state.
 
 A row of dialogues has the columns FIRST and SECOND (messages), TURN (h, the turn whose replies differ) and LAST
-(L ≥ h, the turn whose rewards are compared). Scored rows also have two lists of rewards, one reward for the end of each
-turn. `dschat.data.token_pairs` reads the pairs for training.
+(L ≥ h, the turn whose rewards are compared). Scored rows also have two lists of rewards, one reward for the end of
+each turn. `dschat.data.token_pairs` reads the pairs for training.
 """
 
 from __future__ import annotations
