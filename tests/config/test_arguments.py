@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configurations that are made in Python: other spellings, paths, and values of other types."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ def made(**values):
 def test_spellings_of_a_command_line():
     assert made(kl_ctl=0.1) == made(kl_coef=0.1)
     assert made(kl_ctl=0.1).changed(kl_coef=0.2).flat()["kl_coef"] == 0.2
-    with pytest.raises(TypeError, match="kl_coef is given twice|kl_ctl is given twice"):
+    with pytest.raises(TypeError, match="kl_coef is given twice, once as kl_ctl"):
         made(kl_ctl=0.1, kl_coef=0.1)
     with pytest.raises(TypeError, match="PPOConfig has no flag learning_rate; did you mean --actor_learning_rate"):
         made(learning_rate=1e-5)
@@ -55,6 +56,9 @@ def test_the_newest_checkpoint():
         ({"data_path": {"a": 1}}, "data_path must be a list, not {'a': 1} of type dict"),
         ({"whiten_advantages": "yes"}, "whiten_advantages must be"),
         ({"data_path": [3]}, "data_path must be a text, not 3"),
+        ({"ngram": True}, "ngram must be a number, not True of type bool"),
+        ({"ngram": math.nan}, "ngram must be a number, not nan of type float"),
+        ({"actor_learning_rate": 10**400}, "actor_learning_rate must be a number, not 10"),
     ],
 )
 def test_another_type_is_named(values, message):

@@ -80,6 +80,8 @@ def test_mistakes_are_refused():
         "actor_lora_dim": 1.5,
         "ngram_lengths": [2, "three"],
         "whiten_advantages": "perhaps",
+        "actor-learning-rat": 1e-5,
+        "temperature": "...",
     }
     assert mistakes(wrong, schema) == list(wrong)
 
@@ -101,6 +103,10 @@ reward_function: score.py:f
 end_of_conversation_token: 1
 dropout: 0.1
 output_dir: null
+actor-weight-decay: 0.1
+--eval_interval: 5
+top_p: Inf
+critic_zero_stage: "2"
 """
     assert mistakes(yaml.safe_load(text), schema) == []
 
@@ -114,3 +120,5 @@ def test_the_command_prints_it(capsys):
     assert schema["title"] == "dschat sft" and flags.keys() <= schema["properties"].keys()
     assert schema["properties"]["packing"]["default"] is False
     assert schema["properties"]["learning_rate"]["description"] == flags["learning_rate"].help
+    assert schema["properties"]["learning_rate"]["default"] == 2e-5
+    json.dumps(json_schema(COMMANDS["ppo"].flags_class(), "dschat ppo"), allow_nan=False)

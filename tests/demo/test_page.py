@@ -85,6 +85,10 @@ def test_load_chat_stop_and_another_checkpoint(server, chromium, run):
         )
         assert page.locator("#demo-submit").is_disabled() and page.locator("#demo-clear").is_disabled()
         box(page, "message").fill("typed meanwhile")
+        box(page, "message").press("Enter")  # during an answer nothing is sent
+        page.wait_for_timeout(500)
+        assert page.locator("#demo-chat-0 .message-content").count() == 2
+        assert page.locator("#demo-submit").is_disabled() and box(page, "message").input_value() == "typed meanwhile"
         start = time.monotonic()
         page.locator("#demo-stop").click()
         (caption,) = captions(page, 1)

@@ -168,7 +168,9 @@ def test_the_command_says_that_it_estimates(tmp_path: Any, capsys: pytest.Captur
     assert dschat([*words, "--gpu_type", "h200"]) == 0
     text = capsys.readouterr().out
     assert "1 GPUs of 141 GB, layers compiled" in text
-    assert "Speed to expect on h200:" in text and "tokens/s trained (52 % of the matrix peak)" in text
+    assert (
+        "Speed to expect on h200:" in text and "tokens/s trained (52 % of the rate of large matrix products)" in text
+    )
     assert "An estimate for sequences of full length, from shares of the peaks measured on one H100" in text
     assert dschat([*words, "--gpu_type", "h200", "--gpu_memory", "100", "--json"]) == 0
     (plan,) = json.loads(capsys.readouterr().out)

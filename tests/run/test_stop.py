@@ -31,6 +31,23 @@ def test_a_signal_ends_drawing_at_the_next_token(monkeypatch):
         generate(make_causal_lm(), prompts, sampling_of(4), range(6), 3)
 
 
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_ends_at_once(first):
+    """Whatever signal came before: a run that hangs can be ended from its terminal."""
+    with stop.stop_signals():
+        signal.raise_signal(first)
+        if first != signal.SIGINT:
+            signal.raise_signal(signal.SIGINT)
+        assert stop.is_stopping_here()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Stopped) as stopped:
+            raise_if_stopped_here()
+        assert stopped.value.status == 128 + first
+    with stop.stop_signals():
+        assert not stop.is_stopping_here()
+
+
 @pytest.mark.parametrize(("own", "everywhere"), [(15, 15), (0, 15), (0, 0)])
 def test_every_rank_asks_once_and_all_stop(own, everywhere, monkeypatch):
     """Also the rank that no signal reached: it draws to the end, and stops with the others."""

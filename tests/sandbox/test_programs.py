@@ -418,6 +418,15 @@ def test_a_machine_without_walls_is_refused(monkeypatch) -> None:
     assert ProgramPool("rlimits").level == "rlimits"
 
 
+def test_another_system_has_no_walls_at_all(monkeypatch) -> None:
+    """No remedy is named that does not help there."""
+    monkeypatch.setattr(levels.sys, "platform", "darwin")
+    levels.try_out.cache_clear()
+    with pytest.raises(UserError, match="--sandbox_level rlimits: programs run on Linux only, not on darwin.$"):
+        levels.strongest_level("rlimits")
+    levels.try_out.cache_clear()
+
+
 def test_the_strongest_walls_are_taken(monkeypatch) -> None:
     monkeypatch.setattr(levels, "weakness", lambda level: "")
     assert levels.strongest_level("namespaces") == "bubblewrap"

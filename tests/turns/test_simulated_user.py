@@ -109,7 +109,11 @@ def test_the_first_answer_to_a_question_stays(tmp_path):
     assert caches[1].get("ab" * 32) == first
     empty = Reply("", "", "m")
     assert caches[0].put_first("cd" * 32, empty) == empty and caches[0].get("cd" * 32) is None
-    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".json"]
+    (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert file.suffix == ".json"
+    file.write_text("{")  # a damaged one is replaced, once
+    assert caches[1].put_first("ab" * 32, second) == second
+    assert caches[0].put_first("ab" * 32, first) == caches[0].get("ab" * 32) == second
 
 
 @pytest.mark.parametrize(

@@ -555,11 +555,13 @@ def margin_of(row: Row, key: str) -> float:
     if isinstance(margin, str):  # as CSV files hold numbers
         with suppress(ValueError):
             margin = float(margin)
-    is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
-    if not is_number or not 0 <= margin < math.inf:
+    if isinstance(margin, int) and not isinstance(margin, bool):
+        with suppress(OverflowError):
+            margin = float(margin)
+    if not isinstance(margin, float) or not 0 <= margin < math.inf:
         problem = f"holds {margin!r}" if key in row.extra else "is missing"
         raise UserError(
             f"{row.origin}: --margin_key {key}: the column {problem}; it must hold a number of at least 0, by how"
             " much the chosen response is better."
         )
-    return float(margin)
+    return margin

@@ -302,19 +302,16 @@ def _connect(
 
     # Submit: lock the buttons, answer, unlock them.
     all_buttons = list(buttons.values())
-    for submit in submits:
-        answering = submit(
-            partial(set_busy, True),
-            outputs=all_buttons,
-            **UNQUEUED_EVENT,
-        ).then(
-            _make_answer_handler(gr, actions.chat if is_chat else actions.summary),
-            inputs=[*inputs, draw_box, *actions.panel.values()],
-            outputs=changed,
-            concurrency_limit=None,  # the session has its own lock, and a waiting answer can be stopped
-            **QUIET_EVENT,
-        )
-        answering.then(partial(set_busy, False), outputs=all_buttons, **UNQUEUED_EVENT)
+    # One event for the button and the box: a message sent during an answer is not sent twice, nor answered at once.
+    submitted = gr.on(submits, partial(set_busy, True), outputs=all_buttons, **UNQUEUED_EVENT)
+    answering = submitted.then(
+        _make_answer_handler(gr, actions.chat if is_chat else actions.summary),
+        inputs=[*inputs, draw_box, *actions.panel.values()],
+        outputs=changed,
+        concurrency_limit=None,  # the session has its own lock, and a waiting answer can be stopped
+        **QUIET_EVENT,
+    )
+    answering.then(partial(set_busy, False), outputs=all_buttons, **UNQUEUED_EVENT)
     buttons["stop"].click(_make_stop_handler(gr, actions), **UNQUEUED_EVENT)
 
     if is_chat:
@@ -334,7 +331,7 @@ def _make_answer_handler(
     gr: Any,
     answer: Callable[..., Iterator[Update]],
 ) -> Callable[..., Iterator[Update]]:
-    """A generator with the browser's name; Gradio passes the request by the annotation of the first parameter."""
+    """A generator with the browser's name; Gradio knows the request parameter by its annotation."""
 
     def handle(request: Any, *values: object) -> Iterator[Update]:
         yield from answer(*values, browser=request.session_hash)
@@ -347,7 +344,7 @@ def _make_stop_handler(
     gr: Any,
     actions: Actions,
 ) -> Callable[..., None]:
-    """Stops the answers of a browser."""
+    """A handler that stops the answers of a browser."""
 
     def handle(request: Any) -> None:
         actions.stops.stop(request.session_hash)

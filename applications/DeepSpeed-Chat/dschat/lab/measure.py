@@ -112,10 +112,10 @@ def log_ratios(
         most: rows in one forward pass.
     """
     ratios = torch.zeros(len(rollout.input_ids), device=rollout.input_ids.device)
-    for rows in layouts(rollout, PassSize(most)):
-        logprobs, _ = policy(rows.input_ids, None, rows.targets, temperature, False)
-        ref_logprobs, _ = reference(rows.input_ids, None, rows.targets, temperature, False)
-        ratios[rows.rows] = rows.spread(logprobs - ref_logprobs).sum(1)
+    for layout in layouts(rollout, PassSize(most)):
+        logprobs, _ = policy(layout.input_ids, None, layout.targets, temperature, False)
+        ref_logprobs, _ = reference(layout.input_ids, None, layout.targets, temperature, False)
+        ratios[layout.rows] = layout.spread(logprobs - ref_logprobs).sum(1)
     return ratios
 
 
@@ -123,8 +123,10 @@ def best_of(answers: Sequence[Answer], count: int) -> Answer:
     """The best of the first `count` answers by score.
 
     Its ``kl`` is the bound log N − (N − 1) / N of any best-of-N policy (Beirami et al. 2024), which is close for small
-    KL and responses that are each unlikely.
+    KL and responses that are each unlikely. Raises ValueError if there are fewer answers.
     """
+    if len(answers) < count:
+        raise ValueError(f"best of {count} needs as many answers, not {len(answers)}")
     best = max(answers[:count], key=lambda answer: answer.score)
     kl_bound = math.log(count) - (count - 1) / count
     return replace(best, kl=kl_bound)

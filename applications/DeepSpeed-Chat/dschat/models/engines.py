@@ -32,7 +32,7 @@ class ScalarForward(Protocol):
 
 
 class PolicyEngine(PolicyForward, Protocol):
-    """A policy that is not trained, the reference."""
+    """A policy under an engine; used alone for the reference, which is not trained."""
 
     @property
     def module(self) -> PolicyModel: ...
@@ -51,27 +51,28 @@ class ModelEngine(Protocol):
         """Inference mode."""
 
     def rehearsing(self) -> AbstractContextManager[None]:
-        """Inside, passes, `backward` and `step` use the memory that training uses, but change nothing.
+        """Inside, passes (if trained, also `backward` and `step`) use the memory of training and change nothing.
 
-        That is the memory of activations, gradients, and Adam's moments and gradient sums, which the first update
-        allocates. Every rank must enter it, before the first update since the start of the process.
+        Activations, gradients, Adam's moments and the sums of gradients are allocated as by a first update. Every rank
+        must enter it, before the first update since the start of the process.
         """
 
     def whole_weights(
         self,
         instead: Mapping[str, Tensor] | None = None,
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yields name and whole tensor of every weight, on this rank's device and valid until the next one.
+        """Yields name and whole tensor of every weight, on this rank's device; valid until the next is asked for.
 
         Every rank must exhaust the iterator.
 
         Args:
-            instead: this rank's `Trained.parts` of other values, which replace the weights of these names.
+            instead: values to yield in the place of the weights of these names, a moving average say: this rank's
+                parts of them, cut as by `Trained.parts`.
         """
 
 
 class Scalar(ScalarForward, ModelEngine, Protocol):
-    """A scalar model that is not trained, the reward model."""
+    """A scalar model under an engine; used alone for the reward model, which is not trained."""
 
     @property
     def module(self) -> ScalarModel: ...
@@ -83,7 +84,7 @@ class Trained(ModelEngine, Protocol):
     grad_norm: float  # of the last update, before clipping
     skipped: bool  # the last update was skipped because fp16's loss scale was too large, which is ordinary
     # What was not finite in the last update, which was skipped: "losses" or "gradients" of this process, or "gradient
-    # norms" over all; None if the update was applied.
+    # norms" over all; None if the update was applied, or `skipped`.
     nonfinite: str | None
 
     @property

@@ -34,7 +34,7 @@ class NamedGpu:
 
 @dataclass(frozen=True)
 class TokenRate:
-    """Tokens per second of all processes together, and the share of the peak that it assumes."""
+    """Tokens per second of all processes together, and the share of `NamedGpu.reached` that it assumes."""
 
     tokens_per_second: float
     share: float
@@ -46,7 +46,7 @@ class Expectation:
 
     gpu: str
     unknown: str = ""  # why there are no numbers; empty if there are
-    trained: TokenRate | None = None  # tokens of prompts and responses in updates; share of the matrix peak
+    trained: TokenRate | None = None  # tokens of prompts and responses in updates; share of the matrix rate
     sampled: TokenRate | None = None  # tokens of responses during sampling; share of the memory bandwidth
     iteration: float | None = None  # tokens of responses per second of whole iterations
 
@@ -202,14 +202,14 @@ def expectation_text(expectation: Expectation) -> str:
         return f"{begin} not known; {expectation.unknown}."
     parts = []
     if expectation.sampled is not None:
-        parts.append(_rate_text("sampled", expectation.sampled, "the memory's bandwidth"))
+        parts.append(_rate_text("sampled", expectation.sampled, "the rate of large copies"))
     if expectation.trained is not None:
-        parts.append(_rate_text("trained", expectation.trained, "the matrix peak"))
+        parts.append(_rate_text("trained", expectation.trained, "the rate of large matrix products"))
     if expectation.iteration is not None:
         parts.append(f"{expectation.iteration:,.0f} tokens/s of responses over whole iterations")
     return (
         f"{begin} {'; '.join(parts)}.\n  An estimate for sequences of full length, from shares of the peaks"
-        f" {shares.MEASURED}; communication between GPUs does not count, nor do scores that no model computes."
+        f" {shares.MEASURED}; without communication between GPUs, and without scores that no model computes."
     )
 
 

@@ -30,12 +30,12 @@ class Reply:
 
 
 def accept_any(reply: Reply) -> bool:
-    """Whether an answer is usable: every one is."""
+    """The default predicate: every answer is usable."""
     return True
 
 
 class ReplyCache:
-    """A folder with one small file per answer, named by the digest of its question.
+    """A folder with one small file per answer, named by `digest_of` everything that the answer depends on.
 
     Files are written atomically, so several runs may share a folder, and a killed run leaves no broken file. A file
     that cannot be read and an unusable answer count as missing: their questions are asked again.
@@ -46,7 +46,7 @@ class ReplyCache:
         folder: Path,
         is_usable: Callable[[Reply], bool] = accept_any,
     ) -> None:
-        """Makes a cache; `get` and `put` use the predicate `is_usable` unless they are given another one."""
+        """Makes a cache; `is_usable` says which answers are kept; `get` and `put` may be given another predicate."""
         self.folder = folder
         self._is_usable = is_usable
 
@@ -74,6 +74,8 @@ class ReplyCache:
     def put_first(self, digest: str, reply: Reply) -> Reply:
         """Saves a usable answer unless another process has saved one to the same question.
 
+        A file that cannot be read, or holds an unusable answer, is replaced.
+
         Returns:
             The saved answer; the given one if it is not usable.
 
@@ -84,7 +86,10 @@ class ReplyCache:
             return reply
         write_rows_once(self._file(digest), [asdict(reply)])
         saved = self.get(digest)
-        return reply if saved is None else saved
+        if saved is not None:
+            return saved
+        write_rows(self._file(digest), [asdict(reply)])
+        return reply
 
     def _file(self, digest: str) -> Path:
         return self.folder / digest[:2] / f"{digest}.json"

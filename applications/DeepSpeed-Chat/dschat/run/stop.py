@@ -2,9 +2,9 @@
 """SIGTERM, Ctrl-C and SIGHUP: recorded when they arrive, handled where a run can stop without losing anything.
 
 1. dschat/launch.py forwards the signal to the training processes.
-2. From the first self-check to the last evaluation (training/loop.py: Loop.fit), a process only records it.
-3. `raise_if_stopped` raises Stopped on all ranks at every micro-batch (training/ppo/update.py).
-   `raise_if_stopped_here` raises it on one rank at every sampled token (rollouts/generate.py), inside
+2. While a run trains, from the first evaluation to the last (training/loop.py: Loop.fit), a process only records it.
+3. `raise_if_stopped` raises Stopped on all ranks at every micro-batch (in training/ppo/update.py, for example).
+   `raise_if_stopped_here` raises it on one rank at every sampled token (in rollouts/generate.py, for example), inside
    `stopping_together`. vLLM finishes its rollout first.
 4. Checkpoints.stopping (run/checkpoint.py) saves a checkpoint.
 5. run_main (dschat/main.py) says how to resume, and returns the exit status.
@@ -24,6 +24,7 @@ from dschat.base.signals import signals_that_stop
 from dschat.run.distributed import largest_over_ranks
 
 _received = 0  # the first signal that arrived, or 0
+_was_interrupted = False  # whether Ctrl-C was among the signals
 
 
 class Stopped(BaseException):
@@ -37,8 +38,9 @@ class Stopped(BaseException):
 @contextmanager
 def stop_signals() -> Iterator[None]:
     """Inside, signals are only recorded; a second Ctrl-C raises KeyboardInterrupt at once."""
-    global _received
+    global _received, _was_interrupted
     _received = 0
+    _was_interrupted = False
     previous_handlers = {number: signal.signal(number, _record) for number in signals_that_stop()}
     try:
         yield
@@ -60,7 +62,7 @@ def is_stopping_here() -> bool:
 
 
 def raise_if_stopped_here() -> None:
-    """Raises Stopped on this rank alone, inside `stopping_together`."""
+    """Raises Stopped on this rank alone. Call it only inside `stopping_together`."""
     if _received:
         raise Stopped(_received)
 
@@ -77,7 +79,9 @@ def stopping_together() -> Iterator[None]:
 
 
 def _record(number: int, frame: FrameType | None) -> None:
-    global _received
-    if number == signal.SIGINT == _received:
-        raise KeyboardInterrupt
+    global _received, _was_interrupted
+    if number == signal.SIGINT:
+        if _was_interrupted:
+            raise KeyboardInterrupt
+        _was_interrupted = True
     _received = _received or number

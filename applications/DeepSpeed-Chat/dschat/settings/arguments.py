@@ -3,6 +3,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
@@ -20,7 +21,7 @@ def checked_arguments(
     flags: Mapping[str, Flag],
     arguments: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Values under the flags' own names, as a command line would give them.
+    """Values under the flags' own names, of the types that a command line gives.
 
     Args:
         command: name of the configuration, for messages.
@@ -35,13 +36,15 @@ def checked_arguments(
         for alias in flag.aliases:
             name_of_spelling[alias.lstrip("-").replace("-", "_")] = name
     values: dict[str, Any] = {}
+    spelling_of_name: dict[str, str] = {}
     for spelling, value in arguments.items():
         name = spelling if spelling in flags else name_of_spelling.get(spelling, "")
         if not name:
             hint = suggestion(spelling, flags.__contains__)
             raise TypeError(f"{command} has no flag {spelling}{f'; {hint}' if hint else ''}")
         if name in values:
-            raise TypeError(f"{command}: {spelling} is given twice, once as {name}")
+            raise TypeError(f"{command}: {spelling} is given twice, once as {spelling_of_name[name]}")
+        spelling_of_name[name] = spelling
         values[name] = _checked_value(f"{command}: {spelling}", flags[name], value)
     return values
 
@@ -57,9 +60,9 @@ def _checked_value(
             raise TypeError(f"{where} needs a value, not None")
         return None
     kind, several, convert = kind_of(flag.type)
-    if isinstance(value, bool) and kind is not bool and "const" in flag.options:  # may be given without a value
+    if isinstance(value, bool) and kind is not bool and "const" in flag.options:  # True is the flag without a value
         return flag.options["const"] if value else flag.default
-    if kind is float and convert.__name__ != "float" and isinstance(value, Real):  # 5 and inf of --ngram
+    if kind is float and convert.__name__ != "float" and _is_number(value):  # --ngram keeps whole numbers whole
         return value
     if not several:
         return _checked_item(where, kind, flag.path, value)
@@ -78,19 +81,24 @@ def _checked_item(
     value: Any,
 ) -> Any:
     """A value of a flag that takes one, or one of several."""
-    if get_origin(kind) is Literal or kind not in NAMES_OF_TYPES:  # checked where the configuration is validated
+    if get_origin(kind) is Literal or kind not in NAMES_OF_TYPES:  # `check_values` checks choices
         return value
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
     if kind in (str, Path) and isinstance(value, str | Path):
         text = os.path.expanduser(value) if is_path or kind is Path else value
         return kind(text)
     if kind is bool and isinstance(value, bool):
         return value
-    if kind is int and is_number and (isinstance(value, Integral) or float(value).is_integer()):
+    if kind is int and _is_number(value) and (isinstance(value, Integral) or float(value).is_integer()):
         return int(value)
-    if kind is float and is_number:
-        return float(value)
+    if kind is float and _is_number(value):
+        with suppress(OverflowError):
+            return float(value)
     raise TypeError(f"{where} must be {NAMES_OF_TYPES[kind]}, not {_shown(value)}")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number other than NaN. True and False are not."""
+    return isinstance(value, Real) and not isinstance(value, bool) and value == value
 
 
 def _shown(value: Any) -> str:

@@ -10,7 +10,9 @@ and, in the first line of the file for editors with a YAML language server:
 The schema knows types, choices, ranges and the names of flags. Rules between flags are checked by the command itself.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
@@ -19,6 +21,7 @@ from dschat.settings.flags import (
     AT_LEAST_0,
     AT_LEAST_1,
     BELOW_1,
+    NOT_EMPTY,
     UP_TO_1,
     ZERO_TO_ONE,
     Flag,
@@ -31,8 +34,8 @@ from dschat.settings.words import FALSE, TRUE, kind_of
 Schema = dict[str, Any]  # a JSON schema
 
 VARIABLE = r"\$\{"  # a value may name variables of the environment
-# Numbers that YAML 1.1 reads as text, such as 1e-5, and words that stand for numbers.
-NUMBER = r"^([-+]?(\.?inf|[0-9.]+([eE][-+]?[0-9]+)?)|none)$"
+# Numbers that YAML 1.1 reads as text, such as 1e-5, and the words inf and none.
+NUMBER = r"^([-+]?(\.?[iI]nf|([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?)|[nN]one)$"
 LIMITS: Mapping[Range, Schema] = {
     AT_LEAST_0: {"minimum": 0},
     AT_LEAST_1: {"minimum": 1},
@@ -68,10 +71,15 @@ def json_schema(command: type, title: str) -> Schema:
         "title": title,
         "type": "object",
         "properties": properties,
-        # Hyphens are accepted instead of underscores.
-        "patternProperties": {"^[a-z_]+-[a-z_-]+$": {}},
+        "patternProperties": {_other_spellings(properties): {}},
         "additionalProperties": False,
     }
+
+
+def _other_spellings(names: Iterable[str]) -> str:
+    """A pattern of the names with hyphens in the place of underscores, and with dashes before them."""
+    patterns = [re.escape(name).replace("_", "[-_]") for name in names]
+    return f"^(--)?({'|'.join(patterns)})$"
 
 
 def _flag_schema(flag: Flag) -> Schema:
@@ -82,10 +90,11 @@ def _flag_schema(flag: Flag) -> Schema:
     if several:
         alternatives.append({"type": "array", "items": {"anyOf": value_schemas}})
     schema: Schema = {"description": flag.help, "anyOf": alternatives}
-    if isinstance(flag.default, bool | int | str | list):
+    is_finite = not isinstance(flag.default, float) or math.isfinite(flag.default)
+    if isinstance(flag.default, bool | int | float | str | list) and is_finite:
         schema["default"] = flag.default
-    if flag.range is not None and flag.range not in LIMITS:
-        schema["description"] += f": {flag.range[1]}"
+    if flag.range is not None and flag.range is not NOT_EMPTY and flag.range not in LIMITS:
+        schema["description"] += f" (must be {flag.range[1]})"
     return schema
 
 
@@ -97,6 +106,7 @@ def _value_schemas(kind: Any, flag: Flag) -> list[Schema]:
     if flag.choices or get_origin(kind) is Literal:
         # YAML 1.1 reads `on` and `off` as booleans.
         choices = list(flag.choices)
+        choices += [str(choice) for choice in choices if isinstance(choice, int)]
         if "on" in choices:
             choices += [True, False]
         return [{"enum": choices}, variable]

@@ -6,8 +6,8 @@ Write a script that calls
     ray.init(runtime_env=openrlhf.runtime_env(MacroActionsConfig("fixed", ngram=5)))
 
 and then runs the module openrlhf.cli.train_ppo_ray. OpenRLHF has no hook for advantages. Therefore the adapter
-replaces its experience maker by a subclass, in every process that ray starts, because one of them trains. OpenRLHF
-whitens the advantages of all experiences afterwards, as after its own GAE.
+replaces its experience maker by a subclass, in every process that ray starts, since any may be the one that trains.
+OpenRLHF whitens the advantages of all experiences afterwards, as after its own GAE.
 """
 
 import logging
@@ -82,7 +82,7 @@ def register(config: MacroActionsConfig) -> None:
 
 
 class _OnImport(MetaPathFinder):
-    """Replaces the experience maker when the trainer's module is imported. It imports nothing itself."""
+    """Replaces the experience maker when the trainer's module is imported, which other finders find."""
 
     def __init__(self, config: MacroActionsConfig) -> None:
         self._config = config
@@ -97,7 +97,7 @@ class _OnImport(MetaPathFinder):
             return None
         spec: Any = None
         for finder in sys.meta_path:
-            if finder is not self and spec is None:
+            if finder is not self and spec is None and hasattr(finder, "find_spec"):
                 spec = finder.find_spec(name, path, target)
         if spec is None:
             return None
@@ -113,11 +113,15 @@ class _OnImport(MetaPathFinder):
 
 def _replace(config: MacroActionsConfig, trainer: Any) -> None:
     require("openrlhf", trainer, "RemoteExperienceMaker")
-    trainer.RemoteExperienceMaker = experience_maker(trainer.RemoteExperienceMaker, config)
+    current = trainer.RemoteExperienceMaker
+    original = getattr(current, "replaces", current)  # an earlier registration's
+    trainer.RemoteExperienceMaker = experience_maker(original, config)
+    trainer.RemoteExperienceMaker.replaces = original
     logging.getLogger(__name__).warning("openrlhf: advantages over macro actions: %s", config.termination_condition)
 
 
 def require_hooks() -> None:
-    """Raise UnsupportedError if the installed version lacks what the adapter needs."""
-    register(MacroActionsConfig())
-    import_module(TRAINER)
+    """Raise UnsupportedError if the installed version lacks what the adapter needs. Nothing is replaced."""
+    trainer = import_module(TRAINER)
+    require("openrlhf", trainer, "RemoteExperienceMaker")
+    experience_maker(trainer.RemoteExperienceMaker, MacroActionsConfig())

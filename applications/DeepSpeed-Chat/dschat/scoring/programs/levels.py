@@ -58,17 +58,19 @@ def strongest_level(least: Level) -> Level:
     """The strongest level that works on this machine.
 
     Raises:
-        UserError: only levels weaker than `least` work; the message says what to install or to allow.
+        UserError: no level as strong as `least` works; the message says what to install or to allow.
     """
     acceptable_levels = LEVELS[: LEVELS.index(least) + 1]
     for level in acceptable_levels:
         if not weakness(level):
             return level
     reasons = [f"{level}: {weakness(level)}. Remedy: {REMEDIES[level]}" for level in reversed(acceptable_levels)]
-    raise UserError(
-        f"--sandbox_level {least}: this machine does not support such isolation ({'; '.join(reasons)}). Or accept"
-        " protection from accidents alone, with programs that you trust: --sandbox_level rlimits."
-    )
+    if sys.platform != "linux":
+        raise UserError(f"--sandbox_level {least}: programs run on Linux only, not on {sys.platform}.")
+    message = f"--sandbox_level {least}: this machine does not support such isolation ({'; '.join(reasons)})."
+    if least != "rlimits":
+        message += " Or accept protection from accidents alone, with programs that you trust: --sandbox_level rlimits."
+    raise UserError(message)
 
 
 def weakness(level: Level) -> str:
@@ -77,7 +79,7 @@ def weakness(level: Level) -> str:
     holes = [hole for hole in all_holes if hole != THREADS]
     if reason or level == "rlimits" or not holes:
         return reason
-    return f"a program inside reaches {' and '.join(holes)}"
+    return f"a program inside can use {' and '.join(holes)}"
 
 
 @cache
