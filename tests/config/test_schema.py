@@ -45,11 +45,16 @@ def is_valid(value: Any, schema: dict[str, Any]) -> bool:
 def mistakes(content: dict[str, Any], schema: dict[str, Any]) -> list[str]:
     """Keys of a file that its schema refuses."""
     assert schema["additionalProperties"] is False
+    (other_spellings,) = schema["patternProperties"]
     wrong = []
     for key, value in content.items():
         if key == "preset":
             continue
-        if key not in schema["properties"] or not is_valid(value, schema["properties"][key]):
+        if key in schema["properties"]:
+            is_right = is_valid(value, schema["properties"][key])
+        else:
+            is_right = re.search(other_spellings, key) is not None
+        if not is_right:
             wrong.append(key)
     return wrong
 

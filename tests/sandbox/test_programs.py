@@ -439,7 +439,7 @@ def test_the_strongest_walls_are_taken(monkeypatch) -> None:
 def test_a_level_with_a_hole_is_none(monkeypatch) -> None:
     levels.try_out.cache_clear()
     monkeypatch.setattr(levels, "PROBE", 'import json\nprint(json.dumps(["the network", "x"]))')
-    assert levels.weakness("namespaces") == "a program inside reaches the network and x"
+    assert levels.weakness("namespaces") == "a program inside can use the network and x"
     assert levels.weakness("rlimits") == ""
     levels.try_out.cache_clear()
 

@@ -11,7 +11,6 @@ The schema knows types, choices, ranges and the names of flags. Rules between fl
 """
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_origin
@@ -78,7 +77,7 @@ def json_schema(command: type, title: str) -> Schema:
 
 def _other_spellings(names: Iterable[str]) -> str:
     """A pattern of the names with hyphens in the place of underscores, and with dashes before them."""
-    patterns = [re.escape(name).replace("_", "[-_]") for name in names]
+    patterns = [name.replace(".", r"\.").replace("_", "[-_]") for name in names]
     return f"^(--)?({'|'.join(patterns)})$"
 
 

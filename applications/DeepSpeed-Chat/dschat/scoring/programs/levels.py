@@ -84,7 +84,7 @@ def weakness(level: Level) -> str:
 
 @cache
 def try_out(level: Level) -> tuple[str, tuple[str, ...]]:
-    """Why a level cannot be set up, empty if it can; and what a program inside reaches nevertheless."""
+    """Why a level cannot be set up, empty if it can; and what a program inside can use nevertheless."""
     if sys.platform != "linux":
         return f"{sys.platform} has none", ()
     if level == "bubblewrap" and shutil.which("bwrap") is None:
