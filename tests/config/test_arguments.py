@@ -57,7 +57,7 @@ def test_the_newest_checkpoint():
         ({"whiten_advantages": "yes"}, "whiten_advantages must be"),
         ({"data_path": [3]}, "data_path must be a text, not 3"),
         ({"ngram": True}, "ngram must be a number, not True of type bool"),
-        ({"ngram": math.nan}, "ngram must be a number, not nan of type float"),
+        ({"ngram": math.nan}, "ngram must be a number, not nan"),
         ({"actor_learning_rate": 10**400}, "actor_learning_rate must be a number, not 10"),
     ],
 )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that a configuration is made from in Python, checked by the types of their flags."""
 
+import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -63,6 +64,8 @@ def _checked_value(
     if isinstance(value, bool) and kind is not bool and "const" in flag.options:  # True is the flag without a value
         return flag.options["const"] if value else flag.default
     if kind is float and convert.__name__ != "float" and _is_number(value):  # --ngram keeps whole numbers whole
+        if math.isnan(value):
+            raise TypeError(f"{where} must be a number, not nan")
         return value
     if not several:
         return _checked_item(where, kind, flag.path, value)
@@ -97,8 +100,8 @@ def _checked_item(
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a number other than NaN. True and False are not."""
-    return isinstance(value, Real) and not isinstance(value, bool) and value == value
+    """Whether a value is a number; True and False are not. `check_values` refuses NaN."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _shown(value: Any) -> str:
