@@ -584,6 +584,8 @@ def test_the_base_of_an_adapter_is_an_input_too(tmp_path, monkeypatch):
     message = refusal("sft", "--model_name_or_path second --overwrite_output_dir")
     assert "--output_dir out: the run reads out, which its own models would replace" in message
     config_of("sft", "--model_name_or_path other --overwrite_output_dir")
+    (tmp_path / "first" / "config.json").write_text("{}")  # merged: its base is not read
+    config_of("sft", "--model_name_or_path first --overwrite_output_dir")
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "README.md", "config.json", "model.safetensors"])

@@ -5,6 +5,7 @@ import json
 import os
 import runpy
 import signal
+import sys
 from functools import partial
 
 import pytest
@@ -81,6 +82,8 @@ def terminal_is_closed() -> None:
         os.dup2(terminal, descriptor)
     os.close(terminal)
     os.close(controller)
+    sys.stdout = open(1, "w", closefd=False)  # buffered, also with PYTHONUNBUFFERED
+    print("what a library prints is lost at the end")
 
 
 def test_a_terminal_is_closed(trial, whole, monkeypatch):

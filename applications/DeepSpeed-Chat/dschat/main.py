@@ -54,8 +54,7 @@ def run_script(run: Callable[[], str | int], resumable: bool = False) -> int:
         logger.error("error: %s", error)
         return 2
     except BrokenPipeError:
-        # The reader of the output, for instance `head`, has closed it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _flush_or_discard()  # the reader of the output, for instance `head`, has closed it
     except KeyboardInterrupt:
         remark = "; what was finished is kept, the same command continues from there" if resumable else ""
         logger.error("interrupted%s", remark)
@@ -155,6 +154,7 @@ class TrainingProcess(Generic[C]):
                 if is_main():
                     with suppress(OSError):  # the terminal may be closed
                         print(f"stopped by {stop}; {self._how_to_continue(config)}", file=sys.stderr)
+                _flush_or_discard()
                 return TrainingResult(stop.status, {})
             except BaseException as error:
                 if world_size() > 1:
@@ -257,9 +257,17 @@ def _cause_of(error: BaseException) -> str:
 def _leave_at_once(status: int) -> None:
     """Ends this process without waiting for other ranks."""
     close_all()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush_or_discard()
     os._exit(status)
+
+
+def _flush_or_discard() -> None:
+    """Writes what was printed; it is discarded if its reader has gone, which would change the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _has_peers() -> bool:

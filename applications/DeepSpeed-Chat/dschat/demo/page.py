@@ -302,7 +302,7 @@ def _connect(
 
     # Submit: lock the buttons, answer, unlock them.
     all_buttons = list(buttons.values())
-    # One event for the button and the box: a message sent during an answer is not sent twice, nor answered at once.
+    # One event for the button and the box, so that a message cannot be sent while an answer grows.
     submitted = gr.on(submits, partial(set_busy, True), outputs=all_buttons, **UNQUEUED_EVENT)
     answering = submitted.then(
         _make_answer_handler(gr, actions.chat if is_chat else actions.summary),

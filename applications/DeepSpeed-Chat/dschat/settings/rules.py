@@ -209,7 +209,10 @@ def with_adapter_bases(paths: Sequence[str]) -> list[str]:
     """Paths of models and data, and for LoRA adapters the models that they are for."""
     inputs = list(paths)
     for path in inputs:
-        for settings_file in (Path(path) / ADAPTER_SETTINGS, Path(path) / "adapter" / ADAPTER_SETTINGS):
+        settings_files = [Path(path) / ADAPTER_SETTINGS]
+        if not (Path(path) / "config.json").exists():  # otherwise the adapter is merged, and its base is not read
+            settings_files.append(Path(path) / "adapter" / ADAPTER_SETTINGS)
+        for settings_file in settings_files:
             try:
                 base = json.loads(settings_file.read_text(encoding="utf-8"))["base_model_name_or_path"]
             except (OSError, ValueError, KeyError, TypeError):  # opening the model says what is wrong
