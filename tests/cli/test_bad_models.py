@@ -148,6 +148,16 @@ def test_functions(flag, name, run, ppo_flags, tmp_path):
     message_of(run("ppo", ppo_flags | critic | {flag: f"{file}:f"}), f"--{flag}", *words)
 
 
+@pytest.mark.parametrize("flag", ["reward_function", "metric_function", "termination_condition"])
+def test_functions_are_imported_before_data_are_read(flag, run, ppo_flags, tmp_path):
+    (tmp_path / "own.py").write_text(FAULTS["fails on import"][0])
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("no JSON\n")
+    critic = {"critic_model_name_or_path": None} if flag == "reward_function" else {}
+    own = {flag: f"{tmp_path / 'own.py'}:f", "data_path": rows}
+    message_of(run("ppo", ppo_flags | critic | own), f"--{flag}", "absent_module")
+
+
 def test_a_condition_of_another_shape(run, ppo_flags, tmp_path):
     file = tmp_path / "own.py"
     file.write_text("def f(trajectory, tokenizer):\n    return trajectory.response_mask[:, :1]\n")

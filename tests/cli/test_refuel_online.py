@@ -144,6 +144,14 @@ def test_a_reward_model_without_a_template_ends_in_one_message(flags, talks, tmp
     )
 
 
+def test_the_function_of_another_command_is_refused_before_data_are_read(flags, tmp_path, run_online):
+    """That of `refuel-data rank` gets dialogues alone."""
+    (tmp_path / "own.py").write_text("def score(dialogues):\n    return [0.0 for _ in dialogues]\n")
+    (tmp_path / "rows.jsonl").write_text("no JSON\n")
+    own = {"reward_function": f"{tmp_path / 'own.py'}:score", "data_path": tmp_path / "rows.jsonl"}
+    message_of(run_online(flags | own), "own.py:score", "make it score(dialogues, rows)")
+
+
 @pytest.mark.parametrize("gpus", [1, 2, 8])
 def test_the_training_script_has_the_published_settings(gpus):
     """Llama-3-8B-it on HH: 32 pairs a round whatever the number of GPUs; all else is as in flags.txt."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores: the reward model reads the sampled ids, a function reads text and is checked."""
 
+import re
 import sys
 from copy import deepcopy
 
@@ -229,3 +230,20 @@ def test_load_function(tmp_path):
         with pytest.raises(UserError, match=message) as caught:
             load_function(spec, "--reward_function")
         assert str(caught.value).startswith(f"--reward_function {spec}: ")
+
+
+def test_a_function_of_other_arguments_is_refused_when_loaded(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def score(dialogues):\n    return []\n"
+        "def more(dialogues, rows, weight=1):\n    return []\n"
+        "largest = max\n"
+    )
+    assert load_function(f"{file}:score", FLAG, ["dialogues"])([]) == []
+    assert load_function(f"{file}:more", FLAG, ["dialogues", "rows"])([], []) == []
+    assert load_function(f"{file}:largest", FLAG, ["dialogues"]) is max, "no signature can be read"
+    message = f"{file}:score: it is called with 2 arguments: make it score(dialogues, rows)."
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_function(f"{file}:score", FLAG, ["dialogues", "rows"])
+    with pytest.raises(UserError, match=r"more: it is called with 1 argument: make it more\(dialogues\)\."):
+        load_function(f"{file}:more", FLAG, ["dialogues"])

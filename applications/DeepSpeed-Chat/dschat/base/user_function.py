@@ -7,7 +7,7 @@ import inspect
 import sys
 import traceback
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -16,15 +16,21 @@ from typing import Any
 from dschat.base.errors import UserError
 
 
-def load_function(spec: str, flag: str) -> Callable[..., Any]:
+def load_function(
+    spec: str,
+    flag: str,
+    arguments: Sequence[str] = (),
+) -> Callable[..., Any]:
     """Imports a file and returns one of its functions.
 
     Args:
         spec: ``path/to/module.py:function``.
         flag: the command-line flag that gave it, for messages.
+        arguments: names of what it will be called with, to check that it can be; empty to check nothing.
 
     Raises:
-        UserError: no such file or function, importing the file fails, or the function is an async one.
+        UserError: no such file or function, importing the file fails, the function is an async one, or it does not
+            take the arguments.
     """
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py"):
@@ -43,6 +49,12 @@ def load_function(spec: str, flag: str) -> Callable[..., Any]:
         raise UserError(f"{flag} {spec}: the file defines no function named {name!r}.")
     if _is_async(function) or _is_async(type(function).__call__):
         raise UserError(f"{flag} {spec}: {name} is an async function; give a plain one (def).")
+    if arguments and not takes(function, len(arguments)):
+        plural = "s" if len(arguments) > 1 else ""
+        raise UserError(
+            f"{flag} {spec}: it is called with {len(arguments)} argument{plural}: make it"
+            f" {name}({', '.join(arguments)})."
+        )
     return function
 
 
@@ -72,6 +84,19 @@ def _import_file(file: Path) -> ModuleType:
             sys.path.remove(folder)
         sys.path.append(folder)
     return module
+
+
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with so many positional arguments; True if it has no signature."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return True
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 def call_function(

@@ -153,7 +153,7 @@ def load_simulated_user(settings: UserSettings) -> Callable[[], SimulatedDialogu
             invalid.
     """
     if settings.server is None:
-        user: User = FunctionUser(load_function(settings.function, FUNCTION), FUNCTION)
+        user: User = FunctionUser(load_function(settings.function, FUNCTION, ["dialogues"]), FUNCTION)
         return partial(SimulatedDialogue, user, settings.max_turns, may_end=True)
     server = settings.server
     writer = ServerWriter(server.endpoint(), server.temperature, 1, Path(server.cache))

@@ -247,8 +247,8 @@ class UserCondition:
     """Calls ``f(trajectory, tokenizer)`` and checks the ends that it returns."""
 
     def __init__(self, spec: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Imports the function. Raises UserError if it cannot be imported."""
-        self._function = load_function(spec, FLAG)
+        """Imports the function. Raises UserError if it cannot be imported or does not take two arguments."""
+        self._function = load_function(spec, FLAG, ["trajectory", "tokenizer"])
         self._spec = spec
         self._tokenizer = tokenizer
 
@@ -346,7 +346,7 @@ def load_backend(
             "`cd Constituent-Treelib && pip install -e .`, or use another --termination_condition."
         ) from error
     if ":" in parser:
-        backend: Backend = call_function(load_function(parser, "--parser"), "--parser", model)
+        backend: Backend = call_function(load_function(parser, "--parser", ["model"]), "--parser", model)
         _check_backend(backend, parser)
         return backend
     try:

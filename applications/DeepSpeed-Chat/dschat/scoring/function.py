@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores from a user's Python function of texts or whole dialogues."""
 
-import inspect
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dschat.base.errors import UserError
-from dschat.base.user_function import call_function
+from dschat.base.user_function import call_function, takes
 from dschat.data.dialogues import Dialogue
 from dschat.data.rows import Row
 from dschat.run.stop import stopping_together
@@ -158,20 +157,15 @@ def require_arguments(
     with_segments: bool,
 ) -> None:
     """Raises UserError if the function of a flag does not take three arguments, or four with segments."""
-    try:
-        inspect.signature(function).bind(*range(4 if with_segments else 3))
-    except TypeError as error:
-        if with_segments:
-            raise UserError(
-                f"{flag} {spec}: --segment_rewards calls it with a fourth argument, texts of macro actions: make it"
-                " f(prompts, responses, rows, segments)."
-            ) from error
-        remedy = "" if flag != "--reward_function" else " A fourth one, macro actions, comes with --segment_rewards."
-        raise UserError(
-            f"{flag} {spec}: it is called with three arguments: make it f(prompts, responses, rows).{remedy}"
-        ) from error
-    except ValueError:  # a function without a signature
+    if takes(function, 4 if with_segments else 3):
         return
+    if with_segments:
+        raise UserError(
+            f"{flag} {spec}: --segment_rewards calls it with a fourth argument, texts of macro actions: make it"
+            " f(prompts, responses, rows, segments)."
+        )
+    remedy = "" if flag != "--reward_function" else " A fourth one, macro actions, comes with --segment_rewards."
+    raise UserError(f"{flag} {spec}: it is called with three arguments: make it f(prompts, responses, rows).{remedy}")
 
 
 def score_texts(

@@ -190,7 +190,8 @@ def _open_user(options: GenerateOptions, endpoint: Endpoint | None, where: Compu
     """The user: a function, a server or a model."""
     flags = options.user
     if flags.user_function:
-        return FunctionUser(load_function(flags.user_function, "--user_function"), "--user_function")
+        function = load_function(flags.user_function, "--user_function", ["dialogues"])
+        return FunctionUser(function, "--user_function")
     if endpoint is not None:
         cache = OutputLocation(options.output).folder / CACHE
         remedy = "Finished dialogues are saved: give the same command again to go on."

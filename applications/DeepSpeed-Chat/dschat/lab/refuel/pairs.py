@@ -158,7 +158,7 @@ def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Score]]:
     """
     flags = options.ranking
     if flags.reward_function is not None:
-        function = load_function(flags.reward_function, FUNCTION)
+        function = load_function(flags.reward_function, FUNCTION, ["dialogues"])
         settings = {"reward-function": described_function(flags.reward_function)}
         return settings, lambda: partial(function_scores, function)
 

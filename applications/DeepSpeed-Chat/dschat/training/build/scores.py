@@ -311,20 +311,40 @@ def function_scores(
     return FunctionScores(function, flag, on_error)
 
 
-def build_dialogue_scores(config: RefuelOnlineConfig, reward_device: torch.device) -> DialogueScores:
-    """The source of scores of an online REFUEL run: a function, or a reward model.
+def check_functions(config: PPOConfig) -> None:
+    """Imports the functions of a run, each once, so that a mistake in them is said before data and models are read.
+
+    Raises:
+        UserError: one cannot be imported, or does not take the arguments that it is called with.
+    """
+    with_segments = config.rewards.segment_rewards is not None
+    for spec in config.rewards.reward_function or []:
+        function_scores(spec, "--reward_function", with_segments=with_segments)
+    if config.rewards.metric_function:
+        function_scores(config.rewards.metric_function, "--metric_function")
+
+
+def dialogue_function_scores(spec: str) -> FunctionDialogueScores:
+    """Scores of a user's function of dialogues, named by --reward_function.
+
+    Raises:
+        UserError: it cannot be imported, or does not take dialogues and rows.
+    """
+    flag = "--reward_function"
+    return FunctionDialogueScores(load_function(spec, flag, ["dialogues", "rows"]), flag)
+
+
+def build_dialogue_scores(config: RefuelOnlineConfig, path: str, reward_device: torch.device) -> DialogueScores:
+    """Scores of the reward model of an online REFUEL run.
 
     Args:
         config: the flags.
-        reward_device: where a reward model computes; with --offload its weights stay in main memory between calls.
+        path: the reward model.
+        reward_device: where it computes; with --offload its weights stay in main memory between calls.
 
     Raises:
-        UserError: the function or the model cannot be used.
+        UserError: the model cannot be used.
     """
-    path = config.dialogues.reward_model_name_or_path
-    if path is None:
-        function = load_function(config.dialogues.reward_function or "", "--reward_function")
-        return FunctionDialogueScores(function, "--reward_function")
     flag = "--reward_model"
     check_length(path, flag, config.model.max_seq_len, "--max_seq_len")
     tokenizer = load_reward_tokenizer(path, rm_template=False, flags=ReaderFlags(flag))

@@ -52,6 +52,7 @@ from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput, warn_unless_made_by
 from dschat.run.peaks import measure_own_gpu
 from dschat.scoring.programs.run import ProgramPool
+from dschat.scoring.source import DialogueScores
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
@@ -74,7 +75,12 @@ from dschat.training.build.ppo import (
     warn_of_wait,
 )
 from dschat.training.build.problems import load_problems
-from dschat.training.build.scores import build_dialogue_scores, build_program_pool
+from dschat.training.build.scores import (
+    build_dialogue_scores,
+    build_program_pool,
+    check_functions,
+    dialogue_function_scores,
+)
 from dschat.training.build.shared_base import check_shared_base, is_on_base
 from dschat.training.loop import loop_of, total_updates
 from dschat.training.ppo.algorithm import PPO
@@ -194,6 +200,7 @@ def train_dpo(config: DPOConfig, run: RunOutput) -> None:
 def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     """Step 3: PPO with macro actions."""
     check_lengths(config)
+    check_functions(config)
     tokenizer = load_ppo_tokenizer(config)
     end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
     condition = TerminationCondition(config.termination, tokenizer, end_id, config.optimisation.seed)
@@ -276,6 +283,9 @@ def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
 def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
     """REFUEL on dialogues that are sampled during training, with the user messages of the data."""
     check_lengths(config)
+    scores: DialogueScores | None = None
+    if config.dialogues.reward_function is not None:  # before data and models, so that its mistakes are said at once
+        scores = dialogue_function_scores(config.dialogues.reward_function)
     base = config.model.model_name_or_path
     tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
     end_id = turn_end(tokenizer).token_id
@@ -299,8 +309,9 @@ def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
     )
     plan = _plan_run(config, run, data)
     peaks = _measure_peaks(config, run)
-    reward = build_dialogue_scores(config, device())
-    models = build_refuel_models(config, plan, tokenizer, end_id, reward, _record_decoding(run))
+    if scores is None:
+        scores = build_dialogue_scores(config, config.dialogues.reward_model_name_or_path or "", device())
+    models = build_refuel_models(config, plan, tokenizer, end_id, scores, _record_decoding(run))
     saved = [SavedModel(models.policy, "policy", base)]
     algorithm = Refuel(models, dialogues, held_out, tokenizer, config, run, peaks=peaks)
     loop_of(
