@@ -50,6 +50,7 @@ COMMON_FLAGS = (
     " --output_dir planned/nowhere --overwrite_output_dir --gradient_checkpointing --dtype bf16"
 )
 VLLM_FLAGS = "--rollout_engine vllm"
+NOT_COMPILED = "measured: 2B on one H200, layers not compiled"
 Row = dict[str, float | str]
 
 
@@ -65,16 +66,16 @@ def assumed(
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Speeds of a GPU, a node and the network. None was measured for this table."""
+    """Speeds of a GPU, a node and the network; those of a GPU were measured on one of another kind."""
 
     memory: float = assumed(80e9, "bytes of a GPU", "published: H100")
-    peak: float = assumed(989e12, "operations/s of a GPU, bf16", "published: H100, dense")
-    hbm: float = assumed(2.93e12, "bytes/s of a GPU's memory", "published 3.35e12; 7/8 reached, stated of an H200")
-    own_decoding: float = assumed(0.4, "share of hbm while the built-in engine samples")
+    peak: float = assumed(801e12, "operations/s of a GPU, bf16", "published 989e12; 0.81 reached, measured on an H200")
+    hbm: float = assumed(2.93e12, "bytes/s of a GPU's memory", "published 3.35e12; 7/8 reached, measured on an H200")
+    own_decoding: float = assumed(0.3, "share of hbm while the built-in engine samples", NOT_COMPILED)
     vllm_decoding: float = assumed(0.45, "share of hbm while vLLM samples", "published: 0.3 to 0.6")
-    prefill: float = assumed(0.4, "share of peak while prompts are read")
-    scoring: float = assumed(0.2, "share of peak", "derived: whole iterations of 2B on one H200, 0.18 to 0.21")
-    training: float = assumed(0.2, "share of peak", "derived, like scoring")
+    prefill: float = assumed(0.54, "share of peak while prompts are read", "as scoring")
+    scoring: float = assumed(0.54, "share of peak", NOT_COMPILED)
+    training: float = assumed(0.38, "share of peak, with gradient checkpointing", NOT_COMPILED)
     nvlink: float = assumed(360e9, "bytes/s into a GPU inside a node", "published 450e9; 0.8 of it assumed")
     infiniband: float = assumed(40e9, "bytes/s into a node, per GPU", "published 50e9 (400 Gb/s); 0.8 of it assumed")
     http: float = assumed(1e9, "bytes/s of weights over HTTP")
