@@ -97,7 +97,7 @@ def test_measured_figures_take_the_place_of_assumptions(tmp_path: Path) -> None:
     training = found({"scoring_of_limit": 0.3, "training_of_limit": 0.2}, {"micro_batch": 32, "problem": "memory"})
     assert (training["scoring"], training["training"]) == (0.3, 0.2)
     table = scaling.assumption_table(scaling.Assumptions(training=0.25, peak=8e14), ["training"])
-    assert "| training | 0.25 | share of peak | measured |" in table
+    assert "| training | 0.25 | share of peak, with gradient checkpointing | measured |" in table
     assert "| peak | 8e+14 | operations/s of a GPU, bf16 | as on the command line |" in table
 
 

@@ -235,9 +235,7 @@ def test_load_function(tmp_path):
 def test_a_function_of_other_arguments_is_refused_when_loaded(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(
-        "def score(dialogues):\n    return []\n"
-        "def more(dialogues, rows, weight=1):\n    return []\n"
-        "largest = max\n"
+        "def score(dialogues):\n    return []\ndef more(dialogues, rows, weight=1):\n    return []\nlargest = max\n"
     )
     assert load_function(f"{file}:score", FLAG, ["dialogues"])([]) == []
     assert load_function(f"{file}:more", FLAG, ["dialogues", "rows"])([], []) == []
