@@ -40,6 +40,7 @@ from dschat.rollouts import scheduler, slots
 from dschat.rollouts.generate import sample
 from dschat.rollouts.sampling import inverse_cdf
 from dschat.scoring.programs import run as programs
+from dschat.scoring.programs.levels import ProbeResult
 from dschat.scoring.programs.problem import exact_int
 from dschat.training import nonfinite
 from factories import make_causal_lm, make_tokenizer, random_ids, run_of, sampling_of
@@ -235,7 +236,7 @@ def test_the_identity_of_a_large_model_sees_every_weight(large, tmp_path):
 def test_outcomes_of_many_programs(monkeypatch):
     """Those seen before are forgotten when they become too many; each program still has its own outcome."""
     monkeypatch.setattr(programs, "strongest_level", lambda least: "namespaces")
-    monkeypatch.setattr(programs, "try_out", lambda level: ({}, []))
+    monkeypatch.setattr(programs, "probe", lambda level: ProbeResult())
     monkeypatch.setattr(programs, "run_problem", lambda program, *how: SimpleNamespace(status=program, invalid=False))
     monkeypatch.setattr(programs, "_may_change", lambda run: False)
     tests = json.dumps({"inputs": ["1"], "outputs": ["1"]})

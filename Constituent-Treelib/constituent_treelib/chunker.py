@@ -47,7 +47,7 @@ _CONJUNCTIONS = """
     that which who whom whose what whether why how lest
 """
 _CONTRACTIONS = "'m 're 's 've 'll 'd"
-_ACRONYMS = {"am", "it", "us", "who"}  # in capitals they are no function words
+_ACRONYMS = {"am", "it", "us", "who"}  # in capitals they are names or nouns: IT, US, WHO
 _INNER_MARKS = ".?/@=&"  # directly before a word they join it to what stands before: www.who.int, and/or
 _MARKS: dict[str, Kind] = {
     ",;:.!?": "stop",
@@ -97,7 +97,7 @@ class Chunker:
     """The built-in backend; it also parses what another backend could not."""
 
     name = "chunker"
-    version = "2"  # changes when a sentence gets another tree
+    version = "3"  # changes when a sentence gets another tree
     unit: Literal["sentence"] = "sentence"
 
     def parse(
@@ -175,11 +175,11 @@ def _kind_of(
     """
     kind = _KINDS.get(word, "content")
     if kind == "quote":
-        return "closing" if before else "opening"
+        return "closing" if before and _KINDS.get(before) != "opening" else "opening"
     if kind == "wide stop":
         return "stop"
     if kind == "stop":
-        follows_stop = before and state == "ended"
+        follows_stop = bool(before) and state == "ended"
         is_inner = next_char.isalnum() and next_char.isascii()  # 3.14, example.com
         return "content" if is_inner and not follows_stop else "stop"
     if before and before in _INNER_MARKS and state != "ended":

@@ -79,8 +79,10 @@ def test_the_documented_commands(place):
     ]
     expected = sum((10 * x) ** 2 for x in differences) / len(differences)
     assert held_out[0]["eval/loss"] == near(expected, 8 * UPDATE, scale=0.01)
-    assert held_out[0]["eval/kl"] == near(0, UPDATE) and held_out[0]["eval/ratio"] == pytest.approx(1, 1e-3)
-    assert rows[0]["lr"] > 0 and max(row["lr"] for row in rows) == 1e-3 and rows[0]["train/kl"] == near(0, UPDATE)
+    assert held_out[0]["eval/log_ratio"] == near(0, UPDATE) and held_out[0]["eval/ratio"] == pytest.approx(1, 1e-3)
+    assert (
+        rows[0]["lr"] > 0 and max(row["lr"] for row in rows) == 1e-3 and rows[0]["train/log_ratio"] == near(0, UPDATE)
+    )
     check_names(out)
     assert "# out: policy" in (out / "README.md").read_text() and "REFUEL" in (out / "README.md").read_text()
     assert json.loads((out / "run.json").read_text())["step"] == "refuel"

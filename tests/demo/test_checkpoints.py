@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which models a run left, what opens, and what is refused."""
 
+import json
 import shutil
 
 import pytest
@@ -74,7 +75,7 @@ def test_a_reward_model_of_the_hub_is_refused_before_its_weights_are_read(hub, t
     save_reward(tmp_path / "reward")
     snapshot = hub("someone/reward", tmp_path / "reward")
     (snapshot / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="someone/reward: a reward model or critic, which writes no text"):
+    with pytest.raises(UserError, match="someone/reward: a reward model or critic, which gives scores"):
         make_session("someone/reward")
 
 
@@ -104,11 +105,23 @@ def test_folders_without_a_policy_say_what_they_are(run, model, tmp_path):
     (tmp_path / "saved" / "checkpoints" / "step-3").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
+    for folder, config in [
+        ("no weights", {"model_type": "gpt2"}),
+        ("bert", {"model_type": "bert"}),
+        ("t5", {"model_type": "t5", "is_encoder_decoder": True}),
+    ]:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text(json.dumps(config))
+        name = "pytorch_model.bin" if folder == "no weights" else "model.safetensors"
+        (tmp_path / folder / name).touch()
     save_reward(as_run(tmp_path / "reward", model_name_or_path=model))
     for place, words in [
         ("begun", "saved no model yet"),
         ("saved", "only training checkpoints"),
         ("empty", "neither a run's output folder nor a model's"),
+        ("no weights", r"config.json, but no weights \(\*.safetensors\)"),
+        ("bert", "a model of the type bert, which reads text and writes none"),
+        ("t5", "a model of the type t5, which reads text and writes none"),
         ("file", "no such folder"),
         ("away", "no such folder"),
         ("reward", "reward model or critic"),

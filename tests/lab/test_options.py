@@ -225,7 +225,13 @@ def test_bad_flags_are_refused_quickly(script, tmp_path):
     [
         ("/runs/ma-ppo/", "ma-ppo"),
         ("/runs/ma-ppo/actor/", "ma-ppo"),
-        ("/runs/ma-ppo/actor_ema", "actor_ema"),
+        ("/runs/ma-ppo/actor_ema", "ma-ppo-ema"),
+        ("/runs/ma-ppo/models/step-40/actor", "ma-ppo-step-40"),
+        ("/runs/ma-ppo/models/step-40/actor_ema", "ma-ppo-step-40-ema"),
+        ("/runs/my-sft/models/step-8", "my-sft-step-8"),
+        ("models/tldr-gemma-2b/ppo/models/step-40/actor", "tldr-gemma-2b-ppo-step-40"),
+        ("models/tldr-gemma-2b/ppo/actor_ema", "tldr-gemma-2b-ppo-ema"),
+        ("someone/models/stepwise", "stepwise"),
         ("baidu/TLDR-Gemma-2B-MA-PPO-Fixed5", "TLDR-Gemma-2B-MA-PPO-Fixed5"),
         ("someone/ppo/actor", "someone-ppo"),
         # The presets' folders: many models have the same last one.

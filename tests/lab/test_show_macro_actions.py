@@ -100,10 +100,18 @@ def test_rows_of_a_file_and_a_page_without_live_text(model, tmp_path, capsys):
     assert "response 1 of 1" in output.out
 
 
+def test_the_last_token_may_be_a_macro_action_of_its_own(model, capsys):
+    flags = ["--model", model, "--text", TEXT, "--ngram", "inf"]
+    _, output = shown(capsys, *flags)
+    assert "1 macro actions" in output.out
+    _, output = shown(capsys, *flags, "--isolate_last_token")
+    assert "2 macro actions" in output.out
+
+
 def test_the_flags_of_a_condition_have_the_defaults_of_step_3():
     args = MacroActionsOptions(model="m", text=["a"]).flat()
     shared = args.keys() & flags_of(PPOConfig).keys()
-    assert len(shared) == 13
+    assert len(shared) == 14
     for name in shared:
         default = flags_of(PPOConfig)[name].default
         assert args[name] in (default, [default]), name
@@ -127,6 +135,8 @@ def test_colours():
         ("--text a --termination_condition parsing --parser nobody", ["--parser nobody"]),
         ("--text a --termination_condition parsing --parser chunker x --parser_model m", ["--parser_model", "2 par"]),
         ("--text a --termination_condition randomized --repeat_times 0", ["--repeat_times"]),
+        ("--jsonl none.jsonl --prompt p", ["--prompt belongs to --text"]),
+        ("--text a --limit 1", ["--limit belongs to --jsonl"]),
         ("--jsonl none.jsonl", ["--jsonl none.jsonl", "no such file"]),
     ],
 )

@@ -191,9 +191,9 @@ def test_regression_loss_by_hand() -> None:
     assert first.grad.tolist() == pytest.approx([-0.5 / 3, -4 / 3, 0])
     assert other.grad.tolist() == pytest.approx([0.5 / 3, 4 / 3, 0])
     assert stats["agreement"].item() == pytest.approx(1 / 3)
-    assert stats["kl"].item() == pytest.approx(3.75 / 6)
-    assert stats["kl_better"].item() == pytest.approx((0.5 - 1.0 + 2.0) / 3)
-    assert stats["kl_worse"].item() == pytest.approx(2.25 / 3)
+    assert stats["log_ratio"].item() == pytest.approx(3.75 / 6)
+    assert stats["log_ratio_better"].item() == pytest.approx((0.5 - 1.0 + 2.0) / 3)
+    assert stats["log_ratio_worse"].item() == pytest.approx(2.25 / 3)
     ratios = [math.exp(x) for x in (0.5, -1, 2, 0.25, 0, 2)]
     assert stats["ratio"].item() == pytest.approx(sum(ratios) / 6)
     assert stats["ratio_squared"].item() == pytest.approx(sum(r * r for r in ratios) / 6)

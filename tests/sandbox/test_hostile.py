@@ -26,7 +26,7 @@ import pytest
 
 from dschat.scoring.programs import SandboxLimits, run_tests
 from dschat.scoring.programs.inside.confine import SYSTEM_CALLS
-from dschat.scoring.programs.levels import try_out, weakness
+from dschat.scoring.programs.levels import ProbeResult, probe, weakness
 from dschat.scoring.programs.sandbox import Level, SandboxJob, execute
 
 pytestmark = pytest.mark.xdist_group("sandbox")
@@ -248,7 +248,7 @@ def test_a_sandbox_has_its_own_limit_of_threads_and_processes(level) -> None:
     execution = execute(SandboxJob(MANY), SandboxLimits(), level)
     assert execution.status == 0, execution
     assert 32 < int(execution.output) < 64
-    assert try_out(level) == ("", ())  # which looks for it, too
+    assert probe(level) == ProbeResult()  # which looks for it, too
 
 
 @both_levels

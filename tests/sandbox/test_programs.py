@@ -421,10 +421,10 @@ def test_a_machine_without_walls_is_refused(monkeypatch) -> None:
 def test_another_system_has_no_walls_at_all(monkeypatch) -> None:
     """No remedy is named that does not help there."""
     monkeypatch.setattr(levels.sys, "platform", "darwin")
-    levels.try_out.cache_clear()
+    levels.probe.cache_clear()
     with pytest.raises(UserError, match="--sandbox_level rlimits: programs run on Linux only, not on darwin.$"):
         levels.strongest_level("rlimits")
-    levels.try_out.cache_clear()
+    levels.probe.cache_clear()
 
 
 def test_the_strongest_walls_are_taken(monkeypatch) -> None:
@@ -437,11 +437,11 @@ def test_the_strongest_walls_are_taken(monkeypatch) -> None:
 
 
 def test_a_level_with_a_hole_is_none(monkeypatch) -> None:
-    levels.try_out.cache_clear()
+    levels.probe.cache_clear()
     monkeypatch.setattr(levels, "PROBE", 'import json\nprint(json.dumps(["the network", "x"]))')
     assert levels.weakness("namespaces") == "a program inside can use the network and x"
     assert levels.weakness("rlimits") == ""
-    levels.try_out.cache_clear()
+    levels.probe.cache_clear()
 
 
 @pytest.mark.parametrize("level", ["namespaces", "bubblewrap"])
@@ -449,15 +449,15 @@ def test_a_level_without_a_limit_of_threads_stands_and_says_so(level, monkeypatc
     """As where an older kernel counts the threads of all sandboxes together, so that there is no limit."""
     if weak := weakness(level):
         pytest.skip(weak)
-    levels.try_out.cache_clear()
+    levels.probe.cache_clear()
     monkeypatch.setattr(
         levels, "execute", lambda job, limits, level: sandbox.execute(job, replace(limits, threads=10_000), level)
     )
-    assert levels.weakness(level) == "" and levels.try_out(level)[1] == (levels.THREADS,)
+    assert levels.weakness(level) == "" and levels.probe(level).holes == (levels.THREADS,)
     monkeypatch.setattr("dschat.scoring.programs.run.strongest_level", lambda least: level)
     ProgramPool(level)
     assert f"at sandbox level {level} a program reaches more threads than its limit" in caplog.text
-    levels.try_out.cache_clear()
+    levels.probe.cache_clear()
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

@@ -314,9 +314,9 @@ def test_the_loss_is_the_regression_on_the_replies_alone():
     found = with_variances({name: float(x) for name, x in stats.items()})
     ratios = expected.exp()
     assert found == {
-        "kl": near(float(expected.mean()), UPDATE),
-        "kl_chosen": near(float(expected[:, 0].mean()), UPDATE),
-        "kl_rejected": near(float(expected[:, 1].mean()), UPDATE),
+        "log_ratio": near(float(expected.mean()), UPDATE),
+        "log_ratio_chosen": near(float(expected[:, 0].mean()), UPDATE),
+        "log_ratio_rejected": near(float(expected[:, 1].mean()), UPDATE),
         "agreement": pytest.approx(float((differences * rewards > 0).float().mean())),
         "ratio": near(float(ratios.mean()), 8 * UPDATE),
         "ratio_variance": near(float(ratios.var(unbiased=False)), 8 * UPDATE),
@@ -340,7 +340,7 @@ def test_at_the_start_the_loss_is_that_of_the_rewards_alone(tmp_path):
     loss, stats = task.loss(engine, examples, 3)
     expected = sum((ETA * (e.chosen_reward - e.rejected_reward)) ** 2 for e in examples) / 3
     assert loss.item() == near(expected, UPDATE)
-    assert abs(float(stats["kl"])) < 1e-5 and float(stats["ratio"]) == near(1)
+    assert abs(float(stats["log_ratio"])) < 1e-5 and float(stats["ratio"]) == near(1)
     wrong = with_logprobs(
         examples, torch.tensor([[chosen, rejected + 1] for chosen, rejected in (e.ref_logprobs for e in examples)])
     )

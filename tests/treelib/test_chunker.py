@@ -160,6 +160,10 @@ def test_the_pattern_for_ascii_finds_the_same_words():
             '(S (CLAUSE (CHUNK He) (CHUNK said)) (CLAUSE (CHUNK " that is it ") .))',
         ),
         ("I came,but he left", "(S (CLAUSE (CHUNK I) (CHUNK came ,)) (CLAUSE (CHUNK but he) (CHUNK left)))"),
+        (
+            'We saw ("the cat") today.',
+            '(S (CLAUSE (CHUNK We) (CHUNK saw) (CHUNK -LRB- " the cat " -RRB- today) .))',
+        ),
         ("The US economy and IT", "(S (CLAUSE (CHUNK The US economy)) (CLAUSE (CHUNK and IT)))"),
         (
             "He left--because it rained",

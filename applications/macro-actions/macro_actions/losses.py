@@ -281,10 +281,10 @@ def regression_loss(
         num_pairs: denominator; N with ``None``.
 
     Returns:
-        The loss, and the statistics kl (mean log-ratio of all responses, an estimate of −KL(π_t‖π)), kl_better and
-        kl_worse (mean log-ratio of the responses with the higher and the lower reward; with equal rewards the second
-        counts as the better one), agreement (share of pairs in which D and ΔR have one sign), ratio and ratio_squared
-        (means of exp(log-ratio) and its square, log-ratios clamped to 20).
+        The loss, and the statistics log_ratio (mean log-ratio of all responses, an estimate of −KL(π_t‖π)),
+        log_ratio_better and log_ratio_worse (mean log-ratio of the responses with the higher and the lower reward;
+        with equal rewards the second counts as the better one), agreement (share of pairs in which D and ΔR have one
+        sign), ratio and ratio_squared (means of exp(log-ratio) and its square, log-ratios clamped to 20).
     """
     if num_pairs is None:
         num_pairs = max(log_ratios.shape[0], 1)
@@ -296,9 +296,9 @@ def regression_loss(
         worse = torch.where(first_better, other_log_ratios, log_ratios)
         ratios = torch.stack([log_ratios, other_log_ratios]).clamp(max=20).exp()
         stats = {
-            "kl": (log_ratios + other_log_ratios).sum() / 2 / num_pairs,
-            "kl_better": better.sum() / num_pairs,
-            "kl_worse": worse.sum() / num_pairs,
+            "log_ratio": (log_ratios + other_log_ratios).sum() / 2 / num_pairs,
+            "log_ratio_better": better.sum() / num_pairs,
+            "log_ratio_worse": worse.sum() / num_pairs,
             "agreement": (differences * reward_differences > 0).sum() / num_pairs,
             "ratio": ratios.sum() / 2 / num_pairs,
             "ratio_squared": ratios.square().sum() / 2 / num_pairs,

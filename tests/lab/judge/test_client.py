@@ -67,9 +67,9 @@ def test_tries_have_an_end(server, tmp_path):
 def test_waits_between_tries_grow_up_to_a_limit(monkeypatch):
     """Half a second, doubled at each try, but for 3 s where the server says so; the jitter is off."""
     monkeypatch.setattr(chat_servers, "FIRST_DELAY", 0.5)
-    monkeypatch.setattr(chat_servers.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(chat_servers.random, "uniform", lambda low, high: low)
     waits = []
-    errors = iter([Unanswered("a"), Unanswered("b", retry_after=3.0), *[Unanswered("c")] * 5])
+    errors = iter([Unanswered("a", retry_after=0.001), Unanswered("b", retry_after=3.0), *[Unanswered("c")] * 5])
 
     def send():
         raise next(errors)

@@ -60,19 +60,29 @@ def measure_case(
 ) -> dict[str, object]:
     """The peak of one case above its inputs, in GB, and its seconds."""
     training = phase == "training"
-    run(method, training, *make_inputs(training, 1, 2, 4, 64, settings.hidden))
-    lengths = (settings.prompt, settings.response)
-    inputs = make_inputs(training, batch_size, *lengths, settings.vocabulary, settings.hidden)
+    warm_up = make_inputs(training, batch_size=1, prompt=2, response=4, vocabulary=64, width=settings.hidden)
+    run(method, training, *warm_up)
+    inputs = make_inputs(
+        training,
+        batch_size,
+        settings.prompt,
+        settings.response,
+        settings.vocabulary,
+        settings.hidden,
+    )
     peak = Peak(DEVICE == "cuda")
     start = time.perf_counter()
     run(method, training, *inputs)
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
     return {
         "method": method,
         "phase": phase,
         "batch_size": batch_size,
         "peak_gb": round(peak.bytes() / GB, 3),
         "inputs_gb": round(sum(x.nbytes for x in inputs) / GB, 3),
-        "seconds": round(time.perf_counter() - start, 2),
+        "seconds": round(seconds, 2),
     }
 
 

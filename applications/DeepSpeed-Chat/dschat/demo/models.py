@@ -21,7 +21,7 @@ from dschat.data.turn_end import turn_end
 from dschat.lab.policy import STEP, locate_policy
 from dschat.lab.training_runs import FLAGS_FILE, run_of, start_of
 from dschat.models.limits import position_limit, trained_length
-from dschat.models.load import load_causal_lm
+from dschat.models.load import BIDIRECTIONAL_FAMILIES, load_causal_lm
 from dschat.models.lora import adapter_alone, base_of, file_place, has_score_head
 from dschat.models.open_errors import gguf_remedy
 from dschat.models.opening import DTYPE_NAMES
@@ -115,7 +115,7 @@ def is_policy(folder: Path) -> bool:
     """Whether a folder holds a causal LM, or an adapter of one; neither a reward model nor a critic."""
     config = read_object(folder / "config.json")
     if "model_type" in config:
-        return any(folder.glob("*.safetensors")) and not is_classifier(config)
+        return any(folder.glob("*.safetensors")) and is_causal_lm(config)
     adapter = adapter_alone(str(folder))
     return adapter is not None and not has_score_head(adapter)
 
@@ -127,9 +127,14 @@ def is_classifier(config: Json) -> bool:
     return any(str(name).endswith("ForSequenceClassification") for name in names)
 
 
-def saved_sampling(
-    path: str,
-) -> tuple[dict[str, float], str]:
+def is_causal_lm(config: Json) -> bool:
+    """Whether a config.json with a model_type is that of a model that writes text, one token after another."""
+    if is_classifier(config) or config.get("is_encoder_decoder"):
+        return False
+    return config["model_type"] not in BIDIRECTIONAL_FAMILIES or bool(config.get("is_decoder"))
+
+
+def saved_sampling(path: str) -> tuple[dict[str, float], str]:
     """Sampling settings of a model: from the run's flags, or else from its generation config.
 
     Returns:
@@ -176,6 +181,13 @@ def _why_no_policy(run: Path) -> str:
     adapter = adapter_alone(str(run))
     if adapter is not None and has_score_head(adapter):
         return SCORES_ONLY
+    config = read_object(run / "config.json")
+    if "model_type" in config and not is_causal_lm(config):
+        return f"a model of the type {config['model_type']}, which reads text and writes none. Give a causal LM."
+    if "model_type" in config:
+        return (
+            "it has a config.json, but no weights (*.safetensors). Save the model with transformers' save_pretrained."
+        )
     remedy = gguf_remedy(str(run))
     if remedy is not None:
         return remedy
@@ -234,7 +246,7 @@ def open_model_files(
     _, adapters = base_of(path, flag)
     config = open_config(path, flag)
     if is_classifier(config.to_dict()) or any(map(has_score_head, adapters)):
-        raise UserError(f"{flag} {path}: a reward model or critic, which writes no text. Give a policy's folder.")
+        raise UserError(f"{flag} {path}: {SCORES_ONLY}")
     tokenizer = load_tokenizer(path, flag, end_token=end_token)  # refuses a tokenizer without EOS
     end_ids = {tokenizer.eos_token_id, end_token_id(tokenizer, end_token), *own_end_ids(path)}
     if tokenizer.chat_template is not None:

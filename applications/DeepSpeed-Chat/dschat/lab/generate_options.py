@@ -20,9 +20,11 @@ from dschat.settings.rules import Check, Rule, Rules, check_function_path
 
 UNSHUFFLED = "webgpt"  # its validation rows are used whole, in their own order
 PROTOCOL_SAMPLES = 2000  # default number of prompts, except for `UNSHUFFLED`
+OWN_DATA = "for data of your own any name, with --data_path FILE"  # remedy for an unknown --dataset
 REFERENCE = "reference"  # name of the file of --ref_scores
 MODEL_HELP = "policy: a model's folder, step 3's output folder, or a hub id"
 TRAINING_SEED: int = default_of(OptimisationFlags, "seed")
+ACTORS = {"actor": "", "actor_ema": "-ema"}  # folder of a policy of step 3 → what its name adds to the run's
 # Last folder of a preset's models, which does not tell them apart.
 STEP_FOLDERS = ("sft", "reward", "dpo", "ppo", "refuel")
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -276,7 +278,7 @@ def _names_no_file(options: "AnsweringOptions") -> bool:
 
 def _check_dataset(options: "ScoredOptions") -> None:
     """Raise UserError if --dataset names no data set."""
-    _ = options.dataset_name  # raises
+    compared_set(options.data.dataset, options.data.data_path is not None, OWN_DATA)
 
 
 def _check_reward_function(options: "ScoredOptions") -> None:
@@ -295,12 +297,6 @@ def _check_ascending(options: "BestOfOptions") -> None:
         if list(values) != sorted(set(values)):
             text = " ".join(f"{value:g}" for value in values)
             raise UserError(f"--{name} {text}: give each number once, the smallest first.")
-
-
-def _flag_that_needs_scores(options: "InferenceOptions") -> dict[str, str]:
-    if options.reference.ref_scores:
-        return {"what": "--ref_scores"}
-    return {"what": f"--num_return {options.responses.num_return}, which keeps the best one,"}
 
 
 ANSWERING_RULES: "tuple[Rule[AnsweringOptions] | Check[AnsweringOptions], ...]" = (
@@ -329,11 +325,13 @@ INFERENCE_RULES: "tuple[Rule[InferenceOptions], ...]" = (
         "--model is missing: give the policy's folder, or --ref_scores to score the data set.",
     ),
     Rule(
-        lambda options: (
-            not options.scores.has_scores and (options.reference.ref_scores or options.responses.num_return > 1)
-        ),
-        "{what} needs scores: give --reward_model or --reward_function module.py:function.",
-        words=_flag_that_needs_scores,
+        lambda options: options.reference.ref_scores and not options.scores.has_scores,
+        "--ref_scores needs scores: give --reward_model or --reward_function module.py:function.",
+    ),
+    Rule(
+        lambda options: options.responses.num_return > 1 and not options.scores.has_scores,
+        "--num_return {num_return} keeps the response with the highest score, so it needs scores: give --reward_model"
+        " or --reward_function module.py:function.",
     ),
     Rule(
         lambda options: (
@@ -439,8 +437,7 @@ class ScoredOptions(AnsweringOptions):
         Raises:
             UserError: there is no such data set.
         """
-        remedy = "for data of your own any name, with --data_path FILE"
-        return compared_set(self.data.dataset, self.data.data_path is not None, remedy)
+        return compared_set(self.data.dataset, self.data.data_path is not None, OWN_DATA)
 
     @property
     def prompt_count(self) -> int | None:
@@ -552,15 +549,21 @@ class TextOptions(ModelOptions):
 
 
 def model_name(path: str) -> str:
-    """Name of a model, a folder or hub id, in result paths: the folder's, or that above `actor`.
+    """Name of a model, a folder or hub id, in result paths: the folder's.
 
+    A run's policy has the run's name: `RUN` for actor/, `RUN-ema` for actor_ema/, `RUN-step-40` for models/step-40/.
     The training scripts' presets write into PRESET/sft, PRESET/reward, PRESET/dpo, PRESET/ppo and PRESET/ppo-VARIANT.
     There the folder alone does not tell models apart, and the one above joins it: `tldr-gemma-2b-ppo`.
     """
     folder = Path(os.path.abspath(path))
-    if folder.name == "actor":
+    part = ""  # which of a run's models it is
+    if folder.name in ACTORS:
+        part = ACTORS[folder.name]
         folder = folder.parent
+    if folder.parent.name == "models" and folder.name.startswith("step-"):
+        part = f"-{folder.name}{part}"
+        folder = folder.parent.parent
     is_step = folder.name in STEP_FOLDERS or folder.name.startswith("ppo-")
     if folder.parent.name and is_step:
-        return f"{folder.parent.name}-{folder.name}"
-    return folder.name
+        return f"{folder.parent.name}-{folder.name}{part}"
+    return f"{folder.name}{part}"

@@ -98,7 +98,11 @@ def write_page(file: Path, shown: Sequence[Shown], model: str) -> None:
 
 def _titled_flags(condition: str, options: MacroActionsOptions) -> list[tuple[str, TerminationFlags]]:
     """The title and the flags of each panel: `fixed` once per length, `parsing` once per parser."""
-    common = {"termination_condition": condition, **options.values_of(condition)}
+    common = {
+        "termination_condition": condition,
+        "isolate_last_token": options.panels.isolate_last_token,
+        **options.values_of(condition),
+    }
     if condition == "fixed":
         panels = [common | {"ngram": length} for length in options.panels.ngram]
     elif condition == "parsing":

@@ -33,6 +33,7 @@ OUT_OF_MONEY = ("insufficient_quota", "billing_hard_limit_reached")
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 8.0
 LONGEST_RETRY_AFTER = 120.0  # a server that asks for a longer wait is not waited for
+LONGEST_EXCERPT = 300  # characters of a server's message in one of ours
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -222,8 +223,8 @@ def with_retries(
             retry_after = error.retry_after or 0.0
             if attempt == tries or retry_after > LONGEST_RETRY_AFTER:
                 raise
-        # Jitter keeps parallel requests from coming back together.
-        wait(retry_after or delay * random.uniform(0.75, 1.0))
+        # Jitter keeps parallel requests from coming back together. A server may ask for a longer pause than ours.
+        wait(max(retry_after, delay) * random.uniform(1.0, 1.25))
         delay = min(2 * delay, LONGEST_DELAY)
     raise ValueError(f"tries is {tries}: a request is sent at least once")
 
@@ -306,9 +307,9 @@ def without_surrogates(text: str) -> str:
 
 
 def short(text: str) -> str:
-    """One line of at most 300 characters."""
+    """One line of at most LONGEST_EXCERPT characters."""
     line = " ".join(text.split())
-    return line if len(line) <= 300 else line[:299] + "…"
+    return line if len(line) <= LONGEST_EXCERPT else line[: LONGEST_EXCERPT - 1] + "…"
 
 
 def _count_or_none(usage: Mapping[str, Any], name: str) -> int | None:
@@ -366,7 +367,7 @@ def _status_error(error: openai.APIStatusError, endpoint: Endpoint) -> Exception
         return UserError(f"the key does not allow the use of {endpoint.model}: {answers}")
     if status == 404:
         hint = f"Check {flags.model} and {flags.url}, which usually ends in /v1."
-        return UserError(f"there is no model {endpoint.model!r}, or nothing at that address: {answers} {hint}")
+        return UserError(f"there is no model {endpoint.model!r}, or nothing at that address. {hint} {answers}")
     if status in (400, 413, 422):
         return RequestRejected(answers, complaint)
     if status in (408, 409, 429) or status >= 500:

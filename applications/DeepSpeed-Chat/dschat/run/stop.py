@@ -28,7 +28,10 @@ _was_interrupted = False  # whether Ctrl-C was among the signals
 
 
 class Stopped(BaseException):
-    """A signal asked the run to stop; `status` is the exit status for it."""
+    """A signal asked the run to stop; `status` is the exit status for it.
+
+    It is no Exception, so that `except Exception` does not swallow it.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -46,7 +49,8 @@ def stop_signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None: the handler was not installed by Python, which cannot set it again
+                signal.signal(number, handler)
 
 
 def raise_if_stopped() -> None:

@@ -54,7 +54,7 @@ class TerminationFlags:
 
     @property
     def title(self) -> str:
-        """What a panel is called that shows it."""
+        """Title of a panel of the comparison."""
         condition = self.condition
         title = "" if condition is None else condition.title(self.conditions[condition.name])
         return title or self.termination_condition
@@ -116,7 +116,8 @@ def changed_flags(group: Any) -> list[str]:
     return changed
 
 
-SEVERAL = ("ngram", "parser", "parser_model")  # flags whose every value gets a panel
+PANEL_AXES = ("ngram", "parser", "parser_model")  # flags whose every value gets a panel
+SHOWN_ROWS = 8  # of --jsonl, by default
 
 
 def _help_of(group: type, name: str) -> str:
@@ -132,11 +133,12 @@ class PanelFlags:
     text: list[str] | None = flag("responses to divide into macro actions", None)
     jsonl: Path | None = flag("file of rows with prompt and response, as `dschat generate` writes", None)
     prompt: str = flag("with --text: prompt of all responses; matters for ppl and surprise", "")
-    limit: int = flag("with --jsonl: number of rows to show; 0 = all", 8, AT_LEAST_0)
+    limit: int = flag("with --jsonl: number of rows to show; 0 = all", SHOWN_ROWS, AT_LEAST_0)
     html: Path | None = flag("also write an HTML page with the conditions side by side", None)
     colour: bool = flag("print colours even if the output is not a terminal", False)
     temperature: float = flag("ppl: temperature of the log-probabilities", 1.0, ABOVE_0)
     seed: int = flag("randomized: random seed of the run", default_of(OptimisationFlags, "seed"), SEED)
+    isolate_last_token: bool = flag(_help_of(TerminationFlags, "isolate_last_token"), False)
     termination_condition: list[str] = flag(
         _help_of(TerminationFlags, "termination_condition"), factory=lambda: ["fixed"]
     )
@@ -180,6 +182,14 @@ class MacroActionsOptions(Config):
             lambda options: (options.panels.text is None) == (options.panels.jsonl is None),
             "give either --text or --jsonl: the responses to cut.",
         ),
+        Rule(
+            lambda options: options.panels.jsonl is not None and options.panels.prompt != "",
+            "--prompt belongs to --text: rows of --jsonl have prompts of their own. Drop it.",
+        ),
+        Rule(
+            lambda options: options.panels.text is not None and options.panels.limit != SHOWN_ROWS,
+            "--limit belongs to --jsonl: every --text is shown. Drop it.",
+        ),
     )
 
     panels: PanelFlags
@@ -192,6 +202,6 @@ class MacroActionsOptions(Config):
         values = self.flat()
         names = []
         for name in flags_of(CONDITIONS[condition].flags):
-            if name not in SEVERAL:
+            if name not in PANEL_AXES:
                 names.append(name)
         return {name: values[name] for name in names}

@@ -5,8 +5,10 @@ The tone is that of VADER (Hutto and Gilbert, 2014), a lexicon whose 7,500 words
 """
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
@@ -14,8 +16,18 @@ from dschat.base.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-SENTENCE_END = re.compile(r"[.!?]+(?=\s|$|[\"')])")
-WORD = re.compile(r"[a-z']+")
+SENTENCE_END = re.compile(r"[.!?]+(?=\s|$|[\"')”’])")
+WORD = re.compile(r"[a-z'’]+")
+# Singulars of topics that are not the plural without its s.
+SINGULARS = {
+    "beaches": "beach",
+    "buses": "bus",
+    "glasses": "glass",
+    "libraries": "library",
+    "scarves": "scarf",
+    "stories": "story",
+    "tomatoes": "tomato",
+}
 
 
 def gold_score(response: str, topic: str, sentences: int) -> float:
@@ -29,10 +41,10 @@ def gold_score(response: str, topic: str, sentences: int) -> float:
 
     Args:
         response: text of the answer.
-        topic: a plural or a singular noun, as the instruction names it.
+        topic: a noun as the instruction names it, in lower case: in the plural, or without one ("bread").
         sentences: number of sentences asked for.
     """
-    words = WORD.findall(response.lower())
+    words = WORD.findall(_without_accents(response).lower())
     topic_score = float(_names_topic(words, topic))
     form_score = float(_has_form(response, sentences))
     tone_score = max(0.0, _analyzer().polarity_scores(response)["compound"])
@@ -55,22 +67,29 @@ def gold_scores(
 
 
 def _names_topic(words: Sequence[str], topic: str) -> bool:
-    """Whether the topic or its singular is one of the words."""
-    forms = {topic, topic.removesuffix("s"), topic.removesuffix("es")}
-    return not forms.isdisjoint(words)
+    """Whether the topic or its singular is one of the words, also as a genitive."""
+    singular = SINGULARS.get(topic, topic.removesuffix("s"))
+    nouns = {word.strip("'’").removesuffix("'s").removesuffix("’s") for word in words}
+    return topic in nouns or singular in nouns
+
+
+def _without_accents(text: str) -> str:
+    """The text with the letters below its accents: cafe for café."""
+    decomposed = unicodedata.normalize("NFKD", text)
+    return "".join(char for char in decomposed if not unicodedata.combining(char))
 
 
 def _has_form(response: str, sentences: int) -> bool:
     """Whether the text consists of exactly this number of complete sentences."""
     text = response.strip()
     ends = [match.end() for match in SENTENCE_END.finditer(text)]
-    is_complete = bool(ends) and not WORD.search(text[ends[-1] :].lower())
+    is_complete = bool(ends) and not any(map(str.isalnum, text[ends[-1] :]))
     return is_complete and len(ends) == sentences
 
 
 def _repetition(words: Sequence[str]) -> float:
     """Share of neighbouring pairs of words that occurred before; 0 for fewer than two words."""
-    pairs = list(zip(words, words[1:], strict=False))
+    pairs = list(pairwise(words))
     if not pairs:
         return 0.0
     return 1 - len(set(pairs)) / len(pairs)

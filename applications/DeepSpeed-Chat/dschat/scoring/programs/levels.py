@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 import tempfile
+from dataclasses import dataclass
 from functools import cache
 
 from dschat.base.errors import UserError
@@ -54,19 +55,27 @@ print(json.dumps(found))
 """
 
 
+@dataclass(frozen=True)
+class ProbeResult:
+    """What the probe of a level found."""
+
+    failure: str = ""  # why the level cannot be set up; empty if it can
+    holes: tuple[str, ...] = ()  # what a program inside can use nevertheless
+
+
 def strongest_level(least: Level) -> Level:
     """The strongest level that works on this machine.
 
     Raises:
         UserError: no level as strong as `least` works; the message says what to install or to allow.
     """
+    if sys.platform != "linux":
+        raise UserError(f"--sandbox_level {least}: programs run on Linux only, not on {sys.platform}.")
     acceptable_levels = LEVELS[: LEVELS.index(least) + 1]
     for level in acceptable_levels:
         if not weakness(level):
             return level
     reasons = [f"{level}: {weakness(level)}. Remedy: {REMEDIES[level]}" for level in reversed(acceptable_levels)]
-    if sys.platform != "linux":
-        raise UserError(f"--sandbox_level {least}: programs run on Linux only, not on {sys.platform}.")
     message = f"--sandbox_level {least}: this machine does not support such isolation ({'; '.join(reasons)})."
     if least != "rlimits":
         message += " Or accept protection from accidents alone, with programs that you trust: --sandbox_level rlimits."
@@ -75,20 +84,20 @@ def strongest_level(least: Level) -> Level:
 
 def weakness(level: Level) -> str:
     """Why a level does not work on this machine; empty if it does. The weakest level may have holes."""
-    reason, all_holes = try_out(level)
-    holes = [hole for hole in all_holes if hole != THREADS]
-    if reason or level == "rlimits" or not holes:
-        return reason
+    result = probe(level)
+    holes = [hole for hole in result.holes if hole != THREADS]
+    if result.failure or level == "rlimits" or not holes:
+        return result.failure
     return f"a program inside can use {' and '.join(holes)}"
 
 
 @cache
-def try_out(level: Level) -> tuple[str, tuple[str, ...]]:
-    """Why a level cannot be set up, empty if it can; and what a program inside can use nevertheless."""
+def probe(level: Level) -> ProbeResult:
+    """Runs a program at a level that looks for holes; once per process."""
     if sys.platform != "linux":
-        return f"{sys.platform} has none", ()
+        return ProbeResult(f"{sys.platform} has none")
     if level == "bubblewrap" and shutil.which("bwrap") is None:
-        return "there is no program bwrap", ()
+        return ProbeResult("there is no program bwrap")
     with socket.create_server(("127.0.0.1", 0)) as server, tempfile.NamedTemporaryFile(mode="w") as secret:
         secret.write("secret")
         secret.flush()
@@ -96,9 +105,9 @@ def try_out(level: Level) -> tuple[str, tuple[str, ...]]:
         try:
             execution = execute(job, SandboxLimits(seconds=60.0), level)  # also on a busy machine
         except OSError as error:
-            return f"it cannot be started: {error}", ()
+            return ProbeResult(f"it cannot be started: {error}")
     if not execution.started:
-        return f"it cannot be set up: {execution.message or 'no message'}", ()
+        return ProbeResult(f"it cannot be set up: {execution.message or 'no message'}")
     if execution.status != 0:
-        return f"a test program ended with status {execution.status}: {execution.message}", ()
-    return "", tuple(json.loads(execution.output))
+        return ProbeResult(f"a test program ended with status {execution.status}: {execution.message}")
+    return ProbeResult(holes=tuple(json.loads(execution.output)))

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from dschat.base.fingerprints import content_hash
-from dschat.scoring.programs.levels import strongest_level, try_out
+from dschat.scoring.programs.levels import probe, strongest_level
 from dschat.scoring.programs.problem import Case, Problem, is_right, parse_problem
 from dschat.scoring.programs.sandbox import Execution, Level, SandboxJob, SandboxLimits, execute
 
@@ -199,7 +199,7 @@ class ProgramPool:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
         self._cache: dict[str, Future[ProgramOutcome]] = {}
         logger.info("programs run at sandbox level %s, %d at a time", self.level, workers)
-        _, holes = try_out(self.level)
+        holes = probe(self.level).holes
         if holes:
             logger.warning("at sandbox level %s a program reaches %s", self.level, " and ".join(holes))
 

@@ -58,9 +58,9 @@ from macro_actions.types import Trajectory, tensors_of
 
 # Statistics of the loss → metrics; log-ratios are log π − log π_t of whole replies.
 NAMES = {
-    "kl": "policy/log_ratio",
-    "kl_better": "policy/log_ratio_better",
-    "kl_worse": "policy/log_ratio_worse",
+    "log_ratio": "policy/log_ratio",
+    "log_ratio_better": "policy/log_ratio_better",
+    "log_ratio_worse": "policy/log_ratio_worse",
     "agreement": "policy/agreement",
     "ratio": "val/ratio",
     "ratio_squared": "val/ratio_squared",  # becomes val/ratio_variance

@@ -116,10 +116,10 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
         """The loss and its statistics; see `_regression_inputs` for the three tensors."""
         loss, stats = regression_loss(chosen, rejected, differences, self._eta, count)
         named = {}
-        for name in ("kl", "agreement", "ratio", "ratio_squared"):
+        for name in ("log_ratio", "agreement", "ratio", "ratio_squared"):
             named[name] = stats[name]
-        named["kl_chosen"] = chosen.detach().sum() / count
-        named["kl_rejected"] = rejected.detach().sum() / count
+        named["log_ratio_chosen"] = chosen.detach().sum() / count
+        named["log_ratio_rejected"] = rejected.detach().sum() / count
         return loss, named
 
     @torch.no_grad()
