@@ -77,7 +77,12 @@ def test_csv_of_spreadsheets(tmp_path):
         (b'prompt,chosen\n"a\nb",c\n"d"x,e\n', 4, "not readable as CSV"),
         (b'prompt,chosen\na,b\n"c,d\n', 3, "not readable as CSV (unexpected end of data)"),
         (b"prompt,prompt\na,b\n", 1, "must name the columns, each by a name of its own, not 'prompt', 'prompt'"),
-        (b"prompt,\na,b\n", 1, "must name the columns"),
+        (
+            b"prompt,\na,b\n",
+            1,
+            "must name the columns, each by a name of its own, not 'prompt', ''; add or correct it.",
+        ),
+        (b",prompt\n0,b\n", 1, "not '', 'prompt'; pandas writes its index so: save with to_csv(index=False)"),
         (b"question,chosen\na,b\n", 2, "no column 'prompt' among 'question', 'chosen'; name the prompt's column"),
         (b"prompt,chosen\n,b\n", 2, "column 'prompt' is empty; fill it, or remove the row"),
         (b"prompt;chosen\na;b\n", 2, "no column 'prompt' among 'prompt;chosen'"),

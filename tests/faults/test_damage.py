@@ -136,7 +136,9 @@ def test_without_a_whole_checkpoint_nothing_is_begun_anew(copied):
 def test_a_finished_run_without_checkpoints_is_not_begun_anew(copied):
     shutil.rmtree(copied.out / "checkpoints")
     before = contents(copied.out)
-    message_of(copied.run(**RESUME), "finished run without a checkpoint", "--overwrite_output_dir")
+    result = copied.run(**RESUME)
+    message_of(result, "finished run without a checkpoint", "--overwrite_output_dir")
+    assert "starts from the beginning" not in result.stderr
     assert contents(copied.out) == before
 
 

@@ -57,7 +57,7 @@ def test_draws_are_those_of_single_runs(sweep, options):
         alone = options(temperature=str(temperature), num_return=draws, num_samples=5, overwrite=True)
         run_inference(alone)
         for row, single in zip(by_temperature[temperature], read_jsonl(alone.result_path), strict=True):
-            assert list(row) == ["prompt", "temperature", "responses", "rewards", "finished"]
+            assert list(row) == ["prompt", "temperature", "responses", "rewards", "finished", "scorer"]
             assert row["prompt"] == single["prompt"]
             rewards = row["rewards"][:draws]
             assert rewards == near(single.get("rewards", [single["reward"]]))

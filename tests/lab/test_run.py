@@ -41,7 +41,9 @@ def test_rows_path_rewards_and_the_last_line(options, project, tmp_path):
     assert chosen.result_path == path
     assert [file.name for file in path.parent.iterdir()] == ["run.jsonl"]
     rows = read_jsonl(path)
-    assert all(list(row) == ["prompt", "response", "reward", "finished"] for row in rows)
+    assert all(list(row) == ["prompt", "response", "reward", "finished", "scorer"] for row in rows)
+    (scorer,) = {row["scorer"] for row in rows}
+    assert re.fullmatch("rm [0-9a-f]{12}", scorer)
     held_out = [{"prompt": row["prompt"]} for row in read_jsonl(project / "data" / "hh" / "test.jsonl")]
     assert [row["prompt"] for row in rows] == [row["prompt"] for row in in_protocol_order(held_out)]
     for row in rows:
@@ -75,7 +77,7 @@ def test_without_a_reward_model_rows_have_no_reward(run, options, tmp_path, caps
     scored_rows = read_jsonl(run(num_samples=6))
     plain_rows = read_jsonl(run(num_samples=6, reward_model=None, overwrite=True))
     for row, other in zip(scored_rows, plain_rows, strict=True):
-        assert other == {name: value for name, value in row.items() if name != "reward"}
+        assert other == {name: value for name, value in row.items() if name not in ("reward", "scorer")}
     line = run_inference(options(num_samples=6, reward_model=None, overwrite=True))
     assert (
         line.startswith("mean length ") and "(no scores: neither --reward_model nor --reward_function), 6 rows" in line
@@ -159,7 +161,7 @@ def test_best_of_n_keeps_the_best(run, project):
     one = read_jsonl(run(num_samples=8))
     two, four = (read_jsonl(run(num_samples=8, num_return=n, overwrite=True)) for n in (2, 4))
     for single, pair, best in zip(one, two, four, strict=True):
-        assert list(best) == ["prompt", "response", "reward", "finished", "rewards"]
+        assert list(best) == ["prompt", "response", "reward", "finished", "rewards", "scorer"]
         assert len(pair["rewards"]) == 2 and len(best["rewards"]) == 4
         assert best["reward"] == max(best["rewards"])
         assert best["reward"] == near(plain_reward(project / "rm", best["prompt"], best["response"]))
@@ -188,7 +190,7 @@ def test_reference_scores(options, project, tmp_path):
     rows, held_out = read_jsonl(path), load_source("webgpt").eval
     assert len(rows) == len(held_out) > 1
     for row, source in zip(rows, held_out, strict=True):
-        assert list(row) == ["prompt", "response", "reward", "rejected_response", "rejected_reward"]
+        assert list(row) == ["prompt", "response", "reward", "rejected_response", "rejected_reward", "scorer"]
         assert row["prompt"] == source.prompt
         assert (row["response"], row["rejected_response"]) == (source.chosen, source.rejected)
         for text, reward in (("response", "reward"), ("rejected_response", "rejected_reward")):

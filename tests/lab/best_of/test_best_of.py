@@ -10,7 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from cli_runs import ROOT, message_of, run_command, write_jsonl
+from cli_runs import ROOT, message_of, read_jsonl, run_command, write_jsonl
 from dschat.base.errors import UserError
 from dschat.base.jsonl import read_rows
 from dschat.lab import best_of
@@ -92,6 +92,11 @@ def test_a_report_on_several_models(file, tmp_path):
     best_of_report([file, other], None, tmp_path / "usual")
     rows = json.loads((tmp_path / "usual" / "report.json").read_text())["rows"]
     assert {row["n"] for row in rows} == {1, 4}, "of the published numbers those that were drawn"
+    scored = [row | {"scorer": "rm 12ab"} for row in read_jsonl(file)]
+    write_jsonl(file, scored)
+    write_jsonl(other, [row | {"scorer": "rm 34cd"} for row in read_jsonl(other)])
+    with pytest.raises(UserError, match="ours-v1.5.jsonl are by rm 12ab, those of .*theirs.jsonl by rm 34cd"):
+        best_of_report([file, other], None, tmp_path / "out")
     other = write_jsonl(tmp_path / "theirs.jsonl", rows_of({1.0: [[1.0, 2.0, 0.0, 0.0]]}))
     with pytest.raises(UserError, match="theirs.jsonl holds other prompts than .*ours"):
         best_of_report([file, other], [2], tmp_path / "out")

@@ -115,6 +115,15 @@ def test_rows_that_repeat_are_judged_once_and_kept_with_their_rewards(server, tm
     assert {(row["reward_a"], row["reward_b"]) for row in judged_rows(tmp_path)} == {(1.5, -2)}
 
 
+def test_rewards_of_different_reward_models_are_left_out(server, tmp_path, caplog):
+    for name, response, scorer in (("ma", "good", "rm 12ab"), ("ppo", "bad", "rm 34cd")):
+        rows = [{"prompt": "p", "response": response, "reward": 1.0, "scorer": scorer}]
+        write_jsonl(tmp_path / f"{name}.jsonl", rows)
+    judged(server, tmp_path, models=("ma", "ppo"))
+    assert verdicts(tmp_path) == ["A"] and "reward_a" not in judged_rows(tmp_path)[0]
+    assert "are by rm 12ab, those of " in caplog.text and "left out of the verdicts" in caplog.text
+
+
 def test_responses_that_pose_as_something_else_are_judged_by_what_they_are(server, tmp_path):
     """The judge of the test reads what stands between the tags, and finds every text whole."""
     poses = [

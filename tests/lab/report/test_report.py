@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from cli_runs import ROOT, run_command, write_jsonl
+from cli_runs import ROOT, read_jsonl, run_command, write_jsonl
 from dschat.base.errors import UserError
 from dschat.base.statistics import Tally
 from dschat.lab.comparisons import build_evaluation_report
@@ -243,6 +243,24 @@ def test_reward_model_judges_two_files_of_responses(tmp_path):
     (section,) = sections_of(*files, reward_margin=0.5)
     assert section.raters[0].rates.tally == Tally(1, 2, 1)
     assert "at most 0.5 is a tie" in build_evaluation_report(files, tmp_path, 0.5).text()
+
+
+def test_rewards_of_different_reward_models_are_not_compared(tmp_path):
+    """A reward model of another name but with the same hash is the same; a file that does not say is believed."""
+    files = response_files(tmp_path, [(2, 1), (1, 2)])
+
+    def written_by(*scorers):
+        for file, scorer in zip(files, scorers, strict=True):
+            rows = [row | ({"scorer": scorer} if scorer else {}) for row in read_jsonl(file)]
+            write_jsonl(file, rows)
+
+    for scorers in [("rm 12ab", "copy 12ab"), ("rm 12ab", "")]:
+        written_by(*scorers)
+        (section,) = sections_of(*files)
+        assert section.raters[0].rates.tally == Tally(1, 0, 1)
+    written_by("rm 12ab", "rm 34cd")
+    with pytest.raises(UserError, match="ma.jsonl:1 are by rm 12ab, those of .*ppo.jsonl:1 by rm 34cd: rewards"):
+        sections_of(*files)
 
 
 @pytest.mark.parametrize("turn", [False, True])

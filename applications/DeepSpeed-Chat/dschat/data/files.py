@@ -335,9 +335,12 @@ def _undecodable_line(file: Path) -> int:
 def _columns(cells: list[str], origin: str) -> list[str]:
     names = [cell.strip() for cell in cells]
     if "" in names or len(set(names)) < len(names):
+        remedy = "add or correct it."
+        if names[0] == "" and len(set(names)) == len(names):
+            remedy = "pandas writes its index so: save with to_csv(index=False), or name that column."
         raise UserError(
             f"{origin}: the first line must name the columns, each by a name of its own, not "
-            f"{', '.join(map(repr, names))}; add or correct it."
+            f"{', '.join(map(repr, names))}; {remedy}"
         )
     return names
 

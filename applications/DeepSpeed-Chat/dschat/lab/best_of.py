@@ -18,7 +18,7 @@ from dschat.base.statistics import mean_interval
 from dschat.lab.chart import Chart, Curve, draw_charts, look_of, offset_of
 from dschat.lab.generate_options import PUBLISHED_NUMBERS
 from dschat.lab.page import NAME, Report, Table, write_report
-from dschat.lab.responses import FILE, model_names, number_of, numbers_of
+from dschat.lab.responses import FILE, SCORER, model_names, number_of, numbers_of, require_same_scorer
 from dschat.lab.table import result_table
 
 REMARK = (
@@ -60,6 +60,7 @@ class Sweep:
     model: str
     rewards: dict[float, list[list[float]]]  # ascending temperature → for each prompt (M,) in the order of sampling
     prompts: list[str]
+    scorer: str = ""  # what gave the rewards; empty if the file does not say
 
     @property
     def most_responses(self) -> int:
@@ -78,7 +79,9 @@ def sweep_of(
     """
     rewards: dict[float, list[list[float]]] = {}
     prompts: dict[float, list[str]] = {}
+    scorer = ""
     for origin, row in rows:
+        scorer = scorer or str(row.get(SCORER) or "")
         temperature = number_of(row, "temperature", origin)
         if temperature is None:
             raise UserError(f"{origin}: no column 'temperature'; give files that inference/best_of_n.py wrote.")
@@ -104,6 +107,7 @@ def sweep_of(
         model,
         dict(sorted(rewards.items())),
         prompts[first],
+        scorer,
     )
 
 
@@ -164,11 +168,13 @@ def best_of_report(
         output_dir: folder of the report.
 
     Raises:
-        UserError: a file is malformed, has other prompts than the first, or fewer responses than the numbers.
+        UserError: a file is malformed, has other prompts than the first, rewards of another reward model, or fewer
+            responses than the numbers.
     """
     sweeps = []
     for file, name in zip(files, model_names(files), strict=True):
         sweeps.append(sweep_of(name, iterate_rows(file, FILE)))
+    require_same_scorer({str(file): sweep.scorer for file, sweep in zip(files, sweeps, strict=True)})
     reference = sweeps[0].prompts
     for file, sweep in zip(files, sweeps, strict=True):
         if sweep.prompts != reference:

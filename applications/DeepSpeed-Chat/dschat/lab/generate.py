@@ -12,6 +12,7 @@ A score is called "reward" in the files and messages of these commands.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -19,18 +20,18 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
-from dschat.base.fingerprints import folder_stamp
+from dschat.base.fingerprints import content_hash, file_hash, folder_stamp, model_hash
 from dschat.base.statistics import mean_estimate
 from dschat.base.user_function import load_function
 from dschat.data.encoding import encode_responses
 from dschat.data.examples import PromptExample
 from dschat.data.turn_end import response_texts
 from dschat.lab.best_of import sweep_of, write_best_of
-from dschat.lab.generate_options import BestOfOptions, InferenceOptions, ScoredOptions
+from dschat.lab.generate_options import BestOfOptions, InferenceOptions, ScoredOptions, model_name
 from dschat.lab.policy import SampledResponse, SamplingPolicy
 from dschat.lab.prompts import Answering, Selection, refuse_finished
 from dschat.lab.refuel.datasets import described_function
-from dschat.lab.responses import with_origins
+from dschat.lab.responses import SCORER, with_origins
 from dschat.lab.runner import (
     BatchFunction,
     Concluded,
@@ -41,6 +42,7 @@ from dschat.lab.runner import (
     run_batches,
     settings_of,
 )
+from dschat.models.pretrained import open_config
 from dschat.scoring.function import require_arguments, score_texts
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
@@ -62,11 +64,20 @@ class ScoredRun:
         answering: prompts and policy.
         settings: the settings that the rows depend on.
         open_scorer: loads what scores responses; None if nothing scores them.
+        scorer_name: its name with a hash of its content, for the column SCORER; empty if nothing scores responses.
     """
 
     answering: Answering
     settings: dict[str, Any]
     open_scorer: Callable[[], Scorer] | None
+    scorer_name: str = ""
+
+    def rows_of(self, entries: list[Entry]) -> list[dict[str, Any]]:
+        """The rows of entries as the file will hold them, with the column SCORER if they have rewards."""
+        rows = entry_rows(entries)
+        if self.scorer_name:
+            rows = [row | {SCORER: self.scorer_name} for row in rows]
+        return rows
 
 
 def run_inference(options: InferenceOptions) -> str:
@@ -94,7 +105,7 @@ def run_inference(options: InferenceOptions) -> str:
     def conclude(entries: list[Entry]) -> Concluded:
         left_out = f" ({selection.dropped} prompts left out)" if selection.dropped else ""
         line = f"mean {_summary(entries)}, {len(entries)} rows{left_out}: {options.result_path}"
-        return entry_rows(entries), line
+        return run.rows_of(entries), line
 
     settings = run.settings | {"num-return": num_return, "temperature": temperature}
     batches = selection.batches(options.generation.batch_size, lengths)
@@ -119,7 +130,7 @@ def run_best_of_n(options: BestOfOptions) -> str:
     open_models = cache(partial(_open_models, run, lowest_temperature))
 
     def conclude(entries: list[Entry]) -> Concluded:
-        rows = entry_rows(entries)
+        rows = run.rows_of(entries)
         sweep = sweep_of(path.stem, with_origins(path, rows))
         table = write_best_of([sweep], options.sweep.best_of, path.parent, path.stem)
         left_out = f", {selection.dropped} prompts left out" if selection.dropped else ""
@@ -159,6 +170,8 @@ def _find_run(options: ScoredOptions) -> ScoredRun:
 def _run_with_model(options: ScoredOptions, model: str) -> ScoredRun:
     """A run that a reward model scores."""
     template = options.scores.rm_template
+    open_config(model, "--reward_model")  # so that a folder without a model is refused
+    content = content_hash(f"{model_hash(model)} {template}")
     tokenizer = load_reward_tokenizer(model, template)
     answering = Answering.find(options, tokenizer)
     settings = {"reward-model": folder_stamp(model), "rm-template": template} | answering.settings
@@ -167,7 +180,7 @@ def _run_with_model(options: ScoredOptions, model: str) -> ScoredRun:
     def open_scorer() -> RewardReader:
         return load_reward_model(model, tokenizer, template, where.device, where.dtype)
 
-    return ScoredRun(answering, settings, open_scorer)
+    return ScoredRun(answering, settings, open_scorer, f"{model_name(model)} {content[:12]}")
 
 
 def _run_with_function(options: ScoredOptions, name: str) -> ScoredRun:
@@ -177,7 +190,9 @@ def _run_with_function(options: ScoredOptions, name: str) -> ScoredRun:
     scorer = partial(score_texts, function, REWARD_FUNCTION)
     answering = Answering.find(options)
     settings = {"reward-function": described_function(name)} | answering.settings
-    return ScoredRun(answering, settings, lambda: scorer)
+    path, _, function_name = name.rpartition(":")
+    content = content_hash(f"{file_hash(path)} {function_name}")
+    return ScoredRun(answering, settings, lambda: scorer, f"{Path(path).name}:{function_name} {content[:12]}")
 
 
 def _lengths_with_references(selection: Selection, tokenizer: PreTrainedTokenizerBase) -> list[int]:

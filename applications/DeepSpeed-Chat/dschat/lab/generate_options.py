@@ -277,8 +277,8 @@ def _names_no_file(options: "AnsweringOptions") -> bool:
 
 
 def _check_dataset(options: "ScoredOptions") -> None:
-    """Raise UserError if --dataset names no data set."""
-    compared_set(options.data.dataset, options.data.data_path is not None, OWN_DATA)
+    """Raise UserError if --dataset names no data set; otherwise say, once, which one it is."""
+    _ = options.dataset_name  # cached
 
 
 def _check_reward_function(options: "ScoredOptions") -> None:

@@ -6,6 +6,7 @@ import os
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,6 +17,7 @@ from dschat.data.formats import PROMPT_MESSAGES
 from dschat.data.messages import check_messages, dialogue_text
 
 FILE = "FILE"  # how messages name a positional file
+SCORER = "scorer"  # column: name of what gave the rewards, and a hash of its content
 REMEDY = (
     "both files must answer the same prompts. Sample both with the same command and seed; if the data have no"
     " evaluation rows, with the same --split-seed, too."
@@ -31,6 +33,11 @@ class Response:
     reward: float | None  # the reward model's score; None if the file gives none
     origin: str  # "file:line"
     row: dict[str, Any]  # row of the file
+
+    @property
+    def scorer(self) -> str:
+        """What gave the reward; empty if the file does not say."""
+        return str(self.row.get(SCORER) or "")
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,29 @@ def read_pairs(
             )
         )
     return pairs
+
+
+def require_same_scorer(scorers: Mapping[str, str]) -> None:
+    """Checks that the rewards of several places may be compared.
+
+    Args:
+        scorers: where rewards are, a file or "file:line" → what gave them (column SCORER); empty if it is not known.
+
+    Raises:
+        UserError: two of them were given by different reward models or functions.
+    """
+    stated = [(origin, scorer) for origin, scorer in scorers.items() if scorer]
+    for (origin, scorer), (other_origin, other_scorer) in pairwise(stated):
+        if not is_same_scorer(scorer, other_scorer):
+            raise UserError(
+                f"the rewards of {origin} are by {scorer}, those of {other_origin} by {other_scorer}: rewards of"
+                " different reward models cannot be compared. Score both with the same one, or leave out one of them."
+            )
+
+
+def is_same_scorer(scorer: str, other: str) -> bool:
+    """Whether two values of the column SCORER have the same hash, or one of them is not known."""
+    return not scorer or not other or scorer.split()[-1] == other.split()[-1]
 
 
 def model_names(files: Sequence[Path]) -> list[str]:

@@ -28,6 +28,7 @@ from dschat.lab.responses import (
     number_of,
     read_pairs,
     read_responses,
+    require_same_scorer,
 )
 from dschat.lab.table import object_column
 
@@ -69,7 +70,8 @@ def read_votes(files: Sequence[Path], margin: float) -> pd.DataFrame:
         whether the models have been exchanged since.
 
     Raises:
-        UserError: a file is malformed, or files of responses have no rewards or no partner with the same prompts.
+        UserError: a file is malformed, or files of responses have no rewards, those of different reward models, or no
+            partner with the same prompts.
     """
     tables: list[pd.DataFrame] = []
     response_files: list[Path] = []
@@ -152,6 +154,7 @@ def _compare_rewards(files: Sequence[Path], margin: float) -> pd.DataFrame:
     for file_a, file_b in _comparable_files(files, names):
         rows = []
         for pair in read_pairs(file_a, FILE, file_b, FILE):
+            require_same_scorer({pair.a.origin: pair.a.scorer, pair.b.origin: pair.b.scorer})
             row = {
                 "prompt": pair.prompt,
                 "response_a": pair.a.response,

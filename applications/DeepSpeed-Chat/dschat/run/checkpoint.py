@@ -223,8 +223,8 @@ class Checkpoints:
             return None
         folder, manifest = self._choose(requested)
         if folder is None:
-            logger.info("%s: no checkpoint yet, the run starts from the beginning", self._folder)
             self._run.start_over()
+            logger.info("%s: no checkpoint yet, the run starts from the beginning", self._folder)
             return None
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         self._check(folder, manifest, in_rollout="current" in state["numbers"])

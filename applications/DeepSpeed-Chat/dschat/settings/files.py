@@ -130,6 +130,9 @@ def _find(
     preset = find_preset(command, name)
     if preset is not None:
         return preset
+    if path.exists():
+        kind = "is a folder" if path.is_dir() else "is no regular file, and would be read several times"
+        raise UserError(f"{source}: {path} {kind}; give the path of a YAML file.")
     names = ", ".join(preset_names(command))
     presets = f"the presets of `dschat {command}` are {names}" if names else f"`dschat {command}` has no presets"
     raise UserError(f"{source}: there is no such file; give the path of a YAML file ({presets}).")

@@ -17,7 +17,7 @@ from dschat.base.statistics import score_verdict
 from dschat.lab.judge.rubrics import DIALOGUES, RUBRICS, question_of, read_rubric
 from dschat.lab.judge.verdicts import Setup, has_verdict, judge_pairs, questions_of
 from dschat.lab.options import BY_SCORES, AskingOptions, JudgeOptions, TurnOptions
-from dschat.lab.responses import Pair, compared, read_pairs, with_origins
+from dschat.lab.responses import Pair, compared, is_same_scorer, read_pairs, with_origins
 from dschat.lab.turns import TurnRates, rates_by_turn, turn_pairs
 from dschat.rollouts.chat_servers import Endpoint, checked_key, warn_if_unencrypted
 from dschat.rollouts.reply_cache import ReplyCache
@@ -34,6 +34,14 @@ def run_judge(options: JudgeOptions) -> str:
     """Judge two files of responses; returns one line with counts, tokens, cost and file, or a dry run's estimate."""
     files = options.compared
     pairs = read_pairs(files.model_name_a, "--model_name_a", files.model_name_b, "--model_name_b")
+    if pairs and not is_same_scorer(pairs[0].a.scorer, pairs[0].b.scorer):
+        logger.warning(
+            "the rewards of %s are by %s, those of %s by %s: not comparable, they are left out of the verdicts",
+            files.model_name_a,
+            pairs[0].a.scorer,
+            files.model_name_b,
+            pairs[0].b.scorer,
+        )
     rubric_file = options.comparison.rubric
     if rubric_file is None:
         rubric = RUBRICS[options.dataset_name]

@@ -20,7 +20,7 @@ from dschat.lab.judge.rubrics import (
     answer_form,
     question_of,
 )
-from dschat.lab.responses import Comparison, Pair, Side, Verdict, combined, compared, mirrored
+from dschat.lab.responses import Comparison, Pair, Side, Verdict, combined, compared, is_same_scorer, mirrored
 from dschat.rollouts.chat_servers import Unanswered
 from dschat.rollouts.reply_cache import Reply
 from dschat.scoring.judge.answers import UnreadableAnswer, json_objects, repair, without_thoughts
@@ -187,7 +187,8 @@ def judge_pair(pair: Pair, setup: Setup, ask: Ask) -> Comparison:
     details: dict[str, Any] = {"orders": orders}
     if rubric.separate:
         details["aspects"] = _combined_aspects(orders, rubric.criteria)
-    if pair.a.reward is not None and pair.b.reward is not None:
+    has_rewards = pair.a.reward is not None and pair.b.reward is not None
+    if has_rewards and is_same_scorer(pair.a.scorer, pair.b.scorer):
         details["reward_a"] = pair.a.reward
         details["reward_b"] = pair.b.reward
     verdict = combined([order["verdict"] for order in orders]) if orders else "tie"
