@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dschat.base.glossary import BEST, HEADLINES, METRICS, RUNS, metrics_of, page
+from dschat.base.glossary import BEST, HEADLINES, METRICS, metrics_of, page
+from dschat.base.metric import RUNS
 from dschat.lab.run_data import EVAL_NAMES
 from dschat.settings.rewards import METRIC_NAMES
 from dschat.training.ppo import alarms

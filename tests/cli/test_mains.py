@@ -23,7 +23,8 @@ from cli_runs import (
     training_rows,
 )
 from closeness import FORMULA, UPDATE, near
-from dschat.base.glossary import CRITIC, HEAD, OWN_SAMPLING, SEVERAL
+from dschat.base.glossary import HEAD
+from dschat.base.metric import CRITIC, OWN_SAMPLING, SEVERAL
 from dschat.quickstart.synthetic import gold_score
 
 CLASSIFIER = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}

@@ -24,7 +24,7 @@ from cli_runs import (
 )
 from closeness import UPDATE, near
 from dialogue_cases import dialogue
-from dschat.base.glossary import KL, OWN_SAMPLING
+from dschat.base.metric import KL, OWN_SAMPLING
 from factories import make_classifier
 from flag_cases import config_of
 from real_size import as_large_as

@@ -19,7 +19,7 @@ from cli_runs import (
     untimed,
     write_jsonl,
 )
-from dschat.base.glossary import CRITIC, EPISODES, OWN_SAMPLING, SEVERAL, SKIP
+from dschat.base.metric import CRITIC, EPISODES, OWN_SAMPLING, SEVERAL, SKIP
 from fake_judge import judge_server
 from launches import launch
 from turn_cases import ENVIRONMENTS

@@ -60,7 +60,7 @@ PRELOADED = (
     "pyarrow.compute",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # every ZeRO stage imports it, and with it torch's compiler: seconds
     "dschat.plan.remedies",
-    "dschat.training.evaluation",
+    "dschat.training.ppo.evaluation",
     "deepspeed.module_inject.auto_ep_layer",
     "torch.utils.tensorboard",
     "transformers.models.gemma.modeling_gemma",

@@ -12,7 +12,7 @@ from dialogue_cases import dialogue
 from dschat.data.dialogues import Dialogue, DialogueExample
 from dschat.data.rows import Row
 from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout
-from dschat.training import evaluation
+from dschat.training.refuel import evaluation
 
 
 def example(index: int, turns: int) -> DialogueExample:

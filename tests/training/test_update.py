@@ -173,7 +173,7 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
             return {"loss/policy": 0.0, "loss/value": 0.0}
 
         monkeypatch.setattr("dschat.training.ppo.algorithm.ppo_update", update)
-        for module in ("loop", "evaluation"):
+        for module in ("loop", "ppo.evaluation"):
             monkeypatch.setattr(f"dschat.training.{module}.rank", lambda: rank)
             monkeypatch.setattr(f"dschat.training.{module}.world_size", lambda: world_size)
         sizes = {"per_device_generation_batch_size": 2, "generation_batches": 2, "per_device_training_batch_size": 4}

@@ -12,7 +12,9 @@ made (random numbers touch every page), free heap goes back to the system, and `
 
 import argparse
 import time
+from collections.abc import Sequence
 from functools import partial
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -21,6 +23,8 @@ from torch.nn import functional as F
 from harness import GB, Peak, in_process
 from macro_actions.logprobs import Head, token_logprobs
 
+Method = Literal["chunks", "full_logits"]
+Phase = Literal["training", "scoring"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -42,19 +46,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def measure(settings: argparse.Namespace) -> list[dict[str, object]]:
     """Measures every case."""
     rows = []
-    for method, sizes in (
-        ("chunks", settings.batch_sizes),
-        ("full_logits", settings.batch_sizes[:1]),
-    ):
-        for phase in ("training", "scoring"):
-            for batch_size in sizes:
-                rows.append(in_process(measure_case, method, phase, batch_size, settings))
+    for case in cases(settings.batch_sizes):
+        rows.append(in_process(measure_case, *case, settings))
     return rows
 
 
+def cases(batch_sizes: Sequence[int]) -> list[tuple[Method, Phase, int]]:
+    """Method, phase and batch size of every case: full logits at the first batch size alone."""
+    sizes: dict[Method, Sequence[int]] = {"chunks": batch_sizes, "full_logits": batch_sizes[:1]}
+    chosen: list[tuple[Method, Phase, int]] = []
+    for method, method_sizes in sizes.items():
+        for phase in get_args(Phase):
+            chosen += [(method, phase, batch_size) for batch_size in method_sizes]
+    return chosen
+
+
 def measure_case(
-    method: str,
-    phase: str,
+    method: Method,
+    phase: Phase,
     batch_size: int,
     settings: argparse.Namespace,
 ) -> dict[str, object]:
@@ -98,7 +107,7 @@ def make_inputs(
 
 
 def run(
-    method: str,
+    method: Method,
     training: bool,
     hidden: Tensor,
     weight: Tensor,

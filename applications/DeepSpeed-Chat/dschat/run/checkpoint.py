@@ -5,7 +5,7 @@
                                      metrics.jsonl by run/output.py
     output_dir/models/step-N/        the models after N updates (--save_models), by run/model_folders.py
     output_dir/checkpoints/step-N/   the run after N updates (--save_steps), written here
-    output_dir/samples/              responses of step 3's evaluations, by training/evaluation.py
+    output_dir/samples/              responses of step 3's evaluations, by training/ppo/evaluation.py
     output_dir/reference/            DPO's and REFUEL's log-probs before training, by training/reference.py
     output_dir/nonfinite/            batches with numbers that are not finite, by training/nonfinite.py
     output_dir/tensorboard/, wandb/  with --report_to, by run/trackers.py

@@ -157,13 +157,20 @@ class PanelFlags:
 
 
 def _groups_of_conditions() -> dict[str, type]:
-    """Condition → its group of flags, but for groups whose flags `PanelFlags` declares."""
+    """Condition → its group of flags, but for groups whose flags `PanelFlags` declares.
+
+    Raises:
+        ValueError: `PanelFlags` declares some of a group's flags, so that the others would be missing.
+    """
     declared = flags_of(PanelFlags).keys()
-    groups = groups_of_conditions()
     independent: dict[str, type] = {}
-    for name, group in groups.items():
-        if declared.isdisjoint(flags_of(group)):
-            independent[name] = group
+    for name, group in groups_of_conditions().items():
+        missing = flags_of(group).keys() - declared
+        if not missing:
+            continue
+        if len(missing) < len(flags_of(group)):
+            raise ValueError(f"PanelFlags lacks {', '.join(sorted(missing))} of the condition {name}")
+        independent[name] = group
     return independent
 
 
@@ -175,7 +182,7 @@ class ConditionFlags:
 
 
 class MacroActionsOptions(Config):
-    """Show where termination conditions cut responses, side by side; their flags are those of step 3."""
+    """Show where termination conditions cut responses, side by side; the conditions' flags are those of step 3."""
 
     rules: ClassVar[Rules] = (
         Rule(

@@ -34,7 +34,7 @@ from dschat.scoring.source import ResponseTexts
 from dschat.settings.batches import BatchPlan
 from dschat.settings.episodes import sampling_lengths
 from dschat.settings.ppo import PPOConfig
-from dschat.training.evaluation import Sample, evaluate_responses, show_samples
+from dschat.training.evaluation import Sample, show_samples
 from dschat.training.iteration import Clock, Iteration, Metrics, pass_size, state_with
 from dschat.training.loop import Algorithm, Work, work_of
 from dschat.training.nonfinite import SKIPPED_NONFINITE, NonFinite
@@ -50,6 +50,7 @@ from dschat.training.ppo.collect import (
     build_actor_sampler,
 )
 from dschat.training.ppo.credit import ComputedCredit, Credit, FusedCredit, assign_credit, with_scores
+from dschat.training.ppo.evaluation import evaluate_responses
 from dschat.training.ppo.logprob_gap import check_gap
 from dschat.training.ppo.metrics import critic_gate, external_metrics, normalised_metrics, rollout_metrics
 from dschat.training.ppo.models import MovingAverage, PPOModels, trained_engines

@@ -25,7 +25,7 @@ from dschat.run.state import Progress, SeedKind, random_states
 from dschat.run.stop import raise_if_stopped
 from dschat.settings.batches import BatchPlan
 from dschat.settings.refuel import RefuelOnlineConfig
-from dschat.training.evaluation import Sample, evaluate_dialogues
+from dschat.training.evaluation import Sample
 from dschat.training.iteration import (
     Clock,
     Iteration,
@@ -38,6 +38,7 @@ from dschat.training.iteration import (
 from dschat.training.loop import Algorithm, Work
 from dschat.training.nonfinite import SKIPPED_NONFINITE, BadRows, NonFinite
 from dschat.training.ppo.models import response_logprobs
+from dschat.training.refuel.evaluation import evaluate_dialogues
 from dschat.training.refuel.models import (
     DialogueSampler,
     RefuelModels,
