@@ -13,7 +13,9 @@ made (random numbers touch every page), free heap goes back to the system, and `
 import argparse
 import time
 from collections.abc import Sequence
+from collections.abc import Sequence
 from functools import partial
+from typing import Literal, get_args
 from typing import get_args
 
 import torch
