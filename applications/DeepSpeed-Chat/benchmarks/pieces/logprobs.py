@@ -13,10 +13,8 @@ made (random numbers touch every page), free heap goes back to the system, and `
 import argparse
 import time
 from collections.abc import Sequence
-from collections.abc import Sequence
 from functools import partial
 from typing import Literal, get_args
-from typing import get_args
 
 import torch
 from torch import Tensor
