@@ -177,6 +177,8 @@ NAN = float("nan")
         ("programs", {"sandbox_workers": 0}, ["--sandbox_workers 0", "at least 1"]),
         ("programs", {"max_tests": 0}, ["--max_tests 0"]),
         ("programs", {"temperature": "0"}, ["--num_return 5", "--temperature 0"]),
+        ("programs", {"temperature": "1_0"}, ["--temperature 1_0", "positive number"]),
+        ("programs", {"dataset": "../../x", "data_path": "f"}, ["--dataset ../../x", "may hold only letters"]),
         ("text", {}, ["Nothing to measure", "--model"]),
         ("text", {"model": ["m"], "split": "test"}, ["--split test", "eval, train"]),
         ("text", {"model": ["m"], "batch_size": 0}, ["--batch_size 0"]),

@@ -235,8 +235,11 @@ def _length(
     if max(lengths[1::2], default=0) > limits.reply_tokens:
         return REPLY_TOO_LONG
     (last,) = encode_states(tokenizer, [state(messages, turns - 1)], row.origin)
-    reply_lengths = sum(lengths[1 : 2 * turns - 1 : 2])  # in the last state
-    total = len(last) - reply_lengths + turns * limits.reply_tokens
+    # Each reply may be `reply_tokens` long, also those that the last state holds now. A template may have dropped the
+    # blanks around these, so they are not counted.
+    replies = [content.strip() for content in contents[1 : 2 * turns - 1 : 2]]
+    tokens_of_replies = sum(len(ids) for ids in encode_responses(tokenizer, replies))
+    total = len(last) - tokens_of_replies + turns * limits.reply_tokens
     if total > limits.total_tokens:
         return TOO_LONG
     return total

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from dschat.base.errors import UserError
-from dschat.data.hub import COMPARED_SETS, compared_set
+from dschat.data.hub import COMPARED_SETS, OWN_NAME, compared_set, find_known
 from dschat.settings.commands import OverwriteFlags
 from dschat.settings.common import SEED, ColumnFlags, OptimisationFlags
 from dschat.settings.config import Config
@@ -35,7 +35,7 @@ PUBLISHED_NUMBERS = (4, 8, 16, 32)
 
 def _is_temperature(value: float | str) -> bool:
     try:
-        return math.isfinite(float(value)) and float(value) >= 0
+        return math.isfinite(float(value)) and float(value) >= 0 and "_" not in str(value)
     except ValueError:
         return False
 
@@ -304,8 +304,8 @@ ANSWERING_RULES: "tuple[Rule[AnsweringOptions] | Check[AnsweringOptions], ...]" 
 )
 RESPONSE_RULE: "Rule[InferenceOptions | ProgramOptions]" = Rule(
     lambda options: options.responses.num_return > 1 and options.responses.temperature_value == 0,
-    "--num_return {num_return}: --temperature 0 gives the same response every time. Leave --num_return out, or change"
-    " that flag.",
+    "--num_return {num_return}: --temperature 0 gives the same response every time. Leave --num_return out, or give a"
+    " --temperature above 0.",
 )
 SCORE_RULES: "tuple[Rule[ScoredOptions] | Check[ScoredOptions], ...]" = (
     Check(_check_dataset),
@@ -407,7 +407,8 @@ class AnsweringOptions(ModelOptions):
     @cached_property
     def dataset_name(self) -> str:
         """Name of the data set in results."""
-        return self.data.dataset
+        known_set = find_known(self.data.dataset)
+        return self.data.dataset if known_set is None else known_set.name
 
     @property
     def prompt_count(self) -> int | None:
@@ -508,7 +509,14 @@ class ProgramOptions(AnsweringOptions):
         "num_return": "programs generated per problem",
         "max_prompt_len": "skip problems longer than this, in tokens including BOS",
     }
-    rules: ClassVar[Rules] = (*ANSWERING_RULES, RESPONSE_RULE)
+    rules: ClassVar[Rules] = (
+        *ANSWERING_RULES,
+        RESPONSE_RULE,
+        Rule(
+            lambda options: OWN_NAME.fullmatch(options.dataset_name) is None,
+            "--dataset {dataset}: the name of your own data may hold only letters, digits, '.', '-' and '_'.",
+        ),
+    )
 
     responses: ResponseFlags
     programs: ProgramTestFlags
