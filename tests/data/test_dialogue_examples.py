@@ -154,15 +154,15 @@ def test_what_is_dropped_is_counted_by_reason(messages, reason, caplog):
 
 
 def test_the_length_of_replies_whose_blanks_a_template_drops():
-    """The reply in the last state is one token; counted with its blanks, the dialogue would seem shorter."""
+    """Counted with what the template drops, a reply would make the dialogue seem shorter."""
     lengths = []
-    for number, reply in enumerate(["b", "b \n \n"], start=1):
+    for number, reply in enumerate(["b", "b \n \n", "b b b"], start=1):
         row = row_of(dialogue("a", reply, "c", "d"), number)
         (example,), _ = dialogue_examples(
             [row], chat_tokenizer("llama-3"), replace(LIMITS, reply_tokens=40, total_tokens=200)
         )
         lengths.append(example.length)
-    assert lengths[0] == lengths[1]
+    assert lengths[0] == lengths[1] == lengths[2]
 
 
 def test_the_length_counts_every_reply_as_the_longest_that_may_be_drawn():

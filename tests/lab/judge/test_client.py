@@ -65,9 +65,9 @@ def test_tries_have_an_end(server, tmp_path):
 
 
 def test_waits_between_tries_grow_up_to_a_limit(monkeypatch):
-    """Half a second, doubled at each try, but for 3 s where the server says so; the jitter is off."""
+    """Half a second, doubled at each try, but 3.75 s where the server asks for 3; the jitter is at its most."""
     monkeypatch.setattr(chat_servers, "FIRST_DELAY", 0.5)
-    monkeypatch.setattr(chat_servers.random, "uniform", lambda low, high: low)
+    monkeypatch.setattr(chat_servers.random, "uniform", lambda low, high: high)
     waits = []
     errors = iter([Unanswered("a", retry_after=0.001), Unanswered("b", retry_after=3.0), *[Unanswered("c")] * 5])
 
@@ -76,7 +76,7 @@ def test_waits_between_tries_grow_up_to_a_limit(monkeypatch):
 
     with pytest.raises(Unanswered, match="c"):
         chat_servers.with_retries(send, 7, waits.append)
-    assert waits == [0.5, 3.0, 2.0, 4.0, 8.0, 8.0]
+    assert waits == [0.5, 3.75, 2.0, 4.0, 8.0, 8.0]
 
 
 @pytest.mark.parametrize("tries", [0, -1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A metric, the steps that write it, and the conditions on which it is written; the tables are in glossary.py."""
+"""A metric, the steps that write it, and the conditions on which it is written; glossary.py collects them."""
 
 import re
 from dataclasses import dataclass

@@ -34,6 +34,7 @@ TOO_MANY_TURNS = "too many turns"
 PROMPT_TOO_LONG = "a user's message too long"
 REPLY_TOO_LONG = "a reply too long"
 TOO_LONG = "dialogue too long"
+STAND_IN = "x"  # text of replies whose tokens are counted otherwise
 
 
 def check_dialogue(messages: Any, origin: str, sampled: bool = False) -> Dialogue:
@@ -234,12 +235,15 @@ def _length(
         return PROMPT_TOO_LONG
     if max(lengths[1::2], default=0) > limits.reply_tokens:
         return REPLY_TOO_LONG
-    (last,) = encode_states(tokenizer, [state(messages, turns - 1)], row.origin)
-    # Each reply may be `reply_tokens` long, also those that the last state holds now. A template may have dropped the
-    # blanks around these, so they are not counted.
-    replies = [content.strip() for content in contents[1 : 2 * turns - 1 : 2]]
-    tokens_of_replies = sum(len(ids) for ids in encode_responses(tokenizer, replies))
-    total = len(last) - tokens_of_replies + turns * limits.reply_tokens
+    # Every reply counts as `reply_tokens`. Those of the data are replaced first, because a template may drop a part of
+    # them (blanks, thoughts), which could not be told from the rest of the text.
+    replaced: Dialogue = []
+    for message in state(messages, turns - 1):
+        is_reply = message["role"] == "assistant"
+        replaced.append({**message, "content": STAND_IN} if is_reply else message)
+    (last_state,) = encode_states(tokenizer, [replaced], row.origin)
+    (stand_in_ids,) = encode_responses(tokenizer, [STAND_IN])
+    total = len(last_state) - (turns - 1) * len(stand_in_ids) + turns * limits.reply_tokens
     if total > limits.total_tokens:
         return TOO_LONG
     return total

@@ -21,7 +21,7 @@ from dschat.data.turn_end import turn_end
 from dschat.lab.policy import STEP, locate_policy
 from dschat.lab.training_runs import FLAGS_FILE, run_of, start_of
 from dschat.models.limits import position_limit, trained_length
-from dschat.models.load import BIDIRECTIONAL_FAMILIES, load_causal_lm
+from dschat.models.load import attends_to_later_tokens, load_causal_lm
 from dschat.models.lora import adapter_alone, base_of, file_place, has_score_head
 from dschat.models.open_errors import gguf_remedy
 from dschat.models.opening import DTYPE_NAMES
@@ -129,9 +129,7 @@ def is_classifier(config: Json) -> bool:
 
 def is_causal_lm(config: Json) -> bool:
     """Whether a config.json with a model_type is that of a model that writes text, one token after another."""
-    if is_classifier(config) or config.get("is_encoder_decoder"):
-        return False
-    return config["model_type"] not in BIDIRECTIONAL_FAMILIES or bool(config.get("is_decoder"))
+    return not (is_classifier(config) or attends_to_later_tokens(config))
 
 
 def saved_sampling(path: str) -> tuple[dict[str, float], str]:
@@ -182,6 +180,8 @@ def _why_no_policy(run: Path) -> str:
     if adapter is not None and has_score_head(adapter):
         return SCORES_ONLY
     config = read_object(run / "config.json")
+    if is_classifier(config):
+        return SCORES_ONLY
     if "model_type" in config and not is_causal_lm(config):
         return f"a model of the type {config['model_type']}, which reads text and writes none. Give a causal LM."
     if "model_type" in config:

@@ -6,7 +6,7 @@ adapter and no whole model (--no_merge_lora) opens as its base with the adapter 
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,9 +161,14 @@ def _fault_of(generation: GenerationConfig) -> str | None:
 
 def is_bidirectional(config: PreTrainedConfig) -> bool:
     """Whether a model attends to later tokens, as BERT and T5 do."""
-    if config.is_encoder_decoder:
+    return attends_to_later_tokens(config.to_dict())
+
+
+def attends_to_later_tokens(config: Mapping[str, object]) -> bool:
+    """`is_bidirectional` for the content of a config.json with a model_type."""
+    if config.get("is_encoder_decoder"):
         return True
-    return config.model_type in BIDIRECTIONAL_FAMILIES and not getattr(config, "is_decoder", False)
+    return config["model_type"] in BIDIRECTIONAL_FAMILIES and not config.get("is_decoder")
 
 
 # ---- Sequence classifiers: reward models and critics ----

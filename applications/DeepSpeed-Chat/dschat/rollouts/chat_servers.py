@@ -223,8 +223,11 @@ def with_retries(
             retry_after = error.retry_after or 0.0
             if attempt == tries or retry_after > LONGEST_RETRY_AFTER:
                 raise
-        # Jitter keeps parallel requests from coming back together. A server may ask for a longer pause than ours.
-        wait(max(retry_after, delay) * random.uniform(1.0, 1.25))
+        # Jitter keeps parallel requests from coming back together. Our own pause is at most `delay`, which limits of
+        # time rely on; a server may ask for a longer one, never for a shorter one.
+        own_pause = delay * random.uniform(0.75, 1.0)
+        asked_pause = retry_after * random.uniform(1.0, 1.25)
+        wait(max(asked_pause, own_pause))
         delay = min(2 * delay, LONGEST_DELAY)
     raise ValueError(f"tries is {tries}: a request is sent at least once")
 
