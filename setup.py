@@ -21,7 +21,7 @@ REQUIREMENTS = [
     "accelerate>=1.10",
     "datasets>=4.3",
     "peft>=0.21",
-    "tensorboard>=2.20",
+    "tensorboard>=2.21",
     "matplotlib>=3.9",
     "jinja2>=3.1",
     "markupsafe>=3",
@@ -83,7 +83,7 @@ def distribution(package_dir: str, core_dir: str, trees_dir: str) -> dict:
         "license": "Apache-2.0",
         "python_requires": ">=3.11",
         "package_data": {
-            "dschat": ["**/*.html", "**/*.css", "**/*.js", "presets/*/*.yaml", "py.typed"],
+            "dschat": ["**/*.html", "**/*.css", "**/*.js", "**/*.toml", "presets/*/*.yaml", "py.typed"],
         },
         "entry_points": {"console_scripts": ["dschat = dschat.cli:main"]},
         **package_arguments(package_dir, core_dir, trees_dir),

@@ -4,6 +4,7 @@
 import ast
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from cli_runs import ROOT
 from dschat import PPOConfig
 from dschat.base.errors import UserError
 from dschat.cli import COMMANDS, main
-from dschat.reference import commands_with_flag
+from dschat.reference import names_page
 from dschat.settings.flags import default_of
-from dschat.settings.other_names import OTHER_COMMANDS, OTHER_NAMES, page
+from dschat.settings.other_names import TRAINERS, alternatives, tables
 from dschat.settings.parse import parse, resolve
 from dschat.settings.parser import FlagParser
 from flag_cases import FAMILIES, REQUIRED, config_of, refusal
@@ -84,10 +85,18 @@ def test_all_of_a_file_at_once(tmp_path):
 def test_every_suggestion_is_a_flag():
     """Of some command, and what a name means is not a flag of that very name there."""
     flags = {option for command in COMMANDS.values() for option in options_of(command.flags_class())}
-    assert len(OTHER_NAMES) >= 40
-    for name, other in OTHER_NAMES.items():
-        assert other.flags or other.note, name
-        assert {words.split()[0] for words in other.flags} <= flags | {f"--{name}"}, name
+    assert len(tables()["setting"]) >= 40
+    for setting in tables()["setting"]:
+        assert setting.keys() & set(TRAINERS) and setting.keys() <= {*TRAINERS, "flags", "note"}, setting
+        assert setting.get("flags") or setting.get("note"), setting
+        assert {words.split()[0] for words in setting.get("flags", ())} <= flags, setting
+
+
+def test_a_name_stands_in_one_row():
+    rows_of_name = Counter()
+    for setting in tables()["setting"]:
+        rows_of_name.update({name for trainer in TRAINERS for name in setting.get(trainer, ())})
+    assert set(rows_of_name.values()) == {1}
 
 
 def options_of(flags: type) -> set[str]:
@@ -110,16 +119,17 @@ def test_a_command_of_another_trainer(name, said, capsys):
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", OTHER_COMMANDS)
-def test_commands_of_other_trainers_work(name, capsys):
+@pytest.mark.parametrize("row", tables()["command"], ids=lambda row: row["names"][0])
+def test_commands_of_other_trainers_work(row, capsys):
     """Each command exists and accepts the flags named for it together."""
-    for command in OTHER_COMMANDS[name].commands:
+    for command in row["here"]:
         step, _, words = command.removeprefix("dschat ").partition(" --")
         assert step in COMMANDS
         if step in FAMILIES:
             config_of(step, f"--{words}" if words else "")
-    assert main([name]) == 2
-    assert OTHER_COMMANDS[name].described() in capsys.readouterr().err
+    for name in row["names"]:
+        assert main([name]) == 2
+        assert alternatives(row["here"]) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("step", FAMILIES)
@@ -129,22 +139,19 @@ def test_no_tracker(step):
 
 
 def test_names_that_mean_the_same_share_a_row():
-    rows = page(commands_with_flag).splitlines()
+    rows = list(names_page())
     quantised = [row for row in rows if "weights are not quantised" in row]
     assert len(quantised) == 1
     assert quantised[0].startswith(
         "| `load_in_4bit`, `load_in_8bit`, `quantization_bit` | TRL, LLaMA-Factory, Axolotl | no flag | "
     )
-    settings = rows[2 : rows.index("")]
-    for name in OTHER_NAMES:
-        assert sum(f"`{name}`" in row.split("|")[1] for row in settings) == 1, name
 
 
 def test_the_page_has_the_table():
     """Made anew by `python -m dschat.reference names`, between the lines that say so."""
     text = PAGE.read_text("utf-8")
     begin, end = "<!-- made by python -m dschat.reference names -->\n\n", "\n<!-- end -->"
-    assert text.partition(begin)[2].partition(end)[0] == page(commands_with_flag)
+    assert text.partition(begin)[2].partition(end)[0] == "\n".join(names_page()) + "\n"
     assert "coming-from-trl.md" in Path(ROOT / "mkdocs.yml").read_text("utf-8")
 
 

@@ -4,6 +4,8 @@
 import json
 import logging
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -49,6 +51,14 @@ def events_of(folder):
 def scalars_of(folder):
     events = events_of(folder)
     return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def test_tensorboard_starts():
+    """The program that shows the files starts in this installation: its imports, too, are installed."""
+    command = [sys.executable, "-c", "import tensorboard.main as main; main.run_main()", "--version"]
+    started = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert started.returncode == 0, started.stderr
+    assert started.stdout.strip().startswith("2.")
 
 
 def test_both_hold_the_rows_of_metrics_jsonl(tmp_path, group):

@@ -7,9 +7,10 @@
 `dschat completion` prints the completion of shells.
 """
 
+import re
 import sys
 from argparse import SUPPRESS, Action
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dschat.cli import COMMANDS, Command
 from dschat.settings import other_names
@@ -40,6 +41,7 @@ BASH = """_dschat() {
 }
 complete -F _dschat dschat
 """
+STEPS = ("sft", "reward", "dpo", "ppo")  # the commands that other trainers have, too
 
 
 def page() -> Iterator[str]:
@@ -76,6 +78,51 @@ def commands_with_flag(flag: str) -> list[str]:
     """Names of the subcommands that have a flag, without dashes; those of one word first."""
     names = [name for name, command in COMMANDS.items() if FlagParser(command.flags_class()).has(flag)]
     return sorted(names, key=lambda name: len(name.split()))
+
+
+def names_page() -> Iterator[str]:
+    """The lines of the tables of docs/coming-from-trl.md."""
+    yield "| setting | of | here | note |"
+    yield "|---|---|---|---|"
+    for setting in other_names.tables()["setting"]:
+        trainers = [trainer for trainer in other_names.TRAINERS if trainer in setting]
+        names = dict.fromkeys(f"`{name}`" for trainer in trainers for name in setting[trainer])
+        ours = _flags_as_cell(setting.get("flags", ()))
+        yield _joined_row(", ".join(names), ", ".join(trainers), ours, _as_markdown(setting.get("note", "")))
+    yield ""
+    yield "| command or algorithm | here | note |"
+    yield "|---|---|---|"
+    for command in other_names.tables()["command"]:
+        names = dict.fromkeys(f"`{name}`" for name in command["names"])
+        ours = other_names.alternatives([f"`{words}`" for words in command["here"]])
+        yield _joined_row(", ".join(names), ours, _as_markdown(command.get("note", "")))
+
+
+def _joined_row(*cells: str) -> str:
+    """A row of a Markdown table."""
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
+
+
+def _flags_as_cell(flags: Sequence[str]) -> str:
+    """Flags as a cell of the table; where there are several, each with its commands."""
+    if not flags:
+        return "no flag"
+    if len(flags) == 1:
+        return f"`{flags[0]}`"
+    cells = []
+    for words in flags:
+        names = commands_with_flag(words.split()[0].removeprefix("--"))
+        shown = [name for name in names if name in STEPS] or names[:1]
+        rest = " and others" if len(names) > 1 and shown[0] not in STEPS else ""
+        cells.append(f"`{words}` ({', '.join(shown)}{rest})")
+    return ", ".join(cells)
+
+
+def _as_markdown(note: str) -> str:
+    """A note with its flags as code and its pages as links."""
+    flag = r"--\w+(?: (?:\d[\d.]*|N|token)\b)?"
+    coded = re.sub(rf"dschat plan|{flag}(?: {flag})*", r"`\g<0>`", note)
+    return re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", coded)
 
 
 def completion(options: CompletionOptions) -> str:
@@ -147,6 +194,6 @@ def _spellings(action: Action) -> list[str]:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["names"]:
-        print(other_names.page(commands_with_flag), end="")
+        print("\n".join(names_page()))
     else:
         print("\n".join(page()))

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from dschat.base.errors import UserError
-from dschat.settings.other_names import OTHER_VALUES
+from dschat.settings.other_names import value_hint
 from dschat.settings.presets import PRESETS, find_preset, preset_names, variables
 from dschat.settings.variables import expand_path, expand_text
 
@@ -72,8 +72,8 @@ class ConfigFile:
         """
         setting = self.settings[key]
         if setting.fault:
-            hint = f" {key}: {OTHER_VALUES[key]}." if key in OTHER_VALUES else ""
-            raise UserError(f"{setting.fault}{hint}")
+            hint = value_hint(key)
+            raise UserError(f"{setting.fault} {key}: {hint}." if hint else setting.fault)
         source = f"{setting.line}: {key}"
         expand = expand_path if in_path else expand_text
         if isinstance(setting.value, list):

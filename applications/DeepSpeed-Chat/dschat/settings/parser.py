@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from dschat.base.errors import UserError
 from dschat.settings.flags import Flag, flags_of
-from dschat.settings.other_names import OTHER_VALUES, suggestion
+from dschat.settings.other_names import suggestion, value_hint
 from dschat.settings.words import (
     APPEND,
     as_text,
@@ -201,8 +201,9 @@ class FlagParser(argparse.ArgumentParser):
                 r"(invalid \w+ value|invalid choice|ignored explicit argument|ambiguous option).*", r"\1", line
             )
         refused = re.match(r"argument --(\w+): invalid truth value", line)
-        if refused and refused[1] in OTHER_VALUES:
-            line += f"; {OTHER_VALUES[refused[1]]}"
+        hint = value_hint(refused[1]) if refused else ""
+        if hint:
+            line += f"; {hint}"
         if self._line:
             raise UserError(f"{self._line}: {line}.")
         self.exit(2, f"{self.prog}: error: {line} (--help lists the flags)\n")
