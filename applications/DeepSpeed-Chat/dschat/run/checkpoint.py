@@ -101,6 +101,7 @@ class Checkpoints:
         self._output_dir = Path(config.output.output_dir)
         self._folder = self._output_dir / "checkpoints"
         self._last: Progress | None = None  # the last that was saved or loaded
+        self._irremovable: set[Path] = set()  # checkpoints that could not be removed
 
     @property
     def engines(self) -> Mapping[str, Trained]:
@@ -170,17 +171,33 @@ class Checkpoints:
         earlier one.
         """
         assert self._last is not None
-        folders = self._newest_first()
         limit = self._config.output.save_total_limit
-        while _update_of(folders[0]) > self._last.update:
-            logger.warning("removing %s: the run went on from an earlier checkpoint", folders[0])
-            shutil.rmtree(folders.pop(0))
+        folders = []
+        for folder in self._newest_first():
+            if _update_of(folder) <= self._last.update:
+                folders.append(folder)
+            elif self._remove(folder):
+                logger.warning("removed %s: the run went on from an earlier checkpoint", folder)
         if not limit:
             return
         best = self._best({_update_of(folder) for folder in folders})
         for folder in folders[limit:]:
             if _update_of(folder) != best:
-                shutil.rmtree(folder)
+                self._remove(folder)
+
+    def _remove(self, folder: Path) -> bool:
+        """Removes a checkpoint and returns whether it is gone; one that cannot be removed is named once and stays."""
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            remove(folder)  # what is left of it
+            if folder not in self._irremovable:
+                logger.warning(
+                    "%s is not needed any more but cannot be removed (%s): remove it yourself", folder, error
+                )
+            self._irremovable.add(folder)
+            return False
+        return True
 
     def _best(self, updates: set[int]) -> int | None:
         """The update among `updates` with the best evaluation; None if none was evaluated."""
@@ -269,7 +286,7 @@ class Checkpoints:
         if is_main():
             recover(self._folder)
         candidates = broadcast_object(self._newest_first() if requested == LATEST else [Path(requested)])
-        is_foreign = bool(candidates) and self._folder.resolve() not in candidates[0].resolve().parents
+        is_foreign = bool(candidates) and not self._is_own(candidates[0])
         if is_foreign and broadcast_object((self._output_dir / "run.json").exists()):
             raise UserError(
                 f"--resume_from_checkpoint {requested} is not of the run in --output_dir {self._output_dir}, which "
@@ -297,6 +314,10 @@ class Checkpoints:
                 " another --output_dir, or --overwrite_output_dir without --resume_from_checkpoint to start again."
             )
         return None, {}
+
+    def _is_own(self, folder: Path) -> bool:
+        """Whether a checkpoint is in the run's folder, possibly as a link to another disk, or by way of a link."""
+        return self._folder.resolve() in (folder.parent.resolve(), folder.resolve().parent)
 
     def _read(self, folder: Path) -> tuple[Json, str | None]:
         """A checkpoint's manifest, and what is wrong with the checkpoint; the same on every rank."""
@@ -359,7 +380,7 @@ class Checkpoints:
     def _newest_first(self) -> list[Path]:
         folders = []
         for folder in self._folder.glob("step-*"):
-            if folder.name[5:].isdigit():
+            if folder.name[5:].isdecimal() and folder.is_dir():
                 folders.append(folder)
         return sorted(folders, key=_update_of, reverse=True)
 
