@@ -8,7 +8,8 @@ import pytest
 
 from cli_runs import run_command
 from dschat.base.errors import UserError
-from dschat.run.hub import files_of, push, push_after_training, push_problem, refuse_secrets
+from dschat.run.hub import files_of, push, push_after_training, push_problem, refuse_secrets, run_push
+from dschat.settings.commands import PushOptions
 from fake_hub_for_uploads import READER, TOKEN, Repository, upload_server
 
 PLAIN = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "run.json")
@@ -40,6 +41,20 @@ def test_the_policy_of_step_3_with_the_records_of_its_run(run):
         assert files["metrics.jsonl"] == run / "metrics.jsonl"
     kept = dict(files_of(run / "models" / "step-4"))
     assert sorted(kept) == expected and kept["run.json"] == run / "models/step-4/actor/run.json"
+
+
+def test_a_dry_run_lists_files_without_a_token_or_a_network(run, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    said = run_push(PushOptions(folder=run, repository="owner/name", dry_run=True))
+    lines = said.splitlines()
+    assert [line.split()[-1] for line in lines[:-1]] == [name for name, _ in files_of(run)]
+    sizes = [int(line.split()[0].replace(",", "")) for line in lines]
+    assert sizes[-1] == sum(sizes[:-1]) > 0 and lines[-1].endswith("to owner/name; nothing was")
+    write(run, "actor/chat_template.jinja")
+    (run / "actor" / "chat_template.jinja").write_text("hf_" + "a" * 34)
+    with pytest.raises(UserError, match="holds what looks like a secret"):
+        run_push(PushOptions(folder=run, repository="owner/name", dry_run=True))
 
 
 def test_a_folder_with_an_adapter_or_nothing(tmp_path):

@@ -110,6 +110,20 @@ def push(
     return str(address)
 
 
+def listed_files(folder: Path, repository: str) -> str:
+    """The files that `push` would upload, with their sizes; needs no network. Raises UserError as `push` does."""
+    check_repository("repository", repository)
+    files = dict(files_of(folder))
+    refuse_secrets(files)
+    lines = []
+    total = 0
+    for name, file in files.items():
+        size = file.stat().st_size
+        total += size
+        lines.append(f"{size:>15,} bytes  {name}")
+    return "\n".join([*lines, f"{total:>15,} bytes would be uploaded to {repository}; nothing was"])
+
+
 def push_after_training(folder: str, repository: str) -> None:
     """Uploads the models of a finished run; if that fails, logs that they are saved and how to try again."""
     try:
@@ -221,5 +235,7 @@ def _explain(repository: str, error: Exception) -> str:
 
 
 def run_push(options: PushOptions) -> str:
-    """`dschat push`; returns a line with the model's address."""
+    """`dschat push`; returns a line with the model's address, or with --dry_run the files. Raises UserError."""
+    if options.dry_run:
+        return listed_files(options.folder, options.repository)
     return f"uploaded to {push(options.folder, options.repository, options.public)}"

@@ -45,10 +45,9 @@ CARD = """\
 {data}
 ## Settings
 
-{given}
-At their defaults:
+{settings}
+Other flags have the defaults of ma-rlhf {version}.
 
-{defaults}
 ## Metrics
 
 On {rows}held-out rows, {after}{error_note}:
@@ -103,23 +102,17 @@ class CardModel:
         return self.role.startswith("policy")
 
 
-@dataclass(frozen=True)
-class CardSettings:
-    """The flags of the run that made the model, by name."""
-
-    given: Mapping[str, object]  # required flags, and those that differ from their defaults
-    defaults: Mapping[str, object]  # further flags that affect the model's weights
-
-
 def write_model_card(
     folder: Path,
     model: CardModel,
-    settings: CardSettings,
+    settings: Mapping[str, object],
     record: RunRecord,
 ) -> None:
-    """Writes ``folder/README.md``: data, settings and metrics of the model saved there, and how to use it."""
+    """Writes ``folder/README.md``: data, settings and metrics of the model saved there, and how to use it.
+
+    `settings` are the flags with which the run differs from the defaults, by name.
+    """
     sources = cast("list[Mapping[str, object]]", record.data.get("sources", []))
-    estimator = AdvantageFlags(advantage_estimator=str(settings.given.get("advantage_estimator", "gae"))).needs
     source_line = "`{name}`: {train} training and {eval} held-out rows in this step's share"
     metrics, rows = _metric_lines(record.metrics)
     card = CARD.format(
@@ -127,11 +120,11 @@ def write_model_card(
         name=model.name,
         role=model.role,
         base=model.base,
-        title=f"{estimator.title} (step 3)" if record.step == "ppo" else _TITLES[record.step],
+        title=_TITLES[record.step] if record.step in _TITLES else f"{_algorithm(settings)} (step 3)",
         example=_example(model),
         data=_listed(source_line.format_map(source) for source in sources),
-        given=_listed(f"`--{flag}`: {value}" for flag, value in settings.given.items()),
-        defaults=_listed(f"`--{flag}`: {value}" for flag, value in settings.defaults.items()),
+        settings=_listed(f"`--{flag}`: {value}" for flag, value in settings.items()),
+        version=record.packages["ma-rlhf"],
         rows=rows,
         after=after(record.metrics_update),
         error_note=", ± one standard error" if any("±" in line for line in metrics) else "",
@@ -139,6 +132,13 @@ def write_model_card(
         packages=", ".join(f"{package} {version}" for package, version in record.packages.items()),
     )
     write_file(folder / "README.md", card)
+
+
+def _algorithm(settings: Mapping[str, object]) -> str:
+    """What step 3 trained with, by its settings."""
+    estimator = AdvantageFlags(advantage_estimator=str(settings.get("advantage_estimator", "gae"))).needs
+    is_token_level = settings.get("ngram") == 1 and "termination_condition" not in settings
+    return estimator.title.replace(" with macro actions", " on tokens") if is_token_level else estimator.title
 
 
 def hub_base(base: str) -> str | None:
@@ -153,6 +153,8 @@ def hub_base(base: str) -> str | None:
         if part.startswith(SNAPSHOT):
             return part.removeprefix(SNAPSHOT).replace("--", "/")
     named = _base_card(base).get("base_model")
+    if isinstance(named, list) and len(named) == 1:  # as many cards of the hub write it
+        named = named[0]
     return named if isinstance(named, str) and HUB_ID.fullmatch(named) else None
 
 

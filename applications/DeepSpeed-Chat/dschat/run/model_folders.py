@@ -26,7 +26,7 @@ from dschat.models.engines import Trained
 from dschat.models.lora import lora_config
 from dschat.models.save import save_model
 from dschat.run.distributed import barrier, is_main
-from dschat.run.model_card import CardModel, CardSettings, write_model_card
+from dschat.run.model_card import CardModel, write_model_card
 from dschat.run.output import RunOutput
 from dschat.settings.common import CommonConfig
 from dschat.settings.flags import FREE, flags_of, flags_on_resume
@@ -139,7 +139,7 @@ class ModelFolders:
     def _card_model(self, model: SavedModel) -> CardModel:
         is_pushed = self._config.tracking.push_to_hub is not None and model.subfolder in ("", "actor")
         return CardModel(
-            name=model.subfolder or self._output_dir.resolve().name,
+            name=self._output_dir.resolve().name,
             role=model.role,
             base=model.base,
             path=str(self._config.tracking.push_to_hub) if is_pushed else str(self._output_dir / model.subfolder),
@@ -147,18 +147,15 @@ class ModelFolders:
             is_adapter=not self._config.finetuning.merge_lora and lora_config(model.engine.module.inner) is not None,
         )
 
-    def _settings(self) -> CardSettings:
-        """The flags for the model card."""
+    def _settings(self) -> dict[str, object]:
+        """The flags for the model card: required ones and those that were changed, unless a resume may change them."""
         flags = flags_of(type(self._config))
         values = self._config.flat()
         required = {name: values[name] for name, flag in flags.items() if flag.default is dataclasses.MISSING}
-        default_values = type(self._config)(**required).flat()
+        defaults = type(self._config)(**required).flat()
         irrelevant = flags_on_resume(type(self._config), FREE) - {"num_train_epochs"}
-        changed: dict[str, object] = {}
-        defaults: dict[str, object] = {}
+        settings: dict[str, object] = {}
         for name, value in values.items():
-            if name in required or value != default_values[name]:
-                changed[name] = value
-            elif name not in irrelevant and value is not None:
-                defaults[name] = value
-        return CardSettings(changed, defaults)
+            if name not in irrelevant and (name in required or value != defaults[name]):
+                settings[name] = value
+        return settings

@@ -87,6 +87,7 @@ class PushOptions:
         "repository on the hub, owner/name; created as a private one if it does not exist", positional=True
     )
     public: bool = flag("create a public repository, or allow pushing to one that is public", False)
+    dry_run: bool = flag("list the files that would be uploaded, search them for secrets, and upload nothing", False)
 
 
 @dataclass(kw_only=True)
