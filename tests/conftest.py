@@ -63,8 +63,8 @@ def leave_out_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
 
     def is_left_out(item: pytest.Item) -> bool:
         own = item.nodeid.split("::", 1)[1]
-        is_long = "slow" in item.keywords or "mutants" in item.keywords
-        return is_long and not any(item.path == file and own.startswith(test) for file, test in named)
+        is_long = item.get_closest_marker("slow") or item.get_closest_marker("mutants")
+        return bool(is_long) and not any(item.path == file and own.startswith(test) for file, test in named)
 
     left_out = [item for item in items if is_left_out(item)]
     if left_out:

@@ -65,8 +65,6 @@ class BeneparBackend:
         self._labels: dict[int, list[str]] = {}  # chains of categories by label id
         for label, label_id in self._parser.label_vocab.items():
             self._labels[label_id] = label.split("::") if label else []
-        encoder = self._parser.add_timing
-        self._max_words = MAX_WORDS if encoder is None else min(MAX_WORDS, len(encoder.timing_table) - 2)
         self.version = describe_model(path)
         self._has_failed = False
 
@@ -83,7 +81,7 @@ class BeneparBackend:
 
         sentences = _split_words(units)
         trees: list[Tree | None] = [None] * len(units)
-        fitting = [i for i, sentence in enumerate(sentences) if 0 < len(sentence.words) <= self._max_words]
+        fitting = [i for i, sentence in enumerate(sentences) if 0 < len(sentence.words) <= MAX_WORDS]
         # The best tree is found through gradients, which inference mode would forbid.
         with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*does not define `arg_constraints`")

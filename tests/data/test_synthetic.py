@@ -270,5 +270,10 @@ def test_files_of_problems(tmp_path):
     first = (tmp_path / "problems" / "train.jsonl").read_text()
     write_problems(tmp_path, 8, 6, 4, seed=1)
     assert (tmp_path / "problems" / "train.jsonl").read_text() == first
+    for rows in lines.values():
+        assert [json.loads(row)["id"] for row in rows] == list(range(len(rows)))
+    # Test rows are draws of their own: other rows than the first ones of training.
+    for kind in ("demonstrations", "problems"):
+        assert not set(lines[f"{kind}/test.jsonl"]) & set(lines[f"{kind}/train.jsonl"])
     row = json.loads(first.splitlines()[0])
     assert set(row) == {"id", "question", "solutions", "input_output", "difficulty", "url", "starter_code"}

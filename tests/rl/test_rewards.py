@@ -109,10 +109,16 @@ def test_without_scores_nothing_is_normalised_and_equal_ones_are_0() -> None:
 
 
 def test_moments_far_from_0_keep_their_digits() -> None:
+    """Batches of two scores with means 1e8 and 1e8 + 2 in turn; each score is 1 from its mean and 0 or 2 from 1e8 + 1.
+
+    The variance of all is therefore (4 + 0) / 2.
+    """
     moments = ScoreMoments()
     for _ in range(100):
-        moments = moments.merged(2, 1e8 + 0.5, 0.5)  # 1e8 and 1e8 + 1
-    assert moments.deviation == pytest.approx(0.5, rel=1e-6)
+        for mean in (1e8, 1e8 + 2):
+            moments = moments.merged(2, mean, 2.0)
+    assert moments.mean - 1e8 == pytest.approx(1.0, abs=1e-5)
+    assert moments.deviation == pytest.approx(2**0.5, rel=1e-6)
 
 
 def test_reply_rewards_by_hand():

@@ -110,6 +110,37 @@ def test_what_cannot_be_parsed_leaves_the_others_alone(backend):
     assert len(trees[6].leaves()) == LONGEST
 
 
+def test_a_long_sentence_is_not_given_to_the_model(backend, monkeypatch):
+    """Of sentences of 3, 4 and 5 words with a limit of 4, the network sees the first two."""
+    lengths = []
+    parse = backend._parser.parse
+
+    def spy(sentences, **options):
+        lengths.extend(len(sentence.words) for sentence in sentences)
+        return parse(sentences, **options)
+
+    monkeypatch.setattr(loading, "MAX_WORDS", 4)
+    monkeypatch.setattr(backend._parser, "parse", spy)
+    trees = backend.parse(["the fox slept", "the lazy fox slept", "the old lazy fox slept"])
+    assert [tree is None for tree in trees] == [False, False, True]
+    assert lengths == [3, 4]
+
+
+def test_sentences_of_one_forward_pass(backend, monkeypatch):
+    """A sentence of 3 words takes 5 places, with its start and its stop: four do not fit into 12."""
+    passes = []
+    forward = backend._parser.forward
+
+    def spy(batch):
+        passes.append(len(batch["valid_token_mask"]))
+        return forward(batch)
+
+    monkeypatch.setattr(loading, "WORDS_PER_PASS", 12)
+    monkeypatch.setattr(backend._parser, "forward", spy)
+    backend.parse(["the fox slept"] * 4)
+    assert sum(passes) == 4 and len(passes) > 1
+
+
 def test_a_sentence_that_fails(backend, sentences, monkeypatch, caplog):
     """The network raises for two of nine sentences."""
     texts = [sentence.text for sentence in sentences[:9]]
