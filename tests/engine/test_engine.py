@@ -18,7 +18,7 @@ from dschat.engine.engine import Engine, EngineSettings
 from dschat.engine.process_group import training_dtype
 from dschat.models.policy import PolicyModel
 from dschat.run.distributed import device
-from dschat.settings.batches import plan_batches
+from dschat.settings.batches import BatchSizes, plan_batches
 from factories import (
     HIDDEN,
     engine_of,
@@ -280,7 +280,7 @@ def test_a_frozen_engine_has_no_gradients_and_is_the_model_itself(group):
     assert_near(loss_of(engine, ROWS), expected.detach())
 
 
-SETTINGS = {"dtype": torch.float32, "plan": plan_batches("per_device_train_batch_size", 2, 4, None, 1)}
+SETTINGS = {"dtype": torch.float32, "plan": plan_batches(BatchSizes("per_device_train_batch_size", 2, 4), 1)}
 
 
 def settings_with(given, tmp_path):

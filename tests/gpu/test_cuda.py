@@ -18,7 +18,7 @@ from dschat.rollouts.generate import ContinuousEngine, generate, sample
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.static import StaticDecoder
 from dschat.scoring.function import FunctionScores
-from dschat.settings.batches import plan_batches
+from dschat.settings.batches import BatchSizes, plan_batches
 from dschat.training.ppo.models import PPOModels
 from factories import (
     KINDS,
@@ -193,7 +193,7 @@ def test_a_model_whose_step_cannot_be_captured_draws_on(caplog):
 def test_models_are_opened_on_the_gpu_as_on_a_cpu(stage, offload, group, tokenizer, tmp_path):
     """Whole, or in parts: on the GPU, or in CPU memory and gathered on the GPU. Their engines train."""
     folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
-    settings = EngineSettings(torch.float32, plan_batches("", 1, 1, None, 1), zero_stage=stage, offload=offload)
+    settings = EngineSettings(torch.float32, plan_batches(BatchSizes("", 1), 1), zero_stage=stage, offload=offload)
     load_options = LoadOptions(placement_of(settings))
     model = load_causal_lm(folder, "--m", torch.float32, tokenizer, load_options=load_options)
     assert {p.device.type for p in model.parameters()} == {"cuda"}

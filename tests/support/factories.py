@@ -258,9 +258,9 @@ def score(rollout: Any, scores: Any, actor: Any, reference: Any, critic: Any, te
 
 def _plan(micro: int, accumulation: int) -> Any:
     from dschat.run.distributed import world_size
-    from dschat.settings.batches import plan_batches
+    from dschat.settings.batches import BatchSizes, plan_batches
 
-    return plan_batches("per_device_train_batch_size", micro, accumulation, None, world_size())
+    return plan_batches(BatchSizes("per_device_train_batch_size", micro, accumulation), world_size())
 
 
 _RUNS: dict[Path, Any] = {}  # this process's, by folder

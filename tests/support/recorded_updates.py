@@ -13,7 +13,7 @@ from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.run.distributed import rank, world_size
-from dschat.settings.batches import plan_batches
+from dschat.settings.batches import BatchSizes, plan_batches
 from dschat.training.loop import Loop
 from dschat.training.ppo.credit import ComputedCredit, whiten_advantages
 from dschat.training.ppo.update import ppo_update
@@ -95,8 +95,8 @@ def engine_for(model: Any, case: Case, folder: Path, **options: Any) -> Any:
     micro = GLOBAL_BATCH // (case.accumulation * world_size())
     options = {"learning_rate": LEARNING_RATE, "zero_stage": case.zero_stage, "offload": case.offload} | options
     options |= {"gradient_checkpointing": case.gradient_checkpointing}
-    sizes = "per_device_train_batch_size", micro, case.accumulation, None, world_size(), case.tokens
-    options.setdefault("plan", plan_batches(*sizes))
+    sizes = BatchSizes("per_device_train_batch_size", micro, case.accumulation)
+    options.setdefault("plan", plan_batches(sizes, world_size(), max_tokens=case.tokens))
     return engine_of(model, micro, case.accumulation, **options)
 
 

@@ -28,7 +28,7 @@ from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
 from dschat.run.distributed import barrier, is_main, world_size
-from dschat.settings.batches import plan_batches
+from dschat.settings.batches import BatchSizes, plan_batches
 from factories import (
     TEXTS,
     engine_of,
@@ -52,7 +52,7 @@ def settings_of(folder: Path, dtype: torch.dtype = torch.float32, **options: Any
     """ZeRO 3 as for a model of 7 billion weights, so that every parameter is in parts."""
     return EngineSettings(
         dtype,
-        plan_batches("", 1, 1, None, world_size()),
+        plan_batches(BatchSizes("", 1), world_size()),
         zero_stage=3,
         config_file=as_large_as(7e9, make_causal_lm()),
         **options,

@@ -107,7 +107,7 @@ def test_the_actors_first_update_begins_a_rollout():
     """16 prompts, two epochs of two updates of 8."""
     sizes = "--ppo_epochs 2 --per_device_training_batch_size 8 --critic_warmup_updates"
     assert "a rollout makes 4 optimiser updates" in refusal("ppo", f"{sizes} 6")
-    assert refusal("ppo", f"{sizes} 6").endswith("make it 4 or 8.")
+    assert refusal("ppo", f"{sizes} 6").endswith("make it 4.")
     config_of("ppo", f"{sizes} 8").plan_batches(1)
 
 

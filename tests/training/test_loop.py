@@ -143,7 +143,7 @@ def test_the_updates_that_a_schedule_is_over(make, flags, examples, processes, u
     assert total_updates(examples, config, config.plan_batches(processes)) == updates
 
 
-@pytest.mark.parametrize(("steps", "nearest"), [(1, "2"), (7, "6 or 8")])
+@pytest.mark.parametrize(("steps", "nearest"), [(1, "2"), (7, "6")])
 def test_max_steps_inside_a_rollout_is_refused(steps, nearest, tmp_path):
     config = ppo_config(tmp_path, **(TWO_UPDATES | {"max_steps": steps}))
     with pytest.raises(UserError, match=f"--max_steps {steps}: a rollout makes 2 .* make it {nearest}\\."):
@@ -153,7 +153,7 @@ def test_max_steps_inside_a_rollout_is_refused(steps, nearest, tmp_path):
 @pytest.mark.parametrize(
     ("make", "flags", "examples", "said"),
     [
-        (ppo_config, {}, 7, "7 prompts are fewer than one rollout of 8. Lower --per_device_generation_batch_size"),
+        (ppo_config, {}, 7, "7 prompts are fewer than one rollout of 8. Give --per_device_training_batch_size 7"),
         (sft_config, {"per_device_train_batch_size": 4}, 3, "3 training examples are fewer than one global batch"),
         (refuel_config, {}, 7, "7 dialogues are fewer than one round of 8"),
         (refuel_config, {"total_episodes": 7}, 17, "--total_episodes 7 is less than one round of 8"),

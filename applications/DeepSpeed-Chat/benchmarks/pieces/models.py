@@ -36,7 +36,7 @@ from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
 from dschat.models.tiny import make_gemma
 from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, world_size
-from dschat.settings.batches import plan_batches
+from dschat.settings.batches import BatchSizes, plan_batches
 from dschat.training.ppo.models import MovingAverage
 from harness import GB, SampledPeak, give_back_at_once, own_bytes, report
 
@@ -167,5 +167,5 @@ def train(model: PreTrainedModel) -> Engine[PolicyModel]:
 
 def settings_at(stage: int) -> EngineSettings:
     """Settings in float32, with one row at a time."""
-    plan = plan_batches("per_device_train_batch_size", 1, 1, None, world_size())
+    plan = plan_batches(BatchSizes("per_device_train_batch_size", 1), world_size())
     return EngineSettings(torch.float32, plan, zero_stage=stage)

@@ -1,9 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch arithmetic: how micro-batches, accumulation, processes and rollouts make up an optimiser update."""
+"""Batch arithmetic: how micro-batches, accumulation, processes and rollouts make up an optimiser update.
 
-from dataclasses import dataclass
+Sizes that do not fit together are refused with sizes that do: `_with_update` changes what must change for an update
+of a size, `_within_rollout` takes the nearest update that needs no other rollout.
+"""
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from dschat.base.errors import UserError
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """The flags that decide the batch sizes, by their names but for the micro-batch.
+
+    Attributes:
+        micro_flag: name of the flag that sets `micro_batch`.
+        micro_batch: examples per forward pass and process.
+        gradient_accumulation_steps: forward passes per update; None to let `global_batch_size` decide, or for 1.
+        global_batch_size: examples per update on all processes; None to let the others decide.
+        per_device_generation_batch_size: prompts that a process answers at a time; 0 in steps without rollouts.
+        generation_batches: how many times as many prompts a rollout has.
+        samples_per_prompt: responses to each prompt.
+    """
+
+    micro_flag: str
+    micro_batch: int
+    gradient_accumulation_steps: int | None = None
+    global_batch_size: int | None = None
+    per_device_generation_batch_size: int = 0
+    generation_batches: int = 1
+    samples_per_prompt: int = 1
+
+    @property
+    def rollout(self) -> int:
+        """Prompts per rollout and process."""
+        return self.per_device_generation_batch_size * self.generation_batches
+
+    @property
+    def responses(self) -> int:
+        """Responses per rollout and process."""
+        return self.rollout * self.samples_per_prompt
+
+    def update(self, world_size: int) -> int:
+        """Examples per update and process."""
+        if self.global_batch_size is not None:
+            return self.global_batch_size // world_size
+        return self.micro_batch * (self.gradient_accumulation_steps or 1)
+
+    def flags(self) -> dict[str, int | None]:
+        """The values by the names of their flags."""
+        values = asdict(self)
+        del values["micro_flag"]
+        return {self.micro_flag: values.pop("micro_batch"), **values}
+
+    def changes(self, other: "BatchSizes") -> str:
+        """The flags that make the `other` sizes of these, as on a command line."""
+        values = self.flags()
+        changed = [f"--{name} {value}" for name, value in other.flags().items() if value != values[name]]
+        return " ".join(changed)
 
 
 @dataclass(frozen=True)
@@ -52,146 +109,89 @@ class BatchPlan:
         """Optimiser updates per iteration; 1 in steps without rollouts."""
         return self.updates_per_rollout or 1
 
-    def check_max_steps(self, max_steps: int | None) -> None:
-        """Raise UserError if --max_steps would end the run between two updates of one rollout."""
-        updates = self.updates_per_iteration
-        if max_steps is None or max_steps % updates == 0:
-            return
-        lower = max_steps // updates * updates
-        nearest = [count for count in (lower, lower + updates) if count]
-        raise UserError(
-            f"--max_steps {max_steps}: a rollout makes {updates} optimiser updates, and the run ends after a whole"
-            f" rollout: make it {_words(nearest)}."
-        )
+    def check_whole_rollouts(
+        self,
+        flag: str,
+        updates: int,
+        least: int,
+    ) -> None:
+        """Raise UserError if a number of updates, `least` rollouts or more, would end between two of one rollout."""
+        per_rollout = self.updates_per_iteration
+        if updates % per_rollout:
+            nearest = max(updates // per_rollout, least) * per_rollout
+            raise UserError(
+                f"{flag} {updates}: a rollout makes {per_rollout} optimiser updates, and all of them are made: make it"
+                f" {nearest}."
+            )
 
-    def check_critic_warmup(self, warmup_updates: int) -> None:
-        """Raise UserError if --critic_warmup_updates would end between two updates of one rollout."""
-        updates = self.updates_per_iteration
-        if warmup_updates % updates == 0:
-            return
-        lower = warmup_updates // updates * updates
-        nearest = [count for count in (lower, lower + updates) if count]
-        raise UserError(
-            f"--critic_warmup_updates {warmup_updates}: a rollout makes {updates} optimiser updates, and the actor's"
-            f" first one begins a rollout: make it {_words(nearest)}."
-        )
-
-
-def check_actor_updates(updates: int, critic_warmup_updates: int) -> None:
-    """Raise UserError if a run with this number of updates would train the critic alone (--critic_warmup_updates)."""
-    if critic_warmup_updates >= updates:
-        raise UserError(
-            f"--critic_warmup_updates {critic_warmup_updates}: the run makes {updates} updates, so the actor would"
-            " never be trained: lower it, or raise --max_steps or --num_train_epochs."
-        )
+    def check_actor_updates(self, updates: int, critic_warmup_updates: int) -> None:
+        """Raise UserError if a run with this number of updates would train the critic alone."""
+        if critic_warmup_updates >= updates:
+            raise UserError(
+                f"--critic_warmup_updates {critic_warmup_updates}: the run makes {updates} updates, so the actor would"
+                f" never be trained: make it {updates - self.updates_per_iteration} or less, or give --max_steps"
+                f" {critic_warmup_updates + self.updates_per_iteration} or more."
+            )
 
 
 def plan_batches(
-    micro_flag: str,
-    micro_batch: int,
-    accumulation: int | None,
-    global_batch_size: int | None,
+    sizes: BatchSizes,
     world_size: int,
+    ppo_epochs: int = 1,
     max_tokens: int | None = None,
 ) -> BatchPlan:
-    """Plan the updates of a step that has no rollouts.
+    """Plan the updates of a run; the responses of an update must divide those of a rollout, where there is one.
 
     Args:
-        micro_flag: name of the flag that sets `micro_batch`.
-        micro_batch: examples per forward pass and process.
-        accumulation: forward passes per update; None to let `global_batch_size` decide, or for 1.
-        global_batch_size: examples per update on all processes, or None to let `accumulation` decide.
+        sizes: the flags.
         world_size: number of processes.
-        max_tokens: `--max_tokens_per_micro_batch`.
-
-    Raises:
-        UserError: when `global_batch_size` cannot be reached; the message names the nearest that can.
-    """
-    per_pass = micro_batch * world_size
-    if global_batch_size is not None:
-        if global_batch_size % per_pass:
-            lower = global_batch_size // per_pass * per_pass
-            reachable = [size for size in (lower, lower + per_pass) if size]
-            raise _unreachable(micro_flag, micro_batch, global_batch_size, world_size, reachable)
-        accumulation = _derived_accumulation(accumulation, global_batch_size, per_pass)
-    accumulation = accumulation or 1
-    update = micro_batch * accumulation
-    return BatchPlan(world_size, micro_batch, accumulation, update, update * world_size, max_tokens=max_tokens)
-
-
-def plan_rollouts(
-    micro_batch: int,
-    accumulation: int | None,
-    global_batch_size: int | None,
-    world_size: int,
-    rollout: int,
-    ppo_epochs: int,
-    samples: int = 1,
-    max_tokens: int | None = None,
-) -> BatchPlan:
-    """Plan the updates of step 3, where the responses of an update must divide those of the rollout.
-
-    Args:
-        micro_batch: `--per_device_training_batch_size`.
-        accumulation: `--gradient_accumulation_steps`; None to let `global_batch_size` decide, or for 1.
-        global_batch_size: responses per update on all processes, or None to let `accumulation` decide.
-        world_size: number of processes.
-        rollout: prompts per rollout and process.
         ppo_epochs: passes over one rollout.
-        samples: `--samples_per_prompt`.
         max_tokens: `--max_tokens_per_micro_batch`.
 
     Raises:
-        UserError: when an update does not divide the rollout, or `global_batch_size` cannot be reached.
+        UserError: the sizes do not fit together; the message names flags with which they do.
     """
-    responses = rollout * samples
-    amount = f"{rollout} prompts"
-    flags = "--per_device_generation_batch_size x --generation_batches"
-    if samples > 1:
-        amount = f"{responses} responses"
-        flags += " x --samples_per_prompt"
-    if responses % micro_batch:
-        sizes = _words(_divisors(responses))
-        raise UserError(
-            f"--per_device_training_batch_size {micro_batch} does not divide the rollout of {amount} ({flags}): make"
-            f" it one of {sizes}, or make the rollout a multiple of {micro_batch}."
-        )
-    accumulations = _divisors(responses // micro_batch)
-    per_pass = micro_batch * world_size
-    if global_batch_size is not None:
-        reachable = [per_pass * passes for passes in accumulations]
-        if global_batch_size not in reachable:
-            lower = [size for size in reachable if size < global_batch_size][-1:]
-            upper = [size for size in reachable if size > global_batch_size][:1]
-            raise _unreachable(
-                "per_device_training_batch_size",
-                micro_batch,
-                global_batch_size,
-                world_size,
-                lower + upper,
-                amount,
-            )
-        accumulation = _derived_accumulation(accumulation, global_batch_size, per_pass)
-    accumulation = accumulation or 1
-    update = micro_batch * accumulation
-    if responses % update:
-        raise UserError(
-            f"--gradient_accumulation_steps {accumulation} x --per_device_training_batch_size {micro_batch} makes"
-            f" updates of {update}, which do not divide the rollout of {amount} ({flags}): make"
-            f" --gradient_accumulation_steps one of {_words(accumulations)}, or make the rollout a multiple of"
-            f" {update}."
-        )
+    problem = _problem(sizes, world_size)
+    if problem:
+        remedies = [sizes.changes(other) for other in _fitting(sizes, world_size)]
+        raise UserError(f"{problem}. Give {', or '.join(remedies)}.")
+    update = sizes.update(world_size)
     return BatchPlan(
         world_size,
-        micro_batch,
-        accumulation,
+        sizes.micro_batch,
+        update // sizes.micro_batch,
         update_per_rank=update,
         global_batch=update * world_size,
-        rollout_per_rank=rollout,
-        updates_per_rollout=ppo_epochs * responses // update,
-        samples_per_prompt=samples,
+        rollout_per_rank=sizes.rollout,
+        updates_per_rollout=ppo_epochs * sizes.responses // update,
+        samples_per_prompt=sizes.samples_per_prompt,
         max_tokens=max_tokens,
     )
+
+
+def smaller_sizes(
+    sizes: BatchSizes,
+    world_size: int,
+    examples: int,
+) -> str:
+    """Flags for a run on so few examples that they do not fill an iteration; empty if no flags help.
+
+    Args:
+        sizes: the flags of a run that needs more.
+        world_size: number of processes.
+        examples: training examples; in step 3, prompts.
+    """
+    share = examples // world_size
+    if share == 0:
+        return ""
+    if sizes.rollout:
+        prompts = min(sizes.per_device_generation_batch_size, share)
+        fewer = replace(sizes, per_device_generation_batch_size=prompts, generation_batches=share // prompts)
+        smaller = _within_rollout(fewer, world_size, sizes.update(world_size))
+    else:
+        micro_batch = min(sizes.micro_batch, share)
+        smaller = _with_update(sizes, world_size, share // micro_batch * micro_batch)[0]
+    return sizes.changes(smaller)
 
 
 def largest_part(size: int, limit: int) -> int:
@@ -199,46 +199,93 @@ def largest_part(size: int, limit: int) -> int:
     return max(divisor for divisor in _divisors(size) if divisor <= limit)
 
 
-def _derived_accumulation(
-    accumulation: int | None,
-    global_batch_size: int,
-    per_pass: int,
-) -> int:
-    """Forward passes per update that make up the global batch; UserError if the flag says another number."""
-    derived = global_batch_size // per_pass
-    if accumulation is not None and accumulation != derived:
-        raise UserError(
-            f"--gradient_accumulation_steps {accumulation} makes a global batch of {accumulation * per_pass}, but"
-            f" --global_batch_size is {global_batch_size}: drop --gradient_accumulation_steps (it would be {derived}),"
-            " or change one of them."
-        )
-    return derived
-
-
-def _unreachable(
-    micro_flag: str,
-    micro_batch: int,
-    wanted: int,
-    world_size: int,
-    nearest: list[int],
-    rollout: str | None = None,
-) -> UserError:
-    """Error for a global batch that is not a multiple of a forward pass on all processes, or divides no rollout."""
+def _problem(sizes: BatchSizes, world_size: int) -> str:
+    """What does not fit together; empty if everything does."""
+    intended = sizes.global_batch_size
     processes = "1 process" if world_size == 1 else f"{world_size} processes"
-    within = "" if rollout is None else f" and updates that divide the rollout of {rollout} per process"
-    return UserError(
-        f"--global_batch_size {wanted} cannot be reached with --{micro_flag} {micro_batch} on {processes}{within}:"
-        f" make it {_words(nearest)}, or change --{micro_flag}."
+    micro_batch = f"--{sizes.micro_flag} {sizes.micro_batch}"
+    accumulation = sizes.gradient_accumulation_steps
+    per_pass = sizes.micro_batch * world_size
+    if intended is not None and intended % per_pass:
+        return f"--global_batch_size {intended} is not a multiple of {micro_batch} on {processes}"
+    if intended is not None and accumulation is not None and accumulation * per_pass != intended:
+        return (
+            f"--gradient_accumulation_steps {accumulation} makes a global batch of {accumulation * per_pass} with"
+            f" {micro_batch} on {processes}, but --global_batch_size is {intended}"
+        )
+    update = sizes.update(world_size)
+    if sizes.responses % update == 0:
+        return ""
+    cause = f"{micro_batch} x --gradient_accumulation_steps {accumulation or 1}"
+    if intended is not None:
+        cause = f"--global_batch_size {intended}"
+    return (
+        f"{cause}: an update of {update} responses per process does not divide its rollout of {sizes.responses}"
+        " (--per_device_generation_batch_size x --generation_batches x --samples_per_prompt)"
     )
+
+
+def _fitting(sizes: BatchSizes, world_size: int) -> list[BatchSizes]:
+    """Sizes that fit and are close to the given ones: first with the same update, if processes can share it."""
+    accumulation = sizes.gradient_accumulation_steps
+    intended = float(sizes.micro_batch * (accumulation or 1))  # examples per update and process
+    if sizes.global_batch_size is not None and accumulation is None:
+        intended = sizes.global_batch_size / world_size
+
+    fitting: list[BatchSizes] = []
+    is_shared = (sizes.global_batch_size or 0) % world_size == 0  # processes can make updates of this size
+    if is_shared:
+        fitting += _with_update(sizes, world_size, sizes.update(world_size))
+    if not is_shared or not sizes.rollout:
+        passes = max(1, round(intended / sizes.micro_batch))
+        fitting += _with_update(sizes, world_size, passes * sizes.micro_batch)
+    if sizes.rollout:
+        fitting.append(_within_rollout(sizes, world_size, intended))
+    return list(dict.fromkeys(fitting))
+
+
+def _with_update(
+    sizes: BatchSizes,
+    world_size: int,
+    update: int,
+) -> list[BatchSizes]:
+    """Sizes for updates of `update` examples per process, in micro-batches that are no larger than the given ones.
+
+    Where such updates do not divide the rollout, it grows, either in larger or in more batches.
+    """
+    micro_batch = largest_part(update, sizes.micro_batch)
+    passes = update // micro_batch
+    accumulation = sizes.gradient_accumulation_steps
+    global_batch = sizes.global_batch_size
+    if accumulation is not None or (global_batch is None and passes > 1):
+        accumulation = passes
+    if global_batch is not None:
+        global_batch = update * world_size
+    fitting = replace(
+        sizes, micro_batch=micro_batch, gradient_accumulation_steps=accumulation, global_batch_size=global_batch
+    )
+    if fitting.responses % update == 0:
+        return [fitting]
+    grown: list[BatchSizes] = []
+    for name in ("per_device_generation_batch_size", "generation_batches"):
+        number = getattr(fitting, name)
+        unit = update // math.gcd(update, fitting.responses // number)
+        larger: dict[str, Any] = {name: math.ceil(number / unit) * unit}
+        grown.append(replace(fitting, **larger))
+    return grown
+
+
+def _within_rollout(
+    sizes: BatchSizes,
+    world_size: int,
+    intended: float,
+) -> BatchSizes:
+    """Sizes of the same rollout, with the update that is nearest to `intended` examples per process."""
+    micro_batch = largest_part(sizes.responses, sizes.micro_batch)
+    updates = [micro_batch * passes for passes in _divisors(sizes.responses // micro_batch)]
+    nearest = min(updates, key=lambda update: abs(update - intended))
+    return _with_update(replace(sizes, micro_batch=micro_batch), world_size, nearest)[0]
 
 
 def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-
-
-def _words(numbers: list[int]) -> str:
-    """`1, 2 or 4`."""
-    *first, last = [str(number) for number in numbers]
-    if not first:
-        return last
-    return f"{', '.join(first)} or {last}"

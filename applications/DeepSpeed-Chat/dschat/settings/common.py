@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 from dschat.base.atomic import BACKUP
 from dschat.base.errors import UserError
 from dschat.settings import rules as checks
-from dschat.settings.batches import BatchPlan
+from dschat.settings.batches import BatchPlan, BatchSizes
 from dschat.settings.config import Config
 from dschat.settings.flags import (
     AT_LEAST_0,
@@ -403,7 +403,7 @@ class CommonConfig(Config, metaclass=ABCMeta):
 
     step: ClassVar[int]  # of the pipeline: 1, 2 or 3
     saved_models: ClassVar[tuple[str, ...]] = checks.MODEL_FILES  # patterns of the models in the output folder
-    too_few_examples: ClassVar[str]  # what is said after their number, with the {size} of an iteration
+    too_few_examples: ClassVar[str]  # said after their number, with the {size} of an iteration and {smaller} sizes
     # Of the step alone, accepted with a warning that says why they do nothing.
     own_inert_flags: ClassVar[Mapping[str, str]] = {}
     # Log-probs of an update are compared with earlier ones, which dropout would make differ.
@@ -535,10 +535,15 @@ class CommonConfig(Config, metaclass=ABCMeta):
     def model_paths(self) -> list[str]:
         """The models that the flags name."""
 
+    @property
+    @abstractmethod
+    def batch_sizes(self) -> BatchSizes:
+        """The flags that decide the batch sizes."""
+
     @abstractmethod
     def plan_batches(self, world_size: int) -> BatchPlan:
         """Work out the batch sizes on `world_size` processes.
 
         Raises:
-            UserError: when the sizes do not fit together; the message names the nearest that do.
+            UserError: when the sizes do not fit together; the message names flags with which they do.
         """

@@ -10,7 +10,7 @@ import logging
 from typing import Annotated, Any, ClassVar
 
 from dschat.base.errors import UserError
-from dschat.settings.batches import BatchPlan, check_actor_updates, plan_rollouts
+from dschat.settings.batches import BatchPlan, BatchSizes, plan_batches
 from dschat.settings.common import COMMON_RULES, CommonConfig
 from dschat.settings.episodes import EPISODE_RULES, EpisodeFlags
 from dschat.settings.estimators import ESTIMATOR_FLAGS, flags_of_some
@@ -383,9 +383,8 @@ class PPOConfig(CommonConfig):
     saved_models: ClassVar[tuple[str, ...]] = PPO_MODELS
     compares_logprobs: ClassVar[bool] = True
     too_few_examples: ClassVar[str] = (
-        "prompts are fewer than one rollout of {size}. Lower --per_device_generation_batch_size or"
-        " --generation_batches, or give more data (--data_split) or, where prompts were too long, a larger"
-        " --max_prompt_seq_len."
+        "prompts are fewer than one rollout of {size}. Give {smaller}more data (--data_split) or, where prompts were"
+        " too long, a larger --max_prompt_seq_len."
     )
     defaults = {"lr_scheduler_type": "linear", "lam": 0.95}
     helps = {
@@ -559,21 +558,26 @@ class PPOConfig(CommonConfig):
             return self.sampling.eval_prompts or 0
         return self.rollouts.eval_iters * self.output.per_device_eval_batch_size * world_size
 
-    def plan_batches(self, world_size: int) -> BatchPlan:
-        """Work out the batch sizes; raises UserError when updates do not divide the rollout or cannot be reached."""
-        self.vllm.check_neighbours(world_size)
-        plan = plan_rollouts(
+    @property
+    def batch_sizes(self) -> BatchSizes:
+        """The flags that decide the batch sizes."""
+        return BatchSizes(
+            "per_device_training_batch_size",
             self.rollouts.per_device_training_batch_size,
             self.optimisation.gradient_accumulation_steps,
             self.optimisation.global_batch_size,
-            world_size,
-            self.sampling.per_device_generation_batch_size * self.rollouts.generation_batches,
-            self.rollouts.ppo_epochs,
+            self.sampling.per_device_generation_batch_size,
+            self.rollouts.generation_batches,
             self.rollouts.samples_per_prompt,
-            self.optimisation.max_tokens_per_micro_batch,
         )
-        plan.check_max_steps(self.optimisation.max_steps)
-        plan.check_critic_warmup(self.optimizers.critic_warmup_updates)
+
+    def plan_batches(self, world_size: int) -> BatchPlan:
+        """Work out the batch sizes; raises UserError when updates do not divide the rollout or cannot be reached."""
+        self.vllm.check_neighbours(world_size)
+        max_tokens = self.optimisation.max_tokens_per_micro_batch
+        plan = plan_batches(self.batch_sizes, world_size, self.rollouts.ppo_epochs, max_tokens)
+        plan.check_whole_rollouts("--max_steps", self.optimisation.max_steps or 0, least=1)
+        plan.check_whole_rollouts("--critic_warmup_updates", self.optimizers.critic_warmup_updates, least=0)
         return plan
 
     def warn_of_warmup(self, total_updates: int) -> None:
@@ -587,5 +591,5 @@ class PPOConfig(CommonConfig):
             UserError: the whole run would warm up the critic.
         """
         updates = super().total_updates(num_examples, plan)
-        check_actor_updates(updates, self.optimizers.critic_warmup_updates)
+        plan.check_actor_updates(updates, self.optimizers.critic_warmup_updates)
         return updates

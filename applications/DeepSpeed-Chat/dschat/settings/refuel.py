@@ -287,10 +287,7 @@ class RefuelOnlineConfig(OneModelConfig):
     sequences_per_example: ClassVar[int] = 2
     compares_logprobs: ClassVar[bool] = True
     offload_needs_zero: ClassVar[bool] = False  # reference and reward model go first
-    too_few_examples: ClassVar[str] = (
-        "dialogues are fewer than one round of {size}. Lower --per_device_train_batch_size or"
-        " --gradient_accumulation_steps, or give more data."
-    )
+    too_few_examples: ClassVar[str] = "dialogues are fewer than one round of {size}. Give {smaller}more data."
     own_inert_flags: ClassVar[Mapping[str, str]] = {
         "task.cluster": "log-probs of the policy before a round are computed in that round and not kept",
         "track": NO_WANDB,
@@ -376,8 +373,7 @@ class RefuelOnlineConfig(OneModelConfig):
             return super().total_iterations(per_epoch, size)
         if episodes < size:
             raise UserError(
-                f"--total_episodes {episodes} is less than one round of {size} dialogues: raise it, or"
-                " lower --per_device_train_batch_size or --gradient_accumulation_steps."
+                f"--total_episodes {episodes} is less than one round of {size} dialogues: make it {size} or more."
             )
         return episodes // size
 
@@ -389,5 +385,5 @@ class RefuelOnlineConfig(OneModelConfig):
         """
         plan = super().plan_batches(world_size)
         plan = replace(plan, rollout_per_rank=plan.update_per_rank, updates_per_rollout=self.rounds.noptepochs)
-        plan.check_max_steps(self.optimisation.max_steps)
+        plan.check_whole_rollouts("--max_steps", self.optimisation.max_steps or 0, least=1)
         return plan

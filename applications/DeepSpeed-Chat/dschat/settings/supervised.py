@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from dschat.settings.batches import BatchPlan, plan_batches
+from dschat.settings.batches import BatchPlan, BatchSizes, plan_batches
 from dschat.settings.common import COMMON_RULES, CommonConfig
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, FREE, NOT_EMPTY, SHARE, flag
 from dschat.settings.rules import Rule, Rules
@@ -131,24 +131,26 @@ class OneModelConfig(CommonConfig):
         """What the model is loaded from."""
         return [self.model.model_name_or_path]
 
-    def plan_batches(self, world_size: int) -> BatchPlan:
-        """Work out the batch sizes; raises UserError when `global_batch_size` cannot be reached."""
-        return plan_batches(
+    @property
+    def batch_sizes(self) -> BatchSizes:
+        """The flags that decide the batch sizes."""
+        return BatchSizes(
             "per_device_train_batch_size",
             self.model.per_device_train_batch_size,
             self.optimisation.gradient_accumulation_steps,
             self.optimisation.global_batch_size,
-            world_size,
-            self.optimisation.max_tokens_per_micro_batch,
         )
+
+    def plan_batches(self, world_size: int) -> BatchPlan:
+        """Work out the batch sizes; raises UserError when `global_batch_size` cannot be reached."""
+        return plan_batches(self.batch_sizes, world_size, max_tokens=self.optimisation.max_tokens_per_micro_batch)
 
 
 class SupervisedConfig(OneModelConfig):
     """What steps 1 and 2 share: one model trained on whole texts."""
 
     too_few_examples: ClassVar[str] = (
-        "training examples are fewer than one global batch of {size}. Lower --global_batch_size (or"
-        " --per_device_train_batch_size and --gradient_accumulation_steps), or give more data; --data_split says which"
+        "training examples are fewer than one global batch of {size}. Give {smaller}more data; --data_split says which"
         " part of them this step gets."
     )
 

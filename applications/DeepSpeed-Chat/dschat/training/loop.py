@@ -22,7 +22,7 @@ from dschat.run.identity import check_same_everywhere, identity_of
 from dschat.run.model_folders import ModelFolders, SavedModel, evaluation_after_saving
 from dschat.run.output import Run, RunOutput, due
 from dschat.run.state import Progress, random_states, set_random_states
-from dschat.settings.batches import BatchPlan
+from dschat.settings.batches import BatchPlan, smaller_sizes
 from dschat.settings.common import CommonConfig
 from dschat.training import rehearsal
 from dschat.training.evaluation import Sample
@@ -350,5 +350,7 @@ def total_updates(num_examples: int, config: CommonConfig, plan: BatchPlan) -> i
     """
     size = plan.iteration_size
     if num_examples < size:
-        raise UserError(f"--data_path: {num_examples} {config.too_few_examples.format(size=size)}")
+        smaller = smaller_sizes(config.batch_sizes, plan.world_size, num_examples)
+        words = config.too_few_examples.format(size=size, smaller=f"{smaller}, or " if smaller else "")
+        raise UserError(f"--data_path: {num_examples} {words}")
     return config.total_updates(num_examples, plan)
