@@ -45,7 +45,6 @@ REQUIREMENTS = [
     "filelock>=3.10",
 ]
 EXTRAS = {
-    "judge": ["openai>=3,<4"],
     "wandb": ["wandb>=0.21"],
     "real": ["gguf>=0.17", "vaderSentiment>=3.3.2"],
     "ui": ["gradio>=6.24,<7"],

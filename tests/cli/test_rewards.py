@@ -151,7 +151,7 @@ truth = {question = "Is it true?", weight = 3}
 
 def test_a_judge_beside_a_function(run, prompt_flags, sft, functions, tmp_path, monkeypatch):
     """Its points are in metrics and samples; a second run with the same cache asks nothing, and is the same."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("JUDGE_API_KEY", raising=False)
     (tmp_path / "rubric.toml").write_text(RUBRIC)
     flags = prompt_flags | {
         "actor_model_name_or_path": sft,
@@ -191,7 +191,7 @@ def test_a_judge_beside_a_function(run, prompt_flags, sft, functions, tmp_path, 
 @pytest.mark.slow
 def test_sigterm_while_waiting_for_a_judge(prompt_flags, sft, tmp_path, monkeypatch):
     """Requests that are under way keep no process alive; the resumed run asks for what the cache lacks."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("JUDGE_API_KEY", raising=False)
     (tmp_path / "rubric.toml").write_text(RUBRIC)
     flags = prompt_flags | {
         "actor_model_name_or_path": sft,

@@ -152,7 +152,7 @@ def test_group_baselines_by_turn_and_a_second_source(run, flags, tmp_path):
 
 def test_a_simulated_user_and_a_reward_model(run, flags, ppo_flags, tmp_path, monkeypatch):
     """The critic's model is the reward model, as in step 3 without an environment: a user gives no rewards."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("USER_API_KEY", raising=False)
     own = flags | {"environment": "simulated_user", "user_model": "m", "max_turns": 2, "max_turn_seq_len": 8}
     message_of(
         run("ppo", own), "--environment simulated_user gives no rewards", "--critic_model_name_or_path is missing"

@@ -361,7 +361,7 @@ REFUSALS = [
             ("none.toml", "--judge_model m", "--reward_judge none.toml: cannot be read"),
             ("list.json", "--judge_model m", "--reward_judge list.json: must hold one object"),
             ("file", "--judge_model m", "--reward_judge file: give a file that ends in .toml or .json"),
-            ("rubric.toml", "--judge_model m --judge_url a:1", "--judge_url a:1 is not an address", "OPENAI_API_KEY"),
+            ("rubric.toml", "--judge_model m --judge_url a:1", "--judge_url a:1 is not an address", "JUDGE_API_KEY"),
             ("rubric.toml", "--judge_model m --judge_price_in 1", "--judge_price_in and --judge_price_out", "both"),
             ("rubric.toml", "--judge_model m --judge_max_cost 1", "--judge_max_cost 1", "--judge_price_out"),
             # (217 + 8) x 8 = 1800

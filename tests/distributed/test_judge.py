@@ -19,7 +19,7 @@ COST = (100 * PRICES["judge_price_in"] + 10 * PRICES["judge_price_out"]) / 1e6
 @pytest.fixture(scope="module")
 def server():
     with judge_server() as judge, pytest.MonkeyPatch.context() as patch:
-        patch.delenv("OPENAI_API_KEY", raising=False)
+        patch.delenv("JUDGE_API_KEY", raising=False)
         patch.setenv(URL, judge.url)
         judge.answer = points_by_length
         judge.refuse_when(refusal)

@@ -91,7 +91,7 @@ def test_a_dialogue_that_outgrows_the_policy_is_named() -> None:
     assert torch.tensor(policy(most=100)([dialogue("a")], [0])[0].ids).numel() <= 6
 
 
-FLAGS = EndpointFlags("--user_server", "--user_model", "OPENAI_API_KEY", "--max_new_tokens", "user")
+FLAGS = EndpointFlags("--user_server", "--user_model", "USER_API_KEY", "--max_new_tokens", "user")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_function_must_return_a_text_for_each_dialogue(result):
 
 
 def on(server: FakeJudge, folder, tries: int = 2) -> SimulatedUser:
-    endpoint = Endpoint("big", server.url, 20, 5.0, tries, KEY, FLAGS)
+    endpoint = Endpoint("big", server.url, 20, 5.0, tries, KEY, FLAGS, "USER_API_KEY")
     remedy = "Finished dialogues are saved: give the same command again to go on."
     return SimulatedUser(ServerWriter(endpoint, 0.8, 4, folder / "cache", remedy))
 
@@ -260,5 +260,5 @@ def test_an_answer_without_a_message_is_said_and_asked_anew_also_where_it_was_ke
 def test_a_wrong_key_is_named_with_its_own_flag(tmp_path):
     with judge_server() as server:
         server.plan.append((401, {"error": {"message": "bad key"}}, {}))
-        with pytest.raises(UserError, match=r"refuses the key \(401\): check OPENAI_API_KEY\."):
+        with pytest.raises(UserError, match=r"refuses the key \(401\): check USER_API_KEY\."):
             on(server, tmp_path)([dialogue("a", "b")], [0], [0])

@@ -97,6 +97,7 @@ class FakeJudge:
         self.bodies: list[dict[str, Any]] = []  # of all requests
         self.sizes: list[int] = []  # of the same in bytes
         self.keys: list[str] = []  # their Authorization headers
+        self.headers: list[dict[str, str]] = []  # all of their headers
         self.answered: Counter[str] = Counter()  # how often each conversation got an answer
         self.usage: dict[str, int] | None = USAGE
         self.busy = self.busiest = 0  # requests at the same time, now and at the most
@@ -124,6 +125,7 @@ class FakeJudge:
         with self.lock:
             self.bodies.append(body)
             self.keys.append(handler.headers.get("Authorization", ""))
+            self.headers.append(dict(handler.headers))
             step = self._fails(body) or (self.plan.popleft() if self.plan else "ok")
             self.busy += 1
             self.busiest = max(self.busiest, self.busy)
@@ -230,7 +232,7 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None
 def start(command: Sequence[str]) -> subprocess.Popen[str]:
     """A script as a process, without a key in its environment."""
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment(OPENAI_API_KEY=None), text=True, stdout=pipe, stderr=pipe)
+    return subprocess.Popen(command, env=environment(JUDGE_API_KEY=None), text=True, stdout=pipe, stderr=pipe)
 
 
 def judged(server: FakeJudge, folder: Path, *words: Any, output: str = OUTPUT, models: Sequence[str] = "ab") -> str:

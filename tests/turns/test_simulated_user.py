@@ -40,7 +40,7 @@ REPLY = {"role": "assistant", "content": "the mat"}
 
 @pytest.fixture(autouse=True)
 def no_key(monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("USER_API_KEY", raising=False)
 
 
 @pytest.fixture

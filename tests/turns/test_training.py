@@ -148,7 +148,7 @@ def test_an_episode_that_is_answered_twice_is_in_no_metric(environments, group, 
 @pytest.fixture
 def judged(tmp_path, monkeypatch):
     """Flags of a judge that gives a point for each turn of the assistant."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("JUDGE_API_KEY", raising=False)
     file = tmp_path / "rubric.toml"
     file.write_text('task = "Grade the game."\nresponse = "game"\n')
 

@@ -17,6 +17,6 @@ def quick_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJudge]:
     """A server without a key in the environment."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("JUDGE_API_KEY", raising=False)
     with judge_server() as judge:
         yield judge

@@ -65,7 +65,7 @@ def test_two_runs_do_not_write_one_file(server, tmp_path):
     process = start(words(server, tmp_path))
     try:
         until(lambda: server.busy > 0, process)
-        second = run_command(words(server, tmp_path), OPENAI_API_KEY=None)
+        second = run_command(words(server, tmp_path), JUDGE_API_KEY=None)
         message_of(second, "another process is writing it")
     finally:
         process.kill()
@@ -75,8 +75,8 @@ def test_two_runs_do_not_write_one_file(server, tmp_path):
 def test_a_wrong_key_is_one_message(server, tmp_path):
     two_files(tmp_path, MANY_A, MANY_B)
     server.plan.extend([(401, {"error": {"message": f"Incorrect API key provided: {KEY}"}}, {})] * 50)
-    result = run_command(words(server, tmp_path), OPENAI_API_KEY=KEY)
-    message = message_of(result, "refuses the key (401)", "OPENAI_API_KEY", "0 of 10 pairs")
+    result = run_command(words(server, tmp_path), JUDGE_API_KEY=KEY)
+    message = message_of(result, "refuses the key (401)", "JUDGE_API_KEY", "0 of 10 pairs")
     assert KEY[:12] not in message
     assert len(server.bodies) <= 8  # those that were on their way
 
@@ -95,11 +95,11 @@ def test_the_key_is_nowhere_but_in_the_header(server, tmp_path):
     server.plan.extend([(500, echo, {}), (429, echo, {"Retry-After": "0"}), "ok", "ok", "ok", (400, echo, {})])
     server.plan.extend(["ok", "ok", (403, echo, {})])
     command = words(server, tmp_path, "--concurrency", "1")
-    first = run_command([*command, "--sk", KEY], OPENAI_API_KEY=None, HOME=str(tmp_path))
+    first = run_command([*command, "--sk", KEY], JUDGE_API_KEY=None, HOME=str(tmp_path))
     message_of(first, "does not allow")
-    assert "better set OPENAI_API_KEY" in first.stderr
+    assert "better set JUDGE_API_KEY" in first.stderr
     assert files_with(tmp_path, KEY) == []  # the journal and the cache
-    second = run_command(command, OPENAI_API_KEY=KEY, HOME=str(tmp_path)).expect(0)
+    second = run_command(command, JUDGE_API_KEY=KEY, HOME=str(tmp_path)).expect(0)
     assert "better set" not in second.stderr
     assert (tmp_path / "o.jsonl").exists()
     assert files_with(tmp_path, KEY) == []
@@ -121,7 +121,7 @@ def test_a_key_at_a_wrong_place_is_not_repeated(tmp_path, place, key):
 def test_a_server_on_this_machine_needs_no_key_and_no_proxy(server, tmp_path):
     variables = {name: "http://127.0.0.1:9" for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY")}
     variables |= {"NO_PROXY": None, "no_proxy": None}
-    result = run_command(words(server, tmp_path, "--sk"), OPENAI_API_KEY=None, **variables).expect(0)
+    result = run_command(words(server, tmp_path, "--sk"), JUDGE_API_KEY=None, **variables).expect(0)
     assert result.stdout.count("\n") == 1 and result.stdout.endswith(f"; {tmp_path / 'o.jsonl'}\n")
     assert "Traceback" not in result.stderr and KEY not in result.stderr
     assert set(server.keys) == {"Bearer none"}
@@ -133,7 +133,7 @@ def test_the_webgpt_script_as_documented(server, tmp_path):
     script = EVALUATION / "gpt4-webgpt-eval.py"
     files = ["--model_name_a", "a.jsonl", "--model_name_b", "b.jsonl", "--output", "gpt4-a-v.s.-b.jsonl"]
     command = [sys.executable, script, *files, "--dataset", "summarize", "--sk", KEY]
-    result = run_command(command, cwd=tmp_path, OPENAI_BASE_URL=server.url, OPENAI_API_KEY=None).expect(0)
+    result = run_command(command, cwd=tmp_path, OPENAI_BASE_URL=server.url, JUDGE_API_KEY=None).expect(0)
     assert "judged by the webgpt rubric" in result.stderr
     refused = run_command([*command, "--rubric=own.toml"], cwd=tmp_path)
     assert refused.status != 0 and "--rubric" in refused.stderr and "gpt4-eval.py" in refused.stderr

@@ -65,7 +65,12 @@ class JudgeFlags:
     base_url: str | None = flag(
         "address of an OpenAI-compatible server; OpenAI's if not given", None, environment="OPENAI_BASE_URL"
     )
-    sk: str | None = flag("API key; prefer the environment variable OPENAI_API_KEY", None, secret=True, nargs="?")
+    sk: str | None = flag(
+        "API key; prefer the environment variable JUDGE_API_KEY, or OPENAI_API_KEY for OpenAI's own server",
+        None,
+        secret=True,
+        nargs="?",
+    )
     single_order: bool = flag("show each pair once, in random order, instead of once in each order", False)
     max_tokens: int = flag("maximum length of the judge's answer, in tokens", 1024, COUNT)
     dry_run: bool = flag("estimate tokens and cost without sending or writing anything", False)

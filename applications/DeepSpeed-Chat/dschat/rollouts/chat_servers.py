@@ -6,24 +6,27 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from dschat.base.errors import UserError
+from dschat.base.servers import is_local, open_client
 from dschat.rollouts.reply_cache import Reply
 
 if TYPE_CHECKING:
-    import openai
+    import httpx2
 
 OPENAI_URL = "https://api.openai.com/v1"
-LOCAL_KEY = "none"  # sent to a server on this machine if no key is given
+OPENAI_HOST = "api.openai.com"  # and its regions, such as eu.api.openai.com
+OPENAI_KEY = "OPENAI_API_KEY"
+DUMMY_KEY = "none"  # sent to a server on this machine if no key is given
 SHORTEST_HIDDEN_KEY = 8  # characters; a shorter key may be a part of ordinary words
 # Statuses of a gateway that gave up while, or after, the model answered. A server that answers with another error
 # status has sent no answer, and does not charge for it.
@@ -48,7 +51,7 @@ class EndpointFlags:
 
     url: str = "--base_url"
     model: str = "--judge_model"
-    key: str = "OPENAI_API_KEY or --sk"
+    key: str = "JUDGE_API_KEY"  # environment variable
     max_tokens: str = "--max_tokens"
     timeout: str = "--timeout"
     tries: str = "--max_tries"
@@ -68,6 +71,7 @@ class Endpoint:
         tries: maximum number of times that a request is sent.
         key: API key of the server.
         flags: names of the flags in messages.
+        key_source: variable or flag that the key comes from; empty for a dummy.
     """
 
     model: str
@@ -77,15 +81,7 @@ class Endpoint:
     tries: int
     key: str = field(repr=False, default="")
     flags: EndpointFlags = EndpointFlags()
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the address is a loopback address."""
-        host = urlsplit(self.base_url).hostname or ""
-        try:
-            return host == "localhost" or ip_address(host).is_loopback
-        except ValueError:  # a name
-            return False
+    key_source: str = ""
 
     def hide_key(self, text: str) -> str:
         """A text with [key] in place of the key, which servers may repeat in errors and answers.
@@ -102,9 +98,7 @@ def checked_address(url: str, flag: str) -> str:
         UserError: the address has no scheme or host, or contains blanks, a password, a query or a fragment.
     """
     if "@" in url or "?" in url or "#" in url:
-        raise UserError(
-            f"{flag} holds a password, a query or a fragment; give the key in OPENAI_API_KEY and the bare address."
-        )
+        raise UserError(f"{flag} holds a password, a query or a fragment; give the bare address, and the key apart.")
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -114,26 +108,53 @@ def checked_address(url: str, flag: str) -> str:
     return parts.geturl().rstrip("/")
 
 
-def checked_key(key: str | None, source: str, endpoint: Endpoint) -> str:
-    """The key of an endpoint; a dummy for a server on this machine.
+def with_key(endpoint: Endpoint, given: str | None = None) -> Endpoint:
+    """The endpoint with the key for its server.
+
+    The key given by flag comes first, then the variable of the server's role, such as JUDGE_API_KEY. OPENAI_API_KEY
+    is for OpenAI's own servers alone, and never sent without encryption. A server on this machine gets a dummy.
+
+    Args:
+        endpoint: server and model.
+        given: key of --sk.
 
     Raises:
-        UserError: the key is missing, or holds characters that no key has.
+        UserError: there is no key for this server, or it holds characters that no key has.
     """
-    key = (key or "").strip()
-    if not key and endpoint.is_local:
-        return LOCAL_KEY
-    if not key:
-        raise UserError(f"no key for {endpoint.base_url}: set the environment variable OPENAI_API_KEY.")
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise UserError(f"{source} holds characters that no key has; copy it again.")
-    return key
+    variable = endpoint.flags.key
+    parts = urlsplit(endpoint.base_url)
+    is_openai = parts.scheme == "https" and f".{parts.hostname}".endswith(f".{OPENAI_HOST}")
+    keys = {"--sk": given, variable: os.environ.get(variable)}
+    if is_openai:
+        keys[OPENAI_KEY] = os.environ.get(OPENAI_KEY)
+    for source, value in keys.items():
+        key = (value or "").strip()
+        if key:
+            if not (key.isascii() and key.isprintable()) or " " in key:
+                raise UserError(f"{source} holds characters that no key has; copy it again.")
+            _warn_if_unencrypted(endpoint, source)
+            return replace(endpoint, key=key, key_source=source)
+
+    if is_local(endpoint.base_url):
+        return replace(endpoint, key=DUMMY_KEY)
+    remedy = f"set the environment variable {variable}"
+    if is_openai:
+        remedy += f" or {OPENAI_KEY}"
+    else:
+        remedy += f", to any word if the server wants none; {OPENAI_KEY} goes to https://{OPENAI_HOST} alone"
+    raise UserError(f"no key for {endpoint.base_url}: {remedy}.")
 
 
-def warn_if_unencrypted(endpoint: Endpoint) -> None:
+def _warn_if_unencrypted(endpoint: Endpoint, source: str) -> None:
     """Warns of a server on another machine that is reached without encryption."""
-    if endpoint.base_url.startswith("http://") and not endpoint.is_local:
-        logger.warning("%s is not encrypted: the key and the texts can be read on the way", endpoint.base_url)
+    if endpoint.base_url.startswith("http://") and not is_local(endpoint.base_url):
+        logger.warning(
+            "%s is not encrypted: the key of %s and the texts can be read on the way. Use https, or an ssh tunnel:"
+            " ssh -L 8000:localhost:PORT HOST, and %s http://localhost:8000/v1",
+            endpoint.base_url,
+            source,
+            endpoint.flags.url,
+        )
 
 
 # -- requests
@@ -179,29 +200,10 @@ class RequestRejected(Exception):
         self.complaint = complaint
 
 
-def open_client(endpoint: Endpoint) -> openai.OpenAI:
-    """The official client, which sends each request once.
-
-    Raises:
-        UserError: the openai library is missing, or it does not take the address.
-    """
-    try:
-        import httpx2
-        import openai
-    except ImportError as error:
-        raise UserError(f"{endpoint.flags.url} needs the openai library: pip install 'ma-rlhf[judge]'.") from error
-
-    try:
-        return openai.OpenAI(
-            api_key=endpoint.key,
-            base_url=endpoint.base_url,
-            timeout=endpoint.timeout,
-            max_retries=0,
-            # A server on this machine is reached without a proxy.
-            http_client=openai.DefaultHttpxClient(trust_env=not endpoint.is_local),
-        )
-    except (openai.OpenAIError, httpx2.InvalidURL, ValueError) as error:
-        raise UserError(f"{endpoint.flags.url} {endpoint.base_url}: {endpoint.hide_key(str(error))}") from error
+def open_chat(endpoint: Endpoint) -> httpx2.Client:
+    """A client for `complete`. Raises UserError if the address is invalid, or its proxy cannot be used."""
+    headers = {"Authorization": f"Bearer {endpoint.key}"}
+    return open_client(endpoint.base_url, endpoint.flags.url, endpoint.timeout, headers)
 
 
 def with_retries(
@@ -233,31 +235,30 @@ def with_retries(
 
 
 def complete(
-    client: openai.OpenAI,
+    client: httpx2.Client,
     endpoint: Endpoint,
-    body: Mapping[str, Any],
+    body: Mapping[str, object],
 ) -> Completion:
     """Sends one request once.
 
     Args:
-        client: the client that `open_client` returned for this endpoint.
+        client: the client that `open_chat` returned for this endpoint.
         endpoint: the server and its model.
-        body: arguments of `chat.completions.create`.
+        body: JSON object of a request for chat completions.
 
     Raises:
         Unanswered: too many requests, a failure of the server or the connection, or no answer in time.
         RequestRejected: the server rejects the content of the request.
         UserError: the key, the model or the address is wrong, or the account is empty.
     """
-    import openai
+    import httpx2
 
     try:
-        # The library's own types require fields that servers other than OpenAI's leave out.
-        response = client.chat.completions.with_raw_response.create(**body).http_response
-    except openai.APIConnectionError as error:
-        raise _connection_error(error.__cause__ or error, endpoint) from error
-    except openai.APIStatusError as error:
-        raise _status_error(error, endpoint) from error
+        response = client.post(f"{endpoint.base_url}/chat/completions", json=body)
+    except httpx2.RequestError as error:
+        raise _connection_error(error, endpoint) from error
+    if not response.is_success:
+        raise _status_error(response, endpoint)
 
     try:
         answer = response.json()
@@ -350,21 +351,29 @@ def _connection_error(error: BaseException, endpoint: Endpoint) -> Unanswered:
     return Unanswered(endpoint.hide_key(f"{endpoint.base_url} gives no answer: {error}"), may_be_charged)
 
 
-def _status_error(error: openai.APIStatusError, endpoint: Endpoint) -> Exception:
+def _status_error(response: httpx2.Response, endpoint: Endpoint) -> Exception:
     """The error to raise for a response with an error status."""
-    # OpenAI's API puts the reason under "message", servers written with FastAPI under "detail".
-    content: object = error.body if error.body else "no reason given"
+    try:
+        content: object = response.json()
+    except ValueError:
+        content = response.text
+    # OpenAI's API puts the reason under "error" and "message", servers written with FastAPI under "detail".
+    if isinstance(content, Mapping):
+        content = content.get("error") or content
+    code = content.get("code") if isinstance(content, Mapping) else None
     if isinstance(content, Mapping):
         content = content.get("message") or content.get("detail") or content
+    content = response.headers.get("location") or content or "no reason given"  # a redirect is not followed
     complaint = endpoint.hide_key(content if isinstance(content, str) else json.dumps(content))
 
     server = endpoint.base_url
-    status = error.status_code
+    status = response.status_code
     flags = endpoint.flags
     answers = f"{server} answers {status}: {short(complaint)}"
     if status == 401:  # the server's message is left out: it may hold a part of the key
-        return UserError(f"{server} refuses the key (401): check {flags.key}.")
-    if status == 402 or error.code in OUT_OF_MONEY:
+        remedy = f"check {endpoint.key_source}" if endpoint.key_source else f"it was sent a dummy; set {flags.key}"
+        return UserError(f"{server} refuses the key (401): {remedy}.")
+    if status == 402 or code in OUT_OF_MONEY:
         return UserError(f"the account is out of money: {answers}")
     if status == 403:
         return UserError(f"the key does not allow the use of {endpoint.model}: {answers}")
@@ -374,7 +383,7 @@ def _status_error(error: openai.APIStatusError, endpoint: Endpoint) -> Exception
     if status in (400, 413, 422):
         return RequestRejected(answers, complaint)
     if status in (408, 409, 429) or status >= 500:
-        text = error.response.headers.get("retry-after")
+        text = response.headers.get("retry-after")
         reason = f"{answers} (Retry-After: {text})" if text else answers
         return Unanswered(reason, status in GATEWAY_STATUSES, _seconds(text))
     return UserError(answers)

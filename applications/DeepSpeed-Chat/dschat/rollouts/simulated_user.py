@@ -8,9 +8,8 @@ function. Nothing here imports torch.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from dschat.base.errors import UserError
 from dschat.base.user_function import load_function
 from dschat.data.dialogues import messages_of_text
 from dschat.data.rows import Row
-from dschat.rollouts.chat_servers import Endpoint, EndpointFlags, checked_address, checked_key
+from dschat.rollouts.chat_servers import Endpoint, EndpointFlags, checked_address, with_key
 from dschat.rollouts.environment import ASSISTANT, Message
 from dschat.rollouts.users import FunctionUser, ServerWriter, SimulatedUser
 
@@ -30,7 +29,7 @@ FUNCTION = "--user_function"
 SERVER = EndpointFlags(
     url="--user_server",
     model="--user_model",
-    key="OPENAI_API_KEY",
+    key="USER_API_KEY",
     max_tokens="--user_max_tokens",
     timeout="--environment_timeout",
     tries="--user_tries",
@@ -40,7 +39,7 @@ SERVER = EndpointFlags(
 
 @dataclass(frozen=True)
 class UserServer:
-    """A model on a server that plays the user; the key is read from OPENAI_API_KEY.
+    """A model on a server that plays the user; the key is read from USER_API_KEY.
 
     Attributes:
         url: address, up to /v1.
@@ -70,7 +69,7 @@ class UserServer:
             tries=self.tries,
             flags=SERVER,
         )
-        return replace(endpoint, key=checked_key(os.environ.get(SERVER.key), SERVER.key, endpoint))
+        return with_key(endpoint)
 
 
 @dataclass(frozen=True)
@@ -149,8 +148,7 @@ def load_simulated_user(settings: UserSettings) -> Callable[[], SimulatedDialogu
     """What makes the dialogues of a run: each has a process of its own, and a copy of the client or function.
 
     Raises:
-        UserError: the function cannot be imported, the openai library is missing, or the server's address or key is
-            invalid.
+        UserError: the function cannot be imported, or the server's address or key is invalid.
     """
     if settings.server is None:
         user: User = FunctionUser(load_function(settings.function, FUNCTION, ["dialogues"]), FUNCTION)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from dschat.base.errors import UserError
 from dschat.base.user_function import call_function
 from dschat.data.dialogues import Dialogue
-from dschat.rollouts.chat_servers import Endpoint, RequestRejected, Unanswered, complete, open_client, with_retries
+from dschat.rollouts.chat_servers import Endpoint, RequestRejected, Unanswered, complete, open_chat, with_retries
 from dschat.rollouts.reply_cache import Reply, ReplyCache, digest_of
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class ServerWriter:
             remedy: what to do where the server does not answer, for messages.
 
         Raises:
-            UserError: the openai library is missing, or the address is invalid.
+            UserError: the address is invalid, or its proxy cannot be used.
         """
         self._endpoint = endpoint
         self._temperature = temperature
@@ -127,7 +127,7 @@ class ServerWriter:
         self._cache = ReplyCache(cache, has_message)
         self._remedy = remedy
         self._has_answered = False
-        self._client = open_client(endpoint)
+        self._client = open_chat(endpoint)
 
     def __call__(
         self,

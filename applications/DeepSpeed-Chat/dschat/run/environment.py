@@ -27,7 +27,7 @@ VARIABLES = (
     "VLLM_",
 )
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD")
-OPTIONAL_PACKAGES = ("vllm", "flash-attn", "bitsandbytes", "spacy", "benepar", "gradio", "openai")
+OPTIONAL_PACKAGES = ("vllm", "flash-attn", "bitsandbytes", "spacy", "benepar", "gradio")
 
 
 def describe(options: EnvOptions) -> str:

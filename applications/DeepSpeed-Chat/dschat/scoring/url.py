@@ -30,6 +30,7 @@ import httpx2
 from torch import Tensor
 
 from dschat.base.errors import UserError
+from dschat.base.servers import open_client
 from dschat.run.stop import raise_if_stopped_here, stopping_together
 from dschat.scoring.segments import Numbers, is_finite
 from dschat.scoring.source import ResponseTexts, Scores, with_segments
@@ -76,7 +77,7 @@ class UrlScores:
         token = os.environ.get(REWARD_TOKEN)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._settings = settings
-        self._client = httpx2.Client(headers=headers, timeout=settings.timeout)
+        self._client = open_client(settings.url, FLAG, settings.timeout, headers)
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores:
         """One number for each response, (B,) float32, or for its macro actions.
@@ -176,13 +177,12 @@ class UrlScores:
             raise NoAnswerYet(f"no answer within {timeout:g} s (--reward_timeout)") from error
         except httpx2.HTTPError as error:
             raise NoAnswerYet(f"no answer: {error}") from error
-        except httpx2.InvalidURL as error:
-            raise UserError(f"{FLAG} {settings.url} is not an address: {error}.") from error
         status = answer.status_code
         excerpt = _excerpt(answer.text)
         if status in TEMPORARY or status >= 500:
             raise NoAnswerYet(f"it answers {status}: {excerpt}")
         if status != 200:
+            excerpt = answer.headers.get("location", excerpt)  # of a redirect, which is not followed
             raise UserError(
                 f"{FLAG} {settings.url}: it refuses the request, {status}: {excerpt}. Check the address and its path, "
                 "and the server's log."

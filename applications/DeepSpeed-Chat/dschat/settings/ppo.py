@@ -25,7 +25,7 @@ from dschat.settings.ppo_loss import (
     PPOMemoryFlags,
     PPOModelFlags,
 )
-from dschat.settings.reward_judge import JUDGE_RULES, RewardJudgeFlags, require_openai
+from dschat.settings.reward_judge import JUDGE_RULES, RewardJudgeFlags
 from dschat.settings.rewards import REWARD_RULES, SOURCE_FLAGS, ProgramFlags, RewardFlags
 from dschat.settings.rollouts import (
     AHEAD_CLIP,
@@ -391,7 +391,7 @@ class PPOConfig(CommonConfig):
         "per_device_eval_batch_size": "prompts per process and evaluation batch, see eval_iters",
         "user_model": "name of the model that plays the user on --user_server",
         "user_server": "address of an OpenAI-compatible server that runs --user_model; the key is read from"
-        " OPENAI_API_KEY",
+        " USER_API_KEY",
         "user_function": "function that plays the user instead: module.py:function, called with a list of one"
         " dialogue, which returns a list of its next user message",
     }
@@ -492,10 +492,6 @@ class PPOConfig(CommonConfig):
         super().check_installed()
         if self.runs_vllm:
             require_vllm()
-        if self.rewards.reward_judge is not None:
-            require_openai("--reward_judge")
-        if self.user.user_server is not None:
-            require_openai("--user_server")
 
     def credit_is_fused(self, plan: BatchPlan) -> bool:
         """Whether the update's own passes compute the log-probs and values that credit assignment reads.

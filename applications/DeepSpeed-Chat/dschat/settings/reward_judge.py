@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
-from dschat.base.errors import UserError
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
 from dschat.settings.rubrics import read_score_rubric
 from dschat.settings.rules import ADDRESS, Check, Rule
@@ -24,7 +22,7 @@ class RewardJudgeFlags:
 
     judge_model: str | None = flag("name of the judge model on its server", None, NOT_EMPTY, only_with="reward_judge")
     judge_url: str | None = flag(
-        "OpenAI-compatible server of the judge, up to /v1; OpenAI's if not given. The key is read from OPENAI_API_KEY",
+        "OpenAI-compatible server of the judge, up to /v1; OpenAI's if not given. The key is read from JUDGE_API_KEY",
         None,
         on_resume=FREE,
         only_with="reward_judge",
@@ -63,12 +61,6 @@ class RewardJudgeFlags:
     )
 
 
-def require_openai(flag: str) -> None:
-    """Raises UserError if the openai library, which a flag needs, is not installed."""
-    if find_spec("openai") is None:
-        raise UserError(f"{flag} needs the openai library: pip install 'ma-rlhf[judge]'")
-
-
 def _asks(config: Any) -> bool:
     return config.rewards.reward_judge is not None
 
@@ -103,7 +95,7 @@ JUDGE_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuration
     Rule(
         lambda config: config.judge.judge_url is not None and not ADDRESS.fullmatch(config.judge.judge_url),
         "--judge_url {judge_url} is not an address: give one such as http://127.0.0.1:8000/v1, without a user's name,"
-        " password or query; the key is read from OPENAI_API_KEY.",
+        " password or query; the key is read from JUDGE_API_KEY.",
     ),
     Rule(
         lambda config: (config.judge.judge_price_in is None) != (config.judge.judge_price_out is None),

@@ -104,7 +104,7 @@ SIMULATED_USER_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's conf
     Rule(
         lambda config: config.user.user_server is not None and not ADDRESS.fullmatch(config.user.user_server),
         "--user_server {user_server} is no address: give one such as http://127.0.0.1:8000/v1, without a user's name,"
-        " password or query; the key is read from OPENAI_API_KEY.",
+        " password or query; the key is read from USER_API_KEY.",
     ),
     Check(_check_user_function),
 )

@@ -3,11 +3,9 @@
 
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from dschat.lab.judge.verdicts import Setup, has_verdict, judge_pairs, questions
 from dschat.lab.options import BY_SCORES, AskingOptions, JudgeOptions, TurnOptions
 from dschat.lab.responses import Pair, compared, is_same_scorer, read_pairs, with_origins
 from dschat.lab.turns import TurnRates, rates_by_turn, turn_pairs
-from dschat.rollouts.chat_servers import Endpoint, checked_key, warn_if_unencrypted
+from dschat.rollouts.chat_servers import with_key
 from dschat.rollouts.reply_cache import ReplyCache
 from dschat.scoring.judge.client import JudgeClient
 from dschat.scoring.judge.costs import Spending, estimated_tokens
@@ -71,7 +69,9 @@ def judge(
     """
     output = options.compared.output
     prices = options.costs.prices()
-    endpoint = _endpoint_with_key(options)
+    if options.judge.sk:
+        logger.warning("--sk shows the key to everybody on this machine; better set JUDGE_API_KEY or OPENAI_API_KEY")
+    endpoint = with_key(options.endpoint(), options.judge.sk)
     spending = Spending(prices, options.costs.max_cost)
     client = JudgeClient(endpoint, ReplyCache(options.cache_folder, has_verdict), spending, HARMLESS)
     with closing(Journal(output, {}, options.result.overwrite)) as journal:
@@ -91,19 +91,6 @@ def judge(
         f"{spending.input_tokens} + {spending.output_tokens} tokens{cost}; {output}"
     )
     return rows, summary
-
-
-def _endpoint_with_key(options: AskingOptions) -> Endpoint:
-    """The judge with its key; raises UserError if address or key are bad."""
-    endpoint = options.endpoint()
-    source = "OPENAI_API_KEY"
-    key = os.environ.get(source)
-    if options.judge.sk:
-        logger.warning("--sk shows the key to everybody on this machine; better set OPENAI_API_KEY")
-        source = "--sk"
-        key = options.judge.sk
-    warn_if_unencrypted(endpoint)
-    return replace(endpoint, key=checked_key(key, source, endpoint))
 
 
 def _report_invalid(rows: Sequence[dict[str, Any]], output: Path) -> None:

@@ -27,7 +27,7 @@ from dschat.scoring.judge.answers import UnreadableAnswer, json_objects, repair,
 from dschat.scoring.judge.questions import JudgeQuestion, JudgingStopped, TextRefused
 
 if TYPE_CHECKING:
-    from dschat.scoring.judge.client import JudgeClient  # needs the openai library
+    from dschat.scoring.judge.client import JudgeClient
 
 Ask = Callable[[JudgeQuestion], Reply]  # asks the judge
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dialogues of the policy with a user, each sampled twice from one of its turns on."""
 
-import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -36,7 +35,7 @@ from dschat.lab.runner import (
 from dschat.models.limits import position_limit, trained_length
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import load_tokenizer
-from dschat.rollouts.chat_servers import Endpoint, EndpointFlags, checked_address, checked_key
+from dschat.rollouts.chat_servers import Endpoint, EndpointFlags, checked_address, with_key
 from dschat.rollouts.dialogues import PolicyAssistant, User, UserFromData, roll_out_pairs
 from dschat.rollouts.sampling import row_seed
 from dschat.rollouts.users import FunctionUser, ModelWriter, ServerWriter, SimulatedUser
@@ -46,7 +45,7 @@ PROMPTS = "--prompts"
 USERS = ("user", "human")  # what data sets call them
 CHUNK = 1000  # messages that are encoded together
 CACHE = ".user-cache"  # answers of the server that plays the user, below the folder of the rows
-SERVER = EndpointFlags("--user_server", "--user_model", "OPENAI_API_KEY", "--max_new_tokens", role="user")
+SERVER = EndpointFlags("--user_server", "--user_model", "USER_API_KEY", "--max_new_tokens", role="user")
 
 
 def run_generate(options: GenerateOptions) -> str:
@@ -214,7 +213,7 @@ def _endpoint(options: GenerateOptions) -> Endpoint | None:
         tries=options.requests.max_tries,
         flags=SERVER,
     )
-    return replace(endpoint, key=checked_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY", endpoint))
+    return with_key(endpoint)
 
 
 def _settings(

@@ -112,7 +112,7 @@ class GenerateOptions(DataSetOptions):
 
     Writes train.jsonl: trajectory, trajectory_sampled_h_from_sampled_len, sampled_len_from_5,
     sampled_h_from_sampled_len. If it is interrupted, the same command continues it. The key of a
-    server comes from OPENAI_API_KEY.
+    server comes from USER_API_KEY.
     """
 
     defaults: ClassVar[dict[str, Any]] = {

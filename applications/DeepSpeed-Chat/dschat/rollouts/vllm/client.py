@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from dschat.base.errors import ServerLost, UserError
+from dschat.base.servers import open_async_client, open_client
 from dschat.rollouts.vllm.requests import ResponseRequest, VllmResponse
 from dschat.run.distributed import gather_objects
 
 FLAG = "--vllm_url"
 TOKEN = "VLLM_API_KEY"
-# Concurrent requests of one process, and seconds to keep an idle connection, fewer than the servers keep it.
-LIMITS = httpx2.Limits(max_connections=256, keepalive_expiry=1.0)
+MAX_CONNECTIONS = 256  # of one process to all servers; each takes a file descriptor
 POST_TIMEOUT = 600.0  # seconds for one request with weights
 HEALTH_TIMEOUT = 10.0  # seconds for the answer to a health check
 UNAVAILABLE = (502, 503, 504)  # statuses of a server that is starting or ending
@@ -62,24 +62,18 @@ class ServerClient:
     """Sends requests to the servers of a run, each of which holds all of the actor's weights."""
 
     def __init__(self, urls: Sequence[str]) -> None:
-        """Takes addresses without a path; sends nothing yet."""
+        """Takes addresses without a path; sends nothing yet. Raises UserError if one is invalid."""
         self.urls = [url.rstrip("/") for url in urls]
         token = os.environ.get(TOKEN)
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = httpx2.Client(
-            headers=self.headers,
-            timeout=POST_TIMEOUT,
-            limits=LIMITS,
-        )
+        self._http = {url: open_client(url, FLAG, POST_TIMEOUT, self.headers) for url in self.urls}
 
     def info(self, url: str) -> ServerInfo:
         """What a server is. Raises UserError if it is of another kind, ServerLost if there is none."""
         try:
-            answer = self._http.get(url + "/run", timeout=HEALTH_TIMEOUT)
+            answer = self._http[url].get(url + "/run", timeout=HEALTH_TIMEOUT)
         except httpx2.HTTPError as error:
             raise lost(url, f"does not answer: {error or type(error).__name__}") from error
-        except httpx2.InvalidURL as error:
-            raise UserError(f"{FLAG} {url} is not an address: {error}.") from error
         if answer.status_code in (401, 500, *UNAVAILABLE):
             _check_status(url, answer)
         if answer.status_code == 200:
@@ -129,11 +123,7 @@ class ServerClient:
     ) -> None:
         headers = {} if version is None else {VERSION_HEADER: version}
         try:
-            answer = self._http.post(
-                url + path,
-                json=body,
-                headers=headers,
-            )
+            answer = self._http[url].post(url + path, json=body, headers=headers)
         except httpx2.HTTPError as error:
             raise lost(url, f"has gone: {error or type(error).__name__}") from error
         if answer.status_code == 500 and asyncio.run(is_healthy(url)):
@@ -327,7 +317,7 @@ def is_version_of_run(version: str, run: str) -> bool:
 async def is_healthy(url: str) -> bool:
     """Whether a server answers a health check."""
     try:
-        async with httpx2.AsyncClient(timeout=HEALTH_TIMEOUT) as http:
+        async with open_async_client(url, FLAG, HEALTH_TIMEOUT) as http:
             answer = await http.get(url + "/health")
     except httpx2.HTTPError:
         return False

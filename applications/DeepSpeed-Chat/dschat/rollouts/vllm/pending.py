@@ -14,12 +14,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-import httpx2
-
 from dschat.base.errors import ServerLost, UserError
+from dschat.base.servers import open_async_client
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.vllm.client import FLAG, LIMITS, ServerClient, is_healthy, lost, raise_on_all_ranks
+from dschat.rollouts.vllm.client import FLAG, MAX_CONNECTIONS, ServerClient, is_healthy, lost, raise_on_all_ranks
 from dschat.rollouts.vllm.requests import ResponseRequest, VllmResponse, to_generation
 from dschat.run.distributed import gather_objects
 from dschat.run.stop import is_stopping_here, raise_if_stopped_here, stopping_together
@@ -145,15 +144,10 @@ class BackgroundGeneration:
         for number, request in enumerate(self._requests):
             url = urls[(self._first_server + number) % len(urls)]
             requests_by_url[url][number] = request
-        async with httpx2.AsyncClient(
-            headers=self._client.headers,
-            timeout=None,
-            limits=LIMITS,
-        ) as http:
-            servers = []
-            for url, requests in requests_by_url.items():
-                servers.append(self._generate_on(http, url, requests))
-            results = await asyncio.gather(*servers, return_exceptions=True)
+        servers = []
+        for url, requests in requests_by_url.items():
+            servers.append(self._generate_on(url, requests))
+        results = await asyncio.gather(*servers, return_exceptions=True)
         problems = [result for result in results if isinstance(result, BaseException)]
         # A lost server comes last: resuming would not help against the other problems.
         problems.sort(key=lambda problem: isinstance(problem, ServerLost))
@@ -162,22 +156,22 @@ class BackgroundGeneration:
 
     async def _generate_on(
         self,
-        http: httpx2.AsyncClient,
         url: str,
         requests: Mapping[int, ResponseRequest],
     ) -> None:
         """Sends the requests of one server and collects its responses; after a problem, the others are cancelled."""
+        connections = max(1, MAX_CONNECTIONS // len(self._client.urls))
         number_of_task: dict[asyncio.Task[VllmResponse], int] = {}
-        for number, request in requests.items():
-            task = asyncio.create_task(self._client.generate(http, url, request, self._version))
-            number_of_task[task] = number
-
-        try:
-            await self._collect(url, number_of_task)
-        finally:
-            for task in number_of_task:
-                task.cancel()
-            await asyncio.gather(*number_of_task, return_exceptions=True)
+        async with open_async_client(url, FLAG, None, self._client.headers, connections) as http:
+            for number, request in requests.items():
+                task = asyncio.create_task(self._client.generate(http, url, request, self._version))
+                number_of_task[task] = number
+            try:
+                await self._collect(url, number_of_task)
+            finally:
+                for task in number_of_task:
+                    task.cancel()
+                await asyncio.gather(*number_of_task, return_exceptions=True)
 
     async def _collect(
         self,

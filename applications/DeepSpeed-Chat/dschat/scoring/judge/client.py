@@ -10,7 +10,7 @@ from functools import partial
 
 from dschat.base.errors import UserError
 from dschat.base.journal import make_writable
-from dschat.rollouts.chat_servers import Endpoint, RequestRejected, Unanswered, complete, open_client, with_retries
+from dschat.rollouts.chat_servers import Endpoint, RequestRejected, Unanswered, complete, open_chat, with_retries
 from dschat.rollouts.reply_cache import Reply, ReplyCache, accept_any
 from dschat.scoring.judge.costs import Spending, estimated_tokens
 from dschat.scoring.judge.questions import Form, JudgeQuestion, JudgingStopped, TextRefused
@@ -66,7 +66,7 @@ class JudgeClient:
         self._cache = cache
         self._spending = spending
         self._harmless = harmless
-        self._client = open_client(endpoint)
+        self._client = open_chat(endpoint)
         self._form: Form | None = None  # the form of the first request that was answered
         self._lock = threading.Lock()
         self._checking = threading.Lock()  # held while the harmless question is asked

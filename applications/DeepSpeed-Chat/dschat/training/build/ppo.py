@@ -29,7 +29,6 @@ from dschat.models.tokenizer import (
     vocabulary_difference,
 )
 from dschat.models.vocabulary import id_count, lacks_rows, row_count
-from dschat.rollouts.chat_servers import warn_if_unencrypted
 from dschat.rollouts.engine import RolloutEngine
 from dschat.rollouts.environments import EnvironmentPool
 from dschat.rollouts.episodes import EpisodeLimits, EpisodePlayer, all_columns
@@ -354,7 +353,7 @@ def simulated_user(config: PPOConfig) -> UserSettings:
         tries=config.user_requests.user_tries,
         cache=str(Path(config.output.output_dir) / USER_CACHE),
     )
-    warn_if_unencrypted(server.endpoint())
+    server.endpoint()  # raises if there is no key
     return UserSettings(max_turns, server)
 
 

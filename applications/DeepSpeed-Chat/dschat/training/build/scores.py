@@ -3,9 +3,7 @@
 
 import logging
 import math
-import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,14 +18,7 @@ from dschat.models.load import is_bidirectional, load_classifier, load_trained_s
 from dschat.models.pretrained import open_config
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.models.tokenizer import same_ids
-from dschat.rollouts.chat_servers import (
-    OPENAI_URL,
-    Endpoint,
-    EndpointFlags,
-    checked_address,
-    checked_key,
-    warn_if_unencrypted,
-)
+from dschat.rollouts.chat_servers import OPENAI_URL, Endpoint, EndpointFlags, checked_address, with_key
 from dschat.rollouts.reply_cache import ReplyCache
 from dschat.run.distributed import device, world_size
 from dschat.scoring.environment import EnvironmentScores
@@ -69,7 +60,6 @@ JUDGE_CACHE = ".judge-cache"  # below the output folder
 JUDGE_FLAGS = EndpointFlags(
     url="--judge_url",
     model="--judge_model",
-    key="OPENAI_API_KEY",
     max_tokens="--judge_max_tokens",
     timeout="--judge_timeout",
     tries="--judge_tries",
@@ -189,9 +179,6 @@ def judge_scores(config: PPOConfig, rubric_file: str) -> JudgeScores:
         tries=flags.judge_tries,
         flags=JUDGE_FLAGS,
     )
-    # Whether a key is needed depends on the endpoint: a server on this machine has none.
-    endpoint = replace(endpoint, key=checked_key(os.environ.get(JUDGE_FLAGS.key), JUDGE_FLAGS.key, endpoint))
-    warn_if_unencrypted(endpoint)
 
     # Each process may spend an equal share of the limit.
     prices: Prices | None = None
@@ -205,7 +192,7 @@ def judge_scores(config: PPOConfig, rubric_file: str) -> JudgeScores:
     spending = Spending(prices, limit, limit_name)
 
     folder = Path(flags.judge_cache or Path(config.output.output_dir) / JUDGE_CACHE)
-    client = JudgeClient(endpoint, ReplyCache(folder), spending, harmless_question(rubric))
+    client = JudgeClient(with_key(endpoint), ReplyCache(folder), spending, harmless_question(rubric))
     patience = longest_wait(config)
     skips = config.rewards.on_reward_error == "skip"
     return JudgeScores(client, JudgeSettings(rubric, flags.judge_concurrency, patience, skips))
