@@ -3,14 +3,13 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import transformers
+from huggingface_hub import constants
 
 from dschat.base import fingerprints
 from dschat.base.errors import UserError
-from dschat.base.fingerprints import content_hash, contents_hash, model_hash
+from dschat.base.fingerprints import content_hash, model_hash
 
 
 def write_adapter(folder: Path, base: Path) -> None:
@@ -19,14 +18,26 @@ def write_adapter(folder: Path, base: Path) -> None:
 
 
 def test_adapters_that_name_each_other_have_a_hash(tmp_path):
-    """Each is hashed with the other's config; opening such a model is refused elsewhere."""
+    """Each is hashed with the other's hash for its path; opening such a model is refused elsewhere."""
     first, second = tmp_path / "first", tmp_path / "second"
     second.mkdir()
     write_adapter(first, second)
     write_adapter(second, first)
     configs = [(folder / "adapter_config.json").read_text() for folder in (first, second)]
-    assert model_hash(str(first)) == contents_hash([configs[0], content_hash(configs[1])])
-    assert model_hash(str(second)) == contents_hash([configs[1], content_hash(configs[0])])
+    for folder, other_config in ((first, configs[1]), (second, configs[0])):
+        expected = json.dumps({"base_model_name_or_path": content_hash(other_config)})
+        assert model_hash(str(folder)) == content_hash(expected)
+
+
+def test_an_adapter_whose_base_has_moved_keeps_its_hash(tmp_path):
+    for name, content in (("base", "{}"), ("moved", "{}"), ("other", "[]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+    hashes = []
+    for name in ("base", "moved", "other"):
+        write_adapter(tmp_path / "adapter", tmp_path / name)
+        hashes.append(model_hash(str(tmp_path / "adapter")))
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 @pytest.mark.parametrize(
@@ -40,9 +51,20 @@ def test_a_damaged_weight_file_is_named(start, tmp_path, monkeypatch):
         model_hash(str(tmp_path))
 
 
-@pytest.mark.parametrize(("commit", "expected"), [("abc123", "abc123"), (None, "owner/name")])
-def test_a_model_on_the_hub_is_its_commit(commit, expected, monkeypatch):
-    """Two models whose commits are not known are not the same."""
-    config = SimpleNamespace(_commit_hash=commit)
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda path, **options: config)
-    assert model_hash("owner/name") == expected
+def test_a_model_on_the_hub_is_its_commit(tmp_path, monkeypatch):
+    """In a cache of the hub as huggingface_hub lays it out."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "models--owner--name"
+    for commit in ("a" * 40, "b" * 40):
+        snapshot = repository / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text("{}")
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / "main").write_text(commit)
+        assert model_hash("owner/name") == commit
+
+
+def test_two_models_whose_commits_are_not_known_are_not_the_same(monkeypatch):
+    monkeypatch.setattr(fingerprints, "hub_commit", lambda path: None)
+    assert model_hash("owner/name") == "owner/name"

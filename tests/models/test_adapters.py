@@ -3,10 +3,12 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
+from huggingface_hub import constants
+from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -142,10 +144,10 @@ def test_an_adapter_alone_keeps_what_step_2_noted(base, tokenizer, tmp_path):
     second = save_both(tmp_path / "second", start, first, tokenizer, seed=2)
     loaded = load_trained_scalar(second, "--m", torch.float32, tokenizer)
     assert noted_end_token(loaded.config) == tokenizer.convert_ids_to_tokens(8)
-    notes = tmp_path / "second" / "alone" / "adapter" / "reward_notes.json"
+    notes = tmp_path / "second" / "alone" / "adapter" / "adapter_notes.json"
     for damaged in ("{", "1"):
         notes.write_text(damaged)
-        with pytest.raises(UserError, match="reward_notes.json cannot be read: .* Copy the model again"):
+        with pytest.raises(UserError, match="adapter_notes.json cannot be read: .* Copy the model again"):
             open_config(second, "--m")
 
 
@@ -169,22 +171,128 @@ def test_the_identity_of_an_adapter_is_its_base_s_too(policy, base, tokenizer):
     assert model_hash(policy) != before
 
 
+def edit_settings(path, **changes):
+    """Changes an adapter's config; None takes a setting away."""
+    file = adapter_alone(path) / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def forget_base(path):
+    """Takes the hash of the base away, as in an adapter of another program."""
+    (adapter_alone(path) / "adapter_notes.json").unlink()
+
+
+@pytest.fixture
+def relative_policy(policy, tokenizer, tmp_path, monkeypatch):
+    """An adapter that was trained on the relative path of its base; commands then run in other folders."""
+    monkeypatch.chdir(tmp_path)
+    model = load_causal_lm("base", "--m", torch.float32, tokenizer)
+    path = save_both(tmp_path / "relative", model, "base", tokenizer)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return path
+
+
+def test_a_base_is_found_from_any_folder(relative_policy, base, tokenizer, tmp_path):
+    save_folder(tmp_path / "elsewhere" / "base", make_causal_lm(seed=9), tokenizer)
+    assert base_of(relative_policy, "--m") == (base, [adapter_alone(relative_policy)])
+    model = load_causal_lm(relative_policy, "--m", torch.float32, tokenizer)
+    assert same(model, load_causal_lm(str(tmp_path / "relative" / "merged"), "--m", torch.float32, tokenizer))
+
+
+@pytest.mark.parametrize("load", [load_causal_lm, load_scalar, open_config, load_tokenizer])
+def test_another_model_at_the_base_s_path_is_refused(load, policy, base, tokenizer, tmp_path):
+    """Also one of the same family and sizes, whose weights alone differ."""
+    arguments = (torch.float32, tokenizer) if load in (load_causal_lm, load_scalar) else ()
+    shutil.copytree(base, tmp_path / "first base")
+    make_causal_lm(seed=9).save_pretrained(base)
+    with pytest.raises(UserError, match=f"--m {policy}: .* trained on another model than the one that is in {base}"):
+        load(policy, "--m", *arguments)
+    edit_settings(policy, base_model_name_or_path=str(tmp_path / "first base"))
+    load(policy, "--m", *arguments)
+
+
+def test_an_edited_base_is_accepted_after_the_remedy(policy, base, tokenizer):
+    config = json.loads((base_file := Path(base) / "config.json").read_text())
+    base_file.write_text(json.dumps(config | {"architectures": None}))
+    with pytest.raises(UserError, match="remove base_hash from .*adapter_notes.json"):
+        load_causal_lm(policy, "--m", torch.float32, tokenizer)
+    notes = adapter_alone(policy) / "adapter_notes.json"
+    remaining = json.loads(notes.read_text())
+    del remaining["base_hash"]
+    notes.write_text(json.dumps(remaining))
+    load_causal_lm(policy, "--m", torch.float32, tokenizer)
+
+
+def test_an_adapter_on_an_adapter_knows_that_the_lowest_base_has_changed(policy, base, tokenizer, tmp_path):
+    start = load_scalar(policy, "--m", torch.float32, tokenizer)
+    second = save_both(tmp_path / "second", start, policy, tokenizer, seed=2)
+    forget_base(policy)
+    make_causal_lm(seed=9).save_pretrained(base)
+    with pytest.raises(UserError, match=f"--m {second}: .* than the one that is in {policy} now"):
+        load_trained_scalar(second, "--m", torch.float32, tokenizer)
+
+
+def test_a_relative_base_of_another_program_s_adapter_is_said(base, tokenizer, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    folder = write_users_adapter(tmp_path / "adapter", "base")
+    load_trained_scalar(str(folder), "--m", torch.float32, tokenizer)
+    assert f"names its base by the relative path base, which is {base} from here" in caplog.text
+    caplog.clear()
+    edit_settings(str(folder), base_model_name_or_path=base)
+    load_trained_scalar(str(folder), "--m", torch.float32, tokenizer)
+    assert "relative path" not in caplog.text
+
+
+def test_a_base_on_the_hub_is_recorded_with_its_commit(base, tokenizer, tmp_path, monkeypatch):
+    """A cache of the hub with two commits of a model; then a folder of the model's name where the command runs."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    repository = tmp_path / "hub" / "models--owner--name"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("a" * 40)
+    first_snapshot = repository / "snapshots" / ("a" * 40)
+    shutil.copytree(base, first_snapshot)
+    model = load_causal_lm("owner/name", "--m", torch.float32, tokenizer)
+    path = save_both(tmp_path / "policy", model, "owner/name", tokenizer)
+    assert json.loads((adapter_alone(path) / "adapter_config.json").read_text())["revision"] == "a" * 40
+    merged = load_causal_lm(str(tmp_path / "policy" / "merged"), "--m", torch.float32, tokenizer)
+    assert same(load_causal_lm(path, "--m", torch.float32, tokenizer), merged)
+    peft_model = AutoPeftModelForCausalLM.from_pretrained(adapter_alone(path), dtype=torch.float32)
+    assert_near(peft_model(IDS).logits, merged(IDS).logits)
+
+    save_folder(repository / "snapshots" / ("b" * 40), make_causal_lm(seed=9), tokenizer)
+    (repository / "refs" / "main").write_text("b" * 40)
+    with pytest.raises(UserError, match=f"the revision {'a' * 40} of owner/name, which is another one now"):
+        load_causal_lm(path, "--m", torch.float32, tokenizer)
+    save_folder(tmp_path / "owner" / "name", make_causal_lm(seed=9), tokenizer)
+    with pytest.raises(UserError, match="the revision .* of owner/name, which is another one now"):
+        load_causal_lm(path, "--m", torch.float32, tokenizer)
+    edit_settings(path, base_model_name_or_path=str(first_snapshot), revision=None)
+    assert same(load_causal_lm(path, "--m", torch.float32, tokenizer), merged)
+
+
 def test_a_base_that_is_gone_is_named_with_its_adapter(policy, tokenizer, tmp_path):
-    shutil.rmtree(tmp_path / "base")
-    words = f"--m {policy}: its LoRA adapter is for {tmp_path / 'base'}: no such folder"
+    moved = (tmp_path / "base").rename(tmp_path / "moved")
+    words = f"--m {policy}: its LoRA adapter is for {tmp_path / 'base'}: no such folder. If the model has moved, set"
     for load in (load_causal_lm, load_scalar):
         with pytest.raises(UserError, match=words):
             load(policy, "--m", torch.float32, tokenizer)
-    settings = tmp_path / "policy" / "alone" / "adapter" / "adapter_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"base_model_name_or_path": None}))
+    edit_settings(policy, base_model_name_or_path=str(moved))
+    load_causal_lm(policy, "--m", torch.float32, tokenizer)
+    forget_base(policy)
+    edit_settings(policy, base_model_name_or_path=None)
     with pytest.raises(UserError, match=f"--m {policy}: .* does not say which model it is for"):
         load_causal_lm(policy, "--m", torch.float32, tokenizer)
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"base_model_name_or_path": policy}))
+    edit_settings(policy, base_model_name_or_path=policy)
     with pytest.raises(UserError, match="names its own folder"):
         load_causal_lm(policy, "--m", torch.float32, tokenizer)
 
 
 def test_an_adapter_of_another_model_is_refused_by_the_layer_that_does_not_fit(policy, reward, tokenizer, tmp_path):
+    for path in (policy, reward):
+        forget_base(path)
     save_folder(tmp_path / "base", make_causal_lm("gpt2"), tokenizer)
     words = f"--m {policy}: the adapter .* does not fit the base .*which has no model.layers"
     with pytest.raises(UserError, match=words):

@@ -59,8 +59,10 @@ def test_a_dry_run_lists_files_without_a_token_or_a_network(run, monkeypatch):
 
 def test_a_folder_with_an_adapter_or_nothing(tmp_path):
     write(tmp_path / "lora", "README.md", "tokenizer.json", "adapter/adapter_model.safetensors")
-    write(tmp_path / "lora", "adapter/adapter_config.json", "adapter/reward_notes.json")
-    assert {"adapter/adapter_model.safetensors", "adapter/reward_notes.json"} <= set(dict(files_of(tmp_path / "lora")))
+    write(tmp_path / "lora", "adapter/adapter_config.json", "adapter/adapter_notes.json")
+    assert {"adapter/adapter_model.safetensors", "adapter/adapter_notes.json"} <= set(
+        dict(files_of(tmp_path / "lora"))
+    )
     with pytest.raises(UserError, match="there is no model here"):
         dict(files_of(tmp_path))
 

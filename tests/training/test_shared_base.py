@@ -22,6 +22,7 @@ from factories import (
     hf_logprobs,
     hf_score,
     largest_difference,
+    make_causal_lm,
     make_classifier,
     ragged_rows,
     save_engines,
@@ -176,6 +177,8 @@ def test_a_base_that_was_moved_is_known_by_its_weights(tokenizer, tmp_path):
     base, models = paths(tmp_path, tokenizer)
     shutil.copytree(base, tmp_path / "copy")
     check_lengths(config_of(tmp_path / "out", str(tmp_path / "copy"), share_base=True, **models))
+    make_causal_lm(seed=9).save_pretrained(base)
+    assert f"was trained on another base, {base} as it was then" in refused(tmp_path, base, **models)
 
 
 def test_damaged_adapters_are_refused(tokenizer, tmp_path):

@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -137,23 +137,38 @@ def model_hash(path: str) -> str:
     """
     folder = Path(path)
     if not folder.is_dir():
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        # A config whose commit is not known is told apart by the model's name.
-        return str(getattr(config, "_commit_hash", None) or path)
+        return hub_commit(path) or path  # a model whose commit is not known is told apart by its name
     return _folder_hash(folder, ())
 
 
+def hub_commit(path: str, local_files_only: bool = False) -> str | None:
+    """The commit of a model on the hub, or of the copy in the hub's cache; None if it is not known.
+
+    Raises:
+        OSError: there is no such model.
+    """
+    from transformers.utils.hub import cached_file, extract_commit_hash
+
+    config = cached_file(path, "config.json", local_files_only=local_files_only)
+    commit: str | None = extract_commit_hash(config, None)
+    return commit
+
+
 def _folder_hash(folder: Path, hashed: tuple[Path, ...]) -> str:
-    """Hash of the model or adapter in a folder; `hashed` are the folders of the adapters that it is the base of."""
+    """Hash of the model or adapter in a folder; `hashed` are the folders of the adapters that it is the base of.
+
+    An adapter's base counts by its own hash and not by its path, so that a model that has moved keeps its hash.
+    """
     config = _find_config(folder)
     config_bytes = config.read_bytes()
-    digest = hashlib.sha256(config_bytes)
     hashed += (folder.resolve(),)
-    base = _base_folder(config_bytes) if config != folder / "config.json" else None
-    if base is not None and base.resolve() not in hashed:  # adapters may name each other
-        digest.update(_folder_hash(base, hashed).encode())
+    if config != folder / "config.json":
+        settings = json.loads(config_bytes)
+        base = _base_folder(settings)
+        if base is not None and base.resolve() not in hashed:  # adapters may name each other
+            settings["base_model_name_or_path"] = _folder_hash(base, hashed)
+            config_bytes = json.dumps(settings, sort_keys=True).encode()
+    digest = hashlib.sha256(config_bytes)
     for file in sorted(config.parent.glob("*.safetensors")):
         for sample in _weight_samples(file):
             digest.update(sample)
@@ -169,9 +184,9 @@ def _find_config(folder: Path) -> Path:
     return model_config
 
 
-def _base_folder(config_bytes: bytes) -> Path | None:
+def _base_folder(settings: Mapping[str, object]) -> Path | None:
     """The folder of the base that an adapter's config names; None if the base is not a folder."""
-    base = json.loads(config_bytes).get("base_model_name_or_path")
+    base = settings.get("base_model_name_or_path")
     return Path(base) if isinstance(base, str) and Path(base).is_dir() else None
 
 

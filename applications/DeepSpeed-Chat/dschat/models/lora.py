@@ -5,8 +5,9 @@ import copy
 import json
 import logging
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from dschat.base.errors import UserError
+from dschat.base.fingerprints import hub_commit, model_hash
 from dschat.models.opening import Placement
 from dschat.models.parameters import whole_shape
+from dschat.models.reward_notes import BASE_KEY, NOTES, read_adapter_notes, save_adapter_notes
 from dschat.models.tensor_files import save_tensors
 
 logger = logging.getLogger(__name__)
@@ -53,7 +56,7 @@ def add_lora(
         model: a Hugging Face model.
         rank: rank of the adapters.
         targets: parts of the names of the layers to adapt; None adapts every linear layer but the heads.
-        base: path of the model, recorded in the adapter's config.
+        base: path of the model, see `record_base`.
         alpha: the output is scaled by alpha / rank; None means twice the rank.
         dropout: dropout of the adapters' inputs.
 
@@ -80,11 +83,24 @@ def add_lora(
         lora_dropout=dropout,
         target_modules=adapted_names,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-        base_model_name_or_path=base,
     )
+    record_base(model, config, base)
     inject_adapter_in_model(config, model, NAME)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name or name.startswith("score."))
+
+
+def record_base(model: Any, config: LoraConfig, base: str) -> None:
+    """Records which model adapters are trained on: a hub id and its commit, or a folder's absolute path and hash."""
+    config.base_model_name_or_path = base
+    config.revision = None
+    model.adapter_base_hash = None
+    if Path(base).is_dir():
+        config.base_model_name_or_path = os.path.abspath(base)
+        model.adapter_base_hash = model_hash(base)
+        return
+    with suppress(OSError):  # a model that no run has loaded, such as that of a plan
+        config.revision = hub_commit(base, local_files_only=True)
 
 
 def lora_config(model: Any) -> LoraConfig | None:
@@ -118,7 +134,7 @@ def save_adapter(
     adapter: Mapping[str, Tensor],
     folder: Path,
 ) -> None:
-    """Writes adapter_config.json and adapter_model.safetensors.
+    """Writes adapter_config.json, adapter_model.safetensors and the notes of `dschat.models.reward_notes`.
 
     AutoPeftModelForCausalLM and AutoPeftModelForSequenceClassification (with num_labels=1) open them; they read the
     base model's path from the config.
@@ -144,6 +160,7 @@ def save_adapter(
     config.modules_to_save = ["score"] if has_score else None
     config.inference_mode = True
     config.save_pretrained(str(folder))
+    save_adapter_notes(model.config, model.adapter_base_hash, folder)
 
 
 def merged(
@@ -244,7 +261,7 @@ def base_of(path: str, flag: str) -> tuple[str, list[Path]]:
     The base of an adapter may be an adapter itself. A path with a whole model has no adapters.
 
     Raises:
-        UserError: an adapter does not name its base; the message names the flag.
+        UserError: an adapter does not name its base, or another model is there now; the message names the flag.
     """
     adapters: list[Path] = []
     base = path
@@ -252,11 +269,59 @@ def base_of(path: str, flag: str) -> tuple[str, list[Path]]:
         if folder in adapters:
             raise UserError(f"{flag} {path}: {folder / CONFIG} names its own folder as the model that it is for.")
         adapters.insert(0, folder)
-        named_path = adapter_settings(folder).get("base_model_name_or_path")
-        if not isinstance(named_path, str) or not named_path:
-            raise UserError(f"{flag} {path}: {folder / CONFIG} does not say which model it is for.")
-        base = named_path
+        base = _base_of_adapter(folder, f"{flag} {path}")
     return base, adapters
+
+
+def _base_of_adapter(folder: Path, where: str) -> str:
+    """The path of the model that an adapter was trained on; `where` begins messages."""
+    base = adapter_settings(folder).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise UserError(f"{where}: {folder / CONFIG} does not say which model it is for.")
+    remedy = f"set base_model_name_or_path in {folder / CONFIG} to the folder"
+    if Path(base).is_absolute() and not Path(base).is_dir():
+        raise UserError(
+            f"{where}: its LoRA adapter is for {base}: no such folder. If the model has moved, {remedy} where it is."
+        )
+    recorded = recorded_base(folder)
+    if recorded is None or is_model(base, recorded):
+        return base
+    if adapter_settings(folder).get("revision") == recorded:
+        raise UserError(
+            f"{where}: its LoRA adapter was trained on the revision {recorded} of {base}, which is another one now. "
+            f"Run `hf download {base} --revision {recorded} --local-dir FOLDER`; {remedy}, and revision to null."
+        )
+    raise UserError(
+        f"{where}: its LoRA adapter was trained on another model than the one that is in {base} now; {remedy} of the"
+        f" model that it was trained on. If that is this one, with an edited config.json, remove {BASE_KEY} from"
+        f" {folder / NOTES}."
+    )
+
+
+def recorded_base(folder: Path) -> str | None:
+    """What `record_base` noted of an adapter's base: hash of its folder, or commit on the hub; None if unknown."""
+    recorded = read_adapter_notes(folder).get(BASE_KEY) or adapter_settings(folder).get("revision")
+    return None if recorded is None else str(recorded)
+
+
+def warn_of_unknown_base(folder: Path, base: str) -> None:
+    """Warns of an adapter of another program that is merged into whatever a relative path leads to."""
+    if Path(base).is_dir() and not Path(base).is_absolute() and recorded_base(folder) is None:
+        logger.warning(
+            "%s names its base by the relative path %s, which is %s from here; whether the adapter was trained on that"
+            " model is not known. Give an absolute path there.",
+            folder / CONFIG,
+            base,
+            os.path.abspath(base),
+        )
+
+
+def is_model(path: str, recorded: str) -> bool:
+    """Whether a model is the one that `recorded_base` describes. If it cannot be found, opening it says so."""
+    try:
+        return model_hash(path) == recorded
+    except (OSError, ValueError):
+        return True
 
 
 def named_base(path: str, flag: str) -> str:
@@ -459,7 +524,7 @@ def load_adapter(
         UserError: the adapter is not plain LoRA, or not that of a reward model over such a base.
     """
     config, saved_weights = _read_adapter(folder, f"{flag} {folder}", ", without --share_base")
-    config.base_model_name_or_path = base
+    record_base(model, config, base)
     config.inference_mode = False
     config.modules_to_save = None
     config.lora_dropout = 0.0  # log-probs and values of an update are compared with earlier ones

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What step 2 records about its training in a reward model's config.json, for the commands that read the model."""
+"""What training records about a model for the commands that read it.
+
+Step 2 records in a reward model's config.json what its score means. A LoRA adapter has no config.json; a file beside
+it holds the same, and a hash of the base that it was trained on.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,8 @@ logger = logging.getLogger(__name__)
 # Keys in config.json.
 LOSS_KEY = "reward_loss"
 END_KEY = "end_of_response"  # the token that ended a response, as text
-NOTES = "reward_notes.json"  # the same keys, in an adapter's folder
+NOTES = "adapter_notes.json"  # the same keys and BASE_KEY, in an adapter's folder
+BASE_KEY = "base_hash"  # `dschat.base.fingerprints.model_hash` of the folder that an adapter was trained on
 
 
 def note_end_token(model: Any, tokenizer: PreTrainedTokenizerBase, end_id: int) -> None:
@@ -60,29 +65,36 @@ def warn_of_other_end(config: PreTrainedConfig | None, end_token: str, name: str
         )
 
 
-def save_adapter_notes(config: PreTrainedConfig, adapter: Path) -> None:
-    """Writes what a reward model's config records beside its LoRA adapter, which has no config.json of its own."""
+def save_adapter_notes(config: PreTrainedConfig, base_hash: str | None, adapter: Path) -> None:
+    """Writes what the config of a model with a LoRA adapter records, and the hash of its base, beside the adapter."""
     notes: dict[str, object] = {}
     for key in (LOSS_KEY, END_KEY):
         if hasattr(config, key):
             notes[key] = getattr(config, key)
+    if base_hash is not None:
+        notes[BASE_KEY] = base_hash
     if notes:
         write_file(adapter / NOTES, json.dumps(notes, indent=2) + "\n")
 
 
 def add_adapter_notes(config: PreTrainedConfig, adapter: Path) -> None:
-    """Copies what `save_adapter_notes` wrote into the config of the adapter's base.
+    """Copies what `save_adapter_notes` wrote of a config into the config of the adapter's base."""
+    notes = read_adapter_notes(adapter)
+    for key in (LOSS_KEY, END_KEY):
+        if key in notes:
+            setattr(config, key, notes[key])
+
+
+def read_adapter_notes(adapter: Path) -> dict[str, object]:
+    """What `save_adapter_notes` wrote; {} for adapters of other programs.
 
     Raises:
         UserError: the file cannot be read.
     """
     file = adapter / NOTES
     if not file.is_file():
-        return
+        return {}
     try:
-        notes = json.loads(file.read_text(encoding="utf-8"))
-        for key in (LOSS_KEY, END_KEY):
-            if key in notes:
-                setattr(config, key, notes[key])
+        return dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{file} cannot be read: {error}. Copy the model again, or remove the file.") from error

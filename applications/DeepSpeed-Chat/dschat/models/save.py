@@ -16,7 +16,6 @@ from transformers.core_model_loading import PrefixChange, WeightConverter, rever
 from dschat.base.atomic import put, write_file
 from dschat.models.heads import folded
 from dschat.models.lora import is_adapter, lora_config, merged, save_adapter
-from dschat.models.reward_notes import save_adapter_notes
 from dschat.models.tensor_files import save_tensors
 
 logger = logging.getLogger(__name__)
@@ -59,7 +58,6 @@ def save_model(
         if hasattr(model, "generation_config"):
             model.generation_config.save_pretrained(folder)  # it has the ids that end a response
     save_adapter(model, adapter, folder / "adapter")
-    save_adapter_notes(model.config, folder / "adapter")
 
 
 def _collect_adapter(

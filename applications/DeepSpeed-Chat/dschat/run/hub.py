@@ -27,7 +27,7 @@ MODEL_FILES = (
     "config.json",
     "generation_config.json",
     "adapter_config.json",
-    "reward_notes.json",
+    "adapter_notes.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

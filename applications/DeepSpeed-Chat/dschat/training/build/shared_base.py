@@ -30,7 +30,7 @@ from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
 from dschat.models.heads import zero_head
 from dschat.models.load import classifier_class, drop_eos_as_pad
-from dschat.models.lora import adapter_settings, find_adapter, load_adapter
+from dschat.models.lora import adapter_settings, find_adapter, is_model, load_adapter, recorded_base
 from dschat.models.pretrained import open_config
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.scoring.reward_model import RewardModelScores
@@ -92,26 +92,26 @@ def check_shared_base(config: PPOConfig) -> None:
 def is_on_base(config: PPOConfig, path: str | None) -> bool:
     """Whether a model of --share_base is an adapter over the actor's base, and not a whole model of its own."""
     folder = find_adapter(path) if config.memory.share_base else None
-    return folder is not None and _is_base(adapter_settings(folder), config.models.actor_model_name_or_path)
+    return folder is not None and _is_base(folder, config.models.actor_model_name_or_path)
 
 
-def _is_base(settings: dict[str, object], actor: str) -> bool:
-    """Whether an adapter was trained on the model at ``actor``: the same path, or the same weights."""
-    base = str(settings.get("base_model_name_or_path"))
-    if base == actor:
+def _is_base(adapter: Path, actor: str) -> bool:
+    """Whether an adapter was trained on the model at ``actor``."""
+    recorded = recorded_base(adapter)
+    if recorded is not None:
+        return is_model(actor, recorded)
+    base = str(adapter_settings(adapter).get("base_model_name_or_path"))
+    if base == actor or Path(base).resolve() == Path(actor).resolve():
         return True
-    base_folder = Path(base)
-    actor_folder = Path(actor)
-    if base_folder.resolve() == actor_folder.resolve():
-        return True
-    both_are_local = base_folder.is_dir() and actor_folder.is_dir()
+    both_are_local = Path(base).is_dir() and Path(actor).is_dir()
     return both_are_local and model_hash(base) == model_hash(actor)
 
 
 def _why_not(folder: Path | None) -> str:
     if folder is None:
         return "holds no LoRA adapter"
-    return f"was trained on another base, {adapter_settings(folder).get('base_model_name_or_path')}"
+    base = adapter_settings(folder).get("base_model_name_or_path")
+    return f"was trained on another base, {base} as it was then"
 
 
 def beside_actor(config: PPOConfig, actor: PreTrainedModel) -> tuple[PreTrainedModel | None, PreTrainedModel | None]:
