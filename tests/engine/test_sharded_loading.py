@@ -13,9 +13,18 @@ from adapter_cases import write_head_adapter
 from closeness import EPS, FORWARD
 from dschat.base.errors import UserError
 from dschat.engine.zero3 import SEQUENTIAL_LOAD_VARIABLE, placement_of
+from dschat.models.finetuning import Finetuning, choose_trained, require_trainable_tokens
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.opening import LoadOptions
-from factories import engine_of, largest_difference, make_causal_lm, make_classifier, save_folder, whole_state
+from factories import (
+    engine_of,
+    largest_difference,
+    make_causal_lm,
+    make_classifier,
+    make_tokenizer,
+    save_folder,
+    whole_state,
+)
 from sharded_loading_checks import compare, loader, save_special, settings_of
 
 
@@ -65,6 +74,20 @@ def test_an_adapter_of_a_tied_head_unties_it_in_parts_too(targets, saved, settin
         settings,
     )
     assert found["differ"] == [] and found["shared"] and found["configs"]
+
+
+def test_added_tokens_that_would_stay_untrained_are_seen_in_parts(settings, tmp_path):
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<think>", "<tool>"])
+    folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
+    placement = placement_of(settings)
+    model = load_causal_lm(folder, "--m", torch.float32, tokenizer, load_options=LoadOptions(placement))
+    choose_trained(model, Finetuning(rank=2), folder)
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    with pytest.raises(UserError, match="all nearly equal: <tool>"):
+        require_trainable_tokens(model, tokenizer, [[5, 101]], placement, "--m")
+    assert frozen == [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    assert all(hasattr(parameter, "ds_id") for name, parameter in model.named_parameters() if "lora" not in name)
 
 
 def test_weights_that_a_folder_lacks_are_named(settings, tmp_path, tokenizer):

@@ -15,12 +15,26 @@ from dschat.models.finetuning import (
     Finetuning,
     choose_trained,
     enable_gradient_checkpointing,
+    require_trainable_tokens,
     train_top_layers,
 )
+from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import lora_config
+from dschat.models.opening import SingleDevice
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import last_scores
-from factories import KINDS, engine_of, hf_logprobs, make_causal_lm, make_classifier, pad_rows, ragged_rows, weights_of
+from factories import (
+    KINDS,
+    engine_of,
+    hf_logprobs,
+    make_causal_lm,
+    make_classifier,
+    make_tokenizer,
+    pad_rows,
+    ragged_rows,
+    save_folder,
+    weights_of,
+)
 from model_families import MODEL_FAMILIES
 
 ROWS = ragged_rows([2, 4, 3], [5, 1, 3])
@@ -168,3 +182,57 @@ def test_layers_that_are_not_recomputed_one_by_one_are_refused():
         layer.__class__ = type("Layer", (torch.nn.Module,), {"forward": type(layer).forward})
     with pytest.raises(UserError, match="--gradient_checkpointing_every 2: the layers of a GemmaForCausalLM are"):
         enable_gradient_checkpointing(model, 2)
+
+
+# -- tokens that were added to a tokenizer: ids 100 and 101
+LORA = Finetuning(rank=2)
+TEXTS = [[1, 5, 7], [1, 100, 6, 2]]
+
+
+def with_added_tokens(folder, kind, **options):
+    """A tokenizer with two tokens more than the model beside it has rows; the model's path."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<think>", "<tool>"])
+    return tokenizer, save_folder(folder, make_causal_lm(kind, **options), tokenizer)
+
+
+def checked(model, tokenizer, what, texts=TEXTS):
+    choose_trained(model, what, "base")
+    require_trainable_tokens(model, tokenizer, texts, SingleDevice(), "--m base")
+
+
+@pytest.mark.parametrize("load", [load_causal_lm, load_scalar])
+@pytest.mark.parametrize("what", [LORA, Finetuning(last_layer=True)])
+def test_added_tokens_that_would_stay_untrained_are_refused(what, load, tmp_path):
+    tokenizer, base = with_added_tokens(tmp_path, "llama", **UNTIED)
+    with pytest.raises(UserError, match="--m base: the training data hold tokens .* all nearly equal: <think>. Train"):
+        checked(load(base, "--m", torch.float32, tokenizer), tokenizer, what)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("place", ["mean", "zero"])
+def test_also_with_rows_that_another_program_has_added(place, dtype):
+    """As transformers' resize_token_embeddings leaves them; or as the reserved tokens of some published models."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<think>", "<tool>"])
+    model = make_causal_lm("gemma").to(dtype)
+    model.resize_token_embeddings(102)
+    if place == "zero":
+        with torch.no_grad():
+            model.get_input_embeddings().weight[100:] = 1e-9
+    with pytest.raises(UserError, match="<think>, <tool>"):
+        checked(model, tokenizer, LORA, [[101], [100]])
+
+
+def test_tokens_that_are_or_will_be_trained_or_do_not_occur_are_accepted(tmp_path):
+    """The third model's rows are somewhere else; the last one's output layer is its embedding."""
+    tokenizer, base = with_added_tokens(tmp_path / "llama", "llama", **UNTIED)
+    untrained = load_causal_lm(base, "--m", torch.float32, tokenizer)
+    checked(untrained, tokenizer, EVERYTHING)
+    checked(load_causal_lm(base, "--m", torch.float32, tokenizer), tokenizer, LORA, [[1, 5, 7, 99, 0, 2]])
+    trained = load_causal_lm(base, "--m", torch.float32, tokenizer)
+    rows = trained.get_input_embeddings().weight.data
+    rows[100] += 0.02 * rows[:100].norm(dim=1).mean() * torch.nn.functional.normalize(torch.ones(32), dim=0)
+    checked(trained, tokenizer, LORA)
+    tokenizer, base = with_added_tokens(tmp_path / "gemma", "gemma")
+    checked(load_causal_lm(base, "--m", torch.float32, tokenizer), tokenizer, Finetuning(last_layer=True))

@@ -129,6 +129,14 @@ class PreferenceExample:
         return len(self.prompt_ids) + max(len(self.chosen_ids), len(self.rejected_ids))
 
 
+def texts_of(examples: Iterable[SFTExample | PairExample | PreferenceExample]) -> Iterator[list[int]]:
+    """The token ids of examples: a list for each of their fields, such as prompt and response."""
+    for example in examples:
+        for name, value in vars(example).items():
+            if name.endswith("_ids"):
+                yield value
+
+
 def sft_examples(
     rows: Sequence[Row],
     tokenizer: PreTrainedTokenizerBase,

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which parameters of a model are trained, and whether its activations are recomputed."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dschat.base.errors import UserError
 from dschat.models.layers import find_layers
 from dschat.models.lora import add_lora
+from dschat.models.opening import Placement
 from dschat.models.parameters import whole_shape
+from dschat.models.vocabulary import untrained_ids
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,44 @@ def choose_trained(
             )
         model.requires_grad_(False)
         head.requires_grad_(True)
+
+
+def require_trainable_tokens(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Iterable[Iterable[int]],
+    placement: Placement,
+    where: str,
+) -> None:
+    """Checks that no added token of the training data has an untrained embedding that is frozen.
+
+    Such tokens have equal embeddings, so that the model could never tell them apart. Every rank must call it.
+
+    Args:
+        model: after `choose_trained`.
+        tokenizer: its tokenizer.
+        texts: the ids of texts to train on; read only if there may be such a token.
+        placement: where the model's weights are.
+        where: flag and path, for messages.
+
+    Raises:
+        UserError: there is such a token.
+    """
+    embeddings = model.get_input_embeddings()
+    if embeddings.weight.requires_grad:
+        return
+    added_ids = set(tokenizer.added_tokens_decoder) - {tokenizer.pad_token_id}  # padding is not read
+    with placement.gathered(model, embeddings):
+        candidates = set(untrained_ids(embeddings.weight, sorted(added_ids)))
+    used_ids: set[int] = set()
+    for text in texts if candidates else ():
+        used_ids |= candidates.intersection(text)
+    if used_ids:
+        raise UserError(
+            f"{where}: the training data hold tokens whose embeddings are untrained and would stay frozen, all"
+            f" nearly equal: {', '.join(tokenizer.convert_ids_to_tokens(sorted(used_ids)))}. Train all weights"
+            " (--finetune_mode all, without --lora_dim), which trains the embeddings; LoRA can follow in later steps."
+        )
 
 
 def train_top_layers(

@@ -9,7 +9,7 @@ others add up to 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,10 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from dschat.base.errors import UserError
 
 _BUFFER = "missing_ids"  # buffer of a causal LM, not saved
+SAMPLED_ROWS = 4096  # rows of embeddings whose median decides what is untrained
+# An untrained row is this near to the mean or to zero, relative to the median distance. New rows of transformers are
+# about 3e-5 away from the mean; a bfloat16 mean that is as long as that distance is rounded by less than 2^-9.
+UNTRAINED = 2**-8
 
 
 def id_count(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -113,3 +117,26 @@ def require_no_growth(
             f"{id_count(tokenizer) - 1}. The rows that are added for them would not be in the adapter's folder. Leave "
             "--no_merge_lora out, or train step 1 without adapters first, which saves the added rows."
         )
+
+
+@torch.no_grad()
+def untrained_ids(embeddings: Tensor, ids: Sequence[int]) -> list[int]:
+    """Those of some ids whose rows are where no training has put them: at the mean of all rows, or at zero.
+
+    transformers' ``resize_token_embeddings`` draws new rows closely around the mean of the others. Reserved tokens of
+    published models are often near zero. Rows drawn from a wide distribution cannot be told from trained ones.
+
+    Args:
+        embeddings: (V, H).
+        ids: below V.
+    """
+    if not ids:
+        return []
+    mean = embeddings.mean(0, dtype=torch.float32)
+    some_rows = embeddings[:: 1 + len(embeddings) // SAMPLED_ROWS].float()
+    rows = embeddings[list(ids)].float()
+    is_untrained = torch.zeros(len(ids), dtype=torch.bool, device=embeddings.device)
+    for centre in (mean, torch.zeros_like(mean)):
+        typical_distance = (some_rows - centre).norm(dim=1).median()
+        is_untrained |= (rows - centre).norm(dim=1) < UNTRAINED * typical_distance
+    return [token_id for token_id, untrained in zip(ids, is_untrained.tolist(), strict=True) if untrained]

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """From flags to the settings of engines and optimisers, and to the engines of the steps that train one model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from dschat.data.examples import PairExample, PreferenceExample, SFTExample, texts_of
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import AdaptersOff, Engine, OptimizerSettings, frozen_engine, train_engine
 from dschat.engine.process_group import training_dtype
 from dschat.engine.zero3 import placement_of
 from dschat.models.engines import PolicyEngine
-from dschat.models.finetuning import Finetuning, choose_trained, train_top_layers
+from dschat.models.finetuning import Finetuning, choose_trained, require_trainable_tokens, train_top_layers
 from dschat.models.heads import add_gain
 from dschat.models.load import load_causal_lm, load_scalar, require_savable
 from dschat.models.opening import LoadOptions
@@ -125,8 +127,9 @@ def build_policy(
     config: SupervisedConfig,
     plan: RunPlan,
     tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[SFTExample | PreferenceExample] = (),
 ) -> Engine[PolicyModel]:
-    """The engine of step 1, of DPO and of REFUEL on pairs.
+    """The engine of step 1, of DPO and of REFUEL on pairs, which trains on `examples`.
 
     Step 1's softmax goes over all rows of the embeddings, as in transformers' own loss: its texts teach the model that
     ids without a token do not occur, which programs that do not mask these ids rely on. The other losses compare
@@ -143,6 +146,7 @@ def build_policy(
     )
     require_savable(model, f"{MODEL} {path}")
     choose_trained(model, finetuning, path)
+    require_trainable_tokens(model, tokenizer, texts_of(examples), load_options.placement, f"{MODEL} {path}")
     return train_engine(PolicyModel(model), one_optimizer(config, plan.updates), settings)
 
 
@@ -150,8 +154,9 @@ def build_reward_model(
     config: RewardConfig,
     plan: RunPlan,
     tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[PairExample] = (),
 ) -> Engine[ScalarModel]:
-    """The engine of step 2's reward model."""
+    """The engine of step 2's reward model, which trains on `examples`."""
     settings = engine_settings(config, plan, config.engine.gradient_checkpointing, config.engine.zero_stage)
     path = config.model.model_name_or_path
     load_options = load_options_of(config, settings)
@@ -163,6 +168,7 @@ def build_reward_model(
     if config.preferences.reward_gain:
         add_gain(model.score)
     choose_trained(model, finetuning, path)
+    require_trainable_tokens(model, tokenizer, texts_of(examples), load_options.placement, f"{MODEL} {path}")
     return train_engine(ScalarModel(model), one_optimizer(config, plan.updates), settings)
 
 

@@ -124,7 +124,7 @@ def train_sft(config: SFTConfig, run: RunOutput) -> None:
     plan = _plan_run(config, run, data)
     warn_without_classifier(base)
     peaks = _measure_peaks(config, run)
-    engine = build_policy(config, plan, tokenizer)
+    engine = build_policy(config, plan, tokenizer, data.train)
     task = SFTTask(
         data.train,
         data.eval,
@@ -160,7 +160,7 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
     data = load_step_data(config, PairExample, make, validate)
     plan = _plan_run(config, run, data)
     peaks = _measure_peaks(config, run)
-    engine = build_reward_model(config, plan, tokenizer)
+    engine = build_reward_model(config, plan, tokenizer, data.train)
     task = RewardTask(
         data.train,
         data.eval,
@@ -184,7 +184,7 @@ def train_dpo(config: DPOConfig, run: RunOutput) -> None:
     data = load_step_data(config, PreferenceExample, make, validate)
     plan = _plan_run(config, run, data)
     peaks = _measure_peaks(config, run)
-    engine = build_policy(config, plan, tokenizer)
+    engine = build_policy(config, plan, tokenizer, data.train)
     task = DPOTask(
         data.train,
         data.eval,
@@ -266,7 +266,7 @@ def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
     )
     plan = _plan_run(config, run, data)
     peaks = _measure_peaks(config, run)
-    engine = build_policy(config, plan, tokenizer)
+    engine = build_policy(config, plan, tokenizer, data.train)
     task = RefuelTask(
         data.train,
         data.eval,
