@@ -139,6 +139,7 @@ def optimisers(monkeypatch: pytest.MonkeyPatch) -> list[OptimizerSettings]:
         "function_scores",
         "_rollout_engine",
         "choose_trained",
+        "require_trainable_tokens",
         "require_savable",
         "lora_config",
         "own_end_ids",
