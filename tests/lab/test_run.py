@@ -14,18 +14,25 @@ from closeness import near
 from dschat.base.errors import UserError
 from dschat.lab import generate as scored
 from dschat.lab import prompts
-from dschat.lab.generate import run_inference
+from dschat.lab.generate import run_best_of_n, run_inference
+from dschat.lab.generate_options import BestOfOptions
 from dschat.lab.responses import read_responses
 from factories import BOS, EOS, make_classifier, make_tokenizer, save_folder
 
 
 @torch.no_grad()
-def plain_reward(folder, prompt, response):
-    """The reward of two texts by plain transformers, unpadded."""
+def plain_reward(folder, prompt, response, finished=True):
+    """The reward of two texts by plain transformers, unpadded; without EOS if the response was cut."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     parts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, response)]
-    return float(model(input_ids=torch.tensor([[BOS, *parts[0], *parts[1], EOS]])).logits[0, 0])
+    end = [EOS] if finished else []
+    return float(model(input_ids=torch.tensor([[BOS, *parts[0], *parts[1], *end]])).logits[0, 0])
+
+
+def reward_of_row(folder, row):
+    """`plain_reward` of a row of the file, which says whether its response was cut."""
+    return plain_reward(folder, row["prompt"], row["response"], row["finished"])
 
 
 def in_protocol_order(rows):
@@ -47,7 +54,7 @@ def test_rows_path_rewards_and_the_last_line(options, project, tmp_path):
     held_out = [{"prompt": row["prompt"]} for row in read_jsonl(project / "data" / "hh" / "test.jsonl")]
     assert [row["prompt"] for row in rows] == [row["prompt"] for row in in_protocol_order(held_out)]
     for row in rows:
-        assert row["reward"] == near(plain_reward(project / "rm", row["prompt"], row["response"]))
+        assert row["reward"] == near(reward_of_row(project / "rm", row))
         assert "<eos>" not in row["response"]
     assert {row["finished"] for row in rows} == {True, False}
     rewards = [row["reward"] for row in rows]
@@ -164,7 +171,7 @@ def test_best_of_n_keeps_the_best(run, project):
         assert list(best) == ["prompt", "response", "reward", "finished", "rewards", "scorer"]
         assert len(pair["rewards"]) == 2 and len(best["rewards"]) == 4
         assert best["reward"] == max(best["rewards"])
-        assert best["reward"] == near(plain_reward(project / "rm", best["prompt"], best["response"]))
+        assert best["reward"] == near(reward_of_row(project / "rm", best))
         # More draws begin with the same ones.
         assert best["rewards"][:2] == near(pair["rewards"])
         assert best["rewards"][0] == near(single["reward"])
@@ -222,8 +229,7 @@ def test_a_reward_model_with_another_tokenizer(run, tmp_path):
     reward_model = save_folder(tmp_path / "other", make_classifier("llama", seed=3), tokenizer)
     rows = read_jsonl(run(reward_model=reward_model, dataset="hh-rlhf", num_samples=6))
     for row in rows:
-        expected = plain_reward(reward_model, row["prompt"], row["response"])
-        assert row["reward"] == near(expected)
+        assert row["reward"] == near(reward_of_row(reward_model, row))
 
 
 def test_conversations_go_through_the_chat_template(run, project, tmp_path):
@@ -237,7 +243,7 @@ def test_conversations_go_through_the_chat_template(run, project, tmp_path):
     models = {"model": str(tmp_path / "run"), "reward_model": str(tmp_path / "rm")}
     (row,) = read_jsonl(run(data_path=str(file), **models))
     assert row["prompt"] == "<bos>user: Hello?\nassistant:" and row["prompt_messages"] == turns[:1]
-    expected = plain_reward(tmp_path / "rm", "user: Hello?\nassistant:", row["response"])
+    expected = plain_reward(tmp_path / "rm", "user: Hello?\nassistant:", row["response"], row["finished"])
     assert row["reward"] == near(expected)
 
 
@@ -281,3 +287,15 @@ def test_data_of_ones_own(run, project, tmp_path):
     path = run(dataset="mine", data_path=str(file), prompt_key="question", response_key="answer")
     assert path == tmp_path / "results" / "mine" / "temperature=0.8" / "run.jsonl"
     assert len(read_jsonl(path)) == 2 and read_jsonl(path)[0]["prompt"].startswith("Question ")
+
+
+def test_best_of_n_scores_cut_responses_as_cut(project, plain):
+    """The sweep of temperatures has another writer of rows than best-of-N of one temperature."""
+    sweep = {"best_of": (2,), "temperatures": (1.0,), "single_temperatures": ()}
+    chosen = BestOfOptions(**plain | sweep | {"num_samples": 8, "max_new_tokens": 60})
+    run_best_of_n(chosen)
+    rows = read_jsonl(chosen.result_path)
+    assert {finished for row in rows for finished in row["finished"]} == {True, False}
+    for row in rows:
+        for response, reward, finished in zip(row["responses"], row["rewards"], row["finished"], strict=True):
+            assert reward == near(plain_reward(project / "rm", row["prompt"], response, finished))

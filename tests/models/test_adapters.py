@@ -99,7 +99,7 @@ def test_a_trained_reward_model_brings_its_head_and_is_called_by_its_own_name(
     classifier = load_classifier(f"{reward}/adapter", "--m", torch.float32, tokenizer)
     assert same(classifier, model)
     reader = load_reward_model(reward, tokenizer, False, torch.device("cpu"), torch.float32)
-    texts = ResponseTexts(["the quick"], [" fox"], [Row("the quick", None, None, None, {}, "one")])
+    texts = ResponseTexts(["the quick"], [" fox"], [Row("the quick", None, None, None, {}, "one")], [True])
     ids = [*tokenizer.encode("the quick"), *tokenizer.encode(" fox", add_special_tokens=False), 2]
     whole = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward" / "merged", dtype=torch.float32)
     assert float(reader(texts)) == near(hf_score(whole.eval(), ids))

@@ -22,7 +22,7 @@ EXAMPLES = ROOT / "examples"
 def test_the_rewards_of_the_example_add_up():
     """Lengths 200, 100 and 20: 0, -1/2 and -9/10, and half a point for a reason."""
     responses = ["x" * 200, "because " + "x" * 92, "Because it is so, mm"]
-    texts = ResponseTexts(["p"] * 3, responses, [make_prompt([], "p", n).row for n in range(3)])
+    texts = ResponseTexts(["p"] * 3, responses, [make_prompt([], "p", n).row for n in range(3)], [True] * 3)
     named = [("closeness", 1.0), ("says_why", 0.5)]
     sources = [
         Weighted(name, weight, FunctionScores(load_function(f"{EXAMPLES / 'reward.py'}:{name}", "--f"), "--f"))

@@ -58,7 +58,7 @@ def server():
 def texts_of(*responses, prompts=None):
     prompts = prompts or [f"p{n}" for n in range(len(responses))]
     rows = [make_prompt([], prompt, n).row for n, prompt in enumerate(prompts)]
-    return ResponseTexts(prompts, list(responses), rows)
+    return ResponseTexts(prompts, list(responses), rows, [True] * len(rows))
 
 
 def rollout_of(count, samples=1):
@@ -139,7 +139,7 @@ def test_a_conversation_is_read_by_its_roles(server, tmp_path):
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
     texts = texts_of("good")
     row = replace(texts.rows[0], prompt=None, messages=messages)
-    judge_of(server, tmp_path)(rollout_of(1), ResponseTexts(["<s>Hi"], ["good"], [row]))
+    judge_of(server, tmp_path)(rollout_of(1), ResponseTexts(["<s>Hi"], ["good"], [row], [True]))
     assert graded_in(server.bodies[0]["messages"])["prompt"] == "System: Be kind.\n\nUser: Hi"
 
 

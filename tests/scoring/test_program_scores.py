@@ -35,7 +35,7 @@ class Pool:
 
 
 def scores_of(responses, reward="paper", skips=False):
-    texts = ResponseTexts(["p"] * 4, responses, [row("{}")] * 4)
+    texts = ResponseTexts(["p"] * 4, responses, [row("{}")] * 4, [True] * 4)
     return ProgramScores(Pool(), reward, skips)(make_rollout(ROWS), texts)
 
 
@@ -59,7 +59,7 @@ def test_the_program_of_an_episode_is_in_its_last_reply():
     flags = torch.zeros(4, dtype=torch.bool)
     records = EpisodeRecords(torch.zeros(4, 9), flags, flags, messages, rewards, [])
     texts = ResponseTexts(
-        ["p"] * 4, ["timeout wrong again passed passed"] * 4, [row("{}")] * 4, episodes=records, counted=3
+        ["p"] * 4, ["timeout wrong again passed passed"] * 4, [row("{}")] * 4, [True] * 4, episodes=records, counted=3
     )
     pool = Pool()
     found = ProgramScores(pool, "paper", True)(make_rollout(ROWS), texts)
@@ -78,7 +78,7 @@ def test_a_row_without_an_outcome_has_no_score_and_leaves_the_mean():
 def test_a_process_without_any_outcome_goes_on_with_skip(tmp_path, caplog):
     flags = {"reward_function": None, "reward_source": "programs", "on_reward_error": "skip"}
     source = reward_source(ppo_config(tmp_path, **flags), None, None, Pool())
-    found = source(make_rollout(ROWS), ResponseTexts(["p"] * 4, ["invalid"] * 4, [row("{}")] * 4))
+    found = source(make_rollout(ROWS), ResponseTexts(["p"] * 4, ["invalid"] * 4, [row("{}")] * 4, [True] * 4))
     assert found.missing.all() and torch.isnan(found.values).all()
     assert found.measured["programs/invalid"] == (4, 4) and found.parts["unscored"].tolist() == [1, 1, 1, 1]
     assert "4 of 4 programs could not be run: no room." in caplog.text
@@ -105,7 +105,7 @@ def test_all_processes_stop_with_the_message_of_the_first_that_has_none(monkeypa
 
 def test_the_fenced_block_is_run():
     pool = Pool()
-    texts = ResponseTexts(["p"] * 4, ["Here:\n```python\nwrong\n```\nbye"] * 4, [row("{}")] * 4)
+    texts = ResponseTexts(["p"] * 4, ["Here:\n```python\nwrong\n```\nbye"] * 4, [row("{}")] * 4, [True] * 4)
     ProgramScores(pool, "paper")(make_rollout(ROWS), texts)
     assert pool.programs == ["wrong\n"] * 4
 

@@ -50,10 +50,11 @@ def rows_of(prompts):
     return [Row(prompt, None, None, None, {}, f"set.jsonl:{i}") for i, prompt in enumerate(prompts, start=1)]
 
 
-def read(path, rows, responses, rm_template=False):
+def read(path, rows, responses, rm_template=False, finished=None):
     tokenizer = load_reward_tokenizer(path, rm_template)
     reader = load_reward_model(path, tokenizer, rm_template, torch.device("cpu"), torch.float32)
-    return reader(ResponseTexts([row.prompt for row in rows], list(responses), rows)).tolist()
+    prompts = [row.prompt for row in rows]
+    return reader(ResponseTexts(prompts, list(responses), rows, finished or [True] * len(rows))).tolist()
 
 
 @torch.no_grad()
@@ -139,6 +140,35 @@ def test_a_saved_reward_model_is_read_at_the_token_that_it_was_trained_at(bytes_
     assert read(path, rows_of(PROMPTS), RESPONSES) == near(plain_scores(path, sequences))
     reader = load_reward_model(path, bytes_tokenizer, False, torch.device("cpu"), torch.float32)
     assert reader.form == "prompt + response + ~"
+
+
+@pytest.mark.parametrize("end", [None, "~"])
+@pytest.mark.parametrize("rm_template", [False, True])
+def test_a_response_that_was_cut_is_read_without_its_end(rm_template, end, bytes_tokenizer, tmp_path):
+    """Neither EOS, nor the end token of step 2, nor what the template writes after the content."""
+    path, tokenizer = with_template(tmp_path, bytes_tokenizer)
+    if end is not None:
+        model = make_classifier(vocab_size=300)
+        note_end_token(model, tokenizer, encode(tokenizer, end)[0])
+        model.save_pretrained(path)
+    finished = [True, False, False]
+    found = read(path, rows_of(PROMPTS), RESPONSES, rm_template, finished)
+    sequences = []
+    for prompt, response, has_end in zip(PROMPTS, RESPONSES, finished, strict=True):
+        if rm_template:
+            # Step 2 encodes the prompt, which ends with the generation prompt, and the response each alone.
+            parts = [f"\n[assistant] {response.strip()}"] if end is None else ["\n[assistant] ", response.strip()]
+            ids = [BOS, *encode(tokenizer, f"[user] {prompt.strip()}"), EOS]
+            for part in parts:
+                ids += encode(tokenizer, part)
+        else:
+            ids = [BOS, *encode(tokenizer, prompt), *encode(tokenizer, response)]
+        if has_end and end is not None:
+            ids += encode(tokenizer, end)
+        elif has_end:
+            ids += [EOS, *encode(tokenizer, "\n")] if rm_template else [EOS]
+        sequences.append(ids)
+    assert found == near(plain_scores(path, sequences))
 
 
 def bert_folder(folder, positions=96):
@@ -263,10 +293,15 @@ def dialogue_reader(kind="gemma", batch_size=2, offload=False, **tokenizer):
 @pytest.mark.parametrize("batch_size", [1, 2, 8])
 def test_scores_are_plain_transformers_of_the_templates_text(batch_size, offload):
     scores, tokenizer, classifier = dialogue_reader(batch_size=batch_size, offload=offload)
-    found = scores(TALKS, ROWS).tolist()
-    for talk, score in zip(TALKS, found, strict=True):
-        ids = tokenizer(tokenizer.apply_chat_template(talk, tokenize=False), add_special_tokens=False)["input_ids"]
-        assert score == near(hf_score(classifier, ids))
+    found = scores(TALKS, ROWS, [True] * 3).tolist()
+    cut = scores(TALKS, ROWS, [True, False, False]).tolist()
+    assert cut[0] == near(found[0])
+    for number, talk in enumerate(TALKS):
+        text = tokenizer.apply_chat_template(talk, tokenize=False)
+        assert found[number] == near(hf_score(classifier, encode(tokenizer, text)))
+        if number:
+            text = text.removesuffix("<|eot|>")
+            assert cut[number] == near(hf_score(classifier, encode(tokenizer, text)))
 
 
 def test_a_classifier_of_another_architecture():
@@ -280,9 +315,9 @@ def test_a_classifier_of_another_architecture():
     scores = RewardModelDialogueScores(reading, tokenizer, "--reward_model rm")
     text = tokenizer.apply_chat_template(TALKS[0], tokenize=False)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert scores(TALKS[:1], ROWS[:1])[0] == near(hf_score(model, ids))
+    assert scores(TALKS[:1], ROWS[:1], [True])[0] == near(hf_score(model, ids))
     with pytest.raises(UserError, match="rm reads at most 40 tokens, but a dialogue of talk.jsonl:1 has come to"):
-        scores([dialogue("q" * 30, "r" * 30)], ROWS[1:2])
+        scores([dialogue("q" * 30, "r" * 30)], ROWS[1:2], [True])
 
 
 def test_a_reward_model_without_a_template_is_refused():

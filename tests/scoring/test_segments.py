@@ -31,6 +31,7 @@ TEXTS = ResponseTexts(
     ["p", "q"],
     ["ab", "cd"],
     [make_prompt([], prompt, n, {"n": n}).row for n, prompt in enumerate("pq")],
+    [True, False],
     Segments([["a", "b"], ["", "cd"]], LENGTHS),
 )
 PREFIX = replace(TEXTS, segments=replace(TEXTS.segments, of_prefixes=True))
@@ -164,8 +165,9 @@ def test_a_reward_model_with_a_tokenizer_of_its_own_and_its_server(bytes_tokeniz
     reader = load_reward_model(path, tokenizer, False, torch.device("cpu"), torch.float32, 2)
     rows = [(prompt, [*response[:-1], EOS] if n == 0 else response) for n, (prompt, response) in enumerate(ROWS)]
     rollout = make_rollout(rows)
-    upto = ResponseTexts(["p", "p", "q", "q"], ["a", "ab", "", "cd"], [TEXTS.rows[n] for n in (0, 0, 1, 1)])
-    read = reader.read(upto, [False, True, False, False])[0].view(2, 2)
+    rows = [TEXTS.rows[n] for n in (0, 0, 1, 1)]
+    upto = ResponseTexts(["p", "p", "q", "q"], ["a", "ab", "", "cd"], rows, [False, True, False, False])
+    read = reader.read(upto)[0].view(2, 2)
     found = TextRewardScores(reader)(rollout, TEXTS)
     assert_near(found.segments, read)
     request = ScoreRequest(["p", "q"], ["ab", "cd"], [True, False], [None, None], TEXTS.segments.texts)
@@ -243,7 +245,7 @@ def test_tests_of_two_functions_are_run_and_stand_where_these_end():
     ]
     lines = PROGRAM.splitlines(True)
     row = replace(TEXTS.rows[0], extra={"input_output": json.dumps(tests)})
-    texts = ResponseTexts(["p"], [PROGRAM], [row], Segments([lines], [[1] * len(lines)], True))
+    texts = ResponseTexts(["p"], [PROGRAM], [row], [True], Segments([lines], [[1] * len(lines)], True))
     found = ProgramScores(ProgramPool("rlimits"), "ratio")(make_rollout(ROWS[:1]), texts)
     assert found.values.tolist() == near([2 / 3])
     assert_near(found.segments, torch.tensor([[0, 2 / 3, 0, 0, 0, 0, 0]]))

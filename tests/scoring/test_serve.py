@@ -36,7 +36,8 @@ PROMPTS, RESPONSES = ("a cat", "the quick brown fox"), (" sat on a mat", " jumps
 
 
 def texts_of(prompts=PROMPTS, responses=RESPONSES):
-    return ResponseTexts(list(prompts), list(responses), [make_prompt([], p, n).row for n, p in enumerate(prompts)])
+    rows = [make_prompt([], p, n).row for n, p in enumerate(prompts)]
+    return ResponseTexts(list(prompts), list(responses), rows, [True] * len(rows))
 
 
 @pytest.fixture
@@ -78,7 +79,8 @@ def test_served_scores_are_those_of_the_ids_and_of_plain_transformers(folder, by
     rows = [([BOS, *encode(p, add_special_tokens=False)], encode(r, add_special_tokens=False))
             for p, r in zip(PROMPTS, RESPONSES, strict=True)]  # fmt: skip
     rows[0][1].append(EOS)
-    rollout, texts = make_rollout(rows), texts_of()
+    rollout = make_rollout(rows)
+    texts = replace(texts_of(), finished=rollout.finished.tolist())
     served = ask(serving(folder), rollout, texts)
     model = make_classifier(vocab_size=len(bytes_tokenizer))
     assert_near(served, RewardModelScores(ScalarModel(model), 2)(rollout, texts))
@@ -92,7 +94,8 @@ def test_conversations_go_through_the_models_own_template(tmp_path, serving):
     model = make_classifier(vocab_size=len(tokenizer))
     url = serving(save_folder(tmp_path, model, tokenizer), rm_template=True)
     turns = [{"role": "user", "content": "What?"}]
-    texts = ResponseTexts(["<as the actor reads it>"], ["This."], [Row(None, turns, None, None, {}, "chat.jsonl:1")])
+    row = Row(None, turns, None, None, {}, "chat.jsonl:1")
+    texts = ResponseTexts(["<as the actor reads it>"], ["This."], [row], [True])
     (score,) = ask(url, make_rollout([([5], [6, EOS])]), texts).tolist()
     written = "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\nThis.<|im_end|>\n"
     assert score == near(hf_score(model, tokenizer.encode(written, add_special_tokens=False)))
@@ -101,7 +104,7 @@ def test_conversations_go_through_the_models_own_template(tmp_path, serving):
 def test_a_tokenizer_without_a_template_reads_conversations_as_the_actor_does(bytes_tokenizer):
     turns = [{"role": "user", "content": "What?"}]
     row = Row(None, turns, None, None, {}, "chat.jsonl:1")
-    texts = ResponseTexts(["[u] What? [/u]"], ["This."], [row])
+    texts = ResponseTexts(["[u] What? [/u]"], ["This."], [row], [True])
     assert readable_rows(bytes_tokenizer, texts) == [replace(row, prompt="[u] What? [/u]", messages=None)]
     assert readable_rows(chat_tokenizer(), texts) == [row]
 

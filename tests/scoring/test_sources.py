@@ -23,13 +23,16 @@ from factories import KINDS, hf_score, make_classifier, make_prompt, make_rollou
 
 ROWS = ragged_rows([2, 5, 9, 1, 3], [7, 1, 4, 3, 2])
 TEXT = ResponseTexts(
-    ["p"] * 5, [f"response {i}" for i in range(5)], [make_prompt([], "p", i, {"n": i}).row for i in range(5)]
+    ["p"] * 5,
+    [f"response {i}" for i in range(5)],
+    [make_prompt([], "p", i, {"n": i}).row for i in range(5)],
+    [True] * 5,
 )
 TALKS, FLAG = [dialogue("a", "b")] * 5, "--reward_function"
 # How a function is called, and with what beside the rows.
 CALLED = {
     "response": (lambda f: FunctionScores(f, FLAG)(make_rollout(ROWS), TEXT), [TEXT.prompts, TEXT.responses]),
-    "dialogue": (lambda f: FunctionDialogueScores(f, FLAG)(TALKS, TEXT.rows), [TALKS]),
+    "dialogue": (lambda f: FunctionDialogueScores(f, FLAG)(TALKS, TEXT.rows, TEXT.finished), [TALKS]),
 }
 
 
@@ -131,7 +134,7 @@ def test_what_a_function_changes_nobody_else_sees(kind):
 def test_what_a_function_changes_inside_a_row_nobody_else_sees():
     """A list of numbers, and objects in a list."""
     columns = {"numbers": [1.0, 2.0], "tests": [{"inputs": ["a"]}]}
-    texts = ResponseTexts(["p"], ["r"], [Row("p", None, None, None, columns, "rows.jsonl:1")])
+    texts = ResponseTexts(["p"], ["r"], [Row("p", None, None, None, columns, "rows.jsonl:1")], [True])
 
     def empties(prompts, responses, rows):
         rows[0]["numbers"].clear()

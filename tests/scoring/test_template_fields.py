@@ -39,10 +39,11 @@ class Recorder:
         return torch.zeros(len(sequences))
 
 
-def read(template, row, response, rm_template):
+def read(template, row, response, rm_template, finished=True):
     """The text that a reward model reads."""
     classifier, tokenizer = Recorder(), byte_tokenizer(template)
-    RewardReader(classifier, tokenizer, "model", rm_template).read(ResponseTexts(["unused"], [response], [row]))
+    texts = ResponseTexts(["unused"], [response], [row], [finished])
+    RewardReader(classifier, tokenizer, "model", rm_template).read(texts)
     return tokenizer.decode(classifier.sequences[0], clean_up_tokenization_spaces=False)
 
 
@@ -52,6 +53,19 @@ def test_a_sampled_response_is_read_as_the_template_writes_it(template, response
     whole = byte_tokenizer(template).apply_chat_template(dialogue("a", "b"), tokenize=False)
     text = read(template, talk_row([user("a")]), response, rm_template)
     assert text.removesuffix("\n") == whole.removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    ("template", "response", "text"),
+    [
+        ("llama-2", "b ", "<bos>[INST] a [/INST] b"),  # without the blank before its end token, too
+        ("chatml", "b\n", "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb\n"),
+        ("chatml", "", "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"),
+        ("chatml", "QZXJ b", "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nQZXJ b"),
+    ],
+)
+def test_a_cut_response_ends_where_its_content_ends(template, response, text):
+    assert read(template, talk_row([user("a")]), response, True, finished=False) == text
 
 
 @pytest.mark.parametrize("end_token", ["<eos>", "<|im_end|>"])
@@ -67,12 +81,12 @@ def test_a_reward_model_of_step_2_reads_the_ids_that_it_was_trained_on(template,
     expected = [example.chosen_ids for example in examples]
     classifier = Recorder(end_token)
     reader = RewardReader(classifier, tokenizer, "model", rm_template)
-    reader.read(ResponseTexts(["unused"] * 2, response_texts(tokenizer, rows, "chosen"), rows))
+    reader.read(ResponseTexts(["unused"] * 2, response_texts(tokenizer, rows, "chosen"), rows, [True] * 2))
     assert classifier.sequences == expected
     dialogues = [[*row.messages, bot(row.chosen)] for row in rows]
-    reader.score_dialogues(dialogues, 999)
+    reader.score_dialogues(dialogues, [True] * 2, 999)
     assert classifier.sequences == expected
-    RewardModelDialogueScores(classifier, tokenizer, "--reward_model model")(dialogues, rows)
+    RewardModelDialogueScores(classifier, tokenizer, "--reward_model model")(dialogues, rows, [True] * 2)
     assert classifier.sequences == expected
 
 
@@ -81,10 +95,10 @@ def test_dialogues_that_the_template_refuses_have_no_score():
     classifier = Recorder("<eos>")
     reader = RewardReader(classifier, tokenizer, "model", True)
     bad = [user("a"), user("b"), bot("c")]
-    assert reader.score_dialogues([dialogue("a", "b"), bad], 999) == [0.0, REFUSED]
-    assert reader.score_dialogues([bad], 999) == [REFUSED]
+    assert reader.score_dialogues([dialogue("a", "b"), bad], [True] * 2, 999) == [0.0, REFUSED]
+    assert reader.score_dialogues([bad], [True], 999) == [REFUSED]
     with pytest.raises(UserError, match="--rm_template: the chat template of --reward_model model refuses x:1"):
-        reader(ResponseTexts(["p"], ["c"], [Row(None, bad[:2], None, None, {}, "x:1")]))
+        reader(ResponseTexts(["p"], ["c"], [Row(None, bad[:2], None, None, {}, "x:1")], [True]))
 
 
 def test_a_tokenizer_without_the_end_of_training_is_refused():
@@ -109,12 +123,12 @@ def test_a_reward_server_gets_tools_and_calls():
     calls = {"role": "assistant", "tool_calls": [{"function": {"name": "sun", "arguments": {}}}]}
     row = Row(None, [user("a"), calls, {"role": "tool", "content": "6"}], None, None, {}, "x")
     row = Row(**vars(row) | {"template_arguments": {"tools": TOOLS}})
-    body = _body(ResponseTexts(["p", "q"], ["b", "c"], [row, talk_row([user("a")])]), [True, True], range(2))
+    body = _body(ResponseTexts(["p", "q"], ["b", "c"], [row, talk_row([user("a")])], [True, True]), range(2))
     request = ScoreRequest.read(body.encode())
     assert request.messages[0] == row.messages and request.template_arguments == [{"tools": TOOLS}, {}]
     with pytest.raises(BadRequest, match="template_arguments must be a list of dict"):
         ScoreRequest.read(json.dumps(json.loads(body) | {"template_arguments": [1, 2]}).encode())
-    plain = _body(ResponseTexts(["p"], ["b"], [talk_row([user("a")])]), [True], range(1))
+    plain = _body(ResponseTexts(["p"], ["b"], [talk_row([user("a")])], [True]), range(1))
     assert "template_arguments" not in json.loads(plain)
 
 

@@ -19,7 +19,10 @@ from fake_score_server import StandIn, by_length
 ROLLOUT = make_rollout([(prompt, [*response, EOS] if n else response) for n, (prompt, response) in enumerate(
     ragged_rows([2, 5, 9, 1, 3], [7, 1, 4, 3, 2]))])  # fmt: skip
 TEXTS = ResponseTexts(
-    [f"p{n}" for n in range(5)], ["a", "bb", "ccc", "dd", "e"], [make_prompt([], f"p{n}", n).row for n in range(5)]
+    [f"p{n}" for n in range(5)],
+    ["a", "bb", "ccc", "dd", "e"],
+    [make_prompt([], f"p{n}", n).row for n in range(5)],
+    ROLLOUT.finished.tolist(),
 )
 LENGTHS = [1.0, 2.0, 3.0, 2.0, 1.0]
 
@@ -68,7 +71,7 @@ def test_conversations_are_sent_beside_the_prompts(server):
     turns = [{"role": "user", "content": "q"}]
     rows = [replace(TEXTS.rows[0], prompt=None, messages=turns), *TEXTS.rows[1:]]
     stand_in = server()
-    texts = ResponseTexts(TEXTS.prompts, TEXTS.responses, rows)
+    texts = ResponseTexts(TEXTS.prompts, TEXTS.responses, rows, TEXTS.finished)
     UrlScores(UrlSettings(stand_in.url, 2, 5.0, 2.0, False))(ROLLOUT, texts)
     assert stand_in.requests[0]["messages"] == [turns, None] and "messages" not in stand_in.requests[1]
 

@@ -17,7 +17,9 @@ from factories import make_classifier, make_prompt, make_rollout, ragged_rows
 from launches import run_ranks
 
 ROWS = ragged_rows([2, 5, 9], [7, 1, 4])
-TEXTS = ResponseTexts(["p"] * 3, ["a", "bb", "ccc"], [make_prompt([], "p", i, {"n": i}).row for i in range(3)])
+TEXTS = ResponseTexts(
+    ["p"] * 3, ["a", "bb", "ccc"], [make_prompt([], "p", i, {"n": i}).row for i in range(3)], [True] * 3
+)
 NAN = float("nan")
 
 
@@ -141,7 +143,7 @@ from dschat.scoring.source import ResponseTexts
 from dschat.scoring.source import Weighted, WeightedScores
 from factories import make_prompt, make_rollout, ragged_rows
 rows = [make_prompt([], "p", i, {"input_output": "{}"}).row for i in range(2)]
-texts, rollout = ResponseTexts(["p"] * 2, ["a", "bb"], rows), make_rollout(ragged_rows([1, 1], [2, 2]))
+texts, rollout = ResponseTexts(["p"] * 2, ["a", "bb"], rows, [True] * 2), make_rollout(ragged_rows([1, 1], [2, 2]))
 rank = dist.get_rank()
 def f(prompts, responses, rows):
     if rank == 1:

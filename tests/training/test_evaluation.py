@@ -29,8 +29,9 @@ def conversation(*lengths: int) -> DialogueRollout:
     return DialogueRollout(dialogue(*texts), replies)
 
 
-def last_length(dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
-    """A dialogue's score is the length of its last reply."""
+def last_length(dialogues: Sequence[Dialogue], rows: Sequence[Row], finished: Sequence[bool]) -> Tensor:
+    """A dialogue's score is the length of its last reply, which ended if that is even."""
+    assert list(finished) == [len(messages[-1]["content"]) % 2 == 0 for messages in dialogues]
     return torch.tensor([float(len(messages[-1]["content"])) for messages in dialogues])
 
 

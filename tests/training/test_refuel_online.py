@@ -80,7 +80,17 @@ def test_scores_penalty_and_kl_by_hand(group, tmp_path):
     trainer.algorithm.models = replace(trainer.algorithm.models, reference=frozen_engine_of(talker(seed=3)))
     examples = examples_of(12)
     pairs = trainer.algorithm.sampler.sample_pairs(examples, 0)
+    ends = []
+    function = trainer.algorithm.models.reward
+
+    def reward(dialogues, rows, last_replies_ended):
+        ends.extend(last_replies_ended)
+        return function(dialogues, rows, last_replies_ended)
+
+    trainer.algorithm.models = replace(trainer.algorithm.models, reward=reward)
     batch = trainer.algorithm.score_pairs(pairs, examples)
+    talks = [pair.first for pair in pairs] + [pair.second for pair in pairs]
+    assert ends == [talk.replies[max(talk.replies)].finished for talk in talks]
     own, other = talker(), talker(seed=3)
     finished = []
     for number, pair in enumerate(pairs):

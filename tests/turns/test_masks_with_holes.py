@@ -154,7 +154,7 @@ def test_metrics_of_episodes_are_of_the_rows_that_count() -> None:
     records = EpisodeRecords(
         rewards, torch.tensor([False, True, False]), torch.tensor([True, True, False]), [[]] * 3, [[]] * 3, []
     )
-    texts = ResponseTexts([""] * 3, [""] * 3, [], episodes=records)
+    texts = ResponseTexts([""] * 3, [""] * 3, [], [True] * 3, episodes=records)
     assert EnvironmentScores()(rollout, texts).measured["episode/turns"] == (5.0, 2.0)
     counted = EnvironmentScores()(rollout, replace(texts, counted=2)).measured
     assert counted == {

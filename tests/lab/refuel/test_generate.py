@@ -2,6 +2,7 @@
 """Dialogues drawn twice: which turns are sampled, what the rows hold, what happens to those that end early."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,25 @@ def test_both_dialogues_share_the_state_of_the_sampled_turn():
         assert len(first) == len(second) == 6 and first[0] == FIRSTS[number]
         assert first[: 2 * turn + 1] == second[: 2 * turn + 1]
         assert first[2 * turn + 1] != second[2 * turn + 1]  # other draws
+
+
+def test_rows_say_which_replies_were_cut():
+    """What the policy itself said of each reply; those before the sampled turn are the first dialogue's."""
+    sampling = drawing(seed=1)
+    ended = {}
+
+    def answer(states, seeds):
+        replies = sampling.assistant(states, seeds)
+        for reply in replies:
+            ended[reply.text] = reply.finished
+        return replies
+
+    entries = replace(sampling, assistant=answer).sample([0, 1, 2, 3], FIRSTS)
+    for column in ("trajectory", "trajectory_sampled_h_from_sampled_len"):
+        for entry in entries:
+            replies = [message["content"] for message in entry["row"][column][1::2]]
+            assert entry["row"][f"{column}_finished"] == [ended[reply] for reply in replies]
+    assert set(ended.values()) == {True, False} and len(ended) > 12
 
 
 def test_a_dialogue_does_not_depend_on_its_batch():

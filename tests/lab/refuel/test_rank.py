@@ -49,6 +49,35 @@ def test_every_beginning_has_the_reward_models_own_number(models, tmp_path):
     assert said.startswith("6 rewards of 1 pairs of dialogues: ")
 
 
+def test_replies_that_were_cut_are_read_without_their_end(models, tmp_path):
+    """The last reply of a beginning alone: earlier ones are as the template writes them."""
+    finished = [True, False, True]
+    dialogues = tmp_path / "dialogues" / "train.jsonl"
+    write_jsonl(dialogues, [UNSCORED | {"trajectory_finished": finished}])
+    _, (whole,) = rank(tmp_path, reward_model=str(models / "rm"))
+    write_jsonl(dialogues, [UNSCORED | {"trajectory_finished": finished}])
+    flags = {
+        "prompts": str(dialogues.parent),
+        "output_repo": str(tmp_path / "cut"),
+        "reward_model": str(models / "rm"),
+    }
+    run_rank(RankOptions(**flags))
+    (cut,) = read_jsonl(tmp_path / "cut" / "train.jsonl")
+    model = AutoModelForSequenceClassification.from_pretrained(models / "rm").eval()
+    tokenizer = AutoTokenizer.from_pretrained(models / "rm")
+    text = tokenizer.apply_chat_template(UNSCORED["trajectory"][:4], tokenize=False)
+    ids = tokenizer(text.removesuffix("<|eot|>"), add_special_tokens=False, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        expected = model(ids).logits.item()
+    first, second, third = whole["trajectory_reward"]
+    assert cut["trajectory_reward"] == [near(first), near(expected), near(third)]
+    assert abs(expected - second) > 1e-3
+
+    write_jsonl(dialogues, [UNSCORED | {"trajectory_finished": [True]}])
+    with pytest.raises(UserError, match="trajectory_finished must be a list with true or false for each of the 3"):
+        run_rank(RankOptions(**flags | {"output_repo": str(tmp_path / "wrong")}))
+
+
 def test_failures_are_marked_and_counted(tmp_path, capsys):
     (tmp_path / "own.py").write_text(FUNCTION)
     said, (found,) = rank(tmp_path, reward_function=f"{tmp_path / 'own.py'}:score")

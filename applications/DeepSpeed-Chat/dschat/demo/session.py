@@ -25,7 +25,7 @@ from dschat.demo.models import (
     select_model,
 )
 from dschat.demo.options import DemoOptions
-from dschat.demo.stream import STOPPED, ChatQuestion, Draft, MacroActionCutter, stream
+from dschat.demo.stream import LENGTH, STOPPED, ChatQuestion, Draft, MacroActionCutter, stream
 from dschat.lab.macro_actions import MacroToken
 from dschat.lab.policy import choose_device
 from dschat.models.opening import choose_dtype
@@ -393,7 +393,8 @@ class Session:
         try:
             if self.reader is not None and draft.ids:
                 prompt = prompt_text(side.model.tokenizer, row)
-                score = float(self.reader(ResponseTexts([prompt], [draft.text], [row])))
+                texts = ResponseTexts([prompt], [draft.text], [row], [draft.done not in (LENGTH, STOPPED)])
+                score = float(self.reader(texts))
         except UserError as error:
             notes.append(str(error))
         return ShownAnswer(draft.text, draft.done, tokens, score, seconds, " ".join(notes))

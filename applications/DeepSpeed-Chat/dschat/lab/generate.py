@@ -310,7 +310,8 @@ def respond_and_score(
     """
     candidates_by_number: list[list[Candidate]] = []
     for responses in policy.respond(examples, num_responses):  # one response to each prompt
-        scores = _score(scorer, examples, [response.text for response in responses])
+        texts = [response.text for response in responses]
+        scores = _score(scorer, examples, texts, [response.finished for response in responses])
         candidates_by_number.append(list(zip(scores, responses, strict=True)))
     candidates_by_prompt = zip(*candidates_by_number, strict=True)
 
@@ -358,8 +359,9 @@ def score_references(
 ) -> list[Entry]:
     """Scores the data set's chosen and rejected responses, which the chat template of `tokenizer` writes."""
     chosen, rejected = _references(examples, tokenizer)
-    chosen_scores = _score(scorer, examples, chosen)
-    rejected_scores = _score(scorer, examples, rejected)
+    finished = [True] * len(examples)
+    chosen_scores = _score(scorer, examples, chosen, finished)
+    rejected_scores = _score(scorer, examples, rejected, finished)
     entries: list[Entry] = []
     for number, example in enumerate(examples):
         row = example.columns | {
@@ -376,6 +378,7 @@ def _score(
     scorer: Scorer,
     examples: list[PromptExample],
     responses: list[str],
+    finished: list[bool],
 ) -> list[float]:
     """Scores of one response to each prompt."""
     prompts = []
@@ -383,7 +386,7 @@ def _score(
     for example in examples:
         prompts.append(example.prompt_text)
         rows.append(example.row)
-    return scorer(ResponseTexts(prompts, responses, rows)).tolist()
+    return scorer(ResponseTexts(prompts, responses, rows, finished)).tolist()
 
 
 def _references(

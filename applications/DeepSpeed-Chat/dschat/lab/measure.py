@@ -79,9 +79,10 @@ def measure(
     rollout = sample(prompt_ids, sampling, seeds).rollout
 
     responses = []
-    for ids, finished in zip(rollout.response_rows(), rollout.finished.tolist(), strict=True):
-        responses.append(decode_sampled(tokenizer, ids, finished))
-    texts = ResponseTexts(prompt_texts, responses, data_rows)
+    finished = rollout.finished.tolist()
+    for ids, has_end in zip(rollout.response_rows(), finished, strict=True):
+        responses.append(decode_sampled(tokenizer, ids, has_end))
+    texts = ResponseTexts(prompt_texts, responses, data_rows, finished)
     scores = scores_of(score(rollout, texts)).values.tolist()
     kl = log_ratios(policy, reference, rollout, sampling.temperature or 1.0, rows).tolist()
     lengths = rollout.response_mask.sum(1).tolist()

@@ -38,6 +38,11 @@ class DialogueRollout:
     replies: dict[int, AssistantTurn] = field(default_factory=dict)
     ended: str = ""  # why it has fewer turns than it should, OUTGROWN or SILENT; empty if it has all of them
 
+    @property
+    def finished(self) -> list[bool]:
+        """Whether each sampled reply ended with an end token, in the order of the turns; else it was cut."""
+        return [self.replies[turn].finished for turn in sorted(self.replies)]
+
 
 @dataclass(frozen=True)
 class SampledPair:

@@ -173,7 +173,7 @@ def score_texts(
     flag: str,
     texts: ResponseTexts,
 ) -> Tensor:
-    """The function's numbers for finished responses, (B,) float32 on the CPU.
+    """The function's numbers for responses, (B,) float32 on the CPU.
 
     Raises:
         UserError: the function fails, or does not return one finite number per response.
@@ -194,7 +194,7 @@ class FunctionDialogueScores:
         self._function = function
         self._flag = flag
 
-    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
+    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row], finished: Sequence[bool]) -> Tensor:
         copies = [deepcopy(dialogue) for dialogue in dialogues]
         result = call_function(self._function, self._flag, copies, _columns_of(rows))
         name = getattr(self._function, "__name__", "function")

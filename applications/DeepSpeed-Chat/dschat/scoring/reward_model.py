@@ -70,19 +70,18 @@ class TextRewardScores:
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores:
         """The scores; with segments, also those of each response up to the end of every macro action."""
         device = rollout.input_ids.device
-        finished = rollout.finished.tolist()
         if texts.segments is None:
-            return self._scores(texts, finished).to(device)
-        prefixes, finished_prefixes = prefix_texts(texts, finished)
-        count = len(finished_prefixes)
+            return self._scores(texts).to(device)
+        prefixes = prefix_texts(texts)
+        count = len(prefixes.responses)
         padding = largest_over_ranks(count) - count  # all ranks must read equally many
-        scores = self._scores(prefixes.repeated(padding), finished_prefixes + finished_prefixes[:1] * padding)
+        scores = self._scores(prefixes.repeated(padding))
         segment_counts = [len(lengths) for lengths in texts.segments.lengths]
         numbers = [row_scores.tolist() for row_scores in scores[:count].split(segment_counts)]
         return with_segments(numbers, texts, device, "the reward model")
 
-    def _scores(self, texts: ResponseTexts, finished: list[bool]) -> Tensor:
-        scores, too_long = self._reader.read(texts, finished)
+    def _scores(self, texts: ResponseTexts) -> Tensor:
+        scores, too_long = self._reader.read(texts)
         for row, problem in too_long.items():
             if not self._skips:
                 raise UserError(problem)
@@ -123,10 +122,10 @@ class RewardModelDialogueScores:
                 f"{name}: its tokenizer has no chat template, which would say how the model reads a dialogue. Use a "
                 "reward model for chats, or --reward_function."
             )
-        self._ids([PROBE], ["a dialogue of one turn"])
+        self._ids([PROBE], ["a dialogue of one turn"], [True])
 
-    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
-        ids = self._ids(dialogues, [row.origin for row in rows])
+    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row], finished: Sequence[bool]) -> Tensor:
+        ids = self._ids(dialogues, [row.origin for row in rows], finished)
         limit = self._classifier.limit
         for sequence, row in zip(ids, rows, strict=True):
             if limit is not None and len(sequence) > limit:
@@ -140,8 +139,9 @@ class RewardModelDialogueScores:
         self,
         dialogues: Sequence[Dialogue],
         origins: Sequence[str],
+        finished: Sequence[bool],
     ) -> list[list[int]]:
-        ids, refused = encode_dialogues(self._tokenizer, dialogues, end_id=self._end_id)
+        ids, refused = encode_dialogues(self._tokenizer, dialogues, finished, end_id=self._end_id)
         for number, error in refused.items():
             raise UserError(
                 f"{self._name}: its chat template refuses {origins[number]}: {error}. Use a template that takes turns "

@@ -22,7 +22,7 @@ from dschat.data.collate import pad
 from dschat.data.dialogues import Dialogue
 from dschat.data.encoding import encode_prompt_texts, encode_prompts, encode_responses, prompt_text
 from dschat.data.rows import Row
-from dschat.data.turn_end import reply_contents, response_texts
+from dschat.data.turn_end import MARK, reply_contents, response_texts
 from dschat.models.engines import ScalarForward
 from dschat.models.layout import PassSize, group_by_length
 from dschat.models.limits import position_limit
@@ -177,6 +177,7 @@ def readable_rows(tokenizer: PreTrainedTokenizerBase, texts: ResponseTexts) -> l
 def encode_dialogues(
     tokenizer: PreTrainedTokenizerBase,
     dialogues: Sequence[Sequence[Mapping[str, object]]],
+    finished: Sequence[bool],
     arguments: Sequence[Mapping[str, object]] | None = None,
     end_id: int | None = None,
 ) -> tuple[dict[int, list[int]], dict[int, Exception]]:
@@ -185,6 +186,8 @@ def encode_dialogues(
     Args:
         tokenizer: with a chat template.
         dialogues: lists of messages; the last one is the assistant's.
+        finished: whether the last message of each ended. The ids of one that was cut end with its content, without
+            what the template writes after it.
         arguments: further variables of the template, for each dialogue.
         end_id: the token that ended a response when the model was trained by step 2. Dialogues are then encoded as
             there: they end with it. None = the template's whole text.
@@ -192,25 +195,42 @@ def encode_dialogues(
     Returns:
         Token ids by number of the dialogue; and the errors of dialogues that the template refuses, by number.
     """
+    dialogues = list(map(_marked, dialogues, finished))
     if end_id is not None:
-        return _encode_as_trained(tokenizer, dialogues, arguments, end_id)
+        return _encode_as_trained(tokenizer, dialogues, finished, arguments, end_id)
     texts: dict[int, str] = {}
     refused: dict[int, Exception] = {}
     for number, dialogue in enumerate(dialogues):
         dialogue_arguments = None if arguments is None else arguments[number]
         try:
-            texts[number] = apply_template(tokenizer, dialogue, False, dialogue_arguments)
+            text = apply_template(tokenizer, dialogue, False, dialogue_arguments)
         except TemplateRefusal as error:
             refused[number] = error
+            continue
+        texts[number] = _up_to_mark(text, finished[number])
     if not texts:
         return {}, refused
     ids = tokenizer(list(texts.values()), add_special_tokens=False, verbose=False)["input_ids"]
     return dict(zip(texts, ids, strict=True)), refused
 
 
+def _marked(dialogue: Sequence[Mapping[str, object]], finished: bool) -> Sequence[Mapping[str, object]]:
+    """The dialogue, with a mark after the content of its last message if this was cut."""
+    if finished:
+        return dialogue
+    *before, reply = dialogue
+    return [*before, {**reply, "content": f"{reply.get('content') or ''}{MARK}"}]
+
+
+def _up_to_mark(text: str, finished: bool) -> str:
+    """The text up to the mark of a message that was cut."""
+    return text if finished else text.rsplit(MARK, 1)[0]
+
+
 def _encode_as_trained(
     tokenizer: PreTrainedTokenizerBase,
     dialogues: Sequence[Sequence[Mapping[str, object]]],
+    finished: Sequence[bool],
     arguments: Sequence[Mapping[str, object]] | None,
     end_id: int,
 ) -> tuple[dict[int, list[int]], dict[int, Exception]]:
@@ -230,12 +250,14 @@ def _encode_as_trained(
             continue
         rows[number] = Row(None, messages, reply, None, {}, f"dialogue {number + 1}", template_arguments=variables)
         prompts.append(prompt)
+    are_finished = [finished[number] for number in rows]
     replies = response_texts(tokenizer, list(rows.values()), "chosen", prompts)
     prompt_ids = encode_prompt_texts(tokenizer, prompts)
-    reply_ids = encode_responses(tokenizer, replies)
+    reply_ids = encode_responses(tokenizer, list(map(_up_to_mark, replies, are_finished)))
     sequences: dict[int, list[int]] = {}
     for number, before, ids in zip(rows, prompt_ids, reply_ids, strict=True):
-        sequences[number] = [*before, *ids, end_id]
+        end = [end_id] if finished[number] else []
+        sequences[number] = [*before, *ids, *end]
     return sequences, refused
 
 
@@ -248,6 +270,9 @@ class RewardReader:
 
     A reward model of step 2 was trained at the token that its config notes. In the first two forms its texts end with
     that token: in place of EOS, and without what the template writes after the turn.
+
+    A response that was cut is read without its end in the first two forms: neither EOS nor what a template writes
+    after a turn follows it.
     """
 
     def __init__(
@@ -306,7 +331,7 @@ class RewardReader:
         return max_tokens if model_limit is None else min(model_limit, max_tokens)
 
     def __call__(self, texts: ResponseTexts) -> Tensor:
-        """One number for each of B finished responses, (B,) float32, on the CPU.
+        """One number for each of B responses, (B,) float32, on the CPU.
 
         Raises:
             UserError: a text is too long for the model, or its number is not finite; the message names the row.
@@ -322,17 +347,12 @@ class RewardReader:
                 )
         return scores
 
-    def read(
-        self,
-        texts: ResponseTexts,
-        finished: Sequence[bool] | None = None,
-    ) -> tuple[Tensor, dict[int, str]]:
+    def read(self, texts: ResponseTexts) -> tuple[Tensor, dict[int, str]]:
         """One number for each of B responses, and messages about those that are too long.
 
         Args:
             texts: with a chat template, a tokenizer renders the rows' messages; without one, conversations are read as
                 in the prompts, which is how the policy reads them.
-            finished: whether a response is finished, so that it gets EOS in the second form; all if not given.
 
         Returns:
             (B,) float32, on the CPU; and messages by row number. The number of a text that is too long is that of its
@@ -344,9 +364,9 @@ class RewardReader:
         rows = readable_rows(self.tokenizer, texts)
         limit = self._classifier.limit
         if self._uses_template:
-            sequences = self._encode_templated(rows, texts.responses)
+            sequences = self._encode_templated(rows, texts.responses, texts.finished)
         elif self._classifier.is_decoder:
-            sequences = self._encode_parts(rows, texts.responses, finished or [True] * len(rows))
+            sequences = self._encode_parts(rows, texts.responses, texts.finished)
         else:
             return self._read_pairs(rows, texts.responses)
         scores = self._classifier.numbers([sequence[:limit] for sequence in sequences])
@@ -394,15 +414,18 @@ class RewardReader:
                 )
         return messages
 
-    def score_dialogues(self, dialogues: Sequence[Dialogue], max_length: int) -> list[float | str]:
+    def score_dialogues(
+        self, dialogues: Sequence[Dialogue], finished: Sequence[bool], max_length: int
+    ) -> list[float | str]:
         """One number for each dialogue; or REFUSED, TOO_LONG or NOT_FINITE.
 
         Args:
             dialogues: each ends with a reply; the tokenizer must have a chat template.
+            finished: whether the last reply of each ended; else it was cut.
             max_length: maximum number of tokens.
         """
         limit = self._limit(max_length)
-        sequences, refused = encode_dialogues(self.tokenizer, dialogues, end_id=self._trained_end_id)
+        sequences, refused = encode_dialogues(self.tokenizer, dialogues, finished, end_id=self._trained_end_id)
         fitting = {number: ids for number, ids in sequences.items() if len(ids) <= limit}
         numbers = self._classifier.numbers(list(fitting.values())).tolist()
         by_dialogue = dict(zip(fitting, numbers, strict=True))
@@ -439,6 +462,7 @@ class RewardReader:
         self,
         rows: Sequence[Row],
         responses: Sequence[str],
+        finished: Sequence[bool],
     ) -> list[list[int]]:
         """Encodes dialogues that the chat template has rendered."""
         dialogues: list[list[Mapping[str, object]]] = []
@@ -446,7 +470,7 @@ class RewardReader:
             messages = row.messages or [{"role": "user", "content": row.prompt or ""}]
             dialogues.append([*messages, {"role": "assistant", "content": content}])
         arguments = [row.template_arguments for row in rows]
-        ids, refused = encode_dialogues(self.tokenizer, dialogues, arguments, self._trained_end_id)
+        ids, refused = encode_dialogues(self.tokenizer, dialogues, finished, arguments, self._trained_end_id)
         for number, error in refused.items():
             raise UserError(
                 f"{self._flags.template}: the chat template of {self._name} refuses {rows[number].origin}: {error}. "

@@ -69,14 +69,13 @@ class Scorer:
             prompt = None if messages else request.prompts[number]
             origin = f"response {number}"
             rows.append(Row(prompt, messages, None, None, {}, origin, template_arguments=arguments[number]))
-        texts = ResponseTexts(request.prompts, request.responses, rows)
-        finished = request.finished
+        texts = ResponseTexts(request.prompts, request.responses, rows, request.finished)
         if request.segments is not None:
             segments = Segments(request.segments, [])
-            texts, finished = prefix_texts(replace(texts, segments=segments), finished)
+            texts = prefix_texts(replace(texts, segments=segments))
 
         with self._lock:
-            scores, problems = self._read(texts, finished)
+            scores, problems = self._read(texts)
         for number, score in enumerate(scores):
             if not math.isfinite(score):
                 problems.setdefault(number, f"the score of {texts.rows[number].origin} is {score}")
@@ -108,22 +107,18 @@ class Scorer:
                     422,
                 )
 
-    def _read(
-        self,
-        texts: ResponseTexts,
-        finished: list[bool],
-    ) -> tuple[list[float], dict[int, str]]:
+    def _read(self, texts: ResponseTexts) -> tuple[list[float], dict[int, str]]:
         """Scores of texts, and problems by number of the text. If a text is refused, each is read alone."""
         try:
-            scores, problems = self._reader.read(texts, finished)
+            scores, problems = self._reader.read(texts)
             return scores.tolist(), problems
         except UserError as error:
-            if len(finished) == 1:
+            if len(texts.responses) == 1:
                 return [math.nan], {0: str(error)}
         all_scores: list[float] = []
         all_problems: dict[int, str] = {}
-        for number, is_finished in enumerate(finished):
-            text_scores, text_problems = self._read(texts.alone(number), [is_finished])
+        for number in range(len(texts.responses)):
+            text_scores, text_problems = self._read(texts.alone(number))
             all_scores += text_scores
             if text_problems:
                 all_problems[number] = text_problems[0]

@@ -68,6 +68,7 @@ class ResponseTexts:
     prompts: list[str]
     responses: list[str]
     rows: list[Row]
+    finished: list[bool]  # whether each response ended; one that was cut is scored without an end token
     segments: Segments | None = None  # with --segment_rewards
     episodes: EpisodeRecords | None = None  # with --environment
     counted: int | None = None
@@ -86,7 +87,9 @@ class ResponseTexts:
     def alone(self, row: int) -> ResponseTexts:
         """A single response."""
         segments = None if self.segments is None else self.segments.of_row(row)
-        return ResponseTexts([self.prompts[row]], [self.responses[row]], [self.rows[row]], segments)
+        return ResponseTexts(
+            [self.prompts[row]], [self.responses[row]], [self.rows[row]], [self.finished[row]], segments
+        )
 
     def repeated(self, count: int) -> ResponseTexts:
         """All responses, followed by `count` copies of the first, without segments."""
@@ -94,27 +97,20 @@ class ResponseTexts:
             self.prompts + self.prompts[:1] * count,
             self.responses + self.responses[:1] * count,
             self.rows + self.rows[:1] * count,
+            self.finished + self.finished[:1] * count,
         )
 
 
-def prefix_texts(
-    texts: ResponseTexts,
-    finished: Sequence[bool],
-) -> tuple[ResponseTexts, list[bool]]:
+def prefix_texts(texts: ResponseTexts) -> ResponseTexts:
     """Every response up to the end of each of its macro actions, one text per macro action.
 
-    Args:
-        texts: texts of B responses, with segments.
-        finished: (B,), whether a response is finished.
-
-    Returns:
-        The texts, and whether each is a finished response: only the last one of a response can be.
+    Only the last text of a response can be finished. `texts` must have segments.
     """
     assert texts.segments is not None  # the caller asks for macro actions
     prompts: list[str] = []
     prefixes: list[str] = []
     rows: list[Row] = []
-    finished_prefixes: list[bool] = []
+    finished: list[bool] = []
     for number, segment_texts in enumerate(texts.segments.texts):
         count = len(segment_texts)
         if not count:
@@ -122,8 +118,8 @@ def prefix_texts(
         prompts += [texts.prompts[number]] * count
         prefixes += accumulate(segment_texts)
         rows += [texts.rows[number]] * count
-        finished_prefixes += [False] * (count - 1) + [finished[number]]
-    return ResponseTexts(prompts, prefixes, rows), finished_prefixes
+        finished += [False] * (count - 1) + [texts.finished[number]]
+    return ResponseTexts(prompts, prefixes, rows, finished)
 
 
 Measured = Mapping[str, tuple[float, float]]  # metric → sum and count over this rank's rows; equal names on all ranks
@@ -198,8 +194,14 @@ def with_segments(
 class DialogueScores(Protocol):
     """Scores dialogues that end with a reply."""
 
-    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
-        """One number for each of B dialogues, with their data rows: (B,) float32, on a CPU."""
+    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row], finished: Sequence[bool]) -> Tensor:
+        """One number for each of B dialogues: (B,) float32, on a CPU.
+
+        Args:
+            dialogues: their messages.
+            rows: their data rows.
+            finished: whether the last reply of each ended; else it was cut.
+        """
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,6 @@ class UrlScores:
             Stopped: soon after a signal.
         """
         numbers: list[Numbers] = []
-        finished = rollout.finished.tolist()
         size = self._settings.batch
         patience = self._settings.patience
         end = time.monotonic() + self._settings.longest
@@ -100,7 +99,7 @@ class UrlScores:
                 if texts.segments is not None:
                     counts = [len(texts.segments.lengths[row]) for row in rows]
                 try:
-                    numbers += self._request(_body(texts, finished, rows), counts, patience, end)
+                    numbers += self._request(_body(texts, rows), counts, patience, end)
                 except UserError as error:
                     if not self._settings.skips:
                         raise
@@ -207,11 +206,7 @@ def _excerpt(text: str) -> str:
     return " ".join(text.split())[:200]
 
 
-def _body(
-    texts: ResponseTexts,
-    finished: list[bool],
-    rows: range,
-) -> str:
+def _body(texts: ResponseTexts, rows: range) -> str:
     """The JSON of a request for some rows."""
     selected = slice(rows.start, rows.stop)
     messages = [row.messages for row in texts.rows[selected]]
@@ -219,7 +214,7 @@ def _body(
     body: dict[str, object] = {
         "prompts": texts.prompts[selected],
         "responses": texts.responses[selected],
-        "finished": finished[selected],
+        "finished": texts.finished[selected],
     }
     if any(message_list is not None for message_list in messages):
         body["messages"] = messages

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import folder_stamp
 from dschat.base.user_function import load_function
-from dschat.data.dialogue_pairs import FIRST, LAST, SECOND, TURN
+from dschat.data.dialogue_pairs import FINISHED, FIRST, LAST, SECOND, TURN
 from dschat.data.dialogues import Message, check_dialogue, encode_states
 from dschat.data.rows import check_text, in_words
 from dschat.data.sources import open_data
@@ -147,10 +147,14 @@ class DialogueSampling:
         for number, (last, turn), pair in zip(numbers, turns, pairs, strict=True):
             row: Entry | None = None
             if pair.second is not None and not pair.ended:
+                # The second dialogue takes its replies before the turn from the first.
+                second = replace(pair.second, replies=pair.first.replies | pair.second.replies)
                 row = {
                     "number": number,
                     FIRST: pair.first.messages,
                     SECOND: pair.second.messages,
+                    FIRST + FINISHED: pair.first.finished,
+                    SECOND + FINISHED: second.finished,
                     LAST: last,
                     TURN: turn,
                 }

@@ -4,6 +4,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -47,7 +48,22 @@ TRAIN = "train.parquet"
 TEST = "test.parquet"
 MOST_HELD_OUT = 10  # at most one pair in 10 is held out
 
-Score = Callable[[Sequence[Dialogue]], list[float | str]]  # numbers, or why there is none
+# Dialogues, and whether the last reply of each ended → numbers, or why there is none.
+Score = Callable[[Sequence[Dialogue], Sequence[bool]], list[float | str]]
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A dialogue up to one of its replies."""
+
+    dialogue: Dialogue
+    finished: bool  # whether this reply ended; else it was cut
+
+    @property
+    def key(self) -> str:
+        """Equal for beginnings that are read as the same text."""
+        contents = [message["content"] for message in self.dialogue]
+        return "\0".join([*contents, str(self.finished)])
 
 
 def run_rank(options: RankOptions) -> str:
@@ -96,19 +112,22 @@ def _entries(
     numbers: Sequence[int],
 ) -> list[Entry]:
     """Score both dialogues of the pairs with these numbers, at the end of each reply."""
-    dialogues: list[Dialogue] = []
+    beginnings: list[Beginning] = []
     for number in numbers:
-        dialogues += (pairs[number].first, pairs[number].second)
-    scores = _scores_of_beginnings(dialogues, score, batch_size)
+        pair = pairs[number]
+        beginnings += _beginnings(pair.first, pair.first_finished) + _beginnings(pair.second, pair.second_finished)
+    scores = _scores_of_beginnings(beginnings, score, batch_size)
 
     entries: list[Entry] = []
     for number in numbers:
         failures: Counter[str] = Counter()
         rewards: dict[str, list[float]] = {}
-        for column, dialogue in ((FIRST, pairs[number].first), (SECOND, pairs[number].second)):
+        pair = pairs[number]
+        sides = ((FIRST, pair.first, pair.first_finished), (SECOND, pair.second, pair.second_finished))
+        for column, dialogue, finished in sides:
             rewards_of_dialogue: list[float] = []
-            for beginning in _beginnings(dialogue):
-                reward = scores[_key(beginning)]
+            for beginning in _beginnings(dialogue, finished):
+                reward = scores[beginning.key]
                 if isinstance(reward, str):
                     failures[reward] += 1
                     reward = FAILED
@@ -119,36 +138,33 @@ def _entries(
 
 
 def _scores_of_beginnings(
-    dialogues: Sequence[Dialogue],
+    beginnings: Sequence[Beginning],
     score: Score,
     batch_size: int,
 ) -> dict[str, float | str]:
-    """Scores, by `_key`, of every beginning of a dialogue that ends with a reply; a shared one is scored once."""
-    beginnings: dict[str, Dialogue] = {}
-    for dialogue in dialogues:
-        for beginning in _beginnings(dialogue):
-            beginnings.setdefault(_key(beginning), beginning)
+    """Scores of the beginnings of dialogues, by their keys; a shared one is scored once."""
+    by_key = {beginning.key: beginning for beginning in beginnings}
 
     # Texts of similar length share a batch. The longest come first, so that one too large for memory fails at once.
-    order = sorted(beginnings, key=len, reverse=True)
+    order = sorted(by_key, key=len, reverse=True)
     scores: dict[str, float | str] = {}
     for start in range(0, len(order), batch_size):
         keys = order[start : start + batch_size]
-        batch = [beginnings[key] for key in keys]
+        dialogues = [by_key[key].dialogue for key in keys]
+        finished = [by_key[key].finished for key in keys]
         problem = f"--batch_size: the GPU's memory does not suffice for {len(keys)} dialogues"
         with enough_memory(problem, "a smaller --batch_size; what is finished stays"):
-            batch_scores = score(batch)
+            batch_scores = score(dialogues, finished)
         scores.update(zip(keys, batch_scores, strict=True))
     return scores
 
 
-def _beginnings(dialogue: Dialogue) -> list[Dialogue]:
+def _beginnings(dialogue: Dialogue, finished: Sequence[bool]) -> list[Beginning]:
     """The dialogue up to each reply."""
-    return [dialogue[:end] for end in range(2, len(dialogue) + 1, 2)]
-
-
-def _key(dialogue: Dialogue) -> str:
-    return "\0".join(message["content"] for message in dialogue)
+    beginnings: list[Beginning] = []
+    for turn, has_end in enumerate(finished):
+        beginnings.append(Beginning(dialogue[: 2 * turn + 2], has_end))
+    return beginnings
 
 
 def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Score]]:
@@ -174,7 +190,7 @@ def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Score]]:
     def open_reader() -> Score:
         with enough_memory("--reward_model: the GPU's memory does not hold it"):
             reader = load_reward_model(path, tokenizer, True, where.device, where.dtype)
-        return lambda dialogues: reader.score_dialogues(dialogues, flags.max_length)
+        return partial(reader.score_dialogues, max_length=flags.max_length)
 
     settings = {"reward-model": folder_stamp(path), SETTING: template_date()}
     return settings | settings_of(options, ["max_length"]) | where.settings, open_reader
@@ -183,6 +199,7 @@ def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Score]]:
 def function_scores(
     function: Callable[..., Any],
     dialogues: Sequence[Dialogue],
+    finished: Sequence[bool],
 ) -> list[float | str]:
     """Scores of a user's function, or why there is none.
 

@@ -266,9 +266,10 @@ class ActorSampler(PolicySampler):
             rows.append(example.row)
         responses = []
         rollout = generation.rollout
-        for ids, finished in zip(rollout.response_rows(), rollout.finished.tolist(), strict=True):
-            responses.append(decode_sampled(self.tokenizer, ids, finished))
-        return generation, ResponseTexts(prompts, responses, rows)
+        finished = rollout.finished.tolist()
+        for ids, has_end in zip(rollout.response_rows(), finished, strict=True):
+            responses.append(decode_sampled(self.tokenizer, ids, has_end))
+        return generation, ResponseTexts(prompts, responses, rows, finished)
 
     def with_indices(self, generation: Generation, requested: RequestedRows) -> Generation:
         """Adds the indices of the prompts to sampled responses."""

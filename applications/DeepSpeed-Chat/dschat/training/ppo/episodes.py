@@ -95,7 +95,8 @@ class EpisodeSampler(ActorSampler):
         )
         prompts = [episode.prompt_text for episode in episodes]
         responses = [decode_response(self.tokenizer, episode.ids) for episode in episodes]
-        return ResponseTexts(prompts, responses, rows, episodes=records)
+        finished = [episode.finished for episode in episodes]
+        return ResponseTexts(prompts, responses, rows, finished, episodes=records)
 
 
 def _lengths_of(turn: TurnLengths) -> Lengths:

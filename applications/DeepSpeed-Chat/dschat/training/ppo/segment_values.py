@@ -262,7 +262,7 @@ class SegmentValueCollector(Collector):
             prompt_texts.append(example.prompt_text)
             responses.append(decode_sampled(actor.tokenizer, [*prefix, *completion], finished))
             rows.append(example.row)
-        return generation, ResponseTexts(prompt_texts, responses, rows)
+        return generation, ResponseTexts(prompt_texts, responses, rows, are_finished)
 
     def _mean_scores(
         self,

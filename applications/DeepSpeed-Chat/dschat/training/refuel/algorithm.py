@@ -161,7 +161,9 @@ class Refuel(Algorithm):
             dialogues.append(pair.second)
 
         scores = models.reward(
-            [dialogue.messages for dialogue in dialogues], [example.row for example in examples] * 2
+            [dialogue.messages for dialogue in dialogues],
+            [example.row for example in examples] * 2,
+            [dialogue.finished[-1] for dialogue in dialogues],
         )
         scores = scores.float().to(device())
         rollout = self.sampler.rollout_of(replies, [example.index for example in examples] * 2)

@@ -147,15 +147,17 @@ def _scores_by_turn(
 ) -> list[list[float]]:
     """Scores of each dialogue after one turn, after two, and so on."""
     prefixes = []
+    finished = []
     owners = []  # for each prefix the index of its dialogue
     for index, conversation in enumerate(conversations):
         for turn in range(len(conversation.messages) // 2):  # each a user message and its reply
             prefixes.append(conversation.messages[: 2 * turn + 2])
             owners.append(index)
+        finished += conversation.finished
     scores: list[list[float]] = [[] for _ in conversations]
     if not prefixes:
         return scores
-    prefix_scores = reward(prefixes, [examples[index].row for index in owners]).tolist()
+    prefix_scores = reward(prefixes, [examples[index].row for index in owners], finished).tolist()
     for index, score in zip(owners, prefix_scores, strict=True):
         scores[index].append(score)
     return scores
@@ -166,5 +168,9 @@ def _dialogue_sample(
     conversation: DialogueRollout,
     scores: list[float],
 ) -> Sample:
-    finished = [reply.finished for reply in _replies_of(conversation)]
-    return {"number": example.index, "messages": conversation.messages, "scores": scores, "finished": finished}
+    return {
+        "number": example.index,
+        "messages": conversation.messages,
+        "scores": scores,
+        "finished": conversation.finished,
+    }
