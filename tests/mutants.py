@@ -1414,6 +1414,10 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("an evaluation's change has the wrong sign", "evaluation_line", "_signed(_a - _b)", "_signed(_b - _a)",
      "test_an_evaluation_is_a_line"),
     # common
+    ("an interval ends below its value", "MeanInterval.__post_init__", "max(_a, _b)", "_a",
+     "test_an_interval_contains_its_value test_all_or_no_pairs_right"),
+    ("an interval begins above its value", "MeanInterval.__post_init__", "min(_a, _b)", "_a",
+     "test_an_interval_contains_its_value"),
     ("an interval of 90 %", "mean_interval", "t.ppf(0.975, _a)", "t.ppf(0.95, _a)",
      "test_the_means_of_a_file_by_hand"),
     ("a bounded mean by the values' own spread", "bounded_interval", "return _a",

@@ -53,6 +53,32 @@ def test_wilson_of_one_item_stays_between_0_and_1(count, ends):
     assert 0 <= rate.low <= rate.high <= 1
 
 
+@pytest.mark.parametrize("total", range(1, 301))
+def test_wilson_of_all_and_of_none_by_hand(total):
+    """p = 1: the centre is (1 + z²/2n) / (1 + z²/n), the half width z²/2n / (1 + z²/n): [n / (n + z²), 1]."""
+    none, every = wilson(0, total), wilson(total, total)
+    assert (none.low, none.value, every.value, every.high) == (0.0, 0.0, 1.0, 1.0)
+    assert (none.high, every.low) == pytest.approx((Z**2 / (total + Z**2), total / (total + Z**2)), abs=1e-9)
+    assert (every.per_cent.value, every.per_cent.high, none.per_cent.low) == (100.0, 100.0, 0.0)
+
+
+@pytest.mark.parametrize("kind", [MeanInterval, Rate])
+def test_an_interval_contains_its_value(kind):
+    """Whatever formula it is by: Wilson's rounds, a percentile bootstrap of a skewed number need not be centred."""
+    assert kind(1.0, 0.5, 1 - 2**-53) == kind(1.0, 0.5, 1.0)
+    assert kind(0.3, 0.1 + 0.2, 0.4) == kind(0.3, 0.3, 0.4)
+    assert kind(0.5, 0.25, 0.75) == kind(0.5, low=0.25, high=0.75) and kind(0.5).low is kind(0.5).high is None
+
+
+def test_intervals_of_equal_values_contain_them():
+    """0.1 + 0.2 − 0.3 is not 0: means of equal numbers round, and so do the ends around them."""
+    for count in range(2, 60):
+        for value in (0.1, 0.7, 1 / 3, 1e-3):
+            for found in (mean_interval([value] * count), bounded_interval([value] * count, [1] * count)):
+                assert found.value == pytest.approx(value, rel=1e-14)
+                assert found.low is None or found.low <= found.value <= found.high
+
+
 def test_a_rate_of_nothing_is_none():
     assert wilson(0, 0) is None
     assert bootstrap_ratio([], []) is None

@@ -86,6 +86,32 @@ def test_numbers_that_are_not_finite(tmp_path):
     assert content["policies"][0]["perplexity"] == none and table.count("nan") == 3
 
 
+@pytest.mark.parametrize(("right", "pairs"), [(7, 7), (0, 7), (1, 1), (0, 1), (13, 13)])
+def test_all_or_no_pairs_right(right, pairs, tmp_path):
+    margins = [1.0 + n for n in range(right)] + [-1.0 - n for n in range(pairs - right)]
+    rows = [{"model": "r", "update": None, "chosen_score": margin, "rejected_score": 0.0} for margin in margins]
+    table = write_text_report([], [reward_result(rows)], tmp_path)
+    assert f"| {100 * right / pairs:.1f} [" in table
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_the_numbers(tmp_path, monkeypatch, caplog):
+    rows = [{"model": "r", "update": None, "chosen_score": 1.0, "rejected_score": 0.0}] * 2
+    write_text_report([], [reward_result(rows)], tmp_path)
+
+    def broken(*_):
+        assert (tmp_path / "report.json").exists() and (tmp_path / "report.md").exists()
+        raise ZeroDivisionError("no scale")
+
+    (tmp_path / "report.json").unlink()
+    (tmp_path / "report.md").unlink()
+    monkeypatch.setattr("dschat.lab.text_metrics.draw_charts", broken)
+    table = write_text_report([], [reward_result(rows)], tmp_path)
+    assert (tmp_path / "report.md").read_text() == table + "\n"
+    assert not (tmp_path / "report.png").exists()  # that of the first report
+    assert "report.png could not be drawn (ZeroDivisionError: no scale)" in caplog.text
+
+
 def test_the_files(tmp_path):
     rows = [text(2.0, 1, **ROUGE) | {"model": name, "update": n} for name, n in (("a", 1), ("b", 2))]
     policies = [policy_result([row] * 2) for row in rows]

@@ -39,11 +39,21 @@ class Estimate:
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A mean with its 95 % interval, whose ends are None for a single value."""
+    """A mean with its 95 % interval, whose ends are None for a single value.
+
+    The interval contains its value: an end that a formula puts on the other side of it, by its rounding or because it
+    is not centred, becomes the value.
+    """
 
     value: float
     low: float | None = None
     high: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.low is not None:
+            object.__setattr__(self, "low", min(self.low, self.value))
+        if self.high is not None:
+            object.__setattr__(self, "high", max(self.high, self.value))
 
     def text(self, digits: int = 3) -> str:
         """`0.620 [0.481, 0.759]`."""

@@ -204,13 +204,8 @@ def write_best_of(
         _table_by_n(means, "expected", "Best of N, all subsets"),
         _table_by_n(means, "first", "Best of the first N"),
     ]
-    return write_report(
-        folder,
-        name,
-        content,
-        Report("", tables, remarks=[REMARK]),
-        draw_best_of(means),
-    )
+    report = Report("", tables, remarks=[REMARK])
+    return write_report(folder, name, content, report, lambda: draw_best_of(means))
 
 
 def _table_by_n(

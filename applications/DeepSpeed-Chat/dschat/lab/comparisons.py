@@ -47,7 +47,7 @@ def build_evaluation_report(
         "intervals": BOOTSTRAP,
         "sections": list(map(_section_row, sections)),
     }
-    write_report(output_dir, NAME, content, picture=draw_comparisons(sections), flag=OUTPUT)
+    write_report(output_dir, NAME, content, draw=lambda: draw_comparisons(sections), flag=OUTPUT)
 
     tables: list[Table] = []
     has_pooled_votes = False

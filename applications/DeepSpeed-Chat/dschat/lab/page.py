@@ -3,6 +3,7 @@
 
 import base64
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from dschat.base.display import markdown_table, text_table, text_width
 from dschat.base.jsonl import json_value
 from dschat.base.statistics import Estimate, MeanInterval
 from dschat.lab.macro_actions import STYLE, MacroToken, legend_html, macro_spans
+
+logger = logging.getLogger(__name__)
 
 TEMPLATE = Path(__file__).with_name("page.html")
 NAME = "report"  # file name of most reports, without the suffix
@@ -157,17 +160,19 @@ def write_report(
     name: str,
     content: Mapping[str, Any],
     report: Report | None = None,
-    picture: bytes = b"",
+    draw: Callable[[], bytes] | None = None,
     flag: str = "",
 ) -> str:
     """Write name.json into a folder, and name.md and name.png where there is a report and a picture.
+
+    The picture is drawn when the numbers are in their files. If it cannot be drawn, a warning says so.
 
     Args:
         folder: made where it is missing.
         name: name of the files, without the suffix.
         content: content of the JSON file; estimates, rates and other dataclasses become objects of their fields.
         report: for the Markdown file.
-        picture: PNG.
+        draw: draws the PNG.
         flag: named before the folder in messages.
 
     Returns:
@@ -177,18 +182,31 @@ def write_report(
         UserError: a file cannot be written.
     """
     text = "" if report is None else report.markdown()
-    files: dict[str, str | bytes] = {
-        "json": json.dumps(
-            json_value(content),
-            indent=1,
-            allow_nan=False,
-        )
-        + "\n",
-        "md": text,
-        "png": picture,
-    }
+    numbers = json.dumps(json_value(content), indent=1, allow_nan=False)
     with reporting(f"{flag}{folder}"):
-        for suffix, file_content in files.items():
-            if file_content:
-                write_file(folder / f"{name}.{suffix}", file_content)
+        write_file(folder / f"{name}.json", f"{numbers}\n")
+        if text:
+            write_file(folder / f"{name}.md", text)
+        if draw is not None:
+            write_picture(folder / f"{name}.png", draw)
     return text
+
+
+def drawn(draw: Callable[[], bytes], name: str) -> bytes:
+    """A picture as PNG; empty, with a warning that names it, if it cannot be drawn."""
+    try:
+        return draw()
+    except Exception as error:  # matplotlib raises errors of any type, and no picture is worth the numbers
+        logger.warning(
+            "%s could not be drawn (%s: %s). The numbers are complete without it.", name, type(error).__name__, error
+        )
+        return b""
+
+
+def write_picture(file: Path, draw: Callable[[], bytes]) -> None:
+    """Write a PNG; if it cannot be drawn, remove that of an earlier report, whose numbers were others."""
+    picture = drawn(draw, str(file))
+    if picture:
+        write_file(file, picture)
+    else:
+        file.unlink(missing_ok=True)

@@ -144,15 +144,8 @@ def write_text_report(
     if rewards:
         tables.append(_reward_table(result_table(rewards)))
     content = {"policies": policies, "reward_models": rewards}
-    picture = draw_texts(policies, rewards)
-    return write_report(
-        folder,
-        NAME,
-        content,
-        Report("", tables, remarks=[REMARK]),
-        picture,
-        OUTPUT,
-    ).rstrip("\n")
+    report = Report("", tables, remarks=[REMARK])
+    return write_report(folder, NAME, content, report, lambda: draw_texts(policies, rewards), OUTPUT).rstrip("\n")
 
 
 def _policy_table(policies: pd.DataFrame) -> Table:

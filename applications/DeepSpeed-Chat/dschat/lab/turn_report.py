@@ -71,7 +71,7 @@ def write_turns(
     if published:
         tables.append(_published_table(published))
     report = Report("", tables, remarks=[REMARK])
-    return write_report(folder, name, content, report, draw_turns(comparisons, published))
+    return write_report(folder, name, content, report, lambda: draw_turns(comparisons, published))
 
 
 def _comparison_row(rates: TurnRates) -> dict[str, Any]:
