@@ -65,7 +65,7 @@ def test_two_models_answer_the_same_each_with_its_score_and_macro_actions(models
         end = "<eos>" if reply is replies[0] else ""  # the second was cut at its longest
         answer = text_tokenizer().encode(f"{reply.text}{end}", add_special_tokens=False)
         ids = [*ids_of(PROMPT), *answer]
-        assert reply.score == near(hf_score(session.reader._classifier._classifier, ids))
+        assert reply.score == near(hf_score(session.reader.classifier._classifier, ids))
         assert reply.caption.startswith(f"score {reply.score:+.3f}".replace("-", "−"))
     alone = last(make_session(models / "endless"))
     assert alone[0].text == replies[1].text and alone[0].score is None

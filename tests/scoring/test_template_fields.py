@@ -16,8 +16,9 @@ from dschat.data.rows import Row
 from dschat.data.turn_end import response_texts
 from dschat.demo.session import chat_prompt
 from dschat.lab.generate import _references
+from dschat.lab.refuel.pairs import REFUSED, model_scores
 from dschat.scoring.reward_model import RewardModelDialogueScores
-from dschat.scoring.reward_reader import REFUSED, RewardReader
+from dschat.scoring.reward_reader import RewardReader
 from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import _body
@@ -84,7 +85,7 @@ def test_a_reward_model_of_step_2_reads_the_ids_that_it_was_trained_on(template,
     reader.read(ResponseTexts(["unused"] * 2, response_texts(tokenizer, rows, "chosen"), rows, [True] * 2))
     assert classifier.sequences == expected
     dialogues = [[*row.messages, bot(row.chosen)] for row in rows]
-    reader.score_dialogues(dialogues, [True] * 2, 999)
+    model_scores(reader, dialogues, [True] * 2)
     assert classifier.sequences == expected
     RewardModelDialogueScores(classifier, tokenizer, "--reward_model model")(dialogues, rows, [True] * 2)
     assert classifier.sequences == expected
@@ -95,8 +96,8 @@ def test_dialogues_that_the_template_refuses_have_no_score():
     classifier = Recorder("<eos>")
     reader = RewardReader(classifier, tokenizer, "model", True)
     bad = [user("a"), user("b"), bot("c")]
-    assert reader.score_dialogues([dialogue("a", "b"), bad], [True] * 2, 999) == [0.0, REFUSED]
-    assert reader.score_dialogues([bad], [True], 999) == [REFUSED]
+    assert model_scores(reader, [dialogue("a", "b"), bad], [True] * 2) == [0.0, REFUSED]
+    assert model_scores(reader, [bad], [True]) == [REFUSED]
     with pytest.raises(UserError, match="--rm_template: the chat template of --reward_model model refuses x:1"):
         reader(ResponseTexts(["p"], ["c"], [Row(None, bad[:2], None, None, {}, "x:1")], [True]))
 

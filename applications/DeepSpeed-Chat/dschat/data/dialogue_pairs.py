@@ -2,8 +2,8 @@
 """Makes REFUEL's training pairs: from two dialogues with a common beginning to two tokenized replies to one state.
 
 A row of dialogues has the columns FIRST and SECOND (messages), TURN (h, the turn whose replies differ) and LAST
-(L ≥ h, the turn whose rewards are compared). Our own rows also say for each reply whether it ended. Scored rows have
-two lists of rewards, one reward for the end of each turn. `dschat.data.token_pairs` reads the pairs for training.
+(L ≥ h, the turn whose rewards are compared). Scored rows also have two lists of rewards, one reward for the end of
+each turn. `dschat.data.token_pairs` reads the pairs for training.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECOND = "trajectory_sampled_h_from_sampled_len"
 LAST = "sampled_len_from_5"
 TURN = "sampled_h_from_sampled_len"
 REWARD = "_reward"  # suffix of the column with a dialogue's rewards
-FINISHED = "_finished"  # suffix of our own column: whether each reply of a dialogue ended, or was cut
+FINISHED = "_finished"  # suffix of the column that says for each sampled reply whether it ended; ours alone
 FAILED = -99999.0  # reward of a dialogue that could not be scored
 
 # Reasons why a pair is left out.
@@ -48,8 +48,6 @@ class DialoguePair:
     second: Dialogue
     turn: int  # h: the replies of this turn are compared
     last: int  # L, h ≤ L < H: the rewards at the end of this turn are compared
-    first_finished: list[bool]  # whether each reply ended; True for all in rows without this column
-    second_finished: list[bool]
     first_rewards: list[float]  # reward at the end of each turn; empty before the dialogue is scored
     second_rewards: list[float]
     origin: str  # file and row, for messages
@@ -99,18 +97,13 @@ def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
     if state(first, turn) != state(second, turn):
         raise UserError(f"{origin}: the dialogues differ before the reply of turn {turn}, counted from 0.")
 
-    first_finished = _read_finished(raw, FIRST + FINISHED, turns, origin)
-    second_finished = _read_finished(raw, SECOND + FINISHED, turns, origin)
-
     # The rewards, one for each turn.
     first_rewards: list[float] = []
     second_rewards: list[float] = []
     if scored:
         first_rewards = _read_rewards(raw, FIRST + REWARD, turns, origin)
         second_rewards = _read_rewards(raw, SECOND + REWARD, turns, origin)
-    return DialoguePair(
-        first, second, turn, last, first_finished, second_finished, first_rewards, second_rewards, origin
-    )
+    return DialoguePair(first, second, turn, last, first_rewards, second_rewards, origin)
 
 
 def require_columns(
@@ -131,16 +124,6 @@ def require_columns(
     missing = [name for name in columns if present.get(name) is None]
     if missing:
         raise UserError(f"{origin}: no column {', '.join(map(repr, missing))}; give a data set that {script} makes.")
-
-
-def _read_finished(raw: Mapping[str, Any], column: str, turns: int, origin: str) -> list[bool]:
-    """Whether each reply of a dialogue ended. Raises UserError for a column of anything else."""
-    values = raw.get(column)
-    if values is None:
-        return [True] * turns
-    if len(values) != turns or not all(isinstance(value, bool) for value in values):
-        raise UserError(f"{origin}: {column} must be a list with true or false for each of the {turns} turns.")
-    return list(values)
 
 
 def _read_rewards(

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -43,8 +44,9 @@ from dschat.lab.runner import (
     settings_of,
 )
 from dschat.models.pretrained import open_config
-from dschat.scoring.function import require_arguments, score_texts
+from dschat.scoring.function import FunctionScores, require_arguments
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
+from dschat.scoring.segments import is_finite
 from dschat.scoring.source import ResponseTexts
 
 REWARD_FUNCTION = "--reward_function"
@@ -187,12 +189,24 @@ def _run_with_function(options: ScoredOptions, name: str) -> ScoredRun:
     """A run that a function scores; it is loaded first, so that a wrong name is reported before data are read."""
     function = load_function(name, REWARD_FUNCTION)
     require_arguments(function, name, REWARD_FUNCTION, with_segments=False)
-    scorer = partial(score_texts, function, REWARD_FUNCTION)
+    scorer = partial(score_texts, FunctionScores(function, REWARD_FUNCTION))
     answering = Answering.find(options)
     settings = {"reward-function": described_function(name)} | answering.settings
     path, _, function_name = name.rpartition(":")
     content = content_hash(f"{file_hash(path)} {function_name}")
     return ScoredRun(answering, settings, lambda: scorer, f"{Path(path).name}:{function_name} {content[:12]}")
+
+
+def score_texts(function: FunctionScores, texts: ResponseTexts) -> Tensor:
+    """A function's numbers for B responses, (B,) float32. Raises UserError if one is missing or not finite."""
+    scores = function.numbers(texts)
+    for score, row in zip(scores, texts.rows, strict=True):
+        if not is_finite(score):
+            raise UserError(
+                f"{REWARD_FUNCTION}: {function.name} returned {score} for the response to {row.origin}; it must "
+                "return a number."
+            )
+    return torch.tensor(scores)
 
 
 def _lengths_with_references(selection: Selection, tokenizer: PreTrainedTokenizerBase) -> list[int]:

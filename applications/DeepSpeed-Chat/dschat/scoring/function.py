@@ -61,13 +61,13 @@ class FunctionScores:
         elif self._on_error == "skip":
             numbers = self._numbers_one_by_one(texts)
         else:
-            numbers = self._numbers(texts)
+            numbers = self.numbers(texts)
         return with_segments(numbers, texts, rollout.input_ids.device, f"{self._flag}: {self.name}")
 
     def _numbers_with_retries(self, texts: ResponseTexts) -> list[Numbers]:
         for wait in RETRY_WAITS:
             try:
-                numbers = self._numbers(texts)
+                numbers = self.numbers(texts)
                 if all(map(is_finite, numbers)):
                     return numbers
                 problem = f"{self._flag}: {self.name} returned numbers that are not finite"
@@ -75,19 +75,19 @@ class FunctionScores:
                 problem = str(error)
             logger.warning("%s. It is called again in %g s.", problem.rstrip("."), wait)
             pause(wait)
-        return self._numbers(texts)
+        return self.numbers(texts)
 
     def _numbers_one_by_one(self, texts: ResponseTexts) -> list[Numbers]:
         """Calls the function for all responses; if that fails, for each alone."""
         try:
-            return self._numbers(texts)
+            return self.numbers(texts)
         except UserError as error:
             problem = str(error)
         numbers: list[Numbers] = []
         failures = 0
         for row in range(len(texts.responses)):
             try:
-                numbers += self._numbers(texts.alone(row))
+                numbers += self.numbers(texts.alone(row))
             except UserError:
                 numbers.append(math.nan)
                 failures += 1
@@ -96,7 +96,7 @@ class FunctionScores:
         )
         return numbers
 
-    def _numbers(self, texts: ResponseTexts) -> list[Numbers]:
+    def numbers(self, texts: ResponseTexts) -> list[Numbers]:
         """The numbers of each response; None becomes NaN."""
         name = f"{self._flag}: {self.name}"
         result = _call(self._function, self._flag, texts)
@@ -166,25 +166,6 @@ def require_arguments(
         )
     remedy = "" if flag != "--reward_function" else " A fourth one, macro actions, comes with --segment_rewards."
     raise UserError(f"{flag} {spec}: it is called with three arguments: make it f(prompts, responses, rows).{remedy}")
-
-
-def score_texts(
-    function: RewardFn,
-    flag: str,
-    texts: ResponseTexts,
-) -> Tensor:
-    """The function's numbers for responses, (B,) float32 on the CPU.
-
-    Raises:
-        UserError: the function fails, or does not return one finite number per response.
-    """
-    name = f"{flag}: {getattr(function, '__name__', 'function')}"
-    result = _call(function, flag, texts)
-    scores = _checked(_with_nan(result), len(texts.responses), "response", name)
-    for score, row in zip(scores.tolist(), texts.rows, strict=True):
-        if not math.isfinite(score):
-            raise UserError(f"{name} returned {score} for the response to {row.origin}; it must return a number.")
-    return scores
 
 
 class FunctionDialogueScores:

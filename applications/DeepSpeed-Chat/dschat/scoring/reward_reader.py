@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.data.collate import pad
-from dschat.data.dialogues import Dialogue
 from dschat.data.encoding import encode_prompt_texts, encode_prompts, encode_responses, prompt_text
 from dschat.data.rows import Row
 from dschat.data.turn_end import MARK, reply_contents, response_texts
@@ -126,11 +125,6 @@ class ClassifierReader:
             return last_scores(self._scalar(inputs["input_ids"], mask), mask)
         logits: Tensor = self._classifier(**inputs).logits
         return logits[:, 0]
-
-
-TOO_LONG = "the dialogue is too long for the reward model"
-REFUSED = "its chat template refuses the dialogue"
-NOT_FINITE = "the reward is not finite"
 
 
 @dataclass(frozen=True)
@@ -296,14 +290,14 @@ class RewardReader:
             UserError: the response's end cannot be marked, since the tokenizer has no EOS.
         """
         self.tokenizer = tokenizer
-        self._classifier = classifier
+        self.classifier = classifier
         self._uses_template = rm_template
         self._flags = flags
         self._name = f"{flags.model} {path}"
-        self._trained_end_id: int | None = None
+        self.trained_end_id: int | None = None
         if classifier.end_token is not None:
-            self._trained_end_id = noted_end_id(classifier.end_token, tokenizer, self._name)
-        has_end = self._trained_end_id is not None or tokenizer.eos_token_id is not None
+            self.trained_end_id = noted_end_id(classifier.end_token, tokenizer, self._name)
+        has_end = self.trained_end_id is not None or tokenizer.eos_token_id is not None
         if classifier.is_decoder and not rm_template and not has_end:
             raise UserError(
                 f"{self._name}: its tokenizer has no eos token, which marks the end of a response. Set "
@@ -316,19 +310,15 @@ class RewardReader:
         """The form in which a prompt and a response are read, in words."""
         if self._uses_template:
             return "its chat template"
-        if self._classifier.is_decoder:
-            is_eos = self._trained_end_id in (None, self.tokenizer.eos_token_id)
-            return "prompt + response + " + ("EOS" if is_eos else str(self._classifier.end_token))
+        if self.classifier.is_decoder:
+            is_eos = self.trained_end_id in (None, self.tokenizer.eos_token_id)
+            return "prompt + response + " + ("EOS" if is_eos else str(self.classifier.end_token))
         return "a pair of prompt and response"
 
     def shorten(self, max_tokens: int) -> None:
         """Reads at most `max_tokens` tokens of a text from now on, or fewer if the model's limit is lower."""
-        self._classifier.limit = self._limit(max_tokens)
-
-    def _limit(self, max_tokens: int) -> int:
-        """The smaller of a limit and the model's own."""
-        model_limit = self._classifier.limit
-        return max_tokens if model_limit is None else min(model_limit, max_tokens)
+        model_limit = self.classifier.limit
+        self.classifier.limit = max_tokens if model_limit is None else min(model_limit, max_tokens)
 
     def __call__(self, texts: ResponseTexts) -> Tensor:
         """One number for each of B responses, (B,) float32, on the CPU.
@@ -362,14 +352,14 @@ class RewardReader:
             UserError: the chat template refuses a row.
         """
         rows = readable_rows(self.tokenizer, texts)
-        limit = self._classifier.limit
+        limit = self.classifier.limit
         if self._uses_template:
             sequences = self._encode_templated(rows, texts.responses, texts.finished)
-        elif self._classifier.is_decoder:
+        elif self.classifier.is_decoder:
             sequences = self._encode_parts(rows, texts.responses, texts.finished)
         else:
             return self._read_pairs(rows, texts.responses)
-        scores = self._classifier.numbers([sequence[:limit] for sequence in sequences])
+        scores = self.classifier.numbers([sequence[:limit] for sequence in sequences])
         return scores, self._too_long(rows, [len(sequence) for sequence in sequences])
 
     def _read_pairs(
@@ -378,7 +368,7 @@ class RewardReader:
         responses: list[str],
     ) -> tuple[Tensor, dict[int, str]]:
         """Reads prompts and responses as pairs of texts, see `read`."""
-        limit = self._classifier.limit
+        limit = self.classifier.limit
         prompts = [prompt_text(self.tokenizer, row) for row in rows]
         sequences = self.tokenizer(prompts, responses, verbose=False)["input_ids"]
         lengths = [len(sequence) for sequence in sequences]
@@ -396,7 +386,7 @@ class RewardReader:
             )
             return inputs
 
-        return self._classifier.numbers_of(lengths, pair_inputs), self._too_long(rows, lengths)
+        return self.classifier.numbers_of(lengths, pair_inputs), self._too_long(rows, lengths)
 
     def _too_long(
         self,
@@ -404,7 +394,7 @@ class RewardReader:
         lengths: Sequence[int],
     ) -> dict[int, str]:
         """Messages about texts with more tokens than the model reads, by row number."""
-        limit = self._classifier.limit
+        limit = self.classifier.limit
         messages: dict[int, str] = {}
         for number, length in enumerate(lengths):
             if limit is not None and length > limit:
@@ -414,32 +404,6 @@ class RewardReader:
                 )
         return messages
 
-    def score_dialogues(
-        self, dialogues: Sequence[Dialogue], finished: Sequence[bool], max_length: int
-    ) -> list[float | str]:
-        """One number for each dialogue; or REFUSED, TOO_LONG or NOT_FINITE.
-
-        Args:
-            dialogues: each ends with a reply; the tokenizer must have a chat template.
-            finished: whether the last reply of each ended; else it was cut.
-            max_length: maximum number of tokens.
-        """
-        limit = self._limit(max_length)
-        sequences, refused = encode_dialogues(self.tokenizer, dialogues, finished, end_id=self._trained_end_id)
-        fitting = {number: ids for number, ids in sequences.items() if len(ids) <= limit}
-        numbers = self._classifier.numbers(list(fitting.values())).tolist()
-        by_dialogue = dict(zip(fitting, numbers, strict=True))
-        scores: list[float | str] = []
-        for number in range(len(dialogues)):
-            if number in refused:
-                scores.append(REFUSED)
-            elif number not in by_dialogue:
-                scores.append(TOO_LONG)
-            else:
-                score = by_dialogue[number]
-                scores.append(score if math.isfinite(score) else NOT_FINITE)
-        return scores
-
     def _encode_parts(
         self,
         rows: Sequence[Row],
@@ -447,7 +411,7 @@ class RewardReader:
         finished: Sequence[bool],
     ) -> list[list[int]]:
         """Encodes prompt and response alone, with the end token after finished responses."""
-        end_id = self.tokenizer.eos_token_id if self._trained_end_id is None else self._trained_end_id
+        end_id = self.tokenizer.eos_token_id if self.trained_end_id is None else self.trained_end_id
         prompt_ids = encode_prompts(self.tokenizer, rows)
         response_ids = encode_responses(self.tokenizer, responses)
         sequences: list[list[int]] = []
@@ -470,7 +434,7 @@ class RewardReader:
             messages = row.messages or [{"role": "user", "content": row.prompt or ""}]
             dialogues.append([*messages, {"role": "assistant", "content": content}])
         arguments = [row.template_arguments for row in rows]
-        ids, refused = encode_dialogues(self.tokenizer, dialogues, finished, arguments, self._trained_end_id)
+        ids, refused = encode_dialogues(self.tokenizer, dialogues, finished, arguments, self.trained_end_id)
         for number, error in refused.items():
             raise UserError(
                 f"{self._flags.template}: the chat template of {self._name} refuses {rows[number].origin}: {error}. "

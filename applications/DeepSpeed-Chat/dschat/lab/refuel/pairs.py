@@ -20,10 +20,10 @@ from dschat.base.user_function import call_function, load_function
 from dschat.data import dialogue_pairs
 from dschat.data.dialogue_pairs import (
     FAILED,
+    FINISHED,
     FIRST,
     REWARD,
     SECOND,
-    DialoguePair,
     read_dialogue_pair,
     tokenize_pairs,
 )
@@ -37,11 +37,14 @@ from dschat.lab.refuel.options import MaskOptions, RankOptions
 from dschat.lab.runner import BatchFunction, Concluded, Entry, RunPart, enough_memory, in_batches, settings_of
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import load_tokenizer
-from dschat.scoring.reward_reader import NOT_FINITE, load_reward_model, load_reward_tokenizer
+from dschat.scoring.reward_reader import RewardReader, encode_dialogues, load_reward_model, load_reward_tokenizer
 
 PROMPTS = "--prompts"
 FUNCTION = "--reward_function"
 INPUT = "--input_repo"
+TOO_LONG = "the dialogue is too long for the reward model"
+REFUSED = "its chat template refuses the dialogue"
+NOT_FINITE = "the reward is not finite"
 NO_NUMBER = "the reward function gave no number"
 AT_ONCE = 32  # rows of two dialogues that are kept together
 TRAIN = "train.parquet"
@@ -66,6 +69,9 @@ class Beginning:
         return "\0".join([*contents, str(self.finished)])
 
 
+BothSides = dict[str, list[Beginning]]  # column FIRST and SECOND → the dialogue up to each of its replies
+
+
 def run_rank(options: RankOptions) -> str:
     """Score all dialogues, write train.jsonl and hand it over; returns the line that sums it up.
 
@@ -75,15 +81,15 @@ def run_rank(options: RankOptions) -> str:
     OutputLocation(options.output).restore_date()
     flags = options.ranking
     rows: list[dict[str, Any]] = []
-    pairs: list[DialoguePair] = []
+    sides: list[BothSides] = []
     for origin, row in open_data(flags.prompts, PROMPTS).train:
         rows.append(row)
-        pairs.append(read_dialogue_pair(row, origin, scored=False))
+        sides.append(_both_sides(row, origin))
     scorer_settings, open_scorer = _scorer(options)
 
     def prepare() -> BatchFunction:
         score = open_scorer()
-        return partial(_entries, pairs, score, flags.batch_size)
+        return partial(_entries, sides, score, flags.batch_size)
 
     def conclude(entries: list[Entry]) -> Concluded:
         failures: Counter[str] = Counter()
@@ -97,16 +103,16 @@ def run_rank(options: RankOptions) -> str:
         if failures.total() == scored:
             raise UserError(f"{PROMPTS} {flags.prompts}: not one of {scored} dialogues got a reward: {failures}.")
         failed = f"; {failures.total()} failed and are {FAILED:g} ({in_words(failures)})" if failures else ""
-        return scored_rows, f"{scored} rewards of {len(pairs)} pairs of dialogues{failed}"
+        return scored_rows, f"{scored} rewards of {len(sides)} pairs of dialogues{failed}"
 
     settings = {"prompts": f"{flags.prompts} (rows {digest(rows)})"} | scorer_settings
-    batches = in_batches(range(len(pairs)), AT_ONCE)
+    batches = in_batches(range(len(sides)), AT_ONCE)
     part = RunPart(batches=batches, prepare=prepare, unit="dialogue")
     return make_rows(options.output, settings, part, conclude)
 
 
 def _entries(
-    pairs: Sequence[DialoguePair],
+    sides: Sequence[BothSides],
     score: Score,
     batch_size: int,
     numbers: Sequence[int],
@@ -114,19 +120,17 @@ def _entries(
     """Score both dialogues of the pairs with these numbers, at the end of each reply."""
     beginnings: list[Beginning] = []
     for number in numbers:
-        pair = pairs[number]
-        beginnings += _beginnings(pair.first, pair.first_finished) + _beginnings(pair.second, pair.second_finished)
+        for beginnings_of_side in sides[number].values():
+            beginnings += beginnings_of_side
     scores = _scores_of_beginnings(beginnings, score, batch_size)
 
     entries: list[Entry] = []
     for number in numbers:
         failures: Counter[str] = Counter()
         rewards: dict[str, list[float]] = {}
-        pair = pairs[number]
-        sides = ((FIRST, pair.first, pair.first_finished), (SECOND, pair.second, pair.second_finished))
-        for column, dialogue, finished in sides:
+        for column, beginnings_of_side in sides[number].items():
             rewards_of_dialogue: list[float] = []
-            for beginning in _beginnings(dialogue, finished):
+            for beginning in beginnings_of_side:
                 reward = scores[beginning.key]
                 if isinstance(reward, str):
                     failures[reward] += 1
@@ -159,12 +163,29 @@ def _scores_of_beginnings(
     return scores
 
 
-def _beginnings(dialogue: Dialogue, finished: Sequence[bool]) -> list[Beginning]:
-    """The dialogue up to each reply."""
-    beginnings: list[Beginning] = []
-    for turn, has_end in enumerate(finished):
-        beginnings.append(Beginning(dialogue[: 2 * turn + 2], has_end))
-    return beginnings
+def _both_sides(row: dict[str, Any], origin: str) -> BothSides:
+    """The beginnings of both dialogues of a row, which ends with each reply; a row need not say which were cut.
+
+    Raises:
+        UserError: the row holds no pair of dialogues, or FINISHED is not one boolean for each reply.
+    """
+    pair = read_dialogue_pair(row, origin, scored=False)
+    sides: BothSides = {}
+    for column, dialogue in ((FIRST, pair.first), (SECOND, pair.second)):
+        turns = len(dialogue) // 2
+        finished = row.get(column + FINISHED)
+        if finished is None:
+            finished = [True] * turns
+        is_list = isinstance(finished, list) and len(finished) == turns
+        if not is_list or not all(isinstance(value, bool) for value in finished):
+            raise UserError(
+                f"{origin}: {column}{FINISHED} must be a list with true or false for each of the {turns} turns."
+            )
+        beginnings: list[Beginning] = []
+        for turn, has_end in enumerate(finished):
+            beginnings.append(Beginning(dialogue[: 2 * turn + 2], has_end))
+        sides[column] = beginnings
+    return sides
 
 
 def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Score]]:
@@ -190,10 +211,34 @@ def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Score]]:
     def open_reader() -> Score:
         with enough_memory("--reward_model: the GPU's memory does not hold it"):
             reader = load_reward_model(path, tokenizer, True, where.device, where.dtype)
-        return partial(reader.score_dialogues, max_length=flags.max_length)
+        reader.shorten(flags.max_length)
+        return partial(model_scores, reader)
 
     settings = {"reward-model": folder_stamp(path), SETTING: template_date()}
     return settings | settings_of(options, ["max_length"]) | where.settings, open_reader
+
+
+def model_scores(
+    reader: RewardReader,
+    dialogues: Sequence[Dialogue],
+    finished: Sequence[bool],
+) -> list[float | str]:
+    """Scores of a reward model whose tokenizer has a chat template; or REFUSED, TOO_LONG or NOT_FINITE."""
+    limit = reader.classifier.limit
+    sequences, refused = encode_dialogues(reader.tokenizer, dialogues, finished, end_id=reader.trained_end_id)
+    fitting = {number: ids for number, ids in sequences.items() if limit is None or len(ids) <= limit}
+    numbers = reader.classifier.numbers(list(fitting.values())).tolist()
+    by_dialogue = dict(zip(fitting, numbers, strict=True))
+    scores: list[float | str] = []
+    for number in range(len(dialogues)):
+        if number in refused:
+            scores.append(REFUSED)
+        elif number not in by_dialogue:
+            scores.append(TOO_LONG)
+        else:
+            score = by_dialogue[number]
+            scores.append(score if math.isfinite(score) else NOT_FINITE)
+    return scores
 
 
 def function_scores(
