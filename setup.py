@@ -43,6 +43,7 @@ REQUIREMENTS = [
     "multiprocess>=0.70.16",
     "httpx2>=2.7",
     "filelock>=3.10",
+    "markdown-it-py>=4,<5",
 ]
 EXTRAS = {
     "wandb": ["wandb>=0.21"],

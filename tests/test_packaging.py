@@ -26,7 +26,7 @@ TREES = ROOT / "Constituent-Treelib"
 DSCHAT = APPLICATIONS / "DeepSpeed-Chat"
 MODULES = {"macro_actions", "constituent_treelib", "dschat"}
 # Modules whose distribution has another name.
-DISTRIBUTIONS = {"yaml": "pyyaml", "tree_sitter": "tree-sitter"}
+DISTRIBUTIONS = {"yaml": "pyyaml", "markdown_it": "markdown-it-py", "tree_sitter": "tree-sitter"}
 # Trainers that macro_actions is plugged into bring it in; benchmarks compare with TRL in an environment of its own.
 PLUGGED_INTO = {"skyrl", "slime", "trl", "verl"}
 

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the program in a response: which fenced code block is run, and the positions of its characters.
 
-Fences follow CommonMark 0.31 (sections 4.5, 5.1 and 5.2): three or more backticks or tildes, indented by at most three
-columns, also in list items and block quotes; closed by a fence of the same character that is at least as long, or by
-the end of the item, the quote or the text. One rule of CommonMark is omitted on purpose: HTML does not hide a fence,
-so that a block below a line `<answer>` counts.
+Fences are those of CommonMark, found by markdown-it-py. One rule of CommonMark is omitted on purpose: HTML does not
+hide a fence, so that a block below a line `<answer>` counts.
 """
 
 from __future__ import annotations
@@ -17,21 +15,22 @@ from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import Literal
 
+from markdown_it import MarkdownIt
+from markdown_it.rules_block import StateBlock, blockquote
+from markdown_it.token import Token
+
 ProgramBlock = Literal["first", "last"]
 
 THINK_START = "<think>"
 THINK_END = "</think>"
+FENCE_MARK = re.compile("[`~]")
 LINE = re.compile(r"([^\r\n]*)(\r\n|\n|\r|\Z)")
 OPENING = re.compile(r"(?P<fence>`{3,})(?P<info>[^`]*)$|(?P<tildes>~{3,})(?P<tilde_info>.*)$")
-MARKER = re.compile(r"(?:[-+*]|\d{1,9}[.)])(?=[ \t]|$)")
 # The first word after a fence: python, py3, Python3.11, language-python; or a class in braces, {.python .numbered}.
 PYTHON = re.compile(
     r"(?:lang(?:uage)?-)?(?:i?python|py|pypy)[\d.]*(?![^\s,:;={}])|\{(?:[^}]*[\s.])?python[\d.]*[\s},:]", re.I
 )
-MAX_INDENT = 3  # columns; a line with more is an indented code block, which opens and closes nothing
-TAB = 4  # columns from one tab stop to the next
 LINES_OF_FIRST_PART = 32  # that are parsed in search of a thought
-MAX_DEPTH = 20  # of nested list items and quotes
 
 
 @dataclass(frozen=True)
@@ -189,7 +188,7 @@ def _growing_parts(response: str, start: int, prompt: str) -> Iterator[tuple[lis
     count = LINES_OF_FIRST_PART
     while True:
         lines = list(islice(_iterate_lines(response, start), count))
-        yield lines, list(fenced_blocks(lines))
+        yield lines, fenced_blocks(lines)
         if len(lines) < count:
             return
         count *= 2
@@ -264,7 +263,7 @@ def _blocks(
         # If the response opens a named block itself, the open fence was a mistake in the prompt.
         if not any(map(_opens_named_block, first_lines)):
             return blocks
-    return list(fenced_blocks(_lines(response, start)))
+    return fenced_blocks(_lines(response, start))
 
 
 def _ends_in_block(prompt: str) -> bool:
@@ -309,34 +308,47 @@ def names_python(info: str) -> bool:
     return PYTHON.match(info) is not None
 
 
-def fenced_blocks(lines: Sequence[ProgramLine]) -> Iterator[Block]:
+def _quote(
+    state: StateBlock,
+    start: int,
+    end: int,
+    silent: bool,
+) -> bool:
+    """markdown-it's rule of quotes, for a quote that ends at the first line without its mark.
+
+    Otherwise each quote would be searched up to the end of the text for lines that continue its paragraph.
+    """
+    number = start + 1
+    while number < end and state.src.startswith(">", state.bMarks[number] + state.tShift[number]):
+        number += 1
+    return blockquote(state, start, number, silent)
+
+
+MARKDOWN = MarkdownIt("commonmark").disable("html_block")
+MARKDOWN.block.ruler.at("blockquote", _quote, {"alt": ["paragraph", "reference", "blockquote", "list"]})
+
+
+def fenced_blocks(lines: Sequence[ProgramLine]) -> list[Block]:
     """The fenced code blocks of a Markdown text, in order."""
-    containers: list[int | None] = []
-    block: Block | None = None
-    fence = ""
-    fence_column = 0
+    contents: list[str] = []
     for line in lines:
         content = line.text.rstrip("\r\n")
-        cursor, open_containers = _enter(content, containers)
-        if block is not None and open_containers < len(containers):
-            yield block
-            block = None
-        del containers[open_containers:]
-        if block is None:
-            cursor = _open_containers(content, cursor, containers)
-            opening = OPENING.match(content, cursor.first) if cursor.indent <= MAX_INDENT else None
-            if opening is not None:
-                fence = opening["fence"] or opening["tildes"]
-                fence_column = cursor.first_column
-                block = Block((opening["info"] or opening["tilde_info"] or "").strip())
-        elif cursor.indent <= MAX_INDENT and _closes(content[cursor.first :], fence):
-            yield block
-            block = None
-        else:
-            skipped = _skip(content, cursor, fence_column)
-            block.lines.append(ProgramLine(line.text[skipped:], line.start + skipped))
-    if block is not None:
-        yield block
+        # A thought that ends behind a fence has opened no block. What follows is parsed anew.
+        contents.append(FENCE_MARK.sub("x", content) if THINK_END in content else content)
+    tokens: list[Token] = []
+    MARKDOWN.block.parse("\n".join(contents), MARKDOWN, {}, tokens)
+    blocks: list[Block] = []
+    for token in tokens:
+        if token.type != "fence":
+            continue
+        assert token.map is not None
+        block = Block(token.info.strip())
+        code_lines = token.content.removesuffix("\n").split("\n") if token.content else []
+        for number, code in enumerate(code_lines, start=token.map[0] + 1):
+            removed = len(contents[number]) - len(code)  # indentation, and marks of quotes
+            block.lines.append(_cut(lines[number], max(0, removed)))
+        blocks.append(block)
+    return blocks
 
 
 def without_margin(lines: Sequence[ProgramLine]) -> tuple[ProgramLine, ...]:
@@ -366,110 +378,3 @@ def _indentation(line: ProgramLine) -> str:
 
 def _cut(line: ProgramLine, count: int) -> ProgramLine:
     return ProgramLine(line.text[count:], line.start + count)
-
-
-@dataclass(frozen=True)
-class _Cursor:
-    """The beginning of a line's content, after the markers of its list items and quotes.
-
-    Columns count from the start of the line, with a tab stop every four columns.
-    """
-
-    position: int  # of the first character after the last marker in this line
-    column: int  # of that character
-    base: int  # column of the content of the innermost container
-    first: int  # position of the first character from there that is not whitespace
-    first_column: int  # of that character
-
-    @property
-    def indent(self) -> int:
-        """Columns of whitespace before the content."""
-        return self.first_column - self.base
-
-
-def _cursor(
-    content: str,
-    position: int,
-    column: int,
-    base: int,
-) -> _Cursor:
-    first = position
-    first_column = column
-    while first < len(content) and content[first] in " \t":
-        first_column += TAB - first_column % TAB if content[first] == "\t" else 1
-        first += 1
-    return _Cursor(position, column, base, first, first_column)
-
-
-def _enter(content: str, containers: Sequence[int | None]) -> tuple[_Cursor, int]:
-    """The cursor of a line, and the number of open containers that it belongs to.
-
-    Args:
-        content: content of the line.
-        containers: for each list item, the width of its marker in columns; None for a quote.
-    """
-    cursor = _cursor(content, 0, 0, 0)
-    for number, width in enumerate(containers):
-        is_blank = cursor.first == len(content)
-        if width is None:
-            if is_blank or cursor.indent > MAX_INDENT or content[cursor.first] != ">":
-                return cursor, number
-            cursor = _after_quote(content, cursor)
-        else:
-            if not is_blank and cursor.indent < width:
-                return cursor, number
-            cursor = _cursor(content, cursor.position, cursor.column, cursor.base + width)
-    return cursor, len(containers)
-
-
-def _open_containers(
-    content: str,
-    cursor: _Cursor,
-    containers: list[int | None],
-) -> _Cursor:
-    """Adds the list items and quotes that begin in a line; returns the cursor after their markers."""
-    while len(containers) < MAX_DEPTH and cursor.indent <= MAX_INDENT and cursor.first < len(content):
-        marker = MARKER.match(content, cursor.first)
-        if content[cursor.first] == ">":
-            containers.append(None)
-            cursor = _after_quote(content, cursor)
-        elif marker is not None:
-            column = cursor.first_column + len(marker[0])
-            after_marker = _cursor(content, marker.end(), column, column)
-            # An item that begins with a blank line or indented code has its content one column after the marker.
-            is_near = after_marker.first < len(content) and after_marker.indent <= TAB
-            base = after_marker.first_column if is_near else column + 1
-            containers.append(base - cursor.base)
-            cursor = _cursor(content, marker.end(), column, base)
-        else:
-            break
-    return cursor
-
-
-def _after_quote(content: str, cursor: _Cursor) -> _Cursor:
-    """The cursor after a quote's `>`, which includes one column of whitespace."""
-    position = cursor.first + 1
-    column = cursor.first_column + 1
-    takes_space = content[position : position + 1] in (" ", "\t")
-    return _cursor(content, position, column, column + 1 if takes_space else column)
-
-
-def _closes(text: str, fence: str) -> bool:
-    closing = text.rstrip(" \t")
-    return len(closing) >= len(fence) and not closing.strip(fence[0])
-
-
-def _skip(
-    content: str,
-    cursor: _Cursor,
-    column: int,
-) -> int:
-    """The position after the whitespace of a line of code up to a column; a tab that extends beyond it remains."""
-    position = cursor.position
-    reached_column = cursor.column
-    while position < cursor.first:
-        reached_column += TAB - reached_column % TAB if content[position] == "\t" else 1
-        if reached_column > column:
-            break
-        position += 1
-    return position
