@@ -465,6 +465,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_sft_loss_is_the_mean_negative_logprob"),
     ("DPO: the label is smoothed twice", "dpo_loss", "1 - _a", "1 - 2 * _a", "test_dpo_loss_is_that_of_trl"),
     ("DPO: a tie counts as right", "dpo_loss", "_a > 0", "_a >= 0", "test_dpo_of_an_untrained_policy_is_log_2"),
+    ("DPO: the rejected ones without beta", "dpo_loss", "_a * _b.sum()  # 2", "_b.sum()",
+     "test_dpo_loss_is_that_of_trl"),
     ("DPO: beta on one side", "dpo_loss", "_a * (_b - _c)", "_a * _b - _c", "test_dpo_loss_is_that_of_trl"),
     ("DPO: mean of the part", "dpo_loss", "(_a.sum() / _b, _c)", "(_a.mean(), _c)",
      "test_preference_losses_are_divided_by_the_count_of_the_whole_update"),

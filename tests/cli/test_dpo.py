@@ -27,7 +27,7 @@ def test_without_a_reference(run, dpo_flags, dpo, tmp_path):
     run("dpo", dpo_flags | {"reference_free": True, "label_smoothing": 0.2, "eval_interval": 2}).expect(0)
     assert not (tmp_path / "out" / "reference").exists()
     first, last = evaluation_rows(tmp_path / "out")[0], evaluation_rows(tmp_path / "out")[-1]
-    assert abs(first["eval/margin"]) > 0.01 and first["eval/chosen"] < -10
+    assert abs(first["eval/margin"]) > 0.01 and first["eval/chosen"] < -1
     assert last["eval/margin"] > first["eval/margin"]
     flags = json.loads((tmp_path / "out" / "train_config.json").read_text())
     assert (flags["reference_free"], flags["label_smoothing"], flags["beta"]) == (True, 0.2, 0.1)

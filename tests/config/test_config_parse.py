@@ -55,6 +55,62 @@ def test_each_flag_sets_its_field_by_each_spelling(step, name, monkeypatch):
         assert repr(config_of(step, f"{flag} {words}", required).flat()[name]) == value, flag
 
 
+@pytest.mark.parametrize(
+    ("step", "words", "remedy"),
+    [
+        ("sft", "--data_path a --data_path b", "--data_path a b"),
+        ("sft", "--data_path a b --data-path=a", "--data_path a b"),
+        ("online", "--task.query_dataset a --data_path b", "--data_path a b"),
+        ("ppo", "--vllm_url http://a --vllm_url http://b", "--vllm_url http://a http://b --rollout_engine vllm"),
+        ("sft", "--lora_module_name+=q --lora_module_name k", "--lora_module_name q k --lora_dim 4"),
+    ],
+)
+def test_a_flag_with_several_values_is_given_once(step, words, remedy, capsys):
+    """argparse would drop the first values without a word."""
+    with pytest.raises(SystemExit):
+        config_of(step, words)
+    message = capsys.readouterr().err
+    assert f"argument {remedy.split()[0]}: it is given twice" in message
+    assert "give it once, followed by all of its values" in message
+    config_of(step, remedy)
+
+
+@pytest.mark.parametrize("words", ["--config {0} --config {1}", "--config={0} --seed 3 --config={1}"])
+def test_files_build_on_each_other_by_extends(words, capsys, tmp_path):
+    files = [tmp_path / name for name in ("first.yaml", "second.yaml")]
+    files[0].write_text("seed: 5\nmax_seq_len: 64\n")
+    files[1].write_text("seed: 7\n")
+    with pytest.raises(SystemExit):
+        config_of("sft", words.format(*files))
+    assert (
+        "argument --config: it is given twice" in (message := capsys.readouterr().err) and "`extends: FILE`" in message
+    )
+    files[1].write_text("extends: first.yaml\nseed: 7\n")
+    config = config_of("sft", f"--config {files[1]}")
+    assert (config.optimisation.seed, config.model.max_seq_len) == (7, 64)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("--seed 1 --seed 2", "seed", 2),
+        ("--kl_ctl 0.1 --kl_coef=0.2", "kl_coef", 0.2),
+        ("--no_self_checks --self_checks", "self_checks", True),
+        ("--bf16 --bf16 false", "bf16", False),
+    ],
+)
+def test_of_a_flag_with_one_value_the_last_counts_and_a_warning_says_so(words, name, value, caplog):
+    """So that a command can be repeated with a change at its end."""
+    assert config_of("ppo", words).flat()[name] == value
+    assert caplog.messages == [f"--{name}: it is given twice with different values; the last one counts."]
+
+
+@pytest.mark.parametrize("words", ["--seed 1 --seed=1", "--data_path a b --data_path a b", "--bf16 --bf16 true"])
+def test_a_flag_that_is_repeated_unchanged_is_no_matter(words, caplog):
+    config_of("ppo", words)
+    assert not caplog.messages
+
+
 def test_other_spellings():
     config = config_of("ppo", "--kl-coef=0.3 --no-self-checks --local_rank=0")
     assert (config.kl.kl_coef, config.engine.self_checks, config.engine.local_rank) == (0.3, False, 0)

@@ -174,6 +174,10 @@ def test_dpo_loss_is_that_of_trl(beta, smoothing, expected) -> None:
     # TRL's rewards/accuracies, and rewards/margins, which for β = 0.1 are 0.04843749850988388.
     assert stats["accuracy"].item() == 0.25
     assert stats["margin"].item() == near(beta / 0.1 * 0.04843749850988388, FORMULA)
+    # Log-ratios −.75, .5, −1.5, .75 and −.5, .625, −1.0625, −2; TRL's rewards/chosen and rewards/rejected are β times
+    # their means.
+    assert stats["chosen"].item() == near(beta * -0.25, FORMULA)
+    assert stats["rejected"].item() == near(beta * -0.734375, FORMULA)
 
 
 def test_dpo_of_an_untrained_policy_is_log_2() -> None:

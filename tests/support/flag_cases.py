@@ -9,6 +9,7 @@ import pytest
 
 from dschat.base.errors import UserError
 from dschat.settings.parse import parse
+from dschat.settings.parser import FlagParser
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
@@ -35,7 +36,18 @@ SCORED = [*RLOO, "--reward_model_name_or_path", "r"]
 def config_of(step: str, flags: str | Sequence[str] = "", required: Sequence[str] | None = None) -> Any:
     """The shortest command line of a step, or another one, with further flags: its configuration."""
     words = flags.split(" ") if isinstance(flags, str) else flags
-    return parse(FAMILIES[step], [*(REQUIRED[step] if required is None else required), *filter(None, words)])
+    words = [word for word in words if word]
+    required = REQUIRED[step] if required is None else required
+    return parse(FAMILIES[step], [*_without(step, required, words), *words])
+
+
+def _without(step: str, required: Sequence[str], words: Sequence[str]) -> list[str]:
+    """The required flags, each followed by one value, but for those that the further words give."""
+    actions = FlagParser(FAMILIES[step])._option_string_actions
+    named = [actions.get(word.partition("=")[0]) for word in words]
+    fields = {action.dest for action in named if action is not None}
+    kept = [number for number in range(0, len(required), 2) if actions[required[number]].dest not in fields]
+    return [word for number in kept for word in required[number : number + 2]]
 
 
 def refusal(step: str, flags: str | Sequence[str] = "", required: Sequence[str] | None = None) -> str:

@@ -75,7 +75,7 @@ def plain_loss(causal_lm, reference, examples, beta, smoothing=0.0):
         margin = beta * (ratios[0] - ratios[1])
         right = 1 / (1 + torch.exp(-margin))
         losses.append(-(1 - smoothing) * torch.log(right) - smoothing * torch.log(1 - right))
-        found.append([x.item() for x in (margin > 0, margin, *ratios)])
+        found.append([x.item() for x in (margin > 0, margin, beta * ratios[0], beta * ratios[1])])
     means = [sum(column) / len(found) for column in zip(*found, strict=True)]
     return sum(losses) / len(losses), dict(zip(("accuracy", "margin", "chosen", "rejected"), means, strict=True))
 

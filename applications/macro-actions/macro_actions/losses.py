@@ -241,8 +241,8 @@ def dpo_loss(
         num_pairs: denominator; N with ``None``.
 
     Returns:
-        The loss, and the statistics accuracy (share of pairs with m > 0), margin (mean m), chosen and rejected (mean
-        log-ratios).
+        The loss, and the statistics accuracy (share of pairs with m > 0), margin (mean m), chosen and rejected (the
+        means of whose difference m is: β times the log-ratios, DPO's implicit rewards).
     """
     if num_pairs is None:
         num_pairs = max(chosen_log_ratios.shape[0], 1)
@@ -254,8 +254,8 @@ def dpo_loss(
         stats = {
             "accuracy": (margin > 0).sum() / num_pairs,
             "margin": margin.sum() / num_pairs,
-            "chosen": chosen_log_ratios.sum() / num_pairs,
-            "rejected": rejected_log_ratios.sum() / num_pairs,
+            "chosen": beta * chosen_log_ratios.sum() / num_pairs,
+            "rejected": beta * rejected_log_ratios.sum() / num_pairs,
         }
     return losses.sum() / num_pairs, stats
 

@@ -117,12 +117,12 @@ LOSSES = (
     Metric(
         "train/chosen",
         "dpo",
-        unit="nats per response",
-        meaning="mean log-ratio log π − log π_ref of the chosen responses",
+        unit="β · nats",
+        meaning="mean implicit reward β (log π − log π_ref) of the chosen responses",
         worry="it falls together with that of the rejected ones: raise `--beta`, or lower the learning rate",
     ),
-    Metric("train/rejected", "dpo", unit="nats per response", meaning="mean log-ratio of the rejected ones"),
-    Metric("train/margin", "dpo", unit="nats per pair", meaning="β times the difference of the two"),
+    Metric("train/rejected", "dpo", unit="β · nats", meaning="mean implicit reward of the rejected ones"),
+    Metric("train/margin", "dpo", unit="β · nats", meaning="mean of chosen − rejected"),
     Metric(
         "train/log_ratio",
         "refuel",

@@ -80,6 +80,7 @@ class FlagParser(argparse.ArgumentParser):
         self._negative_number_matcher = NEGATIVE_NUMBER
         self._flags = flags
         self._line = ""  # FILE:LINE or variable that values being converted come from; empty for the command line
+        self._values: dict[str, Any] = {}  # of the flags before the word that is being converted
         self._declared = flags_of(flags)
         self._has_secrets = any(flag.secret for flag in self._declared.values())
         sections: dict[str, Any] = {}
@@ -96,6 +97,7 @@ class FlagParser(argparse.ArgumentParser):
 
     def read(self, words: Sequence[str] | None) -> tuple[dict[str, Any], list[str]]:
         """Values by flag, and the words that are no flags of the command."""
+        self._values = {}
         namespace, other_words = self.parse_known_args(words)
         return vars(namespace), other_words
 
@@ -109,7 +111,30 @@ class FlagParser(argparse.ArgumentParser):
             name = f"--{action.dest}" if action.option_strings else action.dest.upper()
             self.error(f"argument {name}: the path is empty (is a shell variable not set?): give one, or leave it out")
         words = _FlagWords(arg_strings) if action.option_strings else arg_strings
-        return super()._get_values(action, words)
+        value = super()._get_values(action, words)
+        if action.option_strings and action.dest != argparse.SUPPRESS and not self._line:
+            self._note_repetition(action, value)
+        return value
+
+    def _note_repetition(self, action: argparse.Action, value: Any) -> None:
+        """Answer another value for a flag that the command line has given already.
+
+        Of a flag with one value the last counts, so that a command can be repeated with a change at its end. For a
+        flag with several values and for --config, the first may be meant to count as well.
+        """
+        if isinstance(action, _AppendAction):
+            self._values[action.dest] = [*self._values.get(action.dest, []), value]
+            return
+        value = action.const if action.nargs == 0 else value
+        if self._values.setdefault(action.dest, value) == value:
+            return
+        self._values[action.dest] = value
+        twice = "it is given twice with different values"
+        if action.dest == "config":
+            self.error(f"argument --config: {twice}: give one file, which may build on another: `extends: FILE`")
+        if action.nargs in ("+", "*"):
+            self.error(f"argument --{action.dest}: {twice}: give it once, followed by all of its values")
+        logger.warning("--%s: %s; the last one counts.", action.dest, twice)
 
     def _may_be_left_out(self, name: str) -> bool:
         """Whether a flag is a path that is not required. Required paths have rules that refuse empty ones."""
