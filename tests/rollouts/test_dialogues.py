@@ -210,7 +210,9 @@ def test_a_server_that_does_not_answer_ends_the_run_and_keeps_what_it_said(tmp_p
     with judge_server() as server:
         server.answer = says
         server.fail_on("broken", (500, {"error": {"message": "down"}}, {}))
-        with pytest.raises(UserError, match="--user_server .*no answer in 2 tries.*down. Finished.*again to go on"):
+        with pytest.raises(
+            UserError, match="--user_server .*no answer with --max_tries 2: .*down. Finished.*again to go on"
+        ):
             on(server, tmp_path)([dialogue("a", "b"), dialogue("broken", "b")], [0, 1], [0, 1])
         before = len(server.bodies)
         assert on(server, tmp_path)([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]

@@ -430,6 +430,10 @@ ANSWERS = {
     "alone": ('{"reason": "x", "a": 3, "b": 10}', {"a": 3, "b": 10}),
     "fenced": ('Sure:\n```json\n{"a": 3.5, "b": 0}\n```', {"a": 3.5, "b": 0}),
     "after thoughts": ('<think>{"a": 1, "b": 1}</think>{"a": 2, "b": 2}', {"a": 2, "b": 2}),
+    "a line break": ('{"reason": "x\ny", "a": 3, "b": 10}', {"a": 3, "b": 10}),
+    "a formula": (r'{"reason": "\(x\)", "a": 3, "b": 7.5}', {"a": 3, "b": 7.5}),
+    "a last comma": ('{"reason": "x", "a": 3, "b": 10,}', {"a": 3, "b": 10}),
+    "of Python": ("{'reason': None, 'a': 3, 'b': 10}", {"a": 3, "b": 10}),
     "twice the same": ('{"a": 1, "b": 2} and again {"a": 1, "b": 2}', {"a": 1, "b": 2}),
 }
 UNREADABLE = {
@@ -441,6 +445,11 @@ UNREADABLE = {
     "truth": ('{"a": true, "b": 1}', "a is True"),
     "too high": ('{"a": 10.5, "b": 1}', "a is 10.5"),
     "NaN": ('{"a": NaN, "b": 1}', "a is nan"),
+    "a cut number": (r'{"reason": "\(", "a": 3, "b": 1', "its JSON is broken or cut off"),
+    "quoted by Python": ("{'a': 3, 'b': '7'}", "b is '7', not a number from 0 to 10"),
+    "a fraction": ("{'a': 3, 'b': 7/10}", "b is '7/10', not a number from 0 to 10"),
+    "one missing of Python": ("{'a': 3}", "b is missing"),
+    "two numbers": ("{'a': 3, 'b': 7, 'b': 8}", "it gives b twice"),
     "contradiction": ('{"a": 1, "b": 2} {"a": 2, "b": 2}', "contradict"),
 }
 

@@ -177,7 +177,9 @@ def test_a_server_that_does_not_answer_costs_its_episode(server, tmp_path):
         texts = ("broken", "a cat")
         pool.call(processes, [("reset", row_of(text), 0) for text in texts])
         failed, answered = pool.call(processes, [("step", row_of(text)["messages"], "the mat") for text in texts])
-    assert failed == Failure(f"--user_server {server.url}: no answer in 2 tries: {server.url} answers 500: down.")
+    assert failed == Failure(
+        f"--user_server {server.url}: no answer with --user_tries 2: {server.url} answers 500: down."
+    )
     assert isinstance(answered, StepResult)
 
 

@@ -8,6 +8,7 @@ from email.utils import format_datetime
 import pytest
 
 from dschat.base.errors import UserError
+from dschat.base.progress import RepeatedLines
 from dschat.lab.judge.rubrics import RUBRICS, answer_schema
 from dschat.rollouts import chat_servers
 from dschat.rollouts.chat_servers import Endpoint, Unanswered
@@ -33,6 +34,11 @@ LOST = {
     "an error as a success": (200, {"error": {"message": "upstream"}}, {}),
     "a page": (200, "<html>log in</html>", {"Content-Type": "text/html"}),
 }
+
+
+def endpoint_of(tries):
+    """A server that is asked so often, on this machine."""
+    return Endpoint("m", "http://127.0.0.1:8000/v1", 1, 1.0, tries)
 
 
 @pytest.mark.parametrize("failure", FREE | LOST)
@@ -75,14 +81,14 @@ def test_waits_between_tries_grow_up_to_a_limit(monkeypatch):
         raise next(errors)
 
     with pytest.raises(Unanswered, match="c"):
-        chat_servers.with_retries(send, 7, waits.append)
+        chat_servers.with_retries(send, endpoint_of(7), waits.append)
     assert waits == [0.5, 3.75, 2.0, 4.0, 8.0, 8.0]
 
 
 @pytest.mark.parametrize("tries", [0, -1])
 def test_a_request_is_sent_at_least_once(tries):
-    with pytest.raises(ValueError, match=f"tries is {tries}"):
-        chat_servers.with_retries(lambda: None, tries)
+    with pytest.raises(ValueError, match=f"--max_tries is {tries}"):
+        chat_servers.with_retries(lambda: None, endpoint_of(tries))
 
 
 @pytest.mark.parametrize(
@@ -146,9 +152,40 @@ def test_the_wait_may_be_a_date():
 def test_a_server_that_asks_for_hours_is_not_waited_for(server, tmp_path):
     hours = (429, {"error": {"message": "slow down"}}, {"retry-after-ms": "", "Retry-After": "7200"})
     server.fail_on("", hours)
-    with pytest.raises(Unanswered, match=r"answers 429: slow down \(Retry-After: 7200\)"):
+    with pytest.raises(
+        Unanswered, match=r"answers 429: slow down \(Retry-After: 7200\): it asks for a pause of 7200 s"
+    ):
         client_of(server, tmp_path).ask(question())
     assert len(server.bodies) == 1
+
+
+def test_a_pause_that_is_not_waited_for_is_said_and_not_called_a_number_of_tries():
+    """120 s are waited for, 121 are not."""
+    waits = []
+
+    def send():
+        raise Unanswered("busy", retry_after=120.0 if not waits else 121.0)
+
+    with pytest.raises(Unanswered) as error:
+        chat_servers.with_retries(send, endpoint_of(8), waits.append)
+    assert len(waits) == 1 and 120 <= waits[0] <= 150
+    assert str(error.value) == (
+        "busy: it asks for a pause of 121 s, longer than the 120 s that are waited for; go on after it"
+    )
+
+
+def test_retries_are_logged_once_with_their_count(server, tmp_path, caplog, monkeypatch):
+    """Not for each request and thread: the first, and the tenth. Numbers in a message make no other line."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(chat_servers, "retries", RepeatedLines(chat_servers.logger.info))
+    for number in range(12):
+        server.plan.append((429, {"error": {"message": f"try again in {number}.5s, request req_{number}ab"}}, {}))
+    client_of(server, tmp_path, tries=13).ask(question())
+    first, tenth = [record.message for record in caplog.records if "The request is repeated" in record.message]
+    assert first.endswith("try again in 0.5s, request req_0ab. The request is repeated (--max_tries 13).")
+    assert tenth.endswith(
+        "try again in 9.5s, request req_9ab. The request is repeated (--max_tries 13). (10 times so far)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,6 +254,22 @@ def test_models_with_other_fields(server, tmp_path, caplog):
     assert body["max_completion_tokens"] == 50 and formats(server)[-1] == "json_schema"
     assert not {"max_tokens", "temperature"} & set(body)
     assert Form(structure="").after("something else") is None, "forms end"
+
+
+@pytest.mark.parametrize(
+    "complaint", ["System role not supported", "Conversation roles must alternate user/assistant/user"]
+)
+def test_models_without_a_system_role_read_the_instructions_in_the_users_message(server, tmp_path, complaint):
+    """Found out once."""
+    server.refuse_when(lambda body: complaint if body["messages"][0]["role"] == "system" else None)
+    server.answer = lambda messages: '{"verdict": "first"}' if len(messages) == 1 else "?"
+    client = client_of(server, tmp_path)
+    client.ask(question())
+    (message,) = server.bodies[-1]["messages"]
+    instructions, shown = question().messages
+    assert message == {"role": "user", "content": f"{instructions['content']}\n\n{shown['content']}"}
+    client.ask(question("other"))
+    assert len(server.bodies) == 3
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,44 @@ def test_readable(text, place):
     assert read_answer(text, ()).verdict == place
 
 
+NEARLY_JSON = {
+    "a line break": '{"comparison": "one\ntwo", "verdict": "first"}',
+    "a tab": '{"comparison": "one\ttwo", "verdict": "first"}',
+    "a formula": r'{"comparison": "\(x\) and \frac{a}{b}", "verdict": "first"}',
+    "a last comma": '{"comparison": "x", "verdict": "first",}',
+    "no comma": '{"comparison": "x"\n "verdict": "first"}',
+    "quotes inside": '{"comparison": "the "best" of both", "verdict": "first"}',
+    "single quotes": "{'comparison': 'it\\'s so', 'verdict': 'first', 'sure': True}",
+    "typographic quotes": "{“comparison”: “x”, “verdict”: “first”}",
+    "no quotes": "{comparison: 'x', verdict: first}",
+    "a wide colon": '{"verdict"：first}',
+    "None": '{"comparison": None, "verdict": "first"}',
+    "comments": '{"comparison": "x", // so\n "verdict": first // sure\n}',
+    "another spelling": "{'Final Verdict': 'First summary',}",
+    "a fence": 'Sure:\n```json\n{"comparison": "a\nb", "verdict": "first",}\n```\nIs that enough?',
+    "verdicts inside": r'{"coherence": {"comparison": "\(", "verdict": "second"}, "verdict": "first"}',
+    "a quoted verdict": r'{"comparison": "it says \"verdict\": \"second\" \(", "verdict": "first"}',
+    "a set before it": 'Of {x: x > 0} and {a: {b: 1}} nothing. {"verdict": "first",}',
+    "twice the same": '{"verdict": "first",} or {"verdict": "first"}',
+    "other thoughts": '<thinking>{"verdict": "second"}</thinking>{"verdict": "first"}',
+    "Mistral's thoughts": '[THINK]{"verdict": "second"}[/THINK]{"verdict": "first"}',
+    "channels": '<|channel|>analysis<|message|>{"verdict": "second"}<|channel|>final<|message|>{"verdict": "first"}',
+    "a mark of thoughts in a string": '{"comparison": "one\ntwo </think>", "verdict": "first"}',
+}
+
+
+@pytest.mark.parametrize("name", NEARLY_JSON)
+def test_nearly_json_is_no_lost_vote(name):
+    assert read_answer(NEARLY_JSON[name], ASPECTS).verdict == "first"
+
+
+def test_deep_nesting_takes_no_long_time():
+    with pytest.raises(UnreadableAnswer):
+        read_answer("{a:" * 50_000, ASPECTS)
+    with pytest.raises(UnreadableAnswer, match="no verdict"):
+        read_answer("{a:" * 20_000 + "}" * 20_000, ASPECTS)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -58,7 +96,6 @@ def test_readable(text, place):
         ("Verdict: first </think> <think> second", "empty"),
         ('{"comparison": "The first is better because', "broken or cut off"),
         ('{"verdict": "first", "comparison": "cut', "broken or cut off"),
-        ('{"verdict": "first",}', "broken or cut off"),
         ('{"verdict": "first", "verdict": "second"}', "the key 'verdict' occurs twice"),
         (json.dumps(WHOLE)[:80], "broken or cut off"),  # has a whole verdict on one criterion
         ("[" + '{"a":' * 100_000, "broken or cut off"),
@@ -68,6 +105,13 @@ def test_readable(text, place):
         ('{"verdict": null}', "no verdict"),
         ('{"result": {"verdict": "first"}}', "no verdict"),
         ('It quotes {"verdict": "first"}, but {"verdict": "second"}', "contradict"),
+        ("{'verdict': 'first',} {'verdict': 'second',}", "contradict"),
+        ('{"verdict": "first",} {"verdict": "second"}', "contradict"),
+        ("{'verdict': 'first', 'verdict': 'second'}", "verdict twice"),
+        (r'{"comparison": "\(", "coherence": {"verdict": "first"}}', "broken"),  # of one criterion alone
+        (r'{"comparison": "\(", "coherence": {"verdict": "first"}, "verdict": ', "broken or cut off"),
+        (r'{"comparison": "\(", "verdict": "fir', "broken or cut off"),
+        (r'{"comparison": "\(", "verdict": first or second}', "broken"),
         ("Verdict: first\nVerdict: second", "several verdicts"),
         ("I'm sorry, but I can't help with comparing these.", "no verdict"),
         ("The first is longer, the second is clearer.", "no verdict"),

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress bars: on a terminal a bar that log lines do not break, elsewhere one line a minute."""
+"""Progress bars: on a terminal a bar that log lines do not break, elsewhere one line a minute; repeated log lines."""
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -47,6 +50,29 @@ class LineFile:
 
     def flush(self) -> None:
         """Every line is flushed as it is written."""
+
+
+class RepeatedLines:
+    """Log lines that many requests cause in several threads, as a server that is busy does.
+
+    A line is written at its first time, and with its count at the tenth, hundredth and so on. Lines that differ in
+    numbers and identifiers alone count as one.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        """Takes what writes a line, such as `logger.info`."""
+        self._write = write
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, line: str) -> None:
+        """Counts a line, and writes it if its count is a power of 10."""
+        with self._lock:
+            kind = re.sub(r"\w*\d\w*", "#", line)
+            self._counts[kind] += 1
+            count = self._counts[kind]
+        if re.fullmatch("10*", str(count)):
+            self._write(f"{line} ({count} times so far)" if count > 1 else line)
 
 
 class LinesAboveBars(logging.StreamHandler):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from dschat.base.errors import UserError
+from dschat.base.progress import RepeatedLines
 from dschat.base.servers import is_local, open_client
 from dschat.rollouts.reply_cache import Reply
 
@@ -40,6 +41,7 @@ LONGEST_EXCERPT = 300  # characters of a server's message in one of ours
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+retries = RepeatedLines(logger.info)
 
 
 # -- endpoints
@@ -208,30 +210,36 @@ def open_chat(endpoint: Endpoint) -> httpx2.Client:
 
 def with_retries(
     send: Callable[[], T],
-    tries: int,
+    endpoint: Endpoint,
     wait: Callable[[float], object] = time.sleep,
 ) -> T:
-    """Calls `send` until it returns, at most `tries` times (at least 1), and waits longer after each failure.
+    """Calls `send` until it returns, at most as often as the endpoint says, and waits longer after each failure.
 
     Raises:
         Unanswered: the last try failed, or the server asks to wait longer than LONGEST_RETRY_AFTER seconds.
     """
     delay = FIRST_DELAY
+    tries = endpoint.tries
     for attempt in range(1, tries + 1):
         try:
             return send()
         except Unanswered as error:
-            logger.info("try %d of %d: %s", attempt, tries, error)
             retry_after = error.retry_after or 0.0
-            if attempt == tries or retry_after > LONGEST_RETRY_AFTER:
-                raise
+            if retry_after > LONGEST_RETRY_AFTER:
+                problem = (
+                    f"{error}: it asks for a pause of {retry_after:.0f} s, longer than the {LONGEST_RETRY_AFTER:.0f}"
+                )
+                raise Unanswered(f"{problem} s that are waited for; go on after it", error.may_be_charged) from error
+            if attempt == tries:
+                raise Unanswered(f"no answer with {endpoint.flags.tries} {tries}: {error}") from error
+            retries.add(f"{error}. The request is repeated ({endpoint.flags.tries} {tries}).")
         # Jitter keeps parallel requests from coming back together. Our own pause is at most `delay`, which limits of
         # time rely on; a server may ask for a longer one, never for a shorter one.
         own_pause = delay * random.uniform(0.75, 1.0)
         asked_pause = retry_after * random.uniform(1.0, 1.25)
         wait(max(asked_pause, own_pause))
         delay = min(2 * delay, LONGEST_DELAY)
-    raise ValueError(f"tries is {tries}: a request is sent at least once")
+    raise ValueError(f"{endpoint.flags.tries} is {tries}: a request is sent at least once")
 
 
 def complete(

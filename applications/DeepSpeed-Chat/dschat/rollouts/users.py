@@ -176,9 +176,9 @@ class ServerWriter:
         flag = f"{self._endpoint.flags.url} {self._endpoint.base_url}"
         try:
             send = partial(complete, self._client, self._endpoint, body)
-            return with_retries(send, self._endpoint.tries).reply
+            return with_retries(send, self._endpoint).reply
         except Unanswered as error:
-            problem = f"{flag}: no answer in {self._endpoint.tries} tries: {error}. {self._remedy}"
+            problem = f"{flag}: {error}. {self._remedy}"
             raise UserError(problem.rstrip()) from error
         except RequestRejected as error:
             if not self._has_answered:

@@ -30,6 +30,7 @@ import httpx2
 from torch import Tensor
 
 from dschat.base.errors import UserError
+from dschat.base.progress import RepeatedLines
 from dschat.base.servers import open_client
 from dschat.run.stop import raise_if_stopped_here, stopping_together
 from dschat.scoring.segments import Numbers, is_finite
@@ -77,6 +78,7 @@ class UrlScores:
         token = os.environ.get(REWARD_TOKEN)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._settings = settings
+        self._retries = RepeatedLines(logger.warning)
         self._client = open_client(settings.url, FLAG, settings.timeout, headers)
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores:
@@ -157,7 +159,7 @@ class UrlScores:
                 remedy = "" if self._settings.skips else f" {_remedy(cause, any(counts))}"
                 raise UserError(f"{FLAG} {url}: {cause}. The request was sent {tries} times.{remedy}") from cause
             if tries == 1:
-                logger.warning("%s %s: %s. The request is repeated for up to %g s.", FLAG, url, cause, patience)
+                self._retries.add(f"{FLAG} {url}: {cause}. The request is repeated for up to {patience:g} s.")
             pause(min(wait, max(end - time.monotonic(), 0.0)))
             wait = min(2 * wait, MAX_WAIT)
 

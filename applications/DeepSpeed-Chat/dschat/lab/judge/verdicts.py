@@ -65,7 +65,7 @@ def read_answer(text: str, criteria: Iterable[str]) -> Reading:
         UnreadableAnswer: there is no verdict, the JSON is broken, or several verdicts contradict each other.
     """
     text = without_thoughts(text)
-    objects = list(json_objects(text))
+    objects = list(json_objects(text, VERDICT_KEYS))
     readings = []
     for row in objects:
         verdict = _verdict_of(row)

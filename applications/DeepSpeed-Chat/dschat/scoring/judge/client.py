@@ -170,10 +170,7 @@ class JudgeClient:
         while True:
             body = form.body(self._endpoint, question)
             try:
-                reply = with_retries(partial(self._send, body, asking), self._endpoint.tries, asking.stop.wait)
-            except Unanswered as error:
-                tries = f"{self._endpoint.flags.tries} {self._endpoint.tries}"
-                raise Unanswered(f"no answer with {tries}: {error}") from error
+                reply = with_retries(partial(self._send, body, asking), self._endpoint, asking.stop.wait)
             except RequestRejected as refusal:
                 answered_form = self._form
                 next_form = answered_form or form.after(refusal.complaint)
@@ -222,3 +219,5 @@ class JudgeClient:
             logger.warning("%s takes no temperature 0: its verdicts may vary from run to run", self._endpoint.model)
         if form.structure != Form.structure:
             logger.info("the server takes no %s; asking for %s", Form.structure, form.structure or "plain text")
+        if not form.system:
+            logger.info("%s takes no system message: the instructions are in the user's", self._endpoint.model)

@@ -118,7 +118,7 @@ def read_answer(
     if reply.refusal:
         raise UnreadableAnswer("the judge refused")
     answers: list[dict[str, float]] = []
-    for row in json_objects(without_thoughts(reply.text)):
+    for row in json_objects(without_thoughts(reply.text), keys):
         if any(key in row for key in keys):
             answers.append(_numbers_of(row, keys, lowest, highest))
     if not answers:

@@ -47,15 +47,21 @@ class Form:
         structure: type of response_format: json_schema or json_object; empty for none.
         limit: name of the field that limits the answer.
         temperature: whether temperature 0 is asked for.
+        system: whether the instructions are a message of their own; otherwise they begin the user's message.
     """
 
     structure: str = "json_schema"
     limit: str = "max_tokens"
     temperature: bool = True
+    system: bool = True
 
     def body(self, endpoint: Endpoint, question: JudgeQuestion) -> dict[str, object]:
         """The request: arguments of `chat.completions.create`."""
-        body: dict[str, object] = {"model": endpoint.model, "messages": list(question.messages)}
+        messages = list(question.messages)
+        if not self.system:
+            instructions, shown, *rest = messages
+            messages = [{**shown, "content": f"{instructions['content']}\n\n{shown['content']}"}, *rest]
+        body: dict[str, object] = {"model": endpoint.model, "messages": messages}
         body[self.limit] = endpoint.max_tokens
         if self.temperature:
             body["temperature"] = 0
@@ -72,6 +78,8 @@ class Form:
             return replace(self, limit="max_completion_tokens")
         if self.temperature and "temperature" in complaint:
             return replace(self, temperature=False)
+        if self.system and re.search(r"\b(system|roles?)\b", complaint, re.IGNORECASE):
+            return replace(self, system=False)
         if self.structure:
             return replace(self, structure="json_object" if self.structure == "json_schema" else "")
         return None
