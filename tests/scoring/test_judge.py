@@ -29,17 +29,17 @@ from dschat.scoring.judge.grading import (
 )
 from dschat.scoring.judge.scores import JudgeScores, JudgeSettings, shuffled
 from dschat.scoring.source import EpisodeRecords, ResponseTexts, Weighted, WeightedScores
-from dschat.settings.rubrics import ScoreRubric, read_score_rubric
+from dschat.settings.rubrics import Rubric, read_rubric
 from factories import EOS, make_prompt, make_rollout, ragged_rows
 from fake_judge import graded_in, judge_server, places_by_good, points_by_good
 
-POINTS = ScoreRubric(
+POINTS = Rubric(
     "Grade the summary.",
     response_name="summary",
     criteria={"brevity": "Is it short?", "truth": "Is it true?"},
     weights={"brevity": 1.0, "truth": 3.0},
 )
-RANKING = ScoreRubric("Rank the answers.", judge="ranking", prompt_name="question", response_name="answer")
+RANKING = Rubric("Rank the answers.", judge="ranking", prompt_name="question", response_name="answer")
 OOPS = (500, {"error": {"message": "oops"}}, {})
 
 
@@ -500,13 +500,15 @@ def test_a_rubric_as_it_is_read(tmp_path):
     file.write_text(WHOLE)
     criteria = {"brevity": "Is it short?", "truth": "Is it true?"}
     weights = {"brevity": 1.0, "truth": 3.0}
-    assert read_score_rubric(str(file)) == ScoreRubric("Grade it.", "points", "post", "summary", criteria, weights)
+    assert read_rubric(str(file), "--reward_judge") == Rubric(
+        "Grade it.", "points", "post", "summary", criteria, weights
+    )
     file.write_text('task = "Rank them."\njudge = "ranking"\n')
-    assert read_score_rubric(str(file)) == ScoreRubric("Rank them.", "ranking")
+    assert read_rubric(str(file), "--reward_judge") == Rubric("Rank them.", "ranking")
 
 
 def test_the_example():
-    rubric = read_score_rubric(str(ROOT / "examples" / "rubric.toml"))
+    rubric = read_rubric(str(ROOT / "examples" / "rubric.toml"), "--reward_judge")
     assert (rubric.prompt_name, rubric.response_name, rubric.ranks) == ("post", "summary", False)
     assert rubric.weights == {"coverage": 2.0, "brevity": 1.0}
 
@@ -547,5 +549,5 @@ def test_a_bad_rubric_names_file_key_and_remedy(name, tmp_path):
     file = tmp_path / "r.toml"
     file.write_text(text)
     with pytest.raises(UserError) as caught:
-        read_score_rubric(str(file))
+        read_rubric(str(file), "--reward_judge")
     assert str(caught.value).startswith(f"--reward_judge {file}: ") and words in str(caught.value)

@@ -23,7 +23,7 @@ from dschat.scoring.judge.client import JudgeClient
 from dschat.scoring.judge.costs import Prices, Spending
 from dschat.scoring.judge.grading import harmless_question
 from dschat.scoring.judge.scores import JudgeScores, JudgeSettings
-from dschat.settings.rubrics import ScoreRubric
+from dschat.settings.rubrics import Rubric
 from dschat.settings.simulated_user import SIMULATED_USER
 from factories import batch_of_iteration, make_causal_lm, make_prompts, ppo_config, ppo_loop
 from launches import free_port
@@ -35,8 +35,8 @@ TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-POINTS = ScoreRubric("Grade it.", criteria={"brevity": "Short?", "truth": "True?"}, weights={"brevity": 1, "truth": 3})
-RANKING = ScoreRubric("Rank them.", judge="ranking")
+POINTS = Rubric("Grade it.", criteria={"brevity": "Short?", "truth": "True?"}, weights={"brevity": 1, "truth": 3})
+RANKING = Rubric("Rank them.", judge="ranking")
 
 
 def save_judge(folder):

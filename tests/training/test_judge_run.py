@@ -11,12 +11,12 @@ from dschat.scoring.judge.client import JudgeClient
 from dschat.scoring.judge.costs import Spending
 from dschat.scoring.judge.grading import harmless_question
 from dschat.scoring.judge.scores import JudgeScores, JudgeSettings
-from dschat.settings.rubrics import ScoreRubric
+from dschat.settings.rubrics import Rubric
 from fake_judge import graded_in, judge_server
 from resume_runs import RLOO, check_every_stop, ppo, result_of
 
-POINTS = ScoreRubric("Grade it.", criteria={"a": "Is it?", "b": "Is it?"}, weights={"a": 1.0, "b": 2.0})
-RANKING = ScoreRubric("Rank them.", judge="ranking")
+POINTS = Rubric("Grade it.", criteria={"a": "Is it?", "b": "Is it?"}, weights={"a": 1.0, "b": 2.0})
+RANKING = Rubric("Rank them.", judge="ranking")
 
 
 def by_length(messages):

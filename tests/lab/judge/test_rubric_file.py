@@ -10,8 +10,10 @@ import pytest
 
 from cli_runs import ROOT
 from dschat.base.errors import UserError
-from dschat.lab.judge.rubrics import RUBRICS, Rubric, answer_form, answer_schema, messages_of, question_of, read_rubric
+from dschat.lab.judge.rubrics import RUBRICS, answer_form, answer_schema, answer_tokens, messages_of, question_of
 from dschat.rollouts.chat_servers import Endpoint
+from dschat.scoring.judge.grading import JudgedTexts, grading_question
+from dschat.settings.rubrics import Rubric, read_rubric
 from fake_judge import better, judged, judged_rows, shown_in, two_files, verdicts
 
 EXAMPLE = ROOT / "evaluation" / "rubrics" / "support.toml"
@@ -26,14 +28,14 @@ def write(path: Path, content: object) -> Path:
 
 def error_of(path):
     with pytest.raises(UserError) as caught:
-        read_rubric(path, "mine")
+        read_rubric(path, "--rubric")
     assert str(caught.value).startswith(f"--rubric {path}: ")
     return str(caught.value)
 
 
 def test_the_example():
-    rubric = read_rubric(EXAMPLE, "help-desk")
-    assert (rubric.dataset, rubric.prompt_name, rubric.response_name) == ("help-desk", "question", "answer")
+    rubric = read_rubric(EXAMPLE, "--rubric")
+    assert (rubric.prompt_name, rubric.response_name, answer_tokens(rubric)) == ("question", "answer", 195)
     assert list(rubric.criteria) == CRITERIA and rubric.separate
     assert rubric.task.startswith("You compare two answers of a help desk") and "\n" not in rubric.task
     system, user = messages_of(rubric, "Q", "one", "two")
@@ -43,11 +45,30 @@ def test_the_example():
 
 
 def test_what_a_file_need_not_say(tmp_path):
-    rubric = read_rubric(write(tmp_path / "r.json", PLAIN), "poems")
-    said = {"dataset": "poems", "task": PLAIN["task"], "output_tokens": 60}
-    assert rubric == Rubric(prompt_name="prompt", response_name="response", **said)
+    rubric = read_rubric(write(tmp_path / "r.json", PLAIN), "--rubric")
+    assert (
+        rubric == Rubric(PLAIN["task"], prompt_name="prompt", response_name="response") and answer_tokens(rubric) == 60
+    )
     toml = write(tmp_path / "r.toml", f'task = "{PLAIN["task"]}"\n')
-    assert read_rubric(toml, "poems") == rubric  # the same words in another form are the same rubric
+    assert read_rubric(toml, "--rubric") == rubric  # the same words in another form are the same rubric
+
+
+def test_one_file_serves_comparisons_and_scores(tmp_path):
+    """The examples of both commands, and a file with every key; each command reads what concerns it."""
+    whole = PLAIN | {"judge": "points", "prompt": "title", "response": "poem", "separate": True}
+    criteria = {"metre": {"question": "Is it kept?", "weight": 2}, "rhyme": "Does it rhyme?"}
+    rubric = read_rubric(write(tmp_path / "r.json", whole | {"criteria": criteria}), "--rubric")
+    compared = question_of(rubric, "T", "a", "b")
+    graded = grading_question(rubric, JudgedTexts("T", ("a",)))
+    assert list(compared.schema["properties"]) == ["metre", "rhyme", "verdict"]
+    assert list(graded.schema["properties"]) == ["reason", "metre", "rhyme"] and rubric.weights["metre"] == 2
+    for file in (EXAMPLE, ROOT / "examples" / "rubric.toml"):
+        assert read_rubric(file, "--rubric") == read_rubric(file, "--reward_judge")
+
+
+@pytest.mark.parametrize("name", ["score", "Reason", "comparison", "verdict", "winner"])
+def test_no_criterion_takes_a_key_of_either_answer(name, tmp_path):
+    assert f"key 'criteria.{name}'" in error_of(write(tmp_path / "r.json", PLAIN | {"criteria": {name: "?"}}))
 
 
 def digest_of(rubric):
@@ -55,12 +76,11 @@ def digest_of(rubric):
 
 
 def test_the_words_of_a_rubric_make_its_questions(tmp_path):
-    """So that no answer to other words is used. The name of the data changes nothing."""
+    """So that no answer to other words is used."""
     texts = [PLAIN, PLAIN | {"response": "poem"}, PLAIN | {"criteria": {"a": "b?"}}, {"task": "Other."}]
     texts += [PLAIN | {"criteria": {"a": "c?"}}, PLAIN | {"criteria": {"a": "b?"}, "separate": True}]
     file = tmp_path / "r.json"
-    assert len({digest_of(read_rubric(write(file, text), "mine")) for text in texts}) == len(texts)
-    assert digest_of(read_rubric(file, "mine")) == digest_of(read_rubric(file, "yours"))
+    assert len({digest_of(read_rubric(write(file, text), "--rubric")) for text in texts}) == len(texts)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +89,7 @@ def test_the_words_of_a_rubric_make_its_questions(tmp_path):
         ({}, "key 'task' is missing or empty"),
         ({"task": " "}, "key 'task' is missing or empty"),
         ({"task": 3}, "key 'task' must be text"),
-        (PLAIN | {"name": "x"}, "unknown key 'name'; a rubric has task, prompt, response, criteria, separate"),
+        (PLAIN | {"name": "x"}, "unknown key 'name'; a rubric has task, judge, prompt, response, criteria, separate"),
         (PLAIN | {"prompt": "a question"}, "key 'prompt' must be one word of lower-case letters"),
         (PLAIN | {"response": "<b>"}, "key 'response' must be one word"),
         (
@@ -177,7 +197,7 @@ def block(text, name):
 @pytest.mark.parametrize("dataset", ASKED)
 def test_the_criteria_are_asked_for(dataset):
     system, user = messages_of(RUBRICS[dataset], "the prompt", "one", "two")
-    assert (system["role"], user["role"], RUBRICS[dataset].dataset) == ("system", "user", dataset)
+    assert (system["role"], user["role"]) == ("system", "user")
     for name in (*ASKED[dataset], "JSON"):  # servers demand the word where JSON is asked for
         assert name in system["content"]
 

@@ -10,7 +10,6 @@ from typing import ClassVar
 
 from dschat.base.errors import UserError
 from dschat.data.hub import compared_set
-from dschat.lab.judge.rubrics import Rubric
 from dschat.lab.judge.verdicts import Setup
 from dschat.lab.responses import model_names
 from dschat.rollouts.chat_servers import OPENAI_URL, Endpoint, checked_address
@@ -18,6 +17,7 @@ from dschat.scoring.judge.costs import Prices
 from dschat.settings.commands import PORT, OverwriteFlags
 from dschat.settings.config import Config
 from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, Range, check_values, flag, flags_of
+from dschat.settings.rubrics import Rubric
 from dschat.settings.rules import Check, Rules
 
 DEFAULT_JUDGE = "gpt-4o-2024-05-13"
@@ -192,9 +192,11 @@ class AskingOptions(Config):
             tries=self.requests.max_tries,
         )
 
-    def setup(self, rubric: Rubric) -> Setup:
-        """The settings that all pairs of the run share."""
-        return Setup(rubric, self.judge.judge_model, self.compared.names, self.judge.single_order, self.compared.seed)
+    def setup(self, rubric: Rubric, dataset: str) -> Setup:
+        """The settings that all pairs of the run share; `dataset` is the name of the data in results."""
+        return Setup(
+            rubric, dataset, self.judge.judge_model, self.compared.names, self.judge.single_order, self.compared.seed
+        )
 
     @property
     def cache_folder(self) -> Path:

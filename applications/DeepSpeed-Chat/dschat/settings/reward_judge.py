@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
-from dschat.settings.rubrics import read_score_rubric
+from dschat.settings.rubrics import read_rubric
 from dschat.settings.rules import ADDRESS, Check, Rule
 
 LONGEST_PAUSE = 8.0  # seconds between two tries, at most, unless the server asks for more
@@ -67,12 +67,12 @@ def _asks(config: Any) -> bool:
 
 def _ranks(config: Any) -> bool:
     """Whether the judge ranks the responses to a prompt."""
-    return _asks(config) and read_score_rubric(config.rewards.reward_judge).ranks
+    return _asks(config) and read_rubric(config.rewards.reward_judge, "--reward_judge").ranks
 
 
 def _check_rubric(config: Any) -> None:
     if _asks(config):
-        read_score_rubric(config.rewards.reward_judge)
+        read_rubric(config.rewards.reward_judge, "--reward_judge")
 
 
 def longest_rollout(config: Any) -> float:

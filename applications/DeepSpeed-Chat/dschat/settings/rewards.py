@@ -7,7 +7,7 @@ from typing import Any, Literal
 from dschat.base.errors import UserError
 from dschat.base.glossary import names_under
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
-from dschat.settings.rubrics import read_score_rubric
+from dschat.settings.rubrics import read_rubric
 from dschat.settings.rules import ADDRESS, Check, Rule, check_function_path
 from dschat.settings.simulated_user import SIMULATED_USER
 
@@ -175,7 +175,7 @@ class RewardFlags:
         """What the judge's points on each criterion are called in metrics and samples."""
         if self.reward_judge is None:
             return []
-        rubric = read_score_rubric(self.reward_judge)
+        rubric = read_rubric(self.reward_judge, "--reward_judge")
         return [] if rubric.ranks else [f"{JUDGED}{name}" for name in rubric.criteria]
 
     @property

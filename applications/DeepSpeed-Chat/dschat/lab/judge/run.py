@@ -12,7 +12,7 @@ from typing import Any
 from dschat.base.errors import UserError
 from dschat.base.journal import Journal
 from dschat.base.statistics import score_verdict
-from dschat.lab.judge.rubrics import DIALOGUES, RUBRICS, question_of, read_rubric
+from dschat.lab.judge.rubrics import DIALOGUE, DIALOGUES, RUBRICS, answer_tokens, question_of
 from dschat.lab.judge.verdicts import Setup, has_verdict, judge_pairs, questions_of
 from dschat.lab.options import BY_SCORES, AskingOptions, JudgeOptions, TurnOptions
 from dschat.lab.responses import Pair, compared, is_same_scorer, read_pairs, with_origins
@@ -22,6 +22,7 @@ from dschat.rollouts.reply_cache import ReplyCache
 from dschat.scoring.judge.client import JudgeClient
 from dschat.scoring.judge.costs import Spending, estimated_tokens
 from dschat.scoring.judge.questions import Form, JudgeQuestion
+from dschat.settings.rubrics import read_rubric
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +45,8 @@ def run_judge(options: JudgeOptions) -> str:
     if rubric_file is None:
         rubric = RUBRICS[options.dataset_name]
     else:
-        rubric = read_rubric(rubric_file, options.dataset_name)
-    setup = options.setup(rubric)
+        rubric = read_rubric(rubric_file, "--rubric")
+    setup = options.setup(rubric, options.dataset_name)
     if options.judge.dry_run:
         return estimate(pairs, setup, options)
     _, summary = judge(pairs, setup, options)
@@ -85,7 +86,7 @@ def judge(
     lost = f" and {spending.lost} whose answers did not arrive, by estimate" if spending.lost else ""
     cost = f", ${spending.cost:.4f}" if prices else ""
     summary = (
-        f"{first} against {second} on {setup.rubric.dataset}, {setup.rater}, {orders}: "
+        f"{first} against {second} on {setup.dataset}, {setup.rater}, {orders}: "
         f"{counts['A']} wins, {counts['tie']} ties, {counts['B']} losses, {counts['invalid']} invalid of "
         f"{counts.total()}; {spending.requests} requests{lost} ({client.cached} more from the cache), "
         f"{spending.input_tokens} + {spending.output_tokens} tokens{cost}; {output}"
@@ -136,7 +137,7 @@ def estimate(pairs: Sequence[Pair], setup: Setup, options: AskingOptions) -> str
         body = json.dumps(Form().body(endpoint, question), ensure_ascii=False)
         sent += estimated_tokens(len(body.encode("utf-8", "replace")))
 
-    answered = requests * setup.rubric.output_tokens
+    answered = requests * answer_tokens(setup.rubric)
     cost = "; --price_in and --price_out give the cost"
     if prices:
         cost = f", about ${prices.cost(sent, answered):.2f}"
@@ -155,7 +156,7 @@ def judge_turns(options: TurnOptions) -> tuple[TurnRates | None, Path, str]:
     """
     files = options.compared
     pairs = turn_pairs(files.model_name_a, "--model_name_a", files.model_name_b, "--model_name_b")
-    setup = options.setup(DIALOGUES)
+    setup = options.setup(DIALOGUES, DIALOGUE)
     if options.turns.by_scores:
         rows = compare_scores(pairs, setup.models, options)
         summary = str(files.output)
@@ -182,7 +183,7 @@ def compare_scores(
         reward_b = float(pair.b.reward or 0)
         details = {"reward_a": reward_a, "reward_b": reward_b}
         verdict = score_verdict(reward_a, reward_b)
-        comparison = compared(pair, verdict, "reward", "scores", models, DIALOGUES.dataset, details)
+        comparison = compared(pair, verdict, "reward", "scores", models, DIALOGUE, details)
         rows.append(comparison.to_row())
     with closing(Journal(options.compared.output, {}, options.result.overwrite)) as journal:
         journal.finish(rows)

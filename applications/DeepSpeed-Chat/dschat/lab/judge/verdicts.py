@@ -13,18 +13,13 @@ from typing import TYPE_CHECKING, Any
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash
 from dschat.base.progress import progress
-from dschat.lab.judge.rubrics import (
-    PLACES,
-    VERDICT_KEYS,
-    Rubric,
-    answer_form,
-    question_of,
-)
+from dschat.lab.judge.rubrics import PLACES, answer_form, question_of
 from dschat.lab.responses import Comparison, Pair, Side, Verdict, combined, compared, is_same_scorer, mirrored
 from dschat.rollouts.chat_servers import Unanswered
 from dschat.rollouts.reply_cache import Reply
 from dschat.scoring.judge.answers import UnreadableAnswer, json_objects, repair, without_thoughts
 from dschat.scoring.judge.questions import JudgeQuestion, JudgingStopped, TextRefused
+from dschat.settings.rubrics import VERDICT_KEYS, Rubric
 
 if TYPE_CHECKING:
     from dschat.scoring.judge.client import JudgeClient
@@ -142,6 +137,7 @@ class Setup:
     """Settings that all pairs of a run share."""
 
     rubric: Rubric  # how to compare
+    dataset: str  # name in results
     rater: str  # name of the judge model
     models: tuple[str, str]  # names of the first and the second
     single_order: bool  # show every pair once, in a random order, instead of once in each order
@@ -198,7 +194,7 @@ def judge_pair(pair: Pair, setup: Setup, ask: Ask) -> Comparison:
         "judge",
         setup.rater,
         setup.models,
-        rubric.dataset,
+        setup.dataset,
         details,
     )
 

@@ -72,34 +72,34 @@ def json_objects(text: str, keys: Collection[str]) -> Iterator[dict[str, object]
         except RepeatedKey as error:
             raise UnreadableAnswer(str(error)) from error
         except (ValueError, RecursionError):
-            own, position = _own_text(text, start.start())
-            value = values_of(own, keys)
+            content, position = _content_of(text, start.start())
+            value = values_of(content, keys)
             if not value and start["json"]:
                 raise UnreadableAnswer("its JSON is broken") from None
         if value:
             yield value
 
 
-def _own_text(text: str, start: int) -> tuple[str, int]:
+def _content_of(text: str, start: int) -> tuple[str, int]:
     """What is between the braces of an object, without objects inside it; and where the object ends.
 
     Raises:
         UnreadableAnswer: the object is not closed.
     """
-    own: list[str] = []
+    parts: list[str] = []
     depth = 0
     last = start
     for brace in BRACE.finditer(text, start):
         if depth == 1:
-            own.append(text[last : brace.start()])
+            parts.append(text[last : brace.start()])
         depth += 1 if brace[0] == "{" else -1
         last = brace.end()
         if depth == 0:
-            return "".join(own) + "\n", last
+            return "".join(parts) + "\n", last
     raise UnreadableAnswer("its JSON is broken or cut off")
 
 
-def values_of(own: str, keys: Collection[str]) -> dict[str, object]:
+def values_of(content: str, keys: Collection[str]) -> dict[str, object]:
     """The values of some keys in the text of an object that is not JSON: text, or a number that is in no quotes.
 
     Raises:
@@ -109,10 +109,10 @@ def values_of(own: str, keys: Collection[str]) -> dict[str, object]:
         values: dict[str, object] = {}
         for key in keys:
             name = re.escape(key).replace("_", "[_ ]")
-            found = set(re.findall(form.format(name=name) + VALUE, own, re.IGNORECASE))
-            if len(found) > 1:
+            matches = set(re.findall(form.format(name=name) + VALUE, content, re.IGNORECASE))
+            if len(matches) > 1:
                 raise UnreadableAnswer(f"it gives {key} twice")
-            for double_quoted, quoted, bare in found:
+            for double_quoted, quoted, bare in matches:
                 is_number = NUMBER.fullmatch(bare) is not None
                 values[key] = float(bare) if is_number else double_quoted or quoted or bare
         if values:

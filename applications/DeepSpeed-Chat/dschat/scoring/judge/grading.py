@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dschat.rollouts.reply_cache import Reply
 from dschat.scoring.judge.answers import UnreadableAnswer, json_objects, without_thoughts
 from dschat.scoring.judge.questions import MATERIAL, JudgeQuestion, material_blocks, material_code, object_schema
-from dschat.settings.rubrics import REASON, ScoreRubric
+from dschat.settings.rubrics import REASON, Rubric
 
 MOST_POINTS = 10
 POINTS = (
@@ -44,7 +44,7 @@ class JudgedTexts:
     is_episode: bool = False
 
 
-def grading_question(rubric: ScoreRubric, texts: JudgedTexts) -> JudgeQuestion:
+def grading_question(rubric: Rubric, texts: JudgedTexts) -> JudgeQuestion:
     """The question about one response, or about the ranking of several."""
     code = material_code((texts.prompt, *texts.responses))
     parts = [rubric.task]
@@ -69,27 +69,27 @@ def grading_question(rubric: ScoreRubric, texts: JudgedTexts) -> JudgeQuestion:
     return JudgeQuestion(messages, _answer_schema(rubric, keys))
 
 
-def harmless_question(rubric: ScoreRubric) -> JudgeQuestion:
+def harmless_question(rubric: Rubric) -> JudgeQuestion:
     """A question that every server answers, in the words of a rubric."""
     responses = ("It rained.", "Rain.") if rubric.ranks else ("It rained.",)
     return grading_question(rubric, JudgedTexts("It rained all day.", responses))
 
 
-def answer_keys(rubric: ScoreRubric, count: int) -> list[str]:
+def answer_keys(rubric: Rubric, count: int) -> list[str]:
     """Keys of the numbers in an answer: criteria, or the names of `count` responses that are ranked."""
     if not rubric.ranks:
         return list(rubric.graded)
     return [f"{rubric.response_name}-{number}" for number in range(1, count + 1)]
 
 
-def answer_form(rubric: ScoreRubric, keys: Sequence[str]) -> str:
+def answer_form(rubric: Rubric, keys: Sequence[str]) -> str:
     """The JSON object that an answer should be, as a pattern for the judge to read."""
     number = "place" if rubric.ranks else f"0 to {MOST_POINTS}"
     numbers = ", ".join(f'"{key}": {number}' for key in keys)
     return f'{{"{REASON}": "one or two sentences", {numbers}}}'
 
 
-def _answer_schema(rubric: ScoreRubric, keys: Sequence[str]) -> dict[str, object]:
+def _answer_schema(rubric: Rubric, keys: Sequence[str]) -> dict[str, object]:
     """JSON schema of an answer, in the subset that servers with structured output take."""
     allowed = range(1, len(keys) + 1) if rubric.ranks else range(MOST_POINTS + 1)
     number = {"type": "integer", "enum": list(allowed)}

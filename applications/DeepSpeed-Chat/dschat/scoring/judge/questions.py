@@ -59,8 +59,8 @@ class Form:
         """The request: arguments of `chat.completions.create`."""
         messages = list(question.messages)
         if not self.system:
-            instructions, shown, *rest = messages
-            messages = [{**shown, "content": f"{instructions['content']}\n\n{shown['content']}"}, *rest]
+            instructions, material, *rest = messages
+            messages = [{**material, "content": f"{instructions['content']}\n\n{material['content']}"}, *rest]
         body: dict[str, object] = {"model": endpoint.model, "messages": messages}
         body[self.limit] = endpoint.max_tokens
         if self.temperature:

@@ -45,7 +45,7 @@ from dschat.scoring.judge.grading import (
 from dschat.scoring.judge.questions import JudgingStopped, TextRefused, material_code
 from dschat.scoring.source import ResponseTexts, Scores
 from dschat.settings.rewards import JUDGED
-from dschat.settings.rubrics import ScoreRubric
+from dschat.settings.rubrics import Rubric
 from macro_actions.types import Rollout
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class JudgeSettings:
         skips: responses without an answer have no score; otherwise the run stops.
     """
 
-    rubric: ScoreRubric
+    rubric: Rubric
     concurrency: int
     patience: float
     skips: bool

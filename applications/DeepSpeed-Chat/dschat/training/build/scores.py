@@ -43,7 +43,7 @@ from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.reward_judge import longest_rollout
 from dschat.settings.rewards import SOURCE_NAMES, OnRewardError
-from dschat.settings.rubrics import read_score_rubric
+from dschat.settings.rubrics import read_rubric
 from dschat.training.build.engines import REWARD, RunPlan, frozen_settings, load_options_of
 from dschat.training.iteration import eval_size, pass_size
 
@@ -170,7 +170,7 @@ def judge_scores(config: PPOConfig, rubric_file: str) -> JudgeScores:
         UserError: key, address or the folder of cached answers cannot be used.
     """
     flags = config.judge
-    rubric = read_score_rubric(rubric_file)
+    rubric = read_rubric(rubric_file, "--reward_judge")
     endpoint = Endpoint(
         model=flags.judge_model or "",
         base_url=checked_address(flags.judge_url or OPENAI_URL, JUDGE_FLAGS.url),
