@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 import data_cases
+import dschat
 from cli_runs import write_jsonl
 from data_cases import KINDS, flags_of
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import tokenizer_fingerprint
 from dschat.data import loading, tokenised
-from dschat.data.cache import ENTRY, CacheEntry, cache_folder
+from dschat.data.cache import ENTRY, CacheEntry, cache_folder, code_version
 from dschat.data.check import check_report
 from dschat.data.examples import (
     PairExample,
@@ -191,6 +192,24 @@ def test_the_key_is_of_all_that_matters(tmp_path) -> None:
     (folder / "train.jsonl").write_text((folder / "train.jsonl").read_text().replace("cat", "bat"))
     keys.append(key_of(loader_of(SFTExample, folder)))
     assert len({base, *keys}) == 9
+
+
+def test_the_key_is_of_the_code_that_makes_ids(tmp_path, monkeypatch) -> None:
+    """Changed is a file that reads rows, then one below a folder of it, then one that encodes them."""
+    files = [
+        tmp_path / "data" / "files.py",
+        tmp_path / "data" / "prepared" / "read.py",
+        tmp_path / "models" / "ids.py",
+    ]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x = 1\n")
+    monkeypatch.setattr(dschat, "__path__", [str(tmp_path)])
+    versions = [code_version()]
+    for file in files:
+        file.write_text("x = 2\n")
+        versions.append(code_version())
+    assert len({version["code"] for version in versions}) == 4
 
 
 def flipped(content: bytes, place: int) -> bytes:

@@ -10,6 +10,7 @@ from cli_runs import run_command
 from dschat.base.errors import UserError
 from dschat.run.hub import files_of, push, push_after_training, push_problem, refuse_secrets, run_push
 from dschat.settings.commands import PushOptions
+from dschat.settings.rules import check_repository
 from fake_hub_for_uploads import READER, TOKEN, Repository, upload_server
 
 PLAIN = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "run.json")
@@ -180,5 +181,10 @@ def test_without_a_network_or_a_token(run, monkeypatch):
     assert "hf auth login" in (push_problem("--push_to_hub") or "")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_x")
     assert push_problem("--push_to_hub") is None
-    with pytest.raises(UserError, match="repository model: give the repository as owner/name"):
-        push(run, "model")
+
+
+@pytest.mark.parametrize("name", ["model", "./model", "../model", "/models/model", "me/.hidden", "me/a/model", "me/"])
+def test_what_is_no_name_of_a_repository(name):
+    with pytest.raises(UserError, match=f"--repository {name}: give the repository as owner/name"):
+        check_repository("--repository", name)
+    check_repository("--repository", "me-2/my_model.v1-final")

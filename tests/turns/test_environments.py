@@ -15,7 +15,8 @@ import torch
 from dschat.base.errors import UserError
 from dschat.rollouts.environment import _checked_flag as checked_flag
 from dschat.rollouts.environment import traits_of
-from dschat.rollouts.environments import MAX_SOCKET_PATH, EnvironmentPool, EpisodeProcess, Failure
+from dschat.rollouts.environments import MAX_SOCKET_PATH, EnvironmentPool, EpisodeProcess, Failure, environment_seed
+from dschat.run.state import SeedKind, derive_seed
 from turn_cases import write_environments
 
 # A class whose attributes cannot be read.
@@ -228,6 +229,19 @@ def test_an_answer_that_cannot_be_read() -> None:
     result = process.receive()
     assert isinstance(result, Failure) and "cannot be read: UnpicklingError" in result.problem
     assert sleeper.wait(60) == -9
+
+
+def test_every_part_changes_the_seed_of_an_environment():
+    """The last seed is the one of other uses of the same parts, such as the policy's draws."""
+    seeds = [
+        environment_seed(7, SeedKind.TRAINING, 2, 3),
+        environment_seed(8, SeedKind.TRAINING, 2, 3),
+        environment_seed(7, SeedKind.EVALUATION, 2, 3),
+        environment_seed(7, SeedKind.TRAINING, 1, 3),
+        environment_seed(7, SeedKind.TRAINING, 2, 4),
+        derive_seed(7, SeedKind.TRAINING, 2, 3),
+    ]
+    assert len(set(seeds)) == len(seeds)
 
 
 def test_numpy_is_seeded_however_late_it_is_imported(tmp_path):
