@@ -277,6 +277,26 @@ def test_a_folder_in_which_a_file_grows_is_not_abandoned(tmp_path):
     assert contents(tmp_path) == {".f.growing.writing/deep/a": "halfmore"}
 
 
+def test_everything_is_on_the_disk_before_it_is_moved(tmp_path, monkeypatch):
+    synced = []
+
+    def fsync(descriptor):
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with writing_folder(tmp_path / "folder") as new:
+        fill(new, "x", "one", "below/two")
+    assert sorted(synced) == sorted([new, new / "one", new / "below", new / "below/two"])
+    synced.clear()
+    with writing_into(tmp_path, tmp_path / ".new", lambda: None) as new:
+        fill(new, "x", "three", "four")
+    assert sorted(synced) == sorted([new, new / "three", new / "four", tmp_path])
+    synced.clear()
+    with writing(tmp_path / "file") as new:
+        new.write_text("x")
+    assert synced == [new]
+
+
 def test_a_pipe_is_written_and_stays_one(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDWR | os.O_NONBLOCK)

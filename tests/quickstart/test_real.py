@@ -158,16 +158,16 @@ def test_gold_scores_read_the_constraints_of_each_row() -> None:
 
 
 def sampled_answers(count: int) -> list[Answers]:
-    """Answers whose text is their gold score; the best of each is cut off."""
+    """Answers to numbered prompts, whose text is their gold score; the best of each is cut off."""
     scores = [0.1, 0.9, 0.5, 0.12]
     answers = [ScoredAnswer(str(score), score, is_finished=score < 0.9) for score in scores]
-    return [Answers([{"role": "user", "content": "Write."}], answers)] * count
+    return [Answers([{"role": "user", "content": str(number)}], answers) for number in range(count)]
 
 
 def test_demonstrations_are_mostly_the_best_finished_answers() -> None:
     rows = make_demonstrations(sampled_answers(400), seed=1)
     answers = [row["messages"][1]["content"] for row in rows]
-    assert len(rows) == 400 and "0.9" not in answers
+    assert [int(row["messages"][0]["content"]) for row in rows] == list(range(400)) and "0.9" not in answers
     # .5 against .12 with noise of .1 each: the difference is 2.7 standard deviations.
     assert answers.count("0.5") > 380
     cut = ScoredAnswer("cut", 1.0, is_finished=False)
@@ -186,6 +186,8 @@ def test_comparisons_prefer_the_better_answer_nine_times_of_ten() -> None:
     assert abs(wrong - LABEL_NOISE) < 0.03
     # Of the three ways to pair four answers, one has the pair that is left out.
     assert len(rows) == pytest.approx(2 * 1000 - 1000 / 3, abs=80)
+    prompts = [int(row["prompt"][0]["content"]) for row in rows]
+    assert prompts == sorted(prompts) and set(prompts) == set(range(1000))
 
 
 # -- The pipeline

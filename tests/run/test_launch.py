@@ -396,3 +396,14 @@ def test_where_the_first_process_listens(tmp_path):
     assert started(node_rank=1, **nodes).local_port is None
     hosts.write_text("first slots=2\nsecond slots=2\n")
     assert started(hostfile=str(hosts), master_port=7).local_port is None  # the first machine may be another
+
+
+def test_the_latest_signal_is_kept_until_the_launcher_runs():
+    command = ["sh", "-c", "trap 'exit 8' TERM; trap 'exit 7' INT; echo ready; sleep 60 & wait"]
+    with LauncherSignals(local=True) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        launcher = subprocess.Popen(command, process_group=0, stdout=subprocess.PIPE)
+        assert launcher.stdout.readline() == b"ready\n"
+        signals.pass_to(launcher.pid)
+        assert launcher.wait(30) == 7 and signals.last == signal.SIGINT

@@ -46,6 +46,17 @@ def test_lines(tmp_path):
     assert second == expected | {"seconds": second["seconds"]}
 
 
+def test_the_file_of_a_full_disk_is_named(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.symlink_to("/dev/full")
+    log = MetricsLog(tmp_path)
+    with pytest.raises(OSError, match="No space left") as caught:
+        log.log(1, 8, {"loss": 2.0})
+    assert caught.value.filename == str(file)
+    with pytest.raises(OSError, match="No space left"):
+        log.close()
+
+
 def test_a_second_run_starts_a_new_file_and_nothing_else(tmp_path):
     for value in (1, 2):
         log = MetricsLog(tmp_path)

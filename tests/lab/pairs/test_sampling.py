@@ -144,6 +144,15 @@ def test_rows_with_the_same_prompt_are_different_rows_and_columns_are_kept(tmp_p
     assert json.loads(line) == content[0]
 
 
+def test_further_answers_to_a_prompt_change_no_row_before_them():
+    """Two answers to each of ten prompts, and in another file a third one behind them."""
+    two = responses([{"prompt": f"p{i % 10}", "response": str(i)} for i in range(20)])
+    three = responses([{"prompt": f"p{i % 10}", "response": str(i)} for i in range(30)])
+    chosen = [response.response for response in choose_rows(three, "hh-rlhf", 30, 42)]
+    expected = [response.response for response in choose_rows(two, "hh-rlhf", 20, 42)]
+    assert [answer for answer in chosen if int(answer) < 20] == expected
+
+
 def test_the_documented_command_and_data_of_ones_own(tmp_path):
     write_jsonl(tmp_path / "A.jsonl", rows({f"sub{i}": 7 for i in range(20)}))
 

@@ -279,7 +279,7 @@ def load_model(
     start = time.perf_counter()
     try:
         causal_lm = load_causal_lm(files.path, flag, dtype, files.tokenizer)
-        causal_lm = causal_lm.to(device).eval().requires_grad_(False)
+        causal_lm = causal_lm.to(device).requires_grad_(False)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"{flag} {path}: does not fit into the memory of {device}. Give --dtype bf16, or --device cpu."

@@ -193,8 +193,8 @@ def _run_with_function(options: ScoredOptions, name: str) -> ScoredRun:
     answering = Answering.find(options)
     settings = {"reward-function": described_function(name)} | answering.settings
     path, _, function_name = name.rpartition(":")
-    content = content_hash(f"{file_hash(path)} {function_name}")
-    return ScoredRun(answering, settings, lambda: scorer, f"{Path(path).name}:{function_name} {content[:12]}")
+    scorer_name = f"{Path(path).name}:{function_name} {file_hash(path)[:12]}"
+    return ScoredRun(answering, settings, lambda: scorer, scorer_name)
 
 
 def score_texts(function: FunctionScores, texts: ResponseTexts) -> Tensor:

@@ -159,7 +159,7 @@ def load_sampler(
     Returns:
         The model, its sampling parameters, and the function that samples.
     """
-    causal_lm = load_causal_lm(path, flag, where.dtype, tokenizer).to(where.device).eval()
+    causal_lm = load_causal_lm(path, flag, where.dtype, tokenizer).to(where.device)
     end_ids = {tokenizer.eos_token_id, *ends, *own_end_ids(path)}
     sampling = Sampling(
         max_new_tokens=generation.max_new_tokens,

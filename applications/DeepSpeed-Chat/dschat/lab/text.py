@@ -248,7 +248,7 @@ def _reward_part(
         with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}"):
             classifier = load_trained_scalar(subject.path, subject.flag, where.dtype, tokenizer)
             warn_of_reward_loss(classifier.config, f"{subject.flag} {subject.path}")
-            model = ScalarModel(classifier.to(where.device).eval())
+            model = ScalarModel(classifier.to(where.device))
         function = partial(score_pairs, model, texts, tokenizer.pad_token_id)
         return selection.of_batch(function)
 

@@ -468,6 +468,6 @@ def load_reward_model(
     Raises:
         UserError: there is no such model, or it does not have one label.
     """
-    classifier = load_classifier(path, flags.model, dtype, tokenizer).to(device).eval()
+    classifier = load_classifier(path, flags.model, dtype, tokenizer).to(device)
     reader = ClassifierReader(classifier, tokenizer.pad_token_id, device, batch_size, max_tokens=max_tokens)
     return RewardReader(reader, tokenizer, path, rm_template, flags)

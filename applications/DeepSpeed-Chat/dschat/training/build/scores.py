@@ -336,7 +336,7 @@ def build_dialogue_scores(config: RefuelOnlineConfig, path: str, reward_device: 
     check_length(path, flag, config.model.max_seq_len, "--max_seq_len")
     tokenizer = load_reward_tokenizer(path, rm_template=False, flags=ReaderFlags(flag))
     model = load_classifier(path, flag, training_dtype(config.engine.dtype), tokenizer)
-    model.to("cpu" if config.engine.offload else reward_device).eval()
+    model.to("cpu" if config.engine.offload else reward_device)
     size = eval_size(config)
     reader = ClassifierReader(
         model,
