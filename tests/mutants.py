@@ -1255,6 +1255,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("refuel: all rows draw with one seed", "DialogueSampler.sample_pairs",
      "row_seed(_a, _b, _c, example.index, FIRST)", "row_seed(_a, _b, _c, 0, FIRST)",
      "test_a_round_draws_with_a_seed_for_each_row"),
+    ("dialogues: seeds by the place in the batch", "roll_out", "turn_seeds(assistants_turn)",
+     "turn_seeds(range(len(assistants_turn)))", "test_a_batch_equals_its_dialogues_alone"),
     ("refuel: a state without its question", "roll_out_pairs", "state(_a, _b)", "state(_a, 0)", ONE_STATE),
     ("refuel: evaluations draw at the temperature of training", "DialogueSampler.answers",
      "replace(_a, temperature=_b)", "_a", "test_evaluations_draw_the_likeliest_tokens_or_the_same_ones_every_time"),

@@ -126,6 +126,7 @@ def test_columns_have_the_names_that_are_told():
 def test_proj_path_may_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("PROJ_PATH", "/some/where")
     assert parse_flags(InferenceOptions, NEEDED[2:]).project.proj_path == Path("/some/where")
+    assert parse_flags(InferenceOptions, NEEDED).project.proj_path == Path("P")
     monkeypatch.delenv("PROJ_PATH")
     with pytest.raises(SystemExit) as stopped:
         parse_flags(InferenceOptions, NEEDED[2:])

@@ -58,15 +58,16 @@ def policy(most: int | None = None, tokens: int = 6) -> PolicyAssistant:
 
 
 def test_a_batch_equals_its_dialogues_alone() -> None:
-    data = [dialogue("one", "-", "two"), dialogue("a longer first question", "-", "and then"), dialogue("x")]
-    starts, turns, seeds = [d[:1] for d in data], [2, 2, 1], [11, 12, 13]
+    """The first dialogue ends before the others, which then have other places in their batch."""
+    data = [dialogue("x"), dialogue("one", "-", "two"), dialogue("a longer first question", "-", "and then")]
+    starts, turns, seeds = [d[:1] for d in data], [1, 2, 2], [11, 12, 13]
     together = roll_out(starts, turns, policy(), UserFromData(data), seeds)
     for n in range(3):
         (alone,) = roll_out([starts[n]], [turns[n]], policy(), UserFromData([data[n]]), [seeds[n]])
         assert alone == together[n]
-    reply = together[0].replies[1]
-    assert reply.state_ids[-2:] == together[0].replies[0].state_ids[-2:]  # both end with the generation prompt
-    assert reply.text == together[0].messages[3]["content"]
+    reply = together[1].replies[1]
+    assert reply.state_ids[-2:] == together[1].replies[0].state_ids[-2:]  # both end with the generation prompt
+    assert reply.text == together[1].messages[3]["content"]
 
 
 def test_another_seed_and_another_turn_draw_otherwise() -> None:
