@@ -2,6 +2,7 @@
 """Tokens per second, MFU and the share of the memory's bandwidth: by hand, and in the metrics of every step."""
 
 import logging
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from dschat.models.layout import Lengths
 from dschat.models.operations import Peaks
 from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout, SampledPair
 from dschat.training import throughput
+from dschat.training.iteration import Clock
 from dschat.training.refuel.models import lengths_of_samplings
 from dschat.training.refuel.pairs import RefuelTask
 from dschat.training.supervised.dpo import DPOTask
@@ -41,6 +43,18 @@ from refuel_runs import trainer_of
 LAYERS = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)
 HEAD = 100 * 32
 PEAKS = Peaks(operations_per_second=1e9, bytes_per_second=1e6)
+
+
+def test_the_parts_of_an_iteration_are_its_whole_time() -> None:
+    start = time.perf_counter()
+    clock = Clock()
+    for name in ("generation", "scoring", "generation"):
+        time.sleep(0.01)
+        clock.record(name)
+    whole = time.perf_counter() - start
+    assert clock.seconds.keys() == {"time/generation", "time/scoring"}
+    assert clock.seconds["time/generation"] >= 0.02 and clock.seconds["time/scoring"] >= 0.01
+    assert sum(clock.seconds.values()) <= whole
 
 
 def engine_with(model: Any) -> Any:
