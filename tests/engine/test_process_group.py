@@ -19,6 +19,7 @@ from dschat.base.errors import UserError
 from dschat.engine import process_group
 from dschat.engine.process_group import SHARED_MEMORY_OP, allow_shared_memory, prepare_op
 from dschat.main import report_error
+from dschat.run import distributed
 from factories import engine_of, make_causal_lm
 
 LEFT = ("deepspeed_allreduce_buffer_0_127.0.0.1_29500_1", "-tp:0-[0-1]-cpushm_0")
@@ -157,6 +158,21 @@ def test_a_group_of_one_leaves_the_variables_of_a_cluster(monkeypatch):
     with process_group.process_group():
         assert os.environ["WORLD_SIZE"] == "1"
     assert {name: os.environ[name] for name in variables} == variables and "RANK" not in os.environ
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(0, [0, 1]), (3, [2, 3]), (5, [4, 5])])
+def test_neighbours_of_a_rank(rank, ranks, monkeypatch):
+    """Of six ranks in pairs; each rank makes the groups of all ranks, as torch.distributed wants it."""
+    made = []
+
+    def new_group(members, backend):
+        made.append(members)
+        return members
+
+    monkeypatch.setattr(distributed, "world_size", lambda: 6)
+    monkeypatch.setattr(distributed, "rank", lambda: rank)
+    monkeypatch.setattr(dist, "new_group", new_group)
+    assert distributed.neighbours(2) == ranks and made == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_any_name_of_a_mapped_file_can_be_read(tmp_path):

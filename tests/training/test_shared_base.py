@@ -2,6 +2,7 @@
 """One base in memory for all models of step 3 (--share_base)."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -155,7 +156,7 @@ def refused(tmp_path, base, **flags):
     return str(caught.value)
 
 
-def test_what_cannot_share_is_refused_by_name(tokenizer, tmp_path):
+def test_what_cannot_share_is_refused_by_name(tokenizer, tmp_path, caplog):
     base, models = paths(tmp_path, tokenizer)
     path = models["critic_model_name_or_path"]
     whole = save_folder(tmp_path / "whole", make_classifier(), tokenizer)
@@ -171,6 +172,11 @@ def test_what_cannot_share_is_refused_by_name(tokenizer, tmp_path):
     assert "give --lora_dim" in refused(tmp_path, base, **models, lora_dim=0, actor_lora_dim=2)
     assert "ZeRO 3 for one of" in refused(tmp_path, base, **models, actor_zero_stage=3)
     check_lengths(config_of(tmp_path / "out", base, share_base=True, **models))
+    caplog.clear()
+    without_reward_model = {"critic_model_name_or_path": path, "reward_url": "http://localhost:1"}
+    with caplog.at_level(logging.INFO):
+        check_lengths(config_of(tmp_path / "out", base, share_base=True, **without_reward_model))
+    assert not caplog.messages, "nothing is said about a reward model"
 
 
 def test_a_base_that_was_moved_is_known_by_its_weights(tokenizer, tmp_path):
