@@ -47,6 +47,10 @@ def test_every_beginning_has_the_reward_models_own_number(models, tmp_path):
             with torch.no_grad():
                 assert model(ids).logits.item() == near(reward)
     assert said.startswith("6 rewards of 1 pairs of dialogues: ")
+    _, (rounded,) = rank(tmp_path / "bf16", reward_model=str(models / "rm"), dtype="bf16")
+    whole = found["trajectory_reward"]
+    assert rounded["trajectory_reward"] == pytest.approx(whole, abs=2**-4)  # 8 binary digits, of numbers up to 3
+    assert all(a != b for a, b in zip(rounded["trajectory_reward"], whole, strict=True))
 
 
 def test_replies_that_were_cut_are_read_without_their_end(models, tmp_path):
