@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 from dschat.base.errors import UserError
 from dschat.models.lora import file_place, named_base
 from dschat.models.open_errors import explain_missing
+from dschat.models.score_template import original_template
 from dschat.models.templates import TemplateRefusal, apply_template
 from dschat.models.vocabulary import id_count
 
@@ -31,16 +32,20 @@ PROBE = [{"role": "user", "content": "QZXU"}, {"role": "assistant", "content": "
 
 
 def open_tokenizer(path: str, flag: str) -> Any:
-    """Opens the tokenizer of a folder or hub id unchanged; for an adapter alone, it may be its base's.
+    """Opens the tokenizer of a folder or hub id; for an adapter alone, it may be its base's.
+
+    The chat template that is saved with a reward model is replaced by the one that it was trained with.
 
     Raises:
         UserError: there is none; the message names the flag.
     """
     tokenizer_path = file_place(path, "tokenizer_config.json", flag)
     try:
-        return AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(explain_missing("tokenizer", tokenizer_path, named_base(path, flag), error)) from error
+    tokenizer.chat_template = original_template(tokenizer.chat_template)
+    return tokenizer
 
 
 def load_tokenizer(

@@ -3,7 +3,7 @@
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -62,6 +62,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained({path!r})
 model = AutoModelForCausalLM.from_pretrained({path!r})
+"""
+ANSWER = """\
 inputs = {inputs}
 response = model.generate(**inputs, max_new_tokens=64)
 print(tokenizer.decode(response[0], skip_special_tokens=True))"""
@@ -75,14 +77,29 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained({path!r})
 model = AutoModelForSequenceClassification.from_pretrained({path!r})
-inputs = tokenizer("prompt and response", return_tensors="pt")
-print(model(**inputs).logits)  # one number, read at the last token"""
+"""
 ADAPTER_EXAMPLE = """\
 from peft import AutoPeftModelFor{kind}
 from transformers import AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained({path!r})
-model = AutoPeftModelFor{kind}.from_pretrained({adapter!r}{options})  # puts the adapter on its base"""
+model = AutoPeftModelFor{kind}.from_pretrained({adapter!r}{options})  # puts the adapter on its base
+"""
+ADAPTER_OPTIONS = ", num_labels=1, pad_token_id=tokenizer.pad_token_id"  # the base's pad token may be another
+SCORE = """\
+inputs = {inputs}
+print(model(**inputs).logits)  # {score:.4g}, the score when the model was saved"""
+VALUES = """\
+inputs = tokenizer("prompt and response", return_tensors="pt")
+print(model(**inputs).logits)  # the number at the last token, which must be the one that ends a response"""
+
+
+@dataclass(frozen=True)
+class ScoreExample:
+    """A text for a reward model: code that makes the model's inputs with its `tokenizer`, and what scores it now."""
+
+    inputs: str
+    score: Callable[[], float]  # every rank must call it
 
 
 @dataclass(frozen=True)
@@ -95,6 +112,8 @@ class CardModel:
     path: str  # argument of `from_pretrained`: a folder, or the repository that the run pushes to
     has_template: bool = False  # whether its tokenizer has a chat template
     is_adapter: bool = False  # saved as a LoRA adapter alone (--no_merge_lora)
+    example: str = ""  # see `ScoreExample.inputs`
+    example_score: float | None = None
 
     @property
     def is_policy(self) -> bool:
@@ -215,12 +234,15 @@ def _example(model: CardModel) -> str:
     """Python code that opens the model and uses it once."""
     if model.is_adapter:
         kind = "CausalLM" if model.is_policy else "SequenceClassification"
-        options = "" if model.is_policy else ", num_labels=1"
-        return ADAPTER_EXAMPLE.format(kind=kind, path=model.path, adapter=f"{model.path}/adapter", options=options)
+        options = "" if model.is_policy else ADAPTER_OPTIONS
+        opened = ADAPTER_EXAMPLE.format(kind=kind, path=model.path, adapter=f"{model.path}/adapter", options=options)
+    else:
+        opened = (POLICY_EXAMPLE if model.is_policy else SCALAR_EXAMPLE).format(path=model.path)
     if model.is_policy:
-        inputs = CHAT_INPUTS if model.has_template else TEXT_INPUTS
-        return POLICY_EXAMPLE.format(path=model.path, inputs=inputs)
-    return SCALAR_EXAMPLE.format(path=model.path)
+        return opened + ANSWER.format(inputs=CHAT_INPUTS if model.has_template else TEXT_INPUTS)
+    if model.example_score is None:
+        return opened + VALUES
+    return opened + SCORE.format(inputs=model.example, score=model.example_score)
 
 
 def _metric_lines(metrics: Mapping[str, float]) -> tuple[list[str], str]:

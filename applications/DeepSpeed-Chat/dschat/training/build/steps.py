@@ -75,6 +75,7 @@ from dschat.training.build.ppo import (
     warn_of_wait,
 )
 from dschat.training.build.problems import load_problems
+from dschat.training.build.score_example import saved_reward_model
 from dschat.training.build.scores import (
     build_dialogue_scores,
     build_program_pool,
@@ -168,7 +169,7 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
         loss=config.preferences.reward_loss,
         centering=config.preferences.center_rewards_coefficient,
     )
-    saved = SavedModel(engine, "reward model", base)
+    saved = saved_reward_model(engine, base, tokenizer, end_id)
     _fit_supervised("reward", saved, engine, task, tokenizer, config, run, peaks)
 
 
