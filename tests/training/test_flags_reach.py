@@ -15,7 +15,7 @@ from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm.servers import ServerNeeds
 from dschat.run.distributed import device
 from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
-from dschat.training.build import engines
+from dschat.training.build import engines, steps
 from dschat.training.build import ppo as builders
 from dschat.training.build.engines import RunPlan, build_policy, build_reward_model, engine_settings, frozen_settings
 from dschat.training.build.ppo import build_ppo_models, load_ppo_tokenizer
@@ -38,6 +38,7 @@ from factories import (
     ppo_loop,
     replace_in_builders,
     save_folder,
+    supervised_config,
     to_device,
 )
 from macro_actions.segments import segment
@@ -295,3 +296,20 @@ def test_a_models_own_end_tokens_end_responses_but_padding_does_not(tokenizer, t
     sampling = actor_sampling(config, tokenizer, [EOS, 50, PAD])
     assert sampling.end_ids == tuple(sorted({EOS, 50, own})) and PAD in sampling.forbidden
     assert actor_sampling(config, tokenizer).end_ids == tuple(sorted({EOS, own}))
+
+
+@pytest.mark.parametrize(("train_on", "is_every_turn"), [("last", False), ("all", True)])
+def test_turns_that_step_1_trains_on(train_on, is_every_turn, tmp_path, monkeypatch):
+    class Loaded(Exception):
+        """Ends the step as soon as its data are asked for."""
+
+    def load_step_data(config, kind, make, *more):
+        raise Loaded(make)
+
+    monkeypatch.setattr(steps, "load_step_data", load_step_data)
+    path = save_folder(tmp_path / "model", make_causal_lm(), make_tokenizer(100))
+    config = supervised_config("sft", tmp_path, model_name_or_path=path, train_on=train_on)
+    with pytest.raises(Loaded) as caught:
+        steps.train_sft(config, None)
+    (make,) = caught.value.args
+    assert make.keywords["all_turns"] == is_every_turn
