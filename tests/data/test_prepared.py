@@ -288,6 +288,8 @@ def test_without_shuffling_the_last_rows_are_held_out(model, tmp_path) -> None:
         prepare(Path(write_form("jsonl", tmp_path)), model, tmp_path / stage, "--stage", stage, "--no_shuffle", *LOOSE)
         folder = open_prepared(tmp_path / stage)
         assert folder is not None
+        splits = [entry.name for entry in (tmp_path / stage).iterdir() if entry.is_dir()]
+        assert sorted(splits) == ["test", "train"], "validation has no rows"
         rows[stage] = {part: [int(e.prompt[2:]) for e in read_split(folder, part)] for part in ("train", "test")}
     # Halves of 57 are rounded to 28 each, and the row that is missing goes to the first; of 3 to 2, and it is taken.
     assert rows["finetune"] == {"train": list(range(29)), "test": [57]}
