@@ -48,6 +48,7 @@ def threads():
     return True
 look("the network", network)
 look("the user's files", lambda: open(secret).read())
+look("the disk", lambda: open("file", "w"))
 look("other processes", lambda: os.listdir("/proc"))
 look("new processes", starts_processes)
 look(no_limit, threads)

@@ -2,10 +2,10 @@
 """Runs one program once inside a sandbox: the parent's half. The child's half is `inside/main.py`.
 
 At the levels "bubblewrap" and "namespaces" the program has no network, sees no other processes and no files but the
-interpreter's and its own, and has limits on time, memory, output, files, and threads and processes. All its processes
-are killed at the end. At "rlimits" it has the same limits but for threads and processes. There, Landlock and seccomp,
-where the kernel has them, keep it from files, sockets and new processes; without them nothing does, and processes that
-leave the program's session are not killed.
+interpreter's, can write none, and has limits on time, memory, output, open files, and threads and processes. All its
+processes are killed at the end. At "rlimits" it has the same limits but for threads and processes, and writes no byte
+to a file. There, Landlock and seccomp, where the kernel has them, keep it from files, sockets and new processes;
+without them nothing does, and processes that leave the program's session are not killed.
 
 No level protects from bugs of the kernel, or from programs that measure or load the machine within their limits.
 """
@@ -66,7 +66,6 @@ class SandboxLimits:
     seconds: float = 4.0  # wall-clock time; processor time has the same limit
     program_seconds: float = 60.0  # wall-clock time of all tests of a program
     memory: int = 2**30  # bytes of address space, including whole stacks of threads
-    file_bytes: int = 16 * 2**20  # of one file, and of the working folder
     output_bytes: int = 8 * 2**20  # printed or returned
     open_files: int = 64
     threads: int = 64  # threads and processes at the same time
@@ -165,7 +164,7 @@ def _start(
     stack: ExitStack,
 ) -> tuple[subprocess.Popen[bytes], _Pipes]:
     """Starts the child; `stack` closes the pipes and removes the files. Raises OSError."""
-    # At the other levels the program has a working folder in memory, and the child starts in /.
+    # At the other levels the program has a working folder of its own root, and the child starts in /.
     folder = stack.enter_context(_temporary_folder()) if level == "rlimits" else "/"
     job_file = stack.enter_context(_job_file(job, limits, level))
     with ExitStack() as child_stack:  # this process needs the child's ends until the child has them
@@ -174,7 +173,7 @@ def _start(
         mapped_end, mapped = _open_pipe(child_stack, stack)
         pipes = _Pipes(report, info, mapped, (report_end, info_end, mapped_end))
         process = subprocess.Popen(
-            _command(level, pipes.child_ends, limits),
+            _command(level, pipes.child_ends),
             stdin=job_file,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -284,7 +283,6 @@ def _job_file(
         "arguments": job.arguments,
         "seconds": limits.seconds,
         "memory": limits.memory,
-        "file_bytes": limits.file_bytes,
         "files": limits.open_files,
         "threads": None if level == "rlimits" else limits.threads,
         "readable": interpreter_folders(),
@@ -321,29 +319,24 @@ def _map_users(info: bytes, mapped: int) -> None:
 def _command(
     level: Level,
     child_ends: tuple[int, int, int],
-    limits: SandboxLimits,
 ) -> list[str]:
     """The command of the child."""
     python = os.path.realpath(sys.executable)
     options = ["-S", "-s", "-B", "-P", "-X", "utf8"]
     command = [python, *options, "-c", CHILD_CODE, str(HERE), level, *map(str, child_ends)]
     if level == "bubblewrap":
-        return [*_bubblewrap(python, limits, child_ends), *command]
+        return [*_bubblewrap(python, child_ends), *command]
     return command
 
 
-def _bubblewrap(
-    python: str,
-    limits: SandboxLimits,
-    child_ends: tuple[int, int, int],
-) -> list[str]:
+def _bubblewrap(python: str, child_ends: tuple[int, int, int]) -> list[str]:
     """The command of bubblewrap, before that of the interpreter."""
     command = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--cap-drop", "ALL", "--as-pid-1"]
     if os.geteuid() == 0:
         # The kernel does not limit root's threads, so the program gets a user of its own, whom this process maps.
         # Without these options bubblewrap maps the user who runs it.
         _, info_end, mapped_end = child_ends
-        command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_CHOWN"]
+        command += ["--cap-add", "CAP_SETUID"]
         command += ["--info-fd", str(info_end), "--userns-block-fd", str(mapped_end)]
         for path in (*interpreter_folders(), *DEVICES):
             for parent in reversed(Path(path).parents):  # the program's user must be able to enter them
@@ -359,8 +352,7 @@ def _bubblewrap(
         command += ["--tmpfs", path, "--remount-ro", path]
     for path in DEVICES:
         command += ["--dev-bind", path, path]
-    command += ["--hostname", "sandbox", "--size", str(limits.file_bytes), "--tmpfs", WORK, "--chdir", WORK]
-    return [*command, "--remount-ro", "/"]
+    return [*command, "--hostname", "sandbox", "--dir", WORK, "--chdir", WORK, "--remount-ro", "/"]
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> int | None:

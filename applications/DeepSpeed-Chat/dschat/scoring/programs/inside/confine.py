@@ -48,8 +48,9 @@ MACHINE = 4
 FIRST_ARGUMENT = 16
 SECOND_ARGUMENT = 24
 CLONE_THREAD = 0x10000
-# Commands of fcntl that duplicate a descriptor, read or set its flags, lock a file, or size a pipe. Among the
-# others, F_SETOWN and F_SETSIG choose a process that gets a signal when a descriptor is ready.
+# Commands of fcntl that duplicate a descriptor, read or set its flags, or size a pipe. Among the others, F_SETOWN and
+# F_SETSIG choose a process that gets a signal when a descriptor is ready, and F_SETLK locks a file of the interpreter,
+# which all sandboxes and the machine share.
 FCNTL_COMMANDS = (
     fcntl.F_DUPFD,
     fcntl.F_DUPFD_CLOEXEC,
@@ -57,18 +58,12 @@ FCNTL_COMMANDS = (
     fcntl.F_SETFD,
     fcntl.F_GETFL,
     fcntl.F_SETFL,
-    fcntl.F_GETLK,
-    fcntl.F_SETLK,
-    fcntl.F_SETLKW,
-    fcntl.F_OFD_GETLK,
-    fcntl.F_OFD_SETLK,
-    fcntl.F_OFD_SETLKW,
     fcntl.F_GETPIPE_SZ,
     fcntl.F_SETPIPE_SZ,
 )
 
 # System calls of ordinary Python programs; all others are refused. None of these starts a process, opens a socket,
-# changes a file's owner, mode or times, mounts, traces or sets the clock.
+# locks a file, changes its owner, mode or times, mounts, traces or sets the clock.
 # Name, number on x86_64, number on aarch64 (- if it does not exist).
 CALLS = """
 read 0 63  write 1 64  readv 19 65  writev 20 66  pread64 17 67  pwrite64 18 68  open 2 -  openat 257 56  close 3 57
@@ -78,16 +73,13 @@ brk 12 214  membarrier 324 283  msync 26 227  rt_sigaction 13 134  rt_sigprocmas
 rt_sigtimedwait 128 137  rt_sigpending 127 136  rt_sigsuspend 130 133  sigaltstack 131 132  pause 34 -  alarm 37 -
 setitimer 38 103  getitimer 36 102  poll 7 -  ppoll 271 73  select 23 -  pselect6 270 72  epoll_create1 291 20
 epoll_ctl 233 21  epoll_wait 232 -  epoll_pwait 281 22  pipe 22 -  pipe2 293 59  dup 32 23  dup2 33 -  dup3 292 24
-flock 73 32  sched_yield 24 124  sched_getaffinity 204 123  nanosleep 35 101  clock_nanosleep 230 115
+sched_yield 24 124  sched_getaffinity 204 123  nanosleep 35 101  clock_nanosleep 230 115
 clock_gettime 228 113  clock_getres 229 114  gettimeofday 96 169  time 201 -  times 100 153  getpid 39 172
 getppid 110 173  gettid 186 178  getuid 102 174  geteuid 107 175  getgid 104 176  getegid 108 177  getgroups 115 158
 uname 63 160  sysinfo 99 179  getrusage 98 165  getrlimit 97 163  getcpu 309 168  exit 60 93
 exit_group 231 94  futex 202 98  set_robust_list 273 99  set_tid_address 218 96  rseq 334 293  arch_prctl 158 -
 getrandom 318 278  restart_syscall 219 128  getcwd 79 17  chdir 80 49  fchdir 81 50  getdents64 217 61
-mkdir 83 -  mkdirat 258 34  rmdir 84 -  unlink 87 -  unlinkat 263 35  rename 82 -  renameat 264 38  renameat2 316 276
-readlink 89 -  readlinkat 267 78  ftruncate 77 46  truncate 76 45
-fallocate 285 47  fsync 74 82  fdatasync 75 83  umask 95 166  fadvise64 221 223  sendfile 40 71
-copy_file_range 326 285  statfs 137 43  fstatfs 138 44
+readlink 89 -  readlinkat 267 78  umask 95 166  fadvise64 221 223  sendfile 40 71  statfs 137 43  fstatfs 138 44
 """
 WORDS = CALLS.split()
 X86_64 = {int(number) for number in WORDS[1::3]}
@@ -115,16 +107,14 @@ SYSTEM_CALLS = {
 def limit_resources(
     seconds: float,
     memory: int,
-    file_bytes: int,
     files: int,
     threads: int | None,
 ) -> None:
-    """Sets limits that only the machine's administrator could raise again.
+    """Sets limits that only the machine's administrator could raise again, and writes no more bytes to any file.
 
     Args:
         seconds: processor time.
         memory: bytes of address space.
-        file_bytes: size of a file that the process writes.
         files: open files.
         threads: threads and processes at the same time in the user namespace, from Linux 5.14 on; None for no limit.
     """
@@ -132,7 +122,7 @@ def limit_resources(
         resource.RLIMIT_CPU: math.ceil(seconds),
         resource.RLIMIT_AS: memory,
         resource.RLIMIT_STACK: min(STACK, memory // 2),
-        resource.RLIMIT_FSIZE: file_bytes,
+        resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_NOFILE: files,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
@@ -163,9 +153,8 @@ def drop_capabilities() -> None:
 def restrict_files(
     readable: Sequence[str],
     devices: Sequence[str],
-    writable: str,
 ) -> int:
-    """Landlock: allows reading some folders, reading and writing devices, and everything in one folder.
+    """Landlock: allows reading some folders, and reading and writing devices.
 
     Returns:
         The version of the kernel's interface; 0 if it has none, and nothing was restricted.
@@ -181,7 +170,7 @@ def restrict_files(
         handled.append(SCOPES)
     attributes = struct.pack(f"={len(handled)}Q", *handled)
     ruleset = call("syscall", CREATE_RULESET, attributes, len(attributes), 0)
-    allowed_rights = dict.fromkeys(readable, READ) | dict.fromkeys(devices, READ_WRITE) | {writable: rights}
+    allowed_rights = dict.fromkeys(readable, READ) | dict.fromkeys(devices, READ_WRITE)
     for path, allowed in allowed_rights.items():
         if not os.path.exists(path):
             continue

@@ -15,7 +15,6 @@ class JobFile(TypedDict):
     arguments: tuple[object, ...]
     seconds: float  # processor time
     memory: int
-    file_bytes: int
     files: int
     threads: int | None  # in its own user namespace; None without one, where all threads of the user would count
     readable: list[str]  # folders

@@ -76,16 +76,16 @@ def _set_up(
 ) -> int:
     """Sets up the sandbox; returns the descriptor of the output."""
     if level == "namespaces":
-        enter(job["readable"], job["hidden"], job["file_bytes"], info, mapped)
+        enter(job["readable"], job["hidden"], info, mapped)
     for descriptor in (info, mapped):
         os.closerange(descriptor, descriptor + 1)  # ignores descriptors that are closed already
     os.environ.clear()
     output = _open_standard_files(job["input"], job["function"] is not None)
     if level != "rlimits":
         become_program(job["readable"])
-    limit_resources(job["seconds"], job["memory"], job["file_bytes"], job["files"], job["threads"])
+    limit_resources(job["seconds"], job["memory"], job["files"], job["threads"])
     drop_capabilities()
-    restrict_files(job["readable"], DEVICES, os.getcwd())
+    restrict_files([*job["readable"], os.getcwd()], DEVICES)
     restrict_calls()
     return output
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves this process into new namespaces: no network, no other processes, a root folder with the interpreter alone."""
+"""Moves this process into new namespaces: no network, no other processes, a read-only root folder with the interpreter alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ AT_RECURSIVE = 0x8000
 def enter(
     readable: Sequence[str],
     hidden: Sequence[str],
-    work_bytes: int,
     info: int,
     mapped: int,
 ) -> None:
@@ -49,7 +48,6 @@ def enter(
     Args:
         readable: folders of the interpreter and its libraries, which keep their paths.
         hidden: folders inside these that are to be empty.
-        work_bytes: size of the folder `WORK`, which is empty, in memory, and disappears with the process.
         info: receives the id of the process with the new namespaces.
         mapped: has data when the users of the namespace are mapped.
 
@@ -66,7 +64,7 @@ def enter(
         os._exit(128 - status if status < 0 else status)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     call("sethostname", b"sandbox", 7)
-    _private_root(readable, hidden, work_bytes)
+    _private_root(readable, hidden)
 
 
 def become_program(readable: Sequence[str]) -> None:
@@ -74,16 +72,11 @@ def become_program(readable: Sequence[str]) -> None:
     if not all(os.stat(path).st_mode & 0o005 == 0o005 for path in readable):
         return
     with suppress(OSError):  # the namespace has no such user
-        os.chown(os.getcwd(), PROGRAM, -1)
         os.setresuid(PROGRAM, PROGRAM, PROGRAM)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the change of user has cleared it
 
 
-def _private_root(
-    readable: Sequence[str],
-    hidden: Sequence[str],
-    work_bytes: int,
-) -> None:
+def _private_root(readable: Sequence[str], hidden: Sequence[str]) -> None:
     os.umask(0o022)
     call("mount", None, b"/", None, RECURSIVE | PRIVATE, None)
     _memory_folder(ROOT, 2**20)
@@ -98,7 +91,6 @@ def _private_root(
     for device in DEVICES:
         _bind(device)
     os.mkdir(ROOT + WORK)
-    _memory_folder(ROOT + WORK, work_bytes)
     _remount(ROOT)
     # The old root is mounted on top of the new one, and unmounted there.
     os.chdir(ROOT)
