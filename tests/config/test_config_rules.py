@@ -280,12 +280,6 @@ REFUSALS = [
             ),
             ("--reward_url http://a/score", "--environment with --reward_url", "Use a --reward_function"),
             (
-                "--samples_per_prompt 2 --advantage_estimator rloo --drop_equal_groups --gamma 0.9",
-                "--environment with --drop_equal_groups",
-                "--gamma 0.9",
-                "--advantage_estimator rloo",
-            ),
-            (
                 "--samples_per_prompt 2 --advantage_estimator rloo_turns --drop_equal_groups",
                 "--environment with --drop_equal_groups",
                 "--advantage_estimator rloo_turns",
@@ -293,12 +287,28 @@ REFUSALS = [
             (
                 "--samples_per_prompt 2 --advantage_estimator reinforce_pp --drop_equal_groups",
                 "--environment with --drop_equal_groups",
-                "another estimator that compares whole episodes",
+                "another estimator that compares whole responses",
             ),
             ("--clip_reward_value 2", "--environment with --clip_reward_value 2", "in the environment's step"),
             ("--max_turns 0", "--max_turns 0", "at least 1"),
             ("--environment_timeout 0", "--environment_timeout 0", "above 0"),
         )
+    ),
+    *(
+        (
+            "ppo",
+            f"--segment_rewards {kind} --samples_per_prompt 2 --advantage_estimator {estimator} --drop_equal_groups",
+            "--segment_rewards with --drop_equal_groups",
+            f"--advantage_estimator {estimator}",
+            "drop --drop_equal_groups, or drop --segment_rewards",
+        )
+        for kind, estimator in (("each", "gae"), ("prefix", "sae"), ("each", "evpo"), ("prefix", "reinforce_pp"))
+    ),
+    (
+        "ppo",
+        "--segment_rewards prefix --clip_reward_value 1",
+        "--segment_rewards with --clip_reward_value 1",
+        "in the source of scores, and give --clip_reward_value none",
     ),
     ("ppo", "--environment score.py", "--environment score.py is not of the form"),
     # a simulated user

@@ -90,13 +90,6 @@ def _wait_of_rollout(config: Any) -> float:
     return longest_wait(config.episodes, prompts * config.rollouts.samples_per_prompt)
 
 
-def _credits_turns(config: Any) -> bool:
-    """Whether episodes of equal scores may have different advantages, because a reward counts where it is earned."""
-    advantages = config.advantages
-    by_turn = advantages.needs.macro_actions or advantages.advantage_estimator == "rloo_turns"
-    return bool(by_turn or config.estimator.gamma < 1)
-
-
 EPISODE_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuration
     Check(_check_environment),
     Rule(
@@ -146,16 +139,5 @@ EPISODE_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configurati
         lambda config: config.has_episodes and config.rewards.reward_url is not None,
         "--environment with --reward_url: the server would read all turns of an episode as one response, without the"
         " tokens that separate them. Use a --reward_function, whose rows hold the messages, or drop --reward_url.",
-    ),
-    Rule(
-        lambda config: config.has_episodes and config.advantages.drop_equal_groups and _credits_turns(config),
-        "--environment with --drop_equal_groups compares the sums of episodes' rewards, and equal sums may come from"
-        " different returns of turns with --gamma {gamma:g} and --advantage_estimator {advantage_estimator}: drop"
-        " --drop_equal_groups, or use --gamma 1 and rloo, grpo or another estimator that compares whole episodes.",
-    ),
-    Rule(
-        lambda config: config.has_episodes and config.estimator.clip_reward_value is not None,
-        "--environment with --clip_reward_value {clip_reward_value:g} clips the sum of an episode's rewards, and takes"
-        " what is above it from the last turn, whichever turn earned it: clip the rewards in the environment's step.",
     ),
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves this process into new namespaces: no network, no other processes, a read-only root folder with the interpreter alone."""
+"""Moves this process into new namespaces: no network, no other processes, a read-only root with the interpreter."""
 
 from __future__ import annotations
 
