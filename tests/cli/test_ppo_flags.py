@@ -50,11 +50,12 @@ def test_several_sources_of_scores(run, prompt_flags, sft, reward, functions, tm
         "actor_model_name_or_path": sft,
         "reward_function": [f"{functions}:subreddit", f"{file}:words"],
         "reward_model_name_or_path": reward,
-        "reward_weights": [0.5, -1, 1],
+        "reward_weights": ["words=-1", "subreddit=0.5"],
         "on_reward_error": "skip",
     }
     result = run("ppo", prompt_flags | own).expect(0)
     assert "the critic starts from the actor, with a zero value head" in result.stderr
+    assert "score = 0.5 × subreddit − 1 × words + 1 × reward_model" in result.stderr
     samples = read_jsonl(tmp_path / "out" / "samples" / "update-000004.jsonl")
     scored = [sample for sample in samples if not sample["unscored"]]
     assert len(scored) == len(samples) - 1

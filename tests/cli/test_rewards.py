@@ -156,7 +156,7 @@ def test_a_judge_beside_a_function(run, prompt_flags, sft, functions, tmp_path, 
     flags = prompt_flags | {
         "actor_model_name_or_path": sft,
         "reward_function": f"{functions}:subreddit",
-        "reward_weights": [0.01, 2],
+        "reward_weights": ["judge=2", "subreddit=0.01"],
         "reward_judge": tmp_path / "rubric.toml",
         "judge_model": "m",
         "judge_price_in": 1,

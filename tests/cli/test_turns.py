@@ -144,7 +144,7 @@ def test_a_failure_is_left_out_or_ends_the_run(run, flags, tmp_path):
 def test_group_baselines_by_turn_and_a_second_source(run, flags, tmp_path):
     own = {"environment": f"{tmp_path / 'games.py'}:Talk", "advantage_estimator": "rloo_turns"}
     own |= {"samples_per_prompt": 2, "per_device_generation_batch_size": 4}
-    own |= {"reward_function": f"{tmp_path / 'games.py'}:length_of", "reward_weights": [0.1, 1.0]}
+    own |= {"reward_function": f"{tmp_path / 'games.py'}:length_of", "reward_weights": "length_of=0.1"}
     own |= {name: None for name in flags if name.startswith("critic")}
     run("ppo", flags | own).expect(0)
     check_names(tmp_path / "out", EPISODES, OWN_SAMPLING, SEVERAL, source=("length_of", "environment"))

@@ -217,12 +217,14 @@ REFUSALS = [
     (
         "ppo",
         "--reward_function score.py:score --reward_model_name_or_path r --reward_url http://a"
-        " --reward_source programs --reward_weights 1 2 3",
-        "--reward_weights: 3 numbers for 4 sources of scores (score, reward_model, reward_url, programs)",
-        "one for each",
+        " --reward_source programs --reward_weights 1 2 3 4",
+        "--reward_weights 1 2 3 4: give finite weights as NAME=NUMBER, each name once, such as",
+        " --reward_weights score=0.5 reward_model=0.5 reward_url=0.5 programs=0.5",
     ),
-    ("ppo", "--reward_weights 1 2", "--reward_weights: 2 numbers for 1 sources", "(reward_model)"),
-    ("ppo", "--reward_weights nan", "--reward_weights nan", "finite numbers"),
+    ("ppo", "--reward_weights judge=2", "--reward_weights judge=2: give", "--reward_weights reward_model=0.5"),
+    ("ppo", "--reward_weights reward_model=nan", "--reward_weights reward_model=nan", "finite weights"),
+    ("ppo", "--reward_weights reward_model=1 reward_model=2", "each name once"),
+    ("ppo", "--reward_weights reward_model", "as NAME=NUMBER"),
     (
         "ppo",
         "--reward_function score.py:score metric.py:kl",
@@ -333,8 +335,8 @@ REFUSALS = [
             ("--user_function score.py:score --user_temperature 0", "--user_temperature 0", "add --user_server"),
             ("--user_function score.py:score --user_max_tokens 2", "--user_max_tokens 2", "add --user_server"),
             (
-                "--user_function score.py:score --reward_weights 2 1",
-                "--reward_weights: 2 numbers for 1 sources of scores (reward_model)",
+                "--user_function score.py:score --reward_weights environment=1",
+                "--reward_weights reward_model=0.5",
             ),
         )
     ),

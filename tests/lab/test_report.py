@@ -189,7 +189,7 @@ def test_without_a_metric_function_no_source_and_no_share_takes_its_place(tmp_pa
     folder = make_run(tmp_path / "a", [0.4, 0.6])
     edit_rows(folder / "metrics.jsonl", lambda _, row: row | ({"eval/unscored": 0.5} if "eval/scores" in row else {}))
     (folder / "train_config.json").write_text(
-        '{"reward_function": ["m.py:f", "m.py:gold_scores"], "reward_weights": [1, -1]}'
+        '{"reward_function": ["m.py:f", "m.py:gold_scores"], "reward_weights": ["gold_scores=-1"]}'
     )
     assert table_of(outcome_of({"a": folder}), "results").headers[1] == "score"
 

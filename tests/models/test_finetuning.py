@@ -14,6 +14,7 @@ from dschat.models.finetuning import (
     EVERYTHING,
     Finetuning,
     choose_trained,
+    describe_trained,
     enable_gradient_checkpointing,
     require_trainable_tokens,
     train_top_layers,
@@ -68,6 +69,24 @@ def trained_of(model):
 def chosen(model, *args, **fields):
     choose_trained(model, Finetuning(*args, **fields), "base")
     return model
+
+
+def test_what_is_trained_in_words():
+    layer = torch.nn.Linear(3000, 2)
+    assert describe_trained(layer) == "trains 6,002 of 6,002 parameters"
+    layer.weight.requires_grad_(False)
+    assert describe_trained(layer) == "trains 2 of 6,002 parameters"
+
+
+def test_adapters_in_words():
+    """Each adapter of rank 3 adds 3 × (inputs + outputs) of its layer."""
+    model = make_causal_lm("llama")
+    total = sum(parameter.numel() for parameter in model.parameters())
+    layers = [layer for name, layer in model.named_modules() if name.endswith(("q_proj", "up_proj"))]
+    added = sum(3 * (layer.in_features + layer.out_features) for layer in layers)
+    words = describe_trained(PolicyModel(chosen(model, rank=3, targets=("up_proj", "q_proj"))))
+    adapters = f"with adapters on {len(layers)} layers (q_proj, up_proj)"
+    assert words == f"trains {added:,} of {total + added:,} parameters, {adapters}"
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

@@ -84,7 +84,7 @@ def test_a_process_without_any_outcome_goes_on_with_skip(tmp_path, caplog):
     assert "4 of 4 programs could not be run: no room." in caplog.text
 
 
-def test_sources_have_the_names_and_the_order_of_their_weights(tmp_path):
+def test_sources_have_the_names_of_their_weights(tmp_path):
     (tmp_path / "f.py").write_text("def g(prompts, responses, rows): ...\ndef f(prompts, responses, rows): ...\n")
     functions = [f"{tmp_path / 'f.py'}:g", f"{tmp_path / 'f.py'}:f"]
     flags = {"reward_function": functions, "reward_url": "http://127.0.0.1:1", "reward_source": "programs"}
@@ -93,6 +93,21 @@ def test_sources_have_the_names_and_the_order_of_their_weights(tmp_path):
     assert [name for name, _ in sources] == ["g", "f", "reward_url", "programs"] == config.rewards.source_names
     kinds = [type(source).__name__ for _, source in sources]
     assert kinds == ["FunctionScores", "FunctionScores", "UrlScores", "ProgramScores"]
+
+
+def test_weights_go_by_the_names_of_sources(tmp_path):
+    """Whatever their order, and 1 for a source without weight: −.5 × 3 + 1 × 10."""
+    (tmp_path / "f.py").write_text(
+        "def three(prompts, responses, rows): return [3.0] * len(rows)\n"
+        "def ten(prompts, responses, rows): return [10.0] * len(rows)\n"
+    )
+    functions = [f"{tmp_path / 'f.py'}:ten", f"{tmp_path / 'f.py'}:three"]
+    config = ppo_config(tmp_path / "run", reward_function=functions, reward_weights=["three=-.5"])
+    assert config.rewards.formula == "score = 1 × ten − 0.5 × three"
+    texts = ResponseTexts(["p"] * 4, ["r"] * 4, [row("{}")] * 4, [True] * 4)
+    scores = reward_source(config, None, None, None)(make_rollout(ROWS), texts)
+    assert scores.values.tolist() == [8.5] * 4
+    assert {name: part.tolist() for name, part in scores.parts.items()} == {"ten": [10.0] * 4, "three": [3.0] * 4}
 
 
 def test_all_processes_stop_with_the_message_of_the_first_that_has_none(monkeypatch):

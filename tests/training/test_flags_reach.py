@@ -146,6 +146,7 @@ def optimisers(monkeypatch: pytest.MonkeyPatch) -> list[OptimizerSettings]:
         "own_end_ids",
         "seed_new_rows",
         "note_reward_loss",
+        "hint_at_untrained_values",
         "note_end_token",
     ):
         replace_in_builders(monkeypatch, name, lambda *_, **__: None)

@@ -26,7 +26,7 @@ from dschat.base.statistics import (
 from dschat.lab.page import Report, Table
 from dschat.lab.run_data import EVAL_NAMES, HeldOut, Numbers, RunData, column_of
 from dschat.lab.table import result_table
-from dschat.settings.rewards import SOURCE_FLAGS
+from dschat.settings.rewards import SCORE_SOURCES, SOURCE_FLAGS
 from dschat.settings.simulated_user import SIMULATED_USER
 
 Runs = Sequence[RunData]  # not empty
@@ -169,17 +169,10 @@ def labels_of(
     an environment or a teacher; the reward model if no flag names another source. If a run adds up several sources,
     the label is "score".
     """
-    sources = {
-        "reward_function": "reward-function score",
-        "reward_url": "score of a server",
-        "reward_source": "score of programs",
-        "reward_judge": "score of a judge",
-        "environment": "reward of the environment",
-    }
     score_label = "reward-model score"
-    for flag, label in reversed(sources.items()):
-        if all(run.config.get(flag) for run in runs):
-            score_label = label
+    for source in SCORE_SOURCES:
+        if all(run.config.get(source.flag) for run in runs):
+            score_label = source.label
     if any(_source_count(run) > 1 for run in runs):
         score_label = "score"
     if all(run.config.get("advantage_estimator") == "distillation" for run in runs):

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -12,7 +14,7 @@ from dschat.base.errors import UserError
 from dschat.models.layers import find_layers
 from dschat.models.lora import add_lora
 from dschat.models.opening import Placement
-from dschat.models.parameters import whole_shape
+from dschat.models.parameters import whole_numel, whole_shape
 from dschat.models.vocabulary import untrained_ids
 
 
@@ -91,6 +93,18 @@ def require_trainable_tokens(
             f" nearly equal: {', '.join(tokenizer.convert_ids_to_tokens(sorted(used_ids)))}. Train all weights"
             " (--finetune_mode all, without --lora_dim), which trains the embeddings; LoRA can follow in later steps."
         )
+
+
+def describe_trained(module: nn.Module) -> str:
+    """What of a model is trained: `trains 1,024 of 99,999 parameters`, and the layers that have adapters."""
+    trained = sum(whole_numel(parameter) for parameter in module.parameters() if parameter.requires_grad)
+    total = sum(whole_numel(parameter) for parameter in module.parameters())
+    words = f"trains {trained:,} of {total:,} parameters"
+    adapted = [name for name, layer in module.named_modules() if isinstance(layer, BaseTunerLayer)]
+    if adapted:
+        kinds = sorted({name.rpartition(".")[2] for name in adapted})
+        words += f", with adapters on {len(adapted)} layers ({', '.join(kinds)})"
+    return words
 
 
 def train_top_layers(

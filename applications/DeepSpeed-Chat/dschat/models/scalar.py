@@ -46,9 +46,20 @@ def last_scores(numbers: Tensor, attention_mask: Tensor) -> Tensor:
 
 
 def note_reward_loss(model: Any, loss: str) -> None:
-    """Records a training loss in a classifier's config; the default `end` only to replace another one."""
-    if loss != "end" or hasattr(model.config, LOSS_KEY):
-        setattr(model.config, LOSS_KEY, loss)
+    """Records a training loss in a classifier's config."""
+    setattr(model.config, LOSS_KEY, loss)
+
+
+def hint_at_untrained_values(model: Any, name: str) -> None:
+    """Says that a critic starts from a model whose loss trained the value of one token of a response alone."""
+    loss = getattr(model.config, LOSS_KEY, None)
+    if loss in ("end", "last_token"):
+        logger.info(
+            "%s was trained with --reward_loss %s, which trains the value at one token of a response: the critic must"
+            " learn the others. In step 2, --reward_loss per_sample trains all of them.",
+            name,
+            loss,
+        )
 
 
 def warn_of_reward_loss(config: PreTrainedConfig, name: str) -> None:

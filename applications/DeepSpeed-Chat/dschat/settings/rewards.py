@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags of where step 3's scores come from (functions, models, servers, programs, environments), and their rules."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,15 +26,27 @@ METRIC_NAMES = (
 )
 JUDGED = "judge_"  # begins the name of a criterion in metrics and samples
 REWARD_TOKEN = "REWARD_API_KEY"  # environment variable: the secret of a server of scores and of those who ask it
-# Flags of sources, and what a source that is not a function is called in metrics and samples, in the order of weights.
-SOURCE_NAMES = {
-    "reward_model_name_or_path": "reward_model",
-    "reward_url": "reward_url",
-    "reward_source": "programs",
-    "reward_judge": "judge",
-    "environment": "environment",
-}
-SOURCE_FLAGS = ("reward_function", *SOURCE_NAMES)
+
+
+@dataclass(frozen=True)
+class SourceKind:
+    """A kind of source of scores."""
+
+    flag: str
+    name: str  # in --reward_weights, metrics and samples; of a function it is its own
+    label: str  # in reports
+
+
+SCORE_SOURCES = (
+    SourceKind("reward_function", "", "reward-function score"),
+    SourceKind("reward_model_name_or_path", "reward_model", "reward-model score"),
+    SourceKind("reward_url", "reward_url", "score of a server"),
+    SourceKind("reward_source", "programs", "score of programs"),
+    SourceKind("reward_judge", "judge", "score of a judge"),
+    SourceKind("environment", "environment", "reward of the environment"),
+)
+SOURCE_FLAGS = tuple(source.flag for source in SCORE_SOURCES)
+SOURCE_NAMES = {source.flag: source.name for source in SCORE_SOURCES if source.name}
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -109,11 +122,11 @@ class RewardFlags:
         None,
         path=True,
     )
-    reward_weights: list[float] | None = flag(
-        "weights of several sources of scores, in the order: functions, reward model, server, programs, judge,"
-        " environment; 1 each if not given",
+    reward_weights: list[str] | None = flag(
+        "weights of several sources of scores by name, such as judge=0.5; 1 if not given. Names: that of a function,"
+        f" {', '.join(SOURCE_NAMES.values())}",
         None,
-        range=(lambda number: True, "finite numbers"),
+        NOT_EMPTY,
     )
     on_reward_error: OnRewardError = flag(
         "if a source or an environment fails or returns no number: stop the run, retry three times, or skip those"
@@ -166,9 +179,24 @@ class RewardFlags:
 
     @property
     def source_names(self) -> list[str]:
-        """What the sources of scores are called in metrics and samples, in the order of their weights."""
+        """What the sources of scores are called in --reward_weights, metrics and samples."""
         names = [spec.rpartition(":")[2] for spec in self.reward_function or []]
         return names + [SOURCE_NAMES[name] for name in self.sources]
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each source of scores, by its name."""
+        weights = dict.fromkeys(self.source_names, 1.0)
+        for item in self.reward_weights or []:
+            name, _, number = item.partition("=")
+            weights[name] = float(number)
+        return weights
+
+    @property
+    def formula(self) -> str:
+        """How the score is made up, such as `score = 1 × judge + 0.5 × environment`."""
+        terms = [f"{weight:g} × {name}" for name, weight in self.weights.items()]
+        return f"score = {' + '.join(terms)}".replace("+ -", "− ")
 
     @property
     def criterion_names(self) -> list[str]:
@@ -200,6 +228,29 @@ def _check_functions(config: Any) -> None:
         check_function_path("metric_function", rewards.metric_function)
 
 
+def _check_weights(config: Any) -> None:
+    items = config.rewards.reward_weights or []
+    names = config.rewards.source_names
+    unweighted = list(names)
+    for item in items:
+        name, _, number = item.partition("=")
+        if not names:
+            raise UserError(f"--reward_weights {item}: there is no source of scores: drop it.")
+        if name not in unweighted or not _is_finite(number):
+            raise UserError(
+                f"--reward_weights {' '.join(items)}: give finite weights as NAME=NUMBER, each name once, such as"
+                f" --reward_weights {' '.join(f'{name}=0.5' for name in names)}"
+            )
+        unweighted.remove(name)
+
+
+def _is_finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
 def _check_source_names(config: Any) -> None:
     rewards = config.rewards
     names = rewards.source_names
@@ -229,19 +280,7 @@ REWARD_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuratio
         "--metric_function: a metric is called {metric} already; rename the function.",
         words=lambda config: {"metric": config.rewards.metric_name},
     ),
-    Rule(
-        lambda config: (
-            config.rewards.reward_weights is not None
-            and len(config.rewards.reward_weights) != len(config.rewards.source_names)
-        ),
-        "--reward_weights: {weights} numbers for {sources} sources of scores ({names}): give one for each, in this"
-        " order.",
-        words=lambda config: {
-            "weights": len(config.rewards.reward_weights or []),
-            "sources": len(config.rewards.source_names),
-            "names": ", ".join(config.rewards.source_names),
-        },
-    ),
+    Check(_check_weights),
     Check(_check_source_names),
     Rule(
         lambda config: config.rewards.reward_url is not None and not ADDRESS.fullmatch(config.rewards.reward_url),

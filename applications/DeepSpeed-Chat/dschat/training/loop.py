@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from dschat.base.jsonl import write_rows
 from dschat.base.progress import Bar, progress
 from dschat.data.collate import update_batches
 from dschat.models.engines import Trained
+from dschat.models.finetuning import describe_trained
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import is_main, rank, world_size
 from dschat.run.identity import check_same_everywhere, identity_of
@@ -28,6 +30,8 @@ from dschat.training import rehearsal
 from dschat.training.evaluation import Sample
 from dschat.training.iteration import Metrics
 from dschat.training.nonfinite import NonFinite
+
+logger = logging.getLogger(__name__)
 
 Work = Sequence[Sequence[int]]  # work of an iteration on this rank: batches of numbers of training examples
 
@@ -297,6 +301,9 @@ def loop_of(
     Raises:
         UserError: processes have other files or flags than the main one.
     """
+    for model in saved:
+        if model.weights is None:  # a moving average is of a model that another line is about
+            logger.info("the %s starts from %s: %s", model.role, model.base, describe_trained(model.engine.module))
     folders = ModelFolders(saved, tokenizer, config, run)
     identity = identity_of(config, run.plan, tokenizer, run.record.data)
     check_same_everywhere(identity)

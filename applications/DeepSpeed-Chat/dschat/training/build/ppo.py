@@ -19,7 +19,7 @@ from dschat.models.lora import find_adapter, lora_config
 from dschat.models.policy import PolicyModel
 from dschat.models.pretrained import open_config
 from dschat.models.reward_notes import warn_of_other_end
-from dschat.models.scalar import ScalarModel
+from dschat.models.scalar import ScalarModel, hint_at_untrained_values
 from dschat.models.tokenizer import (
     end_token_id,
     load_tokenizer,
@@ -239,6 +239,7 @@ def _build_critic(
             load_options=load_options_of(config, settings),
             may_grow=config.models.critic_model_name_or_path is None,
         )
+    hint_at_untrained_values(model, f"{CRITIC} {path}")
     if lora_config(model) is None:
         finetuning = trained_part(config, config.memory.critic_lora_dim or 0, tokenizer, path, CRITIC)
         choose_trained(model, finetuning, path)

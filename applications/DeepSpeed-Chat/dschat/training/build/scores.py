@@ -107,7 +107,7 @@ def named_sources(
     programs: ProgramPool | None,
     on_base: ScoreSource | None,
 ) -> list[tuple[str, ScoreSource]]:
-    """The sources that the flags name, in the order of --reward_weights, each with its name in metrics and samples.
+    """The sources that the flags name, each with its name in --reward_weights, metrics and samples.
 
     A simulated user, who gives no rewards, is not among them. See `reward_source` for the arguments.
     """
@@ -147,16 +147,16 @@ def combine_sources(config: PPOConfig, sources: Sequence[tuple[str, ScoreSource]
     """One source of scores for a run: the weighted sum of named sources, a single source itself, or zeros for none."""
     if not sources and not config.has_simulated_user:
         return NoScores()
-    weights = config.rewards.reward_weights
+    weights = config.rewards.weights
     skips = config.rewards.on_reward_error == "skip"
-    is_sum = len(sources) > 1 or weights is not None
+    is_sum = len(sources) > 1 or config.rewards.reward_weights is not None
     # Beside sums, `WeightedScores` leaves out responses without a score, and adds metrics of a simulated user.
     if not (is_sum or skips or config.has_simulated_user):
         return sources[0][1]
 
     weighted = []
-    for (name, source), weight in zip(sources, weights or [1.0] * len(sources), strict=True):
-        weighted.append(Weighted(name if is_sum else "", weight, source))
+    for name, source in sources:
+        weighted.append(Weighted(name if is_sum else "", weights[name], source))
     if config.has_simulated_user:
         # It rewards nothing. Its source counts turns, and gives no score to dialogues whose user failed.
         weighted.append(Weighted("", 1.0, EnvironmentScores()))

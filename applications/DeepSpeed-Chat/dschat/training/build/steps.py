@@ -219,6 +219,8 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     else:
         data = load_step_data(config, PromptExample, make, validate, reads_prompts=not config.has_episodes)
     plan = _plan_run(config, run, data)
+    if config.rewards.source_names:
+        logger.info("%s", config.rewards.formula)
     warmup = config.optimizers.critic_warmup_updates
     if warmup:
         logger.info("the first %d updates train the critic alone (--critic_warmup_updates)", warmup)
