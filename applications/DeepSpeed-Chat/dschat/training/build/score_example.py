@@ -87,7 +87,7 @@ def plain_reading(tokenizer: PreTrainedTokenizerBase, end_id: int) -> PlainReadi
         return None
     try:
         turn = turn_end(tokenizer)
-        trained, _ = encode_dialogues(tokenizer, [DIALOGUE], end_id=end_id)
+        trained, _ = encode_dialogues(tokenizer, [DIALOGUE], [True], end_id=end_id)
     except UserError:  # a template that refuses the dialogue
         return None
     is_begun = apply_template(tokenizer, DIALOGUE, False).startswith(tokenizer.bos_token or "")
