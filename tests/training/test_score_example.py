@@ -55,7 +55,7 @@ def test_a_dialogue_ends_with_the_token_at_which_the_score_was_trained(name):
 def test_every_template_is_read_as_our_own_commands_read_it(name):
     tokenizer = byte_tokenizer(name)
     reading = plain_reading(tokenizer, tokenizer.eos_token_id)
-    expected, _ = encode_dialogues(tokenizer, [DIALOGUE, LONGER], end_id=tokenizer.eos_token_id)
+    expected, _ = encode_dialogues(tokenizer, [DIALOGUE, LONGER], [True, True], end_id=tokenizer.eos_token_id)
     assert [ids_of(reading.tokenizer, dialogue) for dialogue in (DIALOGUE, LONGER)] == [expected[0], expected[1]]
 
 
