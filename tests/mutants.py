@@ -1562,6 +1562,10 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("text metrics: responses are drawn, not the likeliest", "_policy_part.prepare",
      "load_policy(*_a, 0.0, _b)", "load_policy(*_a, 1.0, _b)",
      "test_responses_are_greedy_and_compared_with_the_data"),
+    ("the best evaluation is the worst", "RunLog.best", "np.nanargmax(_a)", "np.nanargmin(_a)",
+     "test_the_best_evaluation_is_the_steps_own"),
+    ("the best loss is the largest", "RunLog.best", "np.nanargmin(_a)", "np.nanargmax(_a)",
+     "test_the_best_evaluation_is_the_steps_own"),
     # evaluation
     ("answers to another rubric are used", "JudgeQuestion.digest", "self.messages", "()",
      "test_the_words_of_a_rubric_make_its_questions"),

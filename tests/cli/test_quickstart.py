@@ -37,7 +37,7 @@ def record_of(run: Path) -> dict[str, Any]:
 def test_small(tmp_path):
     folder = tmp_path / "quick"
     result = run_small("main.py", folder, "--seed", 1234)
-    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert len(json.loads((folder / "report.json").read_text())["runs"]) == len(RUNS)
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page.count("<table") >= 1 and page.count("<html") == 1
     assert not re.search(r"""(src|href)=["']?(https?:|//)""", page), "it opens without network"
@@ -105,7 +105,6 @@ def test_turns_small(tmp_path):
         assert "MA-PPO (turn)" in (folder / game / "report.html").read_text(encoding="utf-8")
         episodes = (folder / game / "episodes.txt").read_text(encoding="utf-8")
         assert "value before" in episodes and "policy" in episodes and episodes.rstrip() in result.stdout
-        assert (folder / game / "report.png").stat().st_size > 0
 
 
 @pytest.mark.slow

@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 
 from dschat.lab.page import Report
+from dschat.lab.run_data import read_log, read_run
 from dschat.lab.run_summary import compare_runs, final, first_at, metric_label, trailing_mean
-from dschat.lab.runs import build_report, goal_levels, read_runs
-from handmade_runs import edit_rows, make_run, make_two_runs, table_of
+from dschat.lab.runs import build_report, evaluation_table, labels_of_runs
+from handmade_runs import edit_rows, make_run, make_two_runs, table_of, write_lines
 
 WIDER = {"eval/gold_scores": 0.45, "eval/scores": 4.0}  # means of more prompts than the samples file holds
 
 
 def outcome_of(runs) -> Report:
     """What `build_report` returns, without the page and the picture."""
-    return compare_runs(*read_runs(runs), "Two runs", ["A remark."])
+    data = [read_run(name, folder) for name, folder in runs.items()]
+    return compare_runs(data, labels_of_runs(data), "Two runs", ["A remark."])
 
 
 def rows_of(runs, kind="results"):
@@ -52,28 +54,33 @@ def test_table_holds_the_hand_computed_numbers(two_runs):
     assert all(sentence in lines for sentence in [*outcome.findings, *outcome.remarks, "A remark."])
 
 
-def test_throughput_over_the_second_half(two_runs):
-    """Of 10 rollouts the last 5: tokens 6 … 10 hundred, MFU 6 … 10 %; one run has been on a CPU."""
-    assert table_of(outcome_of(two_runs), "throughput") is None
+def test_the_first_the_best_and_the_last_evaluation_by_hand(two_runs):
+    """Scores of MA-PPO: 2 of the SFT model, 9 after five updates, 7 after ten; one run was stopped after the first."""
+    metrics = two_runs["MA-PPO"] / "metrics.jsonl"
+    middle = {"update": 5, "samples": 40, "seconds": 9.0, "eval/scores": 9.0, "eval/scores_stderr": 0.5}
+    metrics.write_text(metrics.read_text() + json.dumps(middle) + "\n")
+    stopped = two_runs["PPO"] / "metrics.jsonl"
+    stopped.write_text("".join(stopped.read_text().splitlines(keepends=True)[:3]))
+    table = evaluation_table([read_log(name, folder) for name, folder in two_runs.items()])
+    assert table.headers == ["run", "evaluation", "update", "gold_scores", "scores", "kl"]
+    assert table.rows == [
+        ["PPO", "last, best", "0", "0.200", "2.000", "1.500"],
+        ["MA-PPO", "first", "0", "0.200", "2.000", "1.500"],
+        ["MA-PPO", "best", "5", "–", "9.000 ± 0.500", "–"],
+        ["MA-PPO", "last", "10", "0.700", "7.000", "1.500"],
+    ]
 
-    def tokens(index, row):
-        update = row["update"]
-        return row if "objective/scores" not in row else row | {"time/trained_per_second": 100.0 * update}
 
-    def shares(index, row):
-        update = row["update"]
-        return row if "objective/scores" not in row else row | {"time/mfu": 0.01 * update}
-
-    edit_rows(two_runs["PPO"] / "metrics.jsonl", tokens)
-    outcome = outcome_of(two_runs)
-    assert table_of(outcome, "throughput").headers == ["run", "trained (tokens/s)"]
-    edit_rows(two_runs["PPO"] / "metrics.jsonl", shares)
-    edit_rows(two_runs["MA-PPO"] / "metrics.jsonl", tokens)
-    outcome = outcome_of(two_runs)
-    assert table_of(outcome, "throughput").headers == ["run", "trained (tokens/s)", "MFU (%)"]
-    assert table_of(outcome, "throughput").rows == [["PPO", "800", "8.0"], ["MA-PPO", "800", "–"]]
-    assert any("means over the second half of a run" in remark for remark in outcome.remarks)
-    assert "MFU (%)" in outcome.html()
+@pytest.mark.parametrize(("step", "key", "best"), [("sft", "eval/loss", "3"), ("reward", "eval/accuracy", "1")])
+def test_the_best_evaluation_is_the_steps_own(tmp_path, step, key, best):
+    """Of 0.5, 0.9, 0.7, 0.3 and 0.4 the smallest loss is that of update 3, the highest accuracy of update 1."""
+    numbers = [0.5, 0.9, 0.7, 0.3, 0.4]
+    head = {"samples": 0, "seconds": 0.0}
+    write_lines(tmp_path / "metrics.jsonl", [head | {"update": n, key: x} for n, x in enumerate(numbers)])
+    (tmp_path / "run.json").write_text(json.dumps({"step": step}))
+    (tmp_path / "train_config.json").write_text("{}")
+    rows = evaluation_table([read_log("run", tmp_path)]).rows
+    assert [row[1:3] for row in rows] == [["first", "0"], ["best", best], ["last", "4"]]
 
 
 @pytest.mark.parametrize("order", [("PPO", "MA-PPO"), ("MA-PPO", "PPO")])
@@ -308,10 +315,7 @@ def test_speed_is_against_the_first_run(two_runs):
     assert table.rows == [["MA-PPO", "5", "2.00", "5", "2.00"]]
     turned = dict(reversed(runs.items()))
     assert rows_of(turned, "speed") == [["PPO", "not reached", "–", "not reached", "–"]]
-    # The lines of the picture; a single run has nothing to be compared with.
-    assert goal_levels(*read_runs(two_runs)) == {"objective/gold_scores": pytest.approx(1.0), "objective/scores": 10.0}
-    alone = {"PPO": two_runs["PPO"]}
-    assert table_of(outcome_of(alone), "speed") is None and goal_levels(*read_runs(alone)) == {}
+    assert table_of(outcome_of({"PPO": two_runs["PPO"]}), "speed") is None
 
 
 def test_updates_are_those_of_the_optimiser(two_runs):

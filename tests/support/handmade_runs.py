@@ -87,6 +87,7 @@ def make_run(
     write_lines(folder / "metrics.jsonl", [eval_row(0, first), *train, eval_row(10, last)])
     config = {"ngram": str(ngram), "seed": 1, "metric_function": "pkg/synthetic.py:gold_scores"}
     (folder / "train_config.json").write_text(json.dumps(config | {"data_path": [text]}))
+    (folder / "run.json").write_text(json.dumps({"step": "ppo", "finished": True}))
     return folder
 
 

@@ -165,7 +165,9 @@ COMMANDS: dict[str, Command] = {
         "compare two models by people's votes", "lab.options:VoteOptions", "lab.vote.command:vote", resumable=True
     ),
     "report": Command(
-        "report win rates and agreement, pass@k, or best of N", "lab.options:ReportOptions", "lab.report:report"
+        "compare runs; report win rates and agreement, pass@k, or best of N",
+        "lab.options:ReportOptions",
+        "lab.report:report",
     ),
     "pass-at-k": Command(
         "pass@k of programs that `programs` has run", "lab.options:PassOptions", "lab.pass_at_k:run_pass_at_k"

@@ -288,19 +288,21 @@ class PassOptions:
 
 @dataclass(kw_only=True, frozen=True)
 class ReportOptions:
-    """Win rates, position, length and agreement, from files of verdicts and of scored responses: table, JSON, plot.
+    """Compare training runs, or two models by verdicts on their responses, and write tables, JSON and charts.
 
-    Files of programs that were run (`dschat programs`) give pass@1 and pass@5 instead; sweeps (`dschat best-of-n`),
-    one per model, the rewards of the best of N; verdicts by turn (`dschat judge-turns`) the win rates: in tables and
-    curves.
+    Output folders of runs of one step give the flags that differ, the first, the best and the last evaluation of each,
+    and curves; runs of step 3 also win rates and sample responses. Files of verdicts and of scored responses give win
+    rates, position, length and agreement; programs that were run (`dschat programs`) pass@1 and pass@5; sweeps
+    (`dschat best-of-n`), one per model, the rewards of the best of N; verdicts by turn (`dschat judge-turns`) win
+    rates.
     """
 
     files: Sequence[Path] = flag(
-        "files to report on, of one kind: verdicts of judges and people and scored responses of both models;"
-        " programs that were run; best-of-n sweeps; or verdicts by turn",
+        "output folders of runs of one step; or files of one kind: verdicts of judges and people and scored responses"
+        " of both models; programs that were run; best-of-n sweeps; or verdicts by turn",
         positional=True,
     )
-    output: Path = flag("folder to write report.json and report.png to")
+    output: Path = flag("folder to write the report to")
     reward_margin: float = flag("rewards that differ by at most this count as a tie", 0.0, MARGIN)
     dataset: str = flag(
         "data set of files that do not name one: summarize, hh-rlhf, webgpt or any other name; apps (programs) and"

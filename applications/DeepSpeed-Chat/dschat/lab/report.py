@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dschat report`: the report that fits what the files hold."""
 
+from pathlib import Path
+
 from dschat.base.errors import UserError
 from dschat.base.jsonl import iterate_rows
 from dschat.data.hub import compared_set
@@ -9,6 +11,8 @@ from dschat.lab.comparisons import build_evaluation_report
 from dschat.lab.options import ReportOptions
 from dschat.lab.pass_at_k import write_pass_report
 from dschat.lab.responses import FILE
+from dschat.lab.run_data import METRICS
+from dschat.lab.runs import runs_report
 from dschat.lab.turn_report import turns_report
 
 # Columns that tell programs that were run, sweeps, and verdicts by turn from other files.
@@ -21,13 +25,12 @@ def report(options: ReportOptions) -> str:
     """Write the report of the files; returns its tables and the paths of what was written."""
     files = options.files
     output = options.output
-    kinds = set()
-    for file in files:
-        _, first_row = next(iterate_rows(file, FILE))
-        kinds.add(_kind_of(set(first_row)))
+    kinds = {"runs" if _is_run(file) else _kind_of(file) for file in files}
     if len(kinds) > 1:
-        names = "Files of programs, of sweeps, of verdicts by turn, and of verdicts or rewards"
+        names = "Runs, files of programs, of sweeps, of verdicts by turn, and of verdicts or rewards"
         raise UserError(f"{names}: give each kind in a report of its own.")
+    if kinds == {"runs"}:
+        return f"{runs_report(files, output)}\nreport: {output / 'report.html'}, {output / 'report.json'}"
 
     if kinds == {"programs"}:
         return f"{write_pass_report(files, output, options.dataset)}\nreport: {output / 'report.json'}"
@@ -41,7 +44,13 @@ def report(options: ReportOptions) -> str:
     return f"{tables}\nreport: {output / 'report.json'}, {output / 'report.png'}"
 
 
-def _kind_of(columns: set[str]) -> str:
+def _is_run(path: Path) -> bool:
+    return path.is_dir() or path.name == METRICS
+
+
+def _kind_of(file: Path) -> str:
+    _, first_row = next(iterate_rows(file, FILE))
+    columns = set(first_row)
     if columns >= PROGRAM_COLUMNS:
         return "programs"
     if columns >= SWEEP_COLUMNS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output folders of step 3 as a report reads them: checked, one RunData each."""
+"""Output folders of training runs as a report reads them: a RunLog of any step, a RunData of step 3 with samples."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from dschat.base.errors import UserError
-from dschat.base.glossary import HEAD, names_under
+from dschat.base.glossary import BEST, HEAD, names_under
 from dschat.base.jsonl import CutLine, json_lines, parse_json
 from dschat.lab.macro_actions import macro_tokens
 
+METRICS = "metrics.jsonl"
 logger = logging.getLogger(__name__)
 
 # Evaluation metrics that every run has. Another name under eval/ is the metric function's.
@@ -74,16 +75,50 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class RunData:
-    """One run of step 3. The tables have a row per logged update and the metrics' names as columns."""
+class RunLog:
+    """One run of any step. The tables have a row per logged update and the metrics' names as columns."""
 
     name: str  # as the report shows it
+    folder: Path
+    step: str  # its name in run.json
+    finished: bool
     config: dict[str, Any]  # its flags
-    metric: str | None  # name of the metric function, None without one
-    train: pd.DataFrame  # rows of metrics.jsonl with rollout metrics
+    train: pd.DataFrame  # rows of metrics.jsonl about training
     evals: pd.DataFrame  # rows with evaluation metrics
-    first: HeldOut  # the first evaluation, of the SFT model
-    last: HeldOut  # the last evaluation, of the trained model
+
+    @property
+    def best(self) -> int | None:
+        """Index of the evaluation by which a checkpoint is the best; None without one."""
+        key, larger_is_better = BEST[self.step]
+        numbers = column_of(self.evals, key)
+        if not np.isfinite(numbers).any():
+            return None
+        return int(np.nanargmax(numbers) if larger_is_better else np.nanargmin(numbers))
+
+    @property
+    def metric(self) -> str | None:
+        """Name of the metric function, where the evaluations have its mean."""
+        names = set()
+        for key in self.evals.columns:
+            if key.startswith("eval/"):
+                names.add(key.removeprefix("eval/"))
+        name = str(self.config.get("metric_function") or "").rpartition(":")[2]
+        # Measurements of scoring have names such as programs/passed, which are no identifiers.
+        return name if name.isidentifier() and name in names - EVAL_NAMES else None
+
+    @property
+    def lack(self) -> str:
+        """Why a run of step 3 has no responses before and after training to compare; empty if it has."""
+        updates = self.evals["update"].tolist()
+        if updates[:1] != [0]:
+            return f"{METRICS} has no evaluation of update 0, the SFT model"
+        if len(updates) < 2:
+            return f"{METRICS} has no evaluation after update 0: let the run finish, or lower --eval_interval"
+        for update in (0, updates[-1]):
+            file = samples_file(self.folder, update)
+            if not file.exists():
+                return f"samples/{file.name} is missing"
+        return ""
 
     def largest(self, key: str) -> float:
         """Largest value of a number in every row: update, samples (responses) or seconds so far."""
@@ -98,6 +133,14 @@ class RunData:
         return float(tail.mean()) if len(tail) else math.nan
 
 
+@dataclass(frozen=True)
+class RunData(RunLog):
+    """One run of step 3 with the samples of its evaluations."""
+
+    first: HeldOut  # the first evaluation, of the SFT model
+    last: HeldOut  # the last evaluation, of the trained model
+
+
 def column_of(rows: pd.DataFrame, key: str) -> Numbers:
     """Column of a table of metrics, (N,) float64; NaN if it was not logged."""
     if key not in rows:
@@ -105,43 +148,47 @@ def column_of(rows: pd.DataFrame, key: str) -> Numbers:
     return rows[key].to_numpy(dtype=np.float64)
 
 
+def read_log(name: str, folder: Path) -> RunLog:
+    """Read the output folder of a run of any step. Raises UserError if a file is missing or malformed."""
+    record = _read_object(folder / "run.json")
+    config = _read_object(folder / "train_config.json")
+    step = record.get("step")
+    if step not in BEST:
+        raise UserError(f"{folder / 'run.json'}: step is {step!r}: give the output folder of a training run.")
+    train_rows: list[dict[str, float]] = []
+    eval_rows: list[dict[str, float]] = []
+    for origin, line in _read_lines(folder / METRICS):
+        row = _metrics_row(line, origin)
+        is_evaluation = any(key.startswith("eval/") for key in row)
+        (eval_rows if is_evaluation else train_rows).append(row)
+    finished = record.get("finished") is True
+    return RunLog(name, folder, step, finished, config, _by_update(train_rows), _by_update(eval_rows))
+
+
 def read_run(name: str, folder: Path) -> RunData:
-    """Read a step-3 output folder.
+    """Read the output folder of a run of step 3 with its samples.
 
     Raises:
         UserError: a file is missing or malformed, or there is no evaluation after the first.
     """
-    config = _read_object(folder / "train_config.json")
-    path = folder / "metrics.jsonl"
-    train_rows = []
-    eval_rows = []
-    for origin, line in _read_lines(path):
-        row = _metrics_row(line, origin)
-        if "objective/scores" in row:
-            train_rows.append(row)
-        if "eval/scores" in row:
-            eval_rows.append(row)
-    train = _by_update(train_rows)
-    evals = _by_update(eval_rows)
-    if evals.empty or evals["update"].iloc[0] != 0:
-        raise UserError(f"{path} has no evaluation of update 0, the SFT model: run step 3 again to its first update.")
-    if len(evals) < 2:
-        raise UserError(f"{path} has no evaluation after update 0: let the run finish, or lower --eval_interval.")
-    metric = _metric_name(evals, config)
+    return with_samples(read_log(name, folder))
+
+
+def with_samples(log: RunLog) -> RunData:
+    """Add the samples of the first and the last evaluation. Raises UserError if a run lacks them."""
+    if log.lack:
+        raise UserError(f"{log.folder}: {log.lack}.")
     evaluations = []
-    for model, index in (("SFT", 0), (name, -1)):
-        row = evals.iloc[index].to_dict()
-        samples = _read_samples(folder, int(row["update"]), metric)
+    for model, index in (("SFT", 0), (log.name, -1)):
+        row = log.evals.iloc[index].to_dict()
+        samples = _read_samples(log.folder, int(row["update"]), log.metric)
         evaluations.append(HeldOut(model, row, samples))
-    return RunData(
-        name,
-        config,
-        metric,
-        train,
-        evals,
-        evaluations[0],
-        evaluations[1],
-    )
+    return RunData(**vars(log), first=evaluations[0], last=evaluations[1])
+
+
+def samples_file(folder: Path, update: int) -> Path:
+    """The file of an evaluation's responses."""
+    return folder / "samples" / f"update-{update:06d}.jsonl"
 
 
 def _by_update(rows: Sequence[Mapping[str, float]]) -> pd.DataFrame:
@@ -152,20 +199,6 @@ def _by_update(rows: Sequence[Mapping[str, float]]) -> pd.DataFrame:
     return table.sort_values("update", ignore_index=True)
 
 
-def _metric_name(
-    evals: pd.DataFrame,
-    config: Mapping[str, Any],
-) -> str | None:
-    """Name of the metric function, where the evaluations have its mean."""
-    names = set()
-    for key in evals.columns:
-        if key.startswith("eval/"):
-            names.add(key.removeprefix("eval/"))
-    name = str(config.get("metric_function") or "").rpartition(":")[2]
-    # Measurements of scoring have names such as programs/passed, which are no identifiers.
-    return name if name.isidentifier() and name in names - EVAL_NAMES else None
-
-
 def _metrics_row(row: Row, origin: str) -> dict[str, float]:
     numbers = dict(row)
     for key, value in row.items():
@@ -173,7 +206,7 @@ def _metrics_row(row: Row, origin: str) -> dict[str, float]:
             numbers[key] = math.nan
     for key in HEAD:
         if key not in numbers:
-            raise UserError(f"{origin}: no {key}; this is not a metrics file of step 3.")
+            raise UserError(f"{origin}: no {key}; this is not a metrics file of a training run.")
     for key, value in numbers.items():
         if not isinstance(value, int | float):
             raise UserError(f"{origin}: {key} is {value!r}, not a number.")
@@ -185,7 +218,7 @@ def _read_samples(
     update: int,
     metric: str | None,
 ) -> pd.DataFrame:
-    path = folder / "samples" / f"update-{update:06d}.jsonl"
+    path = samples_file(folder, update)
     columns = SAMPLE_COLUMNS | ({metric: metric} if metric else {})
     samples = []
     for origin, row in _read_lines(path):
@@ -231,4 +264,4 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise UserError(f"{path} {reason}: give the output_dir of a run of step 3.") from error
+        raise UserError(f"{path} {reason}: give the output folder of a training run.") from error

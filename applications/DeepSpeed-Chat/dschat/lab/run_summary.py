@@ -42,13 +42,6 @@ TRAINING_HEADERS = [
     "λ_eff per token",
     "explained variance",
 ]
-# Throughput metric → header, scale and decimals of its column.
-SPEEDS = {
-    "time/sampled_per_second": ("sampled (tokens/s)", 1.0, 0),
-    "time/bandwidth": ("of memory bandwidth (%)", 100.0, 1),
-    "time/trained_per_second": ("trained (tokens/s)", 1.0, 0),
-    "time/mfu": ("MFU (%)", 100.0, 1),
-}
 # Decimals and scale of estimates, by metric.
 FORMATS = {"length": (1, 1.0), "eos_rate": (1, 100.0)}
 DEFAULT_FORMAT = (3, 1.0)
@@ -56,9 +49,6 @@ WIN_HEADERS = ["win rates (%)", "judge", "win", "tie", "loss", "win + ½ tie", "
 WIN_REMARK = (
     "Win rates: of two responses to a held-out prompt, the one with the higher score wins. Brackets contain 95 %"
     " intervals: Wilson's for wins and losses, a bootstrap over prompts for the rate with ties as half."
-)
-THROUGHPUT_REMARK = (
-    "Tokens per second, and shares of the GPUs' measured peaks, are means over the second half of a run."
 )
 SPEED_REMARK = (
     "Updates until a run's score on training prompts, averaged over a trailing window of a tenth of the run, reaches"
@@ -228,11 +218,6 @@ def compare_runs(
 
     training = [_training_cells(run) for run in runs]
     tables.append(Table(TRAINING_HEADERS, training, "training"))
-    throughput = throughput_table(runs)
-    if throughput is not None:
-        tables.append(throughput)
-        remarks.append(THROUGHPUT_REMARK)
-
     name, label = next(iter(labels.items()))
     findings = [_against_sft(run, name, label) for run in runs]
     findings += _ranking(runs, name, label)
@@ -315,26 +300,6 @@ def _training_cells(run: RunData) -> list[str]:
         Estimate(run.train_mean("macro/lambda_eff")).text(3),
         Estimate(run.train_mean("val/explained_variance", last=0.1)).text(2),
     ]
-
-
-def throughput_table(runs: Runs) -> Table | None:
-    """Sampling and training speed of each run, a column per metric that any run has; None if no run has one."""
-    logged = [name for name in SPEEDS if any(name in run.train for run in runs)]
-    if not logged:
-        return None
-    rows: list[list[object]] = []
-    for run in runs:
-        cells: list[object] = [run.name]
-        for name in logged:
-            _, scale, decimals = SPEEDS[name]
-            speed = Estimate(run.train_mean(name, last=0.5))
-            cells.append(speed.text(decimals, scale))
-        rows.append(cells)
-    return Table(
-        ["run", *(SPEEDS[name][0] for name in logged)],
-        rows,
-        "throughput",
-    )
 
 
 def _against_sft(run: RunData, name: str, label: str) -> str:

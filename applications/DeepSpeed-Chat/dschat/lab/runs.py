@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages and pictures about runs of step 3 that start from the same models, and about learners side by side."""
+"""`dschat report RUN RUN …`: runs of one step side by side; and pictures of learners."""
 
 import json
 import logging
@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,12 +18,28 @@ import pandas as pd
 from dschat.base.atomic import write_file
 from dschat.base.display import markdown_table, text_table
 from dschat.base.errors import UserError
-from dschat.base.pictures import COLOURS, GREY, MARKERS, legend_label
-from dschat.base.statistics import mean_interval
+from dschat.base.glossary import HEADLINES
+from dschat.base.metric import RUNS
+from dschat.base.pictures import GREY, MARKERS
+from dschat.base.statistics import Estimate, mean_interval
 from dschat.lab.chart import Chart, Curve, Look, draw_charts, look_of
-from dschat.lab.page import NONE, Example, Figure, Key, MacroPanel, Report, Section, Table
-from dschat.lab.run_data import Numbers, RunData, column_of, read_run
-from dschat.lab.run_summary import Labels, Runs, compare_runs, labels_of, levels_of, score_labels
+from dschat.lab.page import (
+    NAME,
+    NONE,
+    OUTPUT,
+    Example,
+    Figure,
+    Key,
+    MacroPanel,
+    Report,
+    Section,
+    Table,
+    drawn,
+    write_report,
+)
+from dschat.lab.responses import model_names
+from dschat.lab.run_data import METRICS, Numbers, RunData, RunLog, column_of, read_log, with_samples
+from dschat.lab.run_summary import Labels, Runs, compare_runs, labels_of, score_labels
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +51,26 @@ SOURCES = (
 SHOWN_PROMPTS = 4  # held-out prompts whose responses the page shows
 SYMBOLS = "●■▲◆▼✚"  # symbols of the page, for the markers of matplotlib
 SFT_LOOK: Look = {"color": "#444444", "linestyle": "--", "linewidth": 1.2}
-GOAL_LOOK: Look = {"color": COLOURS[0], "linestyle": ":", "linewidth": 1.6}
+# Title, y axis with the unit, and keys of metrics.jsonl for training and held-out rows. Drawn where a run has them.
+CHARTS = (
+    ("Loss", "loss", "loss/<step>", "eval/loss"),
+    ("Accuracy", "share of pairs", "train/accuracy", "eval/accuracy"),
+    ("Score", "score", "objective/scores", "eval/scores"),
+    ("KL to SFT per sequence", "KL (nats per response)", "objective/kl", "eval/kl"),
+    ("Response length", "length (tokens)", "response/length", "eval/length"),
+    ("Critic's explained variance", "part of variance (1 = all)", "val/explained_variance", ""),
+)
 READING = (
-    "Faint line: each update, on training prompts. Bold line: the same, smoothed over a tenth of the run. Markers: "
-    "evaluation on held-out prompts."
+    "Faint line: each update, on training rows. Bold line: the same, smoothed over a tenth of the run. Markers: "
+    "evaluations on held-out rows."
 )
 NO_EXAMPLE = "There is no held-out prompt whose responses were written token by token for every model."
 FLAGS = "All flags of the runs, those that differ first"
+EVALUATIONS_REMARK = (
+    "± is the standard error over held-out rows that a run logs with its evaluations. The best evaluation is the one"
+    " by which a checkpoint is the best."
+)
+OUTPUT_FLAGS = ("output_dir", "tensorboard_path")  # flags that always differ and change nothing
 SMOOTHED_PART = 0.1  # a smoothed line is the centred mean over this part of the run
 HEADERS = ("learner", "gold score", "reward-model score", "KL to SFT", "length", "seconds")
 
@@ -51,35 +81,79 @@ def build_report(
     title: str = "PPO with macro actions",
     notes: Sequence[str] = (),
 ) -> Report:
-    """Write `report.html` and `report.png` about runs of step 3; `.text()` of the returned report is for the terminal.
+    """Write `report.json`, `report.md` and `report.html` about runs of one step; `.text()` is for the terminal.
+
+    Runs of step 3 that were evaluated before and after training are also compared by their responses.
 
     Args:
-        runs: the name to show → output folder of step 3. All start from the same SFT model.
-        output_dir: folder of the two files; made where it is missing.
-        title: heading of the page and the picture.
+        runs: the name to show → output folder. Runs of step 3 start from the same SFT model.
+        output_dir: folder of the files; made where it is missing.
+        title: heading of the page.
         notes: remarks of the caller, one paragraph each.
 
     Raises:
-        UserError: there is no run, or a file of a run is missing or malformed; names the file.
+        UserError: there is no run, runs are of different steps, or a file of a run is missing or malformed; names it.
     """
-    data, labels = read_runs(runs)
-    report = compare_runs(data, labels, title, notes)
-    picture = draw_all(data, labels, title)
-    sections = [_curves(data, labels), _examples(data, labels), _settings(data)]
+    if not runs:
+        raise UserError("A report needs the output folder of at least one run.")
+    logs = [read_log(name, Path(folder)) for name, folder in runs.items()]
+    step = _step_of(logs)
+    lacks = [f"{log.name}: {log.lack}." for log in logs if log.lack] if step == "ppo" else []
+    data: list[RunData] = []
+    labels: Labels = {}
+    report = Report(title, notes=notes)
+    if step == "ppo" and not lacks:
+        data = list(map(with_samples, logs))
+        labels = labels_of_runs(data)
+        report = compare_runs(data, labels, title, notes)
+
+    remarks = [*report.remarks, EVALUATIONS_REMARK]
+    if lacks:
+        remarks.append(f"Responses are not compared. {' '.join(lacks)}")
+    for log in logs:
+        if not log.finished:
+            remarks.append(f"{log.name} has not finished: update {log.largest('update'):.0f} is its last so far.")
+    tables = [*_difference_table(logs), evaluation_table(logs), *report.tables]
+    report = replace(report, tables=tables, remarks=remarks)
+    write_report(output_dir, NAME, _numbers(logs), report, flag=OUTPUT)
+
+    sections = [_curves(logs, labels), _settings(logs)]
+    if data:
+        sections.insert(1, _examples(data, labels))
     report = replace(report, sections=sections)
-    write_file(output_dir / "report.png", picture)
-    write_file(output_dir / "report.html", report.html())
+    write_file(output_dir / f"{NAME}.html", report.html())
     return report
 
 
-def read_runs(runs: Mapping[str, Path]) -> tuple[list[RunData], dict[str, str]]:
-    """Read the output folders, and find labels of what the runs are compared by. Raises as `build_report`."""
-    if not runs:
-        raise UserError("A report needs the output_dir of at least one run of step 3.")
-    data: list[RunData] = []
-    for name, folder in runs.items():
-        data.append(read_run(name, Path(folder)))
+def runs_report(paths: Sequence[Path], output_dir: Path) -> str:
+    """`build_report` of output folders, named after them; returns its tables. A metrics.jsonl is its folder."""
+    folders = [(path.parent if path.name == METRICS else path).resolve() for path in paths]
+    names = model_names(folders)
+    runs = dict(zip(names, folders, strict=True))
+    if len(runs) < len(folders):
+        raise UserError("A run is given twice: give each output folder once.")
+    for folder in folders:
+        if not (folder / METRICS).exists():
+            runs_inside = sorted(file.parent.name for file in folder.glob(f"*/{METRICS}"))
+            remedy = f" Give the runs in it: {', '.join(runs_inside[:5])}." if runs_inside else ""
+            raise UserError(f"{folder} holds no {METRICS}, so it is no output folder of a run.{remedy}")
+    return build_report(runs, output_dir, title=f"Runs: {', '.join(names)}").text().rstrip("\n")
 
+
+def _step_of(logs: Sequence[RunLog]) -> str:
+    """The step of all runs. Raises UserError if they differ."""
+    first = logs[0]
+    for log in logs:
+        if log.step != first.step:
+            raise UserError(
+                f"{first.name} ({RUNS[first.step]}) and {log.name} ({RUNS[log.step]}) are runs of different steps:"
+                " their numbers cannot be compared. Give the runs of each step in a report of their own."
+            )
+    return first.step
+
+
+def labels_of_runs(data: Runs) -> dict[str, str]:
+    """Labels of what runs of step 3 are compared by; warns where they are scored by different things."""
     first, *others = data
     same_sources = True
     same_metric = True
@@ -93,24 +167,84 @@ def read_runs(runs: Mapping[str, Path]) -> tuple[list[RunData], dict[str, str]]:
         logger.warning("The runs differ in what scores them: their scores may be numbers of different things.")
     if not same_metric:
         logger.warning("The runs differ in --metric_function: the report leaves it out and compares their scores.")
-    return data, labels_of(data, first.metric if same_metric else None)
+    return labels_of(data, first.metric if same_metric else None)
 
 
-def _curves(runs: Runs, labels: Labels) -> Section:
+def _difference_table(logs: Sequence[RunLog]) -> list[Table]:
+    """A table of the flags that differ between runs, if any do."""
+    different, _ = flag_rows(logs)
+    rows = [row for row in different if row[0].removeprefix("--") not in OUTPUT_FLAGS]
+    return [Table(["flags that differ", *(log.name for log in logs)], rows, "settings")] if rows else []
+
+
+def evaluation_table(logs: Sequence[RunLog]) -> Table:
+    """The first, the best and the last evaluation of each run, each number with its standard error."""
+    names = _evaluated_names(logs)
+    rows: list[list[object]] = []
+    for log in logs:
+        evaluations = _evaluations(log)
+        for label, row in evaluations.items():
+            rows.append([log.name, label, f"{row['update']:.0f}", *(_estimate(row, name) for name in names)])
+        if not evaluations:
+            rows.append([log.name, "none", *[None] * (1 + len(names))])
+    return Table(["run", "evaluation", "update", *names], rows, "evaluations")
+
+
+def _evaluated_names(logs: Sequence[RunLog]) -> list[str]:
+    """Names of the headline metrics that any run was evaluated by, the metric function's first."""
+    names = [log.metric for log in logs if log.metric is not None]
+    names += [name for name in HEADLINES if any(f"eval/{name}" in log.evals for log in logs)]
+    return list(dict.fromkeys(names))
+
+
+def _evaluations(log: RunLog) -> dict[str, dict[str, float]]:
+    """The rows of a run's first, best and last evaluation; one that is two of them counts as the last of these."""
+    indices = {"first": 0, "best": log.best, "last": len(log.evals) - 1}
+    rows: dict[str, dict[str, float]] = {}
+    for label, index in indices.items():
+        is_later = label != "last" and index == indices["last"]
+        if index is not None and index >= 0 and len(log.evals) and not is_later:
+            rows[label] = log.evals.iloc[index].to_dict()
+    if "last" in rows and log.best == indices["last"]:
+        rows["last, best"] = rows.pop("last")
+    return rows
+
+
+def _estimate(row: Mapping[str, float], name: str) -> Estimate:
+    error = row.get(f"eval/{name}_stderr", math.nan)
+    return Estimate(row.get(f"eval/{name}", math.nan), error if math.isfinite(error) else None)
+
+
+def _numbers(logs: Sequence[RunLog]) -> dict[str, Any]:
+    """Content of report.json."""
+    runs = []
+    for log in logs:
+        runs.append(
+            {
+                "name": log.name,
+                "folder": str(log.folder),
+                "finished": log.finished,
+                "flags": log.config,
+                "evaluations": _evaluations(log),
+            }
+        )
+    return {"step": logs[0].step, "runs": runs}
+
+
+def _curves(runs: Sequence[RunLog], labels: Labels) -> Section:
     symbols = dict(zip(MARKERS, SYMBOLS, strict=True))
     keys = []
     for number, run in enumerate(runs):
         look = look_of(number, run.name)
         symbol = symbols[look["marker"]]
         keys.append(Key(f"━{symbol}━", run.name, look["color"]))
-    keys.append(Key("╌╌", "SFT, before the first update"))
-    if len(runs) > 1:
-        keys.append(Key("┈┈", f"final score of {runs[0].name}", COLOURS[0]))
+    keys.append(Key("╌╌", "before the first update"))
     figures = []
     for chart in run_charts(runs, labels):
         title = f"{chart.title} over optimiser updates, all runs"
-        picture = draw_charts([chart], (5, 3.5), dpi=200)
-        figures.append(Figure(title, picture))
+        picture = drawn(partial(draw_charts, [chart], (5, 3.5), dpi=200), title)
+        if picture:
+            figures.append(Figure(title, picture))
     return Section("Learning curves", keys=keys, remark=READING, figures=figures)
 
 
@@ -164,12 +298,19 @@ def _panel(
     return MacroPanel(title, sample["tokens"], " · ".join(parts))
 
 
-def _settings(runs: Runs) -> Section:
+def _settings(runs: Sequence[RunLog]) -> Section:
     """Flags with their value in each run, those that differ between the runs first."""
-    headers = ["flag"]
+    different, equal = flag_rows(runs)
+    headers = ["flag", *(run.name for run in runs)]
+    table = Table(headers, different + equal, "settings", caption=FLAGS)
+    marked = frozenset(range(len(different)))
+    return Section("Settings", folded=table, marked=marked)
+
+
+def flag_rows(runs: Sequence[RunLog]) -> tuple[list[list[str]], list[list[str]]]:
+    """Flags with their value in each run: those that differ, and those that are equal."""
     flags: set[str] = set()
     for run in runs:
-        headers.append(run.name)
         flags.update(run.config)
     different: list[list[str]] = []
     equal: list[list[str]] = []
@@ -177,42 +318,33 @@ def _settings(runs: Runs) -> Section:
         values = [_flag_text(run, flag) for run in runs]
         rows = different if len(set(values)) > 1 else equal
         rows.append([f"--{flag}", *values])
-    table = Table(headers, different + equal, "settings", caption=FLAGS)
-    marked = frozenset(range(len(different)))
-    return Section("Settings", folded=table, marked=marked)
+    return different, equal
 
 
-def _flag_text(run: RunData, flag: str) -> str:
+def _flag_text(run: RunLog, flag: str) -> str:
     if flag not in run.config:
         return NONE
     return json.dumps(run.config[flag], ensure_ascii=False)
 
 
-def run_charts(runs: Runs, labels: Labels) -> list[Chart]:
-    """Charts in reading order; the metric function's and the critic's only where there is one. See `labels_of`."""
-    goals = goal_levels(runs, labels)
-    # Title, y axis with the unit, and the keys of metrics.jsonl for training and held-out prompts.
-    charts = [
-        (labels["scores"].capitalize(), "score", "objective/scores", "eval/scores"),
-        ("KL to SFT per sequence", "KL (nats per response)", "objective/kl", "eval/kl"),
-        ("Response length", "length (tokens)", "response/length", "eval/length"),
-    ]
-    if any("val/explained_variance" in run.train for run in runs):
-        charts.append(("Critic's explained variance", "part of variance (1 = all)", "val/explained_variance", ""))
-    name, label = next(iter(labels.items()))
-    if name != "scores":
-        charts.insert(0, (label.capitalize(), label, f"objective/{name}", f"eval/{name}"))
-    return [_chart(runs, *chart, goals) for chart in charts]
+def run_charts(runs: Sequence[RunLog], labels: Labels) -> list[Chart]:
+    """Charts in reading order of what any run has logged; the metric function's first, if `labels` name it."""
+    charts = []
+    for title, axis, train_key, eval_key in CHARTS:
+        is_score = train_key == "objective/scores" and "scores" in labels
+        train_key = train_key.replace("<step>", runs[0].step)
+        charts.append((labels["scores"].capitalize() if is_score else title, axis, train_key, eval_key))
+    for name, label in score_labels(labels).items():
+        if name != "scores":
+            charts.insert(0, (label.capitalize(), label, f"objective/{name}", f"eval/{name}"))
+    drawable = []
+    for title, axis, train_key, eval_key in charts:
+        if any(train_key in run.train or eval_key in run.evals for run in runs):
+            drawable.append(_chart(runs, title, axis, train_key, eval_key))
+    return drawable
 
 
-def _chart(
-    runs: Runs,
-    title: str,
-    axis: str,
-    train_key: str,
-    eval_key: str,
-    goals: Mapping[str, float],
-) -> Chart:
+def _chart(runs: Sequence[RunLog], title: str, axis: str, train_key: str, eval_key: str) -> Chart:
     lines = []
     starts = set()
     for number, run in enumerate(runs):
@@ -249,19 +381,9 @@ def _chart(
                     marks,
                 )
             )
-            starts.add(run.first.row.get(eval_key, math.nan))
+            starts.update(column_of(run.evals[run.evals["update"] == 0], eval_key).tolist())
     levels = [(level, SFT_LOOK) for level in sorted(filter(math.isfinite, starts))]
-    if train_key in goals:
-        levels.append((goals[train_key], GOAL_LOOK))
     return Chart(title, "optimiser updates", axis, lines, levels, scale="whole")
-
-
-def goal_levels(runs: Runs, labels: Labels) -> dict[str, float]:
-    """Levels at which the first run ends, by key of metrics.jsonl, for the others to reach; empty for a single run."""
-    if len(runs) < 2:
-        return {}
-    levels = levels_of(runs[0], list(score_labels(labels)))
-    return {f"objective/{name}": level for name, level in levels.items()}
 
 
 def smooth(values: Sequence[float] | Numbers) -> Numbers:
@@ -279,39 +401,6 @@ def smooth(values: Sequence[float] | Numbers) -> Numbers:
         if finite.size:
             means[index] = finite.mean()
     return means
-
-
-def draw_all(
-    runs: Runs,
-    labels: Labels,
-    title: str,
-) -> bytes:
-    """Draw all charts and one legend, as PNG of 1800 × 1080 pixels."""
-    legend: list[Look] = []
-    for number, run in enumerate(runs):
-        legend.append(
-            {
-                **look_of(number, legend_label(run.name)),
-                "linewidth": 2,
-                "markeredgecolor": "white",
-            }
-        )
-    if len(runs) > 1:
-        legend.append({**GOAL_LOOK, "label": f"final score of {runs[0].name}"})
-    grey = {"color": "#888888", "linewidth": 2}
-    legend += [
-        {**SFT_LOOK, "label": "SFT, before the first update"},
-        {**grey, "label": "each update, training prompts", "linewidth": 0.8, "alpha": 0.5},
-        {**grey, "label": "the same, smoothed"},
-        {**grey, "label": "evaluation, held-out prompts", "linestyle": "none", "marker": "o"},
-    ]
-    return draw_charts(
-        run_charts(runs, labels),
-        (15, 9),
-        columns=3,
-        title=title,
-        legend=legend,
-    )
 
 
 @dataclass(frozen=True)
