@@ -7,7 +7,7 @@ from textwrap import dedent
 import pytest
 
 from dschat.scoring.programs.blocks import LINE, ProgramLine, fenced_blocks, find_program, names_python, program_of
-from dschat.scoring.programs.scores import end_of, rewards_by_segment
+from dschat.scoring.programs.scores import ends_of, rewards_by_segment
 
 RIGHT = "print(int(input()) * 2)\n"
 FENCED = f"```python\n{RIGHT}```\n"
@@ -78,7 +78,7 @@ def test_a_response_that_is_still_thinking_has_no_program() -> None:
     assert program_of(FENCED, prompt="<|assistant|><think>\n") is None
     assert program_of(f"So.</think>{FENCED}", prompt="<|assistant|><think>\n") == RIGHT
     assert program_of(FENCED, prompt="<think>\n</think>\n") == RIGHT
-    assert end_of(f"<think>Perhaps\n{FENCED}", None) == len(f"<think>Perhaps\n{FENCED}")
+    assert ends_of(f"<think>Perhaps\n{FENCED}", [None])[None] == len(f"<think>Perhaps\n{FENCED}")
 
 
 @pytest.mark.parametrize(
@@ -201,9 +201,9 @@ def test_places_in_the_response() -> None:
         Done.
         """
     )
-    assert response[: end_of(response, "f")].endswith("return 2 * x")
-    assert response[: end_of(response, "g")].endswith("return x")
-    assert end_of(response, None) == response.index("\n     ```\nDone")
+    assert response[: ends_of(response, ["f"])["f"]].endswith("return 2 * x")
+    assert response[: ends_of(response, ["g"])["g"]].endswith("return x")
+    assert ends_of(response, [None])[None] == response.index("\n     ```\nDone")
     program = find_program(response)
     assert program is not None
     for position, character in enumerate(program.text):
@@ -217,6 +217,15 @@ def test_a_segments_reward_is_in_the_block_that_was_run() -> None:
     lines = ["```python\n", "def f(): pass\n", "```\n", "```python\n", "def f(): pass\n", "```\n"]
     assert rewards_by_segment([(0, 1.0)], ["f"], lines) == [0, 0, 0, 0, 1, 0]
     assert rewards_by_segment([(0, 1.0)], ["f"], lines, "first") == [0, 1, 0, 0, 0, 0]
+
+
+def test_functions_and_tests_cost_little_time() -> None:
+    """Each definition without an end was followed to the end of the program, once for each test."""
+    lines = ["```python\n", "(\n", *["def f\n"] * 4000, "```\n"]
+    start = time.process_time()
+    rewards = rewards_by_segment([(number, 1.0) for number in range(100)], ["f"] * 100, lines)
+    assert time.process_time() - start < 5
+    assert rewards == [0.0] * 4001 + [100.0, 0.0]
 
 
 def test_deep_nesting_takes_little_time() -> None:

@@ -13,7 +13,7 @@ from dschat.base.errors import UserError
 from dschat.models.scalar import ScalarModel
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.programs.run import ProgramOutcome, ProgramPool
-from dschat.scoring.programs.scores import ProgramScores, end_of, rewards_by_segment, rewards_of_tests
+from dschat.scoring.programs.scores import ProgramScores, ends_of, rewards_by_segment, rewards_of_tests
 from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
 from dschat.scoring.segments import Segments
@@ -213,17 +213,22 @@ PROGRAM = "def f(x):\n    return 2 * x\n\n    # of f\ndef g(x):\n    return x + 
 
 def test_where_functions_of_a_program_end():
     response = f"So:\n```python\n{PROGRAM}```\nDone."
-    assert response[: end_of(response, "f")].endswith("return 2 * x")
-    assert response[: end_of(response, "g")].endswith("return x + 1")
-    assert response[: end_of(response, None)].endswith("print(1)") and end_of(response, "h") == end_of(response, None)
+    assert response[: ends_of(response, ["f"])["f"]].endswith("return 2 * x")
+    assert response[: ends_of(response, ["g"])["g"]].endswith("return x + 1")
+    assert (
+        response[: ends_of(response, [None])[None]].endswith("print(1)")
+        and ends_of(response, ["h", None])["h"] == ends_of(response, [None])[None]
+    )
     method = "class Solution:\n    def f(self):\n        return 1\n    def g(self):\n        pass"
-    assert method[: end_of(method, "f")].endswith("return 1")
+    assert method[: ends_of(method, ["f"])["f"]].endswith("return 1")
     long = 'def f(\n    a,\n):\n    """Of\nf.\n    """\n# here\n    return a\nx = f(1)\ndef g(): return 1\ny = 2\n'
-    assert long[: end_of(long, "f")].endswith("return a") and long[: end_of(long, "g")].endswith("return 1")
+    assert long[: ends_of(long, ["f"])["f"]].endswith("return a") and long[: ends_of(long, ["g"])["g"]].endswith(
+        "return 1"
+    )
     again = "def f():\n  return 1\ndef f():\n  return 2\nprint(f())"
-    assert again[: end_of(again, "f")].endswith("return 2"), "the last one is called"
+    assert again[: ends_of(again, ["f"])["f"]].endswith("return 2"), "the last one is called"
     broken = "def f():\n  return (1\n"
-    assert broken[: end_of(broken, "f")].endswith("(1"), "as far as it can be read"
+    assert broken[: ends_of(broken, ["f"])["f"]].endswith("(1"), "as far as it can be read"
 
 
 def test_what_tests_are_worth():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many programs per second does the sandbox run, by level and number of workers?
 
-Programs are small and all different, so that no result is cached: one test each, which reads, adds and prints numbers.
+Programs are small, with one test each, which reads, adds and prints numbers.
 Seconds are wall time.
 """
 

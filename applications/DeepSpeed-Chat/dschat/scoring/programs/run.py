@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
-from dschat.base.fingerprints import content_hash
 from dschat.scoring.programs.levels import probe, strongest_level
 from dschat.scoring.programs.problem import Case, Problem, is_right, parse_problem
 from dschat.scoring.programs.sandbox import Execution, Level, SandboxJob, SandboxLimits, execute
@@ -21,7 +19,6 @@ logger = logging.getLogger(__name__)
 
 DEFAULT = SandboxLimits()
 ATTEMPTS = 3  # to start a sandbox
-MAX_CACHED = 100_000  # outcomes of programs
 Status = Literal["passed", "wrong", "runtime_error", "timeout", "compile_error", "invalid"]
 # In order of precedence: a program has the first status that one of its tests has. A test is `invalid` if the sandbox
 # could not be started, which says nothing about the program.
@@ -170,7 +167,10 @@ def _status_of(
 
 
 class ProgramPool:
-    """Runs programs on tests in threads, and caches outcomes other than `invalid` and `timeout`."""
+    """Runs programs on tests in threads.
+
+    A program is run even if an equal one has been: a kept outcome would make the luck of a random program permanent.
+    """
 
     def __init__(
         self,
@@ -197,7 +197,6 @@ class ProgramPool:
         self._max_tests = max_tests
         self._to_the_end = to_the_end
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
-        self._cache: dict[str, Future[ProgramOutcome]] = {}
         logger.info("programs run at sandbox level %s, %d at a time", self.level, workers)
         holes = probe(self.level).holes
         if holes:
@@ -222,7 +221,10 @@ class ProgramPool:
         futures: list[Future[ProgramOutcome]] = []
         try:
             for program, program_tests, origin in zip(programs, tests, origins, strict=True):
-                futures.append(self._submit(program, program_tests, origin))
+                problem = parse_problem(program_tests, origin, self._max_tests)
+                futures.append(
+                    self._threads.submit(run_problem, program, problem, self.limits, self.level, self._to_the_end)
+                )
             return [future.result() for future in futures]
         except BaseException:
             for future in futures:  # otherwise the process would run all of them before it ends
@@ -232,28 +234,3 @@ class ProgramPool:
     def cases(self, tests: str, origin: str) -> tuple[Case, ...]:
         """The tests of a row that are run. Raises UserError if they have another form."""
         return parse_problem(tests, origin, self._max_tests).cases
-
-    def _submit(
-        self,
-        program: str | None,
-        tests: str,
-        origin: str,
-    ) -> Future[ProgramOutcome]:
-        parts = [program, tests, asdict(self.limits), self.level, self._max_tests, self._to_the_end]
-        key = content_hash(json.dumps(parts))
-        cached = self._cache.get(key)
-        if cached is not None and not _may_change(cached):
-            return cached
-        if len(self._cache) >= MAX_CACHED:
-            self._cache.clear()
-        problem = parse_problem(tests, origin, self._max_tests)
-        future = self._threads.submit(run_problem, program, problem, self.limits, self.level, self._to_the_end)
-        self._cache[key] = future
-        return future
-
-
-def _may_change(run: Future[ProgramOutcome]) -> bool:
-    """Whether a finished run might have another outcome if it is repeated."""
-    if not run.done():
-        return False
-    return run.cancelled() or run.exception() is not None or run.result().status in ("invalid", "timeout")

@@ -8,7 +8,7 @@ import time
 import tokenize
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from io import StringIO
@@ -31,44 +31,47 @@ COLUMN = "input_output"
 NON_CODE = (tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.COMMENT, tokenize.ENDMARKER)
 
 
-def end_of(
+def ends_of(
     response: str,
-    function: str | None,
+    functions: Collection[str | None],
     which: ProgramBlock = "last",
     prompt: str = "",
-) -> int:
-    """The end of a function in a response's program, or of the program if it does not define the function.
+) -> dict[str | None, int]:
+    """The ends of functions in a response's program, or of the program for those that it does not define.
 
     Args:
         response: response of a policy.
-        function: name of the function; None for the program.
+        functions: names of functions; None for the program.
         which: see `dschat.scoring.programs.blocks.find_program`.
         prompt: see there.
 
     Returns:
-        The number of characters of the response up to the end; all of them if it has no program.
+        For each function, the number of characters of the response up to its end; all of them without a program.
     """
     program = find_program(response, which, prompt)
     if program is None:
-        return len(response)
-    ends = [] if function is None else _ends_of(program.text, function)
-    end = ends[-1] if ends else len(program.text.rstrip())
-    return program.position_in_response(end)
+        return dict.fromkeys(functions, len(response))
+    ends: dict[str | None, int] = dict.fromkeys(functions, len(program.text.rstrip()))
+    ends.update(_function_ends(program.text, functions))
+    return {function: program.position_in_response(end) for function, end in ends.items()}
 
 
-def _ends_of(program: str, function: str) -> list[int]:
-    """The ends of all functions of this name, found in the program's tokens. Nothing is compiled."""
+def _function_ends(program: str, functions: Collection[str | None]) -> dict[str, int]:
+    """The ends of the last definitions of functions, found in the program's tokens. Nothing is compiled."""
     line_starts = [0, *accumulate(len(line) + 1 for line in program.split("\n"))]
     tokens: list[tokenize.TokenInfo] = []
     with suppress(tokenize.TokenError, SyntaxError):
         for token in tokenize.generate_tokens(StringIO(program).readline):
             tokens.append(token)
-    ends: list[int] = []
-    for index, (word, name) in enumerate(pairwise(tokens)):
-        if word.type == tokenize.NAME and word.string == "def" and name.string == function:
-            last = _last_token(tokens[index + 1 :])
-            row, column = last.start if last.type == tokenize.NEWLINE else last.end
-            ends.append(line_starts[row - 1] + column)
+    starts: dict[str, int] = {}
+    for index, (word, name) in enumerate(pairwise(tokens), start=1):
+        if word.type == tokenize.NAME and word.string == "def" and name.string in functions:
+            starts[name.string] = index
+    ends: dict[str, int] = {}
+    for function, start in starts.items():
+        last = _last_token(tokens[start:])
+        row, column = last.start if last.type == tokenize.NEWLINE else last.end
+        ends[function] = line_starts[row - 1] + column
     return ends
 
 
@@ -139,9 +142,9 @@ def rewards_by_segment(
     response = "".join(segments)
     segment_ends = list(accumulate(map(len, segments)))
     rewards = [0.0] * len(segments)
+    ends = ends_of(response, {None, *functions}, which, prompt)
     for number, reward in tests:
-        function = None if number is None else functions[number]
-        end = end_of(response, function, which, prompt)
+        end = ends[None if number is None else functions[number]]
         rewards[min(bisect_left(segment_ends, end), len(segments) - 1)] += reward
     return rewards
 
