@@ -788,6 +788,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_a_reward_model_of_texts_shows_the_token_that_ends_them"),
     ("a reward model's template is read by our commands", "open_tokenizer", "original_template(_a)", "_a",
      "test_card_and_obvious_lines_give_the_trained_score[False-chatml]"),
+    ("vocabulary files stay beside new tokens", "save_tokenizer", "len(_a) != _b", "False",
+     "test_vocabulary_files_stay_beside_a_tokenizer_without_new_tokens[added1]"),
     ("an adapter alone: any model is its base", "is_model", "_a == _b", "True",
      "test_another_model_at_the_base_s_path_is_refused[load_causal_lm]"),
     ("an adapter's base counts by its path", "_folder_hash", "_a['base_model_name_or_path'] = _b", "pass",

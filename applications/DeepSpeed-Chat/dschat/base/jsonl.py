@@ -14,6 +14,7 @@ from typing import Any
 
 from dschat.base.atomic import reporting, writing, writing_once
 from dschat.base.errors import UserError
+from dschat.base.lfs import refuse_pointer
 
 
 class CutLine(UserError):
@@ -90,6 +91,7 @@ def iterate_rows(
     Raises:
         UserError: the file is missing, empty or not readable, or a line is not a JSON object; names file and line.
     """
+    refuse_pointer(path, flag)
     is_empty = True
     try:
         for origin, row in json_lines(path):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.base.jsonl import json_lines, opened, parse_json
+from dschat.base.lfs import refuse_pointer
 from dschat.data.rows import RawSource
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def open_files(root: Path) -> RawSource:
         files = SplitFiles([root], [], (), ())
     else:
         raise UserError(f"--data_path {root}: not a data file; give a file that ends in {', '.join(FILE_SUFFIXES)}.")
+    for file in (*files.train, *files.eval):
+        refuse_pointer(file, "--data_path")
     train_rows = chain.from_iterable(map(read_file, files.train))
     eval_rows = chain.from_iterable(map(read_file, files.eval)) if files.eval else None
     all_files = (*files.train, *files.eval)

@@ -3,6 +3,11 @@
 
 from pathlib import Path
 
+from dschat.base.errors import UserError
+from dschat.base.lfs import refuse_pointer
+
+FILES_READ = ("model*.safetensors", "adapter_model.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
+
 
 def explain_missing(
     kind: str,
@@ -38,6 +43,33 @@ def explain_missing(
         f"{first_line.rstrip('.')}. Check the name, the connection and, for gated models, HF_TOKEN; or download it "
         f"first with `hf download {path}`."
     )
+
+
+def refuse_pointers(path: str, where: str) -> None:
+    """Raises UserError if a file of a model's folder is a pointer of Git LFS; the message begins with `where`."""
+    for pattern in FILES_READ:
+        for file in sorted(Path(path).glob(pattern)):
+            refuse_pointer(file, where)
+
+
+def refuse_pickles(path: str, where: str) -> None:
+    """Raises UserError if a folder holds a model's or an adapter's weights as pickles alone; `where` begins it."""
+    folder = Path(path)
+    if any(folder.glob("*.safetensors")):
+        return
+    for file in sorted(folder.glob("pytorch_model*.bin")):
+        refuse_pointer(file, where)
+        raise UserError(
+            f"{where}: {file} is a pickle, and no weights are there in safetensors. Convert the model, which may be a"
+            f" reward model or critic of DeepSpeed-Chat: `python -m dschat.models.convert {folder} NEW_FOLDER`. Then"
+            " give NEW_FOLDER."
+        )
+    for file in folder.glob("adapter_model.bin"):
+        raise UserError(
+            f"{where}: {file} is a pickle, and no weights are there in safetensors. Convert it in Python: "
+            f"import torch; from safetensors.torch import save_file; save_file(torch.load({str(file)!r}, "
+            f"weights_only=True), {str(file.with_suffix('.safetensors'))!r})"
+        )
 
 
 def gguf_remedy(path: str) -> str | None:

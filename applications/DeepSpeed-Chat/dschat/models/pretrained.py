@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.models.lora import base_of, has_score_head, merge_adapter, named_base, warn_of_unknown_base
-from dschat.models.open_errors import explain_missing
+from dschat.models.open_errors import explain_missing, refuse_pickles, refuse_pointers
 from dschat.models.opening import (
     LoadOptions,
     Placement,
@@ -80,6 +80,9 @@ class ModelSource:
 def open_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
     """The config of a model, or of an adapter's base with the adapter's notes; with dropout off."""
     base, adapters = base_of(path, flag)
+    for folder in (base, *map(str, adapters)):
+        refuse_pointers(folder, f"{flag} {path}")
+        refuse_pickles(folder, f"{flag} {path}")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(base, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError) as error:

@@ -17,6 +17,7 @@ from dschat.base.atomic import put, write_file
 from dschat.models.heads import folded
 from dschat.models.lora import is_adapter, lora_config, merged, save_adapter
 from dschat.models.tensor_files import save_tensors
+from dschat.models.tokenizer import save_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def save_model(
         file_size: maximum bytes of weights per file, unless a single weight is larger.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     weights = folded(weights)
     if lora_config(model) is None:
         _save_plain(model, weights, folder, file_size)

@@ -2,14 +2,18 @@
 """Opens tokenizers and chooses their pad and end tokens, once for the whole run."""
 
 import logging
+import shutil
 from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file
 
 from dschat.base.errors import UserError
 from dschat.models.lora import file_place, named_base
-from dschat.models.open_errors import explain_missing
+from dschat.models.open_errors import explain_missing, refuse_pointers
 from dschat.models.score_template import original_template
 from dschat.models.templates import TemplateRefusal, apply_template
 from dschat.models.vocabulary import id_count
@@ -27,6 +31,14 @@ RESERVED_PAD_TOKENS = (
     "<|extra_0|>",
 )
 ADDED_PAD = "<pad>"
+VOCABULARY_FILES = (
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+)
 # A dialogue with contents that no chat template writes by itself.
 PROBE = [{"role": "user", "content": "QZXU"}, {"role": "assistant", "content": "QZXA"}]
 
@@ -40,12 +52,30 @@ def open_tokenizer(path: str, flag: str) -> Any:
         UserError: there is none; the message names the flag.
     """
     tokenizer_path = file_place(path, "tokenizer_config.json", flag)
+    refuse_pointers(tokenizer_path, f"{flag} {path}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(explain_missing("tokenizer", tokenizer_path, named_base(path, flag), error)) from error
     tokenizer.chat_template = original_template(tokenizer.chat_template)
+    tokenizer.length_when_opened = len(tokenizer)
     return tokenizer
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Writes a tokenizer, with the vocabulary files of the folder that it was opened from.
+
+    transformers reads tokenizer.json and writes it alone; programs such as llama.cpp read ``tokenizer.model``. The
+    files are left out if the run has added a token, which they would lack.
+    """
+    tokenizer.save_pretrained(folder)
+    if len(tokenizer) != getattr(tokenizer, "length_when_opened", None):
+        return
+    for name in VOCABULARY_FILES:
+        with suppress(OSError):  # there is no such file
+            source = cached_file(tokenizer.name_or_path, name, local_files_only=True)
+            if not (folder / name).exists():
+                shutil.copyfile(source, folder / name)
 
 
 def load_tokenizer(
