@@ -60,7 +60,7 @@ def _ordinary(folder: Path) -> tuple[Any, set[str]]:
     """A model that transformers opens, and the names of weights that are missing or too many."""
     architectures = AutoConfig.from_pretrained(folder, trust_remote_code=False).architectures or ()
     is_classifier = any(name.endswith("ForSequenceClassification") for name in architectures)
-    auto_class = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
+    auto_class: Any = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
     model, loading = auto_class.from_pretrained(
         folder, trust_remote_code=False, use_safetensors=False, dtype="auto", output_loading_info=True
     )

@@ -67,7 +67,7 @@ def refuse_pickles(path: str, where: str) -> None:
     for file in folder.glob("adapter_model.bin"):
         raise UserError(
             f"{where}: {file} is a pickle, and no weights are there in safetensors. Convert it in Python: "
-            f"import torch; from safetensors.torch import save_file; save_file(torch.load({str(file)!r}, "
+            f"import torch, safetensors.torch; safetensors.torch.save_file(torch.load({str(file)!r}, "
             f"weights_only=True), {str(file.with_suffix('.safetensors'))!r})"
         )
 

@@ -74,7 +74,7 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     for name in VOCABULARY_FILES:
         with suppress(OSError):  # there is no such file
             source = cached_file(tokenizer.name_or_path, name, local_files_only=True)
-            if not (folder / name).exists():
+            if source is not None and not (folder / name).exists():
                 shutil.copyfile(source, folder / name)
 
 
