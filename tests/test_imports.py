@@ -48,10 +48,12 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # Modules of the front door, and which of its other modules each may import.
 FRONT_DOOR: dict[str, set[str]] = {
-    "remote": set(),
-    "launch": {"remote"},
-    "main": {"launch"},
-    "cli": {"launch", "main"},
+    "cluster": set(),
+    "ranks": set(),
+    "remote": {"ranks"},
+    "launch": {"cluster", "ranks", "remote"},
+    "main": {"cluster", "launch"},
+    "cli": {"cluster", "launch", "main"},
     "__main__": {"cli", "remote"},
     "reference": {"cli"},
 }

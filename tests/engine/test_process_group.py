@@ -136,7 +136,7 @@ def test_a_group_of_one_compiles_no_test_programs(tmp_path):
 def test_a_group_that_cannot_be_joined_leaves_nothing_behind(monkeypatch):
     """The next one in this process does not take itself for a launcher's."""
 
-    def fail(timeout):
+    def fail(timeout, save_timeout):
         raise OSError("no network")
 
     for name in process_group.LAUNCH_VARIABLES:
@@ -153,7 +153,7 @@ def test_a_group_of_one_leaves_the_variables_of_a_cluster(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(process_group, "_join_group", lambda timeout: None)
+    monkeypatch.setattr(process_group, "_join_group", lambda timeout, save_timeout: None)
     monkeypatch.setattr(process_group.dist, "barrier", lambda: None)
     with process_group.process_group():
         assert os.environ["WORLD_SIZE"] == "1"

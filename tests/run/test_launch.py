@@ -1,26 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which processes are started: GPUs of this machine, several machines, and what does not fit together."""
 
-import errno
-import os
 import signal
 import socket
 import subprocess
-import time
 from threading import Event
 
-import psutil
 import pytest
 
 from dschat import launch
 from dschat.base.errors import UserError
-from dschat.launch import (
-    LauncherSignals,
-    is_worker,
-    plan_launch,
-    worker_environment,
-)
-from dschat.launch import _launcher_variables as launcher_variables
+from dschat.cluster import Rank
+from dschat.launch import LaunchPlan, check_against_rank, plan_launch, variables_of_ranks, worker_environment
+from dschat.remote import launcher_variables
 from dschat.settings.processes import LaunchFlags
 
 NVIDIA_SMI = """#!/bin/sh
@@ -67,63 +59,49 @@ def test_a_process_stops_once_what_started_it_is_gone(how, monkeypatch):
     signal.signal(signal.SIGTERM, before)
 
 
-def run_launcher(command):
-    """The launcher's exit status, with the signals of this process passed on to it."""
-    with LauncherSignals(local=True) as signals:
-        return launch.run_launcher(command, dict(os.environ), signals)
-
-
 def started(**flags):
     return plan_launch(LaunchFlags(**flags))
 
 
 @pytest.mark.parametrize(
-    ("visible", "options"),
+    ("visible", "count"),
     [
-        (None, ["--num_gpus", "2"]),  # nvidia-smi's, without the parts of a GPU
-        ("no driver", ["--num_gpus", "1"]),
-        ("", ["--num_gpus", "1"]),
-        (" ", ["--num_gpus", "1"]),
-        ("-1", ["--num_gpus", "1"]),
-        ("3", ["--num_gpus", "1"]),
-        ("GPU-8f6d21", ["--num_gpus", "1"]),
-        ("MIG-1", ["--num_gpus", "1"]),
-        ("4,5,6,7", ["--include", "localhost:4,5,6,7"]),
-        ("2, 3", ["--include", "localhost:2,3"]),
+        (None, 2),  # nvidia-smi's, without the parts of a GPU
+        ("no driver", 1),
+        ("", 1),
+        (" ", 1),
+        ("-1", 1),
+        ("3", 1),
+        ("GPU-8f6d21", 1),
+        ("MIG-1", 1),
+        ("4,5,6,7", 4),
+        ("2, 3", 2),
+        ("GPU-1,GPU-2", 2),
     ],
 )
-def test_gpus_are_found(visible, options, programs, monkeypatch):
-    """The launcher replaces the variable, so that it is told; one process uses what the variable says."""
+def test_gpus_are_found(visible, count, programs, monkeypatch):
+    """The ranks inherit the variable; each takes the visible GPU of its number."""
     if visible == "no driver":
         (programs / "nvidia-smi").write_text(NO_DRIVER)
     elif visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    found = started()
-    assert found.options == [*options, *PORT]
-    assert found.num_processes == (int(options[1]) if options[0] == "--num_gpus" else len(options[1].split(",")))
-    assert found.needs_no_launcher == (found.num_processes == 1)
+    assert started() == LaunchPlan(count, count)
 
 
 def test_some_of_the_visible_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
-    assert started(num_gpus=2, master_port=29501).options == ["--include", "localhost:4,6", "--master_port", "29501"]
+    assert started(num_gpus=2, master_port=29501) == LaunchPlan(2, 2, master_port=29501)
     with pytest.raises(UserError, match="--num_gpus 4 .* CUDA_VISIBLE_DEVICES=4,6,7 names fewer"):
         started(num_gpus=4)
 
 
-@pytest.mark.parametrize("visible", ["GPU-1,GPU-2", "-1", "0,,1", "0,1,", "all", "0 1", "0;1", "0-3"])
-def test_gpus_that_the_launcher_cannot_be_told(visible, monkeypatch):
-    """It would drop them and take the machine's first ones, which may be somebody else's."""
+@pytest.mark.parametrize("flags", [{}, {"num_gpus": 2}])
+@pytest.mark.parametrize("visible", ["0,,1", "0,1,", "all", "0 1", "0;1", "0-3", "0,-1"])
+def test_gpus_that_cannot_be_counted(visible, flags, monkeypatch):
+    """CUDA would show fewer, or none."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(UserError, match="takes only GPU numbers; .*such as CUDA_VISIBLE_DEVICES=0,1"):
-        started(num_gpus=2)
-
-
-@pytest.mark.parametrize("visible", ["GPU-1,GPU-2", "0-3", "all"])
-def test_gpus_that_cannot_be_counted(visible, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(UserError, match="takes only GPU numbers"):
-        started()
+    with pytest.raises(UserError, match="is no GPU; .*such as CUDA_VISIBLE_DEVICES=0,1"):
+        started(**flags)
 
 
 @pytest.mark.parametrize("flags", [{}, {"num_gpus": 2}, {"num_nodes": 2, **HERE}])
@@ -133,35 +111,113 @@ def test_a_gpu_that_is_named_twice(flags, monkeypatch):
         started(**flags)
 
 
-@pytest.mark.parametrize("visible", ["4,5,6,7", "1", "0,2", "1,0", "08"])
-def test_several_machines_use_their_first_gpus(visible, monkeypatch):
-    """The launcher numbers them from 0 there, whatever the variable says."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0, 1")
-    assert started(num_nodes=2, **HERE).hostfile_text == "node-0 slots=2\nnode-1 slots=2\n"
+@pytest.mark.parametrize("visible", ["4,5", "1,0", "GPU-1,GPU-2"])
+def test_which_gpus_several_machines_use(visible, tmp_path, monkeypatch):
+    """Those of the variable; DeepSpeed's launcher, which reaches machines by ssh, numbers them from 0."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(UserError, match=f"CUDA_VISIBLE_DEVICES={visible}: on several machines the launcher uses the"):
-        started(num_nodes=2, **HERE)
+    assert started(num_nodes=2, **HERE) == LaunchPlan(4, 2, 0, "10.0.0.1")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("first slots=2\nsecond slots=2\n")
+    with pytest.raises(UserError, match=f"CUDA_VISIBLE_DEVICES={visible}: over ssh DeepSpeed's launcher"):
+        started(hostfile=str(hosts))
 
 
 def test_machines_with_ssh(tmp_path):
-    """Slots are counted; a number of processes takes their place."""
+    """Slots are counted; a number of processes takes their process."""
     hosts = tmp_path / "hosts"
     hosts.write_text("# ours\n\nfirst slots=8\nsecond slots=8  # the slow one")
     found = started(hostfile=str(hosts))
-    assert (found.num_processes, found.options, found.ssh_hosts) == (
-        16,
-        ["--hostfile", str(hosts), *PORT],
-        ("first", "second"),
-    )
+    assert (found.world_size, found.ssh_hosts) == (16, ("first", "second"))
+    assert found.ssh_options == ("--hostfile", str(hosts), *PORT)
     found = started(hostfile=str(hosts), num_gpus=4)
-    assert (found.num_processes, found.options) == (8, ["--hostfile", str(hosts), "--num_gpus", "4", *PORT])
+    assert (found.world_size, found.ssh_options) == (8, ("--hostfile", str(hosts), *PORT, "--num_gpus", "4"))
 
 
-def test_machines_without_ssh():
-    found = started(num_nodes=2, num_gpus=8, node_rank=1, master_addr="10.0.0.1")
-    options = ["--num_gpus", "8", *PORT, "--no_ssh", "--node_rank", "1", "--master_addr", "10.0.0.1"]
-    assert (found.num_processes, found.options, found.ssh_hosts) == (16, options, ())
-    assert not found.needs_no_launcher and found.hostfile_text == "node-0 slots=8\nnode-1 slots=8\n"
+def test_machines_without_ssh(tmp_path):
+    assert started(num_nodes=2, num_gpus=8, node_rank=1, master_addr="10.0.0.1") == LaunchPlan(16, 8, 8, "10.0.0.1")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("first slots=2\nsecond slots=4\nthird slots=3\n")
+    third = started(hostfile=str(hosts), node_rank=2, master_addr="10.0.0.1")
+    assert third == LaunchPlan(9, 3, 6, "10.0.0.1")
+
+
+def test_the_variables_of_ranks():
+    """Two of six ranks, on the second of three machines."""
+    first, second = variables_of_ranks(LaunchPlan(6, 2, 2, "10.0.0.1", 7))
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    assert [first[name] for name in names] == ["2", "0", "6", "2", "2", "10.0.0.1", "7"]
+    assert [second[name] for name in names] == ["3", "1", "6", "2", "2", "10.0.0.1", "7"]
+
+
+POD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-0"}
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1"}
+SLURM |= {"SLURM_STEP_NODELIST": "job-0,job-1"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "flags", "expected"),
+    [
+        (POD, {"master_addr": "job-0"}, LaunchPlan(4, 2, 2, "job-0")),  # as the variable gives it to the flag
+        (POD, {"num_gpus": 1, "master_addr": "job-0"}, LaunchPlan(2, 1, 1, "job-0")),
+        (SLURM, {}, LaunchPlan(4, 2, 2, "job-0")),
+        (SLURM, {"num_gpus": 8, "master_port": 7}, LaunchPlan(16, 8, 8, "job-0", 7)),
+        (SLURM, {"num_nodes": 2, "node_rank": 0, "master_addr": "a"}, LaunchPlan(4, 2, 0, "a")),  # flags say it all
+        (
+            {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "3"},
+            {"master_addr": "a"},
+            LaunchPlan(6, 3, 3, "a"),
+        ),
+    ],
+)
+def test_machines_of_a_cluster(variables, flags, expected, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("dschat.cluster.subprocess.run", missing_program)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    if "num_gpus" in flags:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert started(**flags) == expected
+
+
+def missing_program(*words, **named):
+    raise FileNotFoundError
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            {"num_nodes": 1},
+            "--num_nodes 1 .*, but srun .* starts this command on 2 machines, which would",
+        ),
+        ({"num_nodes": 3, "node_rank": 0, "master_addr": "a"}, "--num_nodes 3 .*, but srun .* on 2 machines: leave"),
+    ],
+)
+def test_flags_against_a_cluster(flags, said, monkeypatch):
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=said):
+        started(**flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"num_nodes": 2}, "--num_nodes 2, but srun starts every rank itself"),
+        ({"node_rank": 0}, "--node_rank 0, but srun"),
+        ({"hostfile": "hosts"}, "--hostfile hosts, but srun"),
+        ({"num_gpus": 4}, "--num_gpus 4 .*, but srun starts 2 ranks on this machine"),
+        ({"num_gpus": 2, "num_nodes": 1}, None),
+        ({}, None),
+    ],
+)
+def test_flags_of_a_process_that_is_one_rank(flags, said):
+    rank = Rank(3, 1, 4, 2, "a", "srun")
+    if said is None:
+        check_against_rank(LaunchFlags(**flags), rank)
+        return
+    with pytest.raises(UserError, match=said):
+        check_against_rank(LaunchFlags(**flags), rank)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +251,7 @@ def test_a_hostfile_that_is_a_folder(tmp_path):
     [
         (None, {"node_rank": 2, "master_addr": "10.0.0.1"}, "--node_rank 2: the last of 2 machines"),
         (None, {"num_nodes": 3}, "--num_nodes 3 .*, but --hostfile .* names 2 machines"),
-        ("0,1", {}, "slots=8.*, but CUDA_VISIBLE_DEVICES=0,1 names fewer"),
+        ("0,1", {}, "hosts: 8 ranks, but CUDA_VISIBLE_DEVICES=0,1 names fewer"),
         ("0,1", {"num_gpus": 4}, "--num_gpus 4 .* CUDA_VISIBLE_DEVICES=0,1 names fewer"),
     ],
 )
@@ -214,9 +270,7 @@ def test_a_hostfile_with_other_settings_that_agree(tmp_path, monkeypatch):
     hosts = tmp_path / "hosts"
     hosts.write_text("first slots=8\nsecond slots=8\n")
     found = started(hostfile=str(hosts), num_nodes=2, node_rank=1, master_addr="10.0.0.1", num_gpus=2)
-    without_ssh = ["--no_ssh", "--node_rank", "1", "--master_addr", "10.0.0.1"]
-    assert found.options == ["--hostfile", str(hosts), "--num_gpus", "2", *PORT, *without_ssh]
-    assert (found.num_processes, found.hostfile_text, found.ssh_hosts) == (4, None, ())
+    assert found == LaunchPlan(4, 2, 2, "10.0.0.1")
 
 
 def test_machines_of_a_hostfile_may_have_more_gpus_than_this_one(tmp_path, monkeypatch):
@@ -224,7 +278,7 @@ def test_machines_of_a_hostfile_may_have_more_gpus_than_this_one(tmp_path, monke
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     hosts = tmp_path / "hosts"
     hosts.write_text("first slots=2\nsecond slots=8\n")
-    assert started(hostfile=str(hosts)).num_processes == 10
+    assert started(hostfile=str(hosts)).world_size == 10
 
 
 @pytest.mark.parametrize("port", [0, 65536])
@@ -251,15 +305,6 @@ def test_more_processes_than_visible_gpus_on_several_machines(monkeypatch):
 def test_what_several_machines_need(flags, message):
     with pytest.raises(UserError, match=message):
         started(**flags)
-
-
-def test_a_process_of_a_launcher_knows_it(monkeypatch):
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    assert not is_worker()
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        monkeypatch.setenv(name, "1")
-    assert is_worker()
 
 
 @pytest.mark.parametrize("number", [0, -1])
@@ -292,118 +337,25 @@ def test_variables_of_deepspeeds_own_file(content, tmp_path, monkeypatch):
         launcher_variables()
 
 
-@pytest.fixture
-def waited_for(tmp_path, monkeypatch):
-    """A file that is there once the launcher is waited for."""
-    there = tmp_path / "waited_for"
-
-    class Job(subprocess.Popen):
-        def wait(self, timeout=None):
-            there.touch()
-            return super().wait(timeout)
-
-    monkeypatch.setattr("dschat.launch.subprocess.Popen", Job)
-    return there
-
-
-def test_a_signal_that_comes_while_the_launcher_starts():
-    """Goes to it, not to this process alone."""
-    command = ["sh", "-c", f"kill -TERM {os.getpid()}; sleep 60"]
-    assert run_launcher(command) == 143
-
-
-@pytest.mark.parametrize("how", ["", "trap '' TERM; "])
-def test_what_the_launcher_leaves_behind_is_ended(how, monkeypatch, capsys):
-    """At SIGTERM, or by SIGKILL where it takes no notice; the launcher's status counts."""
-    monkeypatch.setattr("dschat.launch.STRAYS_TERM_AFTER", 0.3)
-    monkeypatch.setattr("dschat.launch.STRAYS_KILL_AFTER", 0.5)
-    begun = time.monotonic()
-    stray = f"{how}while :; do sleep 0.1; done"
-    assert run_launcher(["sh", "-c", f'sh -c "{stray}" & exit 7']) == 7
-    assert time.monotonic() - begun < 20
-    told = capsys.readouterr().err
-    assert "the launcher has ended, but not its processes" in told and "they get SIGTERM" in told
-    assert ("they get SIGKILL" in told) == bool(how)
-
-
-class ClosedTerminal:
-    """A stream of which nobody reads."""
-
-    def write(self, text):
-        raise OSError(errno.EIO, "Input/output error")
-
-
-def test_what_the_launcher_leaves_behind_is_ended_behind_a_closed_terminal(monkeypatch):
-    """The warning cannot be written; the process is signalled all the same."""
-    monkeypatch.setattr("dschat.launch.STRAYS_TERM_AFTER", 0.3)
-    monkeypatch.setattr("sys.stderr", ClosedTerminal())
-    begun = time.monotonic()
-    assert run_launcher(["sh", "-c", 'sh -c "sleep 60" & exit 7']) == 7
-    assert time.monotonic() - begun < 20
-
-
-def test_a_closed_terminal_is_told_to_the_launcher_as_sigterm():
-    """DeepSpeed's launcher handles SIGTERM and SIGINT alone; the status is that of the signal which came."""
-    command = ["sh", "-c", f"trap 'exit 9' HUP; trap 'exit 8' TERM; kill -HUP {os.getpid()}; sleep 60 & wait"]
-    with LauncherSignals(local=False) as signals:
-        launcher = subprocess.Popen(command, process_group=0)
-        signals.pass_to(launcher.pid)
-        assert launcher.wait(30) == 8 and signals.last == signal.SIGHUP
-
-
-def test_what_the_launcher_leaves_behind_may_end_by_itself(capsys):
-    command = ["sh", "-c", "sleep 0.5 & exit 0"]
-    assert run_launcher(command) == 0 and not capsys.readouterr().err
-
-
-def test_a_process_that_ends_before_the_signal_comes(waited_for, monkeypatch):
-    """Is nothing to fail of."""
-
-    class Ended:
-        def send_signal(self, number):
-            asked.append(number)
-            raise psutil.NoSuchProcess(1)
-
-    asked = []
-    monkeypatch.setattr("dschat.launch._training_processes", lambda launcher: [Ended()])
-    command = ["sh", "-c", f"until [ -e {waited_for} ]; do sleep 0.05; done; kill -INT {os.getpid()}"]
-    assert run_launcher(command) == 130 and asked == [signal.SIGINT]
-
-
 def test_a_port_on_which_another_run_listens_is_refused_before_processes_start(monkeypatch):
     """Else a process of this run may join the other one before this run's first process finds the port in use."""
-    monkeypatch.setattr(launch, "run_launcher", None)
+    monkeypatch.setattr(launch, "run_ranks", lambda command, environments, signals, first_rank: 42)
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(UserError, match=f"--master_port {port} .*another run or program listens there"):
             launch.launch(started(num_gpus=2, master_port=port), ["ppo"])
-        launch_without_processes(started(num_gpus=2, num_nodes=2, node_rank=1, master_addr="first", master_port=port))
-    launch_without_processes(started(num_gpus=2, master_port=port))
+        second = started(num_gpus=2, num_nodes=2, node_rank=1, master_addr="first", master_port=port)
+        assert launch.launch(second, ["ppo"]) == 42
+    assert launch.launch(started(num_gpus=2, master_port=port), ["ppo"]) == 42
 
 
-def launch_without_processes(plan):
-    with pytest.raises(TypeError, match="not callable"):  # the launcher of these tests is None
-        launch.launch(plan, ["ppo"])
+def test_the_message_of_the_first_failure_comes_last(monkeypatch, capsys):
+    def fail(command, environments, signals, first_rank):
+        assert command[1:] == ["-m", "dschat", "ppo"] and len(environments) == 2
+        with open(environments[1][launch.ERROR_FILE], "w") as file:
+            file.write("error: the reward function\n")
+        return 2
 
-
-def test_where_the_first_process_listens(tmp_path):
-    hosts = tmp_path / "hosts"
-    hosts.write_text("first slots=2\n")
-    assert started(num_gpus=2, master_port=7).local_port == 7
-    assert started(hostfile=str(hosts), master_port=7).local_port == 7
-    nodes = {"num_gpus": 2, "num_nodes": 2, "master_addr": "first", "master_port": 7}
-    assert started(node_rank=0, **nodes).local_port == 7
-    assert started(node_rank=1, **nodes).local_port is None
-    hosts.write_text("first slots=2\nsecond slots=2\n")
-    assert started(hostfile=str(hosts), master_port=7).local_port is None  # the first machine may be another
-
-
-def test_the_latest_signal_is_kept_until_the_launcher_runs():
-    command = ["sh", "-c", "trap 'exit 8' TERM; trap 'exit 7' INT; echo ready; sleep 60 & wait"]
-    with LauncherSignals(local=True) as signals:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGINT)
-        launcher = subprocess.Popen(command, process_group=0, stdout=subprocess.PIPE)
-        assert launcher.stdout.readline() == b"ready\n"
-        signals.pass_to(launcher.pid)
-        assert launcher.wait(30) == 7 and signals.last == signal.SIGINT
+    monkeypatch.setattr(launch, "run_ranks", fail)
+    assert launch.launch(LaunchPlan(2, 2, 2), ["ppo"]) == 2
+    assert capsys.readouterr().err == "error: the reward function\n"

@@ -98,29 +98,19 @@ def test_a_model_of_another_step_is_warned_of(tmp_path, caplog):
 @pytest.mark.parametrize("step", ["sft", "reward", "dpo", "ppo", "tokens", "rloo", "refuel", "refuel_online"])
 def test_the_model_card_states_data_settings_and_metrics(step, tmp_path):
     titles = {"sft": "Supervised fine-tuning", "reward": "Reward model", "dpo": "Direct preference optimisation"}
-    titles |= {
-        "ppo": "PPO with macro actions (step 3)",
-        "tokens": "PPO on tokens (step 3)",
-        "rloo": "RLOO, without a critic",
-        "refuel": "REFUEL on pairs",
-    }
-    record = new_record("ppo" if step in ("tokens", "rloo") else step, [], 1, 1)
+    titles |= {"ppo": "PPO with macro actions (step 3)", "tokens": "PPO on tokens (step 3)"}
+    titles |= {"rloo": "RLOO, without a critic", "refuel": "REFUEL on pairs"}
+    changed = {"tokens": {"ngram": 1}, "rloo": {"advantage_estimator": "rloo"}}
+    record = new_record("ppo" if step in changed else step, [], 1, 1)
     record.data = {"sources": [{"name": "tldr", "train": 120, "eval": 30, "hub": {"id": "openai/tldr"}}]}
     record.metrics = {"eval/scores": 1.23456789, "eval/scores_stderr": 0.123, "eval/rows": 30.0}
-    settings = {"ngram": 1 if step == "tokens" else 5, "kl_coef": 0.1} | (
-        {"advantage_estimator": "rloo"} if step == "rloo" else {}
-    )
-    model = CardModel("mine", "policy", "base/model", "out/mine")
-    write_model_card(tmp_path, model, settings, record)
+    settings = {"kl_coef": 0.1} | changed.get(step, {"ngram": 5})
+    write_model_card(tmp_path, CardModel("mine", "policy", "base/model", "out/mine"), settings, record)
     body = (tmp_path / "README.md").read_text().split("---\n", 2)[2]
-    texts = [
-        "# mine: policy",
-        titles.get(step, "REFUEL with users"),
-        "started from `base/model`",
-        f"- `--ngram`: {settings['ngram']}",
-    ]
-    texts += ["- `tldr`: 120 training and 30 held-out rows", "- `--kl_coef`: 0.1", "- eval/scores: 1.235 ± 0.12"]
-    texts += ["On 30 held-out rows, after 0 updates, ± one standard error:", "of ma-rlhf 0.1.0"]
+    texts = ["# mine: policy", titles.get(step, "REFUEL with users"), "started from `base/model`"]
+    texts += [f"- `--{flag}`: {value}" for flag, value in settings.items()]
+    texts += ["- `tldr`: 120 training and 30 held-out rows", "- eval/scores: 1.235 ± 0.12"]
+    texts += ["On 30 held-out rows, after 0 updates, ± one standard error:", "the defaults of ma-rlhf 0.1.0."]
     assert all(text in body for text in [*texts, f"torch {record.packages['torch']}"])
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import stat
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -122,7 +123,7 @@ def test_words_and_variables_arrive(machines, capfd):
     """DeepSpeed's launcher builds the command lines; a shell reads them."""
     (machines / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\n\n# ours\nOWN=a b$HOME\n")
     hosts = machines / "hosts"
-    processes = LaunchPlan(2, ["--hostfile", str(hosts)], ssh_hosts=("first", "second"))
+    processes = LaunchPlan(2, 1, ssh_options=("--hostfile", str(hosts)), ssh_hosts=("first", "second"))
     assert launch(processes, WORDS) == 0
     shown = "".join(capfd.readouterr()) + (machines / "notes").read_text()
     for rank in (0, 1):
@@ -156,7 +157,7 @@ def test_a_list_of_one_machine(by_ssh, machines, monkeypatch):
     hosts = machines / "hosts"
     hosts.write_text("first slots=2\n")
     processes = plan_launch(LaunchFlags(hostfile=str(hosts)))
-    assert not processes.ssh_hosts and not processes.needs_no_launcher
+    assert not processes.ssh_hosts and processes.world_size == 2
     words = [
         "ppo",
         "--data_path",
@@ -167,7 +168,9 @@ def test_a_list_of_one_machine(by_ssh, machines, monkeypatch):
         "",
         "packed:eA==",
     ]
-    assert launch(replace(processes, ssh_hosts=("first",) if by_ssh else ()), words) == 0
+    if by_ssh:
+        processes = replace(processes, ssh_hosts=("first",), ssh_options=("--hostfile", str(hosts)))
+    assert launch(processes, words) == 0
     for rank in (0, 1):
         found = json.loads((machines / f"rank-{rank}").read_text())
         assert found["words"] == words
@@ -222,7 +225,7 @@ def test_a_signal_while_variables_are_sent_or_removed(when, number, machines):
     kill = f"[[ $* != {pattern} ]] || {{ kill -{number.value} {os.getpid()}; sleep 0.3; }}"
     (machines / "ssh").write_text(SSH.replace("exec env", f"{kill}\nexec env"))
     before = signal.getsignal(number)
-    processes = LaunchPlan(2, ["--hostfile", str(machines / "hosts")], ssh_hosts=("first", "second"))
+    processes = LaunchPlan(2, 1, ssh_options=("--hostfile", str(machines / "hosts")), ssh_hosts=("first", "second"))
     status = launch(processes, ["ppo"])
     notes = (machines / "notes").read_text()
     assert status == ({signal.SIGTERM: 143, signal.SIGINT: 130}[number] if when == "sending" else 0)
@@ -230,11 +233,21 @@ def test_a_signal_while_variables_are_sent_or_removed(when, number, machines):
     assert not Path(re.findall(r"rm -f (\S+)", notes)[0]).exists()
 
 
+def test_a_closed_terminal_is_told_to_the_launcher_as_sigterm():
+    """DeepSpeed's launcher handles SIGTERM and SIGINT alone."""
+    command = ["sh", "-c", "trap 'exit 9' HUP; trap 'exit 8' TERM; echo ready; while :; do sleep 0.05; done"]
+    launcher = subprocess.Popen(command, process_group=0, stdout=subprocess.PIPE)
+    assert launcher.stdout.readline() == b"ready\n"
+    remote._send_to_launcher(launcher, signal.SIGHUP)
+    assert launcher.wait(30) == 8
+    remote._send_to_launcher(launcher, signal.SIGHUP)  # it has gone
+
+
 @pytest.mark.parametrize(("missing", "package"), [("pdsh", "pdsh"), ("ssh", "openssh-client")])
 def test_a_program_that_is_missing(missing, package, machines, monkeypatch):
     (machines / missing).unlink()
     monkeypatch.setenv("PATH", str(machines))
-    processes = LaunchPlan(2, ["--hostfile", str(machines / "hosts")], ssh_hosts=("first", "second"))
+    processes = LaunchPlan(2, 1, ssh_options=("--hostfile", str(machines / "hosts")), ssh_hosts=("first", "second"))
     with pytest.raises(UserError, match=f"reached by {missing}, .*Debian package {package}"):
         launch(processes, ["ppo"])
 

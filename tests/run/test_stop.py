@@ -32,8 +32,9 @@ def test_a_signal_ends_drawing_at_the_next_token(monkeypatch):
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_ctrl_c_ends_at_once(first):
+def test_a_second_ctrl_c_ends_at_once(first, monkeypatch):
     """Whatever signal came before: a run that hangs can be ended from its terminal."""
+    monkeypatch.setattr(stop, "SAME_CTRL_C", 0.0)
     with stop.stop_signals():
         signal.raise_signal(first)
         if first != signal.SIGINT:
@@ -46,6 +47,14 @@ def test_a_second_ctrl_c_ends_at_once(first):
         assert stopped.value.status == 128 + first
     with stop.stop_signals():
         assert not stop.is_stopping_here()
+
+
+def test_one_ctrl_c_that_arrives_twice_lets_the_run_save():
+    """From the terminal, and from the launcher that passes it on."""
+    with stop.stop_signals():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert stop.is_stopping_here()
 
 
 @pytest.mark.parametrize(("own", "everywhere"), [(15, 15), (0, 15), (0, 0)])

@@ -134,7 +134,7 @@ import json, sys
 import torch.distributed as dist
 dist.init_process_group("gloo")
 from dschat.run.distributed import make_host_groups
-make_host_groups(60.0)
+make_host_groups(60.0, 60.0)
 from dschat.base.errors import UserError
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.programs.run import ProgramOutcome

@@ -175,6 +175,14 @@ def test_a_checkpoint_that_another_process_leaves_unfinished_is_not_blamed_on_th
     assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
+def test_a_save_that_was_cut_short_is_said(group, tmp_path, caplog):
+    supervised("sft", tmp_path, save_steps=1, max_steps=1).fit()
+    (tmp_path / checkpoint.WRITING / "step-2").mkdir(parents=True)
+    supervised("sft", tmp_path, save_steps=1, max_steps=2, resume_from_checkpoint=True).fit()
+    assert "the save of step-2 was cut short when its process was ended" in caplog.text
+    assert (tmp_path / "checkpoints" / "step-2").exists()
+
+
 @pytest.mark.parametrize("obstacle", ["a link", "a busy file", "a file of that name"])
 def test_a_checkpoint_that_cannot_be_removed_ends_nothing(obstacle, group, tmp_path, monkeypatch, caplog):
     """A link to another disk, a file that NFS keeps while somebody reads it, a file that is no checkpoint."""

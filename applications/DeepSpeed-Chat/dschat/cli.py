@@ -18,7 +18,8 @@ from pkgutil import resolve_name
 from typing import Any, Protocol, runtime_checkable
 
 from dschat.base.errors import UserError
-from dschat.launch import LAUNCH_ONLY_FLAGS, is_worker, launch, plan_launch, worker_environment
+from dschat.cluster import Rank, adopt, is_worker, process_of
+from dschat.launch import LAUNCH_ONLY_FLAGS, check_against_rank, launch, plan_launch, worker_environment
 from dschat.main import run_main, run_script, run_training
 from dschat.settings.common import CommonConfig
 from dschat.settings.other_names import command_suggestion
@@ -305,23 +306,28 @@ def train_step(
     Returns:
         The exit status.
     """
-    if is_worker() or not may_launch:
+    if is_worker(os.environ) or not may_launch:
         return train_in_process(name, words, environ=worker_environment())
     return run_script(partial(_launch_or_train, name, words))
 
 
 def _launch_or_train(name: str, words: Sequence[str]) -> int:
-    """Starts one process per GPU, or trains in this process if that is the only one. Returns the exit status."""
-    plan = plan_launch(_read_launch_flags(name, words))
-    if plan.needs_no_launcher:
+    """Starts one process per GPU, or trains in this process if it is the only one or a rank. Returns the status."""
+    flags = _read_launch_flags(name, words)
+    process = process_of(os.environ)
+    if isinstance(process, Rank):
+        check_against_rank(flags, process)
+        adopt(process, flags.master_addr, flags.master_port)
+        return train_in_process(name, words, environ=worker_environment())
+    plan = plan_launch(flags)
+    if plan.world_size == 1:
         return train_in_process(name, words, processes=1)
 
-    resolved = read_config(name, words, plan.num_processes)
+    resolved = read_config(name, words, plan.world_size)
     set_data_folder(resolved)
-    resolved.config.plan_batches(plan.num_processes)  # batch sizes that do not fit are reported once, before the start
-    # Workers get all settings on the command line, so that none of them depends on a file or environment variable.
-    worker_words = resolved.words(without=LAUNCH_ONLY_FLAGS)
-    return launch(plan, [*name.split(), "--deepspeed", *worker_words])
+    resolved.config.plan_batches(plan.world_size)  # batch sizes that do not fit are reported once, before the start
+    # Ranks get all settings on the command line, so that none of them depends on a file or environment variable.
+    return launch(plan, [*name.split(), *resolved.words(without=LAUNCH_ONLY_FLAGS)])
 
 
 def train_in_process(

@@ -18,6 +18,7 @@ from dschat.base.atomic import NO_ROOM
 from dschat.base.errors import ServerLost, UserError, is_lost_peer
 from dschat.base.lock import close_all
 from dschat.base.progress import LinesAboveBars
+from dschat.cluster import ClusterNode, adopt, process_of
 from dschat.launch import ERROR_FILE, follow_launcher
 from dschat.settings.common import CommonConfig
 
@@ -77,7 +78,8 @@ def run_main(
     Returns:
         The exit status: 0; 2 after a UserError; 143 after SIGTERM, 130 after Ctrl-C; else 1.
     """
-    logging.basicConfig(level=logging.INFO, format=f"{_rank_prefix()}%(message)s", handlers=[LinesAboveBars()])
+    form = f"{_rank_prefix()}%(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, handlers=[LinesAboveBars()], force=_has_peers())
     follow_launcher()
     process = TrainingProcess(step, load_step)
     try:
@@ -138,6 +140,7 @@ class TrainingProcess(Generic[C]):
 
     def train(self, config: C) -> TrainingResult:
         """Joins the process group, trains, and uploads the models if the flags say so."""
+        _become_rank()
         plan = config.plan_batches(int(os.environ.get("WORLD_SIZE") or 1))
         # The flags are checked by now. These imports take seconds.
         from dschat.engine.process_group import process_group
@@ -146,7 +149,7 @@ class TrainingProcess(Generic[C]):
         from dschat.run.stop import Stopped
 
         _quieten_libraries()
-        with process_group(config.engine.ddp_timeout):
+        with process_group(config.engine.ddp_timeout, config.engine.save_timeout):
             try:
                 metrics = self._train_in_group(config, plan)
                 uploads = is_main()
@@ -268,6 +271,18 @@ def _flush_or_discard() -> None:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _become_rank() -> None:
+    """Makes this process the rank that a cluster says it is. Raises UserError if it would train a model of its own."""
+    process = process_of(os.environ)
+    if isinstance(process, ClusterNode):
+        raise UserError(
+            f"{process.source}: {process.count} machines run this program, and each would train a model of its own."
+            " Start the step by `dschat`, which starts one process per GPU, or the program by torchrun."
+        )
+    if process is not None:
+        adopt(process, os.environ.get("MASTER_ADDR"), int(os.environ.get("MASTER_PORT") or 29500))
 
 
 def _has_peers() -> bool:

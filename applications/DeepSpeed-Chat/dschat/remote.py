@@ -14,16 +14,18 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from dschat.base.errors import UserError
+from dschat.ranks import Child, PassedOnSignals, run_ranks
 
 REMOTE_FILE_VARIABLE = "MA_RLHF_VARIABLES"  # path of the file of variables on each machine
 PACKED = "packed:"  # prefix of a packed word
@@ -43,6 +45,8 @@ PASSED_ON = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL", "LD_LIBRARY", "PATH")
 BEFORE_PYTHON = ("PYTHON", "LD_LIBRARY", "PATH")  # those that Python reads when it starts
 SSH_TIMEOUT = 120  # seconds
 SSH_FAILED = 255  # status of ssh itself: no connection, or ended by a signal
+HOSTFILE_LINE = re.compile(r"(?P<host>\S+)\s+slots=(?P<slots>[0-9]+)(\s.*)?")  # what DeepSpeed's launcher accepts
+DS_ENV_FILE = "DS_ENV_FILE"  # name of DeepSpeed's file of variables for other machines
 PROGRAMS = {"pdsh": "pdsh", "ssh": "openssh-client"}  # programs that the launcher needs, and their Debian packages
 
 
@@ -59,6 +63,107 @@ class RemoteEnvironment:
     exported: dict[str, str] = field(default_factory=dict)
     delivered: dict[str, str] = field(default_factory=dict)
     launcher: dict[str, str] = field(default_factory=dict)
+
+
+def read_hostfile(hostfile: str) -> dict[str, int]:
+    """Slots of each machine in a hostfile of lines "name slots=8".
+
+    Raises:
+        UserError: the file cannot be read, or holds a line that DeepSpeed's launcher would refuse.
+    """
+    slots_of: dict[str, int] = {}
+    for line in _read_lines(hostfile, f"--hostfile {hostfile}"):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        match = HOSTFILE_LINE.fullmatch(line)
+        if match is None or int(match["slots"]) < 1:
+            host = line.split()[0]
+            raise UserError(f'--hostfile {hostfile}: the line of {host} must be like "{host} slots=8".')
+        host = match["host"]
+        if host in slots_of:
+            raise UserError(f"--hostfile {hostfile} names {host} twice: give each machine one line.")
+        slots_of[host] = int(match["slots"])
+    if not slots_of:
+        raise UserError(f'--hostfile {hostfile} names no machine: give lines like "name slots=8".')
+    return slots_of
+
+
+def _read_lines(file: str | Path, source: str) -> list[str]:
+    """The lines of a file. Raises UserError, which begins with `source`, if it cannot be read."""
+    try:
+        return Path(file).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{source} is not in UTF-8: save the file in that encoding.") from error
+    except OSError as error:
+        raise UserError(f"{source} cannot be read: {error}.") from error
+
+
+def run_by_ssh(
+    options: Sequence[str],
+    hosts: Sequence[str],
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    scratch: Path,
+) -> int:
+    """Runs `python -m dschat …` in every rank of several machines, which DeepSpeed's launcher reaches by ssh.
+
+    Args:
+        options: options of the launcher.
+        hosts: names of the machines.
+        arguments: the subcommand and its flags.
+        environment: variables for the ranks.
+        scratch: folder for the launcher's file of variables.
+
+    Returns:
+        The exit status, see `dschat.ranks.run_ranks`.
+
+    Raises:
+        UserError: a machine cannot be reached, or a program that reaches it is not installed.
+    """
+    check_paths()
+    check_programs()
+    variables = split_variables(environment, launcher_variables())
+    with PassedOnSignals(_send_to_launcher) as signals, remote_file(variables.delivered, hosts) as path:
+        if signals.last is not None:  # a signal came while the variables were sent
+            return 128 + signals.last
+        exported = variables.exported | {REMOTE_FILE_VARIABLE: path}
+        lines = [f"{name}={value}\n" for name, value in exported.items()]
+        ds_env_file = scratch / "variables"
+        ds_env_file.write_text("".join(lines), encoding="utf-8")
+        # Ranks that the launcher starts on this machine read its environment instead of DeepSpeed's file.
+        launcher_environment = variables.launcher | {DS_ENV_FILE: str(ds_env_file), REMOTE_FILE_VARIABLE: path}
+        # Started as a module, because a `deepspeed` on the PATH may belong to another Python.
+        launcher = [sys.executable, "-m", "deepspeed.launcher.runner", *options, "--module", "--no_local_rank"]
+        status = run_ranks([*launcher, "dschat", *pack(arguments)], [launcher_environment], signals)
+        return status if signals.last is None else 128 + signals.last
+
+
+def _send_to_launcher(launcher: Child, signal_number: signal.Signals) -> None:
+    """Sends a signal to DeepSpeed's launcher and its processes; it handles SIGTERM and Ctrl-C, but not SIGHUP."""
+    with suppress(ProcessLookupError):
+        os.killpg(launcher.pid, signal.SIGTERM if signal_number == signal.SIGHUP else signal_number)
+
+
+def launcher_variables() -> dict[str, str]:
+    """Variables for other machines from DeepSpeed's .deepspeed_env; the current folder's file overrides the home's.
+
+    Raises:
+        UserError: a file cannot be read, or a line is not NAME=value.
+    """
+    relative_path = Path(os.environ.get(DS_ENV_FILE, ".deepspeed_env"))
+    paths = dict.fromkeys([Path.home() / relative_path, Path.cwd() / relative_path])  # an absolute path once
+    variables: dict[str, str] = {}
+    for path in paths:
+        lines = _read_lines(path, str(path)) if path.is_file() else []
+        for number, line in enumerate(lines, start=1):
+            name, equals, value = line.strip().partition("=")
+            if not line.strip() or name.startswith("#"):
+                continue
+            if not equals or not name.strip():
+                raise UserError(f"{path}:{number}: the line is not NAME=value; correct it, or begin it with #.")
+            variables[name.strip()] = value.strip()
+    return variables
 
 
 def pack(words: Sequence[str]) -> list[str]:

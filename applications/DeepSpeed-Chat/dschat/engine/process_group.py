@@ -40,11 +40,12 @@ LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_P
 
 
 @contextmanager
-def process_group(timeout: float = 1800) -> Iterator[None]:
+def process_group(timeout: float = 1800, save_timeout: float = 7200) -> Iterator[None]:
     """Joins the launcher's process group, or creates one with a single process, and leaves it at the end.
 
     Args:
         timeout: seconds that ranks wait for each other in a collective.
+        save_timeout: seconds that they wait while others read or write files.
     """
     quieten_deepspeed()
     is_launched = "RANK" in os.environ
@@ -56,7 +57,7 @@ def process_group(timeout: float = 1800) -> Iterator[None]:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     was_initialized = dist.is_initialized()
     try:
-        _join_group(timeout)
+        _join_group(timeout, save_timeout)
         yield
         dist.barrier()
     finally:
@@ -71,7 +72,7 @@ def process_group(timeout: float = 1800) -> Iterator[None]:
                     os.environ[name] = value
 
 
-def _join_group(timeout: float) -> None:
+def _join_group(timeout: float, save_timeout: float) -> None:
     """Selects this process's GPU and joins the group that the launcher's variables describe."""
     has_gpu = torch.cuda.is_available()  # not `device()`, which would create a context on GPU 0
     if os.environ["WORLD_SIZE"] == "1":
@@ -85,7 +86,7 @@ def _join_group(timeout: float) -> None:
         _select_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     with _explain_rendezvous(timeout):
         deepspeed.init_distributed(dist_backend="nccl" if has_gpu else "gloo", timeout=timedelta(seconds=timeout))
-    make_host_groups(timeout)
+    make_host_groups(timeout, save_timeout)
 
 
 def _has_other_machines() -> bool:

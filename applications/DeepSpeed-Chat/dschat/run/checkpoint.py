@@ -285,6 +285,8 @@ class Checkpoints:
         """The newest intact checkpoint, or the one that was requested, and its manifest; None if there is none."""
         if is_main():
             recover(self._folder)
+            for unfinished in (self._output_dir / WRITING).glob("step-*"):
+                logger.warning("the save of %s was cut short when its process was ended", unfinished.name)
         candidates = broadcast_object(self._newest_first() if requested == LATEST else [Path(requested)])
         is_foreign = bool(candidates) and not self._is_own(candidates[0])
         if is_foreign and broadcast_object((self._output_dir / "run.json").exists()):

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dschat.base.errors import is_lost_peer
+
 T = TypeVar("T")
 
 
@@ -60,26 +62,41 @@ def put_together(part: Tensor, total: int) -> Tensor:
     return whole[:total]
 
 
-_barrier_group: dist.ProcessGroup | None = None  # without time-out
+_barrier_group: dist.ProcessGroup | None = None  # with the time-out of `barrier`
+_barrier_timeout = timedelta()
 _host_group: dist.ProcessGroup | None = None  # for collectives that do not involve the GPU
 
 
-def make_host_groups(timeout: float) -> None:
+def make_host_groups(timeout: float, save_timeout: float) -> None:
     """Creates the process groups on the host. Every rank must call it.
 
-    `barrier` has no time-out, since a rank may be writing a large model. `largest_over_ranks` and `gather_on_host`
-    wait for at most `timeout` seconds.
+    `barrier` waits for at most `save_timeout` seconds, since a rank may be writing a large model;
+    `largest_over_ranks` and `gather_on_host` wait for at most `timeout` seconds.
     """
-    global _barrier_group, _host_group
+    global _barrier_group, _barrier_timeout, _host_group
     if world_size() > 1:
-        _barrier_group = dist.new_group(backend="gloo", timeout=timedelta(days=365))
+        _barrier_timeout = timedelta(seconds=save_timeout)
+        _barrier_group = dist.new_group(backend="gloo", timeout=_barrier_timeout)
         _host_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
 
 
 def barrier() -> None:
-    """Waits for every rank, without the time-out of other collectives."""
-    if world_size() > 1:
-        dist.barrier(group=_barrier_group)
+    """Waits for every rank while one may read or write files, for longer than in other collectives.
+
+    Raises:
+        RuntimeError: a rank has ended, or has not come in time; the message names it on rank 0.
+    """
+    if world_size() == 1:
+        return
+    try:
+        dist.monitored_barrier(_barrier_group, _barrier_timeout, wait_all_ranks=True)
+    except RuntimeError as error:
+        if is_lost_peer(error):
+            raise
+        raise RuntimeError(
+            f"waited {_barrier_timeout.total_seconds():g} s (--save_timeout) for another process to read or write"
+            f" files: {error}. It or its machine is gone or hangs, or the disk needs longer."
+        ) from error
 
 
 def neighbours(size: int) -> dist.ProcessGroup | None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SIGTERM, Ctrl-C and SIGHUP: recorded when they arrive, handled where a run can stop without losing anything.
 
-1. dschat/launch.py forwards the signal to the training processes.
+1. dschat/ranks.py forwards the signal to the training processes.
 2. While a run trains, from the first evaluation to the last (training/loop.py: Loop.fit), a process only records it.
 3. `raise_if_stopped` raises Stopped on all ranks at every micro-batch (in training/ppo/update.py, for example).
    `raise_if_stopped_here` raises it on one rank at every sampled token (in rollouts/generate.py, for example), inside
@@ -16,6 +16,7 @@ way, with nothing to save. Everywhere else a signal ends the process at once.
 """
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -24,7 +25,9 @@ from dschat.base.signals import signals_that_stop
 from dschat.run.distributed import largest_over_ranks
 
 _received = 0  # the first signal that arrived, or 0
-_was_interrupted = False  # whether Ctrl-C was among the signals
+_interrupted_at: float | None = None  # when the first Ctrl-C arrived, in seconds
+# Within this time a second Ctrl-C is the first one again: a terminal and a launcher may both send it.
+SAME_CTRL_C = 1.0  # seconds
 
 
 class Stopped(BaseException):
@@ -41,9 +44,9 @@ class Stopped(BaseException):
 @contextmanager
 def stop_signals() -> Iterator[None]:
     """Inside, signals are only recorded; a second Ctrl-C raises KeyboardInterrupt at once."""
-    global _received, _was_interrupted
+    global _received, _interrupted_at
     _received = 0
-    _was_interrupted = False
+    _interrupted_at = None
     previous_handlers = {number: signal.signal(number, _record) for number in signals_that_stop()}
     try:
         yield
@@ -83,9 +86,10 @@ def stopping_together() -> Iterator[None]:
 
 
 def _record(number: int, frame: FrameType | None) -> None:
-    global _received, _was_interrupted
+    global _received, _interrupted_at
     if number == signal.SIGINT:
-        if _was_interrupted:
+        if _interrupted_at is None:
+            _interrupted_at = time.monotonic()
+        elif time.monotonic() - _interrupted_at > SAME_CTRL_C:
             raise KeyboardInterrupt
-        _was_interrupted = True
     _received = _received or number

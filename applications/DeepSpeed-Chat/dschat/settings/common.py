@@ -302,6 +302,7 @@ class EngineFlags:
     )
     local_rank: int = flag("set by the launcher", -1, on_resume=FREE)
     ddp_timeout: int = flag("seconds that processes wait for each other before the run fails", 1800, AT_LEAST_1, FREE)
+    save_timeout: int = flag("the same while others read data or write models and checkpoints", 7200, AT_LEAST_1, FREE)
 
 
 def _check_output_dir(config: CommonConfig) -> None:

@@ -26,9 +26,10 @@ class LaunchFlags:
         environment="HOSTFILE",
         path=True,
     )
-    num_nodes: int = flag(
-        "several machines without ssh: number of machines; start the command on each of them",
-        1,
+    num_nodes: int | None = flag(
+        "several machines without ssh: number of machines; start the command on each of them. If not given, what the"
+        " cluster says (Slurm, PyTorchJob), or 1",
+        None,
         AT_LEAST_1,
         FREE,
         environment="NUM_NODES",
@@ -36,7 +37,7 @@ class LaunchFlags:
     node_rank: int | None = flag("number of this machine, from 0", None, AT_LEAST_0, FREE, environment="NODE_RANK")
     master_addr: str | None = flag("address of machine 0", None, on_resume=FREE, environment="MASTER_ADDR")
     master_port: int = flag(
-        "port of the launcher; choose different ports for several runs on one machine",
+        "port on which rank 0 listens; choose different ports for several runs on one machine",
         29500,
         PORT,
         FREE,

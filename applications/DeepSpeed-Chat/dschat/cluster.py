@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this process is for the cluster that started it, by the cluster's own environment variables.
+
+| started by | variables | this process is |
+|---|---|---|
+| dschat, torchrun, accelerate, DeepSpeed | RANK, LOCAL_RANK, WORLD_SIZE | a rank |
+| srun, one task per GPU | SLURM_STEP_NUM_TASKS above SLURM_STEP_NUM_NODES | a rank |
+| srun, one task per machine | SLURM_STEP_NUM_TASKS = SLURM_STEP_NUM_NODES, above 1 | a machine |
+| mpirun | OMPI_COMM_WORLD_…, PMI_… | a rank |
+| PyTorchJob, TrainJob | PET_NNODES, PET_NODE_RANK | a machine |
+| PyTorchJob without PET_… | RANK, WORLD_SIZE, MASTER_ADDR | a machine |
+
+A rank trains; a machine starts one rank per GPU (dschat/launch.py). What says that several processes belong together,
+but not which one this is, is refused: else each of them would train a model of its own.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from dschat.base.errors import UserError
+
+WORKER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # set by every launcher of ranks
+# Open MPI's, and PMI's with the local ones of Hydra (MPICH, Intel MPI).
+MPI_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"),
+)
+LOCALHOST = "127.0.0.1"
+NODE_RANGE = re.compile(r"(?P<prefix>[^\[\],]+)(?:\[(?P<numbers>[^\]]*)\])?(?P<suffix>[^\[\],]*)")
+REPEATED = re.compile(r"(?P<count>\d+)(?:\(x(?P<times>\d+)\))?")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One training process of a run.
+
+    Attributes:
+        rank: its number in the run.
+        local_rank: its number on its machine.
+        world_size: processes of the run.
+        local_size: processes of the run on this machine.
+        master_addr: address of the machine of rank 0; None if the cluster does not say it.
+        source: what says so, for messages.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_size: int
+    master_addr: str | None
+    source: str
+
+    def variables(self, master_addr: str, master_port: int) -> dict[str, str]:
+        """The variables from which torch and DeepSpeed read what this process is."""
+        return {
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.local_size),  # torchrun's name
+            "LOCAL_SIZE": str(self.local_size),  # DeepSpeed's name
+            "MASTER_ADDR": master_addr,
+            "MASTER_PORT": str(master_port),
+        }
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """One of several machines, on each of which the cluster has started one command.
+
+    Attributes:
+        number: its number, from 0.
+        count: number of machines.
+        processes: training processes per machine; None if the cluster does not say it.
+        master_addr: address of machine 0; None if the cluster does not say it.
+        master_port: port on machine 0; None if the cluster does not say it.
+        source: what says so, for messages.
+    """
+
+    number: int
+    count: int
+    processes: int | None
+    master_addr: str | None
+    master_port: int | None
+    source: str
+
+
+def is_worker(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher of ranks has started this process."""
+    return all(name in environ for name in WORKER_VARIABLES)
+
+
+def process_of(environ: Mapping[str, str]) -> Rank | ClusterNode | None:
+    """What a cluster says of this process; None if it stands alone, or a launcher of ranks has started it.
+
+    Raises:
+        UserError: it belongs to several processes, but the variables do not say which one it is.
+    """
+    if is_worker(environ):
+        return None
+    if "SLURM_JOB_ID" in environ:
+        return _of_slurm(environ)
+    for names in MPI_VARIABLES:
+        if _number(environ, names[2]) > 1:
+            return _of_mpi(environ, names)
+    return _of_kubernetes(environ)
+
+
+def _of_slurm(environ: Mapping[str, str]) -> Rank | ClusterNode | None:
+    tasks = _number(environ, "SLURM_STEP_NUM_TASKS", 0)
+    machines = _number(environ, "SLURM_STEP_NUM_NODES", 0)
+    if tasks == 0 and _number(environ, "SLURM_JOB_NUM_NODES") > 1:
+        raise UserError(
+            f"SLURM_JOB_NUM_NODES={environ['SLURM_JOB_NUM_NODES']}, but this command was started on one machine of the"
+            " job alone: start it with `srun --ntasks-per-node=1 dschat …`, or for this machine alone with `srun"
+            " --nodes=1 --ntasks=1 dschat …`."
+        )
+    if tasks <= 1:
+        return None
+    source = f"srun (SLURM_STEP_NUM_TASKS={tasks}, SLURM_STEP_NUM_NODES={machines})"
+    master_addr = environ.get("MASTER_ADDR") or _first_machine(environ.get("SLURM_STEP_NODELIST", ""))
+    if tasks == machines:
+        return ClusterNode(_needed(environ, "SLURM_NODEID", source), machines, None, master_addr, None, source)
+    tasks_of_machine = expand_repeated(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    machine = _needed(environ, "SLURM_NODEID", source)
+    if machine >= len(tasks_of_machine):
+        raise UserError(f"{source}: SLURM_STEP_TASKS_PER_NODE does not say how many tasks machine {machine} has.")
+    return Rank(
+        rank=_needed(environ, "SLURM_PROCID", source),
+        local_rank=_needed(environ, "SLURM_LOCALID", source),
+        world_size=tasks,
+        local_size=tasks_of_machine[machine],
+        master_addr=master_addr if machines > 1 else LOCALHOST,
+        source=source,
+    )
+
+
+def _of_mpi(environ: Mapping[str, str], names: tuple[str, str, str, str]) -> Rank:
+    rank_name, local_rank_name, size_name, local_size_name = names
+    source = f"mpirun ({size_name}={environ[size_name]})"
+    world_size = _needed(environ, size_name, source)
+    local_size = _needed(environ, local_size_name, source)
+    return Rank(
+        rank=_needed(environ, rank_name, source),
+        local_rank=_needed(environ, local_rank_name, source),
+        world_size=world_size,
+        local_size=local_size,
+        master_addr=environ.get("MASTER_ADDR") or (LOCALHOST if local_size == world_size else None),
+        source=source,
+    )
+
+
+def _of_kubernetes(environ: Mapping[str, str]) -> ClusterNode | None:
+    """A pod of a PyTorchJob or TrainJob: PET_… are torchrun's flags, RANK and WORLD_SIZE count pods."""
+    if _number(environ, "PET_NNODES") > 1:
+        source = f"PET_NNODES={environ['PET_NNODES']}"
+        processes = environ.get("PET_NPROC_PER_NODE", "")
+        return ClusterNode(
+            number=_needed(environ, "PET_NODE_RANK", source),
+            count=_needed(environ, "PET_NNODES", source),
+            processes=int(processes) if processes.isdecimal() else None,
+            master_addr=environ.get("PET_MASTER_ADDR") or environ.get("MASTER_ADDR"),
+            master_port=_number(environ, "PET_MASTER_PORT", 0) or None,
+            source=source,
+        )
+    if _number(environ, "WORLD_SIZE") > 1:
+        source = f"WORLD_SIZE={environ['WORLD_SIZE']}"
+        count = _needed(environ, "WORLD_SIZE", source)
+        return ClusterNode(_needed(environ, "RANK", source), count, None, environ.get("MASTER_ADDR"), None, source)
+    return None
+
+
+def _number(environ: Mapping[str, str], name: str, default: int = 1) -> int:
+    """A variable's number; the default if it is not set. Raises UserError if it is no number."""
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal():
+        raise UserError(f"{name}={text} is not a number: correct the variable, or unset it.")
+    return int(text)
+
+
+def _needed(environ: Mapping[str, str], name: str, source: str) -> int:
+    """A variable's number. Raises UserError if it is not set."""
+    if not environ.get(name, "").strip():
+        raise UserError(
+            f"{source} says that several processes train together, but {name} is not set, so that this one cannot know"
+            f" which it is: set {name}, or unset {source.partition('=')[0].rpartition('(')[2]} to train alone."
+        )
+    return _number(environ, name)
+
+
+def expand_repeated(text: str) -> list[int]:
+    """Slurm's numbers per machine: "2(x3),1" is [2, 2, 2, 1]."""
+    numbers: list[int] = []
+    for part in filter(None, text.split(",")):
+        match = REPEATED.fullmatch(part)
+        if match is None:
+            return []
+        numbers += [int(match["count"])] * int(match["times"] or 1)
+    return numbers
+
+
+def _first_machine(names: str) -> str | None:
+    """The first machine of Slurm's list of names, by `scontrol` where it is installed; None if the list is empty."""
+    listed: list[str] = []
+    with suppress(OSError):
+        scontrol = subprocess.run(["scontrol", "show", "hostnames", names], capture_output=True, text=True)
+        listed = scontrol.stdout.split()
+    return listed[0] if listed else first_name(names)
+
+
+def first_name(names: str) -> str | None:
+    """The first name of a list such as "node[01-03,07],login": node01; None if the list is empty."""
+    match = NODE_RANGE.match(names)
+    if match is None:
+        return None
+    first_number = re.split(r"[-,]", match["numbers"] or "")[0]
+    return f"{match['prefix']}{first_number}{match['suffix']}"
+
+
+def adopt(rank: Rank, master_addr: str | None, master_port: int) -> None:
+    """Sets this process's variables to those of a rank, as a launcher of ranks would have.
+
+    Args:
+        rank: what the cluster says.
+        master_addr: address that the user gives for rank 0; None: the cluster's.
+        master_port: port on which rank 0 listens.
+
+    Raises:
+        UserError: nobody says on which machine rank 0 is.
+    """
+    address = master_addr or rank.master_addr
+    if address is None:
+        raise UserError(
+            f"{rank.source}: MASTER_ADDR is missing. Give every process the address of the machine of rank 0, with"
+            " Open MPI by `mpirun -x MASTER_ADDR=…`."
+        )
+    os.environ.update(rank.variables(address, master_port))
+    # torch and DeepSpeed take LOCAL_RANK for the number of the GPU among the visible ones.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible and "," not in visible:
+        os.environ["LOCAL_RANK"] = "0"

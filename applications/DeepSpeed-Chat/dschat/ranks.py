@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the training processes (ranks) of this machine, and waits until all of them have ended.
+
+1. Each rank is a process in a process group of its own, so that a terminal's Ctrl-C reaches it only from here.
+2. A signal that stops a run is passed on to every rank. A rank saves a checkpoint first (run/stop.py), however long
+   that takes: nothing here cuts a save short.
+3. The first rank that fails ends the others: they have a few seconds to end by themselves, since they notice a lost
+   peer and say so, then get SIGTERM, and after half a minute SIGKILL.
+4. What ranks have started and left behind, such as a server of environments, is ended after them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import TypeAlias
+
+import psutil
+
+from dschat.base.signals import signals_that_stop
+
+CHECK_INTERVAL = 0.1  # seconds between two looks at the ranks
+TERM_AFTER = 3.0  # seconds that the other ranks have to end by themselves after a failure
+KILL_AFTER = 30.0  # seconds from SIGTERM to SIGKILL
+# Processes that outlive the ranks ("strays") are ended.
+STRAYS_TERM_AFTER = 60.0  # seconds from the last rank's end to SIGTERM
+STRAYS_KILL_AFTER = 300.0  # seconds from SIGTERM to SIGKILL
+
+
+def run_ranks(
+    command: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    signals: PassedOnSignals,
+    first_rank: int = 0,
+) -> int:
+    """Runs a command once in each environment, and waits for all of them and what they have started.
+
+    Args:
+        command: command line of a rank.
+        environments: the variables of each rank of this machine.
+        signals: passes signals on to the ranks.
+        first_rank: number of the first of them in the run.
+
+    Returns:
+        The exit status: that of the rank that failed first; else 128 + the number of the signal that stopped the run
+        (143 after SIGTERM, 130 after Ctrl-C); else 0.
+    """
+    ranks = [subprocess.Popen(command, env=environment, process_group=0) for environment in environments]
+    signals.pass_to(ranks)
+    failed = _wait_for(ranks, signals, first_rank)
+    _end_strays([rank.pid for rank in ranks])
+    signals.pass_to(())
+    if failed is not None:
+        return failed if failed >= 0 else 128 - failed  # 128 + n if signal n has ended the rank
+    if signals.last is not None:
+        return 128 + signals.last
+    return max(rank.returncode for rank in ranks)  # above 0 after a signal that only ranks got
+
+
+Child: TypeAlias = "subprocess.Popen[bytes]"
+
+
+def send_to(child: Child, signal_number: signal.Signals) -> None:
+    """Sends a signal to a child process, if it still runs."""
+    with suppress(ProcessLookupError):
+        child.send_signal(signal_number)
+
+
+class PassedOnSignals:
+    """Context in which signals that stop a run do not end this process but are passed on to its children.
+
+    A signal that comes before the children are known is passed on as soon as they are.
+
+    Attributes:
+        last: the latest signal; None before the first.
+    """
+
+    def __init__(self, send: Callable[[Child, signal.Signals], None] = send_to) -> None:
+        """Prepares the handlers; `send` is how a child gets a signal."""
+        self.last: signal.Signals | None = None
+        self._send = send
+        self._children: Sequence[Child] = ()
+        self._earlier_handlers: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> PassedOnSignals:
+        """Installs the handlers."""
+        for signal_number in signals_that_stop():
+            self._earlier_handlers[signal_number] = signal.signal(signal_number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Restores the earlier handlers."""
+        for signal_number, handler in self._earlier_handlers.items():
+            signal.signal(signal_number, handler)  # type: ignore[arg-type]
+
+    def pass_to(self, children: Sequence[Child]) -> None:
+        """Sets the processes that get signals; a signal that has already come is passed on at once."""
+        self._children = children
+        if self.last is not None:
+            self._pass_on(self.last)
+
+    def _handle(self, signal_number: int, frame: FrameType | None) -> None:
+        self.last = signal.Signals(signal_number)
+        self._pass_on(self.last)
+
+    def _pass_on(self, signal_number: signal.Signals) -> None:
+        for child in self._children:
+            self._send(child, signal_number)
+
+
+def _wait_for(
+    ranks: Sequence[Child],
+    signals: PassedOnSignals,
+    first_rank: int,
+) -> int | None:
+    """Waits until every rank has ended; the first failure ends the others. Returns the failed rank's status."""
+    failed: int | None = None  # local number of the rank that failed first
+    failed_at = 0.0
+    steps = [(TERM_AFTER, signal.SIGTERM), (TERM_AFTER + KILL_AFTER, signal.SIGKILL)]
+    while True:
+        running = [rank for rank in ranks if rank.poll() is None]
+        if failed is None:
+            failed = _first_failed(ranks, signals.last)
+            failed_at = time.monotonic()
+            if failed is not None and ranks[failed].returncode < 0:  # it could not say anything itself
+                _warn(f"rank {first_rank + failed} {_end_of(ranks[failed])}")
+        if not running:
+            return None if failed is None else ranks[failed].returncode
+        if failed is not None and steps and time.monotonic() - failed_at > steps[0][0]:
+            signal_number = steps.pop(0)[1]
+            _warn(f"rank {first_rank + failed} {_end_of(ranks[failed])}; the others get {signal_number.name}")
+            for rank in running:
+                send_to(rank, signal_number)
+        time.sleep(CHECK_INTERVAL)
+
+
+def _first_failed(ranks: Sequence[Child], signal_number: signal.Signals | None) -> int | None:
+    """The local number of a rank that has failed; None if none has.
+
+    A rank that a signal has stopped has not failed: it ends with 128 + the signal's number after its checkpoint, or by
+    `signal_number`, which it was sent, before it began to train.
+    """
+    stops = {128 + number for number in signals_that_stop()}
+    if signal_number is not None:
+        stops.add(-signal_number)
+    for number, rank in enumerate(ranks):
+        if rank.returncode not in (None, 0) and rank.returncode not in stops:
+            return number
+    return None
+
+
+def _end_of(rank: Child) -> str:
+    """How a rank has ended, as the end of a sentence."""
+    if rank.returncode < 0:
+        return f"was ended by {signal.Signals(-rank.returncode).name}"
+    return f"has ended with status {rank.returncode}"
+
+
+def _end_strays(groups: Sequence[int]) -> None:
+    """Waits for processes that have outlived the ranks of their groups, and ends those that do not end themselves."""
+    for patience, signal_number in ((STRAYS_TERM_AFTER, signal.SIGTERM), (STRAYS_KILL_AFTER, signal.SIGKILL)):
+        strays = _wait_for_groups(groups, patience)
+        if not strays:
+            return
+        process_ids = ", ".join(str(process.pid) for process in strays)
+        _warn(f"the ranks have ended, but not their processes {process_ids}: they get {signal_number.name}")
+        for group in groups:
+            _signal_group(group, signal_number)
+
+
+def _wait_for_groups(groups: Sequence[int], seconds: float) -> list[psutil.Process]:
+    """Processes of the groups that still run after some seconds; returns at once when none are left."""
+    end = time.monotonic() + seconds
+    while True:
+        running = _processes_of(groups)
+        if not running or time.monotonic() > end:
+            return running
+        time.sleep(CHECK_INTERVAL)
+
+
+def _processes_of(groups: Sequence[int]) -> list[psutil.Process]:
+    """The processes of the groups that still run; zombies do not count."""
+    remaining = {group for group in groups if _signal_group(group, 0)}
+    if not remaining:
+        return []
+    running = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) in remaining and process.status() != psutil.STATUS_ZOMBIE:
+                running.append(process)
+    return running
+
+
+def _signal_group(group: int, signal_number: int) -> bool:
+    """Sends a signal, or none if it is 0, to a process group. Returns whether the group still has processes."""
+    try:
+        os.killpg(group, signal_number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _warn(text: str) -> None:
+    with suppress(OSError):  # the terminal may be closed
+        sys.stderr.write(f"warning: {text}\n")
+        sys.stderr.flush()

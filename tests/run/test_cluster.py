@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process is for the cluster that started it, by the variables that the clusters document."""
+
+import os
+
+import pytest
+
+from dschat.base.errors import UserError
+from dschat.cluster import ClusterNode, Rank, adopt, expand_repeated, first_name, is_worker, process_of
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4"}
+STEP = SLURM | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[03-04]", "SLURM_NODEID": "1"}
+PER_GPU = STEP | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
+PER_GPU |= {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+PER_MACHINE = STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "8"}
+OPEN_MPI |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+HYDRA = {"PMI_RANK": "1", "MPI_LOCALRANKID": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+POD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+TRAIN_JOB = {"PET_NNODES": "4", "PET_NODE_RANK": "2", "PET_NPROC_PER_NODE": "8", "PET_MASTER_ADDR": "job-0"}
+TRAIN_JOB |= {"PET_MASTER_PORT": "29400"}
+
+
+@pytest.fixture(autouse=True)
+def without_scontrol(monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, None),  # a launcher of ranks has done it
+        (PER_GPU | {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, None),  # srun torchrun
+        (PER_GPU, (3, 1, 4, 2, "gpu03")),
+        (PER_GPU | {"MASTER_ADDR": "10.0.0.1"}, (3, 1, 4, 2, "10.0.0.1")),
+        (PER_GPU | {"SLURM_STEP_TASKS_PER_NODE": "1,3"}, (3, 1, 4, 3, "gpu03")),
+        (PER_GPU | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}, (3, 1, 4, 2, "127.0.0.1")),
+        (OPEN_MPI | {"MASTER_ADDR": "a"}, (5, 1, 8, 4, "a")),
+        (OPEN_MPI, (5, 1, 8, 4, None)),
+        (HYDRA, (1, 1, 2, 2, "127.0.0.1")),
+        (HYDRA | {"PMI_SIZE": "1", "PMI_RANK": "0"}, None),
+    ],
+)
+def test_a_rank(environ, expected):
+    process = process_of(environ)
+    if expected is None:
+        assert process is None
+    else:
+        assert isinstance(process, Rank)
+        assert (
+            process.rank,
+            process.local_rank,
+            process.world_size,
+            process.local_size,
+            process.master_addr,
+        ) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (PER_MACHINE, (1, 2, None, "gpu03", None)),
+        (POD, (1, 2, None, "job-master-0", None)),  # MASTER_PORT is a flag's variable, too
+        (TRAIN_JOB, (2, 4, 8, "job-0", 29400)),
+        (TRAIN_JOB | {"PET_NPROC_PER_NODE": "auto"}, (2, 4, None, "job-0", 29400)),
+        (POD | TRAIN_JOB, (2, 4, 8, "job-0", 29400)),  # the newer operator sets both; WORLD_SIZE then counts processes
+    ],
+)
+def test_a_machine(environ, expected):
+    process = process_of(environ)
+    assert isinstance(process, ClusterNode)
+    assert (process.number, process.count, process.processes, process.master_addr, process.master_port) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        (SLURM, "SLURM_JOB_NUM_NODES=2, but this command was started on one machine of the job alone: start it with"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 says that several processes train together, but RANK is not set"),
+        ({"PET_NNODES": "2"}, "PET_NNODES=2 says .* PET_NODE_RANK is not set, .* unset PET_NNODES to train alone"),
+        ({"PET_NNODES": "1:4"}, "PET_NNODES=1:4 is not a number"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpirun .* OMPI_COMM_WORLD_LOCAL_SIZE is not set"),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "MPI_LOCALNRANKS is not set, .* unset PMI_SIZE to train alone"),
+        (PER_GPU | {"SLURM_STEP_TASKS_PER_NODE": ""}, "does not say how many tasks machine 1 has"),
+    ],
+)
+def test_what_would_train_several_models_is_refused(environ, said):
+    with pytest.raises(UserError, match=said):
+        process_of(environ)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"WORLD_SIZE": "1"},
+        {"MASTER_ADDR": "10.0.0.1", "RANK": "0", "WORLD_SIZE": "1"},
+        SLURM | {"SLURM_JOB_NUM_NODES": "1"},  # a batch script of one machine, whatever its tasks
+        SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"},  # srun --ntasks=1 inside a larger job
+        {"PET_NNODES": "1", "PET_NODE_RANK": "0"},
+    ],
+)
+def test_one_process_stands_alone(environ):
+    assert process_of(environ) is None
+
+
+def test_a_process_of_a_launcher_of_ranks():
+    environ = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    assert is_worker(environ)
+    for name in environ:
+        assert not is_worker({other: value for other, value in environ.items() if other != name})
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("1,2,3", [1, 2, 3]), ("", []), ("x", [])]
+)
+def test_slurms_numbers_per_machine(text, numbers):
+    assert expand_repeated(text) == numbers
+
+
+@pytest.mark.parametrize(
+    ("names", "first"),
+    [
+        ("node1", "node1"),
+        ("node[01-03,07],login", "node01"),
+        ("a,b", "a"),
+        ("rack[2,5]-gpu", "rack2-gpu"),
+        ("", None),
+    ],
+)
+def test_the_first_machine_of_slurms_list(names, first):
+    assert first_name(names) == first
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank"),
+    [
+        (None, "1"),
+        ("0,1", "1"),
+        ("0", "0"),  # the cluster lets each task see its own GPU alone
+        ("GPU-12ab", "0"),
+    ],
+)
+def test_a_rank_takes_its_place(visible, local_rank, monkeypatch):
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    for name in names:
+        monkeypatch.setenv(name, "")
+    adopt(process_of(PER_GPU), None, 29501)
+    assert [os.environ[name] for name in names] == ["3", local_rank, "4", "2", "2", "gpu03", "29501"]
+
+
+def test_a_rank_needs_the_machine_of_rank_0():
+    with pytest.raises(UserError, match="MASTER_ADDR is missing"):
+        adopt(process_of(OPEN_MPI), None, 29500)

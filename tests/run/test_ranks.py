@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of a run on this machine: signals, the first failure, exit statuses, what is left behind."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from threading import Timer
+
+import psutil
+import pytest
+
+from dschat import ranks
+from dschat.ranks import PassedOnSignals, run_ranks
+
+# A rank that notes the signals that it gets, takes some seconds to save, and ends as a stopped run does.
+SAVES = """
+trap 'echo TERM >> $NOTE; sleep $SECONDS_TO_SAVE; echo saved >> $NOTE; exit 143' TERM
+touch $NOTE
+while :; do sleep 0.05; done
+"""
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr(ranks, "TERM_AFTER", 0.3)
+    monkeypatch.setattr(ranks, "KILL_AFTER", 0.5)
+
+
+def run(*scripts, first_rank=0):
+    """The exit status of ranks, each of which is a script of a shell."""
+    environments = [os.environ | {"SCRIPT": script} for script in scripts]
+    with PassedOnSignals() as signals:
+        return run_ranks(["sh", "-c", 'eval "$SCRIPT"'], environments, signals, first_rank)
+
+
+@pytest.mark.parametrize(
+    ("scripts", "status"),
+    [
+        (["exit 0", "exit 0"], 0),
+        (["exit 2", "exit 2"], 2),
+        (["exit 0", "sleep 0.2; exit 7"], 7),
+        (["exit 143", "exit 143"], 143),  # ranks that a signal reached directly, as under Slurm
+        (["kill -KILL $$"], 137),
+    ],
+)
+def test_the_status(scripts, status):
+    assert run(*scripts) == status
+
+
+def test_the_first_failure_ends_the_others(capsys):
+    begun = time.monotonic()
+    assert run("exit 0", "exit 3", "exec sleep 60", first_rank=8) == 3
+    assert time.monotonic() - begun < 20
+    assert "rank 9 has ended with status 3; the others get SIGTERM" in capsys.readouterr().err
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(capsys):
+    assert run("exit 3", "trap '' TERM; while :; do sleep 0.05; done") == 3
+    assert "the others get SIGKILL" in capsys.readouterr().err
+
+
+def test_a_rank_that_was_killed_is_named_even_if_the_others_end_by_themselves(capsys):
+    assert run("kill -KILL $$", "sleep 0.2; exit 1") == 137
+    assert "rank 0 was ended by SIGKILL" in capsys.readouterr().err
+
+
+def test_a_failure_during_a_stop_is_the_status(tmp_path):
+    """Status 143 would say that the run was saved."""
+    fails = f"trap 'exit 2' TERM; touch {tmp_path}/there; while :; do sleep 0.05; done"
+    Timer(1.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    assert run(fails) == 2
+
+
+@pytest.mark.parametrize("ranks_too", [False, True])
+def test_a_save_is_never_cut(ranks_too, tmp_path, monkeypatch):
+    """However long it takes, and also where a cluster sends the signal to every process, and again."""
+    notes = [tmp_path / "0", tmp_path / "1"]
+    environments = []
+    for note, seconds in zip(notes, ("0.3", "2"), strict=True):  # the second one after the first has ended
+        environments.append(os.environ | {"NOTE": str(note), "SECONDS_TO_SAVE": seconds})
+
+    def stop():
+        while not all(note.exists() for note in notes):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+        if ranks_too:
+            for child in psutil.Process().children():
+                if child.name() == "sh":
+                    child.terminate()
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    Timer(0, stop).start()
+    with PassedOnSignals() as signals:
+        assert run_ranks(["sh", "-c", SAVES], environments, signals) == 143
+    for note in notes:
+        assert note.read_text().splitlines()[0] == "TERM" and "saved" in note.read_text()
+
+
+def test_a_signal_before_the_ranks_have_set_their_handlers():
+    assert run(f"kill -TERM {os.getpid()}; exec sleep 60", "exec sleep 60") == 143
+
+
+def test_a_signal_before_there_are_ranks(tmp_path):
+    with PassedOnSignals() as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert run_ranks(["sleep", "60"], [dict(os.environ)], signals) == 130
+
+
+def test_the_latest_signal_is_kept_until_there_are_ranks():
+    command = ["sh", "-c", "trap 'exit 8' TERM; trap 'exit 7' INT; echo ready; while :; do sleep 0.05; done"]
+    with PassedOnSignals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        rank = subprocess.Popen(command, process_group=0, stdout=subprocess.PIPE)
+        assert rank.stdout.readline() == b"ready\n"
+        signals.pass_to([rank])
+        assert rank.wait(30) == 7 and signals.last == signal.SIGINT
+
+
+@pytest.mark.parametrize("how", ["", "trap '' TERM; "])
+def test_what_ranks_leave_behind_is_ended(how, monkeypatch, capsys):
+    """At SIGTERM, or by SIGKILL where it takes no notice; the rank's status counts."""
+    monkeypatch.setattr(ranks, "STRAYS_TERM_AFTER", 0.3)
+    monkeypatch.setattr(ranks, "STRAYS_KILL_AFTER", 0.5)
+    begun = time.monotonic()
+    assert run(f'sh -c "{how}while :; do sleep 0.1; done" & exit 7') == 7
+    assert time.monotonic() - begun < 20
+    said = capsys.readouterr().err
+    assert "the ranks have ended, but not their processes" in said and "they get SIGTERM" in said
+    assert ("they get SIGKILL" in said) == bool(how)
+
+
+class ClosedTerminal:
+    """A stream of which nobody reads."""
+
+    def write(self, text):
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_what_ranks_leave_behind_is_ended_behind_a_closed_terminal(monkeypatch):
+    monkeypatch.setattr(ranks, "STRAYS_TERM_AFTER", 0.3)
+    monkeypatch.setattr("sys.stderr", ClosedTerminal())
+    begun = time.monotonic()
+    assert run("sleep 60 & exit 7") == 7
+    assert time.monotonic() - begun < 20
+
+
+def test_what_ranks_leave_behind_may_end_by_itself(capsys):
+    assert run("sleep 0.5 & exit 0") == 0 and not capsys.readouterr().err
+
+
+def test_a_terminals_signals_do_not_reach_ranks_by_themselves():
+    """Each has a process group of its own."""
+    group = [sys.executable, "-c", "import os, sys; sys.exit(os.getpgid(0) != os.getpid())"]
+    with PassedOnSignals() as signals:
+        assert run_ranks(group, [dict(os.environ)] * 2, signals) == 0
+
+
+def test_handlers_are_restored():
+    before = signal.getsignal(signal.SIGTERM)
+    with PassedOnSignals():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert subprocess.run(["true"]).returncode == 0

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that wait for one that never comes: the wait ends, and says for whom."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from launches import free_port, launch_environment
+
+RANK = """
+import os, sys, time
+import torch.distributed as dist
+from dschat.run.distributed import barrier, make_host_groups
+dist.init_process_group("gloo")
+make_host_groups(60.0, 3.0)
+barrier()
+print("joined", flush=True)
+if dist.get_rank() == 1:
+    if sys.argv[1] == "hangs":
+        time.sleep(60)
+    os._exit(9)
+time.sleep(0.2)
+try:
+    barrier()
+except RuntimeError as error:
+    print("said:", " ".join(str(error).split()), flush=True)
+    os._exit(1)
+"""
+
+
+def run_three(how, tmp_path):
+    """Statuses and outputs of ranks 0 and 2, and the seconds that they took after all three had joined."""
+    port = free_port()
+    ranks = []
+    for number in range(3):
+        variables = {"RANK": str(number), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        command = [sys.executable, "-c", RANK, how]
+        environment = launch_environment(**variables)
+        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    assert ranks[0].stdout.readline() == "joined\n"
+    begun = time.monotonic()
+    outputs = [ranks[number].communicate(timeout=60)[0] for number in (0, 2)]
+    seconds = time.monotonic() - begun
+    os.kill(ranks[1].pid, signal.SIGKILL)
+    ranks[1].communicate()
+    return [ranks[0].returncode, ranks[2].returncode], outputs, seconds
+
+
+def test_a_rank_that_hangs_while_others_save_is_named(tmp_path):
+    statuses, outputs, seconds = run_three("hangs", tmp_path)
+    assert statuses == [1, 1] and seconds < 40
+    assert "waited 3 s (--save_timeout)" in outputs[0] and "Ranks 1 failed" in outputs[0]
+    assert "said:" in outputs[1]
+
+
+def test_a_rank_that_has_gone_is_noticed_at_once(tmp_path):
+    statuses, outputs, _ = run_three("ends", tmp_path)
+    assert statuses == [1, 1] and "said:" in outputs[0]
