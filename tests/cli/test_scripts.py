@@ -17,7 +17,7 @@ import pytest
 from cli_runs import STEPS, built_once, environment, files_under, run_command, training_rows, warm_programs
 from dschat.cli import main
 from launches import free_port
-from script_runs import GEMMA, SCRIPTS, VARIABLES, called, false_launcher, recorded, run_recorded
+from script_runs import GEMMA, SCRIPTS, VARIABLES, called, false_ranks, recorded, run_recorded
 from warm_python import PROGRAM_OF_CHILDREN
 
 SMALL = {
@@ -82,26 +82,30 @@ def test_the_cause_of_a_failure_comes_last(tmp_path):
     assert "--model_name_or_path" in result.stderr.strip().splitlines()[-1]
 
 
-LAUNCHER_THAT_STAYS = f"""#!{sys.executable}
-import os, subprocess
+RANK_THAT_STAYS = f"""#!{sys.executable}
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, lambda *signal: sys.exit(143))
 child = subprocess.Popen(["sleep", "300"])
-folder = os.environ["PROJ_PATH"]
-open(folder + "/pids.part", "w").write(f"{{os.getpid()}} {{child.pid}}")
-os.rename(folder + "/pids.part", folder + "/pids")
-child.wait()
+name = os.environ["PROJ_PATH"] + "/pids." + os.environ["RANK"]
+open(name + ".part", "w").write(f"{{os.getpid()}} {{child.pid}}")
+os.rename(name + ".part", name)
+try:
+    child.wait()
+finally:
+    child.terminate()
 """
 
 
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_to_a_script_ends_the_launcher_and_its_processes(sent, status, tmp_path):
-    stays = false_launcher(tmp_path / "programs", LAUNCHER_THAT_STAYS)
-    variables = environment(**launcher_variables(tmp_path, **stays))
+def test_a_signal_to_a_script_ends_its_ranks(sent, status, tmp_path):
+    stand_ins = false_ranks(tmp_path / "programs", RANK_THAT_STAYS)
+    variables = environment(**launcher_variables(tmp_path, **stand_ins))
     script = subprocess.Popen(["bash", str(GEMMA["sft"]), "--num_gpus", "2"], env=variables, cwd=tmp_path)
-    pids = tmp_path / "pids"
-    wait_until(pids.exists)
+    pids = [tmp_path / "pids.0", tmp_path / "pids.1"]
+    wait_until(lambda: all(file.exists() for file in pids))
     script.send_signal(sent)
     assert script.wait(20) == status
-    for pid in map(int, pids.read_text().split()):
+    for pid in map(int, " ".join(file.read_text() for file in pids).split()):
         wait_until(lambda pid=pid: not psutil.pid_exists(pid))
 
 
@@ -140,13 +144,13 @@ def test_one_rank_that_fails_ends_the_others_at_once(inputs, sft, tmp_path):
     "script", {called(script)[0]: script for script in reversed(SCRIPTS)}.values(), ids=lambda s: "-".join(called(s))
 )
 def test_what_a_script_starts(script, tmp_path):
-    """Through DeepSpeed's launcher; flags given to it win, and words are passed on as they are."""
+    """A rank per GPU; flags given to the script win, and words are passed on as they are."""
     (tmp_path / "scratch").mkdir()
     given = ["--output_dir", "two words", "--data_path", "a", "b*"]
     variables = {"TMPDIR": str(tmp_path / "scratch"), "RECORDER_STATUS": "7", "NUM_GPUS": "4"}
     run_recorded(script, tmp_path, *given, **variables).expect(7)
-    options, words, environment = recorded(tmp_path)
-    assert options[-2:] == ["--module", "--no_local_rank"] and words[:2] == [called(script)[0], "--deepspeed"]
+    words, environment = recorded(tmp_path, rank=3)
+    assert environment["WORLD_SIZE"] == environment["LOCAL_SIZE"] == "4" and words[0] == called(script)[0].split()[0]
     assert "--output_dir=two words" in words and words[words.index("--data_path") :][:3] == ["--data_path", "a", "b*"]
     assert not {word.partition("=")[0] for word in words} & {"--config", "--hostfile", "--node_rank", "--master_addr"}
     assert environment["MA_RLHF_DATA"] == f"{tmp_path}/data" and environment["PWD"] == str(tmp_path)
@@ -159,7 +163,7 @@ def test_a_script_that_cannot_start(tmp_path):
     result = run_recorded(GEMMA["sft"], tmp_path, NUM_GPUS="3").expect(2)
     (message,) = result.stderr.splitlines()
     assert message.startswith("error: 3 GPUs cannot share the global batch of 512 evenly")
-    assert not (tmp_path / "record").exists()
+    assert not (tmp_path / "record.0").exists()
 
 
 def test_other_machines_are_told_where_local_copies_are(tmp_path, monkeypatch):
@@ -175,11 +179,16 @@ def test_other_machines_are_told_where_local_copies_are(tmp_path, monkeypatch):
     assert "NCCL_DEBUG=INFO" in told and f"MA_RLHF_DATA={tmp_path}/data" in told
 
 
-def test_machines_without_ssh_get_a_list_of_their_own(tmp_path):
+def test_machines_without_ssh(tmp_path):
     nodes = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "NUM_GPUS": "8"}
     run_recorded(STEPS["ppo"] / "training_scripts" / "run_gemma_two_nodes.sh", tmp_path, **nodes).expect(0)
-    assert (tmp_path / "record.hostfile").read_text() == "node-0 slots=8\nnode-1 slots=8\n"
-    _, words, _ = recorded(tmp_path)
+    assert not (tmp_path / "record.7").exists()
+    words, environment = recorded(tmp_path, rank=15)
+    assert (environment["WORLD_SIZE"], environment["LOCAL_RANK"], environment["MASTER_ADDR"]) == (
+        "16",
+        "7",
+        "10.0.0.1",
+    )
     assert "--zero_stage=3" in words and "--per_device_generation_batch_size=16" in words
 
 

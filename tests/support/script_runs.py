@@ -24,11 +24,17 @@ VARIABLES = (
 )
 SHIM = re.compile(r'exec python -m dschat (\S+) --config (\S+) "\$@"')
 RECORDER = """#!/bin/sh
-printf '%s\\0' "$@" > "$RECORD"
-env > "$RECORD.env"
+printf '%s\\0' "$@" > "$RECORD.$RANK"
+env > "$RECORD.$RANK.env"
 [ -z "$DS_ENV_FILE" ] || cp "$DS_ENV_FILE" "$RECORD.remote"
-for word; do [ "$last" = --hostfile ] && cp "$word" "$RECORD.hostfile"; last=$word; done
 exit ${RECORDER_STATUS:-0}
+"""
+# Python reads it first: a rank of dschat, or DeepSpeed's launcher, becomes another program.
+BECOMES_ANOTHER = """
+import os, sys
+module = sys.orig_argv[1:3]
+if module == ["-m", "deepspeed.launcher.runner"] or (module == ["-m", "dschat"] and "RANK" in os.environ):
+    os.execv({program!r}, [{program!r}, *sys.orig_argv[3:]])
 """
 
 
@@ -48,33 +54,29 @@ def preset(step: str, name: str, words: Any = (), processes: int = 1, **variable
         return resolve(kind, given, command=step, processes=processes, config=name)
 
 
-def false_launcher(folder: Path, program: str) -> dict[str, str]:
-    """Variables under which a program, with its first line, stands in the place of DeepSpeed's launcher."""
-    place = folder / "deepspeed" / "launcher"
-    place.mkdir(parents=True, exist_ok=True)
-    file = place / "program"
+def false_ranks(folder: Path, program: str) -> dict[str, str]:
+    """Variables under which a program, with its first line, stands in the place of ranks and DeepSpeed's launcher."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "program"
     file.write_text(program)
     file.chmod(0o755)
-    for package in (place.parent, place):
-        (package / "__init__.py").write_text("")
-    (place / "runner.py").write_text(f"import os, sys\nos.execv({str(file)!r}, sys.argv)\n")
+    (folder / "sitecustomize.py").write_text(BECOMES_ANOTHER.format(program=str(file)))
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return {"PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
 
 
 def run_recorded(script: Path, tmp_path: Path, *flags: Any, **variables: str | None) -> Result:
-    """How a script ends whose launcher only leaves tmp_path/record; two processes, if nothing else is given."""
+    """How a script ends whose ranks only leave tmp_path/record.RANK; two of them, if nothing else is given."""
     given = dict.fromkeys(VARIABLES) | {"PROJ_PATH": str(tmp_path), "NUM_GPUS": "2"} | variables
-    given |= false_launcher(tmp_path / "programs", RECORDER) | {"RECORD": str(tmp_path / "record")}
+    given |= false_ranks(tmp_path / "programs", RECORDER) | {"RECORD": str(tmp_path / "record")}
     return run_command(["bash", script, *flags], cwd=tmp_path, **given)
 
 
-def recorded(tmp_path: Path) -> tuple[list[str], list[str], dict[str, str]]:
-    """What the last script gave its launcher: the launcher's flags, those of `dschat`, and the environment."""
-    words = (tmp_path / "record").read_text().split("\0")[:-1]
-    place = words.index("dschat")
-    lines = (tmp_path / "record.env").read_text().splitlines()
-    return words[:place], words[place + 1 :], dict(line.split("=", 1) for line in lines if "=" in line)
+def recorded(tmp_path: Path, rank: int = 0) -> tuple[list[str], dict[str, str]]:
+    """What the last script gave a rank: the words of `dschat`, and the environment."""
+    words = (tmp_path / f"record.{rank}").read_text().split("\0")[:-1]
+    lines = (tmp_path / f"record.{rank}.env").read_text().splitlines()
+    return words, dict(line.split("=", 1) for line in lines if "=" in line)
 
 
 def bash(command: str, cwd: Path, stdin: str = "", **variables: str) -> Result:
