@@ -197,8 +197,11 @@ def known_flags(program: Path, *task: str) -> set[str]:
 
 
 def flags_named(text: str) -> set[str]:
-    """Flags in the running text and tables: `--flag` in back quotes, outside of fenced blocks."""
-    spans = re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+    """Flags in the running text and tables: `--flag` in back quotes, outside of fenced blocks.
+
+    Those of a cluster's own commands are left out.
+    """
+    spans = re.findall(r"`(?!(?:srun|#SBATCH|docker|torchrun) )([^`\n]+)`", FENCE.sub("", text))
     return {flag for span in spans for flag in re.findall(r"(?<![\w-])--[A-Za-z][\w-]*(?:\.\w+)?", span)}
 
 
