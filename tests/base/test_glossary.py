@@ -12,7 +12,7 @@ from dschat.base.glossary import BEST, HEADLINES, METRICS, metrics_of, page
 from dschat.base.metric import RUNS
 from dschat.lab.run_data import EVAL_NAMES
 from dschat.settings.rewards import METRIC_NAMES
-from dschat.training.ppo import alarms
+from dschat.training.symptoms import LIMITS, READ_METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ROOT / "applications" / "DeepSpeed-Chat"
@@ -58,9 +58,11 @@ def test_lists_that_are_made_of_it() -> None:
     assert all(any(metric.name == f"eval/{name}" for metric in METRICS) for name in HEADLINES)
 
 
-def test_the_alarms_limits_are_those_that_it_states() -> None:
+def test_warnings_read_declared_metrics_and_have_the_stated_limits() -> None:
+    assert READ_METRICS <= {metric.name for step in ("ppo", "refuel_online") for metric in metrics_of(step)}
     worry = {metric.name: metric.worry for metric in metrics_of("ppo")}
-    assert f"above {alarms.LARGEST_REPETITION}" in worry["response/repetition"]
-    assert f"above {alarms.LARGEST_CORRELATION}" in worry["response/score_length_correlation"]
-    assert f"from {alarms.ENOUGH_ROWS} responses" in worry["response/score_length_correlation"]
-    assert f"below −{-alarms.SMALLEST_EXPLAINED_VARIANCE:.0f}" in worry["val/explained_variance"]
+    assert f"above {LIMITS.kl:g}" in worry["objective/kl"]
+    assert f"above {LIMITS.repetition}" in worry["response/repetition"]
+    assert f"above {LIMITS.correlation}" in worry["response/score_length_correlation"]
+    assert f"from {LIMITS.rows_for_correlation} responses" in worry["response/score_length_correlation"]
+    assert f"below −{-LIMITS.explained:.0f}" in worry["val/explained_variance"]

@@ -185,7 +185,6 @@ REFUSALS = [
     ("online", "--adaptive_kl_target 6 --kl_coef 0", "--adaptive_kl_target cannot steer --kl_coef 0"),
     ("online", "--adaptive_kl_horizon 6", "--adaptive_kl_horizon 6 does nothing on its own"),
     ("online", "--global_batch_size 7 --per_device_train_batch_size 2", "--global_batch_size 7 is not a multiple"),
-    ("ppo", "--kl_action stop", "--kl_action stop", "add --max_kl"),
     ("ppo", "--rollout_engine vllm", "--rollout_engine vllm needs vLLM", "pip install 'ma-rlhf[vllm]'"),
     ("ppo", "--vllm_gpu_memory 0.5", "--vllm_gpu_memory 0.5", "add --rollout_engine vllm"),
     ("ppo", "--vllm_tensor_parallel 2", "--vllm_tensor_parallel 2", "add --rollout_engine vllm"),

@@ -163,14 +163,24 @@ def test_a_checkpoint_with_a_line_that_is_no_row(damage, tmp_path):
 
 def test_an_evaluation_is_a_line():
     first = {"eval/length": 12345.6, "eval/eos_rate": 0.5, "eval/kl": 0.0, "eval/scores": -1.23456}
-    assert evaluation_line(0, first, {}) == "after 0 updates: scores -1.235, kl 0.000, length 12346, eos rate 0.5000"
+    line = "after 0 updates: scores -1.235, kl 0.000, length 12346, eos rate 0.5000"
+    assert evaluation_line(0, first, {}, {}) == line
     second = {"eval/scores": -1.0, "eval/kl": 0.5, "eval/new": 2.0}
     line = "after 10 updates: scores -1.000 (+0.23), kl 0.5000 (+0.5), new 2.000"
-    assert evaluation_line(10, second, first) == line
-    assert evaluation_line(1, {"eval/loss": 2.0}, {"eval/loss": 2.25}) == "after 1 update: loss 2.000 (−0.25)"
+    assert evaluation_line(10, second, first, first) == line
+    loss = {"eval/loss": 2.25}
+    assert evaluation_line(1, {"eval/loss": 2.0}, loss, loss) == "after 1 update: loss 2.000 (−0.25)"
     counted = {"eval/loss": 2.0, "eval/loss_stderr": 0.0321, "eval/rows": 95.0}
     line = "after 1 update, 95 held-out rows: loss 2.000 ± 0.032 (−0.25)"
-    assert evaluation_line(1, counted, {"eval/loss": 2.25}) == line
+    assert evaluation_line(1, counted, loss, loss) == line
+
+
+def test_a_later_evaluation_has_the_change_since_the_first_one_too():
+    """A score that fell to 0 at once, and stays there."""
+    first, previous = {"eval/scores": 0.7, "eval/kl": 0.0}, {"eval/scores": 0.0, "eval/kl": 27.0, "eval/new": 1.0}
+    line = evaluation_line(9, {"eval/scores": 0.0, "eval/kl": 74.0, "eval/new": 2.0}, previous, first)
+    changes = "(changes since the previous and the first evaluation)"
+    assert line == f"after 9 updates {changes}: scores 0.000 (+0, −0.7), kl 74.00 (+47, +74), new 2.000"
 
 
 def test_standard_errors_over_rows(group):

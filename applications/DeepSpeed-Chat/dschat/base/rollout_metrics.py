@@ -32,7 +32,7 @@ ROLLOUTS = (
         "ppo",
         unit="nats per response",
         meaning="KL to the reference, as `--kl_estimator` estimates it; responses without a score left out",
-        worry="above 20 or so the score is gamed: `--max_kl` warns or stops",
+        worry="above 20, of responses of 20 to 200 tokens, a warning: the score may be gamed",
     ),
     Metric(
         "objective/kl",
@@ -61,7 +61,7 @@ ROLLOUTS = (
         ONLINE,
         unit="nats per response",
         meaning="−log-prob of sampled tokens, an estimate of the entropy",
-        worry="it falls to 0: every response becomes the same",
+        worry="it falls to 0, with a warning: every response becomes the same",
     ),
     Metric(
         "objective/scores",
@@ -74,7 +74,7 @@ ROLLOUTS = (
         "ppo",
         unit="score",
         meaning="standard deviation of the scores of a rollout",
-        worry="below `--kl_ctl` times the KL a warning: the penalty decides, not the scores",
+        worry="below `--kl_ctl` a warning: the penalty decides, not the scores",
     ),
     Metric(
         "objective/rlhf_reward",

@@ -326,6 +326,7 @@ def evaluation_line(
     update: int,
     metrics: Mapping[str, float],
     before: Mapping[str, float],
+    first: Mapping[str, float],
 ) -> str:
     """An evaluation in one line: number of rows, and metrics with standard errors and changes.
 
@@ -333,7 +334,9 @@ def evaluation_line(
         update: number of updates when it was made.
         metrics: metrics as in metrics.jsonl.
         before: metrics of the previous evaluation; empty at the first.
+        first: metrics of the first evaluation; empty at the first.
     """
+    earlier = [before] if before == first else [before, first]
     names = []
     for name in metrics:
         if not name.endswith(STANDARD_ERROR) and name != EVALUATION + ROWS:
@@ -343,12 +346,14 @@ def evaluation_line(
         part = f"{name.removeprefix(EVALUATION).replace('_', ' ')} {_shown(metrics[name])}"
         if name + STANDARD_ERROR in metrics:
             part += f" ± {metrics[name + STANDARD_ERROR]:.2g}"
-        if name in before and math.isfinite(metrics[name] - before[name]):
-            part += f" ({_signed(metrics[name] - before[name])})"
+        changes = [metrics[name] - evaluation.get(name, math.nan) for evaluation in earlier]
+        if all(math.isfinite(change) for change in changes):
+            part += f" ({', '.join(_signed(change) for change in changes)})"
         parts.append(part)
     row_count = metrics.get(EVALUATION + ROWS)
     on_rows = "" if row_count is None else f", {row_count:.0f} held-out rows"
-    return f"{after(update)}{on_rows}: {', '.join(parts)}"
+    meaning = "" if len(earlier) == 1 else " (changes since the previous and the first evaluation)"
+    return f"{after(update)}{on_rows}{meaning}: {', '.join(parts)}"
 
 
 def few_rows_warning(metrics: Mapping[str, float]) -> str | None:

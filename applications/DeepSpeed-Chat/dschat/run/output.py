@@ -324,6 +324,7 @@ class RunOutput:
     def state_dict(self) -> Json:
         """The state for `load_state_dict`; on the main process."""
         record = {
+            "first_metrics": self.record.first_metrics,
             "metrics": self.record.metrics,
             "metrics_update": self.record.metrics_update,
             "saved": self.record.saved,
@@ -356,6 +357,7 @@ class RunOutput:
             update: number of updates at the checkpoint.
         """
         saved = state["record"]
+        self.record.first_metrics = saved["first_metrics"]
         self.record.metrics = saved["metrics"]
         self.record.metrics_update = saved["metrics_update"]
         self.record.saved[:] = saved["saved"]

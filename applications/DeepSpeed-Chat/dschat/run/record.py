@@ -44,7 +44,8 @@ class RunRecord:
     decoding: str | None = None  # whether decoding steps are CUDA graphs; if not, why
     layers: dict[str, str] = field(default_factory=dict)  # trained model → how decoder layers are computed
     peaks: dict[str, str | float] = field(default_factory=dict)  # peaks of the main process's GPU, and their source
-    metrics: dict[str, float] = field(default_factory=dict)
+    first_metrics: dict[str, float] = field(default_factory=dict)  # of the first evaluation
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     metrics_update: int = 0  # updates after which the metrics were measured
     saved: list[str] = field(default_factory=list)  # folders of saved models, in order
     resumed_at: list[int] = field(default_factory=list)  # numbers of updates at which the run was resumed
@@ -52,11 +53,12 @@ class RunRecord:
     finished: bool = False
 
     def record_evaluation(self, metrics: dict[str, float], update: int) -> None:
-        """Records an evaluation for model cards, and logs its changes since the previous one."""
+        """Records an evaluation for model cards, and logs its changes since the previous and the first one."""
         warning = few_rows_warning(metrics)
         if warning and not self.metrics and is_main():
             logger.warning("%s", warning)
-        logger.info("%s", evaluation_line(update, metrics, self.metrics))
+        logger.info("%s", evaluation_line(update, metrics, self.metrics, self.first_metrics))
+        self.first_metrics = self.first_metrics or metrics
         self.metrics = metrics
         self.metrics_update = update
 

@@ -190,11 +190,12 @@ class AlarmFlags:
     section = "PPO"
 
     max_kl: float | None = flag(
-        "KL to the reference in nats per response, above which kl_action is taken; no limit if not given",
+        "KL to the reference in nats per response, above which kl_action is taken; if not given, 20, or 1 per token of"
+        " responses under 20 tokens, or 0.1 per token of responses over 200",
         None,
         ABOVE_0,
         FREE,
     )
     kl_action: Literal["warn", "stop"] = flag(
-        "action above max_kl: warn, or save the models and stop the run", "warn", on_resume=FREE, only_with="max_kl"
+        "action where the KL is too large: warn, or save the models and stop the run", "warn", on_resume=FREE
     )

@@ -34,12 +34,12 @@ from dschat.scoring.source import ResponseTexts
 from dschat.settings.batches import BatchPlan
 from dschat.settings.episodes import sampling_lengths
 from dschat.settings.ppo import PPOConfig
+from dschat.training.alarms import Alarms
 from dschat.training.evaluation import Sample, show_samples
 from dschat.training.iteration import Clock, Iteration, Metrics, pass_size, state_with
 from dschat.training.loop import Algorithm, Work, work_of
 from dschat.training.nonfinite import SKIPPED_NONFINITE, NonFinite
 from dschat.training.ppo.ahead import AheadSampler
-from dschat.training.ppo.alarms import USUAL_INTERVAL, Alarms
 from dschat.training.ppo.collect import (
     ActorSampler,
     Collector,
@@ -101,12 +101,13 @@ def build_nonfinite(config: PPOConfig, run: Run) -> NonFinite:
 
 
 def build_alarms(config: PPOConfig, plan: BatchPlan) -> Alarms:
-    """The warnings of a gamed reward and of a KL that is too large."""
+    """The warnings of symptoms such as a gamed reward or a KL that is too large."""
     return Alarms(
-        config.alarms,
-        config.output.eval_interval or USUAL_INTERVAL,
+        config.flat(),
+        config.output.eval_interval,
         plan.global_responses,
-        checks_scale=not config.scores_are_rescaled,
+        reads_scores=config.advantages.needs.scores,
+        scale_matters=not config.scores_are_rescaled,
     )
 
 

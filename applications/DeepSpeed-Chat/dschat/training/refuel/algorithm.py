@@ -25,6 +25,7 @@ from dschat.run.state import Progress, SeedKind, random_states
 from dschat.run.stop import raise_if_stopped
 from dschat.settings.batches import BatchPlan
 from dschat.settings.refuel import RefuelOnlineConfig
+from dschat.training.alarms import Alarms
 from dschat.training.evaluation import Sample
 from dschat.training.iteration import (
     Clock,
@@ -106,6 +107,7 @@ class Refuel(Algorithm):
             config.optimisation.seed,
             models.rollouts,
         )
+        self.alarms = Alarms(config.flat(), config.output.eval_interval, 2 * run.plan.global_rollout)
         self.throughput = Throughput([models.policy], peaks, config.sampling.per_device_generation_batch_size)
         self.current: Iteration[PairBatch] | None = None  # between its pairs and its last update
         self.kl = kl_controller(
@@ -318,11 +320,15 @@ class Refuel(Algorithm):
         with rehearsal({"policy": policy}, 2 * pairs, tokens, "per_device_train_batch_size", memory):
             refuel_update(policy, batch, self.config, plan, UpdateProgress())
 
+    def why_stop(self, metrics: Metrics, update: int, may_stop: bool) -> str | None:
+        return self.alarms.check(metrics, update, may_stop)
+
     def state_dict(self) -> Progress:
-        return state_with({"kl": self.kl.value}, self.current)
+        return state_with({"kl": self.kl.value, "alarms": self.alarms.state_dict()}, self.current)
 
     def load_state_dict(self, state: Progress) -> None:
         self.kl = replace(self.kl, value=state.numbers["kl"])
+        self.alarms.load_state_dict(state.numbers["alarms"])
         if "current" in state.numbers:
             self.current = Iteration.from_state(state, PairBatch)
 

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Alarms: warnings in the log if the metrics of rollouts show a symptom of symptoms.py."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from dschat.run.distributed import is_main
+from dschat.run.metrics import after
+from dschat.run.state import Json
+from dschat.training.symptoms import LIMITS, SYMPTOMS, Course, Limits, Readings, is_far, kl_limit, readings_of
+
+logger = logging.getLogger(__name__)
+
+USUAL_INTERVAL = 50  # updates between two lines of a symptom without --eval_interval
+
+
+class Alarms:
+    """Reads the metrics of every iteration and logs the first symptom that fits, each at most once per interval."""
+
+    def __init__(
+        self,
+        flags: Mapping[str, object],
+        interval: int,
+        rows: int,
+        *,
+        reads_scores: bool = True,
+        scale_matters: bool = True,
+        limits: Limits = LIMITS,
+    ) -> None:
+        """Prepares the warnings of a run.
+
+        Args:
+            flags: every flag's value by its name.
+            interval: --eval_interval: updates between two lines of the same symptom; 0 for USUAL_INTERVAL.
+            rows: responses of a rollout on all ranks.
+            reads_scores: whether scores are trained on.
+            scale_matters: whether the scale of scores changes what is learnt.
+            limits: where readings become symptoms.
+        """
+        self._flags = flags
+        self._rows = rows
+        self._reads_scores = reads_scores
+        self._scale_matters = scale_matters
+        self._limits = limits
+        self._interval = interval or USUAL_INTERVAL
+        self._rollouts = 0
+        self._first = Readings()
+        self._highest = Readings()
+        self._last = Readings()
+        self._logged: dict[str, int] = {}  # symptom → updates before it was last logged
+
+    def check(
+        self,
+        metrics: Mapping[str, float],
+        update: int,
+        may_stop: bool = True,
+    ) -> str | None:
+        """Logs the first symptom that fits. Returns why the run must stop, or None.
+
+        Args:
+            metrics: metrics of an iteration, equal on every rank; without those of a rollout if it was skipped.
+            update: number of updates so far.
+            may_stop: False in the last iteration, after which the run ends anyway; then a symptom is always logged.
+        """
+        if "objective/scores" not in metrics:
+            return None
+        course = self._continue(metrics)
+        symptom = next((symptom for symptom in SYMPTOMS if symptom.fits(course, self._limits)), None)
+        if symptom is None:
+            return None
+        line = f"{after(update)}, {symptom.line(course)}"
+        if may_stop and self._flags.get("kl_action") == "stop" and is_far(course, self._limits):
+            return (
+                f"{line} The KL is above {kl_limit(course, self._limits):g} nats per response (--kl_action stop)."
+                " Models and a checkpoint are saved: give a larger --max_kl to continue."
+            )
+        last = self._logged.get(symptom.name)
+        if last is None or update - last >= self._interval or not may_stop:
+            self._logged[symptom.name] = update
+            if is_main():
+                logger.warning("%s", line)
+        return None
+
+    def state_dict(self) -> Json:
+        return {
+            "rollouts": self._rollouts,
+            "first": self._first,
+            "highest": self._highest,
+            "last": self._last,
+            "logged": self._logged,
+        }
+
+    def load_state_dict(self, state: Json) -> None:
+        self._rollouts = state["rollouts"]
+        self._first = Readings(state["first"])
+        self._highest = Readings(state["highest"])
+        self._last = Readings(state["last"])
+        self._logged = dict(state["logged"])
+
+    def _continue(self, metrics: Mapping[str, float]) -> Course:
+        """The course of the run with one more rollout. A rollout in which no response has a score is no first one."""
+        now = readings_of(metrics, self._last, self._limits)
+        if now["response/length"] > 0:
+            self._rollouts += 1
+            self._last = now
+            self._first = self._first or now
+            for name, number in now.items():
+                self._highest[name] = max(number, self._highest.get(name, number))
+        return Course(
+            now,
+            self._first,
+            self._highest,
+            self._rollouts,
+            self._rows,
+            self._flags,
+            self._reads_scores,
+            self._scale_matters,
+        )
