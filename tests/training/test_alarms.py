@@ -15,7 +15,7 @@ from dschat.settings.flags import flags_of
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.training.alarms import Alarms
-from dschat.training.symptoms import LIMITS, SYMPTOMS, page
+from dschat.training.symptoms import CONDITIONS, LIMITS, page, symptoms
 from factories import ppo_config
 from nonfinite_cases import trainer_for
 
@@ -56,7 +56,7 @@ def names_of(*courses, **settings):
     names = {}
     for update, line in said(*courses, **settings).items():
         (names[update],) = [
-            symptom.name for symptom in SYMPTOMS if f", {symptom.text.partition(' {')[0].replace('`', '')} " in line
+            symptom.name for symptom in symptoms() if f", {symptom.text.partition(' {')[0].replace('`', '')} " in line
         ]
     return names
 
@@ -289,11 +289,12 @@ def test_a_flag_is_named_if_the_run_can_change_it(course, flags, named, not_name
 
 def test_remedies_name_what_exists():
     """A value in a text is that of a flag which the run must have."""
+    assert [symptom.name for symptom in symptoms()] == list(CONDITIONS)
     known = flags_of(PPOConfig) | flags_of(RefuelOnlineConfig)
-    for symptom in SYMPTOMS:
+    for symptom in symptoms():
         for remedy in symptom.remedies:
             assert known.keys() >= {*remedy.given, *remedy.absent}
-            assert set(re.findall(r"{(\w+)", remedy.text)) <= set(remedy.given)
+            assert set(re.findall(r"{(\w+)", remedy.text)) <= remedy.given
 
 
 ONLINE = ("constant", "jump", "end", "endless", "short", "entropy", "kl")
@@ -302,7 +303,7 @@ ONLINE = ("constant", "jump", "end", "endless", "short", "entropy", "kl")
 @pytest.mark.parametrize(("command", "names"), [(PPOConfig, None), (RefuelOnlineConfig, ONLINE)])
 def test_there_is_always_something_to_try(command, names):
     flags = {name: flag.default for name, flag in flags_of(command).items()}
-    for symptom in SYMPTOMS:
+    for symptom in symptoms():
         # "counted" needs one of two flags.
         found = [remedy for remedy in symptom.remedies if remedy.fits(flags | {"max_token_probability": 0.9})]
         assert found or symptom.name not in (names or (symptom.name,)), symptom.name

@@ -89,13 +89,13 @@ COMMANDS: dict[str, Command] = {
     "refuel": Command(
         "REFUEL on pairs of dialogues that `refuel-data` has made",
         "settings.refuel:RefuelConfig",
-        "training.build.steps:train_refuel",
+        "training.build.refuel:train_refuel",
         "refuel",
     ),
     "refuel-online": Command(
         "REFUEL on dialogues sampled in training, with the user messages of the data",
         "settings.refuel:RefuelOnlineConfig",
-        "training.build.steps:train_refuel_online",
+        "training.build.refuel:train_refuel_online",
         "refuel_online",
     ),
     "refuel-data generate": Command(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dschat.run.distributed import is_main
 from dschat.run.metrics import after
 from dschat.run.state import Json
-from dschat.training.symptoms import LIMITS, SYMPTOMS, Course, Limits, Readings, is_far, kl_limit, readings_of
+from dschat.training.symptoms import Course, Readings, is_far, kl_limit, readings_of, symptoms
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,6 @@ class Alarms:
         *,
         reads_scores: bool = True,
         scale_matters: bool = True,
-        limits: Limits = LIMITS,
     ) -> None:
         """Prepares the warnings of a run.
 
@@ -37,13 +36,11 @@ class Alarms:
             rows: responses of a rollout on all ranks.
             reads_scores: whether scores are trained on.
             scale_matters: whether the scale of scores changes what is learnt.
-            limits: where readings become symptoms.
         """
         self._flags = flags
         self._rows = rows
         self._reads_scores = reads_scores
         self._scale_matters = scale_matters
-        self._limits = limits
         self._interval = interval or USUAL_INTERVAL
         self._rollouts = 0
         self._first = Readings()
@@ -67,13 +64,13 @@ class Alarms:
         if "objective/scores" not in metrics:
             return None
         course = self._continue(metrics)
-        symptom = next((symptom for symptom in SYMPTOMS if symptom.fits(course, self._limits)), None)
+        symptom = next((symptom for symptom in symptoms() if symptom.fits(course)), None)
         if symptom is None:
             return None
         line = f"{after(update)}, {symptom.line(course)}"
-        if may_stop and self._flags.get("kl_action") == "stop" and is_far(course, self._limits):
+        if may_stop and self._flags.get("kl_action") == "stop" and is_far(course):
             return (
-                f"{line} The KL is above {kl_limit(course, self._limits):g} nats per response (--kl_action stop)."
+                f"{line} The KL is above {kl_limit(course):g} nats per response (--kl_action stop)."
                 " Models and a checkpoint are saved: give a larger --max_kl to continue."
             )
         last = self._logged.get(symptom.name)
@@ -101,7 +98,7 @@ class Alarms:
 
     def _continue(self, metrics: Mapping[str, float]) -> Course:
         """The course of the run with one more rollout. A rollout in which no response has a score is no first one."""
-        now = readings_of(metrics, self._last, self._limits)
+        now = readings_of(metrics, self._last)
         if now["response/length"] > 0:
             self._rollouts += 1
             self._last = now
@@ -110,7 +107,7 @@ class Alarms:
                 self._highest[name] = max(number, self._highest.get(name, number))
         return Course(
             now,
-            self._first,
+            self._first or now,
             self._highest,
             self._rollouts,
             self._rows,

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Symptoms of training on one's own responses, with causes and remedies; `alarms.py` logs the first that fits.
 
-`python -m dschat.training.symptoms` prints the table of docs/troubleshooting.md.
+Texts are in symptoms.toml, conditions here. `python -m dschat.training.symptoms` prints the table of
+docs/troubleshooting.md.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 
 # Readings that are derived from metrics, see `readings_of`.
 AGE = "rollouts since the learning rate last rose"
@@ -129,13 +133,13 @@ class Remedy:
 
     Attributes:
         text: an instruction; `{name}` stands for the value of a flag.
-        given: flags that the remedy needs with a value other than 0, because it changes or concerns them.
-        absent: flags that the remedy needs without a value, because it adds them.
+        given: flags that must have a value other than 0.
+        absent: flags that must exist without a value.
     """
 
     text: str
-    given: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
+    given: frozenset[str]
+    absent: frozenset[str]
 
     def fits(self, flags: Mapping[str, object]) -> bool:
         """Whether a run with these flags can follow the remedy."""
@@ -145,17 +149,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Symptom:
-    """A row of the table.
-
-    Attributes:
-        name: its name in checkpoints.
-        text: what the log says; `{name}` stands for the value of a flag.
-        metrics: metrics that show it, whose values the log gives.
-        when: the condition in words.
-        cause: the likely cause.
-        remedies: what to try, the best first.
-        fits: the condition.
-    """
+    """A row of symptoms.toml; `fits` is its condition."""
 
     name: str
     text: str
@@ -163,7 +157,10 @@ class Symptom:
     when: str
     cause: str
     remedies: tuple[Remedy, ...]
-    fits: Callable[[Course, Limits], bool]
+
+    def fits(self, course: Course) -> bool:
+        """Whether the course of a run has the symptom."""
+        return CONDITIONS[self.name](course)
 
     def line(self, course: Course) -> str:
         """What the log says: the symptom in numbers, its cause, and the remedies that the run can follow."""
@@ -176,409 +173,167 @@ class Symptom:
         return text.format_map(course.flags).replace("`", "")
 
 
-def readings_of(
-    metrics: Mapping[str, float],
-    previous: Readings,
-    limits: Limits,
-) -> Readings:
+def readings_of(metrics: Mapping[str, float], previous: Readings) -> Readings:
     """What symptoms read of a rollout; numbers that are not finite or not known are left out.
 
     Args:
         metrics: metrics of the rollout.
         previous: readings of the rollout before it; empty for the first.
-        limits: the limits of the symptoms.
     """
-    known = Readings(metrics)
-    length = known["response/length"]
-    rate = known["lr"] if "lr" in known else known["lr/actor"]  # none while the critic is trained alone
+    rollout = Readings(metrics)
+    length = rollout["response/length"]
+    rate = rollout["lr"] if "lr" in rollout else rollout["lr/actor"]  # none while the critic is trained alone
     has_settled = rate <= previous["learning rate"]
     age = previous[AGE] + 1 if has_settled else 0.0
     # Where scores are normalised, their spread in training is not the source's.
-    spread = known["objective/scores_std"] / (metrics.get("objective/scores_running_std") or 1.0)
+    spread = rollout["objective/scores_std"] / (metrics.get("objective/scores_running_std") or 1.0)
     value_error = math.sqrt(2 * metrics.get("loss/value", 0.0))
     derived = {
         "learning rate": rate,
         AGE: age,
-        ENTROPY: known["objective/entropy"] / length if length else math.nan,
+        ENTROPY: rollout["objective/entropy"] / length if length else math.nan,
         SPREAD: spread,
         VALUE_ERROR: value_error / spread if spread else math.nan,
-        EXPLAINED: abs(known["val/explained_variance"]),
+        EXPLAINED: abs(rollout["val/explained_variance"]),
     }
-    if age < limits.early:
-        derived[EARLY_KL] = known["objective/kl"]
-        derived[EARLY_RISE] = known["objective/kl"] - previous["objective/kl"]
+    if age < LIMITS.early:
+        derived[EARLY_KL] = rollout["objective/kl"]
+        derived[EARLY_RISE] = rollout["objective/kl"] - previous["objective/kl"]
     readings = Readings()
-    for name in READ_METRICS:
-        if math.isfinite(known[name]):
-            readings[name] = known[name]
-    for name, number in derived.items():
-        if math.isfinite(number):
+    for name, number in {**metrics, **derived}.items():
+        if math.isfinite(number) and not name.startswith("time/"):
             readings[name] = number
     return readings
 
 
-def usual_limit(course: Course, limits: Limits) -> float:
+def usual_limit(course: Course) -> float:
     """The limit for the KL in nats per response, for responses as long as now or as those of the first rollout."""
     # Responses that have become short keep their limit: always ending at once has a KL of −log p(end).
-    return limits.usual_kl(max(course.first["response/length"], course.now["response/length"]))
+    return LIMITS.usual_kl(max(course.first["response/length"], course.now["response/length"]))
 
 
-def kl_limit(course: Course, limits: Limits) -> float:
+def kl_limit(course: Course) -> float:
     """--max_kl or, without the flag, the usual limit."""
     max_kl = course.flag("max_kl")
-    return usual_limit(course, limits) if math.isnan(max_kl) else max_kl
+    return usual_limit(course) if math.isnan(max_kl) else max_kl
 
 
-def is_far(course: Course, limits: Limits) -> bool:
+def is_far(course: Course) -> bool:
     """Whether the KL of the last rollout is above its limit."""
-    return course.now["objective/kl"] > kl_limit(course, limits)
+    return course.now["objective/kl"] > kl_limit(course)
 
 
-def _prefers_length(course: Course, limits: Limits) -> bool:
+def _prefers_length(course: Course) -> bool:
     """Whether scores followed the length of responses before training already."""
-    if course.rows < limits.rows_for_correlation:
+    if course.rows < LIMITS.rows_for_correlation:
         return False
-    return abs(course.first["response/score_length_correlation"]) > limits.correlation
+    return abs(course.first["response/score_length_correlation"]) > LIMITS.correlation
 
 
-def _jumps(course: Course, limits: Limits) -> bool:
+def _jumps(course: Course) -> bool:
     """Whether the KL jumped or reached its limit early, and has not come back since."""
-    limit = max(kl_limit(course, limits), usual_limit(course, limits))
-    large_rise = limits.jump * max(limit, limits.kl)
+    limit = max(kl_limit(course), usual_limit(course))
+    large_rise = LIMITS.jump * max(limit, LIMITS.kl)
     first_kl = course.first["objective/kl"]
     has_jumped = course.highest[EARLY_RISE] > large_rise or course.highest[EARLY_KL] - first_kl > limit
-    return has_jumped and course.now["objective/kl"] - first_kl > large_rise and not _prefers_length(course, limits)
+    return has_jumped and course.now["objective/kl"] - first_kl > large_rise and not _prefers_length(course)
 
 
-def _follows_length(course: Course, limits: Limits) -> bool:
+def _follows_length(course: Course) -> bool:
     """Whether scores correlate with length, or did at first, until all responses were cut at the same length."""
-    if _prefers_length(course, limits) and course.now["response/eos_rate"] == 0:
+    if _prefers_length(course) and course.now["response/eos_rate"] == 0:
         return True
     correlation = abs(course.now["response/score_length_correlation"])
-    return course.rows >= limits.rows_for_correlation and correlation > limits.correlation
+    return course.rows >= LIMITS.rows_for_correlation and correlation > LIMITS.correlation
 
 
-def _is_constant(course: Course, limits: Limits) -> bool:
+def _is_constant(course: Course) -> bool:
     """Whether no rollout had scores that differ; in REFUEL, scores of a pair."""
-    if not course.reads_scores or course.rows < limits.rows_for_spread:
+    if not course.reads_scores or course.rows < LIMITS.rows_for_spread:
         return False
     return course.highest["objective/scores_std"] == 0 or course.highest["objective/reward_gap"] == 0
 
 
-def _is_outweighed(course: Course, limits: Limits) -> bool:
+def _is_outweighed(course: Course) -> bool:
     """Whether the KL penalty outweighs the differences between scores, so that the policy stays at the reference."""
-    if not course.scale_matters or course.rows < limits.rows_for_spread:
+    if not course.scale_matters or course.rows < LIMITS.rows_for_spread:
         return False
-    return course.highest[SPREAD] < course.now["objective/kl_coef"] * limits.penalised_kl
+    return course.highest[SPREAD] < course.now["objective/kl_coef"] * LIMITS.penalised_kl
 
 
-def _ends_no_more(course: Course, limits: Limits) -> bool:
+def _ends_no_more(course: Course) -> bool:
     """Whether no response ends by itself although some did, more than would be missing by chance."""
     largest_rate = course.highest["response/eos_rate"]
-    return course.now["response/eos_rate"] == 0 and (1 - largest_rate) ** course.rows < limits.chance
+    return course.now["response/eos_rate"] == 0 and (1 - largest_rate) ** course.rows < LIMITS.chance
 
 
-def _is_short(course: Course, limits: Limits) -> bool:
+def _is_short(course: Course) -> bool:
     """Whether responses have become short, compared with the first rollout's and in tokens."""
     length = course.now["response/length"]
     first = course.first["response/length"]
-    return length <= limits.shrunk * first or (length <= limits.few_tokens and length <= first / 2)
+    return length <= LIMITS.shrunk * first or (length <= LIMITS.few_tokens and length <= first / 2)
 
 
-ACTOR_RATE = (
-    Remedy(
-        "a lower `--actor_learning_rate` ({actor_learning_rate:g}), such as a fifth of it", ("actor_learning_rate",)
+# Symptom → its condition.
+CONDITIONS: dict[str, Callable[[Course], bool]] = {
+    "unscored": lambda course: course.now["objective/unscored"] > LIMITS.unscored,
+    "constant": _is_constant,
+    "wide scores": lambda course: (
+        "val/explained_variance" in course.now and course.now[SPREAD] > LIMITS.reach * course.flag("cliprange_value")
     ),
-    Remedy("a lower `--learning_rate` ({learning_rate:g}), such as a fifth of it", ("learning_rate",)),
-)
-STRONGER_PENALTY = (
-    Remedy("a smaller `--adaptive_kl_target` ({adaptive_kl_target:g})", ("kl_coef", "adaptive_kl_target")),
-    Remedy("a larger `--kl_ctl` ({kl_coef:g})", ("kl_coef",), ("adaptive_kl_target",)),
-    Remedy("`--adaptive_kl_target 6`", ("kl_coef",), ("adaptive_kl_target",)),
-    Remedy("`--kl_ctl 0.05`", absent=("kl_coef",)),
-)
-KL = ("objective/kl", "objective/kl_per_token")
-FAR = "the KL penalty does not keep the policy near the reference, and the reward may be gamed: read `samples/`"
-FASTER_CRITIC = Remedy("a higher `--critic_learning_rate` ({critic_learning_rate:g})", ("critic_learning_rate",))
-NORMALIZE = Remedy("`--normalize_scores`", absent=("normalize_scores",))
-EARLIER_MODEL = Remedy("fewer updates: `--save_models 50` keeps earlier models", absent=("save_models",))
+    "jump": _jumps,
+    "max_kl": lambda course: course.now["objective/kl"] > course.flag("max_kl"),
+    "length": _follows_length,
+    "scale": _is_outweighed,
+    "counted": lambda course: course.now["policy/counted"] == 0,
+    "episodes": lambda course: "episode/turns" in course.now and _ends_no_more(course),
+    "repetition": lambda course: (
+        course.now["response/repetition"] > LIMITS.repetition >= course.first["response/repetition"]
+    ),
+    "repeating model": lambda course: (
+        min(course.now["response/repetition"], course.first["response/repetition"]) > LIMITS.repetition
+    ),
+    "end": _ends_no_more,
+    "endless": lambda course: course.rollouts >= LIMITS.early and course.highest["response/eos_rate"] == 0,
+    "short": _is_short,
+    "entropy": lambda course: course.now[ENTROPY] < LIMITS.entropy * course.first[ENTROPY],
+    "kl": is_far,
+    "critic start": lambda course: (
+        course.now["val/explained_variance"] < LIMITS.explained
+        and course.highest["val/explained_variance"] <= LIMITS.learnt
+    ),
+    "critic": lambda course: course.now["val/explained_variance"] < LIMITS.explained,
+    "dead critic": lambda course: course.rollouts >= LIMITS.slow and course.highest[EXPLAINED] <= LIMITS.learnt,
+    "slow critic": lambda course: course.rollouts >= LIMITS.slow and course.now[VALUE_ERROR] > LIMITS.missed,
+}
 
-# The first row that fits is logged, so that a cause comes before its effects.
-SYMPTOMS = (
-    Symptom(
-        "unscored",
-        "most responses have no score",
-        ("objective/unscored",),
-        f"the share is above {LIMITS.unscored:g}",
-        "the source of scores fails, or gives no number",
-        (Remedy("what the warnings of that source say"), Remedy("`--on_reward_error stop`, which ends a run there")),
-        lambda course, limits: course.now["objective/unscored"] > limits.unscored,
-    ),
-    Symptom(
-        "constant",
-        "all scores have been equal so far",
-        ("objective/scores_std", "objective/reward_gap"),
-        f"every rollout had equal scores, each of at least {LIMITS.rows_for_spread} responses",
-        "the reward does not tell responses apart, or none of them is good enough for another score",
-        (
-            Remedy("a reward whose scores differ between the responses in `samples/`"),
-            Remedy("easier prompts"),
-            Remedy("a larger `--samples_per_prompt` ({samples_per_prompt})", ("samples_per_prompt",)),
-        ),
-        _is_constant,
-    ),
-    Symptom(
-        "wide scores",
-        "the scores are on a larger scale than the critic can follow",
-        ("objective/scores_std", "loss/value"),
-        f"with a critic: their standard deviation is above {LIMITS.reach:g} times `--cliprange_value`",
-        "a rollout moves values by at most `--cliprange_value` ({cliprange_value:g})",
-        (
-            NORMALIZE,
-            Remedy("a larger `--cliprange_value`", ("cliprange_value",)),
-            Remedy("smaller `--reward_weights`", ("reward_weights",)),
-        ),
-        lambda course, limits: (
-            "val/explained_variance" in course.now
-            and course.now[SPREAD] > limits.reach * course.flag("cliprange_value")
-        ),
-    ),
-    Symptom(
-        "jump",
-        "the KL to the reference has jumped",
-        KL,
-        f"within {LIMITS.early} rollouts (after the warm-up) it rose from one to the next by"
-        f" {LIMITS.jump * LIMITS.kl:g} nats per response ({LIMITS.jump * LIMITS.kl_per_token_of_long:g} per token of"
-        ' responses over 200), or reached the limit of the row "is large"; and it is still that large',
-        "the learning rate is too high",
-        ACTOR_RATE,
-        _jumps,
-    ),
-    Symptom(
-        "max_kl",
-        "the KL to the reference is above `--max_kl` {max_kl:g}",
-        KL,
-        "`--max_kl` is given, and the KL is above it",
-        FAR,
-        (*STRONGER_PENALTY, *ACTOR_RATE, EARLIER_MODEL),
-        lambda course, limits: course.now["objective/kl"] > course.flag("max_kl"),
-    ),
-    Symptom(
-        "length",
-        "scores follow the length of responses",
-        ("response/score_length_correlation", "response/length", "response/eos_rate"),
-        f"the absolute correlation is above {LIMITS.correlation:g} in a rollout of at least"
-        f" {LIMITS.rows_for_correlation} responses; or it was at first, and now all responses are cut",
-        "the policy may learn length alone",
-        (Remedy("a reward that does not depend on length"),),
-        _follows_length,
-    ),
-    Symptom(
-        "scale",
-        "the KL penalty outweighs the scores",
-        ("objective/scores_std", "objective/kl_coef"),
-        f"the largest standard deviation of scores so far is below the penalty of {LIMITS.penalised_kl:g} nat; not"
-        " where advantages are divided by a standard deviation (`grpo`, `tempo`)",
-        "the policy gains more by staying at the reference than by better scores",
-        (
-            NORMALIZE,
-            Remedy("a larger `--adaptive_kl_target` ({adaptive_kl_target:g})", ("adaptive_kl_target",)),
-            Remedy("a smaller `--kl_ctl` ({kl_coef:g})", ("kl_coef",), ("adaptive_kl_target",)),
-            Remedy("larger `--reward_weights`", ("reward_weights",)),
-            Remedy("a reward model with a larger margin (step 2)", ("reward_model_name_or_path",)),
-        ),
-        _is_outweighed,
-    ),
-    Symptom(
-        "counted",
-        "no token counts in the policy's loss",
-        ("policy/counted",),
-        "the share of counted tokens is 0",
-        "all scores of each prompt are equal, or all tokens were too likely when they were sampled",
-        (
-            Remedy("a reward whose scores differ within a prompt", ("drop_equal_groups",)),
-            Remedy("`--refill_rounds 2`", ("drop_equal_groups",), ("refill_rounds",)),
-            Remedy("a larger `--max_token_probability` ({max_token_probability:g})", ("max_token_probability",)),
-        ),
-        lambda course, limits: course.now["policy/counted"] == 0,
-    ),
-    Symptom(
-        "episodes",
-        "no episode is finished any more",
-        ("response/eos_rate", "episode/turns", "response/length"),
-        "with `--environment`: as for responses, some rows below",
-        "limits of turns or tokens cut all episodes",
-        (
-            Remedy("a larger `--max_turns` ({max_turns})", ("environment", "max_turns")),
-            Remedy("a larger `--max_answer_seq_len` ({max_answer_seq_len})", ("max_answer_seq_len",)),
-            Remedy("a larger `--max_turn_seq_len` ({max_turn_seq_len})", ("max_turn_seq_len",)),
-        ),
-        lambda course, limits: "episode/turns" in course.now and _ends_no_more(course, limits),
-    ),
-    Symptom(
-        "repetition",
-        "responses repeat themselves",
-        ("response/repetition",),
-        f"more than {LIMITS.repetition:g} of their 4-grams are repeated, and were not at first",
-        "the reward does not punish repetition",
-        (
-            Remedy("a second source of scores that does"),
-            *STRONGER_PENALTY,
-        ),
-        lambda course, limits: (
-            course.now["response/repetition"] > limits.repetition >= course.first["response/repetition"]
-        ),
-    ),
-    Symptom(
-        "repeating model",
-        "responses have repeated themselves from the first rollout on",
-        ("response/repetition",),
-        f"more than {LIMITS.repetition:g} of their 4-grams are repeated, in the first rollout as well",
-        "the model of step 1 repeats itself, or sampling is too greedy",
-        (
-            Remedy("a longer step 1, or better data for it"),
-            Remedy("a higher `--temperature` ({temperature:g})", ("temperature",)),
-        ),
-        lambda course, limits: (
-            min(course.now["response/repetition"], course.first["response/repetition"]) > limits.repetition
-        ),
-    ),
-    Symptom(
-        "end",
-        "no response ends by itself any more",
-        ("response/eos_rate", "response/length"),
-        f"none ends, which has a probability below {LIMITS.chance:g} at the largest rate so far",
-        "the scores of unfinished responses are as high as others",
-        (
-            Remedy("a `--missing_eos_penalty` larger than the spread of the scores", absent=("missing_eos_penalty",)),
-            Remedy("a larger `--missing_eos_penalty` ({missing_eos_penalty:g})", ("missing_eos_penalty",)),
-            Remedy("a larger `--max_answer_seq_len` ({max_answer_seq_len})", ("max_answer_seq_len",)),
-        ),
-        _ends_no_more,
-    ),
-    Symptom(
-        "endless",
-        "no response has ended by itself so far",
-        ("response/eos_rate", "response/length"),
-        f"none has ended in {LIMITS.early} rollouts",
-        "all are cut, and the scores are those of unfinished texts",
-        (
-            Remedy("a larger `--max_answer_seq_len` ({max_answer_seq_len})", ("max_answer_seq_len",)),
-            Remedy("the token that ends a turn of the chat template as `--end_of_conversation_token`"),
-            Remedy("a longer step 1, which learns to end"),
-        ),
-        lambda course, limits: course.rollouts >= limits.early and course.highest["response/eos_rate"] == 0,
-    ),
-    Symptom(
-        "short",
-        "responses have become short",
-        ("response/length",),
-        f"the mean length is at most {LIMITS.shrunk:g} of the first rollout's, or at most {LIMITS.few_tokens:g} tokens"
-        " and half of it",
-        "the policy learns to stop at once",
-        (
-            Remedy(
-                "a larger `--max_answer_seq_len` ({max_answer_seq_len}), so that fewer responses are cut",
-                ("max_answer_seq_len",),
-            ),
-            Remedy("a smaller `--missing_eos_penalty` ({missing_eos_penalty:g})", ("missing_eos_penalty",)),
-            Remedy("a reward that does not prefer short responses", absent=("missing_eos_penalty",)),
-        ),
-        _is_short,
-    ),
-    Symptom(
-        "entropy",
-        "the policy has hardly any entropy left",
-        ("objective/entropy", "policy/entropy"),
-        f"its entropy per token is below {LIMITS.entropy:g} of the first rollout's",
-        "all responses to a prompt become the same, and nothing new is tried",
-        (
-            *STRONGER_PENALTY,
-            *ACTOR_RATE,
-            Remedy("`--cliprange_high 0.28`", absent=("cliprange_high",)),
-        ),
-        lambda course, limits: course.now[ENTROPY] < limits.entropy * course.first[ENTROPY],
-    ),
-    Symptom(
-        "kl",
-        "the KL to the reference is large",
-        KL,
-        f"it is above {LIMITS.kl:g} nats per response, or {LIMITS.kl_per_token:g} per token of responses under 20"
-        f" tokens (but at least {LIMITS.kl_of_few_tokens:g}), or {LIMITS.kl_per_token_of_long:g} per token of those"
-        " over 200; responses that have become short count as long as those of the first rollout",
-        FAR,
-        (*STRONGER_PENALTY, *ACTOR_RATE, EARLIER_MODEL),
-        is_far,
-    ),
-    Symptom(
-        "critic start",
-        "the critic's values are worse than a constant, and always were",
-        ("val/explained_variance",),
-        f"the explained variance is below {LIMITS.explained:g}, and was never above {LIMITS.learnt:g}",
-        "the model that the critic starts from gives numbers of another scale than the returns, or numbers that mean"
-        " nothing inside a response",
-        (
-            Remedy("`--critic_warmup_updates 20`", absent=("critic_warmup_updates",)),
-            Remedy("`--reward_weights` that give that model the weight 1", ("reward_weights",)),
-            Remedy("no `--normalize_scores`", ("normalize_scores",)),
-            Remedy("the actor's model as `--critic_model_name_or_path`", ("critic_model_name_or_path",)),
-            Remedy("a reward model trained with `--reward_loss per_sample`", ("reward_model_name_or_path",)),
-        ),
-        lambda course, limits: (
-            course.now["val/explained_variance"] < limits.explained
-            and course.highest["val/explained_variance"] <= limits.learnt
-        ),
-    ),
-    Symptom(
-        "critic",
-        "the critic's values have become worse than a constant",
-        ("val/explained_variance", "loss/value"),
-        f"the explained variance is below {LIMITS.explained:g}",
-        "the critic's learning rate is too high",
-        (
-            Remedy(
-                "a lower `--critic_learning_rate` ({critic_learning_rate:g}), such as a fifth of it",
-                ("critic_learning_rate",),
-            ),
-        ),
-        lambda course, limits: course.now["val/explained_variance"] < limits.explained,
-    ),
-    Symptom(
-        "dead critic",
-        "the critic gives every token the same value",
-        ("val/explained_variance", "loss/value"),
-        f"the explained variance was never outside ±{LIMITS.learnt:g} in {LIMITS.slow} rollouts",
-        "it learns nothing, or far too slowly",
-        (
-            Remedy("a `--critic_learning_rate` above 0", absent=("critic_learning_rate",)),
-            FASTER_CRITIC,
-            Remedy("a critic that starts from the reward model", ("reward_model_name_or_path",)),
-        ),
-        lambda course, limits: course.rollouts >= limits.slow and course.highest[EXPLAINED] <= limits.learnt,
-    ),
-    Symptom(
-        "slow critic",
-        "the critic's values are still far from the returns",
-        ("loss/value", "objective/scores_std"),
-        f"from {LIMITS.slow} rollouts on √(2 × `loss/value`) is above {LIMITS.missed:g} standard deviations of scores",
-        "the critic learns too slowly for the scale of the scores",
-        (FASTER_CRITIC, NORMALIZE, Remedy("`--critic_warmup_updates 20`", absent=("critic_warmup_updates",))),
-        lambda course, limits: course.rollouts >= limits.slow and course.now[VALUE_ERROR] > limits.missed,
-    ),
-)
-# The metrics that are read.
-READ_METRICS = frozenset(name for symptom in SYMPTOMS for name in symptom.metrics)
+
+@cache
+def symptoms() -> tuple[Symptom, ...]:
+    """The rows of symptoms.toml in order."""
+    tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    remedies = {}
+    for name, row in tables["remedy"].items():
+        needed = set(re.findall(r"{(\w+)", row["text"]))
+        needed |= set(row.get("given", ()))
+        remedies[name] = Remedy(row["text"], frozenset(needed), frozenset(row.get("absent", ())))
+    rows = []
+    for row in tables["symptom"]:
+        row["metrics"] = tuple(row["metrics"])
+        row["remedies"] = tuple(remedies[name] for name in row["remedies"])
+        rows.append(Symptom(**row))
+    return tuple(rows)
 
 
 def page() -> Iterator[str]:
     """The lines of the table in docs/troubleshooting.md."""
     yield "| the log says | metrics | when | likely cause | try |"
     yield "|---|---|---|---|---|"
-    for symptom in SYMPTOMS:
+    for symptom in symptoms():
         metrics = ", ".join(f"`{name}`" for name in symptom.metrics)
-        remedies = "; ".join(dict.fromkeys(remedy.text for remedy in symptom.remedies))
-        cells = (f'"{symptom.text}"', metrics, symptom.when, symptom.cause, remedies)
-        row = f"| {' | '.join(cells)} |"
+        when = symptom.when.format_map(asdict(LIMITS))
+        remedies = "; ".join(remedy.text for remedy in symptom.remedies)
+        row = f'| "{symptom.text}" | {metrics} | {when} | {symptom.cause} | {remedies} |'
         yield re.sub(r" \(?\{.*?\}\)?", "", row)  # without the values of a run
 
 

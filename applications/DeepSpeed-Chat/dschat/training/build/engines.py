@@ -5,16 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample, texts_of
 from dschat.engine.deepspeed_config import EngineSettings
-from dschat.engine.engine import AdaptersOff, Engine, OptimizerSettings, frozen_engine, train_engine
+from dschat.engine.engine import Engine, OptimizerSettings, train_engine
 from dschat.engine.process_group import training_dtype
 from dschat.engine.zero3 import placement_of
-from dschat.models.engines import PolicyEngine
-from dschat.models.finetuning import Finetuning, choose_trained, require_trainable_tokens, train_top_layers
+from dschat.models.finetuning import Finetuning, choose_trained, require_trainable_tokens
 from dschat.models.heads import add_gain
 from dschat.models.load import load_causal_lm, load_scalar, require_savable
 from dschat.models.opening import LoadOptions
@@ -24,16 +22,12 @@ from dschat.models.reward_notes import note_end_token
 from dschat.models.scalar import ScalarModel, note_reward_loss
 from dschat.models.tokenizer import end_token_id, own_end_ids
 from dschat.models.vocabulary import require_no_growth
-from dschat.rollouts.generate import Report, choose_engine
 from dschat.run.distributed import device
 from dschat.run.state import SeedKind, derive_seed
-from dschat.scoring.source import DialogueScores
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
-from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.supervised import OneModelConfig, RewardConfig, SFTConfig, SupervisedConfig
-from dschat.training.refuel.models import RefuelModels
 
 MODEL = "--model_name_or_path"
 ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_path", "--reward_model_name_or_path"
@@ -170,63 +164,3 @@ def build_reward_model(
     choose_trained(model, finetuning, path)
     require_trainable_tokens(model, tokenizer, texts_of(examples), load_options.placement, f"{MODEL} {path}")
     return train_engine(ScalarModel(model), one_optimizer(config, plan.updates), settings)
-
-
-def build_refuel_models(
-    config: RefuelOnlineConfig,
-    plan: RunPlan,
-    tokenizer: PreTrainedTokenizerBase,
-    end_id: int,
-    reward: DialogueScores,
-    report: Report | None = None,
-) -> RefuelModels:
-    """The models of REFUEL online: the policy, and its frozen start as the reference if the KL has a coefficient.
-
-    `end_id` ends a reply; `report` is called with how decoding steps are launched.
-    """
-    settings = engine_settings(config, plan, config.engine.gradient_checkpointing, config.engine.zero_stage)
-    settings = replace(settings, offload=config.engine.offload and config.engine.zero_stage > 0)
-    path = config.model.model_name_or_path
-    torch.manual_seed(config.optimisation.seed)  # new rows of the embeddings must equal the reference's
-    model = load_causal_lm(
-        path,
-        MODEL,
-        settings.dtype,
-        tokenizer,
-        end_id,
-        load_options_of(config, settings),
-        own_end_ids(path),
-    )
-    require_savable(model, f"{MODEL} {path}")
-    finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, MODEL)
-    choose_trained(model, finetuning, path)
-    if config.dialogues.trained_layers:
-        train_top_layers(model, config.dialogues.trained_layers, "--trained_layers")
-    optimizer = replace(one_optimizer(config, plan.updates), epsilon=config.rounds.adam_epsilon)
-    policy = train_engine(PolicyModel(model), optimizer, settings)
-    engine = choose_engine(
-        config.dialogues.rollout_engine,
-        config.sampling.per_device_generation_batch_size,
-        policy.module.inner,
-        "--rollout_engine",
-        config.sampling.decode_graphs,
-        report,
-    )
-    return RefuelModels(policy, _refuel_reference(config, plan, tokenizer, policy), reward, engine)
-
-
-def _refuel_reference(
-    config: RefuelOnlineConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, policy: Engine[PolicyModel]
-) -> PolicyEngine | None:
-    if config.kl.kl_coef == 0:
-        return None
-    if config.finetuning.lora_dim:
-        return AdaptersOff(policy)
-    sharded = config.engine.zero_stage == 3 or config.engine.offload
-    settings = engine_settings(config, plan, False, 3 if sharded else 0)
-    load_options = load_options_of(config, settings)
-    torch.manual_seed(config.optimisation.seed)  # as for the policy
-    model = load_causal_lm(
-        config.model.model_name_or_path, MODEL, settings.dtype, tokenizer, load_options=load_options
-    )
-    return frozen_engine(PolicyModel(model), settings)

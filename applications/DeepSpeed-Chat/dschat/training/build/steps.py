@@ -23,7 +23,6 @@ from typing import TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from dschat.base.fingerprints import model_hash
-from dschat.data.dialogues import DialogueLimits, dialogue_examples
 from dschat.data.examples import (
     PairExample,
     PreferenceExample,
@@ -36,26 +35,21 @@ from dschat.data.examples import (
 )
 from dschat.data.loading import ExampleLoader, Make, StepData, Validate
 from dschat.data.messages import WEIGHT
-from dschat.data.sources import load_share, source_line
-from dschat.data.template_notes import RESPONSES_OF_STEPS, warn_of_dialogues, warn_of_template
-from dschat.data.token_pairs import load_regression_data
-from dschat.data.turn_end import turn_end
+from dschat.data.sources import source_line
+from dschat.data.template_notes import RESPONSES_OF_STEPS, warn_of_template
 from dschat.engine.process_group import training_dtype
 from dschat.models.limits import check_length
 from dschat.models.load import warn_without_classifier
 from dschat.models.operations import Peaks
 from dschat.models.tokenizer import end_token_id, load_tokenizer
-from dschat.models.vocabulary import id_count
 from dschat.rollouts.termination import TerminationCondition
-from dschat.run.distributed import barrier, broadcast_object, device, is_main
+from dschat.run.distributed import barrier, broadcast_object, is_main
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput, warn_unless_made_by
 from dschat.run.peaks import measure_own_gpu
 from dschat.scoring.programs.run import ProgramPool
-from dschat.scoring.source import DialogueScores
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
-from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.settings.supervised import DPOConfig, OneModelConfig, RewardConfig, SFTConfig, SupervisedConfig
 from dschat.training.build.engines import (
     ACTOR,
@@ -63,7 +57,6 @@ from dschat.training.build.engines import (
     MODEL,
     RunPlan,
     build_policy,
-    build_refuel_models,
     build_reward_model,
 )
 from dschat.training.build.ppo import (
@@ -77,17 +70,13 @@ from dschat.training.build.ppo import (
 from dschat.training.build.problems import load_problems
 from dschat.training.build.score_example import saved_reward_model
 from dschat.training.build.scores import (
-    build_dialogue_scores,
     build_program_pool,
     check_functions,
-    dialogue_function_scores,
 )
 from dschat.training.build.shared_base import check_shared_base, is_on_base
 from dschat.training.loop import loop_of, total_updates
 from dschat.training.ppo.algorithm import PPO
 from dschat.training.ppo.models import MovingAverage
-from dschat.training.refuel.algorithm import Refuel
-from dschat.training.refuel.pairs import RefuelTask, saved_reference
 from dschat.training.supervised.algorithm import EngineT, Example, Supervised, Task
 from dschat.training.supervised.dpo import DPOTask
 from dschat.training.supervised.reward import RewardTask
@@ -122,9 +111,9 @@ def train_sft(config: SFTConfig, run: RunOutput) -> None:
         responses=RESPONSES_OF_STEPS[1],
     )
     data = load_step_data(config, SFTExample, make, validate, config.sft.sft_on_prompt)
-    plan = _plan_run(config, run, data)
+    plan = plan_run(config, run, data)
     warn_without_classifier(base)
-    peaks = _measure_peaks(config, run)
+    peaks = measure_peaks(config, run)
     engine = build_policy(config, plan, tokenizer, data.train)
     task = SFTTask(
         data.train,
@@ -136,7 +125,7 @@ def train_sft(config: SFTConfig, run: RunOutput) -> None:
         by_tokens=config.optimisation.max_tokens_per_micro_batch is not None,
     )
     saved = SavedModel(engine, "policy", base)
-    _fit_supervised("policy", saved, engine, task, tokenizer, config, run, peaks)
+    fit_supervised("policy", saved, engine, task, tokenizer, config, run, peaks)
 
 
 def train_reward(config: RewardConfig, run: RunOutput) -> None:
@@ -159,8 +148,8 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
     fields_read = () if margin_key is None else (margin_key,)
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns, reads=fields_read)
     data = load_step_data(config, PairExample, make, validate)
-    plan = _plan_run(config, run, data)
-    peaks = _measure_peaks(config, run)
+    plan = plan_run(config, run, data)
+    peaks = measure_peaks(config, run)
     engine = build_reward_model(config, plan, tokenizer, data.train)
     task = RewardTask(
         data.train,
@@ -170,7 +159,7 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
         centering=config.preferences.center_rewards_coefficient,
     )
     saved = saved_reward_model(engine, base, tokenizer, end_id)
-    _fit_supervised("reward", saved, engine, task, tokenizer, config, run, peaks)
+    fit_supervised("reward", saved, engine, task, tokenizer, config, run, peaks)
 
 
 def train_dpo(config: DPOConfig, run: RunOutput) -> None:
@@ -183,8 +172,8 @@ def train_dpo(config: DPOConfig, run: RunOutput) -> None:
     make = partial(preference_examples, tokenizer=tokenizer, max_seq_len=config.model.max_seq_len, eos_id=end_id)
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns)
     data = load_step_data(config, PreferenceExample, make, validate)
-    plan = _plan_run(config, run, data)
-    peaks = _measure_peaks(config, run)
+    plan = plan_run(config, run, data)
+    peaks = measure_peaks(config, run)
     engine = build_policy(config, plan, tokenizer, data.train)
     task = DPOTask(
         data.train,
@@ -195,7 +184,7 @@ def train_dpo(config: DPOConfig, run: RunOutput) -> None:
         model_hash(base),
     )
     saved = SavedModel(engine, "policy", base)
-    _fit_supervised("policy", saved, engine, task, tokenizer, config, run, peaks)
+    fit_supervised("policy", saved, engine, task, tokenizer, config, run, peaks)
 
 
 def train_ppo(config: PPOConfig, run: RunOutput) -> None:
@@ -218,7 +207,7 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
         data = load_problems(config, make, programs, validate)
     else:
         data = load_step_data(config, PromptExample, make, validate, reads_prompts=not config.has_episodes)
-    plan = _plan_run(config, run, data)
+    plan = plan_run(config, run, data)
     if config.rewards.source_names:
         logger.info("%s", config.rewards.formula)
     warmup = config.optimizers.critic_warmup_updates
@@ -227,8 +216,8 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     if config.has_episodes:
         warn_of_wait(config, len(data.eval))
     environments = open_environments(config, tokenizer)
-    peaks = _measure_peaks(config, run)
-    models = build_ppo_models(config, plan, tokenizer, programs, _record_decoding(run))
+    peaks = measure_peaks(config, run)
+    models = build_ppo_models(config, plan, tokenizer, programs, record_decoding(run))
     average = MovingAverage(models.actor) if config.memory.enable_ema else None
 
     actor_base = config.models.actor_model_name_or_path
@@ -253,78 +242,6 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
         peaks=peaks,
     )
     loop_of(algorithm, models.trained, saved, tokenizer, config, run, average_parts).fit()
-
-
-def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
-    """REFUEL on pairs of dialogues that `dschat refuel-data` has sampled and scored."""
-    base = config.model.model_name_or_path
-    check_lengths(config)
-    tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
-    data = load_regression_data(
-        config.data.data_path,
-        config.model.max_seq_len,
-        id_count(tokenizer),
-        config.pairs.start_idx,
-        config.pairs.end_idx,
-    )
-    plan = _plan_run(config, run, data)
-    peaks = _measure_peaks(config, run)
-    engine = build_policy(config, plan, tokenizer, data.train)
-    task = RefuelTask(
-        data.train,
-        data.eval,
-        tokenizer.pad_token_id,
-        config.regression.eta,
-        config.pairs.temperature,
-        saved_reference(config, tokenizer.pad_token_id, model_hash(base), run.folder),
-        config.engine.self_checks,
-    )
-    saved = SavedModel(engine, "policy", base)
-    _fit_supervised("refuel", saved, engine, task, tokenizer, config, run, peaks)
-
-
-def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
-    """REFUEL on dialogues that are sampled during training, with the user messages of the data."""
-    check_lengths(config)
-    scores: DialogueScores | None = None
-    if config.dialogues.reward_function is not None:  # before data and models, so that its mistakes are said at once
-        scores = dialogue_function_scores(config.dialogues.reward_function)
-    base = config.model.model_name_or_path
-    tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
-    end_id = turn_end(tokenizer).token_id
-    share = load_share(config)
-    if is_main():
-        warn_of_dialogues(tokenizer, share.train, config.columns)
-    limits = DialogueLimits(
-        config.dialogues.max_turns,
-        config.sampling.max_prompt_seq_len,
-        config.sampling.max_answer_seq_len,
-        config.model.max_seq_len,
-    )
-    dialogues, dropped = dialogue_examples(share.train, tokenizer, limits)
-    held_out, dropped_eval = dialogue_examples(share.eval, tokenizer, limits, held_out=True)
-    data = StepData(
-        dialogues,
-        held_out,
-        share.sources,
-        share.files,
-        {"train": dropped, "eval": dropped_eval},
-    )
-    plan = _plan_run(config, run, data)
-    peaks = _measure_peaks(config, run)
-    if scores is None:
-        scores = build_dialogue_scores(config, config.dialogues.reward_model_name_or_path or "", device())
-    models = build_refuel_models(config, plan, tokenizer, end_id, scores, _record_decoding(run))
-    saved = [SavedModel(models.policy, "policy", base)]
-    algorithm = Refuel(models, dialogues, held_out, tokenizer, config, run, peaks=peaks)
-    loop_of(
-        algorithm,
-        {"policy": models.policy},
-        saved,
-        tokenizer,
-        config,
-        run,
-    ).fit()
 
 
 def load_step_data(
@@ -387,7 +304,7 @@ def check_lengths(config: CommonConfig) -> None:
                 check_length(path, flag, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
 
 
-def _fit_supervised(
+def fit_supervised(
     name: str,
     saved: SavedModel,
     engine: EngineT,
@@ -402,7 +319,7 @@ def _fit_supervised(
     loop_of(algorithm, {name: engine}, [saved], tokenizer, config, run).fit()
 
 
-def _plan_run(
+def plan_run(
     config: CommonConfig,
     run: RunOutput,
     data: StepData[E],
@@ -416,11 +333,11 @@ def _plan_run(
     return RunPlan.of(config, run.plan, updates)
 
 
-def _measure_peaks(config: CommonConfig, run: RunOutput) -> Peaks | None:
+def measure_peaks(config: CommonConfig, run: RunOutput) -> Peaks | None:
     """Measures this process's GPU while nothing else is on it; None on a CPU."""
     return measure_own_gpu(training_dtype(config.engine.dtype), run.record)
 
 
-def _record_decoding(run: RunOutput) -> Callable[[str], None]:
+def record_decoding(run: RunOutput) -> Callable[[str], None]:
     """A function that writes into the run's record how continuous batching launches its steps."""
     return partial(setattr, run.record, "decoding")
