@@ -264,3 +264,19 @@ def test_due():
     assert [n for n in range(1, 13) if due(5, n - 1, n)] == [5, 10]
     assert [n for n in range(4, 25, 4) if due(6, n - 4, n)] == [8, 12, 20, 24]
     assert not any(due(0, n - 1, n) for n in range(1, 13))
+
+
+def test_a_resumed_run_compares_with_its_first_evaluation(tmp_path, group, caplog):
+    caplog.set_level("INFO", logger="dschat")
+    run = run_of("ppo", ppo_config(tmp_path))
+    run.record.record_evaluation({"eval/scores": 0.7}, 0)
+    run.record.record_evaluation({"eval/scores": 0.0}, 1)
+    run.metrics.log(1, 8, {"loss": 3.0})
+    state, text = run.state_dict(), run.metrics.text()
+    run.finish()
+    resumed = run_of("ppo", ppo_config(tmp_path, resume_from_checkpoint="latest"))
+    resumed.load_state_dict(state, text, 1)
+    resumed.record.record_evaluation({"eval/scores": 0.0}, 2)
+    assert caplog.messages[-1].endswith(
+        "(changes since the previous and the first evaluation): scores 0.000 (+0, −0.7)"
+    )
