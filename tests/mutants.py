@@ -1414,7 +1414,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("a rollout's requests have a whole time-out at the end", "UrlScores._request",
      "min(_a, max(_b - time.monotonic(), TICK))", "_a",
      "test_requests_of_a_rollout_end_before_other_processes_stop_waiting"),
-    ("responses of equal scores differ with a critic alone", "SEGMENT_RULES", "'gamma' in _a.reads", "_a.critic",
+    ("responses of equal scores differ with a critic alone", "INNER_REWARD_RULES", "'gamma' in _a.reads", "_a.critic",
      "test_refusals"),
     ("the sum of macro actions' rewards is clipped", "_has_inner_rewards", "_a or _b", "_a", "test_refusals"),
     (".pt files have one target too many", "pt_files._row_of", "_a[:_b]", "_a[:_b - 1]", "test_pt_files_are_sheeprls"),

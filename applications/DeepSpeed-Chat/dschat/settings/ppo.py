@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan, BatchSizes, plan_batches
 from dschat.settings.common import COMMON_RULES, CommonConfig
-from dschat.settings.episodes import EPISODE_RULES, EpisodeFlags
+from dschat.settings.episodes import EPISODE_RULES, INNER_REWARD_RULES, EpisodeFlags
 from dschat.settings.estimators import ESTIMATOR_FLAGS, flags_of_some
 from dschat.settings.flags import default_of
 from dschat.settings.kl import KL_RULES, KLFlags
@@ -224,17 +224,6 @@ def _check_segment_values(config: PPOConfig) -> None:
             )
 
 
-def _has_inner_rewards(config: PPOConfig) -> bool:
-    """Whether turns or macro actions have rewards of their own, whose sum is the score of the response."""
-    return config.has_episodes or config.rewards.segment_rewards is not None
-
-
-def _words_of_inner_rewards(config: PPOConfig) -> dict[str, object]:
-    if config.has_episodes:
-        return {"flag": "--environment", "remedy": "use rloo, grpo or another estimator that compares whole responses"}
-    return {"flag": "--segment_rewards", "remedy": "drop --segment_rewards"}
-
-
 SEGMENT_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     Rule(
         lambda config: config.advantages.needs.segment_values and config.termination.isolate_last_token,
@@ -246,24 +235,6 @@ SEGMENT_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
         lambda config: config.rewards.segment_rewards is not None and config.estimator.macro_reward == "mean",
         "--segment_rewards with --macro_reward mean divides each reward by the length of its macro action. Give"
         " --macro_reward sum.",
-    ),
-    Rule(
-        lambda config: (
-            config.advantages.drop_equal_groups
-            and _has_inner_rewards(config)
-            and "gamma" in config.advantages.needs.reads
-        ),
-        "{flag} with --drop_equal_groups compares the sums of responses' rewards, but with --advantage_estimator"
-        " {advantage_estimator} a reward counts where it is earned, so that equal sums may differ inside: drop"
-        " --drop_equal_groups, or {remedy}.",
-        words=_words_of_inner_rewards,
-    ),
-    Rule(
-        lambda config: config.estimator.clip_reward_value is not None and _has_inner_rewards(config),
-        "{flag} with --clip_reward_value {clip_reward_value:g} clips the sum of a response's rewards, and takes what"
-        " is above it from the last one, whichever earned it: clip the rewards in the environment's step or in the"
-        " source of scores, and give --clip_reward_value none.",
-        words=_words_of_inner_rewards,
     ),
 )
 
@@ -391,6 +362,7 @@ PPO_RULES: tuple[Rule[Any] | Check[Any], ...] = (
     *SERVER_RULES,
     *ADVANTAGE_RULES,
     *SEGMENT_RULES,
+    *INNER_REWARD_RULES,
     *SHARED_BASE_RULES,
     Rule(
         lambda config: (
