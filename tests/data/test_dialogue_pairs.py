@@ -115,6 +115,7 @@ MISTAKES = {
     "text": (broken("trajectory_reward", "1.0"), ["trajectory_reward must be a list"]),
     "truth": (row() | {"sampled_h_from_sampled_len": True}, ["is True", "must be turns"]),
     "no number": (broken("trajectory_reward", [1.0, float("nan"), 2.0]), ["must be a number", "-99999"]),
+    "a truth value": (broken("trajectory_reward", [1.0, True, 2.0]), ["must be a number, not True"]),
 }
 
 

@@ -38,7 +38,7 @@ from dschat.data.preview import Settings, preview_report
 from dschat.data.sources import load_share, load_source
 from dschat.data.template_notes import template_notes, warn_of_dialogues, warn_of_template
 from dschat.data.tokenised import row_of, row_text
-from dschat.data.turn_end import reply_contents, response_texts, turn_end
+from dschat.data.turn_end import reply_contents, response_texts, template_form, turn_end
 from dschat.settings.common import ColumnFlags
 
 EOS = 2
@@ -546,6 +546,20 @@ def test_variables_of_the_template_come_from_a_column(tmp_path):
         read(tmp_path, row | {"chat_template_kwargs": {"tokenize": True}})
     with pytest.raises(UserError, match="'tools' must hold a list of objects"):
         read(tmp_path, row | {"tools": ["search"]})
+
+
+def test_rows_with_tools_or_documents_have_forms_of_their_own(tmp_path):
+    """The second row of tools has another one, which is no other form."""
+    texts = {"messages": dialogue("a", "b")}
+    rows = [
+        texts,
+        texts | {"tools": [TOOL]},
+        texts | {"documents": [{"title": "T", "text": "x"}]},
+        texts | {"tools": [TOOL], "documents": [{"title": "T", "text": "x"}]},
+        texts | {"tools": [{"type": "other"}]},
+    ]
+    forms = [template_form(row) for row in read(tmp_path, *rows)]
+    assert len(set(forms[:4])) == 4 and forms[4] == forms[1]
 
 
 def test_documents_reach_the_template(tmp_path):

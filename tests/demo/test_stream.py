@@ -3,6 +3,7 @@
 
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -107,6 +108,7 @@ def test_the_conversation_goes_on_from_the_models_own_answers(models, tmp_path):
     path = save_taught(tmp_path / "second", " the same", prompt=history)
     session = make_session(models / "ends")
     chat = Chat().with_turn(QUESTION, [answers(session)[-1]])
+    assert chat.prompt(" and now? ", 0, SimpleNamespace(tokenizer=text_tokenizer())).row.prompt == history
     session.load(0, path)
     assert answers(session, chat=chat, message=" and now? ")[-1].text == " the same"
 

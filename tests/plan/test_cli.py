@@ -231,6 +231,16 @@ def test_the_policy_of_refuel_online_passes_without_gradients_where_there_is_a_k
     assert scoring("0.05") / scoring("0") == pytest.approx(4, rel=0.02)
 
 
+def test_smaller_batches_of_refuel_online_are_a_remedy(model, capsys):
+    """The smallest batch that has a half is of two dialogues."""
+    Path("rewards.py").write_text("def length(prompts, responses):\n    return [0.0 for one in responses]\n")
+    words = ["--step", "refuel_online", "--model_name_or_path", model, "--reward_function", "rewards.py:length"]
+    words += ["--per_device_generation_batch_size", "2", "--prompts", "1000"]
+    (plan,) = planned(capsys, *words)
+    (plan,) = planned(capsys, *words, "--gpu_memory", str((plan["peak"] - 1000) / 1e9))
+    assert "--per_device_generation_batch_size 1" in [remedy["flags"] for remedy in plan["remedies"]]
+
+
 def test_refuel_on_pairs(model, capsys):
     """A pair is two texts, as in DPO, with the same memory; 100 of its 320 pairs make updates of 2 · 16."""
     sizes = ["--model_name_or_path", model, "--gpus", "2", "--prompts", "320"]

@@ -121,7 +121,14 @@ def test_the_model_card_states_data_settings_and_metrics(step, tmp_path):
         (("critic", "gpt2"), ("gpt2", "finetune", "text-classification", "transformers", "SequenceClassification")),
         (("reward model", "from-hub"), ("owner/base", "finetune", "text-classification", "transformers", "Auto")),
         (("policy", "nowhere-known"), (None, None, "text-generation", "transformers", "CausalLM")),
-        (("policy", "owner/base", True), ("owner/base", "adapter", "text-generation", "peft", "AutoPeftModel")),
+        (
+            ("policy", "owner/base", True),
+            ("owner/base", "adapter", "text-generation", "peft", "AutoPeftModelForCausalLM"),
+        ),
+        (
+            ("critic", "owner/base", True),
+            ("owner/base", "adapter", "text-classification", "peft", "AutoPeftModelForSequenceClassification"),
+        ),
     ],
 )
 def test_the_cards_metadata_is_that_of_the_hub(model, expected, tmp_path):
