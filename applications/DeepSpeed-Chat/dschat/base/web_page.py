@@ -3,6 +3,8 @@
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from dschat.base.errors import UserError
@@ -23,14 +25,24 @@ def gradio(flag: str) -> Any:
         UserError: Gradio is not installed.
     """
     os.environ.update(GRADIO_ANALYTICS_ENABLED="False", HF_HUB_DISABLE_TELEMETRY="1")
-    # Gradio calls its own server once, which must not go through a proxy.
-    for name in ("NO_PROXY", "no_proxy"):
-        os.environ[name] = ",".join(filter(None, [os.environ.get(name), HOST]))
     try:
-        import gradio
+        with without_proxies():
+            import gradio
     except ImportError as error:
         raise UserError(f"{flag} needs Gradio: pip install 'ma-rlhf[ui]'") from error
     return gradio
+
+
+@contextmanager
+def without_proxies() -> Iterator[None]:
+    """Context without variables of proxies: Gradio asks its own server, and does not start with a SOCKS proxy."""
+    variables = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
+    for name in variables:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(variables)
 
 
 def launch(
@@ -54,26 +66,32 @@ def launch(
     Raises:
         UserError: the address or the port cannot be listened on.
     """
+    from starlette.middleware import Middleware
+
+    from dschat.base.trusted_hosts import TrustedHosts
+
     check_address(host, port)
     try:
-        _, address, _ = page.launch(
-            server_name=host,
-            server_port=port,
-            auth=[(USER, password)] if password else None,
-            max_file_size=LARGEST_UPLOAD,
-            share=False,  # GRADIO_SHARE or a notebook service would otherwise open a public tunnel
-            prevent_thread_lock=True,
-            quiet=True,
-            footer_links=[],
-            run_history=False,
-            enable_monitoring=False,
-            ssr_mode=False,
-            mcp_server=False,
-            pwa=False,
-            theme=_theme(),
-            css=css,
-            js=js,
-        )
+        with without_proxies():
+            _, address, _ = page.launch(
+                server_name=host,
+                server_port=port,
+                auth=[(USER, password)] if password else None,
+                max_file_size=LARGEST_UPLOAD,
+                share=False,  # GRADIO_SHARE or a notebook service would otherwise open a public tunnel
+                prevent_thread_lock=True,
+                quiet=True,
+                footer_links=[],
+                run_history=False,
+                enable_monitoring=False,
+                ssr_mode=False,
+                mcp_server=False,
+                pwa=False,
+                theme=_theme(),
+                css=css,
+                js=js,
+                app_kwargs={"middleware": [Middleware(TrustedHosts, named=host)]},
+            )
     except OSError as error:
         raise UserError("--port: 7860 to 7959 are taken; give another one.") from error
     return str(address)

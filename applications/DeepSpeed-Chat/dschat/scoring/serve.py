@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dschat.base.errors import UserError
+from dschat.base.trusted_hosts import TrustedHosts
 from dschat.scoring.score_request import BadRequest, ScoreRequest
 from dschat.settings.commands import ServeOptions
 from dschat.settings.rewards import REWARD_TOKEN
@@ -273,15 +274,19 @@ class ScoreServer(uvicorn.Server):
             UserError: the port is in use.
         """
         try:
-            self._socket = socket.create_server((host, port))
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family)
         except OSError as error:
             raise UserError(f"--host {host} --port {port}: {error.strerror}. Give another.") from error
-        host, port = self._socket.getsockname()
-        local_host = "127.0.0.1" if host == "0.0.0.0" else host
-        self.url = f"http://{local_host}:{port}/score"  # for clients on this machine
+        address, port = self._socket.getsockname()[:2]
+        local_host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+        shown_host = f"[{local_host}]" if ":" in local_host else local_host
+        self.url = f"http://{shown_host}:{port}/score"  # for clients on this machine
         self._note = note
         self._end_timer: threading.Timer | None = None  # ends the process after a signal
-        config = uvicorn.Config(app, http=Connection, lifespan="off", log_config=None, access_log=False)
+        config = uvicorn.Config(
+            TrustedHosts(app, host), http=Connection, lifespan="off", log_config=None, access_log=False
+        )
         config.timeout_keep_alive = SILENCE
         super().__init__(config)
 

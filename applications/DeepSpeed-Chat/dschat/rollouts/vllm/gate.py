@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from dschat.base.trusted_hosts import PROBLEM, is_trusted
 from dschat.rollouts.vllm.client import GENERATE, LOADING, TOKEN, VERSION_HEADER, WEIGHT_ROUTES
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ class Gate:
     """ASGI middleware of a server that belongs to one run at a time.
 
     Every request needs the token of VLLM_API_KEY, if there is one: vLLM itself guards only some of its routes. The
-    route `/run` reports what the server is. Web sockets, which no run uses, are closed.
+    route `/run` reports what the server is. Web sockets, which no run uses, are closed. Without a token, the server
+    answers to names of this machine alone, see `dschat.base.trusted_hosts`.
 
     The weights of a server have a version, which requests name in the header `X-Weight-Version`. When a run begins to
     send version `a.2`, it sets the server's version to `a.2.loading`, and to `a.2` when all weights are there.
@@ -61,6 +63,8 @@ class Gate:
         # The path as the server routes it, since `dschat serve-vllm` sets no root path. `request.url` would not do: it
         # contains the Host header, which the sender writes.
         path: str = request.scope["path"]
+        if not (self._token or is_trusted(request.scope)):
+            return JSONResponse({"error": PROBLEM}, 400)
         if path == UNGUARDED_ROUTE:
             return None
         if not self._has_token(request):
