@@ -1619,6 +1619,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("a pause of the limit is not waited for", "with_retries", "_a > LONGEST_RETRY_AFTER", "_a >= LONGEST_RETRY_AFTER",
      "test_a_pause_that_is_not_waited_for_is_said_and_not_called_a_number_of_tries"),
     ("every retry is logged", "RepeatedLines.add", "'10*'", "'.*'", "test_retries_are_logged_once_with_their_count"),
+    ("one of several host headers is enough", "is_trusted", "all(_a)", "any(_a)", "test_every_host_header_counts"),
     ("waits between tries do not grow", "with_retries", "2 * _a", "_a", "test_waits_between_tries_grow_up_to_a_limit"),
     ("a short Retry-After shortens a wait", "with_retries", "max(_a, _b)", "_a or _b",
      "test_waits_between_tries_grow_up_to_a_limit"),

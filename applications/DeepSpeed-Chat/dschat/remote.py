@@ -25,13 +25,13 @@ from functools import partial
 from pathlib import Path
 
 from dschat.base.errors import UserError
+from dschat.base.secrets import SECRET_NAME
 from dschat.ranks import Child, PassedOnSignals, run_ranks
 
 REMOTE_FILE_VARIABLE = "MA_RLHF_VARIABLES"  # path of the file of variables on each machine
 PACKED = "packed:"  # prefix of a packed word
 PLAIN = re.compile(r"[\w+=:,./-]+", re.ASCII)  # characters that no shell interprets, nor pdsh
 MISREAD = re.compile(r'["$`\\%\n]')  # characters that a shell interprets inside double quotes, and pdsh everywhere
-SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|PROXY|COOKIE", re.IGNORECASE)
 # Variables that a run or its libraries read, besides those that DeepSpeed's launcher passes on by itself.
 CARRIED = re.compile(
     r"(HF|HUGGING_FACE|HUGGINGFACE|TRANSFORMERS|DATASETS|WANDB|OPENAI|VLLM)_\w+"
@@ -242,7 +242,7 @@ def split_variables(environ: Mapping[str, str], file_variables: Mapping[str, str
     delivered: dict[str, str] = {}
     for name, value in carried.items():
         is_plain = value == "" or PLAIN.fullmatch(value) is not None
-        if is_plain and not SECRET.search(name):
+        if is_plain and not SECRET_NAME.search(name):
             exported[name] = value
         else:
             delivered[name] = value
@@ -251,7 +251,7 @@ def split_variables(environ: Mapping[str, str], file_variables: Mapping[str, str
     launcher = dict(environ)
     for name, value in environ.items():
         misread = MISREAD.search(value) is not None
-        is_secret = SECRET.search(name) is not None
+        is_secret = SECRET_NAME.search(name) is not None
         if name.startswith(PASSED_ON) and (misread or is_secret):
             if misread and name.startswith(BEFORE_PYTHON):
                 raise UserError(

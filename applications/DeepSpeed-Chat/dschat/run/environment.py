@@ -3,7 +3,6 @@
 
 import os
 import platform
-import re
 import shutil
 import sys
 from contextlib import suppress
@@ -12,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 import psutil
 import torch
 
+from dschat.base.secrets import SECRET_NAME
 from dschat.run.distributed import device
 from dschat.run.record import CHECKOUT, commit_of, new_record
 from dschat.settings.commands import EnvOptions
@@ -26,7 +26,6 @@ VARIABLES = (
     "OMP_NUM_THREADS",
     "VLLM_",
 )
-SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD")
 OPTIONAL_PACKAGES = ("vllm", "flash-attn", "bitsandbytes", "spacy", "benepar", "gradio")
 
 
@@ -47,7 +46,7 @@ def describe(options: EnvOptions) -> str:
         **_gpus(),
     }
     for name, value in sorted(os.environ.items()):
-        if name.startswith(VARIABLES) and not SECRET.search(name):
+        if name.startswith(VARIABLES) and not SECRET_NAME.search(name):
             lines[name] = value
     return "\n".join(f"{name}: {value}" for name, value in lines.items())
 

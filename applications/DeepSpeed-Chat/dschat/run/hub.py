@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dschat.base.errors import UserError
+from dschat.base.secrets import SECRET_NAME
 from dschat.settings.commands import PushOptions
 from dschat.settings.rules import check_repository
 
@@ -47,13 +48,12 @@ ADAPTER = "adapter"  # folder inside a model's folder
 ROLES = (POLICY, "critic", "actor_ema")  # folders of step 3's models
 TEXTS = (".json", ".jsonl", ".md", ".jinja", ".txt")
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt")  # texts that are not searched for secrets
-# Patterns of secrets, and of variables that hold secrets.
+# Pattern of secrets.
 SECRET = re.compile(
     r"\bhf_[A-Za-z0-9]{30,}|\bsk-[A-Za-z0-9_-]{20,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[A-Za-z0-9_-]{30,}"
     r"|\bgh[opsu]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}|\bxox[abp]-[A-Za-z0-9-]{10,}|://[^/\s@\"']+@"
     r"|[?&](?:access_token|api_?key|key|token)=[^&\s\"']{6,}"
 )
-SECRET_VARIABLES = re.compile(r"TOKEN|API_KEY|SECRET|PASSWORD")
 MIN_SECRET_LENGTH = 12  # characters; shorter values of such variables may occur in texts by chance
 
 
@@ -185,7 +185,7 @@ def refuse_secrets(files: dict[str, Path]) -> None:
     """Raises UserError with the file's name if a text file seems to contain a token, key or password."""
     secret_values: list[str] = []
     for variable, value in os.environ.items():
-        if SECRET_VARIABLES.search(variable) and len(value) >= MIN_SECRET_LENGTH:
+        if SECRET_NAME.search(variable) and len(value) >= MIN_SECRET_LENGTH:
             secret_values.append(value)
     for name, file in files.items():
         if file.suffix not in TEXTS or file.name in VOCABULARIES:

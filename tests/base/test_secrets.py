@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which variables hold secrets: one list for the hub, other machines and `dschat env`."""
+
+import json
+
+import pytest
+
+from dschat import remote
+from dschat.base.errors import UserError
+from dschat.base.secrets import SECRET_NAME
+from dschat.run import environment, hub
+
+SECRETS = "HF_TOKEN HUGGING_FACE_HUB_TOKEN WANDB_API_KEY WANDB_APIKEY AWS_SECRET_ACCESS_KEY PGPASSWORD DB_PASSWD"
+SECRETS += " SMTP_PASS SSH_PASSPHRASE GOOGLE_APPLICATION_CREDENTIALS NETRC_AUTH https_proxy ALL_PROXY SLACK_WEBHOOK"
+OTHERS = "HOME HF_HOME TOKENIZERS_PARALLELISM GIT_AUTHOR_NAME NO_PROXY no_proxy OMP_NUM_THREADS BYPASS_CACHE COMPASS"
+
+
+@pytest.mark.parametrize("name", SECRETS.split())
+def test_names_of_secrets(name):
+    assert SECRET_NAME.search(name)
+
+
+@pytest.mark.parametrize("name", OTHERS.split())
+def test_other_names(name):
+    assert not SECRET_NAME.search(name)
+
+
+def test_every_part_reads_the_list(monkeypatch, tmp_path):
+    """A name that an earlier list of each of them did not have."""
+    for name in ("VLLM_AUTH", "HF_COOKIE", "MA_RLHF_PASSPHRASE"):
+        monkeypatch.setenv(name, "a value of 20 letters")
+    shown = environment.describe(environment.EnvOptions())
+    assert "a value of 20 letters" not in shown
+    assert {"VLLM_AUTH", "HF_COOKIE"} <= set(
+        remote.split_variables({"VLLM_AUTH": "x", "HF_COOKIE": "x"}, {}).delivered
+    )
+    card = tmp_path / "run.json"
+    card.write_text(json.dumps("a value of 20 letters"))
+    with pytest.raises(UserError, match=r"run\.json: holds what looks like a secret"):
+        hub.refuse_secrets({"run.json": card})
