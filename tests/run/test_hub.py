@@ -10,6 +10,7 @@ from cli_runs import run_command
 from dschat.base.errors import UserError
 from dschat.run.hub import files_of, push, push_after_training, push_problem, refuse_secrets, run_push
 from dschat.settings.commands import PushOptions
+from dschat.settings.parse import parse as parse_flags
 from dschat.settings.rules import check_repository
 from fake_hub_for_uploads import READER, TOKEN, Repository, upload_server
 
@@ -188,3 +189,9 @@ def test_what_is_no_name_of_a_repository(name):
     with pytest.raises(UserError, match=f"--repository {name}: give the repository as owner/name"):
         check_repository("--repository", name)
     check_repository("--repository", "me-2/my_model.v1-final")
+
+
+def test_missing_words_are_named_without_dashes(capsys):
+    with pytest.raises(SystemExit):
+        parse_flags(PushOptions, [])
+    assert "the following arguments are required: FOLDER, REPOSITORY\n" in capsys.readouterr().err
