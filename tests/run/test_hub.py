@@ -194,4 +194,4 @@ def test_what_is_no_name_of_a_repository(name):
 def test_missing_words_are_named_without_dashes(capsys):
     with pytest.raises(SystemExit):
         parse_flags(PushOptions, [])
-    assert "the following arguments are required: FOLDER, REPOSITORY\n" in capsys.readouterr().err
+    assert "the following arguments are required: FOLDER, REPOSITORY (" in capsys.readouterr().err
