@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.data.dialogues import Dialogue, check_dialogue, encode_replies, encode_states, state
+from dschat.data.token_pairs import FAILED, NOT_SCORED, require_columns
 from dschat.data.turn_end import TurnEnd
 
 if TYPE_CHECKING:
@@ -28,10 +29,8 @@ LAST = "sampled_len_from_5"
 TURN = "sampled_h_from_sampled_len"
 REWARD = "_reward"  # suffix of the column with a dialogue's rewards
 FINISHED = "_finished"  # suffix of the column that says for each sampled reply whether it ended; ours alone
-FAILED = -99999.0  # reward of a dialogue that could not be scored
 
 # Reasons why a pair is left out.
-NOT_SCORED = "a turn could not be scored"
 SAME_REPLY = "both replies are the same"
 EMPTY_REPLY = "a reply is empty"
 FIRST_TOO_LONG = "the first dialogue is too long"
@@ -104,26 +103,6 @@ def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
         first_rewards = _read_rewards(raw, FIRST + REWARD, turns, origin)
         second_rewards = _read_rewards(raw, SECOND + REWARD, turns, origin)
     return DialoguePair(first, second, turn, last, first_rewards, second_rewards, origin)
-
-
-def require_columns(
-    raw: Any,
-    columns: Sequence[str],
-    origin: str,
-    script: str,
-) -> None:
-    """Raises UserError if a row lacks a column.
-
-    Args:
-        raw: the row, column → value.
-        columns: the required columns.
-        origin: file and row, for the message.
-        script: the script that makes such rows, for the message.
-    """
-    present = raw if isinstance(raw, dict) else {}
-    missing = [name for name in columns if present.get(name) is None]
-    if missing:
-        raise UserError(f"{origin}: no column {', '.join(map(repr, missing))}; give a data set that {script} makes.")
 
 
 def _read_rewards(

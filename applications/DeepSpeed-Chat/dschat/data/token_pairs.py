@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from dschat.base.errors import UserError
-from dschat.data.dialogue_pairs import FAILED, NOT_SCORED, require_columns
 from dschat.data.examples import PreferenceExample
 from dschat.data.loading import StepData
 from dschat.data.rows import in_words
 from dschat.data.sources import described, in_proportion, open_data
 
+FAILED = -99999.0  # reward of a dialogue that could not be scored
+NOT_SCORED = "a turn could not be scored"  # a reason why a pair is left out
 FLAG = "--task.query_dataset"
 TOO_LONG = "longer than --task.total_length"
 TOKEN_COLUMNS = (
@@ -152,3 +153,23 @@ def _split(
     if len(tokens) != len(mask) or start == 0 or mask[start:stop] != [1] * sum(mask):
         raise UserError(f"{origin}: a mask must be 1 on the tokens of one reply after other tokens, and 0 elsewhere.")
     return tokens[:start], tokens[start:stop]
+
+
+def require_columns(
+    raw: Any,
+    columns: Sequence[str],
+    origin: str,
+    script: str,
+) -> None:
+    """Raises UserError if a row lacks a column.
+
+    Args:
+        raw: the row, column → value.
+        columns: the required columns.
+        origin: file and row, for the message.
+        script: the script that makes such rows, for the message.
+    """
+    present = raw if isinstance(raw, dict) else {}
+    missing = [name for name in columns if present.get(name) is None]
+    if missing:
+        raise UserError(f"{origin}: no column {', '.join(map(repr, missing))}; give a data set that {script} makes.")

@@ -19,7 +19,6 @@ from dschat.base.journal import make_writable
 from dschat.base.user_function import call_function, load_function
 from dschat.data import dialogue_pairs
 from dschat.data.dialogue_pairs import (
-    FAILED,
     FINISHED,
     FIRST,
     REWARD,
@@ -30,6 +29,7 @@ from dschat.data.dialogue_pairs import (
 from dschat.data.dialogues import Dialogue
 from dschat.data.rows import in_words
 from dschat.data.sources import open_data
+from dschat.data.token_pairs import FAILED
 from dschat.data.turn_end import turn_end
 from dschat.lab.policy import Compute, locate_policy
 from dschat.lab.refuel.datasets import RECORD, OutputLocation, described_function, digest, make_rows
