@@ -261,6 +261,8 @@ def test_online_refuel_has_the_symptoms_of_its_metrics(caplog):
         ([{}, {LENGTH: 2.0}], {"missing_eos_penalty": 1.0}, "a smaller --missing_eos_penalty (1)", "prefer short"),
         ([{}, {EOS: 0.0}], {}, "a --missing_eos_penalty larger than", "a larger --missing"),
         ([{}, {EOS: 0.0}], {"missing_eos_penalty": 1.0}, "a larger --missing_eos_penalty (1)", "larger than"),
+        ([{KL: 0.0}, {KL: 6.0}], {}, "a lower --actor_learning_rate (1.5e-05)", "--kl_ctl"),
+        ([{KL: 0.0}, {KL: 6.0}], {"kl_coef": 0.0}, "a fifth of it; or --kl_ctl 0.05.", "adaptive"),
         (creeping(21.0, 32.0), {}, "a larger --kl_ctl (0.05); or --adaptive_kl_target 6", "--kl_ctl 0.05"),
         (creeping(21.0, 32.0), {"kl_coef": 0.0}, "--kl_ctl 0.05", "adaptive"),
         (creeping(21.0, 32.0), {"adaptive_kl_target": 9.0}, "a smaller --adaptive_kl_target (9)", "--kl_ctl"),
