@@ -1592,6 +1592,10 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_the_best_evaluation_is_the_steps_own"),
     ("the best loss is the largest", "RunLog.best", "np.nanargmin(_a)", "np.nanargmax(_a)",
      "test_the_best_evaluation_is_the_steps_own"),
+    ("blanks are a scorer of their own", "scorer_of", "' '.join(str(_a).split())", "str(_a)",
+     "test_rewards_that_do_not_say_what_gave_them"),
+    ("a vote that was cut short stays", "VoteFile._append", "_a.rfind(_b) + 1 if _c else _d", "_d",
+     "test_a_vote_that_was_cut_short_was_none"),
     # evaluation
     ("answers to another rubric are used", "JudgeQuestion.digest", "self.messages", "()",
      "test_the_words_of_a_rubric_make_its_questions"),

@@ -97,6 +97,10 @@ def test_a_report_on_several_models(file, tmp_path):
     write_jsonl(other, [row | {"scorer": "rm 34cd"} for row in read_jsonl(other)])
     with pytest.raises(UserError, match="ours-v1.5.jsonl are by rm 12ab, those of .*theirs.jsonl by rm 34cd"):
         best_of_report([file, other], None, tmp_path / "out")
+    write_jsonl(file, [*scored[:-1], scored[-1] | {"scorer": "rm 34cd"}])
+    with pytest.raises(UserError, match="rm 12ab, those of .*ours-v1.5.jsonl:[0-9]+ by rm 34cd"):
+        best_of_report([file], None, tmp_path / "out")
+    write_jsonl(file, scored)
     other = write_jsonl(tmp_path / "theirs.jsonl", rows_of({1.0: [[1.0, 2.0, 0.0, 0.0]]}))
     with pytest.raises(UserError, match="theirs.jsonl holds other prompts than .*ours"):
         best_of_report([file, other], [2], tmp_path / "out")

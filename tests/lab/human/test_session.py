@@ -227,6 +227,48 @@ def test_who_won_is_said_at_the_end_alone(tmp_path):
     assert "4 of 4 voted (kestrel better 0, osprey better 2, equal 1, passed 1): " in session.summary()
 
 
+def test_votes_are_appended_and_only_one_that_is_taken_back_is_rewritten(tmp_path):
+    """What others have written is not touched, in whatever form it is; the file stays the same one."""
+    session = make_study(tmp_path, 4).session("anna")
+    vote_all(make_study(tmp_path, 4).session("ben"), "12")
+    path = tmp_path / "votes.jsonl"
+    spaced = path.read_bytes().replace(b'", "', b'",   "')
+    path.write_bytes(spaced)
+    identity = path.stat().st_ino
+    vote_all(session, "12")
+    assert path.read_bytes().startswith(spaced) and path.stat().st_ino == identity and len(votes(tmp_path)) == 4
+    assert session.undo(votes(tmp_path)[-1]["id"]) is not None
+    assert [row["rater"] for row in votes(tmp_path)] == ["ben", "ben", "anna"]
+
+
+@pytest.mark.parametrize("ending", [b'{"id": "half', b'{"id": "caf\xc3', b"\n\n", b""])
+def test_a_vote_that_was_cut_short_was_none(tmp_path, ending):
+    """A machine that loses power leaves half a line; an editor may leave blank lines, or no line end."""
+    vote_all(make_study(tmp_path, 3).session("anna"), "1")
+    path = tmp_path / "votes.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + ending if ending else whole.removesuffix(b"\n"))
+    session = make_study(tmp_path, 3).session("anna")
+    assert session.view().voted == 1
+    vote_all(session, "23")
+    assert path.read_bytes().startswith(whole) and len(session.study.votes.votes()) == 3
+    assert b"half" not in path.read_bytes() and session.view().voted == 3
+
+
+def test_a_full_disk_leaves_no_half_of_a_vote(tmp_path, monkeypatch):
+    session = make_study(tmp_path, 3).session("anna")
+    vote_all(session, "1")
+    before = (tmp_path / "votes.jsonl").read_bytes()
+
+    def fails(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dschat.lab.vote.sessions.os.fsync", fails)
+    with pytest.raises(UserError, match="--output .*votes.jsonl: cannot be written: .*No space left"):
+        session.vote(session.view().item.pair.id, "2")
+    assert (tmp_path / "votes.jsonl").read_bytes() == before and session.view().voted == 1
+
+
 def test_other_columns_of_other_rows_are_kept(tmp_path):
     session = make_study(tmp_path, 2).session("anna")
     vote_all(session, "1")
@@ -309,10 +351,10 @@ def test_undo_brings_the_comment_back_and_does_not_run_ahead(tmp_path, screens):
 def test_a_full_disk_is_said_and_the_item_stays(screens, monkeypatch):
     item = screens.enter(True, "Anna").view.item
 
-    def fails(*_):
-        raise UserError("votes.jsonl: cannot be written: no space")
+    def fails(_):
+        raise OSError("no space")
 
-    monkeypatch.setattr("dschat.lab.vote.sessions.write_rows", fails)
+    monkeypatch.setattr("dschat.lab.vote.sessions.os.fsync", fails)
     screen = screens.vote("1", "Anna", item.pair.id, "why")
-    assert screen.view is None and screen.note.startswith("Not saved! votes.jsonl: cannot be written")
+    assert screen.view is None and "votes.jsonl: cannot be written: no space" in screen.note
     assert screens.undo("Anna", item.pair.id).note == NOT_UNDONE

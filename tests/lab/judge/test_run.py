@@ -117,11 +117,13 @@ def test_rows_that_repeat_are_judged_once_and_kept_with_their_rewards(server, tm
 
 def test_rewards_of_different_reward_models_are_left_out(server, tmp_path, caplog):
     for name, response, scorer in (("ma", "good", "rm 12ab"), ("ppo", "bad", "rm 34cd")):
-        rows = [{"prompt": "p", "response": response, "reward": 1.0, "scorer": scorer}]
+        same = {"prompt": "q", "response": f"{response} q", "reward": 1.0, "scorer": "  "}
+        rows = [same, {"prompt": "p", "response": response, "reward": 1.0, "scorer": scorer}]
         write_jsonl(tmp_path / f"{name}.jsonl", rows)
     judged(server, tmp_path, models=("ma", "ppo"))
-    assert verdicts(tmp_path) == ["A"] and "reward_a" not in judged_rows(tmp_path)[0]
-    assert "are by rm 12ab, those of " in caplog.text and "left out of the verdicts" in caplog.text
+    assert verdicts(tmp_path) == ["A", "A"]
+    assert ["reward_a" in row for row in judged_rows(tmp_path)] == [True, False]
+    assert "are by rm 12ab, those of " in caplog.text and "left out of 1 of 2 verdicts" in caplog.text
 
 
 def test_responses_that_pose_as_something_else_are_judged_by_what_they_are(server, tmp_path):

@@ -263,6 +263,31 @@ def test_rewards_of_different_reward_models_are_not_compared(tmp_path):
         sections_of(*files)
 
 
+@pytest.mark.parametrize("blank", ["", "  ", "\t\n", None])
+def test_rewards_that_do_not_say_what_gave_them(tmp_path, caplog, blank):
+    """No column, null and blanks are the same: taken to be by the scorer of others, which is said if one has it."""
+    files = response_files(tmp_path, [(2, 1), (1, 2)])
+    rows = [read_jsonl(file) for file in files]
+    write_jsonl(files[0], [rows[0][0] | {"scorer": blank}, rows[0][1]])
+    (section,) = sections_of(*files)
+    assert section.raters[0].rates.tally == Tally(1, 0, 1) and "column" not in caplog.text
+    write_jsonl(files[0], [rows[0][0] | {"scorer": blank}, rows[0][1] | {"scorer": " rm  12ab "}])
+    (section,) = sections_of(*files)
+    assert section.raters[0].rates.tally == Tally(1, 0, 1)
+    said = "ma.jsonl:1: no column 'scorer' says what gave the rewards (3 of 4). They are taken to be by rm 12ab"
+    assert said in caplog.text
+
+
+def test_rows_of_one_file_by_different_reward_models_are_not_averaged(tmp_path):
+    """Each pair is by one reward model, but means over both pairs would be of different numbers."""
+    files = response_files(tmp_path, [(2, 1), (1, 2)])
+    for file in files:
+        scorers = ("rm 12ab", "rm 34cd")
+        write_jsonl(file, [row | {"scorer": name} for row, name in zip(read_jsonl(file), scorers, strict=True)])
+    with pytest.raises(UserError, match="ppo.jsonl:1 are by rm 12ab, those of .*ma.jsonl:2 by rm 34cd"):
+        sections_of(*files)
+
+
 @pytest.mark.parametrize("turn", [False, True])
 def test_files_of_responses_join_the_section_of_the_models_they_are_called_after(tmp_path, turn):
     """In either order, and with more items than were judged."""

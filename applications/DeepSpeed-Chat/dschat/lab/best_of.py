@@ -18,7 +18,7 @@ from dschat.base.statistics import mean_interval
 from dschat.lab.chart import Chart, Curve, draw_charts, look_of, offset_of
 from dschat.lab.generate_options import PUBLISHED_NUMBERS
 from dschat.lab.page import NAME, Report, Table, write_report
-from dschat.lab.responses import FILE, SCORER, model_names, number_of, numbers_of, require_same_scorer
+from dschat.lab.responses import FILE, model_names, number_of, numbers_of, require_same_scorer, scorer_of
 from dschat.lab.table import result_table
 
 REMARK = (
@@ -79,9 +79,9 @@ def sweep_of(
     """
     rewards: dict[float, list[list[float]]] = {}
     prompts: dict[float, list[str]] = {}
-    scorer = ""
+    scorers: dict[str, str] = {}
     for origin, row in rows:
-        scorer = scorer or str(row.get(SCORER) or "")
+        scorers[origin] = scorer_of(row)
         temperature = number_of(row, "temperature", origin)
         if temperature is None:
             raise UserError(f"{origin}: no column 'temperature'; give files that inference/best_of_n.py wrote.")
@@ -98,6 +98,7 @@ def sweep_of(
                 origin,
             )
         )
+    require_same_scorer(scorers)
     first, *others = prompts
     for temperature in others:
         if prompts[temperature] != prompts[first]:
@@ -107,7 +108,7 @@ def sweep_of(
         model,
         dict(sorted(rewards.items())),
         prompts[first],
-        scorer,
+        next(filter(None, scorers.values()), ""),
     )
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Responses of two models to the same prompts: files, pairs, and verdicts on them."""
 
+import logging
 import math
 import os
 from collections import defaultdict, deque
@@ -15,6 +16,8 @@ from dschat.base.fingerprints import content_hash
 from dschat.base.jsonl import read_rows, text_of
 from dschat.data.formats import PROMPT_MESSAGES
 from dschat.data.messages import check_messages, dialogue_text
+
+logger = logging.getLogger(__name__)
 
 FILE = "FILE"  # how messages name a positional file
 SCORER = "scorer"  # column: name of what gave the rewards, and a hash of its content
@@ -37,7 +40,7 @@ class Response:
     @property
     def scorer(self) -> str:
         """What gave the reward; empty if the file does not say."""
-        return str(self.row.get(SCORER) or "")
+        return scorer_of(self.row)
 
 
 @dataclass(frozen=True)
@@ -157,16 +160,36 @@ def read_pairs(
     return pairs
 
 
+def scorer_of(row: Mapping[str, Any]) -> str:
+    """What gave the rewards of a row; empty if it does not say: without the column, and with null or blanks in it."""
+    scorer = row.get(SCORER)
+    return "" if scorer is None else " ".join(str(scorer).split())
+
+
 def require_same_scorer(scorers: Mapping[str, str]) -> None:
     """Checks that the rewards of several places may be compared.
 
+    Rewards that do not say what gave them are compared with any others. Where only some of them do not, a warning says
+    so: rows of two files may have been put together.
+
     Args:
-        scorers: where rewards are, a file or "file:line" → what gave them (column SCORER); empty if it is not known.
+        scorers: where rewards are, a file or "file:line" → what gave them, see `scorer_of`.
 
     Raises:
         UserError: two of them were given by different reward models or functions.
     """
     stated = [(origin, scorer) for origin, scorer in scorers.items() if scorer]
+    silent = [origin for origin, scorer in scorers.items() if not scorer]
+    if stated and silent:
+        logger.warning(
+            "%s: no column %r says what gave the rewards (%d of %d). They are taken to be by %s, as those of %s are.",
+            silent[0],
+            SCORER,
+            len(silent),
+            len(scorers),
+            stated[0][1],
+            stated[0][0],
+        )
     for (origin, scorer), (other_origin, other_scorer) in pairwise(stated):
         if not is_same_scorer(scorer, other_scorer):
             raise UserError(
@@ -176,7 +199,7 @@ def require_same_scorer(scorers: Mapping[str, str]) -> None:
 
 
 def is_same_scorer(scorer: str, other: str) -> bool:
-    """Whether two values of the column SCORER have the same hash, or one of them is not known."""
+    """Whether two results of `scorer_of` end with the same hash, or one of them is empty."""
     return not scorer or not other or scorer.split()[-1] == other.split()[-1]
 
 

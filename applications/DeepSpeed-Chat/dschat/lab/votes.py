@@ -153,8 +153,13 @@ def _compare_rewards(files: Sequence[Path], margin: float) -> pd.DataFrame:
     tables = []
     for file_a, file_b in _comparable_files(files, names):
         rows = []
-        for pair in read_pairs(file_a, FILE, file_b, FILE):
-            require_same_scorer({pair.a.origin: pair.a.scorer, pair.b.origin: pair.b.scorer})
+        pairs = read_pairs(file_a, FILE, file_b, FILE)
+        scorers: dict[str, str] = {}
+        for pair in pairs:
+            scorers[pair.a.origin] = pair.a.scorer
+            scorers[pair.b.origin] = pair.b.scorer
+        require_same_scorer(scorers)
+        for pair in pairs:
             row = {
                 "prompt": pair.prompt,
                 "response_a": pair.a.response,

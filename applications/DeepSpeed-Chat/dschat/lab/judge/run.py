@@ -33,13 +33,16 @@ def run_judge(options: JudgeOptions) -> str:
     """Judge two files of responses; returns one line with counts, tokens, cost and file, or a dry run's estimate."""
     files = options.compared
     pairs = read_pairs(files.model_name_a, "--model_name_a", files.model_name_b, "--model_name_b")
-    if pairs and not is_same_scorer(pairs[0].a.scorer, pairs[0].b.scorer):
+    different = [pair for pair in pairs if not is_same_scorer(pair.a.scorer, pair.b.scorer)]
+    if different:
         logger.warning(
-            "the rewards of %s are by %s, those of %s by %s: not comparable, they are left out of the verdicts",
-            files.model_name_a,
-            pairs[0].a.scorer,
-            files.model_name_b,
-            pairs[0].b.scorer,
+            "the rewards of %s are by %s, those of %s by %s: not comparable, they are left out of %d of %d verdicts",
+            different[0].a.origin,
+            different[0].a.scorer,
+            different[0].b.origin,
+            different[0].b.scorer,
+            len(different),
+            len(pairs),
         )
     rubric_file = options.comparison.rubric
     if rubric_file is None:

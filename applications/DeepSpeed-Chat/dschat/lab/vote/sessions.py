@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Votes of people: guidelines, a rater's session, and the file of votes."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from dschat.base.atomic import reporting
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash
 from dschat.base.journal import make_writable
-from dschat.base.jsonl import read_rows, write_rows
+from dschat.base.jsonl import CutLine, dump_row, iterate_rows, write_rows
 from dschat.base.lock import Lock
 from dschat.lab.responses import Comparison, Pair, Side, Verdict, compared, comparison_of, mirrored
 
@@ -63,8 +66,9 @@ def guidelines(dataset: str) -> list[Point]:
 class VoteFile:
     """A file of votes, one row per vote, in the order of voting.
 
-    Nothing is held in memory: each change locks the file, reads it, and replaces it at once. A kill at any moment
-    leaves the state before a vote or after it.
+    Nothing is held in memory: each change locks the file and reads it. A vote is appended; the file is replaced only
+    where one is taken back. A kill at any moment leaves the state before a vote or after it: a last line that is cut
+    short was no vote yet, and the next one takes its place.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,14 +82,38 @@ class VoteFile:
 
     @contextmanager
     def changed(self) -> Iterator[list[Comparison]]:
-        """The votes as a list that may be changed; it is written at the end of the block, and locked until then."""
+        """The votes as a list that may be changed; it is saved at the end of the block, and locked until then."""
         lock_file = self.path.with_name(f".{self.path.name}.lock")
         with closing(Lock(lock_file, f"{FLAG} {self.path}", waits=True)):
             votes = self.votes()
             before = list(votes)
             yield votes
-            if votes != before:
+            if votes == before:
+                return
+            if votes[: len(before)] == before:
+                self._append(votes[len(before) :])
+            else:
                 write_rows(self.path, [vote.to_row() for vote in votes])
+
+    def _append(self, votes: Sequence[Comparison]) -> None:
+        """Appends votes; they are on the disk when this returns. Raises UserError if that is not possible."""
+        lines = "".join(dump_row(vote.to_row()) for vote in votes).encode("utf-8")
+        with reporting(f"{FLAG} {self.path}"), open(self.path, "ab+") as file:
+            file.seek(0)
+            content = file.read()
+            end = len(content)
+            if content and not content.endswith(b"\n"):
+                _, is_cut = self._rows()
+                end = content.rfind(b"\n") + 1 if is_cut else end
+                lines = lines if is_cut else b"\n" + lines
+            try:
+                file.truncate(end)
+                file.write(lines)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:  # a full disk: no half of a vote is left
+                file.truncate(end)
+                raise
 
     def check(
         self,
@@ -106,9 +134,20 @@ class VoteFile:
                 raise UserError(f"{origin}: {problem}. Give another {FLAG}, or the files that these votes are on.")
 
     def _read(self) -> list[tuple[str, Comparison]]:
+        rows, _ = self._rows()
+        return [(origin, comparison_of(row, origin)) for origin, row in rows]
+
+    def _rows(self) -> tuple[list[tuple[str, dict[str, Any]]], bool]:
+        """The complete rows, each with "file:line", and whether the last line is cut short."""
+        rows: list[tuple[str, dict[str, Any]]] = []
         if not self.path.exists() or self.path.stat().st_size == 0:
-            return []
-        return [(origin, comparison_of(row, origin)) for origin, row in read_rows(self.path, FLAG)]
+            return rows, False
+        try:
+            for origin, row in iterate_rows(self.path, FLAG):
+                rows.append((origin, row))
+        except CutLine:
+            return rows, True
+        return rows, False
 
 
 @dataclass(frozen=True)
