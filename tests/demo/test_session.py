@@ -10,7 +10,15 @@ from demo_cases import PROMPT, QUESTION, ids_of, make_session, save_endless, sav
 from dschat.base.errors import UserError
 from dschat.demo.actions import Stops, answer_html, status_html, summary_html, text_html
 from dschat.demo.options import ChatOptions, DemoOptions, SummaryOptions
-from dschat.demo.session import Chat, SamplingChoice, ShownAnswer, chat_prompt, summary_prompt
+from dschat.demo.session import (
+    Chat,
+    SamplingChoice,
+    Session,
+    ShownAnswer,
+    chat_prompt,
+    check_system_prompt,
+    summary_prompt,
+)
 from dschat.lab.macro_actions import MacroToken
 from dschat.quickstart.synthetic_dialogues import CHAT_TEMPLATE
 from dschat.settings.parse import parse
@@ -47,6 +55,48 @@ def test_dialogues_have_the_form_of_hh_or_of_the_chat_template():
     templated = chat_prompt(text_tokenizer(CHAT_TEMPLATE), turns, "Bye")
     roles = [(message["role"], message["content"]) for message in templated.row.messages]
     assert roles == [("user", " Hi "), ("assistant", " Hello.\n"), ("user", "Bye")] and templated.markers == ()
+
+
+TAKES_SYSTEM = "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
+LEAVES_OUT = "{% for message in messages if message.role != 'system' %}{{ message.content }}\n{% endfor %}"
+REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+
+
+def test_a_system_prompt_begins_every_conversation():
+    tokenizer = text_tokenizer(TAKES_SYSTEM)
+    check_system_prompt(tokenizer, "Be brief.", "--model m")
+    prompt = chat_prompt(tokenizer, [("Hi", "Hello.")], "Bye", "Be brief.")
+    roles = ["system", "user", "assistant", "user"]
+    assert [message["role"] for message in prompt.row.messages] == roles
+    assert prompt.row.messages[0]["content"] == "Be brief."
+    assert Chat(system="Be brief.").with_turn("Hi", [ShownAnswer("Hello.")]).system == "Be brief."
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        (None, "without a chat template there is no place for a system prompt"),
+        (LEAVES_OUT, "its chat template leaves the system prompt out"),
+        (REFUSES + LEAVES_OUT, "its chat template takes no system prompt"),
+    ],
+)
+def test_a_system_prompt_that_a_model_would_not_read_is_refused(template, problem):
+    tokenizer = text_tokenizer(template) if template else text_tokenizer()
+    with pytest.raises(UserError, match=f"--model m: {problem}: drop --system_prompt"):
+        check_system_prompt(tokenizer, "Be brief.", "--model m")
+    check_system_prompt(tokenizer, "", "--model m")
+
+
+def test_the_flag_reaches_the_chat_and_its_model(tmp_path):
+    """The model has no chat template."""
+    save_taught(tmp_path, " fine")
+    session = make_session(tmp_path)
+    assert session.new_chat() == Chat()
+    options = parse(ChatOptions, ["--model", str(tmp_path), "--system_prompt", "Be brief."])
+    session = Session(options, options.termination)
+    assert session.new_chat() == Chat(system="Be brief.")
+    with pytest.raises(UserError, match="--model .*: without a chat template"):
+        session.load_named(0)
 
 
 def test_posts_have_the_form_of_tldr():

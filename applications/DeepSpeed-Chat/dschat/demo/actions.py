@@ -205,7 +205,7 @@ class Actions:
         if self.session.task == "summary":
             return dict.fromkeys([*self.answers, *self.form, self.note], "")
         update: Update = {chat: [] for chat in self.answers}
-        update[self.state] = Chat()
+        update[self.state] = self.session.new_chat()
         update[self.message] = ""
         update[self.note] = ""
         return update

@@ -63,9 +63,12 @@ class DemoFlags:
 
 
 @dataclass(kw_only=True)
-class TerminalFlags:
-    """Terminal or page."""
+class ChatFlags:
+    """What begins a chat, and whether it is in the terminal or on a page."""
 
+    system_prompt: str | None = flag(
+        "system prompt of every conversation, for models whose chat template takes one", None, NOT_EMPTY
+    )
     terminal: bool = flag("chat in this terminal instead of on a web page", False)
 
 
@@ -105,7 +108,7 @@ class ChatOptions(DemoOptions):
         ),
     )
 
-    chat: TerminalFlags
+    chat: ChatFlags
 
 
 class SummaryOptions(DemoOptions):

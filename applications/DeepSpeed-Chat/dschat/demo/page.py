@@ -13,7 +13,7 @@ from dschat.base.web_page import Component, gradio, launch
 from dschat.demo.actions import LEGEND, Actions, Update, status_html
 from dschat.demo.models import find_models
 from dschat.demo.options import PASSWORD
-from dschat.demo.session import CHAT_EXAMPLE, SUMMARY_EXAMPLE, Chat, Session
+from dschat.demo.session import CHAT_EXAMPLE, SUMMARY_EXAMPLE, Session
 from dschat.lab.macro_actions import STYLE
 
 TITLES = {"chat": "Chat", "summary": "Summaries"}
@@ -156,7 +156,7 @@ def _add_chat(gr: Any, actions: Actions) -> list[Component]:
         placeholder="Enter sends, Shift+Enter breaks the line",
     )
     actions.message = message
-    actions.state = gr.State(Chat())
+    actions.state = gr.State(actions.session.new_chat())
     return [actions.state, message]
 
 

@@ -24,7 +24,7 @@ from dschat.demo.models import (
     saved_sampling,
     select_model,
 )
-from dschat.demo.options import DemoOptions
+from dschat.demo.options import ChatOptions, DemoOptions
 from dschat.demo.stream import LENGTH, STOPPED, ChatQuestion, Draft, MacroActionCutter, stream
 from dschat.lab.macro_actions import MacroToken
 from dschat.lab.policy import choose_device
@@ -63,6 +63,7 @@ def chat_prompt(
     tokenizer: PreTrainedTokenizerBase,
     turns: Sequence[tuple[str, str]],
     message: str,
+    system: str = "",
 ) -> Prompt:
     r"""The prompt for the next turn of a dialogue.
 
@@ -72,6 +73,7 @@ def chat_prompt(
         tokenizer: tokenizer of the model that answers.
         turns: earlier messages, each with the model's answer.
         message: the next message.
+        system: system prompt, for a tokenizer with a chat template.
 
     Raises:
         UserError: the message is empty.
@@ -80,7 +82,7 @@ def chat_prompt(
         raise UserError("type a message first.")
     if tokenizer.chat_template is not None:
         answers = reply_contents(tokenizer, [answer for _, answer in turns])
-        messages = []
+        messages = [{"role": "system", "content": system}] if system else []
         for (question, _), answer in zip(
             turns,
             answers,
@@ -92,6 +94,21 @@ def chat_prompt(
     text = "".join(f"{HUMAN} {question.strip()}{ASSISTANT} {answer.strip()}" for question, answer in turns)
     text += f"{HUMAN} {message.strip()}{ASSISTANT}"
     return Prompt(Row(text, None, None, None, {}, ORIGIN), (HUMAN,))
+
+
+def check_system_prompt(tokenizer: PreTrainedTokenizerBase, system: str, source: str) -> None:
+    """Raises UserError, which begins with `source`, if a model would not read a system prompt."""
+    if not system:
+        return
+    remedy = "drop --system_prompt, or write it into your first message."
+    if tokenizer.chat_template is None:
+        raise UserError(f"{source}: without a chat template there is no place for a system prompt: {remedy}")
+    try:
+        text = prompt_text(tokenizer, chat_prompt(tokenizer, (), "Hello", system).row)
+    except UserError as error:
+        raise UserError(f"{source}: its chat template takes no system prompt: {remedy}") from error
+    if system.strip() not in text:
+        raise UserError(f"{source}: its chat template leaves the system prompt out: {remedy}")
 
 
 def summary_prompt(subreddit: str, title: str, post: str) -> Prompt:
@@ -197,9 +214,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Chat:
-    """The turns so far. Each model continues from its own answers."""
+    """The turns so far, after a system prompt if there is one. Each model continues from its own answers."""
 
     turns: tuple[Turn, ...] = ()
+    system: str = ""
 
     def prompt(
         self,
@@ -209,7 +227,7 @@ class Chat:
     ) -> Prompt:
         """The next prompt of a model; raises UserError for an empty message."""
         earlier = [(turn.message, turn.answers[side].text) for turn in self.turns]
-        return chat_prompt(model.tokenizer, earlier, message)
+        return chat_prompt(model.tokenizer, earlier, message, self.system)
 
     def with_turn(
         self,
@@ -217,7 +235,7 @@ class Chat:
         answers: list[ShownAnswer],
     ) -> "Chat":
         """A chat with one more turn."""
-        return Chat((*self.turns, Turn(message, tuple(answers))))
+        return Chat((*self.turns, Turn(message, tuple(answers))), self.system)
 
 
 @dataclass
@@ -252,6 +270,11 @@ class Session:
             tokenizer = load_reward_tokenizer(path, template)
             self.reader = load_reward_model(path, tokenizer, template, self.device, self.dtype)
 
+    def new_chat(self) -> Chat:
+        """A conversation before its first message."""
+        options = self.options
+        return Chat(system=(options.chat.system_prompt or "") if isinstance(options, ChatOptions) else "")
+
     def status(self, side: int) -> str:
         """The status line of a side."""
         return self._sides[side].status
@@ -273,6 +296,7 @@ class Session:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             model = load_model(path, files, flag, self.device, self.dtype)
+            check_system_prompt(model.tokenizer, self.new_chat().system, f"{flag} {path}")
             cutter = MacroActionCutter(model, self.termination, self.options.demo.seed)
             status = model.status
             if self.task == "chat":

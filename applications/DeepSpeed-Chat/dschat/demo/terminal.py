@@ -12,7 +12,7 @@ from functools import partial
 from dschat.base.display import visible
 from dschat.base.errors import UserError
 from dschat.demo.models import find_models, select_model
-from dschat.demo.session import Chat, Session, ShownAnswer
+from dschat.demo.session import Session, ShownAnswer
 from dschat.lab.macro_actions import macro_text
 
 COMMANDS = (
@@ -48,7 +48,7 @@ class TerminalChat:
         self._colour = colour
         self._run_path = run_path
         self._choice, _ = session.choice(session.path(0))
-        self._chat = Chat()
+        self._chat = session.new_chat()
         # The answer that is being printed: the number of its model, and its text so far (None: nothing yet, not even
         # its heading).
         self._side = 0
@@ -80,7 +80,7 @@ class TerminalChat:
         if word == "/load":
             self._load(argument.strip())
         elif word == "/clear":
-            self._chat = Chat()
+            self._chat = self._session.new_chat()
             self._write_line("New conversation.")
         elif word.startswith("/"):
             self._write_line(f"There is no command {visible(word)}. {COMMANDS}")
