@@ -4,11 +4,14 @@ folder.
 """
 
 import json
+import subprocess
+import sys
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from cli_runs import read_jsonl, untimed
+from dschat.cli import main
 
 # -- saved models in plain transformers
 
@@ -42,6 +45,30 @@ def test_a_checkpoint_opens_and_differs_from_the_end(sft, reward, ppo):
         )
         assert torch.equal(late, end) and not torch.equal(early, end)
         AutoTokenizer.from_pretrained(folder / "models" / "step-2" / name)
+
+
+# -- models of checkpoints
+
+
+def test_an_export_is_what_the_run_would_have_saved(run, ppo_flags, tmp_path, caplog):
+    """To the last byte, of actor, critic and moving average; the run stays as it is."""
+    out = tmp_path / "out"
+    run("ppo", ppo_flags | {"save_models": 2, "save_steps": 2, "eval_interval": 2, "enable_ema": True}).expect(0)
+    files = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    checkpoint, folder = out / "checkpoints" / "step-2", tmp_path / "exported"
+    for words, problem in (
+        ([out, folder], "is not a checkpoint of a run"),
+        ([checkpoint, out], f"{out} exists: give a new folder"),
+    ):
+        assert main(["export", *map(str, words)]) == 2
+        assert problem in caplog.text
+    exported = subprocess.run([sys.executable, "-m", "dschat", "export", checkpoint, folder], capture_output=True)
+    assert exported.returncode == 0, exported.stderr
+    for name in ("actor", "critic", "actor_ema"):
+        saved = out / "models" / "step-2" / name / "model.safetensors"
+        assert (folder / name / "model.safetensors").read_bytes() == saved.read_bytes()
+    assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == files
+    assert not (folder / "checkpoints").exists()
 
 
 # -- a second run into the same folder

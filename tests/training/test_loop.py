@@ -4,6 +4,7 @@
 That a run which is stopped goes on to the same end: test_resume.py.
 """
 
+import logging
 from functools import partial
 
 import pytest
@@ -141,6 +142,25 @@ TWO_UPDATES = {"per_device_generation_batch_size": 8, "per_device_training_batch
 def test_the_updates_that_a_schedule_is_over(make, flags, examples, processes, updates, tmp_path):
     config = make(tmp_path, **flags)
     assert total_updates(examples, config, config.plan_batches(processes)) == updates
+
+
+@pytest.mark.parametrize(("step", "metric", "best"), [("sft", "eval/loss", min), ("reward", "eval/accuracy", max)])
+def test_the_best_checkpoint_is_named(step, metric, best, tmp_path, caplog):
+    """It is kept beside the newest, although its evaluation is not the last; without checkpoints nothing is said."""
+    loop = supervised(step, tmp_path / "a", save_steps=1, eval_interval=1, save_total_limit=1)
+    scores = iter([0.5, 0.1, 0.9, 0.3, 0.4])
+    evaluate = loop.algorithm.evaluate
+    loop.algorithm.evaluate = lambda: (evaluate()[0] | {metric: next(scores)}, [])
+    with caplog.at_level(logging.INFO):
+        loop.fit()
+    folder = tmp_path / "a" / "checkpoints" / ("step-1" if best is min else "step-2")
+    score = best(0.1, 0.9)
+    said = f"the best checkpoint is {folder} with {metric} {score}: `dschat export {folder} FOLDER` writes its models"
+    assert said in caplog.messages and {path.name for path in folder.parent.iterdir()} == {folder.name, "step-4"}
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        supervised(step, tmp_path / "b", eval_interval=1).fit()
+    assert "best checkpoint" not in caplog.text
 
 
 @pytest.mark.parametrize(("steps", "nearest"), [(1, "2"), (7, "6")])

@@ -18,9 +18,11 @@ from pkgutil import resolve_name
 from typing import Any, Protocol, runtime_checkable
 
 from dschat.base.errors import UserError
+from dschat.base.jsonl import read_object
 from dschat.cluster import Rank, adopt, is_worker, process_of
 from dschat.launch import LAUNCH_ONLY_FLAGS, check_against_rank, launch, plan_launch, worker_environment
 from dschat.main import run_main, run_script, run_training
+from dschat.settings.commands import ExportOptions
 from dschat.settings.common import CommonConfig
 from dschat.settings.other_names import command_suggestion
 from dschat.settings.parse import PRINTS, Resolved, resolve
@@ -67,6 +69,11 @@ class Command:
         return function
 
 
+# Flags of a run that its export does not have: it writes the models, and nothing else to any other place.
+NOT_EXPORTED = (
+    *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "max_steps", "save_steps", "save_models"),
+    *("report_to", "enable_tensorboard", "tensorboard_path", "push_to_hub"),
+)
 COMMANDS: dict[str, Command] = {
     "sft": Command(
         "step 1: supervised fine-tuning", "settings.supervised:SFTConfig", "training.build.steps:train_sft", "sft"
@@ -191,6 +198,7 @@ COMMANDS: dict[str, Command] = {
         "serve vLLM, for --vllm_url", "settings.commands:ServeVllmOptions", "rollouts.vllm.serve:serve"
     ),
     "push": Command("upload a model to the Hugging Face hub", "settings.commands:PushOptions", "run.hub:run_push"),
+    "export": Command("write the models of a checkpoint", "settings.commands:ExportOptions", "cli:run_export"),
     "env": Command(
         "versions, GPUs and memory, for a bug report", "settings.commands:EnvOptions", "run.environment:describe"
     ),
@@ -309,6 +317,29 @@ def train_step(
     if is_worker(os.environ) or not may_launch:
         return train_in_process(name, words, environ=worker_environment())
     return run_script(partial(_launch_or_train, name, words))
+
+
+def run_export(options: ExportOptions) -> int:
+    """Resumes the run of a checkpoint into a new folder, with no update left to make. Returns the exit status.
+
+    Raises:
+        UserError: the folder is no checkpoint of a run, or was written inside a rollout.
+    """
+    checkpoint = options.checkpoint
+    if options.folder.exists():
+        raise UserError(f"{options.folder} exists: give a new folder, which the models are written into.")
+    manifest = read_object(checkpoint / "manifest.json")
+    flags_file = checkpoint.resolve().parent.parent / "config.yaml"
+    names = {command.step: name for name, command in COMMANDS.items() if command.step}
+    if manifest.get("step") not in names or not flags_file.is_file():
+        raise UserError(f"{checkpoint} is not a checkpoint of a run: give OUTPUT_DIR/checkpoints/step-N.")
+    if "current" in read_object(checkpoint / "state.json")["numbers"]:
+        raise UserError(f"{checkpoint} was written inside a rollout: give one that --save_steps wrote.")
+    name = names[manifest["step"]]
+    resolved = resolve(COMMANDS[name].flags_class(), [], command=name, config=str(flags_file), checks=False)
+    words = [f"--output_dir={options.folder}", f"--resume_from_checkpoint={checkpoint}"]
+    words += [f"--max_steps={manifest['update']}", *resolved.words(without=NOT_EXPORTED)]
+    return train_step(name, words, may_launch=True)
 
 
 def _launch_or_train(name: str, words: Sequence[str]) -> int:

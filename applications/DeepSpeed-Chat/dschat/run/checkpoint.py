@@ -33,7 +33,7 @@ A state goes into a checkpoint in these steps, and comes back in the reverse ord
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -180,10 +180,24 @@ class Checkpoints:
                 logger.warning("removed %s: the run went on from an earlier checkpoint", folder)
         if not limit:
             return
-        best = self._best({_update_of(folder) for folder in folders})
+        best = self._best(folders)
         for folder in folders[limit:]:
-            if _update_of(folder) != best:
+            if best is None or folder != best[0]:
                 self._remove(folder)
+
+    def name_best(self) -> None:
+        """Logs the checkpoint with the best evaluation, if there is one, and how to have its models."""
+        best = self._best(self._newest_first())
+        if best is not None:
+            name, _ = BEST[self._run.record.step]
+            folder, value = best
+            logger.info(
+                "the best checkpoint is %s with %s %.4g: `dschat export %s FOLDER` writes its models",
+                folder,
+                name,
+                value,
+                folder,
+            )
 
     def _remove(self, folder: Path) -> bool:
         """Removes a checkpoint and returns whether it is gone; one that cannot be removed is named once and stays."""
@@ -199,15 +213,17 @@ class Checkpoints:
             return False
         return True
 
-    def _best(self, updates: set[int]) -> int | None:
-        """The update among `updates` with the best evaluation; None if none was evaluated."""
+    def _best(self, folders: Sequence[Path]) -> tuple[Path, float] | None:
+        """The checkpoint with the best evaluation, and the metric that says so; None if none was evaluated."""
         name, larger_is_better = BEST[self._run.record.step]
         values: dict[int, float] = {}
         for row in self._run.metrics.rows():
             value = row.get(name)
             if value is not None:
-                values[int(row["update"] or 0)] = value if larger_is_better else -value
-        return max(updates & values.keys(), key=lambda update: values[update], default=None)
+                values[int(row["update"] or 0)] = value
+        evaluated = [(folder, values[_update_of(folder)]) for folder in folders if _update_of(folder) in values]
+        sign = 1 if larger_is_better else -1
+        return max(evaluated, key=lambda checkpoint: sign * checkpoint[1], default=None)
 
     @contextmanager
     def stopping(self, progress: Callable[[], Progress]) -> Iterator[None]:

@@ -91,6 +91,17 @@ class PushOptions:
 
 
 @dataclass(kw_only=True)
+class ExportOptions:
+    """Write the models of a checkpoint: resume its run into a new folder, with no update left to make, and evaluate.
+
+    To be run where the run was started, with the files that its flags name.
+    """
+
+    checkpoint: Path = flag("folder of the checkpoint, OUTPUT_DIR/checkpoints/step-N", positional=True)
+    folder: Path = flag("new folder for the models", positional=True)
+
+
+@dataclass(kw_only=True)
 class EnvOptions:
     """Print versions, GPUs, memory and what else a bug report needs."""
 

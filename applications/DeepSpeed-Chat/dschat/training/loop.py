@@ -170,6 +170,7 @@ class Loop:
                     self.self_check()
                 result = self.evaluate()
         self.folders.describe_final()
+        self.checkpoints.name_best()
         self.algorithm.conclude(result)
         return result
 
