@@ -207,6 +207,15 @@ def test_what_does_not_pass_ends_the_run(server, tmp_path, status, code, words):
     assert KEY not in str(error.value)
 
 
+@pytest.mark.parametrize("status", [301, 307, 308])
+def test_texts_do_not_follow_a_redirect(server, tmp_path, status):
+    elsewhere = "http://127.0.0.1:9/v1/chat/completions"
+    server.plan.append((status, {}, {"Location": elsewhere}))
+    with pytest.raises(UserError, match=f"{server.url} answers {status}: {elsewhere}"):
+        client_of(server, tmp_path).ask(question())
+    assert len(server.bodies) == 1
+
+
 @pytest.mark.parametrize("status", [200, 422, 500])
 def test_a_message_that_is_cut_does_not_show_a_part_of_the_key(server, tmp_path, caplog, status):
     caplog.set_level("INFO")
