@@ -126,11 +126,12 @@ def test_check_without_a_tokenizer(folder):
         "3 different ones in 4 training rows, 2 in 3 evaluation rows",
         "2 evaluation rows have a prompt that is in training, too",
     ]
-    # of 3 rows, 1.5 and 1.5 round to 2 and 2, one too many, which the second bound loses
+    # Of 3 rows, 1.5 and 1.5 round to 2 and 2, one too many, which the second bound loses: it is 1. The first prompt's
+    # two rows have their middle there, and so belong to step 3 as the last row does.
     assert lines_of(report, "shares of --data_split 0,1,1, seed 1234") == [
         "step 1 (SFT): 0 of 4 training, 0 of 3 evaluation rows",
-        "step 2 (reward model): 2 of 4 training, 1 of 3 evaluation rows",
-        "step 3 (PPO): 2 of 4 training, 2 of 3 evaluation rows",
+        "step 2 (reward model): 2 of 4 training, 0 of 3 evaluation rows",
+        "step 3 (PPO): 2 of 4 training, 3 of 3 evaluation rows",
     ]
     lengths = lines_of(report, "length of the prompts, in characters (--tokenizer MODEL counts tokens)")
     assert lengths[-1].startswith("min 1, median 3, mean 3.0,") and lengths[-1].endswith("max 7")

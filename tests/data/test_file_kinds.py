@@ -170,7 +170,8 @@ def test_saved_with_a_format(tmp_path):
 
 def test_bad_saved_folders(folder, tmp_path):
     DatasetDict({"part": Dataset.from_list(ROWS)}).save_to_disk(folder / "saved")
-    assert "no split that begins with 'train', only part" in error_of(folder / "saved")
+    expected = "no split that begins with train (or, for evaluation, with valid, eval, test), only part"
+    assert expected in error_of(folder / "saved")
     Dataset.from_list([{"prompt": "a"}, {"prompt": None}]).save_to_disk(tmp_path / "rows")
     assert error_of(tmp_path / "rows").startswith(f"{tmp_path}/rows row 2: column 'prompt' is empty")
     (arrow,) = (tmp_path / "rows").glob("*.arrow")

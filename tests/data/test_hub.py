@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from data_cases import error_of, flags_of
+from dschat.base.errors import UserError
 from dschat.data import hub as registry
 from dschat.data.sources import load_share, load_source, source_line
 from dschat.settings.supervised import RewardConfig
@@ -98,7 +99,11 @@ def test_another_set_is_loaded_plainly(hub):
     hub.answer = splits(train=pairs)
     assert (len(load_source("a/b").train), len(load_source("a/b").eval)) == (38, 2)
     hub.answer = splits(test=pairs)
-    assert "me/mine has no training split, only test" in error_of("me/mine")
+    assert (len(load_source("me/mine").train), len(load_source("me/mine").eval)) == (0, 40)
+    with pytest.raises(UserError, match="me/mine: it has evaluation rows and no training rows. Add files train"):
+        load_share(flags_of("me/mine"))
+    hub.answer = splits(other=pairs)
+    assert "me/mine has neither a training nor an evaluation split, only other" in error_of("me/mine")
 
 
 def test_a_share_records_the_data_set(hub, small_sets):

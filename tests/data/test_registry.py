@@ -9,7 +9,8 @@ import pytest
 
 from dschat.base.errors import UserError
 from dschat.data.hub import KNOWN_SETS, compared_set, data_folder, fetch_command, find_known, local_copy
-from dschat.data.sources import TRAIN_EVAL_SPLIT, load_source, split_indices
+from dschat.data.sources import load_source
+from dschat.data.splits import split_indices
 from published_set_copies import make_rows, write_all, write_rows, write_set
 
 IDS = {
@@ -65,7 +66,7 @@ def test_row_counts_and_shares(name):
     assert (known.train_rows, known.eval_rows) == counts
     rows = known.train_rows
     if known.eval_rows is None:
-        train, held_out = (split_indices(rows, TRAIN_EVAL_SPLIT, part, 1234) for part in (0, 1))
+        train, held_out = (split_indices(rows, "95,5", part, 1234) for part in (0, 1))
         assert (len(train), len(held_out)) == (18_599, 979)
         rows = len(train)
     assert tuple(len(split_indices(rows, data_split, part, 1234)) for part in range(3)) == sizes
@@ -188,7 +189,7 @@ def test_an_owner_and_name_that_exist_here_come_before_the_copy(copies, here):
 def test_an_empty_copy_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("MA_RLHF_DATA", str(tmp_path))
     (tmp_path / "tldr").mkdir()
-    with pytest.raises(UserError, match=f"{tmp_path}/tldr: no training file"):
+    with pytest.raises(UserError, match=f"{tmp_path}/tldr: no data file"):
         load_source("tldr")
 
 

@@ -21,11 +21,9 @@ from dschat.data.sources import (
     load_share,
     load_source,
     source_line,
-    split_bounds,
     split_for,
-    split_indices,
-    split_part,
 )
+from dschat.data.splits import split_bounds, split_indices, split_part
 from dschat.settings.common import ColumnFlags
 
 PAIR = {"prompt": "Q", "chosen": " a", "rejected": " b"}

@@ -12,9 +12,11 @@ from cli_runs import arguments, read_jsonl, write_jsonl
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import file_hash
 from dschat.cli import main
-from dschat.data.sources import load_source
+from dschat.data.sources import hold_out, load_source, read_source
 from dschat.lab.prompts import select_prompts, shuffled
+from dschat.lab.training_runs import NamedModel, measured_rows
 from dschat.models.tokenizer import load_tokenizer
+from dschat.settings.common import ColumnFlags
 
 
 def texts_of(selection):
@@ -122,11 +124,10 @@ def test_a_file_of_which_no_row_is_held_out(options, bytes_tokenizer, tmp_path):
     """5 % of 10 rows are half a row; a longer limit would not help."""
     rows = [{"prompt": f"p{number}"} for number in range(10)]
     path = write_jsonl(tmp_path / "few.jsonl", rows)
-    with pytest.raises(UserError, match="few.jsonl: no row to take prompts from, since 5 % of 10 rows.*test.jsonl"):
-        select_prompts(options(data_path=str(path)), bytes_tokenizer)
-    write_jsonl(tmp_path / "few" / "train.jsonl", rows)
-    write_jsonl(tmp_path / "few" / "test.jsonl", rows)
-    selection = select_prompts(options(data_path=str(tmp_path / "few")), bytes_tokenizer)
+    none = "few.jsonl: there are no evaluation rows .*5 % of 10 rows.*With --split all, all"
+    with pytest.raises(UserError, match=none):
+        select_prompts(options(data_path=str(path), split="eval"), bytes_tokenizer)
+    selection = select_prompts(options(data_path=str(path), split="all"), bytes_tokenizer)
     assert sorted(texts_of(selection)) == [row["prompt"] for row in rows]
 
 
@@ -189,7 +190,9 @@ def test_prepared_folders_without_texts_or_held_out_rows_are_refused(options, pr
     (folder / "prepared.json").write_text(json.dumps(info))
     with pytest.raises(UserError, match="neither validation nor test rows; prepare the data with --validation_p") as e:
         select_prompts(options(data_path=str(folder)), bytes_tokenizer)
-    assert str(e.value).startswith(f"--data_path {folder}: ") and "--split" not in str(e.value)
+    assert str(e.value).startswith(f"--data_path {folder}: ") and "or give --split all" in str(e.value)
+    whole = select_prompts(options(data_path=str(folder), split="all"), bytes_tokenizer)
+    assert len(whole.examples) == 40
 
 
 # rows that the models were not trained on
@@ -227,18 +230,21 @@ def test_prompts_are_rows_that_the_policy_was_not_trained_on(
     prompts = texts_of(select_prompts(chosen, bytes_tokenizer))
     assert set(prompts).isdisjoint(row.prompt for row in load_source(data, seed=7).train)
     assert sorted(prompts) == sorted(held_out_by(data, 7)) != sorted(held_out_by(data, 1234))
-    assert f"{data}: 10 of 200 rows, from the 5 % that --seed 7 holds out of training" in caplog.text
+    assert f"{data}: 10 of 10 evaluation rows (training with --seed 7 holds out 5 % of 200 rows)" in caplog.text
     assert not [record for record in caplog.records if record.levelname == "WARNING" and "--seed" in record.message]
 
 
 def test_the_seed_of_a_run_on_other_data_does_not_matter(options, trained, bytes_tokenizer, tmp_path, caplog):
-    """So all models answer the same prompts of a file that none of them was trained on."""
+    """All models answer all prompts of a file that none of them was trained on."""
     caplog.set_level("INFO")
     data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
     other = write_jsonl(tmp_path / "other.jsonl", plain_rows(30))
     for model in (trained("run", other, 7), str(tmp_path / "nowhere")):
         prompts = texts_of(select_prompts(options(data_path=str(data), model=model), bytes_tokenizer))
-        assert sorted(prompts) == sorted(held_out_by(data, 1234))
+        assert sorted(prompts) == sorted(row["prompt"] for row in plain_rows(200))
+        assert f"{data}: 200 of 200 rows (no run behind the models held out a part of them)" in caplog.text
+    held_out = options(data_path=str(data), model=model, split="eval")
+    assert sorted(texts_of(select_prompts(held_out, bytes_tokenizer))) == sorted(held_out_by(data, 1234))
     unknown = f"no train_config.json of a run beside --model {tmp_path / 'nowhere'}, --reward_model "
     assert unknown in caplog.text
 
@@ -251,7 +257,10 @@ def test_runs_with_different_seeds_are_named(options, trained, bytes_tokenizer, 
     model = trained("ppo", data, 7, actor_model_name_or_path=start)
     chosen = options(data_path=str(data), model=model, reward_model=reward)
     assert sorted(texts_of(select_prompts(chosen, bytes_tokenizer))) == sorted(held_out_by(data, 7))
-    assert f"held out other ones: --model {model} with --seed 5, --reward_model {reward} with --seed 3." in caplog.text
+    others = (
+        f"--model {model} with --seed 5 --eval_share 0.05, --reward_model {reward} with --seed 3 --eval_share 0.05."
+    )
+    assert f"held out other ones: {others}" in caplog.text
     caplog.clear()
     alone = options(data_path=str(data), model=None, reward_model=reward, ref_scores=True)
     assert sorted(texts_of(select_prompts(alone, bytes_tokenizer))) == sorted(held_out_by(data, 3))
@@ -267,7 +276,7 @@ def test_evaluation_rows_of_the_data_follow_no_seed(options, folder, trained, by
     assert len(texts_of(select_prompts(options(data_path=str(folder), model=model), bytes_tokenizer))) == 30
     assert "30 of 30 evaluation rows" in caplog.text and "--seed" not in caplog.text
     assert len(texts_of(select_prompts(options(data_path=str(folder), split_seed=3), bytes_tokenizer))) == 30
-    assert f"--split-seed 3 is not used: {folder} has evaluation rows of its own" in caplog.text
+    assert f"--data_path {folder} has evaluation rows of its own: the seed 3 chooses none" in caplog.text
 
 
 def test_a_published_set_is_known_by_each_of_its_names(options, trained, project, bytes_tokenizer, tmp_path):
@@ -277,3 +286,66 @@ def test_a_published_set_is_known_by_each_of_its_names(options, trained, project
     (tmp_path / "run" / "run.json").unlink()
     prompts = texts_of(select_prompts(options(dataset="webgpt", model=model), bytes_tokenizer))
     assert prompts == held_out_by("webgpt", 7) != held_out_by("webgpt", 1234)
+
+
+# one's own evaluation data
+
+
+def run_of_sources(tmp_path, *paths, **flags):
+    """A run trained on some sources, with the records that training writes."""
+    config = {"seed": 7, "data_path": list(map(str, paths))} | flags
+    sources = []
+    hashes = {}
+    for path in paths:
+        source = read_source(path)
+        sources.append({"name": source.name, "rows": {"train": source.num_rows[0], "eval": source.num_rows[1]}})
+        hashes |= {str(file): file_hash(file) for file in source.files}
+    run = tmp_path / "run-of-sources"
+    run.mkdir()
+    (run / "train_config.json").write_text(json.dumps(config))
+    (run / "run.json").write_text(json.dumps({"data": {"sources": sources, "sha256": hashes}}))
+    return [NamedModel("--model", str(run))]
+
+
+def measured(path, models, split=None):
+    """The prompts of `measured_rows`, and which ones they are."""
+    rows, description = measured_rows("--data_path", str(path), ColumnFlags(), models, split, None)
+    return [row.prompt for row in rows], description
+
+
+def test_a_folder_with_evaluation_files_alone(tmp_path):
+    write_jsonl(tmp_path / "own" / "test.jsonl", plain_rows(7))
+    for split in (None, "eval", "all"):
+        assert len(measured(tmp_path / "own", [], split)[0]) == 7
+    with pytest.raises(UserError, match="own: there are no training rows. With --split all, all rows are read"):
+        measured(tmp_path / "own", [], "train")
+
+
+def test_files_of_a_folder_with_evaluation_rows_are_read_whole(tmp_path):
+    """The run was trained on all of train.jsonl and on nothing of test.jsonl: nothing of either was held out."""
+    write_jsonl(tmp_path / "own" / "train.jsonl", plain_rows(60))
+    write_jsonl(tmp_path / "own" / "test.jsonl", plain_rows(100)[60:])
+    models = run_of_sources(tmp_path, tmp_path / "own")
+    for name, count in (("test.jsonl", 40), ("train.jsonl", 60), ("", 40)):
+        assert len(measured(tmp_path / "own" / name, models)[0]) == count
+
+
+def test_rows_that_a_run_held_out_of_one_of_its_files(tmp_path):
+    """The share that it held out, of the second of its sources; --split reads the others."""
+    write_jsonl(tmp_path / "own" / "train.jsonl", plain_rows(60))
+    write_jsonl(tmp_path / "own" / "test.jsonl", plain_rows(60)[:5])
+    file = write_jsonl(tmp_path / "b.jsonl", [{"prompt": f"B{number}"} for number in range(40)])
+    models = run_of_sources(tmp_path, tmp_path / "own", file, eval_share=0.2)
+    held_out, description = measured(file, models)
+    assert description == "8 evaluation rows (training with --seed 7 holds out 20 % of 40 rows)"
+    trained, _ = measured(file, models, "train")
+    assert sorted(held_out + trained) == sorted(measured(file, models, "all")[0])
+    (source,) = hold_out([read_source(file)], 7, 0.2)
+    assert held_out == [row.prompt for row in source.eval]
+
+
+def test_a_prompt_that_was_held_out_is_measured_with_all_its_rows(tmp_path):
+    rows = [{"prompt": f"Q{number // 4}", "chosen": f"a{number}", "rejected": "b"} for number in range(80)]
+    file = write_jsonl(tmp_path / "pairs.jsonl", rows)
+    held_out, _ = measured(file, run_of_sources(tmp_path, file))
+    assert len(held_out) == 4 and len(set(held_out)) == 1

@@ -241,7 +241,7 @@ def test_conversations_go_through_the_chat_template(run, project, tmp_path):
     turns = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": " Hello!"}]
     file = write_jsonl(tmp_path / "rows.jsonl", [{"messages": turns}] * 20)
     models = {"model": str(tmp_path / "run"), "reward_model": str(tmp_path / "rm")}
-    (row,) = read_jsonl(run(data_path=str(file), **models))
+    row = read_jsonl(run(data_path=str(file), **models))[0]
     assert row["prompt"] == "<bos>user: Hello?\nassistant:" and row["prompt_messages"] == turns[:1]
     expected = plain_reward(tmp_path / "rm", "user: Hello?\nassistant:", row["response"], row["finished"])
     assert row["reward"] == near(expected)
@@ -281,12 +281,12 @@ def test_a_mistyped_model_leaves_nothing_that_stands_in_the_way(options, project
 
 
 def test_data_of_ones_own(run, project, tmp_path):
-    """A CSV file of prompts under a name of its own: 5 % of its rows are held out."""
+    """A CSV file of prompts under a name of its own is read whole."""
     file = tmp_path / "own.csv"
     file.write_text("question,answer\n" + "".join(f"Question {i}?,yes {i}\n" for i in range(40)))
     path = run(dataset="mine", data_path=str(file), prompt_key="question", response_key="answer")
     assert path == tmp_path / "results" / "mine" / "temperature=0.8" / "run.jsonl"
-    assert len(read_jsonl(path)) == 2 and read_jsonl(path)[0]["prompt"].startswith("Question ")
+    assert len(read_jsonl(path)) == 40 and read_jsonl(path)[0]["prompt"].startswith("Question ")
 
 
 def test_best_of_n_scores_cut_responses_as_cut(project, plain):

@@ -16,7 +16,7 @@ from dschat.cli import main
 from dschat.data.sources import load_source
 from dschat.lab import text
 from dschat.lab.generate_options import TextFlags, TextOptions
-from dschat.lab.text import given_seed, run_text, subjects_of
+from dschat.lab.text import run_text, subjects_of
 from dschat.models.reward_notes import note_end_token
 from factories import BOS, EOS, hf_score, make_causal_lm, make_classifier, save_folder
 from shared_base_runs import write_adapter
@@ -139,7 +139,7 @@ def test_an_adapter_alone_is_read_on_its_base(place, tokenizer):
                 assert row[score] == near(wanted[score])
 
 
-def test_an_interrupted_run_goes_on_with_the_same_seed_alone(place, interrupt):
+def test_an_interrupted_run_goes_on_with_the_same_rows_alone(place, interrupt):
     flags = {"model": [str(place / "policy1"), str(place / "policy2")], "batch_size": 2}
     whole = measure(place, "whole", **flags)
     interrupt(text, "read_and_answer", 4)  # in the second model
@@ -147,8 +147,8 @@ def test_an_interrupted_run_goes_on_with_the_same_seed_alone(place, interrupt):
         measure(place, **flags)
     assert not (place / "out" / "rows.jsonl").exists()
     calls = interrupt(text, "read_and_answer")
-    with pytest.raises(UserError, match="begun with --seed 1234, now it is 5"):
-        measure(place, **flags, seed=5)
+    with pytest.raises(UserError, match=r"begun with --data .*rows [0-9a-f]{12}\), now it is .*rows"):
+        measure(place, **flags, split="train")
     assert measure(place, **flags) == whole and len(calls) == 2
     with pytest.raises(UserError, match="rows.jsonl exists, finished"):
         measure(place, **flags)
@@ -183,14 +183,14 @@ def test_bad_models(tmp_path, flags, words):
 
 
 def test_held_out_rows_are_those_of_the_run(place):
-    """Data without evaluation rows: the 5 % of --seed; by default the run's own, and that of runs on these data."""
+    """Data without evaluation rows: those that runs on these data held out, or --seed says; else all."""
     rows = [{"prompt": f"jinx {number}", "chosen": "a cat"} for number in range(60)]
     write_jsonl(place / "many.jsonl", rows)
     run = place / "run"
     run.mkdir()
     (run / "actor").symlink_to(place / "policy1")
     (run / "run.json").write_text(json.dumps({"step": "ppo"}))
-    (run / "train_config.json").write_text(json.dumps({"seed": 7}))
+    (run / "train_config.json").write_text(json.dumps({"seed": 7, "data_path": [str(place / "many.jsonl")]}))
     trained = place / "trained"
     trained.mkdir()
     (trained / "actor").symlink_to(place / "policy2")
@@ -199,15 +199,15 @@ def test_held_out_rows_are_those_of_the_run(place):
     for name, own, seed in (
         ("run", {"checkpoints": run}, 7),
         ("flag", {"checkpoints": run, "seed": 8}, 8),
-        ("model", {"model": [str(place / "policy1")]}, 1234),
+        ("default", {"model": [str(place / "policy1")], "split": "eval"}, 1234),
         ("trained", {"model": [str(place / "policy1"), str(trained)]}, 9),
     ):
         expected = [row.prompt for row in load_source(place / "many.jsonl", None, seed).eval]
         rows = [row["prompt"] for row in measure(place, name, **flags, **own)]
         assert rows == expected * len(own.get("model", [run])) and len(expected) == 3
-    (run / "train_config.json").unlink()
-    with pytest.raises(UserError, match="its train_config.json holds no seed. Give the run's --seed"):
-        given_seed(TextFlags(data="d", output=place, checkpoints=run))
+    (run / "train_config.json").write_text(json.dumps({"seed": 7, "data_path": ["other.jsonl"]}))
+    rows = measure(place, "all", **flags, checkpoints=run)
+    assert [row["prompt"] for row in rows] == [f"jinx {number}" for number in range(60)]
 
 
 @pytest.fixture
@@ -219,7 +219,13 @@ def run_with_flags(place):
     (run / "models").mkdir(parents=True)
     (run / "models" / "step-2").symlink_to(place / "policy1")
     (run / "run.json").write_text(json.dumps({"step": "sft"}))
-    flags = {"seed": 3, "max_seq_len": 20, "end_of_conversation_token": "<pad>", "apply_chat_template": False}
+    flags = {
+        "data_path": [str(place / "questions.jsonl")],
+        "seed": 3,
+        "max_seq_len": 20,
+        "end_of_conversation_token": "<pad>",
+        "apply_chat_template": False,
+    }
     columns = {"prompt_key": "q", "response_key": "a"}
     (run / "train_config.json").write_text(json.dumps(flags | columns | {"learning_rate": 1.0}))
     return run

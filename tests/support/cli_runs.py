@@ -327,7 +327,7 @@ def message_of(result: Result, *words: str) -> str:
 
 def rows_of(folder: Path, phase: int) -> list[dict[str, Any]]:
     """The held-out rows that belong to a step."""
-    from dschat.data.sources import split_indices
+    from dschat.data.splits import split_indices
 
     name, split = ("comparisons", SPLIT) if phase else ("demonstrations", "1,0,0")
     rows = read_jsonl(folder / "data" / name / "validation.jsonl")

@@ -16,7 +16,8 @@ import transformers
 
 from dialogues import train_refuel
 from dschat.data.examples import prompt_examples
-from dschat.data.sources import load_source, split_part
+from dschat.data.sources import load_source
+from dschat.data.splits import split_part
 from dschat.lab.measure import Answer, best_of, measure
 from dschat.lab.runs import Learner, PolicyPoint, draw_learners, learner_table, write_page
 from dschat.lab.text import run_models
@@ -243,7 +244,8 @@ class PolicyMeter:
         self._seed = seed
         tokenizer = load_tokenizer(str(sft), "sft")
         self._tokenizer = tokenizer
-        rows = split_part(load_source(pairs, None, seed).eval, data_split, 2, seed)
+        source = load_source(pairs, None, seed)
+        rows = split_part(source.eval, data_split, 2, seed, source.prompt_of)
         self._prompts, _ = prompt_examples(rows, tokenizer, PROMPT_TOKENS)
         end_ids = (tokenizer.eos_token_id,)
         self._sampling = Sampling(RESPONSE_TOKENS, end_ids, tokenizer.pad_token_id, tokenizer.bos_token_id)

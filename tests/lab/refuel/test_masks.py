@@ -14,10 +14,16 @@ from refuel_cases import row
 
 
 def test_one_in_ten_is_held_out_at_most():
-    assert held_out_rows(9, 500, 0) == []
-    assert len(held_out_rows(59, 500, 0)) == 5 and len(held_out_rows(10_000, 500, 0)) == 500
-    found = held_out_rows(100, 5, 1)
-    assert found == sorted(set(found)) == held_out_rows(100, 5, 1) != held_out_rows(100, 5, 2)
+    different = list(map(str, range(10_000)))
+    assert held_out_rows(different[:9], 500, 0) == []
+    assert len(held_out_rows(different[:59], 500, 0)) == 5 and len(held_out_rows(different, 500, 0)) == 500
+    found = held_out_rows(different[:100], 5, 1)
+    assert found == sorted(set(found)) == held_out_rows(different[:100], 5, 1) != held_out_rows(different[:100], 5, 2)
+
+    threes = [str(number // 3) for number in range(90)]
+    found = held_out_rows(threes, 9, 1)
+    assert len(found) == 9, "three dialogues with three pairs each"
+    assert {threes[row] for row in found}.isdisjoint(threes[row] for row in range(90) if row not in found)
 
 
 def make(models, folder, rows, **flags):
@@ -68,7 +74,7 @@ def test_a_name_is_a_folder_unless_it_is_somebodys(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="--prompts ./absent: there is no such file or folder"):
         open_data("./absent", "--prompts")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="--prompts empty: no training file"):
+    with pytest.raises(UserError, match="--prompts empty: no data file"):
         open_data("empty", "--prompts")
     (tmp_path / "train.jsonl").write_text('{"a": 1}\n{')
     with pytest.raises(UserError, match="train.jsonl:2: not valid JSON"):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,8 @@ from dschat.data.prepared.read import check_folder, read_split
 from dschat.data.prepared.write import lengths_of_parts
 from dschat.data.preview import RowTokens, Settings, examples_of, prompt_notes, row_tokens, special_notes
 from dschat.data.rows import Row, in_words
-from dschat.data.sources import STEPS, Source, load_source, split_for, step_rows
+from dschat.data.sources import Source, load_source, split_for
+from dschat.data.splits import STEPS, step_rows, whole_prompt
 from dschat.data.template_notes import UNREAD_COLUMNS, template_notes, unread_column_counts
 from dschat.data.tokenised import encode_rows, workers_for
 from dschat.settings.common import ColumnFlags
@@ -60,7 +60,7 @@ def check_report(path: str, data_split: str | None, settings: Settings) -> str:
     for name, part_rows in (("training", source.train), ("evaluation", source.eval)):
         shares[name] = {}
         for step in ALL_STEPS:
-            shares[name][step] = step_rows(part_rows, split, step, settings.seed)
+            shares[name][step] = step_rows(part_rows, split, step, settings.seed, source.prompt_of)
     shares_title = "rows of the steps: all rows in each (no --data_split)"
     if split is not None:
         shares_title = f"shares of --data_split {split}, seed {settings.seed}"
@@ -141,8 +141,8 @@ def _responses(row: Row) -> str:
 
 
 def _describe_duplicates(source: Source) -> list[str]:
-    train_prompts = [_prompt(row) for row in source.train]
-    eval_prompts = [_prompt(row) for row in source.eval]
+    train_prompts = [whole_prompt(row) for row in source.train]
+    eval_prompts = [whole_prompt(row) for row in source.eval]
     different = set(train_prompts)
     num_shared = sum(prompt in different for prompt in eval_prompts)
     return [
@@ -150,16 +150,6 @@ def _describe_duplicates(source: Source) -> list[str]:
         f"{len(eval_prompts):,} evaluation rows",
         f"{num_shared:,} evaluation rows have a prompt that is in training, too",
     ]
-
-
-def _prompt(row: Row) -> str:
-    """A text that is equal for rows with the same prompt, be it a text or a conversation."""
-    if row.prompt is not None:
-        return row.prompt
-    content: Any = row.messages
-    if row.template_arguments:
-        content = [row.messages, row.template_arguments]
-    return json.dumps(content, sort_keys=True, default=str)
 
 
 def _describe_shares(shares: Shares, source: Source) -> list[str]:
@@ -179,7 +169,7 @@ def _lengths_in_characters(rows: Sequence[Row]) -> dict[str, list[str]]:
     prompts = []
     totals = []
     for row in rows:
-        prompt_length = len(_prompt(row))
+        prompt_length = len(whole_prompt(row))
         chosen_length = len(message_text(row.reply("chosen") or {}))
         rejected_length = len(message_text(row.reply("rejected") or {}))
         prompts.append(prompt_length)

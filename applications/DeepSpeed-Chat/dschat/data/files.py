@@ -66,28 +66,28 @@ def open_files(root: Path) -> RawSource:
         raise UserError(f"--data_path {root}: not a data file; give a file that ends in {', '.join(FILE_SUFFIXES)}.")
     for file in (*files.train, *files.eval):
         refuse_pointer(file, "--data_path")
-    train_rows = chain.from_iterable(map(read_file, files.train))
+    train_rows = chain.from_iterable(map(read_file, files.train)) if files.train else None
     eval_rows = chain.from_iterable(map(read_file, files.eval)) if files.eval else None
     all_files = (*files.train, *files.eval)
     return RawSource(name, train_rows, eval_rows, all_files, splits=files.splits, unread=files.unread)
 
 
 def find_files(folder: Path) -> SplitFiles:
-    """Training and evaluation files of a folder.
+    """Training and evaluation files of a folder, which may hold one of the two kinds alone.
 
     Files are named train*, valid*, eval* or test*, or are in subfolders of such names; in `folder` itself or, as
     `hf download` leaves them, in one of its DOWNLOAD_FOLDERS. Of several training splits of a data set of the hub,
     which are told apart by the names of its files, one is read, as from the hub; also of several evaluation splits.
 
     Raises:
-        UserError: no training file, or files of two suffixes.
+        UserError: no file of either kind, or files of two suffixes.
     """
     for parent in (folder, *(folder / name for name in DOWNLOAD_FOLDERS)):
         train_files = _matching_files(parent, TRAIN_PREFIX)
-        if not train_files:
-            continue
         all_eval_files = (_matching_files(parent, prefix) for prefix in EVAL_PREFIXES)
         eval_files: list[Path] = next(filter(None, all_eval_files), [])
+        if not train_files and not eval_files:
+            continue
         train_files, train_splits = _first_split(folder, train_files)
         eval_files, eval_splits = _first_split(folder, eval_files)
         splits = (*train_splits[:1], *eval_splits[:1])
@@ -97,7 +97,7 @@ def find_files(folder: Path) -> SplitFiles:
     names = sorted(entry.name for entry in folder.iterdir())
     content = ", ".join(names[:10]) or "nothing"
     raise UserError(
-        f"--data_path {folder}: no training file. Looked for {train_patterns} (and, for evaluation, {eval_patterns} "
+        f"--data_path {folder}: no data file. Looked for {train_patterns} (and, for evaluation, {eval_patterns} "
         f"with the same suffixes); the folder holds: {content}. Rename the files, or give one file instead of the "
         "folder."
     )
@@ -156,21 +156,20 @@ def suffix_of(file: Path) -> str:
     return file.suffix
 
 
-def used_splits(names: Iterable[object]) -> tuple[list[str], list[str]]:
+def used_splits(names: Iterable[object]) -> tuple[str | None, str | None, list[str]]:
     """Which splits of a data set are read.
 
     Returns:
-        The names of the training split and of the evaluation split, if there is one, each the first of its kind;
-        empty without a training split. Then the names of the other splits of the two kinds. The evaluation splits are
-        those that match the first possible prefix of EVAL_PREFIXES.
+        The names of the training split and of the evaluation split, each the first of its kind; None if there is
+        none. Then the names of the other splits of the two kinds. The evaluation splits are those that match the
+        first possible prefix of EVAL_PREFIXES.
     """
     splits = [str(name) for name in names]
     train_splits = _with_prefix(splits, TRAIN_PREFIX)
-    if not train_splits:
-        return [], []
     all_eval_splits = (_with_prefix(splits, prefix) for prefix in EVAL_PREFIXES)
     eval_splits: list[str] = next(filter(None, all_eval_splits), [])
-    return train_splits[:1] + eval_splits[:1], train_splits[1:] + eval_splits[1:]
+    unread = train_splits[1:] + eval_splits[1:]
+    return next(iter(train_splits), None), next(iter(eval_splits), None), unread
 
 
 def _with_prefix(names: list[str], prefix: str) -> list[str]:
@@ -358,7 +357,7 @@ def open_saved(folder: Path) -> RawSource:
     """A folder written by `save_to_disk`: its `used_splits`, or all rows of a single data set.
 
     Raises:
-        UserError: the folder is damaged, or holds no training split; also while rows are read.
+        UserError: the folder is damaged, or holds no split to read; also while rows are read.
     """
     import datasets
 
@@ -366,28 +365,28 @@ def open_saved(folder: Path) -> RawSource:
         saved = datasets.load_from_disk(str(folder))
     except Exception as error:  # the library lets through whatever the libraries below it raise
         raise _unreadable(folder, error) from error
-    splits: list[str] = []
-    unread: list[str] = []
     if isinstance(saved, datasets.Dataset):
-        folders = [folder]
-        parts = [saved]
-    else:
-        splits, unread = used_splits(saved)
-        if not splits:
-            raise UserError(
-                f"--data_path {folder}: no split that begins with {TRAIN_PREFIX!r}, only "
-                f"{', '.join(map(str, saved))}; give the folder of one of them."
-            )
-        folders = [folder / split for split in splits]
-        parts = [saved[split] for split in splits]
-    rows: list[Iterator[tuple[str, Any]]] = []
+        arrow_files = tuple(sorted(folder.glob("*.arrow")))
+        return RawSource(folder.resolve().name, _saved_rows(saved, folder), None, arrow_files)
+    train_name, eval_name, unread = used_splits(saved)
+    rows: dict[str | None, Iterator[tuple[str, Any]]] = {}
     files: list[Path] = []
-    for part, part_folder in zip(parts, folders, strict=True):
-        rows.append(_saved_rows(part, part_folder))
-        files += sorted(part_folder.glob("*.arrow"))
-    eval_rows = rows[1] if len(rows) > 1 else None
-    name = folder.resolve().name
-    return RawSource(name, rows[0], eval_rows, tuple(files), splits=tuple(splits), unread=tuple(unread))
+    for name in filter(None, (train_name, eval_name)):
+        rows[name] = _saved_rows(saved[name], folder / name)
+        files += sorted((folder / name).glob("*.arrow"))
+    if not rows:
+        raise UserError(
+            f"--data_path {folder}: no split that begins with {TRAIN_PREFIX} (or, for evaluation, with "
+            f"{', '.join(EVAL_PREFIXES)}), only {', '.join(map(str, saved))}; give the folder of one of them."
+        )
+    return RawSource(
+        name=folder.resolve().name,
+        train=rows.get(train_name),
+        eval=rows.get(eval_name),
+        files=tuple(files),
+        splits=tuple(filter(None, rows)),
+        unread=tuple(unread),
+    )
 
 
 def _saved_rows(

@@ -200,20 +200,20 @@ def open_hub(path: str, known: KnownSet | None) -> RawSource:
         known: the published set that it names, if any.
 
     Raises:
-        UserError: it cannot be loaded, has no training split, or is a published set with a wrong number of rows; the
+        UserError: it cannot be loaded, has no split to read, or is a published set with a wrong number of rows; the
             message names the data set, where a local copy was looked for and the command that fetches it.
     """
     hub_id = known.hub_id if known else path
     splits = _load_splits(path, known)
-    names, unread = used_splits(splits)
+    train_name, eval_name, unread = used_splits(splits)
+    names = [name for name in (train_name, eval_name) if name is not None]
     if not names:
         raise UserError(
-            f"--data_path {path}: the data set {hub_id} has no training split, only {', '.join(splits)}. Download it "
-            f"with `{fetch_command(hub_id, 'DIR')}` and give one of its files."
+            f"--data_path {path}: the data set {hub_id} has neither a training nor an evaluation split, only "
+            f"{', '.join(splits)}. Download it with `{fetch_command(hub_id, 'DIR')}` and give one of its files."
         )
-    train = splits[names[0]]
-    held_out = splits[names[1]] if len(names) > 1 else None
-    counts = (len(train), None if held_out is None else len(held_out))
+    held_out = None if eval_name is None else splits[eval_name]
+    counts = (0 if train_name is None else len(splits[train_name]), None if held_out is None else len(held_out))
     if known and counts != known.counts:  # its shares, and scores on them, would not be comparable with published ones
         raise UserError(
             f"--data_path {path}: {hub_id} should have {describe_counts(*known.counts)}, but "
@@ -231,8 +231,9 @@ def open_hub(path: str, known: KnownSet | None) -> RawSource:
         "revision": known.revision if known else "main",
         "splits": split_records,
     }
+    train_rows = None if train_name is None else _rows(splits[train_name], hub_id)
     eval_rows = None if held_out is None else _rows(held_out, hub_id)
-    return RawSource(hub_id, _rows(train, hub_id), eval_rows, hub=record, splits=tuple(names), unread=tuple(unread))
+    return RawSource(hub_id, train_rows, eval_rows, hub=record, splits=tuple(names), unread=tuple(unread))
 
 
 def _load_splits(path: str, known: KnownSet | None) -> "DatasetDict":

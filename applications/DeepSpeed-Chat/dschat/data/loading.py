@@ -116,6 +116,7 @@ class ExampleLoader(Generic[E]):
             "sources": sources,
             "data_path": data.data_path,
             "splits": [split_for(path, data.data_split) for path in data.data_path],
+            "eval share": data.eval_share,
             "step": self._config.step,
             "seed": self._config.optimisation.seed,
             "columns": asdict(self._config.columns),

@@ -116,6 +116,8 @@ def preview_report(
 ) -> str:
     """The first `count` training rows of a source, their parts marked by name and, with `colour`, by colours.
 
+    They are evaluation rows if the source has no others.
+
     Without a tokenizer, texts are shown as they are read. Without a `step`, it is the first of 2, 1, 3 whose responses
     the first row has. With `begin_episodes`, which needs step 3, the rows have the prompts of their environments.
 
@@ -124,7 +126,7 @@ def preview_report(
             environment of a row fails.
     """
     source = load_source(path, settings.keys, settings.seed)
-    rows = source.train[:count]
+    rows = (source.train or source.eval)[:count]
     if step is None:
         step = _step_of(rows[0])
     note = ALL_TURNS if step == 1 and settings.all_turns else NOTES[step]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from dschat.base.errors import UserError
 
+Split = Literal["all", "eval", "train"]  # rows of a source that a command without training reads
 COLUMNAR = (".parquet", ".arrow")  # suffixes of files that hold columns, not rows
 
 
@@ -53,7 +54,7 @@ class RawSource:
     """A source whose rows are not parsed yet: pairs of an origin and the columns."""
 
     name: str  # name of the folder, of the file without its suffix, or of the data set on the hub
-    train: Iterable[tuple[str, Any]]  # training rows
+    train: Iterable[tuple[str, Any]] | None  # training rows; None if the source has only evaluation rows
     eval: Iterable[tuple[str, Any]] | None  # evaluation rows; None if the source has no split for them
     files: tuple[Path, ...] = ()  # local files, in order; empty for data of the hub
     hub: dict[str, Any] | None = None  # data of the hub: id, revision, and rows and fingerprint of every split

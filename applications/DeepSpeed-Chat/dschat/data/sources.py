@@ -1,24 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `--data_path` → the rows that a training step reads.
 
-DeepSpeed-Chat's rule decides which rows these are, index for index, so that runs are comparable with published ones:
-
-    index_k = index_{k-1} + int(round(fraction_k * N));  every index_k, k >= 1, then loses index_last - N
-    order   = RandomState(seed).shuffle(arange(N, uint32));  part k = order[index_k : index_{k+1}]
-
 Without `--data_split`, the steps share the rows of a published set, and each takes all rows of any other source.
+Rows are held out and shared by the rules of `dschat.data.splits`.
 """
 
 import logging
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
-
-import numpy as np
 
 from dschat.base.errors import UserError
 from dschat.base.progress import progress
@@ -27,14 +20,22 @@ from dschat.data.formats import NO_TEXT, parse_row
 from dschat.data.hub import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy, open_hub
 from dschat.data.prepared.folder import find_prepared, open_prepared
 from dschat.data.rows import RawSource, Row, in_words
-from dschat.settings.common import ColumnFlags, CommonConfig
+from dschat.data.splits import (
+    PUBLISHED_SPLIT,
+    PromptOf,
+    prompt_of_rows,
+    split_part,
+    step_rows,
+    with_eval_share,
+)
+from dschat.settings.common import ColumnFlags, CommonConfig, DataFlags
+from dschat.settings.flags import default_of
 
 logger = logging.getLogger(__name__)
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-STEPS = ("SFT", "reward model", "PPO")
-TRAIN_EVAL_SPLIT = "95,5"  # for a source without evaluation rows
-PUBLISHED_SPLIT = "2,4,4"  # between the steps, for a published set without --data_split
+EVAL_SHARE: float = default_of(DataFlags, "eval_share")
+HELD_OUT_ELSEWHERE = "prompt held out in another source"
 
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
@@ -52,12 +53,29 @@ class Source:
     num_rows: tuple[int, int | None]  # training and evaluation rows that were read; None without an evaluation split
     hub: dict[str, Any] | None = None
     splits: tuple[str, ...] = ()
+    prompt_of: PromptOf | None = None  # what rows are kept together by; None = each row stands for itself
+
+    @property
+    def has_eval_rows(self) -> bool:
+        """Whether the source has evaluation rows of its own."""
+        return self.num_rows[1] is not None
 
 
 def open_source(path: str | Path, keys: ColumnFlags | None = None) -> RawSource:
-    """A source before its rows are read. Raises UserError if there is nothing to read."""
+    """A source to train on, before its rows are read. Raises UserError if there is nothing to train on."""
     raw, _ = _open(path, keys or ColumnFlags())
+    require_training_rows(raw, path)
     return raw
+
+
+def require_training_rows(raw: RawSource, path: str | Path) -> Iterable[tuple[str, Any]]:
+    """The training rows of a source. Raises UserError if it has only evaluation rows."""
+    if raw.train is None:
+        raise UserError(
+            f"--data_path {path}: it has evaluation rows and no training rows. Add files {TRAIN_PREFIX}*, or give a "
+            "file of it, whose rows are then trained on."
+        )
+    return raw.train
 
 
 def load_source(
@@ -66,7 +84,18 @@ def load_source(
     seed: int | None = 1234,
     show: bool = False,
 ) -> Source:
-    """Reads one source. Nothing of a data set is executed.
+    """Reads one source, of which 5 % are held out if it has no evaluation rows; see `read_source` and `hold_out`."""
+    (source,) = hold_out([read_source(path, keys, show)], seed)
+    return source
+
+
+def read_source(
+    path: str | Path,
+    keys: ColumnFlags | None = None,
+    show: bool = False,
+    to_train: bool = False,
+) -> Source:
+    """Reads all rows of one source, in the order of the files. Nothing of a data set is executed.
 
     Args:
         path: the first of these that it fits
@@ -76,28 +105,23 @@ def load_source(
             - hub id of a published set: as for a short name;
             - owner/name of another data set on the hub.
         keys: column names; None = the defaults of `ColumnFlags`.
-        seed: seed of the split, 95 to 5, of a source without evaluation rows; None = the last rows are held out.
         show: whether to show progress.
-
-    Returns:
-        The source, with rows in the order of the files or, if it was split, of the split.
+        to_train: whether the source must have training rows.
 
     Raises:
         UserError: nothing to read, a file that cannot be read, or a bad row, named by file and line.
     """
     keys = keys or ColumnFlags()
     raw, published = _open(path, keys)
+    if to_train:
+        require_training_rows(raw, path)
     if raw.unread:
         logger.warning("%s: %s", path, note_of_unread(raw.splits, raw.unread))
     train, num_skipped = _parse(raw, raw.train, keys, show)
-    num_train = len(train) + num_skipped
-    held_out = None
-    num_eval = None
-    if raw.eval is not None:
-        held_out, num_skipped_eval = _parse(raw, raw.eval, keys, show)
-        num_eval = len(held_out) + num_skipped_eval
-        num_skipped += num_skipped_eval
-    counts = (num_train, num_eval)
+    held_out, num_skipped_eval = _parse(raw, raw.eval, keys, show)
+    num_eval = None if raw.eval is None else len(held_out) + num_skipped_eval
+    counts = (len(train) + num_skipped, num_eval)
+    num_skipped += num_skipped_eval
     if published and counts != published.counts:  # a warning, since users shorten their copies on purpose
         logger.warning(
             "%s has %s, the published %s has %s: shares will differ from the published ones",
@@ -110,20 +134,65 @@ def load_source(
     if num_skipped:
         dropped[NO_TEXT] = num_skipped
         logger.warning("%s: skipped %d rows (%s)", path, num_skipped, NO_TEXT)
-    source = Source(raw.name, train, held_out or [], raw.files, dropped, counts, raw.hub, raw.splits)
-    return with_held_out(source, seed) if held_out is None else source
+    prompt_of = None if is_published(path) else prompt_of_rows(train + held_out)
+    return Source(raw.name, train, held_out, raw.files, dropped, counts, raw.hub, raw.splits, prompt_of)
 
 
-def with_held_out(source: Source, seed: int | None) -> Source:
-    """A source with those of its rows held out that a seed selects, 5 in 100; None = the last rows.
+def hold_out(sources: Sequence[Source], seed: int | None, share: float = EVAL_SHARE) -> list[Source]:
+    """The sources of a run, with evaluation rows held out of those that have none.
 
-    The rows must be in the order of the files, as `load_source` gives them with seed None, and the source without
-    evaluation rows of its own.
+    A prompt that is held out of one source is not trained on from another one. Published sets keep their own split.
+
+    Args:
+        sources: from `read_source`.
+        seed: chooses the prompts that are held out; None = the last ones.
+        share: fraction of the rows that is held out.
     """
-    rows = [*source.train, *source.eval]
-    train = split_part(rows, TRAIN_EVAL_SPLIT, 0, seed)
-    held_out = split_part(rows, TRAIN_EVAL_SPLIT, 1, seed)
+    split_sources = []
+    chosen: set[str] = set()  # prompts that are held out here
+    given: set[str] = set()  # prompts of sources' own evaluation rows
+    for source in sources:
+        split_source = source if source.has_eval_rows else _split_off(source, seed, share)
+        split_sources.append(split_source)
+        if source.prompt_of is not None:
+            prompts = given if source.has_eval_rows else chosen
+            prompts.update(map(source.prompt_of, split_source.eval))
+    return [_without_prompts(source, chosen if source.has_eval_rows else chosen | given) for source in split_sources]
+
+
+def _split_off(source: Source, seed: int | None, share: float) -> Source:
+    """A source with the share of its rows that a seed selects as its evaluation rows, in whole prompts."""
+    split = with_eval_share(share)
+    train = split_part(source.train, split, 0, seed, source.prompt_of)
+    held_out = split_part(source.train, split, 1, seed, source.prompt_of)
+    if not held_out and round(share * len(source.train)):
+        logger.warning(
+            "%s: no row is held out to evaluate on: its %d rows have few prompts, and rows of one prompt stay "
+            "together. Give a larger --eval_share, or a folder with a file test* beside train*.",
+            source.name,
+            len(source.train),
+        )
     return replace(source, train=train, eval=held_out)
+
+
+def _without_prompts(source: Source, held_out: set[str]) -> Source:
+    """A source that is not trained on some prompts.
+
+    Their rows become evaluation rows; they are dropped and counted if the source has evaluation rows of its own.
+    """
+    prompt_of = source.prompt_of
+    if prompt_of is None:
+        return source
+    train: list[Row] = []
+    moved: list[Row] = []
+    for row in source.train:
+        rows = moved if prompt_of(row) in held_out else train
+        rows.append(row)
+    if not moved:
+        return source
+    if source.has_eval_rows:
+        return replace(source, train=train, dropped=source.dropped | {HELD_OUT_ELSEWHERE: len(moved)})
+    return replace(source, train=train, eval=source.eval + moved)
 
 
 def is_published(path: str | Path) -> bool:
@@ -175,12 +244,14 @@ def _open(
 
 def _parse(
     source: RawSource,
-    raws: Iterable[tuple[str, Any]],
+    raws: Iterable[tuple[str, Any]] | None,
     keys: ColumnFlags,
     show: bool,
 ) -> tuple[list[Row], int]:
     """Parses `raws`, the training or evaluation rows of a source; the rows, and the number of skipped ones."""
-    rows = []
+    rows: list[Row] = []
+    if raws is None:
+        return rows, 0
     num_skipped = 0
     title = f"reading {source.name}"
     for origin, raw in progress(desc=title, unit="row", disable=not show, iterable=raws):
@@ -224,8 +295,19 @@ def open_data(name: str, flag: str) -> RawSource:
             )
     if raw.unread:
         logger.warning("%s %s: %s", flag, name, note_of_unread(raw.splits, raw.unread))
+    train = None if raw.train is None else _read(raw.train, flag)
     held_out = None if raw.eval is None else _read(raw.eval, flag)
-    return replace(raw, train=_read(raw.train, flag), eval=held_out)
+    return replace(raw, train=train, eval=held_out)
+
+
+def open_rows(name: str, flag: str) -> Iterable[tuple[str, Any]]:
+    """The rows of a source for a command that trains nothing: training rows, or evaluation rows if it has no others.
+
+    Raises:
+        UserError: see `open_data`.
+    """
+    raw = open_data(name, flag)
+    return raw.train or raw.eval or ()
 
 
 def _read(
@@ -243,76 +325,6 @@ def _naming_flag(flag: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(str(error).replace("--data_path", flag)) from error
-
-
-def split_indices(
-    num_rows: int,
-    data_split: str,
-    part: int,
-    seed: int | None,
-) -> np.ndarray:
-    """Indices of the rows of one part of a split, in shuffled order: uint32 of shape ``(n,)``.
-
-    The parts of a split are disjoint and together hold every row.
-
-    Args:
-        num_rows: N, the rows of the source.
-        data_split: comma-separated fractions, normalised to a sum of 1, for instance "2,4,4".
-        part: number of the part; in training 0 = SFT, 1 = reward model, 2 = PPO.
-        seed: seed of the shuffle, 0 to 2**32 - 1; None = rows stay in their order.
-
-    Raises:
-        UserError: `data_split` is not a list of fractions, or has no part number `part`.
-    """
-    fractions = parse_fractions(data_split)
-    if not 0 <= part < len(fractions):
-        needed = f"the {STEPS[part]} step" if 0 <= part < len(STEPS) else f"part {part}"
-        raise UserError(
-            f"--data_split {data_split} has {len(fractions)} parts, none for {needed}: give three, like 2,4,4."
-        )
-    bounds = split_bounds(num_rows, fractions)
-    order = np.arange(num_rows, dtype=np.uint32)
-    if seed is not None:
-        np.random.RandomState(seed).shuffle(order)
-    return order[bounds[part] : bounds[part + 1]]
-
-
-def split_part(
-    rows: Sequence[T],
-    data_split: str,
-    part: int,
-    seed: int | None,
-) -> list[T]:
-    """The rows of one part of a split, in shuffled order; see `split_indices`."""
-    return [rows[i] for i in split_indices(len(rows), data_split, part, seed)]
-
-
-def split_bounds(num_rows: int, fractions: list[float]) -> list[int]:
-    """The bounds of K parts in the shuffled order: K + 1 ascending positions from 0 to N.
-
-    In tiny sources the correction could make a position negative; it stays at 0. The sum of the fractions must be
-    above 0.
-    """
-    total = sum(fractions)
-    bounds = [0]
-    for fraction in fractions:
-        bounds.append(bounds[-1] + int(round(fraction / total * float(num_rows))))
-    excess = bounds[-1] - num_rows
-    return [0] + [max(0, bound - excess) for bound in bounds[1:]]
-
-
-def parse_fractions(data_split: str) -> list[float]:
-    """The numbers of a `--data_split`. Raises UserError."""
-    try:
-        fractions = [float(part) for part in data_split.split(",")]
-    except ValueError:
-        fractions = []
-    are_valid = all(math.isfinite(fraction) and fraction >= 0 for fraction in fractions)
-    if not are_valid or sum(fractions) <= 0:
-        raise UserError(
-            f"--data_split {data_split} is not a list of fractions: give numbers of at least 0, like 2,4,4."
-        )
-    return fractions
 
 
 @dataclass(frozen=True)
@@ -413,7 +425,10 @@ def load_share(config: CommonConfig, show: bool = False) -> Share[Row]:
             " the source itself: give that."
         )
     data = config.data
-    return read_share(data.data_path, config.columns, data.data_split, config.step, config.optimisation.seed, show)
+    seed = config.optimisation.seed
+    return read_share(
+        data.data_path, config.columns, data.data_split, config.step, seed, show, eval_share=data.eval_share
+    )
 
 
 def split_for(
@@ -433,22 +448,6 @@ def split_for(
     return published_split if is_published(path) else None
 
 
-def step_rows(
-    rows: Sequence[T],
-    split: str | None,
-    step: int,
-    seed: int | None,
-) -> list[T]:
-    """The rows that step 1, 2 or 3 takes, in shuffled order; see `split_indices`.
-
-    `split`: from `split_for`; None gives all rows in the same order as fractions that give this step everything, such
-    as 0,1,0.
-    """
-    if split is None:
-        return split_part(rows, "1", 0, seed)
-    return split_part(rows, split, step - 1, seed)
-
-
 def read_share(
     paths: Sequence[str],
     keys: ColumnFlags,
@@ -457,6 +456,7 @@ def read_share(
     seed: int | None,
     show: bool = False,
     published_split: str = PUBLISHED_SPLIT,
+    eval_share: float = EVAL_SHARE,
 ) -> Share[Row]:
     """The rows of step 1, 2 or 3 from every source; see `load_share`, and `split_for` for the two splits.
 
@@ -466,11 +466,11 @@ def read_share(
     held_out: list[list[Row]] = []
     sources: list[dict[str, Any]] = []
     files: list[Path] = []
-    for path in paths:
-        source = load_source(path, keys, seed, show)
+    whole_sources = [read_source(path, keys, show, to_train=True) for path in paths]
+    for path, source in zip(paths, hold_out(whole_sources, seed, eval_share), strict=True):
         split = split_for(path, data_split, published_split)
-        source_train = step_rows(source.train, split, step, seed)
-        source_eval = step_rows(source.eval, split, step, seed)
+        source_train = step_rows(source.train, split, step, seed, source.prompt_of)
+        source_eval = step_rows(source.eval, split, step, seed, source.prompt_of)
         train += source_train
         held_out.append(source_eval)
         files += source.files

@@ -14,7 +14,7 @@ from dschat.base.errors import UserError
 from dschat.data.examples import PreferenceExample
 from dschat.data.loading import StepData
 from dschat.data.rows import in_words
-from dschat.data.sources import described, in_proportion, open_data
+from dschat.data.sources import described, in_proportion, open_data, require_training_rows
 
 FAILED = -99999.0  # reward of a dialogue that could not be scored
 NOT_SCORED = "a turn could not be scored"  # a reason why a pair is left out
@@ -69,7 +69,7 @@ def load_regression_data(
         # The rows in range, and all evaluation rows.
         first_number = number
         rows = []
-        for row in raw.train:
+        for row in require_training_rows(raw, name):
             if number >= start and (end == -1 or number < end):
                 rows.append(row)
             number += 1

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from dschat.base.errors import UserError
 from dschat.data.hub import COMPARED_SETS, OWN_NAME, compared_set, find_known
+from dschat.data.rows import Split
 from dschat.settings.commands import OverwriteFlags
 from dschat.settings.common import SEED, ColumnFlags, OptimisationFlags
 from dschat.settings.config import Config
@@ -22,6 +23,10 @@ UNSHUFFLED = "webgpt"  # its validation rows are used whole, in their own order
 PROTOCOL_SAMPLES = 2000  # default number of prompts, except for `UNSHUFFLED`
 OWN_DATA = "for data of your own any name, with --data_path FILE"  # remedy for an unknown --dataset
 REFERENCE = "reference"  # name of the file of --ref_scores
+SPLIT_HELP = (
+    "rows to read: evaluation rows (eval), training rows (train) or all; if not given, the data's evaluation rows, or"
+    " those that a run behind the models held out of these data, or all if there are neither"
+)
 MODEL_HELP = "policy: a model's folder, step 3's output folder, or a hub id"
 TRAINING_SEED: int = default_of(OptimisationFlags, "seed")
 ACTORS = {"actor": "", "actor_ema": "-ema"}  # folder of a policy of step 3 → what its name adds to the run's
@@ -106,9 +111,10 @@ class DatasetFlags:
         NOT_EMPTY,
         path=True,
     )
+    split: Split | None = flag(SPLIT_HELP, None)
     split_seed: int | None = flag(
-        "random seed that chooses the 5 %% of rows held out, if the data have no evaluation rows; if not given, that"
-        f" of the first model that was trained on these data, or {TRAINING_SEED}",
+        "random seed of training that chose the rows held out, if the data have no evaluation rows; if not given, that"
+        " of the first model that was trained on these data",
         None,
         SEED,
     )
@@ -244,10 +250,10 @@ class TextFlags:
     )
     data: str = flag("data set to measure on, given as to --data_path of training", path=True)
     output: Path = flag("folder to write rows, report and chart to")
-    split: Literal["eval", "train"] = flag("rows to measure on: held-out ones (eval) or training ones (train)", "eval")
+    split: Split | None = flag(SPLIT_HELP, None)
     seed: int | None = flag(
-        "random seed that chooses the 5 %% of rows held out, if the data have no evaluation rows; if not given, that"
-        f" of --checkpoints, of the first model that was trained on these data, or {TRAINING_SEED}",
+        "random seed of training that chose the rows held out, if the data have no evaluation rows; if not given, that"
+        " of the first model that was trained on these data",
         None,
         SEED,
     )

@@ -15,13 +15,11 @@ from dschat.base.fingerprints import content_hash, folder_stamp, template_finger
 from dschat.data.examples import PromptExample, prompt_examples
 from dschat.data.hub import find_known
 from dschat.data.plain_prompts import warn_of_plain_prompts
-from dschat.data.prepared.folder import open_prepared
-from dschat.data.prepared.read import held_out_split, prepared_rows
 from dschat.data.rows import Row, in_words
 from dschat.lab.generate_options import UNSHUFFLED, AnsweringOptions, ScoredOptions
 from dschat.lab.policy import Compute, SamplingPolicy, load_policy, locate_policy
 from dschat.lab.runner import BatchFunction, Entry, enough_memory, in_batches, restore_date, settings_of
-from dschat.lab.training_runs import NamedModel, load_split
+from dschat.lab.training_runs import NamedModel, measured_rows
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import load_tokenizer
 from dschat.settings.common import COLUMN_FLAGS
@@ -99,18 +97,21 @@ class Selection:
 def select_prompts(options: AnsweringOptions, tokenizer: PreTrainedTokenizerBase) -> Selection:
     """Read the data set and take the prompts of the protocol.
 
-    These are the held-out rows, shuffled as `datasets` shuffles them with seed 1234, first `options.prompt_count`
-    (webgpt: not shuffled). Prompts that are too long are left out afterwards, so that a limit never brings other
-    prompts in.
+    These are the rows of `measured_rows`, shuffled as `datasets` shuffles them with seed 1234, first
+    `options.prompt_count` (webgpt: not shuffled). Prompts that are too long are left out afterwards, so that a limit
+    never brings other prompts in.
 
     Raises:
         UserError: the data set cannot be read, or no prompt is left.
     """
-    # Take the held-out rows in the protocol's order.
+    # Take the rows in the protocol's order.
     path = _data_path(options)
-    held_out, description = _held_out_rows(path, options)
-    order = range(len(held_out)) if options.dataset_name == UNSHUFFLED else shuffled(len(held_out))
-    rows = [held_out[number] for number in order][: options.prompt_count]
+    data = options.data
+    whole, description = measured_rows(
+        "--data_path", path, options.columns, _models_of(options), data.split, data.split_seed
+    )
+    order = range(len(whole)) if options.dataset_name == UNSHUFFLED else shuffled(len(whole))
+    rows = [whole[number] for number in order][: options.prompt_count]
     logger.info("%s: %d of %s", path, len(rows), description)
     num_samples = options.prompts.num_samples
     if num_samples is not None and len(rows) < num_samples:
@@ -136,38 +137,6 @@ def _data_path(options: AnsweringOptions) -> str:
     dataset = options.dataset_name
     published = find_known(dataset)
     return options.data.data_path or (published.hub_id if published else dataset)
-
-
-def _held_out_rows(path: str, options: AnsweringOptions) -> tuple[list[Row], str]:
-    """The rows to take prompts from, in the order of the data; and what they are, in words.
-
-    Raises:
-        UserError: the data cannot be read, or no row is held out.
-    """
-    given_seed = options.data.split_seed
-    folder = open_prepared(path)
-    if folder is not None:
-        _warn_of_unused_seed(path, given_seed)
-        rows = prepared_rows(folder, held_out=True, flag="--data_path")
-        return rows, f"{len(rows)} {held_out_split(folder)} rows of the prepared folder"
-
-    source, seed = load_split(path, options.columns, _models_of(options), given_seed)
-    num_train, num_eval = source.num_rows
-    if num_eval is not None:
-        _warn_of_unused_seed(path, given_seed)
-    if not source.eval:
-        raise UserError(
-            f"{path}: no row to take prompts from, since 5 % of {num_train} rows, rounded, are none. To take all rows,"
-            " give --data_path a folder that holds them twice, as train.jsonl and as test.jsonl."
-        )
-    if num_eval is None:
-        return source.eval, f"{num_train} rows, from the 5 % that --seed {seed} holds out of training"
-    return source.eval, f"{num_eval} evaluation rows"
-
-
-def _warn_of_unused_seed(path: str, seed: int | None) -> None:
-    if seed is not None:
-        logger.warning("--split-seed %d is not used: %s has evaluation rows of its own", seed, path)
 
 
 def _models_of(options: AnsweringOptions) -> list[NamedModel]:

@@ -18,16 +18,14 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import folder_stamp
-from dschat.base.jsonl import json_value, read_object
+from dschat.base.jsonl import json_value
 from dschat.data.collate import collate_pairs, collate_sft
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
 from dschat.data.messages import message_text
 from dschat.data.plain_prompts import warn_of_plain_prompts
-from dschat.data.prepared.folder import open_prepared
-from dschat.data.prepared.read import prepared_rows
 from dschat.data.rows import Row, in_words
 from dschat.data.turn_end import response_texts
-from dschat.lab.generate_options import TRAINING_SEED, TextFlags, TextOptions, TokenSamplerFlags, model_name
+from dschat.lab.generate_options import TextFlags, TextOptions, TokenSamplerFlags, model_name
 from dschat.lab.policy import ACTOR, STEP, Compute, SamplingPolicy, load_policy, locate_policy
 from dschat.lab.prompts import Selection, digest_of, shuffled
 from dschat.lab.runner import (
@@ -42,7 +40,7 @@ from dschat.lab.runner import (
     settings_of,
 )
 from dschat.lab.text_metrics import policy_result, reward_result, rouge, write_text_report
-from dschat.lab.training_runs import FLAGS_FILE, NamedModel, load_split, warn_of_formats, with_flags_of_run
+from dschat.lab.training_runs import NamedModel, measured_rows, warn_of_formats, with_flags_of_run
 from dschat.models.limits import check_length
 from dschat.models.load import load_trained_scalar
 from dschat.models.lora import adapter_alone
@@ -60,8 +58,6 @@ ROWS = "rows.jsonl"
 # Flags that the rows depend on.
 RECORDED = (
     "data",
-    "split",
-    "seed",
     "num_samples",
     "no_rouge",
     "all_tokens",
@@ -118,8 +114,7 @@ def run_text(options: TextOptions) -> str:
         options = with_flags_of_run(options, options.text.checkpoints)
     models = [NamedModel(subject.flag, subject.path) for subject in subjects]
     warn_of_formats(options, models, given_end)
-    rows, seed = _rows(options, models)
-    options = options.changed(seed=seed)
+    rows = _rows(options, models)
 
     def conclude(entries: list[Entry]) -> Concluded:
         table, row_lists = _write_report(subjects, entries, output)
@@ -174,33 +169,17 @@ def _write_report(
     return write_text_report(policies, rewards, output), row_lists
 
 
-def _rows(options: TextOptions, models: Sequence[NamedModel]) -> tuple[list[Row], int]:
-    """The rows of the split, in a fixed random order where not all are taken; and the seed of the split."""
-    data = options.text.data
+def _rows(options: TextOptions, models: Sequence[NamedModel]) -> list[Row]:
+    """The rows to measure on, in a fixed random order where not all are taken."""
+    flags = options.text
+    if flags.checkpoints is not None:
+        models = [NamedModel("--checkpoints", str(flags.checkpoints)), *models]
+    rows, description = measured_rows("--data", flags.data, options.columns, models, flags.split, flags.seed)
     num_samples = options.prompts.num_samples
-    held_out = options.text.split == "eval"
-    folder = open_prepared(data)
-    seed = given_seed(options.text)
-    if folder is None:
-        source, seed = load_split(data, options.columns, models, seed)
-        rows = source.eval if held_out else source.train
-        num_train, num_eval = source.num_rows
-        total = num_eval if held_out and num_eval is not None else num_train
-        taken = len(rows) if num_samples is None else min(len(rows), num_samples)
-        logger.info("%s: %d of %d rows", data, taken, total)
-    else:
-        remedy = ", or measure its training rows with --split train"
-        rows = prepared_rows(folder, held_out, "--data", remedy)
-    if not rows:
-        raise UserError(
-            f"--data {data}: the split {options.text.split} has no rows. Give --split train, or a folder that has "
-            "valid* or test* files beside train*."
-        )
-    seed = TRAINING_SEED if seed is None else seed
-    if num_samples is None or num_samples >= len(rows):
-        return rows, seed
-    numbers = shuffled(len(rows))[:num_samples]
-    return [rows[number] for number in numbers], seed
+    if num_samples is not None and num_samples < len(rows):
+        rows = [rows[number] for number in shuffled(len(rows))[:num_samples]]
+    logger.info("%s: %d of %s", flags.data, len(rows), description)
+    return rows
 
 
 def _policy_part(
@@ -291,24 +270,6 @@ def subjects_of(flags: TextFlags) -> list[Subject]:
     if count > 1:
         raise UserError(f"Two of the models are called {name}: rename a folder, or measure them one by one.")
     return subjects
-
-
-def given_seed(flags: TextFlags) -> int | None:
-    """The seed that splits the data: --seed, else the seed of the run in --checkpoints; None without both flags.
-
-    Raises:
-        UserError: the run's flags hold no seed.
-    """
-    folder = flags.checkpoints
-    if flags.seed is not None or folder is None:
-        return flags.seed
-    seed = read_object(folder / FLAGS_FILE).get("seed")
-    if not isinstance(seed, int):
-        raise UserError(
-            f"--checkpoints {folder}: its {FLAGS_FILE} holds no seed. Give the run's --seed: with another one,"
-            " held-out rows of data without evaluation rows may be rows that the run was trained on."
-        )
-    return seed
 
 
 def run_models(folder: Path) -> list[Subject]:

@@ -3,14 +3,18 @@
 
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dschat.base.errors import UserError
 from dschat.base.fingerprints import file_hash
 from dschat.base.jsonl import read_object
 from dschat.data.hub import find_known
-from dschat.data.sources import HUB_NAME, Source, load_source, with_held_out
+from dschat.data.prepared.folder import open_prepared
+from dschat.data.prepared.read import prepared_rows
+from dschat.data.rows import Row, Split
+from dschat.data.sources import EVAL_SHARE, HUB_NAME, Source, hold_out, is_published, read_source
 from dschat.lab.generate_options import TRAINING_SEED, TextOptions
 from dschat.settings.common import COLUMN_FLAGS, ColumnFlags
 from dschat.settings.words import as_words
@@ -114,66 +118,102 @@ def warn_of_formats(options: TextOptions, models: Sequence[NamedModel], given_en
                 )
 
 
-def load_split(
+def measured_rows(
+    flag: str,
     data: str,
     keys: ColumnFlags,
     models: Sequence[NamedModel],
-    given_seed: int | None = None,
-) -> tuple[Source, int]:
-    """Reads a source whose held-out rows are those that the runs of some models held out.
+    split: Split | None,
+    given_seed: int | None,
+) -> tuple[list[Row], str]:
+    """The rows of a source for a command that trains nothing, in the order of the data; and which ones they are.
 
-    Only for a source without evaluation rows of its own does a seed decide which rows these are. It warns if two runs
-    were trained on the source with different seeds.
+    Without `split` these are the source's evaluation rows. Of a source that has none, they are the rows that the runs
+    behind the models held out of it, and all rows if no run did. A `given_seed` asks for held-out rows, too, and
+    published sets are always split. It warns if two runs held out different rows of the source.
 
     Args:
+        flag: that names the source.
         data: the source, as for --data_path.
         keys: column names.
         models: the models to measure, the most important one first.
-        given_seed: the seed to use, if it is known.
-
-    Returns:
-        The source and the seed: the given one, or else that of the first run that was trained on the source, or else
-        training's default.
+        split: which rows to read.
+        given_seed: chooses the held-out rows; if None, the first run that was trained on the source does.
 
     Raises:
-        UserError: the source cannot be read.
+        UserError: the source cannot be read, or has no such rows.
     """
-    source = load_source(data, keys, seed=None)
-    _, num_eval = source.num_rows
-    if num_eval is not None:
-        return source, TRAINING_SEED if given_seed is None else given_seed
-    model_of_seed = _training_seeds(data, source, models)
-    seed = given_seed
-    if seed is None:
-        _note_unknown_runs(data, models)
-        seed = next(iter(model_of_seed), TRAINING_SEED)
+    folder = open_prepared(data)
+    if folder is not None:
+        _warn_of_unused_seed(flag, data, given_seed)
+        rows, names = prepared_rows(folder, split or "eval", flag)
+        return rows, f"{len(rows)} {names} rows of the prepared folder"
+    source = read_source(data, keys)
+    note = ""
+    if source.has_eval_rows:
+        _warn_of_unused_seed(flag, data, given_seed)
+        split = split or "eval"
+    else:
+        model_of_split = _splits_of_runs(data, source, models)
+        seed, share = next(iter(model_of_split), (TRAINING_SEED, EVAL_SHARE))
+        if given_seed is None:
+            _note_unknown_runs(data, models)
+        else:
+            seed = given_seed
+        if split is None and not (model_of_split or given_seed is not None or is_published(data)):
+            split = "all"
+            note = " (no run behind the models held out a part of them)"
+        elif split != "all":
+            split = split or "eval"
+            _warn_of_other_splits(data, (seed, share), model_of_split)
+            (source,) = hold_out([source], seed, share)
+            note = f" (training with --seed {seed} holds out {100 * share:g} % of {source.num_rows[0]} rows)"
+    rows = {"all": source.train + source.eval, "eval": source.eval, "train": source.train}[split]
+    name = {"all": "", "eval": "evaluation ", "train": "training "}[split]
+    if not rows:
+        raise UserError(f"{flag} {data}: there are no {name}rows{note}. With --split all, all rows are read.")
+    return rows, f"{len(rows)} {name}rows{note}"
+
+
+def _warn_of_unused_seed(flag: str, data: str, seed: int | None) -> None:
+    if seed is not None:
+        logger.warning("%s %s has evaluation rows of its own: the seed %d chooses none", flag, data, seed)
+
+
+def _warn_of_other_splits(
+    data: str, split: tuple[int, float], model_of_split: Mapping[tuple[int, float], NamedModel]
+) -> None:
+    """Warns of runs that held out other rows of a source than those that are measured on."""
     other_runs = []
-    for other_seed, model in model_of_seed.items():
-        if other_seed != seed:
-            other_runs.append(f"{model.flag} {model.path} with --seed {other_seed}")
+    for other_split, model in model_of_split.items():
+        if other_split != split:
+            other_runs.append(
+                f"{model.flag} {model.path} with --seed {other_split[0]} --eval_share {other_split[1]:g}"
+            )
     if other_runs:
         logger.warning(
             "%s has no evaluation rows. Those that --seed %d holds out of training are used, but runs held out other "
             "ones: %s. Most of the rows used are training rows of these. Train all models with the same --seed, or "
             "on data with evaluation rows.",
             data,
-            seed,
+            split[0],
             ", ".join(other_runs),
         )
-    return with_held_out(source, seed), seed
 
 
-def _training_seeds(data: str, source: Source, models: Sequence[NamedModel]) -> dict[int, NamedModel]:
-    """The seeds of the runs that were trained on a source, in the order of the models, each with its first model."""
-    model_of_seed: dict[int, NamedModel] = {}
+def _splits_of_runs(data: str, source: Source, models: Sequence[NamedModel]) -> dict[tuple[int, float], NamedModel]:
+    """Seed and share by which runs held out rows of a source → the first model with such a run."""
+    model_of_split: dict[tuple[int, float], NamedModel] = {}
     hashes: set[str] | None = None  # of the source's files, which are hashed only if there is a run
     for model in models:
         for run in runs_behind(model.path):
             hashes = {file_hash(file) for file in source.files} if hashes is None else hashes
-            seed = read_object(run / FLAGS_FILE).get("seed")
-            if isinstance(seed, int) and _was_trained_on(run, data, hashes):
-                model_of_seed.setdefault(seed, model)
-    return model_of_seed
+            flags = read_object(run / FLAGS_FILE)
+            seed = flags.get("seed")
+            if isinstance(seed, int) and _has_split(run, data, hashes):
+                share = float(flags.get("eval_share", EVAL_SHARE))
+                model_of_split.setdefault((seed, share), model)
+    return model_of_split
 
 
 def _note_unknown_runs(data: str, models: Sequence[NamedModel]) -> None:
@@ -189,14 +229,25 @@ def _note_unknown_runs(data: str, models: Sequence[NamedModel]) -> None:
         )
 
 
-def _was_trained_on(run: Path, data: str, hashes: set[str]) -> bool:
-    """Whether a run read a source, by the name of the source or the content of its files."""
+def _has_split(run: Path, data: str, hashes: set[str]) -> bool:
+    """Whether a run held out rows of a source, which it knows by name or by the content of its files.
+
+    It did not if the files are a part of a folder with evaluation rows of its own.
+    """
     paths = read_object(run / FLAGS_FILE).get("data_path")
-    if isinstance(paths, list) and any(_is_same_source(data, str(path)) for path in paths):
-        return True
     record = read_object(run / RECORD_FILE).get("data")
     files = record.get("sha256") if isinstance(record, dict) else None
-    return isinstance(files, dict) and not hashes.isdisjoint(map(str, files.values()))
+    sources = record.get("sources") if isinstance(record, dict) else None
+    for number, path in enumerate(paths if isinstance(paths, list) else ()):
+        if sources and sources[number]["rows"]["eval"] is not None:
+            continue
+        own_hashes = set()
+        for file, content in (files or {}).items():
+            if Path(path) in (Path(file), *Path(file).parents):
+                own_hashes.add(content)
+        if _is_same_source(data, path) or not hashes.isdisjoint(own_hashes):
+            return True
+    return False
 
 
 def _is_same_source(first: str, second: str) -> bool:

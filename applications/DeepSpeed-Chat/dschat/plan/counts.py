@@ -13,13 +13,10 @@ from dschat.data.hub import KnownSet, find_known
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import prepared_share
 from dschat.data.sources import (
-    PUBLISHED_SPLIT,
-    TRAIN_EVAL_SPLIT,
     described,
-    parse_fractions,
     read_share,
-    split_bounds,
 )
+from dschat.data.splits import PUBLISHED_SPLIT, parse_fractions, split_bounds, with_eval_share
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
@@ -106,6 +103,7 @@ def find_sources(config: CommonConfig) -> list[dict[str, Any]] | None:
                 config.data.data_split,
                 config.step,
                 config.optimisation.seed,
+                eval_share=config.data.eval_share,
             )
             sources += share.sources
         elif known_set is not None:
@@ -119,7 +117,7 @@ def _published_source(known_set: KnownSet, config: CommonConfig) -> dict[str, An
     """The rows that the step takes from a published data set, whose number of rows is known."""
     train_rows, eval_rows = known_set.counts
     if eval_rows is None:
-        _, train_rows, end = split_bounds(train_rows, parse_fractions(TRAIN_EVAL_SPLIT))
+        _, train_rows, end = split_bounds(train_rows, parse_fractions(with_eval_share(config.data.eval_share)))
         eval_rows = end - train_rows
     split = config.data.data_split or PUBLISHED_SPLIT
     train = range(_share(train_rows, split, config.step))

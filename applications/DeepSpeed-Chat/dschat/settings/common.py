@@ -70,6 +70,12 @@ class DataFlags:
         " (tldr, hh, webgpt, apps), and all rows in every step for any other source",
         None,
     )
+    eval_share: float = flag(
+        "fraction of the rows that is held out for evaluation, in whole prompts, of a source without evaluation rows;"
+        " 0 = none",
+        0.05,
+        BELOW_1,
+    )
     end_of_conversation_token: str | None = flag("token that ends a response, instead of EOS", None, NOT_EMPTY)
 
 

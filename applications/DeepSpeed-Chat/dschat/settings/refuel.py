@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 NO_WANDB = "give --report_to wandb, with the project in WANDB_PROJECT"
 # What the shared flags about rows of text would say, and does nothing here: the pairs are tokens.
 TEXT_FLAGS = (
-    *("data_split", "prompt_key", "chosen_key", "rejected_key", "response_key", "messages_key"),
+    *("data_split", "eval_share", "prompt_key", "chosen_key", "rejected_key", "response_key", "messages_key"),
     *("apply_chat_template", "end_of_conversation_token"),
 )
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import file_hash, template_fingerprint, tokenizer_fingerprint
@@ -33,6 +35,7 @@ from dschat.data.prepared.folder import STAGES, PreparedExample, Stage, foreign_
 from dschat.data.prepared.write import write_folder
 from dschat.data.rows import Row, in_words, is_plain
 from dschat.data.sources import Share, open_source, read_share
+from dschat.data.splits import parts_of_rows, prompt_of_rows
 from dschat.data.template_notes import RESPONSES_OF_STEPS, warn_of_template
 from dschat.data.tokenised import encode_rows, workers_for
 from dschat.models.template_date import date_read_by
@@ -142,13 +145,21 @@ def _prepare_rows(
     for split, split_rows in rows.items():
         examples = _encode(split_rows, split, options.prepared.stage, tokenizer, end_id, dropped[split])
         remaining[split] = list(row_filter.passing(examples, dropped[split]))
-    num_validation = int(len(remaining["train"]) * options.prepared.validation_percentage)
-    splits = {
-        "train": remaining["train"][num_validation:],
-        "validation": remaining["train"][:num_validation],
-        "test": remaining["test"],
-    }
+    validation, train = _split_validation(remaining["train"], options.prepared.validation_percentage)
+    splits = {"train": train, "validation": validation, "test": remaining["test"]}
     return _PreparedRows(rows, splits, dropped)
+
+
+def _split_validation(
+    examples: list[PreparedExample], share: float
+) -> tuple[list[PreparedExample], list[PreparedExample]]:
+    """The first examples, a share of all in whole prompts, and the others."""
+    rows = [example.row for example in examples]
+    prompt_of = prompt_of_rows(rows)
+    prompts: Sequence[Hashable] = range(len(rows)) if prompt_of is None else list(map(prompt_of, rows))
+    parts = parts_of_rows(prompts, (0, int(len(rows) * share), len(rows)), np.arange(len(rows)))
+    validation = [example for example, part in zip(examples, parts, strict=True) if part == 0]
+    return validation, [example for example, part in zip(examples, parts, strict=True) if part == 1]
 
 
 def _describe(

@@ -26,7 +26,7 @@ from dschat.data.examples import (
 )
 from dschat.data.prepared.folder import PreparedExample, PreparedFolder
 from dschat.data.prepared.pt_files import check_example_prompt, read_pt
-from dschat.data.rows import Row
+from dschat.data.rows import Row, Split
 from dschat.data.sources import Share, described, in_proportion
 from dschat.data.tokenised import Examples, open_table
 from dschat.data.turns import MarkedPrompt
@@ -144,19 +144,13 @@ def held_out_split(folder: PreparedFolder) -> str | None:
     return None
 
 
-def prepared_rows(
-    folder: PreparedFolder,
-    held_out: bool,
-    flag: str,
-    remedy: str = "",
-) -> list[Row]:
-    """The source's rows, with uncut texts, that a folder's training or held-out split was made from.
+def prepared_rows(folder: PreparedFolder, split: Split, flag: str) -> tuple[list[Row], str]:
+    """The source's rows, with uncut texts, that a folder's splits were made from; and the names of these splits.
 
     Args:
         folder: the prepared folder.
-        held_out: whether to read the held-out split.
+        split: which rows; "eval" are those of `held_out_split`.
         flag: the command-line flag that named the folder, for messages.
-        remedy: what else can be done if there is no held-out split, as the end of a sentence.
 
     Raises:
         UserError: the folder holds no texts, or no such split.
@@ -166,13 +160,19 @@ def prepared_rows(
             f"{flag} {folder.path}: a prepared folder of .pt files, which hold ids and no texts; give the data that "
             "it was made from, or prepare them with --format arrow."
         )
-    split = held_out_split(folder) if held_out else "train"
-    if split is None:
-        raise UserError(
-            f"{flag} {folder.path}: the prepared folder has neither validation nor test rows; prepare the data with "
-            f"--validation_percentage{remedy}."
-        )
-    return [example.row for example in read_split(folder, split)]
+    names = list(folder.files) if split == "all" else ["train"]
+    if split == "eval":
+        held_out = held_out_split(folder)
+        if held_out is None:
+            raise UserError(
+                f"{flag} {folder.path}: the prepared folder has neither validation nor test rows; prepare the data "
+                "with --validation_percentage, or give --split all."
+            )
+        names = [held_out]
+    rows = []
+    for name in names:
+        rows += [example.row for example in read_split(folder, name)]
+    return rows, " and ".join(names)
 
 
 def read_split(

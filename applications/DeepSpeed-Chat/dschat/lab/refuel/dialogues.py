@@ -16,7 +16,7 @@ from dschat.base.user_function import load_function
 from dschat.data.dialogue_pairs import FINISHED, FIRST, LAST, SECOND, TURN
 from dschat.data.dialogues import Message, check_dialogue, encode_states
 from dschat.data.rows import check_text, in_words
-from dschat.data.sources import open_data
+from dschat.data.sources import open_rows
 from dschat.data.turn_end import turn_end
 from dschat.lab.generate_options import TokenSamplerFlags
 from dschat.lab.policy import Compute, load_sampler, locate_policy
@@ -267,7 +267,7 @@ def first_messages(
     openings: list[Message] = []
     seen: set[tuple[int, ...]] = set()
     repeated = 0
-    messages = (_first(raw, origin) for origin, raw in open_data(name, PROMPTS).train)
+    messages = (_first(raw, origin) for origin, raw in open_rows(name, PROMPTS))
     while chunk := list(islice(messages, CHUNK)):
         states = encode_states(tokenizer, [[message] for message in chunk], f"{PROMPTS} {name}")
         for message, ids in zip(chunk, map(tuple, states), strict=True):

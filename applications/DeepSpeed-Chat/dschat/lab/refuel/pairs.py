@@ -28,7 +28,8 @@ from dschat.data.dialogue_pairs import (
 )
 from dschat.data.dialogues import Dialogue
 from dschat.data.rows import in_words
-from dschat.data.sources import open_data
+from dschat.data.sources import open_rows
+from dschat.data.splits import parts_of_rows
 from dschat.data.token_pairs import FAILED
 from dschat.data.turn_end import turn_end
 from dschat.lab.policy import Compute, locate_policy
@@ -82,7 +83,7 @@ def run_rank(options: RankOptions) -> str:
     flags = options.ranking
     rows: list[dict[str, Any]] = []
     sides: list[BothSides] = []
-    for origin, row in open_data(flags.prompts, PROMPTS).train:
+    for origin, row in open_rows(flags.prompts, PROMPTS):
         rows.append(row)
         sides.append(_both_sides(row, origin))
     scorer_settings, open_scorer = _scorer(options)
@@ -290,7 +291,7 @@ def run_masks(options: MaskOptions) -> str:
     path = locate_policy(flags.model)
     tokenizer = load_tokenizer(path, "--model")
     end = turn_end(tokenizer)
-    raws = list(open_data(flags.input_repo, INPUT).train)
+    raws = list(open_rows(flags.input_repo, INPUT))
     input_digest = digest(raw for _, raw in raws)
     settings = {
         "input-repo": f"{flags.input_repo} (rows {input_digest})",
@@ -315,10 +316,16 @@ def run_masks(options: MaskOptions) -> str:
     return _write(pa.concat_tables(tables), left_out, settings, options)
 
 
-def held_out_rows(count: int, wanted: int, seed: int) -> list[int]:
-    """Numbers of the held-out pairs in ascending order: the requested number, but at most one in ten."""
+def held_out_rows(openings: Sequence[str], wanted: int, seed: int) -> list[int]:
+    """Numbers of the held-out pairs in ascending order: about the requested number, but at most one in ten.
+
+    Pairs whose dialogues have the same `openings` are held out together.
+    """
+    count = len(openings)
     number = min(wanted, count // MOST_HELD_OUT)
-    return sorted(np.random.default_rng(seed).permutation(count)[:number].tolist())
+    parts = parts_of_rows(openings, (0, number, count), np.random.default_rng(seed).permutation(count))
+    rows: list[int] = np.flatnonzero(parts == 0).tolist()
+    return rows
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
@@ -348,7 +355,8 @@ def _write(
     location = OutputLocation(options.output)
     if not pairs.num_rows:
         raise UserError(f"{INPUT} {options.pairs.input_repo}: no pair is left ({in_words(left_out)}).")
-    test_rows = held_out_rows(pairs.num_rows, options.pairs.test_rows, options.pairs.seed)
+    openings = [messages[0]["content"] for messages in pairs.column("chosen").to_pylist()]
+    test_rows = held_out_rows(openings, options.pairs.test_rows, options.pairs.seed)
     train_rows = np.setdiff1d(np.arange(pairs.num_rows), test_rows)
     reasons = f", {left_out.total()} left out ({in_words(left_out)})" if left_out else ""
     summary = f"{len(train_rows)} pairs to train on and {len(test_rows)} held out{reasons}"

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows with the same prompt stay on one side, whatever their format and however many sources there are."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cli_runs import write_jsonl as write
+from data_cases import flags_of
+from dschat.base.errors import UserError
+from dschat.data.rows import Row
+from dschat.data.sources import Share, load_share, load_source
+from dschat.data.splits import opening, parts_of_rows, prompt_of_rows
+
+
+def pair(prompt: str, number: int) -> dict[str, Any]:
+    """A pair of responses to a prompt."""
+    return {"prompt": prompt, "chosen": f" good {number}", "rejected": f" bad {number}"}
+
+
+def talk(*texts: str) -> dict[str, Any]:
+    """A dialogue that the user begins."""
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]}
+
+
+def openings(rows: Sequence[Row]) -> set[str]:
+    """The openings of rows."""
+    return set(map(opening, rows))
+
+
+def assert_disjoint(share: Share[Row]) -> None:
+    """No opening is on both sides, and both have rows."""
+    assert share.train and share.eval
+    assert openings(share.train).isdisjoint(openings(share.eval))
+
+
+def test_parts_by_hand():
+    # Prompts in the order of their first rows 3, 0, 1: c takes place 0, a places 1 to 3, b places 4 and 5.
+    prompts = ["a", "b", "a", "c", "b", "a"]
+    order = np.array([3, 0, 5, 4, 1, 2])
+    # The middle of a is 2.5, that of b is 5.
+    assert parts_of_rows(prompts, [0, 2, 6], order).tolist() == [1, 1, 1, 0, 1, 1]
+    assert parts_of_rows(prompts, [0, 3, 6], order).tolist() == [0, 1, 0, 0, 1, 0]
+    assert parts_of_rows(prompts, [0, 3, 5, 6], order).tolist() == [0, 2, 0, 0, 2, 0], (
+        "a middle on a bound is behind it"
+    )
+    assert parts_of_rows(["a", "a", "a"], [0, 2, 3], np.array([2, 0, 1])).tolist() == [0, 1, 0], "one prompt: rows"
+    assert parts_of_rows([], [0, 0, 0], np.array([], dtype=np.uint32)).tolist() == []
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_pairs_of_one_prompt_are_held_out_together(tmp_path, step):
+    rows = [pair(f"What is {number // 4}?", number) for number in range(240)]
+    share = load_share(flags_of(write(tmp_path / "pairs.jsonl", rows), step=step, data_split=None))
+    assert_disjoint(share)
+    assert (len(share.train), len(share.eval)) == (228, 12), "5 % of 240 rows: three prompts of four pairs"
+
+
+def test_steps_take_whole_prompts(tmp_path):
+    path = write(tmp_path / "pairs.jsonl", [pair(f"What is {number // 4}?", number) for number in range(240)])
+    parts = [openings(load_share(flags_of(path, step=step, data_split="2,4,4")).train) for step in (1, 2, 3)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 57
+    assert parts[0] and parts[1] and parts[2]
+
+
+def test_dialogues_that_begin_alike_are_held_out_together(tmp_path):
+    """Turns of one dialogue, dialogues that go on differently, and texts of HH-RLHF have the same opening."""
+    rows = []
+    for number in range(60):
+        question = f"Question {number}?"
+        rows.append(talk(question, "First answer."))
+        rows.append(talk(question, "Other answer.", "Why?", "Because."))
+        system = {"role": "system", "content": f"Rule {number % 7}."}
+        rows.append({"messages": [system, *talk(f" {question}", "Third.")["messages"]]})
+        rows.append(
+            {"prompt": f"\n\nHuman: {question}\n\nAssistant: Yes.\n\nHuman: So?\n\nAssistant:", "response": "x"}
+        )
+    share = load_share(flags_of(write(tmp_path / "talks.jsonl", rows), data_split=None))
+    assert_disjoint(share)
+    assert len(openings(share.train) | openings(share.eval)) == 60
+
+
+@pytest.mark.parametrize("split", [None, "1,1,1"])
+def test_a_prompt_of_two_sources_is_on_one_side(tmp_path, split):
+    demonstrations = [{"prompt": f"Q{number}", "response": " a"} for number in range(100)]
+    pairs = [pair(f"Q{number}", number) for number in range(99, -1, -1)]
+    paths = [write(tmp_path / "a.jsonl", demonstrations), write(tmp_path / "b.jsonl", pairs)]
+    for order in (paths, paths[::-1]):
+        share = load_share(flags_of(*order, data_split=split))
+        assert_disjoint(share)
+        if split is None:
+            assert len(share.train) + len(share.eval) == 200, "no row is lost"
+
+    # What one source alone holds out is held out of both together.
+    together = openings(load_share(flags_of(*paths, data_split=None)).eval)
+    assert openings(load_source(paths[0]).eval) <= together
+
+
+def test_own_evaluation_rows_are_left_as_they_are(tmp_path):
+    """A prompt that is held out of one source is dropped from another that has its own evaluation rows."""
+    folder = tmp_path / "given"
+    write(folder / "train.jsonl", [pair(f"Q{number}", number) for number in range(40)])
+    write(folder / "test.jsonl", [pair("Q0", 0), pair("new", 1)])
+    alone = load_share(flags_of(folder, data_split=None))
+    assert (len(alone.train), len(alone.eval)) == (40, 2)
+
+    other = write(tmp_path / "b.jsonl", [pair(f"Q{number}", number) for number in range(40)] + [pair("new", 2)])
+    held_out = openings(load_source(other).eval)
+    share = load_share(flags_of(folder, other, data_split=None))
+    assert {row.origin.rpartition(":")[0] for row in share.train} == {f"{folder}/train.jsonl", str(other)}
+    given, split = share.sources
+    assert given["train"] == 40 - len(held_out - {"new"}) and given["eval"] == 2
+    assert given["dropped"] == {"prompt held out in another source": len(held_out - {"new"})}
+    assert split["train"] + split["eval"] == 41
+    trained = {opening(row) for row in share.train if row.origin.startswith(str(other))}
+    assert trained.isdisjoint({"Q0", "new"}), "evaluation rows of the folder are not trained on from the other file"
+
+
+def test_data_whose_rows_begin_alike(tmp_path):
+    """Examples before the question are no opening; and where all prompts are equal, each row stands for itself."""
+    shots = [talk("2+2?", "4", f"{number}+1?", "n")["messages"] for number in range(40) for _ in range(2)]
+    rows = load_source(write(tmp_path / "shots.jsonl", [{"messages": shot} for shot in shots]))
+    last = [{row.messages[-1]["content"] for row in part} for part in (rows.train, rows.eval)]
+    assert len(rows.eval) == 4 and last[0].isdisjoint(last[1])
+
+    same = load_source(write(tmp_path / "same.jsonl", [pair("Tell a story.", number) for number in range(40)]))
+    assert (len(same.train), len(same.eval)) == (38, 2)
+    assert prompt_of_rows(same.train) is None
+
+
+def test_too_few_prompts_hold_out_nothing_and_a_larger_share_helps(tmp_path, caplog):
+    path = write(tmp_path / "few.jsonl", [pair(f"Q{number % 4}", number) for number in range(80)])
+    with caplog.at_level(logging.WARNING):
+        share = load_share(flags_of(path, data_split=None))
+    assert (len(share.train), len(share.eval)) == (80, 0)
+    assert "few: no row is held out to evaluate on: its 80 rows have few prompts" in caplog.text
+    share = load_share(flags_of(path, data_split=None, eval_share=0.25))
+    assert (len(share.train), len(share.eval)) == (60, 20)
+    assert_disjoint(share)
+
+
+@pytest.mark.parametrize("share, held_out", [(0.0, 0), (0.05, 2), (0.3, 12)])
+def test_the_share_that_is_held_out(tmp_path, share, held_out):
+    path = write(tmp_path / "rows.jsonl", [pair(f"Q{number}", number) for number in range(40)])
+    rows = load_share(flags_of(path, data_split=None, eval_share=share))
+    assert (len(rows.train), len(rows.eval)) == (40 - held_out, held_out)
+
+
+def test_evaluation_files_alone_are_not_trained_on(tmp_path):
+    write(tmp_path / "test.jsonl", [pair("Q", 0)])
+    source = load_source(tmp_path)
+    assert (len(source.train), len(source.eval), source.num_rows) == (0, 1, (0, 1))
+    with pytest.raises(UserError, match="has evaluation rows and no training rows. Add files train"):
+        load_share(flags_of(tmp_path))
+    assert len(load_share(flags_of(Path(tmp_path) / "test.jsonl", data_split=None)).train) == 1, "the remedy"
