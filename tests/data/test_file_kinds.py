@@ -5,6 +5,7 @@ import csv
 import gzip
 import json
 
+import pandas as pd
 import pytest
 from datasets import Dataset, DatasetDict
 
@@ -77,12 +78,6 @@ def test_csv_of_spreadsheets(tmp_path):
         (b'prompt,chosen\n"a\nb",c\n"d"x,e\n', 4, "not readable as CSV"),
         (b'prompt,chosen\na,b\n"c,d\n', 3, "not readable as CSV (unexpected end of data)"),
         (b"prompt,prompt\na,b\n", 1, "must name the columns, each by a name of its own, not 'prompt', 'prompt'"),
-        (
-            b"prompt,\na,b\n",
-            1,
-            "must name the columns, each by a name of its own, not 'prompt', ''; add or correct it.",
-        ),
-        (b",prompt\n0,b\n", 1, "not '', 'prompt'; pandas writes its index so: save with to_csv(index=False)"),
         (b"question,chosen\na,b\n", 2, "no column 'prompt' among 'question', 'chosen'; name the prompt's column"),
         (b"prompt,chosen\n,b\n", 2, "column 'prompt' is empty; fill it, or remove the row"),
         (b"prompt;chosen\na;b\n", 2, "no column 'prompt' among 'prompt;chosen'"),
@@ -93,6 +88,19 @@ def test_bad_csv_is_named_by_line(tmp_path, content, line, wanted):
     path.write_bytes(content)
     message = error_of(path)
     assert message.startswith(f"{path}:{line}: ") and wanted in message
+
+
+def test_columns_without_a_name(tmp_path):
+    """pandas' index, once or twice, and the commas that spreadsheets leave at the ends of lines: nothing is lost."""
+    table = pd.DataFrame([{"prompt": f"Q{number}", "response": f"a,{number}"} for number in range(40)])
+    table.to_csv(tmp_path / "once.csv")
+    pd.read_csv(tmp_path / "once.csv").to_csv(tmp_path / "twice.csv.gz")
+    table.assign(**{"": None}).to_csv(tmp_path / "end.csv", index=False)
+    for name, unnamed in (("once.csv", "column 1 "), ("twice.csv.gz", "column 1 "), ("end.csv", "column 3 ")):
+        source = load_source(tmp_path / name, seed=None)
+        rows = source.train + source.eval
+        assert [(row.prompt, row.chosen) for row in rows] == [(f"Q{n}", f"a,{n}") for n in range(40)]
+        assert f"{unnamed}without a name" in rows[3].extra
 
 
 def test_csv_that_is_no_text(tmp_path):

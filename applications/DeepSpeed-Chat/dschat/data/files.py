@@ -3,7 +3,6 @@
 
 import codecs
 import csv
-import io
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -292,12 +291,11 @@ def csv_rows(
 
     Raises:
         OSError: the file cannot be read.
-        UserError: not UTF-8, a broken quote, a column without a name or with another's name, or a row of another
-            length.
+        UserError: not UTF-8, a broken quote, a column with another's name, or a row of another length.
     """
     csv.field_size_limit(sys.maxsize)
-    with opened(file) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
-        reader = csv.reader(text, strict=True)
+    with opened(file) as stream:
+        reader = csv.reader((line.decode() for line in stream), strict=True)
         last_line = 0  # line of the previous row
         columns: list[str] | None = None
         try:
@@ -321,28 +319,19 @@ def csv_rows(
             ) from error
         except UnicodeDecodeError as error:
             raise UserError(
-                f"{file}:{_undecodable_line(file)}: not readable as UTF-8 ({error.reason}); save the file as UTF-8."
+                f"{file}:{reader.line_num + 1}: not readable as UTF-8 ({error.reason}); save the file as UTF-8."
             ) from error
 
 
-def _undecodable_line(file: Path) -> int:
-    """Number of the first line that is not UTF-8; the CSV reader decodes many lines at a time and does not know."""
-    with opened(file) as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.decode("utf-8", "ignore").encode() != line:
-                return number
-    return 1
-
-
 def _columns(cells: list[str], origin: str) -> list[str]:
-    names = [cell.strip() for cell in cells]
-    if "" in names or len(set(names)) < len(names):
-        remedy = "add or correct it."
-        if names[0] == "" and len(set(names)) == len(names):
-            remedy = "pandas writes its index so: save with to_csv(index=False), or name that column."
+    """Names of the columns. One without a name, such as the index of pandas, gets one that says so."""
+    names = [
+        cell.strip("\ufeff \t") or f"column {number} without a name" for number, cell in enumerate(cells, start=1)
+    ]
+    if len(set(names)) < len(names):
         raise UserError(
             f"{origin}: the first line must name the columns, each by a name of its own, not "
-            f"{', '.join(map(repr, names))}; {remedy}"
+            f"{', '.join(map(repr, names))}; correct it."
         )
     return names
 

@@ -300,16 +300,6 @@ def open_data(name: str, flag: str) -> RawSource:
     return replace(raw, train=train, eval=held_out)
 
 
-def open_rows(name: str, flag: str) -> Iterable[tuple[str, Any]]:
-    """The rows of a source for a command that trains nothing: training rows, or evaluation rows if it has no others.
-
-    Raises:
-        UserError: see `open_data`.
-    """
-    raw = open_data(name, flag)
-    return raw.train or raw.eval or ()
-
-
 def _read(
     rows: Iterable[tuple[str, Any]],
     flag: str,

@@ -12,7 +12,7 @@ Rows with the same prompt stay together: see `parts_of_rows`. Where no prompt oc
 import json
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,10 +47,7 @@ def whole_prompt(row: Row) -> str:
     """A text that is equal for rows with the same prompt, be it a text or a conversation."""
     if row.prompt is not None:
         return row.prompt
-    content: Any = row.messages
-    if row.template_arguments:
-        content = [row.messages, row.template_arguments]
-    return json.dumps(content, sort_keys=True, default=str)
+    return json.dumps([row.messages, row.template_arguments], sort_keys=True, default=str)
 
 
 def prompt_of_rows(rows: Sequence[Row]) -> PromptOf | None:

@@ -25,7 +25,6 @@ from dschat.data.examples import (
     join_pair,
 )
 from dschat.data.prepared.folder import PreparedExample, PreparedFolder
-from dschat.data.prepared.pt_files import check_example_prompt, read_pt
 from dschat.data.rows import Row, Split
 from dschat.data.sources import Share, described, in_proportion
 from dschat.data.tokenised import Examples, open_table
@@ -73,6 +72,8 @@ def check_folder(
                 "--end_of_conversation_token to both commands."
             )
     else:
+        from dschat.data.prepared.pt_files import check_example_prompt
+
         check_example_prompt(folder, tokenizer)
     if on_prompt is not None and on_prompt == folder.mask_prompt:
         problem = "it was prepared with --no_mask_prompt; add --sft_on_prompt, or prepare it with --mask_prompt"
@@ -181,6 +182,8 @@ def read_split(
     """The rows of one split. Raises UserError if it cannot be read."""
     files = folder.files[split]
     if folder.format == "pt":
+        from dschat.data.prepared.pt_files import read_pt
+
         return read_pt(files[0], tokenizer)
     try:
         return Examples(PreparedExample, open_table(files))

@@ -13,7 +13,7 @@ from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash, contents_hash, file_hash
 from dschat.base.kept import Kept, settings_of_kept
 from dschat.data.hub import push
-from dschat.data.sources import is_folder
+from dschat.data.sources import is_folder, open_data
 from dschat.lab.refuel.options import RefuelOutputFlags
 from dschat.lab.runner import Concluded, Conclusion, Entry, RunPart, restore_date, run_batches
 
@@ -92,6 +92,16 @@ class OutputLocation:
                     f"{OUTPUT} {target}: cannot be written: {error}; the rows are in {self.folder}"
                 ) from error
         return str(target)
+
+
+def open_rows(name: str, flag: str) -> Iterable[tuple[str, Any]]:
+    """The rows of a source for a command that trains nothing: training rows, or evaluation rows if it has no others.
+
+    Raises:
+        UserError: see `open_data`.
+    """
+    raw = open_data(name, flag)
+    return raw.train or raw.eval or ()
 
 
 def make_rows(

@@ -16,11 +16,10 @@ from dschat.base.user_function import load_function
 from dschat.data.dialogue_pairs import FINISHED, FIRST, LAST, SECOND, TURN
 from dschat.data.dialogues import Message, check_dialogue, encode_states
 from dschat.data.rows import check_text, in_words
-from dschat.data.sources import open_rows
 from dschat.data.turn_end import turn_end
 from dschat.lab.generate_options import TokenSamplerFlags
 from dschat.lab.policy import Compute, load_sampler, locate_policy
-from dschat.lab.refuel.datasets import OutputLocation, described_function, digest, make_rows
+from dschat.lab.refuel.datasets import OutputLocation, described_function, digest, make_rows, open_rows
 from dschat.lab.refuel.options import GenerateOptions
 from dschat.lab.runner import (
     LARGER,

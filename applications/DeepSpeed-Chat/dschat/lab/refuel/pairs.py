@@ -28,12 +28,11 @@ from dschat.data.dialogue_pairs import (
 )
 from dschat.data.dialogues import Dialogue
 from dschat.data.rows import in_words
-from dschat.data.sources import open_rows
 from dschat.data.splits import parts_of_rows
 from dschat.data.token_pairs import FAILED
 from dschat.data.turn_end import turn_end
 from dschat.lab.policy import Compute, locate_policy
-from dschat.lab.refuel.datasets import RECORD, OutputLocation, described_function, digest, make_rows
+from dschat.lab.refuel.datasets import RECORD, OutputLocation, described_function, digest, make_rows, open_rows
 from dschat.lab.refuel.options import MaskOptions, RankOptions
 from dschat.lab.runner import BatchFunction, Concluded, Entry, RunPart, enough_memory, in_batches, settings_of
 from dschat.models.template_date import SETTING, template_date
