@@ -7,7 +7,7 @@ import re
 import pytest
 
 from dschat.base.errors import UserError
-from dschat.base.jsonl import parse_json, write_rows
+from dschat.base.jsonl import parse_json, read_rows, write_rows
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,13 @@ def test_where_json_is_broken(text, told):
 def test_text_that_utf8_cannot_hold_is_written_all_the_same(tmp_path):
     write_rows(tmp_path / "x.jsonl", [{"text": "half \ud800 of one"}])
     assert json.loads((tmp_path / "x.jsonl").read_text()) == {"text": "half ? of one"}
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_list_of_rows_is_read_as_lines_are(tmp_path, indent):
+    path = tmp_path / "outputs.json"
+    path.write_text("\ufeff\n" + json.dumps([{"a": 1}, {"a": 2}], indent=indent), encoding="utf-8")
+    assert read_rows(path, "--file") == [(f"{path} row 1", {"a": 1}), (f"{path} row 2", {"a": 2})]
+    path.write_text(json.dumps([{"a": 1}, 2], indent=indent))
+    with pytest.raises(UserError, match="outputs.json row 2: int instead of an object with columns; correct the row"):
+        read_rows(path, "--file")

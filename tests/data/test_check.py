@@ -193,7 +193,7 @@ def test_check_says_why_rows_are_missing(tmp_path, words, monkeypatch):
     assert "published  5,000 training, 5,000 evaluation" in report
     assert "format     APPS problem: 14" in report
     # rows 1 and 4 of the training file, row 1 of the other
-    assert "responses  one: 11, none (no reference solution: left out in step 1): 3" in report
+    assert "responses  one: 11, none (no reference solution): 3" in report
     assert "step 1 (SFT): 2 of 10 training rows (no reference solution: 2)" in report
     report = check("apps", "0,1,0", tokenizer=words)
     assert "step 2 (reward model): not possible: " in report and "the row has no rejected response" in report

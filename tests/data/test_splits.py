@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows with the same prompt stay on one side, whatever their format and however many sources there are."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -133,15 +132,14 @@ def test_data_whose_rows_begin_alike(tmp_path):
     assert prompt_of_rows(same.train) is None
 
 
-def test_too_few_prompts_hold_out_nothing_and_a_larger_share_helps(tmp_path, caplog):
-    path = write(tmp_path / "few.jsonl", [pair(f"Q{number % 4}", number) for number in range(80)])
-    with caplog.at_level(logging.WARNING):
-        share = load_share(flags_of(path, data_split=None))
-    assert (len(share.train), len(share.eval)) == (80, 0)
-    assert "few: no row is held out to evaluate on: its 80 rows have few prompts" in caplog.text
-    share = load_share(flags_of(path, data_split=None, eval_share=0.25))
-    assert (len(share.train), len(share.eval)) == (60, 20)
+def test_of_few_prompts_the_one_with_the_fewest_rows_is_held_out(tmp_path):
+    rows = [pair(f"Q{number % 3}", number) for number in range(60)] + [pair("Q3", number) for number in range(15)]
+    path = write(tmp_path / "few.jsonl", rows)
+    share = load_share(flags_of(path, data_split=None))
+    assert (len(share.train), len(share.eval)) == (60, 15)
+    assert openings(share.eval) == {"Q3"}
     assert_disjoint(share)
+    assert not load_share(flags_of(path, data_split=None, eval_share=0)).eval
 
 
 @pytest.mark.parametrize("share, held_out", [(0.0, 0), (0.05, 2), (0.3, 12)])

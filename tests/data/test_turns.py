@@ -18,6 +18,7 @@ from dschat.data.collate import collate_sft
 from dschat.data.encoding import encode_prompt_texts, encode_responses
 from dschat.data.examples import CUT_TO_NOTHING, SFTExample, sft_examples
 from dschat.data.preview import Settings, preview_report
+from dschat.data.sources import load_source
 from dschat.data.turns import encode_turns
 from factories import PAD, engine_of, make_causal_lm
 from tokenizer_families import FAMILIES
@@ -70,6 +71,26 @@ def test_every_turn_of_the_assistant_is_trained_on_up_to_its_end(name):
     bos = "" if text.startswith("<bos>") else "<bos>"
     assert whole == bos + text + last  # the history as the template writes it
     assert example.num_targets == sum(example.targets) and len(example.targets) == len(example.response_ids)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("last", [{"role": "user", "content": "Still there?"}, {"role": "tool", "content": "42"}])
+def test_a_dialogue_without_a_last_reply(tmp_path, name, last):
+    """All of its turns are trained on; its response cannot be, and with `last` the row is dropped and counted."""
+    if last["role"] == "tool" and name not in ("chatml", "plain"):
+        pytest.skip("the template has no such role")
+    tokenizer = chat_tokenizer(name)
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"messages": [*TALK[:4], last]}, {"messages": TALK}])
+    rows = load_source(path, seed=None).train
+    examples, dropped = sft_examples(rows, tokenizer, 999, EOS, all_turns=True)
+    assert runs_of(tokenizer, examples[0]) == WRITTEN[name] and not dropped
+    examples, dropped = sft_examples(rows, tokenizer, 999, EOS)
+    assert len(examples) == 1 and dropped == {"no reply to the last message": 1}
+
+    # Messages of the user alone are prompts, which step 1 cannot learn from.
+    path = write_jsonl(tmp_path / "prompts.jsonl", [{"messages": TALK[:1]}])
+    with pytest.raises(UserError, match="prompts.jsonl:1: the row has no response to learn from"):
+        sft_examples(load_source(path, seed=None).train, tokenizer, 999, EOS, all_turns=True)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

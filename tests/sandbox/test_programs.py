@@ -8,16 +8,18 @@ import random
 import time
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from correct_programs import correct_programs
 from dschat.base.errors import UserError
+from dschat.data.sources import load_source
 from dschat.scoring.programs import ProgramOutcome, SandboxLimits, levels, run, run_tests, sandbox
 from dschat.scoring.programs.inside.values import UNKNOWN, plain
 from dschat.scoring.programs.levels import weakness
 from dschat.scoring.programs.problem import exact_int, parse_problem, same_text, same_value
 from dschat.scoring.programs.run import ProgramPool, paper_reward, ratio_reward
-from dschat.scoring.programs.scores import program_of
+from dschat.scoring.programs.scores import program_of, tests_of
 
 pytestmark = [
     pytest.mark.xdist_group("sandbox"),
@@ -399,6 +401,25 @@ COLUMN, ARGUMENTS = "column 'input_output'", "the arguments in column 'input_out
 def test_tests_of_another_form_name_their_row(tests, words) -> None:
     with pytest.raises(UserError, match=f"apps.jsonl:3: {words}"):
         parse_problem(tests, "apps.jsonl:3")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_tests_may_be_objects_instead_of_their_json_text(tmp_path, suffix) -> None:
+    """Parquet fills the objects of all rows with the same fields, and a column without tests with null."""
+    stdin = {"inputs": ["21\n"], "outputs": ["42\n"]}
+    calls = {"fn_name": "double", "inputs": [[21]], "outputs": [42]}
+    for name, tests, cases in (("stdin", stdin, 1), ("calls", calls, 1), ("none", None, 0)):
+        raw = {"question": "Double it.", "solutions": ["x"], "input_output": tests}
+        path = tmp_path / f"{name}.{suffix}"
+        if suffix == "parquet":
+            pd.DataFrame([raw]).to_parquet(path)
+        else:
+            path.write_text(json.dumps(raw))
+        (row,) = load_source(path, seed=None).train
+        problem = parse_problem(tests_of(row), row.origin)
+        assert len(problem.cases) == cases
+        assert problem == parse_problem(json.dumps(tests) if tests else "", row.origin)
+        assert ("Call-Based" in row.prompt) == (name == "calls")
 
 
 def test_odd_integers_and_keys_are_no_accident() -> None:

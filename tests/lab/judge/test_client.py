@@ -115,6 +115,10 @@ def test_addresses(url, address):
         ("http://[::1/v1", "Invalid IPv6"),
         ("http://me:secret@[::1/v1", "holds a password"),
         ("https://host/v1?", "a query or a fragment"),
+        (
+            "https://me.openai.azure.com/openai/deployments/gpt?api-version=1",
+            "https://RESOURCE.*/openai/v1, without api",
+        ),
         ("http://host/v1#secret", "a query or a fragment"),
         ("ftp://me:secret@host/v1", "holds a password"),
         ("me:secret@host/v1", "holds a password"),

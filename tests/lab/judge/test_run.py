@@ -3,6 +3,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 
 from cli_runs import write_jsonl
@@ -31,7 +32,8 @@ def test_verdicts_of_both_orders(server, tmp_path):
     assert (one.kind, one.rater, one.model_a, one.model_b) == ("judge", "gpt-4o-2024-05-13", "a", "b")
     assert (one.dataset, one.response_a, one.response_b) == ("summarize", "bad", "good")
     said = {"reply": '{"comparison": "counted", "verdict": "second"}', "reason": "counted", "served_by": "served"}
-    assert one.details["orders"][0] == {"first": "A", "verdict": "B", "aspects": {}, "repaired": False} | said
+    assert one.details["orders"][0] == {"first": "A", "verdict": "B", "repaired": False} | said
+    pd.DataFrame(rows).to_parquet(tmp_path / "verdicts.parquet")  # which cannot hold empty objects
     assert not (tmp_path / "out" / "a-b.jsonl.partial").exists()
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON Lines files, compressed or not: read row by row with their line numbers, written completely or not at all."""
 
+import codecs
 import gzip
 import io
 import json
@@ -74,6 +75,27 @@ def parse_json(content: bytes, origin: str) -> Any:
         raise UserError(f"{origin}: not readable as JSON ({error}); correct or remove the row.") from error
 
 
+def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """The rows of a file that holds JSON Lines, see `json_lines`, or one list of rows: each with "file row number"."""
+    if not _is_list(path):
+        yield from json_lines(path)
+        return
+    with opened(path) as stream:
+        rows = parse_json(stream.read(), str(path))
+    for number, row in enumerate(rows, start=1):
+        yield f"{path} row {number}", row
+
+
+def _is_list(path: Path) -> bool:
+    """Whether a file holds a list, by its first character."""
+    with opened(path) as lines:
+        for line in lines:
+            content = line.removeprefix(codecs.BOM_UTF8).strip()
+            if content:
+                return content.startswith(b"[")
+    return False
+
+
 def read_rows(
     path: Path,
     flag: str,
@@ -86,7 +108,7 @@ def iterate_rows(
     path: Path,
     flag: str,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a JSON Lines file, each with "file:line", read one by one.
+    """The objects of a file of JSON Lines or of a list, each with its origin, read one by one.
 
     Raises:
         UserError: the file is missing, empty or not readable, or a line is not a JSON object; names file and line.
@@ -94,9 +116,9 @@ def iterate_rows(
     refuse_pointer(path, flag)
     is_empty = True
     try:
-        for origin, row in json_lines(path):
+        for origin, row in json_rows(path):
             if not isinstance(row, dict):
-                raise UserError(f"{origin}: {type(row).__name__} instead of an object with columns; correct the line.")
+                raise UserError(f"{origin}: {type(row).__name__} instead of an object with columns; correct the row.")
             is_empty = False
             yield origin, row
     except OSError as error:
@@ -117,7 +139,7 @@ def text_of(
         return value
     problem = f"column {column!r} holds {type(value).__name__}" if column in row else f"no column {column!r}"
     columns = ", ".join(map(repr, row)) or "none"
-    raise UserError(f"{origin}: {problem}, text is needed; its columns are {columns}.")
+    raise UserError(f"{origin}: {problem}, text is needed; its columns are {columns}; rename or add one.")
 
 
 def json_value(value: Any) -> Any:

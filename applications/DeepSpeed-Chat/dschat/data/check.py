@@ -136,7 +136,7 @@ def _responses(row: Row) -> str:
     if row.chosen is not None:
         return "one" if row.rejected is None else "chosen and rejected"
     if row.no_response is not None:
-        return f"none ({row.no_response}: left out in step 1)"
+        return f"none ({row.no_response})"
     return "none"
 
 

@@ -195,7 +195,8 @@ def sft_examples(
         text: str,
     ) -> SFTExample | DropReason:
         if row.chosen is None:
-            return str(row.no_response)
+            # Of a dialogue without a last reply, the earlier turns can be trained on.
+            return fit_demonstration(prompt, [], max_seq_len) if any(prompt.targets) else str(row.no_response)
         if is_unwritten(row.chosen_message, text):
             return NOTHING_WRITTEN
         # Only a response with further fields is kept as a message; one of them may be its weight.

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data files and folders → rows as they are stored. Other kinds of files are not opened, and nothing is executed."""
 
-import codecs
 import csv
 import re
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.base.jsonl import json_lines, opened, parse_json
+from dschat.base.jsonl import json_rows, opened, parse_json
 from dschat.base.lfs import refuse_pointer
 from dschat.data.rows import RawSource
 
@@ -226,19 +225,14 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
         yield from _parquet_rows(file)
     elif suffix == ".csv":
         yield from csv_rows(file)
-    elif _is_array(file):
-        with opened(file) as stream:
-            content = stream.read()
-        for number, raw in enumerate(parse_json(content, str(file)), start=1):
-            yield f"{file} row {number}", raw
     else:
-        yield from _line_rows(file)
+        yield from _json_file_rows(file)
 
 
-def _line_rows(file: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of a file of JSON Lines; for one JSON text over several lines, the error is on the file, not a line."""
+def _json_file_rows(file: Path) -> Iterator[tuple[str, Any]]:
+    """The rows of a file of JSON; for one JSON object over several lines, the error is on the file, not a line."""
     try:
-        yield from json_lines(file)
+        yield from json_rows(file)
     except UserError as error:
         if not _is_one_text(file):
             raise
@@ -257,16 +251,6 @@ def _is_one_text(file: Path) -> bool:
     except UserError:
         return False
     return True
-
-
-def _is_array(file: Path) -> bool:
-    """Whether a .json or .jsonl file holds a list, by its first character; otherwise it holds JSON Lines."""
-    with opened(file) as lines:
-        for line in lines:
-            content = line.removeprefix(codecs.BOM_UTF8).strip()
-            if content:
-                return content.startswith(b"[")
-    return False
 
 
 def _parquet_rows(file: Path) -> Iterator[tuple[str, Any]]:

@@ -37,6 +37,7 @@ QUOTED = 60  # characters of a message that an error shows
 PROMPT_MESSAGES = "prompt_messages"  # column of results: the messages from which a chat template made the prompt
 NO_TEXT = "neither post nor article"  # why a TL;DR row is skipped
 NO_SOLUTION = "no reference solution"  # why an APPS row has no response
+NO_LAST_REPLY = "no reply to the last message"  # why a dialogue has no response
 # A list of objects as JSON, or as Python prints it, which is what CSV files made from rows of messages hold.
 OBJECTS_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*(['"])(role|content|from|value)\1\s*:.*\}\s*\]\s*""", re.DOTALL)
 KEYS_OF_A_MESSAGE = (("role", "content"), ("from", "value"))
@@ -183,7 +184,9 @@ def messages_row(
     conversation = check_messages(messages, keys.messages_key, "--messages_key", origin)
     arguments = template_arguments(raw, origin)
     if conversation[-1]["role"] != "assistant":
-        return Row(None, conversation, chosen, rejected, raw, origin, template_arguments=arguments)
+        has_replies = any(message["role"] == "assistant" for message in conversation)
+        no_response = NO_LAST_REPLY if has_replies and chosen is None else None
+        return Row(None, conversation, chosen, rejected, raw, origin, no_response, template_arguments=arguments)
     if chosen is not None:
         raise UserError(
             f"{origin}: two responses, the last message of {keys.messages_key!r} and another column; remove one of "

@@ -143,7 +143,7 @@ def preview_report(
         lines.append(f"note: {UNREAD_COLUMNS}: {', '.join(unread)}")
     if settings.tokenizer is None:
         lines.append("texts as they are read; --tokenizer MODEL shows tokens, padding and what is cut")
-        shown = [_text_parts(row, step) for row in rows]
+        shown = [_text_parts(row, step, settings.all_turns) for row in rows]
     else:
         tokens = row_tokens(settings.tokenizer, settings.end_id, rows)
         fields_read = (WEIGHT,) if step == 1 else ()
@@ -185,7 +185,7 @@ def _mark(part: RowSpan, colour: bool) -> str:
     return f"\x1b[{COLOURS[part.kind]}m{text}\x1b[0m"
 
 
-def _text_parts(row: Row, step: int) -> list[RowSpan] | str:
+def _text_parts(row: Row, step: int, all_turns: bool) -> list[RowSpan] | str:
     """The texts of a row without a tokenizer, or why the row is dropped."""
     prompt = row.prompt
     if prompt is None:
@@ -194,7 +194,7 @@ def _text_parts(row: Row, step: int) -> list[RowSpan] | str:
     for kind in RESPONSES[step]:
         reply = row.reply("rejected" if kind == "rejected" else "chosen")
         if reply is None and row.no_response is not None and step == 1:
-            return row.no_response
+            return parts if all_turns and row.messages else row.no_response
         if reply is None:
             raise UserError(f"{row.origin}: the row has no {kind} text, which step {step} needs; give another --step.")
         parts.append(RowSpan(kind, RESPONSE_USE[step], 0, message_text(reply)))

@@ -7,6 +7,7 @@ Rows are held out and shared by the rules of `dschat.data.splits`.
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -161,17 +162,19 @@ def hold_out(sources: Sequence[Source], seed: int | None, share: float = EVAL_SH
 
 
 def _split_off(source: Source, seed: int | None, share: float) -> Source:
-    """A source with the share of its rows that a seed selects as its evaluation rows, in whole prompts."""
+    """A source with the share of its rows that a seed selects as its evaluation rows, in whole prompts.
+
+    If every prompt has too many rows for that, the one with the fewest rows is held out.
+    """
+    prompt_of = source.prompt_of
     split = with_eval_share(share)
-    train = split_part(source.train, split, 0, seed, source.prompt_of)
-    held_out = split_part(source.train, split, 1, seed, source.prompt_of)
-    if not held_out and round(share * len(source.train)):
-        logger.warning(
-            "%s: no row is held out to evaluate on: its %d rows have few prompts, and rows of one prompt stay "
-            "together. Give a larger --eval_share, or a folder with a file test* beside train*.",
-            source.name,
-            len(source.train),
-        )
+    train = split_part(source.train, split, 0, seed, prompt_of)
+    held_out = split_part(source.train, split, 1, seed, prompt_of)
+    if not held_out and prompt_of is not None and round(share * len(train)):
+        counts = Counter(map(prompt_of, train))
+        rarest = min(counts, key=counts.__getitem__)
+        held_out = [row for row in train if prompt_of(row) == rarest]
+        train = [row for row in train if prompt_of(row) != rarest]
     return replace(source, train=train, eval=held_out)
 
 

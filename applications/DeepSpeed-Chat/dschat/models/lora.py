@@ -71,8 +71,8 @@ def add_lora(
     for target in target_parts or ():
         if not any(target in name for name in layer_names):
             raise UserError(
-                f"--lora_module_name {target}: no linear layer of {base} has that in its name. Layers are called, "
-                f"for instance, {', '.join(layer_names[:3])}."
+                f"--lora_module_name {target}: no linear layer of {base} that can have an adapter has that in its "
+                f"name; the head never has one. Layers are called, for instance, {', '.join(layer_names[:3])}."
             )
     adapted_names = layer_names
     if target_parts is not None:

@@ -100,7 +100,10 @@ def checked_address(url: str, flag: str) -> str:
         UserError: the address has no scheme or host, or contains blanks, a password, a query or a fragment.
     """
     if "@" in url or "?" in url or "#" in url:
-        raise UserError(f"{flag} holds a password, a query or a fragment; give the bare address, and the key apart.")
+        raise UserError(
+            f"{flag} holds a password, a query or a fragment; give the bare address, and the key apart. Azure's is "
+            "https://RESOURCE.openai.azure.com/openai/v1, without api-version."
+        )
     try:
         parts = urlsplit(url)
     except ValueError as error:

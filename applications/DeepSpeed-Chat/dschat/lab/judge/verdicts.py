@@ -181,8 +181,9 @@ def judge_pair(pair: Pair, setup: Setup, ask: Ask) -> Comparison:
     questions = questions_of(pair, setup)
     orders = [_judge_order(question, first, rubric, ask) for first, question in questions.items()]
     details: dict[str, Any] = {"orders": orders}
-    if rubric.separate:
-        details["aspects"] = _combined_aspects(orders, rubric.criteria)
+    aspects = _combined_aspects(orders, rubric.criteria if rubric.separate else ())
+    if aspects:
+        details["aspects"] = aspects
     has_rewards = pair.a.reward is not None and pair.b.reward is not None
     if has_rewards and is_same_scorer(pair.a.scorer, pair.b.scorer):
         details["reward_a"] = pair.a.reward
@@ -208,7 +209,7 @@ def _combined_aspects(
     for name in criteria:
         verdicts = []
         for order in orders:
-            if name in order["aspects"]:
+            if name in order.get("aspects", {}):
                 verdicts.append(order["aspects"][name])
         if verdicts and len(verdicts) == len(orders):
             aspects[name] = combined(verdicts)
@@ -269,7 +270,6 @@ def _judge_order(
     order: dict[str, Any] = {
         "first": first,
         "verdict": "invalid",
-        "aspects": {},
         "reason": "",
         "repaired": False,
     }
@@ -289,8 +289,8 @@ def _judge_order(
         order["problem"] = f"{problem}; {flaw}" if flaw else str(problem)
     else:
         order["verdict"] = in_terms_of_models(reading.verdict, first)
-        for name, aspect in reading.aspects.items():
-            order["aspects"][name] = in_terms_of_models(aspect, first)
+        if reading.aspects:  # Parquet cannot hold empty objects
+            order["aspects"] = {name: in_terms_of_models(aspect, first) for name, aspect in reading.aspects.items()}
         order["reason"] = reading.reason
     if reply is not None:
         order["reply"] = reply.text or reply.refusal

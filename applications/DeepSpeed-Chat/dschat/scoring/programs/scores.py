@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 import tokenize
@@ -247,11 +248,15 @@ class ProgramScores:
 
 
 def tests_of(row: Row) -> str:
-    """A row's column of tests, as JSON text. Raises UserError if it has none."""
-    tests = row.extra.get(COLUMN)
-    if not isinstance(tests, str):
-        raise UserError(f"{row.origin}: there is no text in column {COLUMN!r}: --reward_source programs needs tests.")
-    return tests
+    """A row's column of tests, as JSON text; empty if it holds null. Raises UserError if there is no such column."""
+    if COLUMN not in row.extra:
+        raise UserError(
+            f"{row.origin}: no column {COLUMN!r}, which holds the tests; add it, empty where there are none."
+        )
+    tests = row.extra[COLUMN]
+    if isinstance(tests, str):
+        return tests
+    return "" if tests is None else json.dumps(tests, default=str)
 
 
 def _measured(outcomes: Sequence[ProgramOutcome], seconds: float) -> Measured:
