@@ -213,7 +213,8 @@ def open_hub(path: str, known: KnownSet | None) -> RawSource:
             f"{', '.join(splits)}. Download it with `{fetch_command(hub_id, 'DIR')}` and give one of its files."
         )
     held_out = None if eval_name is None else splits[eval_name]
-    counts = (0 if train_name is None else len(splits[train_name]), None if held_out is None else len(held_out))
+    num_train = 0 if train_name is None else len(splits[train_name])
+    counts = (num_train, None if held_out is None else len(held_out))
     if known and counts != known.counts:  # its shares, and scores on them, would not be comparable with published ones
         raise UserError(
             f"--data_path {path}: {hub_id} should have {describe_counts(*known.counts)}, but "

@@ -136,7 +136,17 @@ def read_source(
         dropped[NO_TEXT] = num_skipped
         logger.warning("%s: skipped %d rows (%s)", path, num_skipped, NO_TEXT)
     prompt_of = None if is_published(path) else prompt_of_rows(train + held_out)
-    return Source(raw.name, train, held_out, raw.files, dropped, counts, raw.hub, raw.splits, prompt_of)
+    return Source(
+        name=raw.name,
+        train=train,
+        eval=held_out,
+        files=raw.files,
+        dropped=dropped,
+        num_rows=counts,
+        hub=raw.hub,
+        splits=raw.splits,
+        prompt_of=prompt_of,
+    )
 
 
 def hold_out(sources: Sequence[Source], seed: int | None, share: float = EVAL_SHARE) -> list[Source]:
@@ -418,9 +428,14 @@ def load_share(config: CommonConfig, show: bool = False) -> Share[Row]:
             " the source itself: give that."
         )
     data = config.data
-    seed = config.optimisation.seed
     return read_share(
-        data.data_path, config.columns, data.data_split, config.step, seed, show, eval_share=data.eval_share
+        paths=data.data_path,
+        keys=config.columns,
+        data_split=data.data_split,
+        step=config.step,
+        seed=config.optimisation.seed,
+        show=show,
+        eval_share=data.eval_share,
     )
 
 

@@ -81,7 +81,9 @@ def parts_of_rows(
     if len(set(prompts)) == 1:
         prompts = range(len(prompts))
     first_row: dict[Hashable, int] = {}
-    first_rows = np.array([first_row.setdefault(prompt, row) for row, prompt in enumerate(prompts)], dtype=np.int64)
+    for row, prompt in enumerate(prompts):
+        first_row.setdefault(prompt, row)
+    first_rows = np.array([first_row[prompt] for prompt in prompts], dtype=np.int64)
     num_rows = np.bincount(first_rows, minlength=len(first_rows))  # of each first row's prompt, and 0 of other rows
     ordered = order[num_rows[order] > 0]
     middles = np.cumsum(num_rows[ordered]) - num_rows[ordered] / 2

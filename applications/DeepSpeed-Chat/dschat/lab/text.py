@@ -174,11 +174,12 @@ def _rows(options: TextOptions, models: Sequence[NamedModel]) -> list[Row]:
     flags = options.text
     if flags.checkpoints is not None:
         models = [NamedModel("--checkpoints", str(flags.checkpoints)), *models]
-    rows, description = measured_rows("--data", flags.data, options.columns, models, flags.split, flags.seed)
+    data = flags.data
+    rows, description = measured_rows("--data", data, options.columns, models, flags.split, flags.seed)
     num_samples = options.prompts.num_samples
     if num_samples is not None and num_samples < len(rows):
         rows = [rows[number] for number in shuffled(len(rows))[:num_samples]]
-    logger.info("%s: %d of %s", flags.data, len(rows), description)
+    logger.info("%s: %d of %s", data, len(rows), description)
     return rows
 
 

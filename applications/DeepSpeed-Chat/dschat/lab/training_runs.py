@@ -32,6 +32,7 @@ TEXT_FLAGS = (
 )
 END_TOKEN = "end_of_conversation_token"
 FORMAT_FLAGS = (END_TOKEN, "apply_chat_template")  # of them, those that a model learnt
+HeldOut = tuple[int, float]  # seed and share by which a run held out rows
 MODEL_DEPTH = 3  # levels from a run's folder down to a model: models/step-N/actor
 
 
@@ -168,8 +169,14 @@ def measured_rows(
             _warn_of_other_splits(data, (seed, share), model_of_split)
             (source,) = hold_out([source], seed, share)
             note = f" (training with --seed {seed} holds out {100 * share:g} % of {source.num_rows[0]} rows)"
-    rows = {"all": source.train + source.eval, "eval": source.eval, "train": source.train}[split]
-    name = {"all": "", "eval": "evaluation ", "train": "training "}[split]
+    rows = source.train + source.eval
+    name = ""
+    if split == "eval":
+        rows = source.eval
+        name = "evaluation "
+    elif split == "train":
+        rows = source.train
+        name = "training "
     if not rows:
         raise UserError(f"{flag} {data}: there are no {name}rows{note}. With --split all, all rows are read.")
     return rows, f"{len(rows)} {name}rows{note}"
@@ -180,9 +187,7 @@ def _warn_of_unused_seed(flag: str, data: str, seed: int | None) -> None:
         logger.warning("%s %s has evaluation rows of its own: the seed %d chooses none", flag, data, seed)
 
 
-def _warn_of_other_splits(
-    data: str, split: tuple[int, float], model_of_split: Mapping[tuple[int, float], NamedModel]
-) -> None:
+def _warn_of_other_splits(data: str, split: HeldOut, model_of_split: Mapping[HeldOut, NamedModel]) -> None:
     """Warns of runs that held out other rows of a source than those that are measured on."""
     other_runs = []
     for other_split, model in model_of_split.items():
@@ -201,9 +206,9 @@ def _warn_of_other_splits(
         )
 
 
-def _splits_of_runs(data: str, source: Source, models: Sequence[NamedModel]) -> dict[tuple[int, float], NamedModel]:
+def _splits_of_runs(data: str, source: Source, models: Sequence[NamedModel]) -> dict[HeldOut, NamedModel]:
     """Seed and share by which runs held out rows of a source → the first model with such a run."""
-    model_of_split: dict[tuple[int, float], NamedModel] = {}
+    model_of_split: dict[HeldOut, NamedModel] = {}
     hashes: set[str] | None = None  # of the source's files, which are hashed only if there is a run
     for model in models:
         for run in runs_behind(model.path):

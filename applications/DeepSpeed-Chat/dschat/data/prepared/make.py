@@ -155,11 +155,17 @@ def _split_validation(
 ) -> tuple[list[PreparedExample], list[PreparedExample]]:
     """The first examples, a share of all in whole prompts, and the others."""
     rows = [example.row for example in examples]
+    count = len(rows)
     prompt_of = prompt_of_rows(rows)
-    prompts: Sequence[Hashable] = range(len(rows)) if prompt_of is None else list(map(prompt_of, rows))
-    parts = parts_of_rows(prompts, (0, int(len(rows) * share), len(rows)), np.arange(len(rows)))
-    validation = [example for example, part in zip(examples, parts, strict=True) if part == 0]
-    return validation, [example for example, part in zip(examples, parts, strict=True) if part == 1]
+    prompts: Sequence[Hashable] = range(count)
+    if prompt_of is not None:
+        prompts = list(map(prompt_of, rows))
+    parts = parts_of_rows(prompts, (0, int(count * share), count), np.arange(count))
+    validation: list[PreparedExample] = []
+    train: list[PreparedExample] = []
+    for example, part in zip(examples, parts, strict=True):
+        (train if part else validation).append(example)
+    return validation, train
 
 
 def _describe(

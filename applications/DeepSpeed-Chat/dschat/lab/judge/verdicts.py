@@ -289,8 +289,8 @@ def _judge_order(
         order["problem"] = f"{problem}; {flaw}" if flaw else str(problem)
     else:
         order["verdict"] = in_terms_of_models(reading.verdict, first)
-        if reading.aspects:  # Parquet cannot hold empty objects
-            order["aspects"] = {name: in_terms_of_models(aspect, first) for name, aspect in reading.aspects.items()}
+        for name, aspect in reading.aspects.items():  # without any, no object, since Parquet holds no empty ones
+            order.setdefault("aspects", {})[name] = in_terms_of_models(aspect, first)
         order["reason"] = reading.reason
     if reply is not None:
         order["reply"] = reply.text or reply.refusal

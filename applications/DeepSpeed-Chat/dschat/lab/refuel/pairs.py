@@ -322,7 +322,8 @@ def held_out_rows(openings: Sequence[str], wanted: int, seed: int) -> list[int]:
     """
     count = len(openings)
     number = min(wanted, count // MOST_HELD_OUT)
-    parts = parts_of_rows(openings, (0, number, count), np.random.default_rng(seed).permutation(count))
+    order = np.random.default_rng(seed).permutation(count)
+    parts = parts_of_rows(openings, (0, number, count), order)
     rows: list[int] = np.flatnonzero(parts == 0).tolist()
     return rows
 
