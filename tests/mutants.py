@@ -1029,6 +1029,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("step 3: the schedule is over one rank's rollouts", "BatchPlan.iteration_size", "_a.global_rollout",
      "_a.rollout_per_rank", TOTAL),
     ("--max_steps is not what ends a run", "CommonConfig.total_updates", "_a.max_steps is not None", "False", TOTAL),
+    ("the best checkpoint is the one with the lowest number", "Checkpoints._best", "1 if _a else -1", "-1",
+     "test_the_best_checkpoint_is_named"),
     ("--max_steps may end inside a rollout", "BatchPlan.check_whole_rollouts", "_a % _b", "False",
      "test_max_steps_inside_a_rollout_is_refused"),
     ("responses that shrink to a quarter are not said", "_is_short", "_a.shrunk * _b", "0 * _b",

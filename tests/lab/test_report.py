@@ -201,9 +201,12 @@ def test_without_a_metric_function_no_source_and_no_share_takes_its_place(tmp_pa
     assert table_of(outcome_of({"a": folder}), "results").headers[1] == "score"
 
 
-def test_runs_that_are_scored_by_different_things_are_told(two_runs, caplog):
+@pytest.mark.parametrize(
+    "source", [{"reward_function": ["m.py:f"]}, {"reward_url": "http://a"}, {"reward_model_name_or_path": "other"}]
+)
+def test_runs_that_are_scored_by_different_things_are_told(source, two_runs, caplog):
     config = two_runs["PPO"] / "train_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"reward_function": ["m.py:f"]}))
+    config.write_text(json.dumps(json.loads(config.read_text()) | source))
     with caplog.at_level(logging.WARNING):
         outcome_of(two_runs)
     assert "The runs differ in what scores them" in caplog.text

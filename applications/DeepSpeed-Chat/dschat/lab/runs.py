@@ -40,14 +40,12 @@ from dschat.lab.page import (
 from dschat.lab.responses import model_names
 from dschat.lab.run_data import METRICS, Numbers, RunData, RunLog, column_of, read_log, with_samples
 from dschat.lab.run_summary import Labels, Runs, compare_runs, labels_of, score_labels
+from dschat.settings.rewards import SOURCE_FLAGS
 
 logger = logging.getLogger(__name__)
 
 # Flags that choose what scores a run.
-SOURCES = (
-    *("reward_function", "reward_weights", "reward_source", "program_reward", "program_block"),
-    *("reward_judge", "judge_model", "environment"),
-)
+SOURCES = (*SOURCE_FLAGS, "reward_weights", "program_reward", "program_block", "judge_model")
 SHOWN_PROMPTS = 4  # held-out prompts whose responses the page shows
 SYMBOLS = "●■▲◆▼✚"  # symbols of the page, for the markers of matplotlib
 SFT_LOOK: Look = {"color": "#444444", "linestyle": "--", "linewidth": 1.2}
