@@ -80,7 +80,9 @@ def test_csv_of_spreadsheets(tmp_path):
         (b"prompt,prompt\na,b\n", 1, "must name the columns, each by a name of its own, not 'prompt', 'prompt'"),
         (b"question,chosen\na,b\n", 2, "no column 'prompt' among 'question', 'chosen'; name the prompt's column"),
         (b"prompt,chosen\n,b\n", 2, "column 'prompt' is empty; fill it, or remove the row"),
-        (b"prompt;chosen\na;b\n", 2, "no column 'prompt' among 'prompt;chosen'"),
+        (b"prompt;chosen\na;b\n", 1, "the first line names one column, 'prompt;chosen'; separate columns by commas"),
+        (b"prompt\tchosen\na\tb\n", 1, "separate columns by commas"),
+        (b"messages\n\"[{'role': 'user'}]\"\n", 2, "write it as a list, into a file of JSON Lines"),
     ],
 )
 def test_bad_csv_is_named_by_line(tmp_path, content, line, wanted):

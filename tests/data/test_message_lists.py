@@ -188,3 +188,12 @@ def test_check_and_preview_read_them(tmp_path):
     assert "chosen[].content    text 40" in report
     shown = preview_report(path, 1, None, False, Settings())
     assert "step 2" in shown and "user: 2+2?" in shown and "[[chosen: scored]]yes" in shown
+
+
+def test_a_whole_conversation_in_the_column_of_prompts(tmp_path):
+    """The remedy of the message is right."""
+    path = write(tmp_path / "rows.jsonl", [{"prompt": PAIRS["implicit"]["chosen"]}])
+    with pytest.raises(UserError, match="with --messages_key, and with --prompt_key a column that is not there"):
+        load_source(path)
+    (row,) = load_source(path, ColumnFlags(messages_key="prompt", prompt_key="none")).train
+    assert row.chosen == PAIRS["implicit"]["chosen"][-1]["content"]

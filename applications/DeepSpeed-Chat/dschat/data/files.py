@@ -312,6 +312,8 @@ def _columns(cells: list[str], origin: str) -> list[str]:
     names = [
         cell.strip("\ufeff \t") or f"column {number} without a name" for number, cell in enumerate(cells, start=1)
     ]
+    if len(names) == 1 and (";" in names[0] or "\t" in names[0]):
+        raise UserError(f"{origin}: the first line names one column, {names[0]!r}; separate columns by commas.")
     if len(set(names)) < len(names):
         raise UserError(
             f"{origin}: the first line must name the columns, each by a name of its own, not "

@@ -237,7 +237,7 @@ def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, response: str, ori
             raise UserError(
                 f"{origin}: the last message of {keys.prompt_key!r} is the assistant's, so there is nothing to "
                 "answer; end the prompt with a message of the user, or name a whole conversation's column with "
-                "--messages_key."
+                "--messages_key, and with --prompt_key a column that is not there."
             )
         for column, text in responses.items():
             check_text(text, f"column {column!r}", origin)

@@ -88,6 +88,8 @@ def check_messages(
     remedy = "correct the row"
     if flag:
         remedy += f", or name the conversation's column with {flag}"
+    if isinstance(messages, str):
+        remedy = "write it as a list, into a file of JSON Lines or Parquet (cells of CSV are always text)"
     if not isinstance(messages, list) or not messages:
         kind = "" if isinstance(messages, list) else f", not {kind_of(messages)}"
         raise UserError(
