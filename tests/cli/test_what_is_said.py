@@ -11,14 +11,17 @@ from wandb_file import history_of
 
 
 def test_a_bf16_run_says_what_matters_and_nothing_else(tmp_path, sft_flags):
-    """Evaluations, and where tokenised data and models are. DeepSpeed's figures of memory are not there."""
+    """What is trained, evaluations, and where tokenised data and models are. DeepSpeed's figures of memory are not there."""
     flags = sft_flags | {"per_device_train_batch_size": 16, "dtype": "bf16", "eval_interval": 1}
     done = run_forked("sft", flags | {"output_dir": tmp_path / "out"}, tmp_path).expect(0)
     assert done.stdout == ""
-    cache, rows, first, *evaluations, saved, last = done.stderr.splitlines()
+    cache, rows, first, model, *evaluations, saved, last = done.stderr.splitlines()
     assert cache.startswith("tokenised data ")
     assert re.fullmatch(r"demonstrations: \d+ of \d+ training rows, \d+ of \d+ evaluation rows.*", rows)
     assert first.startswith("global batch 16")
+    start = re.escape(f"the policy starts from {flags['model_name_or_path']}: ")
+    trained = re.fullmatch(f"{start}trains ([0-9,]+) of ([0-9,]+) parameters", model)
+    assert trained is not None and trained[1] == trained[2]
     if "held-out rows: differences" in evaluations[0]:
         del evaluations[0]
     assert [line.split(",")[0] for line in [*evaluations, last]] == [
