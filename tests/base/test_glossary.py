@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dschat.base.glossary import BEST, HEADLINES, METRICS, metrics_of, page
-from dschat.base.metric import RUNS
+from dschat.base.glossary import BEST, HEADLINES, METRICS, RUNS, metrics_of, page
 from dschat.lab.run_data import EVAL_NAMES
 from dschat.settings.rewards import METRIC_NAMES
 from dschat.training.symptoms import LIMITS, symptoms
@@ -27,7 +26,7 @@ def test_the_page_is_up_to_date() -> None:
 def test_a_step_declares_each_name_once(step: str) -> None:
     declared = metrics_of(step)
     assert max(Counter(metric.name for metric in declared).values()) == 1
-    assert all(set(metric.runs.split()) <= RUNS.keys() for metric in METRICS)
+    assert all(set(metric.steps) <= RUNS.keys() for metric in METRICS)
     assert BEST[step][0] in {metric.name for metric in declared if not metric.when}
 
 

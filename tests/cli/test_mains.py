@@ -24,8 +24,8 @@ from cli_runs import (
 )
 from closeness import FORMULA, UPDATE, near
 from dschat.base.glossary import HEAD
-from dschat.base.metric import CRITIC, OWN_SAMPLING, SEVERAL
 from dschat.quickstart.synthetic import gold_score
+from metric_conditions import CRITIC, OWN_SAMPLING, SEVERAL
 
 CLASSIFIER = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 CAUSAL_LM = CLASSIFIER | {"generation_config.json"}

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from cli_runs import check_names, message_of, read_jsonl, training_rows
-from dschat.base.metric import CRITIC, OWN_SAMPLING, PARSING
+from metric_conditions import CRITIC, OWN_SAMPLING, PARSING
 
 CUT = {"termination_condition": "parsing", "per_device_generation_batch_size": 8, "per_device_training_batch_size": 8}
 SHORT = {"num_train_epochs": 1, "data_split": "0,48,16"}  # two rollouts of eight

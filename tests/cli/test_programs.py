@@ -16,9 +16,9 @@ from cli_runs import (
     write_jsonl,
 )
 from data_cases import look_at_data
-from dschat.base.metric import CRITIC, OWN_SAMPLING, PROGRAMS
 from dschat.scoring.programs.levels import weakness
 from launches import launch
+from metric_conditions import CRITIC, OWN_SAMPLING, PROGRAMS
 from published_set_copies import make_rows
 
 pytestmark = [

@@ -24,9 +24,9 @@ from cli_runs import (
 )
 from closeness import UPDATE, near
 from dialogue_cases import dialogue
-from dschat.base.metric import KL, OWN_SAMPLING
 from factories import make_classifier
 from flag_cases import config_of
+from metric_conditions import KL, OWN_SAMPLING
 from real_size import as_large_as
 from script_runs import called, preset
 

@@ -19,9 +19,9 @@ from cli_runs import (
     untimed,
     write_jsonl,
 )
-from dschat.base.metric import CRITIC, EPISODES, OWN_SAMPLING, SEVERAL, SKIP
 from fake_judge import judge_server
 from launches import launch
+from metric_conditions import CRITIC, EPISODES, OWN_SAMPLING, SEVERAL, SKIP
 from turn_cases import ENVIRONMENTS
 
 TEMPLATE = (

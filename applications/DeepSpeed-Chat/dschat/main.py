@@ -186,6 +186,7 @@ class TrainingProcess(Generic[C]):
         torch.manual_seed(config.optimisation.seed)
         if not is_main():
             logging.getLogger().setLevel(logging.WARNING)
+            logging.getLogger("dschat").setLevel(logging.NOTSET)  # `run_script` has set it in a task of srun
         output = RunOutput(self._step, config, plan)
         self._output = output
         try:

@@ -1,18 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every metric that a run writes: its meaning, its unit, and when to worry. docs/metrics.md is made from it:
+"""Every metric that a run writes: its meaning, its unit, and when to worry.
+
+They are declared in metrics.toml, from which docs/metrics.md is made:
 
     python -m dschat.base.glossary > docs/metrics.md
 
 Rows of metrics.jsonl, TensorBoard and W&B use these names.
 """
 
+import re
+import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
-from dschat.base.evaluation_metrics import EVALUATIONS
-from dschat.base.metric import ALL, RUNS, Metric
-from dschat.base.rollout_metrics import ROLLOUTS
-from dschat.base.update_metrics import EVERY_ROW, LOSSES, OPTIMISER, UPDATES
+RUNS = {  # name of a step in run.json → its name in texts
+    "sft": "SFT",
+    "reward": "reward model",
+    "dpo": "DPO",
+    "refuel": "REFUEL on pairs",
+    "ppo": "step 3",
+    "refuel_online": "REFUEL online",
+}
 
 HEAD = ("update", "samples", "seconds")  # the first keys of every row
 # The first metrics of an evaluation that is written in one line.
@@ -34,20 +44,40 @@ BEST = {
     "refuel": ("eval/loss", False),
 }
 
-TABLES: dict[str, tuple[Metric, ...]] = {  # by heading
-    "Every row": EVERY_ROW,
-    "Optimiser": OPTIMISER,
-    "Losses and what they are made of": LOSSES,
-    "Rollouts and their scores": ROLLOUTS,
-    "Updates of step 3 and of REFUEL online: means over those of a rollout": UPDATES,
-    "Evaluations, on held-out rows": EVALUATIONS,
-}
+
+@dataclass(frozen=True)
+class Metric:
+    """A number in metrics.jsonl."""
+
+    name: str  # its key; <…> is a name that depends on the run
+    runs: str  # steps that write it, separated by spaces; "all" for all of them
+    meaning: str
+    unit: str = ""
+    worry: str = ""  # values that point to a problem; empty if any value may be right
+    when: str = ""  # condition on which it is written; empty if every run of these steps writes it
+
+    @property
+    def steps(self) -> list[str]:
+        """The steps that write it, by their names in run.json."""
+        return list(RUNS) if self.runs == "all" else self.runs.split()
+
+    def fits(self, name: str) -> bool:
+        """Whether a key of metrics.jsonl is this metric, or one of its family."""
+        return re.fullmatch(re.sub("<[a-z]+>", r"\\w+", self.name), name) is not None
+
+
+def _read_tables() -> dict[str, tuple[Metric, ...]]:
+    text = (Path(__file__).parent / "metrics.toml").read_text(encoding="utf-8")
+    return {heading: tuple(Metric(**row) for row in rows) for heading, rows in tomllib.loads(text)["tables"].items()}
+
+
+TABLES = _read_tables()  # by heading
 METRICS = tuple(chain.from_iterable(TABLES.values()))
 
 
 def metrics_of(step: str) -> list[Metric]:
     """The metrics that a run of a step may write. `step`: its name in run.json."""
-    return [metric for metric in METRICS if step in metric.runs.split()]
+    return [metric for metric in METRICS if step in metric.steps]
 
 
 def names_under(
@@ -78,7 +108,7 @@ def _lines() -> Iterator[str]:
     yield (
         "`metrics.jsonl` has one object per update (of step 3 and REFUEL online per rollout) and one per evaluation;\n"
         "TensorBoard and W&B show the same under the same names ([tracking.md](tracking.md)). A number that is not\n"
-        "finite is `null`. This page is made from `dschat/base/glossary.py`.\n"
+        "finite is `null`. This page is made from `dschat/base/metrics.toml`.\n"
     )
     yield 'Means are over all processes. "Step 3" is PPO; other estimators write those numbers that need no critic.\n'
     best = ", ".join(f"{RUNS[step]} `{name}`" for step, (name, _) in BEST.items())
@@ -88,7 +118,7 @@ def _lines() -> Iterator[str]:
         yield "| name | of | unit | what it is | when to worry |"
         yield "|---|---|---|---|---|"
         for metric in rows:
-            runs = "all" if metric.runs == ALL else ", ".join(RUNS[run] for run in metric.runs.split())
+            runs = "all" if metric.runs == "all" else ", ".join(RUNS[step] for step in metric.steps)
             condition = f" (with {metric.when})" if metric.when else ""
             yield f"| `{metric.name}` | {runs} | {metric.unit} | {metric.meaning}{condition} | {metric.worry} |"
 

@@ -18,8 +18,7 @@ import pandas as pd
 from dschat.base.atomic import write_file
 from dschat.base.display import markdown_table, text_table
 from dschat.base.errors import UserError
-from dschat.base.glossary import HEADLINES
-from dschat.base.metric import RUNS
+from dschat.base.glossary import HEADLINES, RUNS
 from dschat.base.pictures import GREY, MARKERS
 from dschat.base.statistics import Estimate, mean_interval
 from dschat.lab.chart import Chart, Curve, Look, draw_charts, look_of
