@@ -179,7 +179,7 @@ def test_other_machines_are_told_where_local_copies_are(tmp_path, monkeypatch):
     assert "NCCL_DEBUG=INFO" in told and f"MA_RLHF_DATA={tmp_path}/data" in told
 
 
-def test_machines_without_ssh(tmp_path):
+def test_a_script_on_machines_without_ssh(tmp_path):
     nodes = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "NUM_GPUS": "8"}
     run_recorded(STEPS["ppo"] / "training_scripts" / "run_gemma_two_nodes.sh", tmp_path, **nodes).expect(0)
     assert not (tmp_path / "record.7").exists()

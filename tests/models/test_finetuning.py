@@ -126,9 +126,7 @@ def test_adapters_of_several_targets_with_their_own_scale():
     assert lora_config(chosen(make_causal_lm(), rank=4)).lora_alpha == 8
     with pytest.raises(UserError, match="--lora_module_name query: no linear layer of base"):
         chosen(make_causal_lm(), rank=4, targets=("q_proj", "query"))
-    with pytest.raises(
-        UserError, match="--lora_module_name lm_head: .* that can have an adapter .*head never has"
-    ):
+    with pytest.raises(UserError, match="--lora_module_name lm_head: .* that can have an adapter .*head never has"):
         chosen(make_causal_lm(), rank=4, targets=("lm_head",))
 
 

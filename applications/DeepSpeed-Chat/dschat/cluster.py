@@ -169,7 +169,8 @@ def _of_kubernetes(environ: Mapping[str, str]) -> ClusterNode | None:
     if _number(environ, "WORLD_SIZE") > 1:
         source = f"WORLD_SIZE={environ['WORLD_SIZE']}"
         count = _needed(environ, "WORLD_SIZE", source)
-        return ClusterNode(_needed(environ, "RANK", source), count, None, environ.get("MASTER_ADDR"), None, source)
+        number = _needed(environ, "RANK", source)
+        return ClusterNode(number, count, None, environ.get("MASTER_ADDR"), None, source)
     return None
 
 

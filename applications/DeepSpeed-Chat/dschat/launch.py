@@ -229,7 +229,11 @@ def _plan_hostfile(flags: LaunchFlags, hostfile: str) -> LaunchPlan:
     if flags.num_gpus is not None:
         options += ["--num_gpus", str(flags.num_gpus)]
     return LaunchPlan(
-        sum(slots), slots[0], master_port=flags.master_port, ssh_hosts=tuple(slots_of), ssh_options=tuple(options)
+        world_size=sum(slots),
+        local_size=slots[0],
+        master_port=flags.master_port,
+        ssh_hosts=tuple(slots_of),
+        ssh_options=tuple(options),
     )
 
 
@@ -267,7 +271,8 @@ def _visible_gpus() -> list[str]:
                 f"CUDA_VISIBLE_DEVICES={variable}: {entry!r} is no GPU; give the numbers or identifiers that"
                 " `nvidia-smi --list-gpus` shows, such as CUDA_VISIBLE_DEVICES=0,1."
             )
-    if len({int(entry) if entry.isdecimal() else entry for entry in entries}) < len(entries):
+    different = {int(entry) if entry.isdecimal() else entry for entry in entries}
+    if len(different) < len(entries):
         raise UserError(f"CUDA_VISIBLE_DEVICES={variable} names a GPU twice: name each once.")
     return entries
 

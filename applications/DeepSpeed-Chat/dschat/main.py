@@ -283,7 +283,8 @@ def _become_rank() -> None:
             " Start the step by `dschat`, which starts one process per GPU, or the program by torchrun."
         )
     if process is not None:
-        adopt(process, os.environ.get("MASTER_ADDR"), int(os.environ.get("MASTER_PORT") or 29500))
+        port = os.environ.get("MASTER_PORT") or "29500"
+        adopt(process, os.environ.get("MASTER_ADDR"), int(port))
 
 
 def _has_peers() -> bool:

@@ -88,7 +88,8 @@ def names_page() -> Iterator[str]:
         trainers = [trainer for trainer in other_names.TRAINERS if trainer in setting]
         names = dict.fromkeys(f"`{name}`" for trainer in trainers for name in setting[trainer])
         ours = _flags_as_cell(setting.get("flags", ()))
-        yield _joined_row(", ".join(names), ", ".join(trainers), ours, _as_markdown(setting.get("note", "")))
+        note = _as_markdown(setting.get("note", ""))
+        yield _joined_row(", ".join(names), ", ".join(trainers), ours, note)
     yield ""
     yield "| command or algorithm | here | note |"
     yield "|---|---|---|"

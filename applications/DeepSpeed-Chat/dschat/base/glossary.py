@@ -68,7 +68,10 @@ class Metric:
 
 def _read_tables() -> dict[str, tuple[Metric, ...]]:
     text = (Path(__file__).parent / "metrics.toml").read_text(encoding="utf-8")
-    return {heading: tuple(Metric(**row) for row in rows) for heading, rows in tomllib.loads(text)["tables"].items()}
+    tables: dict[str, tuple[Metric, ...]] = {}
+    for heading, rows in tomllib.loads(text)["tables"].items():
+        tables[heading] = tuple(Metric(**row) for row in rows)
+    return tables
 
 
 TABLES = _read_tables()  # by heading
@@ -118,7 +121,9 @@ def _lines() -> Iterator[str]:
         yield "| name | of | unit | what it is | when to worry |"
         yield "|---|---|---|---|---|"
         for metric in rows:
-            runs = "all" if metric.runs == "all" else ", ".join(RUNS[step] for step in metric.steps)
+            runs = "all"
+            if metric.runs != "all":
+                runs = ", ".join(RUNS[step] for step in metric.steps)
             condition = f" (with {metric.when})" if metric.when else ""
             yield f"| `{metric.name}` | {runs} | {metric.unit} | {metric.meaning}{condition} | {metric.worry} |"
 

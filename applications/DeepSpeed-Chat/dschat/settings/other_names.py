@@ -56,4 +56,6 @@ def value_hint(name: str) -> str:
 
 def alternatives(texts: Sequence[str]) -> str:
     """Texts as the end of a sentence: "a, b or c"."""
-    return " or ".join([", ".join(texts[:-1]), texts[-1]] if texts[1:] else texts)
+    if len(texts) == 1:
+        return texts[0]
+    return f"{', '.join(texts[:-1])} or {texts[-1]}"
