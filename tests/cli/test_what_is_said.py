@@ -11,7 +11,7 @@ from wandb_file import history_of
 
 
 def test_a_bf16_run_says_what_matters_and_nothing_else(tmp_path, sft_flags):
-    """What is trained, evaluations, where tokenised data and models are. DeepSpeed's figures of memory are not there."""
+    """What is trained, evaluations, where data and models are. DeepSpeed's figures of memory are not there."""
     flags = sft_flags | {"per_device_train_batch_size": 16, "dtype": "bf16", "eval_interval": 1}
     done = run_forked("sft", flags | {"output_dir": tmp_path / "out"}, tmp_path).expect(0)
     assert done.stdout == ""
