@@ -72,7 +72,8 @@ def test_scores_by_execution(run, flags, tmp_path):
 
 def test_rows_without_the_column_are_named(run, flags, tmp_path):
     write_jsonl(tmp_path / "plain" / "train.jsonl", [{"prompt": f"p{i}"} for i in range(8)])
-    message_of(run("ppo", flags | {"data_path": tmp_path / "plain"}), "train.jsonl", "input_output", "which holds the tests")
+    refused = run("ppo", flags | {"data_path": tmp_path / "plain"})
+    message_of(refused, "train.jsonl", "input_output", "which holds the tests")
 
 
 def test_reference_solutions_are_run_before_training(flags, capsys):

@@ -48,7 +48,8 @@ PLAIN = {
 PRINTED = ("stdout.txt", "stderr.txt")
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PRELOADED = (
-    "dschat.training.build.steps",
+    "dschat.training.build.supervised",
+    "dschat.training.build.ppo",
     "dschat.cli",
     "dschat.settings.commands",
     "dschat.run.hub",

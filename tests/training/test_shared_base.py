@@ -17,7 +17,7 @@ from dschat.base.errors import UserError
 from dschat.base.fingerprints import model_hash
 from dschat.models.lora import WEIGHTS, adapter_settings, find_adapter, load_adapter
 from dschat.run.distributed import device
-from dschat.training.build.steps import check_lengths
+from dschat.training.build.ppo import check_ppo_lengths
 from factories import (
     collected,
     hf_logprobs,
@@ -152,7 +152,7 @@ def test_a_reward_model_of_its_own_and_a_critic_that_starts_from_the_base(group,
 
 def refused(tmp_path, base, **flags):
     with pytest.raises(UserError) as caught:
-        check_lengths(config_of(tmp_path / "out", base, share_base=True, **flags))
+        check_ppo_lengths(config_of(tmp_path / "out", base, share_base=True, **flags))
     return str(caught.value)
 
 
@@ -171,18 +171,18 @@ def test_what_cannot_share_is_refused_by_name(tokenizer, tmp_path, caplog):
     assert "give --lora_dim" in refused(tmp_path, base, **models, lora_dim=0)
     assert "give --lora_dim" in refused(tmp_path, base, **models, lora_dim=0, actor_lora_dim=2)
     assert "ZeRO 3 for one of" in refused(tmp_path, base, **models, actor_zero_stage=3)
-    check_lengths(config_of(tmp_path / "out", base, share_base=True, **models))
+    check_ppo_lengths(config_of(tmp_path / "out", base, share_base=True, **models))
     caplog.clear()
     without_reward_model = {"critic_model_name_or_path": path, "reward_url": "http://localhost:1"}
     with caplog.at_level(logging.INFO):
-        check_lengths(config_of(tmp_path / "out", base, share_base=True, **without_reward_model))
+        check_ppo_lengths(config_of(tmp_path / "out", base, share_base=True, **without_reward_model))
     assert not caplog.messages, "nothing is said about a reward model"
 
 
 def test_a_base_that_was_moved_is_known_by_its_weights(tokenizer, tmp_path):
     base, models = paths(tmp_path, tokenizer)
     shutil.copytree(base, tmp_path / "copy")
-    check_lengths(config_of(tmp_path / "out", str(tmp_path / "copy"), share_base=True, **models))
+    check_ppo_lengths(config_of(tmp_path / "out", str(tmp_path / "copy"), share_base=True, **models))
     make_causal_lm(seed=9).save_pretrained(base)
     assert f"was trained on another base, {base} as it was then" in refused(tmp_path, base, **models)
 
@@ -227,4 +227,4 @@ def test_an_adapter_trained_with_dropout_has_none_in_step_3(tokenizer, tmp_path)
     assert not [m for m in critic.modules() if isinstance(m, torch.nn.Dropout) and m.p > 0]
     config = config_of(tmp_path / "out", base, share_base=True, rm_template=True, **flags)
     with pytest.raises(UserError, match="--rm_template: with --share_base"):
-        check_lengths(config)
+        check_ppo_lengths(config)

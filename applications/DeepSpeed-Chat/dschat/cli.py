@@ -76,21 +76,21 @@ NOT_EXPORTED = (
 )
 COMMANDS: dict[str, Command] = {
     "sft": Command(
-        "step 1: supervised fine-tuning", "settings.supervised:SFTConfig", "training.build.steps:train_sft", "sft"
+        "step 1: supervised fine-tuning", "settings.supervised:SFTConfig", "training.build.supervised:train_sft", "sft"
     ),
     "reward": Command(
-        "step 2: reward model", "settings.supervised:RewardConfig", "training.build.steps:train_reward", "reward"
+        "step 2: reward model", "settings.supervised:RewardConfig", "training.build.supervised:train_reward", "reward"
     ),
     "dpo": Command(
         "direct preference optimisation (DPO), instead of steps 2 and 3",
         "settings.supervised:DPOConfig",
-        "training.build.steps:train_dpo",
+        "training.build.supervised:train_dpo",
         "dpo",
     ),
     "ppo": Command(
         "step 3: PPO with macro actions; also RLOO, GRPO and others",
         "settings.ppo:PPOConfig",
-        "training.build.steps:train_ppo",
+        "training.build.ppo:train_ppo",
         "ppo",
     ),
     "refuel": Command(

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizer, engines and score source of step 3; with --share_base see shared_base.py."""
+"""Step 3: its data, tokenizer, engines and score source; with --share_base see shared_base.py."""
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
+from dschat.data.examples import PromptExample, prompt_examples
 from dschat.data.messages import TOOLS
 from dschat.data.observations import ConversationEncoder
+from dschat.data.template_notes import RESPONSES_OF_STEPS, warn_of_template
 from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
 from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import choose_trained
@@ -34,9 +37,12 @@ from dschat.rollouts.environments import EnvironmentPool
 from dschat.rollouts.episodes import EpisodeLimits, EpisodePlayer, all_columns
 from dschat.rollouts.generate import Report, choose_engine
 from dschat.rollouts.simulated_user import UserServer, UserSettings, prompt_columns
+from dschat.rollouts.termination import TerminationCondition
 from dschat.rollouts.vllm.engine import VllmEngine
 from dschat.rollouts.vllm.servers import ServerNeeds, VllmServers
 from dschat.run.distributed import is_main, world_size
+from dschat.run.model_folders import SavedModel
+from dschat.run.output import RunOutput
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.programs.run import ProgramPool
 from dschat.settings.episodes import longest_wait
@@ -53,15 +59,98 @@ from dschat.training.build.engines import (
     optimizer_settings,
     trained_part,
 )
-from dschat.training.build.scores import function_scores, own_reward_tokenizer, reward_source
-from dschat.training.build.shared_base import beside_actor, is_on_base, shared_scores
+from dschat.training.build.problems import load_problems
+from dschat.training.build.scores import (
+    build_program_pool,
+    check_functions,
+    function_scores,
+    own_reward_tokenizer,
+    reward_source,
+)
+from dschat.training.build.shared_base import beside_actor, check_shared_base, is_on_base, shared_scores
+from dschat.training.build.steps import load_step_data, measure_peaks, plan_run, record_decoding
+from dschat.training.loop import loop_of
+from dschat.training.ppo.algorithm import PPO
 from dschat.training.ppo.collect import build_actor_sampler
 from dschat.training.ppo.episodes import EpisodeSampler
-from dschat.training.ppo.models import PPOModels
+from dschat.training.ppo.models import MovingAverage, PPOModels
 
 logger = logging.getLogger(__name__)
 
 USER_CACHE = ".user-cache"  # answers of the simulated user's server, below the output folder
+
+
+def train_ppo(config: PPOConfig, run: RunOutput) -> None:
+    """Step 3: PPO with macro actions."""
+    check_ppo_lengths(config)
+    check_functions(config)
+    tokenizer = load_ppo_tokenizer(config)
+    end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
+    condition = TerminationCondition(config.termination, tokenizer, end_id, config.optimisation.seed)
+    run.record.parser = condition.parser
+    programs: ProgramPool | None = None
+    if config.rewards.reward_source == "programs":
+        programs = build_program_pool(config)
+    make = partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=config.sampling.max_prompt_seq_len)
+    validate = partial(
+        warn_of_template, tokenizer, end_id=end_id, keys=config.columns, responses=RESPONSES_OF_STEPS[3]
+    )
+    if programs is not None:
+        run.record.sandbox = programs.level
+        data = load_problems(config, make, programs, validate)
+    else:
+        data = load_step_data(config, PromptExample, make, validate, reads_prompts=not config.has_episodes)
+    plan = plan_run(config, run, data)
+    if config.rewards.source_names:
+        logger.info("%s", config.rewards.formula)
+    warmup = config.optimizers.critic_warmup_updates
+    if warmup:
+        logger.info("the first %d updates train the critic alone (--critic_warmup_updates)", warmup)
+    if config.has_episodes:
+        warn_of_wait(config, len(data.eval))
+    environments = open_environments(config, tokenizer)
+    peaks = measure_peaks(config, run)
+    models = build_ppo_models(config, plan, tokenizer, programs, record_decoding(run))
+    average = MovingAverage(models.actor) if config.memory.enable_ema else None
+
+    actor_base = config.models.actor_model_name_or_path
+    critic_base = config.models.critic_model_name_or_path or actor_base
+    saved = [SavedModel(models.actor, "policy", actor_base, "actor")]
+    if average is not None:
+        role = "policy (moving average)"
+        saved.append(SavedModel(models.actor, role, actor_base, "actor_ema", average.whole_weights))
+    if models.critic is not None:
+        saved.append(SavedModel(models.critic, "critic", critic_base, "critic"))
+    average_parts = None if average is None else average.parts
+    algorithm = PPO(
+        models,
+        data.train,
+        data.eval,
+        tokenizer,
+        condition,
+        config,
+        run,
+        average,
+        sampler=build_episode_sampler(config, models, tokenizer, environments),
+        peaks=peaks,
+    )
+    loop_of(algorithm, models.trained, saved, tokenizer, config, run, average_parts).fit()
+
+
+def check_ppo_lengths(config: PPOConfig) -> None:
+    """Checks, before anything is loaded, that models can read texts of the lengths that flags allow.
+
+    Raises:
+        UserError: a model reads fewer tokens.
+    """
+    tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
+    check_shared_base(config)
+    check_heads(config)
+    # What the reward model reads depends on its tokenizer, see `load_ppo_tokenizer`.
+    paths = {ACTOR: config.models.actor_model_name_or_path, CRITIC: config.models.critic_model_name_or_path}
+    for flag, path in paths.items():
+        if path and not is_on_base(config, path):
+            check_length(path, flag, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
 
 
 def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:

@@ -36,7 +36,8 @@ from dschat.training.build.engines import (
     trained_part,
 )
 from dschat.training.build.scores import build_dialogue_scores, dialogue_function_scores
-from dschat.training.build.steps import check_lengths, fit_supervised, measure_peaks, plan_run, record_decoding
+from dschat.training.build.steps import check_lengths, measure_peaks, plan_run, record_decoding
+from dschat.training.build.supervised import fit_supervised
 from dschat.training.loop import loop_of
 from dschat.training.refuel.algorithm import Refuel
 from dschat.training.refuel.models import RefuelModels
