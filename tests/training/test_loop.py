@@ -145,7 +145,7 @@ def test_the_updates_that_a_schedule_is_over(make, flags, examples, processes, u
 
 
 @pytest.mark.parametrize(("step", "metric", "best"), [("sft", "eval/loss", min), ("reward", "eval/accuracy", max)])
-def test_the_best_checkpoint_is_named(step, metric, best, tmp_path, caplog):
+def test_the_best_checkpoint_is_named(step, metric, best, tmp_path, caplog, monkeypatch):
     """It is kept beside the newest, although its evaluation is not the last; without checkpoints nothing is said."""
     loop = supervised(step, tmp_path / "a", save_steps=1, eval_interval=1, save_total_limit=1)
     scores = iter([0.5, 0.1, 0.9, 0.3, 0.4])
@@ -161,6 +161,11 @@ def test_the_best_checkpoint_is_named(step, metric, best, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         supervised(step, tmp_path / "b", eval_interval=1).fit()
     assert "best checkpoint" not in caplog.text
+    loop.checkpoints._run.metrics.close()
+    with monkeypatch.context() as other_rank:  # which has no metrics
+        other_rank.setattr("dschat.run.checkpoint.is_main", lambda: False)
+        loop.checkpoints._run.metrics._file = None
+        loop.checkpoints.name_best()
 
 
 @pytest.mark.parametrize(("steps", "nearest"), [(1, "2"), (7, "6")])

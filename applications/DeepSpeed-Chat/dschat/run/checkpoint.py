@@ -187,6 +187,8 @@ class Checkpoints:
 
     def name_best(self) -> None:
         """Logs the checkpoint with the best evaluation, if there is one, and how to have its models."""
+        if not is_main():  # which alone has the metrics
+            return
         best = self._best(self._newest_first())
         if best is not None:
             name, _ = BEST[self._run.record.step]
