@@ -81,6 +81,12 @@ def test_loopback_in_every_spelling(host, expected):
         ("http://[::1]:80/v1", True),
         ("http://0.0.0.0:8000/v1", True),  # what a server prints that listens on all addresses
         ("http://[::]:8000/v1", True),
+        ("http://0:8000/v1", True),
+        ("http://0x0/v1", True),
+        ("http://0.0.0.0./v1", True),
+        ("http://[0:0:0:0:0:0:0:0]/v1", True),
+        ("http://[::ffff:0.0.0.0]/v1", True),
+        ("http://0.0.0.1/v1", False),
         ("https://api.openai.com/v1", False),
         ("http://127.example.com/v1", False),
         ("/v1", False),

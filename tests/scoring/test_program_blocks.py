@@ -228,5 +228,13 @@ def test_functions_and_tests_cost_little_time() -> None:
     assert rewards == [0.0] * 4001 + [100.0, 0.0]
 
 
+def test_an_open_text_costs_little_time() -> None:
+    """A search for the end of the text behind each of its quotes would take a minute."""
+    response = "```python\ndef f():\n    pass\nx = '" + "\\'" * 30_000 + "\n```\n"
+    start = time.process_time()
+    rewards_by_segment([(0, 1.0)], ["f"], [response])
+    assert time.process_time() - start < 5
+
+
 def test_deep_nesting_takes_little_time() -> None:
     assert blocks_of("> - " * 5000 + "\n" + "\n" * 20_000) == []

@@ -2,6 +2,7 @@
 """Answers of judges as they come from real models."""
 
 import json
+import time
 
 import pytest
 
@@ -84,6 +85,23 @@ def test_deep_nesting_takes_no_long_time():
         read_answer("{a:" * 50_000, ASPECTS)
     with pytest.raises(UnreadableAnswer, match="no verdict"):
         read_answer("{a:" * 20_000 + "}" * 20_000, ASPECTS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n" * 50_000 + "x",
+        '{"' + " " * 50_000 + '"x',
+        "```\n" + "\n" * 50_000,
+        "{x" + '"verdict":“' * 10_000 + "}",
+    ],
+)
+def test_repetition_takes_no_long_time(text):
+    """With the square of the length, each of them would take more than 5 s."""
+    start = time.process_time()
+    with pytest.raises(UnreadableAnswer):
+        read_answer(text, ASPECTS)
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -28,21 +28,28 @@ Transport = TypeVar("Transport", "httpx2.HTTPTransport", "httpx2.AsyncHTTPTransp
 
 def is_loopback(host: str) -> bool:
     """Whether a host is a loopback address in any spelling, or a name of the domain localhost."""
-    name = host.strip("[]").rstrip(".").lower()
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        number = socket.getaddrinfo(name, None, flags=socket.AI_NUMERICHOST)[0][4][0]  # asks no name server
-    except (OSError, UnicodeError):  # a name
-        return False
-    address = ip_address(number)
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    address = _address_of(host)
+    if address is None:
+        name = host.rstrip(".").lower()
+        return name == "localhost" or name.endswith(".localhost")
+    return address.is_loopback
 
 
 def is_local(url: str) -> bool:
-    """Whether requests to an address stay on this machine; those to 0.0.0.0 and :: do."""
+    """Whether requests to an address stay on this machine; those to 0.0.0.0 and :: do, in any spelling."""
     host = urlsplit(url).hostname or ""
-    return host in ("0.0.0.0", "::") or is_loopback(host)
+    address = _address_of(host)
+    return is_loopback(host) or (address is not None and address.is_unspecified)
+
+
+def _address_of(host: str) -> IPv4Address | IPv6Address | None:
+    """The IP address that a host is in any spelling; None if it is a name."""
+    try:
+        number = socket.getaddrinfo(host.strip("[]").rstrip("."), None, flags=socket.AI_NUMERICHOST)[0][4][0]
+    except (OSError, UnicodeError):
+        return None
+    address = ip_address(number)
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def open_client(

@@ -34,7 +34,7 @@ SPELLINGS = {
 }
 FILLERS = frozenset("the is are one response summary reply answer option better best wins winner preferred".split())
 VERDICT_LINE = re.compile(
-    r"^[\s>*_#-]*(?:(?:the|my|final|overall) +)*(?:verdict|winner|preference|decision|choice)\b[ *_\"']*"
+    r"^[ \t>*_#-]*(?:(?:the|my|final|overall) +)*(?:verdict|winner|preference|decision|choice)\b[ *_\"']*"
     r"(?::|=|\bis\b)(.+)$",
     re.IGNORECASE | re.MULTILINE,
 )

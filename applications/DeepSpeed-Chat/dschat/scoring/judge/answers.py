@@ -16,7 +16,7 @@ from dschat.scoring.judge.questions import JudgeQuestion
 # An object that begins with a key, which may be cut off at the end of the text. In prose, "{}", "{ 1" and '{"A", "B"}'
 # are none. Keys in other quotes, or in none, are those of an object that is not JSON.
 OBJECT_START = re.compile(
-    r"""\{\s*(?:(?P<json>"(?:[^"\\]|\\.)*("\s*[:：]|"?\s*\Z))|['‘“][^'’”{}]*['’”]\s*[:：]|[A-Za-z_]\w*\s*:)""",
+    r"""\{\s*(?:(?P<json>"(?:[^"\\]|\\.)*+("\s*[:：]|"?\s*\Z))|['‘“][^'’”{}]*['’”]\s*[:：]|[A-Za-z_]\w*\s*:)""",
     re.DOTALL,
 )
 BRACE = re.compile(r"[{}]")
@@ -24,8 +24,8 @@ NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 # A key in quotes that no backslash escapes, and its value: text in quotes, or a number or word before the next key.
 QUOTED_KEY = r"""(?<!\\)["'‘“]{name}["'’”]"""
 BARE_KEY = r"""(?<![\w"'\\-]){name}"""
-VALUE = r"""\s*[:：]\s*(?:"((?:[^"\\]|\\.)*)"|['‘“]([^'’”]*)['’”]|([\w.+/-]+)(?=\s*(?:[,\n]|//|\#)))"""
-CODE_BLOCK = re.compile(r"\s*```\w*\n(.*)\n\s*```\s*", re.DOTALL)
+VALUE = r"""\s*[:：]\s*(?:"((?:[^"\\]|\\.)*)"|['‘“]([^'’”‘“]*)['’”]|([\w.+/-]+)(?=\s*(?:[,\n]|//|\#)))"""
+CODE_BLOCK = re.compile(r"\s*```\w*\n(.*)```\s*", re.DOTALL)
 THOUGHT = r"think|thinking|thought|thoughts|reasoning"
 THOUGHT_START = re.compile(rf"<(?:{THOUGHT})>|\[THINK\]")
 THOUGHT_END = re.compile(rf"</(?:{THOUGHT})>|\[/THINK\]|<\|channel\|>final<\|message\|>")

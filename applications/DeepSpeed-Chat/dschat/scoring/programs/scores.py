@@ -63,6 +63,8 @@ def _function_ends(program: str, functions: Collection[str | None]) -> dict[str,
     tokens: list[tokenize.TokenInfo] = []
     with suppress(tokenize.TokenError, SyntaxError):
         for token in tokenize.generate_tokens(StringIO(program).readline):
+            if token.type == tokenize.ERRORTOKEN:  # no program has one; searching behind each would be quadratic
+                break
             tokens.append(token)
     starts: dict[str, int] = {}
     for index, (word, name) in enumerate(pairwise(tokens), start=1):
