@@ -99,15 +99,13 @@ def as_of_two_processes(folder, more=None):
     file.write_text(json.dumps(manifest))
 
 
-REFUSED = {
-    "states": "2 processes offloaded their optimisers' states to NVMe in it",
-    "rollout": "written inside a rollout of 2 processes",
-}
+REFUSED = "2 processes offloaded their optimisers' states to NVMe in it, here are 1"
+PASSED_OVER = "is not used: it was written inside a rollout of 2 processes, here are 1"
 
 
 @pytest.mark.parametrize("shared_out", ["states", "rollout", "nothing"])
 def test_another_number_of_processes(shared_out, trial, whole, monkeypatch):
-    """It is refused where nothing cuts their parts anew: of states on a disk, or of a rollout that is in use."""
+    """States on a disk are refused, since nothing cuts their parts anew; a rollout that is in use is passed over."""
     run = trial("ppo", enable_ema=None)  # how an average is cut anew: run/test_average_parts.py
     with monkeypatch.context() as hurt:
         hurt.setenv("FAULT", f"{MOMENTS['training' if shared_out == 'rollout' else 'generation']}|15")
@@ -116,12 +114,12 @@ def test_another_number_of_processes(shared_out, trial, whole, monkeypatch):
     assert not list(newest.rglob("*.py")), "DeepSpeed's converters are not kept"
     as_of_two_processes(newest, "actor/offloaded_tensors/0" if shared_out == "states" else None)
     result = run.run(**RESUME)
-    if shared_out == "nothing":
-        result.expect(0)
+    if shared_out == "states":
+        message_of(result, str(newest), REFUSED)
+    else:
+        assert (PASSED_OVER in result.expect(0).stderr) == (shared_out == "rollout")
         expected, found = whole("ppo"), outcome(run.out)
         assert all(found[name] == expected[name] for name in found if name.endswith(".safetensors"))
-    else:
-        message_of(result, str(newest), f"{REFUSED[shared_out]}, here are 1")
 
 
 def test_flags_that_may_change(trial, whole, tmp_path, monkeypatch):

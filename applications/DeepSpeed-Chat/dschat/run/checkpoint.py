@@ -262,7 +262,7 @@ class Checkpoints:
             logger.info("%s: no checkpoint yet, the run starts from the beginning", self._folder)
             return None
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        self._check(folder, manifest, in_rollout="current" in state["numbers"])
+        self._check(folder, manifest)
 
         # Models and optimisers.
         saved_ranks = manifest["world_size"]
@@ -315,6 +315,8 @@ class Checkpoints:
         problem = None
         for folder in candidates:
             manifest, problem = self._read(folder)
+            if problem is None and requested == LATEST:
+                problem = _other_rollout(folder, manifest)
             if problem is None:
                 return folder, manifest
             if requested != LATEST:
@@ -362,18 +364,14 @@ class Checkpoints:
         problem = rows_problem(folder / METRICS, manifest["update"], self._run.plan.updates_per_rollout)
         return manifest, problem and f"its file {METRICS} is damaged: {problem}"
 
-    def _check(
-        self,
-        folder: Path,
-        manifest: Json,
-        in_rollout: bool,
-    ) -> None:
-        """Raises UserError if this run cannot resume from a checkpoint; `in_rollout`: it has the current rollout."""
+    def _check(self, folder: Path, manifest: Json) -> None:
+        """Raises UserError if this run cannot resume from a checkpoint."""
         saved_ranks = manifest["world_size"]
         ranks = world_size()
         problems = self._differences(manifest)
-        if saved_ranks != ranks and in_rollout:
-            problems.append(f"it was written inside a rollout of {saved_ranks} processes, here are {ranks}")
+        rollout_problem = _other_rollout(folder, manifest)
+        if rollout_problem is not None:
+            problems.append(rollout_problem)
         if saved_ranks != ranks and any("/offloaded_tensors/" in name for name in manifest["files"]):
             problems.append(
                 f"{saved_ranks} processes offloaded their optimisers' states to NVMe in it, here are {ranks}"
@@ -403,6 +401,15 @@ class Checkpoints:
             if folder.name[5:].isdecimal() and folder.is_dir():
                 folders.append(folder)
         return sorted(folders, key=_update_of, reverse=True)
+
+
+def _other_rollout(folder: Path, manifest: Json) -> str | None:
+    """What is wrong with a checkpoint that holds a part of a rollout for each of another number of processes."""
+    saved_ranks = manifest["world_size"]
+    numbers = read_object(folder / STATE).get("numbers", {})
+    if saved_ranks == world_size() or "current" not in numbers:
+        return None
+    return f"it was written inside a rollout of {saved_ranks} processes, here are {world_size()}"
 
 
 def _separate_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
