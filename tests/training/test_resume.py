@@ -5,7 +5,6 @@ import errno
 import os
 import shutil
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -174,19 +173,6 @@ def test_a_checkpoint_that_another_process_leaves_unfinished_is_not_blamed_on_th
     with pytest.raises(RuntimeError, match="^.*Connection closed by peer"):
         supervised("sft", tmp_path, save_steps=1).fit()
     assert not list((tmp_path / "checkpoints").glob("step-*"))
-
-
-def test_latest_passes_over_a_rollout_of_another_number_of_processes(group, tmp_path, monkeypatch, caplog):
-    """A preempted run may go on with fewer processes: from the newest checkpoint that they can read."""
-    run = ppo(tmp_path, save_steps=1, max_steps=8)  # saved between rollouts, after 4 and 8 updates
-    run.fit()
-    last = run.checkpoints._last
-    run.checkpoints.save(replace(last, numbers={**last.numbers, "current": {}}))
-    assert run.checkpoints._choose("latest")[0].name == "step-8"
-    monkeypatch.setattr(checkpoint, "world_size", lambda: 2)
-    folder, manifest = run.checkpoints._choose("latest")
-    assert folder.name == "step-4" and manifest["update"] == 4
-    assert "step-8 is not used: it was written inside a rollout of 1 processes, here are 2" in caplog.text
 
 
 def test_a_save_that_was_cut_short_is_said(group, tmp_path, caplog):
