@@ -12,7 +12,7 @@ from cli_runs import write_jsonl
 from data_cases import look_at_data as main
 from data_cases import word_tokenizer
 from dschat.base.errors import UserError
-from dschat.data.check import bin_width, check_report, describe_columns, summary, text_histogram
+from dschat.data.check import check_report, describe_columns, summary
 from dschat.data.preview import Settings, preview_report
 from dschat.settings.common import ColumnFlags
 from published_set_copies import write_set
@@ -47,20 +47,7 @@ def lines_of(report, title):
     return [line[2:] for line in lines[start:end]]
 
 
-# histogram and columns
-
-
-@pytest.mark.parametrize(("largest", "width"), [(0, 1), (11, 1), (12, 2), (23, 2), (24, 5), (60, 10), (1023, 100)])
-def test_bin_width(largest, width):
-    assert bin_width(largest) == width
-
-
-def test_histogram():
-    # width 5: 10-14 holds four, 15-19 none, 20-24 one of four: a quarter of forty marks
-    assert text_histogram([10, 11, 14, 14, 24]) == ["10 - 14  4 " + "#" * 40, "15 - 19  0", "20 - 24  1 " + "#" * 10]
-    assert text_histogram([3]) == ["3 - 3  1 " + "#" * 40]
-    many = text_histogram([0] * 1000 + [1])
-    assert many[1] == "1 - 1     1 #"  # a bar is never empty where there is something
+# lengths and columns
 
 
 def test_summary():
@@ -153,10 +140,6 @@ def test_check_counts_empty_responses(folder):
 def test_check_with_a_tokenizer(folder, words):
     report = check(folder, "1,1,1", tokenizer=words, **limits(4, 4))
     assert lines_of(report, "length of the prompts, in tokens, with BOS") == [
-        "2 - 2  2 " + "#" * 20,
-        "3 - 3  4 " + "#" * 40,
-        "4 - 4  0",
-        "5 - 5  1 " + "#" * 10,
         "min 2, median 3, mean 3.0, 95 % 5, 99 % 5, max 5",
         "longer than --max_prompt_seq_len 4: 1 of 7 rows (14.3 %), dropped in step 3",
     ]

@@ -179,7 +179,6 @@ def test_what_the_folder_says(source, model, tmp_path) -> None:
     assert all(row["origin"] and row["prompt"] for row in skipped)
     assert set(info["source"]["sha256"]) == {str(source / "train.jsonl"), str(source / "test.jsonl")}
     assert info["example_prompt"]["input_ids"][0] == 1 and set(info["example_prompt"]["attention_mask"]) == {1}
-    assert (tmp_path / "out" / "lengths.png").read_bytes().startswith(b"\x89PNG")
     assert info["arguments"]["num_samples"] == 15 and info["arguments"]["limits"]["minimum_response_length"] == 3
 
 
@@ -245,7 +244,6 @@ def test_a_folder_holds_the_rows_of_its_step(form, split, seed, model, tmp_path,
     """
     monkeypatch.setenv("MA_RLHF_DATA", str(tmp_path / "data"))
     (tmp_path / "data").mkdir()
-    monkeypatch.setattr("dschat.data.prepared.write.lengths_picture", lambda splits, info: b"")  # takes a second
     path = write_form(form, tmp_path / "data")
     steps = {k: load_share(flags_of(path, step=k, data_split=split, seed=seed)) for k in (1, 2, 3)}
     if form in FILES and split == "2,4,4":
@@ -423,7 +421,6 @@ def test_a_folder_that_another_process_prepares_is_refused(source, model, tmp_pa
 @pytest.mark.parametrize("how", [pytest.param(KILL, marks=pytest.mark.slow), CTRL_C])
 def test_a_folder_is_found_wherever_its_replacement_was_stopped(how, source, model, tmp_path, monkeypatch) -> None:
     """By training and by the next `prepare`: the old or the new one."""
-    monkeypatch.setattr("dschat.data.prepared.write.lengths_picture", lambda splits, info: b"")  # takes a second
     prepare(source, model, tmp_path / "old", *LOOSE)
     reached, point, found = True, 0, []
     while reached:

@@ -67,6 +67,17 @@ def test_steps_take_whole_prompts(tmp_path):
     assert parts[0] and parts[1] and parts[2]
 
 
+def test_a_prompt_written_in_other_ways_is_the_same_prompt(tmp_path):
+    """A letter with its accent is one character or two; white space is of any kind and length."""
+    rows = []
+    for number in range(60):
+        for prompt in ("Caf\u00e9 of {}?", "Cafe\u0301 of {}?", " Caf\u00e9  of\n{}?\t", "Caf\u00e9 of\u00a0{}?"):
+            rows.append(pair(prompt.format(number), number))
+    share = load_share(flags_of(write(tmp_path / "pairs.jsonl", rows), data_split=None))
+    numbers = [{row.prompt.split()[-1] for row in part} for part in (share.train, share.eval)]
+    assert numbers[0].isdisjoint(numbers[1]) and len(numbers[1]) == 3
+
+
 def test_dialogues_that_begin_alike_are_held_out_together(tmp_path):
     """Turns of one dialogue, dialogues that go on differently, and texts of HH-RLHF have the same opening."""
     rows = []

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 MAX_COLUMNS = 60  # lines of a description
 ALL_STEPS = range(1, len(STEPS) + 1)
 Shares = dict[str, dict[int, list[Row]]]  # "training" or "evaluation" → step → its rows
-MAX_BINS = 12  # maximum bins of a histogram
-BAR_WIDTH = 40  # characters of the longest bar
 TYPE_NAMES: dict[type, str] = {
     type(None): "null",
     bool: "true/false",
@@ -175,8 +173,8 @@ def _lengths_in_characters(rows: Sequence[Row]) -> dict[str, list[str]]:
         prompts.append(prompt_length)
         totals.append(prompt_length + max(chosen_length, rejected_length))
     return {
-        "length of the prompts, in characters (--tokenizer MODEL counts tokens)": _histogram(prompts),
-        "length of prompt and longer response, in characters": _histogram(totals),
+        "length of the prompts, in characters (--tokenizer MODEL counts tokens)": [summary(prompts)],
+        "length of prompt and longer response, in characters": [summary(totals)],
     }
 
 
@@ -184,13 +182,11 @@ def _lengths_in_tokens(tokens: Sequence[RowTokens], settings: Settings) -> dict[
     """Lengths as training encodes the rows: with BOS and EOS."""
     prompts = [row.prompt for row in tokens]
     totals = [len(row) for row in tokens]
-    prompt_lines = _histogram(prompts)
-    prompt_lines.append(_longer("--max_prompt_seq_len", settings.max_prompt_seq_len, prompts, "dropped in step 3"))
-    total_lines = _histogram(totals)
-    total_lines.append(_longer("--max_seq_len", settings.max_seq_len, totals, "cut in steps 1 and 2"))
+    longer_prompts = _longer("--max_prompt_seq_len", settings.max_prompt_seq_len, prompts, "dropped in step 3")
+    longer_totals = _longer("--max_seq_len", settings.max_seq_len, totals, "cut in steps 1 and 2")
     return {
-        "length of the prompts, in tokens, with BOS": prompt_lines,
-        "length of prompt and longer response, in tokens, with BOS and EOS": total_lines,
+        "length of the prompts, in tokens, with BOS": [summary(prompts), longer_prompts],
+        "length of prompt and longer response, in tokens, with BOS and EOS": [summary(totals), longer_totals],
     }
 
 
@@ -241,10 +237,6 @@ def _count_dropped(
 
 def _step(step: int) -> str:
     return f"step {step} ({STEPS[step - 1]})"
-
-
-def _histogram(lengths: Sequence[int]) -> list[str]:
-    return [*text_histogram(lengths), summary(lengths)]
 
 
 def describe_columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -314,41 +306,7 @@ def prepared_report(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase |
         lines += ["", f"length of {part}, in tokens"]
         for split, lengths in lengths_by_split.items():
             lines.append(f"  {split}: {summary(lengths[part])}")
-            if split == "train":
-                lines += [f"  {bar}" for bar in text_histogram(lengths[part])]
     return "\n".join(lines)
-
-
-def bin_width(largest: int) -> int:
-    """Width of the bins: the smallest of 1, 2, 5, 10, 20, 50, ... that needs at most MAX_BINS from 0 to `largest`."""
-    power = 1
-    while True:
-        for width in (power, 2 * power, 5 * power):
-            if largest // width < MAX_BINS:
-                return width
-        power *= 10
-
-
-def text_histogram(lengths: Sequence[int]) -> list[str]:
-    """A histogram of numbers, each 0 or more, with bins of equal width.
-
-    One line per bin, from the smallest number's to the largest's: "20 - 29  12 ##########". The bar of a bin that is
-    not empty has at least one mark.
-    """
-    width = bin_width(max(lengths))
-    counts = Counter(length // width for length in lengths)
-    highest_count = max(counts.values())
-    last_bin = max(counts)
-    bound_digits = len(str((last_bin + 1) * width - 1))
-    count_digits = len(str(highest_count))
-    lines = []
-    for number in range(min(counts), last_bin + 1):
-        bar = "#" * math.ceil(counts[number] * BAR_WIDTH / highest_count)
-        lower = number * width
-        upper = lower + width - 1
-        bounds = f"{lower:{bound_digits}d} - {upper:{bound_digits}d}"
-        lines.append(f"{bounds}  {counts[number]:{count_digits}d} {bar}".rstrip())
-    return lines
 
 
 def summary(lengths: Sequence[int]) -> str:

@@ -11,6 +11,7 @@ Rows with the same prompt stay together: see `parts_of_rows`. Where no prompt oc
 
 import json
 import math
+import unicodedata
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
@@ -32,14 +33,15 @@ PromptOf = Callable[[Row], str]
 def opening(row: Row) -> str:
     """What a row asks for: the first message of the user, or the prompt if it is a text without speakers.
 
-    Turns of one dialogue, and dialogues that go on differently, therefore have the same opening.
+    Turns of one dialogue, and dialogues that go on differently, therefore have the same opening. So have texts that
+    differ in white space or in how Unicode composes their letters.
     """
     messages = row.messages
     if row.prompt is not None:
         messages = messages_of_text(row.prompt) or [{"role": "user", "content": row.prompt}]
     for message in messages or []:
         if message["role"] == "user":
-            return message_text(message).strip()
+            return " ".join(unicodedata.normalize("NFC", message_text(message)).split())
     return whole_prompt(row)
 
 

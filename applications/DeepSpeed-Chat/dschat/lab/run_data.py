@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 # Evaluation metrics that every run has. Another name under eval/ is the metric function's.
 EVAL_NAMES = frozenset(names_under("eval/", "ppo", always=True))
 # Evaluation metric → column of a samples file.
-SAMPLE_COLUMNS = {"scores": "score", "eos_rate": "finished", "kl": "kl", "length": "length"}
+SAMPLE_COLUMNS = {"scores": "score", "eos_rate": "finished"}
 # A samples file covers an evaluation when its mean is the evaluation's, up to rounding in the files.
 SAME_MEAN = 1e-3
 
@@ -39,8 +39,8 @@ class HeldOut:
     """An evaluation on held-out prompts.
 
     Samples have the columns `prompt`, `tokens` (of the response; empty if the file gives none) and, by their names
-    in metrics.jsonl: scores, the metric function where there is one, eos_rate (1 or 0), kl (nats, summed over the
-    response) and length (tokens); NaN if a number is not finite.
+    in metrics.jsonl: scores, the metric function where there is one, and eos_rate (1 or 0); NaN if a number is not
+    finite.
     """
 
     model: str  # SFT, or the run's name

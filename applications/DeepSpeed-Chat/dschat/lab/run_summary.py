@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of runs of step 3: tables and sentences of their report, and the speed-up of each run over the first.
 
-`labels` maps the evaluation metrics that runs are compared by (metric function, scores, KL, length, share of responses
-that ended by EOS) to their names in the report, see `labels_of`. `score_labels` selects those that say which of two
-responses is better; the report calls them judges.
+`labels` maps the scores that runs are compared by to their names in the report, see `labels_of`; the report calls them
+judges.
 """
 
 import math
@@ -19,18 +18,16 @@ from dschat.base.statistics import (
     WinRates,
     paired_difference,
     score_verdict,
-    standard_error,
     unpaired_error,
     win_rates,
 )
 from dschat.lab.page import Report, Table
-from dschat.lab.run_data import EVAL_NAMES, HeldOut, Numbers, RunData, column_of
-from dschat.lab.table import result_table
+from dschat.lab.run_data import HeldOut, Numbers, RunData, column_of
 from dschat.settings.rewards import SCORE_SOURCES, SOURCE_FLAGS
 from dschat.settings.simulated_user import SIMULATED_USER
 
 Runs = Sequence[RunData]  # not empty
-Labels = Mapping[str, str]
+Labels = Mapping[str, str]  # of the metrics of which higher is better: the metric function if there is one, scores
 
 WINDOW_PART = 0.1  # share of a run's updates that curves and final values are averaged over
 TRAINING_HEADERS = [
@@ -42,13 +39,15 @@ TRAINING_HEADERS = [
     "λ_eff per token",
     "explained variance",
 ]
-# Decimals and scale of estimates, by metric.
-FORMATS = {"length": (1, 1.0), "eos_rate": (1, 100.0)}
-DEFAULT_FORMAT = (3, 1.0)
+TRAINING_REMARK = (
+    "Macro length and λ_eff = λ^(1/macro length) are means over the run; the critic's explained variance is the mean"
+    " of its last tenth."
+)
 WIN_HEADERS = ["win rates (%)", "judge", "win", "tie", "loss", "win + ½ tie", "prompts"]
 WIN_REMARK = (
-    "Win rates: of two responses to a held-out prompt, the one with the higher score wins. Brackets contain 95 %"
-    " intervals: Wilson's for wins and losses, a bootstrap over prompts for the rate with ties as half."
+    "Win rates: of two responses to a held-out prompt, the one with the higher score wins. The runs are at their last"
+    " evaluation, SFT is the model before the first update. Brackets contain 95 % intervals: Wilson's for wins and"
+    " losses, a bootstrap over prompts for the rate with ties as half."
 )
 SPEED_REMARK = (
     "Updates until a run's score on training prompts, averaged over a trailing window of a tenth of the run, reaches"
@@ -122,7 +121,7 @@ def speed_table(runs: Runs, labels: Labels) -> Table | None:
 
     Args:
         runs: at least one.
-        labels: names of the scores, see `score_labels`.
+        labels: names of the scores.
     """
     baseline = runs[0]
     levels = levels_of(baseline, list(labels))
@@ -153,7 +152,7 @@ def labels_of(
     runs: Runs,
     metric: str | None,
 ) -> dict[str, str]:
-    """Labels of the metrics that runs are compared by. The metric function comes first if all runs have one.
+    """Labels of the scores that runs are compared by. The metric function comes first if all runs have one.
 
     The label of `scores` names their source if it is the same in all runs: a function, a server, a judge, programs,
     an environment or a teacher; the reward model if no flag names another source. If a run adds up several sources,
@@ -169,9 +168,6 @@ def labels_of(
         score_label = "log-ratio of the teacher (nats)"
     labels = {metric: metric_label(metric)} if metric else {}
     labels["scores"] = score_label
-    labels["kl"] = "KL to SFT (nats)"
-    labels["length"] = "length (tokens)"
-    labels["eos_rate"] = "ended by EOS (%)"
     return labels
 
 
@@ -185,15 +181,6 @@ def _source_count(run: RunData) -> int:
     return count
 
 
-def score_labels(labels: Labels) -> dict[str, str]:
-    """Labels of the metrics of which higher is better: the metric function, if there is one, and the scores."""
-    scores: dict[str, str] = {}
-    for name, label in labels.items():
-        if name == "scores" or name not in EVAL_NAMES:
-            scores[name] = label
-    return scores
-
-
 def compare_runs(
     runs: Runs,
     labels: Labels,
@@ -201,95 +188,25 @@ def compare_runs(
     notes: Sequence[str],
 ) -> Report:
     """Tables and sentences of a report on at least one run."""
-    scores = score_labels(labels)
-    results = held_out_results(runs, labels)
-    tables = [_results_table(results, labels)]
-    remarks = _remarks(results, labels, len(runs))
-
-    speed = speed_table(runs, scores)
+    tables: list[Table] = []
+    remarks: list[str] = []
+    speed = speed_table(runs, labels)
     if speed is not None:
         tables.append(speed)
         remarks.append(SPEED_REMARK)
 
-    wins = win_rows(runs, scores)
+    wins = win_rows(runs, labels)
     if wins:
         tables.append(Table(WIN_HEADERS, wins, "wins"))
         remarks.append(WIN_REMARK)
 
     training = [_training_cells(run) for run in runs]
     tables.append(Table(TRAINING_HEADERS, training, "training"))
+    remarks.append(TRAINING_REMARK)
     name, label = next(iter(labels.items()))
     findings = [_against_sft(run, name, label) for run in runs]
     findings += _ranking(runs, name, label)
     return Report(title, tables, findings, remarks, notes)
-
-
-def held_out_results(runs: Runs, labels: Labels) -> pd.DataFrame:
-    """Results on held-out prompts: first the SFT model, then every run at its last evaluation.
-
-    There is a single row for the SFT model if the first evaluations of all runs agree, otherwise one per run.
-
-    Returns:
-        A table with the columns `model`, one estimate for each metric of the labels, and `prompts`. If the samples
-        file has every response of the evaluation, the estimates have the standard error sd / √n and `prompts` is n.
-        Otherwise they have no error and `prompts` is None.
-    """
-    start = _result_row("SFT", runs[0].first, labels)
-    rows = [start]
-    if any(_result_row("SFT", run.first, labels) != start for run in runs):
-        rows = []
-        for run in runs:
-            rows.append(_result_row(f"SFT, start of {run.name}", run.first, labels))
-    for run in runs:
-        rows.append(_result_row(run.name, run.last, labels))
-    return result_table(rows)
-
-
-def _result_row(
-    model: str,
-    evaluation: HeldOut,
-    labels: Labels,
-) -> dict[str, object]:
-    row: dict[str, object] = {"model": model}
-    for name in labels:
-        values = evaluation.values(name)
-        error = None if values is None else standard_error(values)
-        row[name] = Estimate(evaluation.mean(name), error)
-    complete = evaluation.values("scores") is not None
-    row["prompts"] = len(evaluation.samples) if complete else None
-    return row
-
-
-def _results_table(results: pd.DataFrame, labels: Labels) -> Table:
-    rows = []
-    for row in results.to_dict("records"):
-        cells = [row["model"]]
-        for name in labels:
-            digits, scale = FORMATS.get(name, DEFAULT_FORMAT)
-            cells.append(row[name].text(digits, scale))
-        rows.append([*cells, row["prompts"]])
-    return Table(["model", *labels.values(), "held-out prompts"], rows, "results")
-
-
-def _remarks(
-    results: pd.DataFrame,
-    labels: Labels,
-    run_count: int,
-) -> list[str]:
-    errors = results[list(labels)].map(lambda estimate: estimate.error is not None)
-    remarks = ["SFT is the model before the first update; the runs are at their last evaluation."]
-    if errors.any(axis=None):
-        caveat = ": runs of other seeds may differ by more." if run_count > 1 else "."
-        remarks.append(f"± is one standard error over held-out prompts, not over seeds{caveat}")
-    if not errors.all(axis=None):
-        remarks.append("No ± where the samples file does not give the number for every response.")
-    if results["prompts"].isna().any():
-        remarks.append("No number of prompts where the samples file does not hold every response evaluated.")
-    remarks.append(
-        "Macro length and λ_eff = λ^(1/macro length) are means over the run; the critic's explained variance is the"
-        " mean of its last tenth."
-    )
-    return remarks
 
 
 def _training_cells(run: RunData) -> list[str]:
@@ -376,17 +293,14 @@ def _difference(
     return Estimate(gap, paired.error), f"± one standard error, {len(values)} held-out prompts, paired"
 
 
-def win_rows(
-    runs: Runs,
-    scores: Labels,
-) -> list[list[object]]:
+def win_rows(runs: Runs, labels: Labels) -> list[list[object]]:
     """Rows of the table of win rates, with the columns WIN_HEADERS.
 
     The best run by the first score is compared with every other run, then every run with its SFT model. Of two
     responses to a prompt, the one with the higher score wins; each score gives a row. A pair of models is left out if
     a samples file lacks responses, or if the prompts differ.
     """
-    best, *others = _by_rank(runs, next(iter(scores)))
+    best, *others = _by_rank(runs, next(iter(labels)))
     pairs: list[tuple[HeldOut, HeldOut]] = []
     for other in others:
         pairs.append((best, other))
@@ -395,7 +309,7 @@ def win_rows(
 
     rows: list[list[object]] = []
     for model, opponent in pairs:
-        for name, label in scores.items():
+        for name, label in labels.items():
             rates = _win_rates(name, model, opponent)
             if rates is not None:
                 tie = None if rates.tie is None else Rate(rates.tie.value)

@@ -38,7 +38,7 @@ from dschat.lab.page import (
 )
 from dschat.lab.responses import model_names
 from dschat.lab.run_data import METRICS, Numbers, RunData, RunLog, column_of, read_log, with_samples
-from dschat.lab.run_summary import Labels, Runs, compare_runs, labels_of, score_labels
+from dschat.lab.run_summary import Labels, Runs, compare_runs, labels_of
 from dschat.settings.rewards import SOURCE_FLAGS
 
 logger = logging.getLogger(__name__)
@@ -61,11 +61,12 @@ READING = (
     "Faint line: each update, on training rows. Bold line: the same, smoothed over a tenth of the run. Markers: "
     "evaluations on held-out rows."
 )
+EVALUATED = (*HEADLINES, "length", "eos_rate")  # metrics of the table of evaluations
 NO_EXAMPLE = "There is no held-out prompt whose responses were written token by token for every model."
 FLAGS = "All flags of the runs, those that differ first"
 EVALUATIONS_REMARK = (
-    "± is the standard error over held-out rows that a run logs with its evaluations. The best evaluation is the one"
-    " by which a checkpoint is the best."
+    "± is the standard error over held-out rows, not over seeds: runs of other seeds may differ by more. The best"
+    " evaluation is the one by which a checkpoint is the best."
 )
 OUTPUT_FLAGS = ("output_dir", "tensorboard_path")  # flags that always differ and change nothing
 SMOOTHED_PART = 0.1  # a smoothed line is the centred mean over this part of the run
@@ -150,7 +151,7 @@ def _step_of(logs: Sequence[RunLog]) -> str:
 
 
 def labels_of_runs(data: Runs) -> dict[str, str]:
-    """Labels of what runs of step 3 are compared by; warns where they are scored by different things."""
+    """Labels of the scores that runs of step 3 are compared by; warns where they are scored by different things."""
     first, *others = data
     same_sources = True
     same_metric = True
@@ -188,9 +189,9 @@ def evaluation_table(logs: Sequence[RunLog]) -> Table:
 
 
 def _evaluated_names(logs: Sequence[RunLog]) -> list[str]:
-    """Names of the headline metrics that any run was evaluated by, the metric function's first."""
+    """Names of the metrics EVALUATED that any run was evaluated by, the metric function's first."""
     names = [log.metric for log in logs if log.metric is not None]
-    names += [name for name in HEADLINES if any(f"eval/{name}" in log.evals for log in logs)]
+    names += [name for name in EVALUATED if any(f"eval/{name}" in log.evals for log in logs)]
     return list(dict.fromkeys(names))
 
 
@@ -285,7 +286,7 @@ def _panel(
     remark: str = "",
 ) -> MacroPanel:
     parts = []
-    for name, label in score_labels(labels).items():
+    for name, label in labels.items():
         if not math.isnan(sample.get(name, math.nan)):
             parts.append(f"{label} {sample[name]:.3f}")
     parts.append(f"{len(sample['tokens'])} tokens")
@@ -331,7 +332,7 @@ def run_charts(runs: Sequence[RunLog], labels: Labels) -> list[Chart]:
         is_score = train_key == "objective/scores" and "scores" in labels
         train_key = train_key.replace("<step>", runs[0].step)
         charts.append((labels["scores"].capitalize() if is_score else title, axis, train_key, eval_key))
-    for name, label in score_labels(labels).items():
+    for name, label in labels.items():
         if name != "scores":
             charts.insert(0, (label.capitalize(), label, f"objective/{name}", f"eval/{name}"))
     drawable = []

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layout of a prepared folder.
 
-It holds `prepared.json`, the splits as `DatasetDict.save_to_disk` writes them (or `finetune_train.pt`, …),
-`lengths.png` and, if asked for, `skipped.jsonl`. A folder with `.pt` files alone, as SheepRL's preparation leaves it,
-is a prepared folder, too.
+It holds `prepared.json`, the splits as `DatasetDict.save_to_disk` writes them (or `finetune_train.pt`, …) and, if
+asked for, `skipped.jsonl`. A folder with `.pt` files alone, as SheepRL's preparation leaves it, is a prepared folder,
+too.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ SPLITS = ("train", "validation", "test")
 INFO = "prepared.json"
 ARGUMENTS = "args.json"  # SheepRL's
 EXAMPLE_PROMPT = "example_prompt.pt"
-PLOT = "lengths.png"
 SKIPPED = "skipped.jsonl"
 # Paths, relative to a prepared folder, of the files that `prepare` writes.
 WRITTEN_FILES = re.compile(
-    r"(prepared|args|dataset_dict)\.json|example_prompt\.pt|lengths\.png|skipped\.jsonl|"
+    r"(prepared|args|dataset_dict)\.json|example_prompt\.pt|skipped\.jsonl|"
     r"(finetune|preference)_(train|validation|test)\.pt|"
     r"(train|validation|test)/(state\.json|dataset_info\.json|data-\d+-of-\d+\.arrow)"
 )
@@ -226,7 +225,7 @@ def summary_of(info: Mapping[str, Any]) -> list[str]:
     rows = ", ".join(f"{number:,} {split}" for split, number in info["kept"].items())
     limits = info["arguments"]["limits"]
     lines = [
-        f"for        {info['stage']}, tokenizer {info['tokenizer']['name']}, {info['format']} files, {PLOT}",
+        f"for        {info['stage']}, tokenizer {info['tokenizer']['name']}, {info['format']} files",
         f"rows       {rows}",
         f"limits     {limits['max_length']} tokens in all, prompts of at most {limits['max_prompt_length']} and "
         f"responses of at least {limits['minimum_response_length']} {limits['unit']}",

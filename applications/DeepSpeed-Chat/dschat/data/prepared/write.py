@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a prepared folder, with a picture of its lengths. The folder appears when it is complete."""
+"""Writes a prepared folder. It appears when it is complete."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dschat.base.atomic import reporting, writing_folder
 from dschat.base.jsonl import write_rows
-from dschat.data.prepared.folder import INFO, PLOT, SKIPPED, PreparedExample
+from dschat.data.prepared.folder import INFO, SKIPPED, PreparedExample
 from dschat.data.prepared.pt_files import write_pt
 from dschat.data.tokenised import table_of
-
-BINS = 30  # bins of a histogram
 
 Splits = Mapping[str, Sequence[PreparedExample]]
 
@@ -46,7 +42,6 @@ def write_folder(
             _write_arrow(new_folder, filled_splits)
         if skipped is not None:
             write_rows(new_folder / SKIPPED, [_skipped_row(example, reason) for example, reason in skipped])
-        (new_folder / PLOT).write_bytes(lengths_picture(splits, info))
         (new_folder / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
 
 
@@ -93,28 +88,3 @@ def lengths_of_parts(examples: Sequence[PreparedExample]) -> dict[str, list[int]
     else:
         responses = {"response": chosen}
     return {"prompt": prompts, **responses, "prompt and response": totals}
-
-
-def lengths_picture(splits: Splits, info: Mapping[str, Any]) -> bytes:
-    """A PNG with a histogram for each part; bars are shares of a split's rows."""
-    from matplotlib.figure import Figure
-
-    from dschat.base.pictures import COLOURS, plain_axes, plain_legend, png
-
-    lengths_by_split = {split: lengths_of_parts(examples) for split, examples in splits.items() if examples}
-    parts = list(lengths_by_split["train"])
-    figure = Figure(figsize=(4.2 * len(parts), 3.6), layout="constrained")
-    for number, part in enumerate(parts):
-        ax = figure.add_subplot(1, len(parts), number + 1)
-        plain_axes(ax, part, "tokens", "% of the rows" if number == 0 else "")
-        longest = max(max(lengths[part]) for lengths in lengths_by_split.values())
-        edges = np.linspace(0, longest + 1, min(BINS, longest + 1) + 1)
-        for colour, (split, lengths) in zip(COLOURS, lengths_by_split.items(), strict=False):
-            num_rows = len(lengths[part])
-            counts, _ = np.histogram(lengths[part], edges)
-            ax.stairs(100 * counts / num_rows, edges, color=colour, label=f"{split} ({num_rows:,})", linewidth=1.6)
-    plain_legend(figure.axes[-1])
-    max_length = info["arguments"]["limits"]["max_length"]
-    title = f"{info['source']['name']}, {info['stage']}: cut to {max_length} tokens"
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left", parse_math=False)
-    return png(figure)
