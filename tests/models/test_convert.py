@@ -45,6 +45,13 @@ OPT = OPTConfig(
 )
 
 
+# Buffers that earlier versions of transformers saved with the weights.
+BUFFERS = {
+    "llama": ["layers.0.self_attn.rotary_emb.inv_freq"],
+    "gpt2": ["h.0.attn.bias"],
+}
+
+
 class RunsCode:
     """Runs a command when it is unpickled."""
 
@@ -99,6 +106,8 @@ def test_a_reward_model_of_deepspeed_chat_is_converted(kind, backbone, tokenizer
     head = torch.randn(1, plain.config.hidden_size, generator=torch.Generator().manual_seed(0))
     (tmp_path / "old" / "model.safetensors").unlink()
     weights = {f"{backbone}.{name}": tensor for name, tensor in plain.state_dict().items()}
+    for name in BUFFERS.get(kind, ()):
+        weights[f"{backbone}.{name}"] = torch.ones(1)
     torch.save(weights | {"v_head.weight": head}, tmp_path / "old" / "pytorch_model.bin")
     convert(tmp_path / "old", tmp_path / "new")
     ids = [1, 5, 9, 7, 2]

@@ -32,7 +32,21 @@ def convert(folder: Path, target: Path) -> None:
     if target.exists():
         raise UserError(f"{target} exists; give the name of a new folder.")
     weights = _read_weights(folder)
-    model, differing = _with_value_head(folder, weights) if VALUE_HEAD in weights else _ordinary(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    is_classifier = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    auto_class: Any = AutoModelForCausalLM
+    if is_classifier or VALUE_HEAD in weights:
+        auto_class = AutoModelForSequenceClassification
+    model_class = auto_class._model_mapping[type(config)]
+    if VALUE_HEAD in weights:
+        config.num_labels = 1
+        config.dtype = weights[VALUE_HEAD].dtype
+        weights = _as_classifier(weights, model_class.base_model_prefix)
+    # Buffers that earlier versions of transformers saved, such as rotary_emb.inv_freq, are known to it.
+    model, loading = model_class.from_pretrained(
+        None, config=config, state_dict=weights, dtype="auto", output_loading_info=True
+    )
+    differing = {*loading["missing_keys"], *loading["unexpected_keys"]}
     if differing:
         raise UserError(
             f"{folder}: the weights are not those of a {type(model).__name__}, the model of its config.json:"
@@ -54,26 +68,6 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     if not weights:
         raise UserError(f"{folder}: no pytorch_model.bin.")
     return weights
-
-
-def _ordinary(folder: Path) -> tuple[Any, set[str]]:
-    """A model that transformers opens, and the names of weights that are missing or too many."""
-    architectures = AutoConfig.from_pretrained(folder, trust_remote_code=False).architectures or ()
-    is_classifier = any(name.endswith("ForSequenceClassification") for name in architectures)
-    auto_class: Any = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
-    model, loading = auto_class.from_pretrained(
-        folder, trust_remote_code=False, use_safetensors=False, dtype="auto", output_loading_info=True
-    )
-    return model, {*loading["missing_keys"], *loading["unexpected_keys"]}
-
-
-def _with_value_head(folder: Path, weights: dict[str, Tensor]) -> tuple[Any, set[str]]:
-    """A reward model or critic of DeepSpeed-Chat as a classifier; see `_ordinary`."""
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, num_labels=1)
-    model: Any = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
-    model.to(weights[VALUE_HEAD].dtype)
-    missing, unexpected = model.load_state_dict(_as_classifier(weights, model.base_model_prefix), strict=False)
-    return model, {*missing, *unexpected}
 
 
 def _as_classifier(weights: dict[str, Tensor], backbone: str) -> dict[str, Tensor]:
