@@ -244,6 +244,12 @@ def test_a_relative_base_of_another_program_s_adapter_is_said(base, tokenizer, t
     assert "relative path" not in caplog.text
 
 
+def test_the_branch_that_another_program_records_says_nothing_of_the_weights(base, tokenizer, tmp_path):
+    folder = write_users_adapter(tmp_path / "adapter", base)
+    edit_settings(str(folder), revision="main")
+    load_trained_scalar(str(folder), "--m", torch.float32, tokenizer)
+
+
 def test_a_base_on_the_hub_is_recorded_with_its_commit(base, tokenizer, tmp_path, monkeypatch):
     """A cache of the hub with two commits of a model; then a folder of the model's name where the command runs."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))

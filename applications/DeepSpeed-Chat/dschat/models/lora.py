@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -299,9 +300,12 @@ def _base_of_adapter(folder: Path, where: str) -> str:
 
 
 def recorded_base(folder: Path) -> str | None:
-    """What `record_base` noted of an adapter's base: hash of its folder, or commit on the hub; None if unknown."""
-    recorded = read_adapter_notes(folder).get(BASE_KEY) or adapter_settings(folder).get("revision")
-    return None if recorded is None else str(recorded)
+    """What `record_base` noted of an adapter's base: hash of its folder, or commit on the hub; None if unknown.
+
+    Other programs may write the name of a branch or tag, which says nothing of the weights.
+    """
+    recorded = str(read_adapter_notes(folder).get(BASE_KEY) or adapter_settings(folder).get("revision"))
+    return recorded if re.fullmatch(r"[0-9a-f]{40,64}", recorded) else None
 
 
 def warn_of_unknown_base(folder: Path, base: str) -> None:
