@@ -51,6 +51,14 @@ def test_a_dialogue_ends_with_the_token_at_which_the_score_was_trained(name):
         assert rendered[0] == rendered[1]
 
 
+def test_the_line_break_that_ends_a_template_s_file_is_not_written():
+    """Jinja drops it, whatever the template's last statement."""
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template += "{{ '' }}\n"
+    reading = plain_reading(tokenizer, tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    assert reading.tokenizer.apply_chat_template(DIALOGUE, tokenize=False) == WRITTEN["chatml"][1]
+
+
 @pytest.mark.parametrize("name", sorted((TEMPLATES | SPECIAL_TEMPLATES).keys() - {"r1"}))
 def test_every_template_is_read_as_our_own_commands_read_it(name):
     tokenizer = byte_tokenizer(name)

@@ -18,8 +18,9 @@ def score_template(template: str, start: str, turn_end: str, trained_end: str) -
 
     A dialogue that does not end with the assistant, and one with a generation prompt, are written as by `template`.
     """
+    source = template.removesuffix("\n")  # Jinja drops the line break that ends a template's file
     return (
-        f"{BEGIN}{template}{END}{{% if add_generation_prompt or messages[-1].role != 'assistant' %}}{{{{ dialogue }}}}"
+        f"{BEGIN}{source}{END}{{% if add_generation_prompt or messages[-1].role != 'assistant' %}}{{{{ dialogue }}}}"
         f"{{% else %}}{{{{ {start!r} ~ dialogue.removesuffix({turn_end!r}) ~ {trained_end!r} }}}}{{% endif %}}"
     )
 
