@@ -164,11 +164,18 @@ def test_a_warm_up_delays_the_first_updates(caplog):
     """The KL jumps in the 31st rollout: while the learning rate rises, or long after."""
     rising = [{KL: 0.0, "lr/actor": 1e-4 * number} for number in range(30)]
     assert names_of(*rising, {KL: 12.0, "lr/actor": 3e-3}, caplog=caplog) == {31: "jump"}
+    creeping = [{KL: 0.5 * number, "lr/actor": 1e-4 * number} for number in range(42)]  # half a nat per rollout
+    assert names_of(*creeping, caplog=caplog) == {42: "kl"}
     alone = [{KL: 0.0, "lr/actor": float("nan")}] * 29  # the critic alone
     assert names_of(*alone, {KL: 0.0}, {KL: 12.0}, caplog=caplog) == {31: "jump"}
     settled = [{KL: 0.0}] * 30
     assert names_of(*settled, {KL: 12.0}, caplog=caplog) == {}
     assert names_of(*settled, {KL: 20.1}, caplog=caplog) == {31: "kl"}
+
+
+def test_a_metric_that_the_first_rollout_lacks_is_shown_alone(caplog):
+    lines = said({EXPLAINED: float("nan")}, {EXPLAINED: -2.0}, caplog=caplog)
+    assert "(val/explained_variance -2)" in lines[2]
 
 
 def test_what_the_reward_asks_for_is_no_matter_of_the_learning_rate(caplog):

@@ -17,7 +17,8 @@ from pathlib import Path
 
 # Readings that are derived from metrics, see `readings_of`.
 AGE = "rollouts since the learning rate last rose"
-EARLY_KL = "KL in early rollouts"
+START_KL = "KL when the learning rate last rose"
+EARLY_KL = "rise of the KL since then, in early rollouts"
 EARLY_RISE = "rise of the KL in early rollouts"
 ENTROPY = "entropy per token"
 SPREAD = "standard deviation of scores in training"
@@ -39,7 +40,7 @@ class Limits:
         kl_per_token_of_long: nats per token, for responses over 200 tokens.
         jump: rise of the KL from one rollout to the next, as a share of its limit, or of 20 nats if that is more. In
             runs that learn well it is at most 0.1.
-        early: rollouts after the warm-up of the learning rate; a KL above its limit within them has not crept there.
+        early: rollouts after the warm-up of the learning rate; a KL that rises by its limit in them does not creep.
         unscored: share of responses without a score.
         rows_for_spread: responses in a rollout; the standard deviation of fewer scores means little.
         rows_for_correlation: responses in a rollout; a large correlation of fewer may be chance.
@@ -167,7 +168,9 @@ class Symptom:
         values = []
         for name in self.metrics:
             if name in course.now:
-                values.append(f"{name} {round(course.now[name], 4):.3g}, at first {round(course.first[name], 4):.3g}")
+                values.append(f"{name} {round(course.now[name], 4):.3g}")
+            if name in course.now and name in course.first:
+                values[-1] += f", at first {round(course.first[name], 4):.3g}"
         remedies = [remedy.text for remedy in self.remedies if remedy.fits(course.flags)]
         text = f"{self.text} ({'; '.join(values)}): {self.cause}. Try {'; or '.join(remedies)}."
         return text.format_map(course.flags).replace("`", "")
@@ -185,19 +188,21 @@ def readings_of(metrics: Mapping[str, float], previous: Readings) -> Readings:
     rate = rollout["lr"] if "lr" in rollout else rollout["lr/actor"]  # none while the critic is trained alone
     has_settled = rate <= previous["learning rate"]
     age = previous[AGE] + 1 if has_settled else 0.0
+    start_kl = previous[START_KL] if has_settled else rollout["objective/kl"]
     # Where scores are normalised, their spread in training is not the source's.
     spread = rollout["objective/scores_std"] / (metrics.get("objective/scores_running_std") or 1.0)
     value_error = math.sqrt(2 * metrics.get("loss/value", 0.0))
     derived = {
         "learning rate": rate,
         AGE: age,
+        START_KL: start_kl,
         ENTROPY: rollout["objective/entropy"] / length if length else math.nan,
         SPREAD: spread,
         VALUE_ERROR: value_error / spread if spread else math.nan,
         EXPLAINED: abs(rollout["val/explained_variance"]),
     }
     if age < LIMITS.early:
-        derived[EARLY_KL] = rollout["objective/kl"]
+        derived[EARLY_KL] = rollout["objective/kl"] - start_kl
         derived[EARLY_RISE] = rollout["objective/kl"] - previous["objective/kl"]
     readings = Readings()
     for name, number in {**metrics, **derived}.items():
@@ -235,7 +240,7 @@ def _jumps(course: Course) -> bool:
     limit = max(kl_limit(course), usual_limit(course))
     large_rise = LIMITS.jump * max(limit, LIMITS.kl)
     first_kl = course.first["objective/kl"]
-    has_jumped = course.highest[EARLY_RISE] > large_rise or course.highest[EARLY_KL] - first_kl > limit
+    has_jumped = course.highest[EARLY_RISE] > large_rise or course.highest[EARLY_KL] > limit
     return has_jumped and course.now["objective/kl"] - first_kl > large_rise and not _prefers_length(course)
 
 
