@@ -1426,7 +1426,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_a_failure_during_a_stop_is_the_status"),
     ("ranks of the second machine begin at 0", "_plan_one_of", "_a[: _b.node_rank]", "_a[:0]",
      "test_machines_without_ssh"),
-    ("a cluster's second machine begins at 0", "_plan_cluster", "_a.number * _b", "0",
+    ("a cluster's second machine begins at 0", "_plan_machine", "_a.number * _b", "0",
      "test_machines_of_a_cluster"),
     ("a task that sees one GPU takes another", "adopt", '"0"', '"1"', "test_a_rank_takes_its_place"),
     ("a rollout's requests have a whole time-out at the end", "UrlScores._request",

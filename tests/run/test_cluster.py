@@ -6,7 +6,7 @@ import os
 import pytest
 
 from dschat.base.errors import UserError
-from dschat.cluster import ClusterNode, Rank, adopt, expand_repeated, first_name, is_worker, process_of
+from dschat.cluster import ClusterNode, Rank, adopt, check_alone, expand_repeated, first_name, is_worker, process_of
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4"}
 STEP = SLURM | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[03-04]", "SLURM_NODEID": "1"}
@@ -21,11 +21,6 @@ TRAIN_JOB = {"PET_NNODES": "4", "PET_NODE_RANK": "2", "PET_NPROC_PER_NODE": "8",
 TRAIN_JOB |= {"PET_MASTER_PORT": "29400"}
 
 
-@pytest.fixture(autouse=True)
-def without_scontrol(monkeypatch):
-    monkeypatch.setenv("PATH", "/nonexistent")
-
-
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
@@ -33,10 +28,11 @@ def without_scontrol(monkeypatch):
         ({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, None),  # a launcher of ranks has done it
         (PER_GPU | {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, None),  # srun torchrun
         (PER_GPU, (3, 1, 4, 2, "gpu03")),
-        (PER_GPU | {"MASTER_ADDR": "10.0.0.1"}, (3, 1, 4, 2, "10.0.0.1")),
+        (PER_GPU | {"PMI_RANK": "3", "PMI_SIZE": "4"}, (3, 1, 4, 2, "gpu03")),  # srun --mpi=pmi2
+        (PER_MACHINE | OPEN_MPI, (5, 1, 8, 4, None)),  # mpirun, which starts its own processes by srun
+        (SLURM | {"SLURM_NODEID": "0"} | HYDRA, (1, 1, 2, 2, "127.0.0.1")),  # mpirun in a batch script
         (PER_GPU | {"SLURM_STEP_TASKS_PER_NODE": "1,3"}, (3, 1, 4, 3, "gpu03")),
         (PER_GPU | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}, (3, 1, 4, 2, "127.0.0.1")),
-        (OPEN_MPI | {"MASTER_ADDR": "a"}, (5, 1, 8, 4, "a")),
         (OPEN_MPI, (5, 1, 8, 4, None)),
         (HYDRA, (1, 1, 2, 2, "127.0.0.1")),
         (HYDRA | {"PMI_SIZE": "1", "PMI_RANK": "0"}, None),
@@ -61,7 +57,7 @@ def test_a_rank(environ, expected):
     ("environ", "expected"),
     [
         (PER_MACHINE, (1, 2, None, "gpu03", None)),
-        (POD, (1, 2, None, "job-master-0", None)),  # MASTER_PORT is a flag's variable, too
+        (POD, (1, 2, None, None, None)),  # MASTER_ADDR and MASTER_PORT are flags' variables, too
         (TRAIN_JOB, (2, 4, 8, "job-0", 29400)),
         (TRAIN_JOB | {"PET_NPROC_PER_NODE": "auto"}, (2, 4, None, "job-0", 29400)),
         (POD | TRAIN_JOB, (2, 4, 8, "job-0", 29400)),  # the newer operator sets both; WORLD_SIZE then counts processes
@@ -76,7 +72,6 @@ def test_a_machine(environ, expected):
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        (SLURM, "SLURM_JOB_NUM_NODES=2, but this command was started on one machine of the job alone: start it with"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 says that several processes train together, but RANK is not set"),
         ({"PET_NNODES": "2"}, "PET_NNODES=2 says .* PET_NODE_RANK is not set, .* unset PET_NNODES to train alone"),
         ({"PET_NNODES": "1:4"}, "PET_NNODES=1:4 is not a number"),
@@ -95,13 +90,17 @@ def test_what_would_train_several_models_is_refused(environ, said):
     [
         {"WORLD_SIZE": "1"},
         {"MASTER_ADDR": "10.0.0.1", "RANK": "0", "WORLD_SIZE": "1"},
-        SLURM | {"SLURM_JOB_NUM_NODES": "1"},  # a batch script of one machine, whatever its tasks
+        SLURM,  # the shell of salloc
+        SLURM | {"SLURM_JOB_NUM_NODES": "1", "SLURM_NODEID": "0"},  # a batch script of one machine, whatever its tasks
         SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"},  # srun --ntasks=1 inside a larger job
         {"PET_NNODES": "1", "PET_NODE_RANK": "0"},
+        # One pod of 8 GPUs: the operator's WORLD_SIZE counts processes.
+        {"PET_NNODES": "1", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "8", "RANK": "0", "WORLD_SIZE": "8"},
     ],
 )
 def test_one_process_stands_alone(environ):
     assert process_of(environ) is None
+    check_alone(environ)
 
 
 def test_a_process_of_a_launcher_of_ranks():
@@ -125,6 +124,7 @@ def test_slurms_numbers_per_machine(text, numbers):
         ("node[01-03,07],login", "node01"),
         ("a,b", "a"),
         ("rack[2,5]-gpu", "rack2-gpu"),
+        ("rack[2-3]gpu[01-04],rack9", "rack2gpu01"),
         ("", None),
     ],
 )

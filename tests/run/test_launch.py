@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which processes are started: GPUs of this machine, several machines, and what does not fit together."""
 
+import os
 import signal
 import socket
-import subprocess
 from threading import Event
 
 import pytest
 
 from dschat import launch
 from dschat.base.errors import UserError
-from dschat.cluster import Rank
+from dschat.cluster import Rank, process_of
 from dschat.launch import LaunchPlan, check_against_rank, plan_launch, variables_of_ranks, worker_environment
 from dschat.remote import launcher_variables
 from dschat.settings.processes import LaunchFlags
@@ -38,29 +38,30 @@ def programs(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("how", ["there", "gone", "elsewhere", "unset"])
+@pytest.mark.parametrize("how", ["there", "gone", "unset"])
 def test_a_process_stops_once_what_started_it_is_gone(how, monkeypatch):
-    """By SIGTERM, also where that has gone before the process looks; one of another machine is not followed."""
-    starter, sent = subprocess.Popen(["sleep", "60"]), Event()
-    monkeypatch.setattr(launch, "LAUNCHER_CHECK_INTERVAL", 0.05)
+    """By SIGTERM, also where that has gone before the process looks. What the process starts does not follow."""
+    input_of_rank, held_open = os.pipe()
+    monkeypatch.setattr(launch.os, "read", lambda file, size, read=os.read: read(input_of_rank, size))
+    sent = Event()
     before = signal.signal(signal.SIGTERM, lambda number, frame: sent.set())
-    machine = "another" if how == "elsewhere" else socket.gethostname()
-    monkeypatch.setenv(launch.LAUNCHER, "" if how == "unset" else f"{machine} {starter.pid}")
-    if how in ("gone", "elsewhere"):
-        starter.send_signal(signal.SIGKILL)
-        starter.wait()
+    monkeypatch.setenv(launch.FOLLOWS_LAUNCHER, "" if how == "unset" else "1")
+    if how == "gone":
+        os.close(held_open)
     launch.follow_launcher()
+    assert launch.FOLLOWS_LAUNCHER not in os.environ
     assert sent.wait(5 if how == "gone" else 0.5) is (how == "gone")
-    if how == "there":
-        starter.send_signal(signal.SIGKILL)  # not waited for: a zombie has gone, too
-        assert sent.wait(5)
-    starter.kill()
-    starter.wait()
+    if how != "gone":
+        os.close(held_open)
+    assert sent.wait(1) is (how != "unset")
     signal.signal(signal.SIGTERM, before)
+    os.close(input_of_rank)
 
 
 def started(**flags):
-    return plan_launch(LaunchFlags(**flags))
+    machine = process_of(os.environ)
+    assert not isinstance(machine, Rank)
+    return plan_launch(LaunchFlags(**flags), machine)
 
 
 @pytest.mark.parametrize(
@@ -133,12 +134,28 @@ def test_machines_with_ssh(tmp_path):
     assert (found.world_size, found.ssh_options) == (8, ("--hostfile", str(hosts), *PORT, "--num_gpus", "4"))
 
 
+BATCH = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "0"}  # of a script of two machines
+
+
+def test_a_batch_script_of_several_machines(tmp_path, monkeypatch):
+    """It must say that one machine is enough, or which ones are used."""
+    for name, value in BATCH.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="SLURM_JOB_NUM_NODES=2, .* machine of the job alone: start .* --num_nodes 1"):
+        started()
+    assert started(num_nodes=1) == LaunchPlan(2, 2)
+    assert started(num_nodes=2, **HERE) == LaunchPlan(4, 2, 0, "10.0.0.1")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("first slots=2\nsecond slots=2\n")
+    assert started(hostfile=str(hosts)).world_size == 4
+
+
 def test_machines_without_ssh(tmp_path):
     assert started(num_nodes=2, num_gpus=8, node_rank=1, master_addr="10.0.0.1") == LaunchPlan(16, 8, 8, "10.0.0.1")
     hosts = tmp_path / "hosts"
     hosts.write_text("first slots=2\nsecond slots=4\nthird slots=3\n")
-    third = started(hostfile=str(hosts), node_rank=2, master_addr="10.0.0.1")
-    assert third == LaunchPlan(9, 3, 6, "10.0.0.1")
+    with pytest.raises(UserError, match="hosts names 3 machines, which are started from this one: leave --num_nodes"):
+        started(hostfile=str(hosts), node_rank=2, master_addr="10.0.0.1")
 
 
 def test_the_variables_of_ranks():
@@ -172,15 +189,10 @@ SLURM |= {"SLURM_STEP_NODELIST": "job-0,job-1"}
 def test_machines_of_a_cluster(variables, flags, expected, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("dschat.cluster.subprocess.run", missing_program)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     if "num_gpus" in flags:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert started(**flags) == expected
-
-
-def missing_program(*words, **named):
-    raise FileNotFoundError
 
 
 @pytest.mark.parametrize(
@@ -191,6 +203,7 @@ def missing_program(*words, **named):
             "--num_nodes 1 .*, but srun .* starts this command on 2 machines, which would",
         ),
         ({"num_nodes": 3, "node_rank": 0, "master_addr": "a"}, "--num_nodes 3 .*, but srun .* on 2 machines: leave"),
+        ({"hostfile": "hosts"}, "--hostfile hosts, but srun .* on 2 machines, each of which would start the others"),
     ],
 )
 def test_flags_against_a_cluster(flags, said, monkeypatch):
@@ -203,10 +216,11 @@ def test_flags_against_a_cluster(flags, said, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"num_nodes": 2}, "--num_nodes 2, but srun starts every rank itself"),
-        ({"node_rank": 0}, "--node_rank 0, but srun"),
-        ({"hostfile": "hosts"}, "--hostfile hosts, but srun"),
-        ({"num_gpus": 4}, "--num_gpus 4 .*, but srun starts 2 ranks on this machine"),
+        ({"num_nodes": 2}, r"--num_nodes 2 \(NUM_NODES\), but srun starts every rank itself, 2 on this machine"),
+        ({"node_rank": 0}, "--node_rank 0 .*, but srun"),
+        ({"node_rank": 1}, "--node_rank 1 .*, but srun"),
+        ({"hostfile": "hosts"}, "--hostfile hosts .*, but srun"),
+        ({"num_gpus": 4}, "--num_gpus 4 .*, but srun"),
         ({"num_gpus": 2, "num_nodes": 1}, None),
         ({}, None),
     ],
@@ -249,8 +263,8 @@ def test_a_hostfile_that_is_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("visible", "flags", "message"),
     [
-        (None, {"node_rank": 2, "master_addr": "10.0.0.1"}, "--node_rank 2: the last of 2 machines"),
-        (None, {"num_nodes": 3}, "--num_nodes 3 .*, but --hostfile .* names 2 machines"),
+        (None, {"node_rank": 0, "master_addr": "10.0.0.1"}, "names 2 machines, .*leave .* --node_rank"),
+        (None, {"num_nodes": 3}, "names 2 machines, .*leave --num_nodes"),
         ("0,1", {}, "hosts: 8 ranks, but CUDA_VISIBLE_DEVICES=0,1 names fewer"),
         ("0,1", {"num_gpus": 4}, "--num_gpus 4 .* CUDA_VISIBLE_DEVICES=0,1 names fewer"),
     ],
@@ -262,15 +276,6 @@ def test_a_hostfile_that_contradicts_other_settings(visible, flags, message, tmp
     hosts.write_text("first slots=8\nsecond slots=8\n")
     with pytest.raises(UserError, match=message):
         started(hostfile=str(hosts), **flags)
-
-
-def test_a_hostfile_with_other_settings_that_agree(tmp_path, monkeypatch):
-    """Without ssh, the command runs on each machine of the list."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    hosts = tmp_path / "hosts"
-    hosts.write_text("first slots=8\nsecond slots=8\n")
-    found = started(hostfile=str(hosts), num_nodes=2, node_rank=1, master_addr="10.0.0.1", num_gpus=2)
-    assert found == LaunchPlan(4, 2, 2, "10.0.0.1")
 
 
 def test_machines_of_a_hostfile_may_have_more_gpus_than_this_one(tmp_path, monkeypatch):
@@ -299,7 +304,7 @@ def test_more_processes_than_visible_gpus_on_several_machines(monkeypatch):
         ({"num_nodes": 2, "node_rank": 0}, "--master_addr"),
         ({"num_nodes": 2, "node_rank": 2, "master_addr": "10.0.0.1"}, "the last of 2 machines"),
         ({"num_nodes": 2, "master_addr": "10.0.0.1"}, "--node_rank"),
-        (HERE, "--num_nodes .* is 1, but --node_rank is given: .*number of machines, or --hostfile"),
+        (HERE, "--num_nodes .* is 1, but --node_rank is given: give the number of machines"),
     ],
 )
 def test_what_several_machines_need(flags, message):
@@ -342,7 +347,7 @@ def test_a_port_on_which_another_run_listens_is_refused_before_processes_start(m
     monkeypatch.setattr(launch, "run_ranks", lambda command, environments, signals, first_rank: 42)
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(UserError, match=f"--master_port {port} .*another run or program listens there"):
+        with pytest.raises(UserError, match=f"--master_port {port} .*Address already in use"):
             launch.launch(started(num_gpus=2, master_port=port), ["ppo"])
         second = started(num_gpus=2, num_nodes=2, node_rank=1, master_addr="first", master_port=port)
         assert launch.launch(second, ["ppo"]) == 42

@@ -32,9 +32,9 @@ if is_worker(os.environ):
     found = [[int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["MASTER_ADDR"]]]
 elif isinstance(process, Rank):
     check_against_rank(flags, process)
-    found = [[place.rank, process.world_size, flags.master_addr or process.master_addr]]
+    found = [[process.rank, process.world_size, flags.master_addr or process.master_addr]]
 else:
-    plan = plan_launch(flags)
+    plan = plan_launch(flags, process)
     found = [[int(v["RANK"]), plan.world_size, plan.master_addr] for v in variables_of_ranks(plan)]
 with open(os.environ["FOUND"], "a") as file:
     file.write("".join(json.dumps(line) + "\\n" for line in found))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from dschat import ranks
-from dschat.ranks import PassedOnSignals, run_ranks
+from dschat.ranks import passing_on_signals, run_ranks
 
 # A rank that notes the signals that it gets, takes some seconds to save, and ends as a stopped run does.
 SAVES = """
@@ -32,7 +32,7 @@ def short_waits(monkeypatch):
 def run(*scripts, first_rank=0):
     """The exit status of ranks, each of which is a script of a shell."""
     environments = [os.environ | {"SCRIPT": script} for script in scripts]
-    with PassedOnSignals() as signals:
+    with passing_on_signals() as signals:
         return run_ranks(["sh", "-c", 'eval "$SCRIPT"'], environments, signals, first_rank)
 
 
@@ -94,7 +94,7 @@ def test_a_save_is_never_cut(ranks_too, tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
 
     Timer(0, stop).start()
-    with PassedOnSignals() as signals:
+    with passing_on_signals() as signals:
         assert run_ranks(["sh", "-c", SAVES], environments, signals) == 143
     for note in notes:
         assert note.read_text().splitlines()[0] == "TERM" and "saved" in note.read_text()
@@ -105,14 +105,14 @@ def test_a_signal_before_the_ranks_have_set_their_handlers():
 
 
 def test_a_signal_before_there_are_ranks(tmp_path):
-    with PassedOnSignals() as signals:
+    with passing_on_signals() as signals:
         os.kill(os.getpid(), signal.SIGINT)
         assert run_ranks(["sleep", "60"], [dict(os.environ)], signals) == 130
 
 
 def test_the_latest_signal_is_kept_until_there_are_ranks():
     command = ["sh", "-c", "trap 'exit 8' TERM; trap 'exit 7' INT; echo ready; while :; do sleep 0.05; done"]
-    with PassedOnSignals() as signals:
+    with passing_on_signals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         rank = subprocess.Popen(command, process_group=0, stdout=subprocess.PIPE)
@@ -156,13 +156,13 @@ def test_what_ranks_leave_behind_may_end_by_itself(capsys):
 def test_a_terminals_signals_do_not_reach_ranks_by_themselves():
     """Each has a process group of its own."""
     group = [sys.executable, "-c", "import os, sys; sys.exit(os.getpgid(0) != os.getpid())"]
-    with PassedOnSignals() as signals:
+    with passing_on_signals() as signals:
         assert run_ranks(group, [dict(os.environ)] * 2, signals) == 0
 
 
 def test_handlers_are_restored():
     before = signal.getsignal(signal.SIGTERM)
-    with PassedOnSignals():
+    with passing_on_signals():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
     assert subprocess.run(["true"]).returncode == 0

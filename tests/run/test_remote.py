@@ -156,7 +156,7 @@ def test_a_list_of_one_machine(by_ssh, machines, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(machines))
     hosts = machines / "hosts"
     hosts.write_text("first slots=2\n")
-    processes = plan_launch(LaunchFlags(hostfile=str(hosts)))
+    processes = plan_launch(LaunchFlags(hostfile=str(hosts)), None)
     assert not processes.ssh_hosts and processes.world_size == 2
     words = [
         "ppo",
@@ -259,7 +259,7 @@ def test_what_the_package_reads_is_carried():
         text = file.read_text(encoding="utf-8")
         names |= {*re.findall(r'"([A-Z][A-Z0-9_]*_(?:API_KEY|TOKEN)|MA_RLHF_[A-Z_]+)"', text)}
     assert {"REWARD_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY", "MA_RLHF_DATE"} <= names
-    names -= {"MA_RLHF_LAUNCHER", "MA_RLHF_ERROR_FILE", "MA_RLHF_VARIABLES", "MA_RLHF_RUN_DATE"}
+    names -= {"MA_RLHF_FOLLOWS_LAUNCHER", "MA_RLHF_ERROR_FILE", "MA_RLHF_VARIABLES", "MA_RLHF_RUN_DATE"}
     split = split_variables(dict.fromkeys(names, "x"), {})
     assert names == {*split.exported, *split.delivered}
     assert {name for name in names if name.endswith(("_API_KEY", "_TOKEN"))} <= {*split.delivered}

@@ -12,6 +12,7 @@ from launches import free_port, launch_environment
 RANK = """
 import os, sys, time
 import torch.distributed as dist
+from dschat.base.errors import is_lost_peer
 from dschat.run.distributed import barrier, make_host_groups
 dist.init_process_group("gloo")
 make_host_groups(60.0, 3.0)
@@ -25,7 +26,7 @@ time.sleep(0.2)
 try:
     barrier()
 except RuntimeError as error:
-    print("said:", " ".join(str(error).split()), flush=True)
+    print("said:", " ".join(str(error).split()), is_lost_peer(error), flush=True)
     os._exit(1)
 """
 
@@ -53,6 +54,7 @@ def test_a_rank_that_hangs_while_others_save_is_named(tmp_path):
     assert statuses == [1, 1] and seconds < 40
     assert "waited 3 s (--save_timeout)" in outputs[0] and "Ranks 1 failed" in outputs[0]
     assert "said:" in outputs[1]
+    assert all(output.strip().endswith("True") for output in outputs)
 
 
 def test_a_rank_that_has_gone_is_noticed_at_once(tmp_path):

@@ -350,7 +350,7 @@ def _launch_or_train(name: str, words: Sequence[str]) -> int:
         check_against_rank(flags, process)
         adopt(process, flags.master_addr, flags.master_port)
         return train_in_process(name, words, environ=worker_environment())
-    plan = plan_launch(flags)
+    plan = plan_launch(flags, process)
     if plan.world_size == 1:
         return train_in_process(name, words, processes=1)
 

@@ -4,21 +4,20 @@
 | started by | variables | this process is |
 |---|---|---|
 | dschat, torchrun, accelerate, DeepSpeed | RANK, LOCAL_RANK, WORLD_SIZE | a rank |
+| mpirun | OMPI_COMM_WORLD_…, PMI_… | a rank |
 | srun, one task per GPU | SLURM_STEP_NUM_TASKS above SLURM_STEP_NUM_NODES | a rank |
 | srun, one task per machine | SLURM_STEP_NUM_TASKS = SLURM_STEP_NUM_NODES, above 1 | a machine |
-| mpirun | OMPI_COMM_WORLD_…, PMI_… | a rank |
 | PyTorchJob, TrainJob | PET_NNODES, PET_NODE_RANK | a machine |
 | PyTorchJob without PET_… | RANK, WORLD_SIZE, MASTER_ADDR | a machine |
 
-A rank trains; a machine starts one rank per GPU (dschat/launch.py). What says that several processes belong together,
-but not which one this is, is refused: else each of them would train a model of its own.
+The first row that fits counts: mpirun starts its processes by srun, or inside of a Slurm job. A rank trains; a machine
+starts one rank per GPU (dschat/launch.py). What says that several processes belong together, but not which one this
+is, is refused: else each of them would train a model of its own.
 """
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from dschat.base.errors import UserError
@@ -30,8 +29,9 @@ MPI_VARIABLES = (
     ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"),
 )
 LOCALHOST = "127.0.0.1"
-NODE_RANGE = re.compile(r"(?P<prefix>[^\[\],]+)(?:\[(?P<numbers>[^\]]*)\])?(?P<suffix>[^\[\],]*)")
-REPEATED = re.compile(r"(?P<count>\d+)(?:\(x(?P<times>\d+)\))?")
+NODE_NAME = re.compile(r"(?:[^\[,]|\[[^\]]*\])+")  # up to a comma outside of brackets
+NODE_NUMBERS = re.compile(r"\[(?P<first>\w+)[^\]]*\]")
+REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 @dataclass(frozen=True)
@@ -101,31 +101,39 @@ def process_of(environ: Mapping[str, str]) -> Rank | ClusterNode | None:
     """
     if is_worker(environ):
         return None
-    if "SLURM_JOB_ID" in environ:
-        return _of_slurm(environ)
+    is_slurm = "SLURM_JOB_ID" in environ
     for names in MPI_VARIABLES:
-        if _number(environ, names[2]) > 1:
+        # srun sets PMI_SIZE, too, but no number on the machine.
+        if read_number(environ, names[2]) > 1 and (names[1] in environ or not is_slurm):
             return _of_mpi(environ, names)
+    if is_slurm:
+        return _of_slurm(environ)
     return _of_kubernetes(environ)
 
 
-def _of_slurm(environ: Mapping[str, str]) -> Rank | ClusterNode | None:
-    tasks = _number(environ, "SLURM_STEP_NUM_TASKS", 0)
-    machines = _number(environ, "SLURM_STEP_NUM_NODES", 0)
-    if tasks == 0 and _number(environ, "SLURM_JOB_NUM_NODES") > 1:
+def check_alone(environ: Mapping[str, str]) -> None:
+    """Raises UserError in a batch script of several machines, of which the others would have nothing to do."""
+    machines = read_number(environ, "SLURM_JOB_NUM_NODES")
+    # srun sets SLURM_STEP_…; the shell of salloc may be on no machine of the job, and has no SLURM_NODEID.
+    is_batch_script = "SLURM_NODEID" in environ and "SLURM_STEP_NUM_TASKS" not in environ
+    if machines > 1 and is_batch_script and not is_worker(environ):
         raise UserError(
-            f"SLURM_JOB_NUM_NODES={environ['SLURM_JOB_NUM_NODES']}, but this command was started on one machine of the"
-            " job alone: start it with `srun --ntasks-per-node=1 dschat …`, or for this machine alone with `srun"
-            " --nodes=1 --ntasks=1 dschat …`."
+            f"SLURM_JOB_NUM_NODES={machines}, but this command was started on one machine of the job alone: start it"
+            " with `srun --ntasks-per-node=1 dschat …`, or give --num_nodes 1 to train on this machine alone."
         )
-    if tasks <= 1:
+
+
+def _of_slurm(environ: Mapping[str, str]) -> Rank | ClusterNode | None:
+    tasks = read_number(environ, "SLURM_STEP_NUM_TASKS")
+    if tasks == 1:
         return None
+    machines = read_number(environ, "SLURM_STEP_NUM_NODES")
     source = f"srun (SLURM_STEP_NUM_TASKS={tasks}, SLURM_STEP_NUM_NODES={machines})"
-    master_addr = environ.get("MASTER_ADDR") or _first_machine(environ.get("SLURM_STEP_NODELIST", ""))
-    if tasks == machines:
-        return ClusterNode(_needed(environ, "SLURM_NODEID", source), machines, None, master_addr, None, source)
-    tasks_of_machine = expand_repeated(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     machine = _needed(environ, "SLURM_NODEID", source)
+    master_addr = first_name(environ.get("SLURM_STEP_NODELIST", ""))
+    if tasks == machines:
+        return ClusterNode(machine, machines, None, master_addr, None, source)
+    tasks_of_machine = expand_repeated(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if machine >= len(tasks_of_machine):
         raise UserError(f"{source}: SLURM_STEP_TASKS_PER_NODE does not say how many tasks machine {machine} has.")
     return Rank(
@@ -148,33 +156,34 @@ def _of_mpi(environ: Mapping[str, str], names: tuple[str, str, str, str]) -> Ran
         local_rank=_needed(environ, local_rank_name, source),
         world_size=world_size,
         local_size=local_size,
-        master_addr=environ.get("MASTER_ADDR") or (LOCALHOST if local_size == world_size else None),
+        master_addr=LOCALHOST if local_size == world_size else None,
         source=source,
     )
 
 
 def _of_kubernetes(environ: Mapping[str, str]) -> ClusterNode | None:
-    """A pod of a PyTorchJob or TrainJob: PET_… are torchrun's flags, RANK and WORLD_SIZE count pods."""
-    if _number(environ, "PET_NNODES") > 1:
-        source = f"PET_NNODES={environ['PET_NNODES']}"
-        processes = environ.get("PET_NPROC_PER_NODE", "")
-        return ClusterNode(
-            number=_needed(environ, "PET_NODE_RANK", source),
-            count=_needed(environ, "PET_NNODES", source),
-            processes=int(processes) if processes.isdecimal() else None,
-            master_addr=environ.get("PET_MASTER_ADDR") or environ.get("MASTER_ADDR"),
-            master_port=_number(environ, "PET_MASTER_PORT", 0) or None,
-            source=source,
-        )
-    if _number(environ, "WORLD_SIZE") > 1:
-        source = f"WORLD_SIZE={environ['WORLD_SIZE']}"
-        count = _needed(environ, "WORLD_SIZE", source)
-        number = _needed(environ, "RANK", source)
-        return ClusterNode(number, count, None, environ.get("MASTER_ADDR"), None, source)
-    return None
+    """A pod of a PyTorchJob or TrainJob.
+
+    PET_… are torchrun's flags. With them WORLD_SIZE counts processes; without them RANK and WORLD_SIZE count pods.
+    """
+    has_flags = "PET_NNODES" in environ
+    count_name = "PET_NNODES" if has_flags else "WORLD_SIZE"
+    count = read_number(environ, count_name)
+    if count <= 1:
+        return None
+    source = f"{count_name}={count}"
+    processes = environ.get("PET_NPROC_PER_NODE", "")
+    return ClusterNode(
+        number=_needed(environ, "PET_NODE_RANK" if has_flags else "RANK", source),
+        count=count,
+        processes=int(processes) if processes.isdecimal() else None,
+        master_addr=environ.get("PET_MASTER_ADDR"),
+        master_port=read_number(environ, "PET_MASTER_PORT", 0) or None,
+        source=source,
+    )
 
 
-def _number(environ: Mapping[str, str], name: str, default: int = 1) -> int:
+def read_number(environ: Mapping[str, str], name: str, default: int = 1) -> int:
     """A variable's number; the default if it is not set. Raises UserError if it is no number."""
     text = environ.get(name, "").strip()
     if not text:
@@ -191,36 +200,21 @@ def _needed(environ: Mapping[str, str], name: str, source: str) -> int:
             f"{source} says that several processes train together, but {name} is not set, so that this one cannot know"
             f" which it is: set {name}, or unset {source.partition('=')[0].rpartition('(')[2]} to train alone."
         )
-    return _number(environ, name)
+    return read_number(environ, name)
 
 
 def expand_repeated(text: str) -> list[int]:
     """Slurm's numbers per machine: "2(x3),1" is [2, 2, 2, 1]."""
     numbers: list[int] = []
-    for part in filter(None, text.split(",")):
-        match = REPEATED.fullmatch(part)
-        if match is None:
-            return []
-        numbers += [int(match["count"])] * int(match["times"] or 1)
+    for count, times in REPEATED.findall(text):
+        numbers += [int(count)] * int(times or 1)
     return numbers
 
 
-def _first_machine(names: str) -> str | None:
-    """The first machine of Slurm's list of names, by `scontrol` where it is installed; None if the list is empty."""
-    listed: list[str] = []
-    with suppress(OSError):
-        scontrol = subprocess.run(["scontrol", "show", "hostnames", names], capture_output=True, text=True)
-        listed = scontrol.stdout.split()
-    return listed[0] if listed else first_name(names)
-
-
 def first_name(names: str) -> str | None:
-    """The first name of a list such as "node[01-03,07],login": node01; None if the list is empty."""
-    match = NODE_RANGE.match(names)
-    if match is None:
-        return None
-    first_number = re.split(r"[-,]", match["numbers"] or "")[0]
-    return f"{match['prefix']}{first_number}{match['suffix']}"
+    """The first name of Slurm's list of machines, such as "node[01-03,07],login": node01; None if it is empty."""
+    match = NODE_NAME.match(names)
+    return NODE_NUMBERS.sub(r"\g<first>", match[0]) if match else None
 
 
 def adopt(rank: Rank, master_addr: str | None, master_port: int) -> None:

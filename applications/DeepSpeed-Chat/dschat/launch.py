@@ -10,7 +10,6 @@ others by ssh (dschat/remote.py).
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import signal
@@ -18,28 +17,24 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-import psutil
-
 from dschat.base.errors import UserError
-from dschat.cluster import LOCALHOST, ClusterNode, Rank, process_of
-from dschat.ranks import PassedOnSignals, run_ranks
+from dschat.cluster import LOCALHOST, ClusterNode, Rank, check_alone
+from dschat.ranks import passing_on_signals, run_ranks
 from dschat.settings.flags import check_values, flags_of
 from dschat.settings.processes import LaunchFlags
 
 # Environment variables of ranks.
-LAUNCHER = "MA_RLHF_LAUNCHER"  # host name and process id of the process that called `launch`
+FOLLOWS_LAUNCHER = "MA_RLHF_FOLLOWS_LAUNCHER"  # set if standard input ends with the process that called `launch`
 ERROR_FILE = "MA_RLHF_ERROR_FILE"  # file in which the first rank that fails leaves its message
 NO_GPU = re.compile(r"\s*(-1)?\s*")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 GPU = re.compile(r"[0-9]+|(GPU|MIG)-\S+")  # an entry of CUDA_VISIBLE_DEVICES: a number, or an identifier
 LAUNCH_ONLY_FLAGS = ("hostfile", "num_nodes", "node_rank", "master_addr", "master_port")  # not passed on to ranks
-LAUNCHER_CHECK_INTERVAL = 1.0  # seconds between two checks that the launching process still runs
 
 
 @dataclass(frozen=True)
@@ -64,11 +59,6 @@ class LaunchPlan:
     ssh_hosts: tuple[str, ...] = ()
     ssh_options: tuple[str, ...] = ()
 
-    @property
-    def listens_here(self) -> bool:
-        """Whether rank 0 is surely on this machine."""
-        return self.first_rank == 0 and not self.ssh_hosts
-
 
 # -- ranks
 
@@ -89,76 +79,89 @@ def worker_environment() -> dict[str, str]:
 def follow_launcher() -> None:
     """Sends this rank SIGTERM when the process that called `launch` ends, so that it saves a checkpoint and stops.
 
-    Otherwise a launcher that is killed by SIGKILL would leave ranks that keep their GPUs and their port. Ranks on
-    other machines and ranks that were started by ssh do not watch the launcher.
+    Otherwise a launcher that is killed by SIGKILL would leave ranks that keep their GPUs and their port. Ranks that
+    were started by ssh do not watch the launcher.
     """
-    machine, _, process_id = os.environ.get(LAUNCHER, "").rpartition(" ")
-    if machine == socket.gethostname():
-        Thread(target=_stop_after, args=(int(process_id),), daemon=True).start()
+    if os.environ.pop(FOLLOWS_LAUNCHER, ""):
+        Thread(target=_stop_at_end_of_input, daemon=True).start()
 
 
-def _stop_after(launcher: int) -> None:
-    """Waits for the end of the launching process, then sends SIGTERM to this one."""
-    while _is_running(launcher):
-        time.sleep(LAUNCHER_CHECK_INTERVAL)
+def _stop_at_end_of_input() -> None:
+    """Waits for the end of standard input, which the launcher holds open, then sends SIGTERM to this process."""
+    while os.read(0, 1):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _is_running(process_id: int) -> bool:
-    """Whether a process with this id runs; zombies do not count.
-
-    A later process with the same id would count, too. Start times would not tell them apart if the clock has been set.
-    """
-    try:
-        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 # -- the plan
 
 
-def plan_launch(flags: LaunchFlags) -> LaunchPlan:
+def plan_launch(flags: LaunchFlags, machine: ClusterNode | None) -> LaunchPlan:
     """Decides which ranks to start.
+
+    Args:
+        flags: the flags.
+        machine: what a cluster says of this process (`process_of`), unless that is a rank.
 
     Raises:
         UserError: a flag is out of range, the hostfile cannot be used, or flags, hostfile, CUDA_VISIBLE_DEVICES and
             what the cluster says contradict each other.
     """
     check_values(flags)
-    machine = process_of(os.environ)
-    if isinstance(machine, Rank):
-        raise UserError(f"{machine.source}: this process is one rank, and starts no others.")
     if flags.hostfile:
+        if machine is not None:
+            raise UserError(
+                f"--hostfile {flags.hostfile}, but {machine.source} starts this command on {machine.count} machines,"
+                " each of which would start the others: leave --hostfile out, or start the command once."
+            )
         return _plan_hostfile(flags, flags.hostfile)
     if flags.node_rank is not None or (flags.num_nodes or 1) > 1:
-        return _plan_machines(flags, machine)
+        machine = _machine_of_flags(flags, machine)
     if machine is not None:
-        return _plan_cluster(flags, machine)
-    count = _count_of_flags(flags)
+        return _plan_machine(flags, machine)
+    if flags.num_nodes is None:
+        check_alone(os.environ)
+    count = _count_ranks(flags)
     return LaunchPlan(count, count, master_port=flags.master_port)
 
 
 def check_against_rank(flags: LaunchFlags, rank: Rank) -> None:
     """Raises UserError if flags ask a process that a cluster has started as one rank to start others."""
-    for name in ("hostfile", "node_rank", "num_nodes"):
+    allowed: dict[str, tuple[int | None, ...]] = {
+        "hostfile": (None,),
+        "node_rank": (None,),
+        "num_nodes": (None, 1),
+        "num_gpus": (None, 1, rank.local_size),
+    }
+    for name, values in allowed.items():
         value = getattr(flags, name)
-        if value not in (None, 1):
+        if value not in values:
             raise UserError(
-                f"--{name} {value}, but {rank.source} starts every rank itself: leave the flag or its variable out,"
-                " or start one task per machine."
+                f"--{name} {value} ({name.upper()}), but {rank.source} starts every rank itself, {rank.local_size} on"
+                " this machine: leave the flag and the variable out, or start one task per machine."
             )
-    if flags.num_gpus not in (None, 1, rank.local_size):
+
+
+def _machine_of_flags(flags: LaunchFlags, machine: ClusterNode | None) -> ClusterNode:
+    """One of several machines, by the flags. Raises UserError if they contradict each other or what a cluster says."""
+    if flags.node_rank is None:
+        raise UserError("--node_rank (NODE_RANK) is missing: give 0 on the first machine, 1 on the second, …")
+    count = flags.num_nodes or 1
+    if count == 1:
+        raise UserError("--num_nodes (NUM_NODES) is 1, but --node_rank is given: give the number of machines.")
+    if flags.node_rank >= count:
+        raise UserError(f"--node_rank {flags.node_rank}: the last of {count} machines is number {count - 1}.")
+    if machine is not None and machine.count != count:
         raise UserError(
-            f"--num_gpus {flags.num_gpus} (NUM_GPUS), but {rank.source} starts {rank.local_size} ranks on this"
-            " machine: leave the flag out, or start one task per machine."
+            f"--num_nodes {count} (NUM_NODES), but {machine.source} starts this command on {machine.count}"
+            " machines: leave --num_nodes and --node_rank out."
         )
+    return ClusterNode(flags.node_rank, count, None, None, None, f"--num_nodes {count}")
 
 
-def _plan_cluster(flags: LaunchFlags, machine: ClusterNode) -> LaunchPlan:
-    """The plan for one of several machines, on each of which a cluster has started this command."""
-    count = flags.num_gpus or machine.processes or _count_gpus()
-    if flags.num_nodes == 1 and machine.count > 1:
+def _plan_machine(flags: LaunchFlags, machine: ClusterNode) -> LaunchPlan:
+    """The plan for one of several machines, on each of which this command runs."""
+    if flags.num_nodes == 1:
         raise UserError(
             f"--num_nodes 1 (NUM_NODES), but {machine.source} starts this command on {machine.count} machines, which"
             " would train a model each: leave the flag out, or start the command once."
@@ -166,57 +169,24 @@ def _plan_cluster(flags: LaunchFlags, machine: ClusterNode) -> LaunchPlan:
     address = flags.master_addr or machine.master_addr
     if address is None:
         raise UserError(f"{machine.source}: give the address of the first machine, --master_addr (MASTER_ADDR).")
+    count = _count_ranks(flags, machine.processes)
     port = machine.master_port or flags.master_port
     return LaunchPlan(count * machine.count, count, machine.number * count, address, port)
 
 
-def _plan_machines(flags: LaunchFlags, machine: ClusterNode | None) -> LaunchPlan:
-    """The plan for one of several machines, as the flags describe them."""
-    if flags.node_rank is None:
-        raise UserError("--node_rank (NODE_RANK) is missing: give 0 on the first machine, 1 on the second, …")
-    if flags.num_nodes in (None, 1):
-        raise UserError(
-            "--num_nodes (NUM_NODES) is 1, but --node_rank is given: give the number of machines, or --hostfile."
-        )
-    if machine is not None and machine.count != flags.num_nodes:
-        raise UserError(
-            f"--num_nodes {flags.num_nodes} (NUM_NODES), but {machine.source} starts this command on {machine.count}"
-            " machines: leave --num_nodes and --node_rank out."
-        )
-    count = _count_of_flags(flags)
-    slots = [count] * flags.num_nodes
-    return _plan_one_of(slots, flags)
-
-
-def _plan_one_of(slots: Sequence[int], flags: LaunchFlags) -> LaunchPlan:
-    """The plan for the machine of --node_rank, of which each has so many ranks."""
-    assert flags.node_rank is not None
-    if flags.node_rank >= len(slots):
-        raise UserError(
-            f"--node_rank {flags.node_rank}: the last of {len(slots)} machines (--num_nodes or --hostfile) is number"
-            f" {len(slots) - 1}."
-        )
-    if flags.master_addr is None:
-        raise UserError("--master_addr (MASTER_ADDR) is missing: give the address of the first machine.")
-    first_rank = sum(slots[: flags.node_rank])
-    return LaunchPlan(sum(slots), slots[flags.node_rank], first_rank, flags.master_addr, flags.master_port)
-
-
 def _plan_hostfile(flags: LaunchFlags, hostfile: str) -> LaunchPlan:
-    """The plan for the machines of a hostfile, with ssh unless there is one machine or --node_rank is given."""
+    """The plan for the machines of a hostfile, with ssh unless there is one machine."""
     from dschat.remote import read_hostfile
 
     slots_of = read_hostfile(hostfile)
-    if flags.num_nodes not in (None, 1, len(slots_of)):
+    if flags.num_nodes not in (None, 1, len(slots_of)) or flags.node_rank is not None:
         raise UserError(
-            f"--num_nodes {flags.num_nodes} (NUM_NODES), but --hostfile {hostfile} names {len(slots_of)} machines:"
-            " leave --num_nodes out."
+            f"--hostfile {hostfile} names {len(slots_of)} machines, which are started from this one: leave --num_nodes"
+            " (NUM_NODES) and --node_rank (NODE_RANK) out."
         )
     slots = [flags.num_gpus or count for count in slots_of.values()]
     source = f"--num_gpus {flags.num_gpus} (NUM_GPUS)" if flags.num_gpus else f"--hostfile {hostfile}"
     _check_visible(min(slots), source)  # this machine has at least so many
-    if flags.node_rank is not None:
-        return _plan_one_of(slots, flags)
     if len(slots) == 1:
         return LaunchPlan(slots[0], slots[0], master_port=flags.master_port)
     visible = _visible_gpus()
@@ -237,10 +207,10 @@ def _plan_hostfile(flags: LaunchFlags, hostfile: str) -> LaunchPlan:
     )
 
 
-def _count_of_flags(flags: LaunchFlags) -> int:
-    """Ranks of this machine: --num_gpus, which CUDA_VISIBLE_DEVICES must allow, or one per GPU."""
+def _count_ranks(flags: LaunchFlags, of_cluster: int | None = None) -> int:
+    """Ranks of this machine: --num_gpus if CUDA_VISIBLE_DEVICES allows it, the cluster's number, or one per GPU."""
     if flags.num_gpus is None:
-        return _count_gpus()
+        return of_cluster or _count_gpus()
     _check_visible(flags.num_gpus, f"--num_gpus {flags.num_gpus} (NUM_GPUS)")
     return flags.num_gpus
 
@@ -307,22 +277,22 @@ def launch(plan: LaunchPlan, arguments: Sequence[str]) -> int:
         UserError: the port of the plan cannot be used; another machine cannot be reached, or a program that reaches it
             is not installed.
     """
-    if plan.listens_here:
+    if plan.first_rank == 0 and not plan.ssh_hosts:  # rank 0 is surely on this machine
         _check_port(plan.master_port)
     with tempfile.TemporaryDirectory() as folder:
         error_file = Path(folder) / "error"
         error_file.touch()
         environment = dict(os.environ)
         environment[ERROR_FILE] = str(error_file)
-        environment[LAUNCHER] = f"{socket.gethostname()} {os.getpid()}"
         if plan.ssh_hosts:
             from dschat.remote import run_by_ssh
 
             status = run_by_ssh(plan.ssh_options, plan.ssh_hosts, arguments, environment, Path(folder))
         else:
+            environment[FOLLOWS_LAUNCHER] = "1"
             environments = [environment | variables for variables in variables_of_ranks(plan)]
             command = [sys.executable, "-m", "dschat", *arguments]
-            with PassedOnSignals() as signals:
+            with passing_on_signals() as signals:
                 status = run_ranks(command, environments, signals, plan.first_rank)
         with suppress(OSError):  # the terminal may be closed
             sys.stderr.write(error_file.read_text(encoding="utf-8"))
@@ -350,9 +320,6 @@ def _check_port(port: int) -> None:
         try:
             probe.bind(("", port))
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise UserError(f"--master_port {port} (MASTER_PORT): {error.strerror}. Give another port.") from error
             raise UserError(
-                f"--master_port {port} (MASTER_PORT): another run or program listens there. Give every run on a"
-                " machine a port of its own."
+                f"--master_port {port} (MASTER_PORT): {error.strerror}. Give every run on a machine a port of its own."
             ) from error

@@ -18,7 +18,7 @@ from dschat.base.atomic import NO_ROOM
 from dschat.base.errors import ServerLost, UserError, is_lost_peer
 from dschat.base.lock import close_all
 from dschat.base.progress import LinesAboveBars
-from dschat.cluster import ClusterNode, adopt, process_of
+from dschat.cluster import ClusterNode, adopt, process_of, read_number
 from dschat.launch import ERROR_FILE, follow_launcher
 from dschat.settings.common import CommonConfig
 
@@ -283,8 +283,7 @@ def _become_rank() -> None:
             " Start the step by `dschat`, which starts one process per GPU, or the program by torchrun."
         )
     if process is not None:
-        port = os.environ.get("MASTER_PORT") or "29500"
-        adopt(process, os.environ.get("MASTER_ADDR"), int(port))
+        adopt(process, os.environ.get("MASTER_ADDR"), read_number(os.environ, "MASTER_PORT", 29500))
 
 
 def _has_peers() -> bool:

@@ -16,14 +16,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from types import FrameType, TracebackType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TypeAlias
 
 import psutil
 
-from dschat.base.signals import signals_that_stop
+from dschat.base.signals import handled_by, signals_that_stop
 
 CHECK_INTERVAL = 0.1  # seconds between two looks at the ranks
 TERM_AFTER = 3.0  # seconds that the other ranks have to end by themselves after a failure
@@ -51,11 +51,16 @@ def run_ranks(
         The exit status: that of the rank that failed first; else 128 + the number of the signal that stopped the run
         (143 after SIGTERM, 130 after Ctrl-C); else 0.
     """
-    ranks = [subprocess.Popen(command, env=environment, process_group=0) for environment in environments]
+    input_of_ranks, held_open = os.pipe()  # ends when this process ends, in whichever way
+    ranks: list[Child] = []
+    for environment in environments:
+        ranks.append(subprocess.Popen(command, env=environment, stdin=input_of_ranks, process_group=0))
+    os.close(input_of_ranks)
     signals.pass_to(ranks)
     failed = _wait_for(ranks, signals, first_rank)
     _end_strays([rank.pid for rank in ranks])
     signals.pass_to(())
+    os.close(held_open)
     if failed is not None:
         return failed if failed >= 0 else 128 - failed  # 128 + n if signal n has ended the rank
     if signals.last is not None:
@@ -73,7 +78,7 @@ def send_to(child: Child, signal_number: signal.Signals) -> None:
 
 
 class PassedOnSignals:
-    """Context in which signals that stop a run do not end this process but are passed on to its children.
+    """Signals that stop a run, which do not end this process but are passed on to its children.
 
     A signal that comes before the children are known is passed on as soon as they are.
 
@@ -81,28 +86,11 @@ class PassedOnSignals:
         last: the latest signal; None before the first.
     """
 
-    def __init__(self, send: Callable[[Child, signal.Signals], None] = send_to) -> None:
-        """Prepares the handlers; `send` is how a child gets a signal."""
+    def __init__(self, send: Callable[[Child, signal.Signals], None]) -> None:
+        """Passes nothing on yet; `send` is how a child gets a signal."""
         self.last: signal.Signals | None = None
         self._send = send
         self._children: Sequence[Child] = ()
-        self._earlier_handlers: dict[signal.Signals, object] = {}
-
-    def __enter__(self) -> PassedOnSignals:
-        """Installs the handlers."""
-        for signal_number in signals_that_stop():
-            self._earlier_handlers[signal_number] = signal.signal(signal_number, self._handle)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Restores the earlier handlers."""
-        for signal_number, handler in self._earlier_handlers.items():
-            signal.signal(signal_number, handler)  # type: ignore[arg-type]
 
     def pass_to(self, children: Sequence[Child]) -> None:
         """Sets the processes that get signals; a signal that has already come is passed on at once."""
@@ -110,13 +98,22 @@ class PassedOnSignals:
         if self.last is not None:
             self._pass_on(self.last)
 
-    def _handle(self, signal_number: int, frame: FrameType | None) -> None:
+    def handle(self, signal_number: int, frame: FrameType | None) -> None:
+        """Passes a signal on that has just come."""
         self.last = signal.Signals(signal_number)
         self._pass_on(self.last)
 
     def _pass_on(self, signal_number: signal.Signals) -> None:
         for child in self._children:
             self._send(child, signal_number)
+
+
+@contextmanager
+def passing_on_signals(send: Callable[[Child, signal.Signals], None] = send_to) -> Iterator[PassedOnSignals]:
+    """Context in which signals that stop a run are passed on to the children that `pass_to` names."""
+    signals = PassedOnSignals(send)
+    with handled_by(signals.handle):
+        yield signals
 
 
 def _wait_for(
@@ -170,45 +167,28 @@ def _end_of(rank: Child) -> str:
 def _end_strays(groups: Sequence[int]) -> None:
     """Waits for processes that have outlived the ranks of their groups, and ends those that do not end themselves."""
     for patience, signal_number in ((STRAYS_TERM_AFTER, signal.SIGTERM), (STRAYS_KILL_AFTER, signal.SIGKILL)):
-        strays = _wait_for_groups(groups, patience)
+        end = time.monotonic() + patience
+        strays = _processes_of(groups)
+        while strays and time.monotonic() < end:
+            time.sleep(CHECK_INTERVAL)
+            strays = _processes_of(groups)
         if not strays:
             return
         process_ids = ", ".join(str(process.pid) for process in strays)
         _warn(f"the ranks have ended, but not their processes {process_ids}: they get {signal_number.name}")
-        for group in groups:
-            _signal_group(group, signal_number)
-
-
-def _wait_for_groups(groups: Sequence[int], seconds: float) -> list[psutil.Process]:
-    """Processes of the groups that still run after some seconds; returns at once when none are left."""
-    end = time.monotonic() + seconds
-    while True:
-        running = _processes_of(groups)
-        if not running or time.monotonic() > end:
-            return running
-        time.sleep(CHECK_INTERVAL)
+        for process in strays:
+            with suppress(psutil.Error):
+                process.send_signal(signal_number)
 
 
 def _processes_of(groups: Sequence[int]) -> list[psutil.Process]:
     """The processes of the groups that still run; zombies do not count."""
-    remaining = {group for group in groups if _signal_group(group, 0)}
-    if not remaining:
-        return []
     running = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError):
-            if os.getpgid(process.pid) in remaining and process.status() != psutil.STATUS_ZOMBIE:
+            if os.getpgid(process.pid) in groups and process.status() != psutil.STATUS_ZOMBIE:
                 running.append(process)
     return running
-
-
-def _signal_group(group: int, signal_number: int) -> bool:
-    """Sends a signal, or none if it is 0, to a process group. Returns whether the group still has processes."""
-    try:
-        os.killpg(group, signal_number)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
 
 
 def _warn(text: str) -> None:

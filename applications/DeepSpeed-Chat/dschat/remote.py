@@ -26,7 +26,7 @@ from pathlib import Path
 
 from dschat.base.errors import UserError
 from dschat.base.secrets import SECRET_NAME
-from dschat.ranks import Child, PassedOnSignals, run_ranks
+from dschat.ranks import Child, passing_on_signals, run_ranks
 
 REMOTE_FILE_VARIABLE = "MA_RLHF_VARIABLES"  # path of the file of variables on each machine
 PACKED = "packed:"  # prefix of a packed word
@@ -124,7 +124,7 @@ def run_by_ssh(
     check_paths()
     check_programs()
     variables = split_variables(environment, launcher_variables())
-    with PassedOnSignals(_send_to_launcher) as signals, remote_file(variables.delivered, hosts) as path:
+    with passing_on_signals(_send_to_launcher) as signals, remote_file(variables.delivered, hosts) as path:
         if signals.last is not None:  # a signal came while the variables were sent
             return 128 + signals.last
         exported = variables.exported | {REMOTE_FILE_VARIABLE: path}
@@ -282,44 +282,32 @@ def remote_file(variables: Mapping[str, str], hosts: Sequence[str]) -> Iterator[
     with ThreadPoolExecutor(16) as pool:
         try:
             # Waits for every machine: a file that is written after its removal would stay.
-            failures = []
-            for failure in pool.map(partial(_write_on, path, content), hosts, range(len(hosts))):
-                if failure:
-                    failures.append(failure)
+            failures = [failure for failure in pool.map(partial(_write_on, path, content), hosts) if failure]
             if failures:
                 raise UserError(failures[0])
             yield path
         finally:
-            list(pool.map(partial(_remove_on, path), hosts, range(len(hosts))))
+            list(pool.map(partial(_remove_on, path), hosts))
 
 
 def _write_on(
     path: str,
     content: bytes,
     host: str,
-    number: int,
 ) -> str:
-    """Writes a file that only its owner can read on a machine.
-
-    Two host names may mean the same machine, and both writes then run at once. Each therefore writes a file of its
-    own, `path.number`, and renames it to `path`.
+    """Writes a file that only its owner can read on a machine; two names of one machine write the same content.
 
     Returns:
         Why the file could not be written; "" if it is written.
     """
-    temporary = f"{path}.{number}"
-    result = _ssh(host, f"sh -c 'umask 077; set -C; cat > {temporary} && mv -f {temporary} {path}'", content)
+    result = _ssh(host, f"sh -c 'umask 077; cat > {path}'", content)
     if result.returncode == 0:
         return ""
     errors = " ".join(result.stderr.decode(errors="replace").split())
     return f"--hostfile: variables could not be sent to {host} by ssh: {errors or 'it says nothing'}."
 
 
-def _remove_on(
-    path: str,
-    host: str,
-    number: int,
-) -> None:
+def _remove_on(path: str, host: str) -> None:
     """Removes what `_write_on` wrote on a machine, or warns.
 
     Tries twice if ssh itself fails, since Ctrl-C ends ssh, too.
@@ -327,7 +315,7 @@ def _remove_on(
     status = SSH_FAILED
     for _ in range(2):
         if status < 0 or status == SSH_FAILED:
-            status = _ssh(host, f"rm -f {path} {path}.{number}", b"").returncode
+            status = _ssh(host, f"rm -f {path}", b"").returncode
     if status:
         print(f"warning: {path} on {host} could not be removed; it holds this run's variables", file=sys.stderr)
 

@@ -3,8 +3,11 @@
 
 import re
 
-# Errors of gloo and NCCL when the process at the other end of a connection has ended.
-LOST_PEER = re.compile(r"Connection (reset|closed) by peer|remote process exited|Connection refused.*store", re.I)
+# Errors of gloo and NCCL when the process at the other end of a connection has ended, and of run/distributed.py:
+# barrier when one does not come.
+LOST_PEER = re.compile(
+    r"Connection (reset|closed) by peer|remote process exited|Connection refused.*store|\(--save_timeout\)", re.I
+)
 
 
 class UserError(Exception):

@@ -2,6 +2,9 @@
 """The signals that stop a run."""
 
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 
 def signals_that_stop() -> list[signal.Signals]:
@@ -10,3 +13,15 @@ def signals_that_stop() -> list[signal.Signals]:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signals.append(signal.SIGHUP)
     return signals
+
+
+@contextmanager
+def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Context in which a function handles the signals that stop a run; the earlier handlers are restored after it."""
+    earlier_handlers = {number: signal.signal(number, handler) for number in signals_that_stop()}
+    try:
+        yield
+    finally:
+        for number, earlier in earlier_handlers.items():
+            if earlier is not None:  # None: the handler was not installed by Python, which cannot set it again
+                signal.signal(number, earlier)

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from dschat.base.signals import signals_that_stop
+from dschat.base.signals import handled_by
 from dschat.run.distributed import largest_over_ranks
 
 _received = 0  # the first signal that arrived, or 0
@@ -47,13 +47,8 @@ def stop_signals() -> Iterator[None]:
     global _received, _interrupted_at
     _received = 0
     _interrupted_at = None
-    previous_handlers = {number: signal.signal(number, _record) for number in signals_that_stop()}
-    try:
+    with handled_by(_record):
         yield
-    finally:
-        for number, handler in previous_handlers.items():
-            if handler is not None:  # None: the handler was not installed by Python, which cannot set it again
-                signal.signal(number, handler)
 
 
 def raise_if_stopped() -> None:
