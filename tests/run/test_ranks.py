@@ -160,6 +160,35 @@ def test_a_terminals_signals_do_not_reach_ranks_by_themselves():
         assert run_ranks(group, [dict(os.environ)] * 2, signals) == 0
 
 
+STARTS_TWO = """
+import os, sys
+from dschat.ranks import passing_on_signals, run_ranks
+with passing_on_signals() as signals:
+    environments = [os.environ | {"NOTE": note} for note in sys.argv[1:]]
+    run_ranks(["sh", "-c", "touch $NOTE; cat; touch $NOTE.ended"], environments, signals)
+"""
+
+
+def test_the_input_of_ranks_ends_with_what_started_them(tmp_path):
+    """Also of each while the others still run, and though it had no time to say anything."""
+    notes = [tmp_path / "0", tmp_path / "1"]
+    starter = subprocess.Popen([sys.executable, "-c", STARTS_TWO, *map(str, notes)])
+    wait_for(notes)
+    time.sleep(0.2)
+    ended = [tmp_path / "0.ended", tmp_path / "1.ended"]
+    assert not any(note.exists() for note in ended)
+    starter.kill()
+    starter.wait()
+    wait_for(ended)
+
+
+def wait_for(files):
+    end = time.monotonic() + 30
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def test_handlers_are_restored():
     before = signal.getsignal(signal.SIGTERM)
     with passing_on_signals():
