@@ -113,7 +113,7 @@ def all_values(flags: type, positional: bool) -> st.SearchStrategy[dict[str, Any
         return st.just({})
     required = {flag.name for flag in own if flag.positional}
     for name in required:  # two dashes alone are what ends the flags
-        values[name] = values[name].filter(lambda value: value != "--")
+        values[name] = values[name].filter(lambda value: str(value) != "--")
     names = st.sets(st.sampled_from(sorted(values)), min_size=1, max_size=6)
     return names.flatmap(lambda some: st.fixed_dictionaries({name: values[name] for name in {*some, *required}}))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables and sentences of a report, against numbers worked out by hand: evaluations, win rates, speed."""
+"""The tables and sentences of a report, against numbers worked out by hand: evaluations, differences, speed."""
 
 import json
 import logging
@@ -10,8 +10,8 @@ import pytest
 from dschat.lab.page import Report
 from dschat.lab.run_data import read_log, read_run
 from dschat.lab.run_summary import compare_runs, final, first_at, metric_label, trailing_mean
-from dschat.lab.runs import build_report, evaluation_table, labels_of_runs
-from handmade_runs import edit_rows, make_run, make_two_runs, table_of, write_lines
+from dschat.lab.runs import evaluation_table, labels_of_runs
+from handmade_runs import edit_rows, make_run, table_of, write_lines
 
 WIDER = {"eval/gold_scores": 0.45, "eval/scores": 4.0}  # means of more prompts than the samples file holds
 
@@ -191,64 +191,6 @@ def test_the_metric_function_of_the_flags_is_chosen_among_several(tmp_path):
     edit_rows(folder / "metrics.jsonl", lambda _, row: row | {"eval/another": 1.0})
     assert labels_of({"a": folder})[0] == "gold score"
     assert [metric_label(name) for name in ("gold_scores", "pass_rate")] == ["gold score", "pass rate"]
-
-
-# win rates
-
-
-# Two of two, by Wilson: from 2 / (2 + z²) = 2 / 5.841459 = 34.2 % up; none of two: up to 65.8 %.
-BOTH = ["100.0 [34.2, 100.0]", "0.0", "0.0 [0.0, 65.8]", "100.0", "2"]
-# One of two: (1 + z²/2) / (2 + z²) = 1/2 ± 1.959964 / 5.841459 · √(1/2 + 0.960365) = 1/2 ± 0.405469.
-ONE = "50.0 [9.5, 90.5]"
-
-
-@pytest.mark.parametrize("names", [("PPO", "MA-PPO"), ("MA-PPO", "PPO")])
-def test_the_highest_run_against_the_others_and_each_against_sft(tmp_path, names):
-    """Gold 0.1, 0.3 of SFT; 0.4, 0.6 of PPO; 0.5, 0.9 of MA-PPO; the scores are ten times that."""
-    runs = make_two_runs(tmp_path)
-    outcome = outcome_of({name: runs[name] for name in names})
-    table = table_of(outcome, "wins")
-    assert table.headers == ["win rates (%)", "judge", "win", "tie", "loss", "win + ½ tie", "prompts"]
-    pairs = ["MA-PPO against PPO", *[f"{name} against SFT" for name in names]]
-    judges = ["gold score", "reward-model score"]
-    assert table.rows == [[pair, judge, *BOTH] for pair in pairs for judge in judges]
-    assert any("bootstrap over prompts" in remark for remark in outcome.remarks)
-
-
-def test_ties_and_losses(tmp_path):
-    """By prompt: gold 0.5 beside 0.5 and 0.9 beside 0.6; the scores were changed to 1, 1 beside 2, 0."""
-    runs = {"a": make_run(tmp_path / "a", [0.5, 0.9]), "b": make_run(tmp_path / "b", [0.6, 0.5], prompts=("p1", "p0"))}
-    for name, scores in (("a", (1, 1)), ("b", (0, 2))):
-        mean = {"eval/scores": sum(scores) / 2}
-        edit_rows(runs[name] / "metrics.jsonl", lambda i, row, mean=mean: row | (mean if i == 11 else {}))
-        file = runs[name] / "samples" / "update-000010.jsonl"
-        edit_rows(file, lambda i, row, scores=scores: row | {"score": scores[i]})
-    rows = rows_of(runs, "wins")
-    # A win and a tie: draws of 1 and 1/2 with replacement have a mean between 1/2 and 1.
-    assert rows[0] == ["a against b", "gold score", ONE, "50.0", "0.0 [0.0, 65.8]", "75.0 [50.0, 100.0]", "2"]
-    assert rows[1] == ["a against b", "reward-model score", ONE, "0.0", ONE, "50.0 [0.0, 100.0]", "2"]
-
-
-def test_pairs_without_all_samples_or_with_other_prompts_are_left_out(tmp_path):
-    runs = make_two_runs(tmp_path) | {"other": make_run(tmp_path / "o", [0.1, 0.2], prompts=("x", "y"))}
-    widen(runs["PPO"], {"eval/gold_scores": 0.45})
-    assert [row[:2] for row in rows_of(runs, "wins")] == [
-        ["MA-PPO against PPO", "reward-model score"],
-        ["PPO against SFT", "reward-model score"],
-        ["MA-PPO against SFT", "gold score"],
-        ["MA-PPO against SFT", "reward-model score"],
-        ["other against SFT", "gold score"],
-        ["other against SFT", "reward-model score"],
-    ]
-
-
-def test_without_any_pair_there_is_no_table(tmp_path, no_pictures):
-    run = make_run(tmp_path / "a", [0.4, 0.6])
-    widen(run, {"eval/gold_scores": 0.9, "eval/scores": 9.0})
-    outcome = build_report({"a": run}, tmp_path / "out")
-    assert table_of(outcome, "wins") is None
-    assert "win rates" not in outcome.text().lower()
-    assert "win rates" not in (tmp_path / "out" / "report.html").read_text().lower()
 
 
 # speed

@@ -103,5 +103,5 @@ def edit_rows(path: Path, change: Callable[[int, Row], Row]) -> None:
 
 
 def table_of(outcome: Any, kind: str) -> Any:
-    """The table of a report: evaluations, wins or training; None if there is none."""
+    """The table of a report of this kind, such as evaluations; None if there is none."""
     return next((table for table in outcome.tables if table.kind == kind), None)

@@ -23,6 +23,7 @@ def test_one_in_ten_is_held_out_at_most():
     threes = [str(number // 3) for number in range(90)]
     found = held_out_rows(threes, 9, 1)
     assert len(found) == 9, "three dialogues with three pairs each"
+    assert held_out_rows([f"{text}\n" if number % 2 else text for number, text in enumerate(threes)], 9, 1) == found
     assert {threes[row] for row in found}.isdisjoint(threes[row] for row in range(90) if row not in found)
 
 

@@ -41,8 +41,13 @@ def opening(row: Row) -> str:
         messages = messages_of_text(row.prompt) or [{"role": "user", "content": row.prompt}]
     for message in messages or []:
         if message["role"] == "user":
-            return " ".join(unicodedata.normalize("NFC", message_text(message)).split())
+            return plainly_written(message_text(message))
     return whole_prompt(row)
+
+
+def plainly_written(text: str) -> str:
+    """A text with composed letters and single spaces; equal for texts that differ in nothing else."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def whole_prompt(row: Row) -> str:

@@ -291,7 +291,7 @@ class ReportOptions:
     """Compare training runs, or two models by verdicts on their responses, and write tables, JSON and charts.
 
     Output folders of runs of one step give the flags that differ, the first, the best and the last evaluation of each,
-    and curves; runs of step 3 also win rates and sample responses. Files of verdicts and of scored responses give win
+    and curves; runs of step 3 also sample responses. Files of verdicts and of scored responses give win
     rates, position, length and agreement; programs that were run (`dschat programs`) pass@1 and pass@5; sweeps
     (`dschat best-of-n`), one per model, the rewards of the best of N; verdicts by turn (`dschat judge-turns`) win
     rates.

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of runs of step 3: tables and sentences of their report, and the speed-up of each run over the first.
 
-`labels` maps the scores that runs are compared by to their names in the report, see `labels_of`; the report calls them
-judges.
+`labels` maps the scores that runs are compared by to their names in the report, see `labels_of`.
 """
 
 import math
@@ -12,15 +11,7 @@ import numpy as np
 import pandas as pd
 
 from dschat.base.glossary import HEAD
-from dschat.base.statistics import (
-    Estimate,
-    Rate,
-    WinRates,
-    paired_difference,
-    score_verdict,
-    unpaired_error,
-    win_rates,
-)
+from dschat.base.statistics import Estimate, paired_difference, unpaired_error
 from dschat.lab.page import Report, Table
 from dschat.lab.run_data import HeldOut, Numbers, RunData, column_of
 from dschat.settings.rewards import SCORE_SOURCES, SOURCE_FLAGS
@@ -40,14 +31,8 @@ TRAINING_HEADERS = [
     "explained variance",
 ]
 TRAINING_REMARK = (
-    "Macro length and λ_eff = λ^(1/macro length) are means over the run; the critic's explained variance is the mean"
-    " of its last tenth."
-)
-WIN_HEADERS = ["win rates (%)", "judge", "win", "tie", "loss", "win + ½ tie", "prompts"]
-WIN_REMARK = (
-    "Win rates: of two responses to a held-out prompt, the one with the higher score wins. The runs are at their last"
-    " evaluation, SFT is the model before the first update. Brackets contain 95 % intervals: Wilson's for wins and"
-    " losses, a bootstrap over prompts for the rate with ties as half."
+    "SFT is the model before the first update; the runs are compared at their last evaluation. Macro length"
+    " and λ_eff = λ^(1/macro length) are means over the run; the critic's explained variance is that of its last tenth."
 )
 SPEED_REMARK = (
     "Updates until a run's score on training prompts, averaged over a trailing window of a tenth of the run, reaches"
@@ -195,11 +180,6 @@ def compare_runs(
         tables.append(speed)
         remarks.append(SPEED_REMARK)
 
-    wins = win_rows(runs, labels)
-    if wins:
-        tables.append(Table(WIN_HEADERS, wins, "wins"))
-        remarks.append(WIN_REMARK)
-
     training = [_training_cells(run) for run in runs]
     tables.append(Table(TRAINING_HEADERS, training, "training"))
     remarks.append(TRAINING_REMARK)
@@ -291,44 +271,3 @@ def _difference(
     matching_values = [lower_values[match] for match in matches]
     paired = paired_difference(values, matching_values)
     return Estimate(gap, paired.error), f"± one standard error, {len(values)} held-out prompts, paired"
-
-
-def win_rows(runs: Runs, labels: Labels) -> list[list[object]]:
-    """Rows of the table of win rates, with the columns WIN_HEADERS.
-
-    The best run by the first score is compared with every other run, then every run with its SFT model. Of two
-    responses to a prompt, the one with the higher score wins; each score gives a row. A pair of models is left out if
-    a samples file lacks responses, or if the prompts differ.
-    """
-    best, *others = _by_rank(runs, next(iter(labels)))
-    pairs: list[tuple[HeldOut, HeldOut]] = []
-    for other in others:
-        pairs.append((best, other))
-    for run in runs:
-        pairs.append((run.last, run.first))
-
-    rows: list[list[object]] = []
-    for model, opponent in pairs:
-        for name, label in labels.items():
-            rates = _win_rates(name, model, opponent)
-            if rates is not None:
-                tie = None if rates.tie is None else Rate(rates.tie.value)
-                shares = [rates.win, tie, rates.loss, rates.half]
-                rows.append([f"{model.model} against {opponent.model}", label, *shares, rates.tally.counted])
-    return rows
-
-
-def _win_rates(
-    name: str,
-    model: HeldOut,
-    opponent: HeldOut,
-) -> WinRates | None:
-    values = model.values(name)
-    opponent_values = opponent.values(name)
-    matches = model.matches(opponent)
-    if values is None or opponent_values is None or matches is None:
-        return None
-    verdicts = []
-    for value, match in zip(values, matches, strict=True):
-        verdicts.append(score_verdict(value, opponent_values[match]))
-    return win_rates(verdicts)

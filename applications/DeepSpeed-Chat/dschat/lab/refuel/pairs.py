@@ -28,7 +28,7 @@ from dschat.data.dialogue_pairs import (
 )
 from dschat.data.dialogues import Dialogue
 from dschat.data.rows import in_words
-from dschat.data.splits import parts_of_rows
+from dschat.data.splits import parts_of_rows, plainly_written
 from dschat.data.token_pairs import FAILED
 from dschat.data.turn_end import turn_end
 from dschat.lab.policy import Compute, locate_policy
@@ -318,11 +318,12 @@ def run_masks(options: MaskOptions) -> str:
 def held_out_rows(openings: Sequence[str], wanted: int, seed: int) -> list[int]:
     """Numbers of the held-out pairs in ascending order: about the requested number, but at most one in ten.
 
-    Pairs whose dialogues have the same `openings` are held out together.
+    Pairs whose dialogues have the same `openings`, up to white space, are held out together.
     """
     count = len(openings)
     number = min(wanted, count // MOST_HELD_OUT)
     order = np.random.default_rng(seed).permutation(count)
+    openings = [plainly_written(opening) for opening in openings]
     parts = parts_of_rows(openings, (0, number, count), order)
     rows: list[int] = np.flatnonzero(parts == 0).tolist()
     return rows
