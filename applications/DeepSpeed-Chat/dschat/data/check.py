@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dschat.base.errors import UserError
 from dschat.base.progress import progress
@@ -311,13 +312,5 @@ def prepared_report(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase |
 
 def summary(lengths: Sequence[int]) -> str:
     """Smallest, median, mean, 95th and 99th percentile (nearest rank) and largest of at least one number."""
-    ordered = sorted(lengths)
-
-    def percentile(percent: int) -> int:
-        rank = math.ceil(percent * len(ordered) / 100)
-        return ordered[max(0, rank - 1)]
-
-    return (
-        f"min {ordered[0]}, median {percentile(50)}, mean {sum(ordered) / len(ordered):.1f}, "
-        f"95 % {percentile(95)}, 99 % {percentile(99)}, max {ordered[-1]}"
-    )
+    low, median, high, highest, top = np.percentile(lengths, (0, 50, 95, 99, 100), method="inverted_cdf")
+    return f"min {low}, median {median}, mean {np.mean(lengths):.1f}, 95 % {high}, 99 % {highest}, max {top}"

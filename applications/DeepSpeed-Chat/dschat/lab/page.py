@@ -93,7 +93,6 @@ class Section:
     examples: Sequence[Example] = ()
     numbers: bool = True  # whether the tokens of the examples have values, rewards and advantages
     folded: Table | None = None  # shown on demand, below its caption
-    marked: frozenset[int] = frozenset()  # highlighted rows of the folded table
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ TRAINING_HEADERS = [
 ]
 TRAINING_REMARK = (
     "SFT is the model before the first update; the runs are compared at their last evaluation. Macro length"
-    " and λ_eff = λ^(1/macro length) are means over the run; the critic's explained variance is that of its last tenth."
+    " and λ_eff = λ^(1/macro length) are means over the run; explained variance is the mean of its last tenth."
 )
 SPEED_REMARK = (
     "Updates until a run's score on training prompts, averaged over a trailing window of a tenth of the run, reaches"

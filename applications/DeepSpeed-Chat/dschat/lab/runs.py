@@ -300,9 +300,7 @@ def _settings(runs: Sequence[RunLog]) -> Section:
     """Flags with their value in each run, those that differ between the runs first."""
     different, equal = flag_rows(runs)
     headers = ["flag", *(run.name for run in runs)]
-    table = Table(headers, different + equal, "settings", caption=FLAGS)
-    marked = frozenset(range(len(different)))
-    return Section("Settings", folded=table, marked=marked)
+    return Section("Settings", folded=Table(headers, different + equal, "settings", caption=FLAGS))
 
 
 def flag_rows(runs: Sequence[RunLog]) -> tuple[list[list[str]], list[list[str]]]:
