@@ -149,6 +149,16 @@ def test_what_ranks_leave_behind_is_ended_behind_a_closed_terminal(monkeypatch):
     assert time.monotonic() - begun < 20
 
 
+def test_a_strangers_group_of_the_same_number_is_left_alone(monkeypatch, capsys):
+    """The number of a rank that has ended may be used again."""
+    monkeypatch.setattr(ranks, "STRAYS_TERM_AFTER", 0.3)
+    stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    ranks._end_strays([stranger.pid])
+    assert stranger.poll() is None and not capsys.readouterr().err
+    stranger.kill()
+    stranger.wait()
+
+
 def test_what_ranks_leave_behind_may_end_by_itself(capsys):
     assert run("sleep 0.5 & exit 0") == 0 and not capsys.readouterr().err
 
@@ -170,7 +180,7 @@ with passing_on_signals() as signals:
 
 
 def test_the_input_of_ranks_ends_with_what_started_them(tmp_path):
-    """Also of each while the others still run, and though it had no time to say anything."""
+    """Although it had no time to say anything."""
     notes = [tmp_path / "0", tmp_path / "1"]
     starter = subprocess.Popen([sys.executable, "-c", STARTS_TWO, *map(str, notes)])
     wait_for(notes)

@@ -182,11 +182,15 @@ def _end_strays(groups: Sequence[int]) -> None:
 
 
 def _processes_of(groups: Sequence[int]) -> list[psutil.Process]:
-    """The processes of the groups that still run; zombies do not count."""
+    """The processes of the groups that still run; zombies do not count.
+
+    The number of a group that has ended may be that of a stranger's by now, but not in this session.
+    """
     running = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError):
-            if os.getpgid(process.pid) in groups and process.status() != psutil.STATUS_ZOMBIE:
+            is_own = os.getpgid(process.pid) in groups and os.getsid(process.pid) == os.getsid(0)
+            if is_own and process.status() != psutil.STATUS_ZOMBIE:
                 running.append(process)
     return running
 
