@@ -200,10 +200,7 @@ def _training_cells(run: RunData) -> list[str]:
 
 
 def _against_sft(run: RunData, name: str, label: str) -> str:
-    start = run.first.mean(name)
-    end = run.last.mean(name)
-    ratio = f", {end / start:.2f} times" if start > 0 and end > 0 else ""
-    return f"{run.name}: {label} from {start:.3f} (SFT) to {end:.3f}{ratio}."
+    return f"{run.name}: {label} from {run.first.mean(name):.3f} (SFT) to {run.last.mean(name):.3f}."
 
 
 def _by_rank(runs: Runs, name: str) -> list[HeldOut]:
