@@ -26,6 +26,7 @@ from dschat.base.errors import UserError
 from dschat.base.fingerprints import file_hash
 from dschat.base.jsonl import read_object
 from dschat.base.lock import Lock
+from dschat.models.operations import Peaks
 from dschat.models.template_date import begin_date
 from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.metrics import MetricsLog
@@ -77,6 +78,7 @@ class Run(Protocol):
     plan: BatchPlan
     record: RunRecord
     metrics: MetricsLog
+    peaks: Peaks | None  # of this process's GPU, for throughput metrics
 
     @property
     def folder(self) -> Path:
@@ -108,6 +110,7 @@ class RunOutput:
     """
 
     metrics: MetricsLog  # from `begin` on
+    peaks: Peaks | None = None
 
     def __init__(
         self,

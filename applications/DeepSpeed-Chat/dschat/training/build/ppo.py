@@ -68,7 +68,7 @@ from dschat.training.build.scores import (
     reward_source,
 )
 from dschat.training.build.shared_base import beside_actor, check_shared_base, is_on_base, shared_scores
-from dschat.training.build.steps import load_step_data, measure_peaks, plan_run, record_decoding
+from dschat.training.build.steps import load_step_data, plan_run, record_decoding
 from dschat.training.loop import loop_of
 from dschat.training.ppo.algorithm import PPO
 from dschat.training.ppo.collect import build_actor_sampler
@@ -109,7 +109,6 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     if config.has_episodes:
         warn_of_wait(config, len(data.eval))
     environments = open_environments(config, tokenizer)
-    peaks = measure_peaks(config, run)
     models = build_ppo_models(config, plan, tokenizer, programs, record_decoding(run))
     average = MovingAverage(models.actor) if config.memory.enable_ema else None
 
@@ -132,7 +131,6 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
         run,
         average,
         sampler=build_episode_sampler(config, models, tokenizer, environments),
-        peaks=peaks,
     )
     loop_of(algorithm, models.trained, saved, tokenizer, config, run, average_parts).fit()
 

@@ -36,7 +36,7 @@ from dschat.training.build.engines import (
     trained_part,
 )
 from dschat.training.build.scores import build_dialogue_scores, dialogue_function_scores
-from dschat.training.build.steps import check_lengths, measure_peaks, plan_run, record_decoding
+from dschat.training.build.steps import check_lengths, plan_run, record_decoding
 from dschat.training.build.supervised import fit_supervised
 from dschat.training.loop import loop_of
 from dschat.training.refuel.algorithm import Refuel
@@ -57,7 +57,6 @@ def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
         config.pairs.end_idx,
     )
     plan = plan_run(config, run, data)
-    peaks = measure_peaks(config, run)
     engine = build_policy(config, plan, tokenizer, data.train)
     task = RefuelTask(
         data.train,
@@ -69,7 +68,7 @@ def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
         config.engine.self_checks,
     )
     saved = SavedModel(engine, "policy", base)
-    fit_supervised("refuel", saved, engine, task, tokenizer, config, run, peaks)
+    fit_supervised("refuel", saved, engine, task, tokenizer, config, run)
 
 
 def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
@@ -100,12 +99,11 @@ def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
         {"train": dropped, "eval": dropped_eval},
     )
     plan = plan_run(config, run, data)
-    peaks = measure_peaks(config, run)
     if scores is None:
         scores = build_dialogue_scores(config, config.dialogues.reward_model_name_or_path or "", device())
     models = build_refuel_models(config, plan, tokenizer, end_id, scores, record_decoding(run))
     saved = [SavedModel(models.policy, "policy", base)]
-    algorithm = Refuel(models, dialogues, held_out, tokenizer, config, run, peaks=peaks)
+    algorithm = Refuel(models, dialogues, held_out, tokenizer, config, run)
     loop_of(
         algorithm,
         {"policy": models.policy},

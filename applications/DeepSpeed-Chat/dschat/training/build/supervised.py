@@ -17,14 +17,13 @@ from dschat.data.examples import (
 from dschat.data.messages import WEIGHT
 from dschat.data.template_notes import RESPONSES_OF_STEPS, warn_of_template
 from dschat.models.load import warn_without_classifier
-from dschat.models.operations import Peaks
 from dschat.models.tokenizer import end_token_id, load_tokenizer
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput, warn_unless_made_by
 from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig, SupervisedConfig
 from dschat.training.build.engines import MODEL, build_policy, build_reward_model
 from dschat.training.build.score_example import saved_reward_model
-from dschat.training.build.steps import check_lengths, load_step_data, measure_peaks, plan_run
+from dschat.training.build.steps import check_lengths, load_step_data, plan_run
 from dschat.training.loop import loop_of
 from dschat.training.supervised.algorithm import EngineT, Example, Supervised, Task
 from dschat.training.supervised.dpo import DPOTask
@@ -58,7 +57,6 @@ def train_sft(config: SFTConfig, run: RunOutput) -> None:
     data = load_step_data(config, SFTExample, make, validate, config.sft.sft_on_prompt)
     plan = plan_run(config, run, data)
     warn_without_classifier(base)
-    peaks = measure_peaks(config, run)
     engine = build_policy(config, plan, tokenizer, data.train)
     task = SFTTask(
         data.train,
@@ -70,7 +68,7 @@ def train_sft(config: SFTConfig, run: RunOutput) -> None:
         by_tokens=config.optimisation.max_tokens_per_micro_batch is not None,
     )
     saved = SavedModel(engine, "policy", base)
-    fit_supervised("policy", saved, engine, task, tokenizer, config, run, peaks)
+    fit_supervised("policy", saved, engine, task, tokenizer, config, run)
 
 
 def train_reward(config: RewardConfig, run: RunOutput) -> None:
@@ -94,7 +92,6 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns, reads=fields_read)
     data = load_step_data(config, PairExample, make, validate)
     plan = plan_run(config, run, data)
-    peaks = measure_peaks(config, run)
     engine = build_reward_model(config, plan, tokenizer, data.train)
     task = RewardTask(
         data.train,
@@ -104,7 +101,7 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
         centering=config.preferences.center_rewards_coefficient,
     )
     saved = saved_reward_model(engine, base, tokenizer, end_id)
-    fit_supervised("reward", saved, engine, task, tokenizer, config, run, peaks)
+    fit_supervised("reward", saved, engine, task, tokenizer, config, run)
 
 
 def train_dpo(config: DPOConfig, run: RunOutput) -> None:
@@ -118,7 +115,6 @@ def train_dpo(config: DPOConfig, run: RunOutput) -> None:
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns)
     data = load_step_data(config, PreferenceExample, make, validate)
     plan = plan_run(config, run, data)
-    peaks = measure_peaks(config, run)
     engine = build_policy(config, plan, tokenizer, data.train)
     task = DPOTask(
         data.train,
@@ -129,7 +125,7 @@ def train_dpo(config: DPOConfig, run: RunOutput) -> None:
         model_hash(base),
     )
     saved = SavedModel(engine, "policy", base)
-    fit_supervised("policy", saved, engine, task, tokenizer, config, run, peaks)
+    fit_supervised("policy", saved, engine, task, tokenizer, config, run)
 
 
 def fit_supervised(
@@ -140,8 +136,7 @@ def fit_supervised(
     tokenizer: PreTrainedTokenizerBase,
     config: SupervisedConfig,
     run: RunOutput,
-    peaks: Peaks | None,
 ) -> None:
     """Trains one engine on a task. `name` is the name of the engine in checkpoints."""
-    algorithm = Supervised(engine, task, config, run, peaks=peaks)
+    algorithm = Supervised(engine, task, config, run)
     loop_of(algorithm, {name: engine}, [saved], tokenizer, config, run).fit()

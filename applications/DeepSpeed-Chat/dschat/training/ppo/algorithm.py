@@ -24,7 +24,6 @@ from dschat.data.examples import PromptExample
 from dschat.data.tokenised import lengths_of
 from dschat.models.engines import Trained
 from dschat.models.layout import Lengths
-from dschat.models.operations import Peaks
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.termination import TerminationCondition
 from dschat.run.distributed import is_main, world_size
@@ -113,13 +112,12 @@ def build_alarms(config: PPOConfig, plan: BatchPlan) -> Alarms:
 
 def build_throughput(
     config: PPOConfig,
-    plan: BatchPlan,
+    run: Run,
     models: PPOModels,
-    peaks: Peaks | None,
 ) -> Throughput:
     """The metrics of speed. vLLM's decoding has no fixed number of rows, so that its bandwidth is not measured."""
-    rows = config.sampling.per_device_generation_batch_size * plan.samples_per_prompt
-    return Throughput(models.trained.values(), peaks, None if config.rollouts.uses_vllm else rows)
+    rows = config.sampling.per_device_generation_batch_size * run.plan.samples_per_prompt
+    return Throughput(models.trained.values(), run.peaks, None if config.rollouts.uses_vllm else rows)
 
 
 class PPO(Algorithm):
@@ -142,7 +140,6 @@ class PPO(Algorithm):
         *,
         estimator: Estimator | None = None,
         sampler: ActorSampler | None = None,
-        peaks: Peaks | None = None,
     ) -> None:
         """Connects the parts of a run.
 
@@ -157,7 +154,6 @@ class PPO(Algorithm):
             average: the actor's moving average, updated after every iteration.
             estimator: estimator of advantages that replaces the one of --advantage_estimator.
             sampler: sampler that replaces the one that the flags ask for.
-            peaks: peak speeds of this process's GPU, for throughput metrics.
         """
         self.models = models
         self.prompts = prompts
@@ -193,7 +189,7 @@ class PPO(Algorithm):
         # The parts that watch the run.
         self.nonfinite = build_nonfinite(config, run)
         self.alarms = build_alarms(config, run.plan)
-        self.throughput = build_throughput(config, run.plan, models, peaks)
+        self.throughput = build_throughput(config, run, models)
 
         # State that changes from iteration to iteration and is saved in checkpoints.
         self.current: Iteration[ScoredRows] | None = None  # the iteration between its rollout and its last update

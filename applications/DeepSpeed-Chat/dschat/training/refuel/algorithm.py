@@ -15,7 +15,6 @@ from dschat.base.errors import UserError
 from dschat.data.dialogues import DialogueExample, encode_states
 from dschat.models.engines import TrainedPolicy
 from dschat.models.layout import Layout, Lengths, PassSize, layouts
-from dschat.models.operations import Peaks
 from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout, SampledPair
 from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import device, largest_over_ranks, sum_over_ranks
@@ -84,10 +83,8 @@ class Refuel(Algorithm):
         tokenizer: PreTrainedTokenizerBase,
         config: RefuelOnlineConfig,
         run: Run,
-        *,
-        peaks: Peaks | None = None,
     ) -> None:
-        """Connects the parts of a run; `peaks` are the peak speeds of this process's GPU."""
+        """Connects the parts of a run."""
         self.models = models
         self.dialogues = dialogues
         self.held_out = held_out[: config.sampling.eval_prompts or None]
@@ -108,7 +105,7 @@ class Refuel(Algorithm):
             models.rollouts,
         )
         self.alarms = Alarms(config.flat(), config.output.eval_interval, 2 * run.plan.global_rollout)
-        self.throughput = Throughput([models.policy], peaks, config.sampling.per_device_generation_batch_size)
+        self.throughput = Throughput([models.policy], run.peaks, config.sampling.per_device_generation_batch_size)
         self.current: Iteration[PairBatch] | None = None  # between its pairs and its last update
         self.kl = kl_controller(
             config.kl.kl_coef,

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from dschat.data.tokenised import lengths_of
 from dschat.models.engines import Trained
-from dschat.models.operations import Peaks
 from dschat.run.distributed import device, sum_over_ranks, world_size
 from dschat.run.metrics import ROWS, STANDARD_ERROR, Means, RowMeans, with_variances
 from dschat.run.output import Run
@@ -115,8 +114,6 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         task: Task[Example, EngineT],
         config: SupervisedConfig,
         run: Run,
-        *,
-        peaks: Peaks | None = None,
     ) -> None:
         """Connects the parts of a run.
 
@@ -125,7 +122,6 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
             task: what is learnt.
             config: the flags.
             run: batch sizes and the output folder.
-            peaks: speeds of this process's GPU, for throughput metrics.
         """
         self.engine = engine
         self.task = task
@@ -137,7 +133,7 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         self.shown: Mapping[str, str] = {"loss": f"loss/{task.name}"}
         self.lengths: Sequence[int] = lengths_of(task.train)
         self.size = pass_size(run.plan)
-        self.throughput = Throughput([engine], peaks)
+        self.throughput = Throughput([engine], run.peaks)
         self.last_update: Metrics = {}
 
     def prepare(self) -> None:
