@@ -800,7 +800,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_an_adapter_of_peft_s_is_merged_as_peft_merges_it"),
     ("a reward model's text: BOS is left out", "plain_reading", "puts_bos(_a) and not _b", "False",
      "test_a_template_without_the_bos_that_texts_get_writes_it"),
-    ("a reward model's example: padding is scored", "score_of", "_a[0, -1]", "_a[0, 0]",
+    ("a reward model's example: padding is scored", "example_lines", "_a[0, -1]", "_a[0, 0]",
      "test_a_reward_model_of_texts_shows_the_token_that_ends_them"),
     ("a reward model's template is read by our commands", "open_tokenizer", "original_template(_a)", "_a",
      "test_card_and_obvious_lines_give_the_trained_score[False-chatml]"),

@@ -38,6 +38,7 @@ MODEL_FILES = (
     "vocab.txt",
     "merges.txt",
     "spiece.model",
+    "sentencepiece.bpe.model",
     "chat_template.jinja",
     "README.md",
     "run.json",

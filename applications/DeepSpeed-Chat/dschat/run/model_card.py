@@ -3,7 +3,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -86,20 +86,9 @@ tokenizer = AutoTokenizer.from_pretrained({path!r})
 model = AutoPeftModelFor{kind}.from_pretrained({adapter!r}{options})  # puts the adapter on its base
 """
 ADAPTER_OPTIONS = ", num_labels=1, pad_token_id=tokenizer.pad_token_id"  # the base's pad token may be another
-SCORE = """\
-inputs = {inputs}
-print(model(**inputs).logits)  # {score:.4g}, the score when the model was saved"""
 VALUES = """\
 inputs = tokenizer("prompt and response", return_tensors="pt")
 print(model(**inputs).logits)  # the number at the last token, which must be the one that ends a response"""
-
-
-@dataclass(frozen=True)
-class ScoreExample:
-    """A text for a reward model: code that makes the model's inputs with its `tokenizer`, and what scores it now."""
-
-    inputs: str
-    score: Callable[[], float]  # every rank must call it
 
 
 @dataclass(frozen=True)
@@ -112,8 +101,7 @@ class CardModel:
     path: str  # argument of `from_pretrained`: a folder, or the repository that the run pushes to
     has_template: bool = False  # whether its tokenizer has a chat template
     is_adapter: bool = False  # saved as a LoRA adapter alone (--no_merge_lora)
-    example: str = ""  # see `ScoreExample.inputs`
-    example_score: float | None = None
+    example: str = ""  # of a reward model: lines that score a text; empty if its trained score is not known
 
     @property
     def is_policy(self) -> bool:
@@ -240,9 +228,7 @@ def _example(model: CardModel) -> str:
         opened = (POLICY_EXAMPLE if model.is_policy else SCALAR_EXAMPLE).format(path=model.path)
     if model.is_policy:
         return opened + ANSWER.format(inputs=CHAT_INPUTS if model.has_template else TEXT_INPUTS)
-    if model.example_score is None:
-        return opened + VALUES
-    return opened + SCORE.format(inputs=model.example, score=model.example_score)
+    return opened + (model.example or VALUES)
 
 
 def _metric_lines(metrics: Mapping[str, float]) -> tuple[list[str], str]:

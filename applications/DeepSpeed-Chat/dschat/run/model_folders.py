@@ -26,7 +26,7 @@ from dschat.models.engines import Trained
 from dschat.models.lora import lora_config
 from dschat.models.save import save_model
 from dschat.run.distributed import barrier, is_main
-from dschat.run.model_card import CardModel, ScoreExample, write_model_card
+from dschat.run.model_card import CardModel, write_model_card
 from dschat.run.output import RunOutput
 from dschat.settings.common import CommonConfig
 from dschat.settings.flags import FREE, flags_of, flags_on_resume
@@ -45,7 +45,7 @@ class SavedModel:
     # Yields other whole weights than the engine's (a moving average), like `Trained.whole_weights`.
     weights: Callable[[], Iterator[tuple[str, Tensor]]] | None = None
     tokenizer: PreTrainedTokenizerBase | None = None  # saved with the model; None for the run's own
-    example: ScoreExample | None = None  # of a reward model, for the card
+    example: Callable[[], str] | None = None  # `CardModel.example` with the score of now; every rank must call it
 
 
 @contextmanager
@@ -74,7 +74,7 @@ class ModelFolders:
         self._config = config
         self._run = run
         self._output_dir = Path(config.output.output_dir)
-        self._scores: dict[str, float] = {}  # of the models' examples when they were last saved, by subfolder
+        self._examples: dict[str, str] = {}  # of the models when they were last saved, by subfolder
 
     def save_final(self) -> None:
         """Writes the final models."""
@@ -108,7 +108,7 @@ class ModelFolders:
     def _write(self, folder: Path) -> None:
         for model in self._models:
             if model.example is not None:
-                self._scores[model.subfolder] = model.example.score()
+                self._examples[model.subfolder] = model.example()
         failure: Exception | None = None
         with self._run.writing(folder) as temporary_folder:
             for model in self._models:
@@ -150,8 +150,7 @@ class ModelFolders:
             base=model.base,
             path=str(self._config.tracking.push_to_hub) if is_pushed else str(self._output_dir / model.subfolder),
             has_template=bool(self._tokenizer.chat_template),
-            example="" if model.example is None else model.example.inputs,
-            example_score=self._scores.get(model.subfolder),
+            example=self._examples.get(model.subfolder, ""),
             is_adapter=not self._config.finetuning.merge_lora and lora_config(model.engine.module.inner) is not None,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dschat.run.distributed import is_main
 from dschat.run.metrics import after
@@ -37,15 +38,8 @@ class Alarms:
             reads_scores: whether scores are trained on.
             scale_matters: whether the scale of scores changes what is learnt.
         """
-        self._flags = flags
-        self._rows = rows
-        self._reads_scores = reads_scores
-        self._scale_matters = scale_matters
         self._interval = interval or USUAL_INTERVAL
-        self._rollouts = 0
-        self._first = Readings()
-        self._highest = Readings()
-        self._last = Readings()
+        self._course = Course(Readings(), Readings(), Readings(), 0, rows, flags, reads_scores, scale_matters)
         self._logged: dict[str, int] = {}  # symptom → updates before it was last logged
 
     def check(
@@ -68,7 +62,7 @@ class Alarms:
         if symptom is None:
             return None
         line = f"{after(update)}, {symptom.line(course)}"
-        if may_stop and self._flags.get("kl_action") == "stop" and is_far(course):
+        if may_stop and course.flags.get("kl_action") == "stop" and is_far(course):
             return (
                 f"{line} The KL is above {kl_limit(course):g} nats per response (--kl_action stop)."
                 " Models and a checkpoint are saved: give a larger --max_kl to continue."
@@ -82,36 +76,30 @@ class Alarms:
 
     def state_dict(self) -> Json:
         return {
-            "rollouts": self._rollouts,
-            "first": self._first,
-            "highest": self._highest,
-            "last": self._last,
+            "rollouts": self._course.rollouts,
+            "first": self._course.first,
+            "highest": self._course.highest,
+            "last": self._course.now,
             "logged": self._logged,
         }
 
     def load_state_dict(self, state: Json) -> None:
-        self._rollouts = state["rollouts"]
-        self._first = Readings(state["first"])
-        self._highest = Readings(state["highest"])
-        self._last = Readings(state["last"])
+        self._course = replace(
+            self._course,
+            now=Readings(state["last"]),
+            first=Readings(state["first"]),
+            highest=Readings(state["highest"]),
+            rollouts=state["rollouts"],
+        )
         self._logged = dict(state["logged"])
 
     def _continue(self, metrics: Mapping[str, float]) -> Course:
         """The course of the run with one more rollout. A rollout in which no response has a score is no first one."""
-        now = readings_of(metrics, self._last)
+        now = readings_of(metrics, self._course.now)
+        course = replace(self._course, now=now, first=self._course.first or now)
         if now["response/length"] > 0:
-            self._rollouts += 1
-            self._last = now
-            self._first = self._first or now
+            highest = Readings(course.highest)
             for name, number in now.items():
-                self._highest[name] = max(number, self._highest.get(name, number))
-        return Course(
-            now,
-            self._first or now,
-            self._highest,
-            self._rollouts,
-            self._rows,
-            self._flags,
-            self._reads_scores,
-            self._scale_matters,
-        )
+                highest[name] = max(number, highest.get(name, number))
+            self._course = course = replace(course, highest=highest, rollouts=course.rollouts + 1)
+        return course

@@ -19,7 +19,6 @@ from dschat.models.scalar import ScalarModel
 from dschat.models.score_template import score_template
 from dschat.models.templates import apply_template
 from dschat.run.distributed import device
-from dschat.run.model_card import ScoreExample
 from dschat.run.model_folders import SavedModel
 from dschat.scoring.reward_reader import encode_dialogues
 
@@ -64,8 +63,7 @@ def saved_reward_model(
     reading = plain_reading(tokenizer, end_id)
     if reading is None:
         return saved
-    example = ScoreExample(reading.inputs, partial(score_of, engine, reading.ids))
-    return replace(saved, tokenizer=reading.tokenizer, example=example)
+    return replace(saved, tokenizer=reading.tokenizer, example=partial(example_lines, engine, reading))
 
 
 def plain_reading(tokenizer: PreTrainedTokenizerBase, end_id: int) -> PlainReading | None:
@@ -99,7 +97,10 @@ def plain_reading(tokenizer: PreTrainedTokenizerBase, end_id: int) -> PlainReadi
 
 
 @torch.no_grad()
-def score_of(engine: Engine[ScalarModel], ids: Sequence[int]) -> float:
-    """The number at the last of some ids. Every rank must call it."""
+def example_lines(engine: Engine[ScalarModel], reading: PlainReading) -> str:
+    """Python lines that score the example, with the number that they print now. Every rank must call it."""
     engine.eval()
-    return float(engine(torch.tensor([ids], device=device()), None)[0, -1])
+    score = float(engine(torch.tensor([reading.ids], device=device()), None)[0, -1])
+    return (
+        f"inputs = {reading.inputs}\nprint(model(**inputs).logits)  # {score:.4g}, the score when the model was saved"
+    )
