@@ -267,6 +267,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "_a and is_far(course) and not _e", "test_a_collapse_has_one_cause"),
     ("a jump: the warm-up counts as early updates", "readings_of", "_a[_b] + 1 if _c else 0.0", "_a.get(_b, -1.0) + 1",
      "test_a_warm_up_delays_the_first_updates"),
+    ("a jump: a creep during the warm-up counts as one", "readings_of", "_a[_b] if _c else _d['objective/kl']",
+     "_a.get(_b, _d['objective/kl'])", "test_a_warm_up_delays_the_first_updates"),
     ("a jump: the reward's wish counts as one", "_jumps", "not _prefers_length(_a)", "True",
      "test_what_the_reward_asks_for_is_no_matter_of_the_learning_rate"),
     ("the chance that no response ends: of one response", "_ends_no_more", "(1 - _a) ** _b", "1 - _a",
