@@ -5,14 +5,11 @@ Small models and data stay below all of them, real ones above; what comes out mu
 limits of DeepSpeed are crossed by every test of ZeRO 3, see `real_size`.
 """
 
-import json
 import math
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,9 +36,6 @@ from dschat.models.layout import PassSize, group_by_length
 from dschat.rollouts import scheduler, slots
 from dschat.rollouts.generate import sample
 from dschat.rollouts.sampling import inverse_cdf
-from dschat.scoring.programs import run as programs
-from dschat.scoring.programs.levels import ProbeResult
-from dschat.scoring.programs.problem import exact_int
 from dschat.training import nonfinite
 from factories import make_causal_lm, make_tokenizer, random_ids, run_of, sampling_of
 from macro_actions.logprobs import Head, chunk_positions, token_logprobs
@@ -119,10 +113,6 @@ def ranked_dialogues(folder: Path) -> Any:
     return read_jsonl(folder / "ranked" / "train.jsonl")
 
 
-def numbers(folder: Path) -> list[int]:
-    return [exact_int(text) for text in ("7", "-12", "1" * 40, "-" + "90" * 20)]
-
-
 # The constant; a value that the work crosses; how much the work is, in the constant's unit; the work.
 CROSSED: dict[str, tuple[int, int, Callable[[Path], Any]]] = {
     "macro_actions.logprobs.CPU_LOGITS": (7 * VOCABULARY, POSITIONS * VOCABULARY, softmax_of_positions),
@@ -136,7 +126,6 @@ CROSSED: dict[str, tuple[int, int, Callable[[Path], Any]]] = {
     "data.tokenised.BATCH": (2, ROWS, batches_of_rows),
     "lab.refuel.dialogues.CHUNK": (2, ROWS, messages_of_prompts),
     "lab.refuel.pairs.AT_ONCE": (2, ROWS, ranked_dialogues),
-    "scoring.programs.problem.CHUNK": (7, 41, numbers),
 }
 # Others, and the tests that cross them.
 ELSEWHERE = {
@@ -151,7 +140,6 @@ ELSEWHERE = {
     "data.tokenised.FEW": "test_sizes.py::test_many_characters_are_encoded_by_several_processes",
     "base.fingerprints.END_BYTES": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
     "base.fingerprints.WEIGHT_BYTES": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
-    "scoring.programs.run.MAX_CACHED": "test_sizes.py::test_outcomes_of_many_programs",
     "scoring.serve.MAX_REQUEST_BYTES": "scoring/test_serve.py::test_a_request_of_the_wrong_length_is_refused_unread",
     "training.nonfinite.MAX_WRITTEN": "test_sizes.py::test_batches_that_are_kept",
     "plan.states.REDUCE_BUCKET": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
@@ -231,22 +219,6 @@ def test_the_identity_of_a_large_model_sees_every_weight(large, tmp_path):
         assert model_hash(str(tmp_path)) != before, name
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert load_file(tmp_path / "model.safetensors").keys() == weights.keys()
-
-
-def test_outcomes_of_many_programs(monkeypatch):
-    """Those seen before are forgotten when they become too many; each program still has its own outcome."""
-    monkeypatch.setattr(programs, "strongest_level", lambda least: "namespaces")
-    monkeypatch.setattr(programs, "probe", lambda level: ProbeResult())
-    monkeypatch.setattr(programs, "run_problem", lambda program, *how: SimpleNamespace(status=program, invalid=False))
-    monkeypatch.setattr(programs, "_may_change", lambda run: False)
-    tests = json.dumps({"inputs": ["1"], "outputs": ["1"]})
-    expected = [f"program {i % 5}" for i in range(12)]
-    for kept in (2, programs.MAX_CACHED):
-        monkeypatch.setattr(programs, "MAX_CACHED", kept)
-        pool = programs.ProgramPool()
-        found = pool.run(expected, [tests] * 12, ["rows:1"] * 12)
-        assert [outcome.status for outcome in found] == expected
-        assert len(pool._cache) == min(kept, 5) and all(isinstance(run, Future) for run in pool._cache.values())
 
 
 def test_batches_that_are_kept(group, tmp_path, monkeypatch):

@@ -292,11 +292,11 @@ class Session:
         flag = FLAGS[side]
         with self._exclusive(threading.Event()):
             files = open_model_files(path, flag, self.options.demo.end_of_conversation_token)
+            check_system_prompt(files.tokenizer, self.new_chat().system, f"{flag} {path}")
             self._sides[side] = _Side()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             model = load_model(path, files, flag, self.device, self.dtype)
-            check_system_prompt(model.tokenizer, self.new_chat().system, f"{flag} {path}")
             cutter = MacroActionCutter(model, self.termination, self.options.demo.seed)
             status = model.status
             if self.task == "chat":

@@ -17,7 +17,7 @@ from dschat.data.rows import Row
 from dschat.run.stop import stopping_together
 from dschat.scoring.segments import Numbers, is_finite
 from dschat.scoring.source import ResponseTexts, Scores, with_segments
-from dschat.scoring.url import pause
+from dschat.scoring.waiting import pause
 from macro_actions.types import Rollout
 
 logger = logging.getLogger(__name__)

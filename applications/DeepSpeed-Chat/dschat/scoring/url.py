@@ -20,11 +20,9 @@ import json
 import logging
 import math
 import os
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import httpx2
 from torch import Tensor
@@ -32,21 +30,20 @@ from torch import Tensor
 from dschat.base.errors import UserError
 from dschat.base.progress import RepeatedLines
 from dschat.base.servers import open_client
-from dschat.run.stop import raise_if_stopped_here, stopping_together
+from dschat.run.stop import stopping_together
 from dschat.scoring.segments import Numbers, is_finite
 from dschat.scoring.source import ResponseTexts, Scores, with_segments
+from dschat.scoring.waiting import TICK, pause, wait_for
 from dschat.settings.rewards import REWARD_TOKEN
 from macro_actions.types import Rollout
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 FLAG = "--reward_url"
 MAX_WRONG_ANSWERS = 3  # per request; missing answers do not count
 FIRST_WAIT = 0.5  # seconds before a request is repeated, doubled each time
 MAX_WAIT = 10.0
 TEMPORARY = (408, 425, 429)  # and all statuses from 500 on
-TICK = 0.1  # seconds between two checks for a signal
 
 
 class NoAnswerYet(Exception):
@@ -285,42 +282,3 @@ def _number(
     if not (allows_missing or math.isfinite(number)):
         raise error
     return number
-
-
-def pause(seconds: float) -> None:
-    """Sleeps; raises Stopped soon after a signal. Call it inside `dschat.run.stop.stopping_together`."""
-    end = time.monotonic() + seconds
-    while (remaining := end - time.monotonic()) > 0:
-        raise_if_stopped_here()
-        time.sleep(min(TICK, remaining))
-
-
-def wait_for(work: Callable[[], T], seconds: float) -> T:
-    """Runs `work` in a thread, which is abandoned if it takes too long, and returns its result or raises its error.
-
-    Call it inside `dschat.run.stop.stopping_together`.
-
-    Raises:
-        TimeoutError: there is no result after `seconds`.
-        Stopped: soon after a signal.
-    """
-    results: list[T] = []
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    end = time.monotonic() + seconds
-    while thread.is_alive() and time.monotonic() < end:
-        raise_if_stopped_here()
-        thread.join(TICK)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError
-    return results[0]

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from dschat.scoring.judge.questions import MATERIAL, JudgeQuestion, material_blocks, material_code, object_schema
+from dschat.scoring.judge.questions import JudgeQuestion, object_schema, question_about
 from dschat.settings.rubrics import COMPARISON, Rubric
 
 PLACES = ("first", "second", "tie")
@@ -61,33 +61,6 @@ FAIRNESS = (
 )
 
 
-def messages_of(
-    rubric: Rubric,
-    prompt: str,
-    first: str,
-    second: str,
-) -> list[dict[str, str]]:
-    """The two messages that ask for a verdict on a prompt's responses, shown in this order.
-
-    The texts are between tags that none of them can contain, see `dschat.scoring.judge.questions`.
-    """
-    code = material_code((prompt, first, second))
-    parts = [rubric.task]
-    if rubric.criteria:
-        criteria = [f"- {name}: {text}" for name, text in rubric.criteria.items()]
-        parts.append("\n".join(["Criteria:", *criteria]))
-    parts += [FAIRNESS, MATERIAL.format(code=code, response=rubric.response_name)]
-    parts.append(f"Answer with one JSON object and nothing before or after it: {answer_form(rubric)}")
-    material = {
-        rubric.prompt_name: prompt,
-        f"first-{rubric.response_name}": first,
-        f"second-{rubric.response_name}": second,
-    }
-    blocks = material_blocks(material, code)
-    blocks.append("That was all the material. Give your verdict as the JSON object described.")
-    return [{"role": "system", "content": "\n\n".join(parts)}, {"role": "user", "content": "\n\n".join(blocks)}]
-
-
 def question_of(
     rubric: Rubric,
     prompt: str,
@@ -95,7 +68,12 @@ def question_of(
     second: str,
 ) -> JudgeQuestion:
     """The question about two responses to a prompt, shown in this order."""
-    return JudgeQuestion(tuple(messages_of(rubric, prompt, first, second)), answer_schema(rubric))
+    material = {
+        rubric.prompt_name: prompt,
+        f"first-{rubric.response_name}": first,
+        f"second-{rubric.response_name}": second,
+    }
+    return question_about(material, rubric, [FAIRNESS], answer_form(rubric), answer_schema(rubric))
 
 
 def answer_form(rubric: Rubric) -> str:

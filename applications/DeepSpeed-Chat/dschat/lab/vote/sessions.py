@@ -5,10 +5,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dschat.base.atomic import reporting
 from dschat.base.errors import UserError
@@ -67,8 +66,8 @@ class VoteFile:
     """A file of votes, one row per vote, in the order of voting.
 
     Nothing is held in memory: each change locks the file and reads it. A vote is appended; the file is replaced only
-    where one is taken back. A kill at any moment leaves the state before a vote or after it: a last line that is cut
-    short was no vote yet, and the next one takes its place.
+    where one is taken back, or where the last line has no end. A kill at any moment leaves the state before a vote or
+    after it: a last line that is cut short was no vote yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +89,8 @@ class VoteFile:
             yield votes
             if votes == before:
                 return
-            if votes[: len(before)] == before:
+            is_whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
+            if is_whole and votes[: len(before)] == before:
                 self._append(votes[len(before) :])
             else:
                 write_rows(self.path, [vote.to_row() for vote in votes])
@@ -98,16 +98,9 @@ class VoteFile:
     def _append(self, votes: Sequence[Comparison]) -> None:
         """Appends votes; they are on the disk when this returns. Raises UserError if that is not possible."""
         lines = "".join(dump_row(vote.to_row()) for vote in votes).encode("utf-8")
-        with reporting(f"{FLAG} {self.path}"), open(self.path, "ab+") as file:
-            file.seek(0)
-            content = file.read()
-            end = len(content)
-            if content and not content.endswith(b"\n"):
-                _, is_cut = self._rows()
-                end = content.rfind(b"\n") + 1 if is_cut else end
-                lines = lines if is_cut else b"\n" + lines
+        with reporting(f"{FLAG} {self.path}"), open(self.path, "ab") as file:
+            end = file.tell()
             try:
-                file.truncate(end)
                 file.write(lines)
                 file.flush()
                 os.fsync(file.fileno())
@@ -134,20 +127,13 @@ class VoteFile:
                 raise UserError(f"{origin}: {problem}. Give another {FLAG}, or the files that these votes are on.")
 
     def _read(self) -> list[tuple[str, Comparison]]:
-        rows, _ = self._rows()
-        return [(origin, comparison_of(row, origin)) for origin, row in rows]
-
-    def _rows(self) -> tuple[list[tuple[str, dict[str, Any]]], bool]:
-        """The complete rows, each with "file:line", and whether the last line is cut short."""
-        rows: list[tuple[str, dict[str, Any]]] = []
+        votes: list[tuple[str, Comparison]] = []
         if not self.path.exists() or self.path.stat().st_size == 0:
-            return rows, False
-        try:
+            return votes
+        with suppress(CutLine):
             for origin, row in iterate_rows(self.path, FLAG):
-                rows.append((origin, row))
-        except CutLine:
-            return rows, True
-        return rows, False
+                votes.append((origin, comparison_of(row, origin)))
+        return votes
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dschat.rollouts.reply_cache import Reply
 from dschat.scoring.judge.answers import UnreadableAnswer, json_objects, without_thoughts
-from dschat.scoring.judge.questions import MATERIAL, JudgeQuestion, material_blocks, material_code, object_schema
+from dschat.scoring.judge.questions import JudgeQuestion, object_schema, question_about
 from dschat.settings.rubrics import REASON, Rubric
 
 MOST_POINTS = 10
@@ -24,7 +24,6 @@ EPISODE = (
     "What follows the {prompt} is a conversation: every line that somebody wrote in it begins with a bar. Judge what"
     " the assistant wrote, from the first to the last reply, and not the others."
 )
-END = "That was all the material. Give your answer as the JSON object described."
 
 Answer = Mapping[str, float]  # key of an answer → points or place
 
@@ -46,27 +45,15 @@ class JudgedTexts:
 
 def grading_question(rubric: Rubric, texts: JudgedTexts) -> JudgeQuestion:
     """The question about one response, or about the ranking of several."""
-    code = material_code((texts.prompt, *texts.responses))
-    parts = [rubric.task]
-    if rubric.criteria:
-        criteria = [f"- {name}: {text}" for name, text in rubric.criteria.items()]
-        parts.append("\n".join(["Criteria:", *criteria]))
+    rules: list[str] = []
     if texts.is_episode:
-        parts.append(EPISODE.format(prompt=rubric.prompt_name))
-    rule = PLACES.format(count=len(texts.responses)) if rubric.ranks else POINTS.format(most=MOST_POINTS)
-    parts += [rule, MATERIAL.format(code=code, response=rubric.response_name)]
+        rules.append(EPISODE.format(prompt=rubric.prompt_name))
+    rules.append(PLACES.format(count=len(texts.responses)) if rubric.ranks else POINTS.format(most=MOST_POINTS))
     keys = answer_keys(rubric, len(texts.responses))
-    parts.append(f"Answer with one JSON object and nothing before or after it: {answer_form(rubric, keys)}")
-
     names = keys if rubric.ranks else [rubric.response_name]
     material = {rubric.prompt_name: texts.prompt}
     material |= dict(zip(names, texts.responses, strict=True))
-    blocks = [*material_blocks(material, code), END]
-    messages = (
-        {"role": "system", "content": "\n\n".join(parts)},
-        {"role": "user", "content": "\n\n".join(blocks)},
-    )
-    return JudgeQuestion(messages, _answer_schema(rubric, keys))
+    return question_about(material, rubric, rules, answer_form(rubric, keys), _answer_schema(rubric, keys))
 
 
 def harmless_question(rubric: Rubric) -> JudgeQuestion:

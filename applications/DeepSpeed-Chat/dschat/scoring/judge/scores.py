@@ -11,13 +11,9 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import TypeVar
 
 import torch
 
@@ -27,7 +23,7 @@ from dschat.data.messages import dialogue_text, quoted_dialogue
 from dschat.rollouts.chat_servers import Unanswered
 from dschat.rollouts.reply_cache import Reply
 from dschat.run.distributed import gather_objects
-from dschat.run.stop import Stopped, raise_if_stopped_here, stopping_together
+from dschat.run.stop import stopping_together
 from dschat.scoring.judge.answers import UnreadableAnswer, repair
 from dschat.scoring.judge.client import AskingRound, JudgeClient
 from dschat.scoring.judge.costs import LimitReached
@@ -44,16 +40,14 @@ from dschat.scoring.judge.grading import (
 )
 from dschat.scoring.judge.questions import JudgingStopped, TextRefused, material_code
 from dschat.scoring.source import ResponseTexts, Scores
+from dschat.scoring.waiting import run_in_threads
 from dschat.settings.rewards import JUDGED
 from dschat.settings.rubrics import Rubric
 from macro_actions.types import Rollout
 
 logger = logging.getLogger(__name__)
 
-S = TypeVar("S")
-T = TypeVar("T")
 FLAG = "--reward_judge"
-TICK = 0.1  # seconds between two checks for a signal
 Failure = UserError | Unanswered | UnreadableAnswer | TextRefused | JudgingStopped
 
 
@@ -323,66 +317,3 @@ def _response_text(texts: ResponseTexts, row: int) -> str:
         return texts.responses[row]
     prompt_messages = texts.rows[row].messages or []
     return quoted_dialogue(texts.episodes.messages[row][len(prompt_messages) :])
-
-
-# -- several requests at a time
-
-
-def run_in_threads(
-    function: Callable[[S], T],
-    items: Sequence[S],
-    concurrency: int,
-    stop: threading.Event,
-    patience: float,
-) -> dict[int, T]:
-    """Results of a function by the number of its item, from threads that do not keep a process from ending.
-
-    Call it inside `dschat.run.stop.stopping_together`.
-
-    Args:
-        function: is called for each item.
-        items: items of the calls.
-        concurrency: calls at the same time.
-        stop: is set when calls that are under way are abandoned: after a signal, or for lack of patience.
-        patience: seconds after which items without a result are left out.
-
-    Raises:
-        Stopped: soon after a signal.
-    """
-    waiting: SimpleQueue[int] = SimpleQueue()
-    for number in range(len(items)):
-        waiting.put(number)
-    results: dict[int, T] = {}
-    errors: list[BaseException] = []
-    is_over = threading.Event()
-    end = time.monotonic() + patience
-
-    def work() -> None:
-        while not errors and not is_over.is_set():
-            try:
-                number = waiting.get_nowait()
-            except Empty:
-                return
-            try:
-                results[number] = function(items[number])
-            except BaseException as error:
-                errors.append(error)
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(concurrency, len(items)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            try:
-                raise_if_stopped_here()
-            except Stopped:
-                stop.set()
-                raise
-            if time.monotonic() > end:
-                is_over.set()
-                stop.set()
-                break
-            thread.join(TICK)
-    if errors:
-        raise errors[0]
-    return dict(results)

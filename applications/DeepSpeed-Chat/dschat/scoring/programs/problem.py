@@ -25,7 +25,6 @@ from decimal import Decimal
 
 from dschat.base.errors import UserError
 
-CHUNK = 4000  # digits that are converted at once; Python's limit is 4,300
 MAX_DIGITS = 100_000
 WHOLE = re.compile(r"-?\d{1,4000}")
 # Digits match in one way only: otherwise a printed text of a million digits would take hours to refuse.
@@ -110,20 +109,10 @@ def _cases(
 
 
 def exact_int(digits: str) -> int:
-    """Converts an integer of up to MAX_DIGITS digits, CHUNK digits at a time; raises ValueError for more digits."""
-    if len(digits) <= CHUNK:
-        return int(digits)
+    """Converts an integer of up to MAX_DIGITS digits, more than `int` takes; raises ValueError for more digits."""
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number of {len(digits):,} digits")
-    sign = 1
-    if digits[0] == "-":
-        sign = -1
-        digits = digits[1:]
-    value = 0
-    for start in range(0, len(digits), CHUNK):
-        chunk = digits[start : start + CHUNK]
-        value = value * 10 ** len(chunk) + int(chunk)
-    return sign * value
+    return int(Decimal(digits))
 
 
 def _decode(text: str, origin: str) -> object:

@@ -22,8 +22,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from glob import glob
@@ -165,7 +164,9 @@ def _start(
 ) -> tuple[subprocess.Popen[bytes], _Pipes]:
     """Starts the child; `stack` closes the pipes and removes the files. Raises OSError."""
     # At the other levels the program has a working folder of its own root, and the child starts in /.
-    folder = stack.enter_context(_temporary_folder()) if level == "rlimits" else "/"
+    folder = "/"
+    if level == "rlimits":
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True))
     job_file = stack.enter_context(_job_file(job, limits, level))
     with ExitStack() as child_stack:  # this process needs the child's ends until the child has them
         report, report_end = _open_pipe(stack, child_stack)
@@ -257,17 +258,6 @@ class _PipeReader:
         if pipe == self._pipes.info and is_first:
             _map_users(chunk, self._pipes.mapped)
         self.data[pipe] += chunk
-
-
-@contextmanager
-def _temporary_folder() -> Iterator[str]:
-    """A folder that is removed with everything in it, however deep; file systems mounted in it are left alone."""
-    folder = tempfile.mkdtemp(prefix="program-")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["chmod", "-R", "u+rwX", folder], stderr=subprocess.DEVNULL)
-        subprocess.run(["rm", "-rf", "--one-file-system", folder])
 
 
 def _job_file(
