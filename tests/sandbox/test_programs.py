@@ -14,12 +14,12 @@ import pytest
 from correct_programs import correct_programs
 from dschat.base.errors import UserError
 from dschat.data.sources import load_source
-from dschat.scoring.programs import ProgramOutcome, SandboxLimits, levels, run, run_tests, sandbox
+from dschat.scoring.programs import ProgramOutcome, SandboxLimits, levels, run, run_tests, sandbox, scores
 from dschat.scoring.programs.inside.values import UNKNOWN, plain
 from dschat.scoring.programs.levels import weakness
 from dschat.scoring.programs.problem import exact_int, parse_problem, same_text, same_value
 from dschat.scoring.programs.run import ProgramPool, paper_reward, ratio_reward
-from dschat.scoring.programs.scores import program_of, tests_of
+from dschat.scoring.programs.scores import program_of
 
 pytestmark = [
     pytest.mark.xdist_group("sandbox"),
@@ -416,7 +416,7 @@ def test_tests_may_be_objects_instead_of_their_json_text(tmp_path, suffix) -> No
         else:
             path.write_text(json.dumps(raw))
         (row,) = load_source(path, seed=None).train
-        problem = parse_problem(tests_of(row), row.origin)
+        problem = parse_problem(scores.tests_of(row), row.origin)
         assert len(problem.cases) == cases
         assert problem == parse_problem(json.dumps(tests) if tests else "", row.origin)
         assert ("Call-Based" in row.prompt) == (name == "calls")

@@ -248,12 +248,8 @@ class WeightedScores:
             if weighted.name:
                 parts[weighted.name] = scores.values.float()
             parts |= scores.parts
-            if scores.segments is not None:
-                weighted_segments = weighted.weight * scores.segments
-                segments = weighted_segments if segments is None else segments + weighted_segments
-            if scores.tokens is not None:
-                weighted_tokens = weighted.weight * scores.tokens
-                tokens = weighted_tokens if tokens is None else tokens + weighted_tokens
+            segments = _added(segments, weighted.weight, scores.segments)
+            tokens = _added(tokens, weighted.weight, scores.tokens)
             if scores.missing is not None:
                 missing = missing | scores.missing
             measured |= scores.measured
@@ -263,6 +259,13 @@ class WeightedScores:
         total, *columns = _fill_missing([total, *parts.values()], missing)
         parts = dict(zip(parts, columns, strict=True)) | {UNSCORED: missing.float()}
         return Scores(total, missing, measured, parts, segments, tokens)
+
+
+def _added(total: Tensor | None, weight: float, part: Tensor | None) -> Tensor | None:
+    """total + weight · part; None counts as 0."""
+    if part is None:
+        return total
+    return weight * part if total is None else total + weight * part
 
 
 def _fill_missing(columns: Sequence[Tensor], missing: Tensor) -> list[Tensor]:

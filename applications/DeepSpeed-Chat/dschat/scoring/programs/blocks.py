@@ -25,7 +25,6 @@ THINK_START = "<think>"
 THINK_END = "</think>"
 FENCE_MARK = re.compile("[`~]")
 LINE = re.compile(r"([^\r\n]*)(\r\n|\n|\r|\Z)")
-OPENING = re.compile(r"(?P<fence>`{3,})(?P<info>[^`]*)$|(?P<tildes>~{3,})(?P<tilde_info>.*)$")
 # The first word after a fence: python, py3, Python3.11, language-python; or a class in braces, {.python .numbered}.
 PYTHON = re.compile(
     r"(?:lang(?:uage)?-)?(?:i?python|py|pypy)[\d.]*(?![^\s,:;={}])|\{(?:[^}]*[\s.])?python[\d.]*[\s},:]", re.I
@@ -112,16 +111,10 @@ def find_program(
     if start is None:
         return None
     lines = _lines(response, start)
-    blocks = _blocks(response, start, prompt)
-    candidates = []
-    for block in blocks:
-        if names_python(block.info) and not block.is_blank:
-            candidates.append(block)
+    blocks = [block for block in _blocks(response, start, prompt) if not block.is_blank]
+    candidates = [block for block in blocks if names_python(block.info)]
     if not candidates:
-        candidates = []
-        for block in blocks:
-            if not block.info and not block.is_blank:
-                candidates.append(block)
+        candidates = [block for block in blocks if not block.info]
     if not candidates:
         return Program(without_margin(lines))
     return Program(without_margin(candidates[0 if which == "first" else -1].lines))
@@ -289,8 +282,8 @@ def _continued_blocks(response: str, prompt: str) -> list[Block]:
 
 
 def _opens_named_block(line: ProgramLine) -> bool:
-    opening = OPENING.match(line.text.strip())
-    return opening is not None and bool((opening["info"] or opening["tilde_info"] or "").strip())
+    line = _cut(line, len(_indentation(line)))
+    return any(block.info for block in fenced_blocks([line]))
 
 
 def program_of(
