@@ -1619,7 +1619,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_the_best_evaluation_is_the_steps_own"),
     ("blanks are a scorer of their own", "scorer_of", "' '.join(str(_a).split())", "str(_a)",
      "test_rewards_that_do_not_say_what_gave_them"),
-    ("a vote that was cut short stays", "VoteFile._append", "_a.rfind(_b) + 1 if _c else _d", "_d",
+    ("a vote that was cut short stays", "VoteFile.changed", "_a in (_b, _c)", "True",
      "test_a_vote_that_was_cut_short_was_none"),
     # evaluation
     ("answers to another rubric are used", "JudgeQuestion.digest", "self.messages", "()",
