@@ -205,7 +205,7 @@ CALL = b'{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name"
         (b'{"prompt": "caf\xe9"}', "not readable as UTF-8 .*; save the file as UTF-8"),
         (b'{"prompt": "a", "response": "b", "response": "c"}', "the key 'response' occurs twice.*remove the row"),
         (b'{"prompt": "a", "info": {"n": 1, "m": 2, "n": 3}}', "the key 'n' occurs twice"),
-        (b'{"messages": "hi"}', "non-empty list of messages.* --messages_key"),
+        (b'{"messages": "hi"}', "non-empty list of messages.*not text; write it as a list"),
         (b'{"messages": []}', "non-empty list of messages"),
         (b'{"messages": ["hi"]}', "message 1 of 'messages' must be an object"),
         (b'{"messages": [{"role": "user"}]}', "content of message 1 in 'messages' must be text, not null"),

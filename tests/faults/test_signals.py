@@ -59,14 +59,16 @@ def test_without_save_steps_a_signal_saves_all_the_same(trial, whole, monkeypatc
     expect_same(whole("ppo"), outcome(run.out))
 
 
-@pytest.mark.parametrize(("moment", "sent"), [("scoring", "2,2"), ("saving", "2,2"), ("scoring", "2,15,15")])
+@pytest.mark.parametrize(
+    ("moment", "sent"), [("scoring", "2,,2"), ("saving", "2,,2"), ("scoring", "2,2"), ("scoring", "2,15,15")]
+)
 def test_further_signals(moment, sent, trial, whole, monkeypatch):
-    """A second Ctrl-C ends at once; a launcher's SIGTERM to a process that has had Ctrl-C already changes nothing."""
+    """A second Ctrl-C ends at once, unless it is the first one again; a launcher's later SIGTERM changes nothing."""
     run = trial("ppo")
     with monkeypatch.context() as hurt:
         hurt.setenv("FAULT", f"{MOMENTS[moment]}|{sent}")
         result = run.ended(run.start(), 30)
-    if sent == "2,2":
+    if sent == "2,,2":
         assert "interrupted" in result.expect(130).stderr and SAID not in result.stderr
         assert not (run.out / ".writing").exists() and "Traceback" not in result.stderr
     else:

@@ -16,7 +16,8 @@ from cli_runs import Result, read_jsonl, result_of, sft_flags_of, start_forked
 
 RESUME = {"resume_from_checkpoint": True}
 # A reward function, in a file that can let a process be signalled at a moment. FAULT has the function at which it
-# happens, as module:name; at which of its calls; and the signals that it sends itself, or a file that it makes before
+# happens, as module:name; at which of its calls; and the signals that it sends itself (nothing between two commas is a
+# pause of more than a second), or a file that it makes before
 # it waits for somebody else's.
 FUNCTIONS = """
 import importlib, os, time
@@ -39,7 +40,10 @@ def hurt(place, number, what):
             time.sleep(2)
         elif len(calls) == int(number):
             for sent in what.split(","):
-                os.kill(os.getpid(), int(sent))
+                if sent:
+                    os.kill(os.getpid(), int(sent))
+                else:
+                    time.sleep(1.2)
         return call(*args, **named)
 
     setattr(owner, name, hurting)

@@ -96,7 +96,7 @@ def test_other_prompts_and_other_lengths_are_named(tmp_path):
         (None, "there is no such file"),
         ("", "is empty"),
         ('{"prompt": "p", "response": "r"}\n\n{"prompt": "p"', ":3: not valid JSON"),
-        ('["p"]\n', ":1: list instead of an object"),
+        ('["p"]\n', "row 1: str instead of an object"),
         ('{"prompt": "p"}\n', ":1: no column 'response'"),
         ('{"prompt": "p", "response": 3}\n', ":1: column 'response' holds int"),
         ('{"prompt": "p", "response": "r", "reward": "x"}\n', ":1: reward must be a finite number, not 'x'"),
