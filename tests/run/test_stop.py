@@ -55,6 +55,8 @@ def test_one_ctrl_c_that_arrives_twice_lets_the_run_save():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         assert stop.is_stopping_here()
+    with stop.stop_signals():  # nothing of it stays
+        assert not stop.is_stopping_here()
 
 
 @pytest.mark.parametrize(("own", "everywhere"), [(15, 15), (0, 15), (0, 0)])
