@@ -303,3 +303,19 @@ def test_a_pipe_is_written_and_stays_one(tmp_path):
     write_file(tmp_path / "pipe", "ü")
     assert os.read(reader, 9).decode() == "ü" and not (tmp_path / "pipe").is_file()
     os.close(reader)
+
+
+@pytest.mark.parametrize("obstacle", ["a file", "a link to itself"])
+def test_what_is_in_the_way_of_a_folder_is_named_and_stays(obstacle, tmp_path):
+    """A file that somebody has called as a folder that is written is neither replaced nor lost."""
+    entry = tmp_path / "new"
+    entry.mkdir()
+    target = tmp_path / "step-4"
+    if obstacle == "a file":
+        target.write_text("somebody's")
+    else:
+        target.symlink_to(target)
+    with pytest.raises(FileExistsError, match="step-4 is in the way and is no folder: move it elsewhere"):
+        atomic.put(entry, target)
+    assert entry.is_dir() and os.path.lexists(target)
+    assert obstacle != "a file" or target.read_text() == "somebody's"

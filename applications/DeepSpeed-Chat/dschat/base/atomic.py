@@ -137,6 +137,8 @@ def put(entry: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)  # a link may name a folder that is gone
     entry = _beside(entry, target)
     if not target.is_dir():
+        if entry.is_dir() and os.path.lexists(target):
+            raise FileExistsError(f"{target} is in the way and is no folder: move it elsewhere")
         os.replace(entry, target)
         return
     old = replaced_by(target)
