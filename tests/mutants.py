@@ -762,6 +762,12 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("log-probs of the token before", "PolicyModel.forward", "_a - 1", "_a",
      "test_log_probs_and_entropy_are_those_of_the_models_own_logits[gemma-1.0]"),
     # engine
+    ("gloo's interface for every hostname", "_choose_interface", "_a or is_reachable(_b)", "_a",
+     "test_the_interface_of_a_hostname_that_only_its_machine_can_reach"),
+    ("link-local addresses are reached", "is_reachable", "_a or _b.is_link_local", "_a",
+     "test_addresses_that_mean_another_machine_elsewhere"),
+    ("the start of Python reads secrets", "_is_for_start", "_a is not None and _b", "_a is not None",
+     "test_what_the_start_of_python_depends_on"),
     ("weights in flight are gathered", "gathered", "wait_for_prefetch(_a)", "pass",
      "test_a_run_of_real_size_is_that_of_whole_weights[ppo-0]"),
     ("weights in flight are saved", "whole_weights", "wait_for_prefetch(_a)", "pass",

@@ -58,6 +58,53 @@ def test_processes_that_do_not_meet_are_told_of_their_flags(error, said, monkeyp
         assert not caplog.messages  # all are on this machine
 
 
+@pytest.mark.parametrize(
+    ("hostname_address", "own_address", "written", "chosen"),
+    [
+        ("127.0.1.1", "10.0.0.2", "", "eth1"),  # not the machine of rank 0
+        ("127.0.1.1", "127.0.0.1", "10.0.0.2", "eth1"),  # that machine, by its own name
+        ("127.0.0.1", "10.0.0.2", "", "eth1"),
+        ("fe80::1%eth0", "10.0.0.2", "", "eth1"),
+        ("10.9.0.1", "10.0.0.2", "", None),  # gloo's own choice can be reached
+    ],
+)
+def test_the_interface_of_a_hostname_that_only_its_machine_can_reach(
+    hostname_address, own_address, written, chosen, monkeypatch
+) -> None:
+    interfaces = {"127.0.0.1": "lo", "10.9.0.1": "eth0", "10.0.0.2": "eth1"}
+    store = dist.HashStore()
+    store.set("address of rank 0/1", written)
+    for name, value in {"MASTER_ADDR": "node0", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # so that the fixture restores it
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setattr(process_group.dist, "rendezvous", lambda url, timeout: iter([(store, 0, 2)]))
+    monkeypatch.setattr(process_group, "address_of_hostname", lambda: hostname_address)
+    monkeypatch.setattr(process_group, "route_to", lambda host: (own_address, "10.0.0.1"))
+    monkeypatch.setattr(process_group, "interface_of", interfaces.get)
+    process_group._choose_interface(9)
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == chosen
+    expected = b"" if own_address == "127.0.0.1" else b"10.0.0.1"
+    assert store.get("address of rank 0/0") == expected
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
+    process_group._choose_interface(9)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
+
+
+def test_a_hostname_that_nobody_can_reach_without_another_interface(monkeypatch) -> None:
+    store = dist.HashStore()
+    for name, value in {"MASTER_ADDR": "10.0.0.1", "RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(process_group.dist, "rendezvous", lambda url, timeout: iter([(store, 1, 2)]))
+    monkeypatch.setattr(process_group, "address_of_hostname", lambda: "127.0.1.1")
+    monkeypatch.setattr(process_group, "route_to", lambda host: ("10.0.0.2", "10.0.0.1"))
+    monkeypatch.setattr(process_group, "interface_of", lambda address: None)
+    with pytest.raises(UserError, match=r"resolves to 127\.0\.1\.1, .* has 10\.0\.0\.2, .* set GLOO_SOCKET_IFNAME"):
+        process_group._choose_interface(9)
+
+
 def test_a_process_that_has_gone_is_named_with_a_remedy(capsys, monkeypatch) -> None:
     """What gloo says, word for word."""
     place = "[/gloo/transport/tcp/pair.cc:556]"

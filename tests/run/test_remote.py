@@ -178,12 +178,6 @@ def test_a_list_of_one_machine(by_ssh, machines, monkeypatch):
         assert {name: found["environment"].get(name) for name in expected} == expected
 
 
-def test_without_secrets_no_file_is_sent(machines):
-    with remote_file({}, ["unreachable"]) as path:
-        assert path == ""
-    assert not (machines / "notes").exists()
-
-
 def test_a_machine_that_cannot_be_reached(machines):
     """What it was to be sent is not in the message; what others got is removed."""
     with pytest.raises(UserError, match="variables could not be sent to unreachable by ssh: no route to host") as told:
@@ -260,17 +254,16 @@ def test_what_the_package_reads_is_carried():
         names |= {*re.findall(r'"([A-Z][A-Z0-9_]*_(?:API_KEY|TOKEN)|MA_RLHF_[A-Z_]+)"', text)}
     assert {"REWARD_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY", "MA_RLHF_DATE"} <= names
     names -= {"MA_RLHF_FOLLOWS_LAUNCHER", "MA_RLHF_ERROR_FILE", "MA_RLHF_VARIABLES", "MA_RLHF_RUN_DATE"}
-    split = split_variables(dict.fromkeys(names, "x"), {})
-    assert names == {*split.exported, *split.delivered}
-    assert {name for name in names if name.endswith(("_API_KEY", "_TOKEN"))} <= {*split.delivered}
+    assert names == {*split_variables(dict.fromkeys(names, "x"), {}).delivered}
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_a_packed_word_is_plain(word, monkeypatch):
+def test_a_packed_word_is_plain(word, monkeypatch, tmp_path):
     (packed,) = pack([word])
     assert all(letter.isascii() and (letter.isalnum() or letter in "_+=:,./-") for letter in packed) and packed
     assert receive([packed]) == [packed]  # of a process that no other machine has started
-    monkeypatch.setenv("MA_RLHF_VARIABLES", "")
+    (tmp_path / "variables").write_text("{}")
+    monkeypatch.setenv("MA_RLHF_VARIABLES", str(tmp_path / "variables"))
     assert receive([packed]) == [word]
 
 
@@ -280,42 +273,41 @@ def test_a_file_that_is_gone(monkeypatch, tmp_path):
         receive(["ppo"])
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "how"),
-    [
-        ("HF_TOKEN", "x", "delivered"),
-        ("OPENAI_API_KEY", "x", "delivered"),
-        ("WANDB_PROJECT", "mine", "exported"),
-        ("WANDB_PROJECT", "my own", "delivered"),
-        ("PROJ_PATH", "/p/%h", "delivered"),
-        ("HF_ENDPOINT", "http://me:pw@host", "delivered"),
-        ("HTTPS_PROXY", "http://proxy", "delivered"),
-        ("HF_HUB_OFFLINE", "", "exported"),
-        ("NCCL_DEBUG", "INFO", "launcher"),
-        ("NCCL_HOSTID", "$x", "delivered"),
-        ("MLFLOW_TRACKING_PASSWORD", "x", "delivered"),
-        ("CUDA_VISIBLE_DEVICES", "0", "launcher"),
-        ("MA_RLHF_ERROR_FILE", "/tmp/e", "launcher"),
-    ],
+DELIVERED = "HF_TOKEN WANDB_PROJECT HTTPS_PROXY NCCL_DEBUG NCCL_IB_HCA GLOO_SOCKET_IFNAME UCX_TLS FI_PROVIDER"
+DELIVERED += (
+    " TORCH_EXTENSIONS_DIR PYTORCH_CUDA_ALLOC_CONF TRITON_CACHE_DIR CUDA_LAUNCH_BLOCKING MLFLOW_TRACKING_PASSWORD"
 )
-def test_how_a_variable_gets_there(name, value, how):
-    """`launcher` is the environment of DeepSpeed's launcher, which passes some on by itself."""
+
+
+@pytest.mark.parametrize("value", ["", "plain", "/p/%h $x"])
+@pytest.mark.parametrize("name", DELIVERED.split())
+def test_a_variable_that_is_delivered(name, value):
+    """In the file alone: DeepSpeed's launcher, which passes some on by itself, does not see those."""
     split = split_variables({name: value}, {})
-    assert (name in split.exported, name in split.delivered) == (how == "exported", how == "delivered")
-    if name.startswith(("MLFLOW", "NCCL")):
-        assert (name in split.launcher) == (how == "launcher")
+    assert split.delivered == {name: value} and not split.exported
+    assert name not in split.launcher or not name.startswith(("NCCL", "UCX", "MLFLOW"))
+
+
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "MA_RLHF_ERROR_FILE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"])
+def test_a_variable_of_one_machine_or_process(name):
+    split = split_variables({name: "0"}, {})
+    assert not split.delivered and not split.exported and split.launcher == {name: "0"}
 
 
 def test_the_file_of_variables_has_precedence():
     """Also where the launcher would pass the environment's value on by itself."""
-    split = split_variables({"NCCL_X": "a$b"}, {"NCCL_X": "plain"})
-    assert split.exported == {"NCCL_X": "plain"} and not split.delivered and "NCCL_X" not in split.launcher
+    split = split_variables({"NCCL_X": "a$b"}, {"NCCL_X": "plain", "OWN": "1"})
+    assert split.delivered == {"NCCL_X": "plain", "OWN": "1"} and "NCCL_X" not in split.launcher
 
 
 def test_what_the_start_of_python_depends_on():
-    with pytest.raises(UserError, match="PYTHONPATH: the shell of another machine would read its value otherwise"):
-        split_variables({"PYTHONPATH": "/a:$x"}, {})
-    assert "PYTHON_KEYRING_BACKEND" in split_variables({"PYTHON_KEYRING_BACKEND": "x"}, {}).delivered
+    """It is on the command line, unless its name is that of a secret."""
+    split = split_variables({"PATH": "/bin", "PYTHON_KEYRING_BACKEND": "x"}, {"PYTHONPATH": "/a"})
+    assert split.exported == {"PYTHONPATH": "/a"} and split.launcher == {"PATH": "/bin"}
+    assert split.delivered == {"PYTHON_KEYRING_BACKEND": "x"}
+    for environ, file in ({"PYTHONPATH": "/a:$x"}, {}), ({}, {"PYTHONPATH": "/a:$x"}):
+        with pytest.raises(UserError, match="PYTHONPATH: the shell of another machine would read its value otherwise"):
+            split_variables(environ, file)
 
 
 @pytest.mark.parametrize("folder", ["two words", "a&b", "a$b", "a%b"])

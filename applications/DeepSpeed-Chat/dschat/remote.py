@@ -3,9 +3,8 @@
 
 DeepSpeed's launcher joins words and variables into one command line for a shell on each machine, does not quote them
 properly, and logs the line. A word with characters that a shell interprets is therefore packed into characters that
-every shell leaves alone. Variables that are secret, or that a shell would interpret, are never on a command line: they
-go through ssh's standard input into a file on each machine that only its owner can read, and that is removed when the
-run ends.
+every shell leaves alone. Variables go through ssh's standard input into a file on each machine that only its owner can
+read, and that is removed when the run ends. Only those that Python reads when it starts are on the command line.
 """
 
 import base64
@@ -20,7 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -32,17 +31,17 @@ REMOTE_FILE_VARIABLE = "MA_RLHF_VARIABLES"  # path of the file of variables on e
 PACKED = "packed:"  # prefix of a packed word
 PLAIN = re.compile(r"[\w+=:,./-]+", re.ASCII)  # characters that no shell interprets, nor pdsh
 MISREAD = re.compile(r'["$`\\%\n]')  # characters that a shell interprets inside double quotes, and pdsh everywhere
-# Variables that a run or its libraries read, besides those that DeepSpeed's launcher passes on by itself.
+# Variables that a run or its libraries read, unless they are one machine's own.
 CARRIED = re.compile(
-    r"(HF|HUGGING_FACE|HUGGINGFACE|TRANSFORMERS|DATASETS|WANDB|OPENAI|VLLM)_\w+"
+    r"(HF|HUGGING_FACE|HUGGINGFACE|TRANSFORMERS|DATASETS|WANDB|TENSORBOARD|OPENAI|VLLM)_\w+"
+    r"|(GLOO|FI|TORCH|PYTORCH|TRITON)_\w+|CUDA_(?!VISIBLE_DEVICES)\w+"
     r"|MA_RLHF_(DATA|CACHE|DATE)|PROJ_PATH|(REWARD|JUDGE|USER)_API_KEY"
-    r"|OMP_NUM_THREADS|TOKENIZERS_PARALLELISM|TENSORBOARD_\w+|(HTTPS?|ALL|NO)_PROXY|SSL_CERT_(FILE|DIR)"
-    r"|REQUESTS_CA_BUNDLE",
+    r"|OMP_NUM_THREADS|TOKENIZERS_PARALLELISM|(HTTPS?|ALL|NO)_PROXY|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE",
     re.IGNORECASE,
 )
-# Prefixes of variables that DeepSpeed's launcher passes on.
+BEFORE_PYTHON = re.compile(r"PYTHON\w*|LD_LIBRARY_PATH|PATH")  # variables that Python reads when it starts
+# Prefixes of variables that DeepSpeed's launcher would pass on by itself, on a command line.
 PASSED_ON = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL", "LD_LIBRARY", "PATH")
-BEFORE_PYTHON = ("PYTHON", "LD_LIBRARY", "PATH")  # those that Python reads when it starts
 SSH_TIMEOUT = 120  # seconds
 SSH_FAILED = 255  # status of ssh itself: no connection, or ended by a signal
 HOSTFILE_LINE = re.compile(r"(?P<host>\S+)\s+slots=(?P<slots>[0-9]+)(\s.*)?")  # what DeepSpeed's launcher accepts
@@ -52,17 +51,17 @@ PROGRAMS = {"pdsh": "pdsh", "ssh": "openssh-client"}  # programs that the launch
 
 @dataclass(frozen=True)
 class RemoteEnvironment:
-    """Variables for processes on other machines, by the way in which they get there.
+    """Variables for processes on other machines.
 
     Attributes:
-        exported: on the command line.
         delivered: in a file on each machine.
-        launcher: variables of the launcher's environment, part of which it passes on.
+        exported: on the command line, since Python reads them when it starts.
+        launcher: environment of DeepSpeed's launcher, which passes those of `BEFORE_PYTHON` on by itself.
     """
 
-    exported: dict[str, str] = field(default_factory=dict)
-    delivered: dict[str, str] = field(default_factory=dict)
-    launcher: dict[str, str] = field(default_factory=dict)
+    delivered: dict[str, str]
+    exported: dict[str, str]
+    launcher: dict[str, str]
 
 
 def read_hostfile(hostfile: str) -> dict[str, int]:
@@ -190,11 +189,10 @@ def receive(words: Sequence[str]) -> list[str]:
     file = os.environ.get(REMOTE_FILE_VARIABLE)
     if file is None:
         return list(words)
-    if file:
-        try:
-            os.environ.update(json.loads(Path(file).read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{file}, the variables of this run on this machine, cannot be read: {error}.") from error
+    try:
+        os.environ.update(json.loads(Path(file).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}, the variables of this run on this machine, cannot be read: {error}.") from error
     return [_unpack(word) for word in words]
 
 
@@ -236,37 +234,32 @@ def split_variables(environ: Mapping[str, str], file_variables: Mapping[str, str
     Raises:
         UserError: a variable that the start of Python depends on has characters that a shell would interpret.
     """
-    carried = {name: value for name, value in environ.items() if CARRIED.fullmatch(name)}
-    carried |= file_variables
-    exported: dict[str, str] = {}
-    delivered: dict[str, str] = {}
-    for name, value in carried.items():
-        is_plain = value == "" or PLAIN.fullmatch(value) is not None
-        if is_plain and not SECRET_NAME.search(name):
-            exported[name] = value
-        else:
-            delivered[name] = value
-
-    # Variables that the launcher would pass on by itself, on a command line.
+    delivered = {name: value for name, value in environ.items() if CARRIED.fullmatch(name)}
+    delivered |= file_variables
     launcher = dict(environ)
     for name, value in environ.items():
-        misread = MISREAD.search(value) is not None
-        is_secret = SECRET_NAME.search(name) is not None
-        if name.startswith(PASSED_ON) and (misread or is_secret):
-            if misread and name.startswith(BEFORE_PYTHON):
-                raise UserError(
-                    f"{name}: the shell of another machine would read its value otherwise; remove $, %, quotes,"
-                    " backslashes and line ends."
-                )
-            if name not in carried:
-                delivered[name] = value
+        if name.startswith(PASSED_ON) and not _is_for_start(name):
+            delivered.setdefault(name, value)
             del launcher[name]
-    return RemoteEnvironment(exported, delivered, launcher)
+    exported = {name: delivered.pop(name) for name in file_variables if _is_for_start(name)}
+
+    for name, value in (launcher | exported).items():
+        if _is_for_start(name) and MISREAD.search(value):
+            raise UserError(
+                f"{name}: the shell of another machine would read its value otherwise; remove $, %, quotes,"
+                " backslashes and line ends."
+            )
+    return RemoteEnvironment(delivered, exported, launcher)
+
+
+def _is_for_start(name: str) -> bool:
+    """Whether the start of Python depends on a variable. A secret is never on a command line."""
+    return BEFORE_PYTHON.fullmatch(name) is not None and SECRET_NAME.search(name) is None
 
 
 @contextmanager
 def remote_file(variables: Mapping[str, str], hosts: Sequence[str]) -> Iterator[str]:
-    """Context in which a file on each machine holds variables; yields its path, "" if there are no variables.
+    """Context in which a file on each machine holds variables; yields its path.
 
     The file is removed from every machine at the end, also if it could not be written on one of them. A signal whose
     handler returns does not interrupt that.
@@ -274,9 +267,6 @@ def remote_file(variables: Mapping[str, str], hosts: Sequence[str]) -> Iterator[
     Raises:
         UserError: a machine cannot be reached, or the file cannot be written there.
     """
-    if not variables:
-        yield ""
-        return
     path = f"/tmp/ma-rlhf-{secrets.token_hex(16)}"
     content = json.dumps(dict(variables)).encode()
     with ThreadPoolExecutor(16) as pool:

@@ -24,6 +24,14 @@ from deepspeed.accelerator import get_accelerator  # noqa: E402
 from deepspeed.runtime import bf16_optimizer  # noqa: E402
 
 from dschat.base.errors import UserError  # noqa: E402
+from dschat.base.network import (  # noqa: E402
+    LOOPBACK,
+    address_of_hostname,
+    describe_interfaces,
+    interface_of,
+    is_reachable,
+    route_to,
+)
 from dschat.models.opening import choose_dtype  # noqa: E402
 from dschat.run.distributed import device, make_host_groups  # noqa: E402
 
@@ -85,8 +93,48 @@ def _join_group(timeout: float, save_timeout: float) -> None:
     if has_gpu:
         _select_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     with _explain_rendezvous(timeout):
+        store = _choose_interface(timeout) if _has_other_machines() else None  # noqa: F841
         deepspeed.init_distributed(dist_backend="nccl" if has_gpu else "gloo", timeout=timedelta(seconds=timeout))
+    del store  # kept until the group has one of its own
     make_host_groups(timeout, save_timeout)
+
+
+def _choose_interface(timeout: float) -> dist.Store:
+    """Sets GLOO_SOCKET_IFNAME if this machine's hostname resolves to an address that other machines cannot reach.
+
+    gloo would give that address to the other ranks; with Debian's /etc/hosts it is 127.0.1.1. Instead it uses the
+    interface on the way to MASTER_ADDR. On the machine of rank 0 MASTER_ADDR may be such a hostname, too: then the
+    interface with the address by which the others know that machine.
+
+    Returns:
+        The store in which ranks write that address; the group that is created next uses the same one.
+
+    Raises:
+        UserError: the interface cannot be found.
+    """
+    store: dist.Store
+    store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    addresses = dist.PrefixStore("address of rank 0", store)
+    own_address, master_address = route_to(os.environ["MASTER_ADDR"]) or (LOOPBACK, LOOPBACK)
+    addresses.set(os.environ["RANK"], master_address if is_reachable(own_address) else "")
+    hostname_address = address_of_hostname()
+    if "GLOO_SOCKET_IFNAME" in os.environ or is_reachable(hostname_address):
+        return store
+    if not is_reachable(own_address):
+        ranks = [str(rank) for rank in range(int(os.environ["WORLD_SIZE"]))]
+        written = [address.decode() for address in addresses.multi_get(ranks)]
+        own_address = next(filter(None, written), LOOPBACK)  # all ranks are here if none has written one
+    interface = interface_of(own_address)
+    reason = f"the hostname {socket.gethostname()} resolves to {hostname_address}, which other machines cannot reach"
+    if interface is None:
+        raise UserError(
+            f"{reason}, and no network interface of this machine has {own_address}, by which they know it: set"
+            f" GLOO_SOCKET_IFNAME to the one that they reach, of {describe_interfaces()}."
+        )
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        logger.warning("GLOO_SOCKET_IFNAME=%s is used, since %s", interface, reason)
+    return store
 
 
 def _has_other_machines() -> bool:

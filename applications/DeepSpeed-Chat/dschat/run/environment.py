@@ -4,6 +4,7 @@
 import os
 import platform
 import shutil
+import socket
 import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -11,19 +12,24 @@ from importlib.metadata import PackageNotFoundError, version
 import psutil
 import torch
 
+from dschat.base.network import address_of_hostname, describe_interfaces, is_reachable
 from dschat.base.secrets import SECRET_NAME
 from dschat.run.distributed import device
-from dschat.run.record import CHECKOUT, commit_of, new_record
+from dschat.run.record import new_record
 from dschat.settings.commands import EnvOptions
 
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
-    "NCCL_",
     "DS_",
+    "FI_",
+    "GLOO_",
     "HF_HOME",
     "HF_HUB_OFFLINE",
     "MA_RLHF_",
+    "NCCL_",
     "OMP_NUM_THREADS",
+    "TORCH_",
+    "TRITON_",
     "VLLM_",
 )
 OPTIONAL_PACKAGES = ("vllm", "flash-attn", "bitsandbytes", "spacy", "benepar", "gradio")
@@ -34,11 +40,13 @@ def describe(options: EnvOptions) -> str:
     memory = psutil.virtual_memory()
     record = new_record("env", [], 0, 1)
     lines = {
-        "code": " ".join(f"{name} {value}" for name, value in (record.code | commit_of(CHECKOUT)).items()),
+        "code": " ".join(f"{name} {value}" for name, value in record.code.items()),
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.platform()}, {os.cpu_count()} cores",
         "memory": f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB free",
         "shared memory": _shared_memory(),
+        "hostname": _hostname(),
+        "network": describe_interfaces(),
         **record.packages,
         **_installed(),
         "CUDA": str(torch.version.cuda or "no"),
@@ -65,6 +73,13 @@ def _shared_memory() -> str:
         return "none"
     usage = shutil.disk_usage("/dev/shm")
     return f"{usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB free"
+
+
+def _hostname() -> str:
+    """The hostname and its address, which gloo gives to other ranks."""
+    address = address_of_hostname()
+    remark = "" if is_reachable(address) else ", which other machines cannot reach"
+    return f"{socket.gethostname()}, {address}{remark}"
 
 
 def _nccl() -> str:
