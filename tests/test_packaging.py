@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from cli_runs import ROOT
+from dschat.run.record import COMMIT_VARIABLE
 from lowest_versions import lowest_pins
 
 APPLICATIONS = ROOT / "applications"
@@ -214,3 +215,24 @@ def test_an_editable_install_needs_nothing_else(place, checkout, tmp_path):
     assert {*found_in(environment)} == MODULES
     pip("uninstall", "--yes", "macro-actions", target=environment)
     assert found_in(environment)["macro_actions"].endswith("applications/macro-actions/macro_actions")
+
+
+def image_instructions() -> list[tuple[str, str]]:
+    """Instructions of the Dockerfile with their words, such as ("USER", "1000"); continued lines are joined."""
+    text = (ROOT / "Dockerfile").read_text("utf-8")
+    lines = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ").splitlines()
+    pairs = [line.partition(" ") for line in lines if line]
+    return [(name, words) for name, _, words in pairs]
+
+
+def test_the_image_has_a_user_libraries_of_infiniband_and_its_commit():
+    """Docker is not needed: its instructions are read."""
+    instructions = image_instructions()
+    assert [words for name, words in instructions if name == "USER"] == ["1000"]
+    assert ("VOLUME", "/cache") in instructions
+    environment = " ".join(words for name, words in instructions if name == "ENV").split()
+    assert {"HOME=/cache", "USER=ma-rlhf", f"{COMMIT_VARIABLE}=${{COMMIT}}"} <= set(environment)
+    commands = [words for name, words in instructions if name == "RUN"]
+    assert {"libibverbs1", "ibverbs-providers"} <= set(commands[0].split())
+    for command in commands:
+        subprocess.run(["bash", "-n", "-c", command], check=True)

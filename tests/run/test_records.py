@@ -64,6 +64,9 @@ def test_run_json_says_which_code_ran(tmp_path, monkeypatch):
     (tmp_path / "code.py").write_text("a = 2\n")
     assert new_record("ppo", [], 7, 1).code == {"version": version, "commit": commit, "changed": True}
     assert record.commit_of(tmp_path / "runs") == {}
+    monkeypatch.setenv("MA_RLHF_COMMIT", "0123abc-dirty")  # of an image, from which the folder .git is left out
+    assert record.commit_of(tmp_path / "runs") == {"commit": "0123abc-dirty"}
+    assert record.commit_of(tmp_path) == {"commit": commit, "changed": True}
 
 
 def test_a_checkout_of_which_git_tells_nothing(tmp_path, monkeypatch):

@@ -253,7 +253,13 @@ def test_what_the_package_reads_is_carried():
         text = file.read_text(encoding="utf-8")
         names |= {*re.findall(r'"([A-Z][A-Z0-9_]*_(?:API_KEY|TOKEN)|MA_RLHF_[A-Z_]+)"', text)}
     assert {"REWARD_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY", "MA_RLHF_DATE"} <= names
-    names -= {"MA_RLHF_FOLLOWS_LAUNCHER", "MA_RLHF_ERROR_FILE", "MA_RLHF_VARIABLES", "MA_RLHF_RUN_DATE"}
+    names -= {
+        "MA_RLHF_FOLLOWS_LAUNCHER",
+        "MA_RLHF_ERROR_FILE",
+        "MA_RLHF_VARIABLES",
+        "MA_RLHF_RUN_DATE",
+        "MA_RLHF_COMMIT",
+    }
     assert names == {*split_variables(dict.fromkeys(names, "x"), {}).delivered}
 
 

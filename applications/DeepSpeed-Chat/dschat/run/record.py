@@ -22,6 +22,7 @@ from dschat.run.metrics import evaluation_line, few_rows_warning
 logger = logging.getLogger("dschat")
 
 PACKAGES = ("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "tokenizers", "numpy")
+COMMIT_VARIABLE = "MA_RLHF_COMMIT"  # the commit of an image, which has no .git folder
 CHECKOUT = (Path(__file__).parent / "../../../..").resolve()  # root of the repository, if the package lies in one
 
 
@@ -35,7 +36,7 @@ class RunRecord:
     packages: dict[str, str]
     hardware: dict[str, object]
     seeds: dict[str, int]
-    code: dict[str, object]  # version of this package; in a git checkout also its commit
+    code: dict[str, object]  # version of this package; in a git checkout or an image also its commit
     template_date: str = ""  # date that chat templates see; unchanged when the run resumes
     data: dict[str, object] = field(default_factory=dict)
     batches: dict[str, object] = field(default_factory=dict)
@@ -99,9 +100,13 @@ def new_record(
 
 
 def commit_of(folder: Path) -> dict[str, object]:
-    """The commit of a git checkout, and whether tracked files have changed since; {} if git fails."""
+    """The commit of a git checkout, and whether tracked files have changed since; {} if git fails.
+
+    Without a checkout the commit from which the image was built, if it says one.
+    """
     if not (folder / ".git").exists():  # a parent folder may be another project's repository
-        return {}
+        commit_of_image = os.environ.get(COMMIT_VARIABLE)
+        return {"commit": commit_of_image} if commit_of_image else {}
     command = ["git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch", "-uno"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10, check=True)
