@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from dschat.base.errors import UserError
-from dschat.settings.flags import flags_of
+from dschat.settings.flags import flags_of, seconds_of
 from dschat.settings.parse import parse, resolve
 from dschat.settings.parser import INERT_FLAGS, FlagParser
 from dschat.settings.ppo import PPOConfig
@@ -193,3 +193,20 @@ def test_what_is_printed_is_checked(capsys):
     with pytest.raises(UserError, match="--lam 0.99 and --lam_alpha 1"):
         resolve(PPOConfig, words, command="ppo", processes=8, environ={"PROJ_PATH": "/p"})
     assert "\nlam_alpha: 1 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("00:00:01", 1),
+        ("01:02:03", 3723),
+        ("48:00:00", 2 * 86_400),
+        ("2-00:00:10", 2 * 86_400 + 10),
+        ("10:00", 0),
+        ("1:2:3", 0),
+        ("-1:00:00", 0),
+    ],
+)
+def test_times_of_slurm(time, seconds):
+    """Hours may exceed a day. Other forms, which Slurm reads in another way, count as none."""
+    assert seconds_of(time) == seconds

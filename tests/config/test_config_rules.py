@@ -20,9 +20,16 @@ RANGES = [
     (
         OF_STEPS_1_AND_2,
         "at least 0",
-        "--save_steps -1 --eval_interval -1 --num_warmup_steps -1 --gradient_clipping -1 --gradient_clipping nan"
+        "--save_steps -1 --save_minutes -1 --save_minutes nan --eval_interval -1 --num_warmup_steps -1"
+        " --gradient_clipping -1 --gradient_clipping nan"
         " --lora_dim -1 --warmup_ratio -0.1 --eval_iters -1 --learning_rate -1 --learning_rate inf --weight_decay -1",
     ),
+    (
+        f"{OF_STEPS_1_AND_2} ppo",
+        "HH:MM:SS, or D-HH:MM:SS",
+        "--max_time 10:00 --max_time 600 --max_time 00:00:00 --max_time 1-00 --max_time 00:60:00 --max_time soon",
+    ),
+    (OF_STEPS_1_AND_2, "drop the flag", "--save_command="),
     (OF_STEPS_1_AND_2, "at least 0 and below 1", "--lora_dropout 1"),
     (OF_STEPS_1_AND_2, "below 1", "--warmup_ratio 1"),
     (

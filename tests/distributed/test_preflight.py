@@ -6,6 +6,7 @@ import os
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -155,14 +156,42 @@ def test_what_a_run_surely_needs(tmp_path):
     model = str(tmp_path)
     names = {"actor_model_name_or_path": model, "critic_model_name_or_path": model}
     config = PPOConfig(data_path=["unused"], output_dir="unused", **names)
-    assert minimum_memory(config, 1, torch.device("cpu")) == MinimumMemory(16 * 1016 + 16 * 1024, 0)
+    # On the disk: a checkpoint has 12 bytes a weight, and the models 4; in bf16 14 and 2.
+    both = 1016 + 1024
+    assert minimum_memory(config, 1, torch.device("cpu")) == MinimumMemory(16 * both, 0, disk=16 * both)
     # On a GPU in bf16: 2 + 12 bytes and 4 of gradients, which are never given back; and 2.
-    assert minimum_memory(config, 1, torch.device("cuda")) == MinimumMemory(0, 20 * 1016 + 20 * 1024)
+    assert minimum_memory(config, 1, torch.device("cuda")) == MinimumMemory(0, 20 * both, disk=16 * both)
     assert minimum_memory(sft("unused"), 1, torch.device("cpu")) is None
     # ZeRO 3 puts the actor's weights together, unless vLLM draws.
     for engine, drawing in (("continuous", 2 * 1016), ("generate", 2 * 1016), ("vllm", 0)):
         sharded = PPOConfig(data_path=["unused"], output_dir="unused", zero_stage=3, rollout_engine=engine, **names)
         assert minimum_memory(sharded, 2, torch.device("cuda")).drawing == drawing
+
+
+def test_a_disk_that_may_be_too_small_is_a_warning(tmp_path, caplog, monkeypatch):
+    """1016 weights: three checkpoints of 12 bytes a weight, two to keep and one being written, and 4 for the model.
+
+    A run that resumes has a part of them.
+    """
+    GemmaConfig(**TINY_SIZES).save_pretrained(tmp_path / "model")
+    needed = (3 * 12 + 4) * 1016
+    flags = {"save_steps": 1, "eval_interval": 0}
+    config = sft(tmp_path / "some" / "run", tmp_path / "model", **flags)
+    asked = []
+
+    def usage(free: int):
+        return lambda path: asked.append(path) or SimpleNamespace(free=free)
+
+    monkeypatch.setattr("shutil.disk_usage", usage(needed))
+    preflight(config)
+    assert asked == [tmp_path] and "are free" not in caplog.text
+    monkeypatch.setattr("shutil.disk_usage", usage(needed - 1))
+    preflight(config)
+    (message,) = [message for message in caplog.messages if "are free" in message]
+    assert "--save_total_limit" in message and str(tmp_path / "some" / "run") in message
+    caplog.clear()
+    preflight(sft(tmp_path / "some" / "run", tmp_path / "model", resume_from_checkpoint="latest", **flags))
+    assert "are free" not in caplog.text
 
 
 def test_a_gpu_that_may_be_too_small_is_a_warning(tmp_path, caplog):

@@ -16,11 +16,11 @@ SAID = "to continue, add --resume_from_checkpoint to the command"
 STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129}
 
 
-def stopped(result, sent):
-    """Checks how a run ended that was sent a signal."""
+def stopped(result, sent, name=""):
+    """Checks how a run ended that was sent a signal, or was stopped by `name` with the status of this signal."""
     result.expect(STATUS[sent])
     lines = [line for line in result.stderr.splitlines() if SAID in line]
-    assert len(lines) == 1 and f"stopped by {sent.name}" in lines[0]
+    assert len(lines) == 1 and f"stopped by {name or sent.name}" in lines[0]
     assert "Traceback" not in result.stderr and "error:" not in result.stderr.lower()
 
 
@@ -56,6 +56,17 @@ def test_without_save_steps_a_signal_saves_all_the_same(trial, whole, monkeypatc
         stopped(run.ended(run.start(), 30), signal.SIGTERM)
     assert run.checkpoints() == [3], "in the middle of the second rollout"
     run.run(**RESUME).expect(0)
+    expect_same(whole("ppo"), outcome(run.out))
+
+
+def test_a_run_stops_in_time_and_goes_on(trial, whole, monkeypatch):
+    """It is over a second old in the second rollout, if not before training, when there is nothing to save."""
+    run = trial("ppo", save_steps=0)
+    with monkeypatch.context() as hurt:
+        hurt.setenv("FAULT", f"{MOMENTS['training']}|,")
+        stopped(run.ended(run.start(max_time="00:00:01"), 30), signal.SIGTERM, "--max_time")
+    assert all(update <= 3 for update in run.checkpoints())
+    run.run(max_time="1-00:00:00", **RESUME).expect(0)
     expect_same(whole("ppo"), outcome(run.out))
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A signal ends drawing at the next token, and ranks that draw unequally long stop together."""
+"""A signal or --max_time ends drawing at the next token, and ranks that draw unequally long stop together."""
 
 import signal
+import time
 
 import pytest
 
@@ -75,3 +76,22 @@ def test_every_rank_asks_once_and_all_stop(own, everywhere, monkeypatch):
     else:
         assert not everywhere
     assert asked == [own] and drawn == (own == 0)
+
+
+@pytest.mark.parametrize("first", [None, signal.SIGINT])
+def test_the_end_of_max_time_stops_like_sigterm(first):
+    """A signal that has arrived before is the reason, nevertheless."""
+    with stop.stopping_at(time.monotonic() + 1000), stop.stop_signals():
+        assert not stop.is_stopping_here()
+        stop.raise_if_stopped()
+    with stop.stopping_at(time.monotonic()), stop.stop_signals():
+        if first is not None:
+            signal.raise_signal(first)
+        assert stop.is_stopping_here()
+        for ask in (stop.raise_if_stopped, raise_if_stopped_here):
+            with pytest.raises(Stopped) as stopped:
+                ask()
+            expected = ("--max_time", 143) if first is None else ("SIGINT", 130)
+            assert (str(stopped.value), stopped.value.status) == expected
+    with stop.stop_signals():  # nothing of it stays
+        assert not stop.is_stopping_here()

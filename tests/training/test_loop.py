@@ -6,17 +6,19 @@ That a run which is stopped goes on to the same end: test_resume.py.
 
 import logging
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from cli_runs import read_jsonl
 from dschat.base.errors import UserError
+from dschat.run import checkpoint
 from dschat.training.loop import total_updates
 from factories import ppo_config, supervised_config
 from refuel_runs import config_of as refuel_config
 from refuel_runs import share_of_early
-from resume_runs import RLOO, ppo, refuel_online, supervised
+from resume_runs import RLOO, ppo, refuel_online, result_of, supervised
 
 STEPS = ("sft", "reward", "dpo", "refuel")
 
@@ -166,6 +168,44 @@ def test_the_best_checkpoint_is_named(step, metric, best, tmp_path, caplog, monk
         other_rank.setattr("dschat.run.checkpoint.is_main", lambda: False)
         loop.checkpoints._run.metrics._file = None
         loop.checkpoints.name_best()
+
+
+@pytest.mark.parametrize(("save_steps", "expected"), [(0, {2, 4, 6}), (3, {2, 3, 5, 6})])
+def test_a_checkpoint_every_some_minutes(save_steps, expected, tmp_path, monkeypatch):
+    """At 40 s an update, a minute has passed after two; a checkpoint of --save_steps begins another one.
+
+    The last update's checkpoint is saved in any case. What is trained does not depend on it.
+    """
+    make = partial(supervised, "sft", num_train_epochs=3)
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(checkpoint, "time", clock)
+    loop = make(tmp_path / "a", save_minutes=1.0, save_steps=save_steps, save_total_limit=0)
+    iterate = loop.iterate
+
+    def iterate_slowly(work):
+        clock.now += 40.0
+        return iterate(work)
+
+    monkeypatch.setattr(loop, "iterate", iterate_slowly)
+    result = result_of(loop, tmp_path / "a")
+    saved = {int(folder.name.removeprefix("step-")) for folder in (tmp_path / "a" / "checkpoints").iterdir()}
+    assert saved == expected
+    whole = result_of(make(tmp_path / "b"), tmp_path / "b")
+    assert result[0].keys() == whole[0].keys() and all(x.equal(whole[0][name]) for name, x in result[0].items())
+
+
+def test_the_main_processs_clock_decides(tmp_path, monkeypatch):
+    """Every process asks, whatever its own clock says; without the flag none does."""
+    asked = []
+    monkeypatch.setattr(checkpoint, "largest_over_ranks", lambda number: asked.append(number) or 1)
+    loop = supervised("sft", tmp_path / "a", save_minutes=1.0)
+    loop.checkpoints._saved_at -= 61.0
+    assert loop.checkpoints.is_overdue()
+    with monkeypatch.context() as other_rank:
+        other_rank.setattr(checkpoint, "is_main", lambda: False)
+        assert loop.checkpoints.is_overdue()
+    assert asked == [1, 0]
+    assert not supervised("sft", tmp_path / "b").checkpoints.is_overdue() and asked == [1, 0]
 
 
 @pytest.mark.parametrize(("steps", "nearest"), [(1, "2"), (7, "6")])

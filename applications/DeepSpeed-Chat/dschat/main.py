@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -76,7 +78,7 @@ def run_main(
         load_step: imports the training step, after the flags are checked.
 
     Returns:
-        The exit status: 0; 2 after a UserError; 143 after SIGTERM, 130 after Ctrl-C; else 1.
+        The exit status: 0; 2 after a UserError; 143 after SIGTERM or --max_time, 130 after Ctrl-C; else 1.
     """
     form = f"{_rank_prefix()}%(message)s"
     logging.basicConfig(level=logging.INFO, format=form, handlers=[LinesAboveBars()], force=_has_peers())
@@ -112,7 +114,7 @@ class TrainingResult:
     """How a training step ended.
 
     Attributes:
-        status: exit status, 0 unless a signal has stopped the run.
+        status: exit status, 0 unless a signal or --max_time has stopped the run.
         metrics: metrics of the last evaluation, by name.
     """
 
@@ -132,6 +134,7 @@ class TrainingProcess(Generic[C]):
         self._step = step
         self._load_step = load_step
         self._output: RunOutput | None = None
+        self._started_at = time.monotonic()
 
     @property
     def saved_models(self) -> list[str]:
@@ -146,10 +149,12 @@ class TrainingProcess(Generic[C]):
         from dschat.engine.process_group import process_group
         from dschat.run.distributed import is_main, world_size
         from dschat.run.hub import push_after_training
-        from dschat.run.stop import Stopped
+        from dschat.run.stop import Stopped, stopping_at
 
+        max_seconds = config.output.max_seconds
+        deadline = math.inf if max_seconds is None else self._started_at + max_seconds
         _quieten_libraries()
-        with process_group(config.engine.ddp_timeout, config.engine.save_timeout):
+        with process_group(config.engine.ddp_timeout, config.engine.save_timeout), stopping_at(deadline):
             try:
                 metrics = self._train_in_group(config, plan)
                 uploads = is_main()
@@ -202,7 +207,7 @@ class TrainingProcess(Generic[C]):
         return output.record.metrics
 
     def _how_to_continue(self, config: C) -> str:
-        """How to continue after a signal, as a sentence."""
+        """How to continue after a stop, as a sentence."""
         if self._output is not None and self._output.folder != Path(config.output.output_dir):
             # The earlier run in the output folder has not been replaced yet.
             return "nothing was saved yet: start the same command again"

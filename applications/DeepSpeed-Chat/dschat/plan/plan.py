@@ -9,6 +9,7 @@ import torch
 
 from dschat.base.errors import UserError
 from dschat.models.limits import open_decoder_config
+from dschat.plan.disk import Disk, disk_of
 from dschat.plan.models import ConfigLoader, Role, roles_of
 from dschat.plan.phases import CUDA_BYTES, Host, Machine, Phase, host_of, kept_bytes, phases_of
 from dschat.plan.states import model_states, sampling_weight_bytes
@@ -26,6 +27,7 @@ class Plan:
     roles: tuple[Role, ...]  # its models
     phases: tuple[Phase, ...]  # in the order of an iteration
     host: Host  # main memory of a node
+    disk: Disk  # what the run writes
 
     @property
     def worst(self) -> Phase:
@@ -97,16 +99,18 @@ def make_plan(config: CommonConfig, machine: Machine, load_config: ConfigLoader)
         tuple(roles),
         tuple(phases),
         host_of(roles, machine, average),
+        disk_of(config, roles, machine.processes),
     )
 
 
 @dataclass(frozen=True)
 class MinimumMemory:
-    """Bytes that a process holds from the first update on, whatever the batches are."""
+    """Bytes that a process holds from the first update on, whatever the batches are, and that the run writes."""
 
     main: int  # main memory: without a GPU all models and optimizer states, otherwise what is offloaded
     gpu: int  # GPU memory; 0 without a GPU
     drawing: int = 0  # additional GPU memory during sampling: the actor's weights, which ZeRO 3 gathers
+    disk: int = 0  # on the disk of --output_dir, at a time
 
 
 def minimum_memory(
@@ -122,9 +126,10 @@ def minimum_memory(
         return None
     held = kept_bytes(roles, processes)
     offloaded = sum(model_states(role.weights, processes).host for role in roles)
+    disk = disk_of(config, roles, processes).total
     if device.type == "cpu":
-        return MinimumMemory(held + offloaded, 0)
+        return MinimumMemory(held + offloaded, 0, disk=disk)
     gathered = 0
     if isinstance(config, RefuelOnlineConfig) or (isinstance(config, PPOConfig) and not config.rollouts.uses_vllm):
         gathered = sampling_weight_bytes(roles[0].weights, processes)
-    return MinimumMemory(offloaded, held, gathered)
+    return MinimumMemory(offloaded, held, gathered, disk)

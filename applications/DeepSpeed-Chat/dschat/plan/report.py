@@ -10,6 +10,7 @@ from typing import Any
 from dschat.base.display import text_table
 from dschat.data.sources import source_line
 from dschat.plan.counts import Counts
+from dschat.plan.disk import DISK_RATE
 from dschat.plan.models import Role
 from dschat.plan.phases import CUDA_BYTES, GB, engines
 from dschat.plan.plan import Plan
@@ -49,6 +50,7 @@ class PlanReport:
             _verdict(plan, self.remedies),
             _server_line(plan),
             _host_line(plan),
+            _disk_line(plan),
             "\n".join(source_line(source) for source in self.sources),
             _count_line(plan, self.counts),
         ]
@@ -74,6 +76,7 @@ class PlanReport:
             "phases": phases,
             "peak": plan.peak,
             "host": {**asdict(plan.host), "total": plan.main_memory},
+            "disk": {**asdict(plan.disk), "total": plan.disk.total, "seconds": plan.disk.seconds},
             "counts": None if self.counts is None else asdict(self.counts),
             "sources": list(self.sources),
             "fits": plan.fits,
@@ -219,6 +222,22 @@ def _host_line(plan: Plan) -> str:
     has = (plan.machine.main_memory or 0) / GB
     remedy = "leave out --offload or --offload_reference_model, or use more nodes"
     return f"{line}\nDOES NOT FIT: it has {has:.0f} GB; {remedy}."
+
+
+def _disk_line(plan: Plan) -> str:
+    disk = plan.disk
+    output = plan.config.output
+    if not output.saves_checkpoints:
+        checkpoints = "one if the run is stopped"
+    elif not output.save_total_limit:
+        checkpoints = "one, and another one for each further save"
+    else:
+        checkpoints = f"at most {disk.checkpoints} at a time (--save_total_limit {output.save_total_limit})"
+    return (
+        f"Disk: {disk.checkpoint / GB:.1f} GB for a checkpoint ({disk.main / GB:.1f} GB from the main process,"
+        f" {disk.others / GB:.1f} GB from each other one), {disk.seconds:.0f} s at an assumed {DISK_RATE / GB:g} GB/s;"
+        f" {checkpoints}, and {disk.models / GB:.1f} GB for the final models: {disk.total / GB:.1f} GB."
+    )
 
 
 def _count_line(plan: Plan, counts: Counts | None) -> str:

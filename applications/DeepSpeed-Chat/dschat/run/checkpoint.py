@@ -4,7 +4,7 @@
     output_dir/                      the final models, by run/model_folders.py; run.json, train_config.json and
                                      metrics.jsonl by run/output.py
     output_dir/models/step-N/        the models after N updates (--save_models), by run/model_folders.py
-    output_dir/checkpoints/step-N/   the run after N updates (--save_steps), written here
+    output_dir/checkpoints/step-N/   the run after N updates (--save_steps, --save_minutes), written here
     output_dir/samples/              responses of step 3's evaluations, by training/ppo/evaluation.py
     output_dir/reference/            DPO's and REFUEL's log-probs before training, by training/reference.py
     output_dir/nonfinite/            batches with numbers that are not finite, by training/nonfinite.py
@@ -33,6 +33,7 @@ A state goes into a checkpoint in these steps, and comes back in the reverse ord
 import json
 import logging
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -50,10 +51,20 @@ from dschat.base.glossary import BEST
 from dschat.base.jsonl import read_object
 from dschat.models.engines import Trained
 from dschat.models.tensor_files import save_tensors
-from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, own_part, rank, world_size
+from dschat.run.distributed import (
+    barrier,
+    broadcast_object,
+    gather_objects,
+    is_main,
+    largest_over_ranks,
+    own_part,
+    rank,
+    world_size,
+)
 from dschat.run.identity import Identity, differences
 from dschat.run.metrics import rows_problem
 from dschat.run.output import RunOutput
+from dschat.run.save_command import SaveCommand
 from dschat.run.state import Json, Progress, set_random_states
 from dschat.run.stop import Stopped, stop_signals
 from dschat.settings.common import LATEST, CommonConfig
@@ -101,6 +112,10 @@ class Checkpoints:
         self._output_dir = Path(config.output.output_dir)
         self._folder = self._output_dir / "checkpoints"
         self._last: Progress | None = None  # the last that was saved or loaded
+        self._saved_at = time.monotonic()  # end of the last save, or start of the run
+        command = config.output.save_command
+        self._command = SaveCommand(command) if command is not None and is_main() else None
+        self._spared: Path | None = None  # a checkpoint that is not needed but was being copied
         self._irremovable: set[Path] = set()  # checkpoints that could not be removed
 
     @property
@@ -109,6 +124,14 @@ class Checkpoints:
         return self._engines
 
     # -- writing
+
+    def is_overdue(self) -> bool:
+        """Whether --save_minutes have passed since the last save, on the main process's clock."""
+        minutes = self._config.output.save_minutes
+        if not minutes:
+            return False
+        has_passed = is_main() and time.monotonic() - self._saved_at >= 60 * minutes
+        return bool(largest_over_ranks(int(has_passed)))
 
     def save(self, progress: Progress) -> None:
         """Writes step-N after N updates, and removes checkpoints beyond --save_total_limit.
@@ -133,8 +156,11 @@ class Checkpoints:
             ) from error
         barrier()
         self._last = progress
+        self._saved_at = time.monotonic()
         if is_main():
             self._run.forget_earlier_run()
+            if self._command is not None:
+                self._command.start(self._folder / name)
             self._remove_old()
 
     def _write(self, folder: Path, progress: Progress) -> None:
@@ -185,6 +211,15 @@ class Checkpoints:
             if best is None or folder != best[0]:
                 self._remove(folder)
 
+    def finish(self) -> None:
+        """Waits until --save_command has copied the last checkpoint, for at most half of --save_timeout."""
+        if self._command is not None:
+            self._command.finish(self._config.engine.save_timeout / 2)
+            if self._spared is not None:
+                self._remove(self._spared)
+        if self._config.output.save_command is not None:
+            barrier()  # a launcher may end all processes as soon as one has ended
+
     def name_best(self) -> None:
         """Logs the checkpoint with the best evaluation, if there is one, and how to have its models."""
         if not is_main():  # which alone has the metrics
@@ -202,7 +237,13 @@ class Checkpoints:
             )
 
     def _remove(self, folder: Path) -> bool:
-        """Removes a checkpoint and returns whether it is gone; one that cannot be removed is named once and stays."""
+        """Removes a checkpoint, unless it is being copied, and returns whether it is gone.
+
+        One that cannot be removed is named once and stays.
+        """
+        if self._command is not None and folder == self._command.folder:
+            self._spared = folder
+            return False
         try:
             shutil.rmtree(folder)
         except OSError as error:
@@ -229,9 +270,9 @@ class Checkpoints:
 
     @contextmanager
     def stopping(self, progress: Callable[[], Progress]) -> Iterator[None]:
-        """Inside, a checkpoint is written before the run ends by SIGTERM, Ctrl-C or a lost server.
+        """Inside, a checkpoint is written before the run ends by a signal, --max_time or a lost server.
 
-        Signals take effect where `raise_if_stopped` is called. `ServerLost` must be raised by every rank.
+        Both stops take effect where `raise_if_stopped` is called. `ServerLost` must be raised by every rank.
         """
         with stop_signals():
             try:
@@ -243,6 +284,7 @@ class Checkpoints:
                 )
                 if not is_saved:
                     self.save(current)
+                self.finish()
                 raise
 
     # -- reading

@@ -4,6 +4,7 @@
 import importlib.metadata
 import logging
 import os
+import shutil
 import socket
 import time
 import uuid
@@ -73,6 +74,8 @@ def preflight(config: CommonConfig) -> None:
         raise UserError(service_problem)
     if needs.gpu and is_main():
         warn_of_gpu_memory(config, world_size(), free)
+    if is_main() and config.output.resume_from_checkpoint is None:  # otherwise a part of it is there
+        _warn_of_full_disk(output_dir, needs.disk)
 
 
 def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
@@ -109,6 +112,21 @@ def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
                 f"sampled, {report.sampling_memory / 1e9:.1f} GB for the whole actor, which ZeRO 3 gathers. "
                 f"{_sampling_remedy(report, len(reports))}"
             )
+
+
+def _warn_of_full_disk(output_dir: Path, needed: int) -> None:
+    """Warns if the disk has no room for the checkpoints and models that will be there at a time."""
+    missing = missing_folders(output_dir)
+    existing = missing[-1].parent if missing else output_dir
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        logger.warning(
+            "--output_dir %s: %.1f GB are free, but checkpoints and models take %.1f GB at a time: make room, or lower"
+            " --save_total_limit",
+            output_dir,
+            free / 1e9,
+            needed / 1e9,
+        )
 
 
 def _service_problem(config: CommonConfig) -> str | None:

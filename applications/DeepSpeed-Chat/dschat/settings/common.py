@@ -26,12 +26,14 @@ from dschat.settings.flags import (
     AT_LEAST_1,
     ATTENTION,
     BELOW_1,
+    DURATION,
     FREE,
     NOT_EMPTY,
     SHARE,
     Range,
     default_of,
     flag,
+    seconds_of,
 )
 from dschat.settings.processes import LaunchFlags
 from dschat.settings.rules import Check, Rule, Rules
@@ -115,9 +117,22 @@ class OutputFlags:
         "replace the run in output_dir, once the new run saves its models", False, on_resume=FREE
     )
     save_steps: int = flag(
-        "save a resumable checkpoint every N optimiser updates; 0 = only when the run is stopped by a signal",
+        "save a resumable checkpoint every N optimiser updates; 0 = only when the run is stopped",
         0,
         AT_LEAST_0,
+        FREE,
+    )
+    save_minutes: float = flag(
+        "also save one after the first update (step 3: iteration) that ends N minutes after the last save; 0 = never",
+        0.0,
+        AT_LEAST_0,
+        FREE,
+    )
+    save_command: str | None = flag(
+        "shell command that is run in the background after each checkpoint, whose folder is in $CHECKPOINT, to copy"
+        " it elsewhere",
+        None,
+        NOT_EMPTY,
         FREE,
     )
     save_total_limit: int = flag(
@@ -134,6 +149,12 @@ class OutputFlags:
         const=LATEST,
         path=True,
     )
+    max_time: str | None = flag(
+        "stop as after SIGTERM, with a checkpoint and status 143, this time after the start: HH:MM:SS or D-HH:MM:SS",
+        None,
+        DURATION,
+        FREE,
+    )
     eval_interval: int = flag(
         "evaluate every N optimiser updates; 0 = only before the first and after the last update", 0, AT_LEAST_0, FREE
     )
@@ -145,6 +166,16 @@ class OutputFlags:
         on_resume=FREE,
         path=True,
     )
+
+    @property
+    def saves_checkpoints(self) -> bool:
+        """Whether checkpoints are saved also while nothing stops the run."""
+        return self.save_steps > 0 or self.save_minutes > 0
+
+    @property
+    def max_seconds(self) -> int | None:
+        """--max_time in seconds."""
+        return None if self.max_time is None else seconds_of(self.max_time)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -518,7 +549,7 @@ class CommonConfig(Config, metaclass=ABCMeta):
     @property
     def full_disk_remedy(self) -> str:
         """What to do after a run ended because the disk was full."""
-        if self.output.save_steps or self.output.resume_from_checkpoint is not None:
+        if self.output.saves_checkpoints or self.output.resume_from_checkpoint is not None:
             return "Make room, and resume with --resume_from_checkpoint."
         return "Make room, and start again; with --save_steps, a run can continue."
 

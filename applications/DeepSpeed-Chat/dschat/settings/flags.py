@@ -8,6 +8,7 @@ of a run) goes through `flags_of`.
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
@@ -31,6 +32,23 @@ BELOW_1: Range = (lambda number: 0 <= number < 1, "a number of at least 0 and be
 UP_TO_1: Range = (lambda share: 0 < share <= 1, "a number above 0 and at most 1")
 FINITE: Range = (lambda number: True, "a number")
 NOT_EMPTY: Range = (bool, "a value")  # a text, or each of several
+
+TIME = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")  # days, hours, minutes, seconds
+
+
+def seconds_of(time: str) -> int:
+    """Seconds of a time that is written as HH:MM:SS or D-HH:MM:SS; 0 for any other text."""
+    match = TIME.fullmatch(time)
+    if match is None:
+        return 0
+    days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+DURATION: Range = (
+    lambda time: seconds_of(time) > 0,
+    "a time above 0 with hours, minutes and seconds: HH:MM:SS, or D-HH:MM:SS",
+)
 
 ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 HUB_KERNELS = "kernels-community/"  # the owner whose kernels transformers runs without being asked to trust others

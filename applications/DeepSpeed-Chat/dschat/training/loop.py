@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop: epochs, evaluations, saved models, checkpoints and signals. What is trained is an algorithm."""
+"""The training loop: epochs, evaluations, saved models, checkpoints and stops. What is trained is an algorithm."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Loop:
             for engine in self.checkpoints.engines.values():
                 engine.check_reduction()
 
-        # 2. Train. A signal writes a checkpoint and ends the run.
+        # 2. Train. A signal, or the end of --max_time, writes a checkpoint and ends the run.
         with self.checkpoints.stopping(self.state_dict):
             if resumes and (self.algorithm.checks_trained or self.state_dict().update == 0):
                 self.self_check()
@@ -162,7 +162,7 @@ class Loop:
                     self.train_epoch(total, bar)
 
             # 3. Save, then evaluate.
-            if self.config.output.save_steps:
+            if self.config.output.saves_checkpoints:
                 self.checkpoints.save(self.state_dict())
             self.folders.save_final()
             with evaluation_after_saving(self.config.output.output_dir):
@@ -172,6 +172,7 @@ class Loop:
         self.folders.describe_final()
         self.checkpoints.name_best()
         self.algorithm.conclude(result)
+        self.checkpoints.finish()
         return result
 
     def train_epoch(self, total: int, bar: Bar) -> None:
@@ -202,9 +203,11 @@ class Loop:
         why_stop = self.algorithm.why_stop(metrics, self.update, may_stop=self.update < total)
         if why_stop or due(output.save_models, update_before, self.update):
             self.folders.save_after(self.update)
-        if (why_stop or due(output.save_steps, update_before, self.update)) and self.update < total:
+        saves = why_stop or due(output.save_steps, update_before, self.update) or self.checkpoints.is_overdue()
+        if saves and self.update < total:
             self.checkpoints.save(self.state_dict())
         if why_stop:
+            self.checkpoints.finish()
             raise UserError(why_stop)
         self.evaluate_if_due(total)
 
