@@ -1580,7 +1580,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("no float32 copy on the disk", "_shared_bytes", "FLOAT32 + MOMENTS", "MOMENTS",
      "test_the_tensors_of_a_checkpoint"),
     ("ZeRO 3 writes weights as well", "_main_bytes", "_a < 3", "True", "test_the_checkpoints_of_large_models"),
-    ("the checkpoint that is being written takes no room", "_checkpoints_at_a_time", "_a + 1 + _b + _c", "_a + _b + _c",
+    ("a checkpoint that is being written takes no room", "_checkpoints_at_a_time", "_a + 1 + _b + _c", "_a + _b + _c",
      "test_how_many_checkpoints_there_are_at_a_time"),
     ("a disk that is just large enough", "_warn_of_full_disk", "_a > _b", "_a >= _b",
      "test_a_disk_that_may_be_too_small_is_a_warning"),
