@@ -129,8 +129,8 @@ class OutputFlags:
         FREE,
     )
     save_command: str | None = flag(
-        "shell command that is run in the background after each checkpoint, whose folder is in $CHECKPOINT, to copy"
-        " it elsewhere",
+        "shell command that is run in the background after each checkpoint, which $CHECKPOINT names, to copy it"
+        " elsewhere",
         None,
         NOT_EMPTY,
         FREE,
