@@ -15,7 +15,11 @@ def test_a_bf16_run_says_what_matters_and_nothing_else(tmp_path, sft_flags):
     flags = sft_flags | {"per_device_train_batch_size": 16, "dtype": "bf16", "eval_interval": 1}
     done = run_forked("sft", flags | {"output_dir": tmp_path / "out"}, tmp_path).expect(0)
     assert done.stdout == ""
-    cache, rows, first, model, *evaluations, saved, last = done.stderr.splitlines()
+    stamps, lines = zip(
+        *(re.fullmatch(r"(\S+ \S+) (.*)", line).groups() for line in done.stderr.splitlines()), strict=True
+    )
+    assert stamps == tuple(sorted(stamps)) and re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", stamps[0])
+    cache, rows, first, model, *evaluations, saved, last = lines
     assert cache.startswith("tokenised data ")
     assert re.fullmatch(r"demonstrations: \d+ of \d+ training rows, \d+ of \d+ evaluation rows.*", rows)
     assert first.startswith("global batch 16")

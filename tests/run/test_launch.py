@@ -344,7 +344,7 @@ def test_variables_of_deepspeeds_own_file(content, tmp_path, monkeypatch):
 
 def test_a_port_on_which_another_run_listens_is_refused_before_processes_start(monkeypatch):
     """Else a process of this run may join the other one before this run's first process finds the port in use."""
-    monkeypatch.setattr(launch, "run_ranks", lambda command, environments, signals, first_rank: 42)
+    monkeypatch.setattr(launch, "run_ranks", lambda command, environments, signals, first_rank, log_dir: 42)
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(UserError, match=f"--master_port {port} .*Address already in use"):
@@ -354,8 +354,25 @@ def test_a_port_on_which_another_run_listens_is_refused_before_processes_start(m
     assert launch.launch(started(num_gpus=2, master_port=port), ["ppo"]) == 42
 
 
+def test_the_folder_of_logs(monkeypatch, tmp_path):
+    """It is made; where dschat does not start the ranks itself, the flag is refused."""
+    folders = []
+    monkeypatch.setattr(launch, "run_ranks", lambda *arguments: folders.append(arguments[-1]) or 0)
+    assert launch.launch(LaunchPlan(2, 2, 2), ["ppo"], str(tmp_path / "a" / "b")) == 0
+    assert folders == [tmp_path / "a" / "b"] and folders[0].is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="--log_dir .*file cannot be made: File exists"):
+        launch.launch(LaunchPlan(2, 2, 2), ["ppo"], str(tmp_path / "file"))
+    rank = Rank(0, 0, 2, 2, None, "srun")
+    with pytest.raises(UserError, match="--log_dir logs, but srun starts every rank itself"):
+        launch.check_against_rank(LaunchFlags(log_dir="logs"), rank)
+    (tmp_path / "hosts").write_text("first slots=1\nsecond slots=1\n")
+    with pytest.raises(UserError, match="--log_dir logs does not reach the machines of --hostfile"):
+        plan_launch(LaunchFlags(log_dir="logs", hostfile=str(tmp_path / "hosts")), None)
+
+
 def test_the_message_of_the_first_failure_comes_last(monkeypatch, capsys):
-    def fail(command, environments, signals, first_rank):
+    def fail(command, environments, signals, first_rank, log_dir):
         assert command[1:] == ["-m", "dschat", "ppo"] and len(environments) == 2
         with open(environments[1][launch.ERROR_FILE], "w") as file:
             file.write("error: the reward function\n")

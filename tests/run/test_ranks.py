@@ -163,6 +163,18 @@ def test_what_ranks_leave_behind_may_end_by_itself(capsys):
     assert run("sleep 0.5 & exit 0") == 0 and not capsys.readouterr().err
 
 
+def test_a_file_of_each_ranks_output(tmp_path, capfd):
+    """Both streams, with what a process that outlives its rank writes; also on the terminal. Nothing is lost."""
+    (tmp_path / "rank-4.log").write_text("earlier\n")
+    scripts = ["echo out; echo err >&2; (sleep 0.3; echo late) &", "echo other"]
+    environments = [os.environ | {"SCRIPT": script} for script in scripts]
+    with passing_on_signals() as signals:
+        assert run_ranks(["sh", "-c", 'eval "$SCRIPT"'], environments, signals, 4, tmp_path) == 0
+    assert (tmp_path / "rank-4.log").read_text() == "earlier\nout\nerr\nlate\n"
+    assert (tmp_path / "rank-5.log").read_text() == "other\n"
+    assert sorted(capfd.readouterr().err.split()) == ["err", "late", "other", "out"]
+
+
 def test_a_terminals_signals_do_not_reach_ranks_by_themselves():
     """Each has a process group of its own."""
     group = [sys.executable, "-c", "import os, sys; sys.exit(os.getpgid(0) != os.getpid())"]

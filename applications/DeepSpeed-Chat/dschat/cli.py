@@ -351,14 +351,14 @@ def _launch_or_train(name: str, words: Sequence[str]) -> int:
         adopt(process, flags.master_addr, flags.master_port)
         return train_in_process(name, words, environ=worker_environment())
     plan = plan_launch(flags, process)
-    if plan.world_size == 1:
+    if plan.world_size == 1 and not flags.log_dir:
         return train_in_process(name, words, processes=1)
 
     resolved = read_config(name, words, plan.world_size)
     set_data_folder(resolved)
     resolved.config.plan_batches(plan.world_size)  # batch sizes that do not fit are reported once, before the start
     # Ranks get all settings on the command line, so that none of them depends on a file or environment variable.
-    return launch(plan, [*name.split(), *resolved.words(without=LAUNCH_ONLY_FLAGS)])
+    return launch(plan, [*name.split(), *resolved.words(without=LAUNCH_ONLY_FLAGS)], flags.log_dir)
 
 
 def train_in_process(

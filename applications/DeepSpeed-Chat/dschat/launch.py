@@ -34,7 +34,7 @@ FOLLOWS_LAUNCHER = "MA_RLHF_FOLLOWS_LAUNCHER"  # set if standard input ends with
 ERROR_FILE = "MA_RLHF_ERROR_FILE"  # file in which the first rank that fails leaves its message
 NO_GPU = re.compile(r"\s*(-1)?\s*")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 GPU = re.compile(r"[0-9]+|(GPU|MIG)-\S+")  # an entry of CUDA_VISIBLE_DEVICES: a number, or an identifier
-LAUNCH_ONLY_FLAGS = ("hostfile", "num_nodes", "node_rank", "master_addr", "master_port")  # not passed on to ranks
+LAUNCH_ONLY_FLAGS = ("hostfile", "num_nodes", "node_rank", "master_addr", "master_port", "log_dir")  # not for ranks
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,11 @@ def plan_launch(flags: LaunchFlags, machine: ClusterNode | None) -> LaunchPlan:
 
 def check_against_rank(flags: LaunchFlags, rank: Rank) -> None:
     """Raises UserError if flags ask a process that a cluster has started as one rank to start others."""
+    if flags.log_dir:
+        raise UserError(
+            f"--log_dir {flags.log_dir}, but {rank.source} starts every rank itself and gets their output: leave the"
+            " flag out. `srun --output=rank-%t.log` writes a file for each rank."
+        )
     allowed: dict[str, tuple[int | None, ...]] = {
         "hostfile": (None,),
         "node_rank": (None,),
@@ -189,6 +194,8 @@ def _plan_hostfile(flags: LaunchFlags, hostfile: str) -> LaunchPlan:
     _check_visible(min(slots), source)  # this machine has at least so many
     if len(slots) == 1:
         return LaunchPlan(slots[0], slots[0], master_port=flags.master_port)
+    if flags.log_dir:
+        raise UserError(f"--log_dir {flags.log_dir} does not reach the machines of --hostfile: leave one of them out.")
     visible = _visible_gpus()
     if visible != [str(number) for number in range(len(visible))]:
         raise UserError(
@@ -261,7 +268,11 @@ def _count_gpus() -> int:
 # -- the launch
 
 
-def launch(plan: LaunchPlan, arguments: Sequence[str]) -> int:
+def launch(
+    plan: LaunchPlan,
+    arguments: Sequence[str],
+    log_dir: str | None = None,
+) -> int:
     """Runs `python -m dschat …` in every rank of the plan, and waits for all of them.
 
     At the end the message of the rank that failed first is repeated below the others' output.
@@ -269,16 +280,18 @@ def launch(plan: LaunchPlan, arguments: Sequence[str]) -> int:
     Args:
         plan: the ranks.
         arguments: the subcommand and its flags.
+        log_dir: folder for the output of each rank of this machine, besides the terminal.
 
     Returns:
         The exit status, see `run_ranks`.
 
     Raises:
-        UserError: the port of the plan cannot be used; another machine cannot be reached, or a program that reaches it
-            is not installed.
+        UserError: the folder cannot be made; the port of the plan cannot be used; another machine cannot be reached,
+            or a program that reaches it is not installed.
     """
     if plan.first_rank == 0 and not plan.ssh_hosts:  # rank 0 is surely on this machine
         _check_port(plan.master_port)
+    log_folder = _make_folder(log_dir) if log_dir else None
     with tempfile.TemporaryDirectory() as folder:
         error_file = Path(folder) / "error"
         error_file.touch()
@@ -293,10 +306,18 @@ def launch(plan: LaunchPlan, arguments: Sequence[str]) -> int:
             environments = [environment | variables for variables in variables_of_ranks(plan)]
             command = [sys.executable, "-m", "dschat", *arguments]
             with passing_on_signals() as signals:
-                status = run_ranks(command, environments, signals, plan.first_rank)
+                status = run_ranks(command, environments, signals, plan.first_rank, log_folder)
         with suppress(OSError):  # the terminal may be closed
             sys.stderr.write(error_file.read_text(encoding="utf-8"))
     return status
+
+
+def _make_folder(log_dir: str) -> Path:
+    try:
+        Path(log_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--log_dir {log_dir} cannot be made: {error.strerror}. Give another folder.") from error
+    return Path(log_dir)
 
 
 def variables_of_ranks(plan: LaunchPlan) -> list[dict[str, str]]:

@@ -80,8 +80,11 @@ def run_main(
     Returns:
         The exit status: 0; 2 after a UserError; 143 after SIGTERM or --max_time, 130 after Ctrl-C; else 1.
     """
-    form = f"{_rank_prefix()}%(message)s"
-    logging.basicConfig(level=logging.INFO, format=form, handlers=[LinesAboveBars()], force=_has_peers())
+    time_stamp = "" if sys.stderr.isatty() else "%(asctime)s "
+    form = f"{time_stamp}{_rank_prefix()}%(message)s"
+    logging.basicConfig(
+        level=logging.INFO, format=form, datefmt="%Y-%m-%d %H:%M:%S", handlers=[LinesAboveBars()], force=_has_peers()
+    )
     follow_launcher()
     process = TrainingProcess(step, load_step)
     try:

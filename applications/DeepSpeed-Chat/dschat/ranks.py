@@ -6,7 +6,8 @@
    that takes: nothing here cuts a save short.
 3. The first rank that fails ends the others: they have a few seconds to end by themselves, since they notice a lost
    peer and say so, then get SIGTERM, and after half a minute SIGKILL.
-4. What ranks have started and left behind, such as a server of environments, is ended after them.
+4. With a folder for logs, each rank writes to `tee`, which copies its output into a file of that folder.
+5. What ranks have started and left behind, such as a server of environments, is ended after them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
@@ -38,6 +40,7 @@ def run_ranks(
     environments: Sequence[Mapping[str, str]],
     signals: PassedOnSignals,
     first_rank: int = 0,
+    log_dir: Path | None = None,
 ) -> int:
     """Runs a command once in each environment, and waits for all of them and what they have started.
 
@@ -46,6 +49,7 @@ def run_ranks(
         environments: the variables of each rank of this machine.
         signals: passes signals on to the ranks.
         first_rank: number of the first of them in the run.
+        log_dir: existing folder for a file of each rank's output, rank-0.log and so on.
 
     Returns:
         The exit status: that of the rank that failed first; else 128 + the number of the signal that stopped the run
@@ -53,12 +57,23 @@ def run_ranks(
     """
     input_of_ranks, held_open = os.pipe()  # ends when this process ends, in whichever way
     ranks: list[Child] = []
-    for environment in environments:
-        ranks.append(subprocess.Popen(command, env=environment, stdin=input_of_ranks, process_group=0))
+    tees: list[Child] = []
+    for number, environment in enumerate(environments, start=first_rank):
+        output = None
+        if log_dir is not None:
+            tees.append(_start_tee(log_dir / f"rank-{number}.log"))
+            output = tees[-1].stdin
+        ranks.append(
+            subprocess.Popen(
+                command, env=environment, stdin=input_of_ranks, stdout=output, stderr=output, process_group=0
+            )
+        )
     os.close(input_of_ranks)
     signals.pass_to(ranks)
     failed = _wait_for(ranks, signals, first_rank)
     _end_strays([rank.pid for rank in ranks])
+    for tee in tees:
+        tee.communicate()
     signals.pass_to(())
     os.close(held_open)
     if failed is not None:
@@ -66,6 +81,13 @@ def run_ranks(
     if signals.last is not None:
         return 128 + signals.last
     return max(rank.returncode for rank in ranks)  # above 0 after a signal that only ranks got
+
+
+def _start_tee(file: Path) -> Child:
+    """Starts a process that copies its input to standard error and to the end of a file; signals do not reach it."""
+    return subprocess.Popen(
+        ["tee", "--append", "--output-error=warn", str(file)], stdin=subprocess.PIPE, stdout=2, process_group=0
+    )
 
 
 Child: TypeAlias = "subprocess.Popen[bytes]"

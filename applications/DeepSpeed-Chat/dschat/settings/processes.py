@@ -43,3 +43,10 @@ class LaunchFlags:
         FREE,
         environment="MASTER_PORT",
     )
+    log_dir: str | None = flag(
+        "folder for a file of the output of each rank, rank-0.log and so on, where dschat starts the ranks; new output"
+        " is added to files that exist",
+        None,
+        on_resume=FREE,
+        path=True,
+    )
