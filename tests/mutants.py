@@ -1437,6 +1437,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_one_process_stands_alone"),
     ("a batch script of two machines trains on one", "check_alone", "_a > 1", "_a > 2",
      "test_a_batch_script_of_several_machines"),
+    ("each task of srun may train by a torchrun of its own", "process_of", "_a == '1'", "_a == '0'",
+     "test_torchrun_in_each_of_several_tasks_is_refused_unless_it_joins_them"),
     ("a stranger's group is ended", "_processes_of", "os.getsid(_a) == os.getsid(0)", "True",
      "test_a_strangers_group_of_the_same_number_is_left_alone"),
     ("a cluster's second machine begins at 0", "_plan_machine", "_a.number * _b", "0",

@@ -2,11 +2,17 @@
 """What a process is for the cluster that started it, by the variables that the clusters document."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
+from cli_runs import ROOT
+from dschat import cluster, launch
 from dschat.base.errors import UserError
 from dschat.cluster import ClusterNode, Rank, adopt, check_alone, expand_repeated, first_name, is_worker, process_of
+from dschat.settings.flags import flags_of
+from dschat.settings.processes import LaunchFlags
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4"}
 STEP = SLURM | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[03-04]", "SLURM_NODEID": "1"}
@@ -85,6 +91,22 @@ def test_what_would_train_several_models_is_refused(environ, said):
         process_of(environ)
 
 
+RANK_OF_TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "source"),
+    [(PER_MACHINE, "srun"), (PER_GPU, "srun"), (OPEN_MPI, "mpirun"), (TRAIN_JOB, "PET_NNODES=4")],
+)
+def test_torchrun_in_each_of_several_tasks_is_refused_unless_it_joins_them(tasks, source):
+    environ = tasks | RANK_OF_TORCHRUN
+    with pytest.raises(UserError, match=f"{source}.* starts several processes, in each of which torchrun would train"):
+        process_of(environ | {"GROUP_WORLD_SIZE": "1"})
+    for joined in ({}, {"GROUP_WORLD_SIZE": "2", "WORLD_SIZE": "16"}):  # nothing is known of other launchers
+        assert process_of(environ | joined) is None
+    assert process_of(RANK_OF_TORCHRUN | {"GROUP_WORLD_SIZE": "1"}) is None
+
+
 @pytest.mark.parametrize(
     "environ",
     [
@@ -156,3 +178,14 @@ def test_a_rank_takes_its_place(visible, local_rank, monkeypatch):
 def test_a_rank_needs_the_machine_of_rank_0():
     with pytest.raises(UserError, match="MASTER_ADDR is missing"):
         adopt(process_of(OPEN_MPI), None, 29500)
+
+
+def test_the_page_of_clusters_names_what_is_read():
+    """Each variable of its table of starts stands in cluster.py, or is that of a flag."""
+    table = (ROOT / "docs/clusters.md").read_text().partition("| started by")[2].partition("\n\n")[0]
+    read_by = [line.split("|")[3] for line in table.splitlines()[2:]]
+    named = set(re.findall(r"`([A-Z]+_?[A-Z_]*)", " ".join(read_by)))
+    assert len(named) > 10
+    known = Path(cluster.__file__).read_text() + Path(launch.__file__).read_text()
+    known += "".join(flag.environment or "" for flag in flags_of(LaunchFlags).values())
+    assert not [name for name in named if name not in known]

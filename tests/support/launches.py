@@ -2,11 +2,9 @@
 """Runs of several processes on this machine through the `deepspeed` launcher."""
 
 import os
-import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -51,7 +49,14 @@ def launch(script: Path, words: Sequence[Any], processes: int = 2, timeout: floa
     """
     python = str(warm_programs() / "python")
     command = [python, *launch_command(script, words, processes)]
-    with _start(command, **{PROGRAM_OF_CHILDREN: python}) as process:
+    with subprocess.Popen(
+        command,
+        env=launch_environment(**{PROGRAM_OF_CHILDREN: python}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -88,32 +93,3 @@ def as_rank(number: int, port: str, first: Callable[[], None] | None = None) -> 
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
     if first is not None:
         first()
-
-
-def start(script: Path, words: Sequence[Any], processes: int = 2) -> "subprocess.Popen[str]":
-    """Starts a script on several processes, each a new Python; stdout and stderr come together."""
-    return _start(launch_command(script, words, processes))
-
-
-def _start(command: list[str], **variables: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        command,
-        env=launch_environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-
-
-def pids_of(launcher: "subprocess.Popen[str]", processes: int = 2) -> tuple[list[int], str]:
-    """The processes in the order of ranks, from the launcher's own lines, and what was read of its output."""
-    assert launcher.stdout is not None
-    seen = ""
-    pids: list[int] = []
-    deadline = time.monotonic() + TIMEOUT
-    while len(pids) < processes and time.monotonic() < deadline:
-        seen += launcher.stdout.readline()
-        pids = [int(pid) for pid in re.findall(r"process (\d+) spawned with command", seen)]
-    assert len(pids) == processes, seen
-    return pids, seen

@@ -4,9 +4,11 @@
 A process takes about ten seconds to import torch, transformers and DeepSpeed. A fork is a process of its own, with its
 own arguments, variables, folder and files; only the imports are shared. A new Python is started for options of the
 interpreter other than `-u`, for programs on the command line, for `-m` of other packages, and under other values of
-variables that libraries read when they are imported.
+variables that libraries read when they are imported. A fork joins the network, the hostname and the mounts of the
+program that asks for it, which may be those of another machine (`support/two_nodes.py`).
 """
 
+import ctypes
 import json
 import multiprocessing
 import os
@@ -26,6 +28,7 @@ READ_ON_IMPORT = (
     *("TRANSFORMERS_", "WANDB_", "XDG_"),
 )
 READ_BY_PYTHON = ("PYTHONPATH", "PYTHONUNBUFFERED")  # of these, a fork does what a new Python does
+NAMESPACES = {"net": 0x40000000, "uts": 0x04000000, "mnt": 0x00020000}  # in /proc, and as flags of setns
 HAS_GPU = Path("/dev/nvidiactl").exists()
 PROGRAM_OF_CHILDREN = "WARM_PYTHON"  # a variable: the path of the program that `sys.executable` is to name
 LENGTH_BYTES = 4  # of a request, before its JSON
@@ -54,7 +57,8 @@ for _ in range(1200):
         break
     except OSError:  # the server is still importing
         time.sleep(0.1)
-request = json.dumps(dict(words=command, folder=os.getcwd(), variables=dict(os.environ))).encode()
+request = dict(words=command, folder=os.getcwd(), variables=dict(os.environ), process=os.getpid())
+request = json.dumps(request).encode()
 socket.send_fds(connection, [len(request).to_bytes({length_bytes}, "big")], [0, 1, 2])
 connection.sendall(request)
 answers = connection.makefile()
@@ -162,6 +166,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     is_unbuffered = bool(request["variables"].get("PYTHONUNBUFFERED"))
     sys.stdout = open(1, "w", buffering=1 if is_unbuffered else -1, closefd=False)
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    _join_namespaces(request["process"])
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["variables"])
@@ -177,6 +182,16 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
         sys.argv = words
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
         runpy.run_path(words[0], run_name="__main__")
+
+
+def _join_namespaces(process: int) -> None:
+    """This process enters the namespaces of another one that are not its own."""
+    different = 0
+    for name, flag in NAMESPACES.items():
+        if os.readlink(f"/proc/{process}/ns/{name}") != os.readlink(f"/proc/self/ns/{name}"):
+            different |= flag
+    if different and ctypes.CDLL(None, use_errno=True).setns(os.pidfd_open(process), different) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 def new_address() -> str:

@@ -97,9 +97,12 @@ def process_of(environ: Mapping[str, str]) -> Rank | ClusterNode | None:
     """What a cluster says of this process; None if it stands alone, or a launcher of ranks has started it.
 
     Raises:
-        UserError: it belongs to several processes, but the variables do not say which one it is.
+        UserError: it belongs to several processes, but the variables do not say which one it is, or torchrun has
+            started ranks in each of them that do not know of each other.
     """
     if is_worker(environ):
+        if environ.get("GROUP_WORLD_SIZE") == "1":  # ranks of a single torchrun
+            _check_single_torchrun(environ)
         return None
     is_slurm = "SLURM_JOB_ID" in environ
     for names in MPI_VARIABLES:
@@ -109,6 +112,18 @@ def process_of(environ: Mapping[str, str]) -> Rank | ClusterNode | None:
     if is_slurm:
         return _of_slurm(environ)
     return _of_kubernetes(environ)
+
+
+def _check_single_torchrun(environ: Mapping[str, str]) -> None:
+    """Raises UserError if a cluster has started several torchrun (or accelerate), and this one does not know them."""
+    outside = {name: value for name, value in environ.items() if name not in WORKER_VARIABLES}
+    cluster = process_of(outside)
+    if cluster is not None:
+        raise UserError(
+            f"{cluster.source} starts several processes, in each of which torchrun would train a model of its own:"
+            " give torchrun --nnodes, --node_rank and --master_addr, or start `dschat` without torchrun. Several runs"
+            " in one job need an srun or mpirun each."
+        )
 
 
 def check_alone(environ: Mapping[str, str]) -> None:
