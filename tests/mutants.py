@@ -1439,6 +1439,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_a_batch_script_of_several_machines"),
     ("each task of srun may train by a torchrun of its own", "process_of", "_a == '1'", "_a == '0'",
      "test_torchrun_in_each_of_several_tasks_is_refused_unless_it_joins_them"),
+    ("a collective that times out is no lost rank", "is_lost_peer", "_a or TIMED_OUT.search(_b)", "_a",
+     "test_a_rank_that_does_not_come_to_a_collective_is_named_afterwards"),
     ("a stranger's group is ended", "_processes_of", "os.getsid(_a) == os.getsid(0)", "True",
      "test_a_strangers_group_of_the_same_number_is_left_alone"),
     ("a cluster's second machine begins at 0", "_plan_machine", "_a.number * _b", "0",

@@ -13,19 +13,21 @@ RANK = """
 import os, sys, time
 import torch.distributed as dist
 from dschat.base.errors import is_lost_peer
-from dschat.run.distributed import barrier, make_host_groups
+from dschat.run.distributed import barrier, largest_over_ranks, make_host_groups, missing_ranks
 dist.init_process_group("gloo")
-make_host_groups(60.0, 3.0)
+make_host_groups(3.0 if sys.argv[1] == "sleeps" else 60.0, 3.0)
 barrier()
 print("joined", flush=True)
 if dist.get_rank() == 1:
-    if sys.argv[1] == "hangs":
+    if sys.argv[1] != "ends":
         time.sleep(60)
     os._exit(9)
 time.sleep(0.2)
 try:
-    barrier()
+    largest_over_ranks(0) if sys.argv[1] == "sleeps" else barrier()
 except RuntimeError as error:
+    if sys.argv[1] == "sleeps":
+        print(missing_ranks(2), flush=True)
     print("said:", " ".join(str(error).split()), is_lost_peer(error), flush=True)
     os._exit(1)
 """
@@ -60,3 +62,11 @@ def test_a_rank_that_hangs_while_others_save_is_named(tmp_path):
 def test_a_rank_that_has_gone_is_noticed_at_once(tmp_path):
     statuses, outputs, _ = run_three("ends", tmp_path)
     assert statuses == [1, 1] and "said:" in outputs[0]
+
+
+def test_a_rank_that_does_not_come_to_a_collective_is_named_afterwards(tmp_path):
+    statuses, outputs, seconds = run_three("sleeps", tmp_path)
+    assert statuses == [1, 1] and seconds < 40
+    assert "Ranks 1 failed to pass monitoredBarrier in 2000 ms" in outputs[0] and "from rank 0" in outputs[1]
+    for output in outputs:
+        assert "Timed out waiting 3000ms" in output and output.strip().endswith("True")

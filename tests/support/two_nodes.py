@@ -62,6 +62,7 @@ class Node:
         words = ["unshare", *NAMESPACES, "sh", "-c", MACHINE, "sh", self.name, str(hosts)]
         self.holder = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert self.holder.stdout is not None and self.holder.stdout.readline() == "ready\n"
+        self._network = os.readlink(f"/proc/{self.holder.pid}/ns/net")
 
     def command(self, words: Sequence[str], folder: Path) -> list[str]:
         """The command line that runs a command on this machine, in a folder."""
@@ -77,11 +78,10 @@ class Node:
 
     def processes(self) -> list[psutil.Process]:
         """Whatever runs here."""
-        network = os.readlink(f"/proc/{self.holder.pid}/ns/net")
         found = []
         for process in psutil.process_iter():
             with suppress(OSError):  # it has just ended
-                if os.readlink(f"/proc/{process.pid}/ns/net") == network and process.pid != self.holder.pid:
+                if os.readlink(f"/proc/{process.pid}/ns/net") == self._network and process.pid != self.holder.pid:
                     found.append(process)
         return found
 

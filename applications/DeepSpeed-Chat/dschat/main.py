@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from dschat.base.atomic import NO_ROOM
-from dschat.base.errors import ServerLost, UserError, is_lost_peer
+from dschat.base.errors import TIMED_OUT, ServerLost, UserError, is_lost_peer
 from dschat.base.lock import close_all
 from dschat.base.progress import LinesAboveBars
 from dschat.cluster import ClusterNode, adopt, process_of, read_number
@@ -256,13 +256,18 @@ def report_error(error: BaseException, saved_models: Sequence[str]) -> int:
 
 
 def _cause_of(error: BaseException) -> str:
-    """An exception that is no UserError in a sentence; a lost connection to another rank is named as such."""
+    """An exception that is no UserError in a sentence; a rank that is lost, or does not come, is named."""
     cause = f"{type(error).__name__}: {error}"
     if not (_has_peers() and is_lost_peer(error)):
         return cause
+    details = cause.splitlines()[0]
+    if TIMED_OUT.search(details) and "(--save_timeout)" not in details:
+        from dschat.run.distributed import missing_ranks
+
+        details = f"waited --ddp_timeout for it: {missing_ranks()}"
     return (
-        "another process of this run has gone; its last messages are above, or on its machine. To continue from the"
-        f" last checkpoint, add --resume_from_checkpoint to the command. ({cause.splitlines()[0]})"
+        "another process of this run has gone or hangs; its last messages are above, or on its machine. To continue"
+        f" from the last checkpoint, add --resume_from_checkpoint to the command. ({details})"
     )
 
 

@@ -9,6 +9,8 @@ LOST_PEER = re.compile(
     r"Connection (reset|closed) by peer|remote process exited|Connection refused.*store|\(--save_timeout\)", re.I
 )
 
+TIMED_OUT = re.compile(r"Timed out waiting \d+ms|before timing out")  # of gloo and NCCL, after --ddp_timeout
+
 
 class UserError(Exception):
     """Bad input. The message names the flag, file or row and says what to change.
@@ -24,5 +26,6 @@ class ServerLost(UserError):
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an exception of a collective says that another process of the run has ended."""
-    return isinstance(error, RuntimeError) and LOST_PEER.search(f"{type(error).__name__}: {error}") is not None
+    """Whether an exception of a collective says that another process of the run has ended, or does not come."""
+    text = f"{type(error).__name__}: {error}"
+    return isinstance(error, RuntimeError) and bool(LOST_PEER.search(text) or TIMED_OUT.search(text))

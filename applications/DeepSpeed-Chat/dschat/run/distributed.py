@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dschat.base.errors import is_lost_peer
+from dschat.base.errors import TIMED_OUT, is_lost_peer
 
 T = TypeVar("T")
 
@@ -91,12 +91,21 @@ def barrier() -> None:
     try:
         dist.monitored_barrier(_barrier_group, _barrier_timeout, wait_all_ranks=True)
     except RuntimeError as error:
-        if is_lost_peer(error):
+        if is_lost_peer(error) and not TIMED_OUT.search(str(error)):
             raise
         raise RuntimeError(
             f"waited {_barrier_timeout.total_seconds():g} s (--save_timeout) for another process to read or write"
             f" files: {error}. It or its machine is gone or hangs, or the disk needs longer."
         ) from error
+
+
+def missing_ranks(seconds: float = 10) -> str:
+    """Which ranks do not answer, in gloo's words. All ranks that are left ask, after a collective has timed out."""
+    try:
+        dist.monitored_barrier(_barrier_group, timedelta(seconds=seconds), wait_all_ranks=True)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return "all processes answer again"
 
 
 def neighbours(size: int) -> dist.ProcessGroup | None:
