@@ -40,7 +40,17 @@ from factories import (
 )
 from launches import WORKERS, launch
 from turn_cases import chat_tokenizer, make_row, write_environments
-from vllm_cases import MAX_TOKENS, MODELS, PROMPTS, SEEDS, causal_lm_of, largest_gap, one_update
+from vllm_cases import (
+    LONG_PROMPTS,
+    LONG_TOKENS,
+    MAX_TOKENS,
+    MODELS,
+    PROMPTS,
+    SEEDS,
+    causal_lm_of,
+    largest_gap,
+    one_update,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")]
 
@@ -105,6 +115,35 @@ def test_new_weights_arrive(name, pair):
         assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(12), SEEDS)) > 0.05
     with engine.session(actor) as draw:
         assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(12), SEEDS)) < FORWARD * EPS
+
+
+def test_prompts_that_begin_alike_share_keys_and_values_of_the_same_weights_alone(group, tmp_path):
+    """After an update the same prompts are computed anew."""
+    causal_lm = causal_lm_of("llama", max_position_embeddings=LONG_TOKENS)
+    actor = engine_of(causal_lm, learning_rate=0.01)
+    actor.eval()
+    engine = VllmEngine(save_folder(tmp_path, causal_lm, tokenizer_of(100)), LONG_TOKENS, 0.3)
+    drawn = []
+    for _ in range(2):
+        with engine.session(actor) as draw:
+            cached = [cached_tokens(engine)]
+            for _ in range(2):
+                drawn.append(draw(LONG_PROMPTS, sampling_of(12), SEEDS))
+                assert largest_gap(actor, LONG_PROMPTS, drawn[-1]) < FORWARD * EPS
+            assert [*cached, cached_tokens(engine)] == [0, 128]
+        one_update(actor)
+    rows = [found.rollout.response_rows() for found in drawn]
+    assert rows[0] == rows[1] and rows[2] == rows[3] != rows[0]
+
+
+def cached_tokens(engine):
+    """Tokens of a prompt whose keys and values are there already; it is not sampled from again."""
+    from vllm import SamplingParams
+
+    (output,) = engine._llm.generate(
+        {"prompt_token_ids": LONG_PROMPTS[0]}, SamplingParams(max_tokens=1), use_tqdm=False
+    )
+    return output.num_cached_tokens
 
 
 def test_the_rollout(pair):

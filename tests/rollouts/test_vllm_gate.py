@@ -2,6 +2,7 @@
 """Who may ask a vLLM server, and with which weights: the middleware alone, with nothing behind it."""
 
 import asyncio
+import json
 import types
 
 import pytest
@@ -21,6 +22,10 @@ class Engine:
 
     def __init__(self, version: str) -> None:
         self.version = version
+        self.calls = []
+
+    async def collective_rpc(self, method, kwargs) -> None:
+        self.calls.append((method, kwargs))
 
     async def get_weight_version(self) -> str:
         return self.version
@@ -72,9 +77,9 @@ def test_the_token_guards_every_route_but_health(monkeypatch) -> None:
 def test_bodies_have_a_length_and_a_limit(monkeypatch) -> None:
     assert asked("/v1/completions", monkeypatch, content_length=MAX_BODY_BYTES, **TRUSTED) == (200, True)
     assert asked("/v1/completions", monkeypatch, content_length=MAX_BODY_BYTES + 1, **TRUSTED) == (413, False)
-    assert asked("/v1/completions", monkeypatch, transfer_encoding="chunked", **TRUSTED) == (411, False)
+    assert asked("/v1/completions", monkeypatch, transfer_encoding="chunked", **TRUSTED) == (413, False)
     for length in ("many", "-1", ""):
-        assert asked("/v1/completions", monkeypatch, content_length=length, **TRUSTED) == (400, False)
+        assert asked("/v1/completions", monkeypatch, content_length=length, **TRUSTED) == (413, False)
 
 
 @pytest.mark.parametrize("path", ["/start_weight_update", "/update_weights", "/finish_weight_update"])
@@ -86,6 +91,32 @@ def test_weights_are_taken_of_the_version_under_way_alone(path, monkeypatch) -> 
     for server, sent in (("a.2.loading", "a.1"), ("b.2.loading", "a.2"), ("a.2", "a.2"), ("default", "a.2")):
         assert status(server, sent) == (409, False)
     assert asked(path, monkeypatch, version="a.2.loading", **TRUSTED) == (409, False)
+
+
+def test_bytes_of_a_weight_go_to_the_workers_as_they_are(monkeypatch) -> None:
+    """In whatever parts they arrive; those of another version go nowhere."""
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    engine = Engine("a.2.loading")
+    app = types.SimpleNamespace(state=types.SimpleNamespace(engine_client=engine))
+    weight = {"name": "w", "dtype": "bfloat16", "shape": [1, 2]}
+    statuses = []
+
+    async def send(message):
+        statuses.append(message.get("status"))
+
+    for version in ("a.2", "a.1"):
+        parts = iter([(b"\x00\xff", True), (b"{}", False)])
+
+        async def receive(parts=parts):
+            body, more = next(parts)
+            return {"type": "http.request", "body": body, "more_body": more}
+
+        headers = [(b"x-weight-version", version.encode()), (b"x-weight", json.dumps(weight).encode())]
+        scope = {"type": "http", "method": "POST", "path": "/update_weights", "headers": headers, "app": app}
+        asyncio.run(Gate(behind)(scope, receive, send))
+    update = {**weight, "version": "a.2", "data": b"\x00\xff{}"}
+    assert engine.calls == [("update_weights", {"update_info": update})]
+    assert statuses == [200, None, 409, None]
 
 
 def test_responses_are_drawn_with_the_wanted_version_alone(monkeypatch) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sampling by a vLLM server of two processes that share the model. `make test-vllm` runs these."""
 
+import json
+import re
 import threading
 import time
 from dataclasses import replace
@@ -13,12 +15,12 @@ import torch
 from cli_runs import read_jsonl
 from closeness import EPS, FORWARD
 from dschat.base.errors import ServerLost, UserError
-from dschat.rollouts.vllm.client import pieces
+from dschat.rollouts.vllm.client import UPDATE_WEIGHTS, WEIGHT_HEADER, describe_weight, pieces, send_over_http
 from dschat.rollouts.vllm.servers import ServerNeeds, VllmServers
 from dschat.rollouts.vllm.weights import plain_weights
 from factories import engine_of, make_prompts, make_tokenizer, ppo_config, ppo_loop, sampling_of, save_folder
 from launches import WORKERS, free_port, launch
-from vllm_cases import PROMPTS, SEEDS, causal_lm_of, largest_gap, one_update, serving
+from vllm_cases import LONG_PROMPTS, LONG_TOKENS, PROMPTS, SEEDS, causal_lm_of, largest_gap, one_update, serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")]
 
@@ -29,9 +31,9 @@ TOKEN = "a secret"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
-    causal_lm = causal_lm_of("gemma")
+    causal_lm = causal_lm_of("gemma", max_position_embeddings=LONG_TOKENS)
     save_folder(folder / "model", causal_lm, make_tokenizer(100))
-    with serving(str(folder / "model"), folder, tensor_parallel=2, token=TOKEN) as server:
+    with serving(str(folder / "model"), folder, tensor_parallel=2, token=TOKEN, max_tokens=LONG_TOKENS) as server:
         yield server
 
 
@@ -42,7 +44,7 @@ def token(monkeypatch):
 
 @pytest.fixture
 def actor(group):
-    actor = engine_of(causal_lm_of("gemma"), learning_rate=0.01)
+    actor = engine_of(causal_lm_of("gemma", max_position_embeddings=LONG_TOKENS), learning_rate=0.01)
     actor.eval()
     return actor
 
@@ -59,11 +61,28 @@ def test_log_probs_are_the_models_own_after_every_update(server, actor, token):
         one_update(actor)
 
 
+def test_prompts_that_begin_alike_share_keys_and_values_of_the_same_weights_alone(server, actor, token):
+    """After an update the same prompts are computed anew."""
+    engine = VllmServers([server.url], NEEDS)
+    hits = []
+    for _ in range(2):
+        with engine.session(actor) as draw:
+            for _ in range(2):
+                drawn = draw(LONG_PROMPTS, sampling_of(12, temperature=0.7), SEEDS)
+                assert largest_gap(actor, LONG_PROMPTS, drawn, 0.7) < FORWARD * EPS
+                metrics = httpx2.get(server.url + "/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).text
+                (hit,) = re.findall(r"^vllm:prefix_cache_hits_total{.*} (.+)$", metrics, re.M)
+                hits.append(float(hit))
+        one_update(actor)
+    assert hits[1] - hits[0] == hits[3] - hits[2] == 5 * 128
+    assert hits[2] - hits[1] <= 4 * 128, "the first prompt of the new weights has no beginning to share"
+
+
 def test_what_a_server_refuses_and_what_the_run_says(server, actor, token, monkeypatch):
     """Another vocabulary, length or type than the run's; a wrong token; no server; one of another kind."""
     cases = {
         r"its vocabulary is 100, not 99\. Start it with --model of the actor": {"vocabulary": 99},
-        r"may have 64 tokens there, but 65 here\. Start it with --max_tokens 65": {"max_tokens": 65},
+        r"may have 192 tokens there, but 193 here\. Start it with --max_tokens 193": {"max_tokens": LONG_TOKENS + 1},
     }
     for told, change in cases.items():
         with pytest.raises(UserError, match=told), VllmServers([server.url], replace(NEEDS, **change)).session(actor):
@@ -107,13 +126,13 @@ def test_a_piece_of_another_run_is_never_mixed_in(server, actor, token):
     post("/update_weight_version", {"new_version": f"{current}.loading"})
     post("/start_weight_update", {}, current)
     name, weight = next(plain_weights(actor))
-    half = next(pieces(name, weight, size=weight.nbytes // 2))
+    description = describe_weight(name, weight)
+    half = next(pieces(weight, size=weight.nbytes // 2))
     with pytest.raises(UserError, match=f"has weights {current}.loading and not {other}"):
-        post("/update_weights", {"update_info": {**half, "version": other}}, other)
-    post("/update_weights", {"update_info": {**half, "version": other}}, current)
+        post(UPDATE_WEIGHTS, half, other, {WEIGHT_HEADER: json.dumps(description)})
+    post(UPDATE_WEIGHTS, {"update_info": {**description, "version": other}}, current)
     for name, weight in plain_weights(actor):
-        for piece in pieces(name, weight):
-            post("/update_weights", {"update_info": {**piece, "version": current}}, current)
+        send_over_http(engine._client, name, weight, current)
     post("/finish_weight_update", {"weight_version": current}, current)
     engine._update_count = 2
     with engine.session_again(actor) as draw:

@@ -2,6 +2,7 @@
 """What a run sends to vLLM servers and what it does where they go, with stand-ins for the servers."""
 
 import signal
+import socket
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ import torch
 from dschat.base.errors import ServerLost, UserError
 from dschat.rollouts.vllm import client, pending
 from dschat.rollouts.vllm import servers as vllm_servers
-from dschat.rollouts.vllm.client import join_requests, pieces
+from dschat.rollouts.vllm.client import join_requests, listening_address, pieces
 from dschat.rollouts.vllm.serve import server_command
 from dschat.rollouts.vllm.servers import ServerNeeds, VllmServers
 from dschat.rollouts.vllm.weights import plain_weights
@@ -70,8 +71,9 @@ def test_weights_arrive_to_the_bit_and_rows_are_dealt_out(actor, servers):
         versions.append(both[0].version)
         with torch.no_grad():
             next(actor.module.parameters()).mul_(2)
-    assert [sorted(server.drawn) for server in both] == [sorted(PROMPTS[::2] * 2), sorted(PROMPTS[1::2] * 2)]
+    assert [sorted(server.drawn) for server in both] == [sorted(PROMPTS[:3] * 2), sorted(PROMPTS[3:] * 2)]
     assert len(set(versions)) == 2 and both[1].version == versions[1]
+    assert both[0].salts == set(versions), "nothing that was computed with other weights is taken from a cache"
     info = both[0].info
     assert info["temperature"] == 0.7 and "transformer.h.0.attn.c_attn.weight" in info["transposed"]
     assert info["missing"] == []
@@ -94,12 +96,38 @@ def test_limits_of_rows_are_asked_for(actor, servers):
 
 
 def test_pieces_of_a_weight():
-    weight = torch.arange(10, dtype=torch.bfloat16).view(2, 5)
-    server = WeightServer()
-    for piece in (found := list(pieces("w", weight, size=8))):
-        server.take(piece)
-    server.stop()
-    assert len(found) == 3 and torch.equal(server.weights["w"], weight)
+    weight = torch.arange(10, dtype=torch.bfloat16).view(5, 2).T
+    found = list(pieces(weight, size=8))
+    assert [len(piece) for piece in found] == [8, 8, 4]
+    # 0, 2, 4, 6, 8, 1, 3, 5, 7, 9 in bfloat16, row by row: the upper halves of their float32 representation
+    assert b"".join(found).hex() == "000000408040c0400041803f4040a040e0401041"
+
+
+def test_a_server_that_is_free_gets_the_next_row(actor, servers, monkeypatch):
+    """Of two that sample two rows at a time, the quick one gets all that the slow one has no time for."""
+    monkeypatch.setattr(pending, "ROWS_PER_SERVER", 2)
+    slow, quick = servers(), servers()
+    prompts = [[5] * length for length in range(1, 21)]
+    seeds = list(range(20))
+    with VllmServers([slow.url, quick.url], NEEDS).session(actor) as draw:
+        slow.draws_for = 1.0
+        rows, _ = drawn_of(draw, prompts, seeds)
+    assert rows == [[3 + seed, 4 + len(prompt)] for prompt, seed in zip(prompts, seeds, strict=True)]
+    assert sorted(slow.drawn + quick.drawn) == prompts
+    assert len(slow.drawn) < 6 and sorted(slow.drawn)[:2] == prompts[:2]
+
+
+@pytest.mark.parametrize(
+    ("requests", "servers", "processes", "expected"),
+    [
+        (5, 2, 1, 3),  # equal shares, as long as a server has room
+        (2000, 2, 1, 128),  # 256 connections of one process
+        (2000, 1, 8, 32),  # 256 rows of a server, for eight processes
+        (10, 1, 1000, 1),
+    ],
+)
+def test_rows_that_a_server_gets_at_once(requests, servers, processes, expected):
+    assert pending.requests_at_once(requests, servers, processes) == expected
 
 
 def test_a_server_that_goes_ends_the_run(actor, servers):
@@ -199,8 +227,8 @@ def test_pieces_of_two_runs_are_never_put_together(actor, servers):
     second = VllmServers([server.url], NEEDS)
     take = server.take
 
-    def take_and_be_taken_over(piece):
-        take(piece)
+    def take_and_be_taken_over(weight, piece):
+        take(weight, piece)
         server.take = take
         with second.session(actor) as draw:
             assert drawn_of(draw)[0] == EXPECTED
@@ -284,21 +312,41 @@ def test_another_run_uses_the_server(actor, servers):
 
 def test_every_gpu_has_a_rank_of_its_own():
     """NCCL's group: the trainer is rank 0, the servers' GPUs follow each other."""
-    found = [one["init_info"] for one in join_requests({"temperature": 0.5}, {"world_size": 8}, [2, 4, 1])]
+    places = ["10.0.0.1", "127.0.0.1", "10.0.0.1"]
+    listening = {"master_address": "0.0.0.0", "world_size": 8}
+    found = [one["init_info"] for one in join_requests({"temperature": 0.5}, listening, places, [2, 4, 1])]
     assert [one["nccl"]["rank_offset"] for one in found] == [1, 3, 7]
+    assert [one["nccl"]["master_address"] for one in found] == places
     assert all(one["nccl"]["world_size"] == 8 and one["temperature"] == 0.5 for one in found)
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        (["127.0.0.1", "127.0.0.1"], "127.0.0.1"),
+        (["127.0.0.1", "10.0.0.1"], "0.0.0.0"),  # no address of this machine that both servers can reach
+    ],
+)
+def test_servers_that_reach_the_trainer_by_different_addresses_meet_it_at_all(places, expected):
+    found = listening_address(places, 3)
+    assert found["master_address"] == expected and found["world_size"] == 3
+    with socket.socket() as listener:
+        listener.bind((expected, found["master_port"]))
 
 
 class Group:
     """Stands in for NCCL's: keeps what it broadcasts."""
 
     def __init__(self, meeting):
-        self.meeting, self.sent = meeting, []
+        self.meeting, self.sent, self.is_aborted = meeting, [], threading.Event()
         GROUPS.append(self)
 
     def broadcast(self, weight, src, stream):
         assert weight.is_contiguous() and src == 0
         self.sent.append(weight.clone())
+
+    def destroy(self):
+        self.is_aborted.set()
 
 
 GROUPS = []
@@ -316,11 +364,14 @@ def nccl(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.nccl_common", module)
     monkeypatch.setattr(vllm_servers, "find_spec", lambda name: name)
     monkeypatch.setattr(vllm_servers, "on_gpu", lambda: True)
+    return module
 
 
-def test_weights_go_by_nccl_where_both_sides_can(actor, servers, nccl):
-    """Every weight once, after the servers have been told its name and shape."""
+def test_weights_go_by_nccl_where_both_sides_can(actor, servers, nccl, monkeypatch):
+    """Every weight once, after the servers have been told its name and shape; each meets the trainer where it can."""
     both = servers(device="cuda", workers=2), servers(device="cuda")
+    sources = {both[0].url: "127.0.0.1", both[1].url: "10.0.0.1"}
+    monkeypatch.setattr(client, "local_address", sources.get)
     for server in both:
         server.waits_for = lambda server=server: GROUPS and len(GROUPS[-1].sent) == len(server.sent)
     weights = dict(plain_weights(actor))
@@ -328,14 +379,73 @@ def test_weights_go_by_nccl_where_both_sides_can(actor, servers, nccl):
     with engine.session(actor) as draw:
         assert drawn_of(draw)[0] == EXPECTED
     (group,) = GROUPS
-    assert group.meeting["world_size"] == 4 and [server.info["nccl"]["rank_offset"] for server in both] == [1, 3]
+    assert group.meeting["world_size"] == 4 and group.meeting["master_address"] == "0.0.0.0"
+    assert [server.info["nccl"]["master_address"] for server in both] == ["127.0.0.1", "10.0.0.1"]
+    assert [server.info["nccl"]["rank_offset"] for server in both] == [1, 3]
     for server in both:
-        assert [update["names"] for update in server.sent] == [[name] for name in weights]
-        assert [update["shapes"] for update in server.sent] == [[list(weight.shape)] for weight in weights.values()]
-        assert all("data" not in update for update in server.sent)
+        assert [update["name"] for update in server.sent] == list(weights)
+        assert [update["shape"] for update in server.sent] == [list(weight.shape) for weight in weights.values()]
     assert all(torch.equal(one, other) for one, other in zip(group.sent, weights.values(), strict=True))
     with engine.session(actor):
         assert len(GROUPS) == 1 and len(group.sent) == 2 * len(weights)
+
+
+class HangingGroup(Group):
+    """Its broadcast ends when it is aborted."""
+
+    def broadcast(self, weight, src, stream):
+        self.is_aborted.wait()
+
+
+class BrokenGroup(Group):
+    """NCCL reports that a peer has gone."""
+
+    def broadcast(self, weight, src, stream):
+        raise RuntimeError("NCCL error: remote process exited")
+
+
+def test_an_nccl_broadcast_that_hangs_is_aborted(actor, servers, nccl, monkeypatch):
+    """After a time; until then it may still come. What follows, such as a checkpoint, needs the GPU."""
+    nccl.trainer_init = HangingGroup
+    monkeypatch.setattr(client, "NCCL_TIMEOUT", 0.5)
+    server = servers(device="cuda")
+    server.waits_for = lambda: GROUPS[-1].is_aborted.is_set()
+    with pytest.raises(
+        ServerLost, match="TimeoutError: NCCL has not finished in 0.5 s. Stop the servers.*resumes with"
+    ):
+        VllmServers([server.url], NEEDS).session(actor).__enter__()
+    assert GROUPS[-1].is_aborted.is_set()
+
+
+def test_an_nccl_broadcast_that_fails_is_told_at_once(actor, servers, nccl):
+    nccl.trainer_init = BrokenGroup
+    server = servers(device="cuda")
+    server.waits_for = lambda: GROUPS[-1].is_aborted.is_set()
+    with pytest.raises(
+        ServerLost, match="cannot be sent by NCCL: RuntimeError: NCCL error: remote process exited. Stop"
+    ):
+        VllmServers([server.url], NEEDS).session(actor).__enter__()
+    assert GROUPS[-1].is_aborted.is_set()
+
+
+def test_a_server_that_goes_during_a_broadcast_is_noticed_at_once(actor, servers, nccl):
+    """Though NCCL waits for it, and so do the other servers."""
+    nccl.trainer_init = HangingGroup
+    both = servers(device="cuda"), servers(device="cuda")
+    both[0].waits_for = lambda: GROUPS[-1].is_aborted.is_set()
+    both[1].goes_at = "/update_weights"
+    with pytest.raises(ServerLost, match=f"{both[1].url} has gone"):
+        VllmServers([server.url for server in both], NEEDS).session(actor).__enter__()
+    assert GROUPS[-1].is_aborted.is_set()
+
+
+def test_a_group_that_does_not_come_together_ends_the_run(actor, servers, nccl, monkeypatch):
+    never = threading.Event()
+    nccl.trainer_init = lambda meeting: never.wait()
+    monkeypatch.setattr(client, "NCCL_TIMEOUT", 0.5)
+    with pytest.raises(ServerLost, match="NCCL has not finished in 0.5 s"):
+        VllmServers([servers(device="cuda").url], NEEDS).session(actor).__enter__()
+    never.set()
 
 
 @pytest.mark.parametrize(

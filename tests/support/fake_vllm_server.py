@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stand-in for a vLLM server that accepts weights; its tokens are a function of the seed and the first weight."""
 
-import base64
 import json
 import threading
 import time
@@ -24,7 +23,9 @@ class WeightServer:
         self.fails_after: int | None = None  # responses, after which it stops, and begins anew soon after
         self.sleeps = 0.0  # seconds before it answers anything at all
         self.draws_for = 0.0  # seconds, a response
+        self.salts = set[str]()  # versions whose keys and values requests may share
         self.waits_for: Callable[[], bool] = lambda: True  # until when it takes weights by NCCL
+        self.goes_at = ""  # a route: it closes the connection of whoever asks for it
         self.says: str | None = None  # that these weights drew, whichever did
         self.start()
 
@@ -50,10 +51,10 @@ class WeightServer:
         time.sleep(0.5)
         self.start()
 
-    def take(self, piece: dict[str, Any]) -> None:
+    def take(self, weight: dict[str, Any], piece: bytes) -> None:
         """A piece of a weight."""
-        (name,), (dtype,), (shape,) = piece["names"], piece["dtype_names"], piece["shapes"]
-        self._pieces += base64.b64decode(piece["data"])
+        name, dtype, shape = weight["name"], weight["dtype"], weight["shape"]
+        self._pieces += piece
         kind = getattr(torch, dtype)
         if len(self._pieces) == torch.Size(shape).numel() * kind.itemsize:
             self.weights[name] = torch.frombuffer(bytearray(self._pieces), dtype=kind).view(shape)
@@ -68,7 +69,7 @@ class WeightServer:
         versions = [{"version": self.says or self.version, "start": 0, "end": 2}]
         return {"choices": [{"token_ids": tokens, "logprobs": {"content": content}, "weight_versions": versions}]}
 
-    def answer(self, path: str, body: dict[str, Any], headers: Any) -> tuple[int, dict[str, Any]]:
+    def answer(self, path: str, content: bytes, headers: Any) -> tuple[int, dict[str, Any]]:
         """To a request."""
         time.sleep(self.sleeps)
         self.paths.append(path)
@@ -76,6 +77,10 @@ class WeightServer:
             return 500, {"error": "not in the middle of an update"}  # as vLLM
         if path in WEIGHT_ROUTES and headers["X-Weight-Version"] + ".loading" != self.version:
             return 409, {"version": self.version}
+        if "X-Weight" in headers:
+            self.take(json.loads(headers["X-Weight"]), content)
+            return 200, {}
+        body = json.loads(content or b"{}")
         if path == "/collective_rpc":
             self.is_loading = False
         if path == "/run":
@@ -84,8 +89,6 @@ class WeightServer:
             self.is_loading = True
         elif path == "/init_weight_transfer_engine":
             self.info = body["init_info"]
-        elif path == "/update_weights" and "data" in body["update_info"]:
-            self.take(body["update_info"])
         elif path == "/update_weights":
             self.sent.append(body["update_info"])
             while not self.waits_for():
@@ -101,6 +104,7 @@ class WeightServer:
                 self.fails_after = None
                 threading.Thread(target=self._restart, daemon=True).start()
                 return 503, {}
+            self.salts.add(body["cache_salt"])
             return 200, self.draw(body["token_ids"], body["sampling_params"])
         return 200, {}
 
@@ -109,11 +113,14 @@ class WeightServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self._send(*server.answer(self.path, {}, self.headers))
+                self._send(*server.answer(self.path, b"", self.headers))
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self._send(*server.answer(self.path, body, self.headers))
+                content = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.path == server.goes_at:
+                    self.close_connection = True
+                    return
+                self._send(*server.answer(self.path, content, self.headers))
 
             def _send(self, status: int, content: dict[str, Any]) -> None:
                 body = json.dumps(content).encode()

@@ -31,6 +31,9 @@ MODELS = {
 PROMPTS = [random_ids(length, seed=length) for length in (3, 7, 5, 8, 4)]
 SEEDS = [11, 12, 13, 14, 15]
 MAX_TOKENS = 32
+# More than a block of vLLM's cache, which has 128 tokens on a CPU, and different ends.
+LONG_PROMPTS = [[*random_ids(140, seed=1), *random_ids(length, seed=length)] for length in (3, 7, 5, 8, 4)]
+LONG_TOKENS = 192
 
 
 def causal_lm_of(name: str, **options: Any) -> Any:
@@ -62,8 +65,9 @@ START = 240  # seconds
 class Server:
     """A process group of its own, so that all of it can be killed."""
 
-    def __init__(self, model: str, log: Path, tensor_parallel: int = 1, port: int = 0, token: str = "") -> None:
-        self.port, self._model, self._log, self._shares = port or int(free_port()), model, log, tensor_parallel
+    def __init__(self, model: str, log: Path, tensor_parallel: int = 1, token: str = "", max_tokens: int = 64) -> None:
+        self.port, self._model, self._log, self._shares = int(free_port()), model, log, tensor_parallel
+        self._max_tokens = str(max_tokens)
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1"} | ({"VLLM_API_KEY": token} if token else {})
         self.url = f"http://127.0.0.1:{self.port}"
         self.start()
@@ -71,7 +75,7 @@ class Server:
     def start(self) -> None:
         """Returns at once."""
         words = [sys.executable, "-m", "dschat", "serve-vllm", "--model", self._model, "--port", str(self.port)]
-        words += ["--tensor_parallel", str(self._shares), "--max_tokens", "64", "--dtype", "fp32"]
+        words += ["--tensor_parallel", str(self._shares), "--max_tokens", self._max_tokens, "--dtype", "fp32"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 words, stdout=log, stderr=log, env=self._environment, start_new_session=True
@@ -96,9 +100,9 @@ class Server:
 
 
 @contextmanager
-def serving(model: str, folder: Path, tensor_parallel: int = 1, token: str = "") -> Iterator[Server]:
+def serving(model: str, folder: Path, tensor_parallel: int = 1, **options: Any) -> Iterator[Server]:
     """A server that answers, until the end."""
-    server = Server(model, folder / "server.log", tensor_parallel, token=token)
+    server = Server(model, folder / "server.log", tensor_parallel, **options)
     try:
         server.wait()
         yield server

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run sends to the vLLM servers that `dschat serve-vllm` has started; docs/scaling.md describes them.
 
-`ServerClient` sends requests over HTTP. A `WeightTransport` sends weights with it, in pieces over HTTP or by an NCCL
-broadcast. NCCL is untried: no test has run it between GPUs. It is used where both sides have GPUs and vLLM.
+`ServerClient` sends requests over HTTP. Weights go as raw bytes over HTTP (`send_over_http`) or by an NCCL broadcast
+(`NcclTransport`). NCCL is untried: no test has run it between GPUs. It is used where both sides have GPUs and vLLM.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -28,21 +29,27 @@ from dschat.base.servers import open_async_client, open_client
 from dschat.rollouts.vllm.requests import ResponseRequest, VllmResponse
 from dschat.run.distributed import gather_objects
 
+if TYPE_CHECKING:
+    from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+
 FLAG = "--vllm_url"
 TOKEN = "VLLM_API_KEY"
-MAX_CONNECTIONS = 256  # of one process to all servers; each takes a file descriptor
 POST_TIMEOUT = 600.0  # seconds for one request with weights
+NCCL_TIMEOUT = 300.0  # seconds to form a group, or to broadcast one weight
 HEALTH_TIMEOUT = 10.0  # seconds for the answer to a health check
 UNAVAILABLE = (502, 503, 504)  # statuses of a server that is starting or ending
 GENERATE = "/inference/v1/generate"
 INITIAL_VERSION = "default"  # vLLM's name of the weights that it starts with
 LOADING = ".loading"  # suffix of the version while weights are being sent
 VERSION_HEADER = "X-Weight-Version"
+WEIGHT_HEADER = "X-Weight"  # JSON of `describe_weight`, where the body is bytes of that weight
+UPDATE_WEIGHTS = "/update_weights"
 # Requests to these routes name a version, so that the weights of two runs are never mixed.
-WEIGHT_ROUTES = ("/start_weight_update", "/update_weights", "/finish_weight_update")
+WEIGHT_ROUTES = ("/start_weight_update", UPDATE_WEIGHTS, "/finish_weight_update")
 PIECE_BYTES = 1 << 24  # of a weight in one request
 
 Json = dict[str, object]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -84,46 +91,54 @@ class ServerClient:
     def post_to_all(
         self,
         path: str,
-        body: Json,
+        body: Json | bytes,
         version: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """Sends a request to all servers at once and waits for the answers.
 
         Args:
             path: route.
-            body: JSON content.
+            body: content of a JSON request, or raw bytes.
             version: version of the weights that the request belongs to; a server with others refuses it.
+            headers: further headers.
 
         Raises:
             UserError: a server refuses, or another run uses it.
             ServerLost: a server does not answer, or has restarted.
         """
-        self.post_to_each(path, [body] * len(self.urls), version)
+        wait_for_all(self.start_posts(path, [body] * len(self.urls), version, headers))
 
-    def post_to_each(
+    def start_posts(
         self,
         path: str,
-        bodies: Sequence[Json],
+        bodies: Sequence[Json | bytes],
         version: str | None = None,
-    ) -> None:
-        """Like `post_to_all`, with a body for each server."""
-        with ThreadPoolExecutor(len(self.urls)) as pool:
-            posts = []
-            for url, body in zip(self.urls, bodies, strict=True):
-                posts.append(pool.submit(self._post, url, path, body, version))
-        for post in posts:
-            post.result()
+        headers: Mapping[str, str] | None = None,
+    ) -> list[Future[None]]:
+        """Like `post_to_all`, with a body for each server, but does not wait for the answers."""
+        all_headers = dict(headers or {})
+        if version is not None:
+            all_headers[VERSION_HEADER] = version
+        posts = []
+        for url, body in zip(self.urls, bodies, strict=True):
+            post = partial(self._post, url, path, body, version, all_headers)
+            posts.append(in_background(post))
+        return posts
 
     def _post(
         self,
         url: str,
         path: str,
-        body: Json,
+        body: Json | bytes,
         version: str | None,
+        headers: Mapping[str, str],
     ) -> None:
-        headers = {} if version is None else {VERSION_HEADER: version}
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
+        all_headers = {**headers, "Content-Type": kind}
         try:
-            answer = self._http[url].post(url + path, json=body, headers=headers)
+            answer = self._http[url].post(url + path, content=content, headers=all_headers)
         except httpx2.HTTPError as error:
             raise lost(url, f"has gone: {error or type(error).__name__}") from error
         if answer.status_code == 500 and asyncio.run(is_healthy(url)):
@@ -140,10 +155,12 @@ class ServerClient:
         version: str,
     ) -> VllmResponse:
         """Samples one response. Raises UserError if the server refuses, ServerLost if it or its weights are gone."""
-        body = json.dumps({"token_ids": request.prompt, "sampling_params": request.parameters})  # has infinities
+        body: Json = {"token_ids": request.prompt, "sampling_params": request.parameters}
+        salted = body | {"cache_salt": version}  # keys and values of other weights are never reused
+        content = json.dumps(salted)  # httpx2 would refuse the infinities
         headers = {"Content-Type": "application/json", VERSION_HEADER: version}
         try:
-            answer = await http.post(url + GENERATE, content=body, headers=headers)
+            answer = await http.post(url + GENERATE, content=content, headers=headers)
         except httpx2.HTTPError as error:
             raise lost(url, f"has gone: {error or type(error).__name__}") from error
         if answer.status_code == 409:
@@ -163,38 +180,19 @@ class ServerClient:
         return response
 
 
-class WeightTransport(Protocol):
-    """Sends weights to all servers, between `/start_weight_update` and `/finish_weight_update`."""
-
-    def send(
-        self,
-        name: str,
-        weight: Tensor,
-        version: str,
-    ) -> None:
-        """Sends one weight and waits until every server has it. Raises UserError or ServerLost."""
-
-
-class HttpTransport:
-    """Sends each weight in pieces, base64 in JSON."""
-
-    def __init__(self, client: ServerClient) -> None:
-        self._client = client
-
-    def send(
-        self,
-        name: str,
-        weight: Tensor,
-        version: str,
-    ) -> None:
-        """See `WeightTransport`."""
-        for piece in pieces(name, weight):
-            update = {**piece, "version": version}
-            self._client.post_to_all("/update_weights", {"update_info": update}, version)
+def send_over_http(client: ServerClient, name: str, weight: Tensor, version: str) -> None:
+    """Sends a weight as raw bytes, in pieces, and waits until every server has it. Raises UserError or ServerLost."""
+    headers = {WEIGHT_HEADER: json.dumps(describe_weight(name, weight))}
+    for piece in pieces(weight):
+        client.post_to_all(UPDATE_WEIGHTS, piece, version, headers)
 
 
 class NcclTransport:
-    """Broadcasts each weight from the main process, rank 0, to the GPUs of all servers."""
+    """Broadcasts each weight from the main process, rank 0, to the GPUs of all servers.
+
+    NCCL calls do not return if a server is lost. So they run in threads and on a stream of their own, and what has not
+    ended in NCCL_TIMEOUT seconds is aborted: the run can still write a checkpoint.
+    """
 
     def __init__(
         self,
@@ -211,24 +209,27 @@ class NcclTransport:
 
         Raises:
             UserError, ServerLost: see `ServerClient.post_to_all`.
+            OSError, RuntimeError: raised by sockets and by NCCL.
         """
-        from vllm.distributed.weight_transfer.nccl_common import trainer_init
-
         self._client = client
-        self._pool = ThreadPoolExecutor(1)
-        host, port = rendezvous_address(client.urls[0])
-        rendezvous = {"master_address": host, "master_port": port, "world_size": 1 + sum(workers)}
+        self._stream = torch.cuda.Stream() if torch.cuda.is_available() else None
+        addresses = [local_address(url) for url in client.urls]
+        world_size = 1 + sum(workers)
+        listening = listening_address(addresses, world_size)
+        requests = join_requests(run_info, listening, addresses, workers)
+
         client.post_to_all("/shutdown_weight_transfer_engine", {})  # ends an earlier group
         # Both sides wait for each other.
-        joining = self._post("/init_weight_transfer_engine", join_requests(run_info, rendezvous, workers))
-        self._stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
-        try:
-            with torch.cuda.stream(self._stream):  # vLLM would set another one
-                self._group = trainer_init(rendezvous)
-        finally:
-            if joining.done():
-                joining.result()  # raises why no server joined
-        joining.result()
+        joining = client.start_posts("/init_weight_transfer_engine", requests)
+        forming = in_background(partial(self._form_group, listening))
+        wait_for_all([forming, *joining], NCCL_TIMEOUT)
+        self._group = forming.result()
+
+    def _form_group(self, listening: Json) -> PyNcclCommunicator:
+        from vllm.distributed.weight_transfer.nccl_common import trainer_init
+
+        with torch.cuda.stream(self._stream):  # also selects the GPU in this thread
+            return trainer_init(listening)
 
     def send(
         self,
@@ -236,47 +237,64 @@ class NcclTransport:
         weight: Tensor,
         version: str,
     ) -> None:
-        """See `WeightTransport`."""
+        """Sends a weight and waits until every server has it. Raises what `__init__` does."""
         update = {**describe_weight(name, weight), "version": version}
-        bodies: list[Json] = [{"update_info": update}] * len(self._client.urls)
-        receiving = self._post("/update_weights", bodies, version)
-        if not receiving.done():  # otherwise a server has refused, and nobody would receive
-            self._group.broadcast(
-                weight.contiguous(),
-                src=0,
-                stream=self._stream,
-            )
-        receiving.result()
+        body: Json = {"update_info": update}
+        bodies = [body] * len(self._client.urls)
+        content = weight.contiguous()
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())  # which has gathered the weight
 
-    def _post(
-        self,
-        path: str,
-        bodies: Sequence[Json],
-        version: str | None = None,
-    ) -> Future[None]:
-        return self._pool.submit(self._client.post_to_each, path, bodies, version)
+        receiving = self._client.start_posts(UPDATE_WEIGHTS, bodies, version)
+        sending = in_background(partial(self._broadcast, content))
+        try:
+            wait_for_all([*receiving, sending], NCCL_TIMEOUT)
+        except BaseException:
+            self._group.destroy()  # aborts the broadcast, so that the GPU is free to write a checkpoint
+            raise
+
+    def _broadcast(self, weight: Tensor) -> None:
+        with torch.cuda.stream(self._stream):
+            self._group.broadcast(weight, src=0, stream=self._stream)
+            if self._stream is not None:
+                self._stream.synchronize()
 
 
-def pieces(
-    name: str,
-    weight: Tensor,
-    size: int = PIECE_BYTES,
-) -> Iterator[Json]:
-    """Splits a weight into requests of at most `size` bytes; see `dschat.rollouts.vllm.worker.WeightUpdate`."""
-    description = describe_weight(name, weight)
-    content = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
+def in_background(action: Callable[[], T]) -> Future[T]:
+    """Runs an action in a thread that does not keep the process alive, whatever the action waits for."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(action())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def wait_for_all(futures: Sequence[Future[T]], timeout: float | None = None) -> None:
+    """Waits for all futures, or for the first that fails. Raises its error, or TimeoutError after so many seconds."""
+    _, pending = wait(futures, timeout, FIRST_EXCEPTION)
+    for future in futures:
+        if future.done():
+            future.result()
+    if pending:
+        raise TimeoutError(f"NCCL has not finished in {timeout:g} s")
+
+
+def pieces(weight: Tensor, size: int = PIECE_BYTES) -> Iterator[bytes]:
+    """The bytes of a weight, in pieces of at most `size`."""
+    values = weight.detach().cpu().contiguous()
+    content = values.flatten().view(torch.uint8)
     for part in content.split(size):
-        data = base64.b64encode(part.numpy().tobytes())
-        yield {**description, "data": data.decode()}
+        yield part.numpy().tobytes()
 
 
 def describe_weight(name: str, weight: Tensor) -> Json:
-    """Name, dtype and shape of a weight, in the form of vLLM's weight transfer."""
-    return {
-        "names": [name],
-        "dtype_names": [dtype_name(weight.dtype)],
-        "shapes": [list(weight.shape)],
-    }
+    """A `dschat.rollouts.vllm.worker.WeightUpdate` without version and data."""
+    return {"name": name, "dtype": dtype_name(weight.dtype), "shape": list(weight.shape)}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -286,27 +304,45 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def join_requests(
     run_info: Json,
-    rendezvous: Mapping[str, object],
+    listening: Mapping[str, object],
+    addresses: Sequence[str],
     workers: Sequence[int],
-) -> list[Json]:
-    """One request per server to join the NCCL group. The GPUs of each follow those of the servers before it."""
-    requests: list[Json] = []
+) -> list[Json | bytes]:
+    """One request per server to join the NCCL group. The GPUs of each follow those of the servers before it.
+
+    Args:
+        run_info: what the servers must know of the run.
+        listening: see `listening_address`.
+        addresses: this machine's address as each server reaches it.
+        workers: number of GPUs of each server.
+    """
+    requests: list[Json | bytes] = []
     rank_offset = 1  # rank 0 is the trainer's
-    for worker_count in workers:
-        nccl = {**rendezvous, "rank_offset": rank_offset}
+    for address, worker_count in zip(addresses, workers, strict=True):
+        nccl = {**listening, "master_address": address, "rank_offset": rank_offset}
         requests.append({"init_info": {**run_info, "nccl": nccl}})
         rank_offset += worker_count
     return requests
 
 
-def rendezvous_address(url: str) -> tuple[str, int]:
-    """This machine's address as a server sees it, and a free port."""
+def local_address(url: str) -> str:
+    """This machine's IPv4 address on the route to a server. Raises OSError if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((socket.gethostbyname(urlsplit(url).hostname or ""), 9))  # sends nothing
-        address = probe.getsockname()[0]
+        address: str = probe.getsockname()[0]
+    return address
+
+
+def listening_address(addresses: Sequence[str], world_size: int) -> Json:
+    """Where the trainer waits for the other members of the NCCL group, with a free port, as vLLM takes it.
+
+    It listens on all of its addresses if servers reach it by different ones.
+    """
+    address = addresses[0] if len(set(addresses)) == 1 else "0.0.0.0"
     with socket.socket() as listener:
         listener.bind((address, 0))
-        return address, listener.getsockname()[1]
+        port = listener.getsockname()[1]
+    return {"master_address": address, "master_port": port, "world_size": world_size}
 
 
 def is_version_of_run(version: str, run: str) -> bool:

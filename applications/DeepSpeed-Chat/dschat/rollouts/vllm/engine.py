@@ -116,6 +116,7 @@ class VllmEngine:
         self._load_weights(llm, actor)
         if is_asleep:
             llm.wake_up(tags=["kv_cache"])
+        llm.reset_prefix_cache()  # its keys and values were computed with the weights before
         return llm
 
     def _start(self, actor: TrainedPolicy) -> LLM:
@@ -133,10 +134,8 @@ class VllmEngine:
                 dtype=next(actor.module.parameters()).dtype,
                 load_format="dummy",
                 max_model_len=self._max_tokens,
-                # A prompt that is split over steps would use up random numbers of its row, depending on other rows.
-                enable_chunked_prefill=False,
+                enable_chunked_prefill=None if self._on_gpu else False,  # see serve.py
                 max_num_batched_tokens=max(BATCHED_TOKENS, self._max_tokens),
-                enable_prefix_caching=False,  # cached keys and values would outlive the weights
                 distributed_executor_backend="external_launcher",
                 tensor_parallel_size=self._tensor_parallel,
                 enforce_eager=not self._on_gpu,

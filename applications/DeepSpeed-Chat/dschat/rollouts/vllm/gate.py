@@ -7,6 +7,7 @@ vLLM imports this module by name, see serve.py. It does not need vLLM itself.
 from __future__ import annotations
 
 import hmac
+import json
 import os
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,23 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dschat.base.trusted_hosts import PROBLEM, is_trusted
-from dschat.rollouts.vllm.client import GENERATE, LOADING, TOKEN, VERSION_HEADER, WEIGHT_ROUTES
+from dschat.rollouts.vllm.client import (
+    GENERATE,
+    LOADING,
+    TOKEN,
+    UPDATE_WEIGHTS,
+    VERSION_HEADER,
+    WEIGHT_HEADER,
+    WEIGHT_ROUTES,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.engine.protocol import EngineClient
 
 INFO_ROUTE = "/run"
 UNGUARDED_ROUTE = "/health"  # needs no token
-MAX_BODY_BYTES = 64 << 20  # maximum request body (64 MiB); the largest piece of a weight takes 23 MB
+MAX_BODY_BYTES = 64 << 20  # maximum request body (64 MiB); the largest piece of a weight has 16 MiB
 
 
 class Gate:
@@ -36,6 +46,8 @@ class Gate:
     send version `a.2`, it sets the server's version to `a.2.loading`, and to `a.2` when all weights are there.
     Therefore a request to sample is answered only if it names exactly the server's version, and a request with weights
     only if the server's version is the one that it names, followed by `.loading`. All others get status 409.
+
+    Raw bytes of a weight go from here to the workers, since vLLM's own route reads JSON alone.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -54,7 +66,7 @@ class Gate:
             await receive()
             await send({"type": "websocket.close", "code": 1008})
             return
-        answer = await self._answer(Request(scope)) if scope["type"] == "http" else None
+        answer = await self._answer(Request(scope, receive)) if scope["type"] == "http" else None
         responder = answer or self._app
         await responder(scope, receive, send)
 
@@ -86,6 +98,8 @@ class Gate:
             expected_version += LOADING
         if expected_version != version:
             return JSONResponse({"version": version}, 409)
+        if path == UPDATE_WEIGHTS and WEIGHT_HEADER in request.headers:
+            return await pass_bytes_on(request, engine)
         return None
 
     def _has_token(self, request: Request) -> bool:
@@ -98,14 +112,19 @@ class Gate:
 
 def refuse_body(request: Request) -> JSONResponse | None:
     """The refusal of a request whose body is too long or of unknown length; None for any other request."""
-    if "transfer-encoding" in request.headers:
-        return JSONResponse({"error": "the length of the request is missing"}, 411)
     length = request.headers.get("content-length", "0")
-    if not length.isdecimal():
-        return JSONResponse({"error": "the length of the request is no number"}, 400)
-    if int(length) > MAX_BODY_BYTES:
-        return JSONResponse({"error": f"the request is more than {MAX_BODY_BYTES >> 20} MiB"}, 413)
+    if "transfer-encoding" in request.headers or not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+        return JSONResponse({"error": f"a request must name its length, at most {MAX_BODY_BYTES >> 20} MiB"}, 413)
     return None
+
+
+async def pass_bytes_on(request: Request, engine: EngineClient) -> JSONResponse:
+    """Gives all workers a piece of a weight, as a `dschat.rollouts.vllm.worker.WeightUpdate`."""
+    update = json.loads(request.headers[WEIGHT_HEADER])
+    update["version"] = request.headers[VERSION_HEADER]
+    update["data"] = await request.body()
+    await engine.collective_rpc("update_weights", kwargs={"update_info": update})
+    return JSONResponse({})
 
 
 def server_info(

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Responses that vLLM servers sample while this process goes on.
 
-A thread sends the requests and collects the answers (`BackgroundGeneration`); `PendingResponses` waits for them on all
-ranks together, and makes them a `Generation`.
+A thread sends the requests and collects the answers. All ranks wait for them together.
 """
 
 from __future__ import annotations
@@ -12,38 +11,58 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import httpx2
 
 from dschat.base.errors import ServerLost, UserError
 from dschat.base.servers import open_async_client
 from dschat.rollouts.engine import Generation
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.vllm.client import FLAG, MAX_CONNECTIONS, ServerClient, is_healthy, lost, raise_on_all_ranks
-from dschat.rollouts.vllm.requests import ResponseRequest, VllmResponse, to_generation
-from dschat.run.distributed import gather_objects
+from dschat.rollouts.vllm.client import FLAG, ServerClient, is_healthy, lost, raise_on_all_ranks
+from dschat.rollouts.vllm.requests import ResponseRequest, VllmResponse
+from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.run.stop import is_stopping_here, raise_if_stopped_here, stopping_together
 
 logger = logging.getLogger(__name__)
 
+MAX_CONNECTIONS = 256  # of one process to all servers; each takes a file descriptor
+ROWS_PER_SERVER = 256  # responses that a server samples at a time, of all processes; a GPU is busy with that many
 HEALTH_INTERVAL = 5.0  # seconds between two health checks of a server that owes responses
 STOP_PATIENCE = 20.0  # seconds that a run which must stop waits for a rollout sampled ahead
 POLL_INTERVAL = 0.1  # seconds between two checks for a signal
 
 
 class PendingResponses:
-    """One response to each of this rank's prompts, which servers are sampling."""
+    """One response to each of this rank's prompts, which servers sample while this process goes on."""
 
     def __init__(
         self,
-        generation: BackgroundGeneration,
+        client: ServerClient,
         requests: Sequence[ResponseRequest],
-        sampling: Sampling,
-        limits: Sequence[int] | None,
+        version: str,
+        timeout: float,
+        to_generation: Callable[[Sequence[VllmResponse]], Generation],
     ) -> None:
-        self.generation = generation
+        """Sends the requests in a thread, which collects the responses.
+
+        Args:
+            client: the servers.
+            requests: one per response.
+            version: of the weights to sample with.
+            timeout: longest time in seconds that a server may go without finishing a response.
+            to_generation: puts the responses, in the order of the requests, together.
+        """
+        self._client = client
         self._requests = requests
-        self._sampling = sampling
-        self._limits = limits
+        self._version = version
+        self._timeout = timeout
+        self._to_generation = to_generation
+        self._at_once = requests_at_once(len(requests), len(client.urls), world_size())
+        self._responses: dict[int, VllmResponse] = {}
+        self._problem: UserError | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     def finish(self) -> Generation:
         """Waits for the responses. Every rank must call it.
@@ -51,61 +70,25 @@ class PendingResponses:
         Raises UserError on every rank if a server refuses, ServerLost if one is lost, Stopped soon after a signal.
         """
         with stopping_together():
-            problem = self.generation.wait()
+            problem = self.wait()
         raise_on_all_ranks(problem)
-        return self._to_generation()
+        return self._generation()
 
     def settle(self) -> Generation | None:
         """Waits for the responses, after a signal for at most STOP_PATIENCE seconds; None if some do not come.
 
         Every rank must call it.
         """
-        problem = self.generation.wait_despite_signals()
+        problem = self._wait_despite_signals()
         if problem is not None:
             logger.warning("the rollout that was sampled ahead is left out: %s", problem)
         if any(gather_objects(problem is not None)):
             return None
-        return self._to_generation()
+        return self._generation()
 
-    def _to_generation(self) -> Generation:
-        prompts = [request.prompt for request in self._requests]
-        return to_generation(prompts, self.generation.responses, self._sampling, self._limits)
-
-
-class BackgroundGeneration:
-    """Responses that the servers sample while this process goes on; a thread collects them."""
-
-    def __init__(
-        self,
-        client: ServerClient,
-        requests: Sequence[ResponseRequest],
-        first_server: int,
-        version: str,
-        timeout: float,
-    ) -> None:
-        """Sends the requests.
-
-        Args:
-            client: the servers, which get the requests in turn.
-            requests: one per response.
-            first_server: number of the server that gets the first request.
-            version: of the weights to sample with.
-            timeout: longest time in seconds that a server may go without finishing a response.
-        """
-        self._client = client
-        self._requests = requests
-        self._first_server = first_server
-        self._version = version
-        self._timeout = timeout
-        self._responses: dict[int, VllmResponse] = {}
-        self._problem: UserError | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    @property
-    def responses(self) -> list[VllmResponse]:
-        """All responses in the order of the requests, once they are finished."""
-        return [self._responses[number] for number in range(len(self._requests))]
+    def _generation(self) -> Generation:
+        in_order = [self._responses[number] for number in range(len(self._requests))]
+        return self._to_generation(in_order)
 
     def wait(self) -> UserError | None:
         """Waits until all responses are finished; returns what went wrong, if anything did.
@@ -117,7 +100,7 @@ class BackgroundGeneration:
             self._thread.join(POLL_INTERVAL)
         return self._problem
 
-    def wait_despite_signals(self) -> UserError | None:
+    def _wait_despite_signals(self) -> UserError | None:
         """Like `wait`, but a signal only limits the wait to STOP_PATIENCE seconds."""
         deadline = math.inf
         while self._thread.is_alive():
@@ -138,15 +121,16 @@ class BackgroundGeneration:
             self._problem = UserError(f"{FLAG}: sampling failed: {error!r}.")
 
     async def _generate_on_all(self) -> None:
-        """Deals the requests to the servers; raises the first problem of any of them."""
+        """Deals the requests to the servers, one more whenever a server has finished a response.
+
+        Raises the first problem of any server.
+        """
         urls = self._client.urls
-        requests_by_url: dict[str, dict[int, ResponseRequest]] = {url: {} for url in urls}
-        for number, request in enumerate(self._requests):
-            url = urls[(self._first_server + number) % len(urls)]
-            requests_by_url[url][number] = request
+        waiting = deque(range(len(self._requests)))
         servers = []
-        for url, requests in requests_by_url.items():
-            servers.append(self._generate_on(url, requests))
+        for number in range(len(urls)):
+            url = urls[(rank() + number) % len(urls)]  # ranks with few requests begin with different servers
+            servers.append(self._generate_on(url, waiting))
         results = await asyncio.gather(*servers, return_exceptions=True)
         problems = [result for result in results if isinstance(result, BaseException)]
         # A lost server comes last: resuming would not help against the other problems.
@@ -154,40 +138,43 @@ class BackgroundGeneration:
         if problems:
             raise problems[0]
 
-    async def _generate_on(
-        self,
-        url: str,
-        requests: Mapping[int, ResponseRequest],
-    ) -> None:
-        """Sends the requests of one server and collects its responses; after a problem, the others are cancelled."""
-        connections = max(1, MAX_CONNECTIONS // len(self._client.urls))
-        number_of_task: dict[asyncio.Task[VllmResponse], int] = {}
-        async with open_async_client(url, FLAG, None, self._client.headers, connections) as http:
-            for number, request in requests.items():
-                task = asyncio.create_task(self._client.generate(http, url, request, self._version))
-                number_of_task[task] = number
-            try:
-                await self._collect(url, number_of_task)
-            finally:
-                for task in number_of_task:
-                    task.cancel()
-                await asyncio.gather(*number_of_task, return_exceptions=True)
+    async def _generate_on(self, url: str, waiting: deque[int]) -> None:
+        """Has a server sample what waits, and empties `waiting` after a problem, so that the other servers end, too.
 
-    async def _collect(
+        Args:
+            url: address of the server.
+            waiting: numbers of the requests that no server has yet.
+        """
+        running: dict[asyncio.Task[VllmResponse], int] = {}
+        async with open_async_client(url, FLAG, None, self._client.headers, self._at_once) as http:
+            try:
+                await self._keep_busy(http, url, waiting, running)
+            finally:
+                waiting.clear()
+                for task in running:
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
+
+    async def _keep_busy(
         self,
+        http: httpx2.AsyncClient,
         url: str,
-        number_of_task: Mapping[asyncio.Task[VllmResponse], int],
+        waiting: deque[int],
+        running: dict[asyncio.Task[VllmResponse], int],
     ) -> None:
-        """Waits for the responses of one server. Raises ServerLost if it hangs or does not answer."""
-        pending = set(number_of_task)
+        """Sends requests as responses arrive, until there are none left. Raises ServerLost if the server hangs."""
         last_finished = time.monotonic()
         failed_checks = 0
-        while pending:
-            done, pending = await asyncio.wait(
-                pending, timeout=min(HEALTH_INTERVAL, self._timeout), return_when=asyncio.FIRST_COMPLETED
+        while waiting or running:
+            while waiting and len(running) < self._at_once:
+                number = waiting.popleft()
+                response = self._client.generate(http, url, self._requests[number], self._version)
+                running[asyncio.create_task(response)] = number
+            done, _ = await asyncio.wait(
+                running, timeout=min(HEALTH_INTERVAL, self._timeout), return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
-                self._responses[number_of_task[task]] = task.result()
+                self._responses[running.pop(task)] = task.result()
             if done:
                 last_finished = time.monotonic()
                 failed_checks = 0
@@ -198,6 +185,20 @@ class BackgroundGeneration:
             failed_checks = 0 if await is_healthy(url) else failed_checks + 1
             if failed_checks > 1:
                 raise lost(url, "does not answer")
+
+
+def requests_at_once(requests: int, servers: int, processes: int) -> int:
+    """Most requests that one process has at one server at a time; its others wait for whichever server is free first.
+
+    At the beginning, the servers get equal shares.
+
+    Args:
+        requests: of this process.
+        servers: that all processes ask.
+        processes: of the run.
+    """
+    share = math.ceil(requests / servers)
+    return max(1, min(share, ROWS_PER_SERVER // processes, MAX_CONNECTIONS // servers))
 
 
 def _hangs(url: str, timeout: float) -> ServerLost:

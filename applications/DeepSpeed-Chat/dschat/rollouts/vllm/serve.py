@@ -50,16 +50,14 @@ def server_command(options: ServeVllmOptions) -> list[str]:
     if on_gpu:
         flags["--gpu-memory-utilization"] = options.gpu_memory
     switches = [
-        # As in engine.py: a response depends on its seed and the weights alone.
-        "--no-enable-chunked-prefill",
-        "--no-enable-prefix-caching",
         "--skip-tokenizer-init",
         "--enable-scale-out",
         "--disable-uvicorn-access-log",
         "--no-enable-log-requests",
     ]
     if not on_gpu:
-        switches.append("--enforce-eager")
+        # A prompt that is split over steps draws a random number per step. vLLM takes those back, but not on a CPU.
+        switches += ["--enforce-eager", "--no-enable-chunked-prefill"]
 
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     for flag, value in flags.items():

@@ -7,7 +7,7 @@ A weight's way from the trainer to a server, before every rollout:
    over the actor's weights; the main process sends each of them.
 2. weights.py: `plain_weights` merges adapters in and gives the weights their published names.
 3. engine/zero3.py: `whole_weights` gathers one whole weight at a time from all ranks.
-4. client.py: `HttpTransport` sends the weight in pieces, `NcclTransport` by a broadcast.
+4. client.py: `send_over_http` sends the weight in pieces, `NcclTransport` by a broadcast.
 5. gate.py, on the server: refuses requests without the token or with another version.
 6. worker.py, on the server: puts pieces together, loads the weight into vLLM's model and, after the last one, compares
    what the layers compute with the weights that were sent (weights.py: `wrong_layers`).
@@ -23,9 +23,12 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 
-from dschat.base.errors import UserError
+from torch import Tensor
+
+from dschat.base.errors import ServerLost, UserError
 from dschat.models.engines import TrainedPolicy
 from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.engine import Generation, ResponseSampler
@@ -34,25 +37,25 @@ from dschat.rollouts.vllm.client import (
     FLAG,
     LOADING,
     WEIGHT_ROUTES,
-    HttpTransport,
     Json,
     NcclTransport,
     ServerClient,
     ServerInfo,
-    WeightTransport,
     dtype_name,
     other_weights,
     raise_on_all_ranks,
+    send_over_http,
 )
-from dschat.rollouts.vllm.pending import BackgroundGeneration, PendingResponses
-from dschat.rollouts.vllm.requests import make_requests
+from dschat.rollouts.vllm.pending import PendingResponses
+from dschat.rollouts.vllm.requests import make_requests, to_generation
 from dschat.rollouts.vllm.weights import plain_weights, transposed_matrices
-from dschat.run.distributed import broadcast_object, device, is_main, rank
+from dschat.run.distributed import broadcast_object, device, is_main
 from dschat.run.stop import stopping_together
 
 logger = logging.getLogger("dschat")
 
 BACKEND = "dschat"  # how servers take weights, see worker.py
+SendWeight = Callable[[str, Tensor, str], None]  # name, weight and version
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class VllmServers:
         self._needs = needs
         self._run = broadcast_object(secrets.token_hex(4))
         self._update_count = 0  # of the weights
-        self._transport: WeightTransport | None = None  # of the main process, once the servers know the run
+        self._send: SendWeight | None = None  # of the main process, once the servers know the run
         self._pending: PendingResponses | None = None  # what servers may still be sampling
 
     @property
@@ -111,8 +114,8 @@ class VllmServers:
     ) -> PendingResponses:
         """Like a `ResponseSampler`, with the weights of the last session, but does not wait for the responses."""
         requests = make_requests(prompts, sampling, seeds, limits)
-        generation = BackgroundGeneration(self._client, requests, rank(), self._version, self._needs.timeout)
-        self._pending = PendingResponses(generation, requests, sampling, limits)
+        finish = partial(to_generation, prompts, sampling=sampling, limits=limits)
+        self._pending = PendingResponses(self._client, requests, self._version, self._needs.timeout, finish)
         return self._pending
 
     def _sample(
@@ -129,7 +132,7 @@ class VllmServers:
         """Waits until the servers have sampled what they were asked for before. Every rank must call it."""
         if self._pending is not None:
             with stopping_together():
-                self._pending.generation.wait()
+                self._pending.wait()
             self._pending = None
 
     def _send_weights(self, actor: TrainedPolicy) -> None:
@@ -142,11 +145,11 @@ class VllmServers:
 
         # Gathering a weight needs every rank, also after a problem.
         for name, weight in plain_weights(actor):
-            if self._transport is not None and problem is None:
-                send = self._transport.send
+            send = self._send
+            if send is not None and problem is None:
                 problem = problem_in(lambda: send(name, weight, self._version))  # noqa: B023  # called at once
         if is_main() and problem is None:
-            problem = problem_in(self._close_update)
+            problem = problem_in(lambda: self._post("/finish_weight_update", {"weight_version": self._version}))
         raise_on_all_ranks(problem)
 
     def _open_update(self, actor: TrainedPolicy) -> None:
@@ -161,12 +164,9 @@ class VllmServers:
 
         # From here on, servers refuse to sample until the update is complete.
         self._post("/update_weight_version", {"new_version": self._version + LOADING})
-        if self._transport is None:
-            self._transport = self._introduce(actor, infos)
+        if self._send is None:
+            self._send = self._introduce(actor, infos)
         self._post("/start_weight_update", {})
-
-    def _close_update(self) -> None:
-        self._post("/finish_weight_update", {"weight_version": self._version})
 
     def _post(self, path: str, body: Json) -> None:
         self._client.post_to_all(path, body, self._version if path in WEIGHT_ROUTES else None)
@@ -175,7 +175,7 @@ class VllmServers:
         self,
         actor: TrainedPolicy,
         infos: Sequence[ServerInfo],
-    ) -> WeightTransport:
+    ) -> SendWeight:
         """Tells the servers what they must know of the run; returns how its weights are sent."""
         missing = missing_ids_of(actor.module.inner)
         run_info: Json = {
@@ -189,11 +189,11 @@ class VllmServers:
 
         gpus_on_both_sides = on_gpu() and all(info.device == "cuda" for info in infos)
         if not gpus_on_both_sides:
-            return HttpTransport(self._client)
+            return partial(send_over_http, self._client)
         if find_spec("vllm") is None:
             logger.warning("%s: weights go over HTTP, since vLLM is not installed here. NCCL is much faster.", FLAG)
-            return HttpTransport(self._client)
-        return NcclTransport(self._client, run_info, [info.workers for info in infos])
+            return partial(send_over_http, self._client)
+        return NcclTransport(self._client, run_info, [info.workers for info in infos]).send
 
     def _check(
         self,
@@ -202,7 +202,7 @@ class VllmServers:
         actor: TrainedPolicy,
     ) -> None:
         """Raises UserError if a server does not fit the run, ServerLost if it has lost the run's weights."""
-        if self._transport is not None and not info.version.startswith(f"{self._run}."):
+        if self._send is not None and not info.version.startswith(f"{self._run}."):
             raise other_weights(url, info.version, f"{self._run}.{self._update_count - 1}")
 
         dtype = dtype_name(next(actor.module.parameters()).dtype)
@@ -233,5 +233,9 @@ def problem_in(action: Callable[[], object]) -> UserError | None:
     except UserError as error:
         return error
     except (OSError, RuntimeError) as error:  # raised by sockets and by NCCL
-        return UserError(f"{FLAG}: the weights cannot be sent by NCCL: {error}")
+        return ServerLost(
+            f"{FLAG}: the weights cannot be sent by NCCL: {type(error).__name__}: {error}. Stop the servers, which may"
+            " still wait for them, start them (dschat serve-vllm) and give the same command again; a run that has"
+            " begun resumes with --resume_from_checkpoint. With NCCL_DEBUG=INFO, NCCL says more."
+        )
     return None

@@ -6,9 +6,8 @@ vLLM imports this module by name, see serve.py. The gate (gate.py) has checked t
 
 from __future__ import annotations
 
-import base64
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -42,11 +41,11 @@ class RunInfo:
 class WeightUpdate:
     """A weight that the trainer broadcasts by NCCL or, with `data`, a piece of one that came by HTTP."""
 
-    names: list[str]
-    dtype_names: list[str]
-    shapes: list[list[int]]
+    name: str
+    dtype: str  # in torch's spelling
+    shape: list[int]
     version: str  # of all weights of this update, RUN.NUMBER
-    data: str | None = None  # base64
+    data: bytes | None = None
 
 
 class TrainerWeights(NCCLWeightTransferEngine):
@@ -93,50 +92,29 @@ class TrainerWeights(NCCLWeightTransferEngine):
         if not is_version_of_run(update_info.version, self._run):
             logger.warning("dropped weights %s of another run than %s", update_info.version, self._run)
             return
-        if update_info.data is None:
-            weights = self._receive_broadcast(update_info)
-        else:
-            weights = self._append_piece(update_info)
-        shards = self.parallel_config.tensor_parallel_size
-        for weight in record_columns(weights, self._columns, self._transposed, shards):
-            self.model.load_weights([weight])
+        weight = self._receive_broadcast(update_info) if update_info.data is None else self._append_piece(update_info)
+        if weight is not None:
+            named_weight = [(update_info.name, weight)]
+            shards = self.parallel_config.tensor_parallel_size
+            self.model.load_weights(record_columns(named_weight, self._columns, self._transposed, shards))
 
-    def _receive_broadcast(
-        self,
-        update: WeightUpdate,
-    ) -> Iterable[tuple[str, Tensor]]:
+    def _receive_broadcast(self, update: WeightUpdate) -> Tensor:
         assert self.model_update_group is not None  # `init_transfer_engine` has joined it
-        for name, dtype, shape in zip(
-            update.names,
-            update.dtype_names,
-            update.shapes,
-            strict=True,
-        ):
-            weight = torch.empty(
-                shape,
-                dtype=getattr(torch, dtype),
-                device=self.device,
-            )
-            self.model_update_group.broadcast(
-                weight,
-                src=0,
-                stream=torch.cuda.current_stream(),
-            )
-            yield name, weight
+        dtype = getattr(torch, update.dtype)
+        weight = torch.empty(update.shape, dtype=dtype, device=self.device)
+        self.model_update_group.broadcast(weight, src=0, stream=torch.cuda.current_stream())
+        return weight
 
-    def _append_piece(
-        self,
-        update: WeightUpdate,
-    ) -> Iterable[tuple[str, Tensor]]:
-        """Yields the weight once its last piece is there."""
-        dtype = getattr(torch, update.dtype_names[0])
-        shape = update.shapes[0]
-        self._received += base64.b64decode(update.data or "")
-        if len(self._received) == dtype.itemsize * torch.Size(shape).numel():
-            content = self._received
-            self._received = bytearray()
-            weight = torch.frombuffer(content, dtype=dtype).view(shape)
-            yield update.names[0], weight.to(self.device)
+    def _append_piece(self, update: WeightUpdate) -> Tensor | None:
+        """The weight once its last piece is there; until then None."""
+        dtype = getattr(torch, update.dtype)
+        self._received += update.data or b""
+        elements = torch.Size(update.shape).numel()
+        if len(self._received) < elements * dtype.itemsize:
+            return None
+        weight = torch.frombuffer(self._received, dtype=dtype)
+        self._received = bytearray()
+        return weight.view(update.shape).to(self.device)
 
     def finish_weight_update(self) -> None:
         """Ends a version. Raises RuntimeError if a layer computes with other weights than were sent."""
