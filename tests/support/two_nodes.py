@@ -53,11 +53,14 @@ def why_not() -> str:
 class Node:
     """One of the machines."""
 
-    def __init__(self, number: int, folder: Path) -> None:
-        """Starts it, without a cable."""
+    def __init__(self, number: int, folder: Path, own_address: str | None) -> None:
+        """Starts it, without a cable; see `two_nodes`."""
         self.name, self.address = NAMES[number], ADDRESSES[number]
-        hosts = folder / "hosts"
-        lines = [f"{address} {name} {name}.ma-rlhf\n" for address, name in zip(ADDRESSES, NAMES, strict=True)]
+        address_of = dict(zip(NAMES, ADDRESSES, strict=True))
+        if own_address is not None:
+            address_of[self.name] = own_address
+        hosts = folder / f"hosts-{number}"
+        lines = [f"{address} {name} {name}.ma-rlhf\n" for name, address in address_of.items()]
         hosts.write_text("127.0.0.1 localhost\n" + "".join(lines))
         words = ["unshare", *NAMESPACES, "sh", "-c", MACHINE, "sh", self.name, str(hosts)]
         self.holder = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
@@ -99,12 +102,17 @@ class Node:
 
 
 @contextmanager
-def two_nodes(folder: Path) -> Iterator[list[Node]]:
-    """Both machines, with a cable between them."""
+def two_nodes(folder: Path, own_address: str | None = None) -> Iterator[list[Node]]:
+    """Both machines, with a cable between them.
+
+    Args:
+        folder: for their files of names.
+        own_address: to what each resolves its own hostname; by default to the address that the other one reaches.
+    """
     with ExitStack() as stack:
         nodes = []
         for number in range(len(NAMES)):
-            nodes.append(Node(number, folder))
+            nodes.append(Node(number, folder, own_address))
             stack.callback(nodes[-1].close)
         ends = [str(node.holder.pid) for node in nodes]
         cable = ["ip", "link", "add", "eth0", "netns", ends[0], "type", "veth", "peer", "name", "eth0"]
