@@ -106,9 +106,16 @@ def test_two_processes_have_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = measured.trained(texts, 1.0) | measured.sampled(draws, 1.0)
     monkeypatch.setattr(throughput, "sum_over_ranks", lambda numbers: 2 * numbers)
     monkeypatch.setattr(throughput, "world_size", lambda: 2)
+    monkeypatch.setattr(throughput, "gather_on_host", lambda seconds: [seconds, seconds + 0.5])
     both = measured.trained(texts, 1.0) | measured.sampled(draws, 1.0)
+    assert (both.pop("time/slowest_generation"), both.pop("time/slowest_rank")) == (1.5, 1.0)
     doubled = {name: x * (2 if name.endswith("per_second") else 1) for name, x in alone.items()}
     assert both == near(doubled, FORMULA)
+
+
+@pytest.mark.parametrize(("seconds", "longest", "rank"), [([3.0, 1.0], 3.0, 0), ([1.0, 2.0, 4.0, 4.0], 4.0, 2)])
+def test_the_slowest_rank(seconds: list[float], longest: float, rank: int) -> None:
+    assert throughput.slowest_rank(seconds) == {"time/slowest_generation": longest, "time/slowest_rank": rank}
 
 
 def test_without_peaks_there_are_tokens_alone() -> None:

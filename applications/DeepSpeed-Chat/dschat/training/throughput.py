@@ -14,10 +14,20 @@ from transformers import PreTrainedModel
 from dschat.models.engines import Trained
 from dschat.models.layout import Integers, Lengths
 from dschat.models.operations import ModelCost, Peaks, cost_of, decoding_bytes
-from dschat.run.distributed import device, is_main, sum_over_ranks, world_size
+from dschat.run.distributed import device, gather_on_host, is_main, sum_over_ranks, world_size
 from dschat.training.iteration import Metrics
 
 logger = logging.getLogger("dschat")
+
+
+def slowest_rank(seconds: Sequence[float]) -> Metrics:
+    """The rank that samples longest, and its seconds: the others wait for it.
+
+    Args:
+        seconds: seconds of sampling of each rank.
+    """
+    longest = max(seconds)
+    return {"time/slowest_generation": longest, "time/slowest_rank": float(seconds.index(longest))}
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,8 @@ class Throughput:
         if self._peaks is not None and bytes_here is not None:
             peak = self._peaks.bytes_per_second * world_size()
             metrics["time/bandwidth"] = bytes_read / (seconds * peak)
+        if world_size() > 1:
+            metrics |= slowest_rank(gather_on_host(seconds))
         return metrics
 
     def _bytes_read(self, samplings: Sequence[Lengths]) -> float | None:
