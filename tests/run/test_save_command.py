@@ -2,12 +2,15 @@
 """--save_command: one copy at a time, of the newest checkpoint at the end; nothing is removed under it."""
 
 import shlex
+import signal
 from pathlib import Path
 
 import pytest
 
+from dschat.base.errors import UserError
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.save_command import SaveCommand
+from dschat.run.stop import Stopped
 from resume_runs import supervised
 
 
@@ -92,3 +95,22 @@ def test_what_is_being_copied_stays(tmp_path, monkeypatch, group):
     supervised("sft", tmp_path / "run", save_command=waiting_command(tmp_path), **flags).fit()
     assert {path.name for path in folder.iterdir()} == {"step-4"}
     assert (tmp_path / "copied").read_text().split() == ["step-1", "step-4"]
+
+
+@pytest.mark.parametrize("reason", ["signal", "alarm"])
+def test_a_stopped_run_waits_for_its_copy(reason, tmp_path, group):
+    """The checkpoint of a run that a signal stops, or that ends itself, is copied before the process ends."""
+    loop = supervised("sft", tmp_path / "run", save_command=f"sleep 0.5; touch {tmp_path}/copied")
+    iterate = loop.iterate
+
+    def iterate_and_stop(work):
+        signal.raise_signal(signal.SIGTERM)
+        return iterate(work)
+
+    if reason == "signal":
+        loop.iterate = iterate_and_stop
+    else:
+        loop.algorithm.why_stop = lambda metrics, update, may_stop: "enough" if update == 1 else None
+    with pytest.raises(Stopped if reason == "signal" else UserError):
+        loop.fit()
+    assert (tmp_path / "copied").exists() and len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
