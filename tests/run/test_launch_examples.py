@@ -72,7 +72,8 @@ def run(tmp_path, monkeypatch):
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("FOUND", str(tmp_path / "found"))
-    for name in (*WORKER_VARIABLES, *(flag.environment for flag in flags_of(LaunchFlags).values())):
+    variables = {flag.environment for flag in flags_of(LaunchFlags).values() if flag.environment is not None}
+    for name in variables.union(WORKER_VARIABLES):
         monkeypatch.delenv(name, raising=False)
 
     def start(command, status=0, **variables):
