@@ -456,7 +456,6 @@ def ppo_trainer_of(
 def collected(loop: Any, work: Any, iteration: int = 0) -> Any:
     """An iteration of PPO or REFUEL without updates so far, of which the loop knows nothing."""
     from dschat.training.iteration import Clock
-    from dschat.training.ppo.credit import with_scores
 
     algorithm, clock = loop.algorithm, Clock()
     if algorithm.name == "refuel":
@@ -464,14 +463,14 @@ def collected(loop: Any, work: Any, iteration: int = 0) -> Any:
         pairs = algorithm.sampler.sample_pairs(examples, iteration)
         return algorithm.finish_pairs(algorithm.score_pairs(pairs, examples), pairs, 0, clock)
     batch = algorithm.collect(work, iteration, clock)
-    moments = None if algorithm.moments is None else with_scores(algorithm.moments, batch.rows.scored)
-    return algorithm.finish_rollout(batch, algorithm.credit_of(batch.rows, moments), moments, 0, clock)
+    credit = algorithm.credit_of(batch.rows, algorithm.moments_with(batch.rows))
+    return algorithm.finish_rollout(batch, credit, 0, clock)
 
 
 def batch_of_iteration(loop: Any, work: Any) -> Any:
     """A collected rollout of PPO with advantages, which are known before the update."""
     rows = collected(loop, work).batch
-    return loop.algorithm.credit_of(rows, loop.algorithm.moments).whole()
+    return loop.algorithm.credit_of(rows, loop.algorithm.moments_with(rows)).whole()
 
 
 def credit_of_batch(algorithm: Any, batch: Any) -> Any:

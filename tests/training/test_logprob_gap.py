@@ -189,18 +189,12 @@ def test_what_a_checkpoint_holds_of_the_rollout_ahead(loop, caplog):
     """Nothing where a server has gone: the run goes on from it with a rollout of the weights of then."""
     algorithm = loop.algorithm
     algorithm.collect(work_of(algorithm, algorithm.config, loop.run.plan, 0), 0, Clock())
-    assert "ahead" not in algorithm.state_dict().numbers  # the actor still has the weights that draw it
+    assert "ahead" not in algorithm.state_dict().rollout  # the actor still has the weights that draw it
     algorithm.collector.accept()
     state = algorithm.state_dict()
-    assert state.numbers["ahead"] == [1, 1]
+    assert state.rollout["ahead"] == 1
     algorithm.models.rollouts.gone = True
     with caplog.at_level(logging.WARNING, "dschat"):
         without = algorithm.state_dict()
-    assert "ahead" not in without.numbers and not any(name.startswith("ahead") for name in without.tensors)
+    assert "ahead" not in without.rollout and not any(name.startswith("ahead") for name in without.tensors)
     assert "cannot be finished now: no checkpoint has it" in caplog.text
-    sampler = algorithm.collector.sampler
-    sampler._upcoming = None
-    with mock.patch("dschat.training.ppo.ahead.world_size", lambda: 2), caplog.at_level(logging.WARNING, "dschat"):
-        sampler.load(state)
-        assert sampler.take(RolloutWork(1, 0, [], None, Clock())) is None  # two processes have other prompts each
-    assert "The rollout that 1 processes sampled ahead is sampled again" in caplog.text

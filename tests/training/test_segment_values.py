@@ -304,9 +304,9 @@ def test_parts_that_are_done_are_not_drawn_again(group: Any, tmp_path: Any, monk
     assert random == [numbers[0], numbers[2]]
     assert torch.equal(batch.advantages, expected.advantages) and stats.totals["rollout/mc_tokens"] > 0
     # What is done grows with every part, so that a run that is stopped again writes it down again.
-    assert state.numbers["completions"] == [1, 1]
+    assert state.rollout["completions"] == 1
     monkeypatch.setattr(SegmentValueCollector, "accept", lambda values: None)
-    assert again.algorithm.state_dict().numbers["completions"] == [1, 2]
+    assert again.algorithm.state_dict().rollout["completions"] == 2
     # Of another iteration, nothing is left.
     sizes.clear()
     again.algorithm.load_state_dict(state)

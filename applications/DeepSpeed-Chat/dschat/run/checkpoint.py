@@ -13,7 +13,7 @@
 A checkpoint holds, and `Checkpoints.save` writes:
 
     NAME/                 per trained model DeepSpeed's files: weights, optimiser, schedule, loss scale, by every rank
-    state.json            counters and coefficients
+    state.json            counters and coefficients, and numbers of the current rollout
     metrics.jsonl         the rows until then
     average-N.safetensors per rank: its parts of the moving average of --enable_ema
     rank-N.safetensors    per rank: global random states, and the current rollout
@@ -173,7 +173,7 @@ class Checkpoints:
             parts = {name: part.cpu().contiguous() for name, part in self._average.items()}
             save_tensors(parts, folder / _average_file(rank()))
         if is_main():
-            state = {"numbers": progress.numbers, "run": self._run.state_dict()}
+            state = {"numbers": progress.numbers, "rollout": progress.rollout, "run": self._run.state_dict()}
             (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
             (folder / METRICS).write_text(self._run.metrics.text(), encoding="utf-8")
         barrier()
@@ -279,10 +279,7 @@ class Checkpoints:
                 yield
             except (Stopped, ServerLost):
                 current = progress()
-                is_saved = self._last is not None and (
-                    current.update == self._last.update and current.numbers == self._last.numbers
-                )
-                if not is_saved:
+                if self._last is None or not current.equals_but_for_tensors(self._last):
                     self.save(current)
                 self.finish()
                 raise
@@ -328,6 +325,13 @@ class Checkpoints:
                 tensors[name] = tensor
         set_random_states(random_states)
 
+        # Each process of another number has other prompts.
+        rollout: Json = state["rollout"]
+        if is_resized and rollout:
+            logger.warning("the rollout that %d processes had sampled is dropped and sampled again", saved_ranks)
+            rollout = {}
+            tensors = {}
+
         metrics = (folder / METRICS).read_text(encoding="utf-8")
         self._run.load_state_dict(state["run"], metrics, manifest["update"])
         logger.info("going on from %s", folder)
@@ -338,11 +342,11 @@ class Checkpoints:
                 manifest["update"],
                 max_steps,
             )
-        self._last = Progress(manifest["update"], state["numbers"], random_states, tensors)
+        self._last = Progress(manifest["update"], state["numbers"], random_states, tensors, rollout)
         return self._last
 
     def _choose(self, requested: str) -> tuple[Path | None, Json]:
-        """The newest intact checkpoint, or the one that was requested, and its manifest; None if there is none."""
+        """The newest checkpoint that can be used, or the requested one, and its manifest; None if there is none."""
         if is_main():
             recover(self._folder)
             for unfinished in (self._output_dir / WRITING).glob("step-*"):
@@ -357,14 +361,17 @@ class Checkpoints:
         problem = None
         for folder in candidates:
             manifest, problem = self._read(folder)
-            if problem is None and requested == LATEST:
-                problem = _other_rollout(folder, manifest)
             if problem is None:
+                if is_main() and folder != candidates[0]:
+                    newest = candidates[0]
+                    given_up = _update_of(newest) - _update_of(folder)
+                    logger.warning("%d updates are given up: from %s to %s", given_up, folder.name, newest.name)
                 return folder, manifest
             if requested != LATEST:
                 others = []
                 for other in self._newest_first():
-                    if other.resolve() != folder.resolve():
+                    _, problem_of_other = self._read_manifest(other)
+                    if problem_of_other is None and other.resolve() != folder.resolve():
                         others.append(str(other))
                 hint = " Give a checkpoint's folder: OUTPUT_DIR/checkpoints/step-N."
                 if others:
@@ -374,8 +381,8 @@ class Checkpoints:
                 logger.warning("%s is not used: %s", folder, problem)
         if problem is not None:
             raise UserError(
-                f"--resume_from_checkpoint: no checkpoint in {self._folder} is intact; {folder}: {problem}. Give"
-                " another --output_dir, or --overwrite_output_dir without --resume_from_checkpoint to start again."
+                f"--resume_from_checkpoint: no checkpoint in {self._folder} can be used; {folder}: {problem}. To start"
+                " again, give another --output_dir, or --overwrite_output_dir without --resume_from_checkpoint."
             )
         return None, {}
 
@@ -385,11 +392,9 @@ class Checkpoints:
 
     def _read(self, folder: Path) -> tuple[Json, str | None]:
         """A checkpoint's manifest, and what is wrong with the checkpoint; the same on every rank."""
-        manifest = broadcast_object(read_manifest(folder) if is_main() else {})
-        if not manifest:
-            return {}, f"it has no readable {MANIFEST}, so it is not a checkpoint or was not written completely"
-        if manifest.pop("sha256") != digest(manifest):
-            return {}, f"its file {MANIFEST} is damaged"
+        manifest, problem = broadcast_object(self._read_manifest(folder) if is_main() else ({}, None))
+        if problem is not None:
+            return {}, problem
         files, problems = hash_together(folder)
         for name, reason in problems.items():
             return {}, f"its file {name} cannot be read: {reason}"
@@ -406,14 +411,20 @@ class Checkpoints:
         problem = rows_problem(folder / METRICS, manifest["update"], self._run.plan.updates_per_rollout)
         return manifest, problem and f"its file {METRICS} is damaged: {problem}"
 
+    def _read_manifest(self, folder: Path) -> tuple[Json, str | None]:
+        """A checkpoint's manifest, and what it says is wrong with the checkpoint."""
+        manifest = read_manifest(folder)
+        if not manifest:
+            return {}, f"it has no readable {MANIFEST}, so it is not a checkpoint or was not written completely"
+        if manifest.pop("sha256") != digest(manifest):
+            return {}, f"its file {MANIFEST} is damaged"
+        return manifest, self._rollout_problem(manifest)
+
     def _check(self, folder: Path, manifest: Json) -> None:
         """Raises UserError if this run cannot resume from a checkpoint."""
         saved_ranks = manifest["world_size"]
         ranks = world_size()
         problems = self._differences(manifest)
-        rollout_problem = _other_rollout(folder, manifest)
-        if rollout_problem is not None:
-            problems.append(rollout_problem)
         if saved_ranks != ranks and any("/offloaded_tensors/" in name for name in manifest["files"]):
             problems.append(
                 f"{saved_ranks} processes offloaded their optimisers' states to NVMe in it, here are {ranks}"
@@ -437,21 +448,30 @@ class Checkpoints:
         is_resized = manifest["world_size"] != world_size()
         return differences(manifest["identity"], self._identity, is_resized)
 
+    def _rollout_problem(self, manifest: Json) -> str | None:
+        """Why a checkpoint cannot be used, if another number of processes has trained on a part of its rollout.
+
+        The rest of the rollout cannot be sampled again: its responses are those of the weights before the updates.
+        None if the checkpoint belongs to another run.
+        """
+        saved_ranks = manifest["world_size"]
+        if saved_ranks == world_size() or self._differences(manifest):
+            return None
+        updates = self._run.plan.updates_per_iteration
+        done = manifest["update"] % updates
+        if not done:
+            return None
+        return (
+            f"it was written inside a rollout, after {done} of its {updates} updates, by {saved_ranks} processes, and"
+            f" here are {world_size()}: only {saved_ranks} can continue it"
+        )
+
     def _newest_first(self) -> list[Path]:
         folders = []
         for folder in self._folder.glob("step-*"):
             if folder.name[5:].isdecimal() and folder.is_dir():
                 folders.append(folder)
         return sorted(folders, key=_update_of, reverse=True)
-
-
-def _other_rollout(folder: Path, manifest: Json) -> str | None:
-    """What is wrong with a checkpoint that holds a part of a rollout for each of another number of processes."""
-    saved_ranks = manifest["world_size"]
-    numbers = read_object(folder / STATE).get("numbers", {})
-    if saved_ranks == world_size() or "current" not in numbers:
-        return None
-    return f"it was written inside a rollout of {saved_ranks} processes, here are {world_size()}"
 
 
 def _separate_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -18,11 +18,19 @@ class Progress:
     """The state of a run, or of an algorithm inside an iteration, apart from models and optimisers."""
 
     update: int  # optimiser updates so far; an algorithm's are those of the current iteration
-    numbers: Json  # counters and coefficients, the same on every rank
+    # Counters and coefficients, the same on every rank. Inside an iteration they are those from before it.
+    numbers: Json
     # This rank's global random states, see `random_states`; empty for an algorithm between two iterations.
     random: dict[str, Tensor]
-    # This rank's current rollout, and sums over it.
+    # Rollouts that are sampled already: this rank's rows and sums over them, and numbers, the same on every rank.
+    # Another number of ranks, which has other prompts each, does without and samples again.
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    rollout: Json = field(default_factory=dict)
+
+    def equals_but_for_tensors(self, other: "Progress") -> bool:
+        """Whether two states of one run are the same: tensors change only together with numbers."""
+        mine = (self.update, self.numbers, self.rollout)
+        return mine == (other.update, other.numbers, other.rollout)
 
 
 def random_states() -> dict[str, Tensor]:

@@ -54,7 +54,7 @@ class Iteration(Generic[Batch]):
         batch_type: type[Batch],
     ) -> Iteration[Batch]:
         """The iteration that `state_with` put into a state, on this process's device."""
-        numbers = state.numbers["current"]
+        numbers = state.rollout["current"]
         sums = {}
         for name, tensor in state.tensors.items():
             if name.startswith(MEANS):
@@ -66,7 +66,7 @@ class Iteration(Generic[Batch]):
 
 
 def state_with(numbers: Json, current: Iteration[Batch] | None) -> Progress:
-    """The state of an algorithm with these numbers and, inside an iteration, with that iteration."""
+    """The state of an algorithm: numbers from before the current iteration and, inside one, that iteration."""
     if current is None:
         return Progress(0, numbers, {})
     updates = current.updates
@@ -80,7 +80,7 @@ def state_with(numbers: Json, current: Iteration[Batch] | None) -> Progress:
     tensors = tensors_of(current.batch, "batch")
     for name, tensor in sum_tensors.items():
         tensors[MEANS + name] = tensor
-    return Progress(updates.done, {**numbers, "current": current_numbers}, current.random, tensors)
+    return Progress(updates.done, numbers, current.random, tensors, {"current": current_numbers})
 
 
 def put_together(

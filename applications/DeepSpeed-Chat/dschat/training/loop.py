@@ -265,6 +265,7 @@ class Loop:
             numbers={**state.numbers, "evaluated": self.evaluated},
             random=state.random or self.random,
             tensors=state.tensors,
+            rollout=state.rollout,
         )
 
     def load_state_dict(self, progress: Progress | None) -> None:

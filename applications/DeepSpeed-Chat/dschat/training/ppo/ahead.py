@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from dschat.data.examples import PromptExample
 from dschat.rollouts.engine import AheadEngine, Generation, Pending
-from dschat.run.distributed import world_size
 from dschat.run.state import Progress, SeedKind
 from dschat.training.iteration import put_together
 from dschat.training.ppo.collect import ActorSampler, CollectorState, CurrentSampler, RolloutWork, Sampler, Samples
@@ -97,14 +96,12 @@ class AheadSampler(Sampler):
         if settled is None:
             logger.warning("The rollout that servers sample ahead cannot be finished now: no checkpoint has it.")
             return {}, {}
-        return {"ahead": [upcoming.iteration, world_size()]}, tensors_of(settled, "ahead")
+        return {"ahead": upcoming.iteration}, tensors_of(settled, "ahead")
 
     def load(self, state: Progress) -> None:
-        iteration, ranks = state.numbers.get("ahead", (None, world_size()))
-        if ranks != world_size():  # each rank has other prompts now
-            logger.warning("The rollout that %d processes sampled ahead is sampled again.", ranks)
-        elif iteration is not None:
-            self._upcoming = UpcomingRollout(iteration, put_together(Generation, state.tensors, "ahead"))
+        if "ahead" in state.rollout:
+            generation = put_together(Generation, state.tensors, "ahead")
+            self._upcoming = UpcomingRollout(state.rollout["ahead"], generation)
 
     def _begin(self, prompt_numbers: Sequence[int], iteration: int) -> None:
         """Lets servers sample for an iteration, with the actor's current weights."""

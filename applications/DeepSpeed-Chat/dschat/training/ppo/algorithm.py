@@ -207,44 +207,50 @@ class PPO(Algorithm):
         if self.current is None:
             # 1. Sample responses, score them, cut them into macro actions.
             batch = self.collect(work, iteration, clock)
-            moments = None if self.moments is None else with_scores(self.moments, batch.rows.scored)
+            moments = self.moments_with(batch.rows)
 
             # 2. Assign credit: now, or in the update's own forward passes.
             credit = self.credit_of(batch.rows, moments)
 
             # 3. Leave the rollout out if numbers are not finite.
-            self.current = self.finish_rollout(batch, credit, moments, iteration, clock)
+            self.current = self.finish_rollout(batch, credit, iteration, clock)
             self.collector.accept()
             if self.current is None:
                 return {SKIPPED_NONFINITE: float(self.plan.updates_per_rollout)}
         else:
             # A resumed iteration has its rollout already; credit is computed again.
-            credit = self.credit_of(self.current.batch, self.moments)
+            moments = self.moments_with(self.current.batch)
+            credit = self.credit_of(self.current.batch, moments)
 
         # 4. Update actor and critic, or the critic alone.
         trained_texts = self.texts_left(self.current, iteration)
         metrics = self.current.metrics | self.update(self.current, credit, iteration)
         clock.record("training")
 
-        # 5. Metrics of the rollout, and the next KL coefficient.
+        # 5. Metrics of the rollout, the next KL coefficient and the moments of all scores so far.
         trained = self.trained_in(iteration).values()
         metrics |= self.throughput.trained(trained_texts, clock.seconds["time/training"], trained)
         is_credit_known = not credit.needs_update or SKIPPED_NONFINITE not in metrics
         if is_credit_known:
-            metrics |= self.metrics_of_rollout(credit.whole())
+            metrics |= self.metrics_of_rollout(credit.whole(), moments)
             if not self.warms_up(iteration):
                 self.kl = self.kl.update(metrics["objective/kl"], self.plan.global_responses)
+        self.moments = moments
         self.current = None
         return metrics | clock.seconds
 
-    def metrics_of_rollout(self, batch: PPOBatch) -> Metrics:
-        """Metrics of a whole rollout with its advantages."""
+    def moments_with(self, rows: ScoredRows) -> ScoreMoments | None:
+        """Running moments of all scores, those of a rollout included; None without --normalize_scores."""
+        return None if self.moments is None else with_scores(self.moments, rows.scored)
+
+    def metrics_of_rollout(self, batch: PPOBatch, moments: ScoreMoments | None) -> Metrics:
+        """Metrics of a whole rollout with its advantages; `moments` are those of `moments_with`."""
         estimator = self.config.estimator
         metrics = rollout_metrics(batch, estimator.lam, estimator.lam_alpha)
         if self.config.advantages.needs.gates_critic and self.estimator is None:
             gate = critic_gate(batch, estimator)
             metrics |= gate.metrics()
-        return metrics | normalised_metrics(self.moments, metrics["objective/scores"])
+        return metrics | normalised_metrics(moments, metrics["objective/scores"])
 
     def warms_up(self, iteration: int) -> bool:
         """Whether an iteration trains the critic alone (--critic_warmup_updates)."""
@@ -309,7 +315,6 @@ class PPO(Algorithm):
         self,
         batch: ScoredBatch,
         credit: Credit,
-        moments: ScoreMoments | None,
         iteration: int,
         clock: Clock,
     ) -> Iteration[ScoredRows] | None:
@@ -318,7 +323,6 @@ class PPO(Algorithm):
         Args:
             batch: the collected rollout.
             credit: its advantages.
-            moments: running moments of all scores, this rollout's included.
             iteration: number of the iteration.
             clock: clock of the iteration.
         """
@@ -335,8 +339,6 @@ class PPO(Algorithm):
             self.config.vllm.rollout_is_clip,
             batch.is_stale,
         )
-        # Only now, because a run that was stopped above collects this rollout again when it resumes.
-        self.moments = moments
         clock.record("scoring")
         if self.config.vllm.rollouts_ahead:  # the time of sampling is not this process's
             metrics["rollout/staleness"] = float(batch.is_stale)
@@ -520,8 +522,12 @@ class PPO(Algorithm):
             "scores": None if self.moments is None else asdict(self.moments),
         }
         collected_numbers, collected_tensors = self.collector.state()
-        state = state_with(numbers | collected_numbers, self.current)
-        return replace(state, tensors=state.tensors | collected_tensors)
+        state = state_with(numbers, self.current)
+        return replace(
+            state,
+            tensors=state.tensors | collected_tensors,
+            rollout=state.rollout | collected_numbers,
+        )
 
     def load_state_dict(self, state: Progress) -> None:
         numbers = state.numbers
@@ -530,5 +536,5 @@ class PPO(Algorithm):
         if self.moments is not None:
             self.moments = ScoreMoments(**numbers["scores"])
         self.collector.load(state)
-        if "current" in numbers:
+        if "current" in state.rollout:
             self.current = Iteration.from_state(state, ScoredRows)

@@ -14,7 +14,7 @@ from dschat.data.encoding import decode_sampled
 from dschat.data.examples import PromptExample
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import row_seed
-from dschat.run.distributed import device, largest_over_ranks, world_size
+from dschat.run.distributed import device, largest_over_ranks
 from dschat.run.state import Progress, SeedKind, random_states, set_random_states
 from dschat.scoring.source import Measured, ResponseTexts, ScoreSource, scores_of
 from dschat.settings.ppo import PPOConfig
@@ -184,13 +184,12 @@ class SegmentValueCollector(Collector):
             tensors[f"{STATE}.random.{name}"] = random_state
         finished_tokens = parts.tokens[:finished]
         tensors[f"{STATE}.of"] = torch.tensor([parts.iteration, parts.checksum, *finished_tokens])
-        return {**numbers, STATE: [world_size(), finished]}, tensors
+        return {**numbers, STATE: finished}, tensors
 
     def load(self, state: Progress) -> None:
-        """Restores the finished parts, unless ranks have other prompts now."""
+        """Restores the finished parts."""
         self._inner.load(state)
-        ranks, _ = state.numbers.get(STATE, [0, 0])
-        if ranks != world_size():
+        if STATE not in state.rollout:
             return
         iteration, checksum, *tokens = state.tensors[f"{STATE}.of"].tolist()
         values = [state.tensors[f"{STATE}.{number}"].to(device()) for number in range(len(tokens))]

@@ -326,7 +326,7 @@ class Refuel(Algorithm):
     def load_state_dict(self, state: Progress) -> None:
         self.kl = replace(self.kl, value=state.numbers["kl"])
         self.alarms.load_state_dict(state.numbers["alarms"])
-        if "current" in state.numbers:
+        if "current" in state.rollout:
             self.current = Iteration.from_state(state, PairBatch)
 
 
