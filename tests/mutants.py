@@ -152,6 +152,7 @@ GRADIENTS = "test_values_and_gradients_are_those_of_the_full_logits"
 IMPORTANCE = "test_the_weight_is_the_ratio_of_the_probabilities_up_to_the_clip"
 KL = "test_the_kl_coefficient_of_each_iteration"
 OTHER_RANKS = "test_weights_and_moments_that_other_ranks_wrote"
+OTHER_SLICES = "test_slices_that_other_ranks_wrote"
 OF_OTHERS = "test_places_of_a_rank_are_taken_by_prompts_of_others"
 OTHER_PIECES = "test_zero_3_goes_on_from_states_in_other_pieces"
 KL_APART = "test_of_equal_scores_the_kl_penalty_is_all_that_is_left"
@@ -1475,8 +1476,14 @@ MUTANTS = tuple(Mutant(*row) for row in (
     # run
     ("a large model is known by its ends", "_weight_samples", "_a > 2 * END_BYTES", "False", LARGE_MODEL),
     ("parts rounded down", "own_part", "-(-_a // world_size())", "_a // world_size()", "test_ranks_share_a_weight"),
-    ("parts of other ranks rounded down", "SavedParts.fill", "-(-_a // _b)", "_a // _b", OTHER_RANKS),
-    ("parts of other ranks without padding", "SavedParts.__init__", "-(-_a // _b)", "_a // _b", OTHER_RANKS),
+    ("parts of other ranks without padding", "SavedPieces._find_parts", "-(-_a // _b)", "_a // _b", OTHER_RANKS),
+    ("parts of other ranks end in padding", "SavedPieces._find_parts", "max(0, min(_a, _b))", "_a", OTHER_RANKS),
+    ("a slice is the first of its parameter", "SavedPieces._find_slices", "sum(_a)", "0",
+     OTHER_SLICES),
+    ("a file is hashed by a rank of its place", "writer_of", "int(_a[1]) if _a else 0", "0",
+     "test_the_rank_that_wrote_a_file_hashes_it"),
+    ("a slice of the parameter's beginning", "SavedPieces.fill", "_a.position - _a.start", "_a.position",
+     OTHER_SLICES),
     ("sub-groups of parameters share a step counter", "load_resized", "copy.deepcopy(_a)", "_a", OTHER_PIECES),
     ("all parameters decay as the first group's", "load_resized", '_a | {"params": _b}',
      'saved_groups[0] | {"params": _b}', OTHER_PIECES),

@@ -7,9 +7,10 @@ import pytest
 from safetensors.torch import load_file
 
 from closeness import WEIGHT_GAP
+from dschat.training.ppo import algorithm
 from factories import largest_difference
 from launches import WORKERS, launch
-from resume_runs import RESIZED, result_of
+from resume_runs import NORMALISED, RESIZED, result_of, stop_in_call
 
 pytestmark = [pytest.mark.xdist_group("launcher"), pytest.mark.slow]
 
@@ -57,3 +58,29 @@ def test_by_another_number_of_processes(run_cases, group, tmp_path, caplog):
         down = largest_difference(run_alone(name, tmp_path / f"{name}-down"), two.tensors(name))
         assert max(down, largest_difference(load_file(up / f"{name}-0.safetensors"), alone)) < WEIGHT_GAP, name
     assert caplog.text.count("was written by 2 processes, now there are 1: the run continues") == len(RESIZED)
+
+
+def test_after_a_stop_inside_a_rollout(run_cases, group, tmp_path, caplog):
+    """Stopped before the rollout's update, by two processes or by one: the other number samples the rollout again.
+
+    At ZeRO 0 to 3 the weights are those of the uninterrupted run but for rounding, with scores that all earlier ones
+    normalise.
+    """
+    two = run_cases("stopped", (), ("stopped",))
+    up = tmp_path / "up"
+    whole = {}
+    for name, make in NORMALISED.items():
+        whole[name] = result_of(make(tmp_path / name), tmp_path / name)
+        alone = tmp_path / f"{name}-stopped"  # this process still holds its lock
+        stop_in_call(make(alone).fit, algorithm, "ppo_update", 2)
+        shutil.copytree(alone, up / name)
+    launch(WORKERS, [up, "resumed_inside"], timeout=900).expect(0)
+    for name, make in NORMALISED.items():
+        down = tmp_path / f"{name}-down"
+        shutil.copytree(two.folder / name, down)
+        weights, rows, _ = result_of(make(down, resume_from_checkpoint="latest"), down)
+        assert largest_difference(weights, whole[name][0]) < WEIGHT_GAP, name
+        assert largest_difference(load_file(up / f"{name}-0.safetensors"), whole[name][0]) < WEIGHT_GAP, name
+        expected = [row.get("objective/scores_running_mean") for row in whole[name][1]]
+        assert [row.get("objective/scores_running_mean") for row in rows] == pytest.approx(expected), name
+    assert caplog.text.count("the rollout that 2 processes had sampled is dropped and sampled again") == 4

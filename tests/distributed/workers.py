@@ -138,6 +138,25 @@ def resized(folder: Path, keep: Callable[..., None]) -> None:
         keep(folder, name, tensors=result_of(made, place)[0])
 
 
+def stopped(folder: Path, keep: Callable[..., None]) -> None:
+    """Runs that are stopped after their second rollout, before its update."""
+    from dschat.training.ppo import algorithm
+    from resume_runs import NORMALISED, stop_in_call
+
+    for name, make in NORMALISED.items():
+        stop_in_call(make(folder / name).fit, algorithm, "ppo_update", 2)
+    keep(folder, "stopped", {})
+
+
+def resumed_inside(folder: Path, keep: Callable[..., None]) -> None:
+    """Those runs to their end, stopped by another number of processes."""
+    from resume_runs import NORMALISED, result_of
+
+    for name, make in NORMALISED.items():
+        place = folder / name
+        keep(folder, name, tensors=result_of(make(place, resume_from_checkpoint="latest"), place)[0])
+
+
 SHARDED_2 = {"zero_stage": 2}
 SHARDED_3 = {"zero_stage": 3}
 
@@ -292,6 +311,8 @@ CHECKS: dict[str, Callable[..., None]] = {
     "resume": resume,
     "resume-everywhere": resume_everywhere,
     "resized": resized,
+    "stopped": stopped,
+    "resumed_inside": resumed_inside,
     "vllm": vllm,
     "vllm_shared": partial(vllm, shares=2),
     "vllm_served": vllm_served,

@@ -262,7 +262,7 @@ def test_zero_3_goes_on_from_states_in_other_pieces(updates, options, group, tmp
     for _ in range(updates):
         update(saved, 8)
     saved.save_checkpoint(tmp_path / "model")
-    resumed.load_checkpoint(tmp_path / "model", tmp_path / "unused")
+    resumed.load_checkpoint(tmp_path / "model", is_resized=True)
     if updates:
         assert largest_difference(states_of(resumed), states_of(saved)) == 0
     assert resumed.learning_rate == saved.learning_rate and resumed._engine.global_steps == updates
@@ -270,6 +270,50 @@ def test_zero_3_goes_on_from_states_in_other_pieces(updates, options, group, tmp
     update(resumed, 8)
     assert largest_difference(states_of(resumed), states_of(saved)) < WEIGHT_GAP
     assert largest_difference(whole_state(resumed), whole_state(saved)) < WEIGHT_GAP
+
+
+def sharded_states(engine):
+    """Master weights, Adam's moments and counters of stages 1 and 2, which are flat."""
+    optimizer = engine._engine.optimizer
+    found = [group["params"][0].clone() for group in optimizer.param_groups]
+    for state in optimizer.optimizer.state.values():
+        found += [torch.as_tensor(state[key]).clone() for key in ("step", "exp_avg", "exp_avg_sq")]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("updates", "options"),
+    [(2, {"zero_stage": 1, "dtype": torch.bfloat16}), (2, {"zero_stage": 2, "offload": True}), (0, {"zero_stage": 2})],
+    ids=["bf16", "offload", "before the first update"],
+)
+def test_a_run_goes_on_from_slices(updates, options, group, tmp_path):
+    """At stages 1 and 2, to the last bit where the slices are the same."""
+    more = {"learning_rate": 1e-2, "weight_decay": 0.1, "schedule": "linear"} | options
+    saved, resumed = (engine_of(make_causal_lm("llama"), 8, 1, **more) for _ in range(2))
+    for _ in range(updates):
+        update(saved, 8)
+    saved.save_checkpoint(tmp_path / "model")
+    resumed.load_checkpoint(tmp_path / "model", is_resized=True)
+    for further in range(2):
+        assert resumed.learning_rate == saved.learning_rate
+        assert resumed._engine.global_steps == updates + further
+        assert largest_difference(whole_state(resumed), whole_state(saved)) == 0
+        expected, found = sharded_states(saved), sharded_states(resumed)
+        assert len(expected) == len(found) == (8 if updates + further else 2)
+        assert all(torch.equal(x, y) for x, y in zip(expected, found, strict=True))
+        update(saved, 8)
+        update(resumed, 8)
+
+
+def test_slices_in_the_order_of_another_number_of_processes_are_refused(group, tmp_path):
+    """DeepSpeed deals parameters to the processes then, and its files do not say where they are."""
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"round_robin_gradients": True}}))
+    engine = engine_of(make_causal_lm(), 8, 1, zero_stage=2, config_file=str(file))
+    engine.save_checkpoint(tmp_path / "model")
+    engine.load_checkpoint(tmp_path / "model")
+    with pytest.raises(UserError, match="round_robin_gradients continues only on the number of processes that wrote"):
+        engine.load_checkpoint(tmp_path / "model", is_resized=True)
 
 
 def test_a_frozen_engine_has_no_gradients_and_is_the_model_itself(group):

@@ -100,7 +100,7 @@ def as_of_two_processes(folder, more=None):
 
 
 REFUSED = "2 processes offloaded their optimisers' states to NVMe in it, here are 1"
-PASSED_OVER = "is not used: it was written inside a rollout of 2 processes, here are 1"
+PASSED_OVER = "is not used: it was written inside a rollout, after 1 of its 2 updates, by 2 processes, and here are 1"
 
 
 @pytest.mark.parametrize("shared_out", ["states", "rollout", "nothing"])

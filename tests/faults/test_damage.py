@@ -129,7 +129,7 @@ def test_without_a_whole_checkpoint_nothing_is_begun_anew(copied):
     for number in (2, 6, 8):
         cut(copied.out / "checkpoints" / f"step-{number}" / WEIGHTS)
     before = contents(copied.out)
-    message_of(copied.run(**RESUME), "no checkpoint in", "is intact", WEIGHTS, "--overwrite_output_dir")
+    message_of(copied.run(**RESUME), "no checkpoint in", "can be used", WEIGHTS, "--overwrite_output_dir")
     assert contents(copied.out) == before
 
 

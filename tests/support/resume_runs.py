@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small runs of all steps that are stopped at every point where a run can stop, and resumed."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from dschat.models.lora import add_lora
 from dschat.rollouts.engine import Generation, RolloutEngine
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.run import stop
+from dschat.run.checkpoint import MANIFEST, digest
 from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.stop import Stopped, raise_if_stopped_here, stopping_together
 from factories import (
@@ -241,9 +243,22 @@ def _distilled(folder: Path, **flags: Any) -> Any:
 
 DECAYED: dict[str, Any] = {"weight_decay": 0.1, "schedule": "linear"}
 ODD = {"kind": "llama", "intermediate_size": 33, "mlp_bias": True}  # two processes cannot share these biases evenly
+# Runs of one update per rollout with running moments of scores, at each ZeRO stage.
+NORMALISED: dict[str, Callable[..., Any]] = {
+    f"normalised-{stage}": partial(
+        ppo,
+        setup=Setup(zero_stage=stage, options=DECAYED),
+        reward=lengths,
+        normalize_scores=True,
+        ppo_epochs=1,
+        generation_batches=1,
+    )
+    for stage in range(4)
+}
 # Runs whose updates are the same on any number of processes.
 RESIZED: dict[str, Callable[..., Any]] = {
     "zero2": partial(supervised, "sft", setup=Setup(zero_stage=2, options=DECAYED)),
+    "zero1-offload": partial(supervised, "reward", setup=Setup(zero_stage=1, options=DECAYED | {"offload": True})),
     "whole-vectors-offload": partial(
         supervised, "sft", setup=Setup(zero_stage=3, whole=33, model=ODD, options=DECAYED | {"offload": True})
     ),
@@ -299,6 +314,31 @@ def check_every_stop(make: Callable[..., Any], folder: Path, every: int, first: 
         problem = _difference(whole, found)
         assert broadcast_object(problem) is None, f"stopped at point {number} of {points}: {problem}"
     return points
+
+
+def stop_in_call(run: Callable[[], Any], module: Any, function: str, number: int) -> None:
+    """Runs until a module's function is called for the nth time, from 1; it finds a signal then."""
+    real = getattr(module, function)
+    calls = 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            raise Stopped(15)
+        return real(*arguments)
+
+    with mock.patch.object(module, function, counted), suppress(Stopped):
+        run()
+        raise AssertionError(f"{function} was called {calls} times")
+
+
+def as_of_other_processes(folder: Path, world_size: int) -> None:
+    """Rewrites a checkpoint's manifest as if another number of processes had written it."""
+    file = folder / MANIFEST
+    manifest = json.loads(file.read_text()) | {"world_size": world_size}
+    del manifest["sha256"]
+    file.write_text(json.dumps(manifest | {"sha256": digest(manifest)}))
 
 
 def _stopped_at(number: int | None, run: Callable[[], Any]) -> tuple[Any, int]:

@@ -5,7 +5,6 @@ import logging
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from dschat.models.layout import PassSize
 from dschat.rollouts.engine import Generation
 from dschat.training.iteration import Clock, Iteration
 from dschat.training.loop import work_of
-from dschat.training.ppo.collect import RolloutWork
 from dschat.training.ppo.logprob_gap import check_gap
 from factories import (
     collected,

@@ -14,12 +14,16 @@ from dschat.base.errors import ServerLost, UserError
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.run import checkpoint
 from dschat.training import reference as pairs
+from dschat.training.ppo import algorithm, update
+from dschat.training.refuel import algorithm as refuel
+from refuel_runs import share_of_early
 from resume_runs import (
     AHEAD,
     REFILL,
     RLOO,
     DrawsAhead,
     Setup,
+    as_of_other_processes,
     by_segment,
     check_every_stop,
     lengths,
@@ -27,6 +31,7 @@ from resume_runs import (
     ppo,
     refuel_online,
     result_of,
+    stop_in_call,
     supervised,
 )
 
@@ -124,6 +129,54 @@ def test_a_run_stops_at_many_points(name, group, tmp_path):
     if name in ("ppo, ZeRO 3", "critic warm-up, fused"):  # engines of ZeRO 3 take seconds to make
         every = 12
     check_every_stop(RUNS[name], tmp_path, every)
+
+
+SAMPLED_AGAIN = [
+    (partial(ppo, reward=lengths, normalize_scores=True, enable_ema=False), algorithm, "ppo_update"),
+    (partial(refuel_online, reward=share_of_early), refuel, "refuel_update"),
+]
+
+
+@pytest.mark.parametrize(("make", "module", "function"), SAMPLED_AGAIN, ids=["normalised scores", "refuel online"])
+def test_a_rollout_of_other_processes_is_sampled_again(make, module, function, group, tmp_path, caplog):
+    """Stopped after a rollout, before its first update: moments of scores, too, are those from before the rollout."""
+    whole = result_of(make(tmp_path / "whole"), tmp_path / "whole")
+    place = tmp_path / "stopped"
+    torch.manual_seed(5)  # as `result_of`
+    stop_in_call(make(place).fit, module, function, 2)
+    (folder,) = (place / "checkpoints").iterdir()
+    as_of_other_processes(folder, 2)
+    again = result_of(make(place, resume_from_checkpoint=True), place)
+    assert "the rollout that 2 processes had sampled is dropped and sampled again" in caplog.text
+    assert again[1] == whole[1] and all(torch.equal(again[0][name], x) for name, x in whole[0].items())
+
+
+def test_a_rollout_that_other_processes_train_on_is_given_up(group, tmp_path, caplog):
+    """The rest of its updates needs it: an earlier checkpoint is used, and it is said what is done again."""
+    make = partial(ppo, reward=lengths, enable_ema=False, save_steps=4, eval_interval=0)
+    whole = result_of(make(tmp_path / "whole"), tmp_path / "whole")
+    place = tmp_path / "stopped"
+    torch.manual_seed(5)  # as `result_of`
+    micro_batches = 2
+    stop_in_call(make(place).fit, update, "_critic_step", (4 + 1) * micro_batches + 1)
+    between, inside = (place / "checkpoints" / f"step-{number}" for number in (4, 5))
+    as_of_other_processes(inside, 2)
+    problem = "it was written inside a rollout, after 1 of its 4 updates, by 2 processes, and here are 1: only 2 can"
+    with pytest.raises(UserError, match=f"{inside}: {problem} continue it. Others are {between}.$"):
+        make(place, resume_from_checkpoint=str(inside)).fit()
+
+    shutil.copytree(place, tmp_path / "named")
+    shutil.move(between, tmp_path / "aside")
+    with pytest.raises(UserError, match=f"no checkpoint in .* can be used; {inside}: {problem}"):
+        make(place, resume_from_checkpoint=True).fit()
+    shutil.move(tmp_path / "aside", between)
+    again = result_of(make(place, resume_from_checkpoint=True), place)
+    assert f"{inside} is not used: {problem}" in caplog.text
+    assert "1 updates are given up: from step-4 to step-5" in caplog.text
+    assert again[1] == whole[1] and all(torch.equal(again[0][name], x) for name, x in whole[0].items())
+    named = tmp_path / "named"
+    other = result_of(make(named, resume_from_checkpoint=f"{named}/checkpoints/step-4"), named)
+    assert other[1] == whole[1]
 
 
 def test_the_reference_is_used_again(group, tmp_path, monkeypatch):

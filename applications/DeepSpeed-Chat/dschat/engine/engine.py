@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model under DeepSpeed, trained or frozen, with DeepSpeed's method names."""
 
-import contextlib
-import io
 import math
-import shutil
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +11,6 @@ from typing import Any, Generic, TypeVar
 
 import deepspeed
 import torch
-from deepspeed.checkpoint.ds_to_universal import main as convert
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
@@ -27,13 +22,14 @@ from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config, off
 from dschat.engine.process_group import prepare_op
 from dschat.engine.reduction import ReductionCheck, reduction_check
 from dschat.engine.rehearsal import first_update_bytes, gradients_dropped
+from dschat.engine.resized import load_resized
 from dschat.models.compiled import Compiler, compile_layers
 from dschat.models.finetuning import enable_gradient_checkpointing
 from dschat.models.lora import adapters_off
 from dschat.models.parameters import whole_shape
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.run.distributed import barrier, device, is_main, world_size
+from dschat.run.distributed import device, is_main, world_size
 
 ADAM_BETAS = (0.9, 0.95)
 M = TypeVar("M", PolicyModel, ScalarModel)
@@ -306,21 +302,16 @@ class Engine(Generic[M]):
             for script in folder.parent.glob("zero_to_*.py"):  # DeepSpeed adds converters
                 script.unlink()
 
-    def load_checkpoint(self, folder: Path, scratch: Path | None = None) -> None:
+    def load_checkpoint(self, folder: Path, is_resized: bool = False) -> None:
         """Restores a checkpoint of `save_checkpoint`. Every rank must call it.
 
         Args:
             folder: folder of the checkpoint.
-            scratch: if another number of ranks wrote the checkpoint, a folder for merged shards, which ZeRO 1 and 2
-                need; otherwise None.
+            is_resized: another number of ranks wrote it.
         """
-        stage = self._engine.zero_optimization_stage()
-        if scratch is not None and stage == 3:
-            zero3.load_resized(self._engine, folder)
+        if is_resized and self._engine.zero_optimization_stage() > 0:
+            load_resized(self._engine, folder)
             return
-        if scratch is not None and stage > 0:
-            _merge_shards(folder, self._engine, scratch)
-            folder = scratch
         # Not strict, because frozen weights are not in the checkpoint.
         self._engine.load_checkpoint(str(folder.parent), tag=folder.name, load_module_strict=False)
 
@@ -332,33 +323,6 @@ class Engine(Generic[M]):
         instead: Mapping[str, Tensor] | None = None,
     ) -> Iterator[tuple[str, Tensor]]:
         return zero3.whole_weights(self._engine, instead or {})
-
-
-def _merge_shards(
-    folder: Path,
-    engine: Any,
-    target: Path,
-) -> None:
-    """Converts a sharded ZeRO 1 or 2 checkpoint to DeepSpeed's universal format, which the engine will load.
-
-    Every rank must call it before the engine loads the checkpoint from `target`.
-    """
-    if is_main():
-        shutil.rmtree(target, ignore_errors=True)
-        arguments = Namespace(
-            input_folder=str(folder),
-            output_folder=str(target),
-            num_extract_workers=1,
-            num_merge_workers=1,
-            keep_temp_folder=False,
-            strict=True,
-            inject_missing_state=True,
-            reference_ckpt_dir=None,
-        )
-        with contextlib.redirect_stdout(io.StringIO()):
-            convert(arguments)
-    barrier()
-    engine._config.load_universal_checkpoint = True
 
 
 def train_engine(

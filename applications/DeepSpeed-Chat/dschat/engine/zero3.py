@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ZeRO stage 3: loading weights in parts, gathering them, this process's parts, and resized checkpoints.
+"""ZeRO stage 3: loading weights in parts, gathering them, and this process's parts.
 
 Gathering alone is not enough for generation: DeepSpeed's forward hooks release each module's weights after every use.
 So `gathered` removes the hooks, gathers the weights once, and restores both afterwards.
 """
 
-import copy
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import deepspeed
 import torch
@@ -138,117 +136,6 @@ def whole_weights(
     for name, buffer in engine.module.named_buffers():
         if name in saved_names:
             yield name, buffer
-
-
-class SavedPart(NamedTuple):
-    """Position of a parameter in the files of all ranks."""
-
-    group: int  # number of its sub-group
-    start: int  # first element of the parameter's part in the flat tensor of the sub-group
-    numel: int  # elements of the whole parameter
-
-
-class SavedParts:
-    """A ZeRO 3 checkpoint: all ranks' parts of the trained parameters and of their Adam moments.
-
-    A rank's file has a flat tensor per sub-group of parameters: its parts in order, each padded to the same length on
-    all ranks. The files are memory-mapped, so that only the parts that are used are read.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.common = _load_mapped(folder, "zero_pp_rank_0_mp_rank_00_model_states.pt")  # all but the optimiser
-        saved_ranks = self.common["dp_world_size"]
-        self.optimizers: list[dict[str, Any]] = []  # by rank
-        for saved_rank in range(saved_ranks):
-            file = _load_mapped(folder, f"*zero_pp_rank_{saved_rank}_mp_rank_00_optim_states.pt")
-            self.optimizers.append(file["optimizer_state_dict"])
-        self._parts: dict[str, SavedPart] = {}
-        for group, shapes in enumerate(self.common["param_shapes"]):
-            start = 0
-            for name, shape in shapes.items():
-                self._parts[name] = SavedPart(group, start, shape.numel())
-                start += -(-shape.numel() // saved_ranks)
-
-    def fill(
-        self,
-        target: Tensor,
-        name: str,
-        moment: str | None,
-    ) -> None:
-        """Writes this rank's part of a parameter, or of its `moment`, into `target`, which may end in padding."""
-        saved = self._parts[name]
-        saved_size = -(-saved.numel // len(self.optimizers))
-        target_start = rank() * target.numel()
-        target_end = target_start + target.numel()
-        for saved_rank, optimizer in enumerate(self.optimizers):
-            saved_start = saved_rank * saved_size
-            first = max(target_start, saved_start)
-            last = min(target_end, saved_start + saved_size, saved.numel)
-            if first >= last:
-                continue
-            if moment is None:
-                flat = optimizer["fp32_flat_groups"][saved.group]
-            else:
-                flat = optimizer["optimizer_state_dict"]["state"][saved.group][moment]
-            shift = saved.start - saved_start
-            target[first - target_start : last - target_start] = flat[first + shift : last + shift]
-
-
-def _load_mapped(folder: Path, pattern: str) -> Any:
-    (file,) = folder.glob(pattern)
-    return torch.load(file, map_location="cpu", mmap=True, weights_only=False)
-
-
-@torch.no_grad()
-def load_resized(engine: Any, folder: Path) -> None:
-    """Restores a checkpoint of another number of ranks: weights, optimiser, schedule, loss scale.
-
-    Every rank must call it, with DeepSpeed's engine before it has loaded anything. DeepSpeed 0.19.8 converts such
-    checkpoints, too, but gives all parameter groups the first one's weight decay, and all sub-groups one shared step
-    counter, which each of them advances.
-    """
-    saved = SavedParts(folder)
-    optimizer = engine.optimizer
-    optimizer.checkpoint_event_prologue()
-    engine.load_module_state_dict(saved.common, strict=False)  # buffers; it has no parameters
-    live_state = optimizer.state_dict()
-    saved_state = saved.optimizers[0]
-
-    # This rank's parts of weights, written in place, and of Adam's moments, by sub-group.
-    saved_adam = saved_state["optimizer_state_dict"]["state"].get(0, {})  # empty before the first update
-    states: dict[int, dict[str, Any]] = {}
-    for group, weights in enumerate(live_state["fp32_flat_groups"]):
-        moments = {}
-        for key in saved_adam:
-            if key != "step":
-                moments[key] = torch.zeros_like(weights)
-        begin = 0
-        for parameter in optimizer.fp16_groups[group]:
-            name = engine.param_names[parameter]
-            end = begin + parameter.ds_tensor.numel()
-            saved.fill(weights[begin:end], name, None)
-            for moment, flat in moments.items():
-                saved.fill(flat[begin:end], name, moment)
-            begin = end
-        if saved_adam:
-            states[group] = {"step": copy.deepcopy(saved_adam["step"])} | moments
-
-    # Learning rate and weight decay of each parameter group.
-    saved_groups = saved_state["optimizer_state_dict"]["param_groups"]
-    live_groups = live_state["optimizer_state_dict"]["param_groups"]
-    param_groups: list[dict[str, Any]] = []
-    for saved_group, live_group in zip(saved_groups, live_groups, strict=True):
-        param_groups.append(saved_group | {"params": live_group["params"]})
-
-    local_state = saved_state | {
-        "fp32_flat_groups": live_state["fp32_flat_groups"],
-        "optimizer_state_dict": {"state": states, "param_groups": param_groups},
-    }
-    optimizer.load_state_dict({rank(): local_state})
-    optimizer.checkpoint_event_epilogue()
-    engine.lr_scheduler.load_state_dict(saved.common["lr_scheduler"])
-    for name in ("global_steps", "global_samples", "skipped_steps"):
-        setattr(engine, name, saved.common[name])
 
 
 def placement_of(settings: EngineSettings) -> Placement:

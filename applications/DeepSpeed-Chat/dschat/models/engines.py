@@ -114,8 +114,8 @@ class Trained(ModelEngine, Protocol):
     def save_checkpoint(self, folder: Path) -> None:
         """Writes weights, optimiser and schedule into a folder. Every rank must call it."""
 
-    def load_checkpoint(self, folder: Path, scratch: Path | None = None) -> None:
-        """Restores a checkpoint, by way of `scratch` if another number of ranks wrote it. Every rank must call it."""
+    def load_checkpoint(self, folder: Path, is_resized: bool = False) -> None:
+        """Restores a checkpoint; `is_resized`: another number of ranks wrote it. Every rank must call it."""
 
     def parts(self) -> dict[str, Tensor]:
         """This rank's part of every trained weight by name: a flat view, nothing is gathered.

@@ -32,9 +32,11 @@ A state goes into a checkpoint in these steps, and comes back in the reverse ord
 
 import json
 import logging
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -173,7 +175,11 @@ class Checkpoints:
             parts = {name: part.cpu().contiguous() for name, part in self._average.items()}
             save_tensors(parts, folder / _average_file(rank()))
         if is_main():
-            state = {"numbers": progress.numbers, "rollout": progress.rollout, "run": self._run.state_dict()}
+            state = {
+                "numbers": progress.numbers,
+                "rollout": progress.rollout,
+                "run": self._run.state_dict(),
+            }
             (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
             (folder / METRICS).write_text(self._run.metrics.text(), encoding="utf-8")
         barrier()
@@ -306,12 +312,8 @@ class Checkpoints:
         # Models and optimisers.
         saved_ranks = manifest["world_size"]
         is_resized = saved_ranks != world_size()
-        scratch = self._folder / ".resharded"
         for name, engine in self._engines.items():
-            engine.load_checkpoint(folder / name, scratch / name if is_resized else None)
-        barrier()  # every rank has read the scratch folder
-        if is_main():
-            remove(scratch)
+            engine.load_checkpoint(folder / name, is_resized)
         if self._average is not None:
             _load_average(self._average, folder, saved_ranks)
 
@@ -524,7 +526,7 @@ def digest(manifest: Json) -> str:
 
 
 def hash_together(folder: Path) -> tuple[dict[str, File], dict[str, str]]:
-    """Flushes and hashes every file in a folder but the manifest. Each rank does a share of the files.
+    """Flushes and hashes every file in a folder but the manifest. Each rank does the files that it wrote.
 
     Returns:
         Size and hash of each file by its name, and of files that could not be flushed or read the reason by name; the
@@ -532,18 +534,34 @@ def hash_together(folder: Path) -> tuple[dict[str, File], dict[str, str]]:
     """
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     names = broadcast_object([name for name in names if name != MANIFEST])
-    local_files: dict[str, File] = {}
-    local_problems: dict[str, str] = {}
-    for name in names[rank() :: world_size()]:
-        try:
-            flush(folder / name)
-            local_files[name] = File((folder / name).stat().st_size, file_hash(folder / name))
-        except OSError as error:
-            local_problems[name] = error.strerror or str(error)
+    local_names = [name for name in names if writer_of(name) % world_size() == rank()]
+    with ThreadPoolExecutor() as pool:
+        local_results = list(pool.map(_flush_and_hash, [folder / name for name in local_names]))
     barrier()  # file sizes differ, so ranks may wait beyond the time-out of other collectives
     files: dict[str, File] = {}
     problems: dict[str, str] = {}
-    for rank_files, rank_problems in gather_objects((local_files, local_problems)):
-        files |= rank_files
-        problems |= rank_problems
+    for rank_names, rank_results in gather_objects((local_names, local_results)):
+        for name, result in zip(rank_names, rank_results, strict=True):
+            if isinstance(result, File):
+                files[name] = result
+            else:
+                problems[name] = result
     return files, problems
+
+
+def writer_of(name: str) -> int:
+    """The rank that wrote a file of a checkpoint, and probably has it in its page cache.
+
+    It is the first rank in the name, where DeepSpeed's zero_pp_rank_3_mp_rank_00_optim_states.pt has two.
+    """
+    number = re.search(r"(?:rank[-_]?|average-)(\d+)", name)
+    return int(number[1]) if number else 0
+
+
+def _flush_and_hash(file: Path) -> File | str:
+    """Size and hash of a file, or why it could not be flushed or read."""
+    try:
+        flush(file)
+        return File(file.stat().st_size, file_hash(file))
+    except OSError as error:
+        return error.strerror or str(error)
