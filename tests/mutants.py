@@ -1609,7 +1609,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_how_many_checkpoints_there_are_at_a_time"),
     ("a disk that is just large enough", "_warn_of_full_disk", "_a > _b", "_a >= _b",
      "test_a_disk_that_may_be_too_small_is_a_warning"),
-    ("vLLM needs the whole actor on each GPU", "minimum_memory", "_a and not _b", "_a",
+    ("vLLM needs the whole actor on each GPU", "PPOConfig.samples_here", "not _a", "True",
      "test_what_a_run_surely_needs"),
     ("each neighbour compares the first input of all", "wrong_layers", "shard if _a else 0", "0",
      "test_a_part_of_a_layer_with_other_weights_is_found"),

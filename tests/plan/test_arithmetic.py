@@ -9,6 +9,7 @@ from cli_runs import write_jsonl
 from dschat.data.sources import source_line
 from dschat.models.finetuning import Finetuning
 from dschat.plan.counts import count_rows, counts, find_sources
+from dschat.plan.minimum import minimum_memory
 from dschat.plan.models import roles_of
 from dschat.plan.passes import (
     HeadSize,
@@ -21,7 +22,7 @@ from dschat.plan.passes import (
     training_logits,
 )
 from dschat.plan.phases import GB, Machine, Texts, engines, host_of
-from dschat.plan.plan import make_plan, minimum_memory
+from dschat.plan.plan import make_plan
 from dschat.plan.remedies import changed, smaller
 from dschat.plan.states import (
     Weights,

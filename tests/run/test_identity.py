@@ -5,9 +5,12 @@ import pytest
 
 from dschat.base.errors import UserError
 from dschat.run.identity import check_same_everywhere, differences, identity_of
+from dschat.settings.flags import SHARE, flags_on_resume
+from dschat.settings.ppo import PPOConfig
 from factories import make_causal_lm, ppo_config, save_folder
 
 HUB = {"id": "a/b", "revision": "1" * 40}
+SHARES = [*flags_on_resume(PPOConfig, SHARE)]  # a process's share of a batch
 DATA = {"sources": [{"name": "a/b", "train": 8, "eval": 2, "hub": HUB}], "sha256": {}}
 
 
@@ -26,8 +29,8 @@ def identity(tokenizer, tmp_path):
 def test_another_revision_on_the_hub_is_other_data(identity):
     """Such a set has no file here whose hash could differ."""
     later = {"sources": [DATA["sources"][0] | {"hub": HUB | {"revision": "2" * 40}}], "sha256": {}}
-    assert differences(identity(), identity(), other_size=False) == []
-    assert differences(identity(), identity(later), other_size=False) == ["the data has changed (a/b)"]
+    assert differences(identity(), identity()) == []
+    assert differences(identity(), identity(later)) == ["the data has changed (a/b)"]
 
 
 def test_the_files_of_data_that_changed_are_named(identity):
@@ -42,22 +45,22 @@ def test_the_files_of_data_that_changed_are_named(identity):
             {"d/b.jsonl": "2", "d/a.jsonl": "1", "d/c.jsonl": "3"},
         )
     )
-    assert differences(before, now, other_size=False) == ["the data has changed (d/b.jsonl, d/c.jsonl)"]
-    assert differences(before, moved, other_size=False) == []
+    assert differences(before, now) == ["the data has changed (d/b.jsonl, d/c.jsonl)"]
+    assert differences(before, moved) == []
     reordered = "the data has changed (its files are in another order)"
-    assert differences(before, swapped, other_size=False) == [reordered]
+    assert differences(before, swapped) == [reordered]
     many = [identity({"sources": [source], "sha256": {f"{i}": f"{i}{n}" for i in range(9)}}) for n in (1, 2)]
-    assert differences(*many, other_size=False) == ["the data has changed (0, 1, 2, 3, 4, 5, 6, 7, …)"]
+    assert differences(*many) == ["the data has changed (0, 1, 2, 3, 4, 5, 6, 7, …)"]
 
 
 def test_a_process_s_share_may_differ_with_their_number_but_not_what_they_share(identity):
     """8 prompts on one process are 4 on each of two; 8 on each of two are 16."""
     whole = identity(per_device_training_batch_size=4, gradient_accumulation_steps=2)
     halves = {"per_device_generation_batch_size": 4, "per_device_training_batch_size": 4}
-    assert differences(whole, identity(world_size=2, **halves), other_size=True) == []
-    found = differences(whole, identity(world_size=2, per_device_training_batch_size=4), other_size=True)
+    assert differences(whole, identity(world_size=2, **halves), may_differ=SHARES) == []
+    found = differences(whole, identity(world_size=2, per_device_training_batch_size=4), may_differ=SHARES)
     assert found == ["prompts of a rollout was 8, is 16"]
-    assert differences(whole, identity(gamma=0.5), other_size=True)[0].startswith("--gamma was 1.0, is 0.5")
+    assert differences(whole, identity(gamma=0.5), may_differ=SHARES)[0].startswith("--gamma was 1.0, is 0.5")
 
 
 def test_functions_and_addresses_of_scores(identity, tmp_path):
@@ -67,14 +70,12 @@ def test_functions_and_addresses_of_scores(identity, tmp_path):
         file.write_text("f = g = len")
     functions = [f"{files[0]}:f", f"{files[1]}:g"]
     before = identity(reward_function=functions)
-    assert differences(before, identity(reward_function=functions), other_size=False) == []
+    assert differences(before, identity(reward_function=functions)) == []
     files[1].write_text("g = sum")
-    assert differences(before, identity(reward_function=functions), False) == [
-        "the file of --reward_function has changed"
-    ]
+    assert differences(before, identity(reward_function=functions)) == ["the file of --reward_function has changed"]
     here, there = (identity(reward_url=url, critic_model_name_or_path=None) for url in ("http://a", "http://b"))
-    assert differences(here, there, other_size=False) == []
-    assert differences(here, identity(), other_size=False) == ['--reward_url was "given", is null']
+    assert differences(here, there) == []
+    assert differences(here, identity()) == ['--reward_url was "given", is null']
 
 
 def test_a_rubric_may_move_but_not_change(identity, tmp_path):
@@ -84,8 +85,8 @@ def test_a_rubric_may_move_but_not_change(identity, tmp_path):
         (tmp_path / f"{name}.toml").write_text(f'task = "{task}"\n')
         judge = {"reward_judge": str(tmp_path / f"{name}.toml"), "judge_model": "m", "critic_model_name_or_path": None}
         made[name] = identity(**judge)
-    assert not differences(made["a"], made["b"], other_size=False)
-    assert differences(made["a"], made["c"], other_size=False) == ["the file of --reward_judge has changed"]
+    assert not differences(made["a"], made["b"])
+    assert differences(made["a"], made["c"]) == ["the file of --reward_judge has changed"]
 
 
 def test_nodes_with_other_files_or_flags_are_named(identity, monkeypatch):

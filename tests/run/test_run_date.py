@@ -60,7 +60,7 @@ def test_a_checkpoint_of_another_day_differs_where_the_template_reads_it(tmp_pat
         for day in ("2024-07-26", "2024-07-27"):
             monkeypatch.setenv(clock.RUN_VARIABLE, day)
             identities.append(identity_of(config, config.plan_batches(1), tokenizer, data))
-        assert differences(*identities, other_size=False) == ([f"{DATE} has changed"] if differs else [])
+        assert differences(*identities) == ([f"{DATE} has changed"] if differs else [])
 
 
 def test_an_interrupted_command_goes_on_with_its_date(tmp_path, monkeypatch) -> None:

@@ -48,7 +48,9 @@ PLAIN = {
 PRINTED = ("stdout.txt", "stderr.txt")
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PRELOADED = (
-    "dschat.training.build.supervised",
+    "dschat.training.build.sft",
+    "dschat.training.build.reward",
+    "dschat.training.build.dpo",
     "dschat.training.build.ppo",
     "dschat.cli",
     "dschat.settings.commands",

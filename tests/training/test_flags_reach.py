@@ -15,10 +15,12 @@ from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm.servers import ServerNeeds
 from dschat.run.distributed import device
 from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
-from dschat.training.build import engines, supervised
+from dschat.training.build import engines, sft
 from dschat.training.build import ppo as builders
-from dschat.training.build.engines import RunPlan, build_policy, build_reward_model, engine_settings, frozen_settings
+from dschat.training.build.engines import RunPlan, build_policy, engine_settings
+from dschat.training.build.frozen import frozen_settings
 from dschat.training.build.ppo import build_ppo_models, check_ppo_lengths, load_ppo_tokenizer
+from dschat.training.build.reward import build_reward_model
 from dschat.training.ppo.collect import actor_sampling
 from dschat.training.ppo.credit import assign_credit
 from factories import (
@@ -306,10 +308,10 @@ def test_turns_that_step_1_trains_on(train_on, is_every_turn, tmp_path, monkeypa
     def load_step_data(config, kind, make, *more):
         raise Loaded(make)
 
-    monkeypatch.setattr(supervised, "load_step_data", load_step_data)
+    monkeypatch.setattr(sft, "load_step_data", load_step_data)
     path = save_folder(tmp_path / "model", make_causal_lm(), make_tokenizer(100))
     config = supervised_config("sft", tmp_path, model_name_or_path=path, train_on=train_on)
     with pytest.raises(Loaded) as caught:
-        supervised.train_sft(config, None)
+        sft.train_sft(config, None)
     (make,) = caught.value.args
     assert make.keywords["all_turns"] == is_every_turn

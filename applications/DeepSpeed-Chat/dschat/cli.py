@@ -15,18 +15,20 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dschat.base.errors import UserError
 from dschat.base.jsonl import read_object
 from dschat.cluster import Rank, adopt, is_worker, process_of
 from dschat.launch import LAUNCH_ONLY_FLAGS, check_against_rank, launch, plan_launch, worker_environment
 from dschat.main import run_main, run_script, run_training
-from dschat.settings.commands import ExportOptions
 from dschat.settings.common import CommonConfig
 from dschat.settings.other_names import command_suggestion
 from dschat.settings.parse import PRINTS, Resolved, resolve
 from dschat.settings.processes import LaunchFlags
+
+if TYPE_CHECKING:
+    from dschat.settings.commands import ExportOptions
 
 
 @runtime_checkable
@@ -76,15 +78,15 @@ NOT_EXPORTED = (
 )
 COMMANDS: dict[str, Command] = {
     "sft": Command(
-        "step 1: supervised fine-tuning", "settings.supervised:SFTConfig", "training.build.supervised:train_sft", "sft"
+        "step 1: supervised fine-tuning", "settings.supervised:SFTConfig", "training.build.sft:train_sft", "sft"
     ),
     "reward": Command(
-        "step 2: reward model", "settings.supervised:RewardConfig", "training.build.supervised:train_reward", "reward"
+        "step 2: reward model", "settings.supervised:RewardConfig", "training.build.reward:train_reward", "reward"
     ),
     "dpo": Command(
         "direct preference optimisation (DPO), instead of steps 2 and 3",
         "settings.supervised:DPOConfig",
-        "training.build.supervised:train_dpo",
+        "training.build.dpo:train_dpo",
         "dpo",
     ),
     "ppo": Command(
@@ -319,7 +321,7 @@ def train_step(
     return run_script(partial(_launch_or_train, name, words))
 
 
-def run_export(options: ExportOptions) -> int:
+def run_export(options: "ExportOptions") -> int:
     """Resumes the run of a checkpoint into a new folder, with no update left to make. Returns the exit status.
 
     Raises:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 import torch
@@ -20,15 +21,12 @@ from dschat.base.errors import UserError
 from dschat.models.finetuning import Finetuning
 from dschat.models.limits import open_decoder_config
 from dschat.models.load import is_bidirectional
-from dschat.models.lora import adapter_settings, find_adapter
 from dschat.models.opening import DTYPE_NAMES, choose_dtype
 from dschat.plan.passes import Kind, Model, shape_of
 from dschat.plan.states import FLOAT32, Weights, Zero
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.deepspeed import deepspeed_settings
-from dschat.settings.ppo import PPOConfig
-from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.supervised import OneModelConfig, RewardConfig
 
 logger = logging.getLogger(__name__)
@@ -158,14 +156,12 @@ def roles_of(
     """
     dtype = choose_dtype(config.engine.dtype, device)
     builder = RoleBuilder(config, batches, load_config, dtype, on_gpu=device.type == "cuda")
-    if isinstance(config, PPOConfig):
-        return _ppo_roles(config, builder)
-    assert isinstance(config, OneModelConfig)
-    return _one_model_roles(config, builder)
+    list_roles: Callable[[CommonConfig, RoleBuilder], list[Role]] = resolve_name(f"dschat.{config.planned_models}")
+    return list_roles(config, builder)
 
 
-def _one_model_roles(config: OneModelConfig, builder: RoleBuilder) -> list[Role]:
-    """The models of steps 1 and 2, DPO and REFUEL: the trained one, and for online REFUEL those that score."""
+def one_model_roles(config: OneModelConfig, builder: RoleBuilder, top_layers: int = 0) -> list[Role]:
+    """The model of steps 1 and 2, DPO and REFUEL, of which the last `top_layers` layers are trained; 0 = all."""
     base = ModelPath(config.model.model_name_or_path, "--model_name_or_path")
     is_reward_model = isinstance(config, RewardConfig)
     trained_model = builder.trained(
@@ -174,132 +170,24 @@ def _one_model_roles(config: OneModelConfig, builder: RoleBuilder) -> list[Role]
         "scalar" if is_reward_model else "policy",
         config.engine.zero_stage,
         lora_rank=config.finetuning.lora_dim,
-        recompute_every=_recompute_every(config, config.engine.gradient_checkpointing),
-        top_layers=config.dialogues.trained_layers if isinstance(config, RefuelOnlineConfig) else 0,
+        recompute_every=recompute_every(config, config.engine.gradient_checkpointing),
+        top_layers=top_layers,
     )
-    roles = [trained_model]
-    if not isinstance(config, RefuelOnlineConfig):
-        return roles
-
-    # Online REFUEL also computes the KL to a reference, and scores dialogues. With LoRA the reference is the policy
-    # with its adapters switched off.
-    offload = config.engine.offload
-    if config.kl.kl_coef and not config.finetuning.lora_dim:
-        reference_stage = _frozen_stage(config.engine.zero_stage, offload)
-        roles.append(builder.frozen("reference", base, "policy", reference_stage, offload))
-    reward_path = config.dialogues.reward_model_name_or_path
-    if reward_path is not None:
-        roles.append(builder.plain("reward model", ModelPath(reward_path, "--reward_model"), offload))
-    return roles
+    return [trained_model]
 
 
-def _ppo_roles(config: PPOConfig, builder: RoleBuilder) -> list[Role]:
-    """The models of step 3: actor, critic, reference, teacher and reward model, as far as the run has them."""
-    actor_stage = config.memory.actor_zero_stage or 0
-    actor_rank = config.memory.actor_lora_dim or 0
-    actor = ModelPath(config.models.actor_model_name_or_path, "--actor_model_name_or_path")
-    roles = [
-        builder.trained(
-            "actor",
-            actor,
-            "policy",
-            actor_stage,
-            lora_rank=actor_rank,
-            recompute_every=_recompute_every(config, config.memory.actor_gradient_checkpointing),
-        )
-    ]
-    if config.advantages.needs.critic:
-        roles.append(_critic(config, builder, actor))
-
-    # Frozen models. With LoRA the reference is the actor with its adapters switched off.
-    offload = config.memory.offload_reference_model
-    frozen_stage = _frozen_stage(actor_stage, offload)
-    if not actor_rank:
-        roles.append(builder.frozen("reference", actor, "policy", frozen_stage, offload))
-    teacher_path = config.teacher.teacher_model_name_or_path
-    if teacher_path is not None:
-        teacher = ModelPath(teacher_path, "--teacher_model_name_or_path")
-        roles.append(builder.frozen("teacher", teacher, "policy", frozen_stage, offload))
-    reward_path = config.rewards.reward_model_name_or_path
-    if reward_path is not None:
-        roles.append(_reward_model(config, builder, actor, reward_path, frozen_stage))
-    return roles
-
-
-def _recompute_every(config: CommonConfig, is_checkpointed: bool | None) -> int:
+def recompute_every(config: CommonConfig, is_checkpointed: bool | None) -> int:
     """The value of `Role.recompute_every`."""
     return config.engine.gradient_checkpointing_every if is_checkpointed else 0
 
 
-def _frozen_stage(trained_stage: int, offload: bool) -> int:
+def frozen_stage(trained_stage: int, offload: bool) -> int:
     """ZeRO stage of a frozen model beside a trained one.
 
     Stage 3 if the trained model is at stage 3, or if the weights are offloaded, which DeepSpeed does at stage 3 only.
     Otherwise 0: stages 1 and 2 partition only optimiser states and gradients, which a frozen model does not have.
     """
     return 3 if trained_stage == 3 or offload else 0
-
-
-def _critic(
-    config: PPOConfig,
-    builder: RoleBuilder,
-    actor: ModelPath,
-) -> Role:
-    """The critic of step 3: a model of its own or, with --share_base, adapters and a head on the actor's base."""
-    path = config.models.critic_model_name_or_path or config.models.actor_model_name_or_path
-    shares_base = config.memory.share_base
-    critic = builder.trained(
-        "critic",
-        actor if shares_base else ModelPath(path, "--critic_model_name_or_path"),
-        "scalar",
-        config.memory.critic_zero_stage or 0,
-        lora_rank=config.memory.critic_lora_dim or 0,
-        recompute_every=_recompute_every(config, config.memory.critic_gradient_checkpointing),
-    )
-    return _on_actor_base(critic, path) if shares_base else critic
-
-
-def _reward_model(
-    config: PPOConfig,
-    builder: RoleBuilder,
-    actor: ModelPath,
-    path: str,
-    stage: int,
-) -> Role:
-    """The reward model of step 3: adapters on the actor's base, a bidirectional classifier or a whole scalar model."""
-    rank = _rank_on_actor_base(config, path)
-    if rank is not None:
-        # `trained` adds the adapters and counts them and the head apart from the base, which is the actor's.
-        adapter = builder.trained("reward model", actor, "scalar", stage, lora_rank=rank, recompute_every=0)
-        role = _on_actor_base(adapter, path)
-        # Then frozen: it has no gradients, and keeps stage 0 in half precision, too.
-        frozen_zero = replace(role.weights.zero, stage=stage)
-        frozen_weights = replace(role.weights, trained=0, zero=frozen_zero)
-        return replace(role, weights=frozen_weights)
-    reward = ModelPath(path, "--reward_model_name_or_path")
-    if is_bidirectional(builder.load_config(reward.path, reward.flag)):
-        return builder.plain("reward model", reward)
-    return builder.frozen("reward model", reward, "scalar", stage, config.memory.offload_reference_model)
-
-
-def _rank_on_actor_base(config: PPOConfig, reward: str) -> int | None:
-    """The LoRA rank of a reward model that is an adapter on the actor's base; None for a whole model.
-
-    A reward model from which the critic starts as well may not exist yet when the run is planned; its rank is that of
-    the critic.
-    """
-    if not config.memory.share_base:
-        return None
-    if reward == config.models.critic_model_name_or_path:
-        return config.memory.critic_lora_dim
-    folder = find_adapter(reward)
-    return None if folder is None else int(adapter_settings(folder)["r"])
-
-
-def _on_actor_base(role: Role, source: str) -> Role:
-    """The role with --share_base: all its weights except adapters and head are the actor's."""
-    shared = role.weights.parameters - role.weights.trained
-    return replace(role, source=source, weights=replace(role.weights, shared=shared))
 
 
 @dataclass(frozen=True)

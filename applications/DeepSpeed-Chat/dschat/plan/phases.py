@@ -11,6 +11,7 @@ import torch
 from dschat.base.errors import UserError
 from dschat.models.layout import COLUMN_STEP, PREFILL_TOKENS, SPARE_COLUMNS, PassSize
 from dschat.models.save import FILE_SIZE
+from dschat.plan.minimum import kept_bytes
 from dschat.plan.models import Role
 from dschat.plan.passes import (
     Pass,
@@ -121,17 +122,6 @@ class Texts:
         # A pass of more but shorter sequences may have as many log-probs.
         log_probs = min(examples * self.per_example * self.scored, rows * tokens)
         return rows, tokens, log_probs
-
-
-def kept_bytes(roles: Sequence[Role], processes: int) -> int:
-    """Bytes that models hold between phases; gradients count only with `keeps_gradients`."""
-    total = 0
-    for role in roles:
-        states = model_states(role.weights, processes)
-        total += states.total
-        if not keeps_gradients(role.weights):
-            total -= states.gradients
-    return total
 
 
 def phases_of(

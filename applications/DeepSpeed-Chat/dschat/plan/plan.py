@@ -5,14 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from dschat.base.errors import UserError
-from dschat.models.limits import open_decoder_config
 from dschat.plan.disk import Disk, disk_of
 from dschat.plan.models import ConfigLoader, Role, roles_of
-from dschat.plan.phases import CUDA_BYTES, Host, Machine, Phase, host_of, kept_bytes, phases_of
-from dschat.plan.states import model_states, sampling_weight_bytes
+from dschat.plan.phases import CUDA_BYTES, Host, Machine, Phase, host_of, phases_of
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelOnlineConfig
@@ -101,35 +96,3 @@ def make_plan(config: CommonConfig, machine: Machine, load_config: ConfigLoader)
         host_of(roles, machine, average),
         disk_of(config, roles, machine.processes),
     )
-
-
-@dataclass(frozen=True)
-class MinimumMemory:
-    """Bytes that a process holds from the first update on, whatever the batches are, and that the run writes."""
-
-    main: int  # main memory: without a GPU all models and optimizer states, otherwise what is offloaded
-    gpu: int  # GPU memory; 0 without a GPU
-    drawing: int = 0  # additional GPU memory during sampling: the actor's weights, which ZeRO 3 gathers
-    disk: int = 0  # on the disk of --output_dir, at a time
-
-
-def minimum_memory(
-    config: CommonConfig, processes: int, device: torch.device, load_config: ConfigLoader = open_decoder_config
-) -> MinimumMemory | None:
-    """Memory that a run needs in any case; None if a model cannot be opened, which the run itself reports better.
-
-    Only the type of `device` matters.
-    """
-    try:
-        roles = roles_of(config, config.plan_batches(processes), load_config, device)
-    except UserError:
-        return None
-    held = kept_bytes(roles, processes)
-    offloaded = sum(model_states(role.weights, processes).host for role in roles)
-    disk = disk_of(config, roles, processes).total
-    if device.type == "cpu":
-        return MinimumMemory(held + offloaded, 0, disk=disk)
-    gathered = 0
-    if isinstance(config, RefuelOnlineConfig) or (isinstance(config, PPOConfig) and not config.rollouts.uses_vllm):
-        gathered = sampling_weight_bytes(roles[0].weights, processes)
-    return MinimumMemory(offloaded, held, gathered, disk)

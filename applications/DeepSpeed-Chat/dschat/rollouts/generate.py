@@ -21,7 +21,7 @@ from dschat.models.layout import COLUMN_STEP, SAMPLING_BUFFERS, SPARE_COLUMNS
 from dschat.models.operations import cached_per_token
 from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.decoder import Capacity, Decoder
-from dschat.rollouts.engine import Generation, ResponseSampler, assemble, pad_prompts
+from dschat.rollouts.engine import Generation, ResponseSampler, RolloutEngine, assemble, pad_prompts
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.scheduler import BatchScheduler, DecoderFactory
 from dschat.rollouts.static import StaticDecoder, round_up
@@ -149,6 +149,20 @@ class GenerateEngine:
     def sampler_for(self, causal_lm: CausalLM) -> ResponseSampler:
         """Samples from a model with whole weights, in evaluation mode."""
         return partial(generate, causal_lm, batch_size=self._batch_size)
+
+
+def decoding_bytes(rollouts: RolloutEngine, policy: TrainedPolicy, prompts: int, tokens: int) -> int:
+    """Bytes that sampling keeps on this process's device while models train.
+
+    Args:
+        rollouts: samples from the policy.
+        policy: its engine.
+        prompts: responses of a rollout on this process.
+        tokens: tokens of the longest prompt and response together.
+    """
+    if not isinstance(rollouts, ContinuousEngine):
+        return 0
+    return rollouts.kept_bytes(policy.module.inner, prompts, tokens)
 
 
 def choose_engine(

@@ -70,6 +70,7 @@ from dschat.run.save_command import SaveCommand
 from dschat.run.state import Json, Progress, set_random_states
 from dschat.run.stop import Stopped, stop_signals
 from dschat.settings.common import LATEST, CommonConfig
+from dschat.settings.flags import SHARE, flags_on_resume
 
 logger = logging.getLogger(__name__)
 
@@ -448,7 +449,9 @@ class Checkpoints:
 
     def _differences(self, manifest: Json) -> list[str]:
         is_resized = manifest["world_size"] != world_size()
-        return differences(manifest["identity"], self._identity, is_resized)
+        # With another number of processes, a process's share of a batch may differ; global sizes may not.
+        shares = flags_on_resume(type(self._config), SHARE) if is_resized else frozenset[str]()
+        return differences(manifest["identity"], self._identity, shares)
 
     def _rollout_problem(self, manifest: Json) -> str | None:
         """Why a checkpoint cannot be used, if another number of processes has trained on a part of its rollout.

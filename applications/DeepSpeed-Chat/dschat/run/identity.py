@@ -4,7 +4,7 @@
 import json
 import math
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -17,12 +17,8 @@ from dschat.run.distributed import device, gather_objects
 from dschat.run.state import Json
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
-from dschat.settings.flags import FREE, SHARE, flags_on_resume
-from dschat.settings.ppo import PPOConfig
-from dschat.settings.supervised import OneModelConfig
+from dschat.settings.flags import FREE, flags_on_resume
 
-# Flags that may differ between runs with different numbers of processes; global sizes may not.
-SHARES = flags_on_resume(PPOConfig, SHARE) | flags_on_resume(OneModelConfig, SHARE)
 DATA = "the data"  # a hash of everything
 FILES = "the files of the data"  # a hash per file, to name those that have changed
 FILE_FLAGS = ("deepspeed_config", "reward_judge")  # flags of files whose content counts, wherever they are
@@ -118,12 +114,10 @@ def check_same_everywhere(identity: Identity) -> None:
 def differences(
     before: Mapping[str, str],
     now: Mapping[str, str],
-    other_size: bool,
+    may_differ: Collection[str] = (),
 ) -> list[str]:
-    """What differs between the identities of a checkpoint and of this run, in words. `other_size`: the number of
-    processes differs, so that a process's share of a batch may.
-    """
-    passed_over = {FILES, *(f"--{name}" for name in SHARES if other_size)}
+    """What differs between the identities of a checkpoint and of this run, in words, flags that may differ aside."""
+    passed_over = {FILES, *(f"--{name}" for name in may_differ)}
     texts = []
     for name in sorted(changed_names(before, now)):
         if name in passed_over:

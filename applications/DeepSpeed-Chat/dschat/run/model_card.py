@@ -12,7 +12,6 @@ from dschat.base.atomic import write_file
 from dschat.base.jsonl import read_object
 from dschat.run.metrics import EVALUATION, ROWS, STANDARD_ERROR, after
 from dschat.run.record import RunRecord
-from dschat.settings.ppo_loss import AdvantageFlags
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +142,8 @@ def write_model_card(
 
 def _algorithm(settings: Mapping[str, object]) -> str:
     """What step 3 trained with, by its settings."""
+    from dschat.settings.ppo_loss import AdvantageFlags
+
     estimator = AdvantageFlags(advantage_estimator=str(settings.get("advantage_estimator", "gae"))).needs
     is_token_level = settings.get("ngram") == 1 and "termination_condition" not in settings
     return estimator.title.replace(" with macro actions", " on tokens") if is_token_level else estimator.title

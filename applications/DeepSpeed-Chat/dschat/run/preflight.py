@@ -18,10 +18,8 @@ import torch
 
 from dschat.base.atomic import missing_folders, remove_empty
 from dschat.base.errors import UserError
-from dschat.plan.plan import MinimumMemory, minimum_memory
-from dschat.plan.remedies import warn_of_gpu_memory
+from dschat.plan.minimum import MinimumMemory, minimum_memory
 from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main, rank, world_size
-from dschat.run.hub import push_problem
 from dschat.run.trackers import wandb_problem
 from dschat.settings.common import CommonConfig
 
@@ -73,6 +71,8 @@ def preflight(config: CommonConfig) -> None:
     if service_problem is not None:
         raise UserError(service_problem)
     if needs.gpu and is_main():
+        from dschat.plan.remedies import warn_of_gpu_memory
+
         warn_of_gpu_memory(config, world_size(), free)
     if is_main() and config.output.resume_from_checkpoint is None:  # otherwise a part of it is there
         _warn_of_full_disk(output_dir, needs.disk)
@@ -136,6 +136,8 @@ def _service_problem(config: CommonConfig) -> str | None:
         if problem is not None:
             return problem
     if config.tracking.push_to_hub:
+        from dschat.run.hub import push_problem
+
         return push_problem("--push_to_hub")
     return None
 

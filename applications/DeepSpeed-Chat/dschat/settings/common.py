@@ -447,6 +447,8 @@ class CommonConfig(Config, metaclass=ABCMeta):
     # Log-probs of an update are compared with earlier ones, which dropout would make differ.
     compares_logprobs: ClassVar[bool] = False
     offload_needs_zero: ClassVar[bool] = True
+    # "module:function" in dschat that lists the models of a run for its plan, see plan/models.py.
+    planned_models: ClassVar[str]
     rules: ClassVar[Rules] = COMMON_RULES
 
     data: DataFlags
@@ -478,6 +480,11 @@ class CommonConfig(Config, metaclass=ABCMeta):
     def recomputes(self) -> bool:
         """Whether a trained model's activations are recomputed."""
         return self.engine.gradient_checkpointing
+
+    @property
+    def samples_here(self) -> bool:
+        """Whether the training processes sample from the weights that they train."""
+        return False
 
     @property
     def shares_process_with_vllm(self) -> bool:

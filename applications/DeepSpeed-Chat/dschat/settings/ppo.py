@@ -383,6 +383,7 @@ class PPOConfig(CommonConfig):
     step: ClassVar[int] = 3
     saved_models: ClassVar[tuple[str, ...]] = PPO_MODELS
     compares_logprobs: ClassVar[bool] = True
+    planned_models: ClassVar[str] = "plan.sampled_steps:ppo_roles"
     too_few_examples: ClassVar[str] = (
         "prompts are fewer than one rollout of {size}. Give {smaller}more data (--data_split) or, where prompts were"
         " too long, a larger --max_prompt_seq_len."
@@ -468,6 +469,10 @@ class PPOConfig(CommonConfig):
     def runs_vllm(self) -> bool:
         """Whether the training processes run vLLM themselves."""
         return self.rollouts.uses_vllm and self.vllm.vllm_url is None
+
+    @property
+    def samples_here(self) -> bool:
+        return not self.rollouts.uses_vllm
 
     @property
     def shares_process_with_vllm(self) -> bool:

@@ -284,6 +284,7 @@ class RefuelOnlineConfig(OneModelConfig):
     """REFUEL with users from data: pairs of replies to one state of a dialogue, regressed on their rewards."""
 
     step: ClassVar[int] = 3
+    planned_models: ClassVar[str] = "plan.sampled_steps:refuel_online_roles"
     sequences_per_example: ClassVar[int] = 2
     compares_logprobs: ClassVar[bool] = True
     offload_needs_zero: ClassVar[bool] = False  # reference and reward model go first
@@ -351,6 +352,10 @@ class RefuelOnlineConfig(OneModelConfig):
         rounds = values["print_sample_output_freq"]
         if rounds is not None and values["eval_interval"] == 0:
             values["eval_interval"] = rounds * values["noptepochs"]
+
+    @property
+    def samples_here(self) -> bool:
+        return True
 
     @property
     def model_paths(self) -> list[str]:

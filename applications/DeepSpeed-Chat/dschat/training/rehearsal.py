@@ -13,10 +13,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from dschat.base.errors import UserError
-from dschat.models.engines import Trained, TrainedPolicy
+from dschat.models.engines import Trained
 from dschat.models.layout import PassSize
-from dschat.rollouts.engine import RolloutEngine
-from dschat.rollouts.generate import ContinuousEngine
 from dschat.run.distributed import device, is_main
 from dschat.run.state import random_states, set_random_states
 from macro_actions.types import Rollout
@@ -90,25 +88,6 @@ def _explain_memory(
         " --gradient_checkpointing, shorten the texts, or shard with --zero_stage"
         f"{decoding}; `dschat plan` with the same flags says what each of them saves. ({reason})"
     )
-
-
-def decoding_bytes(
-    rollouts: RolloutEngine,
-    policy: TrainedPolicy,
-    prompts: int,
-    tokens: int,
-) -> int:
-    """Bytes that sampling keeps on this process's device while models train.
-
-    Args:
-        rollouts: samples from the policy.
-        policy: its engine.
-        prompts: responses of a rollout on this process.
-        tokens: tokens of the longest prompt and response together.
-    """
-    if not isinstance(rollouts, ContinuousEngine):
-        return 0
-    return rollouts.kept_bytes(policy.module.inner, prompts, tokens)
 
 
 def rows_of(size: PassSize, tokens: int) -> int:

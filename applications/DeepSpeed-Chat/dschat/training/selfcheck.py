@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Self-checks: forward passes that catch what would train silently wrong, before the first update."""
 
+from __future__ import annotations
+
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
@@ -24,12 +27,14 @@ from dschat.models.opening import EAGER, PLAIN_ATTENTION, SDPA, use_attention
 from dschat.models.opening import FLAG as ATTENTION_FLAG
 from dschat.models.scalar import last_scores
 from dschat.models.vocabulary import missing_ids_of
-from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import first_over_ranks
 from dschat.run.state import random_states, set_random_states
 from dschat.training.iteration import on_device
 from macro_actions.masked import last_true
 from macro_actions.types import Rollout, Trajectory, select_rows
+
+if TYPE_CHECKING:
+    from dschat.rollouts.sampling import Sampling
 
 # Largest difference that rounding explains, by the precision of the forward pass; in units of the largest number that
 # goes into what is compared, and of 1 at least.

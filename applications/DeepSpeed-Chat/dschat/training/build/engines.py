@@ -2,36 +2,29 @@
 """From flags to the settings of engines and optimisers, and to the engines of the steps that train one model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from transformers import PreTrainedTokenizerBase
 
-from dschat.data.examples import PairExample, PreferenceExample, SFTExample, texts_of
+from dschat.data.examples import PreferenceExample, SFTExample, texts_of
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import Engine, OptimizerSettings, train_engine
 from dschat.engine.process_group import training_dtype
 from dschat.engine.zero3 import placement_of
 from dschat.models.finetuning import Finetuning, choose_trained, require_trainable_tokens
-from dschat.models.heads import add_gain
-from dschat.models.load import load_causal_lm, load_scalar, require_savable
+from dschat.models.load import load_causal_lm, require_savable
 from dschat.models.opening import LoadOptions
 from dschat.models.policy import PolicyModel
 from dschat.models.pretrained import open_config
-from dschat.models.reward_notes import note_end_token
-from dschat.models.scalar import ScalarModel, note_reward_loss
 from dschat.models.tokenizer import end_token_id, own_end_ids
 from dschat.models.vocabulary import require_no_growth
 from dschat.run.distributed import device
-from dschat.run.state import SeedKind, derive_seed
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
-from dschat.settings.ppo import PPOConfig
-from dschat.settings.supervised import OneModelConfig, RewardConfig, SFTConfig, SupervisedConfig
+from dschat.settings.supervised import OneModelConfig, SFTConfig, SupervisedConfig
 
 MODEL = "--model_name_or_path"
-ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_path", "--reward_model_name_or_path"
-TEACHER = "--teacher_model_name_or_path"
 
 
 @dataclass(frozen=True)
@@ -76,13 +69,6 @@ def engine_settings(
 
 def load_options_of(config: CommonConfig, settings: EngineSettings) -> LoadOptions:
     return LoadOptions(placement_of(settings), config.engine.attn_implementation)
-
-
-def frozen_settings(config: PPOConfig, plan: RunPlan) -> EngineSettings:
-    """Settings of reference, reward model and teacher: sharded if the actor is, or if they are in CPU memory."""
-    sharded = config.memory.actor_zero_stage == 3 or config.memory.offload_reference_model
-    settings = engine_settings(config, plan, False, 3 if sharded else 0)
-    return replace(settings, offload=config.memory.offload_reference_model)
 
 
 def one_optimizer(config: OneModelConfig, total_updates: int) -> OptimizerSettings:
@@ -142,25 +128,3 @@ def build_policy(
     choose_trained(model, finetuning, path)
     require_trainable_tokens(model, tokenizer, texts_of(examples), load_options.placement, f"{MODEL} {path}")
     return train_engine(PolicyModel(model), one_optimizer(config, plan.updates), settings)
-
-
-def build_reward_model(
-    config: RewardConfig,
-    plan: RunPlan,
-    tokenizer: PreTrainedTokenizerBase,
-    examples: Sequence[PairExample] = (),
-) -> Engine[ScalarModel]:
-    """The engine of step 2's reward model, which trains on `examples`."""
-    settings = engine_settings(config, plan, config.engine.gradient_checkpointing, config.engine.zero_stage)
-    path = config.model.model_name_or_path
-    load_options = load_options_of(config, settings)
-    finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, MODEL)
-    seed = derive_seed(config.optimisation.seed, SeedKind.HEAD)
-    model = load_scalar(path, MODEL, settings.dtype, tokenizer, load_options=load_options, head_seed=seed)
-    note_reward_loss(model, config.preferences.reward_loss)
-    note_end_token(model, tokenizer, end_token_id(tokenizer, config.data.end_of_conversation_token))
-    if config.preferences.reward_gain:
-        add_gain(model.score)
-    choose_trained(model, finetuning, path)
-    require_trainable_tokens(model, tokenizer, texts_of(examples), load_options.placement, f"{MODEL} {path}")
-    return train_engine(ScalarModel(model), one_optimizer(config, plan.updates), settings)

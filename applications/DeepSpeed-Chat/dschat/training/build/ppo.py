@@ -48,17 +48,13 @@ from dschat.scoring.programs.run import ProgramPool
 from dschat.settings.episodes import longest_wait
 from dschat.settings.ppo import PPOConfig
 from dschat.training.build.engines import (
-    ACTOR,
-    CRITIC,
-    REWARD,
-    TEACHER,
     RunPlan,
     engine_settings,
-    frozen_settings,
     load_options_of,
     optimizer_settings,
     trained_part,
 )
+from dschat.training.build.frozen import ACTOR, CRITIC, REWARD, TEACHER, frozen_settings
 from dschat.training.build.problems import load_problems
 from dschat.training.build.scores import (
     build_program_pool,

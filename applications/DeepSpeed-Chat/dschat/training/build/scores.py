@@ -44,7 +44,8 @@ from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.reward_judge import longest_rollout
 from dschat.settings.rewards import SOURCE_NAMES, OnRewardError
 from dschat.settings.rubrics import read_rubric
-from dschat.training.build.engines import REWARD, RunPlan, frozen_settings, load_options_of
+from dschat.training.build.engines import RunPlan, load_options_of
+from dschat.training.build.frozen import REWARD, frozen_settings
 from dschat.training.iteration import eval_size, pass_size
 
 logger = logging.getLogger(__name__)

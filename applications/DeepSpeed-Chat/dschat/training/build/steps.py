@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every training step does before it builds its models: its data, its lengths, the plan of the run.
 
-The steps are in supervised.py (`train_sft`, `train_reward`, `train_dpo`), ppo.py and refuel.py. The way from
+Each step has a file here: sft.py, reward.py, dpo.py, ppo.py; refuel.py has two. The way from
 a line of a JSON Lines file to a training batch is the same in steps 1, 2 and 3:
 
 1. The function of the step says how its examples are made, and here `load_step_data` which process makes them.

@@ -25,6 +25,7 @@ from dschat.data.tokenised import lengths_of
 from dschat.models.engines import Trained
 from dschat.models.layout import Lengths
 from dschat.rollouts.engine import Generation
+from dschat.rollouts.generate import decoding_bytes
 from dschat.rollouts.termination import TerminationCondition
 from dschat.run.distributed import is_main, world_size
 from dschat.run.output import Run
@@ -57,7 +58,7 @@ from dschat.training.ppo.refill import RefillCollector
 from dschat.training.ppo.score import ExternalStats, RolloutScorer, ScoredBatch, ScoredRows
 from dschat.training.ppo.segment_values import SegmentValueCollector
 from dschat.training.ppo.update import ppo_update, rows_of_updates
-from dschat.training.rehearsal import decoding_bytes, filled_rollout, rehearsal, rows_of
+from dschat.training.rehearsal import filled_rollout, rehearsal, rows_of
 from dschat.training.selfcheck import check_rollout, check_scalar
 from dschat.training.throughput import Throughput, TrainedTexts
 from macro_actions.estimators import Estimator

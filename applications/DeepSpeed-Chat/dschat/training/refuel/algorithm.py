@@ -16,6 +16,7 @@ from dschat.data.dialogues import DialogueExample, encode_states
 from dschat.models.engines import TrainedPolicy
 from dschat.models.layout import Layout, Lengths, PassSize, layouts
 from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout, SampledPair
+from dschat.rollouts.generate import decoding_bytes
 from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import device, largest_over_ranks, sum_over_ranks
 from dschat.run.metrics import Means, with_variances
@@ -48,7 +49,7 @@ from dschat.training.refuel.models import (
     reply_logprobs,
     summed_logprobs,
 )
-from dschat.training.rehearsal import decoding_bytes, filled_rollout, rehearsal, rows_of
+from dschat.training.rehearsal import filled_rollout, rehearsal, rows_of
 from dschat.training.selfcheck import check_rollout, tolerance_of
 from dschat.training.throughput import Throughput, TrainedTexts
 from macro_actions.losses import regression_loss
