@@ -12,7 +12,7 @@ from dschat.scoring.programs.run import ProgramOutcome
 from dschat.scoring.programs.scores import ProgramScores, solutions_report
 from dschat.scoring.source import EpisodeRecords, ResponseTexts
 from dschat.training.build.problems import rows_with_tests
-from dschat.training.build.scores import named_sources, reward_source
+from dschat.training.build.scores import SourceParts, named_sources, reward_source
 from factories import make_rollout, ppo_config, ragged_rows
 
 ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3])
@@ -89,7 +89,7 @@ def test_sources_have_the_names_of_their_weights(tmp_path):
     functions = [f"{tmp_path / 'f.py'}:g", f"{tmp_path / 'f.py'}:f"]
     flags = {"reward_function": functions, "reward_url": "http://127.0.0.1:1", "reward_source": "programs"}
     config = ppo_config(tmp_path / "run", **flags)
-    sources = named_sources(config, None, None, Pool(), None)
+    sources = named_sources(SourceParts(config, None, None, Pool(), None))
     assert [name for name, _ in sources] == ["g", "f", "reward_url", "programs"] == config.rewards.source_names
     kinds = [type(source).__name__ for _, source in sources]
     assert kinds == ["FunctionScores", "FunctionScores", "UrlScores", "ProgramScores"]

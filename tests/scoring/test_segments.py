@@ -20,7 +20,7 @@ from dschat.scoring.segments import Segments
 from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
 from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores, _warn_of_whole_responses
 from dschat.scoring.url import UrlScores, UrlSettings
-from dschat.training.build.scores import function_scores
+from dschat.training.build.functions import function_scores
 from factories import EOS, KINDS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows, save_folder
 from fake_score_server import StandIn
 from macro_actions.token_text import TokenReader, TokenText, texts_of_macro_actions

@@ -573,8 +573,8 @@ def update_flags(
 
 def replace_in_builders(monkeypatch: Any, name: str, value: Any) -> None:
     """Puts something in the place of a function or class, wherever dschat.training.build uses it by that name."""
-    from dschat.training.build import engines, ppo, reward, scores
+    from dschat.training.build import engines, functions, ppo, reward, reward_reading, scores, step3
 
-    for module in (engines, ppo, reward, scores):
+    for module in (engines, functions, ppo, reward, reward_reading, scores, step3):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, value)

@@ -319,7 +319,7 @@ def episode_loop(
     """
     from dschat.rollouts.generate import ContinuousEngine
     from dschat.run.distributed import world_size
-    from dschat.training.build.ppo import build_episode_sampler, open_environments
+    from dschat.training.build.episodes import build_episode_sampler, open_environments
     from dschat.training.build.scores import reward_source
     from dschat.training.ppo.models import PPOModels
 

@@ -15,12 +15,12 @@ from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm.servers import ServerNeeds
 from dschat.run.distributed import device
 from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
-from dschat.training.build import engines, sft
+from dschat.training.build import engines, sft, vllm
 from dschat.training.build import ppo as builders
 from dschat.training.build.engines import RunPlan, build_policy, engine_settings
-from dschat.training.build.frozen import frozen_settings
 from dschat.training.build.ppo import build_ppo_models, check_ppo_lengths, load_ppo_tokenizer
 from dschat.training.build.reward import build_reward_model
+from dschat.training.build.step3 import frozen_settings
 from dschat.training.ppo.collect import actor_sampling
 from dschat.training.ppo.credit import assign_credit
 from factories import (
@@ -108,8 +108,8 @@ def test_heads_that_vllm_cannot_divide(tmp_path):
 )
 def test_vllm_flags(flags, expected, group, tmp_path, monkeypatch):
     for name in ("VllmEngine", "VllmServers"):
-        monkeypatch.setattr(builders, name, lambda *arguments, name=name: (name, *arguments))
-    monkeypatch.setattr(builders, "has_new_rows", lambda *_: False)
+        monkeypatch.setattr(vllm, name, lambda *arguments, name=name: (name, *arguments))
+    monkeypatch.setattr(vllm, "has_new_rows", lambda *_: False)
     sizes = {"max_prompt_seq_len": 6, "max_answer_seq_len": 8}
     config = ppo_config(tmp_path, actor_model_name_or_path="model", rollout_engine="vllm", **sizes, **flags)
     assert builders._rollout_engine(config, engine_of(make_causal_lm()), None) == expected

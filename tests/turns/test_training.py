@@ -13,7 +13,7 @@ from dschat.rollouts.environments import EnvironmentPool, EpisodeProcess
 from dschat.run import stop
 from dschat.run.state import SeedKind
 from dschat.run.stop import Stopped
-from dschat.training.build import ppo as build
+from dschat.training.build import episodes as build
 from dschat.training.ppo import evaluation
 from factories import batch_of_iteration, collected, ppo_config
 from fake_judge import graded_in, judge_server

@@ -7,7 +7,7 @@ from dschat.base.errors import UserError
 from dschat.lab.refuel.dialogues import SERVER as REFUEL_USER
 from dschat.rollouts.chat_servers import OPENAI_URL, Endpoint, EndpointFlags, with_key
 from dschat.rollouts.simulated_user import SERVER as USER
-from dschat.training.build.scores import JUDGE_FLAGS
+from dschat.training.build.judge import JUDGE_FLAGS
 from fake_judge import judged
 
 KEYS = {"OPENAI_API_KEY": "sk-openai", "JUDGE_API_KEY": "of-judge", "USER_API_KEY": "of-user"}

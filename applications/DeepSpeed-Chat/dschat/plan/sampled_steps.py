@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dschat.models.load import is_bidirectional
 from dschat.models.lora import adapter_settings, find_adapter
 from dschat.plan.models import ModelPath, Role, RoleBuilder, frozen_stage, one_model_roles, recompute_every
-from dschat.settings.ppo import PPOConfig
-from dschat.settings.refuel import RefuelOnlineConfig
+
+if TYPE_CHECKING:
+    from dschat.settings.ppo import PPOConfig
+    from dschat.settings.refuel import RefuelOnlineConfig
 
 
 def refuel_online_roles(config: RefuelOnlineConfig, builder: RoleBuilder) -> list[Role]:

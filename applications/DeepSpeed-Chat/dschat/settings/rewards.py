@@ -30,23 +30,34 @@ REWARD_TOKEN = "REWARD_API_KEY"  # environment variable: the secret of a server 
 
 @dataclass(frozen=True)
 class SourceKind:
-    """A kind of source of scores."""
+    """A kind of source of scores.
+
+    Attributes:
+        flag: gives a source, or a list of them.
+        name: in --reward_weights, metrics and samples; a function has its own.
+        label: in reports.
+        builder: "module:function" in dschat, imported when the flag is given. It takes the
+            `dschat.training.build.scores.SourceParts` and the flag's value, and returns a `ScoreSource`.
+    """
 
     flag: str
-    name: str  # in --reward_weights, metrics and samples; of a function it is its own
-    label: str  # in reports
+    name: str
+    label: str
+    builder: str
 
 
 SCORE_SOURCES = (
-    SourceKind("reward_function", "", "reward-function score"),
-    SourceKind("reward_model_name_or_path", "reward_model", "reward-model score"),
-    SourceKind("reward_url", "reward_url", "score of a server"),
-    SourceKind("reward_source", "programs", "score of programs"),
-    SourceKind("reward_judge", "judge", "score of a judge"),
-    SourceKind("environment", "environment", "reward of the environment"),
+    SourceKind("reward_function", "", "reward-function score", "training.build.functions:build_function"),
+    SourceKind(
+        "reward_model_name_or_path", "reward_model", "reward-model score", "training.build.reward_reading:build_model"
+    ),
+    SourceKind("reward_url", "reward_url", "score of a server", "training.build.reward_url:build_server"),
+    SourceKind("reward_source", "programs", "score of programs", "training.build.problems:build_programs"),
+    SourceKind("reward_judge", "judge", "score of a judge", "training.build.judge:build_judge"),
+    SourceKind("environment", "environment", "reward of the environment", "training.build.episodes:build_environment"),
 )
 SOURCE_FLAGS = tuple(source.flag for source in SCORE_SOURCES)
-SOURCE_NAMES = {source.flag: source.name for source in SCORE_SOURCES if source.name}
+SOURCE_NAMES = tuple(source.name for source in SCORE_SOURCES if source.name)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -124,7 +135,7 @@ class RewardFlags:
     )
     reward_weights: list[str] | None = flag(
         "weights of several sources of scores by name, such as judge=0.5; 1 if not given. Names: that of a function,"
-        f" {', '.join(SOURCE_NAMES.values())}",
+        f" {', '.join(SOURCE_NAMES)}",
         None,
         NOT_EMPTY,
     )
@@ -168,20 +179,19 @@ class RewardFlags:
         return None if self.metric_function is None else self.metric_function.rpartition(":")[2]
 
     @property
-    def sources(self) -> dict[str, str]:
-        """The sources of scores besides functions: flags, with their values. A simulated user gives no rewards."""
-        sources: dict[str, str] = {}
-        for name in SOURCE_NAMES:
-            value = getattr(self, name)
-            if value not in (None, SIMULATED_USER):
-                sources[name] = value
+    def sources(self) -> list[tuple[SourceKind, str]]:
+        """The sources of scores with the values of their flags. A simulated user gives no rewards."""
+        sources: list[tuple[SourceKind, str]] = []
+        for kind in SCORE_SOURCES:
+            given = getattr(self, kind.flag)
+            values = given if isinstance(given, list) else [given]
+            sources += [(kind, value) for value in values if value not in (None, SIMULATED_USER)]
         return sources
 
     @property
     def source_names(self) -> list[str]:
         """What the sources of scores are called in --reward_weights, metrics and samples."""
-        names = [spec.rpartition(":")[2] for spec in self.reward_function or []]
-        return names + [SOURCE_NAMES[name] for name in self.sources]
+        return [kind.name or value.rpartition(":")[2] for kind, value in self.sources]
 
     @property
     def weights(self) -> dict[str, float]:
@@ -209,8 +219,7 @@ class RewardFlags:
     @property
     def score_remedies(self) -> dict[str, str]:
         """What to do about numbers that are not finite, by name: scores where there is one source, else its own."""
-        flags = [f"--reward_function {spec}" for spec in self.reward_function or []]
-        flags += [f"--{name} {value}" for name, value in self.sources.items()]
+        flags = [f"--{kind.flag} {value}" for kind, value in self.sources]
         are_named = len(flags) > 1 or self.reward_weights is not None
         names = self.source_names if are_named else ["scores"] * len(flags)
         skip = "" if self.on_reward_error == "skip" else " --on_reward_error skip leaves such responses out."

@@ -2,16 +2,16 @@
 """Step 3: its data, tokenizer, engines and score source; with --share_base see shared_base.py."""
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.data.examples import PromptExample, prompt_examples
-from dschat.data.messages import TOOLS
-from dschat.data.observations import ConversationEncoder
 from dschat.data.template_notes import RESPONSES_OF_STEPS, warn_of_template
 from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
 from dschat.models.engines import PolicyEngine
@@ -33,19 +33,10 @@ from dschat.models.tokenizer import (
 )
 from dschat.models.vocabulary import id_count, lacks_rows, row_count
 from dschat.rollouts.engine import RolloutEngine
-from dschat.rollouts.environments import EnvironmentPool
-from dschat.rollouts.episodes import EpisodeLimits, EpisodePlayer, all_columns
 from dschat.rollouts.generate import Report, choose_engine
-from dschat.rollouts.simulated_user import UserServer, UserSettings, prompt_columns
 from dschat.rollouts.termination import TerminationCondition
-from dschat.rollouts.vllm.engine import VllmEngine
-from dschat.rollouts.vllm.servers import ServerNeeds, VllmServers
-from dschat.run.distributed import is_main, world_size
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput
-from dschat.scoring.function import FunctionScores
-from dschat.scoring.programs.run import ProgramPool
-from dschat.settings.episodes import longest_wait
 from dschat.settings.ppo import PPOConfig
 from dschat.training.build.engines import (
     RunPlan,
@@ -54,46 +45,58 @@ from dschat.training.build.engines import (
     optimizer_settings,
     trained_part,
 )
-from dschat.training.build.frozen import ACTOR, CRITIC, REWARD, TEACHER, frozen_settings
-from dschat.training.build.problems import load_problems
-from dschat.training.build.scores import (
-    build_program_pool,
-    check_functions,
-    function_scores,
-    own_reward_tokenizer,
-    reward_source,
-)
+from dschat.training.build.scores import reward_source
 from dschat.training.build.shared_base import beside_actor, check_shared_base, is_on_base, shared_scores
+from dschat.training.build.step3 import (
+    ACTOR,
+    CRITIC,
+    REWARD,
+    TEACHER,
+    frozen_settings,
+    seed_new_rows,
+)
 from dschat.training.build.steps import load_step_data, plan_run, record_decoding
 from dschat.training.loop import loop_of
 from dschat.training.ppo.algorithm import PPO
-from dschat.training.ppo.collect import build_actor_sampler
-from dschat.training.ppo.episodes import EpisodeSampler
+from dschat.training.ppo.collect import ActorSampler
 from dschat.training.ppo.models import MovingAverage, PPOModels
+
+if TYPE_CHECKING:
+    from dschat.scoring.function import FunctionScores
+    from dschat.scoring.programs.run import ProgramPool
 
 logger = logging.getLogger(__name__)
 
-USER_CACHE = ".user-cache"  # answers of the simulated user's server, below the output folder
+# Functions of parts that few runs have: imported when a flag asks for them.
+VLLM_ENGINE = "dschat.training.build.vllm:build_vllm"
+PROGRAM_POOL = "dschat.training.build.problems:build_program_pool"
+LOAD_PROBLEMS = "dschat.training.build.problems:load_problems"
+WARN_OF_WAIT = "dschat.training.build.episodes:warn_of_wait"
+OPEN_ENVIRONMENTS = "dschat.training.build.episodes:open_environments"
+EPISODE_SAMPLER = "dschat.training.build.episodes:build_episode_sampler"
 
 
 def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     """Step 3: PPO with macro actions."""
     check_ppo_lengths(config)
-    check_functions(config)
+    if config.rewards.reward_function or config.rewards.metric_function:
+        from dschat.training.build.functions import check_functions
+
+        check_functions(config)
     tokenizer = load_ppo_tokenizer(config)
     end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
     condition = TerminationCondition(config.termination, tokenizer, end_id, config.optimisation.seed)
     run.record.parser = condition.parser
     programs: ProgramPool | None = None
     if config.rewards.reward_source == "programs":
-        programs = build_program_pool(config)
+        programs = resolve_name(PROGRAM_POOL)(config)
     make = partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=config.sampling.max_prompt_seq_len)
     validate = partial(
         warn_of_template, tokenizer, end_id=end_id, keys=config.columns, responses=RESPONSES_OF_STEPS[3]
     )
     if programs is not None:
         run.record.sandbox = programs.level
-        data = load_problems(config, make, programs, validate)
+        data = resolve_name(LOAD_PROBLEMS)(config, make, programs, validate)
     else:
         data = load_step_data(config, PromptExample, make, validate, reads_prompts=not config.has_episodes)
     plan = plan_run(config, run, data)
@@ -102,9 +105,10 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     warmup = config.optimizers.critic_warmup_updates
     if warmup:
         logger.info("the first %d updates train the critic alone (--critic_warmup_updates)", warmup)
+    environments = None
     if config.has_episodes:
-        warn_of_wait(config, len(data.eval))
-    environments = open_environments(config, tokenizer)
+        resolve_name(WARN_OF_WAIT)(config, len(data.eval))
+        environments = resolve_name(OPEN_ENVIRONMENTS)(config, tokenizer)
     models = build_ppo_models(config, plan, tokenizer, programs, record_decoding(run))
     average = MovingAverage(models.actor) if config.memory.enable_ema else None
 
@@ -117,6 +121,9 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     if models.critic is not None:
         saved.append(SavedModel(models.critic, "critic", critic_base, "critic"))
     average_parts = None if average is None else average.parts
+    sampler: ActorSampler | None = None
+    if environments is not None:
+        sampler = resolve_name(EPISODE_SAMPLER)(config, models, tokenizer, environments)
     algorithm = PPO(
         models,
         data.train,
@@ -126,7 +133,7 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
         config,
         run,
         average,
-        sampler=build_episode_sampler(config, models, tokenizer, environments),
+        sampler=sampler,
     )
     loop_of(algorithm, models.trained, saved, tokenizer, config, run, average_parts).fit()
 
@@ -163,10 +170,13 @@ def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
         if path and (not config.memory.share_base or find_adapter(path) != Path(path)):
             require_same_tokenizer(tokenizer, load_tokenizer(path, flag, end_token=end_token), ACTOR, flag)
     reads_ids = reward_on_base
-    if reward and not reward_on_base and own_reward_tokenizer(config, reward, tokenizer) is None:
-        tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
-        check_length(reward, REWARD, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
-        reads_ids = True
+    if reward and not reward_on_base:
+        from dschat.training.build.reward_reading import own_reward_tokenizer
+
+        reads_ids = own_reward_tokenizer(config, reward, tokenizer) is None
+        if reads_ids:
+            tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
+            check_length(reward, REWARD, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
     if reward and reads_ids:
         warn_of_other_end(open_config(reward, REWARD), end_token or tokenizer.eos_token, f"{REWARD} {reward}")
     teacher = config.teacher.teacher_model_name_or_path
@@ -199,7 +209,7 @@ def build_ppo_models(
     config: PPOConfig,
     plan: RunPlan,
     tokenizer: PreTrainedTokenizerBase,
-    programs: ProgramPool | None = None,
+    programs: "ProgramPool | None" = None,
     report: Report | None = None,
 ) -> PPOModels:
     """Actor and reference from the SFT model, critic from the reward model (or the SFT model with a zero head).
@@ -243,6 +253,8 @@ def build_ppo_models(
     shared = None if reward is None else shared_scores(plan.batches, settings, reward)
     metric: FunctionScores | None = None
     if config.rewards.metric_function:
+        from dschat.training.build.functions import function_scores
+
         metric = function_scores(config.rewards.metric_function, "--metric_function")
     return PPOModels(
         actor=actor,
@@ -283,17 +295,6 @@ def _build_teacher(config: PPOConfig, plan: RunPlan, tokenizer: PreTrainedTokeni
     settings = frozen_settings(config, plan)
     model = load_causal_lm(path, TEACHER, settings.dtype, tokenizer, load_options=load_options_of(config, settings))
     return frozen_engine(PolicyModel(model), settings)
-
-
-def has_new_rows(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the actor's embeddings lack rows for ids of its tokenizer and must grow."""
-    return lacks_rows(open_config(config.models.actor_model_name_or_path, ACTOR), tokenizer)
-
-
-def seed_new_rows(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Seeds torch, so that actor and reference get the same new rows, which change all log-probs."""
-    if has_new_rows(config, tokenizer):
-        torch.manual_seed(config.optimisation.seed)
 
 
 def _build_critic(
@@ -343,27 +344,8 @@ def _rollout_engine(
 ) -> RolloutEngine:
     """What samples from the actor: vLLM, or an engine of this process."""
     if config.rollouts.uses_vllm:
-        if has_new_rows(config, tokenizer):
-            raise UserError(
-                f"{ACTOR} {config.models.actor_model_name_or_path}: --rollout_engine vllm opens the model as it is,"
-                " but its embeddings have fewer rows than its tokenizer has ids. Use --rollout_engine continuous, or a"
-                " model of step 1, which adds the rows."
-            )
-        max_tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
-        if config.vllm.vllm_url is not None:
-            needs = ServerNeeds(
-                row_count(actor.module.inner.config),
-                max_tokens,
-                config.sampling.temperature or 1.0,
-                config.vllm.vllm_timeout,
-            )
-            return VllmServers(config.vllm.vllm_url, needs)
-        return VllmEngine(
-            config.models.actor_model_name_or_path,
-            max_tokens,
-            config.vllm.vllm_gpu_memory,
-            config.vllm.vllm_tensor_parallel,
-        )
+        build_engine: Callable[..., RolloutEngine] = resolve_name(VLLM_ENGINE)
+        return build_engine(config, actor, tokenizer)
     return choose_engine(
         config.rollouts.rollout_engine,
         config.sampling.per_device_generation_batch_size * config.rollouts.samples_per_prompt,
@@ -372,96 +354,6 @@ def _rollout_engine(
         config.sampling.decode_graphs,
         report,
     )
-
-
-def open_environments(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> EnvironmentPool | None:
-    """Starts the process of the environments, and tries the chat template; None without --environment.
-
-    To be called before models are loaded, which may take minutes.
-
-    Raises:
-        UserError: the environment's class cannot be loaded, or the chat template cannot be used for episodes.
-    """
-    if config.rewards.environment is None:
-        return None
-    user = simulated_user(config) if config.has_simulated_user else None
-    pool = EnvironmentPool(
-        config.rewards.environment,
-        config.episodes.environment_timeout,
-        config.episodes.environment_workers,
-        user,
-    )
-    tools = pool.traits.tools
-    # Made for its checks of the chat template alone; the player of episodes makes its own.
-    ConversationEncoder(tokenizer, {} if tools is None else {TOOLS: tools}, pool.traits.roles)
-    return pool
-
-
-def build_episode_sampler(
-    config: PPOConfig,
-    models: PPOModels,
-    tokenizer: PreTrainedTokenizerBase,
-    environments: EnvironmentPool | None,
-) -> EpisodeSampler | None:
-    """What samples episodes of several turns with these environments; None without any."""
-    if environments is None:
-        return None
-    actor = build_actor_sampler(models, tokenizer, config)
-    limits = EpisodeLimits(
-        config.episodes.max_turns,
-        config.sampling.max_prompt_seq_len,
-        config.sampling.max_answer_seq_len,
-        config.episodes.max_turn_seq_len,
-    )
-    skips = config.rewards.on_reward_error == "skip"
-    columns_of = prompt_columns if config.has_simulated_user else all_columns
-    return EpisodeSampler(actor, EpisodePlayer(tokenizer, actor.sampling, environments, limits, skips, columns_of))
-
-
-def simulated_user(config: PPOConfig) -> UserSettings:
-    """Who plays the user with --environment simulated_user; warns of a server that is reached without encryption.
-
-    Raises:
-        UserError: the key of the server is missing.
-    """
-    flags = config.user
-    max_turns = config.episodes.max_turns
-    if flags.user_server is None:
-        return UserSettings(max_turns, function=flags.user_function or "")
-    server = UserServer(
-        url=flags.user_server,
-        model=flags.user_model or "",
-        max_tokens=config.user_requests.user_max_tokens,
-        temperature=config.user_requests.user_temperature,
-        timeout=config.episodes.environment_timeout,
-        tries=config.user_requests.user_tries,
-        cache=str(Path(config.output.output_dir) / USER_CACHE),
-    )
-    server.endpoint()  # raises if there is no key
-    return UserSettings(max_turns, server)
-
-
-def warn_of_wait(config: PPOConfig, held_out: int) -> None:
-    """Warns where processes may wait longer for the environments of an evaluation than --ddp_timeout allows.
-
-    Args:
-        config: the flags, with --environment.
-        held_out: rows of all processes.
-    """
-    processes = world_size()
-    prompts = min(config.num_eval_prompts(processes) or held_out, held_out)
-    wait = longest_wait(config.episodes, -(-prompts // processes))
-    if processes > 1 and wait >= config.engine.ddp_timeout and is_main():
-        logger.warning(
-            "An evaluation has %d episodes; if no environment answers within --environment_timeout %g, it takes %g s"
-            " on a process, and others stop waiting after --ddp_timeout %d. Raise --environment_workers %d, or lower"
-            " --eval_prompts or --environment_timeout.",
-            prompts,
-            config.episodes.environment_timeout,
-            wait,
-            config.engine.ddp_timeout,
-            config.episodes.environment_workers,
-        )
 
 
 def check_heads(config: PPOConfig) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts of programming problems (--reward_source programs): rows with tests, whose solutions may be run first."""
+"""Programming problems (--reward_source programs): rows with tests, whose solutions may be run first; their scores."""
 
 from __future__ import annotations
 
@@ -15,12 +15,31 @@ from dschat.data.sources import load_share
 from dschat.run.distributed import gather_objects, is_main, rank, world_size
 from dschat.scoring.programs.blocks import ProgramBlock
 from dschat.scoring.programs.run import ProgramPool
-from dschat.scoring.programs.scores import has_tests, run_solutions
+from dschat.scoring.programs.scores import ProgramScores, has_tests, run_solutions
 from dschat.settings.ppo import PPOConfig
+from dschat.training.build.scores import SourceParts
 
 # Why a row is left out.
 NO_TESTS = "no tests"
 UNSOLVED = "its own solution fails its tests"
+
+
+def build_program_pool(config: PPOConfig) -> ProgramPool:
+    """The pool that runs programs. Raises UserError if the machine cannot isolate them at the level asked for."""
+    stops_early = config.programs.program_reward == "paper"  # the first error decides its reward
+    return ProgramPool(
+        config.programs.sandbox_level,
+        config.programs.sandbox_workers,
+        max_tests=config.programs.max_tests,
+        to_the_end=not stops_early,
+    )
+
+
+def build_programs(parts: SourceParts, source: str) -> ProgramScores:
+    """Scores of the programs in responses, by the tests of their rows."""
+    assert parts.programs is not None  # the step has made the pool, with which it reads its data
+    flags = parts.config.programs
+    return ProgramScores(parts.programs, flags.program_reward, parts.skips, flags.program_block)
 
 
 def load_problems(

@@ -14,9 +14,11 @@ from dschat.data.template_notes import warn_of_dialogues
 from dschat.data.token_pairs import load_regression_data
 from dschat.data.turn_end import turn_end
 from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
+from dschat.engine.process_group import training_dtype
 from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import choose_trained, train_top_layers
-from dschat.models.load import load_causal_lm, require_savable
+from dschat.models.limits import check_length
+from dschat.models.load import load_causal_lm, load_classifier, require_savable
 from dschat.models.policy import PolicyModel
 from dschat.models.tokenizer import load_tokenizer, own_end_ids
 from dschat.models.vocabulary import id_count
@@ -24,6 +26,8 @@ from dschat.rollouts.generate import Report, choose_engine
 from dschat.run.distributed import device, is_main
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput
+from dschat.scoring.reward_model import RewardModelDialogueScores
+from dschat.scoring.reward_reader import ClassifierReader, ReaderFlags, load_reward_tokenizer
 from dschat.scoring.source import DialogueScores
 from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.training.build.engines import (
@@ -35,9 +39,10 @@ from dschat.training.build.engines import (
     one_optimizer,
     trained_part,
 )
-from dschat.training.build.scores import build_dialogue_scores, dialogue_function_scores
+from dschat.training.build.functions import dialogue_function_scores
 from dschat.training.build.steps import check_lengths, plan_run, record_decoding
 from dschat.training.build.supervised import fit_supervised
+from dschat.training.iteration import eval_size
 from dschat.training.loop import loop_of
 from dschat.training.refuel.algorithm import Refuel
 from dschat.training.refuel.models import RefuelModels
@@ -172,3 +177,31 @@ def _refuel_reference(
         config.model.model_name_or_path, MODEL, settings.dtype, tokenizer, load_options=load_options
     )
     return frozen_engine(PolicyModel(model), settings)
+
+
+def build_dialogue_scores(config: RefuelOnlineConfig, path: str, reward_device: torch.device) -> DialogueScores:
+    """Scores of the reward model of an online REFUEL run.
+
+    Args:
+        config: the flags.
+        path: the reward model.
+        reward_device: where it computes; with --offload its weights stay in main memory between calls.
+
+    Raises:
+        UserError: the model cannot be used.
+    """
+    flag = "--reward_model"
+    check_length(path, flag, config.model.max_seq_len, "--max_seq_len")
+    tokenizer = load_reward_tokenizer(path, rm_template=False, flags=ReaderFlags(flag))
+    model = load_classifier(path, flag, training_dtype(config.engine.dtype), tokenizer)
+    model.to("cpu" if config.engine.offload else reward_device)
+    size = eval_size(config)
+    reader = ClassifierReader(
+        model,
+        tokenizer.pad_token_id,
+        reward_device,
+        batch_size=size.rows,
+        offload=config.engine.offload,
+        max_tokens=size.tokens,
+    )
+    return RewardModelDialogueScores(reader, tokenizer, f"{flag} {path}")

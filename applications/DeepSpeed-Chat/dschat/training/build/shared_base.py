@@ -36,7 +36,7 @@ from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.settings.batches import BatchPlan
 from dschat.settings.ppo import PPOConfig
-from dschat.training.build.frozen import ACTOR, CRITIC, REWARD
+from dschat.training.build.step3 import ACTOR, CRITIC, REWARD
 from dschat.training.iteration import pass_size
 
 logger = logging.getLogger(__name__)

@@ -39,7 +39,6 @@ from dschat.training.evaluation import Sample, show_samples
 from dschat.training.iteration import Clock, Iteration, Metrics, pass_size, state_with
 from dschat.training.loop import Algorithm, Work, work_of
 from dschat.training.nonfinite import SKIPPED_NONFINITE, NonFinite
-from dschat.training.ppo.ahead import AheadSampler
 from dschat.training.ppo.collect import (
     ActorSampler,
     Collector,
@@ -54,9 +53,7 @@ from dschat.training.ppo.evaluation import evaluate_responses
 from dschat.training.ppo.logprob_gap import check_gap
 from dschat.training.ppo.metrics import critic_gate, external_metrics, normalised_metrics, rollout_metrics
 from dschat.training.ppo.models import MovingAverage, PPOModels, trained_engines
-from dschat.training.ppo.refill import RefillCollector
 from dschat.training.ppo.score import ExternalStats, RolloutScorer, ScoredBatch, ScoredRows
-from dschat.training.ppo.segment_values import SegmentValueCollector
 from dschat.training.ppo.update import ppo_update, rows_of_updates
 from dschat.training.rehearsal import filled_rollout, rehearsal, rows_of
 from dschat.training.selfcheck import check_rollout, check_scalar
@@ -82,11 +79,17 @@ def build_collector(
     samples = plan.samples_per_prompt
     sampler: Sampler = CurrentSampler(actor, prompts, samples)
     if config.vllm.rollouts_ahead:
+        from dschat.training.ppo.ahead import AheadSampler
+
         sampler = AheadSampler(actor, prompts, samples, prompts_of_iteration)
     collector: Collector = ScoringCollector(sampler, scorer, samples, config.credit_is_fused(plan))
     if config.advantages.refill_rounds:
+        from dschat.training.ppo.refill import RefillCollector
+
         collector = RefillCollector(collector, actor, scorer, prompts, config, plan)
     if config.advantages.needs.segment_values:
+        from dschat.training.ppo.segment_values import SegmentValueCollector
+
         part_rows = config.sampling.per_device_generation_batch_size * samples
         collector = SegmentValueCollector(collector, actor, scorer.models.reward, prompts, config, part_rows)
     return collector
