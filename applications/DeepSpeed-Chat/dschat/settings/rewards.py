@@ -183,8 +183,8 @@ class RewardFlags:
         """The sources of scores with the values of their flags. A simulated user gives no rewards."""
         sources: list[tuple[SourceKind, str]] = []
         for kind in SCORE_SOURCES:
-            given = getattr(self, kind.flag)
-            values = given if isinstance(given, list) else [given]
+            flag_value = getattr(self, kind.flag)
+            values = flag_value if isinstance(flag_value, list) else [flag_value]
             sources += [(kind, value) for value in values if value not in (None, SIMULATED_USER)]
         return sources
 
