@@ -24,7 +24,6 @@ from dschat.data.cache import CacheEntry, cache_folder, code_version
 from dschat.data.examples import PromptExample, SFTExample, warn_of_responses
 from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.prepared.folder import find_prepared
-from dschat.data.prepared.read import check_folder, from_prepared, prepared_share
 from dschat.data.rows import RawSource
 from dschat.data.sources import Share, load_share, open_source, split_for
 from dschat.data.tokenised import Examples, Json, NotStorable, encode_rows, workers_for
@@ -83,16 +82,18 @@ class ExampleLoader(Generic[E]):
         self._tokenizer = make.keywords["tokenizer"]
         self._prepared = find_prepared(config.data.data_path)
         self._sources: list[RawSource] = []
-        for folder in self._prepared:
-            check_folder(folder, self._tokenizer, make.keywords.get("eos_id"), on_prompt, kind)
-            if config.columns.apply_chat_template and not folder.applied_chat_template:
-                raise UserError(
-                    f"--apply_chat_template: the rows of {folder.path} were prepared without it and are encoded "
-                    "already. Drop the flag, or give it to `dschat data prepare`."
-                )
-            files = tuple(chain.from_iterable(folder.files.values()))
-            self._sources.append(RawSource(str(folder.path), (), None, files))
         if self._prepared:
+            from dschat.data.prepared.read import check_folder, from_prepared
+
+            for folder in self._prepared:
+                check_folder(folder, self._tokenizer, make.keywords.get("eos_id"), on_prompt, kind)
+                if config.columns.apply_chat_template and not folder.applied_chat_template:
+                    raise UserError(
+                        f"--apply_chat_template: the rows of {folder.path} were prepared without it and are encoded "
+                        "already. Drop the flag, or give it to `dschat data prepare`."
+                    )
+                files = tuple(chain.from_iterable(folder.files.values()))
+                self._sources.append(RawSource(str(folder.path), (), None, files))
             self._make = from_prepared(make, kind)
         else:
             self._sources = [open_source(path, config.columns) for path in config.data.data_path]
@@ -230,6 +231,8 @@ class ExampleLoader(Generic[E]):
 
     def _share(self, show: bool) -> Share[Any]:
         if self._prepared:
+            from dschat.data.prepared.read import prepared_share
+
             return prepared_share(self._prepared, self._tokenizer)
         return load_share(self._config, show)
 

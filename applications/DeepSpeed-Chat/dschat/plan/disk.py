@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from dschat.plan.models import Role
 from dschat.plan.states import FLOAT32, MOMENTS, Weights
 from dschat.settings.common import CommonConfig
-from dschat.settings.ppo import PPOConfig
 
 DISK_RATE = 1_000_000_000  # bytes per second of a disk that machines share: an assumption
 
@@ -56,7 +55,7 @@ def disk_of(
             by_main += _main_bytes(weights)
             shared += _shared_bytes(weights)
             models += weights.whole if config.finetuning.merge_lora else weights.width * weights.trained
-    if isinstance(config, PPOConfig) and config.memory.enable_ema:
+    if config.keeps_average:
         actor = roles[0].weights
         shared += FLOAT32 * actor.trained
         models += actor.whole

@@ -87,12 +87,11 @@ def make_plan(config: CommonConfig, machine: Machine, load_config: ConfigLoader)
     batches = config.plan_batches(machine.processes)
     roles = roles_of(config, batches, load_config, machine.device)
     phases = phases_of(config, batches, roles, machine)
-    average = isinstance(config, PPOConfig) and config.memory.enable_ema
     return Plan(
         config,
         machine,
         tuple(roles),
         tuple(phases),
-        host_of(roles, machine, average),
+        host_of(roles, machine, config.keeps_average),
         disk_of(config, roles, machine.processes),
     )

@@ -487,6 +487,11 @@ class CommonConfig(Config, metaclass=ABCMeta):
         return False
 
     @property
+    def keeps_average(self) -> bool:
+        """Whether a moving average of the trained weights is kept, and saved as a model."""
+        return False
+
+    @property
     def shares_process_with_vllm(self) -> bool:
         """Whether vLLM, which sets torch.compile up for itself, runs in the training processes."""
         return False

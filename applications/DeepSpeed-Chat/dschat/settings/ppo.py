@@ -475,6 +475,10 @@ class PPOConfig(CommonConfig):
         return not self.rollouts.uses_vllm
 
     @property
+    def keeps_average(self) -> bool:
+        return self.memory.enable_ema
+
+    @property
     def shares_process_with_vllm(self) -> bool:
         """Whether vLLM, which sets torch.compile up for itself, runs in the training processes."""
         return self.runs_vllm
