@@ -480,7 +480,6 @@ class PPOConfig(CommonConfig):
 
     @property
     def shares_process_with_vllm(self) -> bool:
-        """Whether vLLM, which sets torch.compile up for itself, runs in the training processes."""
         return self.runs_vllm
 
     @property
