@@ -37,7 +37,6 @@ from macro_actions.conditions import (
     isolate_last_token,
     make_row_seeds,
 )
-from macro_actions.constituents import ParsingCondition
 from macro_actions.masked import last_true
 from macro_actions.token_text import TokenReader
 from macro_actions.types import Rollout, ScoredRollout, Trajectory, mapped
@@ -178,6 +177,8 @@ class Parsing:
 
     def __init__(self, flags: ParsingFlags, run: RunParts) -> None:
         """Loads the parser. Raises UserError if it cannot be loaded."""
+        from macro_actions.constituents import ParsingCondition
+
         backend = load_backend(flags.parser, flags.parser_model, flags.parser_device)
         self._parse = ParsingCondition(run.tokenizer, backend, flags.parsing_cutoff, {run.end_id})
         self.parser = {"name": backend.name, "version": backend.version}
