@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How commands end."""
 
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from functools import partial
 from cli_runs import environment, write_jsonl
 from dschat.base.errors import UserError
 from dschat.cli import main
-from dschat.main import run_script
+from dschat.main import run_main, run_script
 from fake_judge import EVALUATION, rows_of
 
 
@@ -32,6 +34,19 @@ def test_how_scripts_end(caplog, capsys):
     bad, stopped, kept = caplog.messages
     assert (bad, stopped) == ("error: --x: bad", "interrupted")
     assert kept.startswith("interrupted; ") and kept.endswith("the same command continues from there")
+
+
+def test_a_run_in_the_process_of_its_command_has_time_stamps(capsys, monkeypatch):
+    """On one GPU no rank is started: the command has set up the log already, without time stamps."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+
+    def read_config():
+        logging.getLogger("dschat").warning("a line")
+        raise UserError("--x: bad")
+
+    assert run_script(partial(run_main, "sft", read_config, lambda: None)) == 2
+    line, error = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d a line", line) and error == "error: --x: bad"
 
 
 def test_an_unknown_second_word_is_named(capsys):

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from dschat.base.errors import UserError
+from dschat.cluster import Rank
+from dschat.launch import ERROR_FILE
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.save_command import SaveCommand
 from dschat.run.stop import Stopped
@@ -55,6 +57,7 @@ def test_a_command_that_hangs_ends_no_run(tmp_path, caplog):
         ("echo from the server >&2; exit 1", 1, "from the server"),
         ("exit 1", 1, "it has printed nothing"),
         ("kill -9 $$", -9, "it has printed nothing"),
+        ("head -c 9000 /dev/zero | tr '\\0' x; echo; exit 1", 1, 1999 * "x"),  # and the end of the line: 2,000 bytes
     ],
 )
 def test_a_failure_is_a_warning(command, status, said, tmp_path, caplog):
@@ -64,6 +67,29 @@ def test_a_failure_is_a_warning(command, status, said, tmp_path, caplog):
     assert caplog.messages == [
         f"--save_command for {tmp_path} has failed with status {status}, the run goes on: {said}"
     ]
+
+
+def test_a_command_that_cannot_be_started_is_a_warning(tmp_path, caplog):
+    """The kernel takes no argument of more than 128 KiB."""
+    copying = SaveCommand("true " + 2**17 * "x")
+    copying.start(tmp_path)
+    copying.finish(60.0)
+    (message,) = caplog.messages
+    assert message.startswith(f"--save_command for {tmp_path} cannot be started, the run goes on: ")
+
+
+def test_a_command_is_no_rank_of_the_run(tmp_path, monkeypatch):
+    """`dschat` in it would wait for the run's other ranks, or leave its own error as that of the run."""
+    of_rank = {ERROR_FILE: "error", **Rank(1, 1, 4, 2, None, "a test").variables("10.0.0.1", 29500)}
+    for name, value in of_rank.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    copying = SaveCommand(f"env > {shlex.quote(str(tmp_path / 'variables'))}")
+    copying.start(tmp_path)
+    copying.finish(60.0)
+    variables = dict(line.split("=", 1) for line in (tmp_path / "variables").read_text().splitlines() if "=" in line)
+    assert (variables["CUDA_VISIBLE_DEVICES"], variables["CHECKPOINT"]) == ("3", str(tmp_path))
+    assert not variables.keys() & of_rank.keys()
 
 
 def test_a_run_copies_its_last_checkpoint(tmp_path, monkeypatch, group):
@@ -95,6 +121,30 @@ def test_what_is_being_copied_stays(tmp_path, monkeypatch, group):
     supervised("sft", tmp_path / "run", save_command=waiting_command(tmp_path), **flags).fit()
     assert {path.name for path in folder.iterdir()} == {"step-4"}
     assert (tmp_path / "copied").read_text().split() == ["step-1", "step-4"]
+
+
+def test_a_checkpoint_that_stayed_for_its_copy_is_removed_once(tmp_path, group, caplog):
+    """The copy of step-1 is done between the saves of step-2 and step-3; the end of the run has nothing to remove."""
+    loop = supervised(
+        "sft",
+        tmp_path / "run",
+        save_command=waiting_command(tmp_path),
+        save_steps=1,
+        save_total_limit=1,
+        eval_interval=0,
+    )
+    iterate = loop.iterate
+
+    def iterate_and_go(work):
+        if loop.update == 3:
+            (tmp_path / "go").touch()
+            loop.checkpoints._command._running.process.wait()
+        return iterate(work)
+
+    loop.iterate = iterate_and_go
+    loop.fit()
+    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {"step-4"}
+    assert not [message for message in caplog.messages if "cannot be removed" in message]
 
 
 @pytest.mark.parametrize("reason", ["signal", "alarm"])

@@ -82,9 +82,10 @@ def run_main(
     """
     time_stamp = "" if sys.stderr.isatty() else "%(asctime)s "
     form = f"{time_stamp}{_rank_prefix()}%(message)s"
-    logging.basicConfig(
-        level=logging.INFO, format=form, datefmt="%Y-%m-%d %H:%M:%S", handlers=[LinesAboveBars()], force=_has_peers()
-    )
+    logging.basicConfig(level=logging.INFO, handlers=[LinesAboveBars()], force=_has_peers())
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LinesAboveBars):  # possibly that of `run_script`
+            handler.setFormatter(logging.Formatter(form, "%Y-%m-%d %H:%M:%S"))
     follow_launcher()
     process = TrainingProcess(step, load_step)
     try:

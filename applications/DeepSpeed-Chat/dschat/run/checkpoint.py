@@ -118,7 +118,7 @@ class Checkpoints:
         self._saved_at = time.monotonic()  # end of the last save, or start of the run
         command = config.output.save_command
         self._command = SaveCommand(command) if command is not None and is_main() else None
-        self._spared: Path | None = None  # a checkpoint that is not needed but was being copied
+        self._spared: Path | None = None  # a checkpoint that is not needed but was being copied at the last save
         self._irremovable: set[Path] = set()  # checkpoints that could not be removed
 
     @property
@@ -204,6 +204,7 @@ class Checkpoints:
         earlier one.
         """
         assert self._last is not None
+        self._spared = None
         limit = self._config.output.save_total_limit
         folders = []
         for folder in self._newest_first():
@@ -221,7 +222,10 @@ class Checkpoints:
     def finish(self) -> None:
         """Waits until --save_command has copied the last checkpoint, for at most half of --save_timeout."""
         if self._command is not None:
-            self._command.finish(self._config.engine.save_timeout / 2)
+            seconds = self._config.engine.save_timeout / 2
+            if self._command.folder is not None:
+                logger.info("waiting for --save_command, for at most %.0f s", seconds)
+            self._command.finish(seconds)
             if self._spared is not None:
                 self._remove(self._spared)
         if self._config.output.save_command is not None:

@@ -2,7 +2,8 @@
 """--save_command: copies checkpoints elsewhere while training goes on.
 
 One command runs at a time. A checkpoint that is saved in the meantime is passed over, unless it is the last one:
-that one is copied before the run ends. A command that fails is a warning.
+that one is copied before the run ends. A command that fails, or cannot be started, is a warning. `dschat` may be such
+a command.
 """
 
 import logging
@@ -17,7 +18,19 @@ from typing import IO
 logger = logging.getLogger(__name__)
 
 FOLDER = "CHECKPOINT"  # environment variable with the checkpoint's folder
+# Environment variables by which `dschat` takes itself for this rank, or its error for the run's.
+OF_RANK = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "LOCAL_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "MA_RLHF_ERROR_FILE",
+)
 LAST_LINES = 5  # of the output of a command that has failed
+LAST_BYTES = 2000  # of these lines
 
 
 @dataclass(frozen=True)
@@ -51,16 +64,21 @@ class SaveCommand:
             self._waiting = folder
             return
         self._waiting = None
-        output = tempfile.TemporaryFile()
-        process = subprocess.Popen(
-            self._command,
-            shell=True,
-            env=os.environ | {FOLDER: str(folder.resolve())},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            process_group=0,  # a terminal's Ctrl-C does not reach it: the run saves another checkpoint first
-        )
+        environment = {name: value for name, value in os.environ.items() if name not in OF_RANK}
+        try:
+            output = tempfile.TemporaryFile()
+            process = subprocess.Popen(
+                self._command,
+                shell=True,
+                env=environment | {FOLDER: str(folder.resolve())},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # a terminal's Ctrl-C does not reach it: the run saves another checkpoint first
+            )
+        except OSError as error:
+            logger.warning("--save_command for %s cannot be started, the run goes on: %s", folder, error)
+            return
         self._running = Copy(folder, process, output)
 
     def finish(self, seconds: float) -> None:
@@ -83,7 +101,8 @@ class SaveCommand:
         with copy.output as output:
             if copy.process.returncode == 0:
                 return
-            output.seek(0)
+            size = output.seek(0, os.SEEK_END)
+            output.seek(max(0, size - LAST_BYTES))
             lines = output.read().decode(errors="replace").splitlines()
         logger.warning(
             "--save_command for %s has failed with status %d, the run goes on: %s",
