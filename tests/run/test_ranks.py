@@ -217,3 +217,15 @@ def test_handlers_are_restored():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
     assert subprocess.run(["true"]).returncode == 0
+
+
+def test_logs_do_not_wait_for_a_daemon(tmp_path, monkeypatch):
+    """A process of a session of its own, with the rank's output, is nobody's to end."""
+    monkeypatch.setattr(ranks, "LOGS_AFTER", 0.3)
+    rank = f"echo said; setsid sleep 60 & echo $! > {tmp_path}/daemon"
+    start = time.monotonic()
+    with passing_on_signals() as signals:
+        assert run_ranks(["sh", "-c", rank], [dict(os.environ)], signals, log_dir=tmp_path) == 0
+    assert time.monotonic() - start < 30
+    os.kill(int((tmp_path / "daemon").read_text()), signal.SIGKILL)
+    assert (tmp_path / "rank-0.log").read_text() == "said\n"

@@ -30,6 +30,7 @@ from dschat.base.signals import handled_by, signals_that_stop
 CHECK_INTERVAL = 0.1  # seconds between two looks at the ranks
 TERM_AFTER = 3.0  # seconds that the other ranks have to end by themselves after a failure
 KILL_AFTER = 30.0  # seconds from SIGTERM to SIGKILL
+LOGS_AFTER = 10.0  # seconds from the end of all that to the end of the logs
 # Processes that outlive the ranks ("strays") are ended.
 STRAYS_TERM_AFTER = 60.0  # seconds from the last rank's end to SIGTERM
 STRAYS_KILL_AFTER = 300.0  # seconds from SIGTERM to SIGKILL
@@ -73,7 +74,8 @@ def run_ranks(
     failed = _wait_for(ranks, signals, first_rank)
     _end_strays([rank.pid for rank in ranks])
     for tee in tees:
-        tee.communicate()
+        with suppress(subprocess.TimeoutExpired):  # a process of a session of its own still holds the rank's output
+            tee.communicate(timeout=LOGS_AFTER)
     signals.pass_to(())
     os.close(held_open)
     if failed is not None:
