@@ -170,13 +170,13 @@ def test_other_machines_are_told_where_local_copies_are(tmp_path, monkeypatch):
     hosts = tmp_path / "hosts"
     hosts.write_text("first slots=8\nsecond slots=8")
     (tmp_path / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\n")
-    for program in ("pdsh", "ssh"):
-        (tmp_path / program).write_text("#!/bin/sh\nexit 0\n")
+    told = tmp_path / "told"
+    for program, script in {"pdsh": "exit 0", "ssh": f"cat >> {told}"}.items():
+        (tmp_path / program).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / program).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     run_recorded(GEMMA["ppo"], tmp_path, HOSTFILE=str(hosts), NUM_GPUS=None).expect(0)
-    told = (tmp_path / "record.remote").read_text().splitlines()
-    assert "NCCL_DEBUG=INFO" in told and f"MA_RLHF_DATA={tmp_path}/data" in told
+    assert '"NCCL_DEBUG": "INFO"' in told.read_text() and f'"MA_RLHF_DATA": "{tmp_path}/data"' in told.read_text()
 
 
 def test_a_script_on_machines_without_ssh(tmp_path):

@@ -26,7 +26,6 @@ SHIM = re.compile(r'exec python -m dschat (\S+) --config (\S+) "\$@"')
 RECORDER = """#!/bin/sh
 printf '%s\\0' "$@" > "$RECORD.$RANK"
 env > "$RECORD.$RANK.env"
-[ -z "$DS_ENV_FILE" ] || cp "$DS_ENV_FILE" "$RECORD.remote"
 exit ${RECORDER_STATUS:-0}
 """
 # Python reads it first: a rank of dschat, or DeepSpeed's launcher, becomes another program.
