@@ -41,6 +41,16 @@ def test_one_at_a_time_and_the_newest_at_the_end(tmp_path, caplog):
     assert command.folder is None and len(caplog.messages) == 2
 
 
+def test_the_newest_checkpoint_behind_a_command_that_hangs_is_named(tmp_path, caplog):
+    command = SaveCommand(waiting_command(tmp_path))
+    command.start(tmp_path / "step-1")
+    command.start(tmp_path / "step-2")
+    command.finish(0.05)
+    assert caplog.messages[-1] == f"{tmp_path / 'step-2'} is not copied: run --save_command for it yourself"
+    (tmp_path / "go").touch()
+    command.finish(60.0)
+
+
 def test_a_command_that_hangs_ends_no_run(tmp_path, caplog):
     command = SaveCommand(waiting_command(tmp_path))
     command.start(tmp_path / "step-1")

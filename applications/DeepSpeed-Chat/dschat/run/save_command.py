@@ -90,6 +90,8 @@ class SaveCommand:
             except subprocess.TimeoutExpired:
                 folder = self._running.folder
                 logger.warning("--save_command for %s has not ended after %.0f s, and runs on", folder, seconds)
+                if self._waiting is not None:
+                    logger.warning("%s is not copied: run --save_command for it yourself", self._waiting)
                 return
             self._end(self._running)
             if self._waiting is not None:
