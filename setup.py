@@ -82,9 +82,7 @@ def distribution(package_dir: str, core_dir: str, trees_dir: str) -> dict:
         "long_description_content_type": "text/markdown",
         "license": "Apache-2.0",
         "python_requires": ">=3.11",
-        "package_data": {
-            "dschat": ["**/*.html", "**/*.css", "**/*.js", "**/*.toml", "presets/*/*.yaml", "py.typed"],
-        },
+        "package_data": {"dschat": ["**/*.html", "**/*.css", "**/*.js", "**/*.toml", "presets/*/*.yaml", "py.typed"]},
         "entry_points": {"console_scripts": ["dschat = dschat.cli:main"]},
         **package_arguments(package_dir, core_dir, trees_dir),
         **requirement_arguments(),
@@ -110,10 +108,7 @@ def requirement_arguments() -> dict:
     if EDITABLE in os.environ:
         core = []
         trees = []
-    return {
-        "install_requires": [*core, *REQUIREMENTS],
-        "extras_require": EXTRAS | {"parsing": [*trees, *PARSING]},
-    }
+    return {"install_requires": [*core, *REQUIREMENTS], "extras_require": EXTRAS | {"parsing": [*trees, *PARSING]}}
 
 
 if __name__ == "__main__":

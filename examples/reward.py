@@ -10,11 +10,7 @@ from typing import Any
 WANTED_LENGTH = 200  # characters
 
 
-def closeness(
-    prompts: list[str],
-    responses: list[str],
-    rows: list[dict[str, Any]],
-) -> list[float]:
+def closeness(prompts: list[str], responses: list[str], rows: list[dict[str, Any]]) -> list[float]:
     """0 for a response of the wanted length, and lower the further its length is from it."""
     scores = []
     for response in responses:
@@ -23,10 +19,6 @@ def closeness(
     return scores
 
 
-def says_why(
-    prompts: list[str],
-    responses: list[str],
-    rows: list[dict[str, Any]],
-) -> list[float]:
+def says_why(prompts: list[str], responses: list[str], rows: list[dict[str, Any]]) -> list[float]:
     """1 for a response that gives a reason."""
     return [float("because" in response.lower()) for response in responses]

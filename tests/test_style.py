@@ -18,8 +18,8 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 VAGUE_NAMES = set("found place places own one each known kept given told those way ways said".split())
 # measure → the figure of the day
 LIMITS = {
-    "tokens per line": 7.9,
-    "dense lines, percent": 0.9,
+    "tokens per line": 8.7,
+    "dense lines, percent": 2.1,
     "comprehensions per 1,000 lines": 24.7,
     "tuple assignments, percent": 0.1,
     "vague names": 0,

@@ -45,11 +45,7 @@ class BeneparBackend:
     name = "benepar"
     unit: Literal["sentence"] = "sentence"
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str] = DEFAULT_MODEL,
-        device: str = "cpu",
-    ) -> None:
+    def __init__(self, model: str | os.PathLike[str] = DEFAULT_MODEL, device: str = "cpu") -> None:
         """Loads the model, once per process.
 
         Args:
@@ -68,10 +64,7 @@ class BeneparBackend:
         self.version = describe_model(path)
         self._has_failed = False
 
-    def parse(
-        self,
-        units: Sequence[str],
-    ) -> list[Tree | None]:
+    def parse(self, units: Sequence[str]) -> list[Tree | None]:
         """Parses sentences in one call of the model.
 
         A tree is None if its sentence has no words, too many words, or makes the model fail; other sentences are not
@@ -98,13 +91,7 @@ class BeneparBackend:
         if not sentences:
             return []
         try:
-            return list(
-                self._parser.parse(
-                    sentences,
-                    return_compressed=True,
-                    subbatch_max_tokens=WORDS_PER_PASS,
-                )
-            )
+            return list(self._parser.parse(sentences, return_compressed=True, subbatch_max_tokens=WORDS_PER_PASS))
         except Exception as error:  # a model may fail in any way
             if len(sentences) == 1:
                 self._log_failure(sentences[0], error)
@@ -131,14 +118,7 @@ class BeneparBackend:
             tags = [self._parser.tag_from_index[i] for i in output.tags.tolist()]
         starts = output.starts.tolist()
         ends = output.ends.tolist()
-        constituents = list(
-            zip(
-                starts,
-                ends,
-                output.labels.tolist(),
-                strict=True,
-            )
-        )
+        constituents = list(zip(starts, ends, output.labels.tolist(), strict=True))
         if constituents[0][:2] != (0, word_count) or len(tags) != word_count:
             return None
 
@@ -157,10 +137,7 @@ class BeneparBackend:
         return finished[0][1]
 
 
-def _under_labels(
-    labels: list[str],
-    children: list[Tree],
-) -> Tree:
+def _under_labels(labels: list[str], children: list[Tree]) -> Tree:
     """Puts children under a chain of constituents: S::VP is an S whose only child is a VP."""
     if not labels and len(children) > 1:
         labels = ["TOP"]
@@ -291,9 +268,7 @@ def _load_cached(path: Path, modified: int, device: str) -> Any:
         raise TreelibError(f"benepar model on device {device}: {_in_one_line(error)}") from error
 
 
-def _read_file(
-    path: Path,
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Configuration and weights from one file, as benepar saves during training."""
     content = _read_weights(path)
     if not isinstance(content, dict) or not {"config", "state_dict"} <= content.keys():
@@ -308,9 +283,7 @@ def _read_file(
     return content["config"], content["state_dict"]
 
 
-def _read_folder(
-    path: Path,
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Configuration and weights from a folder, as benepar publishes them with the encoder's tokenizer."""
     from transformers import AutoConfig
 
@@ -361,10 +334,7 @@ def _num_positions(encoder: Any) -> int:
     return positions - (encoder.pad_token_id + 1 if "roberta" in encoder.model_type else 0)
 
 
-def _load_state(
-    parser: Any,
-    state: dict[str, Any],
-) -> None:
+def _load_state(parser: Any, state: dict[str, Any]) -> None:
     """Loads all weights, without buffers that old versions of transformers saved beside them."""
     obsolete = ("embeddings.position_ids", "EncDecAttention.relative_attention_bias.weight")
     expected = parser.state_dict().keys()
@@ -396,10 +366,7 @@ def _load_tokenizer(*args: Any, **kwargs: Any) -> Any:
     return tokenizer
 
 
-def _with_special_tokens(
-    tokenizer: Any,
-    ids: Sequence[int],
-) -> list[int]:
+def _with_special_tokens(tokenizer: Any, ids: Sequence[int]) -> list[int]:
     """Ids between those that the tokenizer puts before and after a text."""
     plain = list(tokenizer("a", add_special_tokens=False)["input_ids"])
     full = list(tokenizer("a", add_special_tokens=True)["input_ids"])

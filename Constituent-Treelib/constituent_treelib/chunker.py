@@ -24,12 +24,7 @@ Kind = Literal["content", "opener", "pronoun", "conjunction", "opening", "closin
 # State of a clause. start: only conjunctions and brackets so far; word: after a content word; open: after a word or
 # bracket that needs another word; pronoun: after a pronoun; ended: after the mark that ends it.
 State = Literal["start", "word", "open", "pronoun", "ended"]
-_STATE_AFTER: dict[Kind, State] = {
-    "content": "word",
-    "opener": "open",
-    "pronoun": "pronoun",
-    "conjunction": "start",
-}
+_STATE_AFTER: dict[Kind, State] = {"content": "word", "opener": "open", "pronoun": "pronoun", "conjunction": "start"}
 _PERSONAL = "i you he she it we they"
 _PRONOUNS = f"{_PERSONAL} me him us them myself yourself himself herself itself ourselves yourselves themselves"
 _OPENERS = """
@@ -100,10 +95,7 @@ class Chunker:
     version = "3"  # changes when a sentence gets another tree
     unit: Literal["sentence"] = "sentence"
 
-    def parse(
-        self,
-        units: Sequence[str],
-    ) -> list[Tree | None]:
+    def parse(self, units: Sequence[str]) -> list[Tree | None]:
         """A tree per sentence, None for a blank one."""
         trees: list[Tree | None] = []
         for unit in units:
@@ -159,12 +151,7 @@ def chunk_sentence(text: str, start: int, end: int) -> Tree:
     return Tree(CHUNKED, clauses[0].start, clauses[-1].end, tuple(clauses))
 
 
-def _kind_of(
-    word: str,
-    state: State,
-    before: str,
-    next_char: str,
-) -> Kind:
+def _kind_of(word: str, state: State, before: str, next_char: str) -> Kind:
     """The kind of a word or mark at its place.
 
     Args:
@@ -187,10 +174,7 @@ def _kind_of(
     return kind
 
 
-def _begins(
-    kind: Kind,
-    state: State,
-) -> Literal["clause", "chunk", "nothing"]:
+def _begins(kind: Kind, state: State) -> Literal["clause", "chunk", "nothing"]:
     """Which constituent a word or mark begins, given the state of the clause before it."""
     if state == "ended":
         return "clause"

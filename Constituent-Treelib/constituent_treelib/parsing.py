@@ -28,11 +28,7 @@ logger = logging.getLogger(__name__)
 NAMES = ("benepar", "chunker", "tree-sitter")
 
 
-def make_backend(
-    name: str,
-    model: str | None = None,
-    device: str = "cpu",
-) -> Backend:
+def make_backend(name: str, model: str | None = None, device: str = "cpu") -> Backend:
     """Loads a parser.
 
     Args:
@@ -78,10 +74,7 @@ class Backend(Protocol):
     @property
     def unit(self) -> Literal["sentence", "text"]: ...
 
-    def parse(
-        self,
-        units: Sequence[str],
-    ) -> Sequence[Tree | None]:
+    def parse(self, units: Sequence[str]) -> Sequence[Tree | None]:
         """One tree per unit, with positions in characters of that unit; None if it cannot be parsed.
 
         Leaves are in order and do not overlap; there may be gaps between them.
@@ -115,10 +108,7 @@ class ParseCounts:
     reasons: Counter[str] = field(default_factory=Counter)
 
 
-def parse_texts(
-    texts: Sequence[str],
-    backend: Backend,
-) -> tuple[list[list[Tree]], ParseCounts]:
+def parse_texts(texts: Sequence[str], backend: Backend) -> tuple[list[list[Tree]], ParseCounts]:
     """Parses many texts with one call of the backend. Never raises, whatever a text contains; a failure is logged.
 
     Args:
@@ -161,20 +151,14 @@ def chunk_text(text: str) -> list[Tree]:
     return [chunk_sentence(text, start, end) for start, end in sentence_spans(text)]
 
 
-def _unit_spans(
-    text: str,
-    backend: Backend,
-) -> list[tuple[int, int]]:
+def _unit_spans(text: str, backend: Backend) -> list[tuple[int, int]]:
     """(start, end) of the units of a text that the backend parses."""
     if backend.unit == "sentence":
         return sentence_spans(text)
     return [(0, len(text))] if text.strip() else []
 
 
-def _parse(
-    units: list[str],
-    backend: Backend,
-) -> list[Tree | str]:
+def _parse(units: list[str], backend: Backend) -> list[Tree | str]:
     """For each unit the backend's tree, or the reason why there is none."""
     if not units:
         return []
@@ -260,10 +244,7 @@ class ConstituentTree:
         except ImportError as error:
             raise TreelibError(f"nltk_tree needs nltk ({error}): pip install nltk") from error
 
-        def make(
-            node: Tree,
-            children: list[NltkTree | str],
-        ) -> NltkTree | str:
+        def make(node: Tree, children: list[NltkTree | str]) -> NltkTree | str:
             if children:
                 return NltkTree(node.label, children)
             word = self._text(node)

@@ -46,10 +46,7 @@ class TreeSitterBackend:
         """
         self._parser, self.version = _load(language.lower().replace("-", "_"))
 
-    def parse(
-        self,
-        units: Sequence[str],
-    ) -> list[Tree | None]:
+    def parse(self, units: Sequence[str]) -> list[Tree | None]:
         """A tree per program, with its statements as children; None for a blank text or one that is no program."""
         return [self._parse(unit) for unit in units]
 
@@ -59,10 +56,7 @@ class TreeSitterBackend:
         root = self._parser.parse(text.encode("utf-8")).root_node
         character = _characters(text)
 
-        def make(
-            node: Any,
-            children: list[Tree | None],
-        ) -> Tree | None:
+        def make(node: Any, children: list[Tree | None]) -> Tree | None:
             parts = [child for child in children if child is not None]
             if node is root:  # tree-sitter's root begins after text that the parser skipped
                 return _constituent(text, node.type, 0, len(text), parts)
@@ -116,13 +110,7 @@ def _characters(text: str) -> Callable[[int], int]:
     return lambda offset: bisect_left(starts, offset)
 
 
-def _constituent(
-    text: str,
-    label: str,
-    start: int,
-    end: int,
-    children: Sequence[Tree],
-) -> Tree | None:
+def _constituent(text: str, label: str, start: int, end: int, children: Sequence[Tree]) -> Tree | None:
     """A node for text[start:end] with every visible character in a word; None if there is no visible character."""
     parts: list[Tree] = []
     position = start
@@ -138,11 +126,7 @@ def _constituent(
     return Tree(label, parts[0].start, parts[-1].end, tuple(parts))
 
 
-def _words(
-    text: str,
-    start: int,
-    end: int,
-) -> list[Tree]:
+def _words(text: str, start: int, end: int) -> list[Tree]:
     """Words for text that no node covers: one if there is no blank in it, else the chunker's sentences."""
     gap = text[start:end]
     words = gap.split(None, 1)
@@ -217,11 +201,7 @@ def _nodes_to_split(program: Tree, text: str) -> set[int]:
     return split_ids
 
 
-def _merge_runs(
-    node: Tree,
-    split_ids: set[int],
-    text: str,
-) -> list[Tree]:
+def _merge_runs(node: Tree, split_ids: set[int], text: str) -> list[Tree]:
     """The children that are split further, and the others merged into runs; each line of an error is a run."""
     runs: list[list[Tree]] = []
     for child in node.children:

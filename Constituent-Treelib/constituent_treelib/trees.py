@@ -70,10 +70,7 @@ class Tree:
         return fold(self, brackets)
 
 
-def fold(
-    root: Any,
-    make: Callable[[Any, list[T]], T],
-) -> T:
+def fold(root: Any, make: Callable[[Any, list[T]], T]) -> T:
     """Computes a value from the words up to the root, without recursion, so that any depth works.
 
     Args:
@@ -207,11 +204,7 @@ def arrange(tree: Tree, text: str) -> Picture:
     return Picture(root.width + 2 * MARGIN, bottom + FONT_SIZE / 2 + MARGIN, labels, lines)
 
 
-def _make_box(
-    node: Tree,
-    children: list[_Box],
-    text: str,
-) -> _Box:
+def _make_box(node: Tree, children: list[_Box], text: str) -> _Box:
     width = text_width(visible(node.label), bold=bool(children))
     if not children:
         width = max(width, text_width(visible(text[node.start : node.end])))
@@ -246,11 +239,7 @@ def draw_svg(tree: Tree, text: str) -> str:
 """
 
 
-def draw_png(
-    tree: Tree,
-    text: str,
-    path: str | os.PathLike[str],
-) -> None:
+def draw_png(tree: Tree, text: str, path: str | os.PathLike[str]) -> None:
     """Writes the tree as a PNG file with twice the resolution of the SVG, or less for a very large tree.
 
     Raises:
@@ -264,11 +253,7 @@ def draw_png(
         raise TreelibError(f"a PNG needs matplotlib ({error}): pip install matplotlib, or write an SVG.") from error
     picture = arrange(tree, text)
     scale = min(2.0, _MAX_PIXELS / picture.width, _MAX_PIXELS / picture.height)
-    figure = Figure(
-        figsize=(picture.width / 100, picture.height / 100),
-        dpi=100 * scale,
-        facecolor="white",
-    )
+    figure = Figure(figsize=(picture.width / 100, picture.height / 100), dpi=100 * scale, facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set_xlim(0, picture.width)

@@ -44,13 +44,7 @@ def test_kernels_belong_to_what_launched_them(tmp_path: Path) -> None:
         ("vectorized_elementwise_kernel", "gradients", "actor backward", MAIN, ["aten::mul"]),
         ("triton_red_fused_sum", "head", "actor backward", AUTOGRAD, [f"{NODE}_TokenLogprobsBackward"]),
         ("sm90_xmma_gemm_bf16", "matrices", "actor backward", AUTOGRAD, [f"{NODE}CompiledFunctionBackward"]),
-        (
-            "multi_tensor_apply_kernel",
-            "gradients",
-            "actor backward",
-            AUTOGRAD,
-            [ACCUMULATION],
-        ),
+        ("multi_tensor_apply_kernel", "gradients", "actor backward", AUTOGRAD, [ACCUMULATION]),
         ("nvjet_tst_64x64", "optimiser", "optimiser step", MAIN, ["aten::mm"]),
         ("Memcpy DtoH", "other", "rest", MAIN, ["aten::item"]),
     ]

@@ -120,11 +120,7 @@ def test_evaluation(tmp_path):
         ]
         write_jsonl(tmp_path / f"{name}.jsonl", responses)
     key = "sk-this-must-stay-secret"
-    variables = {
-        "OPENAI_SK": key,
-        "HOME": str(tmp_path / "home"),
-        "XDG_CACHE_HOME": str(tmp_path / "home" / "cache"),
-    }
+    variables = {"OPENAI_SK": key, "HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home" / "cache")}
     output = ""
     with judge_server() as judge:
         judge.answer = always_first

@@ -46,11 +46,7 @@ class Chain:
 def rows_for(tokenizer: Any, texts: Sequence[Text]) -> list[Text]:
     """Rows whose responses begin with a blank; the first prompt begins with BOS, if the tokenizer has one."""
     rows = [
-        {
-            "prompt": text["prompt"] + " TL;DR:",
-            "chosen": " " + text["chosen"],
-            "rejected": " " + text["rejected"],
-        }
+        {"prompt": text["prompt"] + " TL;DR:", "chosen": " " + text["chosen"], "rejected": " " + text["rejected"]}
         for text in texts
     ]
     rows[0]["prompt"] = (tokenizer.bos_token or "") + rows[0]["prompt"]

@@ -58,7 +58,7 @@ VANILLA = {  # KL coefficient of PPO on tokens, which is all that differs from P
     ("google/gemma-7b", TLDR): 0.05,
 }
 RLOO = {  # responses to a prompt and the actor's learning rate; no critic, else as PPO above
-    ("google/gemma-2b", TLDR): (4, 1.5e-5),
+    ("google/gemma-2b", TLDR): (4, 1.5e-5)
 }
 OF_A_CRITIC = ("critic_learning_rate", "critic_weight_decay", "cliprange_value", "gamma", "lam", "value_function")
 FIXED = {  # of every row of a step

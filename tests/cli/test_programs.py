@@ -5,16 +5,7 @@ import json
 
 import pytest
 
-from cli_runs import (
-    STEPS,
-    arguments,
-    check_names,
-    evaluation_rows,
-    message_of,
-    read_jsonl,
-    training_rows,
-    write_jsonl,
-)
+from cli_runs import STEPS, arguments, check_names, evaluation_rows, message_of, read_jsonl, training_rows, write_jsonl
 from data_cases import look_at_data
 from dschat.scoring.programs.levels import weakness
 from launches import launch

@@ -26,10 +26,7 @@ EVERYTHING = {
 LORA = {"lora_dim": 2, "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
 WAYS = {
     "float32": {},
-    "bf16": {
-        "dtype": "bf16",
-        "gradient_clipping": 0,
-    },  # as in training/test_real_size.py
+    "bf16": {"dtype": "bf16", "gradient_clipping": 0},  # as in training/test_real_size.py
     "log-probs of the update": {"ppo_epochs": 1, "per_device_training_batch_size": 16},
     "LoRA": LORA,
     "shared base": LORA | {"share_base": True, "critic_model_name_or_path": None},

@@ -43,9 +43,7 @@ CHAT = (
     "dschat demo chat --model runs/quickstart/step3-ma-ppo --other runs/quickstart/step1-sft"
     " --reward-model runs/quickstart/step2-reward"
 )
-SERVERS = [
-    "dschat serve --model FOLDER",
-]
+SERVERS = ["dschat serve --model FOLDER"]
 PLANS = """
 dschat plan tldr_gemma_2b
 dschat plan {script} --gpus 4 --gpu_memory 40 --zero_stage 3

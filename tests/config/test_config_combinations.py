@@ -68,11 +68,7 @@ def test_sound_combinations_are_silent(step, flags, caplog):
         ("ppo", "--top_k 5 --top_p 0.9", "--top_k 5 and --top_p 0.9 truncate"),
         ("ppo", "--parser chunker", "--parser: of no effect without --termination_condition parsing"),
         ("ppo", "--parser_cutoff 4 --parser_device cuda", "--parsing_cutoff, --parser_device: of no effect without"),
-        (
-            "ppo",
-            "--termination_condition parsing --parser chunker --parser_device cuda:1",
-            "only benepar uses it",
-        ),
+        ("ppo", "--termination_condition parsing --parser chunker --parser_device cuda:1", "only benepar uses it"),
         ("ppo", "--no_merge_lora", "--no_merge_lora does nothing without --lora_dim"),
         ("sft", "--lora_module_name q_proj", "--lora_module_name does nothing without --lora_dim"),
         ("sft", "--lora_alpha 4", "--lora_alpha does nothing without --lora_dim"),

@@ -271,11 +271,7 @@ REFUSALS = [
             ),
             ("--advantage_estimator segment_mc", "--environment with --advantage_estimator segment_mc"),
             ("--segment_rewards each", "--environment with --segment_rewards", "Drop --segment_rewards"),
-            (
-                "--reward_model_name_or_path r --rm_template",
-                "--environment with --rm_template",
-                "Drop --rm_template",
-            ),
+            ("--reward_model_name_or_path r --rm_template", "--environment with --rm_template", "Drop --rm_template"),
             ("--on_reward_error retry", "--environment with --on_reward_error retry", "Use stop or skip"),
             ("--max_answer_seq_len 8 --max_turn_seq_len 9", "--max_turn_seq_len 9 is longer than an episode"),
             ("--max_turns 29", "--environment_timeout 60", "--max_turns 29", "--ddp_timeout 1800"),
@@ -340,10 +336,7 @@ REFUSALS = [
             ("--user_function score.py:score --user_tries 2", "--user_tries 2", "add --user_server"),
             ("--user_function score.py:score --user_temperature 0", "--user_temperature 0", "add --user_server"),
             ("--user_function score.py:score --user_max_tokens 2", "--user_max_tokens 2", "add --user_server"),
-            (
-                "--user_function score.py:score --reward_weights environment=1",
-                "--reward_weights reward_model=0.5",
-            ),
+            ("--user_function score.py:score --reward_weights environment=1", "--reward_weights reward_model=0.5"),
         )
     ),
     ("ppo", "--user_function score.py:score", "--user_function", "add --environment simulated_user"),
@@ -545,8 +538,7 @@ COMMAND_LINES |= {"unrewarded": ("online", REQUIRED["refuel"])}
 
 
 @pytest.mark.parametrize(
-    ("step", "flags", "words"),
-    [(step, flags, words) for steps, flags, *words in REFUSALS for step in steps.split()],
+    ("step", "flags", "words"), [(step, flags, words) for steps, flags, *words in REFUSALS for step in steps.split()]
 )
 def test_refusals(step, flags, words):
     step, required = COMMAND_LINES.get(step, (step, None))

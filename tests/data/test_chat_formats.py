@@ -97,11 +97,7 @@ ASKED_BY_ROLE = [("user", "hi"), ("assistant", "yes?"), ("user", "2 + 2?")]
             {"messages": messages(*ASKED_BY_ROLE), "chosen": "4", "rejected": "5"},
         ),
         (
-            {
-                "system": "s",
-                "chosen": spoken(*ASKED, ("gpt", "4")),
-                "rejected": spoken(*ASKED, ("gpt", "5")),
-            },
+            {"system": "s", "chosen": spoken(*ASKED, ("gpt", "4")), "rejected": spoken(*ASKED, ("gpt", "5"))},
             {
                 "chosen": messages(("system", "s"), *ASKED_BY_ROLE, ("assistant", "4")),
                 "rejected": messages(("system", "s"), *ASKED_BY_ROLE, ("assistant", "5")),

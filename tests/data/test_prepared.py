@@ -133,18 +133,7 @@ def test_a_folder_trains_like_its_source(kind, form, source, model, tmp_path) ->
     """Without filters, the rows of step 1's or 2's share, cut at the same place: index for index, id for id."""
     stage, part = ("preference", 2) if kind in (PairExample, PreferenceExample) else ("finetune", 1)
     folder = tmp_path / "prepared"
-    prepare(
-        source,
-        model,
-        folder,
-        "--stage",
-        stage,
-        "--data_split",
-        "2,4,4",
-        "--format",
-        form,
-        *LOOSE,
-    )
+    prepare(source, model, folder, "--stage", stage, "--data_split", "2,4,4", "--format", form, *LOOSE)
     share = load_share(flags_of(source, step=part))
     loader = loader_of(kind, folder, limit=14)
     expected, dropped = loader_of(kind, source, limit=14)._make(share.train)

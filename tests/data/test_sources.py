@@ -15,14 +15,7 @@ from pyarrow import parquet
 from cli_runs import write_jsonl as write
 from data_cases import error_of, flags_of
 from dschat.base.errors import UserError
-from dschat.data.sources import (
-    in_proportion,
-    is_published,
-    load_share,
-    load_source,
-    source_line,
-    split_for,
-)
+from dschat.data.sources import in_proportion, is_published, load_share, load_source, source_line, split_for
 from dschat.data.splits import split_bounds, split_indices, split_part
 from dschat.settings.common import ColumnFlags
 

@@ -83,10 +83,7 @@ def test_a_gpu_that_is_too_small_is_named_with_its_flags():
 @pytest.mark.parametrize(
     ("kept", "remedy"),
     [
-        (
-            40,
-            "in step 3, --rollout_engine vllm --vllm_tensor_parallel 2, with which each GPU samples with 30.0 GB",
-        ),
+        (40, "in step 3, --rollout_engine vllm --vllm_tensor_parallel 2, with which each GPU samples with 30.0 GB"),
         (60, "--vllm_tensor_parallel 4, with which each GPU samples with 15.0 GB"),
         (70, "Use larger GPUs or a smaller model.$"),
     ],

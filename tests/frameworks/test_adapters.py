@@ -342,10 +342,7 @@ def test_a_missing_hook_is_named_with_its_place() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (
-            {"termination_condition": "sentences"},
-            "must be one of fixed, turn, parsing, ppl, randomized, not",
-        ),
+        ({"termination_condition": "sentences"}, "must be one of fixed, turn, parsing, ppl, randomized, not"),
         ({"policy_ratio": "token"}, "policy_ratio must be one of macro, macro_mean"),
         ({"value_function": "frist"}, "value_function must be one of equal, unit, position, first, not 'frist'"),
         ({"macro_reward": "avg"}, "reduction must be sum or mean, not 'avg'"),

@@ -3,14 +3,7 @@
 
 import pytest
 
-from dschat.lab.macro_actions import (
-    PALETTE,
-    STYLE,
-    MacroToken,
-    legend_html,
-    macro_spans,
-    macro_tokens,
-)
+from dschat.lab.macro_actions import PALETTE, STYLE, MacroToken, legend_html, macro_spans, macro_tokens
 from dschat.lab.page import Example, MacroPanel, Report, Section
 from handmade_runs import Page
 

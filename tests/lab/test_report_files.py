@@ -74,10 +74,7 @@ def test_a_malformed_file_is_named(two_runs, tmp_path, name, content, message):
     ("metrics", "lack"),
     [
         (START + ', "objective/scores": 1}\n', "metrics.jsonl has no evaluation of update 0, the SFT model"),
-        (
-            START + ', "eval/scores": 1}\n',
-            "metrics.jsonl has no evaluation after update 0: let the run finish",
-        ),
+        (START + ', "eval/scores": 1}\n', "metrics.jsonl has no evaluation after update 0: let the run finish"),
         (None, "samples/update-000010.jsonl is missing"),
     ],
 )

@@ -131,10 +131,7 @@ def test_a_function_scores_the_responses(options, project, tmp_path):
     ("flags", "message"),
     [
         ({"reward_function": "f.py:f"}, "both score the responses"),
-        (
-            {"reward_model": None, "num_return": 2},
-            "--num_return 2 keeps the response .* so it needs scores",
-        ),
+        ({"reward_model": None, "num_return": 2}, "--num_return 2 keeps the response .* so it needs scores"),
         ({"reward_model": None, "ref_scores": True}, "--ref_scores needs scores"),
         (
             {"reward_model": None, "reward_function": f"{__file__}:plain_reward", "ref_scores": True, "model": None},

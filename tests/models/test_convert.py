@@ -46,10 +46,7 @@ OPT = OPTConfig(
 
 
 # Buffers that earlier versions of transformers saved with the weights.
-BUFFERS = {
-    "llama": ["layers.0.self_attn.rotary_emb.inv_freq"],
-    "gpt2": ["h.0.attn.bias"],
-}
+BUFFERS = {"llama": ["layers.0.self_attn.rotary_emb.inv_freq"], "gpt2": ["h.0.attn.bias"]}
 
 
 class RunsCode:

@@ -165,8 +165,7 @@ def test_other_layers_are_not_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("responses", "slots", "steps"),
-    [([5, 2, 2], 3, 5), ([5, 2, 2], 2, 5), ([5, 5, 2], 2, 6), ([0, 0], 2, 0)],
+    ("responses", "slots", "steps"), [([5, 2, 2], 3, 5), ([5, 2, 2], 2, 5), ([5, 5, 2], 2, 6), ([0, 0], 2, 0)]
 )
 def test_the_fewest_steps(responses: list[int], slots: int, steps: int) -> None:
     assert decoding_steps(np.array(responses), slots) == steps

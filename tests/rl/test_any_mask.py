@@ -20,16 +20,7 @@ from closeness import FORWARD, assert_near
 from factories import make_tokenizer
 from macro_actions import conditions
 from macro_actions.estimators import EstimatorSettings, gae_batch
-from rl_cases import (
-    PPL_MODES,
-    PROPERTY,
-    SEEDS,
-    VALUE_FUNCTIONS,
-    draw,
-    mask_of,
-    normal,
-    trajectory_of,
-)
+from rl_cases import PPL_MODES, PROPERTY, SEEDS, VALUE_FUNCTIONS, draw, mask_of, normal, trajectory_of
 
 README = Path(__file__).resolve().parents[2] / "applications" / "macro-actions" / "README.md"
 MASKS = st.lists(st.lists(st.booleans(), min_size=12, max_size=12), min_size=1, max_size=4)

@@ -33,11 +33,7 @@ def three_tokens():
 
 @pytest.mark.parametrize(
     ("by_macro_action", "reduction", "added"),
-    [
-        (True, "sum", [3.0, 3.0, 1.0]),
-        (False, "sum", [2.0, 1.0, 1.0]),
-        (True, "mean", [1.5, 1.5, 1.0]),
-    ],
+    [(True, "sum", [3.0, 3.0, 1.0]), (False, "sum", [2.0, 1.0, 1.0]), (True, "mean", [1.5, 1.5, 1.0])],
 )
 def test_log_ratios_are_added_by_hand(by_macro_action, reduction, added) -> None:
     """A coefficient of 2; rewards, returns and the KL do not know the teacher."""

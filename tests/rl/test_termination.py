@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rl_references as ref
-from macro_actions.conditions import (
-    ends_from_lengths,
-    fixed,
-    isolate_last_token,
-    make_row_seeds,
-    ppl,
-    randomized,
-)
+from macro_actions.conditions import ends_from_lengths, fixed, isolate_last_token, make_row_seeds, ppl, randomized
 from rl_cases import (
     PADDING,
     PPL_MODES,

@@ -95,8 +95,7 @@ RANK_OF_TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WO
 
 
 @pytest.mark.parametrize(
-    ("tasks", "source"),
-    [(PER_MACHINE, "srun"), (PER_GPU, "srun"), (OPEN_MPI, "mpirun"), (TRAIN_JOB, "PET_NNODES=4")],
+    ("tasks", "source"), [(PER_MACHINE, "srun"), (PER_GPU, "srun"), (OPEN_MPI, "mpirun"), (TRAIN_JOB, "PET_NNODES=4")]
 )
 def test_torchrun_in_each_of_several_tasks_is_refused_unless_it_joins_them(tasks, source):
     environ = tasks | RANK_OF_TORCHRUN

@@ -198,10 +198,7 @@ def test_machines_of_a_cluster(variables, flags, expected, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (
-            {"num_nodes": 1},
-            "--num_nodes 1 .*, but srun .* starts this command on 2 machines, which would",
-        ),
+        ({"num_nodes": 1}, "--num_nodes 1 .*, but srun .* starts this command on 2 machines, which would"),
         ({"num_nodes": 3, "node_rank": 0, "master_addr": "a"}, "--num_nodes 3 .*, but srun .* on 2 machines: leave"),
         ({"hostfile": "hosts"}, "--hostfile hosts, but srun .* on 2 machines, each of which would start the others"),
     ],

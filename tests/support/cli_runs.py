@@ -39,12 +39,7 @@ DEMONSTRATIONS, COMPARISONS, HELD_OUT = 32, 64, 16  # rows of the corpus
 SPLIT = "0,32,32"  # of the comparisons between steps 2 and 3
 
 # The CPU, one thread, no network: results do not depend on the machine.
-PLAIN = {
-    "CUDA_VISIBLE_DEVICES": "",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "PYTHONWARNINGS": "ignore",
-}
+PLAIN = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
 PRINTED = ("stdout.txt", "stderr.txt")
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PRELOADED = (
@@ -130,13 +125,7 @@ def run_command(command: Sequence[Any], cwd: Path | None = None, **changes: str 
 
 def _run(words: list[str], cwd: Path | None, changes: dict[str, str | None]) -> Result:
     done = subprocess.run(
-        words,
-        cwd=cwd,
-        env=environment(**changes),
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=TIMEOUT,
+        words, cwd=cwd, env=environment(**changes), capture_output=True, text=True, errors="replace", timeout=TIMEOUT
     )
     return Result(done.returncode, done.stdout, done.stderr)
 

@@ -14,13 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from macro_actions.conditions import (
-    ends_from_lengths,
-    fixed,
-    make_row_seeds,
-    ppl,
-    randomized,
-)
+from macro_actions.conditions import ends_from_lengths, fixed, make_row_seeds, ppl, randomized
 from macro_actions.constituents import ParsingCondition
 from macro_actions.estimators import EstimatorSettings, gae_batch
 from macro_actions.frameworks import MacroActionsConfig

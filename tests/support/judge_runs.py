@@ -25,12 +25,7 @@ def refusal(body: dict[str, Any]) -> str | None:
     return "not this" if body["model"] == REFUSES and is_refused else None
 
 
-def judged_loop(
-    folder: Path,
-    url: str,
-    judge: str = "m",
-    **flags: Any,
-) -> Any:
+def judged_loop(folder: Path, url: str, judge: str = "m", **flags: Any) -> Any:
     """The loop of step 3 on small models, with 8 responses of a rollout, 16 prompts and 4 held-out ones.
 
     Args:

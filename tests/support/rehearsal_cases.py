@@ -21,7 +21,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "lora-3": (3, "fp32", {}),
 }
 SLOW_CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
-    "offload-3": (3, "fp32", {"offload": True}),  # DeepSpeed compiles Adam for the CPU, for a minute
+    "offload-3": (3, "fp32", {"offload": True})  # DeepSpeed compiles Adam for the CPU, for a minute
 }
 
 

@@ -106,11 +106,7 @@ def generation(folder: Path, keep: Callable[..., None]) -> None:
     keep(folder, "offloaded", {"first": greedy_responses(offloaded)}, {"logprobs": logprobs_of(offloaded)})
 
 
-def two_updates(
-    case: Case,
-    folder: Path,
-    generates: bool,
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def two_updates(case: Case, folder: Path, generates: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Two updates of step 1, with generation before each of them if `generates`.
 
     Returns:

@@ -134,11 +134,7 @@ class Started:
         environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
         with open(log, "w") as file:
             self.process = subprocess.Popen(
-                node.command(words, log.parent),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
+                node.command(words, log.parent), env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
             )
 
     def end(self, seconds: float = TIMEOUT) -> int:

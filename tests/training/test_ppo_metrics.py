@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from closeness import FORMULA, near
-from dschat.training.ppo.metrics import (
-    external_metrics,
-    repeated_4grams,
-    rollout_metrics,
-    token_table,
-    token_texts,
-)
+from dschat.training.ppo.metrics import external_metrics, repeated_4grams, rollout_metrics, token_table, token_texts
 from dschat.training.ppo.score import ExternalStats
 from factories import EOS, make_rollout, ragged_rows
 from macro_actions.conditions import fixed

@@ -155,15 +155,9 @@ def test_the_pattern_for_ascii_finds_the_same_words():
             "He left (because it rained).",
             "(S (CLAUSE (CHUNK He) (CHUNK left)) (CLAUSE (CHUNK -LRB- because it) (CHUNK rained -RRB-) .))",
         ),
-        (
-            'He said "that is it".',
-            '(S (CLAUSE (CHUNK He) (CHUNK said)) (CLAUSE (CHUNK " that is it ") .))',
-        ),
+        ('He said "that is it".', '(S (CLAUSE (CHUNK He) (CHUNK said)) (CLAUSE (CHUNK " that is it ") .))'),
         ("I came,but he left", "(S (CLAUSE (CHUNK I) (CHUNK came ,)) (CLAUSE (CHUNK but he) (CHUNK left)))"),
-        (
-            'We saw ("the cat") today.',
-            '(S (CLAUSE (CHUNK We) (CHUNK saw) (CHUNK -LRB- " the cat " -RRB- today) .))',
-        ),
+        ('We saw ("the cat") today.', '(S (CLAUSE (CHUNK We) (CHUNK saw) (CHUNK -LRB- " the cat " -RRB- today) .))'),
         ("The US economy and IT", "(S (CLAUSE (CHUNK The US economy)) (CLAUSE (CHUNK and IT)))"),
         (
             "He left--because it rained",

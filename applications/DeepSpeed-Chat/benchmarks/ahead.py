@@ -105,12 +105,7 @@ def train_start_models(folder: Path, scale: ReviewScale) -> StartModels:
 
 
 def run_flags(
-    models: StartModels,
-    output: Path,
-    scale: ReviewScale,
-    url: str,
-    rollouts_ahead: int,
-    seed: int,
+    models: StartModels, output: Path, scale: ReviewScale, url: str, rollouts_ahead: int, seed: int
 ) -> list[str]:
     """Flags of a run of step 3, whose rollouts the server at `url` generates."""
     flags = {
@@ -130,11 +125,7 @@ def run_flags(
 
 
 @contextmanager
-def start_server(
-    python: Path,
-    model: Path,
-    log: Path,
-) -> Iterator[str]:
+def start_server(python: Path, model: Path, log: Path) -> Iterator[str]:
     """A vLLM server that runs as long as the context lasts.
 
     Args:
@@ -162,11 +153,7 @@ def start_server(
         stop_server(process)
 
 
-def wait_for_server(
-    process: subprocess.Popen[bytes],
-    url: str,
-    log: Path,
-) -> None:
+def wait_for_server(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     """Waits until a server answers.
 
     Raises:

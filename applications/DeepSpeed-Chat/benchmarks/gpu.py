@@ -48,16 +48,7 @@ import torch
 from contenders import ours
 from contenders.gpu_jobs import choice_of, fits, job_choices, job_of, planned_memory, work_of
 from contenders.kernels import read_kernels, times_of_parts
-from contenders.limits import (
-    TERA,
-    Figures,
-    Task,
-    attempted,
-    decode,
-    measure_limits,
-    phase_rates,
-    rollout_limit,
-)
+from contenders.limits import TERA, Figures, Task, attempted, decode, measure_limits, phase_rates, rollout_limit
 from contenders.process import PHASES, ContenderJob, IterationFigures, run_alone
 from contenders.profiled import WARMUP_ITERATIONS, profile_decoding
 from contenders.work import SIZES, IterationWork, make_actor
@@ -106,20 +97,8 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--size", choices=list(SIZES), default="G")
-    parser.add_argument(
-        "--prompts",
-        type=int,
-        nargs="+",
-        default=[16, 64, 256],
-        help="of decoding and of iterations",
-    )
-    parser.add_argument(
-        "--micro_batches",
-        type=int,
-        nargs="+",
-        default=[2, 4, 8, 32],
-        help="sequences of a pass",
-    )
+    parser.add_argument("--prompts", type=int, nargs="+", default=[16, 64, 256], help="of decoding and of iterations")
+    parser.add_argument("--micro_batches", type=int, nargs="+", default=[2, 4, 8, 32], help="sequences of a pass")
     parser.add_argument("--flags", default="", help="more flags of step 3, in one word")
     parser.add_argument("--peer", choices=["trl"], help="does the iterations, too; TRL 1.12.0 must be installed")
     parser.add_argument("--json_folder", type=Path, default=Path("runs/gpu"), help="for PIECE.json")
@@ -140,11 +119,7 @@ def main() -> None:
     sys.exit(any("problem" in row for rows in rows_of_pieces.values() for row in rows))
 
 
-def measure(
-    name: str,
-    settings: argparse.Namespace,
-    limits: Peaks,
-) -> list[Figures]:
+def measure(name: str, settings: argparse.Namespace, limits: Peaks) -> list[Figures]:
     """The rows of a piece, which are in its file as they come; what would take too long is left out or ended."""
     begun = time.monotonic()
     longest = 0.0
@@ -165,18 +140,10 @@ def measure(
     return rows
 
 
-def write_rows(
-    name: str,
-    settings: argparse.Namespace,
-    limits: Peaks,
-    rows: Sequence[Figures],
-) -> None:
+def write_rows(name: str, settings: argparse.Namespace, limits: Peaks, rows: Sequence[Figures]) -> None:
     """Writes the file of a piece."""
     content = report_of(settings, {"limits": asdict(limits), "rows": rows}) | {"origin": origin()}
-    write_file(
-        settings.json_folder / f"{name}.json",
-        json.dumps(content, indent=2, default=str) + "\n",
-    )
+    write_file(settings.json_folder / f"{name}.json", json.dumps(content, indent=2, default=str) + "\n")
 
 
 def write_tables(file: Path, json_folder: Path) -> None:
@@ -211,11 +178,7 @@ def peak_gb(run: IterationFigures) -> float:
     return (run.held_mb + run.peak_mb) * MB / GB
 
 
-def decoding(
-    settings: argparse.Namespace,
-    limits: Peaks,
-    folder: Path,
-) -> Tasks:
+def decoding(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
     """A process for each decoder."""
     works = [work_of(settings, prompts) for prompts in settings.prompts]
     tasks: Tasks = []
@@ -225,23 +188,11 @@ def decoding(
     return tasks
 
 
-def training(
-    settings: argparse.Namespace,
-    limits: Peaks,
-    folder: Path,
-) -> Tasks:
+def training(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
     """Each size of micro-batches, without gradient checkpointing and with it, layers as they are and compiled."""
     tasks: Tasks = []
-    for size, recomputes, compiled in product(
-        settings.micro_batches,
-        (False, True),
-        ("no", "yes"),
-    ):
-        label: Figures = {
-            "micro_batch": size,
-            "checkpointing": "yes" if recomputes else "no",
-            "compiled": compiled,
-        }
+    for size, recomputes, compiled in product(settings.micro_batches, (False, True), ("no", "yes")):
+        label: Figures = {"micro_batch": size, "checkpointing": "yes" if recomputes else "no", "compiled": compiled}
         flags = ["--compile", "on"] if compiled == "yes" else NOT_COMPILED
         work = work_of(settings, TRAINED, size)
         make_job = partial(job_of, settings, work, folder, recomputes, *flags)
@@ -249,11 +200,7 @@ def training(
     return tasks
 
 
-def train(
-    make_job: Callable[[], ContenderJob],
-    repeats: int,
-    limits: Peaks,
-) -> list[Figures]:
+def train(make_job: Callable[[], ContenderJob], repeats: int, limits: Peaks) -> list[Figures]:
     """Scoring and training, unless they would not fit: the phases but the drawing of responses."""
     job = replace(make_job(), random_responses=True)
     planned, is_enough = planned_memory(job, without=("generate",))
@@ -264,11 +211,7 @@ def train(
     return [phase_rates(job.work, run.wall_seconds, limits) | peaks]
 
 
-def iterations(
-    settings: argparse.Namespace,
-    limits: Peaks,
-    folder: Path,
-) -> Tasks:
+def iterations(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
     """Each number of prompts, with the largest micro-batches that fit: without gradient checkpointing, or with it."""
     tasks: Tasks = []
     for prompts in settings.prompts:
@@ -280,12 +223,7 @@ def iterations(
     return tasks
 
 
-def fitting_iteration(
-    settings: argparse.Namespace,
-    prompts: int,
-    limits: Peaks,
-    folder: Path,
-) -> list[Figures]:
+def fitting_iteration(settings: argparse.Namespace, prompts: int, limits: Peaks, folder: Path) -> list[Figures]:
     """The usual iteration with the first choice that the plan says will fit."""
     job = next(filter(fits, job_choices(settings, prompts, folder)), None)
     if job is None:
@@ -294,12 +232,7 @@ def fitting_iteration(
     return [choice_of(job) | iteration_figures(job, run, limits)]
 
 
-def peer_iteration(
-    settings: argparse.Namespace,
-    prompts: int,
-    limits: Peaks,
-    folder: Path,
-) -> list[Figures]:
+def peer_iteration(settings: argparse.Namespace, prompts: int, limits: Peaks, folder: Path) -> list[Figures]:
     """TRL's usual iteration with our micro-batches, or with the largest smaller ones that its process survives."""
     missing = []
     for package in PEER_PACKAGES:
@@ -337,35 +270,15 @@ def iteration_figures(job: ContenderJob, run: IterationFigures, limits: Peaks) -
     return figures
 
 
-def zero3(
-    settings: argparse.Namespace,
-    limits: Peaks,
-    folder: Path,
-) -> Tasks:
+def zero3(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
     """An iteration of the first number of prompts at ZeRO 0 and at ZeRO 3."""
     tasks: Tasks = []
     for stage in (0, 3):
-        tasks.append(
-            (
-                {"zero_stage": stage},
-                partial(
-                    zero_iteration,
-                    settings,
-                    stage,
-                    limits,
-                    folder,
-                ),
-            )
-        )
+        tasks.append(({"zero_stage": stage}, partial(zero_iteration, settings, stage, limits, folder)))
     return tasks
 
 
-def zero_iteration(
-    settings: argparse.Namespace,
-    stage: int,
-    limits: Peaks,
-    folder: Path,
-) -> list[Figures]:
+def zero_iteration(settings: argparse.Namespace, stage: int, limits: Peaks, folder: Path) -> list[Figures]:
     """The usual iteration at a stage of ZeRO; micro-batches are the first choice that fits at both stages."""
     prompts = settings.prompts[0]
     config_file = folder / "zero3.json"
@@ -393,26 +306,14 @@ def zero3_limits(work: IterationWork) -> dict[str, int]:
     return limits
 
 
-def profiled(
-    settings: argparse.Namespace,
-    limits: Peaks,
-    folder: Path,
-) -> Tasks:
+def profiled(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
     """The kernels of scoring and training, and those of decoding steps for the first number of prompts."""
     work = work_of(settings, settings.prompts[0])
-    job = ContenderJob(
-        work,
-        str(folder),
-        str(folder),
-        flags=settings.flags.split(),
-    )
+    job = ContenderJob(work, str(folder), str(folder), flags=settings.flags.split())
     is_compiled = parse(PPOConfig, ours.flags(job)).engine.compile != "off"
     trace = settings.json_folder / "trace-decoding.json.gz"
     decoding_task = partial(in_process, profile_decoding, work, settings.device, is_compiled, trace)
-    return [
-        ({}, partial(profile_training, settings, folder)),
-        ({"prompts": work.batch}, decoding_task),
-    ]
+    return [({}, partial(profile_training, settings, folder)), ({"prompts": work.batch}, decoding_task)]
 
 
 def profile_training(settings: argparse.Namespace, folder: Path) -> list[Figures]:
@@ -433,17 +334,7 @@ def profile_training(settings: argparse.Namespace, folder: Path) -> list[Figures
 def run_tests(files: Sequence[str], folder: Path) -> list[Figures]:
     """How many tests there were, and which failed; they are skipped where there is no GPU."""
     results = folder / "tests.xml"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "gpu",
-        "--junitxml",
-        str(results),
-        *files,
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--junitxml", str(results), *files]
     subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
     suite = ElementTree.parse(results).find("testsuite")
     assert suite is not None
@@ -461,13 +352,7 @@ def run_tests(files: Sequence[str], folder: Path) -> list[Figures]:
 
 def run_quickstart(folder: Path, flags: Sequence[str]) -> list[Figures]:
     """The gold score at the beginning and at the end of each run of step 3, over a tenth of it."""
-    command = [
-        sys.executable,
-        str(TRAINING / "quickstart" / "main.py"),
-        "--output_dir",
-        str(folder),
-        *flags,
-    ]
+    command = [sys.executable, str(TRAINING / "quickstart" / "main.py"), "--output_dir", str(folder), *flags]
     status = subprocess.run(command, stdout=sys.stderr).returncode
     runs: list[Figures] = []
     for file in sorted(folder.glob("step3-*/metrics.jsonl")):
@@ -487,11 +372,7 @@ def run_quickstart(folder: Path, flags: Sequence[str]) -> list[Figures]:
     return runs
 
 
-def quickstart(
-    settings: argparse.Namespace,
-    limits: Peaks,
-    folder: Path,
-) -> Tasks:
+def quickstart(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
     """The quickstart, or its small one for the size tiny."""
     flags = ["--small"] if settings.size == "tiny" else []
     return [({}, partial(run_quickstart, folder, flags))]
@@ -504,26 +385,8 @@ PIECES: dict[str, Callable[[argparse.Namespace, Peaks, Path], Tasks]] = {
     "iterations": iterations,
     "zero3": zero3,
     "profile": profiled,
-    "tests_1": lambda settings, limits, folder: [
-        (
-            {},
-            partial(
-                run_tests,
-                TESTS[::2],
-                folder,
-            ),
-        )
-    ],
-    "tests_2": lambda settings, limits, folder: [
-        (
-            {},
-            partial(
-                run_tests,
-                TESTS[1::2],
-                folder,
-            ),
-        )
-    ],
+    "tests_1": lambda settings, limits, folder: [({}, partial(run_tests, TESTS[::2], folder))],
+    "tests_2": lambda settings, limits, folder: [({}, partial(run_tests, TESTS[1::2], folder))],
     "quickstart": quickstart,
 }
 

@@ -23,14 +23,7 @@ from contenders.work import SIZES, IterationWork, Size
 from dschat.base.pictures import COLOURS, plain_axes
 from harness import origin, report, settings_parser, svg, table, write_section
 
-BASE = IterationWork(
-    Size(2048, 64, 2, 4, 4, 16, 256),
-    8,
-    4,
-    32,
-    32,
-    128,
-)
+BASE = IterationWork(Size(2048, 64, 2, 4, 4, 16, 256), 8, 4, 32, 32, 128)
 SHOWN = PHASES[:3]  # the phases in tables and pictures
 # Quantity → its unit and values.
 QUANTITIES = {
@@ -61,12 +54,7 @@ def main() -> None:
     report(settings, figures)
 
 
-def measure(
-    name: str,
-    value: int,
-    base: IterationWork,
-    repeats: int,
-) -> Point:
+def measure(name: str, value: int, base: IterationWork, repeats: int) -> Point:
     """Measures one point: CPU seconds of the slowest process and memory of the largest one."""
     work = base
     if name == "response":
@@ -89,12 +77,7 @@ def measure(
     return point
 
 
-def write(
-    name: str,
-    points: Sequence[Point],
-    unit: str,
-    settings: argparse.Namespace,
-) -> None:
+def write(name: str, points: Sequence[Point], unit: str, settings: argparse.Namespace) -> None:
     """Writes the picture and the table of a quantity, if the flags ask for them."""
     if settings.pictures is not None:
         (settings.pictures / f"growth-{name}.svg").write_bytes(draw(points, unit))
@@ -132,13 +115,7 @@ def draw(points: Sequence[Point], unit: str) -> bytes:
         time, memory = figure.subplots(1, 2)
         values = [point["value"] for point in points]
         for phase, colour in zip(SHOWN, COLOURS, strict=False):
-            time.plot(
-                values,
-                [point[phase] for point in points],
-                "o-",
-                color=colour,
-                label=phase,
-            )
+            time.plot(values, [point[phase] for point in points], "o-", color=colour, label=phase)
         draw_growth(time, points, "cpu_seconds")
         plain_axes(time, "", unit, "CPU seconds of an iteration")
         time.legend(frameon=False)
@@ -149,23 +126,13 @@ def draw(points: Sequence[Point], unit: str) -> bytes:
     return svg((8, 3), unit, plot)
 
 
-def draw_growth(
-    ax: Axes,
-    points: Sequence[Point],
-    name: str,
-) -> None:
+def draw_growth(ax: Axes, points: Sequence[Point], name: str) -> None:
     """A figure on logarithmic axes; the dashed line is linear growth from the first point."""
     values = [point["value"] for point in points]
     numbers = [point[name] for point in points]
     linear = [numbers[0], numbers[0] * values[-1] / values[0]]
     ax.plot(values, numbers, "s-", color="#1a1a1a", label="whole")
-    ax.plot(
-        [values[0], values[-1]],
-        linear,
-        "--",
-        color="#888888",
-        label="linear",
-    )
+    ax.plot([values[0], values[-1]], linear, "--", color="#888888", label="linear")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=10)
     ax.set_xticks(values, [f"{value:,.0f}" if value < 10_000 else f"{value / 1000:.0f}k" for value in values])

@@ -68,11 +68,7 @@ def machine() -> dict[str, object]:
     }
 
 
-def settings_parser(
-    doc: str | None,
-    document: str = "",
-    **numbers: float,
-) -> argparse.ArgumentParser:
+def settings_parser(doc: str | None, document: str = "", **numbers: float) -> argparse.ArgumentParser:
     """A parser that describes a script by the first line of its docstring.
 
     Args:
@@ -89,23 +85,12 @@ def settings_parser(
     return parser
 
 
-def report(
-    settings: argparse.Namespace,
-    figures: object,
-    **more: object,
-) -> None:
+def report(settings: argparse.Namespace, figures: object, **more: object) -> None:
     """Prints one JSON object; `more` is added to the settings."""
-    print(
-        json.dumps(report_of(settings, figures, **more), indent=2, default=str),
-        flush=True,
-    )
+    print(json.dumps(report_of(settings, figures, **more), indent=2, default=str), flush=True)
 
 
-def report_of(
-    settings: argparse.Namespace,
-    figures: object,
-    **more: object,
-) -> dict[str, object]:
+def report_of(settings: argparse.Namespace, figures: object, **more: object) -> dict[str, object]:
     """The object that `report` prints."""
     used = {}
     for name, value in vars(settings).items():
@@ -116,13 +101,7 @@ def report_of(
 
 def origin() -> str:
     """The origin of figures: this process's command line, the machine and today's date."""
-    command = " ".join(
-        [
-            "python",
-            Path(sys.argv[0]).name,
-            *sys.argv[1:],
-        ]
-    )
+    command = " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
     hardware = ", ".join([*gpus(), f"{os.cpu_count()} cores of {cpu()}"])
     versions = f"{platform.system()}, Python {platform.python_version()}, torch {torch.__version__}"
     return f"`{command}`\n\n{hardware}; {versions}; {date.today().isoformat()}."
@@ -134,11 +113,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def svg(
-    size: tuple[float, float],
-    salt: str,
-    draw: Callable[[Figure], None],
-) -> bytes:
+def svg(size: tuple[float, float], salt: str, draw: Callable[[Figure], None]) -> bytes:
     """A picture with a size in inches, reproducible to the byte; the salt makes its element ids unique."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -168,20 +143,11 @@ def write_section(document: Path, name: str, text: str) -> None:
 
 def in_process(work: Callable[[*Ts], R], *args: *Ts) -> R:
     """Runs a function in a new process; what it prints goes to standard error."""
-    with ProcessPoolExecutor(
-        1,
-        multiprocessing.get_context("spawn"),
-        os.dup2,
-        (2, 1),
-    ) as pool:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.dup2, (2, 1)) as pool:
         return pool.submit(work, *args).result()
 
 
-def run_step(
-    folder: str,
-    flags: Sequence[object],
-    program: str = "main.py",
-) -> None:
+def run_step(folder: str, flags: Sequence[object], program: str = "main.py") -> None:
     """Runs a program of a step in this process, as its command line does; a failure ends the process."""
     from dschat.quickstart.subcommands import TRAINING
 
@@ -224,11 +190,7 @@ class SampledPeak:
     A thread reads it at short intervals.
     """
 
-    def __init__(
-        self,
-        read: Callable[[], int],
-        interval: float = SAMPLE_SECONDS,
-    ) -> None:
+    def __init__(self, read: Callable[[], int], interval: float = SAMPLE_SECONDS) -> None:
         give_back()
         self._read = read
         self._interval = interval

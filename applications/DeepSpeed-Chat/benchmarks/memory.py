@@ -16,12 +16,7 @@ from types import ModuleType
 from harness import report
 from pieces import learners, logprobs, models, plan
 
-PIECES: dict[str, ModuleType] = {
-    "logprobs": logprobs,
-    "learners": learners,
-    "models": models,
-    "plan": plan,
-}
+PIECES: dict[str, ModuleType] = {"logprobs": logprobs, "learners": learners, "models": models, "plan": plan}
 
 
 def main() -> None:

@@ -26,14 +26,7 @@ def main() -> None:
         if reason:
             figures[level] = reason
         else:
-            figures[level] = {
-                workers: measure(
-                    level,
-                    workers,
-                    settings.programs,
-                )
-                for workers in settings.workers
-            }
+            figures[level] = {workers: measure(level, workers, settings.programs) for workers in settings.workers}
     report(settings, figures)
 
 

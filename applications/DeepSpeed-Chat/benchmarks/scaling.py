@@ -54,11 +54,7 @@ NOT_COMPILED = "measured: 2B on one H200, layers not compiled"
 Row = dict[str, float | str]
 
 
-def assumed(
-    value: float,
-    unit: str,
-    source: str = "assumed",
-) -> float:
+def assumed(value: float, unit: str, source: str = "assumed") -> float:
     """A field of `Assumptions`."""
     default: float = field(default=value, metadata={"unit": unit, "source": source})
     return default
@@ -207,24 +203,10 @@ def make_layout_plan(
     else:
         model = AutoConfig.for_model("llama", **LLAMA31_70B)
     config = parse(PPOConfig, f"{COMMON_FLAGS} {sizes} {flags}".split(), runs_here=False)
-    return make_plan(
-        config,
-        Machine(
-            processes,
-            int(speeds.memory),
-            gpus_per_node=NODE,
-        ),
-        lambda path, flag: model,
-    )
+    return make_plan(config, Machine(processes, int(speeds.memory), gpus_per_node=NODE), lambda path, flag: model)
 
 
-def layouts(
-    way: str,
-    name: str,
-    gpus: int,
-    work: ClusterIteration,
-    speeds: Assumptions,
-) -> Iterator[GpuLayout]:
+def layouts(way: str, name: str, gpus: int, work: ClusterIteration, speeds: Assumptions) -> Iterator[GpuLayout]:
     """The layouts that fit."""
     for stage in (0, 2, 3):
         flags = f"--zero_stage {stage}"
@@ -241,13 +223,7 @@ def powers_of_two(most: int) -> list[int]:
     return [1 << exponent for exponent in range(most.bit_length())]
 
 
-def own_layouts(
-    name: str,
-    gpus: int,
-    flags: str,
-    work: ClusterIteration,
-    speeds: Assumptions,
-) -> Iterator[GpuLayout]:
+def own_layouts(name: str, gpus: int, flags: str, work: ClusterIteration, speeds: Assumptions) -> Iterator[GpuLayout]:
     """Layouts of the built-in engine, with different numbers of rows at a time."""
     for slots in SLOTS:
         if rows_of(gpus, work) % slots:
@@ -283,12 +259,7 @@ def server_layouts(
             yield from with_rows(GpuLayout(plan, servers, parallel), SERVER_MEMORY, work, speeds)
 
 
-def with_rows(
-    layout: GpuLayout,
-    share: float,
-    work: ClusterIteration,
-    speeds: Assumptions,
-) -> Iterator[GpuLayout]:
+def with_rows(layout: GpuLayout, share: float, work: ClusterIteration, speeds: Assumptions) -> Iterator[GpuLayout]:
     """The layout with the most rows of full length that fit into an engine's memory beside the weights, if any fit."""
     room = share * speeds.memory - push_bytes(layout.plan.roles[0].weights) / layout.parallel
     row = (work.prompt + work.response) * token_bytes(layout, layout.parallel)
@@ -319,12 +290,7 @@ class IterationCost:
         return self.push + self.sample + learning
 
 
-def iteration(
-    layout: GpuLayout,
-    way: str,
-    work: ClusterIteration,
-    speeds: Assumptions,
-) -> IterationCost:
+def iteration(layout: GpuLayout, way: str, work: ClusterIteration, speeds: Assumptions) -> IterationCost:
     """The cost of an iteration."""
     processes = layout.processes
     roles = layout.plan.roles
@@ -368,12 +334,7 @@ def rows_of(processes: int, work: ClusterIteration) -> int:
     return -(-work.responses // (processes * work.micro_batch)) * work.micro_batch
 
 
-def sampling_seconds(
-    layout: GpuLayout,
-    share: float,
-    work: ClusterIteration,
-    speeds: Assumptions,
-) -> float:
+def sampling_seconds(layout: GpuLayout, share: float, work: ClusterIteration, speeds: Assumptions) -> float:
     """Seconds in which each engine generates its share of the responses."""
     role = layout.plan.roles[0]
     parallel = layout.parallel
@@ -395,13 +356,7 @@ def token_bytes(layout: GpuLayout, parallel: int) -> float:
     return shape_of(role.model).cached * role.weights.width / min(parallel, heads)
 
 
-def best(
-    way: str,
-    name: str,
-    gpus: int,
-    work: ClusterIteration,
-    speeds: Assumptions,
-) -> Row:
+def best(way: str, name: str, gpus: int, work: ClusterIteration, speeds: Assumptions) -> Row:
     """The fastest layout, or that none fits."""
     row: Row = {"model": name, "gpus": gpus, "way": way}
     is_ahead = way == AHEAD
@@ -433,25 +388,13 @@ def time_table(rows: Sequence[Row]) -> str:
         if "total" in row:
             cells = [f"{float(row[name]):.3g}" for name in seconds]
             cells += [f"{float(row['moved']) / GB:,.0f}", f"{float(row['rate']):,.0f}"]
-        lines.append(
-            [
-                f"{row['gpus']}",
-                str(row["way"]),
-                str(row["layout"]),
-                *cells,
-            ]
-        )
+        lines.append([f"{row['gpus']}", str(row["way"]), str(row["layout"]), *cells])
     headers = ["push, s", "sample, s", "score, s", "train, s", "total, s"]
     text = table(["GPUs", "setup", "layout", *headers, "into a GPU, GB", "tokens/s"], lines)
     return f"{text}\n\nNothing fits on {', '.join(missing)}." if missing else text
 
 
-def byte_table(
-    names: Sequence[str],
-    gpus: int,
-    work: ClusterIteration,
-    speeds: Assumptions,
-) -> str:
+def byte_table(names: Sequence[str], gpus: int, work: ClusterIteration, speeds: Assumptions) -> str:
     """Bytes that move in an iteration at ZeRO 3, and how long the push would take alone."""
     lines = []
     for name in names:
@@ -501,12 +444,7 @@ def read_settings() -> argparse.Namespace:
     defaults = {**vars(Assumptions()), **vars(ClusterIteration())}
     parser = settings_parser(__doc__, "sections scaling … are", **defaults)
     parser.add_argument("--models", nargs="+", choices=SIZES, default=SIZES)
-    parser.add_argument(
-        "--gpus",
-        type=int,
-        nargs="+",
-        default=[1, 2, 4, 8, 16, 32, 64],
-    )
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--measured", type=Path, nargs="+", default=[], help="PIECE.json of gpu.py; overrides flags")
     parser.add_argument("--json", type=Path, help="file for all rows")
     return parser.parse_args()
@@ -541,10 +479,7 @@ def main() -> None:
     if settings.markdown is not None:
         write_section(settings.markdown, "scaling", origin().splitlines()[0])
     if settings.json is not None:
-        write_file(
-            settings.json,
-            json.dumps(report_of(settings, rows), indent=2, default=str) + "\n",
-        )
+        write_file(settings.json, json.dumps(report_of(settings, rows), indent=2, default=str) + "\n")
 
 
 if __name__ == "__main__":

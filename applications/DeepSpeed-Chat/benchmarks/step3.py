@@ -76,12 +76,7 @@ Rows = dict[str, ContenderRow | None]  # by name; None: not measured, because th
 def main() -> None:
     """Measures, prints one JSON object, and writes what the flags ask for."""
     parser = settings_parser(__doc__, "sections step3 … are")
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        choices=list(SIZES),
-        default=["S", "M"],
-    )
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["S", "M"])
     parser.add_argument("--lengths", nargs="+", choices=list(WORKS), default=list(WORKS))
     names = "default: all; with ragged lengths plain_pytorch, ours, trl"
     parser.add_argument("--contenders", nargs="+", choices=list(ENTRIES), help=names)
@@ -99,22 +94,12 @@ def main() -> None:
     report(settings, figures)
 
 
-def measure(
-    size: str,
-    lengths: str,
-    settings: argparse.Namespace,
-) -> Rows:
+def measure(size: str, lengths: str, settings: argparse.Namespace) -> Rows:
     """Figures of every contender on one kind of work."""
     dtype = "bf16" if torch.cuda.is_available() else "fp32"
     work = replace(WORKS[lengths], size=SIZES[size], dtype=dtype)
     if size == "tiny":  # for tests
-        work = replace(
-            work,
-            batch=8,
-            micro_batch=2,
-            longest_response=6,
-            mean_response=work.mean_response and 2.0,
-        )
+        work = replace(work, batch=8, micro_batch=2, longest_response=6, mean_response=work.mean_response and 2.0)
     names = settings.contenders or EVERY[lengths]
     rows: Rows = {ENTRIES[name].name: None for name in names}
     measured = [name for name in names if name != "trl" or settings.trl_python is not None]
@@ -147,29 +132,14 @@ def take_turns(
     """Figures of contenders that run side by side, iteration by iteration."""
     runs: dict[str, list[IterationFigures]] = {name: [] for name in names}
     with ExitStack() as stack:
-        contenders = {
-            name: stack.enter_context(
-                start(
-                    name,
-                    work,
-                    folder,
-                    settings,
-                )
-            )
-            for name in names
-        }
+        contenders = {name: stack.enter_context(start(name, work, folder, settings)) for name in names}
         for _ in range(settings.repeats + 1):
             for name, contender in contenders.items():
                 runs[name].append(contender.iterate()[0])
     return {ENTRIES[name].name: summary(runs[name][1:], work) for name in names}
 
 
-def start(
-    name: str,
-    work: IterationWork,
-    folder: Path,
-    settings: argparse.Namespace,
-) -> Contender:
+def start(name: str, work: IterationWork, folder: Path, settings: argparse.Namespace) -> Contender:
     """A contender's process."""
     entry = ENTRIES[name]
     job = ContenderJob(
@@ -197,10 +167,7 @@ def summary(runs: Sequence[IterationFigures], work: IterationWork) -> ContenderR
         batch=work.batch,
         positions_per_token=positions,
         tokens_per_cpu_second=median,
-        spread=(
-            round(min(speeds) / median, 3),
-            round(max(speeds) / median, 3),
-        ),
+        spread=(round(min(speeds) / median, 3), round(max(speeds) / median, 3)),
     )
 
 

@@ -160,10 +160,7 @@ COMMANDS: dict[str, Command] = {
         "choose rows for judges and people to compare", "lab.options:SampleOptions", "lab.sampling:sample"
     ),
     "judge": Command(
-        "compare two models by a judge model",
-        "lab.options:JudgeOptions",
-        "lab.judge.run:run_judge",
-        resumable=True,
+        "compare two models by a judge model", "lab.options:JudgeOptions", "lab.judge.run:run_judge", resumable=True
     ),
     "judge-turns": Command(
         "compare dialogues turn by turn, by a judge model",
@@ -301,11 +298,7 @@ def train(config: CommonConfig) -> dict[str, float]:
     )
 
 
-def train_step(
-    name: str,
-    words: Sequence[str],
-    may_launch: bool,
-) -> int:
+def train_step(name: str, words: Sequence[str], may_launch: bool) -> int:
     """Runs a training step: in this process if a launcher has started it, otherwise in one new process per GPU.
 
     Args:
@@ -364,10 +357,7 @@ def _launch_or_train(name: str, words: Sequence[str]) -> int:
 
 
 def train_in_process(
-    name: str,
-    words: Sequence[str],
-    processes: int | None = None,
-    environ: Mapping[str, str] | None = None,
+    name: str, words: Sequence[str], processes: int | None = None, environ: Mapping[str, str] | None = None
 ) -> int:
     """Runs a training step in this process. Returns the exit status; see `read_config` for the arguments."""
 
@@ -381,10 +371,7 @@ def train_in_process(
 
 
 def read_config(
-    name: str,
-    words: Sequence[str],
-    processes: int | None = None,
-    environ: Mapping[str, str] | None = None,
+    name: str, words: Sequence[str], processes: int | None = None, environ: Mapping[str, str] | None = None
 ) -> Resolved[CommonConfig]:
     """Reads and checks the flags of a training step.
 

@@ -268,11 +268,7 @@ def _count_gpus() -> int:
 # -- the launch
 
 
-def launch(
-    plan: LaunchPlan,
-    arguments: Sequence[str],
-    log_dir: str | None = None,
-) -> int:
+def launch(plan: LaunchPlan, arguments: Sequence[str], log_dir: str | None = None) -> int:
     """Runs `python -m dschat …` in every rank of the plan, and waits for all of them.
 
     At the end the message of the rank that failed first is repeated below the others' output.

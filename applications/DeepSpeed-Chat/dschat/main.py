@@ -65,11 +65,7 @@ def run_script(run: Callable[[], str | int], resumable: bool = False) -> int:
     return 0
 
 
-def run_main(
-    step: str,
-    read_config: Callable[[], C],
-    load_step: Callable[[], Step[C]],
-) -> int:
+def run_main(step: str, read_config: Callable[[], C], load_step: Callable[[], Step[C]]) -> int:
     """Reads the configuration, joins the process group and trains; errors are reported on stderr.
 
     Args:
@@ -98,11 +94,7 @@ def run_main(
         close_all()
 
 
-def run_training(
-    step: str,
-    config: C,
-    load_step: Callable[[], Step[C]],
-) -> dict[str, float]:
+def run_training(step: str, config: C, load_step: Callable[[], Step[C]]) -> dict[str, float]:
     """Trains inside a program of the user's own: errors are raised. Returns the metrics of the last evaluation."""
     try:
         result = TrainingProcess(step, load_step).train(config)
@@ -129,11 +121,7 @@ class TrainingResult:
 class TrainingProcess(Generic[C]):
     """One of the processes that run a training step."""
 
-    def __init__(
-        self,
-        step: str,
-        load_step: Callable[[], Step[C]],
-    ) -> None:
+    def __init__(self, step: str, load_step: Callable[[], Step[C]]) -> None:
         """Prepares a training process of a step."""
         self._step = step
         self._load_step = load_step
@@ -178,11 +166,7 @@ class TrainingProcess(Generic[C]):
             push_after_training(config.output.output_dir, config.tracking.push_to_hub)
         return TrainingResult(0, metrics)
 
-    def _train_in_group(
-        self,
-        config: C,
-        plan: BatchPlan,
-    ) -> dict[str, float]:
+    def _train_in_group(self, config: C, plan: BatchPlan) -> dict[str, float]:
         """Checks the machine, trains into the output folder, and returns the metrics of the last evaluation."""
         import torch
 

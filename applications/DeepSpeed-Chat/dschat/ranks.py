@@ -140,11 +140,7 @@ def passing_on_signals(send: Callable[[Child, signal.Signals], None] = send_to) 
         yield signals
 
 
-def _wait_for(
-    ranks: Sequence[Child],
-    signals: PassedOnSignals,
-    first_rank: int,
-) -> int | None:
+def _wait_for(ranks: Sequence[Child], signals: PassedOnSignals, first_rank: int) -> int | None:
     """Waits until every rank has ended; the first failure ends the others. Returns the failed rank's status."""
     failed: int | None = None  # local number of the rank that failed first
     failed_at = 0.0

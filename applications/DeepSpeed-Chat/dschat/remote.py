@@ -280,11 +280,7 @@ def remote_file(variables: Mapping[str, str], hosts: Sequence[str]) -> Iterator[
             list(pool.map(partial(_remove_on, path), hosts))
 
 
-def _write_on(
-    path: str,
-    content: bytes,
-    host: str,
-) -> str:
+def _write_on(path: str, content: bytes, host: str) -> str:
     """Writes a file that only its owner can read on a machine; two names of one machine write the same content.
 
     Returns:
@@ -310,11 +306,7 @@ def _remove_on(path: str, host: str) -> None:
         print(f"warning: {path} on {host} could not be removed; it holds this run's variables", file=sys.stderr)
 
 
-def _ssh(
-    host: str,
-    command: str,
-    content: bytes,
-) -> "subprocess.CompletedProcess[bytes]":
+def _ssh(host: str, command: str, content: bytes) -> "subprocess.CompletedProcess[bytes]":
     """Runs a command on a machine with `content` as its standard input; a status of 1 also after a time-out."""
     words = ["ssh", "-o", "PasswordAuthentication=no", host, command]
     try:

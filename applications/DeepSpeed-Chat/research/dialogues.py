@@ -63,12 +63,7 @@ def train_refuel(folder: Path, seed: int, small: bool) -> str:
     return f"{scores_by_round(refuel)}\n\n{win_rates}\n{picture}\n"
 
 
-def sft_flags(
-    data: Path,
-    model: Path,
-    output: Path,
-    scale: DialogueScale,
-) -> list[str]:
+def sft_flags(data: Path, model: Path, output: Path, scale: DialogueScale) -> list[str]:
     """Step 1 on demonstrations that name words of the right kind more often than not."""
     flags = {
         "--data_path": data / "demonstrations",
@@ -85,12 +80,7 @@ def sft_flags(
     return as_arguments(flags)
 
 
-def refuel_flags(
-    data: Path,
-    sft: Path,
-    output: Path,
-    scale: DialogueScale,
-) -> list[str]:
+def refuel_flags(data: Path, sft: Path, output: Path, scale: DialogueScale) -> list[str]:
     """REFUEL with the users of the data."""
     batch = min(PAIRS, scale.dialogues)
     flags = {

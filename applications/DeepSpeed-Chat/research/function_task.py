@@ -53,11 +53,7 @@ def make_prompt_and_response(rng: random.Random) -> tuple[str, str]:
     return f"{prompt}:", "".join(lines)
 
 
-def make_demonstration(
-    name: str,
-    question: Sequence[str],
-    rng: random.Random,
-) -> str:
+def make_demonstration(name: str, question: Sequence[str], rng: random.Random) -> str:
     """A function, parts of which may be wrong, or which lacks a bracket."""
     answer = []
     for part, choices in zip(question, PARTS, strict=True):
@@ -97,11 +93,7 @@ def right_functions(prompt: str, response: str) -> list[bool]:
     """Whether each function returns what the prompt asks for; the last definition of a name counts."""
     lines = {line[: line.find("(")]: line for line in response.split("\n")}
     results = []
-    for name, question in zip(
-        NAMES,
-        prompt.rstrip(":").split(";"),
-        strict=True,
-    ):
+    for name, question in zip(NAMES, prompt.rstrip(":").split(";"), strict=True):
         text = lines.get(f"def {name}")
         _, value = QUESTIONS[question.strip()]
         results.append(text is not None and run_function(text, name) == value)

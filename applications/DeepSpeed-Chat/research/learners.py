@@ -109,12 +109,7 @@ def train_learners(folder: Path, seed: int, scale: ReviewScale) -> Path:
     train_sft(data, model, sft, scale, common, ONE)
     train_reward_model(pairs, sft, reward, scale, common, ONE)
 
-    commands = [
-        (
-            "dpo",
-            [*dpo_flags(pairs, sft, folder / "dpo", scale), *common],
-        )
-    ]
+    commands = [("dpo", [*dpo_flags(pairs, sft, folder / "dpo", scale), *common])]
     for name, flags in step3_runs(sft, scale).items():
         shared = ppo_flags(data, sft, reward, folder / name, scale, ONE)
         commands.append(("ppo", [*shared, *flags, *common]))
@@ -123,23 +118,11 @@ def train_learners(folder: Path, seed: int, scale: ReviewScale) -> Path:
     return pairs
 
 
-def dpo_flags(
-    pairs: Path,
-    sft: Path,
-    output: Path,
-    scale: ReviewScale,
-) -> list[str]:
+def dpo_flags(pairs: Path, sft: Path, output: Path, scale: ReviewScale) -> list[str]:
     """DPO on the comparisons that the reward model learns from."""
     batch = 2 * scale.batch
-    flags = {
-        "--learning_rate": 2e-4,
-        "--beta": 0.3,
-        "--save_models": max(1, scale.pairs // batch // SAVED_MODELS),
-    }
-    return [
-        *supervised_flags(pairs, scale.data_split, sft, output, 1, batch),
-        *as_arguments(flags),
-    ]
+    flags = {"--learning_rate": 2e-4, "--beta": 0.3, "--save_models": max(1, scale.pairs // batch // SAVED_MODELS)}
+    return [*supervised_flags(pairs, scale.data_split, sft, output, 1, batch), *as_arguments(flags)]
 
 
 def step3_runs(sft: Path, scale: ReviewScale) -> dict[str, list[str]]:
@@ -194,12 +177,7 @@ def step3_runs(sft: Path, scale: ReviewScale) -> dict[str, list[str]]:
     }
 
 
-def measure_learners(
-    folder: Path,
-    pairs: Path,
-    seed: int,
-    scale: ReviewScale,
-) -> list[Learner]:
+def measure_learners(folder: Path, pairs: Path, seed: int, scale: ReviewScale) -> list[Learner]:
     """Every learner's models answer the same held-out prompts with the same random numbers."""
     print("== every model answers the held-out prompts", flush=True)
     meter = PolicyMeter(folder / "sft", folder / "reward", pairs, scale.data_split, seed)
@@ -222,14 +200,7 @@ def read_seconds(run: Path) -> float:
 class PolicyMeter:
     """Measures policies on the same held-out prompts with the same random numbers."""
 
-    def __init__(
-        self,
-        sft: Path,
-        reward: Path,
-        pairs: Path,
-        data_split: str,
-        seed: int,
-    ) -> None:
+    def __init__(self, sft: Path, reward: Path, pairs: Path, data_split: str, seed: int) -> None:
         """Loads the models and the prompts.
 
         Args:
@@ -266,11 +237,7 @@ class PolicyMeter:
             best.append(_point([best_of(answers_to_prompt, count) for answers_to_prompt in answers]))
         return _point([answers_to_prompt[0] for answers_to_prompt in answers]), best, limit_points(answers)
 
-    def _answers(
-        self,
-        policy: PolicyModel,
-        samples: int,
-    ) -> list[list[Answer]]:
+    def _answers(self, policy: PolicyModel, samples: int) -> list[list[Answer]]:
         return measure(
             policy,
             self._reference,
@@ -308,14 +275,7 @@ def limit_points(answers: Sequence[Sequence[Answer]]) -> list[PolicyPoint]:
         means = []
         for numbers in (gold, scores, tokens):
             means.append((weights * numbers).sum(1).tolist())
-        limit.append(
-            PolicyPoint(
-                gold=means[0],
-                score=means[1],
-                kl=kl.tolist(),
-                tokens=means[2],
-            )
-        )
+        limit.append(PolicyPoint(gold=means[0], score=means[1], kl=kl.tolist(), tokens=means[2]))
     return limit
 
 

@@ -87,11 +87,7 @@ def main() -> None:
     draw_pictures(groups, options)
 
 
-def run_all(
-    trials: Sequence[Trial],
-    folder: Path,
-    jobs: int,
-) -> None:
+def run_all(trials: Sequence[Trial], folder: Path, jobs: int) -> None:
     """Makes the runs that are not finished, several at a time.
 
     Raises:

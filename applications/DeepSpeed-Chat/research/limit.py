@@ -71,12 +71,7 @@ class GoldScores:
         return float(self.probabilities @ self.gold.double())
 
 
-def load_scores(
-    folder: Path,
-    task: LearningTask,
-    start: Start,
-    seed: int,
-) -> GoldScores:
+def load_scores(folder: Path, task: LearningTask, start: Start, seed: int) -> GoldScores:
     """Exact scores of `opener`; otherwise scores of sampled responses, which the folder keeps."""
     if task.kind == "opener":
         return first_word_scores(task, start, seed)
@@ -88,20 +83,11 @@ def load_scores(
 
 
 @torch.no_grad()
-def first_word_scores(
-    task: LearningTask,
-    start: Start,
-    seed: int,
-    count: int = BATCH_SIZE,
-) -> GoldScores:
+def first_word_scores(task: LearningTask, start: Start, seed: int, count: int = BATCH_SIZE) -> GoldScores:
     """The gold score of every token as a first word, with its mean probability over prompts."""
     tokenizer = load_tokenizer(start.sft, "sft")
     model = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
-    prompts, _ = prompt_examples(
-        task.parse(task.rows(count, seed, "limit")),
-        tokenizer,
-        task.max_prompt,
-    )
+    prompts, _ = prompt_examples(task.parse(task.rows(count, seed, "limit")), tokenizer, task.max_prompt)
     input_ids = torch.tensor([prompt.prompt_ids for prompt in prompts])
     logits = model(input_ids).logits[:, -1].double()
     logits[:, [tokenizer.pad_token_id, tokenizer.bos_token_id]] = -torch.inf  # never sampled
@@ -112,12 +98,7 @@ def first_word_scores(
     return GoldScores(gold[is_sampled], probabilities[is_sampled])
 
 
-def sft_scores(
-    task: LearningTask,
-    start: Start,
-    seed: int,
-    count: int = NUM_RESPONSES,
-) -> Tensor:
+def sft_scores(task: LearningTask, start: Start, seed: int, count: int = NUM_RESPONSES) -> Tensor:
     """Gold scores of the SFT model's responses, each to a prompt of its own: shape (count,)."""
     tokenizer = load_tokenizer(start.sft, "sft")
     model = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
@@ -185,12 +166,7 @@ def best_at(scores: GoldScores, kl: float) -> KLPoint:
     return best_of(scores, n)
 
 
-def limit_table(
-    group: Group,
-    task: LearningTask,
-    curves: pd.DataFrame,
-    scores: Mapping[int, GoldScores],
-) -> str:
+def limit_table(group: Group, task: LearningTask, curves: pd.DataFrame, scores: Mapping[int, GoldScores]) -> str:
     """The limit at some KL, the best of as many SFT responses, and the share of the limit that each setting has.
 
     A share counts from the SFT model's mean: means over the seeds of `scores` with their 95 % intervals.
@@ -216,10 +192,7 @@ def limit_table(
 
 
 def _shares_of_limit(
-    runs: pd.DataFrame,
-    level: float,
-    points: Mapping[int, KLPoint],
-    scores: Mapping[int, GoldScores],
+    runs: pd.DataFrame, level: float, points: Mapping[int, KLPoint], scores: Mapping[int, GoldScores]
 ) -> list[float]:
     """What part of the way from the SFT model's mean to the limit each seed's run has gone at a KL."""
     shares = []

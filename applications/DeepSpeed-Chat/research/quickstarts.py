@@ -43,11 +43,7 @@ NATIVE = {"OMP_NUM_THREADS": "1"}
 LABELS = {"PPO (n = 1)": "PPO, RM critic", "MA-PPO (n = 5)": "MA-PPO, RM critic"}
 
 
-def run_quickstarts(
-    folder: Path,
-    seeds: Sequence[int],
-    jobs: int,
-) -> None:
+def run_quickstarts(folder: Path, seeds: Sequence[int], jobs: int) -> None:
     """Runs the quickstart with every seed that is not finished, several at a time.
 
     Raises:
@@ -72,11 +68,7 @@ def is_finished(folder: Path, seed: int) -> bool:
     return (folder / f"seed-{seed}" / "report.html").exists()
 
 
-def run_kernels(
-    folder: Path,
-    seeds: Sequence[int],
-    jobs: int,
-) -> None:
+def run_kernels(folder: Path, seeds: Sequence[int], jobs: int) -> None:
     """Step 2 and PPO (n = 1) of every finished seed again, from its SFT model, with the kernels of other processors.
 
     Raises:
@@ -103,19 +95,11 @@ def _run_with_kernels(folder: Path, seed: int, kernels: str) -> None:
     variables = {**NATIVE, **KERNELS[kernels]}
 
     flags = reward_model_flags(start / "data" / "comparisons", sft, reward, FULL, ONE)
-    run_logged(
-        ONE.command("reward", [*flags, *REWARD_LOSS, *common]),
-        output.parent / "reward.txt",
-        variables,
-    )
+    run_logged(ONE.command("reward", [*flags, *REWARD_LOSS, *common]), output.parent / "reward.txt", variables)
 
     flags = ppo_flags(start / "data", sft, reward, output, FULL, ONE, MISSING_EOS_PENALTY)
     flags += [*critic_flags(reward), *RUNS["PPO (n = 1)"].flags, "--termination_condition", "fixed"]
-    run_logged(
-        ONE.command("ppo", [*flags, *common]),
-        output.parent / "ppo.txt",
-        variables,
-    )
+    run_logged(ONE.command("ppo", [*flags, *common]), output.parent / "ppo.txt", variables)
 
 
 def kernel_run(folder: Path, seed: int, kernels: str) -> Path:
@@ -128,11 +112,7 @@ def is_run_finished(run: Path) -> bool:
     return (run / "actor" / "config.json").exists()
 
 
-def run_logged(
-    command: Sequence[str],
-    log: Path,
-    variables: Mapping[str, str],
-) -> None:
+def run_logged(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> None:
     """Runs a command, with its output in a file. Raises RuntimeError, which names the file."""
     with open(log, "w", encoding="utf-8") as file:
         process = subprocess.run(command, stdout=file, stderr=file, env=os.environ | variables)
@@ -148,10 +128,7 @@ def read_run(run: Path) -> dict[str, float]:
     metrics = pd.read_json(run / "metrics.jsonl", lines=True)
     evaluations = metrics.dropna(subset=["eval/gold_scores"])
     numbers = {"explained_variance": metrics["val/explained_variance"].mean()}
-    for prefix, row in (
-        ("sft ", evaluations.iloc[0]),
-        ("", evaluations.iloc[-1]),
-    ):
+    for prefix, row in (("sft ", evaluations.iloc[0]), ("", evaluations.iloc[-1])):
         for name in ("gold_scores", "kl", "eos_rate"):
             numbers[prefix + name] = row[f"eval/{name}"]
     return numbers

@@ -149,13 +149,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def run_seed(
-    real: RealModel,
-    names: Sequence[str],
-    by_program: bool,
-    jobs: int,
-    title: str,
-) -> dict[str, Path]:
+def run_seed(real: RealModel, names: Sequence[str], by_program: bool, jobs: int, title: str) -> dict[str, Path]:
     """Trains what is not there yet of one seed and writes its report; name of a run → its output folder.
 
     Args:
@@ -177,11 +171,7 @@ def run_seed(
     return outputs
 
 
-def steps_of(
-    real: RealModel,
-    names: Sequence[str],
-    by_program: bool = False,
-) -> dict[str, tuple[Path, list[str]]]:
+def steps_of(real: RealModel, names: Sequence[str], by_program: bool = False) -> dict[str, tuple[Path, list[str]]]:
     """Name of a run → its output folder and flags.
 
     Args:

@@ -49,11 +49,7 @@ def main() -> None:
     print(f"\n{num_pairs} held-out pairs, {seconds:.0f} s in total\n\n{table}")
 
 
-def compare_losses(
-    folder: Path,
-    seeds: Sequence[int],
-    scale: ReviewScale,
-) -> tuple[pd.DataFrame, int]:
+def compare_losses(folder: Path, seeds: Sequence[int], scale: ReviewScale) -> tuple[pd.DataFrame, int]:
     """Trains a reward model with each seed and loss.
 
     Args:

@@ -74,12 +74,7 @@ def run_trial(trial: Trial, folder: Path) -> None:
     shutil.rmtree(output)
 
 
-def make_config(
-    trial: Trial,
-    task: LearningTask,
-    starts: Starts,
-    output: Path,
-) -> PPOConfig:
+def make_config(trial: Trial, task: LearningTask, starts: Starts, output: Path) -> PPOConfig:
     """Configuration of step 3 for a trial.
 
     Args:
@@ -100,12 +95,7 @@ def make_config(
     return PPOConfig(**flags)
 
 
-def _common_flags(
-    trial: Trial,
-    task: LearningTask,
-    sft: str,
-    output: Path,
-) -> dict[str, object]:
+def _common_flags(trial: Trial, task: LearningTask, sft: str, output: Path) -> dict[str, object]:
     """Flags that do not depend on the compared setting, but for the number of prompts.
 
     A rollout always has BATCH responses, so that its number of prompts follows from the responses per prompt.
@@ -135,11 +125,7 @@ def _common_flags(
     }
 
 
-def _score_flags(
-    trial: Trial,
-    task: LearningTask,
-    starts: Starts,
-) -> dict[str, object]:
+def _score_flags(trial: Trial, task: LearningTask, starts: Starts) -> dict[str, object]:
     """Flags of the source of scores, and of the model that the critic starts from."""
     start = starts.sft(task, trial.seed)
     flags: dict[str, object] = {}
@@ -196,12 +182,7 @@ class CreditRecorder:
     estimator: Estimator
     rows: list[dict[str, float]] = field(default_factory=list)
 
-    def __call__(
-        self,
-        trajectory: Trajectory,
-        macro: MacroActions,
-        settings: EstimatorSettings,
-    ) -> PPOBatch:
+    def __call__(self, trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
         """Estimates advantages and returns, and records a row."""
         batch = self.estimator(trajectory, macro, settings)
         row = {

@@ -84,12 +84,7 @@ class Starts:
         scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
         return Start(folder, **scores)
 
-    def prompts(
-        self,
-        task: LearningTask,
-        seed: int,
-        count: int,
-    ) -> str:
+    def prompts(self, task: LearningTask, seed: int, count: int) -> str:
         """The folder of some prompts for step 3."""
         folder = self.folder / f"{task.name}-seed{seed}" / f"prompts-{count}"
         with FileLock(f"{folder}.lock"):
@@ -97,12 +92,7 @@ class Starts:
                 write_data(folder, task.rows(count, seed, "ppo"))
         return str(folder)
 
-    def scalar(
-        self,
-        kind: str,
-        task: LearningTask,
-        seed: int,
-    ) -> str:
+    def scalar(self, kind: str, task: LearningTask, seed: int) -> str:
         """The folder of a critic (`regressed` on the scores of the SFT model) or of a `reward` model."""
         start = self.sft(task, seed)
         folder = start.folder / kind
@@ -146,10 +136,7 @@ def _make_sft(task: LearningTask, seed: int, folder: Path) -> None:
 
     model = load_causal_lm(str(folder / "sft"), "sft", torch.float32, tokenizer)
     _, gold = sample_responses(task, model, tokenizer, SAMPLES, seed, "start")
-    scores = {
-        "mean": float(gold.mean()),
-        "spread": float(gold.std()),
-    }
+    scores = {"mean": float(gold.mean()), "spread": float(gold.std())}
     write_file(folder / "reward_function.py", REWARD_FUNCTION.format(kind=task.kind, **scores))
     write_file(folder / "scores.json", json.dumps(scores) + "\n")
 
@@ -191,12 +178,7 @@ def make_model(task: LearningTask, tokenizer: PreTrainedTokenizerFast, seed: int
     return model
 
 
-def _make_reward_model(
-    task: LearningTask,
-    seed: int,
-    start: Start,
-    folder: Path,
-) -> None:
+def _make_reward_model(task: LearningTask, seed: int, start: Start, folder: Path) -> None:
     """Step 2 on pairs of the SFT model's responses; for `reviews` on those of the quickstart."""
     if task.kind == "reviews":
         rows = review_rows(SCALAR_SAMPLES, seed, "comparisons")
@@ -218,11 +200,7 @@ def _make_reward_model(
     train_in_process(config)
 
 
-def sampled_pairs(
-    task: LearningTask,
-    seed: int,
-    start: Start,
-) -> list[TextRow]:
+def sampled_pairs(task: LearningTask, seed: int, start: Start) -> list[TextRow]:
     """Two responses of the SFT model to each prompt, of which the one with the higher gold score is chosen."""
     tokenizer = load_tokenizer(start.sft, "sft")
     model = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
@@ -238,22 +216,11 @@ def sampled_pairs(
         if gold[first] == gold[second]:
             continue
         better, worse = (first, second) if gold[first] > gold[second] else (second, first)
-        pairs.append(
-            {
-                "prompt": rows[first]["prompt"],
-                "chosen": texts[better],
-                "rejected": texts[worse],
-            }
-        )
+        pairs.append({"prompt": rows[first]["prompt"], "chosen": texts[better], "rejected": texts[worse]})
     return pairs
 
 
-def _make_critic(
-    task: LearningTask,
-    seed: int,
-    start: Start,
-    folder: Path,
-) -> None:
+def _make_critic(task: LearningTask, seed: int, start: Start, folder: Path) -> None:
     """Teaches the value of every token the score of the whole response."""
     tokenizer = load_tokenizer(start.sft, "sft")
     policy = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
@@ -261,12 +228,7 @@ def _make_critic(
     scores = (gold - start.mean) / start.spread
     critic = ScalarModel(load_scalar(start.sft, "sft", torch.float32, tokenizer))
     batches = SCALAR_EPOCHS * list(torch.arange(SCALAR_SAMPLES).split(BATCH))
-    optimizer = torch.optim.AdamW(
-        critic.parameters(),
-        lr=SCALAR_RATE,
-        betas=(0.9, 0.95),
-        weight_decay=0.0,
-    )
+    optimizer = torch.optim.AdamW(critic.parameters(), lr=SCALAR_RATE, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, len(batches))
     for rows in batches:
         optimizer.zero_grad()

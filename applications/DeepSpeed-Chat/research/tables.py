@@ -135,14 +135,7 @@ def over_seeds(values: Sequence[float] | pd.Series[float], median: bool = False)
 def bootstrap_ends(values: Numbers, statistic: Callable[[Numbers], object]) -> tuple[Numbers, Numbers]:
     """Ends of the 95 % interval of a statistic over the first dimension: one number or one curve per seed."""
     rng = np.random.default_rng(SEED)
-    result = bootstrap(
-        (values,),
-        statistic,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=rng,
-        batch=500,
-    )
+    result = bootstrap((values,), statistic, n_resamples=RESAMPLES, method="percentile", rng=rng, batch=500)
     return result.confidence_interval.low, result.confidence_interval.high
 
 
@@ -151,11 +144,7 @@ def bootstrap_ends(values: Numbers, statistic: Callable[[Numbers], object]) -> t
 
 def markdown(table: pd.DataFrame) -> str:
     """A table of texts as Markdown."""
-    lines = [
-        list(table.columns),
-        ["---"] * len(table.columns),
-        *table.to_numpy().tolist(),
-    ]
+    lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -285,24 +274,13 @@ def draw(groups: Sequence[Group], folder: Path) -> bytes:
             lines, labels = over_updates.get_legend_handles_labels()
             handles |= dict(zip(labels, lines, strict=True))
         columns = int(width // 2.8)
-        figure.legend(
-            list(handles.values()),
-            list(handles),
-            loc="outside lower center",
-            ncols=columns,
-            frameon=False,
-        )
+        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns, frameon=False)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
 
 
-def draw_group(
-    over_updates: Axes,
-    over_kl: Axes,
-    group: Group,
-    curves: pd.DataFrame,
-) -> None:
+def draw_group(over_updates: Axes, over_kl: Axes, group: Group, curves: pd.DataFrame) -> None:
     """The curves of a group's settings, each a mean over seeds."""
     for number, setting in enumerate(group.settings):
         runs = curves[curves["setting"] == setting]
@@ -321,13 +299,7 @@ def draw_group(
         over_kl.plot(kl, mean, linewidth=1.6, color=colour, linestyle=dash)
         if setting == group.baseline:
             label = f"where {setting} ends"
-            over_updates.axhline(
-                mean[-1],
-                color="#444444",
-                linestyle=":",
-                linewidth=1.2,
-                label=label,
-            )
+            over_updates.axhline(mean[-1], color="#444444", linestyle=":", linewidth=1.2, label=label)
     plain_axes(over_updates, f"{group.name} ({group.task})", "updates", "gold score")
     plain_axes(over_kl, "", "KL to SFT, nats per response", "gold score")
 

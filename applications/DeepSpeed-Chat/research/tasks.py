@@ -33,13 +33,7 @@ CLASS_SIZE = 16  # number of complaints, of praises, and of openers
 COMPLAINTS = synthetic.COMPLAINTS[:CLASS_SIZE]
 PRAISES = synthetic.PRAISES[:CLASS_SIZE]
 _FUNCTION_WORDS = "the a it was felt looked seemed and but . , my i found near with of is to in on for that we all so"
-NEUTRALS = (
-    *_FUNCTION_WORDS.split(),
-    *synthetic.NOUNS,
-    *synthetic.PEOPLE,
-    *synthetic.PLACES,
-    *synthetic.NEUTRALS,
-)
+NEUTRALS = (*_FUNCTION_WORDS.split(), *synthetic.NOUNS, *synthetic.PEOPLE, *synthetic.PLACES, *synthetic.NEUTRALS)
 OPENERS = NEUTRALS[-CLASS_SIZE:]  # in the order of their score, the worst first
 CLASS_RATE = 0.2  # share of complaints, and of praises, in a demonstration of `style`
 FOLLOW_RATE = 0.5  # probability that a neutral word is one of the FOLLOWERS of the word before it
@@ -86,12 +80,7 @@ class LearningTask:
             return train_tokenizer([row["prompt"] + row["chosen"] for row in rows], 320)
         return word_tokenizer([*SPECIALS.values(), MARK, *COMPLAINTS, *PRAISES, *NEUTRALS])
 
-    def rows(
-        self,
-        count: int,
-        seed: int,
-        split: str,
-    ) -> list[TextRow]:
+    def rows(self, count: int, seed: int, split: str) -> list[TextRow]:
         """Makes prompts with mediocre responses, different ones for each seed and split."""
         if self.kind == "reviews":
             return review_rows(count, seed, "demonstrations", split)
@@ -132,24 +121,13 @@ def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIALS)
 
 
-def review_rows(
-    count: int,
-    seed: int,
-    kind: synthetic.Kind,
-    split: str = "train",
-) -> list[TextRow]:
+def review_rows(count: int, seed: int, kind: synthetic.Kind, split: str = "train") -> list[TextRow]:
     """Rows of the quickstart's corpus."""
     rows = []
     for number, raw in enumerate(synthetic.make_rows(count, seed, kind, split)):
         row = parse_row(raw, ColumnFlags(), str(number))
         if row is not None:
-            rows.append(
-                {
-                    "prompt": row.prompt or "",
-                    "chosen": row.chosen or "",
-                    "rejected": row.rejected or "",
-                }
-            )
+            rows.append({"prompt": row.prompt or "", "chosen": row.chosen or "", "rejected": row.rejected or ""})
     return rows
 
 
@@ -188,11 +166,7 @@ def _style_by_segment(segments: Sequence[str]) -> list[float]:
     return added
 
 
-def opener(
-    prompts: Sequence[str],
-    responses: Sequence[str],
-    rows: Sequence[object],
-) -> list[float]:
+def opener(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[object]) -> list[float]:
     """The rank of a response's first word in OPENERS, scaled to 0 to 1; 0 for a word that is no opener."""
     ranks = {word: rank / (CLASS_SIZE - 1) for rank, word in enumerate(OPENERS)}
     return [ranks.get(response.split(" ", 1)[0], 0.0) for response in responses]
@@ -207,11 +181,7 @@ GOLD_FUNCTIONS: dict[str, Callable[..., object]] = {  # type: ignore[explicit-an
 }
 
 
-def gold_scores(
-    task: LearningTask,
-    prompts: Sequence[str],
-    responses: Sequence[str],
-) -> Tensor:
+def gold_scores(task: LearningTask, prompts: Sequence[str], responses: Sequence[str]) -> Tensor:
     """Gold scores of B responses: shape (B,), float32."""
     scores = GOLD_FUNCTIONS[task.kind](prompts, responses, [])
     return torch.as_tensor(scores, dtype=torch.float32)
@@ -246,11 +216,7 @@ def standardized_scores(
 # ---- Demonstrations ----
 
 
-def make_demonstration(
-    kind: str,
-    length: int,
-    rng: random.Random,
-) -> list[str]:
+def make_demonstration(kind: str, length: int, rng: random.Random) -> list[str]:
     """The words of a mediocre response.
 
     For `style`, complaints and praises are anywhere in it; for `opener`, its first word is a random opener.

@@ -93,12 +93,7 @@ def main() -> None:
 # ---- Training ----
 
 
-def make_starts(
-    folder: Path,
-    runs: Sequence[TurnRun],
-    scale: TurnScale,
-    jobs: int,
-) -> None:
+def make_starts(folder: Path, runs: Sequence[TurnRun], scale: TurnScale, jobs: int) -> None:
     """Rows and SFT models of all games and seeds; those that are there are kept.
 
     Raises:
@@ -118,13 +113,7 @@ def make_starts(
             future.result()
 
 
-def train_sft(
-    start: Path,
-    seed: int,
-    data: Path,
-    model: Path,
-    scale: TurnScale,
-) -> None:
+def train_sft(start: Path, seed: int, data: Path, model: Path, scale: TurnScale) -> None:
     """Step 1 on demonstrations. Raises RuntimeError, which names the log."""
     flags = supervised_flags(data / "demonstrations", "1,0,0", model, start / "sft", scale.sft_epochs, 32)
     flags += ["--train_on", "all", *COMMON, "--seed", str(seed)]

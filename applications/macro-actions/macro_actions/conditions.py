@@ -101,12 +101,7 @@ def randomized(
     return ends
 
 
-def make_row_seeds(
-    seed: int,
-    prompt_index: Tensor,
-    epoch: int,
-    sample_index: Tensor | None = None,
-) -> Tensor:
+def make_row_seeds(seed: int, prompt_index: Tensor, epoch: int, sample_index: Tensor | None = None) -> Tensor:
     """Seeds for :func:`randomized`, one per row.
 
     Args:
@@ -127,11 +122,7 @@ def make_row_seeds(
     return torch.where(sample_index == 0, seeds, mix(seeds + sample_index))
 
 
-def ppl(
-    response_mask: Tensor,
-    ref_logprobs: Tensor,
-    mode: str = "chunk",
-) -> Tensor:
+def ppl(response_mask: Tensor, ref_logprobs: Tensor, mode: str = "chunk") -> Tensor:
     """Cut where the perplexity under the reference model rises. A tie never cuts.
 
     With nll the negative log-likelihood of a token:
@@ -168,12 +159,7 @@ def ppl(
     return _ends_before(cut_before, mask)
 
 
-def surprise(
-    response_mask: Tensor,
-    logprobs: Tensor,
-    probability: float = 0.9,
-    count: int = 5,
-) -> Tensor:
+def surprise(response_mask: Tensor, logprobs: Tensor, probability: float = 0.9, count: int = 5) -> Tensor:
     """Begin a macro action at every ``count``-th unlikely token: the cut points of SPO (Guo et al. 2025).
 
     Example: probabilities .9 .2 .9 .1 .3 with probability .5 and count 2: the fourth token begins one, lengths 3 2.
@@ -252,11 +238,7 @@ def parsing(
 
 @lru_cache(maxsize=4)
 def _parsing_condition(
-    tokenizer: PreTrainedTokenizerBase,
-    cutoff: int,
-    parser: str,
-    model: str | None,
-    end_ids: frozenset[int],
+    tokenizer: PreTrainedTokenizerBase, cutoff: int, parser: str, model: str | None, end_ids: frozenset[int]
 ) -> ParsingCondition:
     if cutoff < 3:
         raise ValueError(f"cutoff must be at least 3, not {cutoff}: below it, each sentence becomes one macro action")
@@ -303,11 +285,7 @@ def ends_from_lengths(lengths: Sequence[Sequence[int]], response_mask: Tensor) -
     return _ends_after(table.view(len(padded), longest), mask)
 
 
-def at_most(
-    ends: Tensor,
-    response_mask: Tensor,
-    most: int,
-) -> Tensor:
+def at_most(ends: Tensor, response_mask: Tensor, most: int) -> Tensor:
     """Join neighbours, so that no response of one run has more than ``most`` macro actions.
 
     Macro action m of M, counted from 0, becomes part of number ⌊m · most / M⌋: with M = 5 and most = 2, the first
@@ -398,11 +376,7 @@ def _ends_after(lengths: Tensor, mask: Tensor) -> Tensor:
     return (mask & is_last.gather(1, number)) | last_true(mask)
 
 
-def _rises_above_mean(
-    nll: Tensor,
-    mask: Tensor,
-    restart: bool,
-) -> Tensor:
+def _rises_above_mean(nll: Tensor, mask: Tensor, restart: bool) -> Tensor:
     """Whether each token's nll exceeds the mean nll of the tokens before it in its run.
 
     Args:

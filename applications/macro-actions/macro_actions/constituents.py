@@ -54,11 +54,7 @@ class Node(Protocol):
 
 
 def macro_action_lengths(
-    sentences: Sequence[Node],
-    text: str,
-    spans: Sequence[tuple[int, int]],
-    trailing: int,
-    cutoff: int,
+    sentences: Sequence[Node], text: str, spans: Sequence[tuple[int, int]], trailing: int, cutoff: int
 ) -> list[int]:
     """Cut one response along its parse trees.
 
@@ -126,11 +122,7 @@ def _words_under(nodes: Sequence[Node]) -> dict[int, int]:
 
 
 def _visit(
-    root: Node,
-    first_word: int,
-    words_under: Mapping[int, int],
-    tokens_before: Sequence[int],
-    cutoff: int,
+    root: Node, first_word: int, words_under: Mapping[int, int], tokens_before: Sequence[int], cutoff: int
 ) -> list[int]:
     """The rule's visit(root). It keeps a stack of nodes, because recursion would fail on deep trees.
 
@@ -166,11 +158,7 @@ def _visit(
     return ends
 
 
-def _tokens_per_word(
-    text: str,
-    spans: Sequence[tuple[int, int]],
-    word_ends: Sequence[int],
-) -> list[int]:
+def _tokens_per_word(text: str, spans: Sequence[tuple[int, int]], word_ends: Sequence[int]) -> list[int]:
     """Number of tokens that belong to each word.
 
     Args:
@@ -195,11 +183,7 @@ def _tokens_per_word(
     return counts
 
 
-def anchor(
-    text: str,
-    start: int,
-    end: int,
-) -> int:
+def anchor(text: str, start: int, end: int) -> int:
     """Position that decides to which word a token belongs: its first visible character, or its end if it is blank."""
     while start < end and text[start].isspace():
         start += 1
@@ -225,11 +209,7 @@ class ParsingCondition:
     """Cuts responses along constituents of fewer than `cutoff` tokens."""
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        backend: Backend,
-        cutoff: int,
-        end_ids: Collection[int] = (),
+        self, tokenizer: PreTrainedTokenizerBase, backend: Backend, cutoff: int, end_ids: Collection[int] = ()
     ) -> None:
         """Read the tokenizer's vocabulary once.
 

@@ -26,11 +26,7 @@ from macro_actions.types import MacroActions, PPOBatch, Trajectory
 Estimator = Callable[[Trajectory, MacroActions, EstimatorSettings], PPOBatch]
 
 
-def gae_batch(
-    trajectory: Trajectory,
-    macro: MacroActions,
-    settings: EstimatorSettings,
-) -> PPOBatch:
+def gae_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
     """MA-PPO: generalised advantage estimation over macro actions. With one token each it is token-level PPO.
 
     A row's result does not depend on other rows. VAPO (Yue et al. 2025) computes the critic's returns with λ = 1
@@ -61,11 +57,7 @@ def gae_batch(
     )
 
 
-def sae_batch(
-    trajectory: Trajectory,
-    macro: MacroActions,
-    settings: EstimatorSettings,
-) -> PPOBatch:
+def sae_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
     """Segmental advantage estimation (Gong et al. 2026): GAE over tokens with λ = 1 inside a macro action.
 
         δ_j = r_j + γ_j V_{j+1} − V_j        Â_j = δ_j + γ_j λ_j Â_{j+1}        Ret_j = Â_j + V_j
@@ -126,11 +118,7 @@ def critic_targets(batch: PPOBatch, settings: EstimatorSettings) -> tuple[Tensor
     return macro_values, _discounted_sums(macro_rewards, batch.macro, settings.gamma)
 
 
-def with_mean_baseline(
-    batch: PPOBatch,
-    mean_return: float,
-    settings: EstimatorSettings,
-) -> PPOBatch:
+def with_mean_baseline(batch: PPOBatch, mean_return: float, settings: EstimatorSettings) -> PPOBatch:
     """The batch with advantages Â_τ = Σ_{τ' ≥ τ} γ^(τ' − τ) R_τ' − mean_return, which do not depend on the critic.
 
     EVPO (Pan et al. 2026) takes these instead of GAE's if the critic explains none of the variance of the
@@ -143,11 +131,7 @@ def with_mean_baseline(
     return replace(batch, advantages=to_tokens(returns - mean_return, batch.macro))
 
 
-def rloo_batch(
-    trajectory: Trajectory,
-    macro: MacroActions,
-    settings: EstimatorSettings,
-) -> PPOBatch:
+def rloo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
     """RLOO (Ahmadian et al. 2024, "Back to Basics"): a response's reward minus the mean reward of its prompt's others.
 
     The reward includes the KL penalty, and nothing is divided by a standard deviation. A response without tokens could
@@ -168,11 +152,7 @@ def rloo_batch(
     return _batch_without_returns(trajectory, macro, kl, rewards, token_advantages)
 
 
-def rloo_turns_batch(
-    trajectory: Trajectory,
-    macro: MacroActions,
-    settings: EstimatorSettings,
-) -> PPOBatch:
+def rloo_turns_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
     """RLOO by turns: the return from a turn on minus that of the prompt's other responses that reached the turn.
 
     A turn is a run of the response mask, whatever the macro actions; its reward is the sum of its token rewards, KL
@@ -191,11 +171,7 @@ def rloo_turns_batch(
     return _batch_without_returns(trajectory, macro, kl, rewards, to_tokens(advantages, turns))
 
 
-def grpo_batch(
-    trajectory: Trajectory,
-    macro: MacroActions,
-    settings: EstimatorSettings,
-) -> PPOBatch:
+def grpo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
     """GRPO (Shao et al. 2024): (score − mean of the prompt's scores) / their standard deviation, plus the KL penalty.
 
     The penalty of a response is neither compared nor scaled, see :func:`response_penalty`.
@@ -205,11 +181,7 @@ def grpo_batch(
     return _group_batch(trajectory, macro, settings, grpo)
 
 
-def dr_grpo_batch(
-    trajectory: Trajectory,
-    macro: MacroActions,
-    settings: EstimatorSettings,
-) -> PPOBatch:
+def dr_grpo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
     """Dr. GRPO (Liu et al. 2025): GRPO without the division, which would weight prompts by their difficulty.
 
     Its loss is divided by a constant length, see `macro_actions.losses.loss_weights`. REINFORCE++ with a baseline (Hu
@@ -218,11 +190,7 @@ def dr_grpo_batch(
     return _group_batch(trajectory, macro, settings, dr_grpo)
 
 
-def reinforce_batch(
-    trajectory: Trajectory,
-    macro: MacroActions,
-    settings: EstimatorSettings,
-) -> PPOBatch:
+def reinforce_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
     """REINFORCE++ (Hu et al. 2025): Â_τ = Σ_{τ' ≥ τ} γ^(τ' − τ) R_τ', which is GAE with λ = 1 and all values 0.
 
     The trainer normalises the advantages over the batch. Example: rewards 0 1 −1 with γ = 1 give 0 0 −1.
@@ -233,11 +201,7 @@ def reinforce_batch(
     return _batch_without_returns(trajectory, macro, kl, rewards, to_tokens(rewards_to_go, macro))
 
 
-def tempo_batch(
-    trajectory: Trajectory,
-    macro: MacroActions,
-    settings: EstimatorSettings,
-) -> PPOBatch:
+def tempo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
     """TEMPO (Tran et al. 2025): Â_τ = (score − mean + V(after τ) − V(before τ)) / (std + ε), plus the KL penalty.
 
     V of a prefix is the mean score of the prompt's responses that begin with it, see
@@ -272,11 +236,7 @@ def tempo_batch(
     return _batch_without_returns(trajectory, macro, kl, rewards, to_tokens(advantages, macro))
 
 
-def segment_mc_batch(
-    trajectory: Trajectory,
-    macro: MacroActions,
-    settings: EstimatorSettings,
-) -> PPOBatch:
+def segment_mc_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
     """VinePPO (Kazemnejad et al. 2024) and SPO-chain (Guo et al. 2025): Â_τ = V̂(after τ) − V̂(before τ).
 
     V̂ of a state is the mean score of responses that were completed from there. ``trajectory.values`` holds it on the
@@ -300,11 +260,7 @@ def segment_mc_batch(
     return _batch_without_returns(trajectory, macro, kl, rewards, to_tokens(advantages, macro))
 
 
-def distillation_batch(
-    trajectory: Trajectory,
-    macro: MacroActions,
-    settings: EstimatorSettings,
-) -> PPOBatch:
+def distillation_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
     """On-policy distillation (Agarwal et al. 2024; Lu et al. 2025): Â_τ = R_τ, without scores and later rewards.
 
     The rewards are the KL penalty and those for a missing EOS and for length. The trainer adds the teacher's
@@ -316,12 +272,7 @@ def distillation_batch(
     return _batch_without_returns(trajectory, macro, kl, rewards, to_tokens(macro_rewards, macro))
 
 
-def with_teacher(
-    batch: PPOBatch,
-    coef: float,
-    by_macro_action: bool,
-    settings: EstimatorSettings,
-) -> PPOBatch:
+def with_teacher(batch: PPOBatch, coef: float, by_macro_action: bool, settings: EstimatorSettings) -> PPOBatch:
     """The batch with a teacher's log-ratios added to its advantages: Â_j + coef · Σ_{i ∈ τ(j)} (log π_T − log π)_i.
 
     A log-ratio is a reward whose return does not reach beyond its own macro action (γ = 0), so that no critic has to
@@ -360,13 +311,7 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 
 
-def gae(
-    values: Tensor,
-    rewards: Tensor,
-    mask: Tensor,
-    gamma: float,
-    lam: float | Tensor,
-) -> tuple[Tensor, Tensor]:
+def gae(values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lam: float | Tensor) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation over macro actions (Schulman et al. 2016).
 
         δ_τ = R_τ + γ V_{τ+1} − V_τ        Â_τ = δ_τ + γλ Â_{τ+1}        Ret_τ = Â_τ + V_τ
@@ -466,12 +411,7 @@ def adaptive_lam(steps: Tensor, alpha: float) -> Tensor:
     return (1 - 1 / (alpha * length)).clamp(min=0)
 
 
-def penalised(
-    scores: Tensor,
-    finished: Tensor,
-    lengths: Tensor,
-    settings: EstimatorSettings,
-) -> Tensor:
+def penalised(scores: Tensor, finished: Tensor, lengths: Tensor, settings: EstimatorSettings) -> Tensor:
     """Scores minus the penalties for a missing EOS and for length.
 
     Args:
@@ -542,11 +482,7 @@ def _penalised_scores(trajectory: Trajectory, settings: EstimatorSettings) -> Te
     return penalised(scores, finished, widths(trajectory.response_mask), settings)
 
 
-def _discounted_sums(
-    macro_rewards: Tensor,
-    macro: MacroActions,
-    gamma: float,
-) -> Tensor:
+def _discounted_sums(macro_rewards: Tensor, macro: MacroActions, gamma: float) -> Tensor:
     """Σ_{τ' ≥ τ} γ^(τ' − τ) R_τ' for every macro action. (B, M) → (B, M)."""
     sums, _ = gae(torch.zeros_like(macro_rewards), macro_rewards, macro.mask, gamma, 1.0)
     return sums
@@ -583,11 +519,7 @@ def _by_group(x: Tensor, settings: EstimatorSettings) -> Tensor:
 
 
 def _batch_without_returns(
-    trajectory: Trajectory,
-    macro: MacroActions,
-    kl: Tensor,
-    rewards: Tensor,
-    advantages: Tensor,
+    trajectory: Trajectory, macro: MacroActions, kl: Tensor, rewards: Tensor, advantages: Tensor
 ) -> PPOBatch:
     """Batch of an estimator that trains no critic."""
     return PPOBatch(trajectory, macro, kl=kl, rewards=rewards, advantages=advantages, returns=None)

@@ -121,11 +121,7 @@ def are_equal(scores: Tensor, counted: Tensor) -> Tensor:
     return highest <= lowest
 
 
-def refilled(
-    equal: Tensor,
-    extra_equal: Tensor,
-    ranks: int = 1,
-) -> Tensor:
+def refilled(equal: Tensor, extra_equal: Tensor, ranks: int = 1) -> Tensor:
     """Replace groups of equal scores by extra groups of unequal scores, until there are no more of one kind.
 
     Groups are dealt to ranks in turn: group g belongs to rank g % ranks. An extra group stays on its rank while there
@@ -196,11 +192,7 @@ def rloo_turns(returns: Tensor, reached: Tensor) -> Tensor:
     return torch.where(reached & (episode_count > 0), returns - baseline, 0.0)
 
 
-def prefix_values(
-    ids: Tensor,
-    scores: Tensor,
-    counted: Tensor | None = None,
-) -> Tensor:
+def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor | None = None) -> Tensor:
     """V of every prefix of every response: the mean score of the prompt's responses that begin with it.
 
     Example: responses a b, a c, d with scores 1, 3, 8: V is 4 for the empty prefix, 2 for a, 1 for a b, 8 for d.

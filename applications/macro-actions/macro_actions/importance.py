@@ -4,11 +4,7 @@
 from torch import Tensor
 
 
-def importance_weights(
-    logprobs: Tensor,
-    drawn_logprobs: Tensor,
-    clip: float,
-) -> Tensor:
+def importance_weights(logprobs: Tensor, drawn_logprobs: Tensor, clip: float) -> Tensor:
     """min(π_old / π_sampler, clip) of every token.
 
     An engine that computes the actor's log-probabilities with other kernels or in lower precision samples from

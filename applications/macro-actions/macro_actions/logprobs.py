@@ -22,10 +22,7 @@ BLOCK = 2**19  # logits that fit into a CPU's cache while they are turned into p
 
 
 def softmax_in_place(
-    logits: Tensor,
-    targets: Tensor,
-    smoothing: float,
-    with_entropy: bool,
+    logits: Tensor, targets: Tensor, smoothing: float, with_entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Turn float32 logits into their softmax, in their own memory.
 
@@ -54,13 +51,7 @@ def softmax_in_place(
     return target_logits - total.log(), entropy
 
 
-def gradient_in_place(
-    softmax: Tensor,
-    targets: Tensor,
-    grad: Tensor,
-    smoothing: float,
-    dtype: torch.dtype,
-) -> Tensor:
+def gradient_in_place(softmax: Tensor, targets: Tensor, grad: Tensor, smoothing: float, dtype: torch.dtype) -> Tensor:
     """Gradient of the targets' log-probabilities with respect to the logits: grad · (target distribution − softmax).
 
     Args:
@@ -119,11 +110,7 @@ class Head:
 
 
 def token_logprobs(
-    hidden: Tensor,
-    targets: Tensor,
-    head: Head,
-    with_entropy: bool = True,
-    chunk: int | None = None,
+    hidden: Tensor, targets: Tensor, head: Head, with_entropy: bool = True, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target under softmax(logits / temperature), and the entropy of that distribution.
 
@@ -188,13 +175,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        targets: Tensor,
-        head: Head,
-        with_entropy: bool,
-        chunk: int,
-        *parameters: Tensor,
+        ctx: Any, hidden: Tensor, targets: Tensor, head: Head, with_entropy: bool, chunk: int, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden, targets, *parameters)
         ctx.head = head
@@ -234,11 +215,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _with_graph(
-    states: Tensor,
-    needs_grad: bool,
-    targets: Tensor,
-    head: Head,
-    with_entropy: bool,
+    states: Tensor, needs_grad: bool, targets: Tensor, head: Head, with_entropy: bool
 ) -> tuple[_Chunk, Tensor, Tensor]:
     """Softmax of a chunk with the graph of the head, for its gradient.
 
@@ -257,11 +234,7 @@ def _with_graph(
 
 
 def _chunk_gradients(
-    chunk: _Chunk,
-    targets: Tensor,
-    grad: Tensor,
-    head: Head,
-    parameters: Sequence[Tensor],
+    chunk: _Chunk, targets: Tensor, grad: Tensor, head: Head, parameters: Sequence[Tensor]
 ) -> tuple[Tensor | None, Sequence[Tensor]]:
     """Gradients with respect to a chunk's hidden states and to the head's parameters.
 
@@ -284,11 +257,7 @@ def _chunk_gradients(
 
 @torch.no_grad()
 def _softmax(
-    logits: Tensor,
-    states: Tensor,
-    targets: Tensor,
-    head: Head,
-    with_entropy: bool,
+    logits: Tensor, states: Tensor, targets: Tensor, head: Head, with_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """softmax(logits / temperature) in float32, which overwrites float32 logits unless they share memory with states.
 

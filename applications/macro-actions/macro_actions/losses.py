@@ -69,10 +69,7 @@ def policy_loss(
 
 
 def kl_loss(
-    kl: Tensor,
-    response_mask: Tensor,
-    num_tokens: Tensor | float | None = None,
-    weights: Tensor | None = None,
+    kl: Tensor, response_mask: Tensor, num_tokens: Tensor | float | None = None, weights: Tensor | None = None
 ) -> Tensor:
     """KL to the reference as a term of the loss (GRPO): Σ w_j kl_j / num_tokens.
 
@@ -93,11 +90,7 @@ def kl_loss(
     return kl.sum() / num_tokens
 
 
-def loss_weights(
-    mean: str,
-    macro: MacroActions,
-    counted: Tensor,
-) -> Tensor | None:
+def loss_weights(mean: str, macro: MacroActions, counted: Tensor) -> Tensor | None:
     """Weights of tokens in a loss that is a mean.
 
         token      mean over the tokens of all responses (DAPO)
@@ -131,12 +124,7 @@ def loss_weights(
     return tokens / sizes.clamp(min=1)
 
 
-def loss_count(
-    mean: str,
-    macro: MacroActions,
-    counted: Tensor,
-    longest: int,
-) -> Tensor:
+def loss_count(mean: str, macro: MacroActions, counted: Tensor, longest: int) -> Tensor:
     """These rows' part of a loss's denominator, which is the sum of such parts over micro-batches and ranks.
 
     Args:
@@ -200,9 +188,7 @@ def value_loss(
 
 
 def sft_loss(
-    logprobs: Tensor,
-    response_mask: Tensor,
-    num_tokens: Tensor | float | None = None,
+    logprobs: Tensor, response_mask: Tensor, num_tokens: Tensor | float | None = None
 ) -> tuple[Tensor, Stats]:
     """Cross-entropy on the response: −Σ logprobs / num_tokens.
 

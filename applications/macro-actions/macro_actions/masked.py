@@ -67,11 +67,7 @@ def masked_moments(x: Tensor, mask: Tensor) -> Totals:
     return count, values.sum(), values.square().sum()
 
 
-def whiten(
-    x: Tensor,
-    mask: Tensor,
-    totals: Totals,
-) -> Tensor:
+def whiten(x: Tensor, mask: Tensor, totals: Totals) -> Tensor:
     """Shift and scale ``x`` to mean 0 and variance 1 under the given totals.
 
     Args:

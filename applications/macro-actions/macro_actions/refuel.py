@@ -44,13 +44,7 @@ class PairBatch:
         return first - second
 
 
-def reply_rewards(
-    scores: Tensor,
-    finished: Tensor,
-    kl: Tensor,
-    kl_coef: float,
-    penalty: float,
-) -> Tensor:
+def reply_rewards(scores: Tensor, finished: Tensor, kl: Tensor, kl_coef: float, penalty: float) -> Tensor:
     """R = score − kl_coef · KL, where ``penalty`` replaces the score of a reply that was cut.
 
     Args:

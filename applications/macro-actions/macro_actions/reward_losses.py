@@ -143,11 +143,7 @@ def _at(numbers: Tensor, positions: Tensor) -> Tensor:
     return numbers.gather(1, positions[:, None]).squeeze(1)
 
 
-def _costs(
-    chosen: Tensor,
-    rejected: Tensor,
-    margins: Tensor | None,
-) -> Tensor:
+def _costs(chosen: Tensor, rejected: Tensor, margins: Tensor | None) -> Tensor:
     """−log σ(chosen − rejected − margin), any shape."""
     difference = chosen - rejected
     if margins is not None:
@@ -155,12 +151,7 @@ def _costs(
     return -F.logsigmoid(difference)
 
 
-def _mean_over_tokens(
-    chosen: Tensor,
-    rejected: Tensor,
-    pairs: Pairs,
-    first: Tensor,
-) -> Tensor:
+def _mean_over_tokens(chosen: Tensor, rejected: Tensor, pairs: Pairs, first: Tensor) -> Tensor:
     """Mean cost over the tokens from the first difference to the end of the longer sequence. Shape (N,).
 
     After the end of the shorter sequence, the number at its last token is compared: what a model computes on padding
@@ -178,11 +169,7 @@ def _mean_over_tokens(
     return costs.sum(1) / compared.sum(1)
 
 
-def _mean_before(
-    numbers: Tensor,
-    first: Tensor,
-    ends: Tensor,
-) -> Tensor:
+def _mean_before(numbers: Tensor, first: Tensor, ends: Tensor) -> Tensor:
     """Mean from the first difference to the token before the last; that token alone if there is none between. (N,)."""
     last = (ends - 1).clamp(min=0)
     start = torch.minimum(first, last)

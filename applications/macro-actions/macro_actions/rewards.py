@@ -14,11 +14,7 @@ from torch import Tensor
 from macro_actions.masked import last_of_row
 
 
-def kl_estimate(
-    logprobs: Tensor,
-    ref_logprobs: Tensor,
-    estimator: str = "k1",
-) -> Tensor:
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k1") -> Tensor:
     """Per-token estimate of KL(π‖π_ref) from one sample (Schulman 2020), with d = logprobs − ref_logprobs.
 
         k1   d                  unbiased
@@ -90,11 +86,7 @@ def token_rewards(
     return rewards + score_rewards, kl
 
 
-def penalise_missing_eos(
-    scores: Tensor,
-    finished: Tensor,
-    penalty: float | None,
-) -> Tensor:
+def penalise_missing_eos(scores: Tensor, finished: Tensor, penalty: float | None) -> Tensor:
     """Subtract ``penalty`` from the scores of responses without EOS.
 
     Args:
@@ -110,13 +102,7 @@ def penalise_missing_eos(
     return torch.where(finished, scores, scores - penalty)
 
 
-def penalise_length(
-    scores: Tensor,
-    lengths: Tensor,
-    longest: int,
-    buffer: int | None,
-    penalty: float = 1.0,
-) -> Tensor:
+def penalise_length(scores: Tensor, lengths: Tensor, longest: int, buffer: int | None, penalty: float = 1.0) -> Tensor:
     """DAPO's soft length penalty (Yu et al. 2025), linear over the last ``buffer`` tokens before ``longest``.
 
     Example: longest 100, buffer 20, penalty 1: 0 up to 80 tokens, .5 for 90, 1 for 100.
@@ -152,12 +138,7 @@ class ScoreMoments:
     mean: float = 0.0
     squares: float = 0.0
 
-    def merged(
-        self,
-        count: float,
-        mean: float,
-        squares: float,
-    ) -> ScoreMoments:
+    def merged(self, count: float, mean: float, squares: float) -> ScoreMoments:
         """Moments of these scores together with a batch of scores, which is given by its moments."""
         total = self.count + count
         if total == 0:
@@ -165,9 +146,7 @@ class ScoreMoments:
         distance = mean - self.mean
         between = distance**2 * self.count * count / total
         return ScoreMoments(
-            count=total,
-            mean=self.mean + distance * count / total,
-            squares=self.squares + squares + between,
+            count=total, mean=self.mean + distance * count / total, squares=self.squares + squares + between
         )
 
     @property
@@ -189,11 +168,7 @@ class FixedKL:
 
     value: float
 
-    def update(
-        self,
-        kl: float,
-        num_samples: int,
-    ) -> FixedKL:
+    def update(self, kl: float, num_samples: int) -> FixedKL:
         """The controller itself, since the measured KL has no effect."""
         return self
 
@@ -212,22 +187,14 @@ class AdaptiveKL:
     target: float
     horizon: float
 
-    def update(
-        self,
-        kl: float,
-        num_samples: int,
-    ) -> AdaptiveKL:
+    def update(self, kl: float, num_samples: int) -> AdaptiveKL:
         """Controller after ``num_samples`` responses with a mean KL of ``kl`` nats per response."""
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         factor = 1 + error * num_samples / self.horizon
         return replace(self, value=self.value * factor)
 
 
-def kl_controller(
-    kl_coef: float,
-    target: float | None,
-    horizon: float,
-) -> FixedKL | AdaptiveKL:
+def kl_controller(kl_coef: float, target: float | None, horizon: float) -> FixedKL | AdaptiveKL:
     """Controller that starts at ``kl_coef``: adaptive with a target in nats per response, constant with ``None``."""
     if target is None:
         return FixedKL(kl_coef)

@@ -41,11 +41,7 @@ def segment(ends: Tensor, response_mask: Tensor) -> MacroActions:
     return MacroActions(index=index, lengths=lengths, mask=lengths > 0)
 
 
-def pool_values(
-    values: Tensor,
-    macro: MacroActions,
-    value_function: str = "equal",
-) -> Tensor:
+def pool_values(values: Tensor, macro: MacroActions, value_function: str = "equal") -> Tensor:
     """Macro values V_τ = Σ_j σ_j V_j, with σ from :func:`value_weights`.
 
     Args:
@@ -63,10 +59,7 @@ def pool_values(
 
 
 def pool_rewards(
-    rewards: Tensor,
-    macro: MacroActions,
-    reduction: str = "sum",
-    value_function: str = "equal",
+    rewards: Tensor, macro: MacroActions, reduction: str = "sum", value_function: str = "equal"
 ) -> Tensor:
     """Macro rewards R_τ: the sum of the token rewards, or their σ-weighted mean.
 
@@ -105,11 +98,7 @@ def on_last_tokens(x: Tensor, macro: MacroActions) -> Tensor:
     return torch.where(is_last, to_tokens(x, macro), 0.0)
 
 
-def value_weights(
-    macro: MacroActions,
-    value_function: str,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
+def value_weights(macro: MacroActions, value_function: str, dtype: torch.dtype = torch.float32) -> Tensor:
     """Weights σ of the paper's App. D.1, for token i = 0…m−1 of a macro action of m tokens.
 
         equal      1/m
@@ -150,11 +139,7 @@ def value_weights(
     return torch.where(on_response, weights, 0.0).to(dtype)
 
 
-def macro_logprobs(
-    logprobs: Tensor,
-    macro: MacroActions,
-    mean: bool,
-) -> Tensor:
+def macro_logprobs(logprobs: Tensor, macro: MacroActions, mean: bool) -> Tensor:
     """Log-probability of each macro action, on each of its tokens: Σ_j logprobs_j, or that divided by the length.
 
     exp of the difference of two such tensors is the policy ratio of Eq. 4 (sum) or its geometric mean.
@@ -193,11 +178,7 @@ def sequence_logprobs(logprobs: Tensor, response_mask: Tensor) -> Tensor:
     return torch.where(response_mask, mean + zero_with_gradient, 0.0)
 
 
-def _sum_by_macro(
-    x: Tensor,
-    index: Tensor,
-    count: int,
-) -> Tensor:
+def _sum_by_macro(x: Tensor, index: Tensor, count: int) -> Tensor:
     """Sums by macro action: (B, R) → (B, count). Tokens with index −1 go into an extra column that is dropped."""
     sums = x.new_zeros(x.shape[0], count + 1)
     column = torch.where(index >= 0, index, count)

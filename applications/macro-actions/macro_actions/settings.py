@@ -98,9 +98,7 @@ class EstimatorSettings:
         choices=("equal", "unit", "position", "first"),
     )
     macro_reward: str = setting(
-        "sum",
-        "how the reward of a macro action is computed from the rewards of its tokens",
-        choices=("sum", "mean"),
+        "sum", "how the reward of a macro action is computed from the rewards of its tokens", choices=("sum", "mean")
     )
 
 
@@ -182,10 +180,7 @@ NEEDS = {
         rescales_scores=True,
     ),
     "dr_grpo": Needs(
-        "Dr. GRPO, without a critic",
-        "score minus the mean score of the prompt's responses",
-        group=True,
-        kl_apart=True,
+        "Dr. GRPO, without a critic", "score minus the mean score of the prompt's responses", group=True, kl_apart=True
     ),
     "reinforce_pp": Needs(
         "REINFORCE++, without a critic",

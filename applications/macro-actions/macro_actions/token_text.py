@@ -92,11 +92,7 @@ class TokenReader:
             spans.append((first_character, bisect_left(offsets, end)))
         return TokenText(text, tuple(spans))
 
-    def _bytes_of(
-        self,
-        token: int,
-        piece_to_bytes: Callable[[str], bytes],
-    ) -> bytes:
+    def _bytes_of(self, token: int, piece_to_bytes: Callable[[str], bytes]) -> bytes:
         """Bytes that an id writes; none for a special id and for one that the vocabulary lacks."""
         if token in self._silent_ids:
             return b""
@@ -229,11 +225,7 @@ def _byte_level(piece: str, byte_of_letter: dict[str, int]) -> bytes:
     return piece.encode("utf-8")
 
 
-def _sentence_piece(
-    piece: str,
-    blank: str,
-    has_bytes: bool,
-) -> bytes:
+def _sentence_piece(piece: str, blank: str, has_bytes: bool) -> bytes:
     """Bytes of a piece in SentencePiece's notation."""
     byte = _BYTE.fullmatch(piece) if has_bytes else None
     if byte:
@@ -242,9 +234,7 @@ def _sentence_piece(
 
 
 def _decode_step_by_step(
-    tokenizer: PreTrainedTokenizerBase,
-    ids: Sequence[int],
-    visible_ids: Collection[int],
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], visible_ids: Collection[int]
 ) -> TokenText:
     """Text for decoders of any kind: an id writes what decoding adds when the id is appended.
 

@@ -105,11 +105,7 @@ class ScoredRollout:
         """The rollout's response mask, shape (B, R)."""
         return self.rollout.response_mask
 
-    def with_numbers(
-        self,
-        logprobs: Tensor,
-        values: Tensor | None,
-    ) -> "Trajectory":
+    def with_numbers(self, logprobs: Tensor, values: Tensor | None) -> "Trajectory":
         """Trajectory with the actor's log-probabilities and the critic's values, shape (B, R) each."""
         return Trajectory(
             rollout=self.rollout,
@@ -272,11 +268,7 @@ def join(items: Sequence[T], pad_id: int = 0) -> T:
     return replace(first, **changes)  # type: ignore[type-var]
 
 
-def _widened(
-    tensors: list[Tensor],
-    left_padding: list[int],
-    fill: int,
-) -> list[Tensor]:
+def _widened(tensors: list[Tensor], left_padding: list[int], fill: int) -> list[Tensor]:
     """Tensors (B, N) padded to equal widths, on the left by the given numbers; those of one dimension stay as is."""
     if tensors[0].dim() == 1:
         return tensors

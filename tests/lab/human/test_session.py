@@ -12,15 +12,7 @@ import pytest
 from cli_runs import read_jsonl, write_jsonl
 from dschat.base.errors import UserError
 from dschat.lab.responses import comparison_of, read_pairs
-from dschat.lab.vote.page import (
-    NAME_NEEDED,
-    NOT_COUNTED,
-    NOT_UNDONE,
-    UNDONE,
-    Screens,
-    escaped,
-    page_html,
-)
+from dschat.lab.vote.page import NAME_NEEDED, NOT_COUNTED, NOT_UNDONE, UNDONE, Screens, escaped, page_html
 from dschat.lab.vote.sessions import RaterView, VoteFile, guidelines, items_for, rater_name
 from vote_runs import make_study, places, votes, write_responses
 
@@ -134,11 +126,7 @@ def test_a_vote_becomes_a_row_that_the_report_reads(tmp_path, monkeypatch):
     texts = {"id": item.pair.id, "prompt": "prompt 0", "response_a": "good 0", "response_b": "bad 0"}
     verdict = {"verdict": "A" if item.responses[0] == "good 0" else "B", "kind": "human", "rater": "Anna"}
     models = {"model_a": "kestrel", "model_b": "osprey", "dataset": ""}
-    assert row == texts | verdict | models | {
-        "first": item.first,
-        "comment": "clear, and \n short",
-        "seconds": 12.3,
-    }
+    assert row == texts | verdict | models | {"first": item.first, "comment": "clear, and \n short", "seconds": 12.3}
     vote = comparison_of(row, "votes.jsonl:1")
     assert (vote.kind, vote.details["first"]) == ("human", item.first)
 

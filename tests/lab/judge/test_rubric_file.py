@@ -158,14 +158,8 @@ def test_answers_to_another_rubric_are_not_used(server, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["--dataset", "mine"],
-            "--dataset mine: unknown; give summarize, .* with --rubric FILE",
-        ),
-        (
-            ["--dataset", "my/own", "--rubric", EXAMPLE],
-            "my/own: the name of your own data may hold only",
-        ),
+        (["--dataset", "mine"], "--dataset mine: unknown; give summarize, .* with --rubric FILE"),
+        (["--dataset", "my/own", "--rubric", EXAMPLE], "my/own: the name of your own data may hold only"),
     ],
 )
 def test_names_of_data_sets(server, tmp_path, words, message):

@@ -89,12 +89,7 @@ def test_deep_nesting_takes_no_long_time():
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "\n" * 50_000 + "x",
-        '{"' + " " * 50_000 + '"x',
-        "```\n" + "\n" * 50_000,
-        "{x" + '"verdict":“' * 10_000 + "}",
-    ],
+    ["\n" * 50_000 + "x", '{"' + " " * 50_000 + '"x', "```\n" + "\n" * 50_000, "{x" + '"verdict":“' * 10_000 + "}"],
 )
 def test_repetition_takes_no_long_time(text):
     """With the square of the length, each of them would take more than 5 s."""

@@ -27,21 +27,11 @@ PROFILED_MICRO_BATCHES = 2  # of a rollout of the piece profile
 RECOMPUTED = ["--actor_gradient_checkpointing", "--critic_gradient_checkpointing"]
 
 
-def work_of(
-    settings: argparse.Namespace,
-    prompts: int,
-    micro_batch: int = 1,
-) -> IterationWork:
+def work_of(settings: argparse.Namespace, prompts: int, micro_batch: int = 1) -> IterationWork:
     """A rollout of so many prompts."""
     lengths = LENGTHS.get(settings.size, GPU_LENGTHS)
     dtype = "bf16" if settings.device == "cuda" else "fp32"
-    return IterationWork(
-        SIZES[settings.size],
-        prompts,
-        min(prompts, micro_batch),
-        *lengths,
-        dtype=dtype,
-    )
+    return IterationWork(SIZES[settings.size], prompts, min(prompts, micro_batch), *lengths, dtype=dtype)
 
 
 def job_of(

@@ -151,8 +151,7 @@ def find_launches(events: Sequence[Event]) -> tuple[dict[object, Launch], list[t
 
 
 def _launches_of_thread(
-    events: Sequence[Event],
-    parts: Sequence[PartRange],
+    events: Sequence[Event], parts: Sequence[PartRange]
 ) -> tuple[dict[object, Launch], list[tuple[Event, Launch]]]:
     """Launches and operators of one thread, whose ranges are nested; see `find_launches`."""
     launches: dict[object, Launch] = {}
@@ -215,21 +214,10 @@ def kernel_of(event: Event, launch: Launch) -> Kernel:
     label, *ranges = launch.ranges
     part, _, occurrence = label.rpartition("#")
     group = group_of(event["name"], part, ranges)
-    return Kernel(
-        event["name"],
-        event["ts"],
-        event["ts"] + event["dur"],
-        group,
-        part,
-        int(occurrence),
-    )
+    return Kernel(event["name"], event["ts"], event["ts"] + event["dur"], group, part, int(occurrence))
 
 
-def group_of(
-    name: str,
-    part: str,
-    ranges: Sequence[str],
-) -> str:
+def group_of(name: str, part: str, ranges: Sequence[str]) -> str:
     """Group of a kernel.
 
     Args:

@@ -35,11 +35,7 @@ CPU_BYTES = 2**28  # memory that the measurement of a CPU may allocate
 def measure_limits(device: str) -> Peaks:
     """Measures memory bandwidth and the rate of matrix products: bf16 on a GPU, float32 on a CPU."""
     if device == "cuda":
-        return measure_peaks(
-            torch.device(device),
-            torch.bfloat16,
-            torch.cuda.mem_get_info()[0],
-        )
+        return measure_peaks(torch.device(device), torch.bfloat16, torch.cuda.mem_get_info()[0])
     return measure_peaks(torch.device(device), torch.float32, CPU_BYTES)
 
 
@@ -105,12 +101,7 @@ def phase_operations(work: IterationWork) -> dict[str, float]:
     }
 
 
-def decoding_rates(
-    work: IterationWork,
-    rollout_seconds: float,
-    prefill_seconds: float,
-    limits: Peaks,
-) -> Figures:
+def decoding_rates(work: IterationWork, rollout_seconds: float, prefill_seconds: float, limits: Peaks) -> Figures:
     """Speed of the decoding steps after the first token, without the prefill of the prompts."""
     step = (rollout_seconds - prefill_seconds) / (work.longest_response - 1)
     limit = step_limit(work, limits)
@@ -123,11 +114,7 @@ def decoding_rates(
     }
 
 
-def phase_rates(
-    work: IterationWork,
-    seconds: dict[str, float],
-    limits: Peaks,
-) -> Figures:
+def phase_rates(work: IterationWork, seconds: dict[str, float], limits: Peaks) -> Figures:
     """Operations per second of the phases scoring and training, and their share of the limit."""
     figures: Figures = {}
     for phase, operations in phase_operations(work).items():
@@ -138,13 +125,7 @@ def phase_rates(
     return figures
 
 
-def decode(
-    decoder: str,
-    works: Sequence[IterationWork],
-    device: str,
-    repeats: int,
-    limits: Peaks,
-) -> list[Figures]:
+def decode(decoder: str, works: Sequence[IterationWork], device: str, repeats: int, limits: Peaks) -> list[Figures]:
     """Measures one of gpu.py's DECODERS. Returns one row per workload; all workloads share one model."""
     with torch.device(device):
         model = make_actor(works[0]).eval()

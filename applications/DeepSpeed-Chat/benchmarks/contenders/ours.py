@@ -103,28 +103,16 @@ def random_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[R
         size = (rows, sampling.max_new_tokens)
         tokens = torch.randint(FIRST_WORD, actor.module.vocab_size, size, device=device())
         rollout = assemble(pad_prompts(prompts, PAD, device()), tokens, sampling, limits)
-        return Generation(
-            rollout,
-            None,
-            bad_rows=torch.zeros(rows, dtype=torch.bool, device=device()),
-        )
+        return Generation(rollout, None, bad_rows=torch.zeros(rows, dtype=torch.bool, device=device()))
 
     yield draw
 
 
-def measured(
-    iterate: Iterate[P],
-    job: ContenderJob,
-    meter: Meter,
-) -> Iterate[P]:
+def measured(iterate: Iterate[P], job: ContenderJob, meter: Meter) -> Iterate[P]:
     """The trainer's `iterate`, measured."""
     number = 0
 
-    def run(
-        trainer: PPO,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> dict[str, float]:
+    def run(trainer: PPO, *args: P.args, **kwargs: P.kwargs) -> dict[str, float]:
         nonlocal number
         if number == 0:
             count_positions(trainer.models.reference.module.inner, "scoring", meter, training=False)
@@ -138,19 +126,10 @@ def measured(
     return run
 
 
-def count_positions(
-    causal_lm: nn.Module,
-    name: str,
-    meter: Meter,
-    training: bool,
-) -> None:
+def count_positions(causal_lm: nn.Module, name: str, meter: Meter, training: bool) -> None:
     """Counts the positions, padding included, that a model computes outside of sampling, with or without gradients."""
 
-    def count(
-        module: nn.Module,
-        args: tuple[torch.Tensor, ...],
-        kwargs: dict[str, torch.Tensor],
-    ) -> None:
+    def count(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
         if torch.is_grad_enabled() == training:
             ids = kwargs.get("input_ids", args[0] if args else None)
             if ids is None:

@@ -26,12 +26,7 @@ Scored = tuple[Tensor, Tensor | None, Tensor | None]
 class Models:
     """The four models and two optimisers."""
 
-    def __init__(
-        self,
-        files: Path,
-        work: IterationWork,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, files: Path, work: IterationWork, device: torch.device) -> None:
         dtype = DTYPES[work.dtype]
         load_policy = partial(GemmaForCausalLM.from_pretrained, dtype=dtype, trust_remote_code=False)
         load_scalar = partial(GemmaForSequenceClassification.from_pretrained, dtype=dtype, trust_remote_code=False)
@@ -77,23 +72,14 @@ def main() -> None:
 
 
 @torch.no_grad()
-def score(
-    models: Models,
-    ids: Tensor,
-    response_mask: Tensor,
-    job: ContenderJob,
-) -> Scored:
+def score(models: Models, ids: Tensor, response_mask: Tensor, job: ContenderJob) -> Scored:
     """Passes of the frozen models, and with `job.scoring` also of actor and critic."""
     width = response_mask.shape[1]
     rows = job.work.micro_batch
     rewards = []
     logprobs = []
     values = []
-    for part, mask in zip(
-        ids.split(rows),
-        response_mask.split(rows),
-        strict=True,
-    ):
+    for part, mask in zip(ids.split(rows), response_mask.split(rows), strict=True):
         last = torch.zeros_like(mask, dtype=torch.float32)
         scores = models.reward(input_ids=part, attention_mask=(part != PAD).long()).logits[:, 0].float()
         last[torch.arange(len(part)), mask.sum(1) - 1] = scores
@@ -104,13 +90,7 @@ def score(
     return torch.cat(rewards), torch.cat(logprobs) if logprobs else None, torch.cat(values) if values else None
 
 
-def train(
-    models: Models,
-    ids: Tensor,
-    response_mask: Tensor,
-    scored: Scored,
-    work: IterationWork,
-) -> None:
+def train(models: Models, ids: Tensor, response_mask: Tensor, scored: Scored, work: IterationWork) -> None:
     """The updates of a rollout: PPO's clipped losses with Monte-Carlo returns."""
     width = response_mask.shape[1]
     rewards, old_logprobs, old_values = scored
@@ -144,11 +124,7 @@ def response_logprobs(model: GemmaForCausalLM, ids: Tensor, width: int) -> Tenso
 
 def response_values(model: GemmaForSequenceClassification, ids: Tensor, width: int) -> Tensor:
     """(B, width) float32."""
-    states = model.model(
-        input_ids=ids,
-        attention_mask=(ids != PAD).long(),
-        use_cache=False,
-    ).last_hidden_state
+    states = model.model(input_ids=ids, attention_mask=(ids != PAD).long(), use_cache=False).last_hidden_state
     values: Tensor = model.score(states[:, -width - 1 : -1])
     return values.squeeze(-1).float()
 

@@ -48,22 +48,14 @@ class ContenderJob:
     random_responses: bool = False  # ours: random tokens instead of sampled responses
     trace: str | None = None  # ours: file for a profiler's trace of the third iteration
 
-    def environment(
-        self,
-        rank: int,
-        port: str,
-    ) -> dict[str, str]:
+    def environment(self, rank: int, port: str) -> dict[str, str]:
         """Variables of a process: the path of this package and of this clone's dschat, and its process group."""
         folders = [str(BENCHMARKS), str(BENCHMARKS.parent)]
         if os.environ.get("PYTHONPATH"):
             folders.append(os.environ["PYTHONPATH"])
         variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
         if self.processes > 1:
-            variables |= {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(self.processes),
-            }
+            variables |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.processes)}
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         return os.environ | variables
 
@@ -97,23 +89,13 @@ def usual(runs: Sequence[IterationFigures]) -> IterationFigures:
 
     dicts = (middle("cpu_seconds"), middle("wall_seconds"), middle("inside_cpu_seconds"), middle("counts"))
     tokens = statistics.median(run.tokens for run in runs)
-    return IterationFigures(
-        *dicts,
-        max(run.peak_mb for run in runs),
-        tokens,
-        runs[0].held_mb,
-    )
+    return IterationFigures(*dicts, max(run.peak_mb for run in runs), tokens, runs[0].held_mb)
 
 
 class Contender:
     """A contender's process, which ends with its context; its output goes to standard error."""
 
-    def __init__(
-        self,
-        python: str,
-        module: str,
-        job: ContenderJob,
-    ) -> None:
+    def __init__(self, python: str, module: str, job: ContenderJob) -> None:
         """Starts its processes and waits until everything is set up.
 
         Args:
@@ -168,11 +150,7 @@ class Contender:
             raise RuntimeError("a contender ended early; what it said is above") from error
 
 
-def run_alone(
-    job: ContenderJob,
-    repeats: int,
-    module: str = "ours",
-) -> list[IterationFigures]:
+def run_alone(job: ContenderJob, repeats: int, module: str = "ours") -> list[IterationFigures]:
     """Runs a single contender; the phases of each iteration are printed to standard error.
 
     Args:
@@ -225,19 +203,10 @@ class Meter:
         """Adds the time since the last lap to a phase."""
         before = self._last
         self._last = _seconds()
-        for booked, start, end in zip(
-            (self.now.cpu_seconds, self.now.wall_seconds),
-            before,
-            self._last,
-            strict=True,
-        ):
+        for booked, start, end in zip((self.now.cpu_seconds, self.now.wall_seconds), before, self._last, strict=True):
             booked[name] += end - start
 
-    def inside(
-        self,
-        name: str,
-        work: Callable[P, R],
-    ) -> Callable[P, R]:
+    def inside(self, name: str, work: Callable[P, R]) -> Callable[P, R]:
         """Wraps a function, whose CPU time is added to a name; wrapped functions inside it count under their own."""
 
         @wraps(work)
@@ -266,14 +235,7 @@ class Meter:
             seconds["total"] = sum(seconds.values())
         peak = self._peak.bytes() / MB
         held = self._peak.before / MB
-        self._pipe.send(
-            replace(
-                self.now,
-                peak_mb=peak,
-                tokens=tokens,
-                held_mb=held,
-            )
-        )
+        self._pipe.send(replace(self.now, peak_mb=peak, tokens=tokens, held_mb=held))
 
 
 def read_job() -> tuple[ContenderJob, Meter]:

@@ -38,23 +38,14 @@ def profile_iteration(trace: Path) -> None:
     """Has the third iteration of this process's PPO profiled, and its parts annotated."""
     head = annotated(policy.token_logprobs, lambda *args, **kwargs: HEAD_RANGE)
     setattr(policy, "token_logprobs", head)  # noqa: B010  # a function for mypy
-    for name, part_of in (
-        ("__call__", forward_part),
-        ("backward", backward_part),
-        ("step", step_part),
-    ):
+    for name, part_of in (("__call__", forward_part), ("backward", backward_part), ("step", step_part)):
         setattr(Engine, name, annotated(getattr(Engine, name), part_of))
     profiler = profiler_of(trace, wait=WARMUP_ITERATIONS - 1, active=1)
     profiler.start()
     setattr(PPO, "iterate", stepping(PPO.iterate, profiler))  # noqa: B010
 
 
-def profile_decoding(
-    work: IterationWork,
-    device: str,
-    is_compiled: bool,
-    trace: Path,
-) -> list[Figures]:
+def profile_decoding(work: IterationWork, device: str, is_compiled: bool, trace: Path) -> list[Figures]:
     """Profiles decoding steps in the middle of a rollout, which CUDA graphs replay: where their time goes.
 
     Args:
@@ -122,11 +113,7 @@ def annotated(function: Callable[P, R], label: Callable[P, str | None]) -> Calla
     return run
 
 
-def forward_part(
-    engine: AnyEngine,
-    *args: object,
-    **kwargs: object,
-) -> str:
+def forward_part(engine: AnyEngine, *args: object, **kwargs: object) -> str:
     """The part that a forward pass belongs to."""
     return PART + (f"{role_of(engine)} forward" if torch.is_grad_enabled() else "scoring")
 

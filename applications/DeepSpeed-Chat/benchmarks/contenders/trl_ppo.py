@@ -46,12 +46,7 @@ def main() -> None:
     generate = ppo_trainer.batch_generation
     accumulate = trainer.accelerator.accumulate
 
-    def timed_generation(
-        model: object,
-        queries: Tensor,
-        *args: object,
-        **kwargs: object,
-    ) -> tuple[Tensor, Tensor]:
+    def timed_generation(model: object, queries: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         sequences, logits = generate(model, queries, *args, **kwargs)
         measure.tokens = float((sequences[:, queries.shape[1] :] != PAD).sum())
         meter.lap("generation")

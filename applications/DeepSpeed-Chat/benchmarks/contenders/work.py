@@ -120,11 +120,7 @@ def make_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     return word_tokenizer(words, f"w{FIRST_WORD}", pad_token="<pad>", eos_token="<eos>", padding_side="left")
 
 
-def word_tokenizer(
-    words: Sequence[str],
-    unknown: str,
-    **settings: str,
-) -> PreTrainedTokenizerFast:
+def word_tokenizer(words: Sequence[str], unknown: str, **settings: str) -> PreTrainedTokenizerFast:
     """A tokenizer that splits at white space.
 
     Args:
@@ -197,11 +193,7 @@ def _end_weight(model: GemmaForCausalLM, work: IterationWork, mean: float) -> fl
     """
     from scipy.optimize import brentq
 
-    ids = torch.randint(
-        FIRST_WORD,
-        work.size.vocab_size,
-        (8, work.longest_prompt + work.longest_response),
-    )
+    ids = torch.randint(FIRST_WORD, work.size.vocab_size, (8, work.longest_prompt + work.longest_response))
     states = model.model(ids.to(model.device)).last_hidden_state[:, work.longest_prompt - 1 : -1]
     # Log of the summed exponentials of all logits but that of EOS, whose logit is very negative so far: (B, R).
     others = torch.stack([model.lm_head(row).float().logsumexp(-1) for row in states])

@@ -104,20 +104,9 @@ def learner_cases(folder: Path, sequences: int) -> dict[str, tuple[str, Flags]]:
     """Learner → its step and its flags, for one update of some sequences."""
     pairs = sequences // 2
     supervised = {"model_name_or_path": folder / "model", "max_seq_len": 256}
-    sft = {
-        **data_flags(folder, sequences, "1,0,0"),
-        **supervised,
-        "per_device_train_batch_size": sequences,
-    }
-    dpo = {
-        **data_flags(folder, pairs, "0,1,0"),
-        **supervised,
-        "per_device_train_batch_size": pairs,
-    }
-    ppo = {
-        **ppo_flags(folder, sequences),
-        "critic_model_name_or_path": folder / "reward",
-    }
+    sft = {**data_flags(folder, sequences, "1,0,0"), **supervised, "per_device_train_batch_size": sequences}
+    dpo = {**data_flags(folder, pairs, "0,1,0"), **supervised, "per_device_train_batch_size": pairs}
+    ppo = {**ppo_flags(folder, sequences), "critic_model_name_or_path": folder / "reward"}
     rloo = {
         **ppo_flags(folder, sequences // GROUP_SIZE),
         "per_device_training_batch_size": sequences,
@@ -125,28 +114,15 @@ def learner_cases(folder: Path, sequences: int) -> dict[str, tuple[str, Flags]]:
         "samples_per_prompt": GROUP_SIZE,
         "reward_model_name_or_path": folder / "reward",
     }
-    return {
-        "sft": (SFT, sft),
-        "dpo": (DPO, dpo),
-        "ppo, gae": (PPO, ppo),
-        "ppo, rloo": (PPO, rloo),
-    }
+    return {"sft": (SFT, sft), "dpo": (DPO, dpo), "ppo, gae": (PPO, ppo), "ppo, rloo": (PPO, rloo)}
 
 
-def step3_cases(
-    folder: Path,
-    sequences: int,
-    rank: int,
-) -> dict[str, tuple[str, Flags]]:
+def step3_cases(folder: Path, sequences: int, rank: int) -> dict[str, tuple[str, Flags]]:
     """How step 3 holds its models → its step and its flags."""
     whole = {**ppo_flags(folder, sequences), "critic_model_name_or_path": folder / "adapted"}
     lora = {**whole, "lora_dim": rank}
     shared = {**lora, "share_base": True}
-    return {
-        "whole models": (PPO, whole),
-        "LoRA": (PPO, lora),
-        "LoRA, --share_base": (PPO, shared),
-    }
+    return {"whole models": (PPO, whole), "LoRA": (PPO, lora), "LoRA, --share_base": (PPO, shared)}
 
 
 def ppo_flags(folder: Path, prompts: int) -> Flags:

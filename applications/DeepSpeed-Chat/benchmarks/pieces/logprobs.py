@@ -34,13 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hidden", type=int, default=256, help="width of the hidden states")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
     parser.add_argument("--response", type=int, default=512, help="tokens of the response")
-    parser.add_argument(
-        "--batch_sizes",
-        type=int,
-        nargs="+",
-        default=[1, 8],
-        help="sequences",
-    )
+    parser.add_argument("--batch_sizes", type=int, nargs="+", default=[1, 8], help="sequences")
 
 
 def measure(settings: argparse.Namespace) -> list[dict[str, object]]:
@@ -61,23 +55,13 @@ def cases(batch_sizes: Sequence[int]) -> list[tuple[Method, Phase, int]]:
     return chosen
 
 
-def measure_case(
-    method: Method,
-    phase: Phase,
-    batch_size: int,
-    settings: argparse.Namespace,
-) -> dict[str, object]:
+def measure_case(method: Method, phase: Phase, batch_size: int, settings: argparse.Namespace) -> dict[str, object]:
     """The peak of one case above its inputs, in GB, and its seconds."""
     training = phase == "training"
     warm_up = make_inputs(training, batch_size=1, prompt=2, response=4, vocabulary=64, width=settings.hidden)
     run(method, training, *warm_up)
     inputs = make_inputs(
-        training,
-        batch_size,
-        settings.prompt,
-        settings.response,
-        settings.vocabulary,
-        settings.hidden,
+        training, batch_size, settings.prompt, settings.response, settings.vocabulary, settings.hidden
     )
     peak = Peak(DEVICE == "cuda")
     start = time.perf_counter()
@@ -106,22 +90,12 @@ def make_inputs(
     return hidden.requires_grad_(training), weight.requires_grad_(training), targets
 
 
-def run(
-    method: Method,
-    training: bool,
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-) -> None:
+def run(method: Method, training: bool, hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
     """Log-probs of the response, in chunks or by full logits, and in training the gradients of the inputs."""
     positions = slice(-targets.shape[1] - 1, -1)
     with torch.set_grad_enabled(training):
         if method == "chunks":
-            head = Head(
-                partial(F.linear, weight=weight),
-                (weight,),
-                weight.shape[0],
-            )
+            head = Head(partial(F.linear, weight=weight), (weight,), weight.shape[0])
             states = hidden[:, positions].flatten(0, 1)
             logprobs, _ = token_logprobs(states, targets.flatten(), head, with_entropy=False)
         else:

@@ -71,24 +71,14 @@ def measure(settings: argparse.Namespace) -> None:
         peaks = ModelPeaks(folder, tokenizer, whole, settings.file_size)
         peaks.measure()
         if is_main():
-            report(
-                settings,
-                {"weights_gb": round(whole / GB, 3), **peaks.figures},
-                processes=world_size(),
-            )
+            report(settings, {"weights_gb": round(whole / GB, 3), **peaks.figures}, processes=world_size())
         barrier()
 
 
 class ModelPeaks:
     """Peaks of one model in units of its whole weights in float32, one number per process."""
 
-    def __init__(
-        self,
-        folder: Path,
-        tokenizer: PreTrainedTokenizerBase,
-        whole: int,
-        file_size: int,
-    ) -> None:
+    def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase, whole: int, file_size: int) -> None:
         """Prepares the measurements.
 
         Args:
@@ -118,11 +108,7 @@ class ModelPeaks:
         actor = self._peak("engine at ZeRO 3, with LoRA", lambda: train(adapted))
         self._peak("reference at ZeRO 3, with LoRA", lambda: AdaptersOff(actor))
 
-    def _peak(
-        self,
-        name: str,
-        call: Callable[[], R],
-    ) -> R:
+    def _peak(self, name: str, call: Callable[[], R]) -> R:
         """Records the peak of a call; returns the call's result."""
         barrier()
         peak = SampledPeak(own_bytes)
@@ -144,13 +130,7 @@ class ModelPeaks:
         """Saves the weights as a run does at its end."""
         weights = ((name.removeprefix("inner."), tensor) for name, tensor in engine.whole_weights())
         if is_main():
-            save_model(
-                engine.module.inner,
-                weights,
-                self.tokenizer,
-                self.folder / "saved",
-                file_size=self.file_size,
-            )
+            save_model(engine.module.inner, weights, self.tokenizer, self.folder / "saved", file_size=self.file_size)
         for _ in weights:  # the other processes take part in gathering each weight
             pass
         barrier()
@@ -158,11 +138,7 @@ class ModelPeaks:
 
 def train(model: PreTrainedModel) -> Engine[PolicyModel]:
     """An engine that would train the model at ZeRO 3, one row at a time."""
-    return train_engine(
-        PolicyModel(model),
-        OptimizerSettings(1e-6, 0.0, 1, schedule="constant"),
-        settings_at(3),
-    )
+    return train_engine(PolicyModel(model), OptimizerSettings(1e-6, 0.0, 1, schedule="constant"), settings_at(3))
 
 
 def settings_at(stage: int) -> EngineSettings:

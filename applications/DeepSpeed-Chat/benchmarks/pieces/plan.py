@@ -54,21 +54,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Shapes of the models, sizes of the batches, and cases."""
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
     parser.add_argument("--response", type=int, default=64, help="tokens of a response")
-    parser.add_argument(
-        "--shapes",
-        nargs="+",
-        choices=list(SIZES),
-        default=["S", "M"],
-        help="of the models",
-    )
+    parser.add_argument("--shapes", nargs="+", choices=list(SIZES), default=["S", "M"], help="of the models")
     parser.add_argument("--rows", type=int, default=8, help="rows of a micro-batch")
-    parser.add_argument(
-        "--cases",
-        nargs="+",
-        choices=list(CASES),
-        default=list(CASES),
-        help="see CASES",
-    )
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="see CASES")
 
 
 def measure(settings: argparse.Namespace) -> list[dict[str, object]]:
@@ -121,11 +109,7 @@ def other_dtype(work: IterationWork) -> str:
     return "bf16" if work.dtype == "fp32" else "fp32"
 
 
-def ppo_flags(
-    work: IterationWork,
-    files: Path,
-    case: str,
-) -> list[str]:
+def ppo_flags(work: IterationWork, files: Path, case: str) -> list[str]:
     """The command line of step 3. In case `tokens` half of the rows fill a micro-batch."""
     flags = {
         "--num_train_epochs": 2,
@@ -139,14 +123,7 @@ def ppo_flags(
     if case == "bert":
         write_bert(work, files / "bert")
         words += ["--reward_model_name_or_path", str(files / "bert")]
-    return ours.flags(
-        ContenderJob(
-            work,
-            str(files),
-            str(files.parent),
-            flags=words,
-        )
-    )
+    return ours.flags(ContenderJob(work, str(files), str(files.parent), flags=words))
 
 
 def write_bert(work: IterationWork, folder: Path) -> None:
@@ -200,11 +177,7 @@ def refuel_flags(work: IterationWork, files: Path) -> list[str]:
     return [*as_arguments(flags), "--no_self_checks"]
 
 
-def measure_phases(
-    step: str,
-    argv: list[str],
-    program: str = "main.py",
-) -> dict[str, int]:
+def measure_phases(step: str, argv: list[str], program: str = "main.py") -> dict[str, int]:
     """Runs a step and returns the peak bytes of each phase, the last time that it runs."""
     torch.set_num_threads(1)
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"

@@ -108,11 +108,7 @@ def writing_folder(folder: Path, shared: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def writing_into(
-    place: Path,
-    temporary: Path,
-    before_moving: Callable[[], None],
-) -> Iterator[Path]:
+def writing_into(place: Path, temporary: Path, before_moving: Callable[[], None]) -> Iterator[Path]:
     """Yields a new folder to write to; after the block its files and folders are moved to ``place``.
 
     Existing files and folders stay until their successors are complete; if writing fails, nothing is replaced. After a

@@ -62,10 +62,7 @@ def _picture(char: str) -> str:
     return "␡" if char == "\x7f" else "\ufffd"
 
 
-def text_table(
-    headers: Sequence[str],
-    rows: Sequence[Sequence[str]],
-) -> str:
+def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Table for a terminal: the first column is left-aligned, the others are right-aligned."""
     table = _padded([headers, *rows])
     lines = ["  ".join(row).rstrip() for row in table]
@@ -73,10 +70,7 @@ def text_table(
     return "\n".join(lines)
 
 
-def markdown_table(
-    headers: Sequence[str],
-    rows: Sequence[Sequence[str]],
-) -> str:
+def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Markdown table whose columns also line up as plain text; pipes in cells are escaped, line ends are blanks."""
     escaped = []
     for row in (headers, *rows):
@@ -90,10 +84,7 @@ def markdown_table(
     return "\n".join(lines)
 
 
-def _padded(
-    table: Sequence[Sequence[str]],
-    min_width: int = 0,
-) -> list[list[str]]:
+def _padded(table: Sequence[Sequence[str]], min_width: int = 0) -> list[list[str]]:
     """Rows whose cells are padded to the width of their column.
 
     Cells of the first column are padded on the right, cells of the others on the left.

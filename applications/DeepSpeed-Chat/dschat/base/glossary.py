@@ -26,14 +26,7 @@ RUNS = {  # name of a step in run.json → its name in texts
 
 HEAD = ("update", "samples", "seconds")  # the first keys of every row
 # The first metrics of an evaluation that is written in one line.
-HEADLINES = (
-    "loss",
-    "perplexity",
-    "accuracy",
-    "scores",
-    "kl",
-    "kl_per_token",
-)
+HEADLINES = ("loss", "perplexity", "accuracy", "scores", "kl", "kl_per_token")
 # Step → the metric that makes a checkpoint the best, and whether a larger one is better.
 BEST = {
     "sft": ("eval/loss", False),
@@ -83,11 +76,7 @@ def metrics_of(step: str) -> list[Metric]:
     return [metric for metric in METRICS if step in metric.steps]
 
 
-def names_under(
-    prefix: str,
-    step: str,
-    always: bool = False,
-) -> tuple[str, ...]:
+def names_under(prefix: str, step: str, always: bool = False) -> tuple[str, ...]:
     """Names of a step's metrics after a prefix such as `eval/`, without families.
 
     `always`: only those that every run of the step writes.

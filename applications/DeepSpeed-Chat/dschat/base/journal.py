@@ -31,12 +31,7 @@ class Journal:
     begun by such a run. `rows` are the rows that an interrupted run had saved.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        settings: Mapping[str, Any],
-        overwrite: bool = False,
-    ) -> None:
+    def __init__(self, path: Path, settings: Mapping[str, Any], overwrite: bool = False) -> None:
         """Opens the journal of a file, or starts one.
 
         Args:

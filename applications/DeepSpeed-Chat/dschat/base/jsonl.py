@@ -96,18 +96,12 @@ def _is_list(path: Path) -> bool:
     return False
 
 
-def read_rows(
-    path: Path,
-    flag: str,
-) -> list[tuple[str, dict[str, Any]]]:
+def read_rows(path: Path, flag: str) -> list[tuple[str, dict[str, Any]]]:
     """The objects of a file that a command-line flag named, each with "file:line"; see `iterate_rows`."""
     return list(iterate_rows(path, flag))
 
 
-def iterate_rows(
-    path: Path,
-    flag: str,
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def iterate_rows(path: Path, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a file of JSON Lines or of a list, each with its origin, read one by one.
 
     Raises:
@@ -128,11 +122,7 @@ def iterate_rows(
         raise UserError(f"{flag} {path}: the file is empty; give one with at least one row.")
 
 
-def text_of(
-    row: Mapping[str, Any],
-    column: str,
-    origin: str,
-) -> str:
+def text_of(row: Mapping[str, Any], column: str, origin: str) -> str:
     """Text of a column. Raises UserError if it is missing or not text."""
     value = row.get(column)
     if isinstance(value, str):
@@ -160,19 +150,13 @@ def dump_row(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8") + "\n"
 
 
-def write_rows(
-    path: Path,
-    rows: Iterable[Mapping[str, Any]],
-) -> None:
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes a whole file, even if other processes write it at the same time. Raises UserError if it cannot."""
     with reporting(str(path)), writing(path, shared=True) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.writelines(map(dump_row, rows))
 
 
-def write_rows_once(
-    path: Path,
-    rows: Iterable[Mapping[str, Any]],
-) -> None:
+def write_rows_once(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes a whole file unless there is one; of several processes, the first one's stays. Raises UserError."""
     with reporting(str(path)), writing_once(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.writelines(map(dump_row, rows))

@@ -22,19 +22,13 @@ MADE_FROM = "made_from"  # key of the settings in the file
 CONTENT = "content"  # key of what they made
 
 
-def changed_names(
-    saved: Mapping[str, Any],
-    current: Mapping[str, Any],
-) -> list[str]:
+def changed_names(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Names whose values differ, those of `current` first; a name that is missing counts as None."""
     names = dict.fromkeys([*current, *saved])
     return [name for name in names if saved.get(name) != current.get(name)]
 
 
-def first_change(
-    saved: Mapping[str, Any],
-    current: Mapping[str, Any],
-) -> str:
+def first_change(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     """The first changed flag, as in "--seed 1, now it is 2"; empty if there is none."""
     for name in changed_names(saved, current):
         flag = name.replace("-", "_")

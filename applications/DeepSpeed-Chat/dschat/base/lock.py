@@ -28,12 +28,7 @@ class Lock:
     held as long as the file exists. `close` removes the file, and also its new parent folders if they are empty.
     """
 
-    def __init__(
-        self,
-        file: Path,
-        what: str,
-        waits: bool = False,
-    ) -> None:
+    def __init__(self, file: Path, what: str, waits: bool = False) -> None:
         """Acquires the lock, and creates its file.
 
         Args:

@@ -17,20 +17,9 @@ GREY = "#666666"
 MAX_NAME_LENGTH = 40  # characters
 
 
-def plain_axes(
-    ax: Axes,
-    title: str,
-    x: str,
-    y: str,
-) -> None:
+def plain_axes(ax: Axes, title: str, x: str, y: str) -> None:
     """Give a chart its title, the labels of its axes and a light grid."""
-    ax.set_title(
-        title,
-        fontsize=12,
-        fontweight="bold",
-        loc="left",
-        parse_math=False,
-    )
+    ax.set_title(title, fontsize=12, fontweight="bold", loc="left", parse_math=False)
     ax.set_xlabel(x, parse_math=False)
     ax.set_ylabel(y, parse_math=False)
     ax.grid(color="#e3e3e3", linewidth=0.8)

@@ -52,12 +52,7 @@ def _address_of(host: str) -> IPv4Address | IPv6Address | None:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def open_client(
-    url: str,
-    flag: str,
-    timeout: float | None,
-    headers: Mapping[str, str] | None = None,
-) -> httpx2.Client:
+def open_client(url: str, flag: str, timeout: float | None, headers: Mapping[str, str] | None = None) -> httpx2.Client:
     """A client for a server; sends nothing yet.
 
     Args:

@@ -25,11 +25,7 @@ class Estimate:
     mean: float
     error: float | None = None
 
-    def text(
-        self,
-        digits: int = 3,
-        scale: float = 1.0,
-    ) -> str:
+    def text(self, digits: int = 3, scale: float = 1.0) -> str:
         """`mean ± error` with the given number of decimals, both multiplied by `scale`."""
         if not math.isfinite(self.mean):
             return "–"
@@ -111,21 +107,14 @@ class WinRates:
     half: Rate | None  # wins plus half of the ties, with a bootstrap interval over items
 
 
-def score_verdict(
-    first: float,
-    second: float,
-    margin: float = 0.0,
-) -> Literal["A", "tie", "B"]:
+def score_verdict(first: float, second: float, margin: float = 0.0) -> Literal["A", "tie", "B"]:
     """The higher of two scores as a verdict: A or B; tie where they differ by no more than the margin."""
     if abs(first - second) <= margin:
         return "tie"
     return "A" if first > second else "B"
 
 
-def win_rates(
-    verdicts: Sequence[str],
-    items: Sequence[Any] | None = None,
-) -> WinRates:
+def win_rates(verdicts: Sequence[str], items: Sequence[Any] | None = None) -> WinRates:
     """Shares of wins, ties and losses.
 
     Args:
@@ -137,13 +126,7 @@ def win_rates(
     import pandas as pd
 
     number = Counter(verdicts)
-    tally = Tally(
-        number["A"],
-        number["tie"],
-        number["B"],
-        number["invalid"],
-        number["skip"],
-    )
+    tally = Tally(number["A"], number["tie"], number["B"], number["invalid"], number["skip"])
     votes = pd.DataFrame({"verdict": list(verdicts)})
     votes["item"] = range(len(votes)) if items is None else list(items)
     votes = votes[votes["verdict"].isin(POINTS)].copy()
@@ -172,17 +155,10 @@ def wilson(count: int, total: int) -> Rate | None:
     if total == 0:
         return None
     low, high = proportion_confint(count, total, alpha=0.05, method="wilson")
-    return Rate(
-        count / total,
-        max(0.0, float(low)),
-        min(1.0, float(high)),
-    )
+    return Rate(count / total, max(0.0, float(low)), min(1.0, float(high)))
 
 
-def bootstrap_ratio(
-    numerators: Iterable[float],
-    denominators: Iterable[float],
-) -> Rate | None:
+def bootstrap_ratio(numerators: Iterable[float], denominators: Iterable[float]) -> Rate | None:
     """Sum of the numerators over sum of the denominators, with a percentile bootstrap interval over items.
 
     The interval lies between the smallest and the largest ratio of an item (Efron & Tibshirani 1993, chapter 13), so
@@ -207,11 +183,7 @@ def bootstrap_ratio(
     if len(set((above / below).tolist())) < 2:
         return Rate(value)
 
-    def ratio(
-        above: Any,
-        below: Any,
-        axis: int = -1,
-    ) -> Any:
+    def ratio(above: Any, below: Any, axis: int = -1) -> Any:
         return above.sum(axis=axis) / below.sum(axis=axis)
 
     interval = bootstrap(
@@ -247,10 +219,7 @@ def mean_interval(values: Sequence[float]) -> MeanInterval:
     return MeanInterval(mean, mean - reach, mean + reach)
 
 
-def bounded_interval(
-    totals: Sequence[float],
-    counts: Sequence[int],
-) -> MeanInterval:
+def bounded_interval(totals: Sequence[float], counts: Sequence[int]) -> MeanInterval:
     """Mean of a bounded number over at least one item, with the interval of `bootstrap_ratio`.
 
     Args:
@@ -262,17 +231,11 @@ def bounded_interval(
     return MeanInterval(rate.value, rate.low, rate.high)
 
 
-def paired_difference(
-    ours: Sequence[float],
-    theirs: Sequence[float],
-) -> Estimate:
+def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
     """Mean of ours − theirs, with the standard error of the differences; both (N,), N > 0, in the same order."""
     return mean_estimate([our - their for our, their in zip(ours, theirs, strict=True)])
 
 
-def unpaired_error(
-    ours: Sequence[float],
-    theirs: Sequence[float],
-) -> float:
+def unpaired_error(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Standard error of the difference of two independent means of at least two values each."""
     return math.hypot(standard_error(ours), standard_error(theirs))

@@ -16,11 +16,7 @@ from typing import Any
 from dschat.base.errors import UserError
 
 
-def load_function(
-    spec: str,
-    flag: str,
-    arguments: Sequence[str] = (),
-) -> Callable[..., Any]:
+def load_function(spec: str, flag: str, arguments: Sequence[str] = ()) -> Callable[..., Any]:
     """Imports a file and returns one of its functions.
 
     Args:
@@ -99,11 +95,7 @@ def takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def call_function(
-    function: Callable[..., Any],
-    flag: str,
-    *args: Any,
-) -> Any:
+def call_function(function: Callable[..., Any], flag: str, *args: Any) -> Any:
     """Calls a user's function; errors inside are reported with their line in the user's file.
 
     Raises:

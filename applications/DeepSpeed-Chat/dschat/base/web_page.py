@@ -120,12 +120,7 @@ def _theme() -> Any:
     from gradio import themes
 
     sans = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
-    theme = themes.Base(
-        primary_hue="blue",
-        neutral_hue="slate",
-        font=sans,
-        font_mono=("ui-monospace", "monospace"),
-    )
+    theme = themes.Base(primary_hue="blue", neutral_hue="slate", font=sans, font_mono=("ui-monospace", "monospace"))
     return theme.set(
         button_primary_background_fill="*primary_600",
         button_primary_background_fill_hover="*primary_700",

@@ -55,9 +55,7 @@ class CacheEntry:
         self.key = content_hash(json.dumps(made_from, sort_keys=True))[:32]
         self.folder = cache_folder() / self.key
 
-    def open(
-        self,
-    ) -> tuple[dict[str, pa.Table], Json] | None:
+    def open(self) -> tuple[dict[str, pa.Table], Json] | None:
         """Split → its table, mapped into memory, and the note written with the tables; None if there is no entry.
 
         A damaged entry is removed.

@@ -59,11 +59,7 @@ def sharegpt_keys(raw: Mapping[str, Any], keys: ColumnFlags) -> ColumnFlags:
     return keys
 
 
-def is_sharegpt(
-    raw: Mapping[str, Any],
-    keys: ColumnFlags,
-    response: str,
-) -> bool:
+def is_sharegpt(raw: Mapping[str, Any], keys: ColumnFlags, response: str) -> bool:
     """Whether a column that is read holds messages with `from` and `value`, or one such message.
 
     `response` is the column of the preferred, or only, response.
@@ -121,11 +117,7 @@ def _with_roles(value: Any, column: str, origin: str) -> Messages:
     return converted
 
 
-def _with_role(
-    message: Mapping[str, Any],
-    name: str,
-    origin: str,
-) -> dict[str, Any]:
+def _with_role(message: Mapping[str, Any], name: str, origin: str) -> dict[str, Any]:
     """A message with role and content in place of speaker and value; `name` says which one it is, for errors."""
     speaker = message[SPEAKER]
     text = message.get(VALUE)
@@ -149,11 +141,7 @@ def _with_role(
     return converted
 
 
-def _call_of(
-    text: str,
-    name: str,
-    origin: str,
-) -> dict[str, Any]:
+def _call_of(text: str, name: str, origin: str) -> dict[str, Any]:
     """Content and `tool_calls` of a value that holds a tool call as JSON, or a list of tool calls."""
     thought, end, call_text = text.rpartition(THOUGHT_END)
     try:
@@ -171,11 +159,7 @@ def _call_of(
     return {"content": thought + end, "tool_calls": tool_calls}
 
 
-def _with_system(
-    messages: Messages,
-    raw: Mapping[str, Any],
-    origin: str,
-) -> Messages:
+def _with_system(messages: Messages, raw: Mapping[str, Any], origin: str) -> Messages:
     """Messages after the system prompt of the system column, unless they begin with it themselves.
 
     Raises:
@@ -208,11 +192,7 @@ def is_alpaca(raw: Mapping[str, Any], keys: ColumnFlags) -> bool:
     return raw.get(INSTRUCTION) is not None and (INPUT in raw or OUTPUT in raw)
 
 
-def alpaca_response(
-    raw: Mapping[str, Any],
-    keys: ColumnFlags,
-    response: str,
-) -> str:
+def alpaca_response(raw: Mapping[str, Any], keys: ColumnFlags, response: str) -> str:
     """Column of an Alpaca row's preferred, or only, response.
 
     It is `response` (see `is_sharegpt`) if that holds the preferred response or a flag names it, else `output`.
@@ -223,12 +203,7 @@ def alpaca_response(
     return OUTPUT
 
 
-def alpaca_row(
-    raw: dict[str, Any],
-    keys: ColumnFlags,
-    response: str,
-    origin: str,
-) -> Row:
+def alpaca_row(raw: dict[str, Any], keys: ColumnFlags, response: str, origin: str) -> Row:
     """A row of instruction, input, history and system prompt, all texts. For `response` see `is_sharegpt`.
 
     Raises:
@@ -290,12 +265,7 @@ def _is_pair(value: object) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
 
 
-def read_columns(
-    name: str,
-    raw: Mapping[str, Any],
-    keys: ColumnFlags,
-    response: str,
-) -> tuple[str, ...]:
+def read_columns(name: str, raw: Mapping[str, Any], keys: ColumnFlags, response: str) -> tuple[str, ...]:
     """The columns that rows of one of these formats are made from; for `response` see `is_sharegpt`."""
     if name == ALPACA:
         return (SYSTEM, HISTORY, INSTRUCTION, INPUT, alpaca_response(raw, keys, response), keys.rejected_key)

@@ -84,10 +84,7 @@ def check_report(path: str, data_split: str | None, settings: Settings) -> str:
 
 
 def _token_sections(
-    rows: Sequence[Row],
-    shares: Shares,
-    tokenizer: PreTrainedTokenizerBase,
-    settings: Settings,
+    rows: Sequence[Row], shares: Shares, tokenizer: PreTrainedTokenizerBase, settings: Settings
 ) -> dict[str, list[str]]:
     """The sections of the report that need a tokenizer."""
     measure = partial(_measure_rows, tokenizer, settings.end_id)
@@ -111,10 +108,7 @@ def _describe_rows(path: str, source: Source, keys: ColumnFlags) -> list[str]:
     origin = ", ".join(map(str, source.files))
     if source.hub:
         origin = f"{source.hub['id']} on the Hugging Face hub, revision {source.hub['revision']}"
-    lines = [
-        f"read       {origin}",
-        f"rows       {len(source.train):,} training, {len(source.eval):,} evaluation",
-    ]
+    lines = [f"read       {origin}", f"rows       {len(source.train):,} training, {len(source.eval):,} evaluation"]
     published = find_known(path)
     if published:
         lines.append(f"published  {published.train_rows:,} training, {published.eval_rows or 0:,} evaluation")
@@ -213,22 +207,14 @@ def _left_out(step: int, shares: Shares, settings: Settings) -> str:
 
 
 def _measure_rows(
-    tokenizer: PreTrainedTokenizerBase,
-    end_id: int,
-    rows: Sequence[Row],
-    *,
-    held_out: bool,
+    tokenizer: PreTrainedTokenizerBase, end_id: int, rows: Sequence[Row], *, held_out: bool
 ) -> tuple[list[RowTokens], Counter[str]]:
     """Lengths of rows, for `encode_rows`; no row is dropped."""
     return row_tokens(tokenizer, end_id, rows), Counter()
 
 
 def _count_dropped(
-    step: int,
-    settings: Settings,
-    rows: Sequence[Row],
-    *,
-    held_out: bool,
+    step: int, settings: Settings, rows: Sequence[Row], *, held_out: bool
 ) -> tuple[list[RowTokens], Counter[str]]:
     """Reason → number of rows that a step drops, for `encode_rows`; no examples are returned."""
     assert settings.tokenizer is not None
@@ -261,10 +247,7 @@ def describe_columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _flatten(
-    name: str,
-    value: Any,
-) -> Iterator[tuple[str, str]]:
+def _flatten(name: str, value: Any) -> Iterator[tuple[str, str]]:
     """(column, type) of a value and of everything in it; the row itself has no name."""
     if name:
         yield name, _type(value)

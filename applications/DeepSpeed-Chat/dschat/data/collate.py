@@ -20,11 +20,7 @@ from dschat.base.errors import UserError
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 
 
-def collate_sft(
-    examples: Sequence[SFTExample],
-    pad_id: int,
-    sft_on_prompt: bool = False,
-) -> dict[str, Tensor]:
+def collate_sft(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool = False) -> dict[str, Tensor]:
     """Pads B demonstrations.
 
     With `sft_on_prompt` every token but the first is trained on; the first alone is then the prompt (P = 1).
@@ -51,11 +47,7 @@ def collate_sft(
     }
 
 
-def collate_targets(
-    examples: Sequence[SFTExample],
-    pad_id: int,
-    sft_on_prompt: bool = False,
-) -> dict[str, Tensor]:
+def collate_targets(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool = False) -> dict[str, Tensor]:
     """Pads B demonstrations on the right and lists the tokens that are trained on.
 
     Returns:
@@ -70,10 +62,7 @@ def collate_targets(
     return {"input_ids": input_ids, "targets": torch.tensor(targets, dtype=torch.long)}
 
 
-def collate_pairs(
-    examples: Sequence[PairExample],
-    pad_id: int,
-) -> dict[str, Tensor]:
+def collate_pairs(examples: Sequence[PairExample], pad_id: int) -> dict[str, Tensor]:
     """Pads B comparisons on the right: input_ids and attention_mask ``(2B, T)``, the B chosen sequences first."""
     sequences = [example.chosen_ids for example in examples] + [example.rejected_ids for example in examples]
     input_ids, attention_mask = pad(sequences, pad_id, "right")
@@ -132,13 +121,7 @@ def update_batches(
     return updates
 
 
-def further_examples(
-    count: int,
-    taken: Collection[int],
-    size: int,
-    seed: int,
-    part: int,
-) -> list[int]:
+def further_examples(count: int, taken: Collection[int], size: int, seed: int, part: int) -> list[int]:
     """Indices of additional examples for an update of all ranks together: one part of a shuffled order.
 
     Args:
@@ -154,12 +137,7 @@ def further_examples(
     return [order[position % count] for position in positions]
 
 
-def eval_batches(
-    lengths: Sequence[int],
-    batch_size: int,
-    rank: int = 0,
-    world_size: int = 1,
-) -> list[list[int]]:
+def eval_batches(lengths: Sequence[int], batch_size: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:
     """Indices of all examples, shortest first, in batches that are shared by the ranks; the last may hold fewer.
 
     Every rank gets the same number of batches: if the examples do not suffice, a rank's last batch is empty.
@@ -172,28 +150,18 @@ def eval_batches(
     return batches
 
 
-def _chunks(
-    indices: list[int],
-    size: int,
-) -> list[list[int]]:
+def _chunks(indices: list[int], size: int) -> list[list[int]]:
     return [indices[start : start + size] for start in range(0, len(indices), size)]
 
 
-def pad(
-    sequences: Sequence[Sequence[int]],
-    pad_id: int,
-    side: str,
-) -> tuple[Tensor, Tensor]:
+def pad(sequences: Sequence[Sequence[int]], pad_id: int, side: str) -> tuple[Tensor, Tensor]:
     """Ids and mask ``(B, T)`` of sequences of different lengths, padded on one side to the longest."""
     ids = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
     mask = [torch.ones_like(sequence, dtype=torch.bool) for sequence in ids]
     return pad_sequence(ids, True, pad_id, side), pad_sequence(mask, True, False, side)
 
 
-def pack(
-    lengths: Sequence[int],
-    width: int,
-) -> list[list[int]]:
+def pack(lengths: Sequence[int], width: int) -> list[list[int]]:
     """Packs examples into rows by first-fit decreasing: the longest first, each into the first row with room.
 
     Args:
@@ -269,10 +237,7 @@ def trained_positions(example: SFTExample, sft_on_prompt: bool) -> list[int]:
     return positions
 
 
-def collate_preferences(
-    examples: Sequence[PreferenceExample],
-    pad_id: int,
-) -> dict[str, Tensor]:
+def collate_preferences(examples: Sequence[PreferenceExample], pad_id: int) -> dict[str, Tensor]:
     """Pads the 2B sequences of B comparisons on the right, the B chosen ones first.
 
     Returns:
@@ -288,8 +253,4 @@ def collate_preferences(
         start = row * width + len(prompt)
         targets.append(torch.arange(start, start + len(response)))
     num_targets = torch.tensor([len(response) for _, response in sequences])
-    return {
-        "input_ids": input_ids,
-        "targets": torch.cat(targets),
-        "sequence": torch.repeat_interleave(num_targets),
-    }
+    return {"input_ids": input_ids, "targets": torch.cat(targets), "sequence": torch.repeat_interleave(num_targets)}

@@ -87,12 +87,7 @@ def _row_settings(options: CheckOptions | PreviewOptions) -> Settings:
     )
 
 
-def _check_path(
-    options: CheckOptions,
-    settings: Settings,
-    report_solutions: SolutionReport,
-    path: str,
-) -> str:
+def _check_path(options: CheckOptions, settings: Settings, report_solutions: SolutionReport, path: str) -> str:
     """The report on a source, or on a prepared folder."""
     from dschat.data.check import check_report, prepared_report
 
@@ -110,12 +105,7 @@ def _check_path(
     return report
 
 
-def _preview_path(
-    options: PreviewOptions,
-    settings: Settings,
-    begin_episodes: BeginEpisodes | None,
-    path: str,
-) -> str:
+def _preview_path(options: PreviewOptions, settings: Settings, begin_episodes: BeginEpisodes | None, path: str) -> str:
     """The first rows of a source."""
     if open_prepared(path) is not None:
         raise UserError(

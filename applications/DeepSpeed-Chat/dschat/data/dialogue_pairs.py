@@ -105,12 +105,7 @@ def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
     return DialoguePair(first, second, turn, last, first_rewards, second_rewards, origin)
 
 
-def _read_rewards(
-    raw: Mapping[str, Any],
-    column: str,
-    turns: int,
-    origin: str,
-) -> list[float]:
+def _read_rewards(raw: Mapping[str, Any], column: str, turns: int, origin: str) -> list[float]:
     """The rewards of a dialogue. Raises UserError unless they are a list with a number for each turn."""
     rewards = raw[column]
     if not isinstance(rewards, list | tuple) or len(rewards) != turns:
@@ -214,12 +209,7 @@ def _tokenize_chunk(
 
 
 def _pair_row(
-    state_ids: list[int],
-    first: _Reply,
-    second: _Reply,
-    last: int,
-    total_length: int,
-    pad_id: int,
+    state_ids: list[int], first: _Reply, second: _Reply, last: int, total_length: int, pad_id: int
 ) -> dict[str, Any]:
     """The row of a pair: for chosen and rejected reply the dialogue up to turn L, tokens, mask and reward."""
     chosen, rejected = (first, second) if first.reward > second.reward else (second, first)

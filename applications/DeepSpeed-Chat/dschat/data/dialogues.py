@@ -100,11 +100,7 @@ def state(dialogue: Dialogue, turn: int) -> Dialogue:
     return dialogue[: 2 * turn + 1]
 
 
-def encode_states(
-    tokenizer: PreTrainedTokenizerBase,
-    states: Sequence[Dialogue],
-    origin: str,
-) -> list[list[int]]:
+def encode_states(tokenizer: PreTrainedTokenizerBase, states: Sequence[Dialogue], origin: str) -> list[list[int]]:
     """Token ids of states, which end with a user's message, up to where the reply begins.
 
     Raises:
@@ -220,10 +216,7 @@ def _messages_of(row: Row) -> Dialogue:
 
 
 def _length(
-    messages: Dialogue,
-    row: Row,
-    tokenizer: PreTrainedTokenizerBase,
-    limits: DialogueLimits,
+    messages: Dialogue, row: Row, tokenizer: PreTrainedTokenizerBase, limits: DialogueLimits
 ) -> int | DropReason:
     """Maximum tokens of a dialogue when all replies are sampled, or why it is left out."""
     turns = num_turns(messages)

@@ -40,10 +40,7 @@ def _make_bare(backend: Tokenizer) -> Tokenizer | None:
     return bare
 
 
-def _without_prefix(
-    node: dict[str, Any] | None,
-    sequence_key: str,
-) -> dict[str, Any] | None:
+def _without_prefix(node: dict[str, Any] | None, sequence_key: str) -> dict[str, Any] | None:
     """One part of a backend's JSON without the steps that add a prefix or, in a decoder, remove it."""
     if node is None:
         return None

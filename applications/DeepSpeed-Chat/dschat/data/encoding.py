@@ -35,19 +35,12 @@ def prompt_text(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
     return render_messages(tokenizer, row.messages, True, row.origin, row.template_arguments)
 
 
-def render(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: list[dict[str, Any]],
-    origin: str,
-) -> str:
+def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], origin: str) -> str:
     """Messages as text; if the last one is not the assistant's, up to where the reply begins."""
     return render_messages(tokenizer, messages, messages[-1]["role"] != "assistant", origin)
 
 
-def encode_prompts(
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[Row],
-) -> list[list[int]]:
+def encode_prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> list[list[int]]:
     """Prompt ids of rows, see `encode_prompt_texts`.
 
     Raises:
@@ -56,10 +49,7 @@ def encode_prompts(
     return encode_prompt_texts(tokenizer, [prompt_text(tokenizer, row) for row in rows])
 
 
-def encode_prompt_texts(
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-) -> list[list[int]]:
+def encode_prompt_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
     """Prompt ids of texts: BOS if the tokenizer itself puts one before a text, then the prompt.
 
     A saved model therefore reads a text the same way in plain transformers. A prompt or chat template that begins with
@@ -78,10 +68,7 @@ def puts_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     return tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
 
 
-def encode_responses(
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-) -> list[list[int]]:
+def encode_responses(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
     """Response ids of texts, without BOS, EOS and dummy prefix.
 
     After the ids of a prompt they decode to exactly the response's text, if the tokenizer can represent it.
@@ -126,10 +113,7 @@ class AddedTokens:
 
 
 def encode_continuations(
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-    texts_before: Sequence[str],
-    added_tokens: AddedTokens,
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], texts_before: Sequence[str], added_tokens: AddedTokens
 ) -> list[list[int]]:
     """Ids of texts that continue other texts, as the tokenizer writes them within the whole text.
 
@@ -165,11 +149,7 @@ def _ids_after(ids: list[int], token_id: int) -> list[int] | None:
     return ids[ids.index(token_id) + 1 :] if token_id in ids else None
 
 
-def _encode_within_text(
-    tokenizer: PreTrainedTokenizerBase,
-    text: str,
-    added_ids: Collection[int],
-) -> list[int]:
+def _encode_within_text(tokenizer: PreTrainedTokenizerBase, text: str, added_ids: Collection[int]) -> list[int]:
     """Ids of a text that does not begin a segment: only what follows its first added token may get a dummy prefix."""
     bare = backend_without_prefix(tokenizer) if tokenizer.is_fast else None
     if bare is None:
@@ -206,10 +186,7 @@ def decode_sampled(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], finis
     return decode_response(tokenizer, ids[:-1] if finished else ids)
 
 
-def _encode(
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-) -> list[list[int]]:
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
     encoded: list[list[int]] = []
     for chunk in _chunks(texts):
         encoded += tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"]

@@ -189,10 +189,7 @@ def sft_examples(
     responses = encode_responses(tokenizer, texts)
 
     def make_demonstration(
-        row: Row,
-        prompt: MarkedPrompt,
-        response_ids: list[int],
-        text: str,
+        row: Row, prompt: MarkedPrompt, response_ids: list[int], text: str
     ) -> SFTExample | DropReason:
         if row.chosen is None:
             # Of a dialogue without a last reply, the earlier turns can be trained on.
@@ -287,11 +284,7 @@ def pair_examples(
 
 
 def preference_examples(
-    rows: Sequence[Row],
-    tokenizer: PreTrainedTokenizerBase,
-    max_seq_len: int,
-    eos_id: int,
-    held_out: bool = False,
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_seq_len: int, eos_id: int, held_out: bool = False
 ) -> tuple[list[PreferenceExample], Counter[str]]:
     """Comparisons, each response cut so that prompt and response together have at most `max_seq_len` tokens.
 
@@ -325,11 +318,7 @@ def preference_examples(
 
 
 def fit_pair(
-    prompt: list[int],
-    chosen: list[int],
-    rejected: list[int],
-    limit: int,
-    end_ids: Sequence[int] = (),
+    prompt: list[int], chosen: list[int], rejected: list[int], limit: int, end_ids: Sequence[int] = ()
 ) -> PreferenceExample | DropReason:
     """Two responses, each ended by `end_ids` and cut to length, or the reason why there is no example."""
     room = max(0, limit - len(prompt))
@@ -369,12 +358,7 @@ def prompt_examples(
         UserError: no example is left, and the rows are not held out.
     """
 
-    def make_prompt(
-        index: int,
-        row: Row,
-        text: str,
-        ids: list[int],
-    ) -> PromptExample | DropReason:
+    def make_prompt(index: int, row: Row, text: str, ids: list[int]) -> PromptExample | DropReason:
         if not ids:
             return EMPTY_PROMPT
         if len(ids) > max_prompt_seq_len:
@@ -427,10 +411,7 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> Ite
 
 
 def collect_examples(
-    rows: Sequence[HasOrigin],
-    results: Iterable[Example | DropReason],
-    limit: str,
-    held_out: bool,
+    rows: Sequence[HasOrigin], results: Iterable[Example | DropReason], limit: str, held_out: bool
 ) -> tuple[list[Example], Counter[str]]:
     """Separates examples from the reasons why rows gave none, which are counted.
 

@@ -266,9 +266,7 @@ def _parquet_rows(file: Path) -> Iterator[tuple[str, Any]]:
         raise UserError(f"--data_path: {file} is not a readable parquet file ({error}); replace it.") from error
 
 
-def csv_rows(
-    file: Path,
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def csv_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a file, each as "file:line" of the line where it begins, and its columns.
 
     Cells are text; an empty cell counts as absent (None). Quoted cells may hold commas, line ends and doubled quotes.
@@ -364,10 +362,7 @@ def open_saved(folder: Path) -> RawSource:
     )
 
 
-def _saved_rows(
-    dataset: "Dataset",
-    folder: Path,
-) -> Iterator[tuple[str, Any]]:
+def _saved_rows(dataset: "Dataset", folder: Path) -> Iterator[tuple[str, Any]]:
     try:
         for number, raw in enumerate(dataset.with_format(None), start=1):
             yield f"{folder} row {number}", raw

@@ -167,11 +167,7 @@ def _text(raw: dict[str, Any], column: str, name: str, origin: str) -> str | Non
 
 
 def messages_row(
-    messages: Any,
-    keys: ColumnFlags,
-    texts: tuple[str | None, str | None],
-    raw: dict[str, Any],
-    origin: str,
+    messages: Any, keys: ColumnFlags, texts: tuple[str | None, str | None], raw: dict[str, Any], origin: str
 ) -> Row:
     """A row with a conversation in one column; its last message is the response if it is the assistant's.
 
@@ -303,11 +299,7 @@ def unread_columns(row: Row, keys: ColumnFlags) -> list[str]:
 
 
 def _join_conversation(
-    prompt: str | Messages | None,
-    messages: Messages,
-    column: str,
-    keys: ColumnFlags,
-    origin: str,
+    prompt: str | Messages | None, messages: Messages, column: str, keys: ColumnFlags, origin: str
 ) -> Messages:
     """The conversation that ends with a response: the messages of the prompt, then those of the column.
 

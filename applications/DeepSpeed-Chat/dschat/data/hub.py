@@ -127,11 +127,7 @@ def find_known(path: str) -> KnownSet | None:
     return None
 
 
-def compared_set(
-    text: str,
-    own: bool = False,
-    remedy: str = "leave the flag out",
-) -> str:
+def compared_set(text: str, own: bool = False, remedy: str = "leave the flag out") -> str:
     """The name in results of the set that a `--dataset` names.
 
     Args:
@@ -176,11 +172,7 @@ def local_copy(known: KnownSet) -> Path | None:
     return None
 
 
-def fetch_command(
-    hub_id: str,
-    folder: str | Path,
-    options: tuple[str, ...] = (),
-) -> str:
+def fetch_command(hub_id: str, folder: str | Path, options: tuple[str, ...] = ()) -> str:
     """Shell command that downloads a data set of the hub into `folder`."""
     command = ["hf", "download", hub_id, "--repo-type", "dataset", *options]
     return shlex.join([*command, "--local-dir", os.fspath(folder)])
@@ -227,11 +219,7 @@ def open_hub(path: str, known: KnownSet | None) -> RawSource:
         split = splits[name]
         # The fingerprint depends on the files of the split and their versions.
         split_records[name] = {"rows": len(split), "fingerprint": split._fingerprint}
-    record = {
-        "id": hub_id,
-        "revision": known.revision if known else "main",
-        "splits": split_records,
-    }
+    record = {"id": hub_id, "revision": known.revision if known else "main", "splits": split_records}
     train_rows = None if train_name is None else _rows(splits[train_name], hub_id)
     eval_rows = None if held_out is None else _rows(held_out, hub_id)
     return RawSource(hub_id, train_rows, eval_rows, hub=record, splits=tuple(names), unread=tuple(unread))
@@ -276,10 +264,7 @@ def _load_cached(known: KnownSet, error: Exception) -> "DatasetDict | None":
     return splits
 
 
-def _rows(
-    dataset: "Dataset",
-    hub_id: str,
-) -> Iterator[tuple[str, Any]]:
+def _rows(dataset: "Dataset", hub_id: str) -> Iterator[tuple[str, Any]]:
     """The rows of a split, each as its origin and its columns."""
     for number, raw in enumerate(dataset, start=1):
         yield f"{hub_id} {dataset.split or 'rows'} row {number}", raw
@@ -321,13 +306,7 @@ def _target(known: KnownSet) -> str:
     return str((data_folder() or Path(DEFAULT_FOLDER)) / known.name)
 
 
-def push(
-    folder: Path,
-    files: Sequence[str],
-    repository: str,
-    public: bool,
-    flag: str,
-) -> str:
+def push(folder: Path, files: Sequence[str], repository: str, public: bool, flag: str) -> str:
     """Pushes files of a folder to a data set of the hub, which is created if it does not exist.
 
     Args:

@@ -141,11 +141,7 @@ class ExampleLoader(Generic[E]):
             self._validate_rows(share)
         return self._encode_in_memory(share)
 
-    def open(
-        self,
-        made_from: Json,
-        show: bool = False,
-    ) -> StepData[E] | None:
+    def open(self, made_from: Json, show: bool = False) -> StepData[E] | None:
         """The examples in the cache, of this or another process' `made_from`; None if there are none."""
         entry = CacheEntry(made_from)
         content = entry.open()
@@ -200,12 +196,7 @@ class ExampleLoader(Generic[E]):
             logger.info("tokenised data are kept for the next run: %s", entry.folder)
         return data
 
-    def _encode_to_files(
-        self,
-        share: Share[Any],
-        folder: Path,
-        show: bool,
-    ) -> dict[str, Counter[str]]:
+    def _encode_to_files(self, share: Share[Any], folder: Path, show: bool) -> dict[str, Counter[str]]:
         """Writes `train.arrow` and `eval.arrow`; split → reason → number of rows without an example."""
         dropped = {}
         for split, rows in (("train", share.train), ("eval", share.eval)):

@@ -69,12 +69,7 @@ ROLE_SPELLINGS: Mapping[str, str] = {
 }
 
 
-def check_messages(
-    messages: Any,
-    column: str,
-    flag: str | None,
-    origin: str,
-) -> Messages:
+def check_messages(messages: Any, column: str, flag: str | None, origin: str) -> Messages:
     """The messages of a column in the form that chat templates read.
 
     `content` must be text, or a list of parts of text, which are joined; parts that are thoughts become
@@ -188,12 +183,7 @@ def without_nulls(value: Any) -> Any:
     return value if is_plain(value) else str(value)
 
 
-def _join_parts(
-    message: dict[str, Any],
-    parts: list[Any],
-    name: str,
-    origin: str,
-) -> None:
+def _join_parts(message: dict[str, Any], parts: list[Any], name: str, origin: str) -> None:
     """Joins a content of parts, each {"type": "text", "text": …} or a text; thoughts become `reasoning_content`."""
     texts: list[str] = []
     thoughts: list[str] = []
@@ -226,11 +216,7 @@ def _join_parts(
     message[THOUGHT] = thought
 
 
-def _tool_calls(
-    value: Any,
-    name: str,
-    origin: str,
-) -> list[dict[str, Any]]:
+def _tool_calls(value: Any, name: str, origin: str) -> list[dict[str, Any]]:
     calls = _parsed(value)
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise UserError(f"{origin}: tool_calls of {name} must be a list of objects; correct the row.")
@@ -282,10 +268,7 @@ def _parsed(value: Any) -> Any:
         return value
 
 
-def template_arguments(
-    raw: Mapping[str, Any],
-    origin: str,
-) -> dict[str, Any]:
+def template_arguments(raw: Mapping[str, Any], origin: str) -> dict[str, Any]:
     """Variables of the chat template from a row's TEMPLATE_COLUMNS, by name.
 
     Each column may hold JSON text. A tool is an object as in OpenAI's API; a function alone is wrapped into such an

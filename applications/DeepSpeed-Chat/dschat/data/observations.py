@@ -35,10 +35,7 @@ class ConversationEncoder:
     """Encodes the beginning of an episode, and what follows each reply."""
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        arguments: Mapping[str, Any] | None,
-        roles: Sequence[str],
+        self, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | None, roles: Sequence[str]
     ) -> None:
         """Reads how the chat template writes turns, and checks that it can be used for episodes.
 
@@ -67,10 +64,7 @@ class ConversationEncoder:
         return self._end
 
     def prompt(
-        self,
-        messages: Sequence[Message],
-        arguments: Mapping[str, Any] | None,
-        origin: str,
+        self, messages: Sequence[Message], arguments: Mapping[str, Any] | None, origin: str
     ) -> tuple[list[int], str]:
         """Ids and text of a conversation up to the policy's first reply.
 
@@ -130,9 +124,7 @@ class ConversationEncoder:
 
 
 def check_template(
-    tokenizer: PreTrainedTokenizerBase,
-    arguments: Mapping[str, Any] | None,
-    roles: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | None, roles: Sequence[str]
 ) -> None:
     """Checks that a chat template is prefix-preserving: it writes one turn more behind the text that is there.
 

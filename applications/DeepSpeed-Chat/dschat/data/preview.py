@@ -201,11 +201,7 @@ def _text_parts(row: Row, step: int, all_turns: bool) -> list[RowSpan] | str:
     return parts
 
 
-def _encoded_parts(
-    rows: Sequence[Row],
-    view: RowView,
-    settings: Settings,
-) -> list[list[RowSpan] | str]:
+def _encoded_parts(rows: Sequence[Row], view: RowView, settings: Settings) -> list[list[RowSpan] | str]:
     """The parts of every row, read from one batch of all rows, or the reason why it is dropped."""
     batch_rows: list[Row] = []
     batch_examples: list[Any] = []
@@ -249,10 +245,7 @@ def _batch_parts(rows: Sequence[Row], examples: Sequence[Any], view: RowView) ->
     return parts
 
 
-def _rollout_parts(
-    examples: Sequence[PromptExample],
-    view: RowView,
-) -> list[list[RowSpan]]:
+def _rollout_parts(examples: Sequence[PromptExample], view: RowView) -> list[list[RowSpan]]:
     """Rows of a rollout: prompts padded on the left to the longest, then the response to be sampled."""
     longest = max(map(len, examples))
     end = str(view.tokenizer.convert_ids_to_tokens(view.end_id))
@@ -310,12 +303,7 @@ def _prompt_part(ids: Sequence[int], view: RowView) -> RowSpan:
     return RowSpan("prompt", PROMPT_USE[view.step], len(ids), text)
 
 
-def _response_part(
-    ids: Sequence[int],
-    kind: str,
-    is_last: bool,
-    view: RowView,
-) -> RowSpan:
+def _response_part(ids: Sequence[int], kind: str, is_last: bool, view: RowView) -> RowSpan:
     """A response, with a note on special tokens in it; an earlier turn ends as the chat template writes it."""
     note = RESPONSE_USE[view.step]
     content = ids
@@ -340,11 +328,7 @@ def _padding(tokens: int) -> list[RowSpan]:
     return [RowSpan("padding", "masked", tokens, "")] if tokens else []
 
 
-def _decode(
-    tokenizer: PreTrainedTokenizerBase,
-    ids: Sequence[int],
-    response: bool = False,
-) -> str:
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], response: bool = False) -> str:
     """Text of ids, including special tokens."""
     special = special_ids(tokenizer)
     texts = []
@@ -373,11 +357,7 @@ class RowTokens:
         return self.prompt + self.response + 1
 
 
-def row_tokens(
-    tokenizer: PreTrainedTokenizerBase,
-    end_id: int,
-    rows: Sequence[Row],
-) -> list[RowTokens]:
+def row_tokens(tokenizer: PreTrainedTokenizerBase, end_id: int, rows: Sequence[Row]) -> list[RowTokens]:
     """Rows as training encodes them."""
     special = ends_and_special(tokenizer, end_id)
     bos = tokenizer.bos_token_id
@@ -423,22 +403,14 @@ def special_notes(
     return notes
 
 
-def prompt_notes(
-    rows: Sequence[Row],
-    tokenizer: PreTrainedTokenizerBase,
-    keys: ColumnFlags,
-) -> list[str]:
+def prompt_notes(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, keys: ColumnFlags) -> list[str]:
     """Notes on rows and the chat template, a line each; empty if there is nothing to note."""
     plain = plain_prompt_note(rows, tokenizer, keys.apply_chat_template)
     date = date_note(tokenizer) if any(row.messages is not None for row in rows) else None
     return [note for note in (plain, date) if note is not None]
 
 
-def _bos_notes(
-    rows: Sequence[Row],
-    tokens: Sequence[RowTokens],
-    tokenizer: PreTrainedTokenizerBase,
-) -> list[str]:
+def _bos_notes(rows: Sequence[Row], tokens: Sequence[RowTokens], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     notes = []
     name = str(tokenizer.bos_token)
     doubled = []

@@ -33,10 +33,7 @@ class Row:
     # Further variables of the chat template: tools, documents and those of column chat_template_kwargs.
     template_arguments: dict[str, Any] = field(default_factory=dict)
 
-    def reply(
-        self,
-        column: Literal["chosen", "rejected"],
-    ) -> dict[str, Any] | None:
+    def reply(self, column: Literal["chosen", "rejected"]) -> dict[str, Any] | None:
         """A response as a message of the assistant; None if the row has none."""
         if column == "chosen":
             message = self.chosen_message
@@ -67,12 +64,7 @@ class RawSource:
         return self.hub is not None or any(file.suffix in COLUMNAR for file in self.files)
 
 
-def check_text(
-    value: Any,
-    what: str,
-    origin: str,
-    remedy: str = "correct the row",
-) -> None:
+def check_text(value: Any, what: str, origin: str, remedy: str = "correct the row") -> None:
     """Raises UserError, which names the row, unless a value is text that UTF-8 can encode."""
     if not isinstance(value, str):
         raise UserError(f"{origin}: {what} must be text, not {kind_of(value)}; {remedy}.")
@@ -123,11 +115,5 @@ def in_words(counts: Mapping[str, int]) -> str:
 
 def kind_of(value: Any) -> str:
     """The type of a value in words, such as "an object" or "null"."""
-    names = {
-        type(None): "null",
-        dict: "an object",
-        list: "a list",
-        str: "text",
-        bool: "true or false",
-    }
+    names = {type(None): "null", dict: "an object", list: "a list", str: "text", bool: "true or false"}
     return names.get(type(value), f"a value of type {type(value).__name__}")

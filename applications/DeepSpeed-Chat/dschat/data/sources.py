@@ -21,14 +21,7 @@ from dschat.data.formats import NO_TEXT, parse_row
 from dschat.data.hub import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy, open_hub
 from dschat.data.prepared.folder import find_prepared, open_prepared
 from dschat.data.rows import RawSource, Row, in_words
-from dschat.data.splits import (
-    PUBLISHED_SPLIT,
-    PromptOf,
-    prompt_of_rows,
-    split_part,
-    step_rows,
-    with_eval_share,
-)
+from dschat.data.splits import PUBLISHED_SPLIT, PromptOf, prompt_of_rows, split_part, step_rows, with_eval_share
 from dschat.settings.common import ColumnFlags, CommonConfig, DataFlags
 from dschat.settings.flags import default_of
 
@@ -80,10 +73,7 @@ def require_training_rows(raw: RawSource, path: str | Path) -> Iterable[tuple[st
 
 
 def load_source(
-    path: str | Path,
-    keys: ColumnFlags | None = None,
-    seed: int | None = 1234,
-    show: bool = False,
+    path: str | Path, keys: ColumnFlags | None = None, seed: int | None = 1234, show: bool = False
 ) -> Source:
     """Reads one source, of which 5 % are held out if it has no evaluation rows; see `read_source` and `hold_out`."""
     (source,) = hold_out([read_source(path, keys, show)], seed)
@@ -91,10 +81,7 @@ def load_source(
 
 
 def read_source(
-    path: str | Path,
-    keys: ColumnFlags | None = None,
-    show: bool = False,
-    to_train: bool = False,
+    path: str | Path, keys: ColumnFlags | None = None, show: bool = False, to_train: bool = False
 ) -> Source:
     """Reads all rows of one source, in the order of the files. Nothing of a data set is executed.
 
@@ -224,10 +211,7 @@ def _is_short_name(path: str | Path) -> bool:
     return isinstance(path, str) and "/" not in path and find_known(path) is not None
 
 
-def _open(
-    path: str | Path,
-    keys: ColumnFlags,
-) -> tuple[RawSource, KnownSet | None]:
+def _open(path: str | Path, keys: ColumnFlags) -> tuple[RawSource, KnownSet | None]:
     """The source that a path names; and the published set, if the source is a local copy of one."""
     root = Path(path)
     if root.exists() and not _is_short_name(path):
@@ -256,10 +240,7 @@ def _open(
 
 
 def _parse(
-    source: RawSource,
-    raws: Iterable[tuple[str, Any]] | None,
-    keys: ColumnFlags,
-    show: bool,
+    source: RawSource, raws: Iterable[tuple[str, Any]] | None, keys: ColumnFlags, show: bool
 ) -> tuple[list[Row], int]:
     """Parses `raws`, the training or evaluation rows of a source; the rows, and the number of skipped ones."""
     rows: list[Row] = []
@@ -313,10 +294,7 @@ def open_data(name: str, flag: str) -> RawSource:
     return replace(raw, train=train, eval=held_out)
 
 
-def _read(
-    rows: Iterable[tuple[str, Any]],
-    flag: str,
-) -> Iterator[tuple[str, Any]]:
+def _read(rows: Iterable[tuple[str, Any]], flag: str) -> Iterator[tuple[str, Any]]:
     with _naming_flag(flag):
         yield from rows
 
@@ -439,11 +417,7 @@ def load_share(config: CommonConfig, show: bool = False) -> Share[Row]:
     )
 
 
-def split_for(
-    path: str | Path,
-    data_split: str | None,
-    published_split: str = PUBLISHED_SPLIT,
-) -> str | None:
+def split_for(path: str | Path, data_split: str | None, published_split: str = PUBLISHED_SPLIT) -> str | None:
     """The fractions by which the steps share the rows of a source; None if each step takes all rows.
 
     Args:
@@ -483,14 +457,7 @@ def read_share(
         held_out.append(source_eval)
         files += source.files
         record = described(
-            source.name,
-            source_train,
-            source_eval,
-            source.dropped,
-            source.num_rows,
-            split,
-            source.hub,
-            source.splits,
+            source.name, source_train, source_eval, source.dropped, source.num_rows, split, source.hub, source.splits
         )
         sources.append(record)
     return Share(train, in_proportion(held_out), sources, tuple(files))

@@ -69,9 +69,7 @@ def prompt_of_rows(rows: Sequence[Row]) -> PromptOf | None:
 
 
 def parts_of_rows(
-    prompts: Sequence[Hashable],
-    bounds: Sequence[int],
-    order: npt.NDArray[np.integer],
+    prompts: Sequence[Hashable], bounds: Sequence[int], order: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.int64]:
     """The part of each row, so that rows with the same prompt are in the same part, unless all have the same prompt.
 
@@ -100,11 +98,7 @@ def parts_of_rows(
 
 
 def split_indices(
-    num_rows: int,
-    data_split: str,
-    part: int,
-    seed: int | None,
-    prompts: Sequence[Hashable] | None = None,
+    num_rows: int, data_split: str, part: int, seed: int | None, prompts: Sequence[Hashable] | None = None
 ) -> npt.NDArray[np.uint32]:
     """Indices of the rows of one part of a split, in shuffled order: uint32 of shape ``(n,)``.
 
@@ -137,11 +131,7 @@ def split_indices(
 
 
 def split_part(
-    rows: Sequence[T],
-    data_split: str,
-    part: int,
-    seed: int | None,
-    prompt_of: Callable[[T], Hashable] | None = None,
+    rows: Sequence[T], data_split: str, part: int, seed: int | None, prompt_of: Callable[[T], Hashable] | None = None
 ) -> list[T]:
     """The rows of one part of a split, in shuffled order; `prompt_of` as in `prompt_of_rows`; see `split_indices`."""
     prompts = None if prompt_of is None else list(map(prompt_of, rows))
@@ -149,11 +139,7 @@ def split_part(
 
 
 def step_rows(
-    rows: Sequence[T],
-    split: str | None,
-    step: int,
-    seed: int | None,
-    prompt_of: Callable[[T], Hashable] | None = None,
+    rows: Sequence[T], split: str | None, step: int, seed: int | None, prompt_of: Callable[[T], Hashable] | None = None
 ) -> list[T]:
     """The rows that step 1, 2 or 3 takes, in shuffled order; see `split_part`.
 

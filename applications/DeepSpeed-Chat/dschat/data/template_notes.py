@@ -133,11 +133,7 @@ def _with_responses(row: Row, columns: Sequence[ResponseColumn]) -> Row:
     return row
 
 
-def _note_of_call_ends(
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[Row],
-    end_id: int,
-) -> str | None:
+def _note_of_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> str | None:
     """A note if the template ends tool calls with another token than training does."""
     training_end = str(tokenizer.convert_ids_to_tokens(end_id))
     counts = other_call_ends(tokenizer, rows)
@@ -190,11 +186,7 @@ def warn_of_dialogues(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], k
     _log_columns(unread_column_counts(rows, keys))
 
 
-def unread_column_counts(
-    rows: Iterable[Row],
-    keys: ColumnFlags,
-    reads: Sequence[str] = (),
-) -> Counter[str]:
+def unread_column_counts(rows: Iterable[Row], keys: ColumnFlags, reads: Sequence[str] = ()) -> Counter[str]:
     """Column → number of rows with a value in it, for columns that neither prompt nor responses are read from."""
     counts: Counter[str] = Counter()
     for row in rows:
@@ -221,8 +213,7 @@ class OtherRendering:
 
 
 def other_rendering(
-    tokenizer: PreTrainedTokenizerBase,
-    arguments: Mapping[str, Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | None = None
 ) -> OtherRendering | None:
     """A note if training reads other text than the chat template writes for the user's "a" and the assistant's "b".
 
@@ -333,12 +324,7 @@ class _Part:
         except (TemplateRefusal, UserError):  # refused without the field; a refusal of the row is reported elsewhere
             return True
 
-    def _text(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        row: Row,
-        reply: Mapping[str, Any] | None,
-    ) -> str:
+    def _text(self, tokenizer: PreTrainedTokenizerBase, row: Row, reply: Mapping[str, Any] | None) -> str:
         """The text that is trained on or, with `in_template`, that the template itself writes."""
         messages = row.messages or []
         if reply is None:
@@ -373,10 +359,7 @@ class _Part:
         return {"content": "", **_without(message, self.field)}
 
 
-def _without(
-    fields: Mapping[str, Any],
-    name: str,
-) -> dict[str, Any]:
+def _without(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     others: dict[str, Any] = {}
     for key, value in fields.items():
         if key != name:
@@ -400,12 +383,7 @@ def _parts(row: Row, reads: Sequence[str]) -> Iterator[_Part]:
 
 
 def _parts_of(
-    row: Row,
-    reply: Mapping[str, Any] | None,
-    index: int,
-    message: Mapping[str, Any],
-    who: str,
-    reads: Sequence[str],
+    row: Row, reply: Mapping[str, Any] | None, index: int, message: Mapping[str, Any], who: str, reads: Sequence[str]
 ) -> Iterator[_Part]:
     """The parts of one message; `who` says in notes which kind of message it is."""
     for field, value in message.items():

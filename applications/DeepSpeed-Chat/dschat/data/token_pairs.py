@@ -20,14 +20,7 @@ FAILED = -99999.0  # reward of a dialogue that could not be scored
 NOT_SCORED = "a turn could not be scored"  # a reason why a pair is left out
 FLAG = "--task.query_dataset"
 TOO_LONG = "longer than --task.total_length"
-TOKEN_COLUMNS = (
-    "chosen_token",
-    "chosen_mask",
-    "chosen_reward",
-    "reject_token",
-    "reject_mask",
-    "reject_reward",
-)
+TOKEN_COLUMNS = ("chosen_token", "chosen_mask", "chosen_reward", "reject_token", "reject_mask", "reject_reward")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +32,7 @@ class RegressionExample(PreferenceExample):
 
 
 def load_regression_data(
-    names: Sequence[str],
-    max_seq_len: int,
-    vocabulary: int,
-    start: int = 0,
-    end: int = -1,
+    names: Sequence[str], max_seq_len: int, vocabulary: int, start: int = 0, end: int = -1
 ) -> StepData[RegressionExample]:
     """Reads pairs that tokenize_masks.py wrote.
 
@@ -93,10 +82,7 @@ def load_regression_data(
 
 
 def _examples(
-    rows: Iterable[tuple[str, Any]],
-    max_seq_len: int,
-    vocabulary: int,
-    dropped: Counter[str],
+    rows: Iterable[tuple[str, Any]], max_seq_len: int, vocabulary: int, dropped: Counter[str]
 ) -> list[RegressionExample]:
     """Examples of rows (origin, row); counts those that are dropped, by reason."""
     examples = []
@@ -130,19 +116,11 @@ def _example(raw: Any, origin: str, vocabulary: int) -> RegressionExample:
         if not isinstance(reward, int | float) or not math.isfinite(reward):
             raise UserError(f"{origin}: the rewards {chosen_reward!r} and {rejected_reward!r} must be numbers.")
     return RegressionExample(
-        prompt,
-        chosen,
-        rejected,
-        chosen_reward=float(chosen_reward),
-        rejected_reward=float(rejected_reward),
+        prompt, chosen, rejected, chosen_reward=float(chosen_reward), rejected_reward=float(rejected_reward)
     )
 
 
-def _split(
-    tokens: list[int],
-    mask: list[int],
-    origin: str,
-) -> tuple[list[int], list[int]]:
+def _split(tokens: list[int], mask: list[int], origin: str) -> tuple[list[int], list[int]]:
     """Splits a sequence into state and reply.
 
     Raises:
@@ -155,12 +133,7 @@ def _split(
     return tokens[:start], tokens[start:stop]
 
 
-def require_columns(
-    raw: Any,
-    columns: Sequence[str],
-    origin: str,
-    script: str,
-) -> None:
+def require_columns(raw: Any, columns: Sequence[str], origin: str, script: str) -> None:
     """Raises UserError if a row lacks a column.
 
     Args:

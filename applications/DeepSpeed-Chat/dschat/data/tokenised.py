@@ -61,23 +61,13 @@ class NotStorable(Exception):
 class MakeExamples(Protocol[E_co]):
     """A function of `dschat.data.examples` whose other arguments are bound: rows → examples, and dropped rows."""
 
-    def __call__(
-        self,
-        rows: Sequence[Any],
-        *,
-        held_out: bool,
-    ) -> tuple[Sequence[E_co], Counter[str]]: ...
+    def __call__(self, rows: Sequence[Any], *, held_out: bool) -> tuple[Sequence[E_co], Counter[str]]: ...
 
 
 class Examples(Sequence[E], Generic[E]):
     """The examples of a table. Each is built when it is read, from a file that is mapped into memory."""
 
-    def __init__(
-        self,
-        kind: type[E],
-        table: pa.Table,
-        row_numbers: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, kind: type[E], table: pa.Table, row_numbers: Sequence[int] | None = None) -> None:
         """Examples of a table: those at `row_numbers`, or all."""
         if row_numbers is None:
             has_example = table[REASON].is_null().to_numpy()
@@ -168,12 +158,7 @@ def schema_of(kind: type) -> pa.Schema:
     return pa.schema(columns)
 
 
-def table_of(
-    kind: type[E],
-    examples: Sequence[E],
-    reasons: Sequence[str] = (),
-    start: int = 0,
-) -> pa.Table:
+def table_of(kind: type[E], examples: Sequence[E], reasons: Sequence[str] = (), start: int = 0) -> pa.Table:
     """Examples as a table, followed by a row for each reason why a row gave no example.
 
     `start` is added to the examples' field `index`, if they have one.
@@ -183,10 +168,7 @@ def table_of(
     """
     missing = [None] * len(reasons)
     lengths = [len(example) for example in examples]  # type: ignore[arg-type]
-    columns: dict[str, list[Any]] = {
-        LENGTH: lengths + missing,
-        REASON: [None] * len(examples) + list(reasons),
-    }
+    columns: dict[str, list[Any]] = {LENGTH: lengths + missing, REASON: [None] * len(examples) + list(reasons)}
     for name, hint in stored_fields(kind).items():
         values = [getattr(example, name) for example in examples]
         if hint is Row:
@@ -307,11 +289,7 @@ def encode_rows(
 
 
 def _collect(
-    kind: type[E],
-    tables: Iterable[pa.Table],
-    sizes: Sequence[int],
-    report: Callable[[int], object],
-    file: Path | None,
+    kind: type[E], tables: Iterable[pa.Table], sizes: Sequence[int], report: Callable[[int], object], file: Path | None
 ) -> tuple[Examples[E], Counter[str]]:
     """Writes the tables of batches one after another; `report` is called with the size of each finished batch."""
     buffer = pa.BufferOutputStream()

@@ -259,11 +259,7 @@ def template_cases(rows: Iterable[Row]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def reply_text(
-    tokenizer: PreTrainedTokenizerBase,
-    row: Row,
-    message: Mapping[str, Any],
-    prompt: str,
-    end: TurnEnd | None,
+    tokenizer: PreTrainedTokenizerBase, row: Row, message: Mapping[str, Any], prompt: str, end: TurnEnd | None
 ) -> str:
     """The chat template's text after its generation prompt for a message of the assistant.
 
@@ -377,12 +373,7 @@ def reply_contents(tokenizer: PreTrainedTokenizerBase, replies: Sequence[str]) -
     return [end.content_of(reply) for reply in replies]
 
 
-def _turn_body(
-    tokenizer: PreTrainedTokenizerBase,
-    turn: str,
-    end: TurnEnd | None,
-    content: str,
-) -> str:
+def _turn_body(tokenizer: PreTrainedTokenizerBase, turn: str, end: TurnEnd | None, content: str) -> str:
     """A turn as the template wrote it, up to the token that ends it: the usual one or another special token.
 
     A special token does not end the turn if the content itself ends with it.
@@ -404,11 +395,7 @@ def _without_special_end(tokenizer: PreTrainedTokenizerBase, turn: str) -> tuple
     for token in map(str, tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer)))):
         if not text.endswith(token):
             continue
-        openings = {
-            token.replace("end", "begin"),
-            token.replace("end", "start"),
-            token.replace("/", ""),
-        }
+        openings = {token.replace("end", "begin"), token.replace("end", "start"), token.replace("/", "")}
         openings.discard(token)
         if not any(opening in text for opening in openings):
             return text.removesuffix(token), token
@@ -458,11 +445,7 @@ def turn_end_of(tokenizer: PreTrainedTokenizerBase, row: Row) -> TurnEnd:
         return end
 
 
-def _end_of_turns(
-    tokenizer: PreTrainedTokenizerBase,
-    row: Row,
-    ends: dict[str, TurnEnd],
-) -> TurnEnd | None:
+def _end_of_turns(tokenizer: PreTrainedTokenizerBase, row: Row, ends: dict[str, TurnEnd]) -> TurnEnd | None:
     """The result of `turn_end_of`, or None if that is not known; `ends` caches it by `template_form`."""
     key = template_form(row)
     if key not in ends:
@@ -474,9 +457,7 @@ def _end_of_turns(
 
 
 def _turn_end_or_none(
-    tokenizer: PreTrainedTokenizerBase,
-    arguments: Mapping[str, Any],
-    messages: Sequence[Mapping[str, Any]] = PROBE[:1],
+    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], messages: Sequence[Mapping[str, Any]] = PROBE[:1]
 ) -> TurnEnd | None:
     try:
         return turn_end(tokenizer, arguments, messages)
@@ -484,11 +465,7 @@ def _turn_end_or_none(
         return None
 
 
-def other_turn_end(
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[Row],
-    end_id: int,
-) -> str | None:
+def other_turn_end(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> str | None:
     """A note if the chat template ends earlier turns with another token than responses in training, with the remedy.
 
     `end_id`: the token that ends a response in training. None also if no row holds messages.

@@ -9,13 +9,7 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import (
-    AddedTokens,
-    encode_continuations,
-    encode_prompt_texts,
-    encode_responses,
-    prompt_text,
-)
+from dschat.data.encoding import AddedTokens, encode_continuations, encode_prompt_texts, encode_responses, prompt_text
 from dschat.data.messages import WEIGHT, is_unwritten
 from dschat.data.rows import Row
 from dschat.data.turn_end import TurnEnd, template_form, turn_end_of
@@ -95,11 +89,7 @@ def _is_trained(message: Mapping[str, Any], turn: str, end: TurnEnd) -> bool:
 
 
 def _cut_at_turns(
-    tokenizer: PreTrainedTokenizerBase,
-    row: Row,
-    whole: str,
-    end: TurnEnd,
-    added_tokens: AddedTokens,
+    tokenizer: PreTrainedTokenizerBase, row: Row, whole: str, end: TurnEnd, added_tokens: AddedTokens
 ) -> list[str]:
     """A prompt's text in pieces: up to the first turn of the assistant, that turn, up to the next one, and so on.
 

@@ -36,10 +36,7 @@ class Stops:
         self._lock = threading.Lock()
 
     @contextmanager
-    def answering(
-        self,
-        browser: str | None,
-    ) -> Iterator[threading.Event]:
+    def answering(self, browser: str | None) -> Iterator[threading.Event]:
         """The event that stops an answer to a browser; it is set at the end."""
         event = threading.Event()
         name = browser or ""
@@ -94,11 +91,7 @@ class Actions:
             self.statuses[side]: status_html(status),
         }
 
-    def load(
-        self,
-        side: int,
-        path: str | None,
-    ) -> Iterator[Update]:
+    def load(self, side: int, path: str | None) -> Iterator[Update]:
         """Handler of the button "Load model"."""
         if not path:
             yield {self.statuses[side]: status_html("choose a run folder first, then Load run.", failed=True)}
@@ -125,12 +118,7 @@ class Actions:
         return values
 
     def chat(
-        self,
-        conversation: Chat,
-        message: str,
-        draw_actions: bool,
-        *panel: float,
-        browser: str,
+        self, conversation: Chat, message: str, draw_actions: bool, *panel: float, browser: str
     ) -> Iterator[Update]:
         """Handler of "Submit" in a chat: yields the growing answer of each side."""
         state = self.state
@@ -155,13 +143,7 @@ class Actions:
             yield update
 
     def summary(
-        self,
-        subreddit: str,
-        title: str,
-        post: str,
-        draw_actions: bool,
-        *panel: float,
-        browser: str,
+        self, subreddit: str, title: str, post: str, draw_actions: bool, *panel: float, browser: str
     ) -> Iterator[Update]:
         """Handler of "Submit" for a post: yields the growing summary of each side."""
         note = self.note
@@ -181,12 +163,7 @@ class Actions:
             update[chat] = self.messages(conversation, side, draw_actions)
         return update
 
-    def messages(
-        self,
-        conversation: Chat,
-        side: int,
-        draw_actions: bool,
-    ) -> list[Component]:
+    def messages(self, conversation: Chat, side: int, draw_actions: bool) -> list[Component]:
         """The messages of a side in Gradio's form."""
         messages: list[Component] = []
         for turn in conversation.turns:
@@ -210,12 +187,7 @@ class Actions:
         update[self.note] = ""
         return update
 
-    def _drafts(
-        self,
-        make_prompt: MakePrompt,
-        panel: Sequence[float],
-        browser: str,
-    ) -> Iterator[Answers | str]:
+    def _drafts(self, make_prompt: MakePrompt, panel: Sequence[float], browser: str) -> Iterator[Answers | str]:
         """Yields the growing answers no faster than a browser can follow, or the words of an error."""
         settings = dict(zip(self.panel, panel, strict=True))
         if None in settings.values():

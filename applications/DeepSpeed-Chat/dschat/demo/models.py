@@ -162,10 +162,7 @@ def _generation_config(path: str) -> Json:
     return config.to_diff_dict()
 
 
-def _read_numbers(
-    values: Json,
-    other_names: dict[str, str],
-) -> dict[str, float]:
+def _read_numbers(values: Json, other_names: dict[str, str]) -> dict[str, float]:
     """The sampling settings that are numbers; `other_names` gives their names in `values` where they differ."""
     settings = {}
     for name in SAMPLING_SETTINGS:
@@ -227,11 +224,7 @@ class ModelFiles:
     end_ids: tuple[int, ...]
 
 
-def open_model_files(
-    path: str,
-    flag: str,
-    end_token: str | None,
-) -> ModelFiles:
+def open_model_files(path: str, flag: str, end_token: str | None) -> ModelFiles:
     """Checks that a model exists and reads its tokenizer, so that errors come before the weights are read.
 
     Args:
@@ -257,13 +250,7 @@ def open_model_files(
     return ModelFiles(path, tokenizer, tuple(sorted(end_ids)))
 
 
-def load_model(
-    path: str,
-    files: ModelFiles,
-    flag: str,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> LoadedModel:
+def load_model(path: str, files: ModelFiles, flag: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     """Reads the weights.
 
     Args:

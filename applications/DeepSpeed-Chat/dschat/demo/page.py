@@ -34,13 +34,7 @@ def serve(session: Session) -> tuple[Component, str]:
     style = (resources.files("dschat.demo") / "demo.css").read_text(encoding="utf-8")
     password = os.environ.get(PASSWORD)
     demo = options.demo
-    address = launch(
-        page,
-        f"{STYLE}\n{style}",
-        port=demo.port,
-        host=demo.host,
-        password=password,
-    )
+    address = launch(page, f"{STYLE}\n{style}", port=demo.port, host=demo.host, password=password)
     return page, address
 
 
@@ -50,11 +44,7 @@ def build(session: Session) -> Component:
     sides = session.options.demo.sides
     gr = gradio(f"dschat demo {task}")
     actions = Actions(gr, session)
-    with gr.Blocks(
-        title=TITLES[task],
-        analytics_enabled=False,
-        fill_width=True,
-    ) as blocks:
+    with gr.Blocks(title=TITLES[task], analytics_enabled=False, fill_width=True) as blocks:
         for side in range(sides):
             _add_chooser(gr, actions, side)
         with gr.Row(elem_id="demo-main"):
@@ -87,37 +77,14 @@ def _add_chooser(gr: Any, actions: Actions, side: int) -> None:
     with gr.Row(equal_height=True, elem_classes="demo-chooser"):
         name = MODEL_LABELS[side] if demo.sides == 2 else "Model"
         folder = gr.Textbox(
-            path,
-            label=f"{name}: run folder",
-            placeholder="runs/…/step3-ppo",
-            elem_id=f"demo-{key}-run",
-            scale=4,
+            path, label=f"{name}: run folder", placeholder="runs/…/step3-ppo", elem_id=f"demo-{key}-run", scale=4
         )
-        find = gr.Button(
-            "Load run",
-            elem_id=f"demo-{key}-find",
-            min_width=120,
-            scale=0,
-        )
+        find = gr.Button("Load run", elem_id=f"demo-{key}-find", min_width=120, scale=0)
         chooser = gr.Dropdown(
-            choices,
-            value=session.path(side),
-            label="Checkpoint",
-            elem_id=f"demo-{key}-checkpoint",
-            scale=4,
+            choices, value=session.path(side), label="Checkpoint", elem_id=f"demo-{key}-checkpoint", scale=4
         )
-        load = gr.Button(
-            "Load model",
-            variant="primary",
-            elem_id=f"demo-{key}-load",
-            min_width=130,
-            scale=0,
-        )
-    status = _html(
-        gr,
-        status_html(session.status(side)),
-        elem_id=f"demo-{key}-status",
-    )
+        load = gr.Button("Load model", variant="primary", elem_id=f"demo-{key}-load", min_width=130, scale=0)
+    status = _html(gr, status_html(session.status(side)), elem_id=f"demo-{key}-status")
     actions.folders.append(folder)
     actions.choosers.append(chooser)
     actions.statuses.append(status)
@@ -165,12 +132,7 @@ def _add_form(gr: Any, actions: Actions) -> list[Component]:
     with gr.Row():
         subreddit = gr.Textbox(label="Subreddit", placeholder="AskReddit", elem_id="demo-subreddit")
         title = gr.Textbox(label="Title (optional; the published data have none)", elem_id="demo-title")
-    post = gr.Textbox(
-        label="Post",
-        lines=8,
-        max_lines=8,
-        elem_id="demo-post",
-    )
+    post = gr.Textbox(label="Post", lines=8, max_lines=8, elem_id="demo-post")
     actions.form = [subreddit, title, post]
     return list(actions.form)
 
@@ -189,19 +151,8 @@ def _add_summaries(gr: Any, actions: Actions) -> None:
 def _add_buttons(gr: Any) -> dict[str, Component]:
     with gr.Row(elem_id="demo-buttons"):
         return {
-            "submit": gr.Button(
-                "Submit",
-                variant="primary",
-                elem_id="demo-submit",
-                min_width=100,
-            ),
-            "stop": gr.Button(
-                "Stop",
-                variant="stop",
-                interactive=False,
-                elem_id="demo-stop",
-                min_width=100,
-            ),
+            "submit": gr.Button("Submit", variant="primary", elem_id="demo-submit", min_width=100),
+            "stop": gr.Button("Stop", variant="stop", interactive=False, elem_id="demo-stop", min_width=100),
             "example": gr.Button("Load example", elem_id="demo-example", min_width=100),
             "clear": gr.Button("Clear", elem_id="demo-clear", min_width=100),
         }
@@ -220,71 +171,30 @@ def _add_panel(gr: Any, actions: Actions) -> Component:
             label="Temperature",
             elem_id="demo-temperature",
         ),
-        "top_k": gr.Number(
-            choice.top_k,
-            label="Top-k (0: all)",
-            precision=0,
-            minimum=0,
-            elem_id="demo-top-k",
-        ),
-        "top_p": gr.Slider(
-            min(0.01, choice.top_p),
-            1,
-            choice.top_p,
-            step=0.01,
-            label="Top-p",
-            elem_id="demo-top-p",
-        ),
+        "top_k": gr.Number(choice.top_k, label="Top-k (0: all)", precision=0, minimum=0, elem_id="demo-top-k"),
+        "top_p": gr.Slider(min(0.01, choice.top_p), 1, choice.top_p, step=0.01, label="Top-p", elem_id="demo-top-p"),
         "max_new_tokens": gr.Number(
-            choice.max_new_tokens,
-            label="Max new tokens",
-            precision=0,
-            minimum=1,
-            elem_id="demo-max-new-tokens",
+            choice.max_new_tokens, label="Max new tokens", precision=0, minimum=1, elem_id="demo-max-new-tokens"
         ),
     }
     load = gr.Button("Load from run", elem_id="demo-own", size="sm")
     actions.source = _html(gr, elem_id="demo-source")
     outputs = [*actions.panel.values(), actions.source]
-    load.click(
-        actions.load_sampling,
-        inputs=actions.choosers[0],
-        outputs=outputs,
-        **QUIET_EVENT,
-    )
+    load.click(actions.load_sampling, inputs=actions.choosers[0], outputs=outputs, **QUIET_EVENT)
     compares_models = actions.session.options.demo.sides == 2
     return gr.Checkbox(compares_models, label="Draw macro actions", elem_id="demo-draw")
 
 
-def _connect_draw_box(
-    gr: Any,
-    actions: Actions,
-    draw_box: Component,
-    legend: Component,
-) -> None:
+def _connect_draw_box(gr: Any, actions: Actions, draw_box: Component, legend: Component) -> None:
     """Shows or hides the legend, and the macro actions of answers that are there already."""
-    draw_box.change(
-        lambda is_on: gr.update(visible=is_on),
-        inputs=draw_box,
-        outputs=legend,
-        **UNQUEUED_EVENT,
-    )
+    draw_box.change(lambda is_on: gr.update(visible=is_on), inputs=draw_box, outputs=legend, **UNQUEUED_EVENT)
     if actions.session.task == "chat":
         inputs = [actions.state, draw_box]
-        draw_box.change(
-            actions.show,
-            inputs=inputs,
-            outputs=actions.answers,
-            **UNQUEUED_EVENT,
-        )
+        draw_box.change(actions.show, inputs=inputs, outputs=actions.answers, **UNQUEUED_EVENT)
 
 
 def _connect(
-    gr: Any,
-    actions: Actions,
-    inputs: list[Component],
-    draw_box: Component,
-    buttons: dict[str, Component],
+    gr: Any, actions: Actions, inputs: list[Component], draw_box: Component, buttons: dict[str, Component]
 ) -> None:
     """Binds the events of the chat or the form."""
     is_chat = actions.session.task == "chat"
@@ -318,19 +228,12 @@ def _connect(
         example: Update = {actions.message: CHAT_EXAMPLE}
     else:
         example = dict(zip(actions.form, SUMMARY_EXAMPLE, strict=True))
-    buttons["example"].click(
-        lambda: example,
-        outputs=list(example),
-        **UNQUEUED_EVENT,
-    )
+    buttons["example"].click(lambda: example, outputs=list(example), **UNQUEUED_EVENT)
     cleared = [*changed, *actions.form]
     buttons["clear"].click(actions.cleared, outputs=cleared, **UNQUEUED_EVENT)
 
 
-def _make_answer_handler(
-    gr: Any,
-    answer: Callable[..., Iterator[Update]],
-) -> Callable[..., Iterator[Update]]:
+def _make_answer_handler(gr: Any, answer: Callable[..., Iterator[Update]]) -> Callable[..., Iterator[Update]]:
     """A generator with the browser's name; Gradio knows the request parameter by its annotation."""
 
     def handle(request: Any, *values: object) -> Iterator[Update]:
@@ -340,10 +243,7 @@ def _make_answer_handler(
     return handle
 
 
-def _make_stop_handler(
-    gr: Any,
-    actions: Actions,
-) -> Callable[..., None]:
+def _make_stop_handler(gr: Any, actions: Actions) -> Callable[..., None]:
     """A handler that stops the answers of a browser."""
 
     def handle(request: Any) -> None:
@@ -353,9 +253,7 @@ def _make_stop_handler(
     return handle
 
 
-def _as_generator(
-    handler: Callable[..., Iterator[Update]],
-) -> Callable[..., Iterator[Update]]:
+def _as_generator(handler: Callable[..., Iterator[Update]]) -> Callable[..., Iterator[Update]]:
     """A generator function; Gradio does not recognise a `partial` as one."""
 
     def handle(*values: object) -> Iterator[Update]:
@@ -364,10 +262,6 @@ def _as_generator(
     return handle
 
 
-def _html(
-    gr: Any,
-    text: str = "",
-    **options: object,
-) -> Component:
+def _html(gr: Any, text: str = "", **options: object) -> Component:
     """Adds HTML, without the script that Gradio runs on every click by default."""
     return gr.HTML(text, js_on_load=None, **options)

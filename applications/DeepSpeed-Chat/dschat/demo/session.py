@@ -60,10 +60,7 @@ class Prompt:
 
 
 def chat_prompt(
-    tokenizer: PreTrainedTokenizerBase,
-    turns: Sequence[tuple[str, str]],
-    message: str,
-    system: str = "",
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[tuple[str, str]], message: str, system: str = ""
 ) -> Prompt:
     r"""The prompt for the next turn of a dialogue.
 
@@ -83,11 +80,7 @@ def chat_prompt(
     if tokenizer.chat_template is not None:
         answers = reply_contents(tokenizer, [answer for _, answer in turns])
         messages = [{"role": "system", "content": system}] if system else []
-        for (question, _), answer in zip(
-            turns,
-            answers,
-            strict=True,
-        ):
+        for (question, _), answer in zip(turns, answers, strict=True):
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         messages.append({"role": "user", "content": message})
         return Prompt(Row(None, messages, None, None, {}, ORIGIN))
@@ -138,11 +131,7 @@ class SamplingChoice:
     do_sample: bool = True  # False = greedy
 
     @classmethod
-    def of(
-        cls,
-        values: Mapping[str, float],
-        do_sample: bool,
-    ) -> "SamplingChoice":
+    def of(cls, values: Mapping[str, float], do_sample: bool) -> "SamplingChoice":
         """Settings from numbers, with defaults for missing ones; temperature 0 is greedy."""
         return cls(
             temperature=values.get("temperature") or cls.temperature,
@@ -219,21 +208,12 @@ class Chat:
     turns: tuple[Turn, ...] = ()
     system: str = ""
 
-    def prompt(
-        self,
-        message: str,
-        side: int,
-        model: LoadedModel,
-    ) -> Prompt:
+    def prompt(self, message: str, side: int, model: LoadedModel) -> Prompt:
         """The next prompt of a model; raises UserError for an empty message."""
         earlier = [(turn.message, turn.answers[side].text) for turn in self.turns]
         return chat_prompt(model.tokenizer, earlier, message, self.system)
 
-    def with_turn(
-        self,
-        message: str,
-        answers: list[ShownAnswer],
-    ) -> "Chat":
+    def with_turn(self, message: str, answers: list[ShownAnswer]) -> "Chat":
         """A chat with one more turn."""
         return Chat((*self.turns, Turn(message, tuple(answers))), self.system)
 
@@ -312,10 +292,7 @@ class Session:
             return self.status(side)
         return self.load(side, select_model(find_models(path), path).path)
 
-    def choice(
-        self,
-        path: str | None,
-    ) -> tuple[SamplingChoice, str]:
+    def choice(self, path: str | None) -> tuple[SamplingChoice, str]:
         """Sampling settings of the flags, or else of the run or model; and their source, in words."""
         settings: dict[str, float] = {}
         source = "defaults"
@@ -328,10 +305,7 @@ class Session:
         return SamplingChoice.of(settings, bool(settings.get("temperature", 1))), source
 
     def answer(
-        self,
-        make_prompt: MakePrompt,
-        choice: SamplingChoice,
-        stop: threading.Event,
+        self, make_prompt: MakePrompt, choice: SamplingChoice, stop: threading.Event
     ) -> Generator[list[ShownAnswer]]:
         """Yields every side's answer as it grows; in the last list all answers are done.
 
@@ -373,12 +347,7 @@ class Session:
                 finally:
                     stop.set()  # the reader may have left, or one of two answers failed
 
-    def _question(
-        self,
-        model: LoadedModel,
-        prompt: Prompt,
-        choice: SamplingChoice,
-    ) -> ChatQuestion:
+    def _question(self, model: LoadedModel, prompt: Prompt, choice: SamplingChoice) -> ChatQuestion:
         (ids,) = encode_prompts(model.tokenizer, [prompt.row])
         if not ids:
             raise UserError("the prompt has no tokens; type something.")
@@ -396,13 +365,7 @@ class Session:
         finally:
             self._lock.release()
 
-    def _finish(
-        self,
-        side: _Side,
-        row: Row,
-        draft: Draft,
-        seconds: float,
-    ) -> ShownAnswer:
+    def _finish(self, side: _Side, row: Row, draft: Draft, seconds: float) -> ShownAnswer:
         """Adds the score and the macro actions to a whole answer; their errors become a note."""
         assert side.model is not None and side.cutter is not None  # they answered
         notes = []

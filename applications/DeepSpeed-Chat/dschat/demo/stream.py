@@ -61,11 +61,7 @@ class ChatQuestion:
     markers: Sequence[str]  # texts before which an answer ends
 
 
-def stream(
-    questions: Sequence[ChatQuestion],
-    seed: int,
-    stop: threading.Event,
-) -> Generator[tuple[int, Draft]]:
+def stream(questions: Sequence[ChatQuestion], seed: int, stop: threading.Event) -> Generator[tuple[int, Draft]]:
     """Generates all answers at once, and yields each draft with the number of its question.
 
     The last draft of every answer is done. Closing the iterator ends the generation. The same seed gives the same
@@ -100,12 +96,7 @@ def stream(
 class GrowingAnswer:
     """An answer that a thread generates."""
 
-    def __init__(
-        self,
-        question: ChatQuestion,
-        seed: int,
-        stops: Sequence[threading.Event],
-    ) -> None:
+    def __init__(self, question: ChatQuestion, seed: int, stops: Sequence[threading.Event]) -> None:
         """Starts to generate.
 
         Args:
@@ -191,10 +182,7 @@ class GrowingAnswer:
         return Draft(text, tuple(ids), STOPPED if was_stopped else LENGTH)
 
 
-def cut_at_marker(
-    text: str,
-    markers: Sequence[str],
-) -> tuple[str, bool]:
+def cut_at_marker(text: str, markers: Sequence[str]) -> tuple[str, bool]:
     """The text before the first marker, and whether there is one."""
     positions = []
     for marker in markers:
@@ -228,13 +216,7 @@ class _ResponseDecoder:
 class _SampleToken(LogitsProcessor):
     """Samples a token as in step 3 (see `TokenSampler`), and leaves it as the only one to choose."""
 
-    def __init__(
-        self,
-        sampling: Sampling,
-        seed: int,
-        prompt_length: int,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, sampling: Sampling, seed: int, prompt_length: int, device: torch.device) -> None:
         self._sampling = sampling
         self._prompt_length = prompt_length
         self._token_sampler: TokenSampler | None = None
@@ -253,41 +235,22 @@ class _SampleToken(LogitsProcessor):
 class _StopAnswer(StoppingCriteria):
     """Ends an answer at a marker, or when one of the events is set."""
 
-    def __init__(
-        self,
-        question: ChatQuestion,
-        stops: Sequence[threading.Event],
-    ) -> None:
+    def __init__(self, question: ChatQuestion, stops: Sequence[threading.Event]) -> None:
         self._question = question
         self._stops = stops
 
-    def __call__(
-        self,
-        input_ids: Tensor,
-        scores: Tensor,
-        **options: object,
-    ) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor, **options: object) -> Tensor:
         ids = input_ids[0, len(self._question.prompt_ids) :].tolist()
         text = decode_response(self._question.model.tokenizer, ids)
         _, has_marker = cut_at_marker(text, self._question.markers)
         is_over = has_marker or any(stop.is_set() for stop in self._stops)
-        return torch.full(
-            input_ids.shape[:1],
-            is_over,
-            dtype=torch.bool,
-            device=input_ids.device,
-        )
+        return torch.full(input_ids.shape[:1], is_over, dtype=torch.bool, device=input_ids.device)
 
 
 class MacroActionCutter:
     """Cuts a model's answers into macro actions."""
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        flags: TerminationFlags,
-        seed: int,
-    ) -> None:
+    def __init__(self, model: LoadedModel, flags: TerminationFlags, seed: int) -> None:
         """Loads what the condition needs.
 
         Args:
@@ -302,11 +265,7 @@ class MacroActionCutter:
         self._condition = TerminationCondition(flags, model.tokenizer, model.tokenizer.eos_token_id, seed)
         self._reads_logprobs = flags.reads_logprobs
 
-    def __call__(
-        self,
-        prompt_ids: Sequence[int],
-        answer_ids: Sequence[int],
-    ) -> list[MacroToken]:
+    def __call__(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[MacroToken]:
         """The tokens of an answer, each with the number of its macro action.
 
         `ppl`, `surprise` and a user's function read the log-probs of the model that answers, not the reference's.
@@ -331,13 +290,7 @@ class MacroActionCutter:
         )
         zeros = torch.zeros(mask.shape)
         logprobs = self._logprobs(rollout) if self._reads_logprobs else zeros
-        trajectory = Trajectory(
-            rollout,
-            logprobs,
-            logprobs,
-            values=zeros,
-            scores=torch.zeros(1),
-        )
+        trajectory = Trajectory(rollout, logprobs, logprobs, values=zeros, scores=torch.zeros(1))
         macro_actions = segment(self._condition(trajectory, 0).ends, mask)
         texts = token_texts(list(answer_ids), self._model.tokenizer)
         numbers = macro_actions.index[0].tolist()

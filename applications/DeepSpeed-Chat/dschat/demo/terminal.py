@@ -26,12 +26,7 @@ class TerminalChat:
     """A chat with one model, or with two that answer one after the other."""
 
     def __init__(
-        self,
-        session: Session,
-        read_line: Callable[[], str],
-        write: Callable[[str], None],
-        colour: bool,
-        run_path: str,
+        self, session: Session, read_line: Callable[[], str], write: Callable[[str], None], colour: bool, run_path: str
     ) -> None:
         """Starts a new conversation.
 

@@ -22,11 +22,7 @@ def add_in_one_pass(optimizer: Any) -> None:
 
 @torch.no_grad()
 def _add_gradient(
-    optimizer: BF16_Optimizer,
-    parameter: nn.Parameter,
-    group: int,
-    index: int,
-    clear_lp_grads: bool,
+    optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: int, clear_lp_grads: bool
 ) -> None:
     """Replaces `BF16_Optimizer._update_hp_grad`."""
     gradient = parameter.grad

@@ -318,18 +318,11 @@ class Engine(Generic[M]):
     def parts(self) -> dict[str, Tensor]:
         return zero3.parts(self._engine)
 
-    def whole_weights(
-        self,
-        instead: Mapping[str, Tensor] | None = None,
-    ) -> Iterator[tuple[str, Tensor]]:
+    def whole_weights(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
         return zero3.whole_weights(self._engine, instead or {})
 
 
-def train_engine(
-    model: M,
-    optimizer: OptimizerSettings,
-    settings: EngineSettings,
-) -> Engine[M]:
+def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSettings) -> Engine[M]:
     """Wraps a model that is trained in DeepSpeed, with AdamW (β = 0.9, 0.95) and a learning-rate schedule.
 
     Raises:
@@ -406,10 +399,7 @@ def _without_half_precision_at_stage_0(settings: EngineSettings) -> EngineSettin
 
 
 def _adamw(
-    groups: list[dict[str, Any]],
-    optimizer: OptimizerSettings,
-    zero_stage: int,
-    is_offloaded: bool,
+    groups: list[dict[str, Any]], optimizer: OptimizerSettings, zero_stage: int, is_offloaded: bool
 ) -> torch.optim.Optimizer:
     """AdamW: a fused kernel on a GPU, DeepSpeed's vectorised version for offloaded states."""
     options: dict[str, Any] = {"lr": optimizer.learning_rate, "betas": ADAM_BETAS, "eps": optimizer.epsilon}

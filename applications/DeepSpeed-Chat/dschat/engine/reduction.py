@@ -40,12 +40,7 @@ class GradientSample:
         hook: handle that ends the recording.
     """
 
-    def __init__(
-        self,
-        name: str,
-        parameter: nn.Parameter,
-        node: Any,
-    ) -> None:
+    def __init__(self, name: str, parameter: nn.Parameter, node: Any) -> None:
         """Hooks into the autograd node that accumulates the parameter's gradient."""
         self.name = name
         self.parameter = parameter
@@ -144,14 +139,7 @@ class ReductionCheck:
                 sample.hook.remove()
         self._samples = remaining
 
-    def _message(
-        self,
-        actual: Tensor,
-        expected: Tensor,
-        tolerances: Tensor,
-        differs: Tensor,
-        sizes: list[int],
-    ) -> str:
+    def _message(self, actual: Tensor, expected: Tensor, tolerances: Tensor, differs: Tensor, sizes: list[int]) -> str:
         """The error message: the first parameter that differs, at the element with the largest difference."""
         differing_numbers: list[int] = []
         for number, part in enumerate(differs.split(sizes)):
@@ -194,11 +182,7 @@ def sampled_indices(numel: int) -> Tensor:
     return starts + (numbers[:-1] * 7919) % lengths
 
 
-def rounding_error(
-    magnitudes: Tensor,
-    roundings: Tensor,
-    dtypes: tuple[torch.dtype, torch.dtype],
-) -> Tensor:
+def rounding_error(magnitudes: Tensor, roundings: Tensor, dtypes: tuple[torch.dtype, torch.dtype]) -> Tensor:
     """Upper bound of the rounding error of sums: each rounding by half an eps, or the smallest normal number.
 
     Args:

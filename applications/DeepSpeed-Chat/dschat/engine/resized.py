@@ -74,13 +74,7 @@ class SavedPieces:
                 piece = Piece(group, address.start, start, address.numel)
                 self._pieces[name].append((saved_rank, piece))
 
-    def fill(
-        self,
-        target: Tensor,
-        name: str,
-        start: int,
-        moment: str | None,
-    ) -> None:
+    def fill(self, target: Tensor, name: str, start: int, moment: str | None) -> None:
         """Writes a parameter, or its `moment`, from element `start` on into `target`, which may end in padding."""
         end = start + target.numel()
         for saved_rank, piece in self._pieces[name]:

@@ -112,10 +112,7 @@ def _local_part(parameter: Any) -> Tensor:
     return parameter.ds_tensor.detach()[: max(0, parameter.ds_numel - rank() * padded_size)]
 
 
-def whole_weights(
-    engine: Any,
-    instead: Mapping[str, Tensor],
-) -> Iterator[tuple[str, Tensor]]:
+def whole_weights(engine: Any, instead: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yields name and whole tensor of every parameter, gathered one at a time, then of every saved buffer.
 
     A tensor is valid until the next one. Every rank must call it.
@@ -193,12 +190,7 @@ class Sharded:
             parameter.data = parameter.data.to(self._dtype)
         self._zero._convert_to_zero_parameters(unpartitioned)
 
-    def _partition_on_registration(
-        self,
-        module: nn.Module,
-        name: str,
-        weight: Any,
-    ) -> Any:
+    def _partition_on_registration(self, module: nn.Module, name: str, weight: Any) -> Any:
         if weight is None:
             return None
         if hasattr(weight, "ds_id"):

@@ -68,10 +68,7 @@ class Sweep:
         return max(len(rewards[0]) for rewards in self.rewards.values())
 
 
-def sweep_of(
-    model: str,
-    rows: Iterable[tuple[str, dict[str, Any]]],
-) -> Sweep:
+def sweep_of(model: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
     """Sweep of a model from its rows, each with its origin "file:line".
 
     Raises:
@@ -91,25 +88,14 @@ def sweep_of(
             sizes = f"{len(row_rewards)} rewards, and {len(earlier[0])} in the rows before it"
             raise UserError(f"{origin}: {sizes}, at the same temperature; correct the file.")
         earlier.append(row_rewards)
-        prompts.setdefault(temperature, []).append(
-            text_of(
-                row,
-                "prompt",
-                origin,
-            )
-        )
+        prompts.setdefault(temperature, []).append(text_of(row, "prompt", origin))
     require_same_scorer(scorers)
     first, *others = prompts
     for temperature in others:
         if prompts[temperature] != prompts[first]:
             temperatures = f"the prompts at temperature {temperature:g} are not those at {first:g}"
             raise UserError(f"{model}: {temperatures}; give the file of one finished run.")
-    return Sweep(
-        model,
-        dict(sorted(rewards.items())),
-        prompts[first],
-        next(filter(None, scorers.values()), ""),
-    )
+    return Sweep(model, dict(sorted(rewards.items())), prompts[first], next(filter(None, scorers.values()), ""))
 
 
 def published_numbers(sweeps: Sequence[Sweep]) -> list[int]:
@@ -120,10 +106,7 @@ def published_numbers(sweeps: Sequence[Sweep]) -> list[int]:
     return numbers
 
 
-def best_of_n(
-    sweeps: Sequence[Sweep],
-    numbers: Sequence[int],
-) -> pd.DataFrame:
+def best_of_n(sweeps: Sequence[Sweep], numbers: Sequence[int]) -> pd.DataFrame:
     """Mean reward of a single response and of the best of each number, by model and temperature.
 
     Returns:
@@ -156,11 +139,7 @@ def _estimates(n: int, rewards: Sequence[Sequence[float]]) -> dict[str, Any]:
     }
 
 
-def best_of_report(
-    files: Sequence[Path],
-    numbers: Sequence[int] | None,
-    output_dir: Path,
-) -> str:
+def best_of_report(files: Sequence[Path], numbers: Sequence[int] | None, output_dir: Path) -> str:
     """Write `report.json`, `report.md` and `report.png` on finished sweeps, a file per model; returns the tables.
 
     Args:
@@ -191,12 +170,7 @@ def best_of_report(
     return write_best_of(sweeps, numbers or published_numbers(sweeps), output_dir, NAME)
 
 
-def write_best_of(
-    sweeps: Sequence[Sweep],
-    numbers: Sequence[int],
-    folder: Path,
-    name: str,
-) -> str:
+def write_best_of(sweeps: Sequence[Sweep], numbers: Sequence[int], folder: Path, name: str) -> str:
     """Write name.json, name.md and name.png into a folder; returns the tables. Raises UserError if it cannot."""
     means = best_of_n(sweeps, numbers)
     intervals = {"level": 0.95, "method": "Student's t over prompts"}
@@ -209,11 +183,7 @@ def write_best_of(
     return write_report(folder, name, content, report, lambda: draw_best_of(means))
 
 
-def _table_by_n(
-    means: pd.DataFrame,
-    estimator: str,
-    caption: str,
-) -> Table:
+def _table_by_n(means: pd.DataFrame, estimator: str, caption: str) -> Table:
     """Table of an estimator, a column of `best_of_n`: a row per model and temperature, a column per N."""
     headers = ["model", "temperature", "prompts", "responses"]
     numbers = sorted(set(means["n"]))
@@ -243,22 +213,12 @@ def draw_best_of(means: pd.DataFrame) -> bytes:
     for number, model in enumerate(models):
         single = means[(means["n"] == 1) & (means["model"] == model)]
         x = single["temperature"] + TEMPERATURE_APART * offset_of(number, len(models))
-        lines.append(
-            Curve(
-                x.tolist(),
-                single["expected"].tolist(),
-                look_of(number, legend_label(model)),
-            )
-        )
+        lines.append(Curve(x.tolist(), single["expected"].tolist(), look_of(number, legend_label(model))))
     charts.append(Chart("A single response", "temperature (0 = greedy)", REWARD, lines, legend="inside"))
     return draw_charts(charts, (5.6 * len(charts), 4.6), level_with_first=level_with_first)
 
 
-def _chart_by_n(
-    model: str,
-    means: pd.DataFrame,
-    temperatures: Sequence[float],
-) -> Chart:
+def _chart_by_n(model: str, means: pd.DataFrame, temperatures: Sequence[float]) -> Chart:
     """Chart with a line for each temperature, from dark for the lowest to bright for the highest."""
     lines = []
     for number, temperature in enumerate(temperatures):
@@ -267,13 +227,7 @@ def _chart_by_n(
             colour = matplotlib.colormaps["plasma"](0.85 * number / max(1, len(temperatures) - 1))
             x = line["n"] * 2 ** (DOUBLINGS_APART * offset_of(number, len(temperatures)))
             look = {**look_of(number, f"temperature {temperature:g}"), "color": colour}
-            lines.append(
-                Curve(
-                    x.tolist(),
-                    line["expected"].tolist(),
-                    look,
-                )
-            )
+            lines.append(Curve(x.tolist(), line["expected"].tolist(), look))
     return Chart(
         f"{short(model)}: best of N",
         "N, responses to choose from",

@@ -26,20 +26,12 @@ Look = Mapping[str, Any]  # how matplotlib draws a line
 WIN = ("#0072b2", "white")
 TIE = ("#d9d9d9", INK)
 LOSS = ("#e69f00", INK)
-NO_DIFFERENCE: Look = {
-    "color": INK,
-    "linestyle": (0, (4, 3)),
-    "linewidth": 1,
-}
+NO_DIFFERENCE: Look = {"color": INK, "linestyle": (0, (4, 3)), "linewidth": 1}
 
 
 def look_of(number: int, label: str) -> Look:
     """Colour and marker of a line by its number; the six colours repeat dashed, with hollow markers."""
-    look = {
-        "label": label,
-        "color": COLOURS[number % len(COLOURS)],
-        "marker": MARKERS[number % len(MARKERS)],
-    }
+    look = {"label": label, "color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
     if number < len(COLOURS):
         return look
     return look | {"linestyle": "--", "markerfacecolor": "white"}
@@ -62,11 +54,7 @@ class Curve:
         """Draw the line into a chart."""
         estimates = [estimate for estimate in self.y if isinstance(estimate, MeanInterval)]
         if not estimates:
-            ax.plot(
-                self.x,
-                np.asarray(self.y),
-                **self.look,
-            )
+            ax.plot(self.x, np.asarray(self.y), **self.look)
             return
         values = [estimate.value for estimate in estimates]
         below = []
@@ -74,19 +62,8 @@ class Curve:
         for estimate in estimates:
             below.append(0.0 if estimate.low is None else estimate.value - estimate.low)
             above.append(0.0 if estimate.high is None else estimate.high - estimate.value)
-        look = {
-            "markersize": 5,
-            "linewidth": 1.8,
-            "capsize": 2,
-            "elinewidth": 1,
-            **self.look,
-        }
-        ax.errorbar(
-            self.x,
-            values,
-            yerr=[below, above],
-            **look,
-        )
+        look = {"markersize": 5, "linewidth": 1.8, "capsize": 2, "elinewidth": 1, **self.look}
+        ax.errorbar(self.x, values, yerr=[below, above], **look)
 
 
 @dataclass(frozen=True)
@@ -116,12 +93,7 @@ class Chart:
         if self.scale == "names":
             rotation = {"rotation": 20, "ha": "right"}
         if self.ticks:
-            ax.set_xticks(
-                list(self.ticks),
-                list(self.ticks.values()),
-                parse_math=False,
-                **rotation,
-            )
+            ax.set_xticks(list(self.ticks), list(self.ticks.values()), parse_math=False, **rotation)
             ax.minorticks_off()
         if self.scale == "names":
             ax.margins(x=0.2)
@@ -155,11 +127,7 @@ def draw_charts(
         figure.suptitle(title, fontsize=15, parse_math=False)
     cells = len(charts) + bool(legend)
     columns = columns or cells
-    axes = figure.subplots(
-        -(-cells // columns),
-        columns,
-        squeeze=False,
-    ).flatten()
+    axes = figure.subplots(-(-cells // columns), columns, squeeze=False).flatten()
     for ax in axes[1:level_with_first]:
         ax.sharey(axes[0])
     for chart, ax in zip(charts, axes, strict=False):
@@ -168,12 +136,7 @@ def draw_charts(
         ax.set_axis_off()
     if legend:
         handles = [Line2D([], [], **look) for look in legend]
-        drawn_legend = axes[-1].legend(
-            handles=handles,
-            loc="center",
-            frameon=False,
-            fontsize=12,
-        )
+        drawn_legend = axes[-1].legend(handles=handles, loc="center", frameon=False, fontsize=12)
         show_as_it_is(drawn_legend.get_texts())
     return png(figure)
 
@@ -198,69 +161,25 @@ class Bar:
     def draw(self, ax: Axes, row: int) -> None:
         """Draw the bar into axes, at the height of a row."""
         if not self.shares:
-            ax.text(
-                1,
-                row,
-                "no verdict that counts",
-                ha="left",
-                va="center",
-                color="#666666",
-                fontsize=10,
-            )
+            ax.text(1, row, "no verdict that counts", ha="left", va="center", color="#666666", fontsize=10)
         left = 0.0
         for share, (fill, ink) in zip(self.shares, (WIN, TIE, LOSS), strict=False):
             width = share.value
-            ax.barh(
-                row,
-                width,
-                BAR_HEIGHT,
-                left=left,
-                color=fill,
-                edgecolor="white",
-                linewidth=1,
-            )
+            ax.barh(row, width, BAR_HEIGHT, left=left, color=fill, edgecolor="white", linewidth=1)
             if width >= MIN_LABELLED_WIDTH:
-                text = ax.text(
-                    left + width / 2,
-                    row + 0.17,
-                    f"{width:.0f} %",
-                    color=ink,
-                    zorder=3,
-                    fontsize=9,
-                )
-                text.set(
-                    ha="center",
-                    va="center",
-                    path_effects=[withStroke(linewidth=3, foreground=fill)],
-                )
+                text = ax.text(left + width / 2, row + 0.17, f"{width:.0f} %", color=ink, zorder=3, fontsize=9)
+                text.set(ha="center", va="center", path_effects=[withStroke(linewidth=3, foreground=fill)])
             left += width
         for marker in self.markers:
             self._draw_marker(ax, row + marker.below, marker)
 
-    def _draw_marker(
-        self,
-        ax: Axes,
-        y: float,
-        marker: BarMarker,
-    ) -> None:
+    def _draw_marker(self, ax: Axes, y: float, marker: BarMarker) -> None:
         estimate = marker.estimate
         line: Look = {"color": INK, "path_effects": [withStroke(linewidth=4, foreground="white")]}
         if estimate.low is not None and estimate.high is not None:
             whisker: Look = {"linewidth": 1.8, "solid_capstyle": "butt", "zorder": 3}
-            ax.plot(
-                [estimate.low, estimate.high],
-                [y, y],
-                **whisker,
-                **line,
-            )
-        ax.plot(
-            [estimate.value],
-            [y],
-            zorder=4,
-            clip_on=False,
-            **line,
-            **marker.look,
-        )
+            ax.plot([estimate.low, estimate.high], [y, y], **whisker, **line)
+        ax.plot([estimate.value], [y], zorder=4, clip_on=False, **line, **marker.look)
 
 
 @dataclass(frozen=True)
@@ -282,30 +201,16 @@ class Bars:
         ax.axvline(50, zorder=2.5, **NO_DIFFERENCE)
         ax.set_xlim(0, 100)
         ax.set_ylim(len(self.bars) - 0.35, -0.5)
-        ax.set_yticks(
-            range(len(self.bars)),
-            [bar.label for bar in self.bars],
-            fontsize=10,
-        )
+        ax.set_yticks(range(len(self.bars)), [bar.label for bar in self.bars], fontsize=10)
         show_as_it_is(ax.get_yticklabels())
         ax.tick_params(axis="y", length=0, pad=10)
         ax.set_xticks(range(0, 101, 10))
         ax.set_xlabel("% of the verdicts counted")
-        ax.set_title(
-            self.title,
-            fontsize=12,
-            fontweight="bold",
-            loc="left",
-            pad=10,
-            parse_math=False,
-        )
+        ax.set_title(self.title, fontsize=12, fontweight="bold", loc="left", pad=10, parse_math=False)
         ax.spines[["top", "right", "left"]].set_visible(False)
 
 
-def draw_bars(
-    panels: Sequence[Bars],
-    legend: Sequence[tuple[str, str] | Look],
-) -> bytes:
+def draw_bars(panels: Sequence[Bars], legend: Sequence[tuple[str, str] | Look]) -> bytes:
     """Draw panels of bars below each other, as PNG.
 
     Args:
@@ -313,17 +218,8 @@ def draw_bars(
         legend: (colour, name) of a part of the bars, or the look of a line.
     """
     heights = [panel.height for panel in panels]
-    figure = Figure(
-        figsize=(11, sum(heights) + 0.9),
-        dpi=120,
-        layout="constrained",
-    )
-    axes = figure.subplots(
-        len(panels),
-        1,
-        squeeze=False,
-        height_ratios=heights,
-    )[:, 0]
+    figure = Figure(figsize=(11, sum(heights) + 0.9), dpi=120, layout="constrained")
+    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for ax, panel in zip(axes, panels, strict=True):
         panel.draw(ax)
     handles: list[Patch | Line2D] = []
@@ -332,12 +228,6 @@ def draw_bars(
             handles.append(Patch(color=entry[0], label=entry[1]))
         else:
             handles.append(Line2D([], [], **entry))
-    drawn_legend = figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
-        fontsize=10,
-    )
+    drawn_legend = figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
     show_as_it_is(drawn_legend.get_texts())
     return png(figure)

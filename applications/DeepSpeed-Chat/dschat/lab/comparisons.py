@@ -144,18 +144,8 @@ def _rater_row(rater: dict[Any, Any]) -> dict[str, Any]:
 
 def _rates_row(rates: WinRates) -> dict[str, Any]:
     tally = rates.tally
-    shares = {
-        "win": rates.win,
-        "tie": rates.tie,
-        "loss": rates.loss,
-        "half": rates.half,
-    }
-    return {
-        "verdicts": tally.total,
-        "counted": tally.counted,
-        "counts": tally,
-        "rates": shares,
-    }
+    shares = {"win": rates.win, "tie": rates.tie, "loss": rates.loss, "half": rates.half}
+    return {"verdicts": tally.total, "counted": tally.counted, "counts": tally, "rates": shares}
 
 
 def _section_tables(section: SectionResult) -> list[Table]:
@@ -198,11 +188,7 @@ def _shares(section: SectionResult) -> Table:
         rows.append([rater.rater, *shares, at_equal_length.rate])
         if at_equal_length.remark:
             remarks.append(f"At equal length, {rater.rater}: {at_equal_length.remark}.")
-    return Table(
-        ["in %", "win", "tie", "loss", "win + ½ tie", "at equal length"],
-        rows,
-        note="\n".join(remarks),
-    )
+    return Table(["in %", "win", "tie", "loss", "win + ½ tie", "at equal length"], rows, note="\n".join(remarks))
 
 
 def _means(section: SectionResult) -> Table:

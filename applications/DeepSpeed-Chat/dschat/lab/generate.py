@@ -246,11 +246,7 @@ def _prepare_best(run: ScoredRun, temperature: float, num_responses: int) -> Bat
     """Loads policy and scorer, for the best of some responses to each prompt."""
     policy, scorer = _open_models(run, temperature)
     sample = partial(
-        respond_and_score,
-        policy=policy,
-        scorer=scorer,
-        num_responses=num_responses,
-        make_entry=best_entry,
+        respond_and_score, policy=policy, scorer=scorer, num_responses=num_responses, make_entry=best_entry
     )
     return run.answering.selection.of_batch(sample)
 
@@ -356,20 +352,12 @@ def sweep_entry(temperature: float, candidates: Sequence[Candidate]) -> Entry:
         texts.append(response.text)
         scores.append(score)
         finished.append(response.finished)
-    row = {
-        "temperature": temperature,
-        "responses": texts,
-        "rewards": scores,
-        "finished": finished,
-    }
+    row = {"temperature": temperature, "responses": texts, "rewards": scores, "finished": finished}
     return {"row": row}
 
 
 def score_references(
-    examples: list[PromptExample],
-    *,
-    scorer: Scorer,
-    tokenizer: PreTrainedTokenizerBase,
+    examples: list[PromptExample], *, scorer: Scorer, tokenizer: PreTrainedTokenizerBase
 ) -> list[Entry]:
     """Scores the data set's chosen and rejected responses, which the chat template of `tokenizer` writes."""
     chosen, rejected = _references(examples, tokenizer)
@@ -388,12 +376,7 @@ def score_references(
     return entries
 
 
-def _score(
-    scorer: Scorer,
-    examples: list[PromptExample],
-    responses: list[str],
-    finished: list[bool],
-) -> list[float]:
+def _score(scorer: Scorer, examples: list[PromptExample], responses: list[str], finished: list[bool]) -> list[float]:
     """Scores of one response to each prompt."""
     prompts = []
     rows = []
@@ -403,10 +386,7 @@ def _score(
     return scorer(ResponseTexts(prompts, responses, rows, finished)).tolist()
 
 
-def _references(
-    examples: list[PromptExample],
-    tokenizer: PreTrainedTokenizerBase,
-) -> tuple[list[str], list[str]]:
+def _references(examples: list[PromptExample], tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
     """The data set's chosen and rejected responses."""
     rows = []
     for example in examples:

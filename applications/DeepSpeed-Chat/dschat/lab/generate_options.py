@@ -431,7 +431,7 @@ class ScoredOptions(AnsweringOptions):
     """Flags of every command with a reward model or a function that scores."""
 
     helps: ClassVar[dict[str, str]] = {
-        "num_samples": f"number of prompts; if not given {PROTOCOL_SAMPLES}, and all for webgpt",
+        "num_samples": f"number of prompts; if not given {PROTOCOL_SAMPLES}, and all for webgpt"
     }
     rules: ClassVar[Rules] = (*ANSWERING_RULES, *SCORE_RULES)
 

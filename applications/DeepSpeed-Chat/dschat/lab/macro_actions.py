@@ -98,11 +98,7 @@ def legend_html(numbers: bool = True) -> str:
 def _token_span(token: MacroToken, macro_length: int) -> str:
     text = pictures(token.text)
     length = f"{macro_length} token{'' if macro_length == 1 else 's'}"
-    numbers = {
-        "value": token.value,
-        "reward": token.reward,
-        "advantage": token.advantage,
-    }
+    numbers = {"value": token.value, "reward": token.reward, "advantage": token.advantage}
     if token.macro_action < 0:
         facts = [f"token: {text!r}", "of the environment"]
     else:

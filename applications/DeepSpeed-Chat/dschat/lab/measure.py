@@ -97,13 +97,7 @@ def measure(
 
 
 @torch.no_grad()
-def log_ratios(
-    policy: PolicyModel,
-    reference: PolicyModel,
-    rollout: Rollout,
-    temperature: float,
-    most: int,
-) -> Tensor:
+def log_ratios(policy: PolicyModel, reference: PolicyModel, rollout: Rollout, temperature: float, most: int) -> Tensor:
     """Σ log π(y_j | x, y_<j) − log π_ref(y_j | x, y_<j) over each response's tokens, (B,) float32.
 
     Args:

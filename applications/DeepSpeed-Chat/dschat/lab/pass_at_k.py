@@ -47,11 +47,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
-def pass_rates(
-    files: Sequence[Path],
-    ks: Sequence[int],
-    dataset: str = "",
-) -> pd.DataFrame:
+def pass_rates(files: Sequence[Path], ks: Sequence[int], dataset: str = "") -> pd.DataFrame:
     """Rates of files of programs that were run, by difficulty and over all problems.
 
     Args:
@@ -93,11 +89,7 @@ def _read_problems(file: Path, dataset: str) -> pd.DataFrame:
     return pd.DataFrame(problems)
 
 
-def _problem(
-    row: dict[str, Any],
-    dataset: str,
-    origin: str,
-) -> dict[str, Any]:
+def _problem(row: dict[str, Any], dataset: str, origin: str) -> dict[str, Any]:
     """A problem's data set and difficulty (either may be empty), the number of samples run and of those passed."""
     samples = row.get("samples")
     if not isinstance(samples, list) or not all(map(_has_status, samples)):
@@ -133,11 +125,7 @@ def run_pass_at_k(options: PassOptions) -> str:
     return pass_table(pass_rates(options.files, options.k))
 
 
-def write_pass_report(
-    files: Sequence[Path],
-    output_dir: Path,
-    dataset: str = "",
-) -> str:
+def write_pass_report(files: Sequence[Path], output_dir: Path, dataset: str = "") -> str:
     """Write `report.json` with pass@1 and pass@5; returns the table.
 
     Args:

@@ -73,11 +73,7 @@ class SamplingPolicy:
     seed: int
     sampler: ResponseSampler
 
-    def respond(
-        self,
-        examples: Sequence[PromptExample],
-        num_responses: int = 1,
-    ) -> list[list[SampledResponse]]:
+    def respond(self, examples: Sequence[PromptExample], num_responses: int = 1) -> list[list[SampledResponse]]:
         """Sample `num_responses` responses to each prompt, all in one pool.
 
         The seed of a response follows from --seed, the number of its prompt, and its number among the responses to it.

@@ -61,11 +61,7 @@ class Selection:
         """Length of the longest prompt in tokens."""
         return max(map(len, self.examples))
 
-    def batches(
-        self,
-        size: int,
-        lengths: Sequence[int] | None = None,
-    ) -> list[list[int]]:
+    def batches(self, size: int, lengths: Sequence[int] | None = None) -> list[list[int]]:
         """Batches of prompt numbers, the longest first.
 
         Args:

@@ -65,23 +65,11 @@ def read_responses(path: Path, flag: str) -> list[Response]:
         response = text_of(row, "response", origin)
         if row.get(PROMPT_MESSAGES) is not None:
             prompt = dialogue_text(check_messages(row[PROMPT_MESSAGES], PROMPT_MESSAGES, None, origin))
-        responses.append(
-            Response(
-                prompt,
-                response,
-                number_of(row, "reward", origin),
-                origin,
-                row,
-            )
-        )
+        responses.append(Response(prompt, response, number_of(row, "reward", origin), origin, row))
     return responses
 
 
-def number_of(
-    row: dict[str, Any],
-    column: str,
-    origin: str,
-) -> float | None:
+def number_of(row: dict[str, Any], column: str, origin: str) -> float | None:
     """Finite number of a column; None if the row has none. Raises UserError for anything else."""
     value = row.get(column)
     if value is None:
@@ -91,13 +79,7 @@ def number_of(
     return float(value)
 
 
-def numbers_of(
-    row: dict[str, Any],
-    column: str,
-    origin: str,
-    form: str,
-    count: int | None = None,
-) -> list[float]:
+def numbers_of(row: dict[str, Any], column: str, origin: str, form: str, count: int | None = None) -> list[float]:
     """Finite numbers of a list in a column.
 
     Args:
@@ -119,12 +101,7 @@ def numbers_of(
     return numbers
 
 
-def read_pairs(
-    path_a: Path,
-    flag_a: str,
-    path_b: Path,
-    flag_b: str,
-) -> list[Pair]:
+def read_pairs(path_a: Path, flag_a: str, path_b: Path, flag_b: str) -> list[Pair]:
     """Pair the rows of two files by their prompts, in the order of the first file.
 
     A prompt that occurs several times is paired in the order of its occurrences.
@@ -149,14 +126,7 @@ def read_pairs(
                 problem += f", for only one of the files has the column {PROMPT_MESSAGES}"
             raise UserError(f"{response.origin}: {problem}: {REMEDY}")
         other = waiting[prompt].popleft()
-        pairs.append(
-            Pair(
-                pair_id(prompt, response.response, other.response),
-                prompt,
-                response,
-                other,
-            )
-        )
+        pairs.append(Pair(pair_id(prompt, response.response, other.response), prompt, response, other))
     return pairs
 
 
@@ -307,21 +277,12 @@ def comparison_of(row: Mapping[str, Any], origin: str) -> Comparison:
             raise UserError(f"{origin}: {column} must be one of {', '.join(allowed)}, not {row.get(column)!r}.")
     if "model_a" not in row or "model_b" not in row:
         raise UserError(f"{origin}: the row does not name its models; add the columns model_a and model_b.")
-    defaults = {
-        "id": pair_id(*texts.values()),
-        "rater": row["kind"],
-        "dataset": "",
-    }
+    defaults = {"id": pair_id(*texts.values()), "rater": row["kind"], "dataset": ""}
     for name in ("id", "rater", "model_a", "model_b", "dataset"):
         texts[name] = text_of({**defaults, **row}, name, origin)
     columns = {*texts, "verdict", "kind"}
     details = {name: value for name, value in row.items() if name not in columns}
-    return Comparison(
-        verdict=row["verdict"],
-        kind=row["kind"],
-        details=details,
-        **texts,
-    )
+    return Comparison(verdict=row["verdict"], kind=row["kind"], details=details, **texts)
 
 
 def mirrored(verdict: Verdict) -> Verdict:

@@ -99,11 +99,7 @@ def _word_count(text: str) -> int:
     return len(text.split())
 
 
-def rater_result(
-    rater: str,
-    votes: pd.DataFrame,
-    pooled: bool = False,
-) -> Row:
+def rater_result(rater: str, votes: pd.DataFrame, pooled: bool = False) -> Row:
     """Statistics of one rater, or of all people together (`pooled`), whose votes are counted one by one.
 
     Returns:
@@ -275,11 +271,7 @@ def _cohens_kappa(common: pd.DataFrame) -> MeanInterval | None:
     # Where the raters never (or always) differ, the formula's standard error is 0, which is no interval.
     if not low < high:
         return MeanInterval(float(result.kappa))
-    return MeanInterval(
-        float(result.kappa),
-        max(-1.0, low),
-        min(1.0, high),
-    )
+    return MeanInterval(float(result.kappa), max(-1.0, low), min(1.0, high))
 
 
 def group_agreement(name: str, verdicts: pd.DataFrame) -> Row:
@@ -305,13 +297,7 @@ def group_agreement(name: str, verdicts: pd.DataFrame) -> Row:
         same = equal_pairs / (len(common) * size * (size - 1))
         if counts.any(axis=0).sum() > 1:
             kappa = float(fleiss_kappa(counts, method="fleiss"))
-    return {
-        "name": name,
-        "raters": tuple(verdicts.columns),
-        "items": len(common),
-        "same": same,
-        "kappa": kappa,
-    }
+    return {"name": name, "raters": tuple(verdicts.columns), "items": len(common), "same": same, "kappa": kappa}
 
 
 def majority(verdicts: pd.DataFrame) -> Column:
@@ -344,11 +330,7 @@ class LengthControlled:
     remark: str = ""  # why there is no rate, or a caveat
 
 
-def length_controlled(
-    verdicts: Sequence[str],
-    differences: Sequence[float],
-    items: Sequence[Any],
-) -> LengthControlled:
+def length_controlled(verdicts: Sequence[str], differences: Sequence[float], items: Sequence[Any]) -> LengthControlled:
     """Fit logit P(first wins) = a + b · tanh(difference / sd of the differences); the rate is P at difference 0.
 
     As in length-controlled AlpacaEval (Dubois et al. 2024), for one pair of models and without its term for the
@@ -359,13 +341,7 @@ def length_controlled(
         differences: (N,) length of the first response minus length of the second.
         items: (N,) item that each verdict is about.
     """
-    votes = pd.DataFrame(
-        {
-            "verdict": list(verdicts),
-            "gap": list(differences),
-            "item": list(items),
-        }
-    )
+    votes = pd.DataFrame({"verdict": list(verdicts), "gap": list(differences), "item": list(items)})
     votes = votes[votes["verdict"].isin(POINTS)]
     points = votes["verdict"].map(POINTS).to_numpy(dtype=np.float64)
     gaps = votes["gap"].to_numpy(dtype=np.float64)
@@ -408,11 +384,7 @@ def _separated(points: Numbers, terms: Numbers) -> bool:
     return bool(won_by_longer or won_by_shorter)
 
 
-def _fit_logit(
-    points: Numbers,
-    terms: Numbers,
-    clusters: Any,
-) -> tuple[Rate, float] | None:
+def _fit_logit(points: Numbers, terms: Numbers, clusters: Any) -> tuple[Rate, float] | None:
     """Rate at equal length and slope; None if the search for the coefficients does not converge."""
     from scipy.special import expit
     from statsmodels.discrete.discrete_model import Logit
@@ -425,11 +397,7 @@ def _fit_logit(
         try:
             regressors = np.column_stack([np.ones_like(terms), terms])
             model = Logit(points, regressors)
-            result = model.fit(
-                disp=False,
-                cov_type="cluster",
-                cov_kwds={"groups": clusters},
-            )
+            result = model.fit(disp=False, cov_type="cluster", cov_kwds={"groups": clusters})
         except (*not_converged, np.linalg.LinAlgError):
             return None
     intercept, slope = result.params

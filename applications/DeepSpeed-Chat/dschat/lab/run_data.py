@@ -213,11 +213,7 @@ def _metrics_row(row: Row, origin: str) -> dict[str, float]:
     return numbers
 
 
-def _read_samples(
-    folder: Path,
-    update: int,
-    metric: str | None,
-) -> pd.DataFrame:
+def _read_samples(folder: Path, update: int, metric: str | None) -> pd.DataFrame:
     path = samples_file(folder, update)
     columns = SAMPLE_COLUMNS | ({metric: metric} if metric else {})
     samples = []

@@ -58,10 +58,7 @@ def final(numbers: Sequence[float] | Numbers) -> float:
     return float(trailing_mean(numbers)[-1])
 
 
-def first_at(
-    numbers: Sequence[float] | Numbers,
-    level: float,
-) -> int | None:
+def first_at(numbers: Sequence[float] | Numbers, level: float) -> int | None:
     """Index at which the trailing mean first reaches a level; None if it never does.
 
     A level counts as reached up to the rounding of the mean, which grows with the values.
@@ -71,10 +68,7 @@ def first_at(
     return int(reached.argmax()) if reached.any() else None
 
 
-def levels_of(
-    baseline: RunData,
-    names: Sequence[str],
-) -> dict[str, float]:
+def levels_of(baseline: RunData, names: Sequence[str]) -> dict[str, float]:
     """Final value of each metric on the baseline's training prompts. Metrics that were never logged are left out."""
     levels = {}
     for name in names:
@@ -84,11 +78,7 @@ def levels_of(
     return levels
 
 
-def updates_to(
-    run: RunData,
-    name: str,
-    level: float,
-) -> int | None:
+def updates_to(run: RunData, name: str, level: float) -> int | None:
     """Updates until the trailing mean of a metric on training prompts reaches a level; None if it never does."""
     logged = _logged(run, name)
     index = first_at(logged.to_numpy(), level) if len(logged) else None
@@ -133,10 +123,7 @@ def metric_label(name: str) -> str:
     return words[:-1] if words.endswith("scores") else words
 
 
-def labels_of(
-    runs: Runs,
-    metric: str | None,
-) -> dict[str, str]:
+def labels_of(runs: Runs, metric: str | None) -> dict[str, str]:
     """Labels of the scores that runs are compared by. The metric function comes first if all runs have one.
 
     The label of `scores` names their source if it is the same in all runs: a function, a server, a judge, programs,
@@ -166,12 +153,7 @@ def _source_count(run: RunData) -> int:
     return count
 
 
-def compare_runs(
-    runs: Runs,
-    labels: Labels,
-    title: str,
-    notes: Sequence[str],
-) -> Report:
+def compare_runs(runs: Runs, labels: Labels, title: str, notes: Sequence[str]) -> Report:
     """Tables and sentences of a report on at least one run."""
     tables: list[Table] = []
     remarks: list[str] = []
@@ -213,23 +195,14 @@ def _by_rank(runs: Runs, name: str) -> list[HeldOut]:
     return sorted((run.last for run in runs), key=rank)
 
 
-def _ranking(
-    runs: Runs,
-    name: str,
-    label: str,
-) -> list[str]:
+def _ranking(runs: Runs, name: str, label: str) -> list[str]:
     """Sentences that compare the best run, by its last evaluation, with every other run."""
     best, *others = _by_rank(runs, name)
     comparable = [other for other in others if math.isfinite(other.mean(name))]
     return [_comparison(best, other, name, label) for other in comparable]
 
 
-def _comparison(
-    best: HeldOut,
-    other: HeldOut,
-    name: str,
-    label: str,
-) -> str:
+def _comparison(best: HeldOut, other: HeldOut, name: str, label: str) -> str:
     highest = best.mean(name)
     mean = other.mean(name)
     if highest == mean:
@@ -245,11 +218,7 @@ def _comparison(
     return f"{sentence} That is {within} two standard errors."
 
 
-def _difference(
-    name: str,
-    higher: HeldOut,
-    lower: HeldOut,
-) -> tuple[Estimate, str]:
+def _difference(name: str, higher: HeldOut, lower: HeldOut) -> tuple[Estimate, str]:
     """Difference of two means, and how its error was computed.
 
     If both models answered the same prompts, the error is that of the differences prompt by prompt (paired). Otherwise

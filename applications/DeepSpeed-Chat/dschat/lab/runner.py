@@ -45,11 +45,7 @@ class RunPart:
 
 
 def run_batches(
-    path: Path,
-    settings: Mapping[str, Any],
-    overwrite: bool,
-    parts: Iterable[RunPart],
-    conclude: Conclusion,
+    path: Path, settings: Mapping[str, Any], overwrite: bool, parts: Iterable[RunPart], conclude: Conclusion
 ) -> str:
     """Make a file batch by batch; entries that an interrupted run saved are not made again.
 
@@ -111,11 +107,7 @@ def entry_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     return [entry["row"] for entry in entries]
 
 
-def in_batches(
-    numbers: Sequence[int],
-    size: int,
-    lengths: Sequence[int] | None = None,
-) -> list[list[int]]:
+def in_batches(numbers: Sequence[int], size: int, lengths: Sequence[int] | None = None) -> list[list[int]]:
     """Split row numbers into batches.
 
     With lengths, the longest rows come first, so that a batch that does not fit into memory fails at once.
@@ -129,11 +121,7 @@ def in_batches(
     return batches
 
 
-def restore_date(
-    path: Path,
-    overwrite: bool,
-    finished_settings: Mapping[str, Any] | None = None,
-) -> None:
+def restore_date(path: Path, overwrite: bool, finished_settings: Mapping[str, Any] | None = None) -> None:
     """Gives chat templates the date of the interrupted run whose result file is continued.
 
     Args:

@@ -74,10 +74,7 @@ HEADERS = ("learner", "gold score", "reward-model score", "KL to SFT", "length",
 
 
 def build_report(
-    runs: Mapping[str, Path],
-    output_dir: Path,
-    title: str = "PPO with macro actions",
-    notes: Sequence[str] = (),
+    runs: Mapping[str, Path], output_dir: Path, title: str = "PPO with macro actions", notes: Sequence[str] = ()
 ) -> Report:
     """Write `report.json`, `report.md` and `report.html` about runs of one step; `.text()` is for the terminal.
 
@@ -279,12 +276,7 @@ def _with_tokens(samples: pd.DataFrame) -> list[dict[str, Any]]:
     return list(samples[samples["tokens"].map(len) > 0].to_dict("records"))
 
 
-def _panel(
-    title: str,
-    sample: Mapping[str, Any],
-    labels: Labels,
-    remark: str = "",
-) -> MacroPanel:
+def _panel(title: str, sample: Mapping[str, Any], labels: Labels, remark: str = "") -> MacroPanel:
     parts = []
     for name, label in labels.items():
         if not math.isnan(sample.get(name, math.nan)):
@@ -348,35 +340,12 @@ def _chart(runs: Sequence[RunLog], title: str, axis: str, train_key: str, eval_k
         colour = look["color"]
         updates = run.train["update"].tolist()
         numbers = column_of(run.train, train_key)
-        lines.append(
-            Curve(
-                updates,
-                numbers.tolist(),
-                {"color": colour, "alpha": 0.22, "linewidth": 0.8},
-            )
-        )
-        lines.append(
-            Curve(
-                updates,
-                smooth(numbers).tolist(),
-                {"color": colour, "linewidth": 2},
-            )
-        )
+        lines.append(Curve(updates, numbers.tolist(), {"color": colour, "alpha": 0.22, "linewidth": 0.8}))
+        lines.append(Curve(updates, smooth(numbers).tolist(), {"color": colour, "linewidth": 2}))
         if eval_key:
-            marks = {
-                "color": colour,
-                "linestyle": "none",
-                "marker": look["marker"],
-                "markersize": 7,
-            }
+            marks = {"color": colour, "linestyle": "none", "marker": look["marker"], "markersize": 7}
             marks |= {"markeredgecolor": "white", "zorder": 3}
-            lines.append(
-                Curve(
-                    run.evals["update"].tolist(),
-                    column_of(run.evals, eval_key).tolist(),
-                    marks,
-                )
-            )
+            lines.append(Curve(run.evals["update"].tolist(), column_of(run.evals, eval_key).tolist(), marks))
             starts.update(column_of(run.evals[run.evals["update"] == 0], eval_key).tolist())
     levels = [(level, SFT_LOOK) for level in sorted(filter(math.isfinite, starts))]
     return Chart(title, "optimiser updates", axis, lines, levels, scale="whole")
@@ -448,12 +417,7 @@ def draw_learners(learners: Sequence[Learner], file: Path) -> None:
             gold.append(mean_interval(point.gold))
         label = f"{learner.name} (its KL: an upper bound)" if learner.bound else learner.name
         lines.append(Curve(kl, gold, look_of(number, label)))
-    level: Look = {
-        "color": GREY,
-        "linestyle": "--",
-        "linewidth": 1,
-        "label": learners[0].name,
-    }
+    level: Look = {"color": GREY, "linestyle": "--", "linewidth": 1, "label": learners[0].name}
     chart = Chart(
         "What the gold score costs in KL",
         "KL to SFT (nats per response)",
@@ -466,11 +430,7 @@ def draw_learners(learners: Sequence[Learner], file: Path) -> None:
     write_file(file, picture)
 
 
-def write_page(
-    folder: Path,
-    title: str,
-    parts: Mapping[str, str],
-) -> Path:
+def write_page(folder: Path, title: str, parts: Mapping[str, str]) -> Path:
     """Write README.md of a folder: a title, and a heading with its text for each part."""
     content = f"# {title}\n"
     for heading, text in parts.items():

@@ -49,12 +49,7 @@ def sample(options: SampleOptions) -> str:
     return f"{len(chosen)} rows{size}{groups}; {target}"
 
 
-def choose_rows(
-    responses: Sequence[Response],
-    dataset: str,
-    number: int,
-    seed: int,
-) -> list[Response]:
+def choose_rows(responses: Sequence[Response], dataset: str, number: int, seed: int) -> list[Response]:
     """Chooses `number` rows, or all if there are fewer: the same from every file that answers the same prompts.
 
     For summarize, up to ROWS_PER_GROUP rows of each subreddit are chosen (articles are one group), then cut to
@@ -87,11 +82,7 @@ def choose_rows(
     return [rows[key] for key in keys]
 
 
-def _shuffled(
-    keys: Iterable[RowKey],
-    seed: int,
-    purpose: str,
-) -> list[RowKey]:
+def _shuffled(keys: Iterable[RowKey], seed: int, purpose: str) -> list[RowKey]:
     """Keys in the order of a hash of seed, purpose and key: where a row ends up depends on no other row."""
     return sorted(keys, key=lambda key: content_hash(f"{seed}\n{purpose}\n{key[1]}\n{key[0]}"))
 

@@ -131,11 +131,7 @@ def run_text(options: TextOptions) -> str:
 
 
 def _parts(
-    subjects: Sequence[Subject],
-    rows: list[Row],
-    options: TextOptions,
-    where: Compute,
-    given_end: str | None,
+    subjects: Sequence[Subject], rows: list[Row], options: TextOptions, where: Compute, given_end: str | None
 ) -> Iterator[RunPart]:
     """The work for each model; a tokenizer is loaded only when the models before it are done."""
     for subject in subjects:
@@ -183,12 +179,7 @@ def _rows(options: TextOptions, models: Sequence[NamedModel]) -> list[Row]:
     return rows
 
 
-def _policy_part(
-    subject: Subject,
-    rows: list[Row],
-    options: TextOptions,
-    where: Compute,
-) -> RunPart:
+def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> RunPart:
     """The work of measuring a policy."""
     path = locate_policy(subject.path)
     tokenizer = load_tokenizer(path, subject.flag, end_token=options.text.end_of_conversation_token)
@@ -210,11 +201,7 @@ def _policy_part(
 
 
 def _reward_part(
-    subject: Subject,
-    rows: list[Row],
-    options: TextOptions,
-    where: Compute,
-    given_end: str | None,
+    subject: Subject, rows: list[Row], options: TextOptions, where: Compute, given_end: str | None
 ) -> RunPart:
     """The work of measuring a reward model; `given_end` is the end token of the command line, if it names one."""
     end_token = given_end or noted_end_token(open_config(subject.path, subject.flag))
@@ -237,10 +224,7 @@ def _reward_part(
 
 
 def _longest_first(
-    selection: Selection,
-    texts: Mapping[int, SFTExample | PairExample],
-    response_length: int,
-    options: TextOptions,
+    selection: Selection, texts: Mapping[int, SFTExample | PairExample], response_length: int, options: TextOptions
 ) -> list[list[int]]:
     """Batches of prompt numbers by the longer of a text, and of its prompt with a response of this many tokens."""
     lengths = []
@@ -250,11 +234,7 @@ def _longest_first(
     return selection.batches(options.generation.batch_size, lengths)
 
 
-def _part(
-    subject: Subject,
-    batches: list[list[int]],
-    prepare: Callable[[], BatchFunction],
-) -> RunPart:
+def _part(subject: Subject, batches: list[list[int]], prepare: Callable[[], BatchFunction]) -> RunPart:
     return RunPart(batches=batches, prepare=prepare, shown=shown, columns={"model": subject.name}, title=subject.name)
 
 
@@ -391,10 +371,7 @@ def read_and_answer(
 
 @torch.no_grad()
 def score_pairs(
-    model: ScalarModel,
-    texts: Mapping[int, PairExample],
-    pad_id: int,
-    prompts: list[PromptExample],
+    model: ScalarModel, texts: Mapping[int, PairExample], pad_id: int, prompts: list[PromptExample]
 ) -> list[Entry]:
     """The reward model's score of both responses of each pair, at its last token."""
     examples = [texts[prompt.index] for prompt in prompts]

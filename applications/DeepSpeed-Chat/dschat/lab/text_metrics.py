@@ -86,11 +86,7 @@ def _perplexity(loss: MeanInterval) -> MeanInterval:
     """exp of a loss in nats per token and of its interval's ends."""
     low = None if loss.low is None else math.exp(min(loss.low, MAX_EXPONENT))
     high = None if loss.high is None else math.exp(min(loss.high, MAX_EXPONENT))
-    return MeanInterval(
-        math.exp(min(loss.value, MAX_EXPONENT)),
-        low,
-        high,
-    )
+    return MeanInterval(math.exp(min(loss.value, MAX_EXPONENT)), low, high)
 
 
 def reward_result(rows: Sequence[Row]) -> Result:
@@ -126,11 +122,7 @@ def _softplus(number: float) -> float:
     return max(number, 0.0) + math.log1p(math.exp(-abs(number)))
 
 
-def write_text_report(
-    policies: Sequence[Result],
-    rewards: Sequence[Result],
-    folder: Path,
-) -> str:
+def write_text_report(policies: Sequence[Result], rewards: Sequence[Result], folder: Path) -> str:
     """Write report.md, report.json and report.png; returns the tables. Raises UserError if it cannot.
 
     Args:
@@ -172,11 +164,7 @@ def _reward_table(rewards: pd.DataFrame) -> Table:
     return _model_table("reward model", rewards, columns)
 
 
-def _model_table(
-    kind: str,
-    results: pd.DataFrame,
-    columns: Mapping[str, list[object]],
-) -> Table:
+def _model_table(kind: str, results: pd.DataFrame, columns: Mapping[str, list[object]]) -> Table:
     """Table with the models' names before the columns, and with updates where they are known of any model."""
     all_columns: dict[str, list[object]] = {kind: results["model"].tolist()}
     if results["update"].notna().any():
@@ -186,10 +174,7 @@ def _model_table(
     return Table(list(all_columns), list(rows))
 
 
-def draw_texts(
-    policies: Sequence[Result],
-    rewards: Sequence[Result],
-) -> bytes:
+def draw_texts(policies: Sequence[Result], rewards: Sequence[Result]) -> bytes:
     """Draw perplexity and ROUGE of policies, loss and accuracy of reward models, a chart each, as PNG."""
     charts = []
     if policies:
@@ -214,10 +199,7 @@ def draw_texts(
 
 
 def _chart_of_models(
-    title: str,
-    unit: str,
-    results: Sequence[Result],
-    estimates: Mapping[str, Sequence[MeanInterval]],
+    title: str, unit: str, results: Sequence[Result], estimates: Mapping[str, Sequence[MeanInterval]]
 ) -> Chart:
     """Lines over updates where they are known of all models, else points at the models' names."""
     updates = [result["update"] for result in results]

@@ -25,11 +25,7 @@ FLAGS_FILE = "train_config.json"  # which every run writes
 RECORD_FILE = "run.json"
 START_FLAGS = ("actor_model_name_or_path", "model_name_or_path")  # name the model that a run starts from
 # Flags that decide how a run reads texts; `dschat text` has them, too.
-TEXT_FLAGS = (
-    "max_seq_len",
-    "end_of_conversation_token",
-    *COLUMN_FLAGS,
-)
+TEXT_FLAGS = ("max_seq_len", "end_of_conversation_token", *COLUMN_FLAGS)
 END_TOKEN = "end_of_conversation_token"
 FORMAT_FLAGS = (END_TOKEN, "apply_chat_template")  # of them, those that a model learnt
 HeldOut = tuple[int, float]  # seed and share by which a run held out rows
@@ -120,12 +116,7 @@ def warn_of_formats(options: TextOptions, models: Sequence[NamedModel], given_en
 
 
 def measured_rows(
-    flag: str,
-    data: str,
-    keys: ColumnFlags,
-    models: Sequence[NamedModel],
-    split: Split | None,
-    given_seed: int | None,
+    flag: str, data: str, keys: ColumnFlags, models: Sequence[NamedModel], split: Split | None, given_seed: int | None
 ) -> tuple[list[Row], str]:
     """The rows of a source for a command that trains nothing, in the order of the data; and which ones they are.
 

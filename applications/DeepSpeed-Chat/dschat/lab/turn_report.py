@@ -33,11 +33,7 @@ def run_turns(options: TurnOptions) -> str:
     return f"{write_turns([rates], output.parent, name, {})}\n{line}, and in the same folder {name}.md, .json and .png"
 
 
-def turns_report(
-    files: Sequence[Path],
-    output_dir: Path,
-    dataset: str = "",
-) -> str:
+def turns_report(files: Sequence[Path], output_dir: Path, dataset: str = "") -> str:
     """Write `report.json`, `report.md` and `report.png` on finished files of verdicts; returns the tables.
 
     Args:
@@ -49,12 +45,7 @@ def turns_report(
     return write_turns(comparisons, output_dir, NAME, published_rates(dataset))
 
 
-def write_turns(
-    comparisons: Sequence[TurnRates],
-    folder: Path,
-    name: str,
-    published: Published,
-) -> str:
+def write_turns(comparisons: Sequence[TurnRates], folder: Path, name: str, published: Published) -> str:
     """Write name.json, name.md and name.png into a folder; returns the tables. Raises UserError if it cannot."""
     published_rows = {}
     for title, rates in published.items():
@@ -89,11 +80,7 @@ def _all_turns(comparisons: Sequence[TurnRates]) -> list[int]:
     return sorted(set().union(*(rates.turns for rates in comparisons)))
 
 
-def _turn_table(
-    header: str,
-    comparisons: Sequence[TurnRates],
-    cell_of: Callable[[WinRates], object],
-) -> Table:
+def _turn_table(header: str, comparisons: Sequence[TurnRates], cell_of: Callable[[WinRates], object]) -> Table:
     """Table with a row for each comparison, a column for each turn and one for all turns."""
     all_turns = _all_turns(comparisons)
     rows = []
@@ -131,23 +118,11 @@ def draw_turns(comparisons: Sequence[TurnRates], published: Published) -> bytes:
             if at_turn.half is not None:
                 x.append(turn + offset)
                 y.append(at_turn.half.per_cent)
-        lines.append(
-            Curve(
-                x,
-                y,
-                look_of(number, legend_label(rates.title)),
-            )
-        )
+        lines.append(Curve(x, y, look_of(number, legend_label(rates.title))))
     for dash, (title, turn_rates) in zip(DASHES, published.items(), strict=False):
         look = {"color": GREY, "linestyle": dash, "linewidth": 1.1, "zorder": 1}
         look["label"] = f"published, against Llama-3-8B-it: {title}"
-        lines.append(
-            Curve(
-                range(1, len(turn_rates) + 1),
-                turn_rates,
-                look,
-            )
-        )
+        lines.append(Curve(range(1, len(turn_rates) + 1), turn_rates, look))
     last_turn = max([*_all_turns(comparisons), *map(len, published.values())])
     chart = Chart(
         "Win rate by turn",

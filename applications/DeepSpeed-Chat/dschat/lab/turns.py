@@ -85,16 +85,9 @@ def _is_whole_number(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _texts_of(
-    row: dict[str, Any],
-    origin: str,
-) -> tuple[str, ...]:
+def _texts_of(row: dict[str, Any], origin: str) -> tuple[str, ...]:
     messages = row.get("messages")
-    messages = check_dialogue(
-        row.get("trajectory") if messages is None else messages,
-        origin,
-        sampled=True,
-    )
+    messages = check_dialogue(row.get("trajectory") if messages is None else messages, origin, sampled=True)
     if len(messages) % 2:
         raise UserError(
             f"{origin}: the last message, {len(messages)}, is the user's; the assistant must have the last word."
@@ -102,12 +95,7 @@ def _texts_of(
     return tuple(message["content"] for message in messages)
 
 
-def turn_pairs(
-    path_a: Path,
-    flag_a: str,
-    path_b: Path,
-    flag_b: str,
-) -> list[Pair]:
+def turn_pairs(path_a: Path, flag_a: str, path_b: Path, flag_b: str) -> list[Pair]:
     """Pair the dialogues of two files at every turn that both have, in the order of the first file.
 
     The prompt is the first message, a response the messages after it up to that turn, its reward the score of that
@@ -160,13 +148,7 @@ def _pair(a: Dialogue, b: Dialogue, turn: int) -> Pair:
 
 def _response_at(dialogue: Dialogue, turn: int) -> Response:
     score = None if dialogue.scores is None else dialogue.scores[turn - 1]
-    return Response(
-        dialogue.texts[0],
-        dialogue.after_opening(turn),
-        score,
-        dialogue.origin,
-        {},
-    )
+    return Response(dialogue.texts[0], dialogue.after_opening(turn), score, dialogue.origin, {})
 
 
 @dataclass(frozen=True)

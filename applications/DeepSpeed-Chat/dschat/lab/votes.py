@@ -112,11 +112,7 @@ def _read_verdicts(file: Path) -> pd.DataFrame:
     return votes
 
 
-def _orders_of(
-    row: Mapping[str, Any],
-    verdict: Verdict,
-    origin: str,
-) -> tuple[Order, ...]:
+def _orders_of(row: Mapping[str, Any], verdict: Verdict, origin: str) -> tuple[Order, ...]:
     """Orders in which the responses were shown: judges write a list of them, people the model shown first."""
     orders = row.get("orders")
     if orders is None and row.get("first") in ("A", "B"):
@@ -134,10 +130,7 @@ def _orders_of(
     return tuple(shown)
 
 
-def _aspects_of(
-    row: Mapping[str, Any],
-    origin: str,
-) -> dict[str, Verdict]:
+def _aspects_of(row: Mapping[str, Any], origin: str) -> dict[str, Verdict]:
     aspects = row.get("aspects") or {}
     if not isinstance(aspects, dict) or not all(verdict in VERDICTS for verdict in aspects.values()):
         raise UserError(f"{origin}: aspects must be an object of verdicts ({', '.join(VERDICTS)}); correct the row.")
@@ -177,10 +170,7 @@ def _compare_rewards(files: Sequence[Path], margin: float) -> pd.DataFrame:
     return votes.drop_duplicates([*ITEM, "model_a", "model_b"])
 
 
-def _comparable_files(
-    files: Sequence[Path],
-    names: Mapping[Path, str],
-) -> list[tuple[Path, Path]]:
+def _comparable_files(files: Sequence[Path], names: Mapping[Path, str]) -> list[tuple[Path, Path]]:
     """Pairs of files of different models with the same prompts; raises UserError for a file without a partner."""
     prompts: dict[Path, Counter[str]] = {}
     for file in files:
@@ -201,11 +191,7 @@ def _comparable_files(
     return pairs
 
 
-def _closest(
-    file: Path,
-    others: Sequence[Path],
-    prompts: Mapping[Path, Counter[str]],
-) -> str:
+def _closest(file: Path, others: Sequence[Path], prompts: Mapping[Path, Counter[str]]) -> str:
     """Names, for a message, the other file that shares most prompts with a file; empty if there is none."""
     if not others:
         return ""
@@ -229,11 +215,7 @@ def _reward_of(response: Response) -> float:
     return response.reward
 
 
-def _with_reward_votes(
-    votes: pd.DataFrame,
-    models: tuple[str, str],
-    margin: float,
-) -> pd.DataFrame:
+def _with_reward_votes(votes: pd.DataFrame, models: tuple[str, str], margin: float) -> pd.DataFrame:
     """Votes, with votes of the reward model added from the scores that they hold, unless it has voted already."""
     scored = votes.dropna(subset=["reward_a", "reward_b"])
     has_voted = (votes["kind"] == "reward").any()
@@ -244,11 +226,7 @@ def _with_reward_votes(
     return pd.concat([votes, _reward_votes(rewards, models, margin)], ignore_index=True)
 
 
-def _reward_votes(
-    items: pd.DataFrame,
-    models: tuple[str, str],
-    margin: float,
-) -> pd.DataFrame:
+def _reward_votes(items: pd.DataFrame, models: tuple[str, str], margin: float) -> pd.DataFrame:
     """Votes of the reward model on items with the columns ITEM, `reward_a`, `reward_b` and `file`."""
     verdicts = []
     for reward_a, reward_b in zip(items["reward_a"], items["reward_b"], strict=True):
@@ -265,11 +243,7 @@ def _reward_votes(
     return votes
 
 
-def sections_of(
-    votes: pd.DataFrame,
-    margin: float,
-    dataset: str = "",
-) -> list[VoteSection]:
+def sections_of(votes: pd.DataFrame, margin: float, dataset: str = "") -> list[VoteSection]:
     """Sort votes into sections by the names of models and data set.
 
     The first vote of a section decides which model comes first; votes on the models in the other order are exchanged.
@@ -289,13 +263,7 @@ def sections_of(
     votes["dataset"] = _datasets_of(votes, dataset)
     sections = []
     for (_, name), section in votes.groupby(["models", "dataset"], sort=False):
-        sections.append(
-            _section(
-                str(name),
-                section.drop(columns="models"),
-                margin,
-            )
-        )
+        sections.append(_section(str(name), section.drop(columns="models"), margin))
     return sections
 
 
@@ -320,22 +288,14 @@ def _datasets_of(votes: pd.DataFrame, dataset: str) -> list[str]:
     return datasets
 
 
-def _section(
-    dataset: str,
-    votes: pd.DataFrame,
-    margin: float,
-) -> VoteSection:
+def _section(dataset: str, votes: pd.DataFrame, margin: float) -> VoteSection:
     models = (votes["model_a"].iloc[0], votes["model_b"].iloc[0])
     same_order = votes["model_a"] == models[0]
     exchanged = exchange_models(votes[~same_order])
     votes = pd.concat([votes[same_order], exchanged]).sort_index()
 
     votes = _with_reward_votes(votes, models, margin)
-    votes = votes.sort_values(
-        "kind",
-        key=lambda kinds: kinds.map(KINDS.index),
-        kind="stable",
-    )
+    votes = votes.sort_values("kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable")
     votes["item"] = votes.groupby(ITEM, sort=False).ngroup()
     votes["rater"] = list(map(_rater_name, votes["kind"], votes["rater"]))
     merged = []

@@ -51,10 +51,7 @@ def packed_inputs(model: Any, position_ids: Tensor) -> dict[str, Tensor]:
 
 
 def last_hidden_state(
-    model: Any,
-    input_ids: Tensor,
-    attention_mask: Tensor | None,
-    packed_positions: Tensor | None = None,
+    model: Any, input_ids: Tensor, attention_mask: Tensor | None, packed_positions: Tensor | None = None
 ) -> Tensor:
     """Hidden states before the head, (B, T, H), padding included.
 

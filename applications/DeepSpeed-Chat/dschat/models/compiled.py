@@ -42,12 +42,7 @@ R = TypeVar("R")
 class Compiler:
     """The compiler of one model's layers."""
 
-    def __init__(
-        self,
-        model_type: str,
-        backend: str = BACKEND,
-        warns: bool = True,
-    ) -> None:
+    def __init__(self, model_type: str, backend: str = BACKEND, warns: bool = True) -> None:
         """`warns`: log a warning if compilation fails; one process of several is enough."""
         self._model_type = model_type
         self._warns = warns
@@ -95,11 +90,7 @@ class Compiler:
         finally:
             self._is_paused = was_paused
 
-    def compile(
-        self,
-        function: Callable[P, R],
-        backend: Backend | str | None = None,
-    ) -> Compiled[P, R]:
+    def compile(self, function: Callable[P, R], backend: Backend | str | None = None) -> Compiled[P, R]:
         """Wraps a function so that it is compiled on its first call, with dynamic sizes."""
         return Compiled(self, function, backend or self.backend)
 
@@ -133,12 +124,7 @@ class Compiled(Generic[P, R]):
     between.
     """
 
-    def __init__(
-        self,
-        compiler: Compiler,
-        function: Callable[P, R],
-        backend: Backend | str,
-    ) -> None:
+    def __init__(self, compiler: Compiler, function: Callable[P, R], backend: Backend | str) -> None:
         self._compiler = compiler
         self._function = function
         self._compiled = torch.compile(function, dynamic=True, backend=backend)
@@ -169,12 +155,7 @@ def is_recomputing() -> bool:
 class CompiledLayer:
     """Replaces a layer's call, through the attribute that `nn.Module.compile` sets."""
 
-    def __init__(
-        self,
-        compiler: Compiler,
-        layer: nn.Module,
-        index: int,
-    ) -> None:
+    def __init__(self, compiler: Compiler, layer: nn.Module, index: int) -> None:
         self.compiler = compiler
         self._layer = layer
         self._index = index
@@ -201,11 +182,7 @@ class CompiledLayer:
         return step(*args, **kwargs)
 
 
-def compile_layers(
-    model: PreTrainedModel,
-    backend: str = BACKEND,
-    warns: bool = True,
-) -> Compiler:
+def compile_layers(model: PreTrainedModel, backend: str = BACKEND, warns: bool = True) -> Compiler:
     """Has a model's decoder layers compiled, each on its first call.
 
     Passes without a key-value cache and decoding steps of fixed shapes run compiled; with any other cache, layers run

@@ -44,12 +44,7 @@ def convert(folder: Path, target: Path) -> None:
         weights = _as_classifier(weights, model_class.base_model_prefix)
     # Buffers that earlier versions of transformers saved, such as rotary_emb.inv_freq, are known to it.
     model, loading = model_class.from_pretrained(
-        None,
-        config=config,
-        state_dict=weights,
-        dtype="auto",
-        output_loading_info=True,
-        trust_remote_code=False,
+        None, config=config, state_dict=weights, dtype="auto", output_loading_info=True, trust_remote_code=False
     )
     differing = {*loading["missing_keys"], *loading["unexpected_keys"]}
     if differing:

@@ -57,10 +57,7 @@ class ModelEngine(Protocol):
         must enter it, before the first update since the start of the process.
         """
 
-    def whole_weights(
-        self,
-        instead: Mapping[str, Tensor] | None = None,
-    ) -> Iterator[tuple[str, Tensor]]:
+    def whole_weights(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yields name and whole tensor of every weight, on this rank's device; valid until the next is asked for.
 
         Every rank must exhaust the iterator.

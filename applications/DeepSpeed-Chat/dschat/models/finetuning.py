@@ -33,11 +33,7 @@ class Finetuning:
 EVERYTHING = Finetuning()
 
 
-def choose_trained(
-    model: Any,
-    what: Finetuning,
-    base: str,
-) -> None:
+def choose_trained(model: Any, what: Finetuning, base: str) -> None:
     """Adds adapters to a causal LM or classifier if asked for, and freezes what is not trained.
 
     The weights may be sharded. An adapter's config records `base`, the model's path.
@@ -58,11 +54,7 @@ def choose_trained(
 
 
 def require_trainable_tokens(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Iterable[Iterable[int]],
-    placement: Placement,
-    where: str,
+    model: Any, tokenizer: PreTrainedTokenizerBase, texts: Iterable[Iterable[int]], placement: Placement, where: str
 ) -> None:
     """Checks that no added token of the training data has an untrained embedding that is frozen.
 
@@ -107,11 +99,7 @@ def describe_trained(module: nn.Module) -> str:
     return words
 
 
-def train_top_layers(
-    model: PreTrainedModel,
-    count: int,
-    flag: str,
-) -> None:
+def train_top_layers(model: PreTrainedModel, count: int, flag: str) -> None:
     """Freezes everything but the last `count` ≥ 1 layers of a causal LM and the norm after them.
 
     Embeddings and output head are frozen, tied or not; the weights may be sharded.

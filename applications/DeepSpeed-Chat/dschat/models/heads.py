@@ -68,11 +68,7 @@ class _Product(torch.autograd.Function):
     """x (N, H) times the transposed weight (V, H), both in half precision → (N, V) float32."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         if x.is_cuda:
             return torch.mm(x, weight.t(), out_dtype=torch.float32)

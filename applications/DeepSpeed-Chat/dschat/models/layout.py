@@ -112,11 +112,7 @@ class Layout:
         return x.gather(1, self.ends[:, None]).squeeze(1)
 
 
-def lay_out(
-    rollout: Rollout,
-    rows: Integers,
-    lengths: Lengths,
-) -> Layout:
+def lay_out(rollout: Rollout, rows: Integers, lengths: Lengths) -> Layout:
     """Lays out some rows of a rollout; all indices are computed on the host, which never waits for the device.
 
     Args:
@@ -158,11 +154,7 @@ def lay_out(
     return Layout(input_ids, targets, response_indices, row_numbers, ends, width)
 
 
-def group_by_length(
-    lengths: Integers,
-    size: PassSize,
-    agree: Callable[[int], int] = int,
-) -> list[Integers]:
+def group_by_length(lengths: Integers, size: PassSize, agree: Callable[[int], int] = int) -> list[Integers]:
     """Groups rows of similar length with as little padding as possible, the shortest first.
 
     Limited by rows, there are ⌈n / rows⌉ groups, each no larger in tokens than `size.rows` rows of the maximum length;
@@ -197,11 +189,7 @@ def group_by_length(
 
 
 def _best_cuts(
-    ordered: Integers,
-    budget: int,
-    max_rows: int,
-    count: int,
-    padding: float = 1.0,
+    ordered: Integers, budget: int, max_rows: int, count: int, padding: float = 1.0
 ) -> list[tuple[int, int]]:
     """Cuts rows, sorted by length, into groups with the smallest total area, by dynamic programming.
 
@@ -237,11 +225,7 @@ def _best_cuts(
     return list(pairwise(bounds))
 
 
-def layouts(
-    rollout: Rollout,
-    size: PassSize,
-    agree: Callable[[int], int] = int,
-) -> Iterator[Layout]:
+def layouts(rollout: Rollout, size: PassSize, agree: Callable[[int], int] = int) -> Iterator[Layout]:
     """Lays out all rows of a rollout for forward passes of a size; see `group_by_length`."""
     lengths = Lengths.of(rollout)
     for rows in group_by_length(lengths.totals, size, agree):

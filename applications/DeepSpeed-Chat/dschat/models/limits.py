@@ -57,12 +57,7 @@ def open_decoder_config(path: str, flag: str, **options: Any) -> PreTrainedConfi
     return config
 
 
-def check_length(
-    path: str,
-    flag: str,
-    tokens: int,
-    what: str,
-) -> None:
+def check_length(path: str, flag: str, tokens: int, what: str) -> None:
     """Compares the longest sequence of a run with a model's limit, before its weights are loaded.
 
     A sequence longer than a table of positions raises UserError. If positions are computed, sequences longer than the

@@ -114,9 +114,7 @@ def _require_causal_lm(config: PreTrainedConfig, source: ModelSource) -> None:
 
 
 def _set_generation_ids(
-    generation: GenerationConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    end_ids: Collection[int | None],
+    generation: GenerationConfig, tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int | None]
 ) -> None:
     """Sets the special ids of a generation config.
 
@@ -366,12 +364,7 @@ def classifier_class(config: PreTrainedConfig) -> Any:
     return type(name, (GenericForSequenceClassification, base_class), members)
 
 
-def load_classifier(
-    path: str,
-    flag: str,
-    dtype: torch.dtype,
-    tokenizer: PreTrainedTokenizerBase,
-) -> Any:
+def load_classifier(path: str, flag: str, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase) -> Any:
     """Opens any sequence classifier with one trained label for scoring, with its own tokenizer.
 
     Raises:

@@ -130,11 +130,7 @@ def is_adapter(name: str) -> bool:
     return ".lora_" in name or name.startswith("score.")
 
 
-def save_adapter(
-    model: Any,
-    adapter: Mapping[str, Tensor],
-    folder: Path,
-) -> None:
+def save_adapter(model: Any, adapter: Mapping[str, Tensor], folder: Path) -> None:
     """Writes adapter_config.json, adapter_model.safetensors and the notes of `dschat.models.reward_notes`.
 
     AutoPeftModelForCausalLM and AutoPeftModelForSequenceClassification (with num_labels=1) open them; they read the
@@ -164,10 +160,7 @@ def save_adapter(
     save_adapter_notes(model.config, model.adapter_base_hash, folder)
 
 
-def merged(
-    model: Any,
-    weights: Iterable[tuple[str, Tensor]],
-) -> Iterator[tuple[str, Tensor]]:
+def merged(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Merges adapters into a stream of weights: W + scaling · B·A, with each layer's own scaling.
 
     The model's own weights are not changed.
@@ -333,11 +326,7 @@ def named_base(path: str, flag: str) -> str:
     return flag if adapter_alone(path) is None else f"{flag} {path}: its LoRA adapter is for"
 
 
-def file_place(
-    path: str,
-    name: str,
-    flag: str,
-) -> str:
+def file_place(path: str, name: str, flag: str) -> str:
     """The folder or hub id that has a model's file `name`, such as its tokenizer's.
 
     For an adapter alone, it is the first that has the file of the adapter's folder, the folder above and the base.
@@ -360,13 +349,7 @@ def has_score_head(adapter: Path) -> bool:
 
 
 @torch.no_grad()
-def merge_adapter(
-    model: Any,
-    folder: Path,
-    where: str,
-    base: str,
-    placement: Placement,
-) -> None:
+def merge_adapter(model: Any, folder: Path, where: str, base: str, placement: Placement) -> None:
     """Merges a saved LoRA adapter into a model, as `merged` does. Every rank must call it.
 
     Whole weights that were saved with the adapter, such as a score head, replace the model's. If the adapter changes
@@ -440,13 +423,7 @@ def _names_of(model: nn.Module, parameter: nn.Parameter) -> list[str]:
     return names
 
 
-def _untie(
-    model: Any,
-    module: nn.Module,
-    attribute: str,
-    values: Tensor,
-    where: str,
-) -> None:
+def _untie(model: Any, module: nn.Module, attribute: str, values: Tensor, where: str) -> None:
     """Replaces a parameter that a module shares by a new one of its own."""
     shared = getattr(module, attribute)
     values = values.to(shared.device, shared.dtype, copy=True)
@@ -469,22 +446,14 @@ def _fits(module: nn.Module, matrices: Mapping[str, Tensor]) -> bool:
     return a.shape[0] == b.shape[1] and tuple(shape) == (b.shape[0], a.shape[1])
 
 
-def _scaling(
-    config: LoraConfig,
-    layer: str,
-    rank: int,
-) -> float:
+def _scaling(config: LoraConfig, layer: str, rank: int) -> float:
     """The factor of an adapter's update of a layer, as peft computes it."""
     patterns = config.alpha_pattern or {}
     alpha = patterns.get(get_pattern_key(list(patterns), layer), config.lora_alpha)
     return float(alpha / math.sqrt(rank) if config.use_rslora else alpha / rank)
 
 
-def _read_adapter(
-    folder: Path,
-    where: str,
-    remedy_end: str,
-) -> tuple[LoraConfig, dict[str, Tensor]]:
+def _read_adapter(folder: Path, where: str, remedy_end: str) -> tuple[LoraConfig, dict[str, Tensor]]:
     """Reads the config and weights of a saved adapter.
 
     Raises:
@@ -510,12 +479,7 @@ def _read_adapter(
     return config, weights
 
 
-def load_adapter(
-    model: Any,
-    folder: Path,
-    flag: str,
-    base: str,
-) -> None:
+def load_adapter(model: Any, folder: Path, flag: str, base: str) -> None:
     """Loads a saved adapter and its score head into a classifier, in which peft freezes everything else.
 
     Args:

@@ -9,12 +9,7 @@ from dschat.base.lfs import refuse_pointer
 FILES_READ = ("model*.safetensors", "adapter_model.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 
 
-def explain_missing(
-    kind: str,
-    path: str,
-    flag: str,
-    error: Exception,
-) -> str:
+def explain_missing(kind: str, path: str, flag: str, error: Exception) -> str:
     """The message for a model or tokenizer that cannot be opened, local or on the hub.
 
     Args:

@@ -83,11 +83,7 @@ def resolve_attention(wanted: str, config: PreTrainedConfig) -> str | None:
     return EAGER if has_cap else None
 
 
-def explain_refusal(
-    wanted: str,
-    path: str,
-    error: Exception,
-) -> str | None:
+def explain_refusal(wanted: str, path: str, error: Exception) -> str | None:
     """A message if transformers refused an attention that was asked for; None for any other error.
 
     transformers refuses an attention that the family does not support, a kernel that does not support the GPU, and a
@@ -117,11 +113,7 @@ def use_attention(name: str, config: PreTrainedConfig) -> Iterator[None]:
 
 
 @cache  # so that a model that is loaded several times, as actor and reference, is warned of once
-def warn_once_if_other_attention(
-    wanted: str,
-    used: str,
-    path: str,
-) -> None:
+def warn_once_if_other_attention(wanted: str, used: str, path: str) -> None:
     """Warns once if a model uses another attention than the one asked for."""
     if wanted in (AUTO, used):
         return

@@ -89,11 +89,7 @@ def decoding_steps(responses: Integers, slots: int) -> int:
     return max(longest, -(-int(responses.sum()) // slots))
 
 
-def decoding_bytes(
-    cost: ModelCost,
-    lengths: Lengths,
-    slots: int,
-) -> float | None:
+def decoding_bytes(cost: ModelCost, lengths: Lengths, slots: int) -> float | None:
     """Bytes that must be read to sample responses in `slots` slots; None with experts.
 
     Each of `decoding_steps` reads the weights once. Each response token but the last reads the keys and values that it

@@ -94,11 +94,7 @@ def open_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
 
 
 def open_pretrained(
-    auto_class: Any,
-    source: ModelSource,
-    dtype: torch.dtype,
-    config: PreTrainedConfig,
-    load_options: LoadOptions,
+    auto_class: Any, source: ModelSource, dtype: torch.dtype, config: PreTrainedConfig, load_options: LoadOptions
 ) -> tuple[Any, LoadingInfo]:
     """Opens a model, or an adapter's base; also returns transformers' loading info, see `check_weights`."""
     attention = load_options.attention
@@ -134,10 +130,7 @@ def open_pretrained(
 
 
 def check_weights(
-    source: ModelSource,
-    loading: LoadingInfo,
-    may_lack: Collection[str] = (),
-    may_hold: Collection[str] = (),
+    source: ModelSource, loading: LoadingInfo, may_lack: Collection[str] = (), may_hold: Collection[str] = ()
 ) -> None:
     """Raises UserError if weights are missing or of other shapes, and warns if the model does not use some.
 
@@ -183,12 +176,7 @@ def merge_adapters(model: Any, source: ModelSource, placement: Placement) -> Non
         merge_adapter(model, adapter, source.where, source.base, placement)
 
 
-def fit_to_tokenizer(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    placement: Placement,
-    where: str,
-) -> None:
+def fit_to_tokenizer(model: Any, tokenizer: PreTrainedTokenizerBase, placement: Placement, where: str) -> None:
     """Enlarges embeddings for the tokenizer's ids, places the remaining weights, and sets the config's special ids.
 
     More than one added row is a warning: one may be a pad token.
@@ -209,11 +197,7 @@ def fit_to_tokenizer(
 
 
 @cache  # one warning for actor and reference, which share a folder
-def _warn_once_of_growth(
-    where: str,
-    rows: int,
-    tokens: int,
-) -> None:
+def _warn_once_of_growth(where: str, rows: int, tokens: int) -> None:
     logger.warning(
         "%s: the model has embeddings of %d tokens, its tokenizer knows %d: %d untrained rows are added. If you did"
         " not add these tokens yourself, the folder's tokenizer is another model's: give it its own.",

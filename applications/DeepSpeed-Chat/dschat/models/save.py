@@ -26,12 +26,7 @@ Weights = Iterable[tuple[str, Tensor]]
 
 
 def save_model(
-    model: Any,
-    weights: Weights,
-    tokenizer: Any,
-    folder: Path,
-    merge: bool = True,
-    file_size: int = FILE_SIZE,
+    model: Any, weights: Weights, tokenizer: Any, folder: Path, merge: bool = True, file_size: int = FILE_SIZE
 ) -> None:
     """Writes an ordinary Hugging Face folder: safetensors, configs, tokenizer.
 
@@ -61,10 +56,7 @@ def save_model(
     save_adapter(model, adapter, folder / "adapter")
 
 
-def _collect_adapter(
-    weights: Weights,
-    adapter: dict[str, Tensor],
-) -> Iterator[tuple[str, Tensor]]:
+def _collect_adapter(weights: Weights, adapter: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Passes weights on, and copies those of the adapter into `adapter`."""
     for name, tensor in weights:
         if is_adapter(name):
@@ -72,12 +64,7 @@ def _collect_adapter(
         yield name, tensor
 
 
-def _save_plain(
-    model: Any,
-    weights: Weights,
-    folder: Path,
-    file_size: int,
-) -> None:
+def _save_plain(model: Any, weights: Weights, folder: Path, file_size: int) -> None:
     """Writes the configs, using a model of the same class without weights, then the weights."""
     config = copy.deepcopy(model.config)
     config.use_cache = True  # gradient checkpointing turns it off
@@ -117,12 +104,7 @@ def as_published(model: Any, weights: Weights) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor
 
 
-def _write_files(
-    weights: Weights,
-    folder: Path,
-    file_size: int,
-    metadata: dict[str, int],
-) -> None:
+def _write_files(weights: Weights, folder: Path, file_size: int, metadata: dict[str, int]) -> None:
     """Writes model.safetensors; or, if it needs several files, model-00001-of-00002.safetensors … and their index."""
     names_by_file: list[list[str]] = []
     buffered: dict[str, Tensor] = {}

@@ -176,11 +176,7 @@ def neighbours(linears: list[Linear]) -> list[list[Linear]]:
     return [run for run in runs if len(run) > 1]
 
 
-def merge_run(
-    graph: fx.Graph,
-    run: list[Linear],
-    first: Linear,
-) -> None:
+def merge_run(graph: fx.Graph, run: list[Linear], first: Linear) -> None:
     """Computes a run of linear layers at the position of the one that comes first in the graph."""
     rows = [int(linear.weight.shape[0]) for linear in run]
     columns = int(run[0].weight.shape[1])

@@ -9,11 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 
-def save_tensors(
-    tensors: Mapping[str, Tensor],
-    file: Path,
-    metadata: Mapping[str, str] | None = None,
-) -> None:
+def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Writes tensors to a safetensors file with the permissions of any other new file, which the umask decides.
 
     safetensors 0.8 on its own makes files that only their owner can read, so that nobody else on a shared disk could

@@ -78,12 +78,7 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
                 shutil.copyfile(source, folder / name)
 
 
-def load_tokenizer(
-    path: str,
-    flag: str,
-    for_classifier: bool = False,
-    end_token: str | None = None,
-) -> Any:
+def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token: str | None = None) -> Any:
     """Opens the tokenizer at ``path`` and makes sure that it can pad, by the same rule in every step.
 
     An existing pad token that ends no turn is kept. If there is none, or it is EOS, `end_token` or a token with which
@@ -192,12 +187,7 @@ def end_ids_of(generation: GenerationConfig) -> list[int]:
     return [end_ids] if isinstance(end_ids, int) else list(end_ids)
 
 
-def require_same_tokenizer(
-    first: Any,
-    second: Any,
-    first_flag: str,
-    second_flag: str,
-) -> None:
+def require_same_tokenizer(first: Any, second: Any, first_flag: str, second_flag: str) -> None:
     """Raises UserError unless the critic's tokenizer has the actor's vocabulary, BOS and EOS.
 
     Pad tokens may differ, since the critic reads masks.
@@ -237,11 +227,7 @@ def vocabulary_difference(first: Any, second: Any) -> str:
     return f"{len(differing)} tokens differ, such as {token!r}: {ids}"
 
 
-def _unused_token(
-    tokenizer: Any,
-    end_ids: Collection[int],
-    end_token: str | None,
-) -> str | None:
+def _unused_token(tokenizer: Any, end_ids: Collection[int], end_token: str | None) -> str | None:
     """A token of the vocabulary that can pad; None if there is none. See `load_tokenizer`."""
     vocabulary = tokenizer.get_vocab()
     excluded = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token, end_token}

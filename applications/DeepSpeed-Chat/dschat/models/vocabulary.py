@@ -65,11 +65,7 @@ def missing_ids_of(causal_lm: HasBuffers) -> Tensor | None:
     return dict(causal_lm.named_buffers(recurse=False)).get(_BUFFER)
 
 
-def _mask_logits(
-    causal_lm: nn.Module,
-    inputs: object,
-    output: Any,
-) -> Any:
+def _mask_logits(causal_lm: nn.Module, inputs: object, output: Any) -> Any:
     missing = missing_ids_of(causal_lm)
     assert missing is not None  # the hook comes with the buffer
     logits = output.logits
@@ -85,11 +81,7 @@ def lacks_rows(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> 
     return id_count(tokenizer) > row_count(config)
 
 
-def require_rows(
-    config: PreTrainedConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,
-) -> None:
+def require_rows(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Raises UserError if a scorer lacks rows for ids of the tokenizer whose texts it reads.
 
     `name` is the scorer's flag and path.
@@ -102,11 +94,7 @@ def require_rows(
         )
 
 
-def require_no_growth(
-    config: PreTrainedConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,
-) -> None:
+def require_no_growth(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Raises UserError if an adapter would be saved alone (--no_merge_lora) while embeddings must grow.
 
     The added rows would not be in any file. `name` is the flag and path of the base.

@@ -109,12 +109,7 @@ def _unknown_preset(name: str, step: str | None) -> str:
     return f"{name}: there is no such preset{of_step}. Give a YAML file, or one of {', '.join(sorted(names))}."
 
 
-def plan_step(
-    step: str,
-    options: PlanOptions,
-    flags: Sequence[str] = (),
-    file: str | None = None,
-) -> PlanReport:
+def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: str | None = None) -> PlanReport:
     """Plans a training run of one subcommand.
 
     Args:
@@ -165,11 +160,7 @@ def _machine(options: PlanOptions, gpu: NamedGpu | None) -> Machine:
     return Machine(options.gpus, int(gpu_memory * GB), main_memory, options.gpus_per_node)
 
 
-def _counts(
-    plan: Plan,
-    options: PlanOptions,
-    sources: list[dict[str, object]] | None,
-) -> Counts | None:
+def _counts(plan: Plan, options: PlanOptions, sources: list[dict[str, object]] | None) -> Counts | None:
     """Updates and samples, from --num_samples or else from the rows of the data; None if neither is known."""
     batches = plan.config.plan_batches(plan.machine.processes)
     if options.num_samples is not None:

@@ -12,10 +12,7 @@ from dschat.base.errors import UserError
 from dschat.data.hub import KnownSet, find_known
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import prepared_share
-from dschat.data.sources import (
-    described,
-    read_share,
-)
+from dschat.data.sources import described, read_share
 from dschat.data.splits import PUBLISHED_SPLIT, parse_fractions, split_bounds, with_eval_share
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
@@ -36,12 +33,7 @@ class Counts:
     evaluated: int  # examples in all evaluations
 
 
-def counts(
-    config: CommonConfig,
-    plan: BatchPlan,
-    examples: int,
-    held_out: int,
-) -> Counts:
+def counts(config: CommonConfig, plan: BatchPlan, examples: int, held_out: int) -> Counts:
     """Counts a run with the trainers' arithmetic; rows that do not fill a rollout (or an update) are left out.
 
     Raises:

@@ -40,11 +40,7 @@ class Disk:
         return self.checkpoint / DISK_RATE
 
 
-def disk_of(
-    config: CommonConfig,
-    roles: Sequence[Role],
-    processes: int,
-) -> Disk:
+def disk_of(config: CommonConfig, roles: Sequence[Role], processes: int) -> Disk:
     """What a run with these models writes."""
     by_main = 0
     shared = 0

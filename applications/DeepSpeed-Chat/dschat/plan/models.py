@@ -103,9 +103,7 @@ def find_config(path: str, flag: str) -> PreTrainedConfig:
         return open_decoder_config(path, flag, local_files_only=True)
     except UserError:
         logger.warning(
-            "%s %s: the hub's local cache holds no readable config, so the plan uses the published sizes.",
-            flag,
-            path,
+            "%s %s: the hub's local cache holds no readable config, so the plan uses the published sizes.", flag, path
         )
         return published_config(path)
 
@@ -137,12 +135,7 @@ class ModelPath:
     flag: str
 
 
-def roles_of(
-    config: CommonConfig,
-    batches: BatchPlan,
-    load_config: ConfigLoader,
-    device: torch.device,
-) -> list[Role]:
+def roles_of(config: CommonConfig, batches: BatchPlan, load_config: ConfigLoader, device: torch.device) -> list[Role]:
     """The models that a run with these flags holds.
 
     Args:
@@ -237,14 +230,7 @@ class RoleBuilder:
         compiled = self.config.compiles(self.on_gpu)
         return Role(name, base.path, model, weights, recompute_every, compiled)
 
-    def frozen(
-        self,
-        name: RoleName,
-        base: ModelPath,
-        kind: Kind,
-        stage: int,
-        offload: bool,
-    ) -> Role:
+    def frozen(self, name: RoleName, base: ModelPath, kind: Kind, stage: int, offload: bool) -> Role:
         """A model without an optimiser, in a DeepSpeed engine.
 
         Args:
@@ -259,12 +245,7 @@ class RoleBuilder:
         weights = self._weights(model, stage, offload, trained=0)
         return Role(name, base.path, model, weights)
 
-    def plain(
-        self,
-        name: RoleName,
-        base: ModelPath,
-        offload: bool = False,
-    ) -> Role:
+    def plain(self, name: RoleName, base: ModelPath, offload: bool = False) -> Role:
         """A sequence classifier outside DeepSpeed.
 
         Args:
@@ -285,13 +266,7 @@ class RoleBuilder:
         )
         return Role(name, base.path, model, weights)
 
-    def _weights(
-        self,
-        model: Model,
-        stage: int,
-        offload: bool,
-        trained: int,
-    ) -> Weights:
+    def _weights(self, model: Model, stage: int, offload: bool, trained: int) -> Weights:
         """Sizes of a model of which `trained` parameters are trained, at a ZeRO stage."""
         shape = shape_of(model)
         file = self.config.engine.deepspeed_config

@@ -133,14 +133,7 @@ def _head_size(module: Any, width: int) -> HeadSize:
     capped = bool(getattr(config, "final_logit_softcapping", None))
     head = module.get_output_embeddings()
     if head is None:
-        return HeadSize(
-            vocab=0,
-            weight=0,
-            tied=False,
-            trained=False,
-            width=width,
-            capped=capped,
-        )
+        return HeadSize(vocab=0, weight=0, tied=False, trained=False, width=width, capped=capped)
     return HeadSize(
         vocab=len(head.weight),
         weight=head.weight.numel(),
@@ -230,13 +223,7 @@ class AliveBytes(TorchDispatchMode):
 
 
 @lru_cache(maxsize=256)
-def training_pass(
-    model: Model,
-    rows: int,
-    tokens: int,
-    recomputed: int,
-    compiled: bool = False,
-) -> Pass:
+def training_pass(model: Model, rows: int, tokens: int, recomputed: int, compiled: bool = False) -> Pass:
     """Forward and backward pass of a (rows, tokens) batch; every gradient is freed at once, as ZeRO takes it.
 
     Args:
@@ -344,11 +331,7 @@ def _free_gradient(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def training_logits(
-    head: HeadSize,
-    positions: int,
-    device: torch.device,
-) -> Pass:
+def training_logits(head: HeadSize, positions: int, device: torch.device) -> Pass:
     """Log-probs of `positions` tokens with gradients, in bytes.
 
     The softmax overwrites the logits. If all positions fit one chunk it is kept for the backward pass; otherwise each
@@ -383,22 +366,14 @@ def tied_head_gradient(head: HeadSize) -> int:
     return head.width * head.weight if head.tied and head.trained else 0
 
 
-def scoring_logits(
-    head: HeadSize,
-    positions: int,
-    device: torch.device,
-) -> int:
+def scoring_logits(head: HeadSize, positions: int, device: torch.device) -> int:
     """Bytes for the log-probs of `positions` tokens without gradients and entropy."""
     chunk = min(positions, chunk_positions(head.vocab, device))
     logits = FLOAT32 * head.vocab * chunk
     return logits * (1 + head.capped) + _converted_head(head, device)
 
 
-def sampling_logits(
-    head: HeadSize,
-    rows: int,
-    device: torch.device,
-) -> int:
+def sampling_logits(head: HeadSize, rows: int, device: torch.device) -> int:
     """Bytes for the next-token distributions of `rows` sequences."""
     return SAMPLING_BUFFERS * FLOAT32 * rows * head.vocab + _converted_head(head, device)
 

@@ -102,11 +102,7 @@ class Texts:
         assert isinstance(config, SupervisedConfig)
         return cls(config.model.max_seq_len, config.model.max_seq_len, config.sequences_per_example)
 
-    def filling(
-        self,
-        examples: int,
-        budget: int | None,
-    ) -> tuple[int, int, int]:
+    def filling(self, examples: int, budget: int | None) -> tuple[int, int, int]:
         """Rows, tokens per row and number of log-probs of the largest micro-batch.
 
         Args:
@@ -124,12 +120,7 @@ class Texts:
         return rows, tokens, log_probs
 
 
-def phases_of(
-    config: CommonConfig,
-    plan: BatchPlan,
-    roles: Sequence[Role],
-    machine: Machine,
-) -> list[Phase]:
+def phases_of(config: CommonConfig, plan: BatchPlan, roles: Sequence[Role], machine: Machine) -> list[Phase]:
     """The phases of a run, in the order of an iteration."""
     processes = plan.world_size
     device = machine.device
@@ -188,13 +179,7 @@ def _training_parts(
     return {"activations": activations, "logits": logits, "ZeRO": buffers}
 
 
-def _passes(
-    role: Role,
-    rows: int,
-    tokens: int,
-    positions: int,
-    device: torch.device,
-) -> tuple[Pass, Pass, int]:
+def _passes(role: Role, rows: int, tokens: int, positions: int, device: torch.device) -> tuple[Pass, Pass, int]:
     """The pass of the model without its head, that of its log-probs, and the head's gradient that stays after both."""
     body = training_pass(role.model, rows, tokens, role.recompute_every, role.compiled)
     if role.model.kind != "policy":
@@ -260,12 +245,7 @@ def _slots(config: SamplingConfig, plan: BatchPlan) -> int:
     return config.sampling.per_device_generation_batch_size * plan.samples_per_prompt
 
 
-def _kv_cache(
-    config: SamplingConfig,
-    plan: BatchPlan,
-    actor: Role,
-    machine: Machine,
-) -> int:
+def _kv_cache(config: SamplingConfig, plan: BatchPlan, actor: Role, machine: Machine) -> int:
     """Keys and values of all rows that are generated at a time."""
     slots = _slots(config, plan)
     prompts_wait = _is_continuous(config) and plan.rollout_per_rank * plan.samples_per_prompt > slots
@@ -306,13 +286,7 @@ def uses_graphs(config: SamplingConfig, machine: Machine) -> bool:
     return setting == "on" or (setting == "auto" and machine.device.type == "cuda")
 
 
-def engines(
-    config: PPOConfig,
-    plan: BatchPlan,
-    actor: Role,
-    machine: Machine,
-    gpus: int,
-) -> dict[int, int]:
+def engines(config: PPOConfig, plan: BatchPlan, actor: Role, machine: Machine, gpus: int) -> dict[int, int]:
     """The possible sizes of a vLLM engine: GPUs per engine → bytes on each of them.
 
     The number of GPUs divides the attention heads and all `gpus`, and stays within a node. Each GPU holds its part of
@@ -328,11 +302,7 @@ def engines(
     return sizes
 
 
-def _vllm_parts(
-    config: PPOConfig,
-    actor: Role,
-    machine: Machine,
-) -> dict[str, int]:
+def _vllm_parts(config: PPOConfig, actor: Role, machine: Machine) -> dict[str, int]:
     """vLLM's share of a GPU and the weight that is on its way to vLLM.
 
     An engine holds the actor, or its part of it where neighbours share an engine. A server is sent one whole weight at
@@ -366,12 +336,7 @@ def _vllm_parts(
 # ---- Scoring and evaluation ----
 
 
-def _scoring_parts(
-    config: CommonConfig,
-    plan: BatchPlan,
-    role: Role,
-    device: torch.device,
-) -> dict[str, int]:
+def _scoring_parts(config: CommonConfig, plan: BatchPlan, role: Role, device: torch.device) -> dict[str, int]:
     """A pass without gradients: of a rollout, or of an evaluation in steps without rollouts."""
     texts, examples, budget = _scored_batch(config, plan, role)
     rows, tokens, positions = texts.filling(examples, budget)
@@ -380,20 +345,12 @@ def _scoring_parts(
     logits = scoring_logits(shape.head, positions, device) if role.model.kind == "policy" else 0
 
     # The peak is in the layers or in the head.
-    activations, logits = max(
-        (body.forward, 0),
-        (body.held, logits),
-        key=sum,
-    )
+    activations, logits = max((body.forward, 0), (body.held, logits), key=sum)
     weights = pass_weight_bytes(role.weights, plan.world_size)
     return {"activations": activations, "logits": logits, "whole weights": weights}
 
 
-def _scored_batch(
-    config: CommonConfig,
-    plan: BatchPlan,
-    role: Role,
-) -> tuple[Texts, int, int | None]:
+def _scored_batch(config: CommonConfig, plan: BatchPlan, role: Role) -> tuple[Texts, int, int | None]:
     """Sequence lengths, examples and tokens of the largest pass without gradients."""
     texts = Texts.of(config)
     training = PassSize(plan.micro_batch, plan.max_tokens)
@@ -439,11 +396,7 @@ class Host:
         return self.processes + self.offload + self.average + max(self.loading, self.saving)
 
 
-def host_of(
-    roles: Sequence[Role],
-    machine: Machine,
-    average: bool,
-) -> Host:
+def host_of(roles: Sequence[Role], machine: Machine, average: bool) -> Host:
     """Main memory of the node with the main process; `average` is --enable_ema."""
     processes = machine.processes
     on_a_node = machine.on_a_node

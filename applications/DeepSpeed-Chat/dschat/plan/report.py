@@ -144,14 +144,7 @@ def _model_table(plan: Plan) -> str:
         states = model_states(role.weights, plan.machine.processes)
         millions = f"{role.weights.parameters / 1e6:,.1f} M"
         sizes = (states.parameters, states.gradients, states.optimizer, states.buffers, states.host)
-        rows.append(
-            [
-                role.name,
-                millions,
-                str(role.weights.zero.stage),
-                *map(gigabytes, sizes),
-            ]
-        )
+        rows.append([role.name, millions, str(role.weights.zero.stage), *map(gigabytes, sizes)])
     return text_table(headers, rows)
 
 
@@ -160,14 +153,7 @@ def _phase_table(plan: Plan) -> str:
     notes = ["of which", ""]
     for phase in plan.phases:
         added = phase.total - phase.kept
-        rows.append(
-            [
-                phase.name,
-                gigabytes(phase.kept),
-                gigabytes(added),
-                gigabytes(phase.total),
-            ]
-        )
+        rows.append([phase.name, gigabytes(phase.kept), gigabytes(added), gigabytes(phase.total)])
         notes.append(_sizes_in_words(phase.parts))
     lines = text_table(["phase", "kept", "added", "sum"], rows).splitlines()
     width = max(len(line) for line in lines)

@@ -65,11 +65,7 @@ def ppo_roles(config: PPOConfig, builder: RoleBuilder) -> list[Role]:
     return roles
 
 
-def _critic(
-    config: PPOConfig,
-    builder: RoleBuilder,
-    actor: ModelPath,
-) -> Role:
+def _critic(config: PPOConfig, builder: RoleBuilder, actor: ModelPath) -> Role:
     """The critic of step 3: a model of its own or, with --share_base, adapters and a head on the actor's base."""
     path = config.models.critic_model_name_or_path or config.models.actor_model_name_or_path
     shares_base = config.memory.share_base
@@ -84,13 +80,7 @@ def _critic(
     return _on_actor_base(critic, path) if shares_base else critic
 
 
-def _reward_model(
-    config: PPOConfig,
-    builder: RoleBuilder,
-    actor: ModelPath,
-    path: str,
-    stage: int,
-) -> Role:
+def _reward_model(config: PPOConfig, builder: RoleBuilder, actor: ModelPath, path: str, stage: int) -> Role:
     """The reward model of step 3: adapters on the actor's base, a bidirectional classifier or a whole scalar model."""
     rank = _rank_on_actor_base(config, path)
     if rank is not None:

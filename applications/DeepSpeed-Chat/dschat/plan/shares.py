@@ -60,9 +60,4 @@ SCORING = {False: 0.54, True: 0.70}
 
 # (gradient checkpointing, compiled) → share of the matrix peak that updates reach; recomputed operations do not count.
 # H200. Micro-batch: 8 with gradient checkpointing; without it, 2 for uncompiled layers and 4 for compiled ones.
-TRAINING = {
-    (True, False): 0.38,
-    (True, True): 0.47,
-    (False, False): 0.34,
-    (False, True): 0.52,
-}
+TRAINING = {(True, False): 0.38, (True, True): 0.47, (False, False): 0.34, (False, True): 0.52}

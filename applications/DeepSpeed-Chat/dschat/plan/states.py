@@ -39,11 +39,7 @@ class Zero:
     group: int = SUB_GROUP
 
     @classmethod
-    def of(
-        cls,
-        settings: Mapping[str, Any],
-        trained: bool = True,
-    ) -> Zero:
+    def of(cls, settings: Mapping[str, Any], trained: bool = True) -> Zero:
         """Reads the dictionary that `dschat.settings.deepspeed.deepspeed_settings` returns.
 
         A model that is not `trained` has no optimizer states, so none are offloaded.

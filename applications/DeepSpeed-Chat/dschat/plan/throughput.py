@@ -110,12 +110,7 @@ def _why_unknown(plan: Plan) -> str:
     return ""
 
 
-def _expect_rollouts(
-    plan: Plan,
-    config: PPOConfig,
-    gpu: NamedGpu,
-    trained: TokenRate,
-) -> Expectation:
+def _expect_rollouts(plan: Plan, config: PPOConfig, gpu: NamedGpu, trained: TokenRate) -> Expectation:
     """The speed of step 3: of sampling and of whole iterations, in addition to that of training."""
     batches = config.plan_batches(plan.machine.processes)
     rows = batches.rollout_per_rank * batches.samples_per_prompt
@@ -147,12 +142,7 @@ def _expect_rollouts(
     return Expectation(gpu.name, trained=trained, sampled=sampled, iteration=iteration)
 
 
-def _training_seconds(
-    plan: Plan,
-    lengths: Integers,
-    targets: int,
-    peaks: Peaks,
-) -> float:
+def _training_seconds(plan: Plan, lengths: Integers, targets: int, peaks: Peaks) -> float:
     """Seconds for one forward and backward pass of all trained models on sequences of these lengths."""
     seconds = 0.0
     for role in _trained(plan):

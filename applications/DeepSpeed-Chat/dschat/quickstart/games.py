@@ -77,10 +77,7 @@ class Calculator:
             "function": {
                 "name": "add",
                 "description": "Adds two numbers.",
-                "parameters": {
-                    "type": "object",
-                    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-                },
+                "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
             },
         }
     ]
@@ -105,14 +102,7 @@ class Calculator:
         return [{"role": "tool", "content": str(result)}], 0.0, self._calls == CALLS
 
 
-def write_game(
-    folder: Path,
-    game: Game,
-    demonstrations: int,
-    episodes: int,
-    held_out: int,
-    seed: int,
-) -> None:
+def write_game(folder: Path, game: Game, demonstrations: int, episodes: int, held_out: int, seed: int) -> None:
     """Writes `demonstrations/` for step 1 and `episodes/` for step 3, each as train.jsonl and test.jsonl."""
     rng = random.Random(f"{seed} {game}")
     make_demonstration = _demonstrated_guesses if game == "guess" else _demonstrated_sum

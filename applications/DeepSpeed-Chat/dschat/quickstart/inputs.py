@@ -80,11 +80,7 @@ def make_folder(folder: Path, content: str) -> Path:
     return folder / "data"
 
 
-def make_inputs(
-    folder: Path,
-    seed: int,
-    scale: ReviewScale,
-) -> tuple[Path, Path]:
+def make_inputs(folder: Path, seed: int, scale: ReviewScale) -> tuple[Path, Path]:
     """Writes the corpus and the random model. Returns their folders."""
     from dschat.models.tiny import make_model
     from dschat.quickstart.synthetic import make_rows, row_texts, write_corpus
@@ -95,14 +91,7 @@ def make_inputs(
     return data, make_model(folder / "model", texts, seed)
 
 
-def supervised_flags(
-    data: Path,
-    split: str,
-    model: Path,
-    output: Path,
-    epochs: int,
-    batch: int,
-) -> list[str]:
+def supervised_flags(data: Path, split: str, model: Path, output: Path, epochs: int, batch: int) -> list[str]:
     """Flags of step 1 on demonstrations, or of step 2 on the first share of the comparisons."""
     flags = {
         "--data_path": data,
@@ -136,13 +125,7 @@ def train_reward_model(
     run_step("reward", [*flags, *more_flags], processes)
 
 
-def reward_model_flags(
-    pairs: Path,
-    sft: Path,
-    output: Path,
-    scale: ReviewScale,
-    processes: Processes,
-) -> list[str]:
+def reward_model_flags(pairs: Path, sft: Path, output: Path, scale: ReviewScale, processes: Processes) -> list[str]:
     """Flags of step 2 on the first share of the comparisons."""
     batch = processes.share(scale.batch)
     return supervised_flags(pairs, scale.data_split, sft, output, scale.reward_epochs, batch)

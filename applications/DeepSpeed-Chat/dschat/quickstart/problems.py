@@ -96,12 +96,7 @@ def make_problems() -> list[tuple[Frame, tuple[str, ...]]]:
 PROBLEMS = make_problems()
 
 
-def make_row(
-    index: int,
-    seed: int,
-    kind: Kind,
-    split: str = "train",
-) -> dict[str, object]:
+def make_row(index: int, seed: int, kind: Kind, split: str = "train") -> dict[str, object]:
     """Makes row number `index` of a source in the columns of APPS. Equal arguments give equal rows.
 
     All rows of a problem have the same tests, so that the cached outcome of a program holds for each of them.
@@ -123,11 +118,7 @@ def make_row(
     }
 
 
-def _demonstration(
-    rng: random.Random,
-    frame: Frame,
-    words: Sequence[str],
-) -> str:
+def _demonstration(rng: random.Random, frame: Frame, words: Sequence[str]) -> str:
     """A program whose blanks may be wrong, or which lacks its last bracket."""
     answer = []
     for word, choices in zip(words, frame.choices, strict=True):
@@ -147,13 +138,7 @@ def _fill(frame: Frame, words: Sequence[str]) -> str:
     return frame.program.format(*expressions)
 
 
-def write_problems(
-    folder: Path,
-    demonstrations: int,
-    problems: int,
-    held_out: int,
-    seed: int,
-) -> None:
+def write_problems(folder: Path, demonstrations: int, problems: int, held_out: int, seed: int) -> None:
     """Writes `demonstrations/` for step 1 and `problems/` for step 3, each as train.jsonl and test.jsonl.
 
     Training and test rows are sampled from the same finite set, PROBLEMS: test problems may occur in training, too.
@@ -167,14 +152,8 @@ def write_problems(
     """
     sizes: dict[Kind, int] = {"demonstrations": demonstrations, "problems": problems}
     for kind, size in sizes.items():
-        write_rows(
-            folder / kind / "train.jsonl",
-            (make_row(i, seed, kind) for i in range(size)),
-        )
-        write_rows(
-            folder / kind / "test.jsonl",
-            (make_row(i, seed, kind, "test") for i in range(held_out)),
-        )
+        write_rows(folder / kind / "train.jsonl", (make_row(i, seed, kind) for i in range(size)))
+        write_rows(folder / kind / "test.jsonl", (make_row(i, seed, kind, "test") for i in range(held_out)))
 
 
 def _tests(frame: Frame, words: Sequence[str]) -> dict[str, object]:
@@ -204,11 +183,7 @@ def _tests(frame: Frame, words: Sequence[str]) -> dict[str, object]:
     return tests
 
 
-def _result(
-    frame: Frame,
-    words: Sequence[str],
-    numbers: list[int],
-) -> object:
+def _result(frame: Frame, words: Sequence[str], numbers: list[int]) -> object:
     """What a problem on numbers asks for."""
     _, first_quantity = QUANTITIES[words[0]]
     _, last_quantity = QUANTITIES[words[-1]]

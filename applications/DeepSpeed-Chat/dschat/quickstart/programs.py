@@ -67,11 +67,7 @@ def run(options: ProgramsOptions) -> str:
     return f"{summary.text()}\n\n{table}\n\nreport: {folder / 'report.html'} ({seconds})"
 
 
-def make_inputs(
-    folder: Path,
-    seed: int,
-    scale: ProgramScale,
-) -> tuple[Path, Path]:
+def make_inputs(folder: Path, seed: int, scale: ProgramScale) -> tuple[Path, Path]:
     """Writes the problems and the random model. Returns their folders."""
     from dschat.data.formats import apps_row
     from dschat.models.tiny import make_model
@@ -86,12 +82,7 @@ def make_inputs(
     return data, make_model(folder / "model", texts, seed, vocab_size=400)
 
 
-def ppo_flags(
-    data: Path,
-    sft: Path,
-    output: Path,
-    scale: ProgramScale,
-) -> list[str]:
+def ppo_flags(data: Path, sft: Path, output: Path, scale: ProgramScale) -> list[str]:
     """Step 3 on the problems; both runs start from the same model and see the same problems."""
     flags = {
         "--data_path": data / "problems",
@@ -115,12 +106,7 @@ def ppo_flags(
     return [*as_arguments(flags), "--whiten_advantages"]
 
 
-def answer(
-    model: Path,
-    data: Path,
-    folder: Path,
-    seed: int,
-) -> Path:
+def answer(model: Path, data: Path, folder: Path, seed: int) -> Path:
     """Generates and runs five programs for each held-out problem. Returns the file of results."""
     flags: dict[str, object] = {
         "--proj_path": folder,

@@ -67,11 +67,7 @@ def run(options: QuickstartOptions) -> str:
     return f"{summary.text()}\n\nreport: {folder / 'report.html'} ({seconds:.0f} s in total)"
 
 
-def train_policies(
-    runs: Sequence[Sequence[str]],
-    at_once: int,
-    processes: Processes,
-) -> None:
+def train_policies(runs: Sequence[Sequence[str]], at_once: int, processes: Processes) -> None:
     """Runs step 3 with each run's flags: several runs at a time, or one at a time if each has several processes."""
     if processes.count > 1:
         for flags in runs:

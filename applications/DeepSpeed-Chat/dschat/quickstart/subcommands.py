@@ -29,11 +29,7 @@ class Processes:
         """One process's part of a batch."""
         return batch // self.count
 
-    def command(
-        self,
-        name: str,
-        flags: Sequence[str],
-    ) -> list[str]:
+    def command(self, name: str, flags: Sequence[str]) -> list[str]:
         """The command line of a subcommand; several processes are started by a launcher with a free port."""
         words = [sys.executable, "-m", "dschat", *name.split(), *flags]
         if self.count > 1:
@@ -52,11 +48,7 @@ def as_arguments(flags: Mapping[str, object]) -> list[str]:
     return words
 
 
-def run_step(
-    name: str,
-    flags: Sequence[str],
-    processes: Processes,
-) -> None:
+def run_step(name: str, flags: Sequence[str], processes: Processes) -> None:
     """Runs a subcommand and shows its output.
 
     Raises:
@@ -68,11 +60,7 @@ def run_step(
     _check_status(name, status)
 
 
-def run_steps(
-    steps: Sequence[tuple[str, Sequence[str]]],
-    at_once: int = 2,
-    threads: int = 1,
-) -> None:
+def run_steps(steps: Sequence[tuple[str, Sequence[str]]], at_once: int = 2, threads: int = 1) -> None:
     """Runs independent subcommands, one process each, and shows the output of each when it ends.
 
     Args:

@@ -136,11 +136,7 @@ def gold_score(response: str) -> float:
     return min(1.0, max(0, len(hits) - repeats) / FULL_SCORE)
 
 
-def gold_scores(
-    prompts: Sequence[str],
-    responses: Sequence[str],
-    rows: Sequence[dict[str, Any]],
-) -> torch.Tensor:
+def gold_scores(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[dict[str, Any]]) -> torch.Tensor:
     """`gold_score` of B responses, (B,) float32, with the signature of a reward function.
 
     Named on the command line as `path/synthetic.py:gold_scores`.
@@ -150,12 +146,7 @@ def gold_scores(
     return torch.tensor([gold_score(response) for response in responses], dtype=torch.float32)
 
 
-def make_row(
-    index: int,
-    seed: int,
-    kind: Kind,
-    split: str = "train",
-) -> dict[str, Any]:
+def make_row(index: int, seed: int, kind: Kind, split: str = "train") -> dict[str, Any]:
     """Makes row number `index` of a corpus in the columns of a TL;DR comparison; the arguments alone decide it.
 
     Both responses of a demonstration are mediocre and one is chosen by a fair coin. Each response of a comparison is
@@ -184,12 +175,7 @@ def make_row(
     }
 
 
-def make_rows(
-    num_rows: int,
-    seed: int,
-    kind: Kind,
-    split: str = "train",
-) -> list[dict[str, Any]]:
+def make_rows(num_rows: int, seed: int, kind: Kind, split: str = "train") -> list[dict[str, Any]]:
     """Makes rows 0..num_rows-1 (see `make_row`); a longer list begins with the shorter one."""
     return [make_row(index, seed, kind, split) for index in range(num_rows)]
 
@@ -203,13 +189,7 @@ def row_texts(rows: Sequence[dict[str, Any]]) -> list[str]:
     return texts
 
 
-def write_corpus(
-    folder: Path,
-    num_demonstrations: int,
-    num_comparisons: int,
-    num_eval: int,
-    seed: int,
-) -> None:
+def write_corpus(folder: Path, num_demonstrations: int, num_comparisons: int, num_eval: int, seed: int) -> None:
     """Writes two sources that share one distribution of prompts, each as train.jsonl and validation.jsonl.
 
     `demonstrations/` is for step 1 (`--data_split 1,0,0`), `comparisons/` for steps 2 and 3 (`--data_split 0,1,1`).
@@ -228,13 +208,7 @@ def _make_info(rng: random.Random) -> dict[str, Any]:
     lines = []
     for templates in (OPENERS, DETAILS, REQUESTS):
         template = rng.choice(templates)
-        lines.append(
-            template.format(
-                thing=thing,
-                p=rng.choice(PEOPLE),
-                place=rng.choice(PLACES),
-            )
-        )
+        lines.append(template.format(thing=thing, p=rng.choice(PEOPLE), place=rng.choice(PLACES)))
     return {
         "id": f"syn_{rng.getrandbits(40):010x}",
         "post": "\n".join(lines),
@@ -248,10 +222,7 @@ def _make_info(rng: random.Random) -> dict[str, Any]:
 def _templates(rng: random.Random, min_slots: tuple[int, int] = (0, 0)) -> list[str]:
     """Five to eight sentence templates within MAX_PIECES; at least `min_slots` adjectives up to / after the third."""
     while True:
-        chosen = rng.choices(
-            SENTENCES,
-            k=rng.choice((5, 6, 6, 7, 7, 8)),
-        )
+        chosen = rng.choices(SENTENCES, k=rng.choice((5, 6, 6, 7, 7, 8)))
         pieces = 1 + sum(len(_PIECE.findall(sentence.lower())) for sentence in chosen)
         has_slots = _count_slots(chosen[:HALF]) >= min_slots[0] and _count_slots(chosen[HALF:]) >= min_slots[1]
         if pieces <= MAX_PIECES and has_slots:
@@ -268,11 +239,7 @@ def _count_slots(sentences: Sequence[str]) -> int:
     return sum(sentence.count(_SLOT) for sentence in sentences)
 
 
-def _fill(
-    rng: random.Random,
-    templates: Sequence[str],
-    adjectives: Sequence[str],
-) -> str:
+def _fill(rng: random.Random, templates: Sequence[str], adjectives: Sequence[str]) -> str:
     """Fills the adjectives into the slots in order, then random nouns and people; the text begins with one space."""
     text = " " + " ".join(templates)
     for adjective in adjectives:

@@ -67,11 +67,7 @@ def gold_scores(dialogues: Sequence[Sequence[Message]], rows: Sequence[dict[str,
     return [gold_score(dialogue) for dialogue in dialogues]
 
 
-def make_dialogue(
-    index: int,
-    seed: int,
-    split: str = "train",
-) -> dict[str, Any]:
+def make_dialogue(index: int, seed: int, split: str = "train") -> dict[str, Any]:
     """Makes row number `index` with two turns, {"messages": …}. Equal arguments give the same row."""
     rng = random.Random(f"{seed}/{split}/{index}")
     first_kind, second_kind = rng.sample(list(KINDS), 2)
@@ -92,11 +88,7 @@ def make_dialogue(
     }
 
 
-def make_demonstration(
-    index: int,
-    seed: int,
-    split: str = "train",
-) -> dict[str, Any]:
+def make_demonstration(index: int, seed: int, split: str = "train") -> dict[str, Any]:
     """Makes a row for step 1, which learns the last reply: half of the dialogues end after the first turn."""
     row = make_dialogue(index, seed, split)
     return {"messages": row["messages"][: 4 if index % 2 else 2]}
@@ -110,27 +102,15 @@ def texts_of(rows: Sequence[dict[str, Any]]) -> list[str]:
     return texts
 
 
-def write_dialogues(
-    folder: Path,
-    num_demonstrations: int,
-    num_dialogues: int,
-    num_eval: int,
-    seed: int,
-) -> None:
+def write_dialogues(folder: Path, num_demonstrations: int, num_dialogues: int, num_eval: int, seed: int) -> None:
     """Writes `demonstrations/` for step 1 and `dialogues/` for REFUEL, each as train.jsonl and validation.jsonl.
 
     All rows are for one step: `--data_split 1,0,0` in step 1. Existing files are replaced.
     """
-    sources = (
-        ("demonstrations", make_demonstration, num_demonstrations),
-        ("dialogues", make_dialogue, num_dialogues),
-    )
+    sources = (("demonstrations", make_demonstration, num_demonstrations), ("dialogues", make_dialogue, num_dialogues))
     for name, make, count in sources:
         write_rows(folder / name / "train.jsonl", [make(index, seed) for index in range(count)])
-        write_rows(
-            folder / name / "validation.jsonl",
-            [make(index, seed, "valid") for index in range(num_eval)],
-        )
+        write_rows(folder / name / "validation.jsonl", [make(index, seed, "valid") for index in range(num_eval)])
 
 
 def _reply(rng: random.Random, kind: str) -> str:

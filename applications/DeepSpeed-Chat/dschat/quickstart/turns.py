@@ -14,14 +14,7 @@ from dschat.base.display import text_table
 from dschat.lab.episodes import episode_table, longest_episode, read_samples
 from dschat.lab.run_data import read_run
 from dschat.lab.runs import build_report
-from dschat.quickstart.games import (
-    CHAT_TEMPLATE,
-    CLASSES,
-    Game,
-    demonstration_texts,
-    share_of_best,
-    write_game,
-)
+from dschat.quickstart.games import CHAT_TEMPLATE, CLASSES, Game, demonstration_texts, share_of_best, write_game
 from dschat.quickstart.inputs import COMMON, make_folder, supervised_flags
 from dschat.quickstart.options import TurnsOptions
 from dschat.quickstart.subcommands import Processes, as_arguments, run_step, run_steps
@@ -96,12 +89,7 @@ def play_game(game: Game, options: TurnsOptions, scale: TurnScale) -> str:
     return f"{summary.text()}\n\n{episodes}"
 
 
-def make_inputs(
-    folder: Path,
-    game: Game,
-    seed: int,
-    scale: TurnScale,
-) -> tuple[Path, Path]:
+def make_inputs(folder: Path, game: Game, seed: int, scale: TurnScale) -> tuple[Path, Path]:
     """Writes the rows of a game and the random model. Returns their folders."""
     from dschat.models.tiny import make_model
 
@@ -111,13 +99,7 @@ def make_inputs(
     return data, make_model(folder / "model", texts, seed, vocab_size=300, chat_template=CHAT_TEMPLATE)
 
 
-def ppo_flags(
-    game: Game,
-    data: Path,
-    sft: Path,
-    output: Path,
-    scale: TurnScale,
-) -> list[str]:
+def ppo_flags(game: Game, data: Path, sft: Path, output: Path, scale: TurnScale) -> list[str]:
     """Step 3 on episodes; all runs start from the same model and see the same rows."""
     flags = {
         "--data_path": data / "episodes",

@@ -140,23 +140,9 @@ def without_copies(attention: Attention) -> Attention:
         shares_mask = attention_mask is not None and attention_mask.shape[1] == 1  # between heads
         has_bias = options.get("position_bias") is not None
         if tokens > 1 or heads == groups or not shares_mask or has_bias:
-            return attention(
-                module,
-                query,
-                key,
-                value,
-                attention_mask,
-                scaling=scaling,
-                **options,
-            )
+            return attention(module, query, key, value, attention_mask, scaling=scaling, **options)
         packed = query.reshape(rows, groups, heads // groups, width)
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            packed,
-            key,
-            value,
-            attention_mask,
-            scale=scaling,
-        )
+        attended = torch.nn.functional.scaled_dot_product_attention(packed, key, value, attention_mask, scale=scaling)
         return attended.reshape(rows, 1, heads, value.shape[-1]), None
 
     return attend

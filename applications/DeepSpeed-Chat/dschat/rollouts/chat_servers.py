@@ -182,12 +182,7 @@ class Unanswered(Exception):
         retry_after: seconds that the server asks to wait before the next try; None if it does not say.
     """
 
-    def __init__(
-        self,
-        reason: str,
-        may_be_charged: bool = False,
-        retry_after: float | None = None,
-    ) -> None:
+    def __init__(self, reason: str, may_be_charged: bool = False, retry_after: float | None = None) -> None:
         super().__init__(reason)
         self.may_be_charged = may_be_charged
         self.retry_after = retry_after
@@ -211,11 +206,7 @@ def open_chat(endpoint: Endpoint) -> httpx2.Client:
     return open_client(endpoint.base_url, endpoint.flags.url, endpoint.timeout, headers)
 
 
-def with_retries(
-    send: Callable[[], T],
-    endpoint: Endpoint,
-    wait: Callable[[float], object] = time.sleep,
-) -> T:
+def with_retries(send: Callable[[], T], endpoint: Endpoint, wait: Callable[[float], object] = time.sleep) -> T:
     """Calls `send` until it returns, at most as often as the endpoint says, and waits longer after each failure.
 
     Raises:
@@ -245,11 +236,7 @@ def with_retries(
     raise ValueError(f"{endpoint.flags.tries} is {tries}: a request is sent at least once")
 
 
-def complete(
-    client: httpx2.Client,
-    endpoint: Endpoint,
-    body: Mapping[str, object],
-) -> Completion:
+def complete(client: httpx2.Client, endpoint: Endpoint, body: Mapping[str, object]) -> Completion:
     """Sends one request once.
 
     Args:
@@ -332,11 +319,7 @@ def _count_or_none(usage: Mapping[str, Any], name: str) -> int | None:
     return count if isinstance(count, int) else None
 
 
-def _flaw(
-    choice: Mapping[str, Any],
-    text: str,
-    endpoint: Endpoint,
-) -> str:
+def _flaw(choice: Mapping[str, Any], text: str, endpoint: Endpoint) -> str:
     """Why an answer may be incomplete, and the remedy; empty if nothing suggests it."""
     finish_reason = choice.get("finish_reason")
     message = choice["message"]

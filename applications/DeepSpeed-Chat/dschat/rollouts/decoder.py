@@ -65,38 +65,16 @@ class Decoder:
         self._steps_by_products = not is_plain and causal_lm._supports_attention_backend
         self._masks = StepMasks(causal_lm.config, self.cache, is_plain or self._steps_by_products)
 
-        self._slot_state = torch.zeros(
-            5,
-            capacity.slots,
-            dtype=torch.long,
-            device=device,
-        )
+        self._slot_state = torch.zeros(5, capacity.slots, dtype=torch.long, device=device)
         self.number, self.sampled, self.position, self.id, self.first = self._slot_state
-        self.ended = torch.zeros(
-            capacity.slots,
-            dtype=torch.bool,
-            device=device,
-        )
+        self.ended = torch.zeros(capacity.slots, dtype=torch.bool, device=device)
         shape = (capacity.prompts + 1, capacity.tokens)
-        self.tokens = torch.zeros(
-            shape,
-            dtype=torch.long,
-            device=device,
-        )
+        self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, device=device)
-        self.uniform = torch.zeros(
-            shape,
-            dtype=torch.float64,
-            device=device,
-        )
+        self.uniform = torch.zeros(shape, dtype=torch.float64, device=device)
         self._samplers: dict[Sampling, TokenSampler] = {}
 
-    def begin(
-        self,
-        sampling: Sampling,
-        seeds: Sequence[int],
-        slots: int,
-    ) -> None:
+    def begin(self, sampling: Sampling, seeds: Sequence[int], slots: int) -> None:
         """Empties the slots for a new rollout.
 
         Args:
@@ -117,14 +95,7 @@ class Decoder:
         self.tokens.fill_(sampling.pad_id)
         self.number.fill_(self.capacity.prompts)
 
-    def take(
-        self,
-        rows: slice[int, int],
-        numbers: Sequence[int],
-        lengths: Sequence[int],
-        low: int,
-        end: int,
-    ) -> None:
+    def take(self, rows: slice[int, int], numbers: Sequence[int], lengths: Sequence[int], low: int, end: int) -> None:
         """Gives slots to prompts.
 
         Args:
@@ -142,12 +113,7 @@ class Decoder:
         self.ended[rows] = False
         self._clear(rows, low, end - lengths[0])
 
-    def _clear(
-        self,
-        rows: slice[int, int],
-        low: int,
-        start: int,
-    ) -> None:
+    def _clear(self, rows: slice[int, int], low: int, start: int) -> None:
         """Zeroes columns that will be read and in which earlier rows may have left numbers that are not finite."""
         if low < start:
             self.cache.clear(rows, slice(low, start))
@@ -171,12 +137,7 @@ class Decoder:
                 and logits.
         """
         start = end - input_ids.shape[1]
-        self.cache.window.set(
-            rows,
-            read_start=start,
-            write_start=start,
-            end=end,
-        )
+        self.cache.window.set(rows, read_start=start, write_start=start, end=end)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         with self._uncompiled():
             logits = self._forward(rows, input_ids, positions, mask.long())
@@ -190,20 +151,10 @@ class Decoder:
         """To be called before the next step whenever the first `live` slots hold other rows or columns."""
         self._masks.update(self.first[:live])
 
-    def step(
-        self,
-        live: int,
-        low: int,
-        end: int,
-    ) -> None:
+    def step(self, live: int, low: int, end: int) -> None:
         """Samples the next token of the first `live` slots, which see columns [low, end] and write column `end`."""
         rows = slice(0, live)
-        self.cache.window.set(
-            rows,
-            read_start=low,
-            write_start=end,
-            end=end + 1,
-        )
+        self.cache.window.set(rows, read_start=low, write_start=end, end=end + 1)
         self.position[rows] += 1
         by_products = one_token_attention(self._model) if self._steps_by_products else nullcontext()
         input_ids = self.id[rows, None]
@@ -216,34 +167,20 @@ class Decoder:
         """Which of the first `live` slots have ended; waits for the device."""
         return self.ended[:live].tolist()
 
-    def move(
-        self,
-        sources: Sequence[int],
-        targets: Sequence[int],
-        columns: slice[int, int],
-    ) -> None:
+    def move(self, sources: Sequence[int], targets: Sequence[int], columns: slice[int, int]) -> None:
         """Copies the rows of some slots, whose tokens are in these columns, into other slots."""
         source, target = to_device(np.array([sources, targets]), self._device)
         self.cache.move(source, target, columns)
         for state in (self._slot_state, self.ended):
             state[..., target] = state[..., source]
 
-    def shift(
-        self,
-        live: int,
-        columns: slice[int, int],
-        distance: int,
-    ) -> None:
+    def shift(self, live: int, columns: slice[int, int], distance: int) -> None:
         """Moves columns of the first `live` slots to the left."""
         self.cache.shift(live, columns, distance)
         self.first -= distance
 
     def _forward(
-        self,
-        rows: slice[int, int],
-        input_ids: Tensor,
-        positions: Tensor,
-        mask: Tensor | dict[str, Tensor],
+        self, rows: slice[int, int], input_ids: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor]
     ) -> Tensor:
         """Logits (n, V) after the last tokens of n slots."""
         with grouped_heads():
@@ -263,10 +200,7 @@ class Decoder:
         return nullcontext() if self._compiler is None else self._compiler.paused()
 
     def _sample_tokens(
-        self,
-        rows: slice[int, int] | Tensor,
-        logits: Tensor,
-        sample: SampleTokens = TokenSampler.__call__,
+        self, rows: slice[int, int] | Tensor, logits: Tensor, sample: SampleTokens = TokenSampler.__call__
     ) -> None:
         """Samples the next token of some slots. `sample` is `TokenSampler.__call__` or its compiled form."""
         number = self.number[rows]

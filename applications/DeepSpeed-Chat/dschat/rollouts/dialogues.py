@@ -67,11 +67,7 @@ class SampledPair:
 class Assistant(Protocol):
     """Answers batches of dialogues."""
 
-    def __call__(
-        self,
-        states: Sequence[Dialogue],
-        seeds: Sequence[int],
-    ) -> Sequence[AssistantTurn | None]:
+    def __call__(self, states: Sequence[Dialogue], seeds: Sequence[int]) -> Sequence[AssistantTurn | None]:
         """Replies to states, each of which ends with a user's message.
 
         A reply is None if its state is too long to be answered. A row's seed alone decides its random numbers.
@@ -82,10 +78,7 @@ class User(Protocol):
     """Writes the user's messages."""
 
     def __call__(
-        self,
-        dialogues: Sequence[Dialogue],
-        numbers: Sequence[int],
-        seeds: Sequence[int],
+        self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]
     ) -> Sequence[str | None]:
         """Writes the next message of dialogues, each of which ends with a reply.
 
@@ -105,12 +98,7 @@ class UserFromData:
     def __init__(self, dialogues: Sequence[Dialogue]) -> None:
         self._dialogues = dialogues
 
-    def __call__(
-        self,
-        dialogues: Sequence[Dialogue],
-        numbers: Sequence[int],
-        seeds: Sequence[int],
-    ) -> list[str]:
+    def __call__(self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]) -> list[str]:
         """See `User`."""
         messages = []
         for dialogue, number in zip(dialogues, numbers, strict=True):
@@ -144,11 +132,7 @@ class PolicyAssistant:
         self._max_tokens = max_tokens
         self._may_end = may_end
 
-    def __call__(
-        self,
-        states: Sequence[Dialogue],
-        seeds: Sequence[int],
-    ) -> Sequence[AssistantTurn | None]:
+    def __call__(self, states: Sequence[Dialogue], seeds: Sequence[int]) -> Sequence[AssistantTurn | None]:
         """See `Assistant`. Raises UserError if a state leaves no room for a reply, unless that may end it."""
         prompts = encode_states(self._tokenizer, states, "a rollout")
         max_prompt = sys.maxsize if self._max_tokens is None else self._max_tokens - self._sampling.max_new_tokens
@@ -172,23 +156,13 @@ class PolicyAssistant:
         for ids, has_end in zip(responses, finished, strict=True):
             texts.append(decode_sampled(self._tokenizer, ids, has_end))
         contents = reply_contents(self._tokenizer, texts)
-        for n, ids, content, has_end in zip(
-            fitting,
-            responses,
-            contents,
-            finished,
-            strict=True,
-        ):
+        for n, ids, content, has_end in zip(fitting, responses, contents, finished, strict=True):
             replies[n] = AssistantTurn(prompts[n], ids, content, has_end)
         return replies
 
 
 def roll_out(
-    starts: Sequence[Dialogue],
-    turns: Sequence[int],
-    assistant: Assistant,
-    user: User,
-    seeds: Sequence[int],
+    starts: Sequence[Dialogue], turns: Sequence[int], assistant: Assistant, user: User, seeds: Sequence[int]
 ) -> list[DialogueRollout]:
     """Continues B dialogues until each has its number of turns, or ends before; see `DialogueRollout.ended`.
 

@@ -72,12 +72,7 @@ class AheadEngine(RolloutEngine, Protocol):
     def session_again(self, actor: TrainedPolicy) -> AbstractContextManager[ResponseSampler]:
         """A session for an actor that has not changed since the last one: its weights are not sent again."""
 
-    def begin(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling,
-        seeds: Sequence[int],
-    ) -> Pending:
+    def begin(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Pending:
         """Like a `ResponseSampler`, with the weights of the last session, but does not wait for the responses."""
 
 
@@ -92,21 +87,14 @@ class PolicySampler:
     engine: RolloutEngine
 
 
-def pad_prompts(
-    prompts: Sequence[Sequence[int]],
-    pad_id: int,
-    device: torch.device,
-) -> tuple[Tensor, Tensor]:
+def pad_prompts(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Pads B prompts on the left to the longest: input_ids (B, P) long and attention_mask (B, P) bool."""
     ids, mask = pad(prompts, pad_id, "left")
     return ids.to(device), mask.to(device)
 
 
 def assemble(
-    prompts: tuple[Tensor, Tensor],
-    tokens: Tensor,
-    sampling: Sampling,
-    limits: Sequence[int] | None = None,
+    prompts: tuple[Tensor, Tensor], tokens: Tensor, sampling: Sampling, limits: Sequence[int] | None = None
 ) -> Rollout:
     """Makes a rollout from sampled ids; each row ends after its first end token, or at its limit.
 

@@ -37,11 +37,7 @@ class Environment(Protocol):
     A method `close()`, if there is one, is called at the end of the episode.
     """
 
-    def reset(
-        self,
-        row: dict[str, object],
-        seed: int,
-    ) -> list[Message]:
+    def reset(self, row: dict[str, object], seed: int) -> list[Message]:
         """Begins an episode.
 
         Args:
@@ -52,11 +48,7 @@ class Environment(Protocol):
             The messages before the policy's first reply.
         """
 
-    def step(
-        self,
-        messages: list[Message],
-        reply: str,
-    ) -> tuple[list[Message], float, bool]:
+    def step(self, messages: list[Message], reply: str) -> tuple[list[Message], float, bool]:
         """Answers a reply of the policy.
 
         Args:
@@ -133,11 +125,7 @@ def _check_call(function: object, arguments: Sequence[str], usage: str) -> None:
         return
 
 
-def reset_environment(
-    environment: Environment,
-    row: dict[str, object],
-    seed: int,
-) -> list[Message]:
+def reset_environment(environment: Environment, row: dict[str, object], seed: int) -> list[Message]:
     """The messages with which an episode begins. Raises UserError if `reset` fails or returns something else."""
     result = call_function(environment.reset, FLAG, row, seed)
     if isinstance(result, tuple) and len(result) == 2:  # gymnasium's (observation, info)
@@ -145,11 +133,7 @@ def reset_environment(
     return _checked_messages(result, "reset", may_be_empty=False)
 
 
-def step_environment(
-    environment: Environment,
-    messages: list[Message],
-    reply: str,
-) -> StepResult:
+def step_environment(environment: Environment, messages: list[Message], reply: str) -> StepResult:
     """The answer to a reply. Raises UserError if `step` fails or returns something else."""
     result = call_function(environment.step, FLAG, messages, reply)
     if not isinstance(result, tuple) or len(result) not in (3, 5):

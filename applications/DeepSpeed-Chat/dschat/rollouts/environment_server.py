@@ -37,12 +37,7 @@ CLOSE_TIMEOUT = 10  # seconds for an environment's `close`
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
-def main(
-    spec: str,
-    address: str,
-    report_end: int,
-    user: str,
-) -> None:
+def main(spec: str, address: str, report_end: int, user: str) -> None:
     """Loads the class, reports how that went, and serves episodes until the training process has ended.
 
     Args:
@@ -134,8 +129,7 @@ def kill_group(pid: int) -> None:
 
 
 def play_episode(  # type: ignore[explicit-any]  # a connection carries anything
-    connection: Connection,
-    environment_class: Callable[[], Environment],
+    connection: Connection, environment_class: Callable[[], Environment]
 ) -> None:
     """Answers the calls of one episode until the other side closes the connection.
 

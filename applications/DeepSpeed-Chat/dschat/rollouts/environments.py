@@ -37,12 +37,7 @@ MAX_SOCKET_PATH = 100  # bytes of a socket's path; AF_UNIX allows 104 or 108, de
 Call = tuple[str, object, object]  # ("reset", row, seed) or ("step", messages, reply)
 
 
-def environment_seed(
-    seed: int,
-    kind: SeedKind,
-    iteration: int,
-    index: int,
-) -> int:
+def environment_seed(seed: int, kind: SeedKind, iteration: int, index: int) -> int:
     """The seed of all environments of a row in an iteration, so that its episodes begin alike.
 
     Args:
@@ -114,13 +109,7 @@ class EpisodeProcess:
 class EnvironmentPool:
     """Starts environments of one class, and calls many of them at the same time."""
 
-    def __init__(
-        self,
-        spec: str,
-        timeout: float,
-        workers: int,
-        user: UserSettings | None = None,
-    ) -> None:
+    def __init__(self, spec: str, timeout: float, workers: int, user: UserSettings | None = None) -> None:
         """Starts the server and waits until it has loaded the class.
 
         Args:
@@ -179,11 +168,7 @@ class EnvironmentPool:
             for process in processes:
                 process.close()
 
-    def call(
-        self,
-        processes: Sequence[EpisodeProcess],
-        calls: Sequence[Call],
-    ) -> list[Result]:
+    def call(self, processes: Sequence[EpisodeProcess], calls: Sequence[Call]) -> list[Result]:
         """Sends one call to each process and returns the results. At most `workers` calls run at the same time.
 
         Raises:

@@ -99,13 +99,7 @@ class Episode:
         """Whether the environment ended it, after a reply that ended by itself."""
         return self.done and bool(self.cut) and not self.cut[-1]
 
-    def append_reply(
-        self,
-        ids: Sequence[int],
-        logprobs: Sequence[float] | None,
-        has_end: bool,
-        is_bad: bool,
-    ) -> None:
+    def append_reply(self, ids: Sequence[int], logprobs: Sequence[float] | None, has_end: bool, is_bad: bool) -> None:
         """Appends a reply as it was sampled."""
         self.ids += ids
         self.sampled += [True] * len(ids)
@@ -176,11 +170,7 @@ class EpisodePlayer:
         self.sampling = replace(sampling, max_new_tokens=limits.tokens, end_ids=tuple(sorted(end_ids)))
 
     def play(
-        self,
-        sampler: ResponseSampler,
-        rows: Sequence[Row],
-        seeds: Sequence[int],
-        environment_seeds: Sequence[int],
+        self, sampler: ResponseSampler, rows: Sequence[Row], seeds: Sequence[int], environment_seeds: Sequence[int]
     ) -> tuple[list[Episode], list[TurnLengths]]:
         """Plays B episodes until all are over, and says what was sampled in each turn.
 
@@ -206,10 +196,7 @@ class EpisodePlayer:
         return episodes, turns
 
     def _begin(
-        self,
-        episodes: Sequence[Episode],
-        processes: Sequence[EpisodeProcess],
-        environment_seeds: Sequence[int],
+        self, episodes: Sequence[Episode], processes: Sequence[EpisodeProcess], environment_seeds: Sequence[int]
     ) -> None:
         """Resets all environments, and encodes what they say."""
         calls = []

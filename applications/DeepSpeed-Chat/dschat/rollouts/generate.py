@@ -47,12 +47,7 @@ class CausalLM(Protocol):
 class ContinuousEngine:
     """Samples from the actor by continuous batching."""
 
-    def __init__(
-        self,
-        slots: int,
-        decode_graphs: bool | None = False,
-        report: Report | None = None,
-    ) -> None:
+    def __init__(self, slots: int, decode_graphs: bool | None = False, report: Report | None = None) -> None:
         """Stores the settings.
 
         Args:
@@ -85,12 +80,7 @@ class ContinuousEngine:
     def _uses_graphs(self, causal_lm: PreTrainedModel) -> bool:
         return causal_lm.device.type == "cuda" if self._decode_graphs is None else self._decode_graphs
 
-    def kept_bytes(
-        self,
-        causal_lm: PreTrainedModel,
-        prompts: int,
-        tokens: int,
-    ) -> int:
+    def kept_bytes(self, causal_lm: PreTrainedModel, prompts: int, tokens: int) -> int:
         """Bytes on the device that stay allocated while the model trains.
 
         CUDA graphs keep the buffers that they write into: the cache of keys and values, and the logits of a step.
@@ -256,17 +246,8 @@ class FiniteLogits(LogitsProcessor):
     is never sampled. Ids without a token (`missing`, (K,) long) are never sampled.
     """
 
-    def __init__(
-        self,
-        rows: int,
-        device: torch.device,
-        missing: Tensor | None = None,
-    ) -> None:
-        self.bad_rows = torch.zeros(
-            rows,
-            dtype=torch.bool,
-            device=device,
-        )
+    def __init__(self, rows: int, device: torch.device, missing: Tensor | None = None) -> None:
+        self.bad_rows = torch.zeros(rows, dtype=torch.bool, device=device)
         self._missing = missing
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -305,11 +286,7 @@ def generate(
     input_ids, attention_mask = pad_prompts(prompts, sampling.pad_id, device)
     shape = (len(prompts), sampling.max_new_tokens)
     tokens = torch.full(shape, sampling.pad_id, device=device)
-    bad_rows = torch.zeros(
-        len(prompts),
-        dtype=torch.bool,
-        device=device,
-    )
+    bad_rows = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     max_tokens = sampling.limits(len(prompts), limits)
     order = sorted(range(len(prompts)), key=lambda row: (max_tokens[row], -len(prompts[row])))
     fork = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])

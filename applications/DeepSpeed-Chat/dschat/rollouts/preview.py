@@ -24,11 +24,7 @@ def run(options: PreviewOptions) -> str:
     return command.preview(options, partial(begin_episodes, environment, options.source.seed))
 
 
-def begin_episodes(
-    environment: str,
-    seed: int,
-    rows: Sequence[Row],
-) -> list[Row]:
+def begin_episodes(environment: str, seed: int, rows: Sequence[Row]) -> list[Row]:
     """Rows whose prompts are what environments say first, with the seeds of the first iteration on all rows.
 
     Args:

@@ -41,11 +41,7 @@ class ReplyCache:
     that cannot be read and an unusable answer count as missing: their questions are asked again.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        is_usable: Callable[[Reply], bool] = accept_any,
-    ) -> None:
+    def __init__(self, folder: Path, is_usable: Callable[[Reply], bool] = accept_any) -> None:
         """Makes a cache; `is_usable` says which answers are kept; `get` and `put` may be given another predicate."""
         self.folder = folder
         self._is_usable = is_usable
@@ -61,12 +57,7 @@ class ReplyCache:
             return None
         return reply if (is_usable or self._is_usable)(reply) else None
 
-    def put(
-        self,
-        digest: str,
-        reply: Reply,
-        is_usable: Callable[[Reply], bool] | None = None,
-    ) -> None:
+    def put(self, digest: str, reply: Reply, is_usable: Callable[[Reply], bool] | None = None) -> None:
         """Saves an answer if it is usable. Raises UserError if the folder cannot be written."""
         if (is_usable or self._is_usable)(reply):
             write_rows(self._file(digest), [asdict(reply)])

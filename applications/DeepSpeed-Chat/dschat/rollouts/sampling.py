@@ -9,12 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import GenerationConfig, LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from macro_actions.splitmix import random_words, shift_right
 
@@ -34,11 +29,7 @@ class Sampling:
     top_k: int = 0  # 0 = all
     top_p: float = 1.0
 
-    def limits(
-        self,
-        rows: int,
-        limits: Sequence[int] | None,
-    ) -> Sequence[int]:
+    def limits(self, rows: int, limits: Sequence[int] | None) -> Sequence[int]:
         """Maximum tokens of each response: `limits` if there are any, else `max_new_tokens` for every row."""
         return [self.max_new_tokens] * rows if limits is None else limits
 
@@ -54,12 +45,7 @@ class Sampling:
         """These settings for transformers, including every field that a checkpoint would otherwise fill in."""
         options: dict[str, bool | int | float] = {"do_sample": False}
         if self.temperature > 0:
-            options = {
-                "do_sample": True,
-                "temperature": self.temperature,
-                "top_k": self.top_k,
-                "top_p": self.top_p,
-            }
+            options = {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
         return GenerationConfig(
             max_new_tokens=self.max_new_tokens,
             eos_token_id=list(self.end_ids),
@@ -98,11 +84,7 @@ class TokenSampler:
     """Samples tokens from logits as a `Sampling` says."""
 
     def __init__(
-        self,
-        sampling: Sampling,
-        vocab_size: int,
-        device: torch.device,
-        missing: Collection[int] = (),
+        self, sampling: Sampling, vocab_size: int, device: torch.device, missing: Collection[int] = ()
     ) -> None:
         """Moves the ids to the device.
 
@@ -116,16 +98,8 @@ class TokenSampler:
         allowed = [i for i in range(vocab_size) if i not in excluded]
         self._temperature = sampling.temperature
         forbidden = sorted(sampling.forbidden)
-        self._forbidden = torch.tensor(
-            forbidden,
-            dtype=torch.long,
-            device=device,
-        )
-        self._is_forbidden = torch.zeros(
-            vocab_size,
-            dtype=torch.bool,
-            device=device,
-        )
+        self._forbidden = torch.tensor(forbidden, dtype=torch.long, device=device)
+        self._is_forbidden = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self._is_forbidden[self._forbidden] = True
         self._allowed = torch.tensor(allowed, device=device)
         self._end_ids = torch.tensor(sampling.end_ids, device=device)
@@ -136,11 +110,7 @@ class TokenSampler:
         if sampling.temperature > 0 and sampling.top_p < 1:
             self._truncation.append(TopPLogitsWarper(sampling.top_p))
 
-    def __call__(
-        self,
-        logits: Tensor,
-        uniform: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Samples one token per row.
 
         Args:
@@ -183,10 +153,7 @@ class TokenSampler:
         return torch.where(log_z.isfinite(), ids, even_ids), log_z
 
 
-def inverse_cdf(
-    logits: Tensor,
-    uniform: Tensor,
-) -> tuple[Tensor, Tensor]:
+def inverse_cdf(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """The id of each row where the running sum of exp(logit) passes u · Z; its logit is above −inf.
 
     The search goes over blocks of ids first and then inside one block, so that no running sum is as wide as the
@@ -208,11 +175,7 @@ def inverse_cdf(
     total = running[:, -1:]
     target = uniform[:, None] * total
     last_block = sums.shape[1] - 1
-    block = torch.searchsorted(
-        running,
-        target,
-        right=True,
-    ).clamp(max=last_block)
+    block = torch.searchsorted(running, target, right=True).clamp(max=last_block)
     previous = (block - 1).clamp(min=0)
     before = torch.where(block > 0, running.gather(1, previous), 0.0)
 
@@ -222,11 +185,7 @@ def inverse_cdf(
     inside = torch.where(ids < num_ids, weights, 0.0).cumsum(-1)
     # The block's float32 sum may be above that of float64, and the target behind its end.
     last_weighted = torch.nextafter(inside[:, -1:], torch.zeros_like(before))
-    position = torch.searchsorted(
-        inside,
-        torch.minimum(target - before, last_weighted),
-        right=True,
-    )
+    position = torch.searchsorted(inside, torch.minimum(target - before, last_weighted), right=True)
     sampled = (block * BLOCK + position).clamp(max=num_ids - 1)
     log_z = largest.double() + total.log()
     return sampled[:, 0], log_z[:, 0]

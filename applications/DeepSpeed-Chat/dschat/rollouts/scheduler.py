@@ -171,11 +171,7 @@ class BatchScheduler:
         mask = rollout.response_mask
         logprobs = self._decoder.logprobs[:count, : mask.shape[1]]
         logprobs = torch.where(mask, logprobs, 0.0)
-        return Generation(
-            rollout,
-            logprobs,
-            bad_rows=logprobs.isnan().any(1),
-        )
+        return Generation(rollout, logprobs, bad_rows=logprobs.isnan().any(1))
 
     def _low(self) -> int:
         """First column of the live rows."""
@@ -196,9 +192,7 @@ class BatchScheduler:
         self._rows_changed()
 
 
-def prefill_groups(
-    lengths: Sequence[int],
-) -> list[tuple[int, int]]:
+def prefill_groups(lengths: Sequence[int]) -> list[tuple[int, int]]:
     """Divides prompts, longest first, into forward passes with little padding.
 
     Returns:

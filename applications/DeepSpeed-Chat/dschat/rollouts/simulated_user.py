@@ -104,12 +104,7 @@ class SimulatedDialogue:
     The user of a function ends it earlier with an empty message. There are no rewards.
     """
 
-    def __init__(
-        self,
-        user: User,
-        max_turns: int,
-        may_end: bool,
-    ) -> None:
+    def __init__(self, user: User, max_turns: int, may_end: bool) -> None:
         """Takes the parts.
 
         Args:

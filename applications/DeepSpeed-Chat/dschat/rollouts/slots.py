@@ -35,12 +35,7 @@ class Window:
     column: Tensor | None = None  # (1,) long: in steps of fixed shapes, the one column that is written, instead
 
     def set(
-        self,
-        slots: slice[int, int],
-        read_start: int,
-        write_start: int,
-        end: int,
-        column: Tensor | None = None,
+        self, slots: slice[int, int], read_start: int, write_start: int, end: int, column: Tensor | None = None
     ) -> None:
         """Sets what the next forward pass uses."""
         self.first_slot = slots.start
@@ -57,13 +52,7 @@ class SlotLayer(CacheLayerMixin):
     keys: Tensor
     values: Tensor
 
-    def __init__(
-        self,
-        slots: int,
-        columns: int,
-        span: int | None,
-        window: Window,
-    ) -> None:
+    def __init__(self, slots: int, columns: int, span: int | None, window: Window) -> None:
         """Stores the sizes; the first forward pass allocates the buffers.
 
         Args:
@@ -89,11 +78,7 @@ class SlotLayer(CacheLayerMixin):
         return states.new_zeros(self._slots, states.shape[1], self._columns, states.shape[3])
 
     def update(
-        self,
-        key_states: Tensor,
-        value_states: Tensor,
-        *args: object,
-        **kwargs: object,
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Writes new columns, and returns views of the columns that these tokens see."""
         if not self.is_initialized:
@@ -140,23 +125,14 @@ class StepLayer:
     with. So this object holds no slots, columns or layer numbers: the views begin where the step reads.
     """
 
-    def __init__(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        column: Tensor,
-    ) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, column: Tensor) -> None:
         """Takes the views (rows, heads, columns, width) that the step reads, and the column (1,) that it writes."""
         self._keys = keys
         self._values = values
         self._column = column
 
     def update(
-        self,
-        key_states: Tensor,
-        value_states: Tensor,
-        *args: object,
-        **kwargs: object,
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Writes one column; returns the columns that the new token may see, subject to the mask."""
         self._keys.index_copy_(2, self._column, key_states)
@@ -170,12 +146,7 @@ class SlotCache(Cache):
     step_layers: list[StepLayer] | None = None  # for compiled layers, inside `step_views`
     merges_linears = False  # whether compiled layers may compute linear layers of one input as one
 
-    def __init__(
-        self,
-        config: PreTrainedConfig,
-        slots: int,
-        columns: int,
-    ) -> None:
+    def __init__(self, config: PreTrainedConfig, slots: int, columns: int) -> None:
         """Allocates no buffers yet: a layer's first keys and values decide their types and widths."""
         self.window = Window()
         self.slot_layers: list[SlotLayer] = []
@@ -184,32 +155,18 @@ class SlotCache(Cache):
             self.slot_layers.append(SlotLayer(slots, columns, span, self.window))
         super().__init__(layers=list(self.slot_layers))
 
-    def move(
-        self,
-        source: Tensor,
-        target: Tensor,
-        columns: slice[int, int],
-    ) -> None:
+    def move(self, source: Tensor, target: Tensor, columns: slice[int, int]) -> None:
         """Copies columns of some slots (n,) into other slots (n,)."""
         for buffer in self._buffers():
             buffer[target, :, columns] = buffer[source, :, columns]
 
-    def shift(
-        self,
-        slots: int,
-        columns: slice[int, int],
-        distance: int,
-    ) -> None:
+    def shift(self, slots: int, columns: slice[int, int], distance: int) -> None:
         """Moves columns of the first slots to the left."""
         for buffer in self._buffers():
             moved = buffer[:slots, :, columns].clone()
             buffer[:slots, :, columns.start - distance : columns.stop - distance] = moved
 
-    def clear(
-        self,
-        slots: slice[int, int],
-        columns: slice[int, int],
-    ) -> None:
+    def clear(self, slots: slice[int, int], columns: slice[int, int]) -> None:
         """Sets columns of some slots to zero."""
         for buffer in self._buffers():
             buffer[slots, :, columns] = 0
@@ -245,12 +202,7 @@ class SlotCache(Cache):
 class StepMasks:
     """Attention masks of a step: a row's next token sees the columns from the row's first token on."""
 
-    def __init__(
-        self,
-        config: PreTrainedConfig,
-        cache: SlotCache,
-        is_additive: bool = True,
-    ) -> None:
+    def __init__(self, config: PreTrainedConfig, cache: SlotCache, is_additive: bool = True) -> None:
         """Stores what decides the form of the masks.
 
         Args:
@@ -277,11 +229,7 @@ class StepMasks:
             return self._columns_from(self._cache.window.read_start)
         return self._by_type(lambda layer: self._columns_from(layer.read_start))
 
-    def of_static_step(
-        self,
-        first_columns: Tensor,
-        column: Tensor,
-    ) -> Tensor | dict[str, Tensor]:
+    def of_static_step(self, first_columns: Tensor, column: Tensor) -> Tensor | dict[str, Tensor]:
         """The model's ``attention_mask`` for a step of fixed shapes.
 
         Args:
@@ -297,10 +245,7 @@ class StepMasks:
 
         return self._by_type(seen_by)
 
-    def _by_type(
-        self,
-        mask_of: Callable[[SlotLayer], Tensor],
-    ) -> Tensor | dict[str, Tensor]:
+    def _by_type(self, mask_of: Callable[[SlotLayer], Tensor]) -> Tensor | dict[str, Tensor]:
         layers = self._cache.slot_layers
         if self._types is None:
             return mask_of(layers[0])

@@ -73,10 +73,7 @@ class HostSyncs(TorchDispatchMode):
         return result
 
 
-def host_syncs(
-    step: Callable[[], None],
-    device: torch.device,
-) -> set[str]:
+def host_syncs(step: Callable[[], None], device: torch.device) -> set[str]:
     """Runs a step and returns the operators for which the host waited for the device.
 
     On a GPU, PyTorch also warns of waits inside an operator, for instance where a mixture's experts are counted on the
@@ -114,11 +111,7 @@ def _indexes_by_mask(name: str, args: Sequence[object]) -> bool:
     return any(index is not None and index.dtype == torch.bool for index in indices)
 
 
-def _crosses_devices(
-    name: str,
-    args: Sequence[object],
-    result: object,
-) -> bool:
+def _crosses_devices(name: str, args: Sequence[object], result: object) -> bool:
     if name not in ("_to_copy", "copy_"):
         return False
     tensors = [item for item in (*args[:2], result) if isinstance(item, Tensor)]
@@ -154,11 +147,7 @@ class StaticDecoder(Decoder):
         columns = round_up(capacity.columns, COLUMN_STEP)
         super().__init__(causal_lm, replace(capacity, columns=columns))
         self._addresses = addresses_of(causal_lm)
-        self._column = torch.zeros(
-            1,
-            dtype=torch.long,
-            device=self._device,
-        )  # the one that was filled last
+        self._column = torch.zeros(1, dtype=torch.long, device=self._device)  # the one that was filled last
         self._steps: dict[tuple[Sampling, int, int], Callable[[], None]] = {}  # by sampling, rows and columns
         on_gpu = self._device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
@@ -195,12 +184,7 @@ class StaticDecoder(Decoder):
         self._column.fill_(end - 1)
         self._ended_copy.request()
 
-    def step(
-        self,
-        live: int,
-        low: int,
-        end: int,
-    ) -> None:
+    def step(self, live: int, low: int, end: int) -> None:
         if self.refusal is not None:
             super().step(live, low, end)
             return
@@ -241,21 +225,11 @@ class StaticDecoder(Decoder):
         self._ended_copy.request()
         return ended
 
-    def move(
-        self,
-        sources: Sequence[int],
-        targets: Sequence[int],
-        columns: slice[int, int],
-    ) -> None:
+    def move(self, sources: Sequence[int], targets: Sequence[int], columns: slice[int, int]) -> None:
         """See `Decoder.move`; copies all columns, since a step reads them all."""
         super().move(sources, targets, slice(0, self.capacity.columns))
 
-    def _clear(
-        self,
-        rows: slice[int, int],
-        low: int,
-        start: int,
-    ) -> None:
+    def _clear(self, rows: slice[int, int], low: int, start: int) -> None:
         if self.cache.is_initialized:
             super()._clear(rows, 0, self.capacity.columns)
 
@@ -265,13 +239,7 @@ class StaticDecoder(Decoder):
         self._column += 1
         self.position[slots] += 1
         start = columns - COLUMN_STEP
-        self.cache.window.set(
-            slots,
-            read_start=0,
-            write_start=start,
-            end=columns,
-            column=self._column,
-        )
+        self.cache.window.set(slots, read_start=0, write_start=start, end=columns, column=self._column)
         mask = self._masks.of_static_step(self.first[slots], self._column)
         input_ids = self.id[slots, None].data
         positions = self.position[slots, None].data
@@ -279,21 +247,13 @@ class StaticDecoder(Decoder):
             logits = self._forward(slots, input_ids, positions, mask)
         self._sample_tokens(slots, logits, self._token_sampler)
 
-    def _capture(
-        self,
-        step: Callable[[], None],
-    ) -> Callable[[], None] | None:
+    def _capture(self, step: Callable[[], None]) -> Callable[[], None] | None:
         """Captures a step as a CUDA graph; returns its `replay`, or None if it cannot be captured."""
         assert self._pool is not None
         graph = torch.cuda.CUDAGraph()
         stream_before = torch.cuda.current_stream()
         try:
-            with torch.cuda.graph(
-                graph,
-                self._pool,
-                self._stream,
-                capture_error_mode="thread_local",
-            ):
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 step()
         except RuntimeError as error:
             # When torch.cuda.graph fails it leaves its stream set, and the allocator recording.

@@ -32,11 +32,7 @@ from dschat.settings.conditions import (
 )
 from dschat.settings.macro_actions import TerminationFlags
 from macro_actions import conditions as macro
-from macro_actions.conditions import (
-    ends_from_lengths,
-    isolate_last_token,
-    make_row_seeds,
-)
+from macro_actions.conditions import ends_from_lengths, isolate_last_token, make_row_seeds
 from macro_actions.masked import last_true
 from macro_actions.token_text import TokenReader
 from macro_actions.types import Rollout, ScoredRollout, Trajectory, mapped
@@ -75,13 +71,7 @@ class FindEnds(Protocol):
 class TerminationCondition:
     """The termination condition of a run: called once per rollout."""
 
-    def __init__(
-        self,
-        flags: TerminationFlags,
-        tokenizer: PreTrainedTokenizerBase,
-        end_id: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, flags: TerminationFlags, tokenizer: PreTrainedTokenizerBase, end_id: int, seed: int) -> None:
         """Makes the condition, and loads its function or parser.
 
         Args:
@@ -232,11 +222,7 @@ def _runs_of(rollout: Rollout) -> tuple[list[list[int]], list[int]]:
     return texts, rows
 
 
-def _by_row(
-    lengths: Sequence[Sequence[int]],
-    rows: Sequence[int],
-    num_rows: int,
-) -> list[list[int]]:
+def _by_row(lengths: Sequence[Sequence[int]], rows: Sequence[int], num_rows: int) -> list[list[int]]:
     """Macro-action lengths of turns, put together for each of `num_rows` rows; `rows` is the row of each turn."""
     lengths_of_rows: list[list[int]] = [[] for _ in range(num_rows)]
     for turn_lengths, row in zip(lengths, rows, strict=True):
@@ -288,10 +274,7 @@ class UnitCondition:
     """Cuts responses at the ends of units of their texts, such as sentences."""
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        ends: Callable[[str], list[int]],
-        end_ids: Collection[int] = (),
+        self, tokenizer: PreTrainedTokenizerBase, ends: Callable[[str], list[int]], end_ids: Collection[int] = ()
     ) -> None:
         """Prepares the reader of tokens.
 
@@ -304,10 +287,7 @@ class UnitCondition:
         self._ends = ends
         self._end_ids = frozenset(self._reader.end_ids) | frozenset(end_ids)
 
-    def __call__(
-        self,
-        rows: Sequence[Sequence[int]],
-    ) -> list[list[int]]:
+    def __call__(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         """Lengths in tokens of the macro actions of each response; `rows` are ids without padding."""
         return [self._lengths(row) for row in rows]
 
@@ -323,11 +303,7 @@ class UnitCondition:
         return lengths
 
 
-def load_backend(
-    parser: str,
-    model: str | None,
-    device: str = "cpu",
-) -> Backend:
+def load_backend(parser: str, model: str | None, device: str = "cpu") -> Backend:
     """Loads the parser of `--parser`.
 
     Args:

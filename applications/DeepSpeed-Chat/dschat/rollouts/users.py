@@ -37,11 +37,7 @@ the message itself, and nothing else."""
 class Writer(Protocol):
     """Writes a text for each prompt."""
 
-    def __call__(
-        self,
-        prompts: Sequence[str],
-        seeds: Sequence[int],
-    ) -> Sequence[str | None]:
+    def __call__(self, prompts: Sequence[str], seeds: Sequence[int]) -> Sequence[str | None]:
         """Texts in the order of the prompts, None if there is none; a seed per prompt decides the sampling."""
 
 
@@ -52,10 +48,7 @@ class SimulatedUser:
         self._write = write
 
     def __call__(
-        self,
-        dialogues: Sequence[Dialogue],
-        numbers: Sequence[int],
-        seeds: Sequence[int],
+        self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]
     ) -> list[str | None]:
         """See `dschat.rollouts.dialogues.User`."""
         texts = self._write([simulator_prompt(dialogue) for dialogue in dialogues], seeds)
@@ -84,11 +77,7 @@ class ModelWriter:
     def __init__(self, assistant: Assistant) -> None:
         self._assistant = assistant
 
-    def __call__(
-        self,
-        prompts: Sequence[str],
-        seeds: Sequence[int],
-    ) -> list[str | None]:
+    def __call__(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
         """See `Writer`."""
         dialogues: list[Dialogue] = [[{"role": "user", "content": prompt}] for prompt in prompts]
         replies = self._assistant(dialogues, seeds)
@@ -102,12 +91,7 @@ class ServerWriter:
     """A model on an OpenAI-compatible server. Its answers are cached on disk, so that each is requested once."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        temperature: float,
-        concurrency: int,
-        cache: Path,
-        remedy: str = "",
+        self, endpoint: Endpoint, temperature: float, concurrency: int, cache: Path, remedy: str = ""
     ) -> None:
         """Opens the client; sends nothing.
 
@@ -129,11 +113,7 @@ class ServerWriter:
         self._has_answered = False
         self._client = open_chat(endpoint)
 
-    def __call__(
-        self,
-        prompts: Sequence[str],
-        seeds: Sequence[int],
-    ) -> list[str | None]:
+    def __call__(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
         """See `Writer`. Raises UserError if the server does not answer in its number of tries."""
         with ThreadPoolExecutor(self._concurrency) as pool:
             answers = []
@@ -168,10 +148,7 @@ class ServerWriter:
         logger.warning("%s: no message of a user: %s", endpoint.flags.url, reason)
         return None
 
-    def _send(
-        self,
-        body: dict[str, object],
-    ) -> Reply | None:
+    def _send(self, body: dict[str, object]) -> Reply | None:
         """The server's answer; None if it refuses this text but has answered others."""
         flag = f"{self._endpoint.flags.url} {self._endpoint.base_url}"
         try:
@@ -190,19 +167,12 @@ class ServerWriter:
 class FunctionUser:
     """A user's function: dialogues, each a list of messages → the next user message of each."""
 
-    def __init__(
-        self,
-        function: Callable[[list[Dialogue]], list[str]],
-        flag: str,
-    ) -> None:
+    def __init__(self, function: Callable[[list[Dialogue]], list[str]], flag: str) -> None:
         self._function = function
         self._flag = flag
 
     def __call__(
-        self,
-        dialogues: Sequence[Dialogue],
-        numbers: Sequence[int],
-        seeds: Sequence[int],
+        self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]
     ) -> list[str | None]:
         """See `dschat.rollouts.dialogues.User`. Raises UserError if the function fails or returns something else."""
         copies: list[Dialogue] = []

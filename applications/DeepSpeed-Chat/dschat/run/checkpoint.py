@@ -176,11 +176,7 @@ class Checkpoints:
             parts = {name: part.cpu().contiguous() for name, part in self._average.items()}
             save_tensors(parts, folder / _average_file(rank()))
         if is_main():
-            state = {
-                "numbers": progress.numbers,
-                "rollout": progress.rollout,
-                "run": self._run.state_dict(),
-            }
+            state = {"numbers": progress.numbers, "rollout": progress.rollout, "run": self._run.state_dict()}
             (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
             (folder / METRICS).write_text(self._run.metrics.text(), encoding="utf-8")
         barrier()
@@ -500,11 +496,7 @@ def _average_file(number: int) -> str:
     return f"average-{number}.safetensors"
 
 
-def _load_average(
-    average: Mapping[str, Tensor],
-    folder: Path,
-    saved_ranks: int,
-) -> None:
+def _load_average(average: Mapping[str, Tensor], folder: Path, saved_ranks: int) -> None:
     """Copies this rank's parts of the moving average of a checkpoint into `average`."""
     is_resized = saved_ranks != world_size()
     with ExitStack() as stack:

@@ -58,12 +58,7 @@ SECRET = re.compile(
 MIN_SECRET_LENGTH = 12  # characters; shorter values of such variables may occur in texts by chance
 
 
-def push(
-    folder: Path,
-    repository: str,
-    public: bool = False,
-    message: str = "Upload model",
-) -> str:
+def push(folder: Path, repository: str, public: bool = False, message: str = "Upload model") -> str:
     """Uploads a model, or the policy of step 3's output, in one commit.
 
     Args:
@@ -171,11 +166,7 @@ def files_of(folder: Path) -> Iterator[tuple[str, Path]]:
         yield from _files(run, RUN_FILES, "")
 
 
-def _files(
-    folder: Path,
-    patterns: Sequence[str],
-    prefix: str,
-) -> Iterator[tuple[str, Path]]:
+def _files(folder: Path, patterns: Sequence[str], prefix: str) -> Iterator[tuple[str, Path]]:
     for pattern in patterns:
         for file in sorted(folder.glob(pattern)):
             if file.is_file():

@@ -29,12 +29,7 @@ TOKENIZER = "the tokenizer"  # its hash and its chat template
 Identity = dict[str, str]  # name of a part → its value, or the hash of its content
 
 
-def identity_of(
-    config: CommonConfig,
-    plan: BatchPlan,
-    tokenizer: PreTrainedTokenizerBase,
-    data: Json,
-) -> Identity:
+def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, data: Json) -> Identity:
     """Everything that determines the numbers of a run, by name.
 
     Args:
@@ -111,11 +106,7 @@ def check_same_everywhere(identity: Identity) -> None:
             raise error
 
 
-def differences(
-    before: Mapping[str, str],
-    now: Mapping[str, str],
-    may_differ: Collection[str] = (),
-) -> list[str]:
+def differences(before: Mapping[str, str], now: Mapping[str, str], may_differ: Collection[str] = ()) -> list[str]:
     """What differs between the identities of a checkpoint and of this run, in words, flags that may differ aside."""
     passed_over = {FILES, *(f"--{name}" for name in may_differ)}
     texts = []

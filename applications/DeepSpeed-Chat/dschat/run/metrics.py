@@ -41,11 +41,7 @@ def with_variances(metrics: Mapping[str, float]) -> dict[str, float]:
     return result | variances
 
 
-def rows_problem(
-    file: Path,
-    update: int,
-    per_rollout: int,
-) -> str | None:
+def rows_problem(file: Path, update: int, per_rollout: int) -> str | None:
     """Checks that a checkpoint's metrics.jsonl has one row per update, or per rollout; evaluation rows are ignored.
 
     Args:
@@ -81,12 +77,7 @@ class Means:
         self._sums: dict[str, Number] = {}
         self._weights: dict[str, Number] = {}  # metrics without a weight are sums
 
-    def add(
-        self,
-        name: str,
-        total: Number,
-        weight: Number = 1,
-    ) -> None:
+    def add(self, name: str, total: Number, weight: Number = 1) -> None:
         """Adds ``total``, a sum over ``weight`` items, to the metric ``name``."""
         self.add_sum(name, total)
         self._weights[name] = self._weights.get(name, 0) + weight
@@ -120,11 +111,7 @@ class Means:
         return numbers, tensors
 
     @classmethod
-    def from_state(
-        cls,
-        numbers: Mapping[str, float],
-        tensors: Mapping[str, Tensor],
-    ) -> Means:
+    def from_state(cls, numbers: Mapping[str, float], tensors: Mapping[str, Tensor]) -> Means:
         """Restores the sums of `state`, with tensors on this process's device."""
         means = cls()
         state: dict[str, Number] = {**numbers, **tensors}
@@ -156,12 +143,7 @@ class RowMeans:
         self._means = Means()
         self._names: list[str] = []  # names of metrics with a standard error
 
-    def add(
-        self,
-        name: str,
-        totals: Tensor,
-        weights: Tensor,
-    ) -> None:
+    def add(self, name: str, totals: Tensor, weights: Tensor) -> None:
         """Adds rows to the metric ``name``, which is Σ totals / Σ weights.
 
         Args:
@@ -180,12 +162,7 @@ class RowMeans:
         self._means.add_sum(f"{name} w", w.sum())
         self._means.add_sum(f"{name} n", (w > 0).sum())
 
-    def add_mean(
-        self,
-        name: str,
-        total: Number,
-        weight: Number = 1,
-    ) -> None:
+    def add_mean(self, name: str, total: Number, weight: Number = 1) -> None:
         """Adds to a mean without a standard error."""
         self._means.add(name, total, weight)
 
@@ -217,12 +194,7 @@ class RowMeans:
 class MetricsLog:
     """``metrics.jsonl``, one object per line, and trackers. Only the main process writes."""
 
-    def __init__(
-        self,
-        folder: Path,
-        trackers: Trackers | None = None,
-        keep: bool = False,
-    ) -> None:
+    def __init__(self, folder: Path, trackers: Trackers | None = None, keep: bool = False) -> None:
         """Opens the file in a folder, and trackers.
 
         Args:
@@ -260,12 +232,7 @@ class MetricsLog:
         """All rows so far, on the main process."""
         return [json.loads(line) for line in self.text().splitlines()]
 
-    def cut(
-        self,
-        text: str,
-        seconds: float,
-        update: int,
-    ) -> None:
+    def cut(self, text: str, seconds: float, update: int) -> None:
         """Resumes from a checkpoint: replaces the rows by those of the checkpoint, also in trackers.
 
         Args:
@@ -284,12 +251,7 @@ class MetricsLog:
         # An evaluation may follow the checkpoint of its update, so trackers show the rows of that update again.
         self._trackers.open(self.rows(), update)
 
-    def log(
-        self,
-        update: int,
-        samples: int,
-        metrics: Mapping[str, float],
-    ) -> None:
+    def log(self, update: int, samples: int, metrics: Mapping[str, float]) -> None:
         """Writes one row; a number that is not finite is written as null.
 
         Args:
@@ -323,10 +285,7 @@ class MetricsLog:
 
 
 def evaluation_line(
-    update: int,
-    metrics: Mapping[str, float],
-    before: Mapping[str, float],
-    first: Mapping[str, float],
+    update: int, metrics: Mapping[str, float], before: Mapping[str, float], first: Mapping[str, float]
 ) -> str:
     """An evaluation in one line: number of rows, and metrics with standard errors and changes.
 

@@ -108,12 +108,7 @@ class CardModel:
         return self.role.startswith("policy")
 
 
-def write_model_card(
-    folder: Path,
-    model: CardModel,
-    settings: Mapping[str, object],
-    record: RunRecord,
-) -> None:
+def write_model_card(folder: Path, model: CardModel, settings: Mapping[str, object], record: RunRecord) -> None:
     """Writes ``folder/README.md``: data, settings and metrics of the model saved there, and how to use it.
 
     `settings` are the flags with which the run differs from the defaults, by name.

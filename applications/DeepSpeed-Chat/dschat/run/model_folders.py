@@ -62,11 +62,7 @@ class ModelFolders:
     """Writes the models of a run. Every rank must call its methods, since partitioned weights are gathered."""
 
     def __init__(
-        self,
-        models: Sequence[SavedModel],
-        tokenizer: PreTrainedTokenizerBase,
-        config: CommonConfig,
-        run: RunOutput,
+        self, models: Sequence[SavedModel], tokenizer: PreTrainedTokenizerBase, config: CommonConfig, run: RunOutput
     ) -> None:
         """Prepares to save models, each with the tokenizer and a model card."""
         self._models = models
@@ -123,12 +119,7 @@ class ModelFolders:
             if failure is not None:
                 raise failure
 
-    def _write_model(
-        self,
-        model: SavedModel,
-        weights: Iterator[tuple[str, Tensor]],
-        folder: Path,
-    ) -> None:
+    def _write_model(self, model: SavedModel, weights: Iterator[tuple[str, Tensor]], folder: Path) -> None:
         inner_weights = ((name.removeprefix("inner."), tensor) for name, tensor in weights)
         merge = self._config.finetuning.merge_lora
         save_model(model.engine.module.inner, inner_weights, model.tokenizer or self._tokenizer, folder, merge)

@@ -60,11 +60,7 @@ def earlier_date(config: CommonConfig) -> str | None:
     return read_object(file).get("template_date") or None
 
 
-def warn_unless_made_by(
-    step: str,
-    path: str,
-    flag: str,
-) -> None:
+def warn_unless_made_by(step: str, path: str, flag: str) -> None:
     """Warns if a model was not made by an expected earlier step, according to run.json in its or the parent folder."""
     folder = Path(path)
     record = read_object(folder / "run.json") or read_object(folder.parent / "run.json")
@@ -112,12 +108,7 @@ class RunOutput:
     metrics: MetricsLog  # from `begin` on
     peaks: Peaks | None = None
 
-    def __init__(
-        self,
-        step: str,
-        config: CommonConfig,
-        plan: BatchPlan,
-    ) -> None:
+    def __init__(self, step: str, config: CommonConfig, plan: BatchPlan) -> None:
         """Locks the folder if it exists, and creates the record.
 
         Args:
@@ -346,12 +337,7 @@ class RunOutput:
             )
         self._cut("", 0.0, 0)
 
-    def load_state_dict(
-        self,
-        state: Json,
-        metrics: str,
-        update: int,
-    ) -> None:
+    def load_state_dict(self, state: Json, metrics: str, update: int) -> None:
         """Resumes a run from a checkpoint; what was written after the checkpoint is removed.
 
         Args:
@@ -371,12 +357,7 @@ class RunOutput:
                 self._wandb.resume(saved["wandb_id"])
         self._cut(metrics, state["seconds"], update)
 
-    def _cut(
-        self,
-        metrics: str,
-        seconds: float,
-        update: int,
-    ) -> None:
+    def _cut(self, metrics: str, seconds: float, update: int) -> None:
         """Removes rows and samples after an update."""
         self.metrics.cut(metrics, seconds, update)
         self._awaits_resume = False
@@ -395,10 +376,6 @@ class RunOutput:
             write_file(self._folder / CONFIG_FILE, to_yaml(self._config))
 
 
-def due(
-    interval: int,
-    before: int,
-    after: int,
-) -> bool:
+def due(interval: int, before: int, after: int) -> bool:
     """Whether there is a multiple of ``interval`` in (before, after]; never if ``interval`` is 0."""
     return interval > 0 and after // interval > before // interval

@@ -24,11 +24,7 @@ SECONDS = 0.1  # duration of each measurement, after a warm-up call
 SIDE_STEP = 64  # sides are multiples of it
 
 
-def measure_peaks(
-    gpu: torch.device,
-    dtype: torch.dtype,
-    free: int,
-) -> Peaks:
+def measure_peaks(gpu: torch.device, dtype: torch.dtype, free: int) -> Peaks:
     """Measures how fast a device multiplies matrices, and copies memory.
 
     Args:
@@ -39,11 +35,7 @@ def measure_peaks(
     return Peaks(_operations_per_second(gpu, dtype, free), _bytes_per_second(gpu, free))
 
 
-def _operations_per_second(
-    gpu: torch.device,
-    dtype: torch.dtype,
-    free: int,
-) -> float:
+def _operations_per_second(gpu: torch.device, dtype: torch.dtype, free: int) -> float:
     side = matrix_side(dtype, free)
     # Random numbers, because constants are multiplied faster than a model's weights.
     generator = torch.Generator(gpu).manual_seed(0)

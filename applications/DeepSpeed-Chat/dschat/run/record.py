@@ -68,12 +68,7 @@ class RunRecord:
         write_file(folder / "run.json", json.dumps(json_value(self), indent=2) + "\n")
 
 
-def new_record(
-    step: str,
-    command: list[str],
-    seed: int,
-    processes: int,
-) -> RunRecord:
+def new_record(step: str, command: list[str], seed: int, processes: int) -> RunRecord:
     """A new record with this process's packages and machine."""
     versions: dict[str, str] = {}
     for package in PACKAGES:

@@ -34,8 +34,4 @@ class EnvironmentScores:
             "episode/cut_turns": (cut_turns, turn_count),
             "episode/environment_tokens": (float(between[played].sum()), count),
         }
-        return Scores(
-            torch.where(episodes.failed, torch.nan, values),
-            measured=measured,
-            tokens=episodes.turn_rewards,
-        )
+        return Scores(torch.where(episodes.failed, torch.nan, values), measured=measured, tokens=episodes.turn_rewards)

@@ -34,12 +34,7 @@ class FunctionScores:
 
     model: None = None  # the self-check has no model to compare
 
-    def __init__(
-        self,
-        function: RewardFn,
-        flag: str,
-        on_error: str = "stop",
-    ) -> None:
+    def __init__(self, function: RewardFn, flag: str, on_error: str = "stop") -> None:
         """Takes a function.
 
         Args:
@@ -117,11 +112,7 @@ class FunctionScores:
         return numbers
 
 
-def _call(
-    function: RewardFn,
-    flag: str,
-    texts: ResponseTexts,
-) -> object:
+def _call(function: RewardFn, flag: str, texts: ResponseTexts) -> object:
     """Calls a function with copies of texts, data rows and, if there are any, segments.
 
     What it changes in them does not reach other sources, the sample files or the next epoch.
@@ -137,12 +128,7 @@ def _columns_of(rows: Sequence[Row]) -> list[dict[str, object]]:
     return [deepcopy(row.extra) for row in rows]
 
 
-def require_arguments(
-    function: RewardFn,
-    spec: str,
-    flag: str,
-    with_segments: bool,
-) -> None:
+def require_arguments(function: RewardFn, spec: str, flag: str, with_segments: bool) -> None:
     """Raises UserError if the function of a flag does not take three arguments, or four with segments."""
     if takes(function, 4 if with_segments else 3):
         return
@@ -185,12 +171,7 @@ def _with_nan(result: object) -> object:
     return result
 
 
-def _checked(
-    result: object,
-    count: int,
-    kind: str,
-    name: str,
-) -> Tensor:
+def _checked(result: object, count: int, kind: str, name: str) -> Tensor:
     """A function's result as (count,) float32 on the CPU; raises UserError if it is anything else."""
     try:
         if not isinstance(result, list | tuple | Tensor | None):  # torch does not read series, nor every array

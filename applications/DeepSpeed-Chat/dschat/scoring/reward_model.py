@@ -29,12 +29,7 @@ logger = logging.getLogger(__name__)
 class RewardModelScores:
     """The reward model's number at the last response token (the last prompt token of an empty response)."""
 
-    def __init__(
-        self,
-        model: Scalar,
-        batch_size: int,
-        max_tokens: int | None = None,
-    ) -> None:
+    def __init__(self, model: Scalar, batch_size: int, max_tokens: int | None = None) -> None:
         """Takes a model, and the size of a forward pass, see `PassSize`."""
         self.model = model
         self._size = PassSize(batch_size, max_tokens)
@@ -95,12 +90,7 @@ class TextRewardScores:
 class RewardModelDialogueScores:
     """The score of a sequence classifier for a dialogue that is rendered by its own chat template."""
 
-    def __init__(
-        self,
-        classifier: ClassifierReader,
-        tokenizer: PreTrainedTokenizerBase,
-        name: str,
-    ) -> None:
+    def __init__(self, classifier: ClassifierReader, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         """Takes a model and its tokenizer.
 
         Args:
@@ -135,12 +125,7 @@ class RewardModelDialogueScores:
                 )
         return self._classifier.numbers(ids)
 
-    def _ids(
-        self,
-        dialogues: Sequence[Dialogue],
-        origins: Sequence[str],
-        finished: Sequence[bool],
-    ) -> list[list[int]]:
+    def _ids(self, dialogues: Sequence[Dialogue], origins: Sequence[str], finished: Sequence[bool]) -> list[list[int]]:
         ids, refused = encode_dialogues(self._tokenizer, dialogues, finished, end_id=self._end_id)
         for number, error in refused.items():
             raise UserError(

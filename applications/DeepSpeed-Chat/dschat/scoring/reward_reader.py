@@ -84,11 +84,7 @@ class ClassifierReader:
         return self.numbers_of([len(ids) for ids in sequences], padded_inputs)
 
     @torch.no_grad()
-    def numbers_of(
-        self,
-        lengths: Sequence[int],
-        inputs_of: Callable[[list[int]], Mapping[str, Tensor]],
-    ) -> Tensor:
+    def numbers_of(self, lengths: Sequence[int], inputs_of: Callable[[list[int]], Mapping[str, Tensor]]) -> Tensor:
         """One number for each of B rows, the longest first, so that a run out of memory fails at once.
 
         Args:
@@ -139,11 +135,7 @@ class ReaderFlags:
 FLAGS = ReaderFlags()
 
 
-def load_reward_tokenizer(
-    path: str,
-    rm_template: bool,
-    flags: ReaderFlags = FLAGS,
-) -> PreTrainedTokenizerBase:
+def load_reward_tokenizer(path: str, rm_template: bool, flags: ReaderFlags = FLAGS) -> PreTrainedTokenizerBase:
     """Opens the tokenizer of a reward model, which need not be able to pad.
 
     Raises:
@@ -362,11 +354,7 @@ class RewardReader:
         scores = self.classifier.numbers([sequence[:limit] for sequence in sequences])
         return scores, self._too_long(rows, [len(sequence) for sequence in sequences])
 
-    def _read_pairs(
-        self,
-        rows: Sequence[Row],
-        responses: list[str],
-    ) -> tuple[Tensor, dict[int, str]]:
+    def _read_pairs(self, rows: Sequence[Row], responses: list[str]) -> tuple[Tensor, dict[int, str]]:
         """Reads prompts and responses as pairs of texts, see `read`."""
         limit = self.classifier.limit
         prompts = [prompt_text(self.tokenizer, row) for row in rows]
@@ -388,11 +376,7 @@ class RewardReader:
 
         return self.classifier.numbers_of(lengths, pair_inputs), self._too_long(rows, lengths)
 
-    def _too_long(
-        self,
-        rows: Sequence[Row],
-        lengths: Sequence[int],
-    ) -> dict[int, str]:
+    def _too_long(self, rows: Sequence[Row], lengths: Sequence[int]) -> dict[int, str]:
         """Messages about texts with more tokens than the model reads, by row number."""
         limit = self.classifier.limit
         messages: dict[int, str] = {}
@@ -405,10 +389,7 @@ class RewardReader:
         return messages
 
     def _encode_parts(
-        self,
-        rows: Sequence[Row],
-        responses: Sequence[str],
-        finished: Sequence[bool],
+        self, rows: Sequence[Row], responses: Sequence[str], finished: Sequence[bool]
     ) -> list[list[int]]:
         """Encodes prompt and response alone, with the end token after finished responses."""
         end_id = self.tokenizer.eos_token_id if self.trained_end_id is None else self.trained_end_id
@@ -423,10 +404,7 @@ class RewardReader:
         return sequences
 
     def _encode_templated(
-        self,
-        rows: Sequence[Row],
-        responses: Sequence[str],
-        finished: Sequence[bool],
+        self, rows: Sequence[Row], responses: Sequence[str], finished: Sequence[bool]
     ) -> list[list[int]]:
         """Encodes dialogues that the chat template has rendered."""
         dialogues: list[list[Mapping[str, object]]] = []

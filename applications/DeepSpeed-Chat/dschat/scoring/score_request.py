@@ -91,12 +91,7 @@ def _require_variables(arguments: list[dict[str, object]]) -> None:
             )
 
 
-def _list_of(
-    content: Mapping[str, object],
-    name: str,
-    kind: type[T],
-    count: int | None = None,
-) -> list[T]:
+def _list_of(content: Mapping[str, object], name: str, kind: type[T], count: int | None = None) -> list[T]:
     values = content.get(name)
     if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
         raise BadRequest(f"{name} must be a list of {kind.__name__}")

@@ -127,8 +127,7 @@ class Scorer:
 
 
 def _by_response(
-    numbers: Sequence[float | None],
-    segments: Sequence[Sequence[str]],
+    numbers: Sequence[float | None], segments: Sequence[Sequence[str]]
 ) -> list[list[float | None] | None]:
     """Groups the numbers of macro actions by response; None for a response that lacks one."""
     remaining = iter(numbers)
@@ -177,11 +176,7 @@ class Connection(H11Protocol):
             self._silence_timer = self.loop.call_later(self.config.timeout_keep_alive, self.transport.close)
 
 
-def application(
-    scorer: Callable[[ScoreRequest], Mapping[str, object]],
-    model: str,
-    token: str = "",
-) -> FastAPI:
+def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: str, token: str = "") -> FastAPI:
     """The web application: POST with texts returns scores, GET returns the server's status, both at any path.
 
     Args:
@@ -241,11 +236,7 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _answer(
-    status: int,
-    content: Mapping[str, object],
-    headers: Mapping[str, str] | None = None,
-) -> Response:
+def _answer(status: int, content: Mapping[str, object], headers: Mapping[str, str] | None = None) -> Response:
     return Response(json.dumps(content), status, headers, "application/json")
 
 
@@ -255,13 +246,7 @@ class ScoreServer(uvicorn.Server):
     At SIGTERM or Ctrl-C it answers pending requests, for at most `GRACE` seconds; a second signal ends it at once.
     """
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        app: FastAPI,
-        note: str = "",
-    ) -> None:
+    def __init__(self, host: str, port: int, app: FastAPI, note: str = "") -> None:
         """Opens the port.
 
         Args:

@@ -48,11 +48,7 @@ class EpisodeRecords:
 
     def columns(self, row: int) -> dict[str, object]:
         """Columns of an episode in sample files."""
-        return {
-            "messages": self.messages[row],
-            "turn_rewards": self.rewards[row],
-            "done": bool(self.done[row]),
-        }
+        return {"messages": self.messages[row], "turn_rewards": self.rewards[row], "done": bool(self.done[row])}
 
 
 @dataclass(frozen=True)
@@ -170,10 +166,7 @@ def _warn_of_whole_responses(name: str) -> None:
 
 
 def with_segments(
-    numbers: Sequence[Numbers],
-    texts: ResponseTexts,
-    device: torch.device,
-    name: str,
+    numbers: Sequence[Numbers], texts: ResponseTexts, device: torch.device, name: str
 ) -> Tensor | Scores:
     """Converts a source's numbers into scores and, with segments, rewards of macro actions.
 

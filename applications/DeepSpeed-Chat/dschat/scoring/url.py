@@ -118,13 +118,7 @@ class UrlScores:
                 " --ddp_timeout."
             )
 
-    def _request(
-        self,
-        body: str,
-        counts: Sequence[int],
-        patience: float,
-        end: float,
-    ) -> list[Numbers]:
+    def _request(self, body: str, counts: Sequence[int], patience: float, end: float) -> list[Numbers]:
         """Sends a request until it is answered, or has finally failed.
 
         Args:
@@ -224,11 +218,7 @@ def _body(texts: ResponseTexts, rows: range) -> str:
     return json.dumps(body)
 
 
-def _numbers(
-    answer: httpx2.Response,
-    counts: Sequence[int],
-    allows_missing: bool,
-) -> list[Numbers]:
+def _numbers(answer: httpx2.Response, counts: Sequence[int], allows_missing: bool) -> list[Numbers]:
     """The scores of an answer.
 
     Args:
@@ -265,12 +255,7 @@ def _numbers(
     return numbers
 
 
-def _number(
-    score: object,
-    index: int,
-    allows_missing: bool,
-    reason: str,
-) -> float:
+def _number(score: object, index: int, allows_missing: bool, reason: str) -> float:
     """Reads one score of an answer, see `_numbers`. `index` and `reason` appear in the message of an error."""
     error = WrongAnswer(f"score {index} of its answer is {repr(score)[:200]}, not a finite number{reason}")
     if isinstance(score, bool) or not isinstance(score, int | float | None):

@@ -36,11 +36,7 @@ def wait_for(work: Callable[[], T], seconds: float) -> T:
 
 
 def run_in_threads(
-    function: Callable[[S], T],
-    items: Sequence[S],
-    concurrency: int,
-    stop: threading.Event,
-    patience: float,
+    function: Callable[[S], T], items: Sequence[S], concurrency: int, stop: threading.Event, patience: float
 ) -> dict[int, T]:
     """Results of a function by the number of its item, from threads that do not keep a process from ending.
 

@@ -17,11 +17,7 @@ from dschat.settings.words import kind_of
 NAMES_OF_TYPES = {str: "a text", int: "a whole number", float: "a number", bool: "True or False", Path: "a path"}
 
 
-def checked_arguments(
-    command: str,
-    flags: Mapping[str, Flag],
-    arguments: Mapping[str, Any],
-) -> dict[str, Any]:
+def checked_arguments(command: str, flags: Mapping[str, Flag], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Values under the flags' own names, of the types that a command line gives.
 
     Args:
@@ -50,11 +46,7 @@ def checked_arguments(
     return values
 
 
-def _checked_value(
-    where: str,
-    flag: Flag,
-    value: Any,
-) -> Any:
+def _checked_value(where: str, flag: Flag, value: Any) -> Any:
     """The value of one flag; `where` is named in messages."""
     if value is None:
         if NoneType not in get_args(flag.type):
@@ -77,12 +69,7 @@ def _checked_value(
     return tuple(items) if isinstance(value, tuple) else items
 
 
-def _checked_item(
-    where: str,
-    kind: Any,
-    is_path: bool,
-    value: Any,
-) -> Any:
+def _checked_item(where: str, kind: Any, is_path: bool, value: Any) -> Any:
     """A value of a flag that takes one, or one of several."""
     if get_origin(kind) is Literal or kind not in NAMES_OF_TYPES:  # `check_values` checks choices
         return value

@@ -109,12 +109,7 @@ class BatchPlan:
         """Optimiser updates per iteration; 1 in steps without rollouts."""
         return self.updates_per_rollout or 1
 
-    def check_whole_rollouts(
-        self,
-        flag: str,
-        updates: int,
-        least: int,
-    ) -> None:
+    def check_whole_rollouts(self, flag: str, updates: int, least: int) -> None:
         """Raise UserError if a number of updates, `least` rollouts or more, would end between two of one rollout."""
         per_rollout = self.updates_per_iteration
         if updates % per_rollout:
@@ -134,12 +129,7 @@ class BatchPlan:
             )
 
 
-def plan_batches(
-    sizes: BatchSizes,
-    world_size: int,
-    ppo_epochs: int = 1,
-    max_tokens: int | None = None,
-) -> BatchPlan:
+def plan_batches(sizes: BatchSizes, world_size: int, ppo_epochs: int = 1, max_tokens: int | None = None) -> BatchPlan:
     """Plan the updates of a run; the responses of an update must divide those of a rollout, where there is one.
 
     Args:
@@ -169,11 +159,7 @@ def plan_batches(
     )
 
 
-def smaller_sizes(
-    sizes: BatchSizes,
-    world_size: int,
-    examples: int,
-) -> str:
+def smaller_sizes(sizes: BatchSizes, world_size: int, examples: int) -> str:
     """Flags for a run on so few examples that they do not fill an iteration; empty if no flags help.
 
     Args:
@@ -244,11 +230,7 @@ def _fitting(sizes: BatchSizes, world_size: int) -> list[BatchSizes]:
     return list(dict.fromkeys(fitting))
 
 
-def _with_update(
-    sizes: BatchSizes,
-    world_size: int,
-    update: int,
-) -> list[BatchSizes]:
+def _with_update(sizes: BatchSizes, world_size: int, update: int) -> list[BatchSizes]:
     """Sizes for updates of `update` examples per process, in micro-batches that are no larger than the given ones.
 
     Where such updates do not divide the rollout, it grows, either in larger or in more batches.
@@ -275,11 +257,7 @@ def _with_update(
     return grown
 
 
-def _within_rollout(
-    sizes: BatchSizes,
-    world_size: int,
-    intended: float,
-) -> BatchSizes:
+def _within_rollout(sizes: BatchSizes, world_size: int, intended: float) -> BatchSizes:
     """Sizes of the same rollout, with the update that is nearest to `intended` examples per process."""
     micro_batch = largest_part(sizes.responses, sizes.micro_batch)
     updates = [micro_batch * passes for passes in _divisors(sizes.responses // micro_batch)]

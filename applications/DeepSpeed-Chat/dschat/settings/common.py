@@ -117,10 +117,7 @@ class OutputFlags:
         "replace the run in output_dir, once the new run saves its models", False, on_resume=FREE
     )
     save_steps: int = flag(
-        "save a resumable checkpoint every N optimiser updates; 0 = only when the run is stopped",
-        0,
-        AT_LEAST_0,
-        FREE,
+        "save a resumable checkpoint every N optimiser updates; 0 = only when the run is stopped", 0, AT_LEAST_0, FREE
     )
     save_minutes: float = flag(
         "also save one after the first update (step 3: iteration) that ends N minutes after the last save; 0 = never",
@@ -161,10 +158,7 @@ class OutputFlags:
     per_device_eval_batch_size: int = flag("examples per forward pass and process in evaluation", 16, AT_LEAST_1)
     enable_tensorboard: bool = flag("same as --report_to tensorboard", False, on_resume=FREE)
     tensorboard_path: str | None = flag(
-        "folder for TensorBoard files; output_dir/tensorboard if not given",
-        None,
-        on_resume=FREE,
-        path=True,
+        "folder for TensorBoard files; output_dir/tensorboard if not given", None, on_resume=FREE, path=True
     )
 
     @property
@@ -209,11 +203,7 @@ class OptimisationFlags:
 
     section = "optimisation"
 
-    seed: int = flag(
-        "random seed of the data split, data order, sampling and initialisation",
-        1234,
-        range=SEED,
-    )
+    seed: int = flag("random seed of the data split, data order, sampling and initialisation", 1234, range=SEED)
     num_train_epochs: int = flag("passes over the training data", 1, AT_LEAST_1, FREE)
     max_steps: int | None = flag(
         "number of optimiser updates, instead of num_train_epochs; training data is repeated if needed, and the"
@@ -496,11 +486,7 @@ class CommonConfig(Config, metaclass=ABCMeta):
         """Whether vLLM, which sets torch.compile up for itself, runs in the training processes."""
         return False
 
-    def compiles(
-        self,
-        on_gpu: bool,
-        updates: int | None = None,
-    ) -> bool:
+    def compiles(self, on_gpu: bool, updates: int | None = None) -> bool:
         """Whether decoder layers are compiled in a run with this number of updates; None stands for a long run."""
         if self.engine.compile != "auto":
             return self.engine.compile == "on"
@@ -521,19 +507,11 @@ class CommonConfig(Config, metaclass=ABCMeta):
         """Whether a micro-batch holds examples of all lengths, not similar ones."""
         return False
 
-    def total_iterations(
-        self,
-        per_epoch: int,
-        size: int,
-    ) -> int:
+    def total_iterations(self, per_epoch: int, size: int) -> int:
         """Number of iterations of a run without --max_steps, from those of an epoch and the examples in each."""
         return per_epoch * self.optimisation.num_train_epochs
 
-    def total_updates(
-        self,
-        num_examples: int,
-        plan: BatchPlan,
-    ) -> int:
+    def total_updates(self, num_examples: int, plan: BatchPlan) -> int:
         """Number of optimiser updates of a run on this number of examples, at least those of one iteration.
 
         An incomplete last iteration of an epoch is dropped. --max_steps decides over epochs and episodes.

@@ -105,10 +105,7 @@ class ParsingFlags:
         "benepar",
     )
     parser_model: str | None = flag(
-        "parsing: name or path of the parser's model; benepar_en3 for benepar if not given",
-        None,
-        NOT_EMPTY,
-        path=True,
+        "parsing: name or path of the parser's model; benepar_en3 for benepar if not given", None, NOT_EMPTY, path=True
     )
     parser_device: str = flag("parsing: device of benepar, cpu or cuda", "cpu", NOT_EMPTY)
 

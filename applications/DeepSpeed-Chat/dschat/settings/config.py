@@ -95,9 +95,5 @@ class Config:
         values = ", ".join(f"{name}={value!r}" for name, value in self.flat().items())
         return f"{type(self).__name__}({values})"
 
-    def __setattr__(
-        self,
-        name: str,
-        value: Any,
-    ) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{type(self).__name__} does not change: make another one with changed(FLAG=value)")

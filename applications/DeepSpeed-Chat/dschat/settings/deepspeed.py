@@ -94,11 +94,7 @@ def _read(file: str) -> dict[str, Any]:
     return content
 
 
-def _zero_optimization(
-    stage: int,
-    offload: bool,
-    pin_memory: bool,
-) -> dict[str, Any]:
+def _zero_optimization(stage: int, offload: bool, pin_memory: bool) -> dict[str, Any]:
     """The ZeRO section."""
     zero: dict[str, Any] = {"stage": stage}
     target = {"device": "cpu", "pin_memory": pin_memory}
@@ -111,12 +107,7 @@ def _zero_optimization(
     return zero
 
 
-def _merge(
-    config: dict[str, Any],
-    changes: dict[str, Any],
-    file: str,
-    prefix: str = "",
-) -> None:
+def _merge(config: dict[str, Any], changes: dict[str, Any], file: str, prefix: str = "") -> None:
     """Write the sections of a file into a configuration, recursively."""
     for key, value in changes.items():
         name = prefix + key

@@ -60,11 +60,7 @@ class ConfigFile:
     preset: dict[str, Any]
     environ: Mapping[str, str]
 
-    def value_of(
-        self,
-        key: str,
-        in_path: bool,
-    ) -> str | list[str] | None:
+    def value_of(self, key: str, in_path: bool) -> str | list[str] | None:
         """Value of a key with its variables filled in; None if that leaves it empty.
 
         Raises:
@@ -88,11 +84,7 @@ def file_of(line: str) -> str:
     return line.rpartition(":")[0]
 
 
-def read_file(
-    name: str,
-    command: str,
-    environ: Mapping[str, str],
-) -> ConfigFile:
+def read_file(name: str, command: str, environ: Mapping[str, str]) -> ConfigFile:
     """Read a file and what it extends.
 
     Args:
@@ -110,12 +102,7 @@ def read_file(
     return replace(content, environ={**environ, **variables(content.preset, environ)})
 
 
-def _find(
-    name: str,
-    command: str,
-    folder: Path | None,
-    source: str,
-) -> Path:
+def _find(name: str, command: str, folder: Path | None, source: str) -> Path:
     """Path of a file or preset.
 
     Args:
@@ -138,12 +125,7 @@ def _find(
     raise UserError(f"{source}: there is no such file; give the path of a YAML file ({presets}).")
 
 
-def _read(
-    path: Path,
-    command: str,
-    below: tuple[Path, ...],
-    environ: Mapping[str, str],
-) -> ConfigFile:
+def _read(path: Path, command: str, below: tuple[Path, ...], environ: Mapping[str, str]) -> ConfigFile:
     """Read a file and what it extends; `below` are the files that extend it."""
     if path.resolve() in below:
         raise UserError(f"{path} extends itself: remove `extends` from one of {', '.join(map(str, below))}.")
@@ -195,11 +177,7 @@ def _top_level(path: Path) -> list[tuple[yaml.Node, yaml.Node]]:
     return list(root.value)
 
 
-def _setting(
-    node: yaml.Node,
-    key: str,
-    line: str,
-) -> Setting:
+def _setting(node: yaml.Node, key: str, line: str) -> Setting:
     """Value of a key. A fault is reported later, because a key that is not a flag is reported first."""
     try:
         return Setting(_text(node, f"{line}: {key}"), line)
@@ -214,11 +192,7 @@ def _key(node: yaml.Node, line: str) -> str:
     return str(node.value).removeprefix("--").replace("-", "_")
 
 
-def _extended(
-    node: yaml.Node,
-    line: str,
-    environ: Mapping[str, str],
-) -> str:
+def _extended(node: yaml.Node, line: str, environ: Mapping[str, str]) -> str:
     """The file or preset that `extends` names."""
     name = _text(node, f"{line}: extends")
     if not isinstance(name, str) or not name:
@@ -228,11 +202,7 @@ def _extended(
     return expand_path(name, f"{line}: extends", environ)
 
 
-def _preset(
-    node: yaml.Node,
-    path: Path,
-    line: str,
-) -> dict[str, Any]:
+def _preset(node: yaml.Node, path: Path, line: str) -> dict[str, Any]:
     """The key `preset` of a preset that is shipped."""
     if not path.resolve().is_relative_to(PRESETS):
         raise UserError(

@@ -249,12 +249,7 @@ def _flags_of_group(group: FlagGroup) -> list[Flag]:
         if default is MISSING:
             default = default_of_field(item)
         flag = replace(
-            declared,
-            name=item.name,
-            type=hints[item.name],
-            default=default,
-            section=section,
-            holder=group.holder,
+            declared, name=item.name, type=hints[item.name], default=default, section=section, holder=group.holder
         )
         flags.append(flag)
     return flags
@@ -278,11 +273,7 @@ def _merged(command: type, table: str) -> dict[str, Any]:
     return merged
 
 
-def make_group(
-    group: type,
-    values: Mapping[str, Any],
-    table: FlagTable | None = None,
-) -> Any:
+def make_group(group: type, values: Mapping[str, Any], table: FlagTable | None = None) -> Any:
     """Make a group from values by the names of flags; other flags have the group's defaults."""
     arguments: dict[str, Any] = {}
     for item in fields(group):
@@ -362,11 +353,7 @@ def check_values(config: Any) -> None:
             raise UserError(f"--{name} {value} does nothing on its own: add --{flag.only_with}, or drop it{instead}.")
 
 
-def _check_choice(
-    name: str,
-    value: Any,
-    choices: Sequence[Any],
-) -> None:
+def _check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
     if not choices:
         return
     for item in value if isinstance(value, list | tuple) else [value]:
@@ -375,11 +362,7 @@ def _check_choice(
             raise UserError(f"--{name} {item} is unknown: give one of {names}.")
 
 
-def _check_range(
-    name: str,
-    value: Any,
-    range: Range,
-) -> None:
+def _check_range(name: str, value: Any, range: Range) -> None:
     if range is NOT_EMPTY:
         if not value or (isinstance(value, list | tuple) and "" in value):
             raise UserError(f"--{name} is empty: give a value, or drop the flag.")

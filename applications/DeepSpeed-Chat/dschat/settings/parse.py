@@ -154,11 +154,7 @@ def resolve(
 class _PrintSchema(argparse.Action):
     """Prints the JSON schema of a command's files, and ends."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        *args: Any,
-    ) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
         """Print and end."""
         from dschat.settings.schema import json_schema
 
@@ -181,11 +177,7 @@ def _add_file_flags(parser: FlagParser, config_class: type) -> None:
 
 
 def _add_environment(
-    config_class: type,
-    parser: FlagParser,
-    environ: Mapping[str, str],
-    values: dict[str, Any],
-    origins: dict[str, str],
+    config_class: type, parser: FlagParser, environ: Mapping[str, str], values: dict[str, Any], origins: dict[str, str]
 ) -> None:
     """Add the values of flags that have an environment variable and no value yet."""
     for name, flag in flags_of(config_class).items():
@@ -196,11 +188,7 @@ def _add_environment(
             origins[name] = f"${flag.environment}"
 
 
-def parse(
-    config_class: type[T],
-    argv: Sequence[str] | None = None,
-    runs_here: bool = True,
-) -> T:
+def parse(config_class: type[T], argv: Sequence[str] | None = None, runs_here: bool = True) -> T:
     """Configuration of a command line, see `resolve`."""
     return resolve(config_class, argv, runs_here=runs_here).config
 
@@ -226,11 +214,7 @@ def to_yaml(config: CommonConfig) -> str:
     return "".join(f"{name}: {_yaml_value(type(config), name, value)}\n" for name, value in values.items())
 
 
-def as_yaml(
-    flags: type,
-    values: Mapping[str, Any],
-    origins: Mapping[str, str],
-) -> str:
+def as_yaml(flags: type, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     """A file for --config that gives these values, with where each comes from in a comment.
 
     Args:
@@ -248,10 +232,7 @@ def as_yaml(
 
 
 def _merge(
-    config_class: type,
-    parser: FlagParser,
-    file: ConfigFile,
-    values_of_words: Mapping[str, Any],
+    config_class: type, parser: FlagParser, file: ConfigFile, values_of_words: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Values of a file and of a command line, which wins.
 
@@ -284,22 +265,14 @@ def _merge(
     return in_order, origins
 
 
-def _check_nulls(
-    parser: FlagParser,
-    file: ConfigFile,
-    missing: Sequence[str],
-) -> None:
+def _check_nulls(parser: FlagParser, file: ConfigFile, missing: Sequence[str]) -> None:
     """Raise UserError if a file names a required flag without a value, and nothing else gives one."""
     for key, setting in file.settings.items():
         if parser.field_of(key) in missing:
             raise UserError(f"{setting.line}: {key} has no value, and must have one: give it here or as --{key}.")
 
 
-def _with_paths(
-    flags: type,
-    values: Mapping[str, Any],
-    environ: Mapping[str, str],
-) -> dict[str, Any]:
+def _with_paths(flags: type, values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """Values by flag, with `~` and variables expanded in paths."""
     expanded = dict(values)
     for name, value in values.items():
@@ -312,19 +285,11 @@ def _with_paths(
     return expanded
 
 
-def _expanded(
-    path: str | Path,
-    name: str,
-    environ: Mapping[str, str],
-) -> str | Path:
+def _expanded(path: str | Path, name: str, environ: Mapping[str, str]) -> str | Path:
     return type(path)(expand_path(str(path), f"--{name}", environ))
 
 
-def _yaml_value(
-    flags: type,
-    name: str,
-    value: object,
-) -> str:
+def _yaml_value(flags: type, name: str, value: object) -> str:
     """A value on one line, which a file gives back as it is."""
     if value is None:
         return "null" if default_of(flags, name) is None else "none"

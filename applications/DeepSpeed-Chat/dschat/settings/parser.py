@@ -62,11 +62,7 @@ class FlagParser(argparse.ArgumentParser):
     Values that are not given are not in the namespace: defaults come later, after files.
     """
 
-    def __init__(
-        self,
-        flags: type,
-        prog: str | None = None,
-    ) -> None:
+    def __init__(self, flags: type, prog: str | None = None) -> None:
         """Add every flag of a command, and for a training step the flags without effect."""
         usage = getattr(flags, "usage", None if positional_flags(flags) else "%(prog)s [flags]")
         super().__init__(
@@ -101,11 +97,7 @@ class FlagParser(argparse.ArgumentParser):
         namespace, other_words = self.parse_known_args(words)
         return vars(namespace), other_words
 
-    def _get_values(
-        self,
-        action: argparse.Action,
-        arg_strings: list[str],
-    ) -> Any:
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """Convert words. A flag may have the value `--`, which argparse itself would drop as a separator."""
         if "" in arg_strings and (action.dest == "config" or self._may_be_left_out(action.dest)):
             name = f"--{action.dest}" if action.option_strings else action.dest.upper()
@@ -153,11 +145,7 @@ class FlagParser(argparse.ArgumentParser):
         dest = self._option_string_actions[spellings(key)[0]].dest
         return None if dest == argparse.SUPPRESS else dest
 
-    def unknown(
-        self,
-        key: str,
-        line: str,
-    ) -> str:
+    def unknown(self, key: str, line: str) -> str:
         """Message about a key of a file that is not a flag.
 
         Args:
@@ -179,12 +167,7 @@ class FlagParser(argparse.ArgumentParser):
             remedy = _nearest(f"--{key}", [*options, "--extends"]).replace("--", "")
         return f"{line}: {key} is not a flag of `{self.prog}`{remedy or '; --help lists the flags.'}"
 
-    def value_of(
-        self,
-        key: str,
-        value: str | list[str],
-        line: str,
-    ) -> dict[str, Any]:
+    def value_of(self, key: str, value: str | list[str], line: str) -> dict[str, Any]:
         """Convert the value of a key in a file as that of a command line.
 
         Args:
@@ -208,11 +191,7 @@ class FlagParser(argparse.ArgumentParser):
                 return {action.dest: action.const if is_on else not action.const}
             return vars(self.parse_args(words_of_several(key, words)))
 
-    def _truth_of(
-        self,
-        key: str,
-        word: str,
-    ) -> bool:
+    def _truth_of(self, key: str, word: str) -> bool:
         try:
             return truth(word)
         except argparse.ArgumentTypeError as error:
@@ -280,11 +259,7 @@ def _nearest(unknown: str, options: Iterable[str]) -> str:
     return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
-def _add(
-    parser: Any,
-    flag: Flag,
-    has_positionals: bool,
-) -> None:
+def _add(parser: Any, flag: Flag, has_positionals: bool) -> None:
     """Add a flag to a parser or to a section of one."""
     options = {**flag.options, "help": _help(flag)}
     kind, several, convert = kind_of(flag.type)
@@ -314,12 +289,7 @@ def _add(
 
 
 def _add_switch(
-    parser: Any,
-    flag: Flag,
-    names: Sequence[str],
-    words: Sequence[str],
-    options: dict[str, Any],
-    has_positionals: bool,
+    parser: Any, flag: Flag, names: Sequence[str], words: Sequence[str], options: dict[str, Any], has_positionals: bool
 ) -> None:
     """Add a flag that is true or false, and `--no_NAME` if it is true by default."""
     if has_positionals:  # an optional value of the flag would swallow a positional word
@@ -389,14 +359,7 @@ class _AppendAction(argparse.Action):
 class _InertAction(argparse.Action):
     """Takes an optional value, stores nothing, and logs one warning however often the flag is given."""
 
-    def __init__(
-        self,
-        option_strings: Sequence[str],
-        dest: str,
-        *,
-        reason: str,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, option_strings: Sequence[str], dest: str, *, reason: str, **kwargs: Any) -> None:
         """Remember why the flag does nothing."""
         super().__init__(option_strings, dest=argparse.SUPPRESS, nargs="?", **kwargs)
         self.reason = reason

@@ -72,11 +72,7 @@ def variables(preset: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str
     }
 
 
-def batch_sizes(
-    limits: Mapping[str, int],
-    values: Mapping[str, int],
-    processes: int,
-) -> dict[str, int]:
+def batch_sizes(limits: Mapping[str, int], values: Mapping[str, int], processes: int) -> dict[str, int]:
     """Batch sizes of a preset by flag, for a number of processes.
 
     A size is the largest divisor of a process's share of the global batch that does not exceed its limit. In step 3 a
@@ -111,11 +107,7 @@ def batch_sizes(
     return sizes
 
 
-def _uneven(
-    global_batch: int,
-    samples: int,
-    processes: int,
-) -> UserError:
+def _uneven(global_batch: int, samples: int, processes: int) -> UserError:
     """Error for a global batch that cannot be shared evenly, with the numbers of GPUs and batch sizes that can."""
     together = f", {samples} responses of a prompt together" if samples > 1 else ""
     even_counts = []

@@ -9,16 +9,7 @@ from typing import Any, ClassVar, Literal
 from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import COMMON_RULES
-from dschat.settings.flags import (
-    ABOVE_0,
-    AT_LEAST_0,
-    AT_LEAST_1,
-    FINITE,
-    FREE,
-    NOT_EMPTY,
-    default_of,
-    flag,
-)
+from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FINITE, FREE, NOT_EMPTY, default_of, flag
 from dschat.settings.kl import KL_RULES, KLFlags
 from dschat.settings.rollouts import SamplingFlags
 from dschat.settings.rules import Check, Rule, Rules, check_function_path
@@ -103,8 +94,7 @@ class DialogueFlags:
     trained_layers: int = flag("train only the last N layers and the final norm; 0 = all weights", 0, AT_LEAST_0)
     max_turns: int = flag("maximum number of turns; longer dialogues are dropped", 5, AT_LEAST_1)
     rollout_engine: Literal["continuous", "generate"] = flag(
-        "how replies are generated: built-in continuous batching (continuous), or transformers' generate",
-        "continuous",
+        "how replies are generated: built-in continuous batching (continuous), or transformers' generate", "continuous"
     )
     eval_temperature: float = flag("sampling temperature in evaluation; 0 = greedy decoding", 0.0, AT_LEAST_0, FREE)
     print_sample_output_freq: int | None = flag(
@@ -222,11 +212,7 @@ class RefuelConfig(SupervisedConfig):
         if values["optimizer"] == "adam" and values["weight_decay"] == default_of(cls, "weight_decay"):
             values["weight_decay"] = 0.0
 
-    def total_iterations(
-        self,
-        per_epoch: int,
-        size: int,
-    ) -> int:
+    def total_iterations(self, per_epoch: int, size: int) -> int:
         """Updates: as many as --total_episodes fill, or --num_train_epochs passes; at least one."""
         if not self.regression.total_episodes:
             return super().total_iterations(per_epoch, size)
@@ -363,11 +349,7 @@ class RefuelOnlineConfig(OneModelConfig):
         paths = [self.model.model_name_or_path, self.dialogues.reward_model_name_or_path]
         return [path for path in paths if path]
 
-    def total_iterations(
-        self,
-        per_epoch: int,
-        size: int,
-    ) -> int:
+    def total_iterations(self, per_epoch: int, size: int) -> int:
         """Rounds: as many as --total_episodes fill, or --num_train_epochs passes.
 
         Raises:

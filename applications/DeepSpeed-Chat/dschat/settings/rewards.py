@@ -111,8 +111,7 @@ class RewardFlags:
         path=True,
     )
     reward_url: str | None = flag(
-        "address of a reward server such as `dschat serve`; docs/rewards.md describes the protocol",
-        None,
+        "address of a reward server such as `dschat serve`; docs/rewards.md describes the protocol", None
     )
     reward_source: Literal["programs"] | None = flag(
         "programs: the score is the result of running the program in the response on the tests of its row (column"

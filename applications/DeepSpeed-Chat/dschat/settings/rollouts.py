@@ -37,8 +37,7 @@ class SamplingFlags:
         AT_LEAST_1,
     )
     decode_graphs: Literal["auto", "on", "off"] = flag(
-        "continuous batching decodes with static shapes, replayed as CUDA graphs on a GPU; auto: on a GPU",
-        "auto",
+        "continuous batching decodes with static shapes, replayed as CUDA graphs on a GPU; auto: on a GPU", "auto"
     )
     eval_prompts: int | None = flag(
         f"held-out prompts per evaluation, on all processes together; 0 = all ({EVAL_PROMPTS}, unless eval_iters is"

@@ -158,11 +158,7 @@ def check_json_object(name: str, value: str | None) -> None:
 
 
 def check_output_dir(
-    output_dir: str,
-    overwrite: bool,
-    resume: bool,
-    inputs: Sequence[str],
-    models: Sequence[str],
+    output_dir: str, overwrite: bool, resume: bool, inputs: Sequence[str], models: Sequence[str]
 ) -> None:
     """Refuse an output folder that is an address, a file or an input, or whose files the run would replace unasked.
 

@@ -20,10 +20,7 @@ class ModelFlags:
     section = "model and batches"
 
     model_name_or_path: str = flag(
-        "initial model: a folder or a Hugging Face name",
-        range=NOT_EMPTY,
-        on_resume=FREE,
-        path=True,
+        "initial model: a folder or a Hugging Face name", range=NOT_EMPTY, on_resume=FREE, path=True
     )
     max_seq_len: int = flag(
         "maximum length of prompt and response together, in tokens; longer sequences are truncated", 1024, AT_LEAST_1
@@ -81,8 +78,7 @@ class PreferenceFlags:
         "weight of (chosen score + rejected score)², which keeps scores centred at 0", 0.0, AT_LEAST_0
     )
     reward_gain: bool = flag(
-        "also learn one factor for all scores; it is merged into the head when the model is saved",
-        False,
+        "also learn one factor for all scores; it is merged into the head when the model is saved", False
     )
 
 

@@ -21,11 +21,7 @@ IN_TEXT = re.compile(r"(?P<literal>\$(?=\$\{))?\$" + BRACED)
 IN_PATH = re.compile(r"\$(?:(?P<literal>\$|(?<=^\$)~)|" + BRACED + r"|(?P<plain>[A-Za-z_]\w*))")
 
 
-def expand_text(
-    text: str,
-    source: str,
-    environ: Mapping[str, str],
-) -> str:
+def expand_text(text: str, source: str, environ: Mapping[str, str]) -> str:
     """Replaces variables in a value from a file by their values.
 
     Args:
@@ -46,11 +42,7 @@ def expand_text(
     return IN_TEXT.sub(fill, text)
 
 
-def expand_path(
-    text: str,
-    source: str,
-    environ: Mapping[str, str],
-) -> str:
+def expand_path(text: str, source: str, environ: Mapping[str, str]) -> str:
     """Replaces variables in a path, then its leading `~`. For arguments and errors see `expand_text`."""
 
     def fill(match: re.Match[str]) -> str:
@@ -79,13 +71,7 @@ def escape_path(text: str) -> str:
     return f"${escaped}" if escaped.startswith("~") else escaped
 
 
-def _value(
-    match: re.Match[str],
-    name: str | None,
-    source: str,
-    environ: Mapping[str, str],
-    escape_hint: str,
-) -> str:
+def _value(match: re.Match[str], name: str | None, source: str, environ: Mapping[str, str], escape_hint: str) -> str:
     """Value of the variable `name` in a match of IN_TEXT or IN_PATH; `name` is None if the match is malformed."""
     if name is None:
         malformed = match["malformed"]

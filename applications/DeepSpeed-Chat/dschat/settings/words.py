@@ -65,11 +65,7 @@ def as_words(flags: type, values: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def texts_of(
-    flags: type,
-    name: str,
-    value: object,
-) -> list[str]:
+def texts_of(flags: type, name: str, value: object) -> list[str]:
     """Texts from which a flag reads the value, or each of several values, again."""
     values = value if isinstance(value, list | tuple) else [value]
     texts = [as_text(item) for item in values]
@@ -92,11 +88,7 @@ def _path_flags(flags: type) -> frozenset[str]:
     return frozenset(names)
 
 
-def _switch_words(
-    flags: type,
-    flag: Flag,
-    value: bool,
-) -> list[str]:
+def _switch_words(flags: type, flag: Flag, value: bool) -> list[str]:
     """The words that turn a flag on or off."""
     if value:
         return [f"--{flag.name}"]

@@ -42,12 +42,7 @@ class Alarms:
         self._course = Course(Readings(), Readings(), Readings(), 0, rows, flags, reads_scores, scale_matters)
         self._logged: dict[str, int] = {}  # symptom → updates before it was last logged
 
-    def check(
-        self,
-        metrics: Mapping[str, float],
-        update: int,
-        may_stop: bool = True,
-    ) -> str | None:
+    def check(self, metrics: Mapping[str, float], update: int, may_stop: bool = True) -> str | None:
         """Logs the first symptom that fits. Returns why the run must stop, or None.
 
         Args:

@@ -19,11 +19,7 @@ PRINTED_SAMPLES = 2
 Sample = dict[str, object]  # a row of a sample file
 
 
-def local_eval_batches(
-    examples: Sequence[Sized],
-    size: PassSize,
-    sequences: int,
-) -> list[list[int]]:
+def local_eval_batches(examples: Sequence[Sized], size: PassSize, sequences: int) -> list[list[int]]:
     """Indices of this rank's examples, in batches for forward passes. Every rank must call it.
 
     Every rank gets equally many batches; shorter lists are padded with empty batches.

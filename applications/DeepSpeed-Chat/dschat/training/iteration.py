@@ -48,11 +48,7 @@ class Iteration(Generic[Batch]):
     updates: UpdateProgress = field(default_factory=UpdateProgress)
 
     @classmethod
-    def from_state(
-        cls,
-        state: Progress,
-        batch_type: type[Batch],
-    ) -> Iteration[Batch]:
+    def from_state(cls, state: Progress, batch_type: type[Batch]) -> Iteration[Batch]:
         """The iteration that `state_with` put into a state, on this process's device."""
         numbers = state.rollout["current"]
         sums = {}
@@ -83,11 +79,7 @@ def state_with(numbers: Json, current: Iteration[Batch] | None) -> Progress:
     return Progress(updates.done, numbers, current.random, tensors, {"current": current_numbers})
 
 
-def put_together(
-    cls: type[T],
-    tensors: Mapping[str, Tensor],
-    name: str,
-) -> T:
+def put_together(cls: type[T], tensors: Mapping[str, Tensor], name: str) -> T:
     """The dataclass that `macro_actions.types.tensors_of` took apart under this name, on this process's device."""
     hints = get_type_hints(cls)
     values: dict[str, object] = {}
@@ -118,11 +110,7 @@ def eval_size(config: CommonConfig) -> PassSize:
     return replace(size.without_gradient, rows=size.rows)
 
 
-def micro_batches(
-    lengths: Integers,
-    size: PassSize,
-    engines: Iterable[Trained],
-) -> list[Integers]:
+def micro_batches(lengths: Integers, size: PassSize, engines: Iterable[Trained]) -> list[Integers]:
     """Row numbers of an update's micro-batches, as many on every rank.
 
     Micro-batches that are cut by tokens vary in number, which the engines must know.

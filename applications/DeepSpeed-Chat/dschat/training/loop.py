@@ -75,12 +75,7 @@ class Algorithm(Protocol):
     def iterate(self, work: Work, iteration: int) -> Metrics:
         """Runs the optimiser updates of an iteration that are left; returns the iteration's metrics."""
 
-    def why_stop(
-        self,
-        metrics: Metrics,
-        update: int,
-        may_stop: bool,
-    ) -> str | None:
+    def why_stop(self, metrics: Metrics, update: int, may_stop: bool) -> str | None:
         """Why the run must end after an iteration; None if it may continue. `may_stop`: it is not the last one."""
         return None
 
@@ -105,12 +100,7 @@ class Loop:
     """Trains an algorithm; everything it needs is handed in."""
 
     def __init__(
-        self,
-        algorithm: Algorithm,
-        config: CommonConfig,
-        run: Run,
-        folders: ModelFolders,
-        checkpoints: Checkpoints,
+        self, algorithm: Algorithm, config: CommonConfig, run: Run, folders: ModelFolders, checkpoints: Checkpoints
     ) -> None:
         self.algorithm = algorithm
         self.config = config
@@ -130,11 +120,7 @@ class Loop:
 
     def fit(self) -> Metrics:
         """Trains to the end and saves; returns the last evaluation's metrics."""
-        total = total_updates(
-            len(self.algorithm.lengths),
-            self.config,
-            self.run.plan,
-        )
+        total = total_updates(len(self.algorithm.lengths), self.config, self.run.plan)
         resumes = self.config.output.resume_from_checkpoint is not None
 
         # 1. Check before anything is written; a resumed run has optimiser states only after its checkpoint is loaded.
@@ -184,12 +170,7 @@ class Loop:
         for work in epoch_work[done : done + remaining]:
             self.train_once(work, total, bar)
 
-    def train_once(
-        self,
-        work: Work,
-        total: int,
-        bar: Bar,
-    ) -> None:
+    def train_once(self, work: Work, total: int, bar: Bar) -> None:
         """Runs one iteration, and the evaluation and saving that are due after it."""
         update_before = self.update
         metrics = self.iterate(work)
@@ -312,21 +293,10 @@ def loop_of(
     folders = ModelFolders(saved, tokenizer, config, run)
     identity = identity_of(config, run.plan, tokenizer, run.record.data)
     check_same_everywhere(identity)
-    return Loop(
-        algorithm,
-        config,
-        run,
-        folders,
-        Checkpoints(engines, config, run, identity, average),
-    )
+    return Loop(algorithm, config, run, folders, Checkpoints(engines, config, run, identity, average))
 
 
-def work_of_epoch(
-    algorithm: Algorithm,
-    config: CommonConfig,
-    plan: BatchPlan,
-    epoch: int,
-) -> Sequence[Work]:
+def work_of_epoch(algorithm: Algorithm, config: CommonConfig, plan: BatchPlan, epoch: int) -> Sequence[Work]:
     """The work of all iterations of an epoch on this rank."""
     return update_batches(
         algorithm.lengths,
@@ -340,12 +310,7 @@ def work_of_epoch(
     )
 
 
-def work_of(
-    algorithm: Algorithm,
-    config: CommonConfig,
-    plan: BatchPlan,
-    iteration: int,
-) -> Work | None:
+def work_of(algorithm: Algorithm, config: CommonConfig, plan: BatchPlan, iteration: int) -> Work | None:
     """The work of an iteration on this rank; None after the last."""
     examples = len(algorithm.lengths)
     if iteration * plan.updates_per_iteration >= total_updates(examples, config, plan):

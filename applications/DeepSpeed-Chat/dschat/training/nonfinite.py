@@ -47,12 +47,7 @@ class BadRows(NamedTuple):
 class NonFinite:
     """Checks a run's numbers, and stops the run or reports what to leave out. Every rank must call its methods."""
 
-    def __init__(
-        self,
-        action: str,
-        run: Run,
-        remedies: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, action: str, run: Run, remedies: Mapping[str, str] | None = None) -> None:
         """Prepares the checks of a run.
 
         Args:
@@ -85,12 +80,7 @@ class NonFinite:
         quantities = bad_rows(batch, bad_logits, auxiliary or {})
         return self.check_rows(quantities, update, lambda: tensors_of(batch))
 
-    def check_rows(
-        self,
-        quantities: Sequence[BadRows],
-        update: int,
-        tensors: Callable[[], dict[str, Tensor]],
-    ) -> bool:
+    def check_rows(self, quantities: Sequence[BadRows], update: int, tensors: Callable[[], dict[str, Tensor]]) -> bool:
         """Checks sampled and scored rows; returns whether they must be left out.
 
         Args:
@@ -111,10 +101,7 @@ class NonFinite:
         return self._agree(names, first, update, tensors, rows)
 
     def check_update(
-        self,
-        engines: Mapping[str, Trained],
-        update: int,
-        tensors: Callable[[], dict[str, Tensor]],
+        self, engines: Mapping[str, Trained], update: int, tensors: Callable[[], dict[str, Tensor]]
     ) -> bool:
         """Checks the update that engines have just finished; returns whether they left it out.
 
@@ -136,11 +123,7 @@ class NonFinite:
         first = bad_positions[0] if bad_positions else None
         return self._agree(names, first, update, tensors, [])
 
-    def check_evaluation(
-        self,
-        metrics: Mapping[str, float],
-        update: int,
-    ) -> None:
+    def check_evaluation(self, metrics: Mapping[str, float], update: int) -> None:
         """Checks the metrics of an evaluation, which are means over all ranks.
 
         Raises:
@@ -211,9 +194,7 @@ class NonFinite:
 
 
 def bad_rows(
-    batch: PPOBatch | ScoredRollout,
-    bad_logits: Tensor | None,
-    auxiliary: Mapping[str, Tensor],
+    batch: PPOBatch | ScoredRollout, bad_logits: Tensor | None, auxiliary: Mapping[str, Tensor]
 ) -> list[BadRows]:
     """Quantities of a rollout with the rows in which they are not finite, in the order in which they were computed.
 
@@ -274,12 +255,7 @@ def _not_finite(x: Tensor, response_mask: Tensor) -> Tensor:
     return bad if bad.dim() == 1 else (bad & response_mask).any(1)
 
 
-def _write_batch(
-    folder: Path,
-    stem: str,
-    tensors: Mapping[str, Tensor],
-    record: Json,
-) -> bool:
+def _write_batch(folder: Path, stem: str, tensors: Mapping[str, Tensor], record: Json) -> bool:
     """Writes a batch and its record, unless this rank has written MAX_WRITTEN of them.
 
     Returns:

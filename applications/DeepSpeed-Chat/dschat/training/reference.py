@@ -41,10 +41,7 @@ Pair = TypeVar("Pair", bound=PreferenceExample)
 
 
 def pair_logprobs(
-    model: PolicyForward,
-    examples: Sequence[PreferenceExample],
-    pad_id: int,
-    temperature: float = 1.0,
+    model: PolicyForward, examples: Sequence[PreferenceExample], pad_id: int, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Σ log π(y_j | x, y_<j) of the chosen and of the rejected responses: (B,) float32 each, differentiable.
 
@@ -55,18 +52,8 @@ def pair_logprobs(
         temperature: divides the logits.
     """
     batch = on_device(collate_preferences(examples, pad_id))
-    logprobs, _ = model(
-        batch["input_ids"],
-        None,
-        batch["targets"],
-        temperature,
-        with_entropy=False,
-    )
-    sums = logprobs.new_zeros(2 * len(examples)).index_add(
-        0,
-        batch["sequence"],
-        logprobs,
-    )
+    logprobs, _ = model(batch["input_ids"], None, batch["targets"], temperature, with_entropy=False)
+    sums = logprobs.new_zeros(2 * len(examples)).index_add(0, batch["sequence"], logprobs)
     chosen, rejected = sums.chunk(2)
     return chosen, rejected
 
@@ -93,12 +80,7 @@ def with_reference(
 
     `model` is the policy's `dschat.base.fingerprints.model_hash`; for the other arguments see `reference_logprobs`.
     """
-    identity = describe_reference(
-        examples,
-        model,
-        next(engine.module.parameters()).dtype,
-        temperature,
-    )
+    identity = describe_reference(examples, model, next(engine.module.parameters()).dtype, temperature)
     return with_logprobs(examples, reference_logprobs(engine, examples, pad_id, size, temperature, file, identity))
 
 
@@ -111,10 +93,7 @@ def with_logprobs(examples: Sequence[Pair], logprobs: Tensor) -> list[Pair]:
 
 
 def describe_reference(
-    examples: Sequence[PreferenceExample],
-    model: str,
-    dtype: torch.dtype,
-    temperature: float,
+    examples: Sequence[PreferenceExample], model: str, dtype: torch.dtype, temperature: float
 ) -> dict[str, str]:
     """The settings that reference log-probs depend on, by name; `model` is the policy's `model_hash`."""
     ids = (json.dumps([example.prompt_ids, example.chosen_ids, example.rejected_ids]) for example in examples)
@@ -190,11 +169,7 @@ def _read(file: Path, identity: Mapping[str, str]) -> Tensor | str | None:
 
 @torch.no_grad()
 def _compute(
-    engine: TrainedPolicy,
-    examples: Sequence[PreferenceExample],
-    pad_id: int,
-    size: PassSize,
-    temperature: float,
+    engine: TrainedPolicy, examples: Sequence[PreferenceExample], pad_id: int, size: PassSize, temperature: float
 ) -> Tensor:
     """Reference log-probs (n, 2) of all pairs, each rank computing its share."""
     engine.eval()

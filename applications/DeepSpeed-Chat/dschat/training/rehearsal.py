@@ -29,11 +29,7 @@ def is_due() -> bool:
 
 @contextmanager
 def rehearsal(
-    engines: Mapping[str, Trained],
-    rows: int,
-    tokens: int,
-    rows_flag: str,
-    decoding_bytes: int = 0,
+    engines: Mapping[str, Trained], rows: int, tokens: int, rows_flag: str, decoding_bytes: int = 0
 ) -> Iterator[None]:
     """Context in which an update has no effect, and running out of memory is explained.
 
@@ -70,13 +66,7 @@ def rehearsal(
     torch.cuda.empty_cache()  # generation allocates blocks of other sizes
 
 
-def _explain_memory(
-    rows: int,
-    tokens: int,
-    rows_flag: str,
-    decoding_bytes: int,
-    error: torch.OutOfMemoryError,
-) -> str:
+def _explain_memory(rows: int, tokens: int, rows_flag: str, decoding_bytes: int, error: torch.OutOfMemoryError) -> str:
     lines = str(error).strip().splitlines()
     reason = lines[0] if lines else type(error).__name__
     decoding = ""
@@ -97,12 +87,7 @@ def rows_of(size: PassSize, tokens: int) -> int:
     return max(1, min(size.rows, size.tokens // tokens))
 
 
-def filled_rollout(
-    ids: Sequence[int],
-    rows: int,
-    prompt: int,
-    response: int,
-) -> Rollout:
+def filled_rollout(ids: Sequence[int], rows: int, prompt: int, response: int) -> Rollout:
     """A rollout without padding whose rows all repeat the same ids.
 
     Args:

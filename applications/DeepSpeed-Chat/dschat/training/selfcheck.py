@@ -52,11 +52,7 @@ RANDOM = (
 
 @torch.no_grad()
 def check_policy(
-    engine: TrainedPolicy,
-    tokens: tuple[Tensor, Tensor],
-    num_response: int,
-    temperature: float,
-    pad_id: int,
+    engine: TrainedPolicy, tokens: tuple[Tensor, Tensor], num_response: int, temperature: float, pad_id: int
 ) -> float:
     """Checks log-probs against the model's own logits, and that neither padding nor training mode changes them.
 
@@ -96,31 +92,16 @@ def check_policy(
     _require_close("log-probs with padding", "those without", padded[:, :checked], logprobs, mask, engine, size)
 
     # Training mode, and the attention that a flag names.
-    check_modes(
-        engine,
-        "log-probs",
-        mask,
-        lambda: engine(input_ids, attention_mask, checked, temperature)[0],
-        size,
-    )
+    check_modes(engine, "log-probs", mask, lambda: engine(input_ids, attention_mask, checked, temperature)[0], size)
     ids, seen = ragged_rows(padded_ids, padded_mask)
     attention_columns = F.pad(mask, (0, PADDING[1]))
     check_attention_parity(
-        engine,
-        "log-probs",
-        attention_columns,
-        lambda: engine(ids, seen, padded_response, temperature)[0],
-        size,
+        engine, "log-probs", attention_columns, lambda: engine(ids, seen, padded_response, temperature)[0], size
     )
     return size
 
 
-def _full_logits(
-    engine: TrainedPolicy,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    num_tokens: int,
-) -> Tensor:
+def _full_logits(engine: TrainedPolicy, input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:
     """Logits of the model's own forward pass.
 
     Args:
@@ -152,10 +133,7 @@ def _largest(numbers: Tensor, mask: Tensor) -> float:
 
 def tolerance_of(engine: ModelEngine | PolicyEngine, size: float = 1.0) -> float:
     """Largest difference that rounding explains between forward passes whose largest number is `size`."""
-    return TOLERANCE[next(engine.module.parameters()).dtype] * max(
-        1.0,
-        size,
-    )
+    return TOLERANCE[next(engine.module.parameters()).dtype] * max(1.0, size)
 
 
 def ragged_rows(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,11 +144,7 @@ def ragged_rows(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tens
 
 
 def check_attention_parity(
-    engine: ModelEngine,
-    what: str,
-    mask: Tensor,
-    forward: Callable[[], Tensor],
-    size: float,
+    engine: ModelEngine, what: str, mask: Tensor, forward: Callable[[], Tensor], size: float
 ) -> None:
     """Checks that the attention that a flag names gives the numbers and gradients of eager attention.
 
@@ -204,23 +178,10 @@ def check_attention_parity(
     ratio = torch.where(both_zero, 1.0, norm / expected_norm.clamp(min=smallest))
     what = f"norms of gradients with {used}, divided by those with eager attention,"
     all_numbers = torch.ones_like(ratio, dtype=torch.bool)
-    _require_close(
-        what,
-        "1",
-        ratio,
-        torch.ones_like(ratio),
-        all_numbers,
-        engine,
-        1.0,
-        cause,
-    )
+    _require_close(what, "1", ratio, torch.ones_like(ratio), all_numbers, engine, 1.0, cause)
 
 
-def _numbers_and_gradient(
-    engine: ModelEngine,
-    mask: Tensor,
-    forward: Callable[[], Tensor],
-) -> tuple[Tensor, Tensor]:
+def _numbers_and_gradient(engine: ModelEngine, mask: Tensor, forward: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
     """Numbers of a pass, and the norm (0-d) of the gradient of their squares' sum by the embedded tokens.
 
     The norm is 1 where the model is not trained. The engine is afterwards in the mode that it was in, and no parameter
@@ -232,11 +193,7 @@ def _numbers_and_gradient(
 
     embedded: list[Tensor] = []
 
-    def keep_embedded(
-        module: nn.Module,
-        inputs: object,
-        output: Tensor,
-    ) -> None:
+    def keep_embedded(module: nn.Module, inputs: object, output: Tensor) -> None:
         embedded.append(output if output.requires_grad else output.requires_grad_())
 
     handle = engine.module.inner.get_input_embeddings().register_forward_hook(keep_embedded)
@@ -267,11 +224,7 @@ def _mode_and_random_states(engine: ModelEngine) -> Iterator[None]:
 
 @torch.no_grad()
 def check_modes(
-    engine: ModelEngine,
-    what: str,
-    mask: Tensor,
-    forward: Callable[[], Tensor],
-    size: float = 0.0,
+    engine: ModelEngine, what: str, mask: Tensor, forward: Callable[[], Tensor], size: float = 0.0
 ) -> None:
     """Checks that training mode gives the numbers of evaluation mode. Mode and random states stay what they were.
 
@@ -302,11 +255,7 @@ def check_modes(
 
 
 @torch.no_grad()
-def check_packing(
-    engine: TrainedPolicy,
-    examples: Sequence[SFTExample],
-    pad_id: int,
-) -> None:
+def check_packing(engine: TrainedPolicy, examples: Sequence[SFTExample], pad_id: int) -> None:
     """Checks that log-probs of examples that share a row are those of each alone.
 
     Raises:
@@ -329,33 +278,18 @@ def check_packing(
         )
 
 
-def _row_logprobs(
-    engine: TrainedPolicy,
-    examples: Sequence[SFTExample],
-    pad_id: int,
-    with_positions: bool,
-) -> Tensor:
+def _row_logprobs(engine: TrainedPolicy, examples: Sequence[SFTExample], pad_id: int, with_positions: bool) -> Tensor:
     """Log-probs of all tokens of examples that share one row, (N,)."""
     width = sum(len(example) for example in examples)
     batch = collate_packed(examples, pad_id, width, sft_on_prompt=True)
     batch = on_device(batch)
     positions = batch["position_ids"] if with_positions else None
-    logprobs, _ = engine(
-        batch["input_ids"],
-        None,
-        batch["targets"],
-        with_entropy=False,
-        position_ids=positions,
-    )
+    logprobs, _ = engine(batch["input_ids"], None, batch["targets"], with_entropy=False, position_ids=positions)
     return logprobs
 
 
 @torch.no_grad()
-def check_scalar(
-    engine: Scalar,
-    tokens: tuple[Tensor, Tensor],
-    pad_id: int,
-) -> None:
+def check_scalar(engine: Scalar, tokens: tuple[Tensor, Tensor], pad_id: int) -> None:
     """Checks that scores are those of the Hugging Face classifier, whatever the padding and the mode.
 
     Args:
@@ -402,12 +336,7 @@ def _classifier_scores(classifier: PreTrainedModel, input_ids: Tensor, attention
             scores_alone.append(output.logits[0, 0])
         return torch.stack(scores_alone).float()
     positions = position_ids(classifier, attention_mask)
-    output = classifier(
-        input_ids=input_ids,
-        attention_mask=attention_mask.long(),
-        use_cache=False,
-        **positions,
-    )
+    output = classifier(input_ids=input_ids, attention_mask=attention_mask.long(), use_cache=False, **positions)
     scores: Tensor = output.logits[:, 0].float()
     return scores
 
@@ -440,12 +369,7 @@ def check_rollout(
     # Log-probs of the update, of the rollout, of sampling and of the reference are equal.
     rows = torch.arange(min(ROWS, len(mask)), device=mask.device)
     part = select_rows(rollout, rows)
-    logprobs, _ = actor(
-        part.input_ids,
-        part.attention_mask,
-        mask.shape[1],
-        sampling.temperature,
-    )
+    logprobs, _ = actor(part.input_ids, part.attention_mask, mask.shape[1], sampling.temperature)
     size = max(size, _largest(trajectory.logprobs, mask))
     what = "log-probs at the update"
     rollout_logprobs = trajectory.logprobs[rows]
@@ -476,11 +400,7 @@ def check_sampled_tokens(rollout: Rollout, sampling: Sampling) -> None:
         if not torch.equal(last_true(mask) & ~is_end, rollout.cut_turns):
             raise UserError("self-check: a finished turn does not end with EOS, or one that was cut does.")
         return
-    columns = torch.arange(
-        1,
-        mask.shape[1] + 1,
-        device=mask.device,
-    )
+    columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     if not bool((mask.cumsum(1) == columns)[mask].all()):
         raise UserError("self-check: a response is not a prefix of its row.")
     is_consistent = is_end.any(1) == rollout.finished
@@ -506,10 +426,7 @@ def _require_close(
 ) -> None:
     """Raises UserError if numbers on the mask differ by more than rounding of numbers of this size explains."""
     difference = _largest(numbers - expected, mask)
-    tolerance = TOLERANCE[next(engine.module.parameters()).dtype] * max(
-        1.0,
-        size,
-    )
+    tolerance = TOLERANCE[next(engine.module.parameters()).dtype] * max(1.0, size)
     check_weights(engine, difference)
     if not difference <= tolerance:
         raise UserError(

@@ -45,25 +45,14 @@ class TrainedTexts:
     @classmethod
     def of(cls, texts: Iterable[tuple[int, int]]) -> TrainedTexts:
         """Computes the lengths from the tokens of each text and the number of its targets."""
-        sizes = np.array(list(texts), dtype=np.int64).reshape(
-            -1,
-            2,
-        )
-        return cls(
-            sizes[:, 0],
-            int(sizes[:, 1].sum()),
-        )
+        sizes = np.array(list(texts), dtype=np.int64).reshape(-1, 2)
+        return cls(sizes[:, 0], int(sizes[:, 1].sum()))
 
 
 class Throughput:
     """Measures what the trained models of a run do per second. Every rank must call its methods."""
 
-    def __init__(
-        self,
-        engines: Iterable[Trained],
-        peaks: Peaks | None = None,
-        slots: int | None = None,
-    ) -> None:
+    def __init__(self, engines: Iterable[Trained], peaks: Peaks | None = None, slots: int | None = None) -> None:
         """Prepares the measurement of throughput.
 
         Args:
@@ -78,12 +67,7 @@ class Throughput:
         if peaks is not None:
             self._costs = _costs_of([engine.module.inner for engine in self._engines])
 
-    def trained(
-        self,
-        texts: TrainedTexts,
-        seconds: float,
-        engines: Collection[Trained] | None = None,
-    ) -> Metrics:
+    def trained(self, texts: TrainedTexts, seconds: float, engines: Collection[Trained] | None = None) -> Metrics:
         """Metrics of updates on these texts: tokens per second of all ranks, and MFU.
 
         MFU (model FLOPs utilisation) is operations / (seconds × peak × GPUs), see `dschat.models.operations`.
@@ -147,11 +131,5 @@ def _costs_of(models: Sequence[PreTrainedModel]) -> list[ModelCost]:
 
 def _sum_over_ranks(*numbers: float) -> list[float]:
     """Each number added up over all ranks."""
-    sums: list[float] = sum_over_ranks(
-        torch.tensor(
-            numbers,
-            dtype=torch.float64,
-            device=device(),
-        )
-    ).tolist()
+    sums: list[float] = sum_over_ranks(torch.tensor(numbers, dtype=torch.float64, device=device())).tolist()
     return sums

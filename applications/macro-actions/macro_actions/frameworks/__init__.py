@@ -129,12 +129,7 @@ class MacroActionsConfig:
             return ppl(response_mask, ref_logprobs, self.ppl_mode)
         if condition == "parsing" and response_ids is not None and self.tokenizer is not None:
             return parsing(
-                response_mask,
-                response_ids,
-                self.tokenizer,
-                self.parsing_cutoff,
-                self.parser,
-                self.parser_model,
+                response_mask, response_ids, self.tokenizer, self.parsing_cutoff, self.parser, self.parser_model
             )
         raise UnsupportedError(
             f"{framework}: termination_condition {condition} reads {READS[condition]}, which are not given here;"
@@ -142,13 +137,7 @@ class MacroActionsConfig:
         )
 
     def gae(
-        self,
-        values: Tensor,
-        rewards: Tensor,
-        ends: Tensor,
-        response_mask: Tensor,
-        gamma: float,
-        lam: float,
+        self, values: Tensor, rewards: Tensor, ends: Tensor, response_mask: Tensor, gamma: float, lam: float
     ) -> tuple[Tensor, Tensor]:
         """GAE over macro actions, not whitened, see :func:`macro_actions.macro_gae`.
 
@@ -172,12 +161,7 @@ class MacroActionsConfig:
         rewards = torch.zeros_like(rewards).scatter_add(1, last_policy_token.clamp(min=0), moved)
         return macro_gae(values, rewards, ends, response_mask, gamma, lam, self.value_function, self.macro_reward)
 
-    def pooled(
-        self,
-        framework: str,
-        response_mask: Tensor,
-        *logprobs: Tensor,
-    ) -> list[Tensor]:
+    def pooled(self, framework: str, response_mask: Tensor, *logprobs: Tensor) -> list[Tensor]:
         """Log-probabilities of macro actions, on each of their tokens: their difference is the macro action's ratio.
 
         Args:
@@ -207,11 +191,7 @@ class MacroActionsConfig:
         return make_row_seeds(self.seed, torch.tensor(prompts), 0, torch.tensor(samples))
 
 
-def require(
-    framework: str,
-    owner: object,
-    *names: str,
-) -> None:
+def require(framework: str, owner: object, *names: str) -> None:
     """Raise UnsupportedError if the framework's module or class lacks one of the named hooks."""
     for name in names:
         if not hasattr(owner, name):

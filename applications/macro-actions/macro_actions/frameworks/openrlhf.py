@@ -48,12 +48,7 @@ def experience_maker(base: type, config: MacroActionsConfig) -> type:
             return completed
 
         def get_advantages_and_returns(
-            self,
-            values: Tensor,
-            rewards: Tensor,
-            action_mask: Tensor,
-            gamma: float,
-            lambd: float,
+            self, values: Tensor, rewards: Tensor, action_mask: Tensor, gamma: float, lambd: float
         ) -> tuple[Tensor, Tensor]:
             experience = self._remaining.pop(0)
             if experience.values is not values:
@@ -87,12 +82,7 @@ class _OnImport(MetaPathFinder):
     def __init__(self, config: MacroActionsConfig) -> None:
         self._config = config
 
-    def find_spec(
-        self,
-        name: str,
-        path: Any,
-        target: Any = None,
-    ) -> Any:
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != TRAINER:
             return None
         spec: Any = None

@@ -151,11 +151,7 @@ def register(config: MacroActionsConfig) -> None:
     RayPPOTrainer.compute_advantages_and_returns = compute_with_batch
 
 
-def _register_function(
-    registry: Any,
-    name: str,
-    function: Any,
-) -> None:
+def _register_function(registry: Any, name: str, function: Any) -> None:
     """Put a function into one of SkyRL's registries, in place of an earlier one of that name."""
     if name in registry.list_available():
         registry.unregister(name)
@@ -175,12 +171,7 @@ def _check_supported(trainer: Any) -> None:
         raise UnsupportedError(f"skyrl: fully asynchronous training has no old log-probabilities for {LOSS_NAME}.")
 
 
-def run_dispatcher(
-    config: MacroActionsConfig,
-    rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
-) -> Any:
+def run_dispatcher(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> Any:
     """Advantages and returns from SkyRL's own dispatcher, with γ = 1 and λ = .5. Shape (B, R) each."""
     from skyrl.backends.skyrl_train.utils import ppo_utils
 

@@ -78,12 +78,7 @@ def _rows(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     return [row[:length] for row, length in zip(x, lengths, strict=True)]
 
 
-def run_dispatcher(
-    config: MacroActionsConfig,
-    rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
-) -> Any:
+def run_dispatcher(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> Any:
     """Advantages and returns from slime's own dispatcher, with γ = 1 and λ = .5. Shape (B, R) each.
 
     It imports Megatron.

@@ -24,12 +24,7 @@ LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")  # these read log-probabilities onl
 class MacroGRPOTrainer(GRPOTrainer):
     """GRPOTrainer whose ratio on each token is that of its macro action."""
 
-    def __init__(
-        self,
-        *args: Any,
-        macro_actions: MacroActionsConfig,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, macro_actions: MacroActionsConfig, **kwargs: Any) -> None:
         """Create the trainer.
 
         Args:
@@ -79,11 +74,7 @@ class MacroGRPOTrainer(GRPOTrainer):
         output["macro_ends"] = self.macro_actions.ends(self._mask(output), "trl", **arguments)
         return output
 
-    def _compute_loss(
-        self,
-        model: Any,
-        inputs: Any,
-    ) -> Any:
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
         if inputs.get("macro_ends") is None:
             raise UnsupportedError("trl: the batch lost macro_ends on its way from _generate_and_score_completions.")
         self._ends = inputs["macro_ends"]
@@ -96,11 +87,7 @@ class MacroGRPOTrainer(GRPOTrainer):
         finally:
             self._ends = None
 
-    def _get_per_token_logps_and_entropies(
-        self,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         logprobs, *others = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if self._ends is not None:
             logprobs = self._pooled(logprobs)

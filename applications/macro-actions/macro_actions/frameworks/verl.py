@@ -40,11 +40,7 @@ def register(config: MacroActionsConfig) -> None:
     require("verl", trainer_base.PPOTrainer, "_compute_advantage")
 
     def macro_gae(
-        token_level_rewards: Tensor,
-        values: Tensor,
-        response_mask: Tensor,
-        gamma: float,
-        lam: float,
+        token_level_rewards: Tensor, values: Tensor, response_mask: Tensor, gamma: float, lam: float
     ) -> tuple[Tensor, Tensor]:
         inputs = _inputs[-1] if _inputs else {}
         ends = config.ends(response_mask, "verl", **inputs)
@@ -52,12 +48,7 @@ def register(config: MacroActionsConfig) -> None:
         return masked_whiten(advantages, response_mask), returns
 
     def policy_loss(
-        old_log_prob: Tensor,
-        log_prob: Tensor,
-        advantages: Tensor,
-        response_mask: Tensor,
-        *args: Any,
-        **kwargs: Any,
+        old_log_prob: Tensor, log_prob: Tensor, advantages: Tensor, response_mask: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         old, new = config.pooled(f"verl, loss_mode={LOSS_NAME}", response_mask, old_log_prob, log_prob)
         return core_algos.compute_policy_loss_vanilla(old, new, advantages, response_mask, *args, **kwargs)
@@ -65,11 +56,7 @@ def register(config: MacroActionsConfig) -> None:
     original = replaced(trainer_base.PPOTrainer._compute_advantage)
 
     @wraps(original)
-    def compute_with_inputs(
-        trainer: Any,
-        batch: Any,
-        metrics: dict[str, Any],
-    ) -> Any:
+    def compute_with_inputs(trainer: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         estimator = trainer.config.algorithm.adv_estimator
         if estimator != "gae":
             raise UnsupportedError(f"verl: macro actions need algorithm.adv_estimator=gae, not {estimator}.")
@@ -85,33 +72,20 @@ def register(config: MacroActionsConfig) -> None:
     trainer_base.PPOTrainer._compute_advantage = compute_with_inputs
 
 
-def _condition_inputs(
-    config: MacroActionsConfig,
-    trainer_base: Any,
-    batch: Any,
-) -> dict[str, Any]:
+def _condition_inputs(config: MacroActionsConfig, trainer_base: Any, batch: Any) -> dict[str, Any]:
     """The input that the condition reads, from verl's transfer queue; empty if the queue does not have it."""
     argument = READS.get(config.termination_condition)
     if argument is None:
         return {}
     column = FIELDS[argument]
-    columns = trainer_base.tq.kv_batch_get(
-        keys=batch.keys,
-        partition_id=batch.partition_id,
-        select_fields=[column],
-    )
+    columns = trainer_base.tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[column])
     if column not in columns.keys():
         return {}
     rows = columns.get(column)  # a stack of uids, or a nested tensor
     return {argument: rows.tolist() if argument == "uids" else rows.to_padded_tensor(0)}
 
 
-def run_dispatcher(
-    config: MacroActionsConfig,
-    rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
-) -> Any:
+def run_dispatcher(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> Any:
     """Advantages and returns from verl's own dispatcher, with γ = 1 and λ = .5. Shape (B, R) each."""
     import verl
     from verl.trainer.ppo.ray_trainer import compute_advantage

@@ -186,12 +186,7 @@ def foreign_entry(folder: Path) -> Path | None:
     return None
 
 
-def split_files(
-    folder: Path,
-    stage: str,
-    split: str,
-    kind: str,
-) -> list[Path]:
+def split_files(folder: Path, stage: str, split: str, kind: str) -> list[Path]:
     """The files of a split, such as train/data-….arrow or finetune_train.pt; at least one, even if it is missing."""
     if kind == "arrow":
         return sorted((folder / split).glob("*.arrow")) or [folder / split / "data-00000-of-00001.arrow"]

@@ -131,11 +131,7 @@ class _PreparedRows:
 
 
 def _prepare_rows(
-    share: Share[Row],
-    options: PrepareOptions,
-    row_filter: Filter,
-    tokenizer: PreTrainedTokenizerBase,
-    end_id: int,
+    share: Share[Row], options: PrepareOptions, row_filter: Filter, tokenizer: PreTrainedTokenizerBase, end_id: int
 ) -> _PreparedRows:
     """Encodes, filters and cuts rows; the first of the training rows become the validation split."""
     num_samples = options.prepared.num_samples
@@ -193,17 +189,8 @@ def _describe(
         "stage": options.prepared.stage,
         "format": options.prepared.format,
         "mask_prompt": options.prepared.mask_prompt,
-        "arguments": {
-            "source": path,
-            **recorded_flags,
-            "limits": asdict(_limits_of(options)),
-            "keys": asdict(keys),
-        },
-        "source": {
-            "name": source["name"],
-            "hub": source.get("hub"),
-            "sha256": file_hashes,
-        },
+        "arguments": {"source": path, **recorded_flags, "limits": asdict(_limits_of(options)), "keys": asdict(keys)},
+        "source": {"name": source["name"], "hub": source.get("hub"), "sha256": file_hashes},
         "tokenizer": {"name": options.source.tokenizer, "fingerprint": tokenizer_fingerprint(tokenizer)},
         "template": {
             "rows": num_conversations,
@@ -258,12 +245,7 @@ def _read_rows(
 
 
 def prepared_examples(
-    rows: Sequence[Row],
-    *,
-    tokenizer: PreTrainedTokenizerBase,
-    stage: Stage,
-    end_id: int,
-    held_out: bool = False,
+    rows: Sequence[Row], *, tokenizer: PreTrainedTokenizerBase, stage: Stage, end_id: int, held_out: bool = False
 ) -> tuple[list[PreparedExample], Counter[str]]:
     """Encodes rows without cutting them; counts the rows that have no response, by their reasons.
 
@@ -360,11 +342,7 @@ class Filter:
         self._seen: set[tuple[str, str]] = set()
         self.skipped: list[tuple[PreparedExample, str]] = []  # rows that were left out, and the reasons
 
-    def passing(
-        self,
-        examples: Iterable[PreparedExample],
-        dropped: Counter[str],
-    ) -> Iterator[PreparedExample]:
+    def passing(self, examples: Iterable[PreparedExample], dropped: Counter[str]) -> Iterator[PreparedExample]:
         """The rows that pass, cut to length; the others are counted in `dropped` and listed in `skipped`."""
         for example in examples:
             reason = self._reason(example)

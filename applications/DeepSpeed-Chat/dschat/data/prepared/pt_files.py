@@ -29,11 +29,7 @@ IGNORE_INDEX = -1  # target of a prompt's token
 MAX_BOS_TOKENS = 16  # tokens that a text for BOS before the example prompt may take
 
 
-def write_pt(
-    folder: Path,
-    info: Mapping[str, Any],
-    splits: Mapping[str, Sequence[PreparedExample]],
-) -> None:
+def write_pt(folder: Path, info: Mapping[str, Any], splits: Mapping[str, Sequence[PreparedExample]]) -> None:
     """Writes a file for each split, `args.json` and `example_prompt.pt`. Raises OSError."""
     import torch
 

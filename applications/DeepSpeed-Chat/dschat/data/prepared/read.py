@@ -112,10 +112,7 @@ def _check_tokenizer(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase)
         )
 
 
-def prepared_share(
-    folders: Sequence[PreparedFolder],
-    tokenizer: PreTrainedTokenizerBase | None = None,
-) -> Share[Any]:
+def prepared_share(folders: Sequence[PreparedFolder], tokenizer: PreTrainedTokenizerBase | None = None) -> Share[Any]:
     """The rows of prepared folders: training rows, one folder after another, and validation (else test) rows.
 
     The tokenizer decodes the texts of `.pt` files, which hold only ids.
@@ -191,10 +188,7 @@ def read_split(
         raise UserError(f"--data_path {files[0]}: not readable ({error}); prepare the data again.") from error
 
 
-def from_prepared(
-    make: partial[Any],
-    kind: type[Any],
-) -> partial[Any]:
+def from_prepared(make: partial[Any], kind: type[Any]) -> partial[Any]:
     """The function that makes a step's examples of prepared rows, with the same limit as `make`, which reads texts.
 
     Raises:
@@ -211,12 +205,7 @@ def from_prepared(
 
 
 def cut_examples(
-    rows: Sequence[PreparedExample],
-    *,
-    kind: type[Any],
-    flag: str,
-    limit: int,
-    held_out: bool = False,
+    rows: Sequence[PreparedExample], *, kind: type[Any], flag: str, limit: int, held_out: bool = False
 ) -> tuple[list[Any], Counter[str]]:
     """Prepared rows as examples of a step, cut or dropped at the step's limit like rows of texts.
 

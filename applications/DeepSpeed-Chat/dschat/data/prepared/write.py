@@ -18,10 +18,7 @@ Splits = Mapping[str, Sequence[PreparedExample]]
 
 
 def write_folder(
-    folder: Path,
-    info: Mapping[str, Any],
-    splits: Splits,
-    skipped: Sequence[tuple[PreparedExample, str]] | None,
+    folder: Path, info: Mapping[str, Any], splits: Splits, skipped: Sequence[tuple[PreparedExample, str]] | None
 ) -> None:
     """Writes the whole folder; its earlier content stays until then.
 

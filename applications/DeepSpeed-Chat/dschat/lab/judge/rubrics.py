@@ -61,12 +61,7 @@ FAIRNESS = (
 )
 
 
-def question_of(
-    rubric: Rubric,
-    prompt: str,
-    first: str,
-    second: str,
-) -> JudgeQuestion:
+def question_of(rubric: Rubric, prompt: str, first: str, second: str) -> JudgeQuestion:
     """The question about two responses to a prompt, shown in this order."""
     material = {
         rubric.prompt_name: prompt,

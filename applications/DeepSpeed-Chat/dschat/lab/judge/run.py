@@ -56,11 +56,7 @@ def run_judge(options: JudgeOptions) -> str:
     return summary
 
 
-def judge(
-    pairs: Sequence[Pair],
-    setup: Setup,
-    options: AskingOptions,
-) -> tuple[list[dict[str, Any]], str]:
+def judge(pairs: Sequence[Pair], setup: Setup, options: AskingOptions) -> tuple[list[dict[str, Any]], str]:
     """Judge pairs and write their rows.
 
     Answers are saved in the cache as they come; an interrupted run asks only for those that it does not hold.
@@ -171,11 +167,7 @@ def judge_turns(options: TurnOptions) -> tuple[TurnRates | None, Path, str]:
     return rates, files.output, summary
 
 
-def compare_scores(
-    pairs: Sequence[Pair],
-    models: tuple[str, str],
-    options: TurnOptions,
-) -> list[dict[str, Any]]:
+def compare_scores(pairs: Sequence[Pair], models: tuple[str, str], options: TurnOptions) -> list[dict[str, Any]]:
     """Write and return the verdicts of the rows' own scores; raises UserError if a row has none."""
     rows: list[dict[str, Any]] = []
     for pair in pairs:

@@ -86,11 +86,7 @@ def place_of(value: object) -> str | None:
         value = value.get("verdict")
     if isinstance(value, bool) or not isinstance(value, str | int) or len(str(value)) > MAX_VERDICT_LENGTH:
         return None
-    words = re.sub(
-        r"[^a-z0-9]+",
-        " ",
-        str(value).lower(),
-    ).split()
+    words = re.sub(r"[^a-z0-9]+", " ", str(value).lower()).split()
     spelling = " ".join(word for word in words if word not in FILLERS)
     for verdict, spellings in SPELLINGS.items():
         if spelling in spellings:
@@ -114,11 +110,7 @@ def _verdict_of(row: dict[str, Any]) -> str | None:
     return None
 
 
-def _reading(
-    verdict: str,
-    row: dict[str, Any],
-    criteria: Iterable[str],
-) -> Reading:
+def _reading(verdict: str, row: dict[str, Any], criteria: Iterable[str]) -> Reading:
     aspects = {}
     reasons = []
     for name in criteria:
@@ -189,21 +181,10 @@ def judge_pair(pair: Pair, setup: Setup, ask: Ask) -> Comparison:
         details["reward_a"] = pair.a.reward
         details["reward_b"] = pair.b.reward
     verdict = combined([order["verdict"] for order in orders]) if orders else "tie"
-    return compared(
-        pair,
-        verdict,
-        "judge",
-        setup.rater,
-        setup.models,
-        setup.dataset,
-        details,
-    )
+    return compared(pair, verdict, "judge", setup.rater, setup.models, setup.dataset, details)
 
 
-def _combined_aspects(
-    orders: Sequence[dict[str, Any]],
-    criteria: Iterable[str],
-) -> dict[str, Verdict]:
+def _combined_aspects(orders: Sequence[dict[str, Any]], criteria: Iterable[str]) -> dict[str, Verdict]:
     """Verdicts on the criteria that the judge mentioned in every order."""
     aspects = {}
     for name in criteria:
@@ -260,19 +241,9 @@ def judge_pairs(pairs: Sequence[Pair], setup: Setup, client: "JudgeClient", conc
     return [rows[pair.id] for pair in pairs]
 
 
-def _judge_order(
-    question: JudgeQuestion,
-    first: Side,
-    rubric: Rubric,
-    ask: Ask,
-) -> dict[str, Any]:
+def _judge_order(question: JudgeQuestion, first: Side, rubric: Rubric, ask: Ask) -> dict[str, Any]:
     """Judge in one order; the verdict is invalid if neither the answer nor its repair can be read."""
-    order: dict[str, Any] = {
-        "first": first,
-        "verdict": "invalid",
-        "reason": "",
-        "repaired": False,
-    }
+    order: dict[str, Any] = {"first": first, "verdict": "invalid", "reason": "", "repaired": False}
     criteria = rubric.criteria if rubric.separate else ()
     reply = None
     try:
@@ -298,10 +269,7 @@ def _judge_order(
     return order
 
 
-def _read(
-    reply: Reply,
-    criteria: Iterable[str] = (),
-) -> Reading:
+def _read(reply: Reply, criteria: Iterable[str] = ()) -> Reading:
     if reply.refusal:
         raise UnreadableAnswer("the judge refused")
     return read_answer(reply.text, criteria)

@@ -104,12 +104,7 @@ def open_rows(name: str, flag: str) -> Iterable[tuple[str, Any]]:
     return raw.train or raw.eval or ()
 
 
-def make_rows(
-    options: RefuelOutputFlags,
-    settings: Mapping[str, Any],
-    part: RunPart,
-    conclude: Conclusion,
-) -> str:
+def make_rows(options: RefuelOutputFlags, settings: Mapping[str, Any], part: RunPart, conclude: Conclusion) -> str:
     """Makes train.jsonl with `run_batches` unless it is finished, then copies or uploads it. Returns a summary line.
 
     Raises:

@@ -21,16 +21,7 @@ from dschat.lab.generate_options import TokenSamplerFlags
 from dschat.lab.policy import Compute, load_sampler, locate_policy
 from dschat.lab.refuel.datasets import OutputLocation, described_function, digest, make_rows, open_rows
 from dschat.lab.refuel.options import GenerateOptions
-from dschat.lab.runner import (
-    LARGER,
-    BatchFunction,
-    Concluded,
-    Entry,
-    RunPart,
-    enough_memory,
-    in_batches,
-    settings_of,
-)
+from dschat.lab.runner import LARGER, BatchFunction, Concluded, Entry, RunPart, enough_memory, in_batches, settings_of
 from dschat.models.limits import position_limit, trained_length
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import load_tokenizer
@@ -112,11 +103,7 @@ class DialogueSampling:
     turns: int
     seed: int
 
-    def sample(
-        self,
-        numbers: Sequence[int],
-        openings: Sequence[Message],
-    ) -> list[Entry]:
+    def sample(self, numbers: Sequence[int], openings: Sequence[Message]) -> list[Entry]:
         """Sample each dialogue twice: from its first message, and again from one of its turns on.
 
         Args:
@@ -161,11 +148,7 @@ class DialogueSampling:
         return entries
 
 
-def sampled_turns(
-    seed: int,
-    number: int,
-    turns: int,
-) -> tuple[int, int]:
+def sampled_turns(seed: int, number: int, turns: int) -> tuple[int, int]:
     """(L, h) of a dialogue with H turns, from the run's seed and its number.
 
     L ~ Uniform{0, …, H−1} is the last turn that is scored, h ~ Uniform{0, …, L} the turn whose replies are compared.
@@ -219,11 +202,7 @@ def _endpoint(options: GenerateOptions) -> Endpoint | None:
     return with_key(endpoint)
 
 
-def _settings(
-    options: GenerateOptions,
-    path: str,
-    where: Compute,
-) -> dict[str, Any]:
+def _settings(options: GenerateOptions, path: str, where: Compute) -> dict[str, Any]:
     """The settings that the rows depend on, by flag."""
     names = ["num_turns", "temperature", "top_p", "max_new_tokens", "seed", "rollout_engine"]
     if options.generation.rollout_engine == "generate":  # then responses depend on their batch
@@ -243,11 +222,7 @@ def _settings(
     return settings
 
 
-def first_messages(
-    name: str,
-    tokenizer: PreTrainedTokenizerBase,
-    most: int,
-) -> tuple[list[Message], int]:
+def first_messages(name: str, tokenizer: PreTrainedTokenizerBase, most: int) -> tuple[list[Message], int]:
     """The first messages of a data set, without repetitions.
 
     Two messages are equal if the policy's chat template makes the same tokens of them.

@@ -18,14 +18,7 @@ from dschat.base.fingerprints import folder_stamp
 from dschat.base.journal import make_writable
 from dschat.base.user_function import call_function, load_function
 from dschat.data import dialogue_pairs
-from dschat.data.dialogue_pairs import (
-    FINISHED,
-    FIRST,
-    REWARD,
-    SECOND,
-    read_dialogue_pair,
-    tokenize_pairs,
-)
+from dschat.data.dialogue_pairs import FINISHED, FIRST, REWARD, SECOND, read_dialogue_pair, tokenize_pairs
 from dschat.data.dialogues import Dialogue
 from dschat.data.rows import in_words
 from dschat.data.splits import parts_of_rows, plainly_written
@@ -111,12 +104,7 @@ def run_rank(options: RankOptions) -> str:
     return make_rows(options.output, settings, part, conclude)
 
 
-def _entries(
-    sides: Sequence[BothSides],
-    score: Score,
-    batch_size: int,
-    numbers: Sequence[int],
-) -> list[Entry]:
+def _entries(sides: Sequence[BothSides], score: Score, batch_size: int, numbers: Sequence[int]) -> list[Entry]:
     """Score both dialogues of the pairs with these numbers, at the end of each reply."""
     beginnings: list[Beginning] = []
     for number in numbers:
@@ -141,11 +129,7 @@ def _entries(
     return entries
 
 
-def _scores_of_beginnings(
-    beginnings: Sequence[Beginning],
-    score: Score,
-    batch_size: int,
-) -> dict[str, float | str]:
+def _scores_of_beginnings(beginnings: Sequence[Beginning], score: Score, batch_size: int) -> dict[str, float | str]:
     """Scores of the beginnings of dialogues, by their keys; a shared one is scored once."""
     by_key = {beginning.key: beginning for beginning in beginnings}
 
@@ -218,11 +202,7 @@ def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Score]]:
     return settings | settings_of(options, ["max_length"]) | where.settings, open_reader
 
 
-def model_scores(
-    reader: RewardReader,
-    dialogues: Sequence[Dialogue],
-    finished: Sequence[bool],
-) -> list[float | str]:
+def model_scores(reader: RewardReader, dialogues: Sequence[Dialogue], finished: Sequence[bool]) -> list[float | str]:
     """Scores of a reward model whose tokenizer has a chat template; or REFUSED, TOO_LONG or NOT_FINITE."""
     limit = reader.classifier.limit
     sequences, refused = encode_dialogues(reader.tokenizer, dialogues, finished, end_id=reader.trained_end_id)
@@ -242,9 +222,7 @@ def model_scores(
 
 
 def function_scores(
-    function: Callable[..., Any],
-    dialogues: Sequence[Dialogue],
-    finished: Sequence[bool],
+    function: Callable[..., Any], dialogues: Sequence[Dialogue], finished: Sequence[bool]
 ) -> list[float | str]:
     """Scores of a user's function, or why there is none.
 
@@ -346,12 +324,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=pa.schema(columns))
 
 
-def _write(
-    pairs: pa.Table,
-    left_out: Counter[str],
-    settings: dict[str, Any],
-    options: MaskOptions,
-) -> str:
+def _write(pairs: pa.Table, left_out: Counter[str], settings: dict[str, Any], options: MaskOptions) -> str:
     """Write both parts of the pairs and hand them over; the record is written last, so that a kill leaves none."""
     location = OutputLocation(options.output)
     if not pairs.num_rows:

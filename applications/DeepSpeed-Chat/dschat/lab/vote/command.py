@@ -61,12 +61,7 @@ def _vote_in_browser(study: Study, rater: str, port: int | None) -> str:
 class TerminalRating:
     """Asks a rater until all items have a vote, the rater quits or the input ends."""
 
-    def __init__(
-        self,
-        session: HumanSession,
-        ask: Callable[[str], str],
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, session: HumanSession, ask: Callable[[str], str], say: Callable[[str], None]) -> None:
         """Prepares a session in a terminal; EOFError of `ask`, or Ctrl-C, ends it."""
         self._session = session
         self._ask = ask

@@ -80,13 +80,7 @@ class Screens:
         except UserError as error:
             return Screen("", None, str(error))
 
-    def vote(
-        self,
-        choice: str,
-        rater: str,
-        item_id: str,
-        comment: str,
-    ) -> Screen:
+    def vote(self, choice: str, rater: str, item_id: str, comment: str) -> Screen:
         """The screen after a vote, one of CHOICES, on the item that was shown."""
         try:
             session = self._session(rater)
@@ -115,11 +109,7 @@ class Screens:
             return self._sessions[name]
 
 
-def serve(
-    study: Study,
-    rater: str,
-    port: int | None,
-) -> tuple[Any, str]:
+def serve(study: Study, rater: str, port: int | None) -> tuple[Any, str]:
     """Serve the page.
 
     Args:
@@ -233,11 +223,7 @@ def _connect(
         click.then(None, js=TO_THE_TOP)
 
 
-def _updates(
-    gr: Any,
-    parts: Parts,
-    screen: Screen,
-) -> dict[Component, Any]:
+def _updates(gr: Any, parts: Parts, screen: Screen) -> dict[Component, Any]:
     """The values that a screen gives to components."""
     view = screen.view
     note = page_html().note(screen.note)

@@ -108,11 +108,7 @@ class VoteFile:
                 file.truncate(end)
                 raise
 
-    def check(
-        self,
-        pairs: Sequence[Pair],
-        models: tuple[str, str],
-    ) -> None:
+    def check(self, pairs: Sequence[Pair], models: tuple[str, str]) -> None:
         """Raise UserError, with file and line, unless all rows are people's votes on these pairs of these models."""
         pair_ids = {pair.id for pair in pairs}
         for origin, vote in self._read():
@@ -156,11 +152,7 @@ class ShownPair:
         return verdict if self.first == "A" else mirrored(verdict)
 
 
-def items_for(
-    pairs: Sequence[Pair],
-    rater: str,
-    seed: int,
-) -> list[ShownPair]:
+def items_for(pairs: Sequence[Pair], rater: str, seed: int) -> list[ShownPair]:
     """The pairs that a rater is shown, in their order; pairs of equal texts are asked about once.
 
     Pairs are shuffled by seed, rater and texts, and every second one shows the first model first; whether that begins
@@ -266,12 +258,7 @@ class HumanSession:
             last=votes[-1].id if votes else None,
         )
 
-    def vote(
-        self,
-        item_id: str,
-        choice: str,
-        comment: str = "",
-    ) -> bool:
+    def vote(self, item_id: str, choice: str, comment: str = "") -> bool:
         """Write a vote, one of CHOICES, on the item that the rater saw to the file.
 
         Returns:

@@ -52,11 +52,7 @@ def gold_score(response: str, topic: str, sentences: int) -> float:
     return min(1.0, max(0.0, score))
 
 
-def gold_scores(
-    prompts: Sequence[str],
-    responses: Sequence[str],
-    rows: Sequence[dict[str, Any]],
-) -> "torch.Tensor":
+def gold_scores(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[dict[str, Any]]) -> "torch.Tensor":
     """`gold_score` of B responses, (B,) float32, with the signature of a reward function."""
     import torch
 

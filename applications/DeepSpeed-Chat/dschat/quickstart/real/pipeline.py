@@ -222,13 +222,7 @@ def sample_answers(real: RealModel) -> list[Answers]:
 
 
 def best_of_n(
-    real: RealModel,
-    model: str,
-    data: Path,
-    dataset: str,
-    prompts: int,
-    samples: int,
-    scorer: Mapping[str, object],
+    real: RealModel, model: str, data: Path, dataset: str, prompts: int, samples: int, scorer: Mapping[str, object]
 ) -> list[Answers]:
     """Scored answers to the held-out rows of a data set, sampled unless they are there.
 
@@ -306,12 +300,7 @@ def reward_flags(real: RealModel) -> list[str]:
     return [*flags, "--reward_loss", "per_sample", "--reward_gain"]
 
 
-def supervised_flags(
-    real: RealModel,
-    model: str,
-    output: Path,
-    data: Path,
-) -> list[str]:
+def supervised_flags(real: RealModel, model: str, output: Path, data: Path) -> list[str]:
     """What steps 1 and 2 have in common."""
     scale = real.scale
     micro_batch = min(scale.micro_batch, real.processes.share(scale.batch))
@@ -330,11 +319,7 @@ def supervised_flags(
     return [*as_arguments(flags), *real.common]
 
 
-def actor_flags(
-    real: RealModel,
-    samples_per_prompt: int = 1,
-    scores: Sequence[str] = (),
-) -> list[str]:
+def actor_flags(real: RealModel, samples_per_prompt: int = 1, scores: Sequence[str] = ()) -> list[str]:
     """Step 3 without a critic; all runs start from the same models and see the same instructions.
 
     Args:
@@ -375,11 +360,7 @@ def critic_flags(real: RealModel, start: Path) -> list[str]:
     return as_arguments(flags)
 
 
-def train_policies(
-    real: RealModel,
-    steps: Mapping[str, tuple[Path, Sequence[str]]],
-    at_once: int,
-) -> None:
+def train_policies(real: RealModel, steps: Mapping[str, tuple[Path, Sequence[str]]], at_once: int) -> None:
     """Runs of step 3 that are not finished: several at a time, or one after another if each is several processes.
 
     Args:
@@ -421,12 +402,7 @@ def runs_that_fit() -> int:
     return max(1, psutil.virtual_memory().available // RUN_BYTES)
 
 
-def run_training_step(
-    name: str,
-    flags: Sequence[str],
-    output: Path,
-    processes: Processes,
-) -> None:
+def run_training_step(name: str, flags: Sequence[str], output: Path, processes: Processes) -> None:
     """A training step, unless it is finished; one that was interrupted continues from its last checkpoint."""
     if is_finished(output):
         remove_checkpoints(output)

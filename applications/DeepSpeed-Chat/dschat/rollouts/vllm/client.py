@@ -89,11 +89,7 @@ class ServerClient:
         raise UserError(f"{FLAG} {url}: this server takes no weights of a run. Start it with dschat serve-vllm.")
 
     def post_to_all(
-        self,
-        path: str,
-        body: Json | bytes,
-        version: str | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, path: str, body: Json | bytes, version: str | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
         """Sends a request to all servers at once and waits for the answers.
 
@@ -126,14 +122,7 @@ class ServerClient:
             posts.append(in_background(post))
         return posts
 
-    def _post(
-        self,
-        url: str,
-        path: str,
-        body: Json | bytes,
-        version: str | None,
-        headers: Mapping[str, str],
-    ) -> None:
+    def _post(self, url: str, path: str, body: Json | bytes, version: str | None, headers: Mapping[str, str]) -> None:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
         all_headers = {**headers, "Content-Type": kind}
@@ -148,11 +137,7 @@ class ServerClient:
         _check_status(url, answer)
 
     async def generate(
-        self,
-        http: httpx2.AsyncClient,
-        url: str,
-        request: ResponseRequest,
-        version: str,
+        self, http: httpx2.AsyncClient, url: str, request: ResponseRequest, version: str
     ) -> VllmResponse:
         """Samples one response. Raises UserError if the server refuses, ServerLost if it or its weights are gone."""
         body: Json = {"token_ids": request.prompt, "sampling_params": request.parameters}
@@ -194,12 +179,7 @@ class NcclTransport:
     ended in NCCL_TIMEOUT seconds is aborted: the run can still write a checkpoint.
     """
 
-    def __init__(
-        self,
-        client: ServerClient,
-        run_info: Json,
-        workers: Sequence[int],
-    ) -> None:
+    def __init__(self, client: ServerClient, run_info: Json, workers: Sequence[int]) -> None:
         """Forms the NCCL group with all servers.
 
         Args:
@@ -231,12 +211,7 @@ class NcclTransport:
         with torch.cuda.stream(self._stream):  # also selects the GPU in this thread
             return trainer_init(listening)
 
-    def send(
-        self,
-        name: str,
-        weight: Tensor,
-        version: str,
-    ) -> None:
+    def send(self, name: str, weight: Tensor, version: str) -> None:
         """Sends a weight and waits until every server has it. Raises what `__init__` does."""
         update = {**describe_weight(name, weight), "version": version}
         body: Json = {"update_info": update}
@@ -303,10 +278,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def join_requests(
-    run_info: Json,
-    listening: Mapping[str, object],
-    addresses: Sequence[str],
-    workers: Sequence[int],
+    run_info: Json, listening: Mapping[str, object], addresses: Sequence[str], workers: Sequence[int]
 ) -> list[Json | bytes]:
     """One request per server to join the NCCL group. The GPUs of each follow those of the servers before it.
 

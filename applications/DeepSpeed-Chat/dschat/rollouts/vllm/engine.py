@@ -22,13 +22,7 @@ from dschat.models.lora import base_of
 from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.engine import Generation, ResponseSampler
 from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.vllm.requests import (
-    BATCHED_TOKENS,
-    ResponseRequest,
-    VllmResponse,
-    make_requests,
-    to_generation,
-)
+from dschat.rollouts.vllm.requests import BATCHED_TOKENS, ResponseRequest, VllmResponse, make_requests, to_generation
 from dschat.rollouts.vllm.weights import (
     Temperature,
     plain_weights,
@@ -63,13 +57,7 @@ class VllmEngine:
     are then the trainer's.
     """
 
-    def __init__(
-        self,
-        model: str,
-        max_tokens: int,
-        gpu_memory: float,
-        tensor_parallel: int = 1,
-    ) -> None:
+    def __init__(self, model: str, max_tokens: int, gpu_memory: float, tensor_parallel: int = 1) -> None:
         """Stores the settings; the first session starts vLLM.
 
         Args:
@@ -165,13 +153,7 @@ class VllmEngine:
             llm.apply_model(repack_weights)
 
         shard = rank() % self._tensor_parallel
-        (wrong,) = llm.apply_model(
-            partial(
-                wrong_layers,
-                columns=columns,
-                shard=shard,
-            )
-        )
+        (wrong,) = llm.apply_model(partial(wrong_layers, columns=columns, shard=shard))
         for name in sorted(set().union(*self._gather(wrong))):
             raise UserError(
                 f"--rollout_engine vllm: {name} computes with other weights than the actor's, which vLLM was given. "

@@ -55,12 +55,7 @@ class Gate:
         self._app = app
         self._token = os.environ.get(TOKEN, "")
 
-    async def __call__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request itself, or passes it on."""
         if scope["type"] == "websocket":
             await receive()
@@ -127,10 +122,7 @@ async def pass_bytes_on(request: Request, engine: EngineClient) -> JSONResponse:
     return JSONResponse({})
 
 
-def server_info(
-    config: VllmConfig,
-    version: str,
-) -> dict[str, object]:
+def server_info(config: VllmConfig, version: str) -> dict[str, object]:
     """What a server reports about itself, see `dschat.rollouts.vllm.client.ServerInfo`."""
     return {
         "backend": config.weight_transfer_config.backend,

@@ -156,11 +156,7 @@ class PendingResponses:
                 await asyncio.gather(*running, return_exceptions=True)
 
     async def _keep_busy(
-        self,
-        http: httpx2.AsyncClient,
-        url: str,
-        waiting: deque[int],
-        running: dict[asyncio.Task[VllmResponse], int],
+        self, http: httpx2.AsyncClient, url: str, waiting: deque[int], running: dict[asyncio.Task[VllmResponse], int]
     ) -> None:
         """Sends requests as responses arrive, until there are none left. Raises ServerLost if the server hangs."""
         last_finished = time.monotonic()

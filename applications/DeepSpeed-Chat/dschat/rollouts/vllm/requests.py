@@ -34,29 +34,17 @@ class VllmResponse:
 
 
 def make_requests(
-    prompts: Sequence[Sequence[int]],
-    sampling: Sampling,
-    seeds: Sequence[int],
-    limits: Sequence[int] | None,
+    prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int], limits: Sequence[int] | None
 ) -> list[ResponseRequest]:
     """One request per prompt; see `dschat.rollouts.engine.ResponseSampler` for the arguments."""
     requests = []
     max_tokens = sampling.limits(len(prompts), limits)
-    for prompt, seed, limit in zip(
-        prompts,
-        seeds,
-        max_tokens,
-        strict=True,
-    ):
+    for prompt, seed, limit in zip(prompts, seeds, max_tokens, strict=True):
         requests.append(ResponseRequest(list(prompt), sampling_parameters(sampling, seed, limit)))
     return requests
 
 
-def sampling_parameters(
-    sampling: Sampling,
-    seed: int,
-    max_tokens: int,
-) -> dict[str, object]:
+def sampling_parameters(sampling: Sampling, seed: int, max_tokens: int) -> dict[str, object]:
     """Arguments of vLLM's SamplingParams for one response. The model itself divides by the temperature."""
     return {
         "temperature": 1.0 if sampling.temperature else 0.0,

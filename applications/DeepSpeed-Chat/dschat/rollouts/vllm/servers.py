@@ -71,11 +71,7 @@ class ServerNeeds:
 class VllmServers:
     """A rollout engine on other machines. Seeds decide its samples, as with `dschat.rollouts.vllm.engine`."""
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        needs: ServerNeeds,
-    ) -> None:
+    def __init__(self, urls: Sequence[str], needs: ServerNeeds) -> None:
         """Takes addresses without a path; the first session connects. Every rank must make one."""
         self._client = ServerClient(urls)
         self._needs = needs
@@ -155,11 +151,7 @@ class VllmServers:
     def _open_update(self, actor: TrainedPolicy) -> None:
         """Checks the servers, introduces the run at its first update, and opens the update."""
         infos = [self._client.info(url) for url in self._client.urls]
-        for url, info in zip(
-            self._client.urls,
-            infos,
-            strict=True,
-        ):
+        for url, info in zip(self._client.urls, infos, strict=True):
             self._check(url, info, actor)
 
         # From here on, servers refuse to sample until the update is complete.
@@ -171,11 +163,7 @@ class VllmServers:
     def _post(self, path: str, body: Json) -> None:
         self._client.post_to_all(path, body, self._version if path in WEIGHT_ROUTES else None)
 
-    def _introduce(
-        self,
-        actor: TrainedPolicy,
-        infos: Sequence[ServerInfo],
-    ) -> SendWeight:
+    def _introduce(self, actor: TrainedPolicy, infos: Sequence[ServerInfo]) -> SendWeight:
         """Tells the servers what they must know of the run; returns how its weights are sent."""
         missing = missing_ids_of(actor.module.inner)
         run_info: Json = {
@@ -195,12 +183,7 @@ class VllmServers:
             return partial(send_over_http, self._client)
         return NcclTransport(self._client, run_info, [info.workers for info in infos]).send
 
-    def _check(
-        self,
-        url: str,
-        info: ServerInfo,
-        actor: TrainedPolicy,
-    ) -> None:
+    def _check(self, url: str, info: ServerInfo, actor: TrainedPolicy) -> None:
         """Raises UserError if a server does not fit the run, ServerLost if it has lost the run's weights."""
         if self._send is not None and not info.version.startswith(f"{self._run}."):
             raise other_weights(url, info.version, f"{self._run}.{self._update_count - 1}")

@@ -85,10 +85,7 @@ def transposed_matrices(actor: TrainedPolicy) -> frozenset[str]:
 
 
 def record_columns(
-    weights: Iterable[tuple[str, Tensor]],
-    columns: dict[str, Tensor],
-    transposed: frozenset[str],
-    shards: int,
+    weights: Iterable[tuple[str, Tensor]], columns: dict[str, Tensor], transposed: frozenset[str], shards: int
 ) -> Iterator[tuple[str, Tensor]]:
     """Passes the weights on, and records for `wrong_layers` what each matrix outside experts does to one input.
 
@@ -117,10 +114,7 @@ def _all_gather(part: Tensor) -> Tensor:
 
 @torch.no_grad()
 def wrong_layers(
-    model: nn.Module,
-    columns: Mapping[str, Tensor],
-    shard: int = 0,
-    gather: Callable[[Tensor], Tensor] = _all_gather,
+    model: nn.Module, columns: Mapping[str, Tensor], shard: int = 0, gather: Callable[[Tensor], Tensor] = _all_gather
 ) -> list[str]:
     """Names of the layers of vLLM's model that compute with other weights than they were given.
 
@@ -170,10 +164,7 @@ def wrong_layers(
     return wrong
 
 
-def _published_names(
-    model: nn.Module,
-    layer_name: str,
-) -> list[str]:
+def _published_names(model: nn.Module, layer_name: str) -> list[str]:
     """Names of the weights that a layer of vLLM's model holds; a fused layer holds several."""
     parent, dot, last = layer_name.rpartition(".")
     fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})

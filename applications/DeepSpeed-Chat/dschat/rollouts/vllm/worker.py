@@ -55,11 +55,7 @@ class TrainerWeights(NCCLWeightTransferEngine):
     update_info_cls = WeightUpdate
 
     def __init__(
-        self,
-        config: WeightTransferConfig,
-        vllm_config: VllmConfig,
-        device: torch.device,
-        model: nn.Module,
+        self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: nn.Module
     ) -> None:
         super().__init__(config, vllm_config, device, model)
         self._temperature = Temperature(model)

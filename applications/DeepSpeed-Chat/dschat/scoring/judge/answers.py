@@ -121,11 +121,7 @@ def values_of(content: str, keys: Collection[str]) -> dict[str, object]:
 
 
 def repair(
-    question: JudgeQuestion,
-    reply: Reply,
-    problem: UnreadableAnswer,
-    expected: str,
-    pattern: str,
+    question: JudgeQuestion, reply: Reply, problem: UnreadableAnswer, expected: str, pattern: str
 ) -> JudgeQuestion:
     """The question, followed by the unreadable answer and a request for one that can be read.
 

@@ -41,13 +41,7 @@ class JudgeClient:
         cached: number of answers that came from the cache.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        cache: ReplyCache,
-        spending: Spending,
-        harmless: JudgeQuestion,
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, cache: ReplyCache, spending: Spending, harmless: JudgeQuestion) -> None:
         """Open the client; nothing is sent.
 
         Args:

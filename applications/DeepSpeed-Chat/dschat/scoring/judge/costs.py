@@ -44,12 +44,7 @@ class Spending:
         input_tokens, output_tokens: tokens of both; those of lost requests are estimated, with the longest answer.
     """
 
-    def __init__(
-        self,
-        prices: Prices | None,
-        limit: float | None = None,
-        flag: str = "--max_cost",
-    ) -> None:
+    def __init__(self, prices: Prices | None, limit: float | None = None, flag: str = "--max_cost") -> None:
         """Starts at 0, with a limit in US dollars (None: no limit) and its flag, for messages."""
         self.has_prices = prices is not None
         self.prices = prices or Prices(0.0, 0.0)

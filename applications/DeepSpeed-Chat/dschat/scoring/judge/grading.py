@@ -86,12 +86,7 @@ def _answer_schema(rubric: Rubric, keys: Sequence[str]) -> dict[str, object]:
 # -- answers
 
 
-def read_answer(
-    reply: Reply,
-    keys: Sequence[str],
-    lowest: float,
-    highest: float,
-) -> dict[str, float]:
+def read_answer(reply: Reply, keys: Sequence[str], lowest: float, highest: float) -> dict[str, float]:
     """The numbers of an answer, by their keys.
 
     Args:
@@ -116,12 +111,7 @@ def read_answer(
     return answers[0]
 
 
-def _numbers_of(
-    row: Mapping[str, object],
-    keys: Sequence[str],
-    lowest: float,
-    highest: float,
-) -> dict[str, float]:
+def _numbers_of(row: Mapping[str, object], keys: Sequence[str], lowest: float, highest: float) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for key in keys:
         value = row.get(key)

@@ -96,11 +96,7 @@ class JudgingStopped(Exception):
 
 
 def question_about(
-    material: Mapping[str, str],
-    rubric: Rubric,
-    rules: Sequence[str],
-    answer: str,
-    schema: Mapping[str, object],
+    material: Mapping[str, str], rubric: Rubric, rules: Sequence[str], answer: str, schema: Mapping[str, object]
 ) -> JudgeQuestion:
     """The question that a rubric asks about some texts, which are between tags that none of them can contain.
 
@@ -142,12 +138,7 @@ def _material_blocks(material: Mapping[str, str], code: str) -> list[str]:
 
 def object_schema(properties: dict[str, object]) -> dict[str, object]:
     """Schema of an object with exactly these properties."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def _escaped(text: str) -> str:

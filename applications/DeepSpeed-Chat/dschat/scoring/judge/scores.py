@@ -110,10 +110,7 @@ class JudgeScores:
         parts = {name: numbers.to(device) for name, numbers in scores.parts.items()}
         return Scores(scores.values.to(device), measured=measured, parts=parts)
 
-    def _answers(
-        self,
-        questions: Sequence[JudgedTexts],
-    ) -> tuple[dict[JudgedTexts, Answer], list[Failure]]:
+    def _answers(self, questions: Sequence[JudgedTexts]) -> tuple[dict[JudgedTexts, Answer], list[Failure]]:
         """Answers by question, and why the other questions have none."""
         asking = self._client.new_round()
         settings = self._settings
@@ -184,12 +181,7 @@ class JudgeScores:
         except (UserError, Unanswered, TextRefused, JudgingStopped) as failure:
             return failure
 
-    def _graded(
-        self,
-        groups: Sequence[JudgedGroup],
-        answers: Mapping[JudgedTexts, Answer],
-        count: int,
-    ) -> Scores:
+    def _graded(self, groups: Sequence[JudgedGroup], answers: Mapping[JudgedTexts, Answer], count: int) -> Scores:
         """Scores of `count` responses, with the points on each criterion from 0 to 1; NaN without an answer."""
         rubric = self._settings.rubric
         values = torch.full((count,), math.nan)
@@ -204,12 +196,7 @@ class JudgeScores:
                 numbers[row] = answer[name] / MOST_POINTS
         return Scores(values, parts={f"{JUDGED}{name}": numbers for name, numbers in points.items()})
 
-    def _ranked(
-        self,
-        groups: Sequence[JudgedGroup],
-        answers: Mapping[JudgedTexts, Answer],
-        count: int,
-    ) -> Scores:
+    def _ranked(self, groups: Sequence[JudgedGroup], answers: Mapping[JudgedTexts, Answer], count: int) -> Scores:
         """Scores of `count` responses, ranked within their groups; NaN without an answer."""
         values = torch.full((count,), math.nan)
         for group in groups:
@@ -260,11 +247,7 @@ class JudgedGroup:
     texts: JudgedTexts
 
 
-def judged_groups(
-    rollout: Rollout,
-    texts: ResponseTexts,
-    ranks: bool,
-) -> list[JudgedGroup]:
+def judged_groups(rollout: Rollout, texts: ResponseTexts, ranks: bool) -> list[JudgedGroup]:
     """The questions of a rollout: one for each response, or with `ranks` one for the responses to each prompt.
 
     Responses of equal text are shown once. The order in which they are shown follows from a hash of all of them: the

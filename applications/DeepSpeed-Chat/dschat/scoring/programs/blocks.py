@@ -88,11 +88,7 @@ class Block:
         return bool(self.lines) and self.lines[0].start <= position < self.end
 
 
-def find_program(
-    response: str,
-    which: ProgramBlock = "last",
-    prompt: str = "",
-) -> Program | None:
+def find_program(response: str, which: ProgramBlock = "last", prompt: str = "") -> Program | None:
     """The program in a response's answer.
 
     Only the answer counts, see `answer_start`. The program is the first or last fenced block that names Python; if
@@ -244,11 +240,7 @@ def _iterate_lines(text: str, start: int = 0) -> Iterator[ProgramLine]:
         yield ProgramLine(match[0], match.start())
 
 
-def _blocks(
-    response: str,
-    start: int,
-    prompt: str,
-) -> list[Block]:
+def _blocks(response: str, start: int, prompt: str) -> list[Block]:
     """The blocks of a response from a position on; from its beginning, with one that the prompt leaves open."""
     if start == 0 and _ends_in_block(prompt):
         blocks = _continued_blocks(response, prompt)
@@ -286,11 +278,7 @@ def _opens_named_block(line: ProgramLine) -> bool:
     return any(block.info for block in fenced_blocks([line]))
 
 
-def program_of(
-    response: str,
-    which: ProgramBlock = "last",
-    prompt: str = "",
-) -> str | None:
+def program_of(response: str, which: ProgramBlock = "last", prompt: str = "") -> str | None:
     """The text of the program in a response's answer, or None; see `find_program`."""
     program = find_program(response, which, prompt)
     return None if program is None else program.text
@@ -301,12 +289,7 @@ def names_python(info: str) -> bool:
     return PYTHON.match(info) is not None
 
 
-def _quote(
-    state: StateBlock,
-    start: int,
-    end: int,
-    silent: bool,
-) -> bool:
+def _quote(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     """markdown-it's rule of quotes, for a quote that ends at the first line without its mark.
 
     Otherwise each quote would be searched up to the end of the text for lines that continue its paragraph.

@@ -14,11 +14,7 @@ def run(options: CheckOptions) -> str:
     return command.check(options, describe_solutions)
 
 
-def describe_solutions(
-    path: str,
-    options: CheckOptions,
-    settings: Settings,
-) -> str:
+def describe_solutions(path: str, options: CheckOptions, settings: Settings) -> str:
     """Lines about how many reference solutions of a source's first rows pass their tests."""
     from dschat.scoring.programs.run import ProgramPool
     from dschat.scoring.programs.scores import solutions_report

@@ -49,11 +49,7 @@ class Problem:
     cases: tuple[Case, ...]
 
 
-def parse_problem(
-    tests: str | Mapping[str, object] | list[object],
-    origin: str,
-    most: int | None = None,
-) -> Problem:
+def parse_problem(tests: str | Mapping[str, object] | list[object], origin: str, most: int | None = None) -> Problem:
     """Parses a column `input_output`.
 
     Args:
@@ -81,11 +77,7 @@ def parse_problem(
     return Problem(tuple(cases))
 
 
-def _cases(
-    content: object,
-    origin: str,
-    most: int | None,
-) -> list[Case]:
+def _cases(content: object, origin: str, most: int | None) -> list[Case]:
     """The tests of one function or program."""
     columns = content if isinstance(content, Mapping) else {}
     inputs = columns.get("inputs")

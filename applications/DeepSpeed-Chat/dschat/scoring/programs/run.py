@@ -67,10 +67,7 @@ def ratio_reward(outcome: ProgramOutcome) -> float:
 
 
 def run_tests(
-    program: str,
-    tests: Mapping[str, object] | str,
-    limits: SandboxLimits = DEFAULT,
-    level: Level = "namespaces",
+    program: str, tests: Mapping[str, object] | str, limits: SandboxLimits = DEFAULT, level: Level = "namespaces"
 ) -> ProgramOutcome:
     """Runs a program on its tests, until the first that ends in an error.
 
@@ -90,11 +87,7 @@ def run_tests(
 
 
 def run_problem(
-    program: str | None,
-    problem: Problem,
-    limits: SandboxLimits,
-    level: Level,
-    to_the_end: bool = False,
+    program: str | None, problem: Problem, limits: SandboxLimits, level: Level, to_the_end: bool = False
 ) -> ProgramOutcome:
     """Runs a program on the tests of a problem.
 
@@ -127,12 +120,7 @@ def run_problem(
     return ProgramOutcome(tuple(statuses), len(problem.cases), level, time.monotonic() - start, message)
 
 
-def _run_case(
-    program: str,
-    case: Case,
-    limits: SandboxLimits,
-    level: Level,
-) -> tuple[Status, str, float]:
+def _run_case(program: str, case: Case, limits: SandboxLimits, level: Level) -> tuple[Status, str, float]:
     """Status and message of one test, and the seconds that the program ran."""
     job = SandboxJob(program, case.text, case.function, case.arguments)
     for _ in range(ATTEMPTS):
@@ -148,11 +136,7 @@ def _run_case(
     return "invalid", reason, 0.0
 
 
-def _status_of(
-    execution: Execution,
-    case: Case,
-    limits: SandboxLimits,
-) -> tuple[Status, str]:
+def _status_of(execution: Execution, case: Case, limits: SandboxLimits) -> tuple[Status, str]:
     # The kernel kills a program that exceeds its processor time; this process kills one for its time or its output.
     was_killed = execution.status == 128 + signal.SIGKILL and execution.seconds_since_setup >= 0.9 * limits.seconds
     if execution.end == "time" or (execution.end == "exit" and was_killed):
@@ -203,10 +187,7 @@ class ProgramPool:
             logger.warning("at sandbox level %s a program reaches %s", self.level, " and ".join(holes))
 
     def run(
-        self,
-        programs: Sequence[str | None],
-        tests: Sequence[str],
-        origins: Sequence[str],
+        self, programs: Sequence[str | None], tests: Sequence[str], origins: Sequence[str]
     ) -> list[ProgramOutcome]:
         """Runs programs, and returns their outcomes in the same order.
 

@@ -94,11 +94,7 @@ class Execution:
     seconds_since_setup: float  # the part of it after the sandbox was set up
 
 
-def execute(
-    job: SandboxJob,
-    limits: SandboxLimits,
-    level: Level,
-) -> Execution:
+def execute(job: SandboxJob, limits: SandboxLimits, level: Level) -> Execution:
     """Runs a program once. It can only return data.
 
     Args:
@@ -157,10 +153,7 @@ class _Pipes:
 
 
 def _start(
-    job: SandboxJob,
-    limits: SandboxLimits,
-    level: Level,
-    stack: ExitStack,
+    job: SandboxJob, limits: SandboxLimits, level: Level, stack: ExitStack
 ) -> tuple[subprocess.Popen[bytes], _Pipes]:
     """Starts the child; `stack` closes the pipes and removes the files. Raises OSError."""
     # At the other levels the program has a working folder of its own root, and the child starts in /.
@@ -206,12 +199,7 @@ class _PipeReader:
         deadline: when the time is over; replaced when the sandbox is set up.
     """
 
-    def __init__(
-        self,
-        output: int,
-        pipes: _Pipes,
-        limits: SandboxLimits,
-    ) -> None:
+    def __init__(self, output: int, pipes: _Pipes, limits: SandboxLimits) -> None:
         self.output = output
         self.data = {output: bytearray(), pipes.report: bytearray(), pipes.info: bytearray()}
         self.deadline = time.monotonic() + SET_UP_SECONDS
@@ -260,11 +248,7 @@ class _PipeReader:
         self.data[pipe] += chunk
 
 
-def _job_file(
-    job: SandboxJob,
-    limits: SandboxLimits,
-    level: Level,
-) -> IO[bytes]:
+def _job_file(job: SandboxJob, limits: SandboxLimits, level: Level) -> IO[bytes]:
     """A temporary file with the job, from which the child reads it."""
     content: JobFile = {
         "source": job.source.encode(errors="surrogatepass"),
@@ -306,10 +290,7 @@ def _map_users(info: bytes, mapped: int) -> None:
     os.write(mapped, b"go")
 
 
-def _command(
-    level: Level,
-    child_ends: tuple[int, int, int],
-) -> list[str]:
+def _command(level: Level, child_ends: tuple[int, int, int]) -> list[str]:
     """The command of the child."""
     python = os.path.realpath(sys.executable)
     options = ["-S", "-s", "-B", "-P", "-X", "utf8"]

@@ -33,10 +33,7 @@ NON_CODE = (tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.COMMENT, tok
 
 
 def ends_of(
-    response: str,
-    functions: Collection[str | None],
-    which: ProgramBlock = "last",
-    prompt: str = "",
+    response: str, functions: Collection[str | None], which: ProgramBlock = "last", prompt: str = ""
 ) -> dict[str | None, int]:
     """The ends of functions in a response's program, or of the program for those that it does not define.
 
@@ -160,13 +157,7 @@ class ProgramScores:
 
     model: None = None  # the self-check has no model to compare
 
-    def __init__(
-        self,
-        pool: ProgramPool,
-        reward: str,
-        skips: bool = False,
-        which: ProgramBlock = "last",
-    ) -> None:
+    def __init__(self, pool: ProgramPool, reward: str, skips: bool = False, which: ProgramBlock = "last") -> None:
         """Takes a pool.
 
         Args:
@@ -232,12 +223,7 @@ class ProgramScores:
                     "give --on_reward_error skip."
                 )
 
-    def _segment_rewards(
-        self,
-        outcome: ProgramOutcome,
-        texts: ResponseTexts,
-        row: int,
-    ) -> list[float]:
+    def _segment_rewards(self, outcome: ProgramOutcome, texts: ResponseTexts, row: int) -> list[float]:
         """The rewards of a response's macro actions."""
         assert texts.segments is not None
         segments = texts.segments.texts[row]
@@ -276,11 +262,7 @@ def has_tests(row: Row) -> bool:
     return bool(parse_problem(tests_of(row), row.origin, most=1).cases)
 
 
-def run_solutions(
-    rows: Sequence[Row],
-    pool: ProgramPool,
-    which: ProgramBlock = "last",
-) -> dict[int, ProgramOutcome]:
+def run_solutions(rows: Sequence[Row], pool: ProgramPool, which: ProgramBlock = "last") -> dict[int, ProgramOutcome]:
     """Runs the first reference solution of each row that has one.
 
     The program may be in a fenced block, as in a response.

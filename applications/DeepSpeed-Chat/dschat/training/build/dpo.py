@@ -28,13 +28,6 @@ def train_dpo(config: DPOConfig, run: RunOutput) -> None:
     data = load_step_data(config, PreferenceExample, make, validate)
     plan = plan_run(config, run, data)
     engine = build_policy(config, plan, tokenizer, data.train)
-    task = DPOTask(
-        data.train,
-        data.eval,
-        tokenizer.pad_token_id,
-        config,
-        run,
-        model_hash(base),
-    )
+    task = DPOTask(data.train, data.eval, tokenizer.pad_token_id, config, run, model_hash(base))
     saved = SavedModel(engine, "policy", base)
     fit_supervised("policy", saved, engine, task, tokenizer, config, run)

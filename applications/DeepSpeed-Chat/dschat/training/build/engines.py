@@ -42,12 +42,7 @@ class RunPlan:
     compiles: bool
 
     @classmethod
-    def of(
-        cls,
-        config: CommonConfig,
-        batches: BatchPlan,
-        updates: int,
-    ) -> Self:
+    def of(cls, config: CommonConfig, batches: BatchPlan, updates: int) -> Self:
         """The plan of a run on this process's device."""
         return cls(batches, updates, config.compiles(device().type == "cuda", updates))
 

@@ -47,10 +47,7 @@ def open_environments(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def build_episode_sampler(
-    config: PPOConfig,
-    models: PPOModels,
-    tokenizer: PreTrainedTokenizerBase,
-    environments: EnvironmentPool,
+    config: PPOConfig, models: PPOModels, tokenizer: PreTrainedTokenizerBase, environments: EnvironmentPool
 ) -> EpisodeSampler:
     """What samples episodes of several turns with these environments."""
     actor = build_actor_sampler(models, tokenizer, config)

@@ -15,10 +15,7 @@ def build_function(parts: SourceParts, spec: str) -> FunctionScores:
 
 
 def function_scores(
-    spec: str,
-    flag: str,
-    on_error: OnRewardError = "stop",
-    with_segments: bool = False,
+    spec: str, flag: str, on_error: OnRewardError = "stop", with_segments: bool = False
 ) -> FunctionScores:
     """Scores of a user's function.
 

@@ -38,23 +38,10 @@ from dschat.rollouts.termination import TerminationCondition
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput
 from dschat.settings.ppo import PPOConfig
-from dschat.training.build.engines import (
-    RunPlan,
-    engine_settings,
-    load_options_of,
-    optimizer_settings,
-    trained_part,
-)
+from dschat.training.build.engines import RunPlan, engine_settings, load_options_of, optimizer_settings, trained_part
 from dschat.training.build.scores import reward_source
 from dschat.training.build.shared_base import beside_actor, check_shared_base, is_on_base, shared_scores
-from dschat.training.build.step3 import (
-    ACTOR,
-    CRITIC,
-    REWARD,
-    TEACHER,
-    frozen_settings,
-    seed_new_rows,
-)
+from dschat.training.build.step3 import ACTOR, CRITIC, REWARD, TEACHER, frozen_settings, seed_new_rows
 from dschat.training.build.steps import load_step_data, plan_run, record_decoding
 from dschat.training.loop import loop_of
 from dschat.training.ppo.algorithm import PPO
@@ -124,17 +111,7 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     sampler: ActorSampler | None = None
     if environments is not None:
         sampler = resolve_name(EPISODE_SAMPLER)(config, models, tokenizer, environments)
-    algorithm = PPO(
-        models,
-        data.train,
-        data.eval,
-        tokenizer,
-        condition,
-        config,
-        run,
-        average,
-        sampler=sampler,
-    )
+    algorithm = PPO(models, data.train, data.eval, tokenizer, condition, config, run, average, sampler=sampler)
     loop_of(algorithm, models.trained, saved, tokenizer, config, run, average_parts).fit()
 
 
@@ -227,15 +204,7 @@ def build_ppo_models(
     end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
     load_options = load_options_of(config, settings)
     seed_new_rows(config, tokenizer)
-    model = load_causal_lm(
-        path,
-        ACTOR,
-        settings.dtype,
-        tokenizer,
-        end_id,
-        load_options,
-        own_end_ids(path),
-    )
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id, load_options, own_end_ids(path))
     require_savable(model, f"{ACTOR} {path}")
     critic: PreTrainedModel | None = None
     reward: PreTrainedModel | None = None
@@ -277,13 +246,7 @@ def _build_reference(
     settings = frozen_settings(config, plan)
     seed_new_rows(config, tokenizer)
     path = config.models.actor_model_name_or_path
-    model = load_causal_lm(
-        path,
-        ACTOR,
-        settings.dtype,
-        tokenizer,
-        load_options=load_options_of(config, settings),
-    )
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, load_options=load_options_of(config, settings))
     return frozen_engine(PolicyModel(model), settings)
 
 
@@ -298,10 +261,7 @@ def _build_teacher(config: PPOConfig, plan: RunPlan, tokenizer: PreTrainedTokeni
 
 
 def _build_critic(
-    config: PPOConfig,
-    plan: RunPlan,
-    tokenizer: PreTrainedTokenizerBase,
-    shared: PreTrainedModel | None,
+    config: PPOConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, shared: PreTrainedModel | None
 ) -> Engine[ScalarModel]:
     """The engine of the critic; with --share_base, its model is `shared`."""
     settings = engine_settings(
@@ -328,19 +288,13 @@ def _build_critic(
         finetuning = trained_part(config, config.memory.critic_lora_dim or 0, tokenizer, path, CRITIC)
         choose_trained(model, finetuning, path)
     optimizer = optimizer_settings(
-        config,
-        plan.updates,
-        config.optimizers.critic_learning_rate,
-        config.optimizers.critic_weight_decay,
+        config, plan.updates, config.optimizers.critic_learning_rate, config.optimizers.critic_weight_decay
     )
     return train_engine(ScalarModel(model), optimizer, settings)
 
 
 def _rollout_engine(
-    config: PPOConfig,
-    actor: Engine[PolicyModel],
-    tokenizer: PreTrainedTokenizerBase,
-    report: Report | None = None,
+    config: PPOConfig, actor: Engine[PolicyModel], tokenizer: PreTrainedTokenizerBase, report: Report | None = None
 ) -> RolloutEngine:
     """What samples from the actor: vLLM, or an engine of this process."""
     if config.rollouts.uses_vllm:

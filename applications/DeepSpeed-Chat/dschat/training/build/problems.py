@@ -43,10 +43,7 @@ def build_programs(parts: SourceParts, source: str) -> ProgramScores:
 
 
 def load_problems(
-    config: PPOConfig,
-    make: partial[tuple[list[PromptExample], Counter[str]]],
-    pool: ProgramPool,
-    validate: Validate,
+    config: PPOConfig, make: partial[tuple[list[PromptExample], Counter[str]]], pool: ProgramPool, validate: Validate
 ) -> StepData[PromptExample]:
     """The problems of a step's share of the data, encoded in this process; see `rows_with_tests`.
 
@@ -62,18 +59,12 @@ def load_problems(
     prompts, dropped = make(rows)
     eval_rows, eval_untested = rows_with_tests(share.eval, pool, flags.drop_unsolvable, flags.program_block)
     held_out, eval_dropped = make(eval_rows, held_out=True)
-    counts = {
-        "train": untested + dropped,
-        "eval": eval_untested + eval_dropped,
-    }
+    counts = {"train": untested + dropped, "eval": eval_untested + eval_dropped}
     return StepData(prompts, held_out, share.sources, share.files, counts)
 
 
 def rows_with_tests(
-    rows: Sequence[Row],
-    pool: ProgramPool,
-    drop_unsolvable: bool = False,
-    program_block: ProgramBlock = "last",
+    rows: Sequence[Row], pool: ProgramPool, drop_unsolvable: bool = False, program_block: ProgramBlock = "last"
 ) -> tuple[list[Row], Counter[str]]:
     """Rows with tests and, with `drop_unsolvable`, whose first reference solution passes them.
 

@@ -96,27 +96,14 @@ def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
     )
     dialogues, dropped = dialogue_examples(share.train, tokenizer, limits)
     held_out, dropped_eval = dialogue_examples(share.eval, tokenizer, limits, held_out=True)
-    data = StepData(
-        dialogues,
-        held_out,
-        share.sources,
-        share.files,
-        {"train": dropped, "eval": dropped_eval},
-    )
+    data = StepData(dialogues, held_out, share.sources, share.files, {"train": dropped, "eval": dropped_eval})
     plan = plan_run(config, run, data)
     if scores is None:
         scores = build_dialogue_scores(config, config.dialogues.reward_model_name_or_path or "", device())
     models = build_refuel_models(config, plan, tokenizer, end_id, scores, record_decoding(run))
     saved = [SavedModel(models.policy, "policy", base)]
     algorithm = Refuel(models, dialogues, held_out, tokenizer, config, run)
-    loop_of(
-        algorithm,
-        {"policy": models.policy},
-        saved,
-        tokenizer,
-        config,
-        run,
-    ).fit()
+    loop_of(algorithm, {"policy": models.policy}, saved, tokenizer, config, run).fit()
 
 
 def build_refuel_models(
@@ -136,13 +123,7 @@ def build_refuel_models(
     path = config.model.model_name_or_path
     torch.manual_seed(config.optimisation.seed)  # new rows of the embeddings must equal the reference's
     model = load_causal_lm(
-        path,
-        MODEL,
-        settings.dtype,
-        tokenizer,
-        end_id,
-        load_options_of(config, settings),
-        own_end_ids(path),
+        path, MODEL, settings.dtype, tokenizer, end_id, load_options_of(config, settings), own_end_ids(path)
     )
     require_savable(model, f"{MODEL} {path}")
     finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, MODEL)

@@ -36,11 +36,7 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
     end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
     margin_key = config.preferences.margin_key
     make = partial(
-        pair_examples,
-        tokenizer=tokenizer,
-        max_seq_len=config.model.max_seq_len,
-        eos_id=end_id,
-        margin_key=margin_key,
+        pair_examples, tokenizer=tokenizer, max_seq_len=config.model.max_seq_len, eos_id=end_id, margin_key=margin_key
     )
     fields_read = () if margin_key is None else (margin_key,)
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns, reads=fields_read)
@@ -59,10 +55,7 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
 
 
 def build_reward_model(
-    config: RewardConfig,
-    plan: RunPlan,
-    tokenizer: PreTrainedTokenizerBase,
-    examples: Sequence[PairExample] = (),
+    config: RewardConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, examples: Sequence[PairExample] = ()
 ) -> Engine[ScalarModel]:
     """The engine of step 2's reward model, which trains on `examples`."""
     settings = engine_settings(config, plan, config.engine.gradient_checkpointing, config.engine.zero_stage)

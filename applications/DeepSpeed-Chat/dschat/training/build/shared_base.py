@@ -149,10 +149,7 @@ def classifier_beside(causal_lm: Any, flag: str) -> Any:
         UserError: the family's classifiers have another backbone, or no ``score`` layer.
     """
     shared = [*causal_lm.base_model.parameters(), *causal_lm.base_model.buffers()]
-    backbone = copy.deepcopy(
-        causal_lm.base_model,
-        {id(tensor): tensor for tensor in shared},
-    )
+    backbone = copy.deepcopy(causal_lm.base_model, {id(tensor): tensor for tensor in shared})
     config = backbone.config
     config.num_labels = 1
     drop_eos_as_pad(config)
@@ -167,13 +164,7 @@ def classifier_beside(causal_lm: Any, flag: str) -> Any:
         )
     setattr(classifier, prefix, backbone)
     weight = next(causal_lm.parameters())
-    classifier.score = nn.Linear(
-        head.in_features,
-        1,
-        head.bias is not None,
-        device=weight.device,
-        dtype=weight.dtype,
-    )
+    classifier.score = nn.Linear(head.in_features, 1, head.bias is not None, device=weight.device, dtype=weight.dtype)
     zero_head(classifier.score)
     return classifier
 

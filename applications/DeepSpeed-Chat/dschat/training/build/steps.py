@@ -84,11 +84,7 @@ def check_lengths(config: OneModelConfig) -> None:
     check_length(config.model.model_name_or_path, MODEL, config.model.max_seq_len, "--max_seq_len")
 
 
-def plan_run(
-    config: CommonConfig,
-    run: RunOutput,
-    data: StepData[E],
-) -> RunPlan:
+def plan_run(config: CommonConfig, run: RunOutput, data: StepData[E]) -> RunPlan:
     """Logs how many rows of each source are used and how long the run is, and measures the GPU; the run's plan."""
     for source in data.sources:
         logger.info("%s", source_line(source))

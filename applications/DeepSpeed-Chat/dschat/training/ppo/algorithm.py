@@ -114,11 +114,7 @@ def build_alarms(config: PPOConfig, plan: BatchPlan) -> Alarms:
     )
 
 
-def build_throughput(
-    config: PPOConfig,
-    run: Run,
-    models: PPOModels,
-) -> Throughput:
+def build_throughput(config: PPOConfig, run: Run, models: PPOModels) -> Throughput:
     """The metrics of speed. vLLM's decoding has no fixed number of rows, so that its bandwidth is not measured."""
     rows = config.sampling.per_device_generation_batch_size * run.plan.samples_per_prompt
     return Throughput(models.trained.values(), run.peaks, None if config.rollouts.uses_vllm else rows)
@@ -174,21 +170,8 @@ class PPO(Algorithm):
         if sampler is None:
             sampler = build_actor_sampler(models, tokenizer, config)
         self.sampler = sampler
-        self.scorer = RolloutScorer(
-            models,
-            condition,
-            tokenizer,
-            config,
-            pass_size(run.plan).without_gradient,
-        )
-        self.collector = build_collector(
-            sampler,
-            self.scorer,
-            prompts,
-            config,
-            run.plan,
-            self.prompts_of_iteration,
-        )
+        self.scorer = RolloutScorer(models, condition, tokenizer, config, pass_size(run.plan).without_gradient)
+        self.collector = build_collector(sampler, self.scorer, prompts, config, run.plan, self.prompts_of_iteration)
 
         # The parts that watch the run.
         self.nonfinite = build_nonfinite(config, run)
@@ -197,11 +180,7 @@ class PPO(Algorithm):
 
         # State that changes from iteration to iteration and is saved in checkpoints.
         self.current: Iteration[ScoredRows] | None = None  # the iteration between its rollout and its last update
-        self.kl = kl_controller(
-            config.kl.kl_coef,
-            config.kl.adaptive_kl_target,
-            config.kl.adaptive_kl_horizon,
-        )
+        self.kl = kl_controller(config.kl.kl_coef, config.kl.adaptive_kl_target, config.kl.adaptive_kl_horizon)
         self.moments = ScoreMoments() if config.advantages.normalize_scores else None
 
     def iterate(self, work: Work, iteration: int) -> Metrics:
@@ -264,12 +243,7 @@ class PPO(Algorithm):
         """The engines that an iteration trains, by name."""
         return trained_engines(self.models.actor, self.models.critic, self.warms_up(iteration))
 
-    def collect(
-        self,
-        work: Work,
-        iteration: int,
-        clock: Clock,
-    ) -> ScoredBatch:
+    def collect(self, work: Work, iteration: int, clock: Clock) -> ScoredBatch:
         """This rank's rollout of an iteration, scored and cut into macro actions. Every rank must call it."""
         epoch = iteration // (len(self.prompts) // self.plan.global_rollout)
         prompt_numbers = [number for numbers in work for number in numbers]
@@ -290,37 +264,18 @@ class PPO(Algorithm):
             moments: running moments of all scores, this rollout's included.
         """
         if rows.logprobs is None:
-            return FusedCredit(
-                rows,
-                lambda trajectory, macro: self.credit(trajectory, macro, moments=moments),
-            )
+            return FusedCredit(rows, lambda trajectory, macro: self.credit(trajectory, macro, moments=moments))
         samples = self.plan.samples_per_prompt
         return ComputedCredit(self.credit(rows.trajectory, rows.macro, samples, moments))
 
     def credit(
-        self,
-        trajectory: Trajectory,
-        macro: MacroActions,
-        samples: int = 1,
-        moments: ScoreMoments | None = None,
+        self, trajectory: Trajectory, macro: MacroActions, samples: int = 1, moments: ScoreMoments | None = None
     ) -> PPOBatch:
         """Advantages and, with a critic, returns, with this iteration's KL coefficient; see `assign_credit`."""
-        return assign_credit(
-            trajectory,
-            macro,
-            self.kl.value,
-            self.config,
-            samples,
-            moments,
-            self.estimator,
-        )
+        return assign_credit(trajectory, macro, self.kl.value, self.config, samples, moments, self.estimator)
 
     def finish_rollout(
-        self,
-        batch: ScoredBatch,
-        credit: Credit,
-        iteration: int,
-        clock: Clock,
+        self, batch: ScoredBatch, credit: Credit, iteration: int, clock: Clock
     ) -> Iteration[ScoredRows] | None:
         """The iteration, ready for its updates; None if numbers of its rollout are not finite.
 
@@ -355,12 +310,7 @@ class PPO(Algorithm):
         metrics["objective/kl_coef"] = self.kl.value
         return Iteration(batch.rows, metrics | clock.seconds, random_states())
 
-    def update(
-        self,
-        current: Iteration[ScoredRows],
-        credit: Credit,
-        iteration: int,
-    ) -> Metrics:
+    def update(self, current: Iteration[ScoredRows], credit: Credit, iteration: int) -> Metrics:
         """Runs the remaining optimiser updates of an iteration."""
         engines = self.trained_in(iteration)
         first_update = iteration * self.plan.updates_per_rollout
@@ -400,10 +350,7 @@ class PPO(Algorithm):
         )
         remaining = updates[current.updates.done :]
         rows = np.concatenate(remaining) if remaining else np.zeros(0, dtype=np.int64)
-        return TrainedTexts(
-            lengths.totals[rows],
-            int(lengths.sampled[rows].sum()),
-        )
+        return TrainedTexts(lengths.totals[rows], int(lengths.sampled[rows].sum()))
 
     @property
     def kl_of_loss(self) -> float:
@@ -424,18 +371,10 @@ class PPO(Algorithm):
             show_samples(samples)
         return metrics, samples
 
-    def score_with_credit(
-        self,
-        generation: Generation,
-        texts: ResponseTexts,
-    ) -> tuple[PPOBatch, ExternalStats]:
+    def score_with_credit(self, generation: Generation, texts: ResponseTexts) -> tuple[PPOBatch, ExternalStats]:
         """Scores sampled responses and computes advantages, for evaluations and the self-check."""
         scored = self.scorer.score_rollout(generation, texts)
-        batch = self.credit(
-            scored.rows.trajectory,
-            scored.rows.macro,
-            moments=self.moments,
-        )
+        batch = self.credit(scored.rows.trajectory, scored.rows.macro, moments=self.moments)
         return batch, scored.stats
 
     def self_check(self) -> None:
@@ -444,11 +383,7 @@ class PPO(Algorithm):
         Raises:
             UserError: a model is computed wrongly, or sampling does not follow the flags.
         """
-        generation, texts = self.sampler.sample(
-            self.prompts[:2],
-            SeedKind.SELF_CHECK,
-            iteration=0,
-        )
+        generation, texts = self.sampler.sample(self.prompts[:2], SeedKind.SELF_CHECK, iteration=0)
         batch, _ = self.score_with_credit(generation, texts)
         check_rollout(self.models.actor, batch.trajectory, self.sampler.sampling, generation.logprobs)
         tokens = (generation.rollout.input_ids, generation.rollout.attention_mask)
@@ -464,14 +399,7 @@ class PPO(Algorithm):
             prompt = self.config.sampling.max_prompt_seq_len
         response = self.config.sampling.max_answer_seq_len
         rows = rows_of(pass_size(self.plan), prompt + response)
-        credit = self.rehearsed_credit(
-            filled_rollout(
-                self.prompts[longest].prompt_ids,
-                rows,
-                prompt,
-                response,
-            )
-        )
+        credit = self.rehearsed_credit(filled_rollout(self.prompts[longest].prompt_ids, rows, prompt, response))
 
         # Completions of segment_mc and later turns continue all but the last token of a sequence.
         sampled_length = sum(sampling_lengths(self.config, prompt, response))
@@ -481,15 +409,7 @@ class PPO(Algorithm):
         config = self.config.changed(ppo_epochs=1)
         plan = replace(self.plan, update_per_rank=rows)
         with rehearsal(self.models.trained, rows, prompt + response, "per_device_training_batch_size", memory):
-            ppo_update(
-                self.models.actor,
-                self.models.critic,
-                credit,
-                config,
-                plan,
-                seed=0,
-                kl_coef=self.kl_of_loss,
-            )
+            ppo_update(self.models.actor, self.models.critic, credit, config, plan, seed=0, kl_coef=self.kl_of_loss)
 
     def rehearsed_credit(self, rollout: Rollout) -> Credit:
         """Credit of a rollout whose rows are one macro action each and whose log-probs, values and scores are 0."""
@@ -500,23 +420,9 @@ class PPO(Algorithm):
         if self.config.credit_is_fused(self.plan):
             return self.credit_of(ScoredRows(scored, macro), None)
         values = None if self.models.critic is None else zeros
-        return ComputedCredit(
-            PPOBatch(
-                scored.with_numbers(zeros, values),
-                macro,
-                zeros,
-                zeros,
-                zeros,
-                values,
-            )
-        )
+        return ComputedCredit(PPOBatch(scored.with_numbers(zeros, values), macro, zeros, zeros, zeros, values))
 
-    def why_stop(
-        self,
-        metrics: Metrics,
-        update: int,
-        may_stop: bool,
-    ) -> str | None:
+    def why_stop(self, metrics: Metrics, update: int, may_stop: bool) -> str | None:
         return self.alarms.check(metrics, update, may_stop)
 
     def state_dict(self) -> Progress:
@@ -527,11 +433,7 @@ class PPO(Algorithm):
         }
         collected_numbers, collected_tensors = self.collector.state()
         state = state_with(numbers, self.current)
-        return replace(
-            state,
-            tensors=state.tensors | collected_tensors,
-            rollout=state.rollout | collected_numbers,
-        )
+        return replace(state, tensors=state.tensors | collected_tensors, rollout=state.rollout | collected_numbers)
 
     def load_state_dict(self, state: Progress) -> None:
         numbers = state.numbers

@@ -73,13 +73,7 @@ class Collector(ABC):
 class ScoringCollector(Collector):
     """Samples responses and scores them."""
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        scorer: RolloutScorer,
-        samples_per_prompt: int,
-        fuses_credit: bool,
-    ) -> None:
+    def __init__(self, sampler: Sampler, scorer: RolloutScorer, samples_per_prompt: int, fuses_credit: bool) -> None:
         """Connects the parts of the stage.
 
         Args:
@@ -97,12 +91,7 @@ class ScoringCollector(Collector):
         samples = self.sampler.sample(work)
         work.clock.record("generation")
         work.clock.sampled += lengths_of_samplings(samples.generation, samples.texts)
-        batch = self._scorer.score_rollout(
-            samples.generation,
-            samples.texts,
-            work.epoch,
-            self._fuses_credit,
-        )
+        batch = self._scorer.score_rollout(samples.generation, samples.texts, work.epoch, self._fuses_credit)
         numbers = torch.tensor(work.prompt_numbers, device=batch.bad_rows.device)
         numbers = numbers.repeat_interleave(self._samples_per_prompt)
         return replace(batch, prompt_numbers=numbers, is_stale=samples.is_stale)
@@ -156,24 +145,14 @@ class Sampler(ABC):
 class CurrentSampler(Sampler):
     """Samples with the actor's current weights."""
 
-    def __init__(
-        self,
-        actor: ActorSampler,
-        prompts: Sequence[PromptExample],
-        samples_per_prompt: int,
-    ) -> None:
+    def __init__(self, actor: ActorSampler, prompts: Sequence[PromptExample], samples_per_prompt: int) -> None:
         self._actor = actor
         self._prompts = prompts
         self._samples_per_prompt = samples_per_prompt
 
     def sample(self, work: RolloutWork) -> Samples:
         examples = [self._prompts[number] for number in work.prompt_numbers]
-        generation, texts = self._actor.sample(
-            examples,
-            SeedKind.TRAINING,
-            work.iteration,
-            self._samples_per_prompt,
-        )
+        generation, texts = self._actor.sample(examples, SeedKind.TRAINING, work.iteration, self._samples_per_prompt)
         return Samples(generation, texts)
 
 
@@ -229,11 +208,7 @@ class ActorSampler(PolicySampler):
             yield sample_responses
 
     def request(
-        self,
-        examples: Sequence[PromptExample],
-        kind: SeedKind,
-        iteration: int,
-        samples: int = 1,
+        self, examples: Sequence[PromptExample], kind: SeedKind, iteration: int, samples: int = 1
     ) -> RequestedRows:
         """Rows for `samples` responses to each prompt of this rank.
 
@@ -252,11 +227,7 @@ class ActorSampler(PolicySampler):
                 seeds.append(row_seed(self.seed, kind, iteration, example.index, *number_in_seed))
         return RequestedRows(row_examples, sample_numbers, seeds, samples)
 
-    def label(
-        self,
-        generation: Generation,
-        requested: RequestedRows,
-    ) -> tuple[Generation, ResponseTexts]:
+    def label(self, generation: Generation, requested: RequestedRows) -> tuple[Generation, ResponseTexts]:
         """Adds the indices of the prompts to sampled responses; returns them with their texts."""
         generation = self.with_indices(generation, requested)
         prompts = []
@@ -283,11 +254,7 @@ class ActorSampler(PolicySampler):
         return replace(generation, rollout=rollout)
 
 
-def build_actor_sampler(
-    models: PPOModels,
-    tokenizer: PreTrainedTokenizerBase,
-    config: PPOConfig,
-) -> ActorSampler:
+def build_actor_sampler(models: PPOModels, tokenizer: PreTrainedTokenizerBase, config: PPOConfig) -> ActorSampler:
     """Builds the sampler of the actor's responses that the flags ask for."""
     model_ends = end_ids_of(models.actor.module.inner.generation_config)
     sampling = actor_sampling(config, tokenizer, model_ends)

@@ -58,12 +58,7 @@ class Credit(Protocol):
     def needs_update(self) -> bool:
         """Whether log-probs and values come from the update's own forward passes."""
 
-    def part(
-        self,
-        layout: Layout,
-        logprobs: Callable[[], Tensor],
-        values: Callable[[], Tensor],
-    ) -> PPOBatch:
+    def part(self, layout: Layout, logprobs: Callable[[], Tensor], values: Callable[[], Tensor]) -> PPOBatch:
         """A micro-batch of b rows.
 
         Args:
@@ -96,12 +91,7 @@ class ComputedCredit:
     def loss_mask(self) -> Tensor:
         return self.checked.policy_mask
 
-    def part(
-        self,
-        layout: Layout,
-        logprobs: Callable[[], Tensor],
-        values: Callable[[], Tensor],
-    ) -> PPOBatch:
+    def part(self, layout: Layout, logprobs: Callable[[], Tensor], values: Callable[[], Tensor]) -> PPOBatch:
         return trim(select_rows(self.checked, layout.rows), layout.width)
 
     def whole(self) -> PPOBatch:
@@ -140,12 +130,7 @@ class FusedCredit:
     def checked(self) -> ScoredRollout:
         return self._rows.scored
 
-    def part(
-        self,
-        layout: Layout,
-        logprobs: Callable[[], Tensor],
-        values: Callable[[], Tensor],
-    ) -> PPOBatch:
+    def part(self, layout: Layout, logprobs: Callable[[], Tensor], values: Callable[[], Tensor]) -> PPOBatch:
         detached_logprobs = logprobs().detach()
         detached_values = values().detach()
         self._logprobs[layout.rows, : layout.width] = detached_logprobs
@@ -154,10 +139,7 @@ class FusedCredit:
         return self._assign(part.scored.with_numbers(detached_logprobs, detached_values), part.macro)
 
     def whole(self) -> PPOBatch:
-        return self._assign(
-            self._rows.scored.with_numbers(self._logprobs, self._values),
-            self._rows.macro,
-        )
+        return self._assign(self._rows.scored.with_numbers(self._logprobs, self._values), self._rows.macro)
 
 
 def with_scores(moments: ScoreMoments, scored: ScoredRollout) -> ScoreMoments:
@@ -171,11 +153,7 @@ def with_scores(moments: ScoreMoments, scored: ScoredRollout) -> ScoreMoments:
     count, total = sum_over_ranks(totals).tolist()
     mean = total / max(count, 1.0)
     distances = torch.where(counted, scores - mean, 0.0)
-    return moments.merged(
-        count,
-        mean,
-        float(sum_over_ranks(distances.square().sum())),
-    )
+    return moments.merged(count, mean, float(sum_over_ranks(distances.square().sum())))
 
 
 def assign_credit(
@@ -237,11 +215,7 @@ def assign_credit(
 
 
 def trained_scores(
-    scores: Tensor,
-    finished: Tensor,
-    lengths: Tensor,
-    config: PPOConfig,
-    moments: ScoreMoments | None,
+    scores: Tensor, finished: Tensor, lengths: Tensor, config: PPOConfig, moments: ScoreMoments | None
 ) -> Tensor:
     """Scores as they are trained on, (B,): normalised, less penalties, clamped.
 
@@ -260,12 +234,7 @@ def trained_scores(
     return scores if limit is None else scores.clamp(-limit, limit)
 
 
-def tokens_that_count(
-    batch: PPOBatch,
-    samples: int,
-    drop_equal: bool,
-    max_probability: float | None,
-) -> Tensor | None:
+def tokens_that_count(batch: PPOBatch, samples: int, drop_equal: bool, max_probability: float | None) -> Tensor | None:
     """Tokens that the policy's loss is about, (B, R) bool; None for all response tokens.
 
     Args:
@@ -283,11 +252,7 @@ def tokens_that_count(
     return None if mask is batch.response_mask else mask
 
 
-def normalise(
-    batch: PPOBatch,
-    over: str | None,
-    penalty: Tensor | None = None,
-) -> PPOBatch:
+def normalise(batch: PPOBatch, over: str | None, penalty: Tensor | None = None) -> PPOBatch:
     """The batch with advantages of mean 0 and variance 1 over each row's tokens, or those of all ranks.
 
     Args:

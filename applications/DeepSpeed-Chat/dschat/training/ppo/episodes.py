@@ -31,13 +31,7 @@ class EpisodeSampler(ActorSampler):
 
     def __init__(self, actor: ActorSampler, player: EpisodePlayer) -> None:
         """Takes a sampler of single replies, and what plays episodes with it."""
-        super().__init__(
-            actor.policy,
-            actor.tokenizer,
-            player.sampling,
-            actor.seed,
-            actor.engine,
-        )
+        super().__init__(actor.policy, actor.tokenizer, player.sampling, actor.seed, actor.engine)
         self._player = player
 
     def sample(
@@ -70,10 +64,7 @@ class EpisodeSampler(ActorSampler):
         return generation, self._texts_of(episodes, turns, generation.rollout.response_mask)
 
     def _texts_of(
-        self,
-        episodes: Sequence[Episode],
-        turns: Sequence[TurnLengths],
-        response_mask: Tensor,
+        self, episodes: Sequence[Episode], turns: Sequence[TurnLengths], response_mask: Tensor
     ) -> ResponseTexts:
         """Texts of the episodes, with records of rewards and failures."""
         rows = []
@@ -122,11 +113,7 @@ def _first_source(episodes: Sequence[Episode]) -> LogprobSource | None:
     return None
 
 
-def assemble_episodes(
-    episodes: Sequence[Episode],
-    pad_id: int,
-    source: LogprobSource = "actor",
-) -> Generation:
+def assemble_episodes(episodes: Sequence[Episode], pad_id: int, source: LogprobSource = "actor") -> Generation:
     """Episodes as a rollout whose response masks are False on the environment's tokens.
 
     Args:

@@ -72,12 +72,7 @@ def evaluate_responses(
     return gather_evaluation(_response_means(batch, stats, row_values, len(local_prompts)), samples)
 
 
-def _response_means(
-    batch: PPOBatch,
-    stats: ExternalStats,
-    row_values: dict[str, Tensor],
-    count: int,
-) -> RowMeans:
+def _response_means(batch: PPOBatch, stats: ExternalStats, row_values: dict[str, Tensor], count: int) -> RowMeans:
     """Means over the first `count` responses of this rank."""
     means = RowMeans()
     has_tokens = batch.response_mask.any(1)
@@ -93,13 +88,7 @@ def _response_means(
     return means
 
 
-def _response_sample(
-    batch: PPOBatch,
-    texts: ResponseTexts,
-    row: int,
-    kl: Tensor,
-    stats: ExternalStats,
-) -> Sample:
+def _response_sample(batch: PPOBatch, texts: ResponseTexts, row: int, kl: Tensor, stats: ExternalStats) -> Sample:
     """Columns of a response in sample files. What a response without a score does not have is None.
 
     `kl` is summed over each response, shape ``(B,)``.
@@ -120,11 +109,7 @@ def _response_sample(
     return sample
 
 
-def _episode_columns(
-    rollout: Rollout,
-    texts: ResponseTexts,
-    row: int,
-) -> Sample:
+def _episode_columns(rollout: Rollout, texts: ResponseTexts, row: int) -> Sample:
     """Columns of an episode, whose prompt comes from the environment and whose ids are those of both sides.
 
     `response_mask` marks the ids that the policy sampled.

@@ -40,11 +40,7 @@ def external_metrics(stats: ExternalStats) -> Metrics:
     return means.reduce()
 
 
-def rollout_metrics(
-    batch: PPOBatch,
-    lam: float,
-    lam_alpha: float | None = None,
-) -> Metrics:
+def rollout_metrics(batch: PPOBatch, lam: float, lam_alpha: float | None = None) -> Metrics:
     """Means over the responses of all ranks, from this rank's rows.
 
     objective/…, response/…, macro/…, val/num_eos_tokens, with a teacher teacher/…, and with a critic
@@ -123,10 +119,7 @@ def score_length_statistics(scores: Tensor, lengths: Tensor, counted: Tensor) ->
     if length_variance and score_variance:
         covariance = mean_product - mean_length * mean_score
         correlation = covariance / math.sqrt(length_variance * score_variance)
-    return ScoreLengthStatistics(
-        math.sqrt(score_variance),
-        min(max(correlation, -1.0), 1.0),
-    )
+    return ScoreLengthStatistics(math.sqrt(score_variance), min(max(correlation, -1.0), 1.0))
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
@@ -163,10 +156,7 @@ class CriticGate:
 
     def metrics(self) -> Metrics:
         """The gate in the metrics of an iteration."""
-        return {
-            "val/gate_explained_variance": self.explained_variance,
-            "val/gate_open": float(self.is_open),
-        }
+        return {"val/gate_explained_variance": self.explained_variance, "val/gate_open": float(self.is_open)}
 
 
 def critic_gate(batch: PPOBatch, settings: EstimatorSettings) -> CriticGate:
@@ -178,12 +168,7 @@ def critic_gate(batch: PPOBatch, settings: EstimatorSettings) -> CriticGate:
     return CriticGate(explained_variance(values, returns, mask), all_total / max(all_count, 1.0))
 
 
-def lambda_per_token(
-    macro_count: float,
-    macro_length: float,
-    lam: float,
-    lam_alpha: float | None,
-) -> float:
+def lambda_per_token(macro_count: float, macro_length: float, lam: float, lam_alpha: float | None) -> float:
     """GAE's λ per token, λ^(1 / mean macro length): λ itself acts per macro action.
 
     Args:
@@ -256,11 +241,7 @@ def repeated_4grams(rollout: Rollout) -> tuple[Tensor, Tensor]:
     return is_repeated.sum(), exists.sum()
 
 
-def token_table(
-    batch: PPOBatch,
-    row: int,
-    tokenizer: PreTrainedTokenizerBase,
-) -> list[dict[str, object]]:
+def token_table(batch: PPOBatch, row: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, object]]:
     """One response of a batch as a list of tokens with their macro action and numbers, for sample files.
 
     Per token: text, macro_action, value, reward, advantage, logprob, ref_logprob. Without a critic there is no value,

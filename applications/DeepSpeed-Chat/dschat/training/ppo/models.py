@@ -51,9 +51,7 @@ class PPOModels:
 
 
 def trained_engines(
-    actor: TrainedPolicy,
-    critic: TrainedScalar | None,
-    critic_alone: bool = False,
+    actor: TrainedPolicy, critic: TrainedScalar | None, critic_alone: bool = False
 ) -> dict[str, Trained]:
     """The engines that are trained, by name: the actor, unless the critic is trained alone, and the critic, if any."""
     engines: dict[str, Trained] = {}
@@ -64,12 +62,7 @@ def trained_engines(
     return engines
 
 
-def response_logprobs(
-    model: PolicyForward,
-    rollout: Rollout,
-    temperature: float,
-    size: PassSize,
-) -> Tensor:
+def response_logprobs(model: PolicyForward, rollout: Rollout, temperature: float, size: PassSize) -> Tensor:
     """Log-probs of every response token, (B, R) float32, 0 off the response; without gradient.
 
     The temperature is that of sampling, 1 for greedy decoding.
@@ -84,19 +77,11 @@ def response_logprobs(
 
 def response_values(model: ScalarForward, rollout: Rollout, size: PassSize) -> Tensor:
     """V(x, y_<j), the state before every response token j, (B, R) float32, 0 off the response; without gradient."""
-    return _compute_by_passes(
-        rollout,
-        size,
-        lambda layout: layout.before(model(layout.input_ids, None)),
-    )
+    return _compute_by_passes(rollout, size, lambda layout: layout.before(model(layout.input_ids, None)))
 
 
 @torch.no_grad()
-def _compute_by_passes(
-    rollout: Rollout,
-    size: PassSize,
-    forward: Callable[[Layout], Tensor],
-) -> Tensor:
+def _compute_by_passes(rollout: Rollout, size: PassSize, forward: Callable[[Layout], Tensor]) -> Tensor:
     """Numbers (B, R) of a rollout, from forward passes of a size over rows of similar length."""
     result = torch.zeros_like(rollout.response_mask, dtype=torch.float32)
     for layout in layouts(rollout, size, largest_over_ranks):

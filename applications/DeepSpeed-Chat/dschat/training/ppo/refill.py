@@ -62,11 +62,7 @@ class RefillCollector(Collector):
 
             # As many further prompts as a rollout has; this rank answers its share.
             numbers = further_examples(len(self._prompts), used_prompts, self._rollout_size, order_seed, round_number)
-            further, tokens = self._collect_further(
-                numbers[rank() :: world_size()],
-                work,
-                round_number,
-            )
+            further, tokens = self._collect_further(numbers[rank() :: world_size()], work, round_number)
             sampled_tokens += tokens
 
             # Those with different scores replace prompts with equal ones, on all ranks together.
@@ -74,11 +70,7 @@ class RefillCollector(Collector):
             batch = replace_prompts(batch, further, groups, self._samples, self._actor.sampling.pad_id)
             local_groups = groups[rank() :: world_size()]
             replaced_count += int((local_groups >= self._rollout_size).sum())
-        totals = {
-            **batch.stats.totals,
-            "rollout/refilled": replaced_count,
-            "rollout/refill_tokens": sampled_tokens,
-        }
+        totals = {**batch.stats.totals, "rollout/refilled": replaced_count, "rollout/refill_tokens": sampled_tokens}
         return replace(batch, stats=replace(batch.stats, totals=totals))
 
     def accept(self) -> None:
@@ -155,18 +147,11 @@ def replace_prompts(
             parts.append(mapped(replacements[group], lambda x: x.to(device)))
     rows = select_prompts(concat_rows(parts, pad_id), order, samples)
 
-    stats = replace(
-        batch.stats.with_sums_of(further.stats),
-        auxiliary=rows.stats.auxiliary,
-    )
+    stats = replace(batch.stats.with_sums_of(further.stats), auxiliary=rows.stats.auxiliary)
     return replace(rows, stats=stats)
 
 
-def select_prompts(
-    batch: ScoredBatch,
-    prompts: Sequence[int],
-    samples: int,
-) -> ScoredBatch:
+def select_prompts(batch: ScoredBatch, prompts: Sequence[int], samples: int) -> ScoredBatch:
     """Rows of some prompts, given by their positions in the batch; `samples` rows belong to each."""
     first_rows = samples * torch.tensor(prompts, dtype=torch.long)
     rows = first_rows[:, None] + torch.arange(samples)

@@ -136,11 +136,7 @@ class RolloutScorer:
         self._size = size
 
     def score_rollout(
-        self,
-        generation: Generation,
-        texts: ResponseTexts,
-        epoch: int = 0,
-        fuses_credit: bool = False,
+        self, generation: Generation, texts: ResponseTexts, epoch: int = 0, fuses_credit: bool = False
     ) -> ScoredBatch:
         """Scores responses and cuts them into macro actions. Every rank must call it.
 
@@ -212,29 +208,15 @@ class RolloutScorer:
         self.models.critic.eval()
         return response_values(self.models.critic, rollout, self._size)
 
-    def find_ends(
-        self,
-        scored: ScoredRollout,
-        logprobs: Tensor | None,
-        values: Tensor | None,
-        epoch: int,
-    ) -> Ends:
+    def find_ends(self, scored: ScoredRollout, logprobs: Tensor | None, values: Tensor | None, epoch: int) -> Ends:
         """Where macro actions end; with --advantage_estimator segment_mc at most --mc_max_segments in a response."""
-        ends = self.condition(
-            scored if logprobs is None else scored.with_numbers(logprobs, values),
-            epoch,
-        )
+        ends = self.condition(scored if logprobs is None else scored.with_numbers(logprobs, values), epoch)
         if not self._config.advantages.needs.segment_values:
             return ends
         limited = at_most(ends.ends, scored.response_mask, self._config.advantages.mc_max_segments)
         return replace(ends, ends=limited)
 
-    def _ends_without_scores(
-        self,
-        generation: Generation,
-        ref_logprobs: Tensor,
-        epoch: int,
-    ) -> Ends:
+    def _ends_without_scores(self, generation: Generation, ref_logprobs: Tensor, epoch: int) -> Ends:
         """Ends of macro actions before there are scores; the termination condition reads zeros instead of scores."""
         scored = ScoredRollout(generation.rollout, ref_logprobs, ref_logprobs.new_zeros(len(ref_logprobs)))
         logprobs: Tensor | None = None
@@ -242,12 +224,7 @@ class RolloutScorer:
             logprobs = self.actor_logprobs(generation.rollout, generation)
         return self.find_ends(scored, logprobs, None, epoch)
 
-    def _segments_of(
-        self,
-        rollout: Rollout,
-        texts: ResponseTexts,
-        macro: MacroActions,
-    ) -> Segments:
+    def _segments_of(self, rollout: Rollout, texts: ResponseTexts, macro: MacroActions) -> Segments:
         """Texts and lengths of the macro actions of each response, for the score sources."""
         decode = partial(decode_response, self._tokenizer)
         segment_texts = []
@@ -262,11 +239,7 @@ class RolloutScorer:
         return Segments(segment_texts, segment_lengths, by_prefix)
 
     def _scored_rollout(
-        self,
-        rollout: Rollout,
-        scores: Scores,
-        ref_logprobs: Tensor | None,
-        macro: MacroActions | None,
+        self, rollout: Rollout, scores: Scores, ref_logprobs: Tensor | None, macro: MacroActions | None
     ) -> ScoredRollout:
         """Rollout with its scores, the reference's log-probs, which may be known, and the teacher's.
 
@@ -297,7 +270,4 @@ def equal_groups(scores: Tensor, response_mask: Tensor, samples: int) -> Tensor:
         samples: responses to each prompt.
     """
     counted = response_mask.any(1)
-    return are_equal(
-        scores.unflatten(0, (-1, samples)),
-        counted.unflatten(0, (-1, samples)),
-    )
+    return are_equal(scores.unflatten(0, (-1, samples)), counted.unflatten(0, (-1, samples)))

@@ -109,11 +109,7 @@ class SegmentValueCollector(Collector):
         return replace(batch, rows=rows, stats=stats)
 
     def measure(
-        self,
-        rows: ScoredRows,
-        examples: Sequence[PromptExample],
-        iteration: int,
-        moments: ScoreMoments | None,
+        self, rows: ScoredRows, examples: Sequence[PromptExample], iteration: int, moments: ScoreMoments | None
     ) -> tuple[Tensor, int]:
         """Values of the states before macro actions. Every rank must call it, with as many rows.
 
@@ -200,12 +196,7 @@ class SegmentValueCollector(Collector):
                 random_state[name.removeprefix(prefix)] = tensor
         # Only the states after the last part are needed.
         self._parts = MeasuredParts(
-            iteration,
-            checksum,
-            values,
-            tokens,
-            [{}] * len(tokens),
-            [random_state] * len(tokens),
+            iteration, checksum, values, tokens, [{}] * len(tokens), [random_state] * len(tokens)
         )
 
     def _finished_on_all_ranks(self) -> int:
@@ -278,10 +269,7 @@ class SegmentValueCollector(Collector):
 
         # Ranks with fewer completions repeat their first, so that all score as many.
         padding = largest_over_ranks(count) - count
-        padded_rows = torch.tensor(
-            [*range(count), *[0] * padding],
-            device=lengths.device,
-        )
+        padded_rows = torch.tensor([*range(count), *[0] * padding], device=lengths.device)
         padded = select_rows(rollout, padded_rows)
         raw_scores = scores_of(self._reward(padded, texts.repeated(padding)))
         padded_scores = trained_scores(

@@ -65,12 +65,7 @@ def ppo_update(
         Stopped: soon after a signal, see `dschat.run.stop`.
     """
     lengths = Lengths.of(credit.rollout)
-    updates = rows_of_updates(
-        len(lengths.totals),
-        plan.update_per_rank,
-        config.rollouts.ppo_epochs,
-        seed,
-    )
+    updates = rows_of_updates(len(lengths.totals), plan.update_per_rank, config.rollouts.ppo_epochs, seed)
     device = credit.loss_mask.device
 
     engines = trained_engines(actor, critic, critic_alone)
@@ -84,12 +79,7 @@ def ppo_update(
     return run_updates(updates, progress or UpdateProgress(), update, is_left_out, engines)
 
 
-def rows_of_updates(
-    count: int,
-    update_size: int,
-    ppo_epochs: int,
-    seed: int,
-) -> list[Integers]:
+def rows_of_updates(count: int, update_size: int, ppo_epochs: int, seed: int) -> list[Integers]:
     """Row numbers of each update on this rank; every rank gives the same seed.
 
     Args:
@@ -121,12 +111,7 @@ class UpdateCounts:
     tokens: Tensor
 
 
-def _count_update(
-    credit: Credit,
-    rows: Tensor,
-    num_tokens: Tensor,
-    config: PPOConfig,
-) -> UpdateCounts:
+def _count_update(credit: Credit, rows: Tensor, num_tokens: Tensor, config: PPOConfig) -> UpdateCounts:
     """Counts of an update over all ranks, from this rank's rows (N,) and their number of response tokens."""
     loss_mean = config.loss.mean_of_loss
     loss_mask = credit.loss_mask[rows]
@@ -220,12 +205,7 @@ def _train_critic_alone(
 
 
 def _actor_step(
-    actor: TrainedPolicy,
-    part: PPOBatch,
-    new_logprobs: Tensor,
-    counts: UpdateCounts,
-    config: PPOConfig,
-    kl_coef: float,
+    actor: TrainedPolicy, part: PPOBatch, new_logprobs: Tensor, counts: UpdateCounts, config: PPOConfig, kl_coef: float
 ) -> dict[str, Tensor]:
     """Backward pass of the actor on one micro-batch; its shares of the update's statistics.
 

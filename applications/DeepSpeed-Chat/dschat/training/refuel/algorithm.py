@@ -27,15 +27,7 @@ from dschat.settings.batches import BatchPlan
 from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.training.alarms import Alarms
 from dschat.training.evaluation import Sample
-from dschat.training.iteration import (
-    Clock,
-    Iteration,
-    Metrics,
-    UpdateProgress,
-    pass_size,
-    run_updates,
-    state_with,
-)
+from dschat.training.iteration import Clock, Iteration, Metrics, UpdateProgress, pass_size, run_updates, state_with
 from dschat.training.loop import Algorithm, Work
 from dschat.training.nonfinite import SKIPPED_NONFINITE, BadRows, NonFinite
 from dschat.training.ppo.models import response_logprobs
@@ -98,21 +90,11 @@ class Refuel(Algorithm):
         remedies = {"scores": f"--{flag} {config.flat()[flag]} must give finite numbers."}
         self.nonfinite = NonFinite(config.optimisation.on_nonfinite, run, remedies)
         sampling = dialogue_sampling(config, tokenizer)
-        self.sampler = DialogueSampler(
-            models.policy,
-            tokenizer,
-            sampling,
-            config.optimisation.seed,
-            models.rollouts,
-        )
+        self.sampler = DialogueSampler(models.policy, tokenizer, sampling, config.optimisation.seed, models.rollouts)
         self.alarms = Alarms(config.flat(), config.output.eval_interval, 2 * run.plan.global_rollout)
         self.throughput = Throughput([models.policy], run.peaks, config.sampling.per_device_generation_batch_size)
         self.current: Iteration[PairBatch] | None = None  # between its pairs and its last update
-        self.kl = kl_controller(
-            config.kl.kl_coef,
-            config.kl.adaptive_kl_target,
-            config.kl.adaptive_kl_horizon,
-        )
+        self.kl = kl_controller(config.kl.kl_coef, config.kl.adaptive_kl_target, config.kl.adaptive_kl_horizon)
 
     def iterate(self, work: Work, iteration: int) -> Metrics:
         """One round: sample pairs of dialogues, score them, update."""
@@ -142,11 +124,7 @@ class Refuel(Algorithm):
         self.current = None
         return metrics | clock.seconds
 
-    def score_pairs(
-        self,
-        pairs: Sequence[SampledPair],
-        examples: Sequence[DialogueExample],
-    ) -> PairBatch:
+    def score_pairs(self, pairs: Sequence[SampledPair], examples: Sequence[DialogueExample]) -> PairBatch:
         """Scores of whole dialogues, log-probs of the compared replies, and their rewards."""
         models = self.models
         temperature = self.config.sampling.temperature
@@ -179,11 +157,7 @@ class Refuel(Algorithm):
         return PairBatch(rollout, logprobs, ref_logprobs, scores, rewards)
 
     def finish_pairs(
-        self,
-        batch: PairBatch,
-        pairs: Sequence[SampledPair],
-        update: int,
-        clock: Clock,
+        self, batch: PairBatch, pairs: Sequence[SampledPair], update: int, clock: Clock
     ) -> Iteration[PairBatch] | None:
         """A round without updates so far; None if numbers of its pairs are not finite.
 
@@ -200,17 +174,9 @@ class Refuel(Algorithm):
             return None
         metrics = pair_metrics(batch, pairs, has_reference=self.models.reference is not None)
         if self.config.rounds.whiten_rewards:
-            totals = torch.stack(
-                masked_moments(
-                    batch.rewards,
-                    torch.ones_like(batch.rewards, dtype=torch.bool),
-                )
-            )
+            totals = torch.stack(masked_moments(batch.rewards, torch.ones_like(batch.rewards, dtype=torch.bool)))
             count, total, squares = sum_over_ranks(totals).unbind()
-            batch = replace(
-                batch,
-                rewards=whiten_rewards(batch.rewards, (count, total, squares)),
-            )
+            batch = replace(batch, rewards=whiten_rewards(batch.rewards, (count, total, squares)))
         clock.record("scoring")
         if clock.sampled:
             metrics |= self.throughput.sampled(clock.sampled, clock.seconds["time/generation"])
@@ -225,28 +191,16 @@ class Refuel(Algorithm):
 
         def is_left_out(done: int) -> bool:
             return self.nonfinite.check_update(
-                {"policy": policy},
-                first_update + done,
-                lambda: tensors_of(current.batch),
+                {"policy": policy}, first_update + done, lambda: tensors_of(current.batch)
             )
 
-        return refuel_update(
-            policy,
-            current.batch,
-            self.config,
-            self.plan,
-            current.updates,
-            is_left_out,
-        )
+        return refuel_update(policy, current.batch, self.config, self.plan, current.updates, is_left_out)
 
     def texts_left(self, current: Iteration[PairBatch]) -> TrainedTexts:
         """Lengths of what the remaining updates of a round train on: each trains on all replies with their states."""
         lengths = Lengths.of(current.batch.rollout)
         remaining = self.plan.updates_per_rollout - current.updates.done
-        return TrainedTexts(
-            np.tile(lengths.totals, remaining),
-            remaining * int(lengths.responses.sum()),
-        )
+        return TrainedTexts(np.tile(lengths.totals, remaining), remaining * int(lengths.responses.sum()))
 
     def evaluate(self) -> tuple[Metrics, list[Sample]]:
         """Means over the held-out dialogues; {} without such dialogues."""
@@ -255,10 +209,7 @@ class Refuel(Algorithm):
         kl = None if self.models.reference is None else self._kl_of_replies
         temperature = self.config.dialogues.eval_temperature
         return evaluate_dialogues(
-            self.held_out,
-            lambda examples: self.sampler.answers(examples, temperature),
-            self.models.reward,
-            kl,
+            self.held_out, lambda examples: self.sampler.answers(examples, temperature), self.models.reward, kl
         )
 
     def _kl_of_replies(self, replies: Sequence[AssistantTurn]) -> Tensor:
@@ -266,33 +217,16 @@ class Refuel(Algorithm):
         assert self.models.reference is not None
         rollout = self.sampler.rollout_of(replies, [0] * len(replies))
         size = pass_size(self.plan).without_gradient
-        rows = list(
-            layouts(
-                rollout,
-                replace(size, rows=2 * size.rows),
-                largest_over_ranks,
-            )
-        )
+        rows = list(layouts(rollout, replace(size, rows=2 * size.rows), largest_over_ranks))
         logprobs = reply_logprobs(self.models.policy, rows, self.config.sampling.temperature)
         return logprobs - reply_logprobs(self.models.reference, rows, self.config.sampling.temperature)
 
     def self_check(self) -> None:
         """A few forward passes on two dialogues. Raises UserError."""
         examples = self.dialogues[:2]
-        check_sampling(
-            self.models,
-            self.sampler,
-            examples,
-            self.tokenizer,
-            self.config.optimisation.seed,
-        )
+        check_sampling(self.models, self.sampler, examples, self.tokenizer, self.config.optimisation.seed)
         pairs = self.sampler.sample_pairs(examples, iteration=0)
-        check_pairs(
-            self.models.policy,
-            self.score_pairs(pairs, examples),
-            self.config,
-            self.plan,
-        )
+        check_pairs(self.models.policy, self.score_pairs(pairs, examples), self.config, self.plan)
 
     def rehearse(self) -> None:
         """Trains without effect on a micro-batch of pairs of the longest dialogue that the data can come to."""
@@ -300,15 +234,8 @@ class Refuel(Algorithm):
         tokens = self.lengths[longest]
         reply = self.config.sampling.max_answer_seq_len
         size = pass_size(self.plan)
-        pairs = rows_of(
-            PassSize(size.rows, size.tokens and size.tokens // 2),
-            tokens,
-        )
-        (ids,) = encode_states(
-            self.tokenizer,
-            [self.dialogues[longest].messages[:1]],
-            "the longest micro-batch",
-        )
+        pairs = rows_of(PassSize(size.rows, size.tokens and size.tokens // 2), tokens)
+        (ids,) = encode_states(self.tokenizer, [self.dialogues[longest].messages[:1]], "the longest micro-batch")
         zeros = torch.zeros(2 * pairs, device=device())
         rollout = filled_rollout(ids, 2 * pairs, tokens - reply, reply)
         batch = PairBatch(rollout, logprobs=zeros, ref_logprobs=zeros, scores=zeros, rewards=zeros)
@@ -394,11 +321,7 @@ def _one_update(
         means.add_sums({NAMES[name]: number for name, number in stats.items()})
 
 
-def pair_metrics(
-    batch: PairBatch,
-    pairs: Sequence[SampledPair],
-    has_reference: bool,
-) -> Metrics:
+def pair_metrics(batch: PairBatch, pairs: Sequence[SampledPair], has_reference: bool) -> Metrics:
     """Means over the compared replies of all ranks; one synchronisation. Without a reference there is no KL.
 
     objective/… (KL and entropy in nats per reply; rlhf_reward is R, reward_gap the mean of |ΔR|), response/length and
@@ -413,18 +336,10 @@ def pair_metrics(
     means.add("objective/entropy", -batch.logprobs.sum(), rows)
     means.add("objective/scores", batch.scores.sum(), rows)
     means.add("objective/rlhf_reward", batch.rewards.sum(), rows)
-    means.add(
-        "objective/reward_gap",
-        batch.reward_differences.abs().sum(),
-        len(pairs),
-    )
+    means.add("objective/reward_gap", batch.reward_differences.abs().sum(), len(pairs))
     means.add("response/length", tokens, rows)
     means.add("response/eos_rate", batch.rollout.finished.sum(), rows)
-    means.add(
-        "dialogue/turn",
-        sum(pair.turn + 1 for pair in pairs),
-        len(pairs),
-    )
+    means.add("dialogue/turn", sum(pair.turn + 1 for pair in pairs), len(pairs))
     return means.reduce()
 
 
@@ -451,22 +366,11 @@ def check_sampling(
     if models.reference is not None:
         ref_logprobs = response_logprobs(models.reference, rollout, temperature, size)
     zeros = torch.zeros_like(logprobs)
-    trajectory = Trajectory(
-        rollout,
-        logprobs,
-        ref_logprobs,
-        values=zeros,
-        scores=zeros[:, 0],
-    )
+    trajectory = Trajectory(rollout, logprobs, ref_logprobs, values=zeros, scores=zeros[:, 0])
     check_rollout(models.policy, trajectory, sampler.sampling, generation.logprobs)
 
 
-def check_pairs(
-    policy: TrainedPolicy,
-    batch: PairBatch,
-    config: RefuelOnlineConfig,
-    plan: BatchPlan,
-) -> None:
+def check_pairs(policy: TrainedPolicy, batch: PairBatch, config: RefuelOnlineConfig, plan: BatchPlan) -> None:
     """Checks that log-ratios of the first pairs are 0 before any update, so that the loss is the mean of (η ΔR)².
 
     Raises:

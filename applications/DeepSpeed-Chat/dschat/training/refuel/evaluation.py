@@ -84,9 +84,7 @@ def _largest_reply_count(by_length: Sequence[DialogueExample]) -> int:
 
 
 def _kl_of_replies(
-    replies: Sequence[Sequence[AssistantTurn]],
-    most_replies: int,
-    kl: Callable[[Sequence[AssistantTurn]], Tensor],
+    replies: Sequence[Sequence[AssistantTurn]], most_replies: int, kl: Callable[[Sequence[AssistantTurn]], Tensor]
 ) -> list[list[float]]:
     """KL of the replies of each dialogue of this rank.
 
@@ -114,9 +112,7 @@ def _replies_of(conversation: DialogueRollout) -> list[AssistantTurn]:
     return [reply for _, reply in sorted(conversation.replies.items())]
 
 
-def _ends_and_lengths(
-    replies: Sequence[Sequence[AssistantTurn]],
-) -> tuple[list[list[float]], list[list[float]]]:
+def _ends_and_lengths(replies: Sequence[Sequence[AssistantTurn]]) -> tuple[list[list[float]], list[list[float]]]:
     """For the replies of each dialogue, whether they ended with an end token (1 or 0), and their tokens."""
     ends: list[list[float]] = []
     lengths: list[list[float]] = []
@@ -126,11 +122,7 @@ def _ends_and_lengths(
     return ends, lengths
 
 
-def _add_by_dialogue(
-    means: RowMeans,
-    name: str,
-    values: Sequence[Sequence[float]],
-) -> None:
+def _add_by_dialogue(means: RowMeans, name: str, values: Sequence[Sequence[float]]) -> None:
     """Adds the mean of values that are grouped by dialogue; a dialogue is one row, since its values are dependent."""
     counts = [float(len(dialogue_values)) for dialogue_values in values]
     means.add(name, _sums(values), torch.tensor(counts, device=device()))
@@ -163,11 +155,7 @@ def _scores_by_turn(
     return scores
 
 
-def _dialogue_sample(
-    example: DialogueExample,
-    conversation: DialogueRollout,
-    scores: list[float],
-) -> Sample:
+def _dialogue_sample(example: DialogueExample, conversation: DialogueRollout, scores: list[float]) -> Sample:
     return {
         "number": example.index,
         "messages": conversation.messages,

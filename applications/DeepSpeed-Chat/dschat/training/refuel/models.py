@@ -73,12 +73,7 @@ def lengths_of_samplings(pairs: Sequence[SampledPair]) -> list[Lengths]:
                 replies_by_turn.setdefault(turn, []).append(reply)
         for _, replies in sorted(replies_by_turn.items()):
             state_lengths = np.array([len(reply.state_ids) for reply in replies])
-            lengths.append(
-                Lengths(
-                    state_lengths,
-                    np.array([len(reply.ids) for reply in replies]),
-                )
-            )
+            lengths.append(Lengths(state_lengths, np.array([len(reply.ids) for reply in replies])))
     return lengths
 
 
@@ -121,11 +116,7 @@ class DialogueSampler(PolicySampler):
     Every rank must call its methods; each may have another number of dialogues.
     """
 
-    def sample_pairs(
-        self,
-        examples: Sequence[DialogueExample],
-        iteration: int,
-    ) -> list[SampledPair]:
+    def sample_pairs(self, examples: Sequence[DialogueExample], iteration: int) -> list[SampledPair]:
         """Two dialogues of each example of this rank: all turns, then those from h on once more.
 
         Seeds follow from the run's seed, the round and the example's index, so that a dialogue depends neither on the
@@ -136,54 +127,26 @@ class DialogueSampler(PolicySampler):
         second_seeds = []
         for example in examples:
             turns.append(compared_turn(self.seed, iteration, example))
-            first_seeds.append(
-                row_seed(
-                    self.seed,
-                    SeedKind.TRAINING,
-                    iteration,
-                    example.index,
-                    FIRST,
-                )
-            )
-            second_seeds.append(
-                row_seed(
-                    self.seed,
-                    SeedKind.TRAINING,
-                    iteration,
-                    example.index,
-                    SECOND,
-                )
-            )
+            first_seeds.append(row_seed(self.seed, SeedKind.TRAINING, iteration, example.index, FIRST))
+            second_seeds.append(row_seed(self.seed, SeedKind.TRAINING, iteration, example.index, SECOND))
         starts, num_turns, user = _openings(examples)
         with self._assistant(self.sampling) as assistant:
             return roll_out_pairs(starts, num_turns, turns, assistant, user, first_seeds, second_seeds)
 
-    def answers(
-        self,
-        examples: Sequence[DialogueExample],
-        temperature: float,
-    ) -> list[DialogueRollout]:
+    def answers(self, examples: Sequence[DialogueExample], temperature: float) -> list[DialogueRollout]:
         """Whole dialogues for an evaluation, with the same seeds every time; at temperature 0 greedy."""
         starts, num_turns, user = _openings(examples)
         seeds = [row_seed(self.seed, SeedKind.EVALUATION, example.index) for example in examples]
         with self._assistant(replace(self.sampling, temperature=temperature)) as assistant:
             return roll_out(starts, num_turns, assistant, user, seeds)
 
-    def first_replies(
-        self,
-        states: Sequence[list[int]],
-        seeds: Sequence[int],
-    ) -> Generation:
+    def first_replies(self, states: Sequence[list[int]], seeds: Sequence[int]) -> Generation:
         """Replies to states, which are token ids, as the engine gives them."""
         self.policy.eval()
         with stopping_together(), self.engine.session(self.policy) as sample_responses:
             return sample_responses(states, self.sampling, seeds)
 
-    def rollout_of(
-        self,
-        replies: Sequence[AssistantTurn],
-        indices: Sequence[int],
-    ) -> Rollout:
+    def rollout_of(self, replies: Sequence[AssistantTurn], indices: Sequence[int]) -> Rollout:
         """B replies with their states as tensors; `indices` are the examples'."""
         pad_id = self.sampling.pad_id
         prompt_ids, prompt_mask = pad_prompts([reply.state_ids for reply in replies], pad_id, device())
@@ -195,10 +158,7 @@ class DialogueSampler(PolicySampler):
             attention_mask=torch.cat([prompt_mask, reply_mask], dim=1),
             response_mask=reply_mask,
             prompt_index=torch.tensor(indices, device=device()),
-            finished=torch.tensor(
-                [reply.finished for reply in replies],
-                device=device(),
-            ),
+            finished=torch.tensor([reply.finished for reply in replies], device=device()),
         )
 
     @contextmanager
@@ -236,16 +196,9 @@ def summed_logprobs(model: PolicyForward, layout: Layout, temperature: float) ->
 
 
 @torch.no_grad()
-def reply_logprobs(
-    model: PolicyForward,
-    layouts: Sequence[Layout],
-    temperature: float,
-) -> Tensor:
+def reply_logprobs(model: PolicyForward, layouts: Sequence[Layout], temperature: float) -> Tensor:
     """Σ log π(y_j | s, y_<j) of all B rows of some layouts, (B,) float32 by row number; without gradient."""
-    result = torch.zeros(
-        sum(len(layout.rows) for layout in layouts),
-        device=layouts[0].rows.device,
-    )
+    result = torch.zeros(sum(len(layout.rows) for layout in layouts), device=layouts[0].rows.device)
     for layout in layouts:
         raise_if_stopped()
         result[layout.rows] = summed_logprobs(model, layout, temperature)

@@ -87,20 +87,11 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
         chosen, rejected, differences = self._regression_inputs(engine, examples)
         losses = []
         for row in torch.arange(len(examples), device=chosen.device)[:, None]:
-            losses.append(
-                self._loss_of(
-                    chosen[row],
-                    rejected[row],
-                    differences[row],
-                    1.0,
-                )
-            )
+            losses.append(self._loss_of(chosen[row], rejected[row], differences[row], 1.0))
         return statistics_of_rows(losses, [1] * len(examples))
 
     def _regression_inputs(
-        self,
-        engine: TrainedPolicy,
-        examples: Sequence[RegressionExample],
+        self, engine: TrainedPolicy, examples: Sequence[RegressionExample]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-ratios of the chosen and of the rejected replies, and the differences of their rewards, (B,) each."""
         chosen, rejected = pair_logprobs(engine, examples, self._pad_id, self._temperature)
@@ -132,23 +123,12 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
         for row, example in enumerate(examples):
             alone = pair_logprobs(engine, [example], self._pad_id, self._temperature)
             for of_batch, of_pair in zip(together, alone, strict=True):
-                self._require_close(
-                    engine,
-                    float(of_batch[row]),
-                    float(of_pair[0]),
-                    example,
-                    "alone and in a batch",
-                )
+                self._require_close(engine, float(of_batch[row]), float(of_pair[0]), example, "alone and in a batch")
 
         def logprobs() -> Tensor:
             return torch.cat(pair_logprobs(engine, examples, self._pad_id, self._temperature))
 
-        check_modes(
-            engine,
-            "log-probs",
-            torch.ones(1, dtype=torch.bool, device=device()),
-            logprobs,
-        )
+        check_modes(engine, "log-probs", torch.ones(1, dtype=torch.bool, device=device()), logprobs)
 
     @torch.no_grad()
     def check_start(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
@@ -168,14 +148,7 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
             for logprob, reference in zip((chosen[row], rejected[row]), example.ref_logprobs, strict=True):
                 self._require_close(engine, float(logprob), reference, example, when)
 
-    def _require_close(
-        self,
-        engine: TrainedPolicy,
-        x: float,
-        y: float,
-        example: RegressionExample,
-        when: str,
-    ) -> None:
+    def _require_close(self, engine: TrainedPolicy, x: float, y: float, example: RegressionExample, when: str) -> None:
         """Raises UserError if two sums of log-probs differ by more than rounding of each token explains."""
         tokens = max(len(example.chosen_ids), len(example.rejected_ids))
         # Rounding errors of single tokens add up like a random walk.
@@ -192,12 +165,7 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
         return on_device(collate_preferences(examples, self._pad_id))
 
 
-def saved_reference(
-    config: RefuelConfig,
-    pad_id: int,
-    model: str,
-    folder: Path,
-) -> Reference:
+def saved_reference(config: RefuelConfig, pad_id: int, model: str, folder: Path) -> Reference:
     """The reference of a run, whose log-probs a file keeps.
 
     With --task.cluster the file is in the folder of the pairs, otherwise in the run's folder.

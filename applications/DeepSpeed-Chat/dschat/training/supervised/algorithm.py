@@ -108,13 +108,7 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
 
     checks_trained = True
 
-    def __init__(
-        self,
-        engine: EngineT,
-        task: Task[Example, EngineT],
-        config: SupervisedConfig,
-        run: Run,
-    ) -> None:
+    def __init__(self, engine: EngineT, task: Task[Example, EngineT], config: SupervisedConfig, run: Run) -> None:
         """Connects the parts of a run.
 
         Args:

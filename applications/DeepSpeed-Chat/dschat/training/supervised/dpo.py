@@ -73,13 +73,7 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
         self, engine: TrainedPolicy, examples: Sequence[PreferenceExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         chosen, rejected = self._log_ratios(engine, examples)
-        return dpo_loss(
-            chosen,
-            rejected,
-            self._config.dpo.beta,
-            self._config.dpo.label_smoothing,
-            count,
-        )
+        return dpo_loss(chosen, rejected, self._config.dpo.beta, self._config.dpo.label_smoothing, count)
 
     def row_statistics(self, engine: TrainedPolicy, examples: Sequence[PreferenceExample]) -> RowStatistics:
         flags = self._config.dpo
@@ -87,21 +81,11 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
         losses = []
         for row in range(len(examples)):
             losses.append(
-                dpo_loss(
-                    chosen[row : row + 1],
-                    rejected[row : row + 1],
-                    flags.beta,
-                    flags.label_smoothing,
-                    1.0,
-                )
+                dpo_loss(chosen[row : row + 1], rejected[row : row + 1], flags.beta, flags.label_smoothing, 1.0)
             )
         return statistics_of_rows(losses, [1] * len(examples))
 
-    def _log_ratios(
-        self,
-        engine: TrainedPolicy,
-        examples: Sequence[PreferenceExample],
-    ) -> tuple[Tensor, Tensor]:
+    def _log_ratios(self, engine: TrainedPolicy, examples: Sequence[PreferenceExample]) -> tuple[Tensor, Tensor]:
         """Log-ratios of the chosen and of the rejected responses, (B,) each; log-probs with --reference_free."""
         chosen, rejected = pair_logprobs(engine, examples, self._pad_id, TEMPERATURE)
         if self._config.dpo.reference_free:
@@ -131,8 +115,4 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
 
     def _reference(self, examples: Sequence[PreferenceExample]) -> Tensor:
         """(B, 2) float32; raises TypeError for pairs without log-probs of the reference."""
-        return torch.tensor(
-            [example.ref_logprobs for example in examples],
-            dtype=torch.float32,
-            device=device(),
-        )
+        return torch.tensor([example.ref_logprobs for example in examples], dtype=torch.float32, device=device())

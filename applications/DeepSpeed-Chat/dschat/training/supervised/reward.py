@@ -67,33 +67,16 @@ class RewardTask(Task[PairExample, TrainedScalar]):
         losses = []
         for row in torch.arange(len(examples), device=device())[:, None]:
             pair = select_rows(pairs, row)
-            losses.append(
-                reward_loss(
-                    self._loss,
-                    chosen[row],
-                    rejected[row],
-                    pair,
-                    self._centering,
-                    1.0,
-                )
-            )
+            losses.append(reward_loss(self._loss, chosen[row], rejected[row], pair, self._centering, 1.0))
         return statistics_of_rows(losses, [self.count([example]) for example in examples])
 
-    def _scores(
-        self,
-        engine: TrainedScalar,
-        examples: Sequence[PairExample],
-    ) -> tuple[Tensor, Tensor, Pairs]:
+    def _scores(self, engine: TrainedScalar, examples: Sequence[PairExample]) -> tuple[Tensor, Tensor, Pairs]:
         """The model's numbers at every token of the chosen and of the rejected sequences, (N, T) each; the pairs."""
         tokens = self.collate(examples)
         chosen, rejected = engine(**tokens).chunk(2)
         ids, other_ids = tokens["input_ids"].chunk(2)
         mask, other_mask = tokens["attention_mask"].chunk(2)
-        margins = torch.tensor(
-            [example.margin for example in examples],
-            dtype=torch.float32,
-            device=device(),
-        )
+        margins = torch.tensor([example.margin for example in examples], dtype=torch.float32, device=device())
         return chosen, rejected, Pairs(ids, other_ids, mask, other_mask, margins)
 
     def conclude(self, metrics: Mapping[str, float]) -> None:

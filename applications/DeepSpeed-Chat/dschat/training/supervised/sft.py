@@ -113,11 +113,7 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
         loss = -zeros.index_add(0, text_of_target, logprobs)
         return RowStatistics(counts, {"loss": loss})
 
-    def _logprobs(
-        self,
-        engine: TrainedPolicy,
-        batch: dict[str, Tensor],
-    ) -> tuple[Tensor, Tensor]:
+    def _logprobs(self, engine: TrainedPolicy, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Log-probs of the tokens that are learnt, (N,) or (B, R), and a mask of those that count."""
         smoothing = self._smoothing if torch.is_grad_enabled() else 0.0
         if "targets" in batch:
@@ -133,11 +129,7 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
             return logprobs, torch.ones_like(targets, dtype=torch.bool)
         mask = batch["response_mask"]
         logprobs, _ = engine(
-            batch["input_ids"],
-            batch["attention_mask"],
-            mask.shape[1],
-            with_entropy=False,
-            smoothing=smoothing,
+            batch["input_ids"], batch["attention_mask"], mask.shape[1], with_entropy=False, smoothing=smoothing
         )
         return logprobs, mask
 

@@ -104,12 +104,7 @@ SYSTEM_CALLS = {
 }
 
 
-def limit_resources(
-    seconds: float,
-    memory: int,
-    files: int,
-    threads: int | None,
-) -> None:
+def limit_resources(seconds: float, memory: int, files: int, threads: int | None) -> None:
     """Sets limits that only the machine's administrator could raise again, and writes no more bytes to any file.
 
     Args:
@@ -150,10 +145,7 @@ def drop_capabilities() -> None:
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
-def restrict_files(
-    readable: Sequence[str],
-    devices: Sequence[str],
-) -> int:
+def restrict_files(readable: Sequence[str], devices: Sequence[str]) -> int:
     """Landlock: allows reading some folders, and reading and writing devices.
 
     Returns:
@@ -226,12 +218,7 @@ def _filter(system_calls: SystemCalls) -> list[Line]:
     return lines
 
 
-def _allow_if(
-    number: int,
-    argument_offset: int,
-    operation: int,
-    operands: Sequence[int],
-) -> list[Line]:
+def _allow_if(number: int, argument_offset: int, operation: int, operands: Sequence[int]) -> list[Line]:
     """Lines that allow a system call if a comparison of its argument is true for one of the operands."""
     comparisons: list[Line] = []
     for operand in operands:

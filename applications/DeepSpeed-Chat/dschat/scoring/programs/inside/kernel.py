@@ -24,11 +24,7 @@ def call(name: str, *arguments: object) -> int:
     return result
 
 
-def prctl(
-    option: int,
-    value: object = 0,
-    second_value: object = 0,
-) -> None:
+def prctl(option: int, value: object = 0, second_value: object = 0) -> None:
     """prctl(2); raises OSError."""
     call("prctl", option, value, second_value, 0, 0)
 

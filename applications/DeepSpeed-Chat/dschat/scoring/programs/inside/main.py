@@ -42,12 +42,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple, Un
 """
 
 
-def main(
-    level: str,
-    report: int,
-    info: int,
-    mapped: int,
-) -> None:
+def main(level: str, report: int, info: int, mapped: int) -> None:
     """Runs one test of one program.
 
     Args:
@@ -68,12 +63,7 @@ def main(
     _run(job, report, output)
 
 
-def _set_up(
-    level: str,
-    job: JobFile,
-    info: int,
-    mapped: int,
-) -> int:
+def _set_up(level: str, job: JobFile, info: int, mapped: int) -> int:
     """Sets up the sandbox; returns the descriptor of the output."""
     if level == "namespaces":
         enter(job["readable"], job["hidden"], info, mapped)
@@ -112,11 +102,7 @@ def _open_standard_files(text: bytes, calls_function: bool) -> int:
     return output
 
 
-def _run(
-    job: JobFile,
-    report: int,
-    output: int,
-) -> None:
+def _run(job: JobFile, report: int, output: int) -> None:
     """Compiles and runs the program, and reports the outcome."""
     sys.set_int_max_str_digits(0)
     sys.argv = ["program.py"]
@@ -152,11 +138,7 @@ def _module(name: str) -> dict[str, object]:
     return vars(module)
 
 
-def _result_of_call(
-    code: types.CodeType,
-    function: str,
-    arguments: tuple[object, ...],
-) -> bytes:
+def _result_of_call(code: types.CodeType, function: str, arguments: tuple[object, ...]) -> bytes:
     """Calls a function of the program; returns the JSON of its result.
 
     A program that ends with status 0 (`sys.exit()` after its definitions) is treated as fully loaded.
@@ -174,11 +156,7 @@ def _result_of_call(
     return json_of(_call(names, function, arguments))
 
 
-def _call(
-    names: dict[str, object],
-    name: str,
-    arguments: tuple[object, ...],
-) -> object:
+def _call(names: dict[str, object], name: str, arguments: tuple[object, ...]) -> object:
     """Calls a method of the program's class `Solution`, or a function of the program.
 
     The method comes first: `from heapq import *` above the class makes `merge` a function, too.

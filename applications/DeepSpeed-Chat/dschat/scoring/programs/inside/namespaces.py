@@ -37,12 +37,7 @@ MOUNT_SETATTR = 442
 AT_RECURSIVE = 0x8000
 
 
-def enter(
-    readable: Sequence[str],
-    hidden: Sequence[str],
-    info: int,
-    mapped: int,
-) -> None:
+def enter(readable: Sequence[str], hidden: Sequence[str], info: int, mapped: int) -> None:
     """Returns in a child process inside the namespaces; this process waits for the child and exits with its status.
 
     Args:
