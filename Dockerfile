@@ -1,11 +1,11 @@
 # MA-RLHF in a container.
 #
 #   COMMIT=$(git describe --always --dirty --abbrev=40 --exclude='*')
-#   CPU:   docker build -t ma-rlhf --build-arg COMMIT="$COMMIT" --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
+#   CPU:   docker build -t ma-rlhf --build-arg COMMIT="$COMMIT" .
 #   CUDA:  docker build -t ma-rlhf:cuda --build-arg COMMIT="$COMMIT" --build-arg BASE=nvidia/cuda:13.0.2-devel-ubuntu24.04 .
 #
-# requirements.txt says which torch is installed, TORCH_INDEX from which package index; without it from pip's own. COMMIT
-# is recorded in the run.json of each run.
+# requirements.txt says which torch is installed, TORCH_INDEX from which package index (one with builds for CPUs saves
+# gigabytes where there is no GPU); without it from pip's own. COMMIT is recorded in the run.json of each run.
 #
 #   docker run --gpus all --user "$(id -u):$(id -g)" --shm-size 16g -v ma-rlhf-cache:/cache -v "$PWD:/work" \
 #       ma-rlhf:cuda dschat ppo --config tldr_gemma_2b
