@@ -1597,7 +1597,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_the_main_processs_clock_decides"),
     ("a checkpoint is removed while it is copied", "Checkpoints._remove", "_a is not None and folder == _b", "False",
      "test_what_is_being_copied_stays"),
-    ("the last checkpoint is not copied", "SaveCommand.finish", "self._waiting is not None", "False",
+    ("the last checkpoint is not copied", "SaveCommand.finish", "self._waiting is not None  # 2", "False",
      "test_one_at_a_time_and_the_newest_at_the_end"),
     ("a signal that came first is forgotten", "_reason", "not _received and _a", "_a",
      "test_the_end_of_max_time_stops_like_sigterm"),
