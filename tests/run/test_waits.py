@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+from dschat.run import distributed
 from launches import free_port, launch_environment
 
 RANK = """
@@ -70,3 +71,9 @@ def test_a_rank_that_does_not_come_to_a_collective_is_named_afterwards(tmp_path)
     assert "Ranks 1 failed to pass monitoredBarrier in 2000 ms" in outputs[0] and "from rank 0" in outputs[1]
     for output in outputs:
         assert "Timed out waiting 3000ms" in output and output.strip().endswith("True")
+
+
+def test_nobody_is_asked_before_all_have_joined(monkeypatch):
+    """NCCL, in which alone they are then, would raise an error of its own in place of the one that is told."""
+    monkeypatch.setattr(distributed, "_barrier_group", None)
+    assert distributed.missing_ranks(1) == "the processes had not finished joining"

@@ -101,6 +101,8 @@ def barrier() -> None:
 
 def missing_ranks(seconds: float = 10) -> str:
     """Which ranks do not answer, in gloo's words. All ranks that are left ask, after a collective has timed out."""
+    if _barrier_group is None:  # NCCL alone, which cannot be asked
+        return "the processes had not finished joining"
     try:
         dist.monitored_barrier(_barrier_group, timedelta(seconds=seconds), wait_all_ranks=True)
     except RuntimeError as error:
