@@ -85,7 +85,7 @@ $(VLLM)/installed: requirements.txt requirements-dev.txt setup.py
 	touch $@
 
 test-vllm: $(VLLM)/installed
-	PATH="$(VLLM_BIN):$$PATH" OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest tests/rollouts tests/scoring -m vllm $(PYTEST_ARGS)
+	PATH="$(VLLM_BIN):$$PATH" OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest tests/vllm_engine tests/judge -m vllm $(PYTEST_ARGS)
 
 # What each trainer needs on a CPU to compute advantages, or to train; SkyRL's configuration needs Python 3.12.
 PYTHON_skyrl ?= python3.12
@@ -106,7 +106,8 @@ test-frameworks: .venv-$(FRAMEWORK)/installed
 	PYTHONPATH=tests/support:applications/macro-actions $(FRAMEWORK_BIN)/python -m pytest --noconftest -p no:cacheprovider \
 		-o addopts=--import-mode=importlib -o pythonpath= tests/frameworks/test_$(FRAMEWORK).py $(PYTEST_ARGS)
 
-NUMERIC := $(addprefix tests/,rl conditions models engine rollouts scoring lab training test_sizes.py)
+WINGS := vllm_engine programs judge turns refuel evaluation
+NUMERIC := $(addprefix tests/,rl conditions models engine rollouts scoring training $(WINGS) test_sizes.py)
 OLDEST := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 

@@ -110,7 +110,7 @@ def test_every_distribution_has_the_license(folder):
 
 
 def built_files(folder: str, names: list[str]) -> set[str]:
-    """What a build leaves in a folder; `dschat/training/build` is a package, and not beside a pyproject.toml."""
+    """What a build leaves in a folder."""
     built = {name for name in names if name.endswith(".egg-info") or name == "__pycache__"}
     return built | ({"build"} & set(names) if "pyproject.toml" in names else set())
 
@@ -175,7 +175,7 @@ def test_wheels_own_their_files_alone(checkout, tmp_path):
         assert any(file.endswith("licenses/LICENSE") for file, names in files.items() if name in names)
     assert len(wheels) == 3 and all(len(names) == 1 for names in files.values())
     assert {"dschat/py.typed", "macro_actions/py.typed", "constituent_treelib/py.typed"} <= {*files}
-    assert "dschat/training/build/steps.py" in files
+    assert "dschat/training/steps/common.py" in files
 
     environment = new_environment(tmp_path / "environment")
     packages = {"ma-rlhf": "dschat", "macro-actions": "macro_actions"}

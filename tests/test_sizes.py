@@ -23,16 +23,16 @@ from closeness import near
 from dialogue_cases import chat_tokenizer
 from dschat.base.fingerprints import END_BYTES, WEIGHT_BYTES, model_hash
 from dschat.data import tokenised
-from dschat.data.dialogue_pairs import read_dialogue_pair, tokenize_pairs
 from dschat.data.encoding import encode_prompts, encode_responses
 from dschat.data.examples import PromptExample, prompt_examples
 from dschat.data.rows import Row
 from dschat.data.tokenised import encode_rows, num_workers, workers_for
 from dschat.data.turn_end import turn_end
-from dschat.lab.refuel.dialogues import first_messages
-from dschat.lab.refuel.options import RankOptions
-from dschat.lab.refuel.pairs import run_rank
 from dschat.models.layout import PassSize, group_by_length
+from dschat.refuel.data_options import RankOptions
+from dschat.refuel.dialogue_pairs import read_dialogue_pair, tokenize_pairs
+from dschat.refuel.generate import first_messages
+from dschat.refuel.rank import run_rank
 from dschat.rollouts import scheduler, slots
 from dschat.rollouts.generate import sample
 from dschat.rollouts.sampling import inverse_cdf
@@ -122,10 +122,10 @@ CROSSED: dict[str, tuple[int, int, Callable[[Path], Any]]] = {
     "rollouts.scheduler.SPARE_COLUMNS": (1, 24, responses),
     "models.layout.SEARCHED": (8, POSITIONS, groups),
     "data.encoding.CHUNK": (2, ROWS, encoded_texts),
-    "data.dialogue_pairs.CHUNK": (2, ROWS, encoded_dialogues),
+    "refuel.dialogue_pairs.CHUNK": (2, ROWS, encoded_dialogues),
     "data.tokenised.BATCH": (2, ROWS, batches_of_rows),
-    "lab.refuel.dialogues.CHUNK": (2, ROWS, messages_of_prompts),
-    "lab.refuel.pairs.AT_ONCE": (2, ROWS, ranked_dialogues),
+    "refuel.generate.CHUNK": (2, ROWS, messages_of_prompts),
+    "refuel.rank.AT_ONCE": (2, ROWS, ranked_dialogues),
 }
 # Others, and the tests that cross them.
 ELSEWHERE = {

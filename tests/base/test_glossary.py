@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dschat.base.glossary import BEST, HEADLINES, METRICS, RUNS, metrics_of, page
-from dschat.lab.run_data import EVAL_NAMES
+from dschat.evaluation.run_data import EVAL_NAMES
 from dschat.settings.rewards import METRIC_NAMES
 from dschat.training.symptoms import LIMITS, symptoms
 

@@ -12,9 +12,9 @@ import pytest
 
 from dschat.base.errors import UserError
 from dschat.base.servers import is_local, is_loopback, open_async_client, open_client
-from dschat.rollouts.chat_servers import Endpoint, complete, open_chat
-from dschat.rollouts.vllm.client import ServerClient, is_healthy
 from dschat.scoring.url import UrlScores, UrlSettings
+from dschat.turns.chat_servers import Endpoint, complete, open_chat
+from dschat.vllm.client import ServerClient, is_healthy
 
 ELSEWHERE = "http://scores.invalid:8500"  # a name that no server of names knows
 

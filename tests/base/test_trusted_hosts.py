@@ -10,8 +10,8 @@ import pytest
 
 from dschat.base.trusted_hosts import is_trusted
 from dschat.base.web_page import gradio, launch
-from dschat.rollouts.vllm.gate import Gate
 from dschat.scoring.serve import ScoreServer, application
+from dschat.vllm.gate import Gate
 
 NAMES = ["localhost", "127.0.0.1", "[::1]", "LOCALHOST", "127.1.2.3"]
 STRANGERS = ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1", "0.0.0.0", "[::2]", ""]

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification
 
 from cli_runs import check_names, evaluation_rows, files_under, read_jsonl, training_rows
 from closeness import FORMULA, UPDATE, near
-from dschat.lab.runs import build_report
+from dschat.evaluation.runs import build_report
 from metric_conditions import CRITIC, OWN_SAMPLING, SEVERAL, SKIP
 
 

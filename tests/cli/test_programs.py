@@ -7,7 +7,7 @@ import pytest
 
 from cli_runs import STEPS, arguments, check_names, evaluation_rows, message_of, read_jsonl, training_rows, write_jsonl
 from data_cases import look_at_data
-from dschat.scoring.programs.levels import weakness
+from dschat.programs.levels import weakness
 from launches import launch
 from metric_conditions import CRITIC, OWN_SAMPLING, PROGRAMS
 from published_set_copies import make_rows

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cli_runs import TRAINING, Result, evaluation_rows, read_jsonl, run_command, warm_programs
+from dschat.programs.levels import weakness
 from dschat.quickstart.inputs import RUNS
-from dschat.scoring.programs.levels import weakness
 from warm_python import PROGRAM_OF_CHILDREN
 
 

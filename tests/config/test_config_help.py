@@ -62,7 +62,8 @@ def test_help_shows_sections_defaults_and_aliases(capsys):
 
 def test_groups_inherit_nothing_and_no_class_has_two_bases():
     """A group is held, not inherited, so that what a function reads is the group itself."""
-    for file in (Path(dschat.__file__).parent / "settings").glob("*.py"):
+    package = Path(dschat.__file__).parent
+    for file in (*(package / "settings").glob("*.py"), *package.glob("*/*settings.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.ClassDef):
                 assert len(node.bases) <= 1, f"{file.name}: {node.name}"

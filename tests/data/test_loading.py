@@ -346,7 +346,7 @@ def test_nothing_left_is_refused_as_ever(tmp_path) -> None:
 
 
 def test_the_step_takes_its_examples_from_the_cache(tmp_path, caplog) -> None:
-    from dschat.training.build.steps import load_step_data
+    from dschat.training.steps.common import load_step_data
 
     folder = write(tmp_path / "data")
     flags = flags_of(folder, data_split="1,0,0")

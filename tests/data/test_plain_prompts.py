@@ -165,7 +165,7 @@ def test_prepare_says_it_and_training_does_not_apply_it_again(source, tmp_path, 
 
 def test_problems_of_programs_are_said_too(tmp_path, caplog) -> None:
     """They are read by a function of their own."""
-    from dschat.training.build.problems import load_problems
+    from dschat.programs.step3 import load_problems
 
     no_pool: Any = None  # solutions are not run
     tests = '{"inputs": ["1"], "outputs": ["1"]}'
@@ -180,7 +180,7 @@ def test_problems_of_programs_are_said_too(tmp_path, caplog) -> None:
 
 def test_it_is_not_said_of_prompts_that_an_environment_writes(source, tmp_path, monkeypatch, caplog) -> None:
     """The policy reads the environment's messages, which the template writes; also after a run without one."""
-    from dschat.training.build.steps import load_step_data
+    from dschat.training.steps.common import load_step_data
 
     monkeypatch.setenv("MA_RLHF_CACHE", str(tmp_path / "cache"))
     make = data_cases.make_of(PromptExample, chat_tokenizer(), 100)

@@ -9,6 +9,8 @@ import torch
 from dialogue_cases import dialogue
 from dschat.data.formats import apps_row
 from dschat.models.tiny import make_gemma, make_model, train_tokenizer
+from dschat.programs.levels import weakness
+from dschat.programs.run import ProgramPool
 from dschat.quickstart import synthetic
 from dschat.quickstart.problems import FRAMES, PROBLEMS, make_row, write_problems
 from dschat.quickstart.synthetic import COMPLAINTS, NEUTRALS, NOUNS, PEOPLE, PRAISES, SUBREDDITS
@@ -23,8 +25,6 @@ from dschat.quickstart.synthetic_dialogues import (
 )
 from dschat.quickstart.synthetic_dialogues import gold_score as dialogue_score
 from dschat.quickstart.synthetic_dialogues import gold_scores as dialogue_scores
-from dschat.scoring.programs.levels import weakness
-from dschat.scoring.programs.run import ProgramPool
 
 COLUMNS = {"info", "summaries", "choice", "worker", "batch", "split", "extra"}
 SOURCES = ("demonstrations", "comparisons")

@@ -19,7 +19,7 @@ from dschat.demo.session import (
     check_system_prompt,
     summary_prompt,
 )
-from dschat.lab.macro_actions import MacroToken
+from dschat.evaluation.macro_actions import MacroToken
 from dschat.quickstart.synthetic_dialogues import CHAT_TEMPLATE
 from dschat.settings.parse import parse
 from factories import hf_logprobs, hf_score

@@ -118,7 +118,7 @@ def command(*words):
 
 
 def test_a_missing_gradio_is_named_with_its_extra(monkeypatch, caplog):
-    """As a process: `evaluation/human-eval.py --web`, tests/lab/human."""
+    """As a process: `evaluation/human-eval.py --web`, tests/evaluation/vote."""
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(["demo", "chat"]) == 2
     assert "demo chat needs Gradio" in caplog.text and "pip install 'ma-rlhf[ui]'" in caplog.text

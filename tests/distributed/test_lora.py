@@ -16,8 +16,8 @@ from dschat.models.lora import add_lora, lora_config
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
 from dschat.settings.ppo import PPOConfig
-from dschat.training.build.engines import RunPlan
-from dschat.training.build.ppo import build_ppo_models
+from dschat.training.steps.engines import RunPlan
+from dschat.training.steps.ppo import build_ppo_models
 from factories import (
     engine_of,
     hf_logprobs,

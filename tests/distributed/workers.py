@@ -192,8 +192,8 @@ def vllm(folder: Path, keep: Callable[..., None], shares: int = 1) -> None:
     from transformers import AutoModelForCausalLM
 
     from dschat.rollouts.sampling import Sampling
-    from dschat.rollouts.vllm import engine as engines
-    from dschat.rollouts.vllm.engine import VllmEngine
+    from dschat.vllm import engine as engines
+    from dschat.vllm.engine import VllmEngine
     from factories import BOS, EOS, PAD, engine_of, random_ids
 
     causal_lm = AutoModelForCausalLM.from_pretrained(folder / "model")
@@ -244,7 +244,7 @@ def vllm(folder: Path, keep: Callable[..., None], shares: int = 1) -> None:
 
 def vllm_served(folder: Path, keep: Callable[..., None]) -> None:
     """Ten updates at ZeRO 3 with an engine in each process, and with a server."""
-    from dschat.rollouts.vllm.engine import VllmEngine
+    from dschat.vllm.engine import VllmEngine
 
     _beside_vllm(folder, "inside", VllmEngine(str(folder / "model"), 16, 0.3)).fit()
     _beside_vllm(folder, "served", _served(folder)).fit()
@@ -263,7 +263,7 @@ def vllm_lost(folder: Path, keep: Callable[..., None]) -> None:
 
 def _served(folder: Path) -> Any:
     """The engine of a server; `url` is a file with its address."""
-    from dschat.rollouts.vllm.servers import ServerNeeds, VllmServers
+    from dschat.vllm.servers import ServerNeeds, VllmServers
 
     needs = ServerNeeds(vocabulary=100, max_tokens=16, temperature=0.8)
     return VllmServers([(folder / "url").read_text()], needs)

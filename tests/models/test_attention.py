@@ -12,8 +12,8 @@ from dschat.base.errors import UserError
 from dschat.models import opening, pretrained
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.opening import LoadOptions, check_attention, explain_refusal, warn_once_if_other_attention
-from dschat.training.build.engines import RunPlan
-from dschat.training.build.ppo import build_ppo_models
+from dschat.training.steps.engines import RunPlan
+from dschat.training.steps.ppo import build_ppo_models
 from factories import make_causal_lm, ppo_config, replace_in_builders, save_folder
 
 CAP = 0.7

@@ -27,7 +27,7 @@ from dschat.models.load import (
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
-from dschat.training.build.shared_base import classifier_beside
+from dschat.training.steps.shared_base import classifier_beside
 from factories import (
     KINDS,
     hf_score,

@@ -14,7 +14,7 @@ from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
 from dschat.quickstart.synthetic import make_rows, row_texts
-from dschat.training.build.shared_base import classifier_beside
+from dschat.training.steps.shared_base import classifier_beside
 from factories import largest_difference, make_causal_lm, save_folder, saved_weights
 from sharded_loading_checks import FAMILIES
 

@@ -11,9 +11,9 @@ import torch
 from dschat.plan.command import plan_step
 from dschat.plan.disk import disk_of
 from dschat.plan.models import Role
+from dschat.plan.options import PlanOptions
 from dschat.plan.phases import GB
 from dschat.plan.states import Weights, Zero
-from dschat.settings.plan import PlanOptions
 from factories import ppo_config, supervised_config
 from resume_runs import Setup, supervised
 

@@ -8,8 +8,8 @@ from cli_runs import ROOT
 from dschat.base.errors import UserError
 from dschat.cli import main as dschat
 from dschat.plan.command import plan_step
+from dschat.plan.options import PlanOptions
 from dschat.plan.phases import GB
-from dschat.settings.plan import PlanOptions
 from dschat.settings.presets import find_preset
 
 PAGE = ROOT / "docs" / "performance.md"

@@ -8,9 +8,9 @@ import pytest
 from transformers import LlamaConfig
 
 from dschat.plan.command import plan_step
+from dschat.plan.options import PlanOptions, step_name
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import make_plan
-from dschat.settings.plan import PlanOptions, step_name
 from dschat.settings.ppo import PPOConfig
 from script_runs import SCRIPTS
 

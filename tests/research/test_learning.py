@@ -29,7 +29,7 @@ import tables
 import tasks
 import variants
 from dschat.base.errors import UserError
-from dschat.lab.measure import Answer
+from dschat.evaluation.measure import Answer
 from learning import LIMITS
 from macro_actions.estimators import ESTIMATORS, EstimatorSettings
 from macro_actions.segments import segment

@@ -9,7 +9,7 @@ import transformers
 from transformers import GenerationConfig
 
 from dschat.rollouts.generate import ContinuousEngine, GenerateEngine, generate
-from dschat.training.build import ppo as builders
+from dschat.training.steps import ppo as builders
 from factories import EOS, PAD, favouring, make_causal_lm, ppo_config, random_ids, same_rollout, sampling_of
 
 LEAKS = {

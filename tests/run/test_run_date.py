@@ -10,7 +10,7 @@ import pytest
 
 from dschat.base.journal import Journal
 from dschat.base.lock import close_all
-from dschat.lab.runner import restore_date
+from dschat.evaluation.runner import restore_date
 from dschat.models import template_date as clock
 from dschat.run import identity
 from dschat.run.identity import DATE, differences, identity_of

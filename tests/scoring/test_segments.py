@@ -11,16 +11,16 @@ import torch
 from closeness import assert_near, near
 from dschat.base.errors import UserError
 from dschat.models.scalar import ScalarModel
+from dschat.programs.run import ProgramOutcome, ProgramPool
+from dschat.programs.scores import ProgramScores, ends_of, rewards_by_segment, rewards_of_tests
 from dschat.scoring.function import FunctionScores
-from dschat.scoring.programs.run import ProgramOutcome, ProgramPool
-from dschat.scoring.programs.scores import ProgramScores, ends_of, rewards_by_segment, rewards_of_tests
 from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
 from dschat.scoring.segments import Segments
 from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
 from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores, _warn_of_whole_responses
 from dschat.scoring.url import UrlScores, UrlSettings
-from dschat.training.build.functions import function_scores
+from dschat.training.steps.functions import function_scores
 from factories import EOS, KINDS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows, save_folder
 from fake_score_server import StandIn
 from macro_actions.token_text import TokenReader, TokenText, texts_of_macro_actions

@@ -15,8 +15,8 @@ from dschat.data.examples import PromptExample, pair_examples
 from dschat.data.rows import Row
 from dschat.data.turn_end import response_texts
 from dschat.demo.session import chat_prompt
-from dschat.lab.generate import _references
-from dschat.lab.refuel.pairs import REFUSED, model_scores
+from dschat.evaluation.generate import _references
+from dschat.refuel.rank import REFUSED, model_scores
 from dschat.scoring.reward_model import RewardModelDialogueScores
 from dschat.scoring.reward_reader import RewardReader
 from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest

@@ -137,8 +137,8 @@ from dschat.run.distributed import make_host_groups
 make_host_groups(60.0, 60.0)
 from dschat.base.errors import UserError
 from dschat.scoring.function import FunctionScores
-from dschat.scoring.programs.run import ProgramOutcome
-from dschat.scoring.programs.scores import ProgramScores
+from dschat.programs.run import ProgramOutcome
+from dschat.programs.scores import ProgramScores
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.source import Weighted, WeightedScores
 from factories import make_prompt, make_rollout, ragged_rows

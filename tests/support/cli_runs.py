@@ -43,17 +43,17 @@ PLAIN = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "
 PRINTED = ("stdout.txt", "stderr.txt")
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PRELOADED = (
-    "dschat.training.build.sft",
-    "dschat.training.build.reward",
-    "dschat.training.build.dpo",
-    "dschat.training.build.ppo",
+    "dschat.training.steps.sft",
+    "dschat.training.steps.reward",
+    "dschat.training.steps.dpo",
+    "dschat.training.steps.ppo",
     "dschat.cli",
     "dschat.settings.commands",
     "dschat.run.hub",
     "dschat.run.preflight",
-    "dschat.lab.generate",
-    "dschat.lab.report",
-    "dschat.lab.text",
+    "dschat.evaluation.generate",
+    "dschat.evaluation.report",
+    "dschat.evaluation.text",
     "pandas",  # half a second, and pyarrow imports it
     "pyarrow.compute",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # every ZeRO stage imports it, and with it torch's compiler: seconds

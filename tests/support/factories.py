@@ -324,7 +324,7 @@ def supervised_loop_of(engine: Any, task: Any, config: Any, run: Any) -> Any:
 
 def supervised_config(step: str, folder: Path, **overrides: Any) -> Any:
     """The flags of a task (sft, reward, dpo or refuel) whose loop gets its engine handed in; paths lead nowhere."""
-    from dschat.settings.refuel import RefuelConfig
+    from dschat.refuel.settings import RefuelConfig
     from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 
     configs = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig, "refuel": RefuelConfig}
@@ -356,7 +356,7 @@ def supervised_loop(
 
 
 def _task_of(step: str, train: Any, held_out: Any, config: Any, run: Any) -> Any:
-    from dschat.training.refuel.pairs import RefuelTask, saved_reference
+    from dschat.refuel.offline import RefuelTask, saved_reference
     from dschat.training.supervised.dpo import DPOTask
     from dschat.training.supervised.reward import RewardTask
     from dschat.training.supervised.sft import SFTTask
@@ -572,8 +572,8 @@ def update_flags(
 
 
 def replace_in_builders(monkeypatch: Any, name: str, value: Any) -> None:
-    """Puts something in the place of a function or class, wherever dschat.training.build uses it by that name."""
-    from dschat.training.build import engines, functions, ppo, reward, reward_reading, scores, step3
+    """Puts something in the place of a function or class, wherever dschat.training.steps uses it by that name."""
+    from dschat.training.steps import engines, functions, ppo, reward, reward_reading, scores, step3
 
     for module in (engines, functions, ppo, reward, reward_reading, scores, step3):
         if hasattr(module, name):

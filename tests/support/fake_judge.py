@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cli_runs import ROOT, environment, read_jsonl, write_jsonl
-from dschat.lab.judge.rubrics import RUBRICS
+from dschat.judge.published_rubrics import RUBRICS
 
 EVALUATION = ROOT / "evaluation"
 KEY = "sk-test-0123456789"
@@ -237,8 +237,8 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
 
 def judged(server: FakeJudge, folder: Path, *words: Any, output: str = OUTPUT, models: Sequence[str] = "ab") -> str:
     """A run of the judge on two files of a folder, by default those of `two_files`; the line it prints."""
-    from dschat.lab.judge.run import run_judge
-    from dschat.lab.options import JudgeOptions
+    from dschat.judge.command import run_judge
+    from dschat.judge.options import JudgeOptions
     from dschat.settings.parse import parse
 
     a, b = (folder / f"{name}.jsonl" for name in models)
@@ -260,19 +260,19 @@ def verdicts(folder: Path, output: str = OUTPUT) -> list[str]:
 
 def question(first: str = "good", second: str = "bad", prompt: str = "p") -> Any:
     """A question about two summaries."""
-    from dschat.lab.judge.rubrics import RUBRICS, question_of
+    from dschat.judge.published_rubrics import RUBRICS, question_of
 
     return question_of(RUBRICS["summarize"], prompt, first, second)
 
 
 def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint: Any) -> Any:
     """A client of the server with the key KEY; its cache lies in the folder."""
-    from dschat.lab.judge.run import HARMLESS
-    from dschat.lab.judge.verdicts import has_verdict
-    from dschat.rollouts.chat_servers import Endpoint
-    from dschat.rollouts.reply_cache import ReplyCache
-    from dschat.scoring.judge.client import JudgeClient
-    from dschat.scoring.judge.costs import Spending
+    from dschat.judge.client import JudgeClient
+    from dschat.judge.command import HARMLESS
+    from dschat.judge.costs import Spending
+    from dschat.judge.verdicts import has_verdict
+    from dschat.turns.chat_servers import Endpoint
+    from dschat.turns.reply_cache import ReplyCache
 
     settings: dict[str, Any] = {
         "model": "gpt-test",

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from dschat.base.errors import UserError
+from dschat.refuel.settings import RefuelConfig, RefuelOnlineConfig
 from dschat.settings.parse import parse
 from dschat.settings.parser import FlagParser
 from dschat.settings.ppo import PPOConfig
-from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 
 FAMILIES: dict[str, type[Any]] = {

@@ -35,7 +35,7 @@ def judged_loop(folder: Path, url: str, judge: str = "m", **flags: Any) -> Any:
         flags: others.
     """
     from dschat.run.distributed import barrier, is_main, world_size
-    from dschat.training.build.scores import reward_source
+    from dschat.training.steps.scores import reward_source
     from factories import make_prompts, make_tokenizer, ppo_config, ppo_loop
 
     rubric = folder.with_suffix(".toml")

@@ -13,12 +13,12 @@ from dschat.data.rows import Row
 from dschat.data.turn_end import turn_end
 from dschat.engine.engine import AdaptersOff
 from dschat.models.lora import add_lora
+from dschat.refuel.models import RefuelModels
+from dschat.refuel.online import Refuel
+from dschat.refuel.settings import RefuelOnlineConfig
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.run.distributed import world_size
 from dschat.scoring.function import FunctionDialogueScores
-from dschat.settings.refuel import RefuelOnlineConfig
-from dschat.training.refuel.algorithm import Refuel
-from dschat.training.refuel.models import RefuelModels
 from factories import (
     HIDDEN,
     engine_of,

@@ -15,9 +15,9 @@ import torch
 
 from cli_runs import read_jsonl
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
-from dschat.data.token_pairs import RegressionExample
 from dschat.engine.engine import AdaptersOff
 from dschat.models.lora import add_lora
+from dschat.refuel.token_pairs import RegressionExample
 from dschat.rollouts.engine import Generation, RolloutEngine
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.run import stop

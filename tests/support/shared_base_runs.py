@@ -13,9 +13,9 @@ from dschat.models.save import save_model
 from dschat.run.distributed import is_main, rank, world_size
 from dschat.settings.parse import parse
 from dschat.settings.ppo import PPOConfig
-from dschat.training.build import shared_base
-from dschat.training.build.engines import RunPlan
-from dschat.training.build.ppo import build_ppo_models
+from dschat.training.steps import shared_base
+from dschat.training.steps.engines import RunPlan
+from dschat.training.steps.ppo import build_ppo_models
 from factories import make_causal_lm, make_prompt, ppo_trainer_of, random_ids, save_folder
 from real_size import as_large_as
 

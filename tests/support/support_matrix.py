@@ -88,7 +88,7 @@ COLUMNS = (
     Column(
         "vLLM",
         "vLLM's log-probs are those of the actor, also after updates (`make test-vllm`, on a CPU)",
-        (FamilyTest("rollouts/test_vllm.py", "test_log_probs_are_the_models_own", "name"),),
+        (FamilyTest("vllm_engine/test_vllm.py", "test_log_probs_are_the_models_own", "name"),),
     ),
     Column(
         "compiled",

@@ -319,9 +319,9 @@ def episode_loop(
     """
     from dschat.rollouts.generate import ContinuousEngine
     from dschat.run.distributed import world_size
-    from dschat.training.build.episodes import build_episode_sampler, open_environments
-    from dschat.training.build.scores import reward_source
     from dschat.training.ppo.models import PPOModels
+    from dschat.training.steps.scores import reward_source
+    from dschat.turns.step3 import build_episode_sampler, open_environments
 
     sizes = {
         "per_device_generation_batch_size": 8 // processes,

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from cli_runs import ROOT, read_jsonl, write_jsonl
-from dschat.lab.responses import read_pairs
-from dschat.lab.vote.sessions import Study, VoteFile
+from dschat.evaluation.responses import read_pairs
+from dschat.evaluation.vote.sessions import Study, VoteFile
 
 SCRIPT = ROOT / "evaluation" / "human-eval.py"
 MODELS = ("kestrel", "osprey")  # nothing else in a test says these words, so that they can be looked for

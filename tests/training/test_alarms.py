@@ -11,9 +11,9 @@ import pytest
 
 from cli_runs import read_jsonl
 from dschat.base.errors import UserError
+from dschat.refuel.settings import RefuelOnlineConfig
 from dschat.settings.flags import flags_of
 from dschat.settings.ppo import PPOConfig
-from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.training.alarms import Alarms
 from dschat.training.symptoms import CONDITIONS, LIMITS, page, symptoms
 from factories import ppo_config

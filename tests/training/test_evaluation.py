@@ -11,8 +11,8 @@ from closeness import FORMULA, near
 from dialogue_cases import dialogue
 from dschat.data.dialogues import Dialogue, DialogueExample
 from dschat.data.rows import Row
-from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout
-from dschat.training.refuel import evaluation
+from dschat.refuel import evaluation
+from dschat.turns.dialogues import AssistantTurn, DialogueRollout
 
 
 def example(index: int, turns: int) -> DialogueExample:

@@ -12,17 +12,18 @@ from dschat.base.errors import UserError
 from dschat.engine.engine import OptimizerSettings
 from dschat.models.reward_notes import note_end_token
 from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.vllm.servers import ServerNeeds
 from dschat.run.distributed import device
 from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
-from dschat.training.build import engines, sft, vllm
-from dschat.training.build import ppo as builders
-from dschat.training.build.engines import RunPlan, build_policy, engine_settings
-from dschat.training.build.ppo import build_ppo_models, check_ppo_lengths, load_ppo_tokenizer
-from dschat.training.build.reward import build_reward_model
-from dschat.training.build.step3 import frozen_settings
 from dschat.training.ppo.collect import actor_sampling
 from dschat.training.ppo.credit import assign_credit
+from dschat.training.steps import engines, sft
+from dschat.training.steps import ppo as builders
+from dschat.training.steps.engines import RunPlan, build_policy, engine_settings
+from dschat.training.steps.ppo import build_ppo_models, check_ppo_lengths, load_ppo_tokenizer
+from dschat.training.steps.reward import build_reward_model
+from dschat.training.steps.step3 import frozen_settings
+from dschat.vllm import step3 as vllm
+from dschat.vllm.servers import ServerNeeds
 from factories import (
     BOS,
     EOS,

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from dschat.base.errors import ServerLost, UserError
+from dschat.refuel import online as refuel
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.run import checkpoint
 from dschat.training import reference as pairs
 from dschat.training.ppo import algorithm, update
-from dschat.training.refuel import algorithm as refuel
 from refuel_runs import share_of_early
 from resume_runs import (
     AHEAD,

@@ -10,11 +10,11 @@ import torch
 
 from cli_runs import read_jsonl
 from closeness import FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
+from dschat.programs.run import ProgramOutcome
+from dschat.programs.scores import ProgramScores
 from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
-from dschat.scoring.programs.run import ProgramOutcome
-from dschat.scoring.programs.scores import ProgramScores
 from dschat.training.ppo.credit import assign_credit, tokens_that_count
 from factories import (
     batch_of_iteration,

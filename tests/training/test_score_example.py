@@ -18,7 +18,7 @@ from dschat.models.tokenizer import open_tokenizer
 from dschat.run.model_folders import ModelFolders
 from dschat.scoring.reward_reader import encode_dialogues
 from dschat.settings.supervised import RewardConfig
-from dschat.training.build.score_example import plain_reading, saved_reward_model
+from dschat.training.steps.score_example import plain_reading, saved_reward_model
 from factories import engine_of, hf_score, make_causal_lm, make_classifier, make_tokenizer, run_of, save_folder
 
 PROMPT = {"role": "user", "content": "Hi"}

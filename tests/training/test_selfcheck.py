@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from dschat.base.errors import UserError
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
-from dschat.data.token_pairs import RegressionExample
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora
+from dschat.refuel.offline import RefuelTask
+from dschat.refuel.token_pairs import RegressionExample
 from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
 from dschat.run.state import random_states
-from dschat.training.refuel.pairs import RefuelTask
 from dschat.training.selfcheck import check_modes, check_packing, check_policy, check_rollout, check_scalar
 from factories import (
     BOS,

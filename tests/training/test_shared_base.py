@@ -17,7 +17,7 @@ from dschat.base.errors import UserError
 from dschat.base.fingerprints import model_hash
 from dschat.models.lora import WEIGHTS, adapter_settings, find_adapter, load_adapter
 from dschat.run.distributed import device
-from dschat.training.build.ppo import check_ppo_lengths
+from dschat.training.steps.ppo import check_ppo_lengths
 from factories import (
     collected,
     hf_logprobs,

@@ -12,11 +12,11 @@ from cli_runs import read_jsonl
 from closeness import UPDATE, assert_near, near
 from dschat.base.errors import UserError
 from dschat.data.examples import PairExample, SFTExample
-from dschat.data.token_pairs import RegressionExample
 from dschat.models.layout import PassSize
+from dschat.refuel.offline import RefuelTask
+from dschat.refuel.token_pairs import RegressionExample
 from dschat.run.metrics import with_variances
 from dschat.training.reference import reference_logprobs, with_logprobs
-from dschat.training.refuel.pairs import RefuelTask
 from dschat.training.supervised.reward import margin_warning
 from dschat.training.supervised.sft import SFTTask
 from factories import (

@@ -14,18 +14,18 @@ from transformers import AutoModelForCausalLM, Qwen3NextConfig
 from cli_runs import read_jsonl
 from closeness import FORMULA, near
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
-from dschat.data.token_pairs import RegressionExample
 from dschat.models.layout import Lengths
 from dschat.models.operations import Peaks
-from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout, SampledPair
+from dschat.refuel.models import lengths_of_samplings
+from dschat.refuel.offline import RefuelTask
+from dschat.refuel.token_pairs import RegressionExample
 from dschat.training import throughput
 from dschat.training.iteration import Clock
-from dschat.training.refuel.models import lengths_of_samplings
-from dschat.training.refuel.pairs import RefuelTask
 from dschat.training.supervised.dpo import DPOTask
 from dschat.training.supervised.reward import RewardTask
 from dschat.training.supervised.sft import SFTTask
 from dschat.training.throughput import Throughput, TrainedTexts
+from dschat.turns.dialogues import AssistantTurn, DialogueRollout, SampledPair
 from factories import (
     collected,
     make_causal_lm,

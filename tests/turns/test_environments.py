@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from dschat.base.errors import UserError
-from dschat.rollouts.environment import _checked_flag as checked_flag
-from dschat.rollouts.environment import traits_of
-from dschat.rollouts.environments import MAX_SOCKET_PATH, EnvironmentPool, EpisodeProcess, Failure, environment_seed
 from dschat.run.state import SeedKind, derive_seed
+from dschat.turns.environment import _checked_flag as checked_flag
+from dschat.turns.environment import traits_of
+from dschat.turns.environments import MAX_SOCKET_PATH, EnvironmentPool, EpisodeProcess, Failure, environment_seed
 from turn_cases import write_environments
 
 # A class whose attributes cannot be read.

@@ -14,11 +14,11 @@ from dschat.base.errors import UserError
 from dschat.data.encoding import encode_responses
 from dschat.data.observations import ConversationEncoder, check_template
 from dschat.models.layout import Lengths
-from dschat.rollouts.environments import EnvironmentPool
-from dschat.rollouts.episodes import EpisodeLimits, EpisodePlayer
 from dschat.rollouts.sampling import row_seed
-from dschat.training.ppo import episodes as rollouts
-from dschat.training.ppo.episodes import agreed_source, assemble_episodes
+from dschat.turns import sampler as rollouts
+from dschat.turns.environments import EnvironmentPool
+from dschat.turns.episodes import EpisodeLimits, EpisodePlayer
+from dschat.turns.sampler import agreed_source, assemble_episodes
 from factories import EOS, PAD, sampling_of
 from tokenizer_families import FAMILIES
 from turn_cases import TEMPLATE, Scripted, chat_tokenizer, ended, make_row, write_environments

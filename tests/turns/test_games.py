@@ -7,11 +7,11 @@ import pytest
 
 from cli_runs import read_jsonl
 from dschat.base.errors import UserError
-from dschat.lab.episodes import episode_table, longest_episode
-from dschat.lab.macro_actions import macro_spans, macro_text, macro_tokens
+from dschat.evaluation.macro_actions import macro_spans, macro_text, macro_tokens
 from dschat.quickstart import games
 from dschat.quickstart.games import Calculator, Guess, share_of_best, write_game
-from dschat.rollouts.environment import reset_environment, step_environment, traits_of
+from dschat.turns.environment import reset_environment, step_environment, traits_of
+from dschat.turns.show import episode_table, longest_episode
 
 
 def test_guesses_are_answered_with_higher_and_lower() -> None:

@@ -14,12 +14,12 @@ from dschat.models.layout import Lengths, PassSize, lay_out
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.rollouts.termination import LINE, _runs_of
-from dschat.scoring.environment import EnvironmentScores
 from dschat.scoring.source import EpisodeRecords, ResponseTexts
 from dschat.training.ppo.credit import assign_credit, with_scores
 from dschat.training.ppo.metrics import repeated_4grams, rollout_metrics, token_table
 from dschat.training.ppo.models import response_logprobs, response_values
 from dschat.training.selfcheck import check_sampled_tokens
+from dschat.turns.scores import EnvironmentScores
 from factories import (
     EOS,
     condition_of,

@@ -5,8 +5,8 @@ import pytest
 
 from cli_runs import write_jsonl
 from data_cases import look_at_data as main
-from dschat.rollouts.environments import environment_seed
 from dschat.run.state import SeedKind
+from dschat.turns.environments import environment_seed
 from turn_cases import TEMPLATE, chat_tokenizer
 
 GAMES = """

@@ -10,12 +10,12 @@ import torch
 from closeness import assert_near
 from dschat.base.errors import UserError
 from dschat.data.rows import Row
-from dschat.rollouts.environment import StepResult
-from dschat.rollouts.environments import EnvironmentPool, Failure
-from dschat.rollouts.reply_cache import Reply, ReplyCache
-from dschat.rollouts.simulated_user import UserServer, UserSettings, prompt_columns
-from dschat.rollouts.users import has_message, simulator_prompt
-from dschat.settings.simulated_user import SIMULATED_USER
+from dschat.settings.rewards import SIMULATED_USER
+from dschat.turns.environment import StepResult
+from dschat.turns.environments import EnvironmentPool, Failure
+from dschat.turns.reply_cache import Reply, ReplyCache
+from dschat.turns.simulated_user import UserServer, UserSettings, prompt_columns
+from dschat.turns.users import has_message, simulator_prompt
 from factories import collected
 from fake_judge import judge_server
 from resume_runs import check_every_stop, result_of

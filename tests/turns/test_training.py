@@ -9,12 +9,12 @@ import torch
 from chat_templates import TEMPLATES
 from closeness import assert_near
 from dschat.base.errors import UserError
-from dschat.rollouts.environments import EnvironmentPool, EpisodeProcess
 from dschat.run import stop
 from dschat.run.state import SeedKind
 from dschat.run.stop import Stopped
-from dschat.training.build import episodes as build
 from dschat.training.ppo import evaluation
+from dschat.turns import step3 as build
+from dschat.turns.environments import EnvironmentPool, EpisodeProcess
 from factories import batch_of_iteration, collected, ppo_config
 from fake_judge import graded_in, judge_server
 from macro_actions.masked import last_true

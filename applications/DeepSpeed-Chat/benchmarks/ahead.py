@@ -39,7 +39,7 @@ from dschat.quickstart.inputs import (
     train_sft,
 )
 from dschat.quickstart.subcommands import ONE, as_arguments, free_port, run_step
-from dschat.rollouts.vllm.client import is_healthy
+from dschat.vllm.client import is_healthy
 
 MODEL_SEED = 1234  # seed of the corpus, the random model, and steps 1 and 2
 MAX_TOKENS = 192  # longest prompt (128) and response (64) of the quickstart's step 3 together

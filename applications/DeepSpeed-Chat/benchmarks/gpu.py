@@ -81,7 +81,7 @@ ZERO3_LIMITS = {  # in parameters: DeepSpeed's defaults, and dschat's threshold
     "stage3_param_persistence_threshold": 1e4,
 }
 GOLD = "objective/gold_scores"
-TESTS = [f"tests/{name}.py" for name in ("gpu/test_cuda", "distributed/test_cuda_steps", "lab/test_cuda")]
+TESTS = [f"tests/{name}.py" for name in ("gpu/test_cuda", "distributed/test_cuda_steps", "evaluation/test_cuda")]
 TESTS.append("tests/treelib/test_benepar_models.py")
 
 

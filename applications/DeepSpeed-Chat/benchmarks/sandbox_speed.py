@@ -8,9 +8,9 @@ Seconds are wall time.
 import json
 import time
 
-from dschat.scoring.programs.levels import weakness
-from dschat.scoring.programs.run import ProgramPool
-from dschat.scoring.programs.sandbox import LEVELS, Level
+from dschat.programs.levels import weakness
+from dschat.programs.run import ProgramPool
+from dschat.programs.sandbox import LEVELS, Level
 from harness import report, settings_parser
 
 

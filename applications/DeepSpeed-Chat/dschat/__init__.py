@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dschat.cli import train
+    from dschat.refuel.settings import RefuelConfig, RefuelOnlineConfig
     from dschat.settings.ppo import PPOConfig
-    from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
     from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 
 __all__ = ["DPOConfig", "PPOConfig", "RefuelConfig", "RefuelOnlineConfig", "RewardConfig", "SFTConfig", "train"]
-# Configuration → its module of dschat.settings.
+# Configuration → its module of dschat.
 _MODULES = {
-    "DPOConfig": "supervised",
-    "PPOConfig": "ppo",
-    "RefuelConfig": "refuel",
-    "RefuelOnlineConfig": "refuel",
-    "RewardConfig": "supervised",
-    "SFTConfig": "supervised",
+    "DPOConfig": "settings.supervised",
+    "PPOConfig": "settings.ppo",
+    "RefuelConfig": "refuel.settings",
+    "RefuelOnlineConfig": "refuel.settings",
+    "RewardConfig": "settings.supervised",
+    "SFTConfig": "settings.supervised",
 }
 
 
@@ -36,6 +36,6 @@ def __getattr__(name: str) -> object:
     if name == "train":
         return import_module("dschat.cli").train
     if name in _MODULES:
-        module = import_module(f"dschat.settings.{_MODULES[name]}")
+        module = import_module(f"dschat.{_MODULES[name]}")
         return getattr(module, name)
     raise AttributeError(f"module 'dschat' has no attribute {name!r}")

@@ -78,106 +78,113 @@ NOT_EXPORTED = (
 )
 COMMANDS: dict[str, Command] = {
     "sft": Command(
-        "step 1: supervised fine-tuning", "settings.supervised:SFTConfig", "training.build.sft:train_sft", "sft"
+        "step 1: supervised fine-tuning", "settings.supervised:SFTConfig", "training.steps.sft:train_sft", "sft"
     ),
     "reward": Command(
-        "step 2: reward model", "settings.supervised:RewardConfig", "training.build.reward:train_reward", "reward"
+        "step 2: reward model", "settings.supervised:RewardConfig", "training.steps.reward:train_reward", "reward"
     ),
     "dpo": Command(
         "direct preference optimisation (DPO), instead of steps 2 and 3",
         "settings.supervised:DPOConfig",
-        "training.build.dpo:train_dpo",
+        "training.steps.dpo:train_dpo",
         "dpo",
     ),
     "ppo": Command(
         "step 3: PPO with macro actions; also RLOO, GRPO and others",
         "settings.ppo:PPOConfig",
-        "training.build.ppo:train_ppo",
+        "training.steps.ppo:train_ppo",
         "ppo",
     ),
     "refuel": Command(
         "REFUEL on pairs of dialogues that `refuel-data` has made",
-        "settings.refuel:RefuelConfig",
-        "training.build.refuel:train_refuel",
+        "refuel.settings:RefuelConfig",
+        "refuel.steps:train_refuel",
         "refuel",
     ),
     "refuel-online": Command(
         "REFUEL on dialogues sampled in training, with the user messages of the data",
-        "settings.refuel:RefuelOnlineConfig",
-        "training.build.refuel:train_refuel_online",
+        "refuel.settings:RefuelOnlineConfig",
+        "refuel.steps:train_refuel_online",
         "refuel_online",
     ),
     "refuel-data generate": Command(
         "sample dialogues of a policy with a simulated user",
-        "lab.refuel.options:GenerateOptions",
-        "lab.refuel.dialogues:run_generate",
+        "refuel.data_options:GenerateOptions",
+        "refuel.generate:run_generate",
         resumable=True,
     ),
     "refuel-data rank": Command(
         "score these dialogues at the end of each turn",
-        "lab.refuel.options:RankOptions",
-        "lab.refuel.pairs:run_rank",
+        "refuel.data_options:RankOptions",
+        "refuel.rank:run_rank",
         resumable=True,
     ),
     "refuel-data tokenize": Command(
         "tokenize scored dialogues into the pairs that `refuel` trains on",
-        "lab.refuel.options:MaskOptions",
-        "lab.refuel.pairs:run_masks",
+        "refuel.data_options:MaskOptions",
+        "refuel.rank:run_masks",
     ),
-    "data check": Command("check data before training", "data.options:CheckOptions", "scoring.programs.check:run"),
-    "data preview": Command("show rows as training sees them", "data.options:PreviewOptions", "rollouts.preview:run"),
+    "data check": Command("check data before training", "data.options:CheckOptions", "programs.check:run"),
+    "data preview": Command("show rows as training sees them", "data.options:PreviewOptions", "turns.preview:run"),
     "data prepare": Command("filter and encode data once", "data.options:PrepareOptions", "data.command:prepare"),
     "plan": Command(
         "memory and number of updates of a run before it starts, and flags that make it fit",
-        "settings.plan:PlanOptions",
+        "plan.options:PlanOptions",
         "plan.command:run",
     ),
     "generate": Command(
         "generate responses to a data set's prompts, and score them",
-        "lab.generate_options:InferenceOptions",
-        "lab.generate:run_inference",
+        "evaluation.generate_options:InferenceOptions",
+        "evaluation.generate:run_inference",
         resumable=True,
     ),
     "best-of-n": Command(
         "generate N responses per prompt, and report the best reward of N",
-        "lab.generate_options:BestOfOptions",
-        "lab.generate:run_best_of_n",
+        "evaluation.generate_options:BestOfOptions",
+        "evaluation.generate:run_best_of_n",
         resumable=True,
     ),
     "programs": Command(
         "generate programs, and run their tests in a sandbox",
-        "lab.generate_options:ProgramOptions",
-        "lab.programs:run_programs",
+        "programs.options:ProgramOptions",
+        "programs.command:run_programs",
         resumable=True,
     ),
     "text": Command(
         "perplexity and ROUGE of policies, accuracy of reward models",
-        "lab.generate_options:TextOptions",
-        "lab.text:run_text",
+        "evaluation.generate_options:TextOptions",
+        "evaluation.text:run_text",
         resumable=True,
     ),
     "sample": Command(
-        "choose rows for judges and people to compare", "lab.options:SampleOptions", "lab.sampling:sample"
+        "choose rows for judges and people to compare",
+        "evaluation.options:SampleOptions",
+        "evaluation.sampling:sample",
     ),
     "judge": Command(
-        "compare two models by a judge model", "lab.options:JudgeOptions", "lab.judge.run:run_judge", resumable=True
+        "compare two models by a judge model", "judge.options:JudgeOptions", "judge.command:run_judge", resumable=True
     ),
     "judge-turns": Command(
         "compare dialogues turn by turn, by a judge model",
-        "lab.options:TurnOptions",
-        "lab.turn_report:run_turns",
+        "judge.options:TurnOptions",
+        "judge.turn_report:run_turns",
         resumable=True,
     ),
     "vote": Command(
-        "compare two models by people's votes", "lab.options:VoteOptions", "lab.vote.command:vote", resumable=True
+        "compare two models by people's votes",
+        "evaluation.options:VoteOptions",
+        "evaluation.vote.command:vote",
+        resumable=True,
     ),
     "report": Command(
         "compare runs; report win rates and agreement, pass@k, or best of N",
-        "lab.options:ReportOptions",
-        "lab.report:report",
+        "evaluation.options:ReportOptions",
+        "evaluation.report:report",
     ),
     "pass-at-k": Command(
-        "pass@k of programs that `programs` has run", "lab.options:PassOptions", "lab.pass_at_k:run_pass_at_k"
+        "pass@k of programs that `programs` has run",
+        "programs.options:PassOptions",
+        "programs.pass_at_k:run_pass_at_k",
     ),
     "demo chat": Command(
         "chat with a model, on a web page or in the terminal", "demo.options:ChatOptions", "demo.command:run"
@@ -188,14 +195,12 @@ COMMANDS: dict[str, Command] = {
     "macro-actions": Command(
         "show where termination conditions end macro actions",
         "settings.macro_actions:MacroActionsOptions",
-        "lab.show_macro_actions:run",
+        "evaluation.show_macro_actions:run",
     ),
     "serve": Command(
         "serve a reward model, for --reward_url", "settings.commands:ServeOptions", "scoring.serve:serve"
     ),
-    "serve-vllm": Command(
-        "serve vLLM, for --vllm_url", "settings.commands:ServeVllmOptions", "rollouts.vllm.serve:serve"
-    ),
+    "serve-vllm": Command("serve vLLM, for --vllm_url", "vllm.options:ServeVllmOptions", "vllm.serve:serve"),
     "push": Command("upload a model to the Hugging Face hub", "settings.commands:PushOptions", "run.hub:run_push"),
     "export": Command("write the models of a checkpoint", "settings.commands:ExportOptions", "cli:run_export"),
     "env": Command(

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import product
 
+from dschat.programs.levels import strongest_level
+from dschat.programs.sandbox import SandboxJob, SandboxLimits, execute
+from dschat.programs.scores import rewards_by_segment
 from dschat.quickstart.problems import OPERATORS, QUANTITIES
-from dschat.scoring.programs.levels import strongest_level
-from dschat.scoring.programs.sandbox import SandboxJob, SandboxLimits, execute
-from dschat.scoring.programs.scores import rewards_by_segment
 
 NAMES = "fghk"  # the functions, in the order in which the prompt asks for them
 RIGHT = 0.6  # probability that a part of a demonstration's function is right

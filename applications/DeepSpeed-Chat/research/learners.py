@@ -18,9 +18,9 @@ from dialogues import train_refuel
 from dschat.data.examples import prompt_examples
 from dschat.data.sources import load_source
 from dschat.data.splits import split_part
-from dschat.lab.measure import Answer, best_of, measure
-from dschat.lab.runs import Learner, PolicyPoint, draw_learners, learner_table, write_page
-from dschat.lab.text import run_models
+from dschat.evaluation.measure import Answer, best_of, measure
+from dschat.evaluation.runs import Learner, PolicyPoint, draw_learners, learner_table, write_page
+from dschat.evaluation.text import run_models
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel

@@ -22,9 +22,9 @@ import torch
 from dschat.base.atomic import write_file
 from dschat.base.jsonl import iterate_rows
 from dschat.base.statistics import MeanInterval, mean_interval
-from dschat.lab.run_data import HeldOut, RunData, read_run
-from dschat.lab.run_summary import levels_of, updates_to
-from dschat.lab.runs import build_report
+from dschat.evaluation.run_data import HeldOut, RunData, read_run
+from dschat.evaluation.run_summary import levels_of, updates_to
+from dschat.evaluation.runs import build_report
 from dschat.quickstart.options import QuickstartOptions
 from dschat.quickstart.real import gold, package_model
 from dschat.quickstart.real.instructions import held_out_instructions

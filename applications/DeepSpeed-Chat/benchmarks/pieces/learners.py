@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, GemmaForSequenceClassification
 
-import dschat.training.build.ppo  # noqa: F401  # before the memory is measured
+import dschat.training.steps.ppo  # noqa: F401  # before the memory is measured
 from dschat.engine.engine import Engine
 from dschat.models.load import load_scalar
 from dschat.models.lora import add_lora

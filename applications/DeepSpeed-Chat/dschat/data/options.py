@@ -10,9 +10,8 @@ from dschat.settings.commands import OverwriteFlags
 from dschat.settings.common import SEED, ColumnFlags, OptimisationFlags
 from dschat.settings.config import Config
 from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, BELOW_1, NOT_EMPTY, Range, default_of, flag
-from dschat.settings.rewards import SandboxLevel
+from dschat.settings.rewards import SIMULATED_USER, SandboxLevel
 from dschat.settings.rules import Check, Rule, Rules, check_function_path
-from dschat.settings.simulated_user import SIMULATED_USER
 
 PATH_HELP = (
     "data: a .jsonl, .json, .csv (also .gz) or .parquet file, a folder with train* files or from save_to_disk, "

@@ -17,7 +17,7 @@ from dschat.base.errors import UserError
 from dschat.base.web_page import Component
 from dschat.demo.models import find_models, select_model
 from dschat.demo.session import Chat, MakePrompt, SamplingChoice, Session, ShownAnswer, summary_prompt
-from dschat.lab.macro_actions import legend_html, macro_spans
+from dschat.evaluation.macro_actions import legend_html, macro_spans
 
 UPDATE_INTERVAL = 0.05  # seconds between two drafts that are sent to the browser
 # Characters with a meaning in JavaScript's and Handlebars' templates or in Gradio's placeholders.

@@ -18,8 +18,8 @@ from dschat.base.errors import UserError
 from dschat.base.jsonl import read_object
 from dschat.data.sources import HUB_NAME
 from dschat.data.turn_end import turn_end
-from dschat.lab.policy import STEP, locate_policy
-from dschat.lab.training_runs import FLAGS_FILE, run_of, start_of
+from dschat.evaluation.policy import STEP, locate_policy
+from dschat.evaluation.training_runs import FLAGS_FILE, run_of, start_of
 from dschat.models.limits import position_limit, trained_length
 from dschat.models.load import attends_to_later_tokens, load_causal_lm
 from dschat.models.lora import adapter_alone, base_of, file_place, has_score_head

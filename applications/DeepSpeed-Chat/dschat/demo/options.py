@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dschat.base.web_page import HOST
-from dschat.lab.generate_options import TEMPERATURE, TRAINING_SEED, ComputeFlags, quiet_transformers
+from dschat.evaluation.generate_options import TEMPERATURE, TRAINING_SEED, ComputeFlags, quiet_transformers
 from dschat.settings.commands import PORT
 from dschat.settings.common import SEED
 from dschat.settings.config import Config

@@ -14,7 +14,7 @@ from dschat.demo.actions import LEGEND, Actions, Update, status_html
 from dschat.demo.models import find_models
 from dschat.demo.options import PASSWORD
 from dschat.demo.session import CHAT_EXAMPLE, SUMMARY_EXAMPLE, Session
-from dschat.lab.macro_actions import STYLE
+from dschat.evaluation.macro_actions import STYLE
 
 TITLES = {"chat": "Chat", "summary": "Summaries"}
 MODEL_LABELS = ("Model", "Other model")

@@ -26,8 +26,8 @@ from dschat.demo.models import (
 )
 from dschat.demo.options import ChatOptions, DemoOptions
 from dschat.demo.stream import LENGTH, STOPPED, ChatQuestion, Draft, MacroActionCutter, stream
-from dschat.lab.macro_actions import MacroToken
-from dschat.lab.policy import choose_device
+from dschat.evaluation.macro_actions import MacroToken
+from dschat.evaluation.policy import choose_device
 from dschat.models.opening import choose_dtype
 from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer

@@ -25,7 +25,7 @@ from transformers import (
 from dschat.base.errors import UserError
 from dschat.data.encoding import decode_response, decode_sampled
 from dschat.demo.models import LoadedModel
-from dschat.lab.macro_actions import MacroToken
+from dschat.evaluation.macro_actions import MacroToken
 from dschat.models.policy import PolicyModel
 from dschat.models.tokenizer import token_texts
 from dschat.rollouts.generate import CausalLM

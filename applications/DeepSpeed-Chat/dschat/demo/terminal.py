@@ -13,7 +13,7 @@ from dschat.base.display import visible
 from dschat.base.errors import UserError
 from dschat.demo.models import find_models, select_model
 from dschat.demo.session import Session, ShownAnswer
-from dschat.lab.macro_actions import macro_text
+from dschat.evaluation.macro_actions import macro_text
 
 COMMANDS = (
     "/clear starts a new conversation, /load CHECKPOINT loads another model, /exit ends the chat; Ctrl-C stops an"

@@ -13,17 +13,17 @@ from transformers import PreTrainedConfig
 from dschat.base.errors import UserError
 from dschat.plan.counts import Counts, count_rows, counts, find_sources
 from dschat.plan.models import ConfigLoader, find_config
+from dschat.plan.options import STEPS, PlanOptions
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import Plan, make_plan
 from dschat.plan.remedies import remedies
 from dschat.plan.report import PlanReport
 from dschat.plan.throughput import DEFAULT_MEMORY, NamedGpu, expect, named_gpu
+from dschat.refuel.settings import RefuelConfig, RefuelOnlineConfig
 from dschat.settings.common import CommonConfig
 from dschat.settings.parse import resolve
-from dschat.settings.plan import STEPS, PlanOptions
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.presets import find_preset, preset_names
-from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 
 # A plan starts no run, but the flags of a step are checked together with an output folder.

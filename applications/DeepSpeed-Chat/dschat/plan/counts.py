@@ -14,10 +14,10 @@ from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import prepared_share
 from dschat.data.sources import described, read_share
 from dschat.data.splits import PUBLISHED_SPLIT, parse_fractions, split_bounds, with_eval_share
+from dschat.refuel.settings import RefuelConfig, RefuelOnlineConfig
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
-from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.settings.supervised import SupervisedConfig
 
 

@@ -32,15 +32,15 @@ from dschat.plan.states import (
     sampling_weight_bytes,
     step_bytes,
 )
+from dschat.refuel.settings import RefuelOnlineConfig
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
-from dschat.settings.episodes import sampling_lengths
 from dschat.settings.ppo import PPOConfig
-from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.supervised import SupervisedConfig
+from dschat.turns.settings import sampling_lengths
 
 CUDA_BYTES = 2_500_000_000  # GPU memory used by the CUDA context, NCCL and cuBLAS workspaces
-VLLM_CPU_CACHE = 1 << 28  # the KV cache that `dschat.rollouts.vllm.engine` asks vLLM for on a CPU
+VLLM_CPU_CACHE = 1 << 28  # the KV cache that `dschat.vllm.engine` asks vLLM for on a CPU
 VLLM_PASSES = 2_000_000_000  # GPU memory for vLLM's activations and logits: an allowance that was never measured
 GB = 10**9
 PROCESS_BYTES = 3_000_000_000  # main memory of a process that has loaded torch, DeepSpeed and CUDA's libraries

@@ -12,10 +12,10 @@ from dschat.models.limits import open_decoder_config
 from dschat.plan.models import ConfigLoader
 from dschat.plan.phases import CUDA_BYTES, GB, Machine
 from dschat.plan.plan import Plan, make_plan
+from dschat.refuel.settings import RefuelOnlineConfig
 from dschat.settings.batches import largest_part
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import SHARED_DEFAULT_FLAGS, PPOConfig
-from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.supervised import OneModelConfig
 
 logger = logging.getLogger(__name__)

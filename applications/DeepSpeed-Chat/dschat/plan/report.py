@@ -17,9 +17,9 @@ from dschat.plan.plan import Plan
 from dschat.plan.remedies import Change, change_as_flags, hardware_advice
 from dschat.plan.states import model_states
 from dschat.plan.throughput import Expectation, expectation_text
+from dschat.refuel.settings import RefuelConfig, RefuelOnlineConfig
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
-from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.settings.supervised import DPOConfig
 
 STEP_NAMES: dict[type[CommonConfig], str] = {

@@ -11,8 +11,8 @@ from dschat.models.lora import adapter_settings, find_adapter
 from dschat.plan.models import ModelPath, Role, RoleBuilder, frozen_stage, one_model_roles, recompute_every
 
 if TYPE_CHECKING:
+    from dschat.refuel.settings import RefuelOnlineConfig
     from dschat.settings.ppo import PPOConfig
-    from dschat.settings.refuel import RefuelOnlineConfig
 
 
 def refuel_online_roles(config: RefuelOnlineConfig, builder: RoleBuilder) -> list[Role]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.base.atomic import write_file
-from dschat.lab.pass_at_k import ALL, pass_rates, pass_table
-from dschat.lab.runs import build_report
+from dschat.evaluation.runs import build_report
+from dschat.programs.pass_at_k import ALL, pass_rates, pass_table
 from dschat.quickstart.inputs import COMMON, make_folder, supervised_flags
 from dschat.quickstart.options import ProgramsOptions
 from dschat.quickstart.subcommands import Processes, as_arguments, run_step

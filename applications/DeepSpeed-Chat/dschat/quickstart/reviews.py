@@ -7,7 +7,7 @@ Runs the same commands as any training, as separate processes, on a synthetic co
 import time
 from collections.abc import Sequence
 
-from dschat.lab.runs import build_report
+from dschat.evaluation.runs import build_report
 from dschat.quickstart.inputs import (
     COMMON,
     FULL,

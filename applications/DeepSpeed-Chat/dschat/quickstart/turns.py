@@ -11,13 +11,13 @@ from pathlib import Path
 
 from dschat.base.atomic import write_file
 from dschat.base.display import text_table
-from dschat.lab.episodes import episode_table, longest_episode, read_samples
-from dschat.lab.run_data import read_run
-from dschat.lab.runs import build_report
+from dschat.evaluation.run_data import read_run
+from dschat.evaluation.runs import build_report
 from dschat.quickstart.games import CHAT_TEMPLATE, CLASSES, Game, demonstration_texts, share_of_best, write_game
 from dschat.quickstart.inputs import COMMON, make_folder, supervised_flags
 from dschat.quickstart.options import TurnsOptions
 from dschat.quickstart.subcommands import Processes, as_arguments, run_step, run_steps
+from dschat.turns.show import episode_table, longest_episode, read_samples
 
 GAMES = Path(__file__).with_name("games.py")
 

@@ -2,7 +2,7 @@
 """A reward model that reads texts with its own tokenizer, of any architecture with one label.
 
 Texts and dialogues become input of a reward model here and nowhere else: for step 3 and online REFUEL
-(`scoring/reward_model.py`), the server (`scoring/serve.py`), the lab and the demo. In step 3, a reward model with the
+(`scoring/reward_model.py`), the server (`serve.py`), evaluation and the demo. In step 3, a reward model with the
 policy's tokenizer reads the sampled ids instead, see `RewardModelScores`.
 """
 

@@ -10,9 +10,9 @@ import logging
 from typing import Annotated, Any, ClassVar
 
 from dschat.base.errors import UserError
+from dschat.judge.settings import JUDGE_RULES, RewardJudgeFlags
 from dschat.settings.batches import BatchPlan, BatchSizes, plan_batches
 from dschat.settings.common import COMMON_RULES, CommonConfig
-from dschat.settings.episodes import EPISODE_RULES, INNER_REWARD_RULES, EpisodeFlags
 from dschat.settings.estimators import ESTIMATOR_FLAGS, flags_of_some
 from dschat.settings.flags import default_of
 from dschat.settings.kl import KL_RULES, KLFlags
@@ -25,8 +25,7 @@ from dschat.settings.ppo_loss import (
     PPOMemoryFlags,
     PPOModelFlags,
 )
-from dschat.settings.reward_judge import JUDGE_RULES, RewardJudgeFlags
-from dschat.settings.rewards import REWARD_RULES, SOURCE_FLAGS, ProgramFlags, RewardFlags
+from dschat.settings.rewards import REWARD_RULES, SIMULATED_USER, SOURCE_FLAGS, ProgramFlags, RewardFlags
 from dschat.settings.rollouts import (
     AHEAD_CLIP,
     EVAL_PROMPTS,
@@ -37,8 +36,9 @@ from dschat.settings.rollouts import (
     require_vllm,
 )
 from dschat.settings.rules import PPO_MODELS, Check, Rule, Rules
-from dschat.settings.simulated_user import SIMULATED_USER, SIMULATED_USER_RULES, UserFlags, UserRequestFlags
 from dschat.settings.teacher import TEACHER_RULES, TeacherFlags
+from dschat.turns.settings import EPISODE_RULES, INNER_REWARD_RULES, EpisodeFlags
+from dschat.turns.user_settings import SIMULATED_USER_RULES, UserFlags, UserRequestFlags
 from macro_actions.settings import NEEDS, EstimatorSettings
 
 # Flags whose values --actor_NAME and --critic_NAME take if they are not given.

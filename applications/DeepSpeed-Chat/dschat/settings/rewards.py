@@ -3,15 +3,16 @@
 
 import math
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 from dschat.base.errors import UserError
 from dschat.base.glossary import names_under
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
-from dschat.settings.rubrics import read_rubric
 from dschat.settings.rules import ADDRESS, Check, Rule, check_function_path
-from dschat.settings.simulated_user import SIMULATED_USER
 
+READ_RUBRIC = "dschat.judge.rubrics:read_rubric"
+SIMULATED_USER = "simulated_user"  # value of --environment
 OnRewardError = Literal["stop", "retry", "skip"]
 ProgramBlock = Literal["first", "last"]
 SandboxLevel = Literal["bubblewrap", "namespaces", "rlimits"]
@@ -37,7 +38,7 @@ class SourceKind:
         name: in --reward_weights, metrics and samples; a function has its own.
         label: in reports.
         builder: "module:function" in dschat, imported when the flag is given. It takes the
-            `dschat.training.build.scores.SourceParts` and the flag's value, and returns a `ScoreSource`.
+            `dschat.training.steps.scores.SourceParts` and the flag's value, and returns a `ScoreSource`.
     """
 
     flag: str
@@ -47,14 +48,14 @@ class SourceKind:
 
 
 SCORE_SOURCES = (
-    SourceKind("reward_function", "", "reward-function score", "training.build.functions:build_function"),
+    SourceKind("reward_function", "", "reward-function score", "training.steps.functions:build_function"),
     SourceKind(
-        "reward_model_name_or_path", "reward_model", "reward-model score", "training.build.reward_reading:build_model"
+        "reward_model_name_or_path", "reward_model", "reward-model score", "training.steps.reward_reading:build_model"
     ),
-    SourceKind("reward_url", "reward_url", "score of a server", "training.build.reward_url:build_server"),
-    SourceKind("reward_source", "programs", "score of programs", "training.build.problems:build_programs"),
-    SourceKind("reward_judge", "judge", "score of a judge", "training.build.judge:build_judge"),
-    SourceKind("environment", "environment", "reward of the environment", "training.build.episodes:build_environment"),
+    SourceKind("reward_url", "reward_url", "score of a server", "training.steps.reward_url:build_server"),
+    SourceKind("reward_source", "programs", "score of programs", "programs.step3:build_programs"),
+    SourceKind("reward_judge", "judge", "score of a judge", "judge.step3:build_judge"),
+    SourceKind("environment", "environment", "reward of the environment", "turns.step3:build_environment"),
 )
 SOURCE_FLAGS = tuple(source.flag for source in SCORE_SOURCES)
 SOURCE_NAMES = tuple(source.name for source in SCORE_SOURCES if source.name)
@@ -212,7 +213,7 @@ class RewardFlags:
         """What the judge's points on each criterion are called in metrics and samples."""
         if self.reward_judge is None:
             return []
-        rubric = read_rubric(self.reward_judge, "--reward_judge")
+        rubric = resolve_name(READ_RUBRIC)(self.reward_judge, "--reward_judge")
         return [] if rubric.ranks else [f"{JUDGED}{name}" for name in rubric.criteria]
 
     @property

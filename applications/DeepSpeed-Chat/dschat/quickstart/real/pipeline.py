@@ -21,8 +21,8 @@ import torch
 from dschat.base.errors import UserError
 from dschat.base.jsonl import read_object, write_rows
 from dschat.base.kept import Kept
-from dschat.lab.generate_options import model_name
-from dschat.lab.runs import build_report
+from dschat.evaluation.generate_options import model_name
+from dschat.evaluation.runs import build_report
 from dschat.quickstart.inputs import make_folder
 from dschat.quickstart.options import QuickstartOptions
 from dschat.quickstart.real import gold, package_model

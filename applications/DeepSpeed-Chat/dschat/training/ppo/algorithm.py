@@ -32,7 +32,6 @@ from dschat.run.output import Run
 from dschat.run.state import Json, Progress, SeedKind, derive_seed, random_states
 from dschat.scoring.source import ResponseTexts
 from dschat.settings.batches import BatchPlan
-from dschat.settings.episodes import sampling_lengths
 from dschat.settings.ppo import PPOConfig
 from dschat.training.alarms import Alarms
 from dschat.training.evaluation import Sample, show_samples
@@ -58,6 +57,7 @@ from dschat.training.ppo.update import ppo_update, rows_of_updates
 from dschat.training.rehearsal import filled_rollout, rehearsal, rows_of
 from dschat.training.selfcheck import check_rollout, check_scalar
 from dschat.training.throughput import Throughput, TrainedTexts
+from dschat.turns.settings import sampling_lengths
 from macro_actions.estimators import Estimator
 from macro_actions.rewards import ScoreMoments, kl_controller
 from macro_actions.segments import segment

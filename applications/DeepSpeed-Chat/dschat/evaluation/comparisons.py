@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report on verdicts of judges, people and reward models: which of two models is better, and how certain it is."""
+
+from collections.abc import Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from dschat.base.errors import UserError
+from dschat.base.pictures import short
+from dschat.base.statistics import BOOTSTRAP, Rate, Tally, WinRates
+from dschat.evaluation.chart import INK, LOSS, NO_DIFFERENCE, TIE, WIN, Bar, BarMarker, Bars, Look, draw_bars
+from dschat.evaluation.page import NAME, OUTPUT, Report, Table, write_report
+from dschat.evaluation.results import SectionResult, section_result
+from dschat.evaluation.votes import read_votes, sections_of
+
+REMARKS = (
+    "Rates are per cent of the verdicts counted: wins, ties and losses, without invalid answers and passes.",
+    "[ ] holds 95 %: Wilson's interval for win, tie and loss; a bootstrap over items for win + ½ tie and first place.",
+    "At equal length: a logistic regression on tanh of the standardised difference in characters, at difference 0.",
+    "κ: 1 is full agreement, 0 what chance gives at the raters' own rates. Decided: neither rater said tie.",
+)
+POOLED = "All humans: every vote counts, and all intervals are bootstraps over items, whose votes hang together."
+HALF: Look = {"marker": "D", "markerfacecolor": "white", "markersize": 7}
+EQUAL_LENGTH: Look = {"marker": "o", "markerfacecolor": INK, "markersize": 7}
+
+
+def build_evaluation_report(
+    files: Sequence[Path], output_dir: Path, reward_margin: float = 0.0, dataset: str = ""
+) -> Report:
+    """Write `report.json` and `report.png`; `.text()` of the returned report is the table for the terminal.
+
+    Args:
+        files: verdicts and responses with rewards (`dschat.evaluation.responses`), in any mixture and order.
+        output_dir: folder of the report.
+        reward_margin: rewards that differ by no more than this are a tie.
+        dataset: data set of the files that name none.
+    """
+    if not files:
+        raise UserError("A report needs at least one file of verdicts, or two of responses with rewards.")
+    paths = list(map(Path, files))
+    votes = read_votes(paths, reward_margin)
+    sections = list(map(section_result, sections_of(votes, reward_margin, dataset)))
+    content = {
+        "files": list(map(str, paths)),
+        "reward_margin": reward_margin,
+        "intervals": BOOTSTRAP,
+        "sections": list(map(_section_row, sections)),
+    }
+    write_report(output_dir, NAME, content, draw=lambda: draw_comparisons(sections), flag=OUTPUT)
+
+    tables: list[Table] = []
+    has_pooled_votes = False
+    has_rewards = False
+    for section in sections:
+        tables += _section_tables(section)
+        if section.raters["pooled"].any():
+            has_pooled_votes = True
+        if section.means["reward"] is not None:
+            has_rewards = True
+    remarks = list(REMARKS)
+    if has_pooled_votes:
+        remarks.append(POOLED)
+    if has_rewards:
+        tie = f"a difference of at most {reward_margin:g} is a tie."
+        remarks.append(f"Reward model: the higher reward wins; {tie}")
+    return Report("", tables, remarks=remarks)
+
+
+def draw_comparisons(sections: Sequence[SectionResult]) -> bytes:
+    """Panels of all sections (at least one) below each other, as PNG."""
+    panels = []
+    for section in sections:
+        first, second = section.names
+        dataset = f" · {section.dataset}" if section.dataset else ""
+        title = f"{short(first)} against {short(second)}{dataset} · {section.items} items"
+        bars = list(map(_bar, section.raters.itertuples()))
+        panels.append(Bars(title, bars))
+
+    first = "the first model"
+    second = "the second model"
+    if len(sections) == 1:
+        first, second = sections[0].names
+    whisker: Look = {"color": INK, "linewidth": 1.8}
+    legend: list[tuple[str, str] | Look] = [
+        (WIN[0], f"win of {short(first)}"),
+        (TIE[0], "tie"),
+        (LOSS[0], f"win of {short(second)}"),
+        {**whisker, "label": "win + ½ tie, 95 % interval", **HALF},
+        {**whisker, "label": "the same at equal length, 95 % interval", **EQUAL_LENGTH},
+        {"label": "no difference", **NO_DIFFERENCE},
+    ]
+    return draw_bars(panels, legend)
+
+
+def _bar(rater: Any) -> Bar:
+    """Bar of a rater, a row of `SectionResult.raters`."""
+    rates: WinRates = rater.rates
+    label = f"{short(rater.rater)}\nn = {rates.tally.counted}{_uncounted(rates.tally)}"
+    if rates.half is None:
+        return Bar(label, [])
+    shares = []
+    for rate in (rates.win, rates.tie, rates.loss):
+        if rate is not None:
+            shares.append(rate.per_cent)
+    markers = [BarMarker(rates.half.per_cent, -0.12, HALF)]
+    at_equal_length = rater.length_controlled.rate
+    if at_equal_length is not None:
+        markers.append(BarMarker(at_equal_length.per_cent, 0.42, EQUAL_LENGTH))
+    return Bar(label, shares, markers)
+
+
+def _uncounted(tally: Tally) -> str:
+    text = f", {tally.invalid} invalid" if tally.invalid else ""
+    if tally.skipped:
+        text += f", {tally.skipped} skipped"
+    return text
+
+
+def _section_row(section: SectionResult) -> dict[str, Any]:
+    """Section of report.json; `a` is the first model, `win` its win."""
+    model_a, model_b = section.models
+    raters = section.raters.to_dict("records")
+    return {
+        "model_a": model_a,
+        "model_b": model_b,
+        "dataset": section.dataset,
+        "items": section.items,
+        "means": section.means,
+        "raters": list(map(_rater_row, raters)),
+        "agreement": section.agreement.to_dict("records"),
+        "group_agreement": section.group_agreement.to_dict("records"),
+    }
+
+
+def _rater_row(rater: dict[Any, Any]) -> dict[str, Any]:
+    row = dict(rater)
+    rates = row.pop("rates")
+    row["aspects"] = {}
+    for name, rates_on_criterion in rater["aspects"].items():
+        row["aspects"][name] = _rates_row(rates_on_criterion)
+    return row | _rates_row(rates)
+
+
+def _rates_row(rates: WinRates) -> dict[str, Any]:
+    tally = rates.tally
+    shares = {"win": rates.win, "tie": rates.tie, "loss": rates.loss, "half": rates.half}
+    return {"verdicts": tally.total, "counted": tally.counted, "counts": tally, "rates": shares}
+
+
+def _section_tables(section: SectionResult) -> list[Table]:
+    """Tables of a section that have rows."""
+    tables = [
+        _counts(section),
+        _shares(section),
+        _means(section),
+        _aspects(section),
+        _positions(section),
+        _agreements(section),
+        _group_agreements(section),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def _counts(section: SectionResult) -> Table:
+    first, second = section.names
+    dataset = f", {section.dataset}" if section.dataset else ""
+    rows = []
+    for rater in section.raters.itertuples():
+        tally = rater.rates.tally
+        counts = [rater.items, tally.total, tally.counted, *astuple(tally)]
+        rows.append([rater.rater, *counts])
+    return Table(
+        ["rater", "items", "verdicts", "counted", "win", "tie", "loss", "invalid", "skipped"],
+        rows,
+        heading=f"{first} against {second}{dataset}: {section.items} items",
+        caption=f"win: {first} is better; loss: {second} is better",
+    )
+
+
+def _shares(section: SectionResult) -> Table:
+    rows = []
+    remarks = []
+    for rater in section.raters.itertuples():
+        rates = rater.rates
+        at_equal_length = rater.length_controlled
+        shares = [rates.win, rates.tie, rates.loss, rates.half]
+        rows.append([rater.rater, *shares, at_equal_length.rate])
+        if at_equal_length.remark:
+            remarks.append(f"At equal length, {rater.rater}: {at_equal_length.remark}.")
+    return Table(["in %", "win", "tie", "loss", "win + ½ tie", "at equal length"], rows, note="\n".join(remarks))
+
+
+def _means(section: SectionResult) -> Table:
+    rows = []
+    for name, means in section.means.items():
+        if means is not None:
+            digits = 3 if name == "reward" else 1
+            first = means["first"].text(digits)
+            second = means["second"].text(digits)
+            difference = means["difference"].text(digits)
+            rows.append([name, first, second, difference, means["items"]])
+    return Table(["mean ± standard error", *section.names, "difference", "items"], rows)
+
+
+def _aspects(section: SectionResult) -> Table:
+    rows = []
+    for rater in section.raters.itertuples():
+        for name, rates in rater.aspects.items():
+            shares = [rates.win, rates.tie, rates.loss, rates.half]
+            rows.append([f"{rater.rater}: {name}", rates.tally.counted, *shares])
+    return Table(["by criterion, in %", "counted", "win", "tie", "loss", "win + ½ tie"], rows)
+
+
+def _positions(section: SectionResult) -> Table:
+    rows = []
+    for rater in section.raters.itertuples():
+        if rater.position is not None:
+            rows.append([rater.rater, *rater.position.values()])
+    return Table(
+        ["place, in %", "items in both orders", "same verdict in both", "wins by place", "of first place"], rows
+    )
+
+
+def _agreements(section: SectionResult) -> Table:
+    """Agreement of each two raters; with raters that are no people, several people count as their majority."""
+    people = set()
+    for rater in section.raters.itertuples():
+        if rater.kind == "human" and not rater.pooled:
+            people.add(rater.rater)
+    rows = []
+    for pair in section.agreement.itertuples():
+        if len(people) > 1 and len(people.intersection(pair.raters)) == 1:
+            continue
+        kappa = None if pair.kappa is None else pair.kappa.text(2)
+        same_decided = pair.same_decided
+        decided = None if same_decided is None else f"{100 * same_decided.value:.1f} of {pair.decided}"
+        names = " – ".join(pair.raters)
+        rows.append([names, pair.items, pair.same, kappa, decided])
+    note = ""
+    if len(rows) < len(section.agreement):
+        note = "Each person by themselves against judges and reward model: report.json."
+    headers = ["agreement, in %", "common items", "same verdict", "Cohen's κ", "same where decided"]
+    return Table(headers, rows, note=note)
+
+
+def _group_agreements(section: SectionResult) -> Table:
+    rows = []
+    for group in section.group_agreement.itertuples():
+        same = None if group.same is None else Rate(group.same)
+        kappa = None if group.kappa is None else f"{group.kappa:.2f}"
+        rows.append([f"{group.name} ({len(group.raters)})", group.items, same, kappa])
+    return Table(["agreement of groups, in %", "common items", "same verdict", "Fleiss' κ"], rows)

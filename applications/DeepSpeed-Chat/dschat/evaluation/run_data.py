@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Output folders of training runs as a report reads them: a RunLog of any step, a RunData of step 3 with samples."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from dschat.base.errors import UserError
+from dschat.base.glossary import BEST, HEAD, names_under
+from dschat.base.jsonl import CutLine, json_lines, parse_json
+from dschat.evaluation.macro_actions import macro_tokens
+
+METRICS = "metrics.jsonl"
+logger = logging.getLogger(__name__)
+
+# Evaluation metrics that every run has. Another name under eval/ is the metric function's.
+EVAL_NAMES = frozenset(names_under("eval/", "ppo", always=True))
+# Evaluation metric → column of a samples file.
+SAMPLE_COLUMNS = {"scores": "score", "eos_rate": "finished"}
+# A samples file covers an evaluation when its mean is the evaluation's, up to rounding in the files.
+SAME_MEAN = 1e-3
+
+Numbers = npt.NDArray[np.float64]
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """An evaluation on held-out prompts.
+
+    Samples have the columns `prompt`, `tokens` (of the response; empty if the file gives none) and, by their names
+    in metrics.jsonl: scores, the metric function where there is one, and eos_rate (1 or 0); NaN if a number is not
+    finite.
+    """
+
+    model: str  # SFT, or the run's name
+    row: Mapping[str, float]  # row of metrics.jsonl with the means
+    samples: pd.DataFrame  # one row per response; possibly only some of the evaluation's
+
+    def mean(self, name: str) -> float:
+        """Mean over the held-out prompts; NaN if it was not logged."""
+        mean = self.row.get(f"eval/{name}", math.nan)
+        return math.nan if math.isnan(mean) else mean
+
+    def values(self, name: str) -> list[float] | None:
+        """Values behind a mean, (N,); None when the samples are not all of them or fewer than two."""
+        if name not in self.samples or len(self.samples) < 2:
+            return None
+        values: list[float] = self.samples[name].tolist()
+        mean = self.mean(name)
+        difference = abs(sum(values) / len(values) - mean)
+        # A NaN among the values is close to nothing.
+        return values if difference <= SAME_MEAN * max(1.0, abs(mean)) else None
+
+    def matches(self, other: HeldOut) -> list[int] | None:
+        """Per sample the index of the other's sample of the same prompt; None when the prompts differ."""
+        prompts = list(self.samples["prompt"])
+        other_prompts = list(other.samples["prompt"])
+        if prompts == other_prompts:
+            return list(range(len(prompts)))
+        if len(set(prompts)) < len(prompts) or sorted(prompts) != sorted(other_prompts):
+            return None
+        index = {prompt: i for i, prompt in enumerate(other_prompts)}
+        return [index[prompt] for prompt in prompts]
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """One run of any step. The tables have a row per logged update and the metrics' names as columns."""
+
+    name: str  # as the report shows it
+    folder: Path
+    step: str  # its name in run.json
+    finished: bool
+    config: dict[str, Any]  # its flags
+    train: pd.DataFrame  # rows of metrics.jsonl about training
+    evals: pd.DataFrame  # rows with evaluation metrics
+
+    @property
+    def best(self) -> int | None:
+        """Index of the evaluation by which a checkpoint is the best; None without one."""
+        key, larger_is_better = BEST[self.step]
+        numbers = column_of(self.evals, key)
+        if not np.isfinite(numbers).any():
+            return None
+        return int(np.nanargmax(numbers) if larger_is_better else np.nanargmin(numbers))
+
+    @property
+    def metric(self) -> str | None:
+        """Name of the metric function, where the evaluations have its mean."""
+        names = set()
+        for key in self.evals.columns:
+            if key.startswith("eval/"):
+                names.add(key.removeprefix("eval/"))
+        name = str(self.config.get("metric_function") or "").rpartition(":")[2]
+        # Measurements of scoring have names such as programs/passed, which are no identifiers.
+        return name if name.isidentifier() and name in names - EVAL_NAMES else None
+
+    @property
+    def lack(self) -> str:
+        """Why a run of step 3 has no responses before and after training to compare; empty if it has."""
+        updates = self.evals["update"].tolist()
+        if updates[:1] != [0]:
+            return f"{METRICS} has no evaluation of update 0, the SFT model"
+        if len(updates) < 2:
+            return f"{METRICS} has no evaluation after update 0: let the run finish, or lower --eval_interval"
+        for update in (0, updates[-1]):
+            file = samples_file(self.folder, update)
+            if not file.exists():
+                return f"samples/{file.name} is missing"
+        return ""
+
+    def largest(self, key: str) -> float:
+        """Largest value of a number in every row: update, samples (responses) or seconds so far."""
+        rows = pd.concat([self.train, self.evals])
+        return float(rows[key].max())
+
+    def train_mean(self, key: str, last: float = 1.0) -> float:
+        """Mean of a rollout metric over the last part of the run (1.0 = all of it); NaN when it was never logged."""
+        numbers = column_of(self.train, key)
+        numbers = numbers[np.isfinite(numbers)]
+        tail = numbers[-math.ceil(len(numbers) * last) :]
+        return float(tail.mean()) if len(tail) else math.nan
+
+
+@dataclass(frozen=True)
+class RunData(RunLog):
+    """One run of step 3 with the samples of its evaluations."""
+
+    first: HeldOut  # the first evaluation, of the SFT model
+    last: HeldOut  # the last evaluation, of the trained model
+
+
+def column_of(rows: pd.DataFrame, key: str) -> Numbers:
+    """Column of a table of metrics, (N,) float64; NaN if it was not logged."""
+    if key not in rows:
+        return np.full(len(rows), math.nan)
+    return rows[key].to_numpy(dtype=np.float64)
+
+
+def read_log(name: str, folder: Path) -> RunLog:
+    """Read the output folder of a run of any step. Raises UserError if a file is missing or malformed."""
+    record = _read_object(folder / "run.json")
+    config = _read_object(folder / "train_config.json")
+    step = record.get("step")
+    if step not in BEST:
+        raise UserError(f"{folder / 'run.json'}: step is {step!r}: give the output folder of a training run.")
+    train_rows: list[dict[str, float]] = []
+    eval_rows: list[dict[str, float]] = []
+    for origin, line in _read_lines(folder / METRICS):
+        row = _metrics_row(line, origin)
+        is_evaluation = any(key.startswith("eval/") for key in row)
+        (eval_rows if is_evaluation else train_rows).append(row)
+    finished = record.get("finished") is True
+    return RunLog(name, folder, step, finished, config, _by_update(train_rows), _by_update(eval_rows))
+
+
+def read_run(name: str, folder: Path) -> RunData:
+    """Read the output folder of a run of step 3 with its samples.
+
+    Raises:
+        UserError: a file is missing or malformed, or there is no evaluation after the first.
+    """
+    return with_samples(read_log(name, folder))
+
+
+def with_samples(log: RunLog) -> RunData:
+    """Add the samples of the first and the last evaluation. Raises UserError if a run lacks them."""
+    if log.lack:
+        raise UserError(f"{log.folder}: {log.lack}.")
+    evaluations = []
+    for model, index in (("SFT", 0), (log.name, -1)):
+        row = log.evals.iloc[index].to_dict()
+        samples = _read_samples(log.folder, int(row["update"]), log.metric)
+        evaluations.append(HeldOut(model, row, samples))
+    return RunData(**vars(log), first=evaluations[0], last=evaluations[1])
+
+
+def samples_file(folder: Path, update: int) -> Path:
+    """The file of an evaluation's responses."""
+    return folder / "samples" / f"update-{update:06d}.jsonl"
+
+
+def _by_update(rows: Sequence[Mapping[str, float]]) -> pd.DataFrame:
+    """Rows in the order of their updates; if an update has two rows, the later one counts."""
+    if not rows:
+        return pd.DataFrame(columns=HEAD)
+    table = pd.DataFrame(rows).drop_duplicates("update", keep="last")
+    return table.sort_values("update", ignore_index=True)
+
+
+def _metrics_row(row: Row, origin: str) -> dict[str, float]:
+    numbers = dict(row)
+    for key, value in row.items():
+        if value is None:
+            numbers[key] = math.nan
+    for key in HEAD:
+        if key not in numbers:
+            raise UserError(f"{origin}: no {key}; this is not a metrics file of a training run.")
+    for key, value in numbers.items():
+        if not isinstance(value, int | float):
+            raise UserError(f"{origin}: {key} is {value!r}, not a number.")
+    return numbers
+
+
+def _read_samples(folder: Path, update: int, metric: str | None) -> pd.DataFrame:
+    path = samples_file(folder, update)
+    columns = SAMPLE_COLUMNS | ({metric: metric} if metric else {})
+    samples = []
+    for origin, row in _read_lines(path):
+        try:
+            sample: dict[str, Any] = {"prompt": str(row["prompt"])}
+            for name, column in columns.items():
+                value = math.nan if row[column] is None else float(row[column])
+                sample[name] = value if math.isfinite(value) else math.nan
+            sample["tokens"] = macro_tokens(row.get("tokens", []))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{origin}: not a sample of step 3: {error!r} is wrong or missing.") from error
+        samples.append(sample)
+    return pd.DataFrame(samples)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    with _readable(path):
+        content = parse_json(path.read_bytes(), str(path))
+    if not isinstance(content, dict):
+        raise UserError(f"{path} does not hold a JSON object.")
+    return content
+
+
+def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Objects of a JSON Lines file, each with its origin "file:line"; a last line that is cut short is skipped."""
+    rows = []
+    try:
+        with _readable(path):
+            for origin, row in json_lines(path):
+                if not isinstance(row, dict):
+                    raise UserError(f"{origin} does not hold a JSON object.")
+                rows.append((origin, row))
+    except CutLine as error:
+        logger.warning("%s The line is skipped: the run may still be writing.", error)
+    if not rows:
+        raise UserError(f"{path} holds no complete row yet: wait for the run, or start it again.")
+    return rows
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise UserError(f"{path} {reason}: give the output folder of a training run.") from error

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows where termination conditions cut responses: `dschat macro-actions --help`."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from dschat.base.atomic import reporting, write_file
+from dschat.base.errors import UserError
+from dschat.data.collate import pad
+from dschat.data.encoding import encode_prompts, encode_responses
+from dschat.data.rows import Row
+from dschat.evaluation.macro_actions import MacroToken, macro_text
+from dschat.evaluation.page import Example, MacroPanel, Report, Section
+from dschat.evaluation.responses import read_responses
+from dschat.models.load import load_causal_lm
+from dschat.models.policy import PolicyModel
+from dschat.models.tokenizer import load_tokenizer, token_texts
+from dschat.rollouts.termination import TerminationCondition
+from dschat.settings.macro_actions import MacroActionsOptions, TerminationFlags, termination_of
+from macro_actions.segments import segment
+from macro_actions.types import Rollout, Trajectory, select_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """A response under several conditions: its prompt, and a panel for each."""
+
+    prompt: str
+    panels: list[MacroPanel]
+
+
+def run(options: MacroActionsOptions) -> str:
+    """Cuts and shows."""
+    shown = cut_all(options)
+    in_colour = sys.stdout.isatty() or options.panels.colour
+    for number, item in enumerate(shown, start=1):
+        print(_terminal(item, number, len(shown), in_colour))
+    if options.panels.html is None:
+        return ""
+    write_page(options.panels.html, shown, options.panels.model)
+    return f"page: {options.panels.html}"
+
+
+def cut_all(options: MacroActionsOptions) -> list[Shown]:
+    """Every response under every condition; raises UserError if a flag, file, model or parser cannot be used."""
+    titled: list[tuple[str, TerminationFlags]] = []
+    for name in options.panels.termination_condition:
+        titled += _titled_flags(name, options)
+    for _, flags in titled:
+        flags.check_termination()
+    texts = _texts(options)
+    tokenizer = load_tokenizer(options.panels.model, "--model")
+    conditions = []
+    for _, flags in titled:
+        conditions.append(TerminationCondition(flags, tokenizer, tokenizer.eos_token_id, options.panels.seed))
+
+    trajectory = _trajectory(options, texts, tokenizer)
+    shown = []
+    words_of_response = []
+    for (prompt, _), token_ids in zip(texts, trajectory.rollout.response_rows(), strict=True):
+        shown.append(Shown(prompt, []))
+        words_of_response.append(token_texts(token_ids, tokenizer))
+
+    for (title, _), condition in zip(titled, conditions, strict=True):
+        macro_actions = segment(condition(trajectory, 0).ends, trajectory.response_mask)
+        for row, words in enumerate(words_of_response):
+            numbers = macro_actions.index[row, : len(words)].tolist()
+            shown[row].panels.append(_panel(title, words, numbers))
+    return shown
+
+
+def _panel(title: str, words: Sequence[str], numbers: Sequence[int]) -> MacroPanel:
+    """Panel of one response, from the text of each token and the number of its macro action."""
+    tokens = []
+    for word, number in zip(words, numbers, strict=True):
+        tokens.append(MacroToken(word, number))
+    count = max(numbers, default=-1) + 1
+    mean_length = len(numbers) / max(count, 1)
+    return MacroPanel(title, tokens, f"{count} macro actions, {mean_length:.1f} tokens each")
+
+
+def write_page(file: Path, shown: Sequence[Shown], model: str) -> None:
+    """Writes the HTML page; raises UserError if it cannot."""
+    examples = []
+    for number, item in enumerate(shown, start=1):
+        examples.append(Example(f"Response {number}", item.prompt, item.panels))
+    section = Section(examples=examples, numbers=False)
+    report = Report("Macro actions", notes=[f"Tokens of {model}"], sections=[section])
+    with reporting(f"--html {file}"):
+        write_file(file, report.html())
+
+
+def _titled_flags(condition: str, options: MacroActionsOptions) -> list[tuple[str, TerminationFlags]]:
+    """The title and the flags of each panel: `fixed` once per length, `parsing` once per parser."""
+    common = {
+        "termination_condition": condition,
+        "isolate_last_token": options.panels.isolate_last_token,
+        **options.values_of(condition),
+    }
+    if condition == "fixed":
+        panels = [common | {"ngram": length} for length in options.panels.ngram]
+    elif condition == "parsing":
+        panels = [common | parser for parser in _parsers(options)]
+    else:
+        panels = [common]
+    titled = []
+    for values in panels:
+        flags = termination_of(**values)
+        titled.append((flags.title, flags))
+    return titled
+
+
+def _parsers(options: MacroActionsOptions) -> list[dict[str, str | None]]:
+    """The flags of each parser: its name and its model, where - stands for its default model."""
+    models = options.panels.parser_model or ["-"] * len(options.panels.parser)
+    if len(models) != len(options.panels.parser):
+        raise UserError(
+            f"--parser_model: give one for each of {len(options.panels.parser)} parsers; - is a parser's default."
+        )
+    pairs = zip(options.panels.parser, models, strict=True)
+    changes: list[dict[str, str | None]] = []
+    for name, model in pairs:
+        changes.append({"parser": name, "parser_model": None if model == "-" else model})
+    return changes
+
+
+def _texts(options: MacroActionsOptions) -> list[tuple[str, str]]:
+    """The pairs (prompt, response) to be shown."""
+    panels = options.panels
+    texts = []
+    if panels.jsonl is None:
+        for response in panels.text or []:
+            texts.append((panels.prompt, response))
+    else:
+        responses = read_responses(panels.jsonl, "--jsonl")
+        for item in responses[: panels.limit or None]:
+            texts.append((item.prompt, item.response))
+    return texts
+
+
+def _trajectory(
+    options: MacroActionsOptions, texts: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase
+) -> Trajectory:
+    """The responses, each with its EOS, as a trajectory; log-probs only where a condition reads them."""
+    prompt_rows = []
+    response_texts = []
+    for prompt, response in texts:
+        prompt_rows.append(Row(prompt, None, None, None, {}, "--prompt"))
+        response_texts.append(response)
+    prompts = encode_prompts(tokenizer, prompt_rows)
+    responses = []
+    for token_ids in encode_responses(tokenizer, response_texts):
+        responses.append([*token_ids, tokenizer.eos_token_id])
+
+    # Prompts are padded on the left and responses on the right, as in a sampled rollout.
+    prompt_ids, prompt_mask = pad(prompts, tokenizer.pad_token_id, "left")
+    response_ids, response_mask = pad(responses, tokenizer.pad_token_id, "right")
+    count = len(texts)
+    rollout = Rollout(
+        torch.cat([prompt_ids, response_ids], 1),
+        torch.cat([prompt_mask, response_mask], 1),
+        response_mask,
+        torch.arange(count),
+        torch.ones(count).bool(),
+    )
+
+    zeros = torch.zeros(response_mask.shape)
+    logprobs = zeros
+    names = options.panels.termination_condition
+    if any(termination_of(termination_condition=name).reads_logprobs for name in names):
+        logprobs = _logprobs(options, rollout, tokenizer)
+    return Trajectory(rollout, logprobs, logprobs, zeros, torch.zeros(count))
+
+
+def _logprobs(options: MacroActionsOptions, rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """Log-probs of the response tokens under the model, (B, R), computed one response at a time."""
+    panels = options.panels
+    width = rollout.response_mask.shape[1]
+    has_last_prompt_token = rollout.attention_mask[:, rollout.prompt_width - 1]
+    if not bool(has_last_prompt_token.all()):
+        raise UserError("--prompt: the condition needs log-probs, and this tokenizer has no BOS token: give a prompt.")
+    causal_lm = load_causal_lm(panels.model, "--model", torch.float32, tokenizer)
+    policy = PolicyModel(causal_lm).eval()
+    logprobs_by_row = []
+    with torch.no_grad():
+        for row in range(len(rollout.input_ids)):
+            single = select_rows(rollout, torch.tensor([row]))
+            logprobs, _ = policy(single.input_ids, single.attention_mask, width, panels.temperature)
+            logprobs_by_row.append(logprobs)
+    return torch.where(rollout.response_mask, torch.cat(logprobs_by_row), 0.0)
+
+
+def _terminal(item: Shown, number: int, total: int, colour: bool) -> str:
+    text = f"── response {number} of {total}\n"
+    for panel in item.panels:
+        response = macro_text(panel.tokens, colour)
+        text += f"\n{panel.title}: {panel.caption}\n{response}\n"
+    return text

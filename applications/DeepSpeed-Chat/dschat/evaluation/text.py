@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dschat text`: losses of a data set's responses, ROUGE of greedy responses, and scores of pairs, text by text."""
+
+import json
+import logging
+import math
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, TypeVar
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from dschat.base.errors import UserError
+from dschat.base.fingerprints import folder_stamp
+from dschat.base.jsonl import json_value
+from dschat.data.collate import collate_pairs, collate_sft
+from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
+from dschat.data.messages import message_text
+from dschat.data.plain_prompts import warn_of_plain_prompts
+from dschat.data.rows import Row, in_words
+from dschat.data.turn_end import response_texts
+from dschat.evaluation.generate_options import TextFlags, TextOptions, TokenSamplerFlags, model_name
+from dschat.evaluation.policy import ACTOR, STEP, Compute, SamplingPolicy, load_policy, locate_policy
+from dschat.evaluation.prompts import Selection, digest_of, shuffled
+from dschat.evaluation.runner import (
+    BatchFunction,
+    Concluded,
+    Entry,
+    RunPart,
+    enough_memory,
+    entry_rows,
+    restore_date,
+    run_batches,
+    settings_of,
+)
+from dschat.evaluation.text_metrics import policy_result, reward_result, rouge, write_text_report
+from dschat.evaluation.training_runs import NamedModel, measured_rows, warn_of_formats, with_flags_of_run
+from dschat.models.limits import check_length
+from dschat.models.load import load_trained_scalar
+from dschat.models.lora import adapter_alone
+from dschat.models.policy import PolicyModel
+from dschat.models.pretrained import open_config
+from dschat.models.reward_notes import noted_end_token
+from dschat.models.scalar import ScalarModel, last_scores, warn_of_reward_loss
+from dschat.models.template_date import SETTING, template_date
+from dschat.models.tokenizer import end_token_id, load_tokenizer
+from dschat.settings.common import COLUMN_FLAGS
+
+logger = logging.getLogger(__name__)
+
+ROWS = "rows.jsonl"
+# Flags that the rows depend on.
+RECORDED = (
+    "data",
+    "num_samples",
+    "no_rouge",
+    "all_tokens",
+    "max_seq_len",
+    "max_new_tokens",
+    "max_prompt_len",
+    "end_of_conversation_token",
+    "batch_size",
+    "rollout_engine",
+    *COLUMN_FLAGS,
+)
+LONGEST = "the longest text (--max_seq_len cuts it)"
+GREEDY = TokenSamplerFlags(top_k=0, top_p=1.0)
+
+E = TypeVar("E", SFTExample, PairExample)
+Kind = Literal["policy", "reward"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to be measured.
+
+    Attributes:
+        kind: policy or reward model.
+        name: in table and rows.
+        path: folder or hub id.
+        flag: that named it.
+        update: optimiser updates it had; None if that is unknown.
+    """
+
+    kind: Kind
+    name: str
+    path: str
+    flag: str
+    update: int | None = None
+
+
+def run_text(options: TextOptions) -> str:
+    """Measure every model on every text; writes rows and report into --output, and returns the tables.
+
+    Raises:
+        UserError: bad models or data, a finished report, or an interrupted run with other settings.
+    """
+    subjects = subjects_of(options.text)
+    where = Compute.chosen(options.compute, options.hardware.gpu)
+    output = options.text.output
+    path = output / ROWS
+    overwrite = options.result.overwrite
+    if path.exists() and not overwrite:
+        raise UserError(f"{path} exists, finished. Give another --output, or --overwrite to make it again.")
+    restore_date(path, overwrite)
+    given_end = options.text.end_of_conversation_token
+    if options.text.checkpoints is not None:
+        options = with_flags_of_run(options, options.text.checkpoints)
+    models = [NamedModel(subject.flag, subject.path) for subject in subjects]
+    warn_of_formats(options, models, given_end)
+    rows = _rows(options, models)
+
+    def conclude(entries: list[Entry]) -> Concluded:
+        table, row_lists = _write_report(subjects, entries, output)
+        written_rows: list[dict[str, Any]] = []
+        for rows_of_model in row_lists:
+            written_rows += map(json_value, rows_of_model)
+        return written_rows, f"{table}\n\n{path}; in the same folder report.md, .json and .png"
+
+    settings = settings_of(options, RECORDED) | where.settings
+    settings["data"] = f"{options.text.data} (rows {digest_of(rows)})"
+    settings[SETTING] = template_date()
+    settings["models"] = [f"{subject.name}: {folder_stamp(subject.path)}" for subject in subjects]
+    return run_batches(path, settings, overwrite, _parts(subjects, rows, options, where, given_end), conclude)
+
+
+def _parts(
+    subjects: Sequence[Subject], rows: list[Row], options: TextOptions, where: Compute, given_end: str | None
+) -> Iterator[RunPart]:
+    """The work for each model; a tokenizer is loaded only when the models before it are done."""
+    for subject in subjects:
+        if subject.kind == "policy":
+            yield _policy_part(subject, rows, options, where)
+        else:
+            yield _reward_part(subject, rows, options, where, given_end)
+
+
+def _write_report(
+    subjects: Sequence[Subject], entries: list[Entry], output: Path
+) -> tuple[str, list[list[dict[str, Any]]]]:
+    """Write the report; returns its tables, and the rows of each model."""
+    entries_by_model: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        entries_by_model[entry["model"]].append(entry)
+
+    row_lists = []
+    policies = []
+    rewards = []
+    for subject in subjects:
+        rows = []
+        for row in entry_rows(entries_by_model[subject.name]):
+            rows.append({"model": subject.name, "update": subject.update} | row)
+        row_lists.append(rows)
+        warn_not_finite(subject, rows)
+        if subject.kind == "policy":
+            policies.append(policy_result(rows))
+        else:
+            rewards.append(reward_result(rows))
+    return write_text_report(policies, rewards, output), row_lists
+
+
+def _rows(options: TextOptions, models: Sequence[NamedModel]) -> list[Row]:
+    """The rows to measure on, in a fixed random order where not all are taken."""
+    flags = options.text
+    if flags.checkpoints is not None:
+        models = [NamedModel("--checkpoints", str(flags.checkpoints)), *models]
+    data = flags.data
+    rows, description = measured_rows("--data", data, options.columns, models, flags.split, flags.seed)
+    num_samples = options.prompts.num_samples
+    if num_samples is not None and num_samples < len(rows):
+        rows = [rows[number] for number in shuffled(len(rows))[:num_samples]]
+    logger.info("%s: %d of %s", data, len(rows), description)
+    return rows
+
+
+def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> RunPart:
+    """The work of measuring a policy."""
+    path = locate_policy(subject.path)
+    tokenizer = load_tokenizer(path, subject.flag, end_token=options.text.end_of_conversation_token)
+    selection, texts = choose_texts(subject, rows, tokenizer, options, sft_examples)
+    check_length(path, subject.flag, max(map(len, texts.values())), LONGEST)
+    answers = not options.text.no_rouge
+
+    def prepare() -> BatchFunction:
+        with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}"):
+            policy = load_policy(path, tokenizer, options.generation, GREEDY, 0.0, where)
+        if answers:
+            policy.check_lengths(selection.longest)
+        function = partial(read_and_answer, policy, texts, options.text.all_tokens, answers)
+        return selection.of_batch(function)
+
+    response_length = options.generation.max_new_tokens if answers else 0
+    batches = _longest_first(selection, texts, response_length, options)
+    return _part(subject, batches, prepare)
+
+
+def _reward_part(
+    subject: Subject, rows: list[Row], options: TextOptions, where: Compute, given_end: str | None
+) -> RunPart:
+    """The work of measuring a reward model; `given_end` is the end token of the command line, if it names one."""
+    end_token = given_end or noted_end_token(open_config(subject.path, subject.flag))
+    end_token = end_token or options.text.end_of_conversation_token
+    options = options.changed(end_of_conversation_token=end_token)
+    tokenizer = load_tokenizer(subject.path, subject.flag, end_token=end_token)
+    selection, texts = choose_texts(subject, rows, tokenizer, options, pair_examples)
+    check_length(subject.path, subject.flag, max(map(len, texts.values())), LONGEST)
+
+    def prepare() -> BatchFunction:
+        with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}"):
+            classifier = load_trained_scalar(subject.path, subject.flag, where.dtype, tokenizer)
+            warn_of_reward_loss(classifier.config, f"{subject.flag} {subject.path}")
+            model = ScalarModel(classifier.to(where.device))
+        function = partial(score_pairs, model, texts, tokenizer.pad_token_id)
+        return selection.of_batch(function)
+
+    batches = _longest_first(selection, texts, 0, options)
+    return _part(subject, batches, prepare)
+
+
+def _longest_first(
+    selection: Selection, texts: Mapping[int, SFTExample | PairExample], response_length: int, options: TextOptions
+) -> list[list[int]]:
+    """Batches of prompt numbers by the longer of a text, and of its prompt with a response of this many tokens."""
+    lengths = []
+    for prompt in selection.examples:
+        text_length = len(texts[prompt.index])
+        lengths.append(max(text_length, len(prompt) + response_length))
+    return selection.batches(options.generation.batch_size, lengths)
+
+
+def _part(subject: Subject, batches: list[list[int]], prepare: Callable[[], BatchFunction]) -> RunPart:
+    return RunPart(batches=batches, prepare=prepare, shown=shown, columns={"model": subject.name}, title=subject.name)
+
+
+def subjects_of(flags: TextFlags) -> list[Subject]:
+    """The models, in the order of the flags, a run's by updates. Raises UserError if two share a name."""
+    subjects: list[Subject] = []
+    for path in flags.model:
+        subjects.append(Subject("policy", model_name(path), path, "--model"))
+    for path in flags.reward_model:
+        subjects.append(Subject("reward", model_name(path), path, "--reward_model"))
+    if flags.checkpoints:
+        subjects += run_models(flags.checkpoints)
+    ((name, count),) = Counter(subject.name for subject in subjects).most_common(1)
+    if count > 1:
+        raise UserError(f"Two of the models are called {name}: rename a folder, or measure them one by one.")
+    return subjects
+
+
+def run_models(folder: Path) -> list[Subject]:
+    """The models that a run has saved, by updates; the final one last.
+
+    Raises:
+        UserError: there is no run, or it has saved no models yet.
+    """
+    try:
+        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"--checkpoints {folder}: no run of ours, its run.json cannot be read: {error}.") from error
+    kind: Kind = "reward" if record.get("step") == "reward" else "policy"
+    total_updates = record.get("batches", {}).get("total_updates")
+
+    folder_by_update: dict[int, Path] = {}
+    for model_folder in (folder / "models").glob("*"):
+        match = STEP.fullmatch(model_folder.name)
+        if match:
+            folder_by_update[int(match[1])] = model_folder
+    subjects: list[Subject] = []
+    for update, model_folder in sorted(folder_by_update.items()):
+        subjects.append(Subject(kind, f"step-{update}", str(_model_in(model_folder)), "--checkpoints", update))
+
+    final = _model_in(folder)
+    if (final / "config.json").is_file() or adapter_alone(str(final)) is not None:
+        subjects = [subject for subject in subjects if subject.update != total_updates]
+        subjects.append(Subject(kind, "final", str(final), "--checkpoints", total_updates))
+    if not subjects:
+        raise UserError(
+            f"--checkpoints {folder}: the run has kept no models yet. With --save_models 50, training keeps them "
+            "after every 50 updates."
+        )
+    return subjects
+
+
+def _model_in(folder: Path) -> Path:
+    return folder / ACTOR if (folder / ACTOR).is_dir() else folder
+
+
+def choose_texts(
+    subject: Subject,
+    rows: list[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    options: TextOptions,
+    encode: Callable[..., tuple[list[E], Counter[str]]],
+) -> tuple[Selection, dict[int, E]]:
+    """The prompts, and for their indices the examples that training makes from their rows with `encode`.
+
+    Rows that are left out are counted and reported.
+
+    Raises:
+        UserError: nothing is left.
+    """
+    warn_of_plain_prompts(rows, tokenizer, options.columns.apply_chat_template)
+    limit = options.prompts.max_prompt_len or sys.maxsize
+    end_id = end_token_id(tokenizer, options.text.end_of_conversation_token)
+    prompts, dropped = prompt_examples(rows, tokenizer, limit, held_out=True)
+    texts: dict[int, E] = {}
+    for prompt in prompts:
+        examples, reasons = encode([prompt.row], tokenizer, options.text.max_seq_len, end_id, held_out=True)
+        dropped += reasons
+        if examples:
+            (texts[prompt.index],) = examples
+    if not texts:
+        raise UserError(
+            f"--data: none of the {len(rows)} texts is left for {subject.name} ({in_words(dropped)}). Give a larger "
+            "--max_seq_len or --max_prompt_len, or other data."
+        )
+    if dropped:
+        left_out = f"{dropped.total()} of {len(rows)} texts left out ({in_words(dropped)})"
+        logger.warning("%s: %s", subject.name, left_out)
+    with_text = [prompt for prompt in prompts if prompt.index in texts]
+    return Selection(with_text, dropped.total(), ""), texts
+
+
+@torch.no_grad()
+def read_and_answer(
+    policy: SamplingPolicy,
+    texts: Mapping[int, SFTExample],
+    all_tokens: bool,
+    answers: bool,
+    prompts: list[PromptExample],
+) -> list[Entry]:
+    """The loss of each text in nats, summed over its tokens; with `answers` also the greedy response and its ROUGE."""
+    # Losses, computed as step 1's evaluation does.
+    model = PolicyModel(policy.causal_lm, all_rows=True)
+    examples = [texts[prompt.index] for prompt in prompts]
+    batch = collate_sft(examples, policy.tokenizer.pad_token_id, all_tokens)
+    device = policy.causal_lm.device
+    mask = batch["response_mask"].to(device)
+    input_ids = batch["input_ids"].to(device)
+    attention_mask = batch["attention_mask"].to(device)
+    logprobs, _ = model(input_ids, attention_mask, mask.shape[1], with_entropy=False)
+    response_logprobs = torch.where(mask, logprobs, 0.0)
+    losses = -response_logprobs.double().sum(1)
+    counts = mask.sum(1)
+
+    # Greedy responses, compared with the data's.
+    responses = policy.respond(prompts)[0] if answers else None
+    rows = [prompt.row for prompt in prompts]
+    references = response_texts(policy.tokenizer, rows, "chosen")
+    entries: list[Entry] = []
+    for number, prompt in enumerate(prompts):
+        reference = references[number]
+        row = prompt.columns | {"reference": reference}
+        row["loss_sum"] = float(losses[number])
+        row["loss_tokens"] = int(counts[number])
+        if responses is not None:
+            response = responses[number]
+            row["response"] = response.text
+            row["response_tokens"] = response.tokens
+            row["finished"] = response.finished
+            row |= rouge(response.text, reference)
+        entries.append({"number": prompt.index, "row": row})
+    return entries
+
+
+@torch.no_grad()
+def score_pairs(
+    model: ScalarModel, texts: Mapping[int, PairExample], pad_id: int, prompts: list[PromptExample]
+) -> list[Entry]:
+    """The reward model's score of both responses of each pair, at its last token."""
+    examples = [texts[prompt.index] for prompt in prompts]
+    batch = collate_pairs(examples, pad_id)
+    device = model.inner.device
+    input_ids = batch["input_ids"].to(device)
+    attention_mask = batch["attention_mask"].to(device)
+    scores = last_scores(model(input_ids, attention_mask), attention_mask)
+    chosen, rejected = scores.chunk(2)  # the chosen responses of all pairs, then the rejected ones
+    entries: list[Entry] = []
+    for prompt, chosen_score, rejected_score in zip(prompts, chosen.tolist(), rejected.tolist(), strict=True):
+        row = prompt.columns
+        row["chosen"] = message_text(prompt.row.reply("chosen") or {})
+        row["rejected"] = message_text(prompt.row.reply("rejected") or {})
+        row["chosen_score"] = chosen_score
+        row["rejected_score"] = rejected_score
+        entries.append({"number": prompt.index, "row": row})
+    return entries
+
+
+def shown(entries: list[Entry]) -> Mapping[str, str]:
+    """Means so far, for the progress bar."""
+    rows = entry_rows(entries)
+    if "chosen_score" in rows[0]:
+        accuracy = fmean(row["chosen_score"] > row["rejected_score"] for row in rows)
+        return {"accuracy": f"{accuracy:.1%}"}
+    loss_sum = sum(row["loss_sum"] for row in rows)
+    num_tokens = sum(row["loss_tokens"] for row in rows)
+    means = {"loss": f"{loss_sum / num_tokens:.3f}"}
+    if "rougeL" in rows[0]:
+        rouge_l = fmean(row["rougeL"] for row in rows)
+        means["rougeL"] = f"{rouge_l:.3f}"
+    return means
+
+
+def warn_not_finite(subject: Subject, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Warn of texts whose loss or scores are not finite; then neither is the mean."""
+    names = ["loss_sum"]
+    quantity = "the loss"
+    consequence = ""
+    if subject.kind == "reward":
+        names = ["chosen_score", "rejected_score"]
+        quantity = "a score"
+        consequence = ", and such pairs count as ranked wrong"
+
+    count = 0
+    for row in rows:
+        if not all(math.isfinite(row[name]) for name in names):
+            count += 1
+    if count:
+        logger.warning(
+            "%s: %s of %d of %d texts is not finite, so there is no mean loss%s. Compute in --dtype bf16 or fp32;"
+            " if it stays so, the model is damaged.",
+            subject.name,
+            quantity,
+            count,
+            len(rows),
+            consequence,
+        )

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runs that trained a model, by the records beside it, and the rows of a source that they held out."""
+
+import logging
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dschat.base.errors import UserError
+from dschat.base.fingerprints import file_hash
+from dschat.base.jsonl import read_object
+from dschat.data.hub import find_known
+from dschat.data.prepared.folder import open_prepared
+from dschat.data.prepared.read import prepared_rows
+from dschat.data.rows import Row, Split
+from dschat.data.sources import EVAL_SHARE, HUB_NAME, Source, hold_out, is_published, read_source
+from dschat.evaluation.generate_options import TRAINING_SEED, TextOptions
+from dschat.settings.common import COLUMN_FLAGS, ColumnFlags
+from dschat.settings.words import as_words
+
+logger = logging.getLogger(__name__)
+
+FLAGS_FILE = "train_config.json"  # which every run writes
+RECORD_FILE = "run.json"
+START_FLAGS = ("actor_model_name_or_path", "model_name_or_path")  # name the model that a run starts from
+# Flags that decide how a run reads texts; `dschat text` has them, too.
+TEXT_FLAGS = ("max_seq_len", "end_of_conversation_token", *COLUMN_FLAGS)
+END_TOKEN = "end_of_conversation_token"
+FORMAT_FLAGS = (END_TOKEN, "apply_chat_template")  # of them, those that a model learnt
+HeldOut = tuple[int, float]  # seed and share by which a run held out rows
+MODEL_DEPTH = 3  # levels from a run's folder down to a model: models/step-N/actor
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model that a command-line flag names."""
+
+    flag: str
+    path: str  # folder or hub id
+
+
+def run_of(folder: Path) -> Path | None:
+    """The folder of the run that saved a model (may be `folder` itself); None if there is none."""
+    for candidate in (folder, *folder.resolve().parents[:MODEL_DEPTH]):
+        if (candidate / FLAGS_FILE).is_file():
+            return candidate
+    return None
+
+
+def start_of(run: Path) -> str | None:
+    """The model that a run started from, if it is an existing folder or a hub id."""
+    flags = read_object(run / FLAGS_FILE)
+    for name in START_FLAGS:
+        start = flags.get(name)
+        if isinstance(start, str):
+            return start if Path(start).is_dir() or HUB_NAME.fullmatch(start) else None
+    return None
+
+
+def runs_behind(path: str) -> list[Path]:
+    """The run that saved a model, the run that saved the model which that one started from, and so on."""
+    runs: list[Path] = []
+    model: str | None = path
+    while model is not None and Path(model).is_dir():
+        run = run_of(Path(model))
+        if run is None or run.resolve() in runs:
+            break
+        runs.append(run.resolve())
+        model = start_of(run)
+    return runs
+
+
+def with_flags_of_run(options: TextOptions, run: Path) -> TextOptions:
+    """Options that read texts as a run did: with its values of the TEXT_FLAGS that the command line does not give."""
+    run_flags = read_object(run / FLAGS_FILE)
+    current = options.flat()
+    changes = {}
+    for name in TEXT_FLAGS:
+        is_given = name in options.arguments
+        if name in run_flags and not is_given and run_flags[name] != current[name]:
+            changes[name] = run_flags[name]
+    if not changes:
+        return options
+    logger.info("--checkpoints %s: as in that run, %s", run, shlex.join(as_words(type(options), changes)))
+    return options.changed(**changes)
+
+
+def warn_of_formats(options: TextOptions, models: Sequence[NamedModel], given_end: str | None) -> None:
+    """Warns of runs that wrote texts in another format than a command does, once for all models of a run.
+
+    Without `given_end`, the end token of the command line, a reward model is read with the token of its own training.
+    """
+    model_of_run: dict[Path, NamedModel] = {}
+    for model in models:
+        run = run_of(Path(model.path)) if Path(model.path).is_dir() else None
+        if run is not None:
+            model_of_run.setdefault(run.resolve(), model)
+    current = options.flat()
+    for run, model in model_of_run.items():
+        run_flags = read_object(run / FLAGS_FILE)
+        for name in FORMAT_FLAGS:
+            if name == END_TOKEN and model.flag == "--reward_model" and given_end is None:
+                continue
+            if name in run_flags and run_flags[name] != current[name]:
+                logger.warning(
+                    "%s %s: its run had --%s %s, and this measurement has %s: the texts are not those of training. "
+                    "Give the same --%s.",
+                    model.flag,
+                    model.path,
+                    name,
+                    run_flags[name],
+                    current[name],
+                    name,
+                )
+
+
+def measured_rows(
+    flag: str, data: str, keys: ColumnFlags, models: Sequence[NamedModel], split: Split | None, given_seed: int | None
+) -> tuple[list[Row], str]:
+    """The rows of a source for a command that trains nothing, in the order of the data; and which ones they are.
+
+    Without `split` these are the source's evaluation rows. Of a source that has none, they are the rows that the runs
+    behind the models held out of it, and all rows if no run did. A `given_seed` asks for held-out rows, too, and
+    published sets are always split. It warns if two runs held out different rows of the source.
+
+    Args:
+        flag: that names the source.
+        data: the source, as for --data_path.
+        keys: column names.
+        models: the models to measure, the most important one first.
+        split: which rows to read.
+        given_seed: chooses the held-out rows; if None, the first run that was trained on the source does.
+
+    Raises:
+        UserError: the source cannot be read, or has no such rows.
+    """
+    folder = open_prepared(data)
+    if folder is not None:
+        _warn_of_unused_seed(flag, data, given_seed)
+        rows, names = prepared_rows(folder, split or "eval", flag)
+        return rows, f"{len(rows)} {names} rows of the prepared folder"
+    source = read_source(data, keys)
+    note = ""
+    if source.has_eval_rows:
+        _warn_of_unused_seed(flag, data, given_seed)
+        split = split or "eval"
+    else:
+        model_of_split = _splits_of_runs(data, source, models)
+        seed, share = next(iter(model_of_split), (TRAINING_SEED, EVAL_SHARE))
+        if given_seed is None:
+            _note_unknown_runs(data, models)
+        else:
+            seed = given_seed
+        if split is None and not (model_of_split or given_seed is not None or is_published(data)):
+            split = "all"
+            note = " (no run behind the models held out a part of them)"
+        elif split != "all":
+            split = split or "eval"
+            _warn_of_other_splits(data, (seed, share), model_of_split)
+            (source,) = hold_out([source], seed, share)
+            note = f" (training with --seed {seed} holds out {100 * share:g} % of {source.num_rows[0]} rows)"
+    rows = source.train + source.eval
+    name = ""
+    if split == "eval":
+        rows = source.eval
+        name = "evaluation "
+    elif split == "train":
+        rows = source.train
+        name = "training "
+    if not rows:
+        raise UserError(f"{flag} {data}: there are no {name}rows{note}. With --split all, all rows are read.")
+    return rows, f"{len(rows)} {name}rows{note}"
+
+
+def _warn_of_unused_seed(flag: str, data: str, seed: int | None) -> None:
+    if seed is not None:
+        logger.warning("%s %s has evaluation rows of its own: the seed %d chooses none", flag, data, seed)
+
+
+def _warn_of_other_splits(data: str, split: HeldOut, model_of_split: Mapping[HeldOut, NamedModel]) -> None:
+    """Warns of runs that held out other rows of a source than those that are measured on."""
+    other_runs = []
+    for other_split, model in model_of_split.items():
+        if other_split != split:
+            other_runs.append(
+                f"{model.flag} {model.path} with --seed {other_split[0]} --eval_share {other_split[1]:g}"
+            )
+    if other_runs:
+        logger.warning(
+            "%s has no evaluation rows. Those that --seed %d holds out of training are used, but runs held out other "
+            "ones: %s. Most of the rows used are training rows of these. Train all models with the same --seed, or "
+            "on data with evaluation rows.",
+            data,
+            split[0],
+            ", ".join(other_runs),
+        )
+
+
+def _splits_of_runs(data: str, source: Source, models: Sequence[NamedModel]) -> dict[HeldOut, NamedModel]:
+    """Seed and share by which runs held out rows of a source → the first model with such a run."""
+    model_of_split: dict[HeldOut, NamedModel] = {}
+    hashes: set[str] | None = None  # of the source's files, which are hashed only if there is a run
+    for model in models:
+        for run in runs_behind(model.path):
+            hashes = {file_hash(file) for file in source.files} if hashes is None else hashes
+            flags = read_object(run / FLAGS_FILE)
+            seed = flags.get("seed")
+            if isinstance(seed, int) and _has_split(run, data, hashes):
+                share = float(flags.get("eval_share", EVAL_SHARE))
+                model_of_split.setdefault((seed, share), model)
+    return model_of_split
+
+
+def _note_unknown_runs(data: str, models: Sequence[NamedModel]) -> None:
+    """Logs which models have no run beside them, so that the seed of their training is not known."""
+    models_without_run = [f"{model.flag} {model.path}" for model in models if not runs_behind(model.path)]
+    if models_without_run:
+        logger.info(
+            "no %s of a run beside %s: if one of them was trained on %s, give it in its run's folder, since the --seed"
+            " of the run decides which rows were held out",
+            FLAGS_FILE,
+            ", ".join(models_without_run),
+            data,
+        )
+
+
+def _has_split(run: Path, data: str, hashes: set[str]) -> bool:
+    """Whether a run held out rows of a source, which it knows by name or by the content of its files.
+
+    It did not if the files are a part of a folder with evaluation rows of its own.
+    """
+    paths = read_object(run / FLAGS_FILE).get("data_path")
+    record = read_object(run / RECORD_FILE).get("data")
+    files = record.get("sha256") if isinstance(record, dict) else None
+    sources = record.get("sources") if isinstance(record, dict) else None
+    for number, path in enumerate(paths if isinstance(paths, list) else ()):
+        if sources and sources[number]["rows"]["eval"] is not None:
+            continue
+        own_hashes = set()
+        for file, content in (files or {}).items():
+            if Path(path) in (Path(file), *Path(file).parents):
+                own_hashes.add(content)
+        if _is_same_source(data, path) or not hashes.isdisjoint(own_hashes):
+            return True
+    return False
+
+
+def _is_same_source(first: str, second: str) -> bool:
+    """Whether two names mean the same file, folder or data set of the hub."""
+    published = find_known(first)
+    if published is not None and published is find_known(second):
+        return True
+    if Path(first).exists() and Path(second).exists():
+        return Path(first).samefile(second)
+    return first == second

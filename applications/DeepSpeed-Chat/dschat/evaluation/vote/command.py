@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `dschat vote`: a terminal that asks one rater, or a page for all."""
+
+import getpass
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+
+from dschat.base.display import for_reading, wrapped
+from dschat.data.hub import compared_set
+from dschat.evaluation.options import VoteOptions
+from dschat.evaluation.responses import read_pairs
+from dschat.evaluation.vote.sessions import CHOICES, HumanSession, RaterView, ShownPair, Study, VoteFile, guidelines
+
+KEYS = "1 A is better   2 B is better   3 equal   4 pass   |   u undo   c comment   ? guidelines   q quit"
+WIDEST = 100  # characters
+
+
+def vote(options: VoteOptions) -> str:
+    """Ask a person for votes, in the terminal or on a page; returns the last lines of output."""
+    files = options.compared
+    flags = options.voting
+    pairs = read_pairs(files.model_name_a, "--model_name_a", files.model_name_b, "--model_name_b")
+    dataset = compared_set(flags.dataset, own=True) if flags.dataset else ""
+    study = Study(pairs, VoteFile(files.output), files.names, dataset, files.seed)
+    if flags.web:
+        return _vote_in_browser(study, flags.rater or "", flags.port)
+    sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
+    rater = _login_name() if flags.rater is None else flags.rater
+    rating = TerminalRating(study.session(rater), input, print)
+    rating.run()
+    return ""
+
+
+def _login_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "rater"
+
+
+def _vote_in_browser(study: Study, rater: str, port: int | None) -> str:
+    """Serve the page until Ctrl-C; returns the progress of all raters."""
+    from dschat.evaluation.vote.page import serve
+
+    page, address = serve(study, rater, port)
+    print(f"Open {address} in a browser on this machine. Ctrl-C ends; votes are in {study.votes.path}", flush=True)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        print()
+    page.close(verbose=False)
+    summaries = []
+    for name in study.raters():
+        session = study.session(name)
+        summaries.append(session.summary())
+    return "\n".join(summaries)
+
+
+class TerminalRating:
+    """Asks a rater until all items have a vote, the rater quits or the input ends."""
+
+    def __init__(self, session: HumanSession, ask: Callable[[str], str], say: Callable[[str], None]) -> None:
+        """Prepares a session in a terminal; EOFError of `ask`, or Ctrl-C, ends it."""
+        self._session = session
+        self._ask = ask
+        self._say = say
+        self._comment = ""
+
+    def run(self) -> None:
+        """Ask about item after item; a vote is saved before the next. Raises UserError if it cannot be saved."""
+        self._say(self._guidelines())
+        view: RaterView | None = self._session.view()
+        try:
+            while view is not None and view.item is not None:
+                self._show(view, view.item)
+                view = self._answer(view, view.item)
+        except (EOFError, KeyboardInterrupt):
+            self._say("")
+        self._say(self._session.summary())
+
+    def _answer(self, view: RaterView, item: ShownPair) -> RaterView | None:
+        """Handle keys until the screen changes; returns the next screen, or None to quit."""
+        while True:
+            word, _, rest = self._ask("> ").strip().partition(" ")
+            key = word.lower()
+            if key in CHOICES and not rest:
+                if not self._session.vote(item.pair.id, key, self._comment):
+                    self._say("You have voted on this one already, elsewhere; that vote stays.")
+                self._comment = ""
+                return self._session.view()
+            if key == "q":
+                return None
+            if key == "u":
+                undone_vote = self._session.undo(view.last) if view.last is not None else None
+                if undone_vote is not None:
+                    self._comment = str(undone_vote.details.get("comment") or "")
+                    self._say("Taken back; this was your last vote:")
+                    return self._session.view(undone_vote.id)
+                self._say("There is no vote to take back.")
+            elif key == "c":
+                question = "Comment (kept with your vote; empty removes it): "
+                self._comment = rest.strip() or self._ask(question).strip()
+                self._say("Comment noted; now vote." if self._comment else "No comment.")
+            elif key == "?":
+                self._say(self._guidelines())
+            else:
+                self._say(f"Type one of the keys, then Enter. {KEYS}")
+
+    def _show(self, view: RaterView, item: ShownPair) -> None:
+        first, second = item.responses
+        width = self._width()
+        heading = f"== Item {view.voted + 1} of {view.total} "
+        self._say("\n" + heading.ljust(width, "="))
+        for title, text in (("PROMPT", item.pair.prompt), ("RESPONSE A", first), ("RESPONSE B", second)):
+            line = f"-- {title} ".ljust(width, "-")
+            self._say(f"{line}\n{wrapped(for_reading(text), width)}\n")
+        if self._comment:
+            self._say(f"Comment: {for_reading(self._comment)}")
+        self._say(KEYS)
+
+    def _guidelines(self) -> str:
+        width = self._width()
+        lines: list[str] = []
+        for text, *parts in guidelines(self._session.study.dataset):
+            lines.append(wrapped(f"* {text}", width))
+            for part in parts:
+                lines.append(wrapped(f"  - {part}", width))
+        return "\n".join(lines)
+
+    def _width(self) -> int:
+        return min(shutil.get_terminal_size().columns, WIDEST)

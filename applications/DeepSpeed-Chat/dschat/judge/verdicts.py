@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judging of pairs of responses, in both orders and several at a time, and reading of a judge's answers.
+
+An answer is JSON as asked for, JSON inside other text, or one clear line.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dschat.base.errors import UserError
+from dschat.base.fingerprints import content_hash
+from dschat.base.progress import progress
+from dschat.evaluation.responses import Comparison, Pair, Side, Verdict, combined, compared, is_same_scorer, mirrored
+from dschat.judge.answers import UnreadableAnswer, json_objects, repair, without_thoughts
+from dschat.judge.published_rubrics import PLACES, answer_form, question_of
+from dschat.judge.questions import JudgeQuestion, JudgingStopped, TextRefused
+from dschat.judge.rubrics import VERDICT_KEYS, Rubric
+from dschat.turns.chat_servers import Unanswered
+from dschat.turns.reply_cache import Reply
+
+if TYPE_CHECKING:
+    from dschat.judge.client import JudgeClient
+
+Ask = Callable[[JudgeQuestion], Reply]  # asks the judge
+
+# Spellings of the three verdicts, without the words in FILLERS.
+SPELLINGS = {
+    "first": ("first", "1", "1st", "a"),
+    "second": ("second", "2", "2nd", "b"),
+    "tie": ("tie", "a tie", "tied", "draw", "a draw", "equal", "both equal", "both", "neither"),
+}
+FILLERS = frozenset("the is are one response summary reply answer option better best wins winner preferred".split())
+VERDICT_LINE = re.compile(
+    r"^[ \t>*_#-]*(?:(?:the|my|final|overall) +)*(?:verdict|winner|preference|decision|choice)\b[ *_\"']*"
+    r"(?::|=|\bis\b)(.+)$",
+    re.IGNORECASE | re.MULTILINE,
+)
+MAX_VERDICT_LENGTH = 60  # characters; longer text is not a verdict
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Content of an answer. Verdicts are first, second or tie."""
+
+    verdict: str
+    aspects: dict[str, str] = field(default_factory=dict)  # criterion → verdict, where the answer gives it
+    reason: str = ""  # the comparison in words, where there is one
+
+
+def read_answer(text: str, criteria: Iterable[str]) -> Reading:
+    """Read a judge's answer, with the verdicts on some criteria where it gives them.
+
+    The answer is the JSON object asked for, alone, fenced or inside other text; or text with one line such as
+    "Verdict: first"; or the verdict alone.
+
+    Raises:
+        UnreadableAnswer: there is no verdict, the JSON is broken, or several verdicts contradict each other.
+    """
+    text = without_thoughts(text)
+    objects = list(json_objects(text, VERDICT_KEYS))
+    readings = []
+    for row in objects:
+        verdict = _verdict_of(row)
+        if verdict is not None:
+            readings.append(_reading(verdict, row, criteria))
+    if readings:
+        if len({reading.verdict for reading in readings}) > 1:
+            raise UnreadableAnswer("it gives several verdicts that contradict each other")
+        return readings[-1]
+
+    verdicts = {place_of(line) for line in VERDICT_LINE.findall(text)} - {None}
+    if not verdicts and any(word in text.lower() for word in PLACES):
+        verdicts = {place_of(text)} - {None}
+    if objects or len(verdicts) != 1:
+        empty = "" if text.strip() else "is empty and "
+        raise UnreadableAnswer("it gives several verdicts" if verdicts else f"it {empty}gives no verdict")
+    return Reading(str(verdicts.pop()))
+
+
+def place_of(value: object) -> str | None:
+    """Verdict first, second or tie in any spelling, also in an object that holds it; None for anything else."""
+    if isinstance(value, dict):
+        value = value.get("verdict")
+    if isinstance(value, bool) or not isinstance(value, str | int) or len(str(value)) > MAX_VERDICT_LENGTH:
+        return None
+    words = re.sub(r"[^a-z0-9]+", " ", str(value).lower()).split()
+    spelling = " ".join(word for word in words if word not in FILLERS)
+    for verdict, spellings in SPELLINGS.items():
+        if spelling in spellings:
+            return verdict
+    return None
+
+
+def in_terms_of_models(verdict: str, first: Side) -> Verdict:
+    """Verdict in terms of the models from first, second or tie; `first` is the model whose response came first."""
+    if verdict == "tie":
+        return "tie"
+    return first if verdict == "first" else mirrored(first)
+
+
+def _verdict_of(row: dict[str, Any]) -> str | None:
+    values = {key.lower().replace(" ", "_"): value for key, value in row.items()}
+    for key in VERDICT_KEYS:
+        verdict = place_of(values.get(key))
+        if verdict is not None:
+            return verdict
+    return None
+
+
+def _reading(verdict: str, row: dict[str, Any], criteria: Iterable[str]) -> Reading:
+    aspects = {}
+    reasons = []
+    for name in criteria:
+        aspect = place_of(row.get(name))
+        if aspect is not None:
+            aspects[name] = aspect
+        if isinstance(row.get(name), dict) and isinstance(row[name].get("comparison"), str):
+            reasons.append(f"{name}: {row[name]['comparison']}")
+    if isinstance(row.get("comparison"), str):
+        reasons.append(row["comparison"])
+    return Reading(verdict, aspects, "\n".join(reasons))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Settings that all pairs of a run share."""
+
+    rubric: Rubric  # how to compare
+    dataset: str  # name in results
+    rater: str  # name of the judge model
+    models: tuple[str, str]  # names of the first and the second
+    single_order: bool  # show every pair once, in a random order, instead of once in each order
+    seed: int  # seed of the random order
+
+
+def questions_of(pair: Pair, setup: Setup) -> dict[Side, JudgeQuestion]:
+    """Questions about a pair by the model whose response is shown first: one per order, none about equal responses.
+
+    A single order is random, by the seed and the texts: exchanging the models, or the rows of a file, changes nothing
+    in what is shown.
+    """
+    a = pair.a.response
+    b = pair.b.response
+    if a == b:
+        return {}
+    questions: dict[Side, JudgeQuestion] = {
+        "A": question_of(setup.rubric, pair.prompt, a, b),
+        "B": question_of(setup.rubric, pair.prompt, b, a),
+    }
+    if setup.single_order:
+        texts = (str(setup.seed), pair.prompt, *sorted((a, b)))
+        framed = "".join(f"{len(text)}:{text}" for text in texts)
+        lesser_first = int(content_hash(framed)[:2], 16) % 2 == 0
+        del questions["B" if lesser_first == (a < b) else "A"]
+    return questions
+
+
+def has_verdict(reply: Reply) -> bool:
+    """Whether an answer can be read as a verdict."""
+    try:
+        _read(reply)
+    except UnreadableAnswer:
+        return False
+    return True
+
+
+def judge_pair(pair: Pair, setup: Setup, ask: Ask) -> Comparison:
+    """Judge one pair: a model wins only if the orders agree; equal responses are a tie and not asked about."""
+    rubric = setup.rubric
+    questions = questions_of(pair, setup)
+    orders = [_judge_order(question, first, rubric, ask) for first, question in questions.items()]
+    details: dict[str, Any] = {"orders": orders}
+    aspects = _combined_aspects(orders, rubric.criteria if rubric.separate else ())
+    if aspects:
+        details["aspects"] = aspects
+    has_rewards = pair.a.reward is not None and pair.b.reward is not None
+    if has_rewards and is_same_scorer(pair.a.scorer, pair.b.scorer):
+        details["reward_a"] = pair.a.reward
+        details["reward_b"] = pair.b.reward
+    verdict = combined([order["verdict"] for order in orders]) if orders else "tie"
+    return compared(pair, verdict, "judge", setup.rater, setup.models, setup.dataset, details)
+
+
+def _combined_aspects(orders: Sequence[dict[str, Any]], criteria: Iterable[str]) -> dict[str, Verdict]:
+    """Verdicts on the criteria that the judge mentioned in every order."""
+    aspects = {}
+    for name in criteria:
+        verdicts = []
+        for order in orders:
+            if name in order.get("aspects", {}):
+                verdicts.append(order["aspects"][name])
+        if verdicts and len(verdicts) == len(orders):
+            aspects[name] = combined(verdicts)
+    return aspects
+
+
+def judge_pairs(pairs: Sequence[Pair], setup: Setup, client: "JudgeClient", concurrency: int) -> list[dict[str, Any]]:
+    """Judge pairs, several at a time; returns their rows in the order of the pairs.
+
+    Every answer is in the client's cache as soon as it is there, so that the same command asks for the others alone.
+
+    Raises:
+        UserError: the judge cannot continue, or gives no answer on some of the pairs; says how many are judged.
+    """
+    pair_by_id = {pair.id: pair for pair in pairs}
+    rows: dict[str, dict[str, Any]] = {}
+    failures: list[UserError] = []
+    unanswered: list[tuple[Pair, Unanswered]] = []
+    with progress(len(pair_by_id), "judged", unit="pair") as bar, ThreadPoolExecutor(concurrency) as pool:
+        waiting = {pool.submit(judge_pair, pair, setup, client.ask): pair for pair in pair_by_id.values()}
+        try:
+            for done in as_completed(waiting):
+                try:
+                    row = done.result().to_row()
+                except JudgingStopped:
+                    continue
+                except Unanswered as error:
+                    unanswered.append((waiting[done], error))
+                except UserError as error:  # the client sends nothing after it
+                    failures.append(error)
+                else:
+                    rows[row["id"]] = row
+                    bar.update(1)
+        except BaseException:  # also Ctrl-C: nothing more is sent, and answers that still come are cached
+            client.stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+    # Invalid answers are not in the cache.
+    judged = sum(row["verdict"] != "invalid" for row in rows.values())
+    state = f"{judged} of {len(pair_by_id)} pairs are judged and kept"
+    if failures:
+        raise UserError(f"{str(failures[0]).rstrip('.')}. {state}; the same command continues from there.")
+    if unanswered:
+        pair, trouble = unanswered[0]
+        reason = f"{len(unanswered)} pairs got no answer, among them {pair.a.origin}: {str(trouble).rstrip('.')}"
+        raise UserError(f"{reason}. {state}; the same command asks only for the {len(unanswered)} that are left.")
+    return [rows[pair.id] for pair in pairs]
+
+
+def _judge_order(question: JudgeQuestion, first: Side, rubric: Rubric, ask: Ask) -> dict[str, Any]:
+    """Judge in one order; the verdict is invalid if neither the answer nor its repair can be read."""
+    order: dict[str, Any] = {"first": first, "verdict": "invalid", "reason": "", "repaired": False}
+    criteria = rubric.criteria if rubric.separate else ()
+    reply = None
+    try:
+        reply = ask(question)
+        try:
+            reading = _read(reply, criteria)
+        except UnreadableAnswer as problem:
+            order["repaired"] = True
+            order["first_reply"] = reply.text or reply.refusal
+            reply = ask(repair(question, reply, problem, "a verdict", answer_form(rubric)))
+            reading = _read(reply, criteria)
+    except (UnreadableAnswer, TextRefused) as problem:
+        flaw = reply.flaw if reply is not None else ""
+        order["problem"] = f"{problem}; {flaw}" if flaw else str(problem)
+    else:
+        order["verdict"] = in_terms_of_models(reading.verdict, first)
+        for name, aspect in reading.aspects.items():  # without any, no object, since Parquet holds no empty ones
+            order.setdefault("aspects", {})[name] = in_terms_of_models(aspect, first)
+        order["reason"] = reading.reason
+    if reply is not None:
+        order["reply"] = reply.text or reply.refusal
+        order["served_by"] = reply.model
+    return order
+
+
+def _read(reply: Reply, criteria: Iterable[str] = ()) -> Reading:
+    if reply.refusal:
+        raise UnreadableAnswer("the judge refused")
+    return read_answer(reply.text, criteria)

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Work with finished models and runs: generate, score, judge, vote, measure and compare; tables, charts and pages."""

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that a model writes for problems, and their results on the problems' tests."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+from dschat.base.errors import UserError
+from dschat.data.examples import PromptExample
+from dschat.data.hub import find_known
+from dschat.evaluation.policy import SamplingPolicy
+from dschat.evaluation.prompts import Answering, Selection, refuse_finished
+from dschat.evaluation.runner import (
+    BatchFunction,
+    Concluded,
+    Entry,
+    RunPart,
+    enough_memory,
+    entry_rows,
+    run_batches,
+    settings_of,
+)
+from dschat.programs.blocks import ProgramBlock, program_of
+from dschat.programs.options import ProgramOptions
+from dschat.programs.run import STATUSES, ProgramPool
+from dschat.programs.scores import has_tests, tests_of
+
+
+def run_programs(options: ProgramOptions) -> str:
+    """Sample programs and run them; writes `options.result_path` and returns the last line.
+
+    Raises:
+        UserError: bad models or data, a machine without a sandbox, a finished file, or an interrupted run with other
+            settings.
+    """
+    refuse_finished(options)
+    flags = options.programs
+    pool = ProgramPool(flags.sandbox_level, flags.sandbox_workers, max_tests=flags.max_tests)
+    answering = Answering.find(options)
+    selection, untested = _with_tests(answering.selection)
+    left_out = selection.dropped + untested
+    num_return = options.responses.num_return
+    temperature = options.responses.temperature_value
+
+    def prepare() -> BatchFunction:
+        with enough_memory("--model: the GPU's memory does not hold it"):
+            policy = answering.open_policy(temperature)
+        policy.check_lengths(selection.longest)
+        return selection.of_batch(partial(respond_and_run, policy, pool, num_return, flags.program_block))
+
+    def conclude(entries: list[Entry]) -> Concluded:
+        published = find_known(options.data.data_path or options.data.dataset)
+        dataset = published.name if published else ""
+        rows = []
+        for row in entry_rows(entries):
+            rows.append(row | {"dataset": dataset})
+        shares = ", ".join(map(" ".join, _status_shares(entries).items()))
+        remark = f" ({left_out} problems left out, {untested} of them without tests)" if left_out else ""
+        return rows, f"{len(rows)} problems{remark}: {shares}: {options.result_path}"
+
+    settings = answering.settings | settings_of(options, ("num_return", "max_tests", "program_block"))
+    settings |= {"temperature": temperature, "sandbox-level": pool.level}
+    batches = selection.batches(options.generation.batch_size)
+    part = RunPart(batches=batches, prepare=prepare, shown=_status_shares)
+    return run_batches(options.result_path, settings, options.result.overwrite, [part], conclude)
+
+
+def respond_and_run(
+    policy: SamplingPolicy,
+    pool: ProgramPool,
+    num_return: int,
+    program_block: ProgramBlock,
+    examples: list[PromptExample],
+) -> list[Entry]:
+    """Sample `num_return` programs for each problem and run them on its tests."""
+    tests = []
+    origins = []
+    entries: list[Entry] = []
+    for example in examples:
+        tests.append(tests_of(example.row))
+        origins.append(example.row.origin)
+        row = example.columns
+        row["difficulty"] = str(example.row.extra.get("difficulty") or "")
+        row["samples"] = []
+        entries.append({"number": example.index, "row": row})
+
+    for responses in policy.respond(examples, num_return):
+        programs: list[str | None] = []
+        for response, example in zip(responses, examples, strict=True):
+            programs.append(program_of(response.text, program_block, example.prompt_text))
+        outcomes = pool.run(programs, tests, origins)
+        for entry, response, outcome in zip(entries, responses, outcomes, strict=True):
+            sample = {
+                "response": response.text,
+                "finished": response.finished,
+                "status": outcome.status,
+                "passed": outcome.passed,
+                "total": outcome.total,
+            }
+            entry["row"]["samples"].append(sample)
+    return entries
+
+
+def _with_tests(selection: Selection) -> tuple[Selection, int]:
+    """The problems that have tests, and the number of those without."""
+    examples = [example for example in selection.examples if has_tests(example.row)]
+    if not examples:
+        raise UserError("--data_path: no problem has tests in its column input_output.")
+    return replace(selection, examples=examples), len(selection.examples) - len(examples)
+
+
+def _status_shares(entries: list[Entry]) -> dict[str, str]:
+    """Share of the programs that ended in each status."""
+    counts: Counter[str] = Counter()
+    for row in entry_rows(entries):
+        for sample in row["samples"]:
+            counts[sample["status"]] += 1
+    shares: dict[str, str] = {}
+    for status in reversed(STATUSES):
+        if counts[status]:
+            shares[status] = f"{counts[status] / counts.total():.1%}"
+    return shares

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pass@k: the chance that one of k programs for a problem passes its tests, estimated from n ≥ k of them."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dschat.base.errors import UserError
+from dschat.base.jsonl import read_rows, text_of
+from dschat.base.statistics import Rate, bootstrap_ratio
+from dschat.data.hub import find_known
+from dschat.evaluation.page import NAME, OUTPUT, Report, Table, write_report
+from dschat.evaluation.responses import FILE
+from dschat.evaluation.table import result_table
+from dschat.programs.options import PassOptions
+
+ALL = "all"
+INVALID = "invalid"  # status of a program that could not be run; it does not count as a sample
+APPS = "apps"  # its name in `dschat.data.formats.registry`
+NUMBERS = {"interview": 3000, "introductory": 1000, "competition": 1000}  # problems of the test set of APPS
+# Chai et al., ICLR 2025: pass@1 and pass@5 in per cent, PPO and MA-PPO (n = 10), by difficulty and over all problems.
+PUBLISHED = {
+    "PPO, CodeGemma-2B": {
+        1: {"interview": 2.82, "introductory": 15.26, "competition": 0.92, "all": 4.92},
+        5: {"interview": 4.10, "introductory": 17.30, "competition": 1.70, "all": 6.26},
+    },
+    "MA-PPO, CodeGemma-2B": {
+        1: {"interview": 3.25, "introductory": 16.56, "competition": 0.94, "all": 5.45},
+        5: {"interview": 4.37, "introductory": 18.30, "competition": 1.60, "all": 6.60},
+    },
+    "PPO, CodeGemma-7B": {
+        1: {"interview": 4.26, "introductory": 20.90, "competition": 1.21, "all": 6.98},
+        5: {"interview": 6.57, "introductory": 23.30, "competition": 2.30, "all": 9.06},
+    },
+    "MA-PPO, CodeGemma-7B": {
+        1: {"interview": 6.22, "introductory": 26.74, "competition": 2.00, "all": 9.48},
+        5: {"interview": 8.37, "introductory": 30.30, "competition": 3.30, "all": 11.74},
+    },
+}
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """Unbiased pass@k of n ≥ k samples, c of them passed: 1 − C(n − c, k) / C(n, k) (Chen et al. 2021, equation 1)."""
+    return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+def pass_rates(files: Sequence[Path], ks: Sequence[int], dataset: str = "") -> pd.DataFrame:
+    """Rates of files of programs that were run, by difficulty and over all problems.
+
+    Args:
+        files: one per model, whose name it has.
+        ks: the numbers of programs to look at.
+        dataset: data set of rows that name none.
+
+    Returns:
+        Rows with `model`, `dataset` (empty if the problems are not all of one published set), `difficulty`,
+        `problems` (their number) and pass@k for each k: a rate with a bootstrap interval over problems, None if a
+        problem has fewer than k samples.
+
+    Raises:
+        UserError: a file is missing or malformed.
+    """
+    rows = []
+    for file in files:
+        problems = _read_problems(file, dataset)
+        datasets = problems["dataset"].unique()
+        groups = dict(list(problems.groupby("difficulty", sort=False)))
+        groups.pop("", None)
+        groups[ALL] = problems
+        for difficulty, group in groups.items():
+            row: dict[str, Any] = {"model": file.stem}
+            row["dataset"] = datasets[0] if len(datasets) == 1 else ""
+            row["difficulty"] = difficulty
+            row["problems"] = len(group)
+            for k in ks:
+                row[f"pass@{k}"] = _mean_pass_rate(group, k)
+            rows.append(row)
+    return result_table(rows)
+
+
+def _read_problems(file: Path, dataset: str) -> pd.DataFrame:
+    """Table with a row for each problem of a file; see `_problem` for its columns."""
+    problems = []
+    for origin, row in read_rows(file, FILE):
+        problems.append(_problem(row, dataset, origin))
+    return pd.DataFrame(problems)
+
+
+def _problem(row: dict[str, Any], dataset: str, origin: str) -> dict[str, Any]:
+    """A problem's data set and difficulty (either may be empty), the number of samples run and of those passed."""
+    samples = row.get("samples")
+    if not isinstance(samples, list) or not all(map(_has_status, samples)):
+        raise UserError(f"{origin}: column 'samples' must be a list of objects with a status; correct the row.")
+    statuses = []
+    for sample in samples:
+        if sample["status"] != INVALID:
+            statuses.append(sample["status"])
+    return {
+        "dataset": text_of({"dataset": ""} | row, "dataset", origin) or dataset,
+        "difficulty": text_of(row, "difficulty", origin),
+        "samples": len(statuses),
+        "passed": statuses.count("passed"),
+    }
+
+
+def _has_status(sample: object) -> bool:
+    return isinstance(sample, dict) and "status" in sample
+
+
+def _mean_pass_rate(problems: pd.DataFrame, k: int) -> Rate | None:
+    """Mean pass@k over problems; None if one has fewer than k samples."""
+    if (problems["samples"] < k).any():
+        return None
+    rates = []
+    for problem in problems.itertuples():
+        rates.append(pass_at_k(int(problem.samples), int(problem.passed), k))
+    return bootstrap_ratio(rates, [1] * len(rates))
+
+
+def run_pass_at_k(options: PassOptions) -> str:
+    """Table of `dschat pass-at-k`."""
+    return pass_table(pass_rates(options.files, options.k))
+
+
+def write_pass_report(files: Sequence[Path], output_dir: Path, dataset: str = "") -> str:
+    """Write `report.json` with pass@1 and pass@5; returns the table.
+
+    Args:
+        files: see `pass_rates`.
+        output_dir: folder of the report.
+        dataset: published data set, under any of its names, of rows that name none.
+
+    Raises:
+        UserError: a file is malformed, or the report cannot be written.
+    """
+    published_set = find_known(dataset)
+    rates = pass_rates(files, (1, 5), published_set.name if published_set else "")
+    programs = []
+    for row in rates.to_dict("records"):
+        pass_1 = row.pop("pass@1")
+        pass_5 = row.pop("pass@5")
+        programs.append(row | {"rates": {"pass@1": pass_1, "pass@5": pass_5}})
+    content = {"files": list(map(str, files)), "programs": programs}
+    write_report(output_dir, NAME, content, flag=OUTPUT)
+    return pass_table(rates)
+
+
+def pass_table(rates: pd.DataFrame) -> str:
+    """Table of `pass_rates` in per cent; below it, where all problems are of APPS, the published rates."""
+    columns = ["model", "difficulty", "problems"]
+    headers = ["model", "difficulty", "problems"]
+    for name in rates.columns:
+        if name.startswith("pass@"):
+            columns.append(name)
+            headers.append(f"{name}, %")
+    cells = rates[columns].to_numpy().tolist()
+    tables = [Table(headers, cells)]
+    if (rates["dataset"] == APPS).all():
+        tables.append(_published_table())
+    return Report("", tables).text().rstrip("\n")
+
+
+def _published_table() -> Table:
+    numbers = NUMBERS | {ALL: sum(NUMBERS.values())}
+    rows = []
+    for model, rates in PUBLISHED.items():
+        for difficulty, problems in numbers.items():
+            pass_1 = f"{rates[1][difficulty]:.2f}"
+            pass_5 = f"{rates[5][difficulty]:.2f}"
+            rows.append([model, difficulty, problems, pass_1, pass_5])
+    title = "published by the paper, not measured here"
+    return Table([title, "difficulty", "problems", "pass@1, %", "pass@5, %"], rows)

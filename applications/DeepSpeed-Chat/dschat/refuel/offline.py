@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REFUEL on prepared pairs: regresses the difference of two replies' log-ratios on η times that of their rewards."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dschat.base.errors import UserError
+from dschat.data.collate import collate_preferences
+from dschat.models.engines import TrainedPolicy
+from dschat.refuel.settings import RefuelConfig
+from dschat.refuel.token_pairs import RegressionExample
+from dschat.run.distributed import device
+from dschat.run.stop import raise_if_stopped, stop_signals
+from dschat.training.iteration import eval_size, on_device
+from dschat.training.reference import REFERENCE_FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
+from dschat.training.selfcheck import check_modes, check_weights, tolerance_of
+from dschat.training.supervised.algorithm import RowStatistics, Task, statistics_of_rows
+from macro_actions.losses import regression_loss
+
+Reference = Callable[[TrainedPolicy, Sequence[RegressionExample]], list[RegressionExample]]
+
+
+class RefuelTask(Task[RegressionExample, TrainedPolicy]):
+    """Regresses the relative rewards of pairs of replies."""
+
+    name = "refuel"
+
+    def __init__(
+        self,
+        train: Sequence[RegressionExample],
+        eval: Sequence[RegressionExample],
+        pad_id: int,
+        eta: float,
+        temperature: float,
+        reference: Reference | None = None,
+        self_checks: bool = True,
+    ) -> None:
+        """Prepares training on pairs of replies.
+
+        Args:
+            train: training pairs.
+            eval: held-out pairs.
+            pad_id: fills ids.
+            eta: η of `macro_actions.losses.regression_loss`.
+            temperature: divides the logits, of the policy and of the reference.
+            reference: adds the log-probs of the policy before training; None if the pairs have them.
+            self_checks: compare them with the policy's before the first update.
+        """
+        self.train = train
+        self.eval = eval
+        self._pad_id = pad_id
+        self._eta = eta
+        self._temperature = temperature
+        self._reference = reference
+        self._self_checks = self_checks
+
+    def prepare(self, engine: TrainedPolicy) -> None:
+        """Adds the reference's log-probs. Raises UserError if a file has those of another policy."""
+        if self._reference is None:
+            return
+        with stop_signals():
+            count = len(self.train)
+            pairs = self._reference(engine, [*self.train, *self.eval])
+            self.train = pairs[:count]
+            self.eval = pairs[count:]
+            if self._self_checks:
+                self.check_start(engine, self.train[:2])
+            raise_if_stopped()
+
+    def texts(self, examples: Sequence[RegressionExample]) -> list[tuple[int, int]]:
+        return pair_texts(examples)
+
+    def with_placeholders(self, examples: Sequence[RegressionExample]) -> Sequence[RegressionExample]:
+        return with_logprobs(examples, torch.zeros(len(examples), 2))
+
+    def loss(
+        self, engine: TrainedPolicy, examples: Sequence[RegressionExample], count: Tensor | float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return self._loss_of(*self._regression_inputs(engine, examples), count)
+
+    def row_statistics(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> RowStatistics:
+        chosen, rejected, differences = self._regression_inputs(engine, examples)
+        losses = []
+        for row in torch.arange(len(examples), device=chosen.device)[:, None]:
+            losses.append(self._loss_of(chosen[row], rejected[row], differences[row], 1.0))
+        return statistics_of_rows(losses, [1] * len(examples))
+
+    def _regression_inputs(
+        self, engine: TrainedPolicy, examples: Sequence[RegressionExample]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-ratios of the chosen and of the rejected replies, and the differences of their rewards, (B,) each."""
+        chosen, rejected = pair_logprobs(engine, examples, self._pad_id, self._temperature)
+        ref_logprobs = torch.tensor([example.ref_logprobs for example in examples], device=chosen.device)
+        ref_chosen, ref_rejected = ref_logprobs.T
+        # Rewards are subtracted in double precision: they are often large and close together.
+        differences = [example.chosen_reward - example.rejected_reward for example in examples]
+        return chosen - ref_chosen, rejected - ref_rejected, torch.tensor(differences, device=chosen.device)
+
+    def _loss_of(
+        self, chosen: Tensor, rejected: Tensor, differences: Tensor, count: Tensor | float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss and its statistics; see `_regression_inputs` for the three tensors."""
+        loss, stats = regression_loss(chosen, rejected, differences, self._eta, count)
+        named = {}
+        for name in ("log_ratio", "agreement", "ratio", "ratio_squared"):
+            named[name] = stats[name]
+        named["log_ratio_chosen"] = chosen.detach().sum() / count
+        named["log_ratio_rejected"] = rejected.detach().sum() / count
+        return loss, named
+
+    @torch.no_grad()
+    def self_check(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
+        """Checks that padding and training mode change nothing. Raises UserError.
+
+        A pair must have the same log-probs by itself as in a batch with a longer pair.
+        """
+        together = pair_logprobs(engine, examples, self._pad_id, self._temperature)
+        for row, example in enumerate(examples):
+            alone = pair_logprobs(engine, [example], self._pad_id, self._temperature)
+            for of_batch, of_pair in zip(together, alone, strict=True):
+                self._require_close(engine, float(of_batch[row]), float(of_pair[0]), example, "alone and in a batch")
+
+        def logprobs() -> Tensor:
+            return torch.cat(pair_logprobs(engine, examples, self._pad_id, self._temperature))
+
+        check_modes(engine, "log-probs", torch.ones(1, dtype=torch.bool, device=device()), logprobs)
+
+    @torch.no_grad()
+    def check_start(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
+        """Checks that the policy is the reference before the first update, so that the loss is the mean of (η ΔR)².
+
+        Leaves the engine in evaluation mode.
+
+        Raises:
+            UserError: its log-probs are others.
+        """
+        engine.eval()
+        chosen, rejected = pair_logprobs(engine, examples, self._pad_id, self._temperature)
+        when = "now and when the reference was computed"
+        for row, example in enumerate(examples):
+            if example.ref_logprobs is None:
+                continue
+            for logprob, reference in zip((chosen[row], rejected[row]), example.ref_logprobs, strict=True):
+                self._require_close(engine, float(logprob), reference, example, when)
+
+    def _require_close(self, engine: TrainedPolicy, x: float, y: float, example: RegressionExample, when: str) -> None:
+        """Raises UserError if two sums of log-probs differ by more than rounding of each token explains."""
+        tokens = max(len(example.chosen_ids), len(example.rejected_ids))
+        # Rounding errors of single tokens add up like a random walk.
+        tolerance = 2 * tolerance_of(engine, math.sqrt(tokens))
+        check_weights(engine, x - y)
+        if not abs(x - y) <= tolerance:
+            raise UserError(
+                f"self-check: the log-probs of a reply of {tokens} tokens differ {when}: {x:.6g} and {y:.6g} "
+                f"(rounding explains {tolerance:g}). Remove the file of reference log-probs, or report the model. "
+                "--no_self_checks skips this check."
+            )
+
+    def collate(self, examples: Sequence[RegressionExample]) -> dict[str, Tensor]:
+        return on_device(collate_preferences(examples, self._pad_id))
+
+
+def saved_reference(config: RefuelConfig, pad_id: int, model: str, folder: Path) -> Reference:
+    """The reference of a run, whose log-probs a file keeps.
+
+    With --task.cluster the file is in the folder of the pairs, otherwise in the run's folder.
+
+    Args:
+        config: the flags.
+        pad_id: fills ids.
+        model: `dschat.base.fingerprints.model_hash` of the policy.
+        folder: the run's.
+    """
+    file = folder / REFERENCE_FOLDER / "logprobs.safetensors"
+    if config.pairs.cluster is not None:
+        data = Path(config.data.data_path[0])
+        name = data.resolve().name
+        parent = data
+        if data.is_file():
+            name = data.stem
+            parent = data.parent
+        elif not data.is_dir():  # a data set of the hub
+            parent = Path(config.output.output_dir).resolve().parent
+        file = parent / f"{name}_{config.pairs.cluster}.safetensors"
+    return partial(
+        with_reference,
+        pad_id=pad_id,
+        size=eval_size(config),
+        temperature=config.pairs.temperature,
+        file=file,
+        model=model,
+    )

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Sampling by vLLM: inside the training processes (engine.py) or on servers (servers.py)."""

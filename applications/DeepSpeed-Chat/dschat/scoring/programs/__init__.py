@@ -1,7 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Scores programs that a model wrote by running them on tests in a sandbox."""
-
-from dschat.scoring.programs.run import ProgramOutcome, run_tests
-from dschat.scoring.programs.sandbox import SandboxLimits
-
-__all__ = ["ProgramOutcome", "SandboxLimits", "run_tests"]

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every training step does before it builds its models: its data, its lengths, the plan of the run.
+
+Each step has a file here: sft.py, reward.py, dpo.py, ppo.py; `dschat.refuel.steps` has two. The way from
+a line of a JSON Lines file to a training batch is the same in steps 1, 2 and 3:
+
+1. The function of the step says how its examples are made, and here `load_step_data` which process makes them.
+2. data/loading.py: `ExampleLoader` opens the examples in the cache, or reads and encodes the rows.
+3. data/sources.py: `load_share` reads every --data_path and takes the step's part of its rows (--data_split).
+4. data/files.py: `read_file` yields the lines of a file as objects.
+5. data/formats.py: `parse_row` makes a `Row` of the columns of an object: a prompt, and its responses.
+6. data/examples.py: `sft_examples`, `pair_examples`, `preference_examples` and `prompt_examples` encode rows to token
+   ids, and cut or drop what is too long.
+7. data/collate.py: `update_batches` chooses the examples of each update, for the loop (training/loop.py), and
+   `collate_sft` or `collate_pairs` pads them, for the step's task. The prompts of step 3 are sampled from (`PPO`).
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from dschat.data.loading import ExampleLoader, Make, StepData, Validate
+from dschat.data.sources import source_line
+from dschat.engine.process_group import training_dtype
+from dschat.models.limits import check_length
+from dschat.run.distributed import barrier, broadcast_object, is_main
+from dschat.run.output import RunOutput
+from dschat.run.peaks import measure_own_gpu
+from dschat.settings.common import CommonConfig
+from dschat.settings.supervised import OneModelConfig
+from dschat.training.loop import total_updates
+from dschat.training.steps.engines import MODEL, RunPlan
+
+logger = logging.getLogger(__name__)
+
+E = TypeVar("E")
+
+
+def load_step_data(
+    config: CommonConfig,
+    kind: type[E],
+    make: Make[E],
+    validate: Validate | None = None,
+    on_prompt: bool | None = None,
+    reads_prompts: bool = True,
+) -> StepData[E]:
+    """The examples of a step. Every rank must call it.
+
+    One process of a machine makes the examples, the others read what it made.
+
+    Args:
+        config: the flags.
+        kind: the type of the examples.
+        make: makes examples from rows, see `dschat.data.loading.ExampleLoader`.
+        validate: warns about rows, see there.
+        on_prompt: in step 1, prompts are learnt from, too.
+        reads_prompts: whether the model reads the rows' prompts, see there.
+
+    Raises:
+        UserError: there are no data, a row is bad, or no example is left.
+    """
+    loader = ExampleLoader(config, kind, make, validate, on_prompt, reads_prompts)
+    made_from = broadcast_object(loader.made_from if is_main() else {})
+    data = None
+    if is_main():
+        data = loader.open(made_from, show=True)
+        data = loader.make(show=True) if data is None else data
+    barrier()
+    # The first process of another machine, which may have a disk of its own.
+    if data is None:
+        data = loader.open(made_from)
+        if data is None and os.environ.get("LOCAL_RANK") == "0":
+            data = loader.make()
+    barrier()
+    if data is None:
+        data = loader.open(made_from)
+    return loader.read() if data is None else data
+
+
+def check_lengths(config: OneModelConfig) -> None:
+    """Raises UserError, before anything is loaded, if the model reads fewer tokens than --max_seq_len."""
+    check_length(config.model.model_name_or_path, MODEL, config.model.max_seq_len, "--max_seq_len")
+
+
+def plan_run(config: CommonConfig, run: RunOutput, data: StepData[E]) -> RunPlan:
+    """Logs how many rows of each source are used and how long the run is, and measures the GPU; the run's plan."""
+    for source in data.sources:
+        logger.info("%s", source_line(source))
+    run.describe_data(data, **data.dropped)
+    updates = total_updates(len(data.train), config, run.plan)
+    run.announce(updates, len(data.train))
+    run.peaks = measure_own_gpu(training_dtype(config.engine.dtype), run.record)  # nothing else is on the GPU yet
+    return RunPlan.of(config, run.plan, updates)
+
+
+def record_decoding(run: RunOutput) -> Callable[[str], None]:
+    """A function that writes into the run's record how continuous batching launches its steps."""
+    return partial(setattr, run.record, "decoding")

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 3: its data, tokenizer, engines and score source; with --share_base see shared_base.py."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from dschat.base.errors import UserError
+from dschat.data.examples import PromptExample, prompt_examples
+from dschat.data.template_notes import RESPONSES_OF_STEPS, warn_of_template
+from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
+from dschat.models.engines import PolicyEngine
+from dschat.models.finetuning import choose_trained
+from dschat.models.limits import check_length
+from dschat.models.load import load_causal_lm, load_critic, require_savable
+from dschat.models.lora import find_adapter, lora_config
+from dschat.models.policy import PolicyModel
+from dschat.models.pretrained import open_config
+from dschat.models.reward_notes import warn_of_other_end
+from dschat.models.scalar import ScalarModel, hint_at_untrained_values
+from dschat.models.tokenizer import (
+    end_token_id,
+    load_tokenizer,
+    own_end_ids,
+    require_same_tokenizer,
+    same_ids,
+    vocabulary_difference,
+)
+from dschat.models.vocabulary import id_count, lacks_rows, row_count
+from dschat.rollouts.engine import RolloutEngine
+from dschat.rollouts.generate import Report, choose_engine
+from dschat.rollouts.termination import TerminationCondition
+from dschat.run.model_folders import SavedModel
+from dschat.run.output import RunOutput
+from dschat.settings.ppo import PPOConfig
+from dschat.training.loop import loop_of
+from dschat.training.ppo.algorithm import PPO
+from dschat.training.ppo.collect import ActorSampler
+from dschat.training.ppo.models import MovingAverage, PPOModels
+from dschat.training.steps.common import load_step_data, plan_run, record_decoding
+from dschat.training.steps.engines import RunPlan, engine_settings, load_options_of, optimizer_settings, trained_part
+from dschat.training.steps.scores import reward_source
+from dschat.training.steps.shared_base import beside_actor, check_shared_base, is_on_base, shared_scores
+from dschat.training.steps.step3 import ACTOR, CRITIC, REWARD, TEACHER, frozen_settings, seed_new_rows
+
+if TYPE_CHECKING:
+    from dschat.programs.run import ProgramPool
+    from dschat.scoring.function import FunctionScores
+
+logger = logging.getLogger(__name__)
+
+# Functions of parts that few runs have: imported when a flag asks for them.
+VLLM_ENGINE = "dschat.vllm.step3:build_vllm"
+PROGRAM_POOL = "dschat.programs.step3:build_program_pool"
+LOAD_PROBLEMS = "dschat.programs.step3:load_problems"
+WARN_OF_WAIT = "dschat.turns.step3:warn_of_wait"
+OPEN_ENVIRONMENTS = "dschat.turns.step3:open_environments"
+EPISODE_SAMPLER = "dschat.turns.step3:build_episode_sampler"
+
+
+def train_ppo(config: PPOConfig, run: RunOutput) -> None:
+    """Step 3: PPO with macro actions."""
+    check_ppo_lengths(config)
+    if config.rewards.reward_function or config.rewards.metric_function:
+        from dschat.training.steps.functions import check_functions
+
+        check_functions(config)
+    tokenizer = load_ppo_tokenizer(config)
+    end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
+    condition = TerminationCondition(config.termination, tokenizer, end_id, config.optimisation.seed)
+    run.record.parser = condition.parser
+    programs: ProgramPool | None = None
+    if config.rewards.reward_source == "programs":
+        programs = resolve_name(PROGRAM_POOL)(config)
+    make = partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=config.sampling.max_prompt_seq_len)
+    validate = partial(
+        warn_of_template, tokenizer, end_id=end_id, keys=config.columns, responses=RESPONSES_OF_STEPS[3]
+    )
+    if programs is not None:
+        run.record.sandbox = programs.level
+        data = resolve_name(LOAD_PROBLEMS)(config, make, programs, validate)
+    else:
+        data = load_step_data(config, PromptExample, make, validate, reads_prompts=not config.has_episodes)
+    plan = plan_run(config, run, data)
+    if config.rewards.source_names:
+        logger.info("%s", config.rewards.formula)
+    warmup = config.optimizers.critic_warmup_updates
+    if warmup:
+        logger.info("the first %d updates train the critic alone (--critic_warmup_updates)", warmup)
+    environments = None
+    if config.has_episodes:
+        resolve_name(WARN_OF_WAIT)(config, len(data.eval))
+        environments = resolve_name(OPEN_ENVIRONMENTS)(config, tokenizer)
+    models = build_ppo_models(config, plan, tokenizer, programs, record_decoding(run))
+    average = MovingAverage(models.actor) if config.memory.enable_ema else None
+
+    actor_base = config.models.actor_model_name_or_path
+    critic_base = config.models.critic_model_name_or_path or actor_base
+    saved = [SavedModel(models.actor, "policy", actor_base, "actor")]
+    if average is not None:
+        role = "policy (moving average)"
+        saved.append(SavedModel(models.actor, role, actor_base, "actor_ema", average.whole_weights))
+    if models.critic is not None:
+        saved.append(SavedModel(models.critic, "critic", critic_base, "critic"))
+    average_parts = None if average is None else average.parts
+    sampler: ActorSampler | None = None
+    if environments is not None:
+        sampler = resolve_name(EPISODE_SAMPLER)(config, models, tokenizer, environments)
+    algorithm = PPO(models, data.train, data.eval, tokenizer, condition, config, run, average, sampler=sampler)
+    loop_of(algorithm, models.trained, saved, tokenizer, config, run, average_parts).fit()
+
+
+def check_ppo_lengths(config: PPOConfig) -> None:
+    """Checks, before anything is loaded, that models can read texts of the lengths that flags allow.
+
+    Raises:
+        UserError: a model reads fewer tokens.
+    """
+    tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
+    check_shared_base(config)
+    check_heads(config)
+    # What the reward model reads depends on its tokenizer, see `load_ppo_tokenizer`.
+    paths = {ACTOR: config.models.actor_model_name_or_path, CRITIC: config.models.critic_model_name_or_path}
+    for flag, path in paths.items():
+        if path and not is_on_base(config, path):
+            check_length(path, flag, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
+
+
+def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
+    """The actor's tokenizer, with a pad token; the critic's must be the same, the reward model's need not.
+
+    Raises:
+        UserError: a tokenizer is missing or unusable, or texts may be longer than the reward model can read.
+    """
+    end_token = config.data.end_of_conversation_token
+    tokenizer = load_tokenizer(config.models.actor_model_name_or_path, ACTOR, end_token=end_token)
+    reward = config.rewards.reward_model_name_or_path
+    reward_on_base = is_on_base(config, reward)
+    paths = {CRITIC: config.models.critic_model_name_or_path, REWARD: reward if reward_on_base else None}
+    for flag, path in paths.items():
+        # The folder of an adapter alone need not hold a tokenizer.
+        if path and (not config.memory.share_base or find_adapter(path) != Path(path)):
+            require_same_tokenizer(tokenizer, load_tokenizer(path, flag, end_token=end_token), ACTOR, flag)
+    reads_ids = reward_on_base
+    if reward and not reward_on_base:
+        from dschat.training.steps.reward_reading import own_reward_tokenizer
+
+        reads_ids = own_reward_tokenizer(config, reward, tokenizer) is None
+        if reads_ids:
+            tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
+            check_length(reward, REWARD, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
+    if reward and reads_ids:
+        warn_of_other_end(open_config(reward, REWARD), end_token or tokenizer.eos_token, f"{REWARD} {reward}")
+    teacher = config.teacher.teacher_model_name_or_path
+    if teacher is not None:
+        check_teacher(config, teacher, tokenizer)
+    return tokenizer
+
+
+def check_teacher(config: PPOConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises UserError if a teacher cannot give the log-probs of every token that the actor may sample."""
+    teacher_tokenizer = load_tokenizer(path, TEACHER, end_token=config.data.end_of_conversation_token)
+    if not same_ids(tokenizer, teacher_tokenizer):
+        raise UserError(
+            f"{TEACHER} {path} and {ACTOR} {config.models.actor_model_name_or_path} have different vocabularies"
+            f" ({vocabulary_difference(tokenizer, teacher_tokenizer)}), but the teacher must give the probability of"
+            " each token that the actor samples. Give a teacher of the actor's family, with the same tokenizer."
+        )
+    teacher_config = open_config(path, TEACHER)
+    if lacks_rows(teacher_config, tokenizer):
+        raise UserError(
+            f"{TEACHER} {path}: its embeddings have {row_count(teacher_config)} rows, but its tokenizer has ids up to"
+            f" {id_count(tokenizer) - 1}, whose probabilities it was never trained to give. Give a teacher that has"
+            " all of them, such as a model of step 1."
+        )
+    tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
+    check_length(path, TEACHER, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
+
+
+def build_ppo_models(
+    config: PPOConfig,
+    plan: RunPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    programs: "ProgramPool | None" = None,
+    report: Report | None = None,
+) -> PPOModels:
+    """Actor and reference from the SFT model, critic from the reward model (or the SFT model with a zero head).
+
+    There is a critic where --advantage_estimator needs one. `programs` runs the responses, with --reward_source
+    programs; `report` is called with how decoding steps are launched.
+    """
+    settings = engine_settings(
+        config,
+        plan,
+        gradient_checkpointing=bool(config.memory.actor_gradient_checkpointing),
+        zero_stage=config.memory.actor_zero_stage or 0,
+    )
+    path = config.models.actor_model_name_or_path
+    end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
+    load_options = load_options_of(config, settings)
+    seed_new_rows(config, tokenizer)
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id, load_options, own_end_ids(path))
+    require_savable(model, f"{ACTOR} {path}")
+    critic: PreTrainedModel | None = None
+    reward: PreTrainedModel | None = None
+    if config.memory.share_base:  # before the actor has adapters
+        critic, reward = beside_actor(config, model)
+    finetuning = trained_part(config, config.memory.actor_lora_dim or 0, tokenizer, path, ACTOR)
+    choose_trained(model, finetuning, path)
+    optimizer = optimizer_settings(
+        config,
+        plan.updates - config.optimizers.critic_warmup_updates,
+        config.optimizers.actor_learning_rate,
+        config.optimizers.actor_weight_decay,
+    )
+    actor = train_engine(PolicyModel(model), optimizer, settings)
+    shared = None if reward is None else shared_scores(plan.batches, settings, reward)
+    metric: FunctionScores | None = None
+    if config.rewards.metric_function:
+        from dschat.training.steps.functions import function_scores
+
+        metric = function_scores(config.rewards.metric_function, "--metric_function")
+    return PPOModels(
+        actor=actor,
+        reference=_build_reference(config, plan, tokenizer, actor),
+        critic=_build_critic(config, plan, tokenizer, critic) if config.advantages.needs.critic else None,
+        reward=reward_source(config, plan, tokenizer, programs, shared),
+        rollouts=_rollout_engine(config, actor, tokenizer, report),
+        metric=metric,
+        metric_name=config.rewards.metric_name or "",
+        teacher=_build_teacher(config, plan, tokenizer),
+    )
+
+
+def _build_reference(
+    config: PPOConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, actor: Engine[PolicyModel]
+) -> PolicyEngine:
+    """The SFT model; with LoRA, the actor without its adapters."""
+    if config.memory.actor_lora_dim:
+        return AdaptersOff(actor)
+    settings = frozen_settings(config, plan)
+    seed_new_rows(config, tokenizer)
+    path = config.models.actor_model_name_or_path
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, load_options=load_options_of(config, settings))
+    return frozen_engine(PolicyModel(model), settings)
+
+
+def _build_teacher(config: PPOConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> PolicyEngine | None:
+    """The teacher, frozen like the reference; None without one."""
+    path = config.teacher.teacher_model_name_or_path
+    if path is None:
+        return None
+    settings = frozen_settings(config, plan)
+    model = load_causal_lm(path, TEACHER, settings.dtype, tokenizer, load_options=load_options_of(config, settings))
+    return frozen_engine(PolicyModel(model), settings)
+
+
+def _build_critic(
+    config: PPOConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, shared: PreTrainedModel | None
+) -> Engine[ScalarModel]:
+    """The engine of the critic; with --share_base, its model is `shared`."""
+    settings = engine_settings(
+        config,
+        plan,
+        gradient_checkpointing=bool(config.memory.critic_gradient_checkpointing),
+        zero_stage=config.memory.critic_zero_stage or 0,
+    )
+    path = config.models.critic_model_name_or_path or config.models.actor_model_name_or_path
+    if config.models.critic_model_name_or_path is None:
+        logger.info("the critic starts from the actor, with a zero value head")
+    model = shared
+    if model is None:
+        model = load_critic(
+            path,
+            CRITIC,
+            settings.dtype,
+            tokenizer,
+            load_options=load_options_of(config, settings),
+            may_grow=config.models.critic_model_name_or_path is None,
+        )
+    hint_at_untrained_values(model, f"{CRITIC} {path}")
+    if lora_config(model) is None:
+        finetuning = trained_part(config, config.memory.critic_lora_dim or 0, tokenizer, path, CRITIC)
+        choose_trained(model, finetuning, path)
+    optimizer = optimizer_settings(
+        config, plan.updates, config.optimizers.critic_learning_rate, config.optimizers.critic_weight_decay
+    )
+    return train_engine(ScalarModel(model), optimizer, settings)
+
+
+def _rollout_engine(
+    config: PPOConfig, actor: Engine[PolicyModel], tokenizer: PreTrainedTokenizerBase, report: Report | None = None
+) -> RolloutEngine:
+    """What samples from the actor: vLLM, or an engine of this process."""
+    if config.rollouts.uses_vllm:
+        build_engine: Callable[..., RolloutEngine] = resolve_name(VLLM_ENGINE)
+        return build_engine(config, actor, tokenizer)
+    return choose_engine(
+        config.rollouts.rollout_engine,
+        config.sampling.per_device_generation_batch_size * config.rollouts.samples_per_prompt,
+        actor.module.inner,
+        "--rollout_engine",
+        config.sampling.decode_graphs,
+        report,
+    )
+
+
+def check_heads(config: PPOConfig) -> None:
+    """Raises UserError if the actor's attention heads cannot be split over the ranks that share vLLM."""
+    if config.vllm.vllm_tensor_parallel == 1:
+        return
+    heads: int = open_config(config.models.actor_model_name_or_path, ACTOR).get_text_config().num_attention_heads
+    if heads % config.vllm.vllm_tensor_parallel:
+        raise UserError(
+            f"--vllm_tensor_parallel {config.vllm.vllm_tensor_parallel} does not divide the {heads} attention heads "
+            f"of {ACTOR} {config.models.actor_model_name_or_path}."
+        )

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source of scores of a run, made of those that its flags name: rows of `SCORE_SOURCES`, settings/rewards.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerBase
+
+from dschat.judge.settings import longest_rollout
+from dschat.run.distributed import world_size
+from dschat.scoring.source import NoScores, ScoreSource, Weighted, WeightedScores
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.rewards import SCORE_SOURCES, SIMULATED_USER, SourceKind
+from dschat.training.steps.engines import RunPlan
+
+if TYPE_CHECKING:
+    from dschat.programs.run import ProgramPool
+
+ENVIRONMENT = next(kind for kind in SCORE_SOURCES if kind.flag == "environment")
+
+
+@dataclass(frozen=True)
+class SourceParts:
+    """What sources of scores are built from.
+
+    Attributes:
+        config: the flags.
+        plan: batch sizes and placement of the run.
+        tokenizer: the actor's tokenizer.
+        programs: runs the programs in responses, with --reward_source programs.
+        on_base: scores of a reward model that is an adapter on the actor's base, with --share_base.
+    """
+
+    config: PPOConfig
+    plan: RunPlan
+    tokenizer: PreTrainedTokenizerBase
+    programs: ProgramPool | None
+    on_base: ScoreSource | None
+
+    @property
+    def skips(self) -> bool:
+        """Whether responses without a score are left out."""
+        return self.config.rewards.on_reward_error == "skip"
+
+
+def reward_source(
+    config: PPOConfig,
+    plan: RunPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    programs: ProgramPool | None,
+    on_base: ScoreSource | None = None,
+) -> ScoreSource:
+    """The source of scores of a run, or the weighted sum of several; zeros for an estimator that reads none.
+
+    Args:
+        config: the flags.
+        plan: batch sizes and placement of the run.
+        tokenizer: the actor's tokenizer.
+        programs: runs the programs in responses, with --reward_source programs.
+        on_base: scores of a reward model that is an adapter on the actor's base, with --share_base.
+
+    Raises:
+        UserError: a function, a model, a rubric, a key or an address cannot be used.
+    """
+    parts = SourceParts(config, plan, tokenizer, programs, on_base)
+    return combine_sources(parts, named_sources(parts))
+
+
+def named_sources(parts: SourceParts) -> list[tuple[str, ScoreSource]]:
+    """The sources that the flags name, each with its name in --reward_weights, metrics and samples.
+
+    A simulated user, who gives no rewards, is not among them.
+    """
+    rewards = parts.config.rewards
+    sources = []
+    for name, (kind, value) in zip(rewards.source_names, rewards.sources, strict=True):
+        sources.append((name, build_source(parts, kind, value)))
+    return sources
+
+
+def build_source(parts: SourceParts, kind: SourceKind, value: str) -> ScoreSource:
+    """Imports the builder of a kind of source, and builds the one that a flag's value names."""
+    builder: Callable[[SourceParts, str], ScoreSource] = resolve_name(f"dschat.{kind.builder}")
+    return builder(parts, value)
+
+
+def combine_sources(parts: SourceParts, sources: Sequence[tuple[str, ScoreSource]]) -> ScoreSource:
+    """One source of scores for a run: the weighted sum of named sources, a single source itself, or zeros for none."""
+    config = parts.config
+    if not sources and not config.has_simulated_user:
+        return NoScores()
+    weights = config.rewards.weights
+    skips = config.rewards.on_reward_error == "skip"
+    is_sum = len(sources) > 1 or config.rewards.reward_weights is not None
+    # Beside sums, `WeightedScores` leaves out responses without a score, and adds metrics of a simulated user.
+    if not (is_sum or skips or config.has_simulated_user):
+        return sources[0][1]
+
+    weighted = []
+    for name, source in sources:
+        weighted.append(Weighted(name if is_sum else "", weights[name], source))
+    if config.has_simulated_user:
+        # It rewards nothing. Its source counts turns, and gives no score to dialogues whose user failed.
+        weighted.append(Weighted("", 1.0, build_source(parts, ENVIRONMENT, SIMULATED_USER)))
+    return WeightedScores(weighted, skips)
+
+
+def longest_wait(config: PPOConfig) -> float:
+    """Seconds for all answers of a rollout. Other processes wait for this one, and give up after --ddp_timeout."""
+    return longest_rollout(config) if world_size() > 1 else math.inf

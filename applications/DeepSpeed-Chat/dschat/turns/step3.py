@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 3 on episodes (--environment): environments, what plays with them, the simulated user, their rewards."""
+
+import logging
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from dschat.data.messages import TOOLS
+from dschat.data.observations import ConversationEncoder
+from dschat.run.distributed import is_main, world_size
+from dschat.settings.ppo import PPOConfig
+from dschat.training.ppo.collect import build_actor_sampler
+from dschat.training.ppo.models import PPOModels
+from dschat.training.steps.scores import SourceParts
+from dschat.turns.environments import EnvironmentPool
+from dschat.turns.episodes import EpisodeLimits, EpisodePlayer, all_columns
+from dschat.turns.sampler import EpisodeSampler
+from dschat.turns.scores import EnvironmentScores
+from dschat.turns.settings import longest_wait
+from dschat.turns.simulated_user import UserServer, UserSettings, prompt_columns
+
+logger = logging.getLogger(__name__)
+
+USER_CACHE = ".user-cache"  # answers of the simulated user's server, below the output folder
+
+
+def open_environments(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> EnvironmentPool:
+    """Starts the process of the environments, and tries the chat template.
+
+    To be called before models are loaded, which may take minutes.
+
+    Raises:
+        UserError: the environment's class cannot be loaded, or the chat template cannot be used for episodes.
+    """
+    user = simulated_user(config) if config.has_simulated_user else None
+    pool = EnvironmentPool(
+        config.rewards.environment or "",
+        config.episodes.environment_timeout,
+        config.episodes.environment_workers,
+        user,
+    )
+    tools = pool.traits.tools
+    # Made for its checks of the chat template alone; the player of episodes makes its own.
+    ConversationEncoder(tokenizer, {} if tools is None else {TOOLS: tools}, pool.traits.roles)
+    return pool
+
+
+def build_episode_sampler(
+    config: PPOConfig, models: PPOModels, tokenizer: PreTrainedTokenizerBase, environments: EnvironmentPool
+) -> EpisodeSampler:
+    """What samples episodes of several turns with these environments."""
+    actor = build_actor_sampler(models, tokenizer, config)
+    limits = EpisodeLimits(
+        config.episodes.max_turns,
+        config.sampling.max_prompt_seq_len,
+        config.sampling.max_answer_seq_len,
+        config.episodes.max_turn_seq_len,
+    )
+    skips = config.rewards.on_reward_error == "skip"
+    columns_of = prompt_columns if config.has_simulated_user else all_columns
+    return EpisodeSampler(actor, EpisodePlayer(tokenizer, actor.sampling, environments, limits, skips, columns_of))
+
+
+def simulated_user(config: PPOConfig) -> UserSettings:
+    """Who plays the user with --environment simulated_user; warns of a server that is reached without encryption.
+
+    Raises:
+        UserError: the key of the server is missing.
+    """
+    flags = config.user
+    max_turns = config.episodes.max_turns
+    if flags.user_server is None:
+        return UserSettings(max_turns, function=flags.user_function or "")
+    server = UserServer(
+        url=flags.user_server,
+        model=flags.user_model or "",
+        max_tokens=config.user_requests.user_max_tokens,
+        temperature=config.user_requests.user_temperature,
+        timeout=config.episodes.environment_timeout,
+        tries=config.user_requests.user_tries,
+        cache=str(Path(config.output.output_dir) / USER_CACHE),
+    )
+    server.endpoint()  # raises if there is no key
+    return UserSettings(max_turns, server)
+
+
+def warn_of_wait(config: PPOConfig, held_out: int) -> None:
+    """Warns where processes may wait longer for the environments of an evaluation than --ddp_timeout allows.
+
+    Args:
+        config: the flags, with --environment.
+        held_out: rows of all processes.
+    """
+    processes = world_size()
+    prompts = min(config.num_eval_prompts(processes) or held_out, held_out)
+    wait = longest_wait(config.episodes, -(-prompts // processes))
+    if processes > 1 and wait >= config.engine.ddp_timeout and is_main():
+        logger.warning(
+            "An evaluation has %d episodes; if no environment answers within --environment_timeout %g, it takes %g s"
+            " on a process, and others stop waiting after --ddp_timeout %d. Raise --environment_workers %d, or lower"
+            " --eval_prompts or --environment_timeout.",
+            prompts,
+            config.episodes.environment_timeout,
+            wait,
+            config.engine.ddp_timeout,
+            config.episodes.environment_workers,
+        )
+
+
+def build_environment(parts: SourceParts, environment: str) -> EnvironmentScores:
+    """The rewards of environments, which come with their episodes."""
+    return EnvironmentScores()

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated users of multi-turn rollouts: a model on a server, a model of our own, or somebody's function."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from dschat.base.errors import UserError
+from dschat.base.user_function import call_function
+from dschat.data.dialogues import Dialogue
+from dschat.turns.chat_servers import Endpoint, RequestRejected, Unanswered, complete, open_chat, with_retries
+from dschat.turns.reply_cache import Reply, ReplyCache, digest_of
+
+if TYPE_CHECKING:
+    from dschat.turns.dialogues import Assistant
+
+logger = logging.getLogger(__name__)
+
+MARK = "Question:"
+INSTRUCTIONS = f"""Below is a conversation between a user and an assistant. You play the user.
+
+{{dialogue}}
+
+Write the user's next message. It must follow from the assistant's last answer: ask about something that is still open
+or unclear, point out what seems wrong, or go one step further with the same task. Stay with the user's own goal, tone
+and language, and do not answer in the assistant's place.
+
+First give one or two sentences of justification: why would this user say that now? Then write "{MARK}" and behind it
+the message itself, and nothing else."""
+
+
+class Writer(Protocol):
+    """Writes a text for each prompt."""
+
+    def __call__(self, prompts: Sequence[str], seeds: Sequence[int]) -> Sequence[str | None]:
+        """Texts in the order of the prompts, None if there is none; a seed per prompt decides the sampling."""
+
+
+class SimulatedUser:
+    """A model in the user's place, prompted with the dialogue and instructions."""
+
+    def __init__(self, write: Writer) -> None:
+        self._write = write
+
+    def __call__(
+        self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]
+    ) -> list[str | None]:
+        """See `dschat.turns.dialogues.User`."""
+        texts = self._write([simulator_prompt(dialogue) for dialogue in dialogues], seeds)
+        return [question_of(text or "") or None for text in texts]
+
+
+def simulator_prompt(dialogue: Dialogue) -> str:
+    """The prompt of the model that plays the user."""
+    messages = "\n\n".join(f"### {message['role']}: {message['content']}" for message in dialogue)
+    return INSTRUCTIONS.replace("{dialogue}", messages)
+
+
+def question_of(text: str) -> str:
+    """The user's message in a model's answer: what follows the last "Question:", or the whole text without one."""
+    return text.rpartition(MARK)[2].strip()
+
+
+def has_message(reply: Reply) -> bool:
+    """Whether an answer contains a user's message that is not empty and was not cut off before it."""
+    return bool(question_of(reply.text)) and (MARK in reply.text or not reply.flaw)
+
+
+class ModelWriter:
+    """A local model, which answers prompts as an assistant."""
+
+    def __init__(self, assistant: Assistant) -> None:
+        self._assistant = assistant
+
+    def __call__(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
+        """See `Writer`."""
+        dialogues: list[Dialogue] = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        replies = self._assistant(dialogues, seeds)
+        texts: list[str | None] = []
+        for reply in replies:
+            texts.append(None if reply is None else reply.text)
+        return texts
+
+
+class ServerWriter:
+    """A model on an OpenAI-compatible server. Its answers are cached on disk, so that each is requested once."""
+
+    def __init__(
+        self, endpoint: Endpoint, temperature: float, concurrency: int, cache: Path, remedy: str = ""
+    ) -> None:
+        """Opens the client; sends nothing.
+
+        Args:
+            endpoint: the server and its model.
+            temperature: temperature of sampling.
+            concurrency: requests at the same time.
+            cache: folder for the answers.
+            remedy: what to do where the server does not answer, for messages.
+
+        Raises:
+            UserError: the address is invalid, or its proxy cannot be used.
+        """
+        self._endpoint = endpoint
+        self._temperature = temperature
+        self._concurrency = concurrency
+        self._cache = ReplyCache(cache, has_message)
+        self._remedy = remedy
+        self._has_answered = False
+        self._client = open_chat(endpoint)
+
+    def __call__(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
+        """See `Writer`. Raises UserError if the server does not answer in its number of tries."""
+        with ThreadPoolExecutor(self._concurrency) as pool:
+            answers = []
+            for prompt, seed in zip(prompts, seeds, strict=True):
+                answers.append(pool.submit(self._ask, prompt, seed))
+            try:
+                return [answer.result() for answer in answers]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _ask(self, prompt: str, seed: int) -> str | None:
+        endpoint = self._endpoint
+        body = {
+            "model": endpoint.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": endpoint.max_tokens,
+            "temperature": self._temperature,
+            "seed": seed & (2**31 - 1),
+        }
+        digest = digest_of(body)
+        reply = self._cache.get(digest)
+        if reply is None:
+            reply = self._send(body)
+            if reply is None:
+                return None
+            reply = self._cache.put_first(digest, reply)
+        self._has_answered = True
+        if has_message(reply):
+            return reply.text
+        reason = reply.flaw or reply.refusal or "the answer is empty"
+        logger.warning("%s: no message of a user: %s", endpoint.flags.url, reason)
+        return None
+
+    def _send(self, body: dict[str, object]) -> Reply | None:
+        """The server's answer; None if it refuses this text but has answered others."""
+        flag = f"{self._endpoint.flags.url} {self._endpoint.base_url}"
+        try:
+            send = partial(complete, self._client, self._endpoint, body)
+            return with_retries(send, self._endpoint).reply
+        except Unanswered as error:
+            problem = f"{flag}: {error}. {self._remedy}"
+            raise UserError(problem.rstrip()) from error
+        except RequestRejected as error:
+            if not self._has_answered:
+                raise UserError(f"{flag}: it refuses the request: {error}") from error
+            logger.warning("%s refuses one dialogue: %s", flag, error)
+            return None
+
+
+class FunctionUser:
+    """A user's function: dialogues, each a list of messages → the next user message of each."""
+
+    def __init__(self, function: Callable[[list[Dialogue]], list[str]], flag: str) -> None:
+        self._function = function
+        self._flag = flag
+
+    def __call__(
+        self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]
+    ) -> list[str | None]:
+        """See `dschat.turns.dialogues.User`. Raises UserError if the function fails or returns something else."""
+        copies: list[Dialogue] = []
+        for dialogue in dialogues:
+            copies.append([dict(message) for message in dialogue])
+        result: object = call_function(self._function, self._flag, copies)
+        texts = result if isinstance(result, list | tuple) else [result]
+        if len(texts) != len(dialogues) or not all(isinstance(text, str) for text in texts):
+            raise UserError(
+                f"{self._flag}: the function must return a list of texts, one for each of the {len(dialogues)} "
+                f"dialogues it gets; it returned {type(result).__name__} of {len(texts)}."
+            )
+        return [str(text).strip() or None for text in texts]

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agreement of raters, and win rates at equal length, in cases that can be worked out by hand."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from dschat.base.statistics import MeanInterval, Rate, win_rates
+from dschat.evaluation import results
+from dschat.evaluation.results import counted_verdicts, group_agreement, majority
+
+COUNTED = {"A": "A", "B": "B", "t": "tie"}
+
+
+def rated(verdicts: str) -> pd.Series:
+    """Verdicts by item, from letters: A, B, t(ie), and - where none counts."""
+    return pd.Series([COUNTED.get(letter) for letter in verdicts], dtype=object)
+
+
+def agreement(first: str, second: str) -> dict:
+    """Of raters x and y."""
+    return results.agreement(rated(first).rename("x"), rated(second).rename("y"))
+
+
+def agreement_of_three(x: str, y: str, z: str) -> dict:
+    return group_agreement("people", pd.DataFrame({"x": rated(x), "y": rated(y), "z": rated(z)}))
+
+
+def test_cohens_kappa_of_a_two_by_two_table():
+    """A/A 20, A/B 5, B/A 10, B/B 15: observed 0.7, by chance 0.5 · 0.6 + 0.5 · 0.4 = 0.5, kappa 0.2 / 0.5 = 0.4."""
+    result = agreement("A" * 25 + "B" * 25, "A" * 20 + "B" * 5 + "A" * 10 + "B" * 15)
+    assert (result["raters"], result["items"], result["decided"]) == (("x", "y"), 50, 50)
+    assert result["same"].value == pytest.approx(0.7) and result["same_decided"] == result["same"]
+    # Wilson: (0.7 + 0.0384146 ± 1.959964 · √(0.21 / 50 + 3.841459 / 10000)) / 1.0768292 = 0.685730 ± 0.123234.
+    assert (result["same"].low, result["same"].high) == pytest.approx((0.562496, 0.808964), abs=2e-6)
+    assert result["kappa"].value == pytest.approx(0.4)
+    assert result["kappa"].low < 0.4 < result["kappa"].high
+
+
+def test_cohens_kappa_with_ties():
+    """Ten items; six on the diagonal; by chance (4 · 5 + 2 · 2 + 4 · 3) / 100 = 0.36; kappa 0.24 / 0.64 = 0.375."""
+    result = agreement("AAAAttBBBB", "AAAttBABAB")
+    assert result["same"].value == pytest.approx(0.6)
+    assert result["kappa"].value == pytest.approx(0.375)
+    # Without ties AAA beside AAA and BBBB beside ABAB: 5 of 7.
+    assert result["decided"] == 7
+    assert result["same_decided"].value == pytest.approx(5 / 7)
+
+
+def test_invalid_answers_and_passes_count_as_not_rated():
+    rows = [(0, "x", "A"), (1, "x", "invalid"), (2, "x", "B"), (0, "y", "skip"), (2, "y", "tie")]
+    table = counted_verdicts(pd.DataFrame(rows, columns=["item", "rater", "verdict"]))
+    assert list(table.columns) == ["x", "y"]
+    assert table.isna().to_numpy().tolist() == [[False, True], [True, True], [False, False]]
+    assert table.loc[2].tolist() == ["B", "tie"]
+
+
+def test_only_items_with_two_verdicts_that_count_are_common():
+    result = agreement("AAB---B", "ABBAAA-")
+    assert result["items"] == 3 and result["same"].value == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kappa"),
+    [
+        ("AAAA", "AAAA", None),  # chance alone makes them agree always
+        ("tttt", "tttt", None),
+        ("A", "A", None),
+        ("A", "B", MeanInterval(0.0)),  # 0 of 1, by chance 0
+        ("AABB", "AABB", MeanInterval(1.0)),  # the formula's error is 0: no interval
+        ("AABB", "BBAA", MeanInterval(-1.0)),  # 0 of 4, by chance 0.5
+    ],
+)
+def test_edges_of_kappa(first, second, kappa):
+    assert agreement(first, second)["kappa"] == kappa
+
+
+def test_no_common_item():
+    result = agreement("AA--", "--BB")
+    assert (result["items"], result["same"], result["kappa"], result["same_decided"]) == (0, None, None, None)
+    group = agreement_of_three("AA--", "--BB", "AAAA")
+    assert (group["items"], group["same"], group["kappa"]) == (0, None, None)
+
+
+def test_fleiss_kappa_of_three_raters():
+    """AAA, AAB, BBB, BAB: pairs agree in 1, 1/3, 1, 1/3, mean 2/3; A and B 6 of 12 each, chance 1/2: kappa 1/3."""
+    group = agreement_of_three("AABB", "AABA", "ABBB")
+    assert (group["name"], group["raters"], group["items"]) == ("people", ("x", "y", "z"), 4)
+    assert group["same"] == pytest.approx(2 / 3)
+    assert group["kappa"] == pytest.approx(1 / 3)
+
+
+def test_fleiss_kappa_with_ties_and_passes():
+    """The pass leaves AtB and AAA: pairs agree in 0 and 1; A 4/6, tie 1/6, B 1/6, chance 18/36: kappa 0."""
+    group = agreement_of_three("AAA", "tA-", "BAA")
+    assert group["items"] == 2
+    assert group["same"] == pytest.approx(0.5)
+    assert group["kappa"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_fleiss_kappa_of_one_verdict_is_not_defined():
+    group = agreement_of_three("AAA", "AAA", "AAA")
+    assert (group["kappa"], group["same"]) == (None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("votes", "verdict"),
+    [
+        ("AAB", "A"),
+        ("AB", "tie"),
+        ("ABt", "tie"),
+        ("ttB", "tie"),
+        ("-B", "B"),
+        ("--", None),  # without a vote that counts there is none
+    ],
+)
+def test_majority(votes, verdict):
+    (result,) = majority(pd.DataFrame([rated(votes)]))
+    assert result == verdict or (verdict is None and pd.isna(result))
+
+
+# At equal length
+#
+# With two values of the length term, ±t, a regression of two coefficients meets both shares exactly:
+# logit p₊ = a + bt and logit p₋ = a − bt, so that a = (logit p₊ + logit p₋) / 2, with the variance
+# (1 / n₊p₊q₊ + 1 / n₋p₋q₋) / 4, times n / (n − 2) for the robust one.
+
+Z = 1.959963984540054  # 97.5 % of a normal distribution
+
+
+def length_controlled(verdicts, differences, items=None):
+    """Without items every verdict is about one of its own."""
+    return results.length_controlled(verdicts, differences, list(range(len(verdicts))) if items is None else items)
+
+
+def two_lengths(longer: tuple[int, int], shorter: tuple[int, int]) -> tuple[list[str], list[int]]:
+    """Verdicts and differences: (wins, losses) where A is 30 characters longer, and where it is 30 shorter.
+
+    tanh(d / sd) differs in size between the two values unless both are as many; what matters is that there are two.
+    """
+    verdicts = ["A"] * longer[0] + ["B"] * longer[1] + ["A"] * shorter[0] + ["B"] * shorter[1]
+    return verdicts, [30] * sum(longer) + [-30] * sum(shorter)
+
+
+def logit(p: float) -> float:
+    return math.log(p / (1 - p))
+
+
+def ends_by_hand(mean: float, longer: float, shorter: float) -> list[float]:
+    """Of the interval around a logit, from n · p · q of both lengths; n is 50 in all."""
+    half_width = Z * math.sqrt((1 / longer + 1 / shorter) / 4 * 50 / 48)
+    return [1 / (1 + math.exp(-mean - sign * half_width)) for sign in (-1, 1)]
+
+
+def test_verdicts_that_follow_length_alone_give_one_half():
+    """A is longer in 40 of 50 items, and the longer one wins in 80 % of both: 34 wins, and yet no better."""
+    verdicts, gaps = two_lengths((32, 8), (2, 8))
+    assert win_rates(verdicts).win.value == 0.68
+    result = length_controlled(verdicts, gaps)
+    assert result.rate.value == pytest.approx(0.5, abs=1e-9)
+    assert [result.rate.low, result.rate.high] == pytest.approx(ends_by_hand(0, 40 * 0.16, 10 * 0.16), abs=1e-6)
+    assert result.slope > 0 and result.remark == ""
+
+
+def test_length_is_taken_out_of_a_real_lead():
+    """0.9 where A is longer and 0.4 where it is shorter: logits 2.197225 and −0.405465, mean 0.895880, 71.01 %."""
+    result = length_controlled(*two_lengths((36, 4), (4, 6)))
+    assert result.rate.value == pytest.approx(0.710102, abs=1e-6)
+    ends = ends_by_hand((logit(0.9) + logit(0.4)) / 2, 40 * 0.09, 10 * 0.24)
+    assert [result.rate.low, result.rate.high] == pytest.approx(ends, abs=1e-6)
+
+
+def test_a_tie_is_half_a_win():
+    """10 ties in place of 5 wins and 5 losses leave the rate; the interval narrows."""
+    verdicts, gaps = two_lengths((20, 10), (8, 12))
+    ties = ["A"] * 15 + ["tie"] * 10 + ["B"] * 5 + ["A"] * 8 + ["B"] * 12
+    plain, tied = length_controlled(verdicts, gaps), length_controlled(ties, gaps)
+    assert tied.rate.value == pytest.approx(plain.rate.value, abs=1e-9)
+    assert tied.rate.high - tied.rate.low < plain.rate.high - plain.rate.low
+
+
+def test_votes_on_one_item_do_not_narrow_the_interval():
+    verdicts, gaps = two_lengths((20, 10), (8, 12))
+    once = length_controlled(verdicts, gaps).rate
+    twice = length_controlled(verdicts * 2, gaps * 2, list(range(50)) * 2).rate
+    apart = length_controlled(verdicts * 2, gaps * 2).rate
+    # Clustered: the factor is 50/49 · 99/98 of a variance of the same size instead of 50/48.
+    assert twice.high - twice.low == pytest.approx(once.high - once.low, rel=0.01)
+    assert apart.high - apart.low < 0.75 * (once.high - once.low)
+
+
+def test_exchanging_the_models_mirrors_the_rate():
+    verdicts, gaps = two_lengths((36, 4), (4, 6))
+    swapped = [{"A": "B", "B": "A"}[verdict] for verdict in verdicts]
+    there, back = length_controlled(verdicts, gaps).rate, length_controlled(swapped, [-gap for gap in gaps]).rate
+    assert (1 - back.value, 1 - back.high, 1 - back.low) == pytest.approx((there.value, there.low, there.high))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "gaps", "words"),
+    [
+        ([], [], "too few points for one of the models: 0, the regression needs 5"),
+        (["A"], [3], "too few points"),
+        (["A"] * 50 + ["B"] * 4, range(54), "too few points for one of the models: 4"),
+        (["A", "B"] * 10, [7] * 20, "differs by the same length"),
+        (["A"] * 10 + ["B"] * 10, range(20, 0, -1), "length tells wins from losses without exception"),
+        (["A"] * 10 + ["B"] * 10, range(20), "length tells wins from losses without exception"),
+        (["A"] * 10 + ["tie"] * 9 + ["B"] * 10, range(29), "length tells wins from losses without exception"),
+        (["A"] * 20 + ["tie"] * 10, range(30), "length tells wins from losses without exception"),
+        (["A"] * 12 + ["B"] * 11, [*range(1, 11), -1, 10**9, 1, *range(-10, 0)], "almost without exception"),
+    ],
+)
+def test_what_cannot_be_estimated_is_said(verdicts, gaps, words):
+    result = length_controlled(verdicts, list(gaps))
+    assert result.rate is None and result.slope is None and words in result.remark
+
+
+def test_what_is_said_of_few_items_ties_alone_and_extrapolations():
+    few = length_controlled(["A", "B"] * 10, list(range(20)), [0, 1, 2, 3] * 5)
+    assert few.rate is None and "too few items: 4" in few.remark, "many votes on few items are few"
+    ties = length_controlled(["tie"] * 12, list(range(12)))
+    assert ties.rate == Rate(0.5) and ties.remark == "every verdict is a tie"
+    verdicts, gaps = two_lengths((20, 10), (8, 12))
+    assert "extrapolated" in length_controlled(verdicts, [gap + 100 for gap in gaps]).remark

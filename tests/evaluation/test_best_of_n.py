@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sweep over numbers of responses and temperatures: what it draws, and what a kill leaves."""
+
+import json
+import sys
+from statistics import fmean
+
+import pytest
+
+from cli_runs import ROOT, arguments, read_jsonl, run_command
+from closeness import near
+from dschat.base.errors import UserError
+from dschat.evaluation import generate as scored
+from dschat.evaluation import prompts
+from dschat.evaluation.generate import run_best_of_n, run_inference
+from dschat.evaluation.generate_options import BestOfOptions
+from dschat.settings.parse import parse as parse_flags
+from killed_commands import kill_when, rows_kept
+
+SHORT = {"best_of": (2, 3), "temperatures": (0.5, 1.2), "single_temperatures": (0.0, 0.5), "num_samples": 7}
+
+
+@pytest.fixture
+def sweep(plain):
+    """sweep(**changes): options of a short sweep."""
+    return lambda **changes: BestOfOptions(**(plain | SHORT | changes))
+
+
+def files_of(path):
+    """name → bytes of everything in the folder of a result."""
+    return {file.name: file.read_bytes() for file in path.parent.iterdir()}
+
+
+def test_defaults_are_the_papers():
+    words = ["--proj_path", "P", "--dataset", "summarize", "--model", "M", "--reward_model", "R"]
+    parsed = parse_flags(BestOfOptions, words)
+    assert list(parsed.sweep.best_of) == [4, 8, 16, 32]
+    assert list(parsed.sweep.temperatures) == [0.2, 0.4, 0.6, 0.8, 1.0, 1.2]
+    assert list(parsed.sweep.single_temperatures) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert parsed.sweep.responses_per_prompt == {0: 1} | dict.fromkeys((0.2, 0.4, 0.6, 0.8, 1.0, 1.2), 32)
+    given = ["--best_of", "2", "5", "--temperatures", "1", "--single_temperatures"]
+    parsed = parse_flags(BestOfOptions, [*words, *given])
+    assert (list(parsed.sweep.best_of), parsed.sweep.responses_per_prompt) == ([2, 5], {1.0: 5})
+
+
+def test_draws_are_those_of_single_runs(sweep, options):
+    """The responses at a temperature are those that inference with --num_return draws; more begin with the same."""
+    chosen = sweep(num_samples=5)
+    table = run_best_of_n(chosen)
+    path = chosen.result_path
+    assert path.parts[-3:] == ("summarize", "best-of-n", "run.jsonl")
+    assert sorted(files_of(path)) == ["run.json", "run.jsonl", "run.md", "run.png"]
+    rows = read_jsonl(path)
+    by_temperature = {t: [row for row in rows if row["temperature"] == t] for t in (0.0, 0.5, 1.2)}
+    assert [row["temperature"] for row in rows] == [0.0] * 5 + [0.5] * 5 + [1.2] * 5
+    for temperature, draws in ((0.0, 1), (0.5, 3), (1.2, 2)):
+        alone = options(temperature=str(temperature), num_return=draws, num_samples=5, overwrite=True)
+        run_inference(alone)
+        for row, single in zip(by_temperature[temperature], read_jsonl(alone.result_path), strict=True):
+            assert list(row) == ["prompt", "temperature", "responses", "rewards", "finished", "scorer"]
+            assert row["prompt"] == single["prompt"]
+            rewards = row["rewards"][:draws]
+            assert rewards == near(single.get("rewards", [single["reward"]]))
+            best = rewards.index(max(rewards))
+            assert row["responses"][best] == single["response"] and row["finished"][best] == single["finished"]
+    assert all(len(row["rewards"]) == (3 if row["temperature"] else 1) for row in rows)
+    written = json.loads(path.with_name("run.json").read_text())["rows"]
+    (of_two,) = [row for row in written if (row["temperature"], row["n"]) == (1.2, 2)]
+    assert of_two["first"]["value"] == pytest.approx(fmean(max(row["rewards"][:2]) for row in by_temperature[1.2]))
+    assert f"{of_two['first']['value']:.3f} [" in table
+
+
+def test_models_are_opened_once_and_not_for_a_finished_sweep(sweep, interrupt):
+    opened = interrupt(prompts, "load_policy")
+    chosen, again = sweep(num_samples=2), sweep(num_samples=2, overwrite=True)
+    run_best_of_n(chosen)
+    assert len(opened) == 1
+    with pytest.raises(UserError, match="run.jsonl exists, finished"):
+        run_best_of_n(chosen)
+    before = files_of(chosen.result_path)
+    interrupt(scored, "write_best_of", 0)
+    with pytest.raises(KeyboardInterrupt):
+        run_best_of_n(again)
+    interrupt(scored, "write_best_of")
+    assert len(opened) == 2
+    run_best_of_n(again)
+    assert len(opened) == 2, "everything had been drawn; only table and curves were missing"
+    assert files_of(chosen.result_path) == before
+
+
+@pytest.mark.slow
+def test_killed_between_two_temperatures_and_started_again_gives_the_same_files(project, sweep, tmp_path):
+    flags = {"dataset": "hh-rlhf", "max_new_tokens": 16, "batch_size": 2, "num_samples": 8, "name": "killed"}
+    uninterrupted = sweep(**flags)
+    run_best_of_n(uninterrupted)
+    whole = files_of(uninterrupted.result_path)
+    again = sweep(proj_path=tmp_path / "killed", **flags)
+    words = flags | SHORT | {"proj_path": again.project.proj_path, "device": "cpu", "num_samples": 8}
+    words |= {"model": project / "run", "reward_model": project / "rm"}
+    partial = again.result_path.with_name("killed.jsonl.partial")
+    command, data = [sys.executable, "inference/best_of_n.py", *arguments(words)], str(project / "data")
+    kill_when(command, lambda: rows_kept(partial) > 10, ROOT, MA_RLHF_DATA=data)  # 8 rows at 0, 2 at 0.5
+    assert 10 < rows_kept(partial) < 24
+    with pytest.raises(UserError, match="was begun with --best_of .2, 3., now it is .2, 4."):
+        run_best_of_n(sweep(proj_path=again.project.proj_path, **flags | {"best_of": (2, 4)}))
+    done = run_command(command, cwd=ROOT, MA_RLHF_DATA=data).expect(0)
+    assert "| killed " in done.stdout and "N = 3" in done.stdout and "8 prompts: " in done.stdout
+    assert files_of(again.result_path) == whole

@@ -1,0 +1,479 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The evaluation report on files made by hand, whose numbers can be worked out on paper."""
+
+import dataclasses
+import json
+import struct
+import sys
+
+import pytest
+
+from cli_runs import ROOT, read_jsonl, run_command, write_jsonl
+from dschat.base.errors import UserError
+from dschat.base.statistics import Tally
+from dschat.evaluation.comparisons import build_evaluation_report
+from dschat.evaluation.results import section_result
+from dschat.evaluation.votes import read_votes
+from dschat.evaluation.votes import sections_of as sorted_votes
+
+# 50 items: 28 wins, 9 ties, 10 losses, 3 answers that cannot be read. Item i: prompt i, 20 + i letters against 30.
+FIFTY = ["A"] * 28 + ["tie"] * 9 + ["B"] * 10 + ["invalid"] * 3
+
+
+def texts(number: int) -> tuple[str, str, str]:
+    """Prompt and responses of an item."""
+    return f"prompt {number}", "a" * (20 + number), f"{number:02d}" + "b" * 28
+
+
+def verdict_row(number: int, verdict: str, rater: str = "gpt", kind: str = "judge", **more) -> dict:
+    prompt, a, b = texts(number)
+    row = {"prompt": prompt, "response_a": a, "response_b": b, "verdict": verdict, "kind": kind, "rater": rater}
+    return row | {"model_a": "ma", "model_b": "ppo", "dataset": "summarize"} | more
+
+
+def swapped(row: dict) -> dict:
+    """The row as a file with the models in the other order would hold it."""
+    other = {"A": "B", "B": "A"}
+
+    def turn(order):
+        return order | {"first": other[order["first"]], "verdict": other.get(order["verdict"], order["verdict"])}
+
+    new = row | {"response_a": row["response_b"], "response_b": row["response_a"]}
+    new |= {"model_a": row["model_b"], "model_b": row["model_a"], "verdict": other.get(row["verdict"], row["verdict"])}
+    if "orders" in row:
+        new["orders"] = [turn(order) for order in row["orders"]]
+    return new
+
+
+def verdict_file(folder, name, rows):
+    return write_jsonl(folder / f"{name}.jsonl", rows)
+
+
+def response_files(folder, rewards, names=("ma", "ppo")):
+    """Two files of scored responses to the first prompts; `rewards` holds (reward a, reward b) per item."""
+    files = []
+    for side, name in enumerate(names):
+        rows = [
+            {"prompt": texts(i)[0], "response": texts(i)[1 + side], "reward": pair[side]}
+            for i, pair in enumerate(rewards)
+        ]
+        files.append(write_jsonl(folder / f"{name}.jsonl", rows))
+    return files
+
+
+def sections_of(*files, reward_margin=0.0, dataset=""):
+    """The sections of `build_evaluation_report`, without its files; tables as lists of named tuples."""
+    sections = []
+    for section in sorted_votes(read_votes(files, reward_margin), reward_margin, dataset):
+        result = section_result(section)
+        names = ("raters", "agreement", "group_agreement")
+        tables = {name: list(getattr(result, name).itertuples(index=False)) for name in names}
+        sections.append(dataclasses.replace(result, **tables))
+    return sections
+
+
+def rater_of(section, name):
+    return next(rater for rater in section.raters if rater.rater == name)
+
+
+@pytest.fixture
+def fifty(tmp_path):
+    return verdict_file(tmp_path, "judge", [verdict_row(i, verdict) for i, verdict in enumerate(FIFTY)])
+
+
+def test_rates_and_intervals_of_fifty_items_by_hand(tmp_path, fifty):
+    """n = 47 verdicts that count, z² = 3.841459: the centre is (k + z²/2) / (n + z²), the half width
+    z / (n + z²) · √(k (n − k) / n + z² / 4), where z / (n + z²) = 1.959964 / 50.841459 = 0.0385505."""
+    (section,) = sections_of(fifty)
+    (rater,) = section.raters
+    assert (section.models, section.dataset, rater.rater) == (("ma", "ppo"), "summarize", "judge gpt")
+    assert rater.rates.tally == Tally(wins=28, ties=9, losses=10, invalid=3, skipped=0)
+    assert (rater.items, rater.rates.tally.counted, rater.rates.tally.total) == (50, 47, 50)
+    by_hand = {
+        "win": (28 / 47, 29.9207295 / 50.841459, 0.0385505 * (28 * 19 / 47 + 0.96036475) ** 0.5),
+        "tie": (9 / 47, 10.9207295 / 50.841459, 0.0385505 * (9 * 38 / 47 + 0.96036475) ** 0.5),
+        "loss": (10 / 47, 11.9207295 / 50.841459, 0.0385505 * (10 * 37 / 47 + 0.96036475) ** 0.5),
+    }
+    for name, (value, centre, half_width) in by_hand.items():
+        rate = getattr(rater.rates, name)
+        assert rate.value == pytest.approx(value)
+        assert (rate.low, rate.high) == pytest.approx((centre - half_width, centre + half_width), abs=1e-6)
+    # 59.6 % of wins, by the formula from 45.3 to 72.4.
+    assert (round(rater.rates.win.low, 3), round(rater.rates.win.high, 3)) == (0.453, 0.724)
+    # Half: (28 + 4.5) / 47. Its variance is (28 · 1 + 9 · 0.25) / 47 − 0.691489² = 0.165459, the error
+    # √(0.165459 / 47) = 0.059333, and the bootstrap's interval is near 1.96 of them on both sides.
+    half = rater.rates.half
+    assert half.value == pytest.approx(32.5 / 47)
+    assert half.low == pytest.approx(0.691489 - 1.96 * 0.059333, abs=0.02)
+    assert half.high == pytest.approx(0.691489 + 1.96 * 0.059333, abs=0.02)
+
+
+def test_json_and_text_hold_the_same_numbers_and_the_picture_is_drawn(tmp_path, fifty):
+    report = build_evaluation_report([fifty], tmp_path / "deep" / "out")
+    written = json.loads((tmp_path / "deep" / "out" / "report.json").read_text())
+    (section,) = written["sections"]
+    assert (section["model_a"], section["model_b"], section["items"]) == ("ma", "ppo", 50)
+    (rater,) = section["raters"]
+    assert rater["counts"] == {"wins": 28, "ties": 9, "losses": 10, "invalid": 3, "skipped": 0}
+    assert (rater["verdicts"], rater["counted"], rater["kind"]) == (50, 47, "judge")
+    assert rater["rates"]["win"]["value"] == pytest.approx(28 / 47)
+    assert rater["position"] is None and section["means"]["reward"] is None
+    picture = (tmp_path / "deep" / "out" / "report.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and struct.unpack(">I", picture[16:20]) == (1320,)
+
+    text = report.text()
+    assert "ma against ppo, summarize: 50 items" in text
+    cells = [line.split() for line in text.splitlines()]
+    assert "judge gpt 50 50 47 28 9 10 3 0".split() in cells
+    assert "59.6 [45.3, 72.4]" in text
+    assert "per cent of the verdicts counted: wins, ties and losses, without invalid answers and passes" in text
+
+
+def test_lengths_by_hand(tmp_path, fifty):
+    """A has 20 … 69 letters, mean 44.5; B has 30. The variance of n numbers in a row is n (n + 1) / 12."""
+    (section,) = sections_of(fifty)
+    characters = section.means["characters"]
+    words = section.means["words"]
+    assert (characters["first"].mean, characters["second"].mean, characters["difference"].mean) == (44.5, 30, 14.5)
+    assert characters["difference"].error == pytest.approx((50 * 51 / 12 / 50) ** 0.5)
+    assert (words["first"].mean, words["second"].mean, words["items"]) == (1, 1, 50)
+
+
+def test_files_of_opposite_order_count_together(tmp_path):
+    rows = [verdict_row(i, verdict, orders=[{"first": "A", "verdict": verdict}]) for i, verdict in enumerate(FIFTY)]
+    whole = sections_of(verdict_file(tmp_path, "whole", rows))
+    first = verdict_file(tmp_path, "first", rows[::2])
+    second = verdict_file(tmp_path, "second", [swapped(row) for row in rows[1::2]])
+    (section,) = sections_of(first, second)
+    assert section.models == ("ma", "ppo")
+    assert section.raters[0].rates.tally == whole[0].raters[0].rates.tally
+    assert section.raters[0].position["first_place"].value == whole[0].raters[0].position["first_place"].value
+    assert section.raters[0].length_controlled.rate == whole[0].raters[0].length_controlled.rate
+    assert section.means["characters"]["first"] == whole[0].means["characters"]["first"]
+    (other_way,) = sections_of(second, first)
+    assert other_way.models == ("ppo", "ma")
+    tally = other_way.raters[0].rates.tally
+    assert (tally.wins, tally.ties, tally.losses, tally.invalid) == (10, 9, 28, 3)
+
+
+def test_a_judge_asked_in_both_orders_in_two_files_counts_once_per_item(tmp_path):
+    """AA → win, AB → tie, A tie → tie, BB → loss, A invalid → invalid."""
+    there = [verdict_row(i, v, orders=[{"first": "A", "verdict": v}]) for i, v in enumerate(["A", "A", "A", "B", "A"])]
+    again = ["A", "B", "tie", "B", "invalid"]
+    back = [swapped(verdict_row(i, v, orders=[{"first": "B", "verdict": v}])) for i, v in enumerate(again)]
+    (section,) = sections_of(verdict_file(tmp_path, "x", there), verdict_file(tmp_path, "y", back))
+    (rater,) = section.raters
+    assert rater.rates.tally == Tally(1, 2, 1, 1, 0)
+    # Four items with two readable orders, equal in two of them.
+    assert (rater.position["both_orders"], rater.position["consistent"].value) == (4, 0.5)
+    # Preferences: A first five times, won by A four times; B first three times with a winner, won by B twice.
+    assert (rater.position["decided"], rater.position["first_place"].value) == (8, pytest.approx(6 / 8))
+
+
+def test_one_name_in_two_files_on_the_same_items_is_two_raters(tmp_path):
+    files = [
+        verdict_file(tmp_path, name, [verdict_row(i, v, "me", "human") for i, v in enumerate(verdicts)])
+        for name, verdicts in (("ann", "AAB"), ("bob", "ABB"))
+    ]
+    (section,) = sections_of(*files)
+    assert [rater.rater for rater in section.raters] == ["all 2 humans", "human me (ann)", "human me (bob)"]
+    assert section.agreement[0].same.value == pytest.approx(2 / 3)
+    (once,) = sections_of(files[0], files[0])
+    assert [rater.items for rater in once.raters] == [3], "a file given twice counts once"
+    (equal,) = sections_of(verdict_file(tmp_path, "j", [verdict_row(0, v) for v in ("A", "B", "A", "tie")]))
+    assert (equal.raters[0].items, equal.raters[0].rates.tally.total, equal.items) == (4, 4, 4), "of their own"
+
+
+def test_position_of_a_judge_by_hand(tmp_path):
+    """Six items: three agree (A, B, tie), two prefer the first place in both orders, the last has an invalid order."""
+    orders = ["AA", "BB", "tt", "AB", "AB", "A?"]
+    names = {"A": "A", "B": "B", "t": "tie", "?": "invalid"}
+    shown = [[{"first": first, "verdict": names[v]} for first, v in zip("AB", v2, strict=True)] for v2 in orders]
+    rows = [verdict_row(i, "tie", orders=both) for i, both in enumerate(shown)]
+    (section,) = sections_of(verdict_file(tmp_path, "j", rows))
+    position = section.raters[0].position
+    assert (position["both_orders"], position["consistent"].value) == (5, pytest.approx(3 / 5))
+    # Wins: AA and BB one of two by the first place each, AB both, twice, A? its one: 1 + 1 + 2 + 2 + 1 of 9.
+    assert (position["decided"], position["first_place"].value) == (9, pytest.approx(7 / 9))
+
+
+def test_people_are_shown_together_and_alone(tmp_path):
+    """Three people on four items, one pass. Votes 5 A, 2 ties, 4 B; majorities A, B, tie (of three), A (of two)."""
+    votes = {"ann": "ABAA", "bob": "ABBs", "cid": "BttA"}
+    names = {"A": "A", "B": "B", "t": "tie", "s": "skip"}
+    people = [
+        verdict_row(i, names[v], who, "human", dataset="", first="A")
+        for who, given in votes.items()
+        for i, v in enumerate(given)
+    ]
+    judge = [verdict_row(i, v) for i, v in enumerate(["A", "B", "A", "B"])]
+    files = verdict_file(tmp_path, "h", people), verdict_file(tmp_path, "j", judge)
+    (section,) = sections_of(*files)
+    labels = ["judge gpt", "all 3 humans", "human ann", "human bob", "human cid"]
+    assert [rater.rater for rater in section.raters] == labels
+    everyone = rater_of(section, "all 3 humans")
+    assert everyone.pooled and everyone.items == 4
+    assert everyone.rates.tally == Tally(wins=5, ties=2, losses=4, invalid=0, skipped=1)
+    assert rater_of(section, "human bob").rates.tally == Tally(1, 0, 2, 0, 1)
+    # Of the nine votes with a winner the first response, A, got five.
+    assert (everyone.position["decided"], everyone.position["first_place"].value) == (9, pytest.approx(5 / 9))
+    assert (everyone.position["both_orders"], everyone.position["consistent"]) == (0, None)
+    found = {one.raters: one for one in section.agreement}
+    assert len(found) == 1 + 6
+    with_majority = found["judge gpt", "humans' majority"]
+    assert (with_majority.items, with_majority.same.value) == (4, 0.5)
+    assert found["human ann", "human bob"].same.value == pytest.approx(2 / 3)
+    groups = {group.name: group for group in section.group_agreement}
+    assert set(groups) == {"humans", "all raters"}
+    assert groups["humans"].items == 3
+    text = build_evaluation_report(list(files), tmp_path).text()
+    assert "judge gpt – humans' majority" in text and "judge gpt – human ann" not in text and "report.json" in text
+
+
+def test_reward_model_judges_two_files_of_responses(tmp_path):
+    """Differences 1, −1, 0, 0.5: two wins, a loss and a tie; with a margin of 0.5 one, one and two."""
+    files = response_files(tmp_path, [(2, 1), (1, 2), (1, 1), (1.5, 1)])
+    (section,) = sections_of(*files)
+    (rater,) = section.raters
+    assert (section.models, rater.rater, rater.rates.tally) == (("ma", "ppo"), "reward model", Tally(2, 1, 1))
+    # Means 1.375 and 1.25, difference 0.125 of 1, −1, 0, 0.5: squares 2.1875, error √(2.1875 / 3 / 4).
+    reward = section.means["reward"]
+    assert (reward["first"].mean, reward["second"].mean) == (1.375, 1.25)
+    assert reward["difference"].error == pytest.approx((2.1875 / 12) ** 0.5)
+    (section,) = sections_of(*files, reward_margin=0.5)
+    assert section.raters[0].rates.tally == Tally(1, 2, 1)
+    assert "at most 0.5 is a tie" in build_evaluation_report(files, tmp_path, 0.5).text()
+
+
+def test_rewards_of_different_reward_models_are_not_compared(tmp_path):
+    """A reward model of another name but with the same hash is the same; a file that does not say is believed."""
+    files = response_files(tmp_path, [(2, 1), (1, 2)])
+
+    def written_by(*scorers):
+        for file, scorer in zip(files, scorers, strict=True):
+            rows = [row | ({"scorer": scorer} if scorer else {}) for row in read_jsonl(file)]
+            write_jsonl(file, rows)
+
+    for scorers in [("rm 12ab", "copy 12ab"), ("rm 12ab", "")]:
+        written_by(*scorers)
+        (section,) = sections_of(*files)
+        assert section.raters[0].rates.tally == Tally(1, 0, 1)
+    written_by("rm 12ab", "rm 34cd")
+    with pytest.raises(UserError, match="ma.jsonl:1 are by rm 12ab, those of .*ppo.jsonl:1 by rm 34cd: rewards"):
+        sections_of(*files)
+
+
+@pytest.mark.parametrize("blank", ["", "  ", "\t\n", None])
+def test_rewards_that_do_not_say_what_gave_them(tmp_path, caplog, blank):
+    """No column, null and blanks are the same: taken to be by the scorer of others, which is said if one has it."""
+    files = response_files(tmp_path, [(2, 1), (1, 2)])
+    rows = [read_jsonl(file) for file in files]
+    write_jsonl(files[0], [rows[0][0] | {"scorer": blank}, rows[0][1]])
+    (section,) = sections_of(*files)
+    assert section.raters[0].rates.tally == Tally(1, 0, 1) and "column" not in caplog.text
+    write_jsonl(files[0], [rows[0][0] | {"scorer": blank}, rows[0][1] | {"scorer": " rm  12ab "}])
+    (section,) = sections_of(*files)
+    assert section.raters[0].rates.tally == Tally(1, 0, 1)
+    said = "ma.jsonl:1: no column 'scorer' says what gave the rewards (3 of 4). They are taken to be by rm 12ab"
+    assert said in caplog.text
+
+
+def test_rows_of_one_file_by_different_reward_models_are_not_averaged(tmp_path):
+    """Each pair is by one reward model, but means over both pairs would be of different numbers."""
+    files = response_files(tmp_path, [(2, 1), (1, 2)])
+    for file in files:
+        scorers = ("rm 12ab", "rm 34cd")
+        write_jsonl(file, [row | {"scorer": name} for row, name in zip(read_jsonl(file), scorers, strict=True)])
+    with pytest.raises(UserError, match="ppo.jsonl:1 are by rm 12ab, those of .*ma.jsonl:2 by rm 34cd"):
+        sections_of(*files)
+
+
+@pytest.mark.parametrize("turn", [False, True])
+def test_files_of_responses_join_the_section_of_the_models_they_are_called_after(tmp_path, turn):
+    """In either order, and with more items than were judged."""
+    judge = verdict_file(tmp_path, "judge", [verdict_row(i, v) for i, v in enumerate(["A", "A", "B"])])
+    rewards = [(1, 0), (0, 1), (0, 1), (1, 0), (1, 0)]
+    files = response_files(tmp_path, rewards, names=("ma-sampled", "ppo-sampled"))
+    (section,) = sections_of(judge, *(files[::-1] if turn else files))
+    assert (section.models, section.dataset) == (("ma", "ppo"), "summarize")
+    assert rater_of(section, "reward model").rates.tally == Tally(3, 0, 2)
+    assert rater_of(section, "judge gpt").rates.tally == Tally(2, 0, 1)
+    (agreement,) = section.agreement
+    assert (agreement.raters, agreement.items) == (("judge gpt", "reward model"), 3)
+    assert agreement.same.value == pytest.approx(2 / 3)
+    assert section.means["reward"]["first"].mean == pytest.approx(3 / 5)
+
+
+def test_rewards_beside_verdicts_are_used_where_there_are_no_files_of_responses(tmp_path):
+    rows = [verdict_row(i, "A", reward_a=i, reward_b=1) for i in range(3)]
+    judge = verdict_file(tmp_path, "judge", [rows[0], rows[1]])
+    turned = verdict_file(tmp_path, "turned", [swapped(rows[2]) | {"reward_a": 1, "reward_b": 2}])
+    (section,) = sections_of(judge, turned)
+    assert rater_of(section, "reward model").rates.tally == Tally(1, 1, 1)
+    (section,) = sections_of(judge, *response_files(tmp_path, [(5, 4), (5, 4)]))
+    assert rater_of(section, "reward model").rates.tally == Tally(2, 0, 0)
+
+
+def test_three_models_make_three_sections(tmp_path):
+    """Even where a third model gives the very responses of the first. Files of other names are other models."""
+    files = response_files(tmp_path, [(2, 1), (2, 1)]) + response_files(tmp_path, [(1, 3), (1, 3)], ("sft", "big"))[:1]
+    judge = verdict_file(tmp_path, "judge", [verdict_row(0, "B"), verdict_row(1, "B")])
+    sections = sections_of(*files, judge)
+    assert [section.models for section in sections] == [("ma", "ppo"), ("ma", "sft"), ("ppo", "sft")]
+    assert [len(section.raters) for section in sections] == [2, 1, 1]
+    found = sections_of(judge, *response_files(tmp_path, [(1, 0), (1, 0)], names=("run7", "run8")))
+    assert [(one.models, one.dataset) for one in found] == [(("ma", "ppo"), "summarize"), (("run7", "run8"), "")]
+
+
+def test_samples_beside_the_whole_files_do_not_count_twice(tmp_path):
+    whole = response_files(tmp_path, [(2, 1), (1, 2), (2, 1)])
+    samples = response_files(tmp_path, [(2, 1), (1, 2)], ("ma-sampled", "ppo-sampled"))
+    (section,) = sections_of(*samples, *whole)
+    assert section.raters[0].rates.tally == Tally(2, 0, 1)
+
+
+def test_models_of_one_name_in_two_folders_are_told_apart(tmp_path):
+    for temperature, reward in (("0", 1), ("0.8", 2)):
+        response_files(tmp_path / f"temperature={temperature}", [(reward, 0)])
+    files = [tmp_path / f"temperature={temperature}" / "ma.jsonl" for temperature in ("0", "0.8")]
+    (section,) = sections_of(*files)
+    assert section.models == ("temperature=0/ma", "temperature=0.8/ma")
+    rows = [verdict_row(0, "A", model_b="ma")]
+    (section,) = sections_of(verdict_file(tmp_path, "same", rows))
+    assert section.names == ("ma (A)", "ma (B)")
+
+
+def test_other_models_and_other_data_sets_are_sections_of_their_own(tmp_path):
+    rows = [verdict_row(0, "A"), verdict_row(1, "B", model_b="sft"), verdict_row(2, "A", dataset="webgpt")]
+    people = verdict_file(tmp_path, "people", [verdict_row(2, "A", "ann", "human", dataset="webgpt")])
+    sections = sections_of(verdict_file(tmp_path, "all", rows), people)
+    found = [(section.models[1], section.dataset, [rater.rater for rater in section.raters]) for section in sections]
+    assert found == [
+        ("ppo", "summarize", ["judge gpt"]),
+        ("sft", "summarize", ["judge gpt"]),
+        ("ppo", "webgpt", ["judge gpt", "human ann"]),
+    ]
+
+
+def test_where_no_data_set_is_named(tmp_path):
+    """Votes belong to the one data set that others on the same models name; of several the user says which."""
+    rows = [verdict_row(0, "A"), verdict_row(0, "A", model_b="sft", dataset="webgpt")]
+    judge = verdict_file(tmp_path, "judge", rows)
+    people = verdict_file(tmp_path, "people", [verdict_row(i, "A", "ann", "human", dataset="") for i in (0, 7)])
+    files = response_files(tmp_path, [(1, 0)])
+    joined = sections_of(people, judge, *files)
+    assert [(one.models[1], one.dataset) for one in joined] == [("ppo", "summarize"), ("sft", "webgpt")]
+    assert [rater.rater for rater in joined[0].raters] == ["judge gpt", "human ann", "reward model"]
+    assert [one.dataset for one in sections_of(people, *files)] == [""]
+    assert [one.dataset for one in sections_of(people, *files, dataset="hh-rlhf")] == ["hh-rlhf"]
+    other = verdict_file(tmp_path, "other", [verdict_row(0, "B", dataset="webgpt")])
+    for unnamed in ([people], files):
+        words = f"FILE {unnamed[0]}: it names no data set, .* on summarize and webgpt. Say with --dataset which"
+        with pytest.raises(UserError, match=words):
+            sections_of(judge, other, *unnamed)
+    told = sections_of(judge, other, people, *files, dataset="webgpt")
+    assert [len(one.raters) for one in told if one.models[1] == "ppo"] == [1, 3]
+
+
+def test_criteria_have_rates_of_their_own(tmp_path):
+    rows = [
+        verdict_row(0, "A", aspects={"accuracy": "A", "use": "tie"}),
+        verdict_row(1, "B", aspects={"accuracy": "A", "use": "invalid"}),
+        verdict_row(2, "A", aspects={}),
+    ]
+    file = verdict_file(tmp_path, "webgpt", rows)
+    (section,) = sections_of(file)
+    aspects = section.raters[0].aspects
+    assert {name: rates.tally for name, rates in aspects.items()} == {
+        "accuracy": Tally(2, 0, 0),
+        "use": Tally(0, 1, 0, invalid=1),
+    }
+    assert "judge gpt: accuracy" in build_evaluation_report([file], tmp_path).text()
+    (turned,) = sections_of(verdict_file(tmp_path, "x", [rows[2] | {"model_a": "ppo", "model_b": "ma"}, rows[0]]))
+    assert turned.raters[0].aspects["accuracy"].tally == Tally(0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "verdicts", [["A"], ["tie"], ["invalid"], ["skip"], ["tie"] * 30, ["A"] * 30, ["invalid", "skip"]]
+)
+def test_little_to_say_is_said_without_nan(tmp_path, verdicts):
+    rows = [verdict_row(i, v, orders=[]) for i, v in enumerate(verdicts)]
+    rows += [verdict_row(i, v, "ann", "human", first="A") for i, v in enumerate(verdicts)]
+    files = [verdict_file(tmp_path, "j", rows), *response_files(tmp_path, [(1, 1)] * len(verdicts))]
+    assert "nan" not in build_evaluation_report(files, tmp_path / "out").text().lower()
+    json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_odd_names_are_drawn(tmp_path, recwarn):
+    row = verdict_row(0, "A", "two\nlines $\\frac$", model_a="$x_^{ \ud800", model_b="_b" * 40)
+    report = build_evaluation_report([verdict_file(tmp_path, "j", [row])], tmp_path / "out")
+    assert "judge two lines" in report.text()
+    assert not [warning for warning in recwarn if "label" in str(warning.message)]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", ":2: not valid JSON"),
+        (json.dumps(verdict_row(1, "C")), ":2: verdict must be one of A, B, tie, invalid, skip, not 'C'"),
+        (json.dumps(verdict_row(1, "A", orders="AB")), ":2: orders must be a list"),
+        (json.dumps(verdict_row(1, "A", orders=[{"first": "A"}])), ":2: orders must be a list"),
+        (json.dumps(verdict_row(1, "A", orders=[{"first": ["A"], "verdict": "A"}])), ":2: orders must be a list"),
+        (json.dumps(verdict_row(1, "A", orders=[{"first": "A", "verdict": ["A"]}])), ":2: orders must be a list"),
+        (json.dumps(verdict_row(1, "A", reward_a=1, reward_b="x")), ":2: reward_b must be a finite number, not 'x'"),
+        (json.dumps(verdict_row(1, "A", aspects={"use": 1})), ":2: aspects must be an object of verdicts"),
+        (json.dumps({"prompt": "p", "response": "r"}), ":2: no column 'response_a'"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, line, words):
+    file = tmp_path / "judge.jsonl"
+    file.write_text(json.dumps(verdict_row(0, "A")) + "\n" + line + "\n")
+    with pytest.raises(UserError) as error:
+        build_evaluation_report([file], tmp_path / "out")
+    assert f"{file}{words}" in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts"),
+    [(None, []), ("short", ["prompt 0"]), ("other", ["prompt 0", "other"]), ("ma-sampled", ["prompt 0", "prompt 1"])],
+)
+def test_a_file_of_responses_needs_one_of_another_model_with_the_same_prompts(tmp_path, name, prompts):
+    """Alone, with fewer prompts, with others, with those of the same model."""
+    files = response_files(tmp_path, [(2, 1), (1, 2)])[:1]
+    rows = [{"prompt": prompt, "response": "r", "reward": 1} for prompt in prompts]
+    files += [write_jsonl(tmp_path / f"{name}.jsonl", rows)] if name else []
+    with pytest.raises(
+        UserError, match=r"FILE .*ma\.jsonl: no file of another model answers the same prompts"
+    ) as told:
+        build_evaluation_report(files, tmp_path)
+    # Of the two prompts 0 and 1.
+    counts = {"short": "which has 1, shares 1", "other": "which has 2, shares 1"}
+    assert (name in counts) == ("of its 2 rows" in str(told.value)) and counts.get(name, "") in str(told.value)
+
+
+def test_what_cannot_be_reported_is_named(tmp_path):
+    a, b = response_files(tmp_path, [(2, 1), (1, 2)])
+    bare = write_jsonl(tmp_path / "bare.jsonl", [{"prompt": f"prompt {i}", "response": "r"} for i in range(2)])
+    other = write_jsonl(tmp_path / "x.jsonl", [{"text": "t"}])
+    (tmp_path / "taken").write_text("")
+    for files, place, words in (
+        ([a, bare], "out", r"bare\.jsonl:1: the row has no reward to compare"),
+        ([other], "out", r"x\.jsonl:1: neither a verdict .* nor a response .* columns are 'text'"),
+        ([], "out", "at least one file"),
+        ([a, tmp_path / "none.jsonl"], "out", r"FILE .*none\.jsonl: there is no such file\. Give a \.jsonl file\."),
+        ([a, b], "taken", "--output .*taken: cannot be written"),
+    ):
+        with pytest.raises(UserError, match=words):
+            build_evaluation_report(files, tmp_path / place)
+
+
+def test_command_line(tmp_path, fifty):
+    script = ROOT / "evaluation" / "report.py"
+    files = response_files(tmp_path, [(1, 0), (0.1, 0)])
+    command = [sys.executable, script, fifty, *files, "--output", tmp_path / "out", "--reward_margin", 0.5]
+    command += ["--dataset", "tldr"]
+    result = run_command(command, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0").expect(0)
+    assert "judge gpt" in result.stdout and "reward model" in result.stdout
+    assert str(tmp_path / "out" / "report.json") in result.stdout.splitlines()[-1]
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"report.json", "report.png"}

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Macro actions as HTML: the text survives, nothing of it becomes markup, one span per macro action and token."""
+
+import pytest
+
+from dschat.evaluation.macro_actions import PALETTE, STYLE, MacroToken, legend_html, macro_spans, macro_tokens
+from dschat.evaluation.page import Example, MacroPanel, Report, Section
+from handmade_runs import Page
+
+NASTY = [
+    "<script>alert(1)</script>",
+    '" onmouseover="x',
+    "</span></div>",
+    "a & b &lt; c",
+    "{{ 7 * 7 }}",
+    "<!-- ",
+    "'--><img src=x onerror=y>",
+]
+
+
+def test_one_span_per_macro_action_and_per_token():
+    tokens = [MacroToken(text, macro) for text, macro in zip("abcdef", [0, 0, 0, 1, 1, 2], strict=True)]
+    page = Page(macro_spans(tokens))
+    assert len(page.of_class("tk")) == 6
+    assert [attrs["class"] for attrs in page.of_class("ma")] == ["ma ma0", "ma ma1", "ma ma2"]
+    empty = Page(macro_spans([]))
+    assert empty.text == "" and [tag for tag, _ in empty.elements] == ["div"]
+
+
+@pytest.mark.parametrize("text", [*NASTY, " leading", "trailing ", "  two  spaces", "tab\tin", "naïve 日本 🙂"])
+def test_text_round_trips_and_never_becomes_markup(text):
+    page = Page(macro_spans([MacroToken("x", 0), MacroToken(text, 1)]))
+    assert page.text == "x" + text
+    assert {tag for tag, _ in page.elements} == {"div", "span"}
+    assert all(set(attrs) <= {"class", "title"} for _, attrs in page.elements)
+
+
+def test_line_breaks_control_characters_and_tokens_without_text_are_marked():
+    page = Page(macro_spans([MacroToken("a\n\nb", 0), MacroToken("", 0)]))
+    assert page.text == "a\n\nb"
+    assert (len(page.of_class("nl")), len(page.of_class("tk-empty"))) == (2, 1)
+    assert "white-space: pre-wrap" in STYLE
+    page = Page(macro_spans([MacroToken("a\x00b\x1b[0m\rc\x7f\x85\u202ed", 0)]))
+    assert page.text == "a␀b␛[0m␍c␡\ufffd\ufffdd"
+
+
+UNKNOWN = "token: 'b'\nmacro action 4 (1 token)\nvalue: –\nreward: –\nadvantage: –"
+NUMBERS = "\nvalue: +0.5000\nreward: −0.2500\nadvantage: +1.2346"
+
+
+@pytest.mark.parametrize(
+    ("token", "title"),
+    [
+        (MacroToken(' "hi"\n', 0, 0.5, -0.25, 1.23456), "token: ' \"hi\"\\n'\nmacro action 1 (1 token)" + NUMBERS),
+        *((MacroToken("b", 3, value, float("nan")), UNKNOWN) for value in (None, float("nan"), float("inf"))),
+        (MacroToken("b", 3), "token: 'b'\nmacro action 4 (1 token)"),
+    ],
+)
+def test_tooltip_holds_token_and_the_numbers_that_there_are(token, title):
+    assert Page(macro_spans([token])).of_class("tk")[0]["title"] == title
+    both = Page(macro_spans([token, token])).of_class("tk")[1]["title"]
+    assert both == title.replace("(1 token)", "(2 tokens)")
+
+
+def test_colours_repeat_after_the_palette():
+    page = Page(macro_spans([MacroToken("x", number) for number in range(len(PALETTE) + 1)]))
+    classes = [attrs["class"] for attrs in page.of_class("ma")]
+    assert classes[0] == classes[-1]
+    assert len(set(classes)) == len(PALETTE)
+    assert all(f".ma{number} {{" in STYLE for number in range(len(PALETTE)))
+
+
+def test_rows_of_a_samples_file_become_tokens():
+    rows = [{"text": "a", "macro_action": 2, "value": 1.0, "reward": 2.0, "advantage": 3.0, "logprob": -1.0}]
+    assert macro_tokens(rows) == [MacroToken("a", 2, 1.0, 2.0, 3.0)]
+    assert macro_tokens([{"text": "a", "macro_action": 0}]) == [MacroToken("a", 0)]
+    with pytest.raises(KeyError):
+        macro_tokens([{"text": "a"}])
+
+
+def test_panels_escape_titles_and_captions():
+    panels = [MacroPanel(NASTY[0], [MacroToken("a", 0)], NASTY[6]), MacroPanel("ppl", [MacroToken("b", 0)], "c")]
+    page = Page(Report(NASTY[1], sections=[Section(NASTY[2], examples=[Example(NASTY[3], "", panels)])]).html())
+    assert f"{NASTY[0]}{NASTY[6]}a" in page.text and "pplcb" in page.text
+    assert all(text in page.text for text in NASTY[1:4])
+    assert (len(page.of_class("ma-panel")), len(page.of_class("ma-caption"))) == (2, 2)
+    assert not any(tag in ("script", "img") for tag, _ in page.elements)
+
+
+def test_legend_is_well_formed():
+    page = Page(legend_html())
+    assert len(page.of_class("ma")) == len(PALETTE)
+    assert "macro action" in page.text.replace("\xa0", " ")

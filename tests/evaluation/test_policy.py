@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the policy is found, and what it answers."""
+
+import json
+import shutil
+from typing import get_args
+
+import pytest
+import torch
+
+from dschat.base.errors import UserError
+from dschat.evaluation.generate_options import Engine
+from dschat.evaluation.policy import Compute, load_policy, locate_policy
+from dschat.models.tokenizer import load_tokenizer
+from factories import BOS, EOS, PAD, make_causal_lm, make_prompt, random_ids, save_folder
+
+
+def policy_of(path, options):
+    tokenizer = load_tokenizer(path, "--model")
+    where = Compute(torch.device("cpu"), torch.float32)
+    temperature = options.responses.temperature_value
+    return load_policy(path, tokenizer, options.generation, options.sampler, temperature, where)
+
+
+def examples_of(lengths):
+    return [make_prompt([BOS, *random_ids(length, i)], f"p{i}", i) for i, length in enumerate(lengths)]
+
+
+def test_the_actor_below_an_output_folder(tmp_path, project):
+    (tmp_path / "train_config.json").write_text(json.dumps({"seed": 1, "ngram": 5}))
+    shutil.copytree(project / "run" / "actor", tmp_path / "actor")
+    for path in (tmp_path, f"{tmp_path}/", tmp_path / "actor"):
+        assert locate_policy(str(path)) == str(tmp_path / "actor")
+
+
+def test_a_model_that_has_a_folder_called_actor_is_itself(project, tmp_path):
+    shutil.copytree(project / "run" / "actor", tmp_path / "model")
+    (tmp_path / "model" / "actor").mkdir()
+    assert locate_policy(str(tmp_path / "model")) == str(tmp_path / "model")
+
+
+def test_an_absent_folder_is_left_for_the_loader(options):
+    assert locate_policy("/no/such/model") == "/no/such/model"
+    with pytest.raises(UserError, match=r"--model /no/such/model: no such folder"):
+        load_tokenizer(locate_policy("/no/such/model"), "--model")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch, project):
+    """A cache of the hub, offline, with someone/ppo and someone/actor (an actor folder only) and someone/model."""
+    from huggingface_hub import constants
+
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for name, below in (("ppo", "actor"), ("model", "."), ("actor", "actor")):
+        repository = cache / f"models--someone--{name}"
+        snapshot = repository / "snapshots" / ("a" * 40)
+        shutil.copytree(project / "run" / "actor", snapshot / below)
+        if below == "actor":
+            (snapshot / "config.json").write_text(json.dumps({"seed": 1}))
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("a" * 40)
+    return cache
+
+
+def test_hub_names_with_and_without_actor(hub, options):
+    actor = str(hub / "models--someone--ppo" / "snapshots" / ("a" * 40) / "actor")
+    assert locate_policy("someone/ppo") == actor
+    assert locate_policy("someone/ppo/actor") == actor
+    other = str(hub / "models--someone--actor" / "snapshots" / ("a" * 40) / "actor")
+    assert locate_policy("someone/actor") == locate_policy("someone/actor/actor") == other
+    assert locate_policy("someone/model") == "someone/model"
+    assert policy_of("someone/model", options()).causal_lm.config.model_type == "gemma"
+    assert locate_policy("someone/absent") == "someone/absent"
+
+
+def greedy_by_hand(causal_lm, prompt, count, ends=(EOS,)):
+    """Argmax over the unpadded row, token after token; neither pad nor BOS is ever drawn."""
+    ids = list(prompt)
+    for _ in range(count):
+        with torch.no_grad():
+            logits = causal_lm(input_ids=torch.tensor([ids])).logits[0, -1]
+        logits[[PAD, BOS]] = -torch.inf
+        ids.append(int(logits.argmax()))
+        if ids[-1] in ends:
+            break
+    return ids[len(prompt) :]
+
+
+def test_greedy_responses_are_the_models_own(project, options, bytes_tokenizer):
+    policy = policy_of(str(project / "run" / "actor"), options(temperature="0", max_new_tokens=10))
+    examples = examples_of([9, 4, 2])
+    responses = policy.respond(examples)[0]
+    for example, response in zip(examples, responses, strict=True):
+        expected = greedy_by_hand(policy.causal_lm, example.prompt_ids, 10)
+        assert response.text == bytes_tokenizer.decode(expected, skip_special_tokens=True)
+        assert response.tokens == len(expected)
+        assert response.finished is (expected[-1] == EOS)
+
+
+def test_the_checkpoints_own_end_tokens_end_a_response_and_are_not_in_its_text(
+    project, options, bytes_tokenizer, tmp_path
+):
+    """A chat model ends with another token than EOS, an ordinary one for its tokenizer."""
+    shutil.copytree(project / "run" / "actor", tmp_path / "chat")
+    plain = policy_of(str(tmp_path / "chat"), options(temperature="0", max_new_tokens=8))
+
+    def second_word(example):
+        """A prompt whose greedy response holds a token that is new at its third place or later."""
+        drawn = greedy_by_hand(plain.causal_lm, example.prompt_ids, 8)
+        places = [i for i, token in enumerate(drawn) if i >= 2 and token not in drawn[:i] and token != EOS]
+        return ([example], drawn, places[0]) if places else None
+
+    prompt, drawn, place = next(found for found in map(second_word, examples_of(range(2, 40))) if found)
+    file = tmp_path / "chat" / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [EOS, drawn[place]]}))
+    chat = policy_of(str(tmp_path / "chat"), options(temperature="0", max_new_tokens=8))
+    response = chat.respond(prompt)[0][0]
+    assert (response.tokens, response.finished) == (place + 1, True)
+    assert response.text == bytes_tokenizer.decode(drawn[:place])
+    file.unlink()
+    without = policy_of(str(tmp_path / "chat"), options(temperature="0", max_new_tokens=8))
+    assert without.respond(prompt)[0][0].text == bytes_tokenizer.decode(drawn, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("engine", ["continuous", "generate"])
+def test_draws_depend_on_seed_and_number(engine, project, options):
+    path, examples = str(project / "run" / "actor"), examples_of([6, 5, 3])
+    policy = policy_of(path, options(seed=1, rollout_engine=engine))
+    first, second = policy.respond(examples, 2)
+    torch.manual_seed(99)
+    again = policy_of(path, options(seed=1, rollout_engine=engine)).respond(examples, 2)
+    assert policy.respond(examples, 2) == again == [first, second]
+    other = policy_of(path, options(seed=2, rollout_engine=engine)).respond(examples)[0]
+    texts = [[response.text for response in responses] for responses in (first, second, other)]
+    assert texts[0] != texts[1] and texts[0] != texts[2]
+
+
+def test_draws_depend_on_no_other_prompt(project, options):
+    path, examples = str(project / "run" / "actor"), examples_of([6, 5, 3])
+    first, second = policy_of(path, options(batch_size=4)).respond(examples, 2)
+    assert policy_of(path, options(batch_size=1)).respond(examples[1:2], 2) == [first[1:2], second[1:2]]
+
+
+def test_generate_answers_where_continuous_batching_does_not_know_the_model(
+    options, bytes_tokenizer, tmp_path, caplog
+):
+    from transformers import BloomConfig, BloomForCausalLM
+
+    config = BloomConfig(vocab_size=300, hidden_size=32, n_layer=1, n_head=2, pad_token_id=PAD, eos_token_id=EOS)
+    path = save_folder(tmp_path, BloomForCausalLM(config), bytes_tokenizer)
+    responses = [
+        policy_of(path, options(rollout_engine=name)).respond(examples_of([3, 5])) for name in get_args(Engine)
+    ]
+    assert responses[0] == responses[1]
+    assert caplog.text.count("--rollout_engine continuous: it does not know how models of type bloom") == 1
+
+
+def test_top_k_and_top_p_narrow_the_draws(project, options):
+    path, examples = str(project / "run" / "actor"), examples_of([6, 5, 3])
+    greedy = policy_of(path, options(temperature="0")).respond(examples)
+    assert policy_of(path, options(top_k=1)).respond(examples) == greedy
+    assert policy_of(path, options(top_k=0, top_p=1e-6)).respond(examples) == greedy
+    assert policy_of(path, options(top_k=0)).respond(examples) != greedy
+
+
+def test_a_model_without_pad_gets_one(options, bytes_tokenizer, tmp_path):
+    path = save_folder(tmp_path, make_causal_lm(vocab_size=300), bytes_tokenizer)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pad_token": "<eos>"}))
+    responses = policy_of(path, options(top_k=0, max_new_tokens=20)).respond(examples_of([3, 9]))[0]
+    assert all(response.tokens for response in responses)
+    assert not any("<pad>" in response.text for response in responses)
+
+
+def test_prompts_that_leave_no_room_in_a_table_of_positions(options, bytes_tokenizer, tmp_path):
+    path = save_folder(tmp_path, make_causal_lm("gpt2", vocab_size=300), bytes_tokenizer)
+    policy = policy_of(path, options(max_new_tokens=28))
+    policy.check_lengths(100)
+    with pytest.raises(UserError, match=r"at most 128 tokens.*prompt has 101 and --max_new_tokens is 28.*len 100"):
+        policy.check_lengths(101)
+    with pytest.raises(UserError, match=r"--max_new_tokens is 200. Lower --max_new_tokens\.$"):
+        policy_of(path, options(max_new_tokens=200)).check_lengths(3)

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which prompts are used: those of the protocol, in its order."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from datasets import load_dataset
+
+from cli_runs import arguments, read_jsonl, write_jsonl
+from dschat.base.errors import UserError
+from dschat.base.fingerprints import file_hash
+from dschat.cli import main
+from dschat.data.sources import hold_out, load_source, read_source
+from dschat.evaluation.prompts import select_prompts, shuffled
+from dschat.evaluation.training_runs import NamedModel, measured_rows
+from dschat.models.tokenizer import load_tokenizer
+from dschat.settings.common import ColumnFlags
+
+
+def texts_of(selection):
+    return [example.prompt_text for example in selection.examples]
+
+
+def plain_rows(count):
+    return [{"prompt": f"Question {i}:", "chosen": f" yes {i}", "rejected": f" no {i}"} for i in range(count)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A data folder of 2 training and 30 held-out rows."""
+    write_jsonl(tmp_path / "set" / "train.jsonl", plain_rows(2))
+    write_jsonl(tmp_path / "set" / "test.jsonl", plain_rows(30))
+    return tmp_path / "set"
+
+
+@pytest.mark.parametrize("count", [1, 24, 86_086])
+def test_the_order_is_that_of_numpys_generator(count):
+    assert shuffled(count) == np.random.default_rng(1234).permutation(count).tolist()
+
+
+def test_the_order_is_that_of_the_loaded_data_set(options, folder, bytes_tokenizer, tmp_path):
+    chosen = select_prompts(options(data_path=str(folder), num_samples=20), bytes_tokenizer)
+    loaded = load_dataset("json", data_files=str(folder / "test.jsonl"), split="train", cache_dir=str(tmp_path / "c"))
+    assert texts_of(chosen) == loaded.shuffle(seed=1234).select(range(20))["prompt"]
+    assert [example.index for example in chosen.examples] == list(range(20))
+    assert chosen.dropped == 0
+
+
+def test_the_seed_of_the_draws_does_not_choose_other_prompts(options, bytes_tokenizer):
+    first, second = (select_prompts(options(seed=seed, num_samples=9), bytes_tokenizer) for seed in (1, 2))
+    assert texts_of(first) == texts_of(second)
+    assert first.digest == second.digest
+
+
+def test_webgpt_is_used_whole_in_its_own_order(options, bytes_tokenizer):
+    held_out = load_source("webgpt").eval
+    assert len(held_out) > 1
+    selection = select_prompts(options(dataset="webgpt"), bytes_tokenizer)
+    assert texts_of(selection) == [row.prompt for row in held_out]
+    assert texts_of(select_prompts(options(dataset="webgpt", num_samples=1), bytes_tokenizer)) == [held_out[0].prompt]
+
+
+def test_all_rows_where_there_are_fewer_than_asked_for(options, project, bytes_tokenizer):
+    rows = read_jsonl(project / "data" / "hh" / "test.jsonl")
+    selection = select_prompts(options(dataset="hh-rlhf"), bytes_tokenizer)
+    assert sorted(texts_of(selection)) == sorted(row["prompt"] for row in rows)
+
+
+@pytest.mark.parametrize(("dataset", "local"), [("summarize", "tldr"), ("hh-rlhf", "hh"), ("webgpt", "webgpt")])
+def test_a_folder_that_is_called_as_the_data_set_is_not_taken_for_it(
+    dataset, local, options, bytes_tokenizer, tmp_path, monkeypatch, caplog
+):
+    """Results lie in folders of those names: the script may be started beside them."""
+    expected = select_prompts(options(dataset=dataset), bytes_tokenizer)
+    assert len(texts_of(expected)) > 1
+    for name in {dataset, local}:
+        write_jsonl(tmp_path / name / "train.jsonl", plain_rows(20))
+    monkeypatch.chdir(tmp_path)
+    caplog.clear()
+    assert texts_of(select_prompts(options(dataset=dataset), bytes_tokenizer)) == texts_of(expected)
+    assert "./" not in caplog.text, "nobody meant the folder"
+
+
+def test_renamed_columns(options, tmp_path, bytes_tokenizer):
+    rows = [{"q": f"Question {i}:", "good": " yes", "bad": " no"} for i in range(20)]
+    file = write_jsonl(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(UserError, match=r"rows.jsonl:1: no column 'prompt' .*--prompt_key"):
+        select_prompts(options(data_path=str(file)), bytes_tokenizer)
+    keys = {"prompt_key": "q", "chosen_key": "good", "rejected_key": "bad"}
+    row = select_prompts(options(data_path=str(file), **keys), bytes_tokenizer).examples[0].row
+    assert row.prompt.startswith("Question") and (row.chosen, row.rejected) == (" yes", " no")
+
+
+def test_long_prompts_are_dropped_and_counted_and_bring_no_others_in(options, folder, bytes_tokenizer, caplog):
+    rows = plain_rows(30)
+    for i in range(0, 30, 3):
+        rows[i]["prompt"] = "A much longer question than the others, number " + str(i) * 5
+    write_jsonl(folder / "test.jsonl", rows)
+    unlimited = select_prompts(options(data_path=str(folder), num_samples=12), bytes_tokenizer)
+    lengths = [1 + len(bytes_tokenizer.encode(text, add_special_tokens=False)) for text in texts_of(unlimited)]
+    limit = max(length for length, text in zip(lengths, texts_of(unlimited), strict=True) if "longer" not in text)
+    wanted = [text for text in texts_of(unlimited) if "longer" not in text]
+    assert 0 < len(wanted) < 12
+    flags = {"data_path": str(folder), "num_samples": 12}
+    limited = select_prompts(options(max_prompt_len=limit, **flags), bytes_tokenizer)
+    assert texts_of(limited) == wanted
+    assert limited.dropped == 12 - len(wanted)
+    assert f"{limited.dropped} of 12 prompts left out (prompt too long: {limited.dropped})" in caplog.text
+    exact = select_prompts(options(max_prompt_len=max(lengths), **flags), bytes_tokenizer)
+    assert texts_of(exact) == texts_of(unlimited)
+
+
+def test_fewer_prompts_than_asked_for_are_told(options, folder, bytes_tokenizer, caplog):
+    assert len(select_prompts(options(data_path=str(folder), num_samples=40), bytes_tokenizer).examples) == 30
+    assert "it holds 30 prompts, not the 40 of --num_samples" in caplog.text
+    caplog.clear()
+    select_prompts(options(data_path=str(folder), num_samples=30), bytes_tokenizer)
+    assert "--num_samples" not in caplog.text
+
+
+def test_a_file_of_which_no_row_is_held_out(options, bytes_tokenizer, tmp_path):
+    """5 % of 10 rows are half a row; a longer limit would not help."""
+    rows = [{"prompt": f"p{number}"} for number in range(10)]
+    path = write_jsonl(tmp_path / "few.jsonl", rows)
+    none = "few.jsonl: there are no evaluation rows .*5 % of 10 rows.*With --split all, all"
+    with pytest.raises(UserError, match=none):
+        select_prompts(options(data_path=str(path), split="eval"), bytes_tokenizer)
+    selection = select_prompts(options(data_path=str(path), split="all"), bytes_tokenizer)
+    assert sorted(texts_of(selection)) == [row["prompt"] for row in rows]
+
+
+def test_none_left(options, folder, bytes_tokenizer):
+    with pytest.raises(UserError, match=r"none of the 30 prompts is left \(prompt too long: 30\).*--max_prompt_len"):
+        select_prompts(options(data_path=str(folder), max_prompt_len=2), bytes_tokenizer)
+
+
+# prepared folders
+
+
+@pytest.fixture
+def chat_model(project, tmp_path):
+    """The project's policy, whose tokenizer has a chat template here."""
+    folder = shutil.copytree(project / "run" / "actor", tmp_path / "chat_model")
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@pytest.fixture
+def prepared(chat_model, tmp_path):
+    """prepared(*words): a folder prepared from 40 training and 6 evaluation rows, each with an answer."""
+
+    def prepare(*words):
+        rows = [row | {"answer": str(number)} for number, row in enumerate(plain_rows(46))]
+        write_jsonl(tmp_path / "source" / "train.jsonl", rows[:40])
+        write_jsonl(tmp_path / "source" / "test.jsonl", rows[40:])
+        flags = {"output": tmp_path / "prepared", "tokenizer": chat_model, "stage": "finetune"}
+        flags |= {"data_split": "1,0", "minimum_response_length": 0}
+        command = ["prepare", str(tmp_path / "source"), *arguments(flags), "--overwrite"]
+        assert main(["data", *command, *words]) == 0
+        return tmp_path / "prepared"
+
+    return prepare
+
+
+def test_a_prepared_folder_gives_the_rows_that_it_was_made_from(options, prepared, chat_model, tmp_path, caplog):
+    """Prompts as the data have them, not as a chat template wrote them, and the other columns for reward functions."""
+    caplog.set_level("INFO")
+    folder = prepared("--apply_chat_template", "--validation_percentage", "0")
+    tokenizer = load_tokenizer(str(chat_model), "--model")
+    expected = select_prompts(options(data_path=str(tmp_path / "source"), apply_chat_template=True), tokenizer)
+    selection = select_prompts(options(data_path=str(folder)), tokenizer)
+    rows = [example.row for example in selection.examples]
+    assert sorted(row.extra["answer"] for row in rows) == ["40", "41", "42", "43", "44", "45"]
+    assert {row.messages[0]["content"] for row in rows} == {f"Question {number}:" for number in range(40, 46)}
+    assert sorted(texts_of(selection)) == sorted(texts_of(expected))
+    assert f"{folder}: 6 of 6 test rows of the prepared folder" in caplog.text
+
+
+def test_prepared_folders_without_texts_or_held_out_rows_are_refused(options, prepared, bytes_tokenizer, tmp_path):
+    ids = prepared("--format", "pt")
+    with pytest.raises(UserError, match=f"--data_path {ids}: a prepared folder of .pt files, which hold ids"):
+        select_prompts(options(data_path=str(ids)), bytes_tokenizer)
+    folder = prepared("--validation_percentage", "0", "--max_length", "1000")
+    shutil.rmtree(folder / "test")
+    info = json.loads((folder / "prepared.json").read_text())
+    del info["kept"]["test"]
+    (folder / "prepared.json").write_text(json.dumps(info))
+    with pytest.raises(UserError, match="neither validation nor test rows; prepare the data with --validation_p") as e:
+        select_prompts(options(data_path=str(folder)), bytes_tokenizer)
+    assert str(e.value).startswith(f"--data_path {folder}: ") and "or give --split all" in str(e.value)
+    whole = select_prompts(options(data_path=str(folder), split="all"), bytes_tokenizer)
+    assert len(whole.examples) == 40
+
+
+# rows that the models were not trained on
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """trained(name, data, seed, **flags): the output folder of a run on a file; its model is not needed here."""
+
+    def make(name, data, seed, **flags):
+        run = tmp_path / name
+        run.mkdir()
+        (run / "train_config.json").write_text(json.dumps({"seed": seed, "data_path": [str(data)]} | flags))
+        (run / "run.json").write_text(json.dumps({"data": {"sha256": {str(data): file_hash(data)}}}))
+        return str(run)
+
+    return make
+
+
+def held_out_by(path, seed):
+    return [row.prompt for row in load_source(path, seed=seed).eval]
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_prompts_are_rows_that_the_policy_was_not_trained_on(
+    is_moved, options, trained, bytes_tokenizer, tmp_path, caplog
+):
+    """Also where the file is elsewhere since the training: its content tells."""
+    caplog.set_level("INFO")
+    data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
+    model = trained("run", data, 7)
+    if is_moved:
+        data = data.rename(tmp_path / "moved.jsonl")
+    chosen = options(data_path=str(data), model=model, reward_model=trained("reward", data, 7))
+    prompts = texts_of(select_prompts(chosen, bytes_tokenizer))
+    assert set(prompts).isdisjoint(row.prompt for row in load_source(data, seed=7).train)
+    assert sorted(prompts) == sorted(held_out_by(data, 7)) != sorted(held_out_by(data, 1234))
+    assert f"{data}: 10 of 10 evaluation rows (training with --seed 7 holds out 5 % of 200 rows)" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "WARNING" and "--seed" in record.message]
+
+
+def test_the_seed_of_a_run_on_other_data_does_not_matter(options, trained, bytes_tokenizer, tmp_path, caplog):
+    """All models answer all prompts of a file that none of them was trained on."""
+    caplog.set_level("INFO")
+    data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
+    other = write_jsonl(tmp_path / "other.jsonl", plain_rows(30))
+    for model in (trained("run", other, 7), str(tmp_path / "nowhere")):
+        prompts = texts_of(select_prompts(options(data_path=str(data), model=model), bytes_tokenizer))
+        assert sorted(prompts) == sorted(row["prompt"] for row in plain_rows(200))
+        assert f"{data}: 200 of 200 rows (no run behind the models held out a part of them)" in caplog.text
+    held_out = options(data_path=str(data), model=model, split="eval")
+    assert sorted(texts_of(select_prompts(held_out, bytes_tokenizer))) == sorted(held_out_by(data, 1234))
+    unknown = f"no train_config.json of a run beside --model {tmp_path / 'nowhere'}, --reward_model "
+    assert unknown in caplog.text
+
+
+def test_runs_with_different_seeds_are_named(options, trained, bytes_tokenizer, tmp_path, caplog):
+    """The reward model's run, and the run that the policy started from."""
+    data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
+    reward = trained("reward", data, 3)
+    start = trained("sft", data, 5)
+    model = trained("ppo", data, 7, actor_model_name_or_path=start)
+    chosen = options(data_path=str(data), model=model, reward_model=reward)
+    assert sorted(texts_of(select_prompts(chosen, bytes_tokenizer))) == sorted(held_out_by(data, 7))
+    others = (
+        f"--model {model} with --seed 5 --eval_share 0.05, --reward_model {reward} with --seed 3 --eval_share 0.05."
+    )
+    assert f"held out other ones: {others}" in caplog.text
+    caplog.clear()
+    alone = options(data_path=str(data), model=None, reward_model=reward, ref_scores=True)
+    assert sorted(texts_of(select_prompts(alone, bytes_tokenizer))) == sorted(held_out_by(data, 3))
+    assert "held out other ones" not in caplog.text
+    compared = options(data_path=str(data), model=model, split_seed=3)
+    assert sorted(texts_of(select_prompts(compared, bytes_tokenizer))) == sorted(held_out_by(data, 3))
+    assert f"held out other ones: --model {model} with --seed 7" in caplog.text
+
+
+def test_evaluation_rows_of_the_data_follow_no_seed(options, folder, trained, bytes_tokenizer, caplog):
+    caplog.set_level("INFO")
+    model = trained("run", folder / "train.jsonl", 7)
+    assert len(texts_of(select_prompts(options(data_path=str(folder), model=model), bytes_tokenizer))) == 30
+    assert "30 of 30 evaluation rows" in caplog.text and "--seed" not in caplog.text
+    assert len(texts_of(select_prompts(options(data_path=str(folder), split_seed=3), bytes_tokenizer))) == 30
+    assert f"--data_path {folder} has evaluation rows of its own: the seed 3 chooses none" in caplog.text
+
+
+def test_a_published_set_is_known_by_each_of_its_names(options, trained, project, bytes_tokenizer, tmp_path):
+    """WebGPT has no evaluation rows either."""
+    (file,) = (project / "data" / "webgpt").glob("train*")
+    model = trained("run", file, 7, data_path=["webgpt"])
+    (tmp_path / "run" / "run.json").unlink()
+    prompts = texts_of(select_prompts(options(dataset="webgpt", model=model), bytes_tokenizer))
+    assert prompts == held_out_by("webgpt", 7) != held_out_by("webgpt", 1234)
+
+
+# one's own evaluation data
+
+
+def run_of_sources(tmp_path, *paths, **flags):
+    """A run trained on some sources, with the records that training writes."""
+    config = {"seed": 7, "data_path": list(map(str, paths))} | flags
+    sources = []
+    hashes = {}
+    for path in paths:
+        source = read_source(path)
+        sources.append({"name": source.name, "rows": {"train": source.num_rows[0], "eval": source.num_rows[1]}})
+        hashes |= {str(file): file_hash(file) for file in source.files}
+    run = tmp_path / "run-of-sources"
+    run.mkdir()
+    (run / "train_config.json").write_text(json.dumps(config))
+    (run / "run.json").write_text(json.dumps({"data": {"sources": sources, "sha256": hashes}}))
+    return [NamedModel("--model", str(run))]
+
+
+def measured(path, models, split=None):
+    """The prompts of `measured_rows`, and which ones they are."""
+    rows, description = measured_rows("--data_path", str(path), ColumnFlags(), models, split, None)
+    return [row.prompt for row in rows], description
+
+
+def test_a_folder_with_evaluation_files_alone(tmp_path):
+    write_jsonl(tmp_path / "own" / "test.jsonl", plain_rows(7))
+    for split in (None, "eval", "all"):
+        assert len(measured(tmp_path / "own", [], split)[0]) == 7
+    with pytest.raises(UserError, match="own: there are no training rows. With --split all, all rows are read"):
+        measured(tmp_path / "own", [], "train")
+
+
+def test_files_of_a_folder_with_evaluation_rows_are_read_whole(tmp_path):
+    """The run was trained on all of train.jsonl and on nothing of test.jsonl: nothing of either was held out."""
+    write_jsonl(tmp_path / "own" / "train.jsonl", plain_rows(60))
+    write_jsonl(tmp_path / "own" / "test.jsonl", plain_rows(100)[60:])
+    models = run_of_sources(tmp_path, tmp_path / "own")
+    for name, count in (("test.jsonl", 40), ("train.jsonl", 60), ("", 40)):
+        assert len(measured(tmp_path / "own" / name, models)[0]) == count
+
+
+def test_rows_that_a_run_held_out_of_one_of_its_files(tmp_path):
+    """The share that it held out, of the second of its sources; --split reads the others."""
+    write_jsonl(tmp_path / "own" / "train.jsonl", plain_rows(60))
+    write_jsonl(tmp_path / "own" / "test.jsonl", plain_rows(60)[:5])
+    file = write_jsonl(tmp_path / "b.jsonl", [{"prompt": f"B{number}"} for number in range(40)])
+    models = run_of_sources(tmp_path, tmp_path / "own", file, eval_share=0.2)
+    held_out, description = measured(file, models)
+    assert description == "8 evaluation rows (training with --seed 7 holds out 20 % of 40 rows)"
+    trained, _ = measured(file, models, "train")
+    assert sorted(held_out + trained) == sorted(measured(file, models, "all")[0])
+    (source,) = hold_out([read_source(file)], 7, 0.2)
+    assert held_out == [row.prompt for row in source.eval]
+
+
+def test_a_prompt_that_was_held_out_is_measured_with_all_its_rows(tmp_path):
+    rows = [{"prompt": f"Q{number // 4}", "chosen": f"a{number}", "rejected": "b"} for number in range(80)]
+    file = write_jsonl(tmp_path / "pairs.jsonl", rows)
+    held_out, _ = measured(file, run_of_sources(tmp_path, file))
+    assert len(held_out) == 4 and len(set(held_out)) == 1

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs in this process: the file, its rewards, best of N, the last line."""
+
+import re
+import shutil
+import statistics
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from cli_runs import read_jsonl, write_jsonl
+from closeness import near
+from dschat.base.errors import UserError
+from dschat.evaluation import generate as scored
+from dschat.evaluation import prompts
+from dschat.evaluation.generate import run_best_of_n, run_inference
+from dschat.evaluation.generate_options import BestOfOptions
+from dschat.evaluation.responses import read_responses
+from factories import BOS, EOS, make_classifier, make_tokenizer, save_folder
+
+
+@torch.no_grad()
+def plain_reward(folder, prompt, response, finished=True):
+    """The reward of two texts by plain transformers, unpadded; without EOS if the response was cut."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    parts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, response)]
+    end = [EOS] if finished else []
+    return float(model(input_ids=torch.tensor([[BOS, *parts[0], *parts[1], *end]])).logits[0, 0])
+
+
+def reward_of_row(folder, row):
+    """`plain_reward` of a row of the file, which says whether its response was cut."""
+    return plain_reward(folder, row["prompt"], row["response"], row["finished"])
+
+
+def in_protocol_order(rows):
+    from datasets import Dataset
+
+    return Dataset.from_list(rows).shuffle(seed=1234).to_list()
+
+
+def test_rows_path_rewards_and_the_last_line(options, project, tmp_path):
+    chosen = options(dataset="hh-rlhf", top_k=0, max_new_tokens=60)
+    line = run_inference(chosen)
+    path = tmp_path / "results" / "hh-rlhf" / "temperature=0.8" / "run.jsonl"
+    assert chosen.result_path == path
+    assert [file.name for file in path.parent.iterdir()] == ["run.jsonl"]
+    rows = read_jsonl(path)
+    assert all(list(row) == ["prompt", "response", "reward", "finished", "scorer"] for row in rows)
+    (scorer,) = {row["scorer"] for row in rows}
+    assert re.fullmatch("rm [0-9a-f]{12}", scorer)
+    held_out = [{"prompt": row["prompt"]} for row in read_jsonl(project / "data" / "hh" / "test.jsonl")]
+    assert [row["prompt"] for row in rows] == [row["prompt"] for row in in_protocol_order(held_out)]
+    for row in rows:
+        assert row["reward"] == near(reward_of_row(project / "rm", row))
+        assert "<eos>" not in row["response"]
+    assert {row["finished"] for row in rows} == {True, False}
+    rewards = [row["reward"] for row in rows]
+    error = (statistics.variance(rewards) / len(rewards)) ** 0.5
+    finished = sum(row["finished"] for row in rows) / len(rows)
+    assert line.startswith(f"mean reward {statistics.fmean(rewards):.4f} ± {error:.4f}, length ")
+    spread = 100 * (finished * (1 - finished) / (len(rows) - 1)) ** 0.5
+    assert line.endswith(f" tokens, EOS rate {100 * finished:.1f} ± {spread:.1f} %, 24 rows: {path}")
+
+
+def test_the_last_line_counts_tokens_and_prompts_that_were_left_out(options):
+    flags = {"num_samples": 10, "max_prompt_len": 60, "max_new_tokens": 7, "temperature": "0"}
+    line = run_inference(options(dataset="hh-rlhf", **flags))
+    found = re.search(
+        r"length 7\.0 ± 0\.0 tokens, EOS rate 0\.0 ± 0\.0 %, (\d+) rows \((\d+) prompts left out\): ", line
+    )
+    assert int(found[1]) + int(found[2]) == 10 and int(found[2]) > 0
+
+
+def test_a_single_row_has_no_standard_error(options):
+    line = run_inference(options(num_samples=1))
+    assert "±" not in line and ", 1 rows: " in line
+
+
+def test_without_a_reward_model_rows_have_no_reward(run, options, tmp_path, capsys):
+    """The responses are those of a run with scores; a judge reads them like others."""
+    scored_rows = read_jsonl(run(num_samples=6))
+    plain_rows = read_jsonl(run(num_samples=6, reward_model=None, overwrite=True))
+    for row, other in zip(scored_rows, plain_rows, strict=True):
+        assert other == {name: value for name, value in row.items() if name not in ("reward", "scorer")}
+    line = run_inference(options(num_samples=6, reward_model=None, overwrite=True))
+    assert (
+        line.startswith("mean length ") and "(no scores: neither --reward_model nor --reward_function), 6 rows" in line
+    )
+    path = options(num_samples=6).result_path
+    assert [response.reward for response in read_responses(path, "--a")] == [None] * 6
+
+
+FUNCTION = """
+def words(prompts, responses, rows):
+    assert all("chosen" in row for row in rows)
+    return [float(len(prompt) + len(response)) for prompt, response in zip(prompts, responses)]
+
+def broken(prompts, responses, rows):
+    return [None] * len(responses)
+
+def two(prompts, responses):
+    return [0.0] * len(responses)
+"""
+
+
+def test_a_function_scores_the_responses(options, project, tmp_path):
+    file = tmp_path / "score.py"
+    file.write_text(FUNCTION)
+    flags = {"dataset": "hh-rlhf", "num_samples": 6, "reward_model": None, "overwrite": True}
+    chosen = options(reward_function=f"{file}:words", **flags)
+    line = run_inference(chosen)
+    rows = read_jsonl(chosen.result_path)
+    assert [row["reward"] for row in rows] == [float(len(row["prompt"]) + len(row["response"])) for row in rows]
+    assert line.startswith(f"mean reward {statistics.fmean(row['reward'] for row in rows):.4f} ± ")
+    best = options(reward_function=f"{file}:words", num_return=3, **flags)
+    run_inference(best)
+    assert all(row["reward"] == max(row["rewards"]) for row in read_jsonl(best.result_path))
+    references = options(reward_function=f"{file}:words", ref_scores=True, **flags)
+    run_inference(references)
+    for row in read_jsonl(references.result_path):
+        assert row["rejected_reward"] == float(len(row["prompt"]) + len(row["rejected_response"]))
+    for name, words in (("broken", "it must return a number"), ("two", "three arguments"), ("absent", "absent")):
+        with pytest.raises(UserError, match=f"--reward_function.*{words}"):
+            run_inference(options(reward_function=f"{file}:{name}", **flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"reward_function": "f.py:f"}, "both score the responses"),
+        ({"reward_model": None, "num_return": 2}, "--num_return 2 keeps the response .* so it needs scores"),
+        ({"reward_model": None, "ref_scores": True}, "--ref_scores needs scores"),
+        (
+            {"reward_model": None, "reward_function": f"{__file__}:plain_reward", "ref_scores": True, "model": None},
+            "also needs --model",
+        ),
+        ({"reward_model": None, "rm_template": True}, "--rm_template says how a reward model reads texts"),
+        ({"reward_model": None, "reward_function": "f"}, "--reward_function f"),
+    ],
+)
+def test_what_needs_scores_is_refused_without_them(flags, message, options):
+    with pytest.raises(UserError, match=message):
+        options(**flags)
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_the_same_again(temperature, run):
+    first = run(temperature=temperature).read_bytes()
+    assert run(temperature=temperature, overwrite=True).read_bytes() == first
+    assert (run(temperature=temperature, overwrite=True, seed=1).read_bytes() == first) is (temperature == "0")
+
+
+def test_greedy_does_not_depend_on_the_batches(run):
+    texts = []
+    for batch_size in (1, 5, 24):
+        path = run(temperature="0", batch_size=batch_size, overwrite=True)
+        texts.append([(row["prompt"], row["response"], round(row["reward"], 4)) for row in read_jsonl(path)])
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_best_of_n_keeps_the_best(run, project):
+    one = read_jsonl(run(num_samples=8))
+    two, four = (read_jsonl(run(num_samples=8, num_return=n, overwrite=True)) for n in (2, 4))
+    for single, pair, best in zip(one, two, four, strict=True):
+        assert list(best) == ["prompt", "response", "reward", "finished", "rewards", "scorer"]
+        assert len(pair["rewards"]) == 2 and len(best["rewards"]) == 4
+        assert best["reward"] == max(best["rewards"])
+        assert best["reward"] == near(reward_of_row(project / "rm", best))
+        # More draws begin with the same ones.
+        assert best["rewards"][:2] == near(pair["rewards"])
+        assert best["rewards"][0] == near(single["reward"])
+    assert len({row["rewards"].index(row["reward"]) for row in four}) > 1
+    assert all(len(set(row["rewards"])) > 1 for row in four)
+
+
+def test_the_first_of_equal_responses_is_kept(run, bytes_tokenizer, tmp_path):
+    constant = make_classifier(vocab_size=300)
+    torch.nn.init.zeros_(constant.score.weight)
+    reward_model = save_folder(tmp_path / "constant", constant, bytes_tokenizer)
+    flags = {"num_samples": 4, "reward_model": reward_model}
+    one = read_jsonl(run(**flags))
+    three = read_jsonl(run(num_return=3, overwrite=True, **flags))
+    assert [row["response"] for row in three] == [row["response"] for row in one]
+
+
+def test_reference_scores(options, project, tmp_path):
+    from dschat.data.sources import load_source
+
+    line = run_inference(options(dataset="webgpt", ref_scores=True, model=None))
+    path = tmp_path / "results" / "webgpt" / "temperature=0.8" / "reference.jsonl"
+    rows, held_out = read_jsonl(path), load_source("webgpt").eval
+    assert len(rows) == len(held_out) > 1
+    for row, source in zip(rows, held_out, strict=True):
+        assert list(row) == ["prompt", "response", "reward", "rejected_response", "rejected_reward", "scorer"]
+        assert row["prompt"] == source.prompt
+        assert (row["response"], row["rejected_response"]) == (source.chosen, source.rejected)
+        for text, reward in (("response", "reward"), ("rejected_response", "rejected_reward")):
+            assert row[reward] == near(plain_reward(project / "rm", row["prompt"], row[text]))
+    chosen, rejected = ([row[name] for row in rows] for name in ("reward", "rejected_reward"))
+    accuracy = statistics.fmean(a > b for a, b in zip(chosen, rejected, strict=True))
+    assert f"rejected {statistics.fmean(rejected):.4f} ± " in line
+    error = 100 * (accuracy * (1 - accuracy) / (len(rows) - 1)) ** 0.5
+    shown = f"{100 * accuracy:.1f} ± {error:.1f} %"
+    assert line.endswith(f", chosen above rejected {shown}, {len(rows)} rows: {path}")
+
+
+def test_reference_scores_are_for_the_same_prompts_as_a_models(run):
+    limit = {"max_prompt_len": 150}
+    responses = read_jsonl(run(**limit))
+    reference = read_jsonl(run(ref_scores=True, **limit))
+    assert 0 < len(reference) < 24
+    assert [row["prompt"] for row in reference] == [row["prompt"] for row in responses]
+
+
+def test_reference_scores_need_both_responses(options, tmp_path):
+    file = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": f"q{i}", "chosen": " a"} for i in range(40)])
+    with pytest.raises(UserError, match=r"--ref_scores: .*rows.jsonl:\d+ has no rejected response"):
+        run_inference(options(ref_scores=True, data_path=str(file)))
+
+
+def test_a_reward_model_with_another_tokenizer(run, tmp_path):
+    tokenizer = make_tokenizer(100)
+    reward_model = save_folder(tmp_path / "other", make_classifier("llama", seed=3), tokenizer)
+    rows = read_jsonl(run(reward_model=reward_model, dataset="hh-rlhf", num_samples=6))
+    for row in rows:
+        assert row["reward"] == near(reward_of_row(reward_model, row))
+
+
+def test_conversations_go_through_the_chat_template(run, project, tmp_path):
+    for name in ("run/actor", "rm"):
+        shutil.copytree(project / name, tmp_path / name)
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / name)
+        tokenizer.chat_template = "<bos>{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+        tokenizer.save_pretrained(tmp_path / name)
+    turns = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": " Hello!"}]
+    file = write_jsonl(tmp_path / "rows.jsonl", [{"messages": turns}] * 20)
+    models = {"model": str(tmp_path / "run"), "reward_model": str(tmp_path / "rm")}
+    row = read_jsonl(run(data_path=str(file), **models))[0]
+    assert row["prompt"] == "<bos>user: Hello?\nassistant:" and row["prompt_messages"] == turns[:1]
+    expected = plain_reward(tmp_path / "rm", "user: Hello?\nassistant:", row["response"], row["finished"])
+    assert row["reward"] == near(expected)
+
+
+def test_a_finished_file_is_refused_before_anything_is_read(options, project, monkeypatch, run):
+    path = run(num_samples=2)
+    before = path.read_bytes()
+    monkeypatch.setattr(prompts, "select_prompts", None)
+    with pytest.raises(UserError, match=r"run.jsonl exists, finished.*--overwrite.* --name"):
+        run_inference(options(num_samples=2))
+    assert path.read_bytes() == before
+    monkeypatch.undo()
+    monkeypatch.setenv("MA_RLHF_DATA", str(project / "data"))
+    other = run(num_samples=2, name="other")
+    assert other == path.with_name("other.jsonl") and other.read_bytes() == path.read_bytes() == before
+
+
+def test_too_little_memory_names_the_flag(options, monkeypatch):
+    def too_much(*_, **keywords):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(scored, "respond_and_score", too_much)
+    with pytest.raises(UserError, match=r"--batch_size: .*16 prompts of up to \d+ tokens.*smaller --batch_size"):
+        run_inference(options())
+    monkeypatch.setattr(prompts, "load_policy", too_much)
+    with pytest.raises(UserError, match=r"--model, --reward_model: .*--dtype bf16"):
+        run_inference(options())
+
+
+def test_a_mistyped_model_leaves_nothing_that_stands_in_the_way(options, project, tmp_path):
+    broken = tmp_path / "broken"
+    AutoTokenizer.from_pretrained(project / "rm").save_pretrained(broken)
+    with pytest.raises(UserError, match=r"--reward_model .*broken"):
+        run_inference(options(num_samples=2, reward_model=str(broken)))
+    run_inference(options(num_samples=2))
+
+
+def test_data_of_ones_own(run, project, tmp_path):
+    """A CSV file of prompts under a name of its own is read whole."""
+    file = tmp_path / "own.csv"
+    file.write_text("question,answer\n" + "".join(f"Question {i}?,yes {i}\n" for i in range(40)))
+    path = run(dataset="mine", data_path=str(file), prompt_key="question", response_key="answer")
+    assert path == tmp_path / "results" / "mine" / "temperature=0.8" / "run.jsonl"
+    assert len(read_jsonl(path)) == 40 and read_jsonl(path)[0]["prompt"].startswith("Question ")
+
+
+def test_best_of_n_scores_cut_responses_as_cut(project, plain):
+    """The sweep of temperatures has another writer of rows than best-of-N of one temperature."""
+    sweep = {"best_of": (2,), "temperatures": (1.0,), "single_temperatures": ()}
+    chosen = BestOfOptions(**plain | sweep | {"num_samples": 8, "max_new_tokens": 60})
+    run_best_of_n(chosen)
+    rows = read_jsonl(chosen.result_path)
+    assert {finished for row in rows for finished in row["finished"]} == {True, False}
+    for row in rows:
+        for response, reward, finished in zip(row["responses"], row["rewards"], row["finished"], strict=True):
+            assert reward == near(plain_reward(project / "rm", row["prompt"], response, finished))

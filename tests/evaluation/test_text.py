@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text metrics of whole models: equal to plain transformers row by row, for any batch size, through a kill."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cli_runs import arguments, read_jsonl, run_command, write_jsonl
+from closeness import near
+from dschat.base.errors import UserError
+from dschat.cli import main
+from dschat.data.sources import load_source
+from dschat.evaluation import text
+from dschat.evaluation.generate_options import TextFlags, TextOptions
+from dschat.evaluation.text import run_text, subjects_of
+from dschat.models.reward_notes import note_end_token
+from factories import BOS, EOS, hf_score, make_causal_lm, make_classifier, save_folder
+from shared_base_runs import write_adapter
+
+PROMPTS = (
+    "the quick ",
+    "a cat sat on a mat, and ate ",
+    "we make zebra puzzles; vex ",
+    "jinx ",
+    "an apple at a table. ",
+)
+CHOSEN = ("brown fox", "an apple at a table", "jinx, quartz and whisky follow", "a cat", "the lazy dog")
+REJECTED = ("dog", "a table and a mat", "the quick brown fox jumps over the lazy dog", "zebra", "vex")
+
+
+@pytest.fixture
+def place(tmp_path, tokenizer):
+    """Two policies, a reward model, five comparisons."""
+    rows = [{"prompt": p, "chosen": c, "rejected": r} for p, c, r in zip(PROMPTS, CHOSEN, REJECTED, strict=True)]
+    write_jsonl(tmp_path / "data" / "train.jsonl", rows[:2])
+    write_jsonl(tmp_path / "data" / "eval.jsonl", rows)
+    for seed in (1, 2):
+        save_folder(tmp_path / f"policy{seed}", make_causal_lm("gpt2", seed), tokenizer)
+    save_folder(tmp_path / "rm", make_classifier("gemma", 3), tokenizer)
+    return tmp_path
+
+
+def measure(place, name="out", **flags):
+    flags = {"data": str(place / "data"), "device": "cpu", "max_new_tokens": 6, "dtype": "fp32"} | flags
+    run_text(TextOptions(output=place / name, **flags))
+    return read_jsonl(place / name / "rows.jsonl")
+
+
+def texts_of(tokenizer, all_tokens):
+    """Ids of prompt and response, and the first place that is trained on."""
+    for prompt, response in zip(PROMPTS, CHOSEN, strict=True):
+        head = [BOS, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
+        ids = [*head, *tokenizer(response, add_special_tokens=False)["input_ids"], EOS]
+        yield ids, 1 if all_tokens else len(head)
+
+
+@pytest.mark.parametrize("all_tokens", [False, True])
+def test_losses_are_those_of_plain_transformers(place, tokenizer, all_tokens):
+    """A text alone, without padding: −log softmax of the logits at the token before."""
+    rows = measure(place, model=[str(place / "policy1")], no_rouge=True, all_tokens=all_tokens)
+    model = make_causal_lm("gpt2", 1).eval().requires_grad_(False)
+    assert len(rows) == 5 and "response" not in rows[0]
+    for row, (ids, first) in zip(rows, texts_of(tokenizer, all_tokens), strict=True):
+        logits = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        losses = [-float(logits[place - 1, ids[place]]) for place in range(first, len(ids))]
+        assert row["loss_tokens"] == len(losses)
+        assert row["loss_sum"] == near(sum(losses))
+
+
+def test_batches_of_one_and_of_sixteen_say_the_same(place):
+    """Prompts of different lengths are padded on the left; responses are cut out where they are all the same."""
+    flags = {"model": [str(place / "policy1")], "reward_model": [str(place / "rm")]}
+    one, many = (measure(place, f"out{size}", batch_size=size, **flags) for size in (1, 16))
+    for first, second in zip(one, many, strict=True):
+        numbers = {name for name, value in first.items() if isinstance(value, float)}
+        assert {name: first[name] for name in first if name not in numbers} == {
+            name: second[name] for name in second if name not in numbers
+        }
+        assert {name: first[name] for name in numbers} == near({name: second[name] for name in numbers})
+
+
+def test_responses_are_greedy_and_compared_with_the_data(place, tokenizer):
+    rows = measure(place, model=[str(place / "policy1")])
+    model = make_causal_lm("gpt2", 1).eval()
+    for row, prompt in zip(rows, PROMPTS, strict=True):
+        ids = [BOS, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
+        drawn = []
+        while len(drawn) < 6 and drawn[-1:] != [EOS]:
+            drawn.append(int(model(torch.tensor([ids + drawn])).logits[0, -1].argmax()))
+        assert row["response"] == tokenizer.decode([number for number in drawn if number != EOS])
+        assert row["response_tokens"] == len(drawn) and row["finished"] == (drawn[-1] == EOS)
+        assert {"rouge1", "rouge2", "rougeL"} <= set(row)
+
+
+def test_scores_are_those_of_plain_transformers(place, tokenizer):
+    rows = measure(place, reward_model=[str(place / "rm")])
+    classifier = make_classifier("gemma", 3).eval()
+    for row, prompt, *responses in zip(rows, PROMPTS, CHOSEN, REJECTED, strict=True):
+        parts = [[BOS, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]]
+        parts += [tokenizer(response, add_special_tokens=False)["input_ids"] for response in responses]
+        better, worse = (hf_score(classifier, [*parts[0], *part, EOS]) for part in parts[1:])
+        assert (row["chosen_score"], row["rejected_score"]) == near((better, worse))
+
+
+@pytest.mark.parametrize("flag", [None, "z"])
+def test_a_reward_model_is_measured_at_the_token_that_it_was_trained_at(place, tokenizer, flag, caplog):
+    """The one of its config.json, unless the flag names another."""
+    classifier = make_classifier("gemma", 3).eval()
+    noted, given = tokenizer.convert_tokens_to_ids(["e", "z"])
+    note_end_token(classifier, tokenizer, noted)
+    save_folder(place / "noted", classifier, tokenizer)
+    end = noted if flag is None else given
+    # A run beside the model does not lead to a warning: the model is read as it was trained.
+    (place / "noted" / "train_config.json").write_text(json.dumps({"seed": 1234, "end_of_conversation_token": "e"}))
+    rows = measure(place, reward_model=[str(place / "noted")], end_of_conversation_token=flag)
+    assert ("are not those of training" in caplog.text) == (flag is not None)
+    for row, prompt, *responses in zip(rows, PROMPTS, CHOSEN, REJECTED, strict=True):
+        parts = [[BOS, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]]
+        parts += [tokenizer(response, add_special_tokens=False)["input_ids"] for response in responses]
+        better, worse = (hf_score(classifier, [*parts[0], *part, end]) for part in parts[1:])
+        assert (row["chosen_score"], row["rejected_score"]) == near((better, worse))
+
+
+def test_an_adapter_alone_is_read_on_its_base(place, tokenizer):
+    """What a run of step 2 leaves with --lora_dim and --no_merge_lora; beside it the merged model."""
+    base = save_folder(place / "base", make_causal_lm("gemma"), tokenizer)
+    whole = write_adapter(place / "whole", base, tokenizer, merge=True)
+    alone = write_adapter(place / "run", base, tokenizer)
+    (place / "run" / "run.json").write_text(json.dumps({"step": "reward", "batches": {"total_updates": 12}}))
+    (place / "run" / "train_config.json").write_text(json.dumps({"seed": 1234}))
+    expected = measure(place, "first", reward_model=[whole])
+    for name, flags in (("second", {"reward_model": [alone]}), ("third", {"checkpoints": place / "run"})):
+        for row, wanted in zip(measure(place, name, **flags), expected, strict=True):
+            for score in ("chosen_score", "rejected_score"):
+                assert row[score] == near(wanted[score])
+
+
+def test_an_interrupted_run_goes_on_with_the_same_rows_alone(place, interrupt):
+    flags = {"model": [str(place / "policy1"), str(place / "policy2")], "batch_size": 2}
+    whole = measure(place, "whole", **flags)
+    interrupt(text, "read_and_answer", 4)  # in the second model
+    with pytest.raises(KeyboardInterrupt):
+        measure(place, **flags)
+    assert not (place / "out" / "rows.jsonl").exists()
+    calls = interrupt(text, "read_and_answer")
+    with pytest.raises(UserError, match=r"begun with --data .*rows [0-9a-f]{12}\), now it is .*rows"):
+        measure(place, **flags, split="train")
+    assert measure(place, **flags) == whole and len(calls) == 2
+    with pytest.raises(UserError, match="rows.jsonl exists, finished"):
+        measure(place, **flags)
+
+
+def test_all_models_of_a_run(place):
+    """models/step-N and the final ones, by updates; the last step is the final model."""
+    run = place / "run"
+    for name in ("models/step-10/actor", "models/step-2/actor", "models/step-12/actor", "actor"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).symlink_to(place / "policy1")
+    (run / "run.json").write_text(json.dumps({"step": "ppo", "batches": {"total_updates": 12}}))
+    (run / "train_config.json").write_text(json.dumps({"seed": 1234}))
+    rows = measure(place, checkpoints=run, num_samples=2, no_rouge=True)
+    assert [(row["model"], row["update"]) for row in rows[::2]] == [("step-2", 2), ("step-10", 10), ("final", 12)]
+    assert len({row["prompt"] for row in rows}) == 2, "the same texts for every model"
+    (run / "run.json").write_text(json.dumps({"step": "reward"}))
+    kinds = {each.kind for each in subjects_of(TextFlags(data="d", output=place, checkpoints=run))}
+    assert kinds == {"reward"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"model": ["a/m", "b/m"]}, "Two of the models are called m"),
+        ({"checkpoints": Path("nowhere")}, "--checkpoints nowhere: no run of ours"),
+    ],
+)
+def test_bad_models(tmp_path, flags, words):
+    with pytest.raises(UserError, match=words):
+        subjects_of(TextFlags(data="d", output=tmp_path, **flags))
+
+
+def test_held_out_rows_are_those_of_the_run(place):
+    """Data without evaluation rows: those that runs on these data held out, or --seed says; else all."""
+    rows = [{"prompt": f"jinx {number}", "chosen": "a cat"} for number in range(60)]
+    write_jsonl(place / "many.jsonl", rows)
+    run = place / "run"
+    run.mkdir()
+    (run / "actor").symlink_to(place / "policy1")
+    (run / "run.json").write_text(json.dumps({"step": "ppo"}))
+    (run / "train_config.json").write_text(json.dumps({"seed": 7, "data_path": [str(place / "many.jsonl")]}))
+    trained = place / "trained"
+    trained.mkdir()
+    (trained / "actor").symlink_to(place / "policy2")
+    (trained / "train_config.json").write_text(json.dumps({"seed": 9, "data_path": [str(place / "many.jsonl")]}))
+    flags = {"data": str(place / "many.jsonl"), "no_rouge": True}
+    for name, own, seed in (
+        ("run", {"checkpoints": run}, 7),
+        ("flag", {"checkpoints": run, "seed": 8}, 8),
+        ("default", {"model": [str(place / "policy1")], "split": "eval"}, 1234),
+        ("trained", {"model": [str(place / "policy1"), str(trained)]}, 9),
+    ):
+        expected = [row.prompt for row in load_source(place / "many.jsonl", None, seed).eval]
+        rows = [row["prompt"] for row in measure(place, name, **flags, **own)]
+        assert rows == expected * len(own.get("model", [run])) and len(expected) == 3
+    (run / "train_config.json").write_text(json.dumps({"seed": 7, "data_path": ["other.jsonl"]}))
+    rows = measure(place, "all", **flags, checkpoints=run)
+    assert [row["prompt"] for row in rows] == [f"jinx {number}" for number in range(60)]
+
+
+@pytest.fixture
+def run_with_flags(place):
+    """A run of step 1 on other columns, cut at 20 tokens, whose responses end with another token than EOS."""
+    rows = [{"q": prompt, "a": chosen} for prompt, chosen in zip(PROMPTS, CHOSEN, strict=True)]
+    write_jsonl(place / "questions.jsonl", rows)
+    run = place / "run"
+    (run / "models").mkdir(parents=True)
+    (run / "models" / "step-2").symlink_to(place / "policy1")
+    (run / "run.json").write_text(json.dumps({"step": "sft"}))
+    flags = {
+        "data_path": [str(place / "questions.jsonl")],
+        "seed": 3,
+        "max_seq_len": 20,
+        "end_of_conversation_token": "<pad>",
+        "apply_chat_template": False,
+    }
+    columns = {"prompt_key": "q", "response_key": "a"}
+    (run / "train_config.json").write_text(json.dumps(flags | columns | {"learning_rate": 1.0}))
+    return run
+
+
+def test_texts_are_read_as_the_run_of_the_checkpoints_read_them(place, run_with_flags, caplog):
+    """Unless a flag says otherwise."""
+    caplog.set_level("INFO")
+    flags = {"data": str(place / "questions.jsonl"), "split": "train", "no_rouge": True}
+    alone = {"model": [str(place / "policy1")], "prompt_key": "q", "response_key": "a", "seed": 3}
+    expected = measure(place, "alone", max_seq_len=20, end_of_conversation_token="<pad>", **alone, **flags)
+    other = measure(place, "other", **alone, **flags)
+    assert [row["loss_sum"] for row in expected] != [row["loss_sum"] for row in other]
+    assert max(row["loss_tokens"] for row in other) > max(row["loss_tokens"] for row in expected)
+    rows = measure(place, checkpoints=run_with_flags, **flags)
+    assert [row["loss_sum"] for row in rows] == [row["loss_sum"] for row in expected]
+    assert f"--checkpoints {run_with_flags}: as in that run, --max_seq_len=20 '--end_of_conv" in caplog.text
+    given = {"max_seq_len": 1024, "end_of_conversation_token": "<eos>"}
+    rows = measure(place, "given", checkpoints=run_with_flags, **given, **flags)
+    assert [row["loss_sum"] for row in rows] == [row["loss_sum"] for row in other]
+
+
+def test_a_model_that_learnt_another_format_is_named(place, run_with_flags, tokenizer, caplog):
+    save_folder(run_with_flags, make_causal_lm("gpt2", 1), tokenizer)
+    shutil.copytree(run_with_flags, run_with_flags / "copy", ignore=shutil.ignore_patterns("models", "*config.json"))
+    shutil.copy(run_with_flags / "config.json", run_with_flags / "copy")
+    flags = {"model": [str(run_with_flags), str(run_with_flags / "copy")], "no_rouge": True}
+    measure(place, "same", end_of_conversation_token="<pad>", **flags)
+    assert "its run had" not in caplog.text
+    measure(place, "other", **flags)
+    assert f"--model {run_with_flags}: its run had --end_of_conversation_token <pad>, and this mea" in caplog.text
+    assert caplog.text.count("its run had") == 1
+
+
+def test_prepared_folders(place):
+    """The validation rows' own texts, else the test rows'; ids alone and folders without either are refused."""
+
+    def prepare(name, *words):
+        flags = {"output": place / name, "tokenizer": place / "policy1", "minimum_response_length": 0}
+        command = ["prepare", str(place / "data"), *arguments(flags | {"stage": "preference"})]
+        assert main(["data", *command, *words]) == 0
+        return str(place / name)
+
+    flags = {"model": [str(place / "policy1")], "reward_model": [str(place / "rm")], "no_rouge": True}
+    for name, share in (("validation", "0.5"), ("test", "0")):
+        folder = prepare(name, "--data_split", "0,1", "--validation_percentage", share)
+        expected = read_jsonl(place / "data" / ("train.jsonl" if name == "validation" else "eval.jsonl"))
+        rows = measure(place, f"out-{name}", data=folder, **flags)
+        texts = [(row["prompt"], row["chosen"], row["rejected"]) for row in rows if "chosen" in row]
+        assert len(rows) == 2 * len(texts) > 0
+        assert set(texts) <= {(row["prompt"], row["chosen"], row["rejected"]) for row in expected}
+    ids = prepare("ids", "--data_split", "0,1", "--format", "pt")
+    with pytest.raises(UserError, match="ids and no texts; give the data that it was made from"):
+        measure(place, "none", data=ids, **flags)
+    (place / "data" / "eval.jsonl").unlink()
+    alone = prepare("alone", "--data_split", "0,1", "--validation_percentage", "0")
+    with pytest.raises(UserError, match="neither validation nor test rows"):
+        measure(place, "none", data=alone, **flags)
+    assert len(measure(place, "train", data=alone, split="train", **flags)) == 2 * 2
+
+
+def test_a_loss_that_is_no_number_is_said(place, tokenizer, caplog):
+    """By name; the files hold null, which is JSON."""
+    broken, classifier = make_causal_lm("gpt2", 1), make_classifier("gemma", 3)
+    for module in (broken.transformer.ln_f, classifier.score):
+        module.weight.data.fill_(float("nan"))
+    classifier.config.reward_loss = "last_token"
+    save_folder(place / "broken", broken, tokenizer)
+    save_folder(place / "broken-rm", classifier, tokenizer)
+    rows = measure(place, model=[str(place / "broken")], reward_model=[str(place / "broken-rm")], no_rouge=True)
+    assert rows[0]["loss_sum"] is None and rows[-1]["chosen_score"] is None
+    assert "broken: the loss of 5 of 5 texts is not finite" in caplog.text
+    assert "broken-rm: a score of 5 of 5 texts is not finite" in caplog.text
+    assert "was trained with --reward_loss last_token, which does not train the number at the last" in caplog.text
+    report = json.loads((place / "out" / "report.json").read_text(), parse_constant=pytest.fail)
+    assert report["policies"][0]["loss"]["value"] is None
+
+
+def test_what_is_left_out_is_said(place, caplog):
+    limit = 8
+    rows = measure(place, model=[str(place / "policy1")], no_rouge=True, max_prompt_len=limit, split="eval")
+    assert (
+        0 < len(rows) < 5 and f"{5 - len(rows)} of 5 texts left out (prompt too long: {5 - len(rows)})" in caplog.text
+    )
+    with pytest.raises(UserError, match="none of the 5 texts is left"):
+        measure(place, "none", model=[str(place / "policy1")], max_prompt_len=1)
+    (place / "empty").mkdir()
+    (place / "empty" / "run.json").write_text('{"step": "sft"}')
+    with pytest.raises(UserError, match="kept no models yet. With --save_models"):
+        measure(place, "none", checkpoints=place / "empty")
+
+
+@pytest.mark.slow
+def test_the_command(place):
+    """As it is typed, on the training rows."""
+    words = ["--model", place / "policy1", "--data", place / "data", "--output", place / "out", "--split", "train"]
+    command = [sys.executable, "-m", "dschat", "text", *words, "--max_new_tokens", "4", "--device", "cpu"]
+    done = run_command(command).expect(0)
+    assert "| policy1 |" in done.stdout and len(read_jsonl(place / "out" / "rows.jsonl")) == 2

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ROUGE, perplexity, reward loss and accuracy, worked by hand."""
+
+import json
+import math
+
+import pytest
+
+from dschat.evaluation.text_metrics import policy_result, reward_result, rouge, write_text_report
+
+
+def test_rouge_by_hand():
+    """Reference: the cat sat on the mat (6 words, 5 pairs). Response: The cat lay on a mat! (6 words, 5 pairs).
+
+    Common words: the, cat, on, mat = 4 of 6 and 6. Common pairs: the cat = 1 of 5 and 5. Longest common subsequence:
+    the cat on mat = 4 of 6 and 6.
+    """
+    found = rouge("The cat lay on a mat!", "the cat sat on the mat")
+    assert found == pytest.approx({"rouge1": 4 / 6, "rouge2": 1 / 5, "rougeL": 4 / 6})
+
+
+def test_rouge_of_unequal_lengths_and_order():
+    """Reference a b c d, response d c: precision 2/2, recall 2/4 → F1 2/3; the subsequence is one word: 2·½·¼/¾."""
+    found = rouge("d c", "a b c d")
+    assert found == pytest.approx({"rouge1": 2 / 3, "rouge2": 0.0, "rougeL": 1 / 3})
+    assert rouge("runs", "running")["rouge1"] == 0.0, "words are not stemmed"
+    assert rouge("", "a")["rouge1"] == 0.0
+
+
+def text(loss, tokens, **more):
+    return {"model": "m", "update": 5, "loss_sum": loss, "loss_tokens": tokens, **more}
+
+
+ROUGE = {"rouge1": 0.5, "rouge2": 0.25, "rougeL": 0.0, "response_tokens": 3}
+
+
+def test_perplexity_is_of_tokens_not_of_texts():
+    """(2 + 9) nats over (1 + 9) tokens; the mean of the texts' own losses would be 1.5."""
+    result = policy_result([text(2.0, 1), text(9.0, 9)])
+    assert result["loss"].value == pytest.approx(1.1)
+    assert result["perplexity"].value == pytest.approx(math.exp(1.1))
+    assert (result["rows"], result["tokens"], result["rouge"], result["length"]) == (2, 10, {}, None)
+
+
+def test_rouge_is_a_mean_over_texts():
+    rows = [text(1.0, 1, **ROUGE), text(1.0, 1, rouge1=1.0, rouge2=0.75, rougeL=0.5, response_tokens=5)]
+    result = policy_result(rows)
+    found = {name: score.value for name, score in result["rouge"].items()}
+    assert (found, result["length"]) == ({"rouge1": 0.75, "rouge2": 0.5, "rougeL": 0.25}, 4.0)
+
+
+def test_reward_loss_and_accuracy_by_hand():
+    """Margins 0, 3, −2: losses log 2, log(1 + e⁻³), log(1 + e²); a tie is ranked wrong, as in training."""
+    pairs = [(1.0, 1.0), (4.0, 1.0), (0.0, 2.0)]
+    rows = [{"model": "r", "update": None, "chosen_score": c, "rejected_score": r} for c, r in pairs]
+    result = reward_result(rows)
+    expected = (math.log(2) + math.log(1 + math.exp(-3)) + math.log(1 + math.exp(2))) / 3
+    assert result["loss"].value == pytest.approx(expected)
+    assert result["accuracy"].value == pytest.approx(1 / 3)
+    far = reward_result([rows[0] | {"chosen_score": 0.0, "rejected_score": 1e4}])
+    assert far["loss"].value == pytest.approx(1e4), "no overflow"
+
+
+def test_no_interval_leaves_the_range_of_its_number():
+    """19 pairs ranked right by far and one wrong; 19 responses without a common word and one that is the text."""
+    scores = [{"model": "r", "update": None, "chosen_score": c, "rejected_score": 0.0} for c in [30.0] * 19 + [-5.0]]
+    loss = reward_result(scores)["loss"]
+    assert loss.value == pytest.approx((math.log(1 + math.exp(5)) + 19 * math.exp(-30)) / 20)
+    assert 0 < loss.low < loss.value < loss.high
+    for found, other in ((1.0, 0.0), (0.0, 1.0)):
+        rows = [text(1.0, 1, **(ROUGE | {"rouge1": x})) for x in [found] + [other] * 19]
+        rate = policy_result(rows)["rouge"]["rouge1"]
+        assert 0 <= rate.low <= rate.value <= rate.high <= 1
+
+
+def test_numbers_that_are_not_finite(tmp_path):
+    """One of two is enough: the means are no numbers, without intervals, and null in the file."""
+    policy = policy_result([text(2.0, 1), text(math.nan, 1)])
+    pairs = [(1.0, 0.0), (math.nan, 0.0), (0.0, math.inf)]
+    reward = reward_result([{"model": "r", "update": None, "chosen_score": c, "rejected_score": r} for c, r in pairs])
+    assert reward["accuracy"].value == pytest.approx(1 / 3)
+    table = write_text_report([policy], [reward], tmp_path)
+    content = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    none = {"value": None, "low": None, "high": None}
+    assert content["policies"][0]["loss"] == content["reward_models"][0]["loss"] == none
+    assert content["policies"][0]["perplexity"] == none and table.count("nan") == 3
+
+
+@pytest.mark.parametrize(("right", "pairs"), [(7, 7), (0, 7), (1, 1), (0, 1), (13, 13)])
+def test_all_or_no_pairs_right(right, pairs, tmp_path):
+    margins = [1.0 + n for n in range(right)] + [-1.0 - n for n in range(pairs - right)]
+    rows = [{"model": "r", "update": None, "chosen_score": margin, "rejected_score": 0.0} for margin in margins]
+    table = write_text_report([], [reward_result(rows)], tmp_path)
+    assert f"| {100 * right / pairs:.1f} [" in table
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_the_numbers(tmp_path, monkeypatch, caplog):
+    rows = [{"model": "r", "update": None, "chosen_score": 1.0, "rejected_score": 0.0}] * 2
+    write_text_report([], [reward_result(rows)], tmp_path)
+
+    def broken(*_):
+        assert (tmp_path / "report.json").exists() and (tmp_path / "report.md").exists()
+        raise ZeroDivisionError("no scale")
+
+    (tmp_path / "report.json").unlink()
+    (tmp_path / "report.md").unlink()
+    monkeypatch.setattr("dschat.evaluation.text_metrics.draw_charts", broken)
+    table = write_text_report([], [reward_result(rows)], tmp_path)
+    assert (tmp_path / "report.md").read_text() == table + "\n"
+    assert not (tmp_path / "report.png").exists()  # that of the first report
+    assert "report.png could not be drawn (ZeroDivisionError: no scale)" in caplog.text
+
+
+def test_the_files(tmp_path):
+    rows = [text(2.0, 1, **ROUGE) | {"model": name, "update": n} for name, n in (("a", 1), ("b", 2))]
+    policies = [policy_result([row] * 2) for row in rows]
+    rewards = [reward_result([{"model": "r", "update": None, "chosen_score": 1.0, "rejected_score": 0.0}] * 2)]
+    table = write_text_report(policies, rewards, tmp_path)
+    assert (tmp_path / "report.md").read_text() == table + "\n"
+    first = table.splitlines()[2]
+    assert [cell.strip() for cell in first.strip("|").split("|")][:5] == ["a", "1", "2", "2", "2.0000"]
+    assert "updates" in table.splitlines()[0] and "updates" not in table.splitlines()[5]
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert content["policies"][1]["perplexity"]["value"] == pytest.approx(math.exp(2))
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")

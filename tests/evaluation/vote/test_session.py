@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rater sees: sides, text, guidelines; the session, the file of votes, and the answers to the browser."""
+
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from cli_runs import read_jsonl, write_jsonl
+from dschat.base.errors import UserError
+from dschat.evaluation.responses import comparison_of, read_pairs
+from dschat.evaluation.vote.page import NAME_NEEDED, NOT_COUNTED, NOT_UNDONE, UNDONE, Screens, escaped, page_html
+from dschat.evaluation.vote.sessions import RaterView, VoteFile, guidelines, items_for, rater_name
+from vote_runs import make_study, places, votes, write_responses
+
+
+def items_of(first, second, rater="anna", seed=42):
+    return items_for(read_pairs(first, "-a", second, "-b"), rater, seed)
+
+
+def sides(folder, count, rater, seed=42):
+    return "".join(item.first for item in items_of(*write_responses(folder, count), rater, seed))
+
+
+@pytest.mark.parametrize(
+    ("seed", "rater", "expected"),
+    [(42, "anna", "ABBAAABB"), (42, "Anna", "ABBAAABB"), (42, "ben", "BBBAAAAB"), (43, "anna", "BAAABABB")],
+)
+def test_sides_follow_from_seed_rater_and_texts(tmp_path, seed, rater, expected):
+    """Worked out with sha256sum; they must not change, or a study begun before would change its sides."""
+    assert sides(tmp_path, 8, rater, seed) == expected
+
+
+def test_sides_are_balanced_for_every_rater(tmp_path):
+    for rater in ("anna", "ben", "eva"):
+        assert Counter(sides(tmp_path, 50, rater)) == {"A": 25, "B": 25}
+        assert sorted(Counter(sides(tmp_path, 7, rater)).values()) == [3, 4]
+    assert sides(tmp_path, 50, "anna") != sides(tmp_path, 50, "ben")
+    odd = {sides(tmp_path, 1, f"rater {i}") for i in range(40)}
+    assert odd == {"A", "B"}, "of an odd number the odd one is not always the same model's"
+
+
+def test_sides_do_not_hang_on_the_order_of_the_files(tmp_path):
+    first, second = write_responses(tmp_path, 20)
+    turned = write_jsonl(tmp_path / "turned.jsonl", read_jsonl(first)[::-1])
+    before, after = ({item.pair.prompt: item.first for item in items_of(file, second)} for file in (first, turned))
+    assert before == after and list(before) == list(reversed(after))
+
+
+def test_a_choice_is_turned_into_a_verdict_on_the_models(tmp_path):
+    for item in items_of(*write_responses(tmp_path, 8)):
+        shown = item.responses
+        assert sorted(shown) == [f"bad {item.pair.prompt[-1]}", f"good {item.pair.prompt[-1]}"]
+        assert item.verdict("1") == ("A" if shown[0].startswith("good") else "B")
+        assert item.verdict("2") == ("A" if shown[1].startswith("good") else "B")
+        assert (item.verdict("3"), item.verdict("4")) == ("tie", "skip")
+
+
+def test_a_pair_of_the_same_texts_is_asked_once(tmp_path):
+    file = write_jsonl(tmp_path / "a.jsonl", [{"prompt": prompt, "response": "r"} for prompt in "pqp"])
+    assert [item.pair.prompt for item in items_of(file, file)] == ["p", "q"]
+
+
+def test_html_holds_no_character_that_a_template_or_a_browser_could_obey():
+    text = "<b>&\"'`${x}{{y}}@children\\"
+    html = "&#60;b&#62;&#38;&#34;&#39;&#96;&#36;&#123;x&#125;&#123;&#123;y&#125;&#125;&#64;children&#92;"
+    assert escaped(text) == html
+
+
+def test_the_page_escapes_every_text_that_it_shows():
+    text, html = "<b>${x}", "&#60;b&#62;&#36;&#123;x&#125;"
+    pair = SimpleNamespace(id="0f", prompt=text)
+    view = RaterView(SimpleNamespace(pair=pair, responses=(text, text)), voted=1, total=3, last=None)
+    macros = page_html()
+    shown = [macros.item(view), macros.progress(view, text), macros.note(text), macros.guidelines([(text, text)])]
+    assert [part.count(html) for part in shown] == [3, 1, 1, 2]
+    assert not any("<b>" in part or "$" in part for part in shown)
+    assert macros.note("") == macros.item(RaterView(None, 3, 3, None)).strip() == ""
+
+
+@pytest.mark.parametrize("name", ["", "  ", "x" * 61, "a\x1b[2J", "a\u202eb"])
+def test_a_rater_needs_a_name(name):
+    with pytest.raises(UserError, match="--rater"):
+        rater_name(name)
+    assert rater_name("  Anna   Ö. ") == "Anna Ö."
+
+
+def test_guidelines_are_of_the_data_set():
+    def words(dataset):
+        return " ".join(text for point in guidelines(dataset) for text in point)
+
+    for dataset, criteria in {
+        "summarize": ("relevance", "coherence", "consistency", "fluency"),
+        "hh-rlhf": ("helpful",),
+        "webgpt": ("accuracy", "coherence", "usefulness"),
+    }.items():
+        assert all(word in words(dataset) for word in criteria)
+        assert len(words(dataset)) > len(words(""))
+    assert words("a-name-of-ones-own") == words("")
+
+
+def test_the_terminal_needs_no_gradio_and_no_torch():
+    modules = "{'gradio', 'torch', 'transformers', 'datasets'}"
+    program = f"import sys, dschat.evaluation.vote.command; assert not {modules} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+# The session
+
+
+def vote_all(session, choices):
+    for choice in choices:
+        assert session.vote(session.view().item.pair.id, choice)
+
+
+def test_a_vote_becomes_a_row_that_the_report_reads(tmp_path, monkeypatch):
+    session = make_study(tmp_path, 3).session("Anna")
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    item = session.view().item
+    monkeypatch.setattr("time.monotonic", lambda: 112.34)
+    assert session.vote(item.pair.id, "1", " clear, and \n short ")
+    row = votes(tmp_path)[0]
+    texts = {"id": item.pair.id, "prompt": "prompt 0", "response_a": "good 0", "response_b": "bad 0"}
+    verdict = {"verdict": "A" if item.responses[0] == "good 0" else "B", "kind": "human", "rater": "Anna"}
+    models = {"model_a": "kestrel", "model_b": "osprey", "dataset": ""}
+    assert row == texts | verdict | models | {"first": item.first, "comment": "clear, and \n short", "seconds": 12.3}
+    vote = comparison_of(row, "votes.jsonl:1")
+    assert (vote.kind, vote.details["first"]) == ("human", item.first)
+
+
+def test_items_come_in_order_until_all_have_a_vote(tmp_path):
+    """An empty file holds no votes, and nothing is left beside the full one."""
+    (tmp_path / "votes.jsonl").touch()
+    session = make_study(tmp_path, 3).session("anna")
+    assert (session.view().voted, session.view().total, session.view().last) == (0, 3, None)
+    vote_all(session, "134")
+    assert [row["prompt"] for row in votes(tmp_path)] == ["prompt 0", "prompt 1", "prompt 2"]
+    assert [row["verdict"] for row in votes(tmp_path)][1:] == ["tie", "skip"]
+    view = session.view()
+    assert (view.item, view.voted, view.last) == (None, 3, votes(tmp_path)[2]["id"])
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {"kestrel-sampled.jsonl", "osprey-sampled.jsonl", "votes.jsonl"}
+
+
+def test_a_new_session_goes_on_and_case_does_not_make_another_rater(tmp_path):
+    vote_all(make_study(tmp_path, 4).session("Anna"), "12")
+    session = make_study(tmp_path, 4).session("  anna ")
+    assert session.rater == "Anna"
+    assert session.view().item.pair.prompt == "prompt 2" and session.view().voted == 2
+
+
+def test_raters_do_not_meet(tmp_path):
+    """Undo reaches back before a session's start, to the rater's own vote."""
+    study = make_study(tmp_path, 3)
+    anna, ben = study.session("anna"), study.session("ben")
+    vote_all(anna, "11")
+    vote_all(ben, "2")
+    assert ben.view().voted == 1 and anna.view().voted == 2
+    assert ben.undo(votes(tmp_path)[2]["id"]).rater == "ben"
+    assert [row["rater"] for row in votes(tmp_path)] == ["anna", "anna"]
+    assert study.raters() == ["anna"]
+    later = make_study(tmp_path, 3).session("anna")
+    assert later.undo(later.view().last).prompt == "prompt 1"
+
+
+def test_votes_that_are_given_at_the_same_time_are_all_kept(tmp_path):
+    """By 4 raters on 6 pairs each, as a page's threads do."""
+    study = make_study(tmp_path, 6)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda name: vote_all(study.session(name), "121212"), ["anna", "ben", "cleo", "dan"]))
+    found = Counter(row["rater"] for row in votes(tmp_path))
+    assert found == {"anna": 6, "ben": 6, "cleo": 6, "dan": 6}
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_second_vote_on_an_item_is_ignored(tmp_path):
+    """Two tabs, two terminals: the first vote stays."""
+    one, two = make_study(tmp_path, 3).session("anna"), make_study(tmp_path, 3).session("anna")
+    seen = two.view().item.pair.id
+    vote_all(one, "3")
+    assert not two.vote(seen, "4")
+    assert [row["verdict"] for row in votes(tmp_path)] == ["tie"]
+    assert two.view().item.pair.prompt == "prompt 1"
+    assert not two.vote("no such item", "1") and len(votes(tmp_path)) == 1
+
+
+def test_undo_takes_back_the_vote_that_the_rater_means(tmp_path):
+    session = make_study(tmp_path, 3).session("anna")
+    vote_all(session, "12")
+    first, second = (row["id"] for row in votes(tmp_path))
+    assert session.undo(first) is None and len(votes(tmp_path)) == 2
+    assert session.undo(second).id == second
+    assert session.view().item.pair.id == second
+    assert session.undo(second) is None, "a second press of the same undo takes nothing more"
+    assert session.undo(first).prompt == "prompt 0"
+    assert votes(tmp_path) == [] and session.view().last is None
+    assert session.undo(first) is None
+    last = session.study.pairs[2].id  # is shown again even if others are open before it
+    session.vote(last, "1")
+    assert len(votes(tmp_path)) == 1
+    assert session.view(session.undo(last).id).item.pair.prompt == "prompt 2"
+    assert session.view().item.pair.prompt == "prompt 0"
+
+
+def test_who_won_is_said_at_the_end_alone(tmp_path):
+    session = make_study(tmp_path, 4).session("anna")
+    vote_all(session, "34")
+    assert session.summary() == f"anna: 2 of 4 voted: {tmp_path / 'votes.jsonl'}"
+    for _ in range(2):  # for the second model, on whichever side it stands
+        item = session.view().item
+        session.vote(item.pair.id, "1" if item.first == "B" else "2")
+    assert "4 of 4 voted (kestrel better 0, osprey better 2, equal 1, passed 1): " in session.summary()
+
+
+def test_votes_are_appended_and_only_one_that_is_taken_back_is_rewritten(tmp_path):
+    """What others have written is not touched, in whatever form it is; the file stays the same one."""
+    session = make_study(tmp_path, 4).session("anna")
+    vote_all(make_study(tmp_path, 4).session("ben"), "12")
+    path = tmp_path / "votes.jsonl"
+    spaced = path.read_bytes().replace(b'", "', b'",   "')
+    path.write_bytes(spaced)
+    identity = path.stat().st_ino
+    vote_all(session, "12")
+    assert path.read_bytes().startswith(spaced) and path.stat().st_ino == identity and len(votes(tmp_path)) == 4
+    assert session.undo(votes(tmp_path)[-1]["id"]) is not None
+    assert [row["rater"] for row in votes(tmp_path)] == ["ben", "ben", "anna"]
+
+
+@pytest.mark.parametrize("ending", [b'{"id": "half', b'{"id": "caf\xc3', b"\n\n", b""])
+def test_a_vote_that_was_cut_short_was_none(tmp_path, ending):
+    """A machine that loses power leaves half a line; an editor may leave blank lines, or no line end."""
+    vote_all(make_study(tmp_path, 3).session("anna"), "1")
+    path = tmp_path / "votes.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + ending if ending else whole.removesuffix(b"\n"))
+    session = make_study(tmp_path, 3).session("anna")
+    assert session.view().voted == 1
+    vote_all(session, "23")
+    assert path.read_bytes().startswith(whole) and len(session.study.votes.votes()) == 3
+    assert b"half" not in path.read_bytes() and session.view().voted == 3
+
+
+def test_a_full_disk_leaves_no_half_of_a_vote(tmp_path, monkeypatch):
+    session = make_study(tmp_path, 3).session("anna")
+    vote_all(session, "1")
+    before = (tmp_path / "votes.jsonl").read_bytes()
+
+    def fails(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dschat.evaluation.vote.sessions.os.fsync", fails)
+    with pytest.raises(UserError, match="--output .*votes.jsonl: cannot be written: .*No space left"):
+        session.vote(session.view().item.pair.id, "2")
+    assert (tmp_path / "votes.jsonl").read_bytes() == before and session.view().voted == 1
+
+
+def test_other_columns_of_other_rows_are_kept(tmp_path):
+    session = make_study(tmp_path, 2).session("anna")
+    vote_all(session, "1")
+    row = votes(tmp_path)[0] | {"rater": "ben", "room": "14b"}
+    write_jsonl(tmp_path / "votes.jsonl", [row])
+    vote_all(make_study(tmp_path, 2).session("anna"), "3")
+    assert votes(tmp_path)[0] == row and len(votes(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kind": "judge"}, "a verdict of kind 'judge', not a person's vote"),
+        ({"id": "0" * 16}, "a vote on responses that the two files do not hold"),
+        ({"model_b": "heron"}, "a vote on kestrel and heron, and now it is kestrel and osprey"),
+        ({"verdict": "maybe"}, "verdict must be one of"),
+    ],
+)
+def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path, change, words):
+    vote_all(make_study(tmp_path, 3).session("anna"), "12")
+    rows = votes(tmp_path)
+    content = [rows[0], rows[1] | change]
+    write_jsonl(tmp_path / "votes.jsonl", content)
+    with pytest.raises(UserError) as error:
+        make_study(tmp_path, 3)
+    assert f"{tmp_path / 'votes.jsonl'}:2: {words}" in str(error.value)
+    assert votes(tmp_path) == content
+
+
+def test_a_place_that_cannot_be_written_is_named_before_the_first_question(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--output .*file/votes\.jsonl: cannot be written"):
+        VoteFile(tmp_path / "file" / "votes.jsonl")
+    (tmp_path / "votes.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"--output .*votes\.jsonl: cannot be read"):
+        make_study(tmp_path, 1)
+
+
+# The answers to the browser
+
+
+@pytest.fixture
+def screens(tmp_path):
+    return Screens(make_study(tmp_path, 2))
+
+
+def test_a_screen_asks_for_the_name_first(screens):
+    assert (screens.enter(False, "").rater, screens.enter(False, "").note) == ("", "")
+    assert screens.enter(True, " ").note == NAME_NEEDED
+    assert screens.enter(True, "x" * 61).view is None
+    screen = screens.enter(True, " Anna ")
+    assert (screen.rater, screen.view.voted, screen.note) == ("Anna", 0, "")
+
+
+def test_a_screen_after_a_vote_shows_the_next_item_and_an_empty_box(tmp_path, screens):
+    """One person stays one however the name is written."""
+    item = screens.enter(True, "Anna").view.item
+    screen = screens.vote("1", "Anna", item.pair.id, "why")
+    assert (screen.view.item.pair.prompt, screen.comment, screen.note) == ("prompt 1", "", "")
+    screens.enter(True, "anna")
+    for name in ("Anna", " ANNA"):
+        again = screens.vote("2", name, item.pair.id, "")
+        assert (again.view.item.pair.prompt, again.note) == ("prompt 1", NOT_COUNTED)
+    (row,) = votes(tmp_path)
+    assert places(row)[0] == item.responses[0] and row["rater"] == "Anna"
+
+
+def test_undo_brings_the_comment_back_and_does_not_run_ahead(tmp_path, screens):
+    screen = screens.enter(True, "Anna")
+    screen = screens.vote("1", "Anna", screen.view.item.pair.id, "why")
+    last = screen.view.last
+    screens.vote("1", "Anna", screen.view.item.pair.id, "")
+    assert screens.undo("Anna", last).note == NOT_UNDONE and len(votes(tmp_path)) == 2
+    assert screens.undo("Anna", votes(tmp_path)[1]["id"]).note == UNDONE
+    screen = screens.undo("Anna", last)
+    assert (screen.note, screen.comment, screen.view.item.pair.prompt) == (UNDONE, "why", "prompt 0")
+    assert screens.undo("Anna", "").note == NOT_UNDONE
+
+
+def test_a_full_disk_is_said_and_the_item_stays(screens, monkeypatch):
+    item = screens.enter(True, "Anna").view.item
+
+    def fails(_):
+        raise OSError("no space")
+
+    monkeypatch.setattr("dschat.evaluation.vote.sessions.os.fsync", fails)
+    screen = screens.vote("1", "Anna", item.pair.id, "why")
+    assert screen.view is None and "votes.jsonl: cannot be written: no space" in screen.note
+    assert screens.undo("Anna", item.pair.id).note == NOT_UNDONE

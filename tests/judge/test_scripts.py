@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The judge's scripts as processes: killed, interrupted, with a wrong key; and where the key goes."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli_runs import message_of, read_jsonl, run_command
+from dschat.judge.command import run_judge
+from dschat.judge.options import JudgeOptions
+from dschat.settings.parse import parse
+from fake_judge import EVALUATION, WAIT, start, two_files, until
+
+KEY = "sk-proj-Zq7x_0123456789-abcdefghij"
+SCRIPT = EVALUATION / "gpt4-eval.py"
+MANY_A = [f"good {number}" if number % 3 else f"fine {number}" for number in range(10)]
+MANY_B = [f"good {number} good" if number % 4 == 0 else f"{number}" for number in range(10)]
+
+
+def words(server, folder, *more, output="o.jsonl"):
+    """The command on the files of `two_files`, which are made where they are missing."""
+    a, b = (folder / "a.jsonl", folder / "b.jsonl") if (folder / "a.jsonl").exists() else two_files(folder)
+    files = [SCRIPT, "--model_name_a", a, "--model_name_b", b, "--output", folder / output, "--dataset", "summarize"]
+    return [str(word) for word in (sys.executable, *files, *server.words(), *more)]
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_nothing_is_judged_twice_after_an_end_half_way(server, tmp_path, end):
+    """The server answers seven of the twenty questions, and no more until the process is dead.
+
+    After Ctrl-C it waits for the three answers on their way, here in vain.
+    """
+    two_files(tmp_path, MANY_A, MANY_B)
+    server.answers_before_gate = 7
+    process = start(words(server, tmp_path, "--concurrency", "3", "--timeout", "2"))
+    partial = tmp_path / "o.jsonl.partial"
+    cached = tmp_path / ".judge-cache"
+    try:
+        until(lambda: len(list(cached.rglob("*.json"))) == 7 and server.busy >= 3, process)
+        process.send_signal(end)
+        stderr = process.communicate(timeout=WAIT)[1]
+    finally:
+        process.kill()
+    assert "Traceback" not in stderr
+    if end == signal.SIGINT:
+        assert process.returncode == 130
+        assert stderr.splitlines()[-1].startswith("interrupted; what was finished is kept")
+    assert not (tmp_path / "o.jsonl").exists()
+    server.gate.set()
+    server.answers_before_gate = None
+    assert "13 requests" in run_judge(parse(JudgeOptions, words(server, tmp_path)[2:]))
+    assert len(server.answered) == 20 and set(server.answered.values()) == {1}
+    assert not partial.exists()
+    server.answered.clear()
+    run_judge(parse(JudgeOptions, words(server, tmp_path, "--cache", tmp_path / "new", output="whole.jsonl")[2:]))
+    assert len(server.answered) == 20
+    assert (tmp_path / "whole.jsonl").read_bytes() == (tmp_path / "o.jsonl").read_bytes()
+
+
+def test_two_runs_do_not_write_one_file(server, tmp_path):
+    server.answers_before_gate = 0
+    process = start(words(server, tmp_path))
+    try:
+        until(lambda: server.busy > 0, process)
+        second = run_command(words(server, tmp_path), JUDGE_API_KEY=None)
+        message_of(second, "another process is writing it")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_wrong_key_is_one_message(server, tmp_path):
+    two_files(tmp_path, MANY_A, MANY_B)
+    server.plan.extend([(401, {"error": {"message": f"Incorrect API key provided: {KEY}"}}, {})] * 50)
+    result = run_command(words(server, tmp_path), JUDGE_API_KEY=KEY)
+    message = message_of(result, "refuses the key (401)", "JUDGE_API_KEY", "0 of 10 pairs")
+    assert KEY[:12] not in message
+    assert len(server.bodies) <= 8  # those that were on their way
+
+
+def files_with(folder: Path, text: str) -> list[Path]:
+    """Files under a folder with a text in their content or name."""
+    found = [file for file in folder.rglob("*") if file.is_file()]
+    assert found
+    return [file for file in found if text.encode() in file.read_bytes() or text in str(file)]
+
+
+def test_the_key_is_nowhere_but_in_the_header(server, tmp_path):
+    """Even from a server that repeats it in errors and answers. First from --sk, then from the environment."""
+    server.answer = lambda messages: f'{{"comparison": "you sent {KEY}", "verdict": "tie"}}'
+    echo = {"error": {"message": f"{KEY} is busy", "code": KEY}}
+    server.plan.extend([(500, echo, {}), (429, echo, {"Retry-After": "0"}), "ok", "ok", "ok", (400, echo, {})])
+    server.plan.extend(["ok", "ok", (403, echo, {})])
+    command = words(server, tmp_path, "--concurrency", "1")
+    first = run_command([*command, "--sk", KEY], JUDGE_API_KEY=None, HOME=str(tmp_path))
+    message_of(first, "does not allow")
+    assert "better set JUDGE_API_KEY" in first.stderr
+    assert files_with(tmp_path, KEY) == []  # the journal and the cache
+    second = run_command(command, JUDGE_API_KEY=KEY, HOME=str(tmp_path)).expect(0)
+    assert "better set" not in second.stderr
+    assert (tmp_path / "o.jsonl").exists()
+    assert files_with(tmp_path, KEY) == []
+    assert KEY not in first.stdout + first.stderr + second.stdout + second.stderr
+    assert "[key]" in read_jsonl(tmp_path / "o.jsonl")[0]["orders"][0]["reply"]
+    assert set(server.keys) == {f"Bearer {KEY}"}
+
+
+@pytest.mark.parametrize("key", [KEY, "gsk_0123456789abcdef", "hunter2"])
+@pytest.mark.parametrize("place", [["--key"], [], ["--seed"], "--overwrite=", "--key="])
+def test_a_key_at_a_wrong_place_is_not_repeated(tmp_path, place, key):
+    flags = ["--model_name_a", "a", "--model_name_b", "b", "--output", "o"]
+    wrong = [place + key] if isinstance(place, str) else [*place, key]
+    result = run_command([sys.executable, SCRIPT, *flags, *wrong])
+    assert result.status == 2 and "error: " in result.stderr
+    assert key not in result.stdout + result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_server_on_this_machine_needs_no_key_and_no_proxy(server, tmp_path):
+    variables = {name: "http://127.0.0.1:9" for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY")}
+    variables |= {"NO_PROXY": None, "no_proxy": None}
+    result = run_command(words(server, tmp_path, "--sk"), JUDGE_API_KEY=None, **variables).expect(0)
+    assert result.stdout.count("\n") == 1 and result.stdout.endswith(f"; {tmp_path / 'o.jsonl'}\n")
+    assert "Traceback" not in result.stderr and KEY not in result.stderr
+    assert set(server.keys) == {"Bearer none"}
+
+
+def test_the_webgpt_script_as_documented(server, tmp_path):
+    """`--dataset summarize` stands in its documented command; it judges by the WebGPT rubric all the same."""
+    two_files(tmp_path)
+    script = EVALUATION / "gpt4-webgpt-eval.py"
+    files = ["--model_name_a", "a.jsonl", "--model_name_b", "b.jsonl", "--output", "gpt4-a-v.s.-b.jsonl"]
+    command = [sys.executable, script, *files, "--dataset", "summarize", "--sk", KEY]
+    result = run_command(command, cwd=tmp_path, OPENAI_BASE_URL=server.url, JUDGE_API_KEY=None).expect(0)
+    assert "judged by the webgpt rubric" in result.stderr
+    refused = run_command([*command, "--rubric=own.toml"], cwd=tmp_path)
+    assert refused.status != 0 and "--rubric" in refused.stderr and "gpt4-eval.py" in refused.stderr
+    rows = read_jsonl(tmp_path / "gpt4-a-v.s.-b.jsonl")
+    assert {row["dataset"] for row in rows} == {"webgpt"} and len(rows) == 4
+    assert "usefulness" in server.bodies[0]["messages"][0]["content"]
+    assert os.listdir(tmp_path / ".judge-cache")

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The judge on dialogues turn by turn: what it is shown, the verdicts, and what a run that was stopped leaves."""
+
+import json
+import sys
+
+import pytest
+
+from cli_runs import read_jsonl, write_jsonl
+from dschat.base.errors import UserError
+from dschat.judge.options import TurnOptions
+from dschat.judge.turn_report import run_turns
+from dschat.settings.parse import parse
+from fake_judge import EVALUATION, shown_in, start, until
+
+# By `more_good`, which counts in all that is shown: dialogue 0 A, A; 1 B, tie; 2 the same text at turn 1, then B.
+REPLIES_A = [["good good", "bad"], ["bad", "good good"], ["same", "bad"]]
+REPLIES_B = [["good", "bad"], ["good", "good"], ["same", "good"]]
+
+
+def dialogues(folder, name, replies):
+    rows = []
+    for number, texts in enumerate(replies):
+        said = [(f"question {number}.{turn}", text) for turn, text in enumerate(texts)]
+        both = [zip(("user", "assistant"), pair, strict=True) for pair in said]
+        messages = [{"role": role, "content": text} for turn in both for role, text in turn]
+        rows.append({"number": number, "messages": messages})
+    return write_jsonl(folder / f"{name}.jsonl", rows)
+
+
+@pytest.fixture
+def words(server, tmp_path):
+    """words(output, *more): of a run on the dialogues above."""
+    a, b = dialogues(tmp_path, "a", REPLIES_A), dialogues(tmp_path, "b", REPLIES_B)
+    files = ["--model_name_a", a, "--model_name_b", b]
+    return lambda output, *more: [*map(str, (*files, "--output", output, *server.words(), *more))]
+
+
+def test_verdicts_by_turn_by_hand(server, words, tmp_path):
+    text = run_turns(parse(TurnOptions, words(tmp_path / "o.jsonl", "--concurrency", 1)))
+    rows = read_jsonl(tmp_path / "o.jsonl")
+    assert [(row["number"], row["turn"], row["verdict"]) for row in rows] == [
+        *[(0, 1, "A"), (0, 2, "A"), (1, 1, "B"), (1, 2, "tie"), (2, 1, "tie"), (2, 2, "B")]
+    ]
+    assert [len(row["orders"]) for row in rows] == [2, 2, 2, 2, 0, 2], "the same text is a tie and not asked about"
+    assert {row["dataset"] for row in rows} == {"dialogue"}
+    turns = json.loads((tmp_path / "o.json").read_text())["comparisons"][0]["turns"]
+    assert turns["1"]["half"]["value"] == turns["2"]["half"]["value"] == 0.5
+    assert "10 requests" in text and "50.0" in text
+    first = shown_in(server.bodies[0]["messages"])
+    assert first["prompt"] == "question 0.0"
+    assert {first["first"], first["second"]} == {"Assistant, turn 1:\n| good good", "Assistant, turn 1:\n| good"}
+    assert "above all in their last reply" in server.bodies[0]["messages"][0]["content"]
+
+
+def test_one_order_and_a_dry_run(server, words, tmp_path):
+    estimate = run_turns(
+        parse(TurnOptions, words(tmp_path / "o.jsonl", "--dry_run", "--price_in", 1, "--price_out", 1))
+    )
+    assert "6 pairs, 10 requests" in estimate and "about $" in estimate
+    assert server.bodies == [] and not (tmp_path / "o.jsonl").exists()
+    run_turns(parse(TurnOptions, words(tmp_path / "o.jsonl", "--single_order")))
+    assert [len(row["orders"]) for row in read_jsonl(tmp_path / "o.jsonl")] == [1, 1, 1, 1, 0, 1]
+    with pytest.raises(UserError, match="--max_cost 1e-06"):
+        flags = ["--max_cost", 1e-6, "--price_in", 1, "--price_out", 1, "--max_tokens", 50]
+        run_turns(parse(TurnOptions, words(tmp_path / "p.jsonl", *flags)))
+
+
+def test_killed_half_way_and_started_again_gives_the_same_file(server, words, tmp_path):
+    server.answers_before_gate = 5
+    script = str(EVALUATION / "winrate_by_turn.py")
+    process = start([sys.executable, script, *words(tmp_path / "o.jsonl", "--concurrency", 1)])
+    try:
+        until(lambda: len(server.bodies) == 6, process)
+    finally:
+        process.kill()
+        process.communicate()
+    server.gate.set()
+    server.answers_before_gate = None
+    assert "5 requests" in run_turns(parse(TurnOptions, words(tmp_path / "o.jsonl")))
+    assert len(server.answered) == 10 and set(server.answered.values()) == {1}, "nothing was paid for twice"
+    run_turns(parse(TurnOptions, words(tmp_path / "whole.jsonl", "--cache", tmp_path / "new")))
+    for end in (".jsonl", ".json", ".md", ".png"):
+        assert (tmp_path / f"whole{end}").read_bytes() == (tmp_path / f"o{end}").read_bytes()

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dialogues of two policies: files that are refused, verdicts by the rows' scores, win rates by turn."""
+
+import json
+import sys
+
+import pytest
+
+from cli_runs import ROOT, read_jsonl, run_command, write_jsonl
+from dschat.base.errors import UserError
+from dschat.judge.options import TurnOptions
+from dschat.judge.turn_pairs import PUBLISHED, rates_by_turn, turn_pairs
+from dschat.judge.turn_report import run_turns, turns_report
+from dschat.settings.parse import parse
+
+# Scores of three dialogues; by hand: turn 1 A, tie, B; turn 2 A, A; turn 3 B.
+SCORES_A = {7: [2.0, 1.0, 0.0], 3: [1.0, 5.0], 5: [0.0]}
+SCORES_B = {3: [1.0, 2.0, 9.0], 5: [0.5, 9.0], 7: [1.0, 0.5, 1.0]}
+
+
+def dialogue(number, replies, scores=None, opening=None):
+    messages = []
+    for turn, reply in enumerate(replies, start=1):
+        asked = opening or f"question {number}" if turn == 1 else f"and {turn}?"
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]
+    return {"number": number, "messages": messages} | ({} if scores is None else {"scores": scores})
+
+
+def scored(folder, name, scores):
+    rows = [dialogue(n, [f"{name} says {i}" for i in range(len(row))], row) for n, row in scores.items()]
+    return write_jsonl(folder / f"{name}.jsonl", rows)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return scored(tmp_path, "a", SCORES_A), scored(tmp_path, "b", SCORES_B)
+
+
+def compare(a, b, output, *words):
+    return run_turns(
+        parse(TurnOptions, [*map(str, ("--model_name_a", a, "--model_name_b", b, "--output", output)), *words])
+    )
+
+
+def test_win_rates_by_hand(files, tmp_path, caplog):
+    output = tmp_path / "out" / "a-v.s.-b.jsonl"
+    text = compare(*files, output, "--by_scores")
+    rows = read_jsonl(output)
+    assert [(row["number"], row["turn"], row["verdict"]) for row in rows] == [
+        *[(7, 1, "A"), (7, 2, "A"), (7, 3, "B")],
+        *[(3, 1, "tie"), (3, 2, "A")],
+        (5, 1, "B"),
+    ]
+    who = {(row["kind"], row["rater"], row["model_a"], row["model_b"]) for row in rows}
+    assert who == {("reward", "scores", "a", "b")}
+    assert (rows[3]["reward_a"], rows[3]["reward_b"]) == (1.0, 1.0)
+    assert "2 of 3 dialogues are longer in one file" in caplog.text and "a.jsonl:2 (2 turns, 3 in" in caplog.text
+    content = json.loads((tmp_path / "out" / "a-v.s.-b.json").read_text())["comparisons"][0]
+    halves = [content["turns"][turn]["half"]["value"] for turn in ("1", "2", "3")]
+    assert halves == pytest.approx([1.5 / 3, 1.0, 0.0])
+    assert content["all"]["half"]["value"] == pytest.approx((3 + 0.5) / 6)
+    assert content["turns"]["1"]["tally"] == {"wins": 1, "ties": 1, "losses": 1, "invalid": 0, "skipped": 0}
+    assert "| a against b, scores" in text and "1 – 1 – 1 – 0" in text
+    assert "published" not in text and text.startswith((tmp_path / "out" / "a-v.s.-b.md").read_text())
+    assert (tmp_path / "out" / "a-v.s.-b.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match="exists, finished"):
+        compare(*files, output, "--by_scores")
+    before = output.read_bytes()
+    compare(*files, output, "--by_scores", "--overwrite")
+    assert output.read_bytes() == before
+
+
+def test_intervals_over_all_turns_are_over_dialogues():
+    """Twenty dialogues of which one half wins at every turn know as much as twenty verdicts, not as sixty."""
+    verdicts = {1: ["A", "B"] * 10, 2: ["A", "B"] * 10, 3: ["A", "B"] * 10}
+    common = {"prompt": "p", "response_a": "a", "response_b": "b", "kind": "judge", "rater": "j", "dataset": ""}
+    rows = [
+        ("f:1", {**common, "model_a": "a", "model_b": "b", "number": n, "turn": turn, "verdict": verdict})
+        for turn, given in verdicts.items()
+        for n, verdict in enumerate(given)
+    ]
+    found = rates_by_turn(rows)
+    assert found.overall.half.value == found.turns[2].half.value == 0.5
+    assert found.overall.half.high - found.overall.half.low == pytest.approx(2 * 1.96 * 0.5 / 20**0.5, rel=0.15)
+    rows[5][1]["verdict"] = "invalid"
+    assert rates_by_turn(rows).turns[1].half.value == pytest.approx(10 / 19), "invalid answers are not counted"
+    rows[7][1]["model_b"] = "c"
+    with pytest.raises(UserError, match="f:1: it compares other policies"):
+        rates_by_turn(rows)
+    with pytest.raises(UserError, match="f:1: no number and turn"):
+        rates_by_turn([("f:1", {"verdict": "A"})])
+
+
+def test_published_rates_stand_beside_the_set_that_they_are_of_alone(files, tmp_path):
+    assert [f"{sum(rates) / 5:.2f}" for rates in PUBLISHED.values()] == ["61.24", "56.32", "56.64"]
+    output = tmp_path / "o.jsonl"
+    compare(*files, output, "--by_scores")
+    for name, shown in {"": False, "help-desk": False, "openbmb/UltraInteract_pair": True}.items():
+        text = turns_report([output], tmp_path / "report", name)
+        content = json.loads((tmp_path / "report" / "report.json").read_text())
+        assert ("61.24" in text, "published" in text) == (shown, shown)
+        (published,) = [value for key, value in content.items() if key.startswith("published")]
+        assert (published == {}) != shown
+    assert (tmp_path / "report" / "report.png").read_bytes() != (tmp_path / "o.png").read_bytes()
+
+
+def test_what_is_compared_at_a_turn(tmp_path):
+    a = write_jsonl(tmp_path / "a.jsonl", [dialogue(0, ["one\nUser, turn 2:\nbad", "two"])])
+    b = write_jsonl(tmp_path / "b.jsonl", [dialogue(0, ["eins", "zwei"])])
+    first, second = turn_pairs(a, "--a", b, "--b")
+    assert (first.prompt, first.b.response) == ("question 0", "Assistant, turn 1:\n| eins")
+    assert first.a.response == "Assistant, turn 1:\n| one\n| User, turn 2:\n| bad"
+    assert second.b.response == "Assistant, turn 1:\n| eins\n\nUser, turn 2:\n| and 2?\n\nAssistant, turn 2:\n| zwei"
+    assert dict(second.columns) == {"number": 0, "turn": 2} and first.id != second.id
+
+
+def test_dialogues_of_the_same_texts_are_judged_apart(tmp_path):
+    rows = [dialogue(n, ["yes"], [1.0], opening="the same?") for n in (1, 2)]
+    pairs = turn_pairs(write_jsonl(tmp_path / "a.jsonl", rows), "--a", write_jsonl(tmp_path / "b.jsonl", rows), "--b")
+    assert len({pair.id for pair in pairs}) == 2
+
+
+def say(role, content):
+    return {"role": role, "content": content}
+
+
+GOOD = [say("user", "q"), say("assistant", "r")]
+
+
+@pytest.mark.parametrize(
+    ("number", "messages", "scores", "message"),
+    [
+        ("1", GOOD, None, "column 'number' must hold the dialogue's number, not '1'"),
+        (None, GOOD, None, "column 'number' must hold the dialogue's number, not None"),
+        (0, GOOD, None, r"number 0 occurs twice .*a\.jsonl:1"),
+        (1, "q", None, "a dialogue must be a list of messages with role and content, not text"),
+        (1, ["q"], None, "message 1 has the role None"),
+        (1, [*GOOD, say("assistant", "again")], None, "message 3 has the role 'assistant' instead of 'user'"),
+        (1, [say("system", "s"), *GOOD], None, "message 1 has the role 'system' .*alternate"),
+        (1, [*GOOD, say("user", "x")], None, "the last message, 3, is the user's"),
+        (1, [*GOOD, say("user", " \n"), say("assistant", "x")], None, r"message 3 \(user\) is empty"),
+        (1, GOOD, [1, 2], "column 'scores' must be a list of 1 numbers"),
+        (1, GOOD, [None], "column 'scores' must be a list of 1 numbers"),
+        (1, GOOD, ["1"], "scores must be a finite number"),
+    ],
+)
+def test_rows_that_are_no_finished_dialogue(number, messages, scores, message, tmp_path):
+    row = {"number": number, "messages": messages, "scores": scores}
+    a = write_jsonl(tmp_path / "a.jsonl", [{"number": 0, "messages": GOOD}, row])
+    with pytest.raises(UserError, match=rf"a\.jsonl:2: {message}"):
+        compare(a, a.with_name("b.jsonl"), tmp_path / "o.jsonl")
+
+
+def test_dialogues_under_the_name_that_drawn_ones_have(files, tmp_path):
+    rows = read_jsonl(files[0])
+    (tmp_path / "drawn").mkdir()
+    renamed = [{"trajectory" if key == "messages" else key: value for key, value in row.items()} for row in rows]
+    drawn = write_jsonl(tmp_path / "drawn" / "a.jsonl", renamed)
+    found, expected = (turn_pairs(file, "--a", files[1], "--b") for file in (drawn, files[0]))
+    assert [(one.id, one.a.response, one.a.reward) for one in found] == [
+        (one.id, one.a.response, one.a.reward) for one in expected
+    ]
+
+
+def test_a_policy_may_say_nothing(tmp_path):
+    a, b = (write_jsonl(tmp_path / f"{n}.jsonl", [dialogue(0, [said], [0])]) for n, said in (("a", ""), ("b", "r")))
+    (pair,) = turn_pairs(a, "--a", b, "--b")
+    assert pair.a.response == "Assistant, turn 1:\n" and pair.b.response == "Assistant, turn 1:\n| r"
+
+
+def test_files_that_do_not_fit_together(files, tmp_path):
+    a, b = files
+    fewer = scored(tmp_path, "fewer", {7: [1.0]})
+    for pair in ((a, fewer), (fewer, a)):
+        with pytest.raises(UserError, match=r"^2 dialogues are in one file only, .*a\.jsonl:2 .number 3."):
+            compare(*pair, tmp_path / "o.jsonl", "--by_scores")
+    rows = [dialogue(7, ["r"], opening="something else"), dialogue(3, ["r"]), dialogue(5, ["r"])]
+    other = write_jsonl(tmp_path / "other.jsonl", rows)
+    unscored = write_jsonl(tmp_path / "u.jsonl", [dialogue(n, ["r"] * 2) for n in SCORES_A])
+    for second, output, words, message in (
+        (other, "o.jsonl", [], r"a\.jsonl:1 and .*other\.jsonl:1 .number 7. begin with different messages"),
+        (unscored, "o.jsonl", [], r"--by_scores: .*u\.jsonl:1 has no column 'scores'"),
+        (b, "o.jsonl", ["--dry_run"], "--by_scores asks no judge and costs nothing"),
+        (b, "a.jsonl", [], "is the file of --model_name_a"),
+    ):
+        with pytest.raises(UserError, match=message):
+            compare(a, second, tmp_path / output, "--by_scores", *words)
+    assert not (tmp_path / "o.jsonl").exists()
+
+
+def test_the_scripts(files, tmp_path):
+    def printed(script, *words):
+        return run_command([sys.executable, ROOT / "evaluation" / script, *words], cwd=tmp_path).expect(0).stdout
+
+    names = ["--model_a", files[0], "--model_name_b", files[1], "--by_scores", "--output", "o.jsonl"]
+    assert "o.jsonl, and in the same folder o.md, .json and .png" in printed("winrate_by_turn.py", *names)
+    assert "| a against b, scores" in printed("report.py", "o.jsonl", "--output", "report")
+    assert (tmp_path / "report" / "report.png").read_bytes() == (tmp_path / "o.png").read_bytes()
+    assert turns_report([tmp_path / "o.jsonl"] * 2, tmp_path / "twice").count("a against b") == 4

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pass@k: the estimator against counting, files against hand arithmetic, the published rows against each other."""
+
+import json
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from cli_runs import ROOT, message_of, read_jsonl, run_command, write_jsonl
+from dschat.base.errors import UserError
+from dschat.programs.pass_at_k import NUMBERS, PUBLISHED, pass_at_k, pass_rates, pass_table, write_pass_report
+
+
+def problem(difficulty: str, *statuses: str) -> dict:
+    """A row of results."""
+    return {"prompt": "p", "difficulty": difficulty, "samples": [{"status": status} for status in statuses]}
+
+
+@pytest.fixture
+def results(tmp_path) -> Path:
+    rows = [
+        problem("interview", "passed", "wrong", "wrong", "timeout", "wrong"),
+        problem("interview", *["wrong"] * 5),
+        problem("introductory", "passed", "passed", "compile_error", "wrong", "wrong"),
+    ]
+    return write_jsonl(tmp_path / "model.jsonl", rows)
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k", "by_hand"), [(5, 1, 1, 0.2), (5, 2, 5, 1.0), (10, 3, 5, 1 - 21 / 252), (4, 0, 2, 0)]
+)
+def test_the_estimator_by_hand(n, c, k, by_hand):
+    assert pass_at_k(n, c, k) == pytest.approx(by_hand, abs=1e-12)
+
+
+def test_the_estimator_is_the_share_of_choices_with_a_passing_program():
+    for n in range(1, 7):
+        for c in range(n + 1):
+            for k in range(1, n + 1):
+                choices = list(combinations([i < c for i in range(n)], k))
+                assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, choices)) / len(choices), abs=1e-12)
+
+
+def test_the_difficulties_weigh_as_the_published_rows_say():
+    """3,000 problems of interview, 1,000 of the others: the published parts give the published whole."""
+    for rates in PUBLISHED.values():
+        for by_difficulty in rates.values():
+            whole = sum(NUMBERS[name] * by_difficulty[name] for name in NUMBERS) / 5000
+            assert whole == pytest.approx(by_difficulty["all"], abs=0.0101)
+
+
+def test_rates_of_a_file(results):
+    rates = pass_rates([results], (1, 5))
+    interview, introductory, everything = rates.to_dict("records")
+    assert (interview["model"], interview["difficulty"], interview["problems"]) == ("model", "interview", 2)
+    assert interview["pass@1"].value == pytest.approx(0.1) and interview["pass@5"].value == pytest.approx(0.5)
+    assert introductory["pass@1"].value == pytest.approx(0.4) and introductory["pass@5"].value == 1
+    assert everything["pass@1"].value == pytest.approx(0.2) and everything["pass@5"].value == pytest.approx(2 / 3)
+    assert everything["pass@1"].low < 0.2 < everything["pass@1"].high
+    table = pass_table(rates)
+    assert "model" in table and "20.0 [" in table
+
+
+def test_published_rows_stand_beside_apps_alone(results, tmp_path):
+    """Also where problems of one's own have APPS's difficulties, or where one model answered others."""
+    rows = read_jsonl(results)
+    apps = write_jsonl(tmp_path / "apps.jsonl", [{"dataset": "apps"} | row for row in rows])
+    own = write_jsonl(tmp_path / "own.jsonl", [{"dataset": ""} | row for row in rows])
+    mixed = write_jsonl(tmp_path / "mixed.jsonl", [{"dataset": "apps"} | rows[0], *rows[1:]])
+    for files in ([results], [own], [apps, own], [mixed]):
+        assert "published" not in pass_table(pass_rates(files, (1, 5)))
+    table = pass_table(pass_rates([apps], (1, 5)))
+    assert "published by the paper" in table and "9.48" in table
+    assert "published" not in write_pass_report([results], tmp_path / "report")
+    assert "9.48" in write_pass_report([results, apps], tmp_path / "report", "codeparrot/apps")
+    assert "9.48" in write_pass_report([own], tmp_path / "report", "apps"), "rows of a local copy name no set"
+    assert "published" not in write_pass_report([results, apps], tmp_path / "report", "help-desk")
+
+
+def test_programs_that_were_not_run_are_no_samples(tmp_path):
+    file = write_jsonl(tmp_path / "m.jsonl", [problem("", "invalid", "passed", "wrong")])
+    rates = pass_rates([file], (1, 3))
+    (row,) = rates.to_dict("records")
+    assert row["pass@1"].value == 0.5 and row["pass@3"] is None
+    assert "published" not in pass_table(rates) and "–" in pass_table(rates)
+
+
+def test_other_files_are_named(tmp_path):
+    file = write_jsonl(tmp_path / "m.jsonl", [{"prompt": "p", "difficulty": "", "samples": 3}])
+    with pytest.raises(UserError, match="m.jsonl:1: column 'samples'"):
+        pass_rates([file], (1,))
+
+
+def test_the_scripts(results, tmp_path):
+    def run_script(name, *words):
+        return run_command([sys.executable, ROOT / "evaluation" / name, results, *words])
+
+    assert "pass@3, %" in run_script("pass-at-k.py", "-k", 1, 3).expect(0).stdout
+    assert "pass@5, %" in run_script("report.py", "--output", tmp_path / "report").expect(0).stdout
+    content = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert content["programs"][2]["rates"]["pass@1"]["value"] == pytest.approx(0.2)
+    scores = write_jsonl(tmp_path / "r.jsonl", [{"prompt": "p", "response": "r", "reward": 1}])
+    message_of(run_script("report.py", scores, "--output", tmp_path / "report"), "a report of its own")
+    message_of(run_script("pass-at-k.py", "-k", 0), "--k 0 is out of range")

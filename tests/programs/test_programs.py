@@ -1,0 +1,591 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Right and wrong programs on tests of both kinds; what APPS's columns may hold; how outputs are compared."""
+
+import itertools
+import json
+import os
+import random
+import time
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from correct_programs import correct_programs
+from dschat.base.errors import UserError
+from dschat.data.sources import load_source
+from dschat.programs import ProgramOutcome, SandboxLimits, levels, run, run_tests, sandbox, scores
+from dschat.programs.inside.values import UNKNOWN, plain
+from dschat.programs.levels import weakness
+from dschat.programs.problem import exact_int, parse_problem, same_text, same_value
+from dschat.programs.run import ProgramPool, paper_reward, ratio_reward
+from dschat.programs.scores import program_of
+
+pytestmark = [
+    pytest.mark.xdist_group("sandbox"),
+    pytest.mark.skipif(bool(weakness("namespaces")), reason="no sandbox: " + weakness("namespaces")),
+]
+
+ECHO = {"inputs": ["1\n", "2\n"], "outputs": ["1\n", "2\n"]}
+
+
+def outcome(*tests: str, total: int | None = None) -> ProgramOutcome:
+    """An outcome made by hand."""
+    return ProgramOutcome(tests, total or len(tests), "namespaces", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("end", "seconds", "status", "message"),
+    [
+        ("output", 3.9, "runtime_error", "more than 1,000,000 bytes of output"),
+        ("exit", 3.9, "timeout", "more than 4 s"),
+        ("exit", 0.5, "runtime_error", "exit status 137"),
+        ("time", 4.1, "timeout", "more than 4 s"),
+    ],
+)
+def test_a_killed_program_is_named_by_what_it_was_killed_for(end, seconds, status, message) -> None:
+    """By SIGKILL: of this process for its output or its time, of the kernel for its processor time, or of itself."""
+    execution = sandbox.Execution(True, True, end, 137, b"", "", seconds, seconds)
+    case = parse_problem(ECHO, "tests").cases[0]
+    limits = SandboxLimits(seconds=4.0, output_bytes=1_000_000)
+    assert run._status_of(execution, case, limits) == (status, message)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_right_programs_pass_in_any_order_on_any_number_of_workers(count) -> None:
+    programs = correct_programs(count, seed=7)
+    assert len(set(programs)) == count
+    one = ProgramPool("namespaces", workers=1).run(*zip(*programs, strict=True), ["row"] * count)
+    mixed = random.Random(1).sample(programs, count)
+    four = ProgramPool("namespaces", workers=4).run(*zip(*mixed, strict=True), ["row"] * count)
+    assert [o.tests for o in one] == [("passed",)] * count
+    assert [o.tests for o in four] == [("passed",)] * count
+
+
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        ("print(input())", ("passed", "passed")),
+        ("print(1)", ("passed", "wrong")),
+        ("print(input()", ("compile_error",)),
+        ("print(1)\0", ("compile_error",)),
+        ("", ("wrong", "wrong")),
+        ("x = input()\nassert x == '1'\nprint(x)", ("passed", "runtime_error")),
+        ("raise SystemExit(3)", ("runtime_error",)),
+        ("raise SystemExit('no')", ("runtime_error",)),
+        ("print(input())\nraise SystemExit(0)", ("passed", "passed")),
+        ("x = input()\nwhile x == '2': pass\nprint(x)", ("passed", "timeout")),
+        ("import time\nx = input()\ntime.sleep(9 if x == '2' else 0)\nprint(x)", ("passed", "timeout")),
+        ("print(input() * 10**7)", ("runtime_error",)),
+        ("print(input())\r\n", ("passed", "passed")),
+    ],
+)
+def test_outcomes(program, tests) -> None:
+    found = run_tests(program, ECHO, SandboxLimits(seconds=3 if "timeout" in tests else 30, output_bytes=2**20))
+    assert (found.tests, found.total, found.level) == (tests, 2, "namespaces")
+    assert found.status == next((test for test in tests if test != "passed"), "passed")
+
+
+def test_a_method_goes_before_what_a_star_import_brings() -> None:
+    """Problems' own sites put such lines above the class; a function of the program still needs no class."""
+    tests = json.dumps({"fn_name": "merge", "inputs": [[[3, 1], [2]]], "outputs": [[1, 2, 3]]})
+    method = "from heapq import *\nclass Solution:\n    def merge(self, a, b):\n        return sorted(a + b)\n"
+    helper = "class Solution:\n    pass\ndef merge(a, b):\n    return sorted(a + b)\n"
+    assert run_tests(method, tests).tests == run_tests(helper, tests).tests == ("passed",)
+    assert "NameError: the program defines no function merge" in run_tests("def f(): pass", tests).message
+
+
+def test_messages() -> None:
+    texts = "class Odd(Exception):\n    def __str__(self):\n        raise SystemExit(0)\nraise Odd"
+    assert run_tests(texts, ECHO).message == "an exception without a text"
+    assert run_tests(f"raise ValueError({'é' * 400!r})", ECHO).message == "ValueError: " + "é" * 288
+    assert "ZeroDivisionError: division by zero" in run_tests("1 / 0", ECHO).message
+    assert "SyntaxError" in run_tests("1 +", ECHO).message
+    assert run_tests("while True: pass", ECHO, SandboxLimits(seconds=1)).message == "more than 1 s"
+
+
+def test_a_run_to_the_end_goes_on_after_an_error() -> None:
+    problem = parse_problem(ECHO, "row")
+    program = "x = input()\nassert x == '2'\nprint(x)"
+    assert run.run_problem(program, problem, SandboxLimits(), "namespaces").tests == ("runtime_error",)
+    found = run.run_problem(program, problem, SandboxLimits(), "namespaces", to_the_end=True)
+    assert found.tests == ("runtime_error", "passed") and ratio_reward(found) == 0.5
+
+
+# The formula by hand: −1 | −0.6 | −0.3 + 1.3 · passed / total.
+@pytest.mark.parametrize(
+    ("tests", "paper", "ratio"),
+    [
+        (("passed",) * 4, 1.0, 1.0),
+        (("passed", "wrong", "wrong", "passed"), 0.35, 0.5),
+        (("wrong",) * 3, -0.3, 0.0),
+        (("passed", "passed", "passed", "wrong"), 0.675, 0.75),
+        (("passed", "runtime_error"), -0.6, 0.5),
+        (("timeout", "passed"), -0.6, 0.5),
+        (("compile_error",), -1.0, 0.0),
+        (("passed", "runtime_error", "compile_error"), -1.0, 1 / 3),
+    ],
+)
+def test_rewards(tests, paper, ratio) -> None:
+    assert paper_reward(outcome(*tests)) == pytest.approx(paper, abs=1e-12)
+    assert ratio_reward(outcome(*tests)) == pytest.approx(ratio, abs=1e-12)
+    # Tests that were not run any more are not passed.
+    assert ratio_reward(outcome(*tests, total=2 * len(tests))) == pytest.approx(ratio / 2, abs=1e-12)
+
+
+def test_no_tests_are_no_pass() -> None:
+    for tests in ("", "{}", {"inputs": [], "outputs": []}):
+        assert run_tests("print(1)", tests).status == "invalid"
+    assert outcome("passed", total=2).status == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "same"),
+    [
+        ("1 2\n3", "1\n2 3\n\n", True),
+        ("1\r\n2\r\n", "1\n2\n", True),
+        ("0.3333333", "0.33333333333", True),
+        ("0.3334", "0.33333333333", False),
+        ("3", "3.0", True),
+        ("3", "4", False),
+        ("1000000", "1000001", False),
+        ("1e6", "1000000", True),
+        ("nan", "nan.", False),
+        ("1000000.9", "1000000", False),
+        ("1000000008.0", "1000000007", False),
+        ("3.0", "3", True),
+        ("1_0.0", "10", False),
+        ("1e999", "9e9999", False),
+        ("+2.50", "2.5", True),
+        ("nan", "0.5", False),
+        ("YES", "Yes", False),
+        ("1", "1 1", False),
+        ("", "", True),
+        ("12345678901234567890", "12345678901234567891", False),
+    ],
+)
+def test_texts(text, expected, same) -> None:
+    assert same_text(text, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "same"),
+    [
+        ([1, 2], [1, 2], True),
+        ([1, 2], [2, 1], False),
+        ([1, [2.0000000001]], [1, [2.0]], True),
+        ({"1": [1]}, {1: [1]}, True),
+        ({"a": 1, "b": 2}, {"a": 1}, False),
+        ("a", "a", True),
+        ("1", 1, False),
+        (True, True, True),
+        (None, None, True),
+        (None, 0, False),
+        (float("nan"), float("nan"), False),
+        (10**400, 1.5, False),
+        (2, 2.0, True),
+        (2.0, 2, True),
+        (1000000.9, 1000000, False),
+        (1.0000005, True, False),
+    ],
+)
+def test_values(value, expected, same) -> None:
+    assert same_value(value, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("program", "tests", "status"),
+    [
+        # Lists of lines, on both sides.
+        ("print(int(input()) + int(input()))", {"inputs": [["1", "2"]], "outputs": [["3"]]}, "passed"),
+        # A result in a list of its own, and one that is a list.
+        ("def f(a, b): return a + b", {"fn_name": "f", "inputs": [[1, 2]], "outputs": [[3]]}, "passed"),
+        ("def f(a): return [a]", {"fn_name": "f", "inputs": [[1]], "outputs": [[1]]}, "passed"),
+        ("def f(a): return (a, a)", {"fn_name": "f", "inputs": [[1]], "outputs": [[1, 1]]}, "passed"),
+        # Keys that are whole numbers.
+        (
+            "def f(d): return d[1] + d[-2]",
+            {"fn_name": "f", "inputs": [[{"1": 5, "-2": 6}]], "outputs": [11]},
+            "passed",
+        ),
+        ("def f(d): return d['a']", {"fn_name": "f", "inputs": [[{"a": 5}]], "outputs": [5]}, "passed"),
+        ("def f(): return {3}", {"fn_name": "f", "inputs": [[]], "outputs": [3]}, "wrong"),
+        ("def f(x): x.append(1); return x", {"fn_name": "f", "inputs": [[[]]], "outputs": [[1]]}, "passed"),
+        # Names that the sites of such problems give without an import; classes of the program itself.
+        (
+            "class Solution:\n  def f(self, x: List[int]) -> int: return heapq.nlargest(1, x)[0] + gcd(4, 6)",
+            {"fn_name": "f", "inputs": [[[3, 5]]], "outputs": [7]},
+            "passed",
+        ),
+        (
+            "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))).__name__)",
+            {"inputs": [""], "outputs": ["A"]},
+            "passed",
+        ),
+    ],
+)
+def test_quirks_of_apps(program, tests, status) -> None:
+    assert run_tests(program, tests).status == status
+    assert run_tests(program, json.dumps(tests)).status == status
+
+
+GUARDS = [
+    "if __name__ == '__main__':\n    print(f(int(input())))",
+    "import sys\nif __name__ == '__main__':\n    sys.exit(f(3))",
+    "import unittest\nif __name__ == '__main__':\n    unittest.main()",
+    "import sys\nsys.exit()",
+    "print(f(1))",
+]
+
+
+@pytest.mark.parametrize("end", GUARDS)
+def test_what_a_main_program_does_besides_leaves_its_function_right(end) -> None:
+    tests = {"fn_name": "f", "inputs": [[1], [4]], "outputs": [2, 8]}
+    assert run_tests(f"def f(x):\n    return 2 * x\n{end}\n", tests).tests == ("passed", "passed")
+
+
+def test_a_program_that_reads_standard_input_is_the_main_one() -> None:
+    program = "def main():\n    print(input())\nif __name__ == '__main__':\n    main()\n"
+    assert run_tests(program, ECHO).status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("import sys\ndef f(x): sys.exit()", "runtime_error"),
+        ("import sys\nsys.exit()\ndef f(x): return 2 * x", "runtime_error"),
+        ("import sys\ndef f(x): return 2 * x\nsys.exit(1)", "runtime_error"),
+        ("x = int(input())\ndef f(x): return 2 * x", "runtime_error"),
+        # The names that are there without an import are no functions of the program.
+        ("", "runtime_error"),
+        ("class Solution:\n    def gcd(self, x): return 2 * x", "passed"),
+    ],
+)
+def test_functions_that_are_not_there_and_programs_that_end(program, status) -> None:
+    name = "f" if "f(x)" in program else "gcd"
+    assert run_tests(program, {"fn_name": name, "inputs": [[3]], "outputs": [6]}).status == status
+
+
+@pytest.mark.parametrize(
+    ("result", "expected", "status"),
+    [
+        ("{1, 2, 3}", [1, 2, 3], "wrong"),
+        ("frozenset([1])", [1], "wrong"),
+        ("{1: {2, 3}}", {"1": [2, 3]}, "wrong"),
+        ("[3, 1]", [1, 3], "wrong"),
+        ("(v for v in [3, 1])", [1, 3], "wrong"),
+        ("{'a': [3, 1], 'b': 2}", {"b": 2, "a": [3, 1]}, "passed"),
+        ("(2 * n for n in range(3))", [0, 2, 4], "passed"),
+        ("map(str, [1, 2])", ["1", "2"], "passed"),
+        ("{'a': 1, 'b': 2}.keys()", ["a", "b"], "passed"),
+        ("{'a': 1, 'b': 2}.values()", [1, 2], "passed"),
+        ("{'b': 1, 'a': 2}.items()", [["b", 1], ["a", 2]], "passed"),
+        ("{'b': 1, 'a': 2}.items()", [["a", 2], ["b", 1]], "wrong"),
+        ("range(3)", [0, 1, 2], "passed"),
+        ("deque([1, 2])", [1, 2], "passed"),
+        ("[zip('ab', [1, 2])]", [[["a", 1], ["b", 2]]], "passed"),
+        ("Fraction(6, 2)", 3, "passed"),
+        ("__import__('decimal').Decimal('0.5')", 0.5, "passed"),
+        ("{(1, 2): 3}", {"(1, 2)": 3}, "passed"),
+        ("b'ab'", "ab", "wrong"),
+        ("object()", None, "wrong"),
+        ("(1 / 0 for _ in [1])", [1], "runtime_error"),
+    ],
+)
+def test_results_that_json_does_not_know(result, expected, status) -> None:
+    tests = {"fn_name": "f", "inputs": [[]], "outputs": [expected]}
+    assert run_tests(f"def f():\n    return {result}\n", tests).status == status
+
+
+# Functions that return their argument instead of sorting it, with something about the comparison.
+UNSORTED = {
+    "a set": "def f(x): return set(x)",
+    "a set in a list": "def f(x): return [set(x)]",
+    "a subclass of set": "class S(set): pass\ndef f(x): return S(x)",
+    "an object with a mark": 'def f(x): return {"\\0set": x}',
+    "an object with the mark of unsupported types": 'def f(x): return {"\\0type": x}',
+    "a mark in forged JSON": """
+import json
+def f(x):
+    json.dumps = lambda value: '{"\\\\u0000set": [3, 1, 2]}'
+    return x
+""",
+    "an abstract set": """
+import collections.abc
+class S(collections.abc.Set):
+    def __init__(self, x): self.x = x
+    def __contains__(self, value): return True
+    def __iter__(self): return iter(self.x)
+    def __len__(self): return len(self.x)
+def f(x): return S(x)
+""",
+    "a view of a mapping": """
+import collections.abc
+class M(dict):
+    def __iter__(self): return iter([3, 1, 2])
+    def __len__(self): return 3
+def f(x): return collections.abc.KeysView(M())
+""",
+    "a list that says it is a set": """
+class L(list):
+    __class__ = set
+    def __eq__(self, other): return True
+def f(x): return L(x)
+""",
+    "a list that says it is sorted": """
+class L(list):
+    def __getitem__(self, number): return sorted(self)[number]
+    def __repr__(self): return repr(sorted(self))
+def f(x): return L(x)
+""",
+    "numbers that say they are others": """
+class I(int):
+    def __eq__(self, other): return True
+    def __repr__(self): return "1"
+def f(x): return [I(v) for v in x]
+""",
+}
+
+
+@pytest.mark.parametrize("name", UNSORTED)
+def test_a_program_does_not_choose_how_it_is_compared(name) -> None:
+    tests = {"fn_name": "f", "inputs": [[[3, 1, 2]]], "outputs": [[1, 2, 3]]}
+    assert run_tests(UNSORTED[name], tests).status in ("wrong", "runtime_error")
+
+
+def test_a_set_has_no_order() -> None:
+    """Small integers would come out sorted."""
+    assert plain([{3, 1, 2}, frozenset()]) == [{UNKNOWN: "set"}, {UNKNOWN: "frozenset"}]
+
+
+def test_a_text_that_is_almost_a_number_takes_little_time() -> None:
+    """Digits that can be divided in many ways would take hours: 19 s at 40,000 of them, with their square."""
+    start = time.process_time()
+    for text in ("1" * 2_000_000 + "x", "1" * 10**6 + "." + "1" * 10**6 + "x", "." + "1" * 2_000_000 + "x"):
+        assert not same_text(text, "1.5")
+    assert time.process_time() - start < 5
+
+
+def test_a_response_without_a_program_is_a_compile_error() -> None:
+    pool = ProgramPool("namespaces")
+    (found,) = pool.run([None], [json.dumps(ECHO)], ["row"])
+    assert (found.status, found.total, found.message) == ("compile_error", 2, "the response has no program")
+    assert paper_reward(found) == -1 and ratio_reward(found) == 0
+    assert pool.run([None], [json.dumps({"inputs": [], "outputs": []})], ["row"])[0].status == "invalid"
+
+
+def test_integers_of_5000_digits() -> None:
+    digits = "7" * 5000
+    call = f'{{"fn_name": "f", "inputs": [[{digits}]], "outputs": [-{digits}]}}'
+    assert run_tests("def f(x): return -x", call).status == "passed"
+    assert run_tests("def f(x): return -x - 1", call).status == "wrong"
+    printed = f'{{"inputs": [{digits}], "outputs": [["{digits}"]]}}'
+    assert run_tests("import sys\nsys.set_int_max_str_digits(0)\nprint(int(input()))", printed).status == "passed"
+    assert exact_int("-" + "12345" * 3000) == -(12345 * (10**15000 - 1) // (10**5 - 1))
+    with pytest.raises(ValueError, match="200,000 digits"):
+        exact_int("1" * 200_000)
+
+
+COLUMN, ARGUMENTS = "column 'input_output'", "the arguments in column 'input_output' cannot be handed on"
+
+
+@pytest.mark.parametrize(
+    ("tests", "words"),
+    [
+        *((text, COLUMN) for text in ("no JSON", '{"inputs": [1]}', '{"inputs": [1], "outputs": []}', "[1]")),
+        ('{"inputs": "a", "outputs": "b"}', COLUMN),
+        ({"fn_name": "f", "inputs": [1], "outputs": [1]}, "inputs of the function f must be lists"),
+        ({"fn_name": "f", "inputs": [[object()]], "outputs": [1]}, ARGUMENTS),
+    ],
+)
+def test_tests_of_another_form_name_their_row(tests, words) -> None:
+    with pytest.raises(UserError, match=f"apps.jsonl:3: {words}"):
+        parse_problem(tests, "apps.jsonl:3")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_tests_may_be_objects_instead_of_their_json_text(tmp_path, suffix) -> None:
+    """Parquet fills the objects of all rows with the same fields, and a column without tests with null."""
+    stdin = {"inputs": ["21\n"], "outputs": ["42\n"]}
+    calls = {"fn_name": "double", "inputs": [[21]], "outputs": [42]}
+    for name, tests, cases in (("stdin", stdin, 1), ("calls", calls, 1), ("none", None, 0)):
+        raw = {"question": "Double it.", "solutions": ["x"], "input_output": tests}
+        path = tmp_path / f"{name}.{suffix}"
+        if suffix == "parquet":
+            pd.DataFrame([raw]).to_parquet(path)
+        else:
+            path.write_text(json.dumps(raw))
+        (row,) = load_source(path, seed=None).train
+        problem = parse_problem(scores.tests_of(row), row.origin)
+        assert len(problem.cases) == cases
+        assert problem == parse_problem(json.dumps(tests) if tests else "", row.origin)
+        assert ("Call-Based" in row.prompt) == (name == "calls")
+
+
+def test_odd_integers_and_keys_are_no_accident() -> None:
+    digits = "7" * 5000
+    text = f'{{"fn_name": null, "inputs": [{digits}], "outputs": ["{digits}"]}}'
+    assert parse_problem(text, "row").cases[0].text == digits
+    assert parse_problem({"inputs": [10**5000], "outputs": ["1"]}, "row").cases[0].text == "1" + "0" * 5000
+    assert parse_problem({"fn_name": "f", "inputs": [[{1: 2}]], "outputs": [1]}, "row").cases[0].arguments == ({1: 2},)
+
+
+@pytest.mark.parametrize(("ran", "status"), [(5, "passed"), (7, "timeout")])
+def test_only_the_programs_own_seconds_count(ran, status, monkeypatch) -> None:
+    """12 tests of 5 s, or of 7, of a limit of 60; whatever a sandbox takes to start is the machine's."""
+    tests = {"inputs": ["1"] * 12, "outputs": ["1"] * 12}
+    real = run.execute
+
+    def timed(*args, **options):
+        found = real(*args, **options)
+        assert 0 < found.seconds_since_setup < found.seconds_total
+        return replace(found, seconds_since_setup=ran, seconds_total=1000)
+
+    monkeypatch.setattr(run, "execute", timed)
+    assert run_tests("print(input())", tests).status == status
+
+
+def test_a_large_input() -> None:
+    tests = {"inputs": ["x" * 17_000_000], "outputs": ["17000000"]}
+    assert run_tests("print(len(input()))", tests).status == "passed"
+
+
+def test_only_the_first_tests() -> None:
+    assert len(parse_problem(ECHO, "row", most=1).cases) == 1
+    pool = ProgramPool("namespaces", max_tests=1)
+    assert pool.run(["print(1)"], [json.dumps(ECHO)], ["row"])[0].tests == ("passed",)
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("print(1)", "print(1)"),
+        ("Look:\n```python\nprint(1)\n```\nand\n```\nprint(2)\n```", "print(1)\n"),
+        ("```\nprint(1)\n```", "print(1)\n"),
+        ("```Python3\r\nprint(1)\r\n```", "print(1)\r\n"),
+        ("```python\nprint(1)", "print(1)"),
+        ("```cpp\nint x;\n```\nNow Python:\n```python\nprint(1)\n```\n", "print(1)\n"),
+        ("```text\n1 2\n```\nand\n```\nprint(1)\n```", "print(1)\n"),
+        ("```python3.11\nprint(1)\n```", "print(1)\n"),
+        ("```cpp\nint x;\n```", "```cpp\nint x;\n```"),
+        ("a ``` b", "a ``` b"),
+    ],
+)
+def test_the_program_of_a_response(response, program) -> None:
+    assert program_of(response) == program
+
+
+def test_trouble_with_a_sandbox_is_no_verdict(monkeypatch) -> None:
+    calls = []
+
+    def trouble(*arguments: object) -> object:
+        calls.append(arguments)
+        raise OSError("no process could be started")
+
+    pool = ProgramPool("namespaces")
+    monkeypatch.setattr(run, "execute", trouble)
+    found = pool.run(["print(1)"], [json.dumps(ECHO)], ["row"])[0]
+    assert (found.status, found.message, len(calls)) == ("invalid", "no process could be started", run.ATTEMPTS)
+    monkeypatch.undo()
+    assert pool.run(["print(1)"], [json.dumps(ECHO)], ["row"])[0].status == "wrong"
+
+
+def test_luck_does_not_last(monkeypatch) -> None:
+    """A program that prints 0, 1, 2 … passes the test 2 when it prints that, of equal programs and later ones."""
+    draws = itertools.count()
+
+    def draw(*arguments: object) -> sandbox.Execution:
+        return sandbox.Execution(True, True, "exit", 0, b"%d" % next(draws), "", 0.1, 0.1)
+
+    monkeypatch.setattr(run, "execute", draw)
+    pool = ProgramPool("namespaces", workers=1)
+    tests = [json.dumps({"inputs": [""], "outputs": ["2"]})] * 4
+    statuses = [found.status for found in pool.run(["print(draw())"] * 4, tests, ["row"] * 4)]
+    assert statuses == ["wrong", "wrong", "passed", "wrong"]
+    assert pool.run(["print(draw())"], tests[:1], ["row"])[0].status == "wrong"
+
+
+def test_what_waits_is_given_up_when_a_run_ends_early(monkeypatch) -> None:
+    """A row of another form ends the run; programs that nobody waits for any more are not run, but can be later."""
+    started = []
+    real = run.execute
+
+    def slow(job, limits, level):
+        started.append(job)
+        time.sleep(1)
+        return real(job, limits, level)
+
+    monkeypatch.setattr(run, "execute", slow)
+    pool = ProgramPool("namespaces", workers=1)
+    tests = [json.dumps({"inputs": ["1"], "outputs": ["1"]})] * 8
+    with pytest.raises(UserError, match="bad row"):
+        pool.run(["print(input())"] * 9, [*tests, "no JSON"], [*["row"] * 8, "bad row"])
+    assert pool.run(["print(input())"], tests[:1], ["row"])[0].status == "passed"
+    assert len(started) <= 3
+
+
+def test_a_machine_without_walls_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(levels, "weakness", lambda level: "" if level == "rlimits" else "not allowed")
+    with pytest.raises(UserError, match="--sandbox_level namespaces: .*not allowed.*user namespaces"):
+        ProgramPool("namespaces")
+    assert ProgramPool("rlimits").level == "rlimits"
+
+
+def test_another_system_has_no_walls_at_all(monkeypatch) -> None:
+    """No remedy is named that does not help there."""
+    monkeypatch.setattr(levels.sys, "platform", "darwin")
+    levels.probe.cache_clear()
+    with pytest.raises(UserError, match="--sandbox_level rlimits: programs run on Linux only, not on darwin.$"):
+        levels.strongest_level("rlimits")
+    levels.probe.cache_clear()
+
+
+def test_the_strongest_walls_are_taken(monkeypatch) -> None:
+    monkeypatch.setattr(levels, "weakness", lambda level: "")
+    assert levels.strongest_level("namespaces") == "bubblewrap"
+    monkeypatch.setattr(levels, "weakness", lambda level: "" if level != "bubblewrap" else "no bwrap")
+    assert levels.strongest_level("rlimits") == "namespaces"
+    with pytest.raises(UserError, match="apt-get install bubblewrap"):
+        levels.strongest_level("bubblewrap")
+
+
+def test_a_level_with_a_hole_is_none(monkeypatch) -> None:
+    levels.probe.cache_clear()
+    monkeypatch.setattr(levels, "PROBE", 'import json\nprint(json.dumps(["the network", "x"]))')
+    assert levels.weakness("namespaces") == "a program inside can use the network and x"
+    assert levels.weakness("rlimits") == ""
+    levels.probe.cache_clear()
+
+
+@pytest.mark.parametrize("level", ["namespaces", "bubblewrap"])
+def test_a_level_without_a_limit_of_threads_stands_and_says_so(level, monkeypatch, caplog) -> None:
+    """As where an older kernel counts the threads of all sandboxes together, so that there is no limit."""
+    if weak := weakness(level):
+        pytest.skip(weak)
+    levels.probe.cache_clear()
+    monkeypatch.setattr(
+        levels, "execute", lambda job, limits, level: sandbox.execute(job, replace(limits, threads=10_000), level)
+    )
+    assert levels.weakness(level) == "" and levels.probe(level).holes == (levels.THREADS,)
+    monkeypatch.setattr("dschat.programs.run.strongest_level", lambda least: level)
+    ProgramPool(level)
+    assert f"at sandbox level {level} a program reaches more threads than its limit" in caplog.text
+    levels.probe.cache_clear()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_no_descriptor_is_left_when_there_are_none_left(number, monkeypatch) -> None:
+    """One of the three pipes cannot be opened."""
+    pipes = iter([sandbox.os.pipe] * (number - 1))
+
+    def last_pipe():
+        try:
+            return next(pipes)()
+        except StopIteration:
+            raise OSError("too many open files") from None
+
+    before = set(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(sandbox.os, "pipe", last_pipe)
+    with pytest.raises(OSError, match="too many open files"):
+        sandbox.execute(sandbox.SandboxJob(""), SandboxLimits(), "rlimits")
+    assert set(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of programs from their outcomes, and which problems can be trained on."""
+
+import json
+
+import pytest
+import torch
+
+from dschat.base.errors import UserError
+from dschat.data.rows import Row
+from dschat.programs.run import ProgramOutcome
+from dschat.programs.scores import ProgramScores, solutions_report
+from dschat.programs.step3 import rows_with_tests
+from dschat.scoring.source import EpisodeRecords, ResponseTexts
+from dschat.training.steps.scores import SourceParts, named_sources, reward_source
+from factories import make_rollout, ppo_config, ragged_rows
+
+ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3])
+
+
+def row(tests: object, solution: str | None = None, number: int = 0) -> Row:
+    """A problem."""
+    return Row("p", None, solution, None, {"input_output": tests}, f"apps.jsonl:{number}")
+
+
+class Pool:
+    """Gives each program the tests that its text names, and remembers the programs."""
+
+    def __init__(self) -> None:
+        self.programs: list[str] = []
+
+    def run(self, programs, tests, origins):
+        self.programs += programs
+        return [ProgramOutcome(tuple(program.split()), 2, "namespaces", 0.1, "no room") for program in programs]
+
+
+def scores_of(responses, reward="paper", skips=False):
+    texts = ResponseTexts(["p"] * 4, responses, [row("{}")] * 4, [True] * 4)
+    return ProgramScores(Pool(), reward, skips)(make_rollout(ROWS), texts)
+
+
+def test_scores_and_shares():
+    found = scores_of(["passed passed", "passed wrong", "compile_error", "passed timeout"])
+    assert found.missing is None
+    torch.testing.assert_close(found.values, torch.tensor([1.0, 0.35, -1.0, -0.6]))
+    assert found.measured["programs/passed"] == (1, 4) and found.measured["programs/timeout"] == (1, 4)
+    assert found.measured["programs/tests_per_second"][0] == 7
+    ratios = scores_of(["passed passed", "passed wrong", "compile_error", "passed timeout"], "ratio").values
+    torch.testing.assert_close(ratios, torch.tensor([1.0, 0.5, 0.0, 0.5]))
+
+
+def test_the_program_of_an_episode_is_in_its_last_reply():
+    """Messages of the environment, and of the prompt's examples, are no programs; nor are earlier replies."""
+    shots = [{"role": "assistant", "content": "timeout"}, {"role": "user", "content": "q"}]
+    reply, answer = {"role": "assistant", "content": "wrong"}, {"role": "user", "content": "again"}
+    last = {"role": "assistant", "content": "passed passed"}
+    messages = [[*shots, last], [*shots, reply, answer, last, answer], [*shots, last], shots]
+    rewards = [[0.0], [0.0, 0.0], [0.0], []]
+    flags = torch.zeros(4, dtype=torch.bool)
+    records = EpisodeRecords(torch.zeros(4, 9), flags, flags, messages, rewards, [])
+    texts = ResponseTexts(
+        ["p"] * 4, ["timeout wrong again passed passed"] * 4, [row("{}")] * 4, [True] * 4, episodes=records, counted=3
+    )
+    pool = Pool()
+    found = ProgramScores(pool, "paper", True)(make_rollout(ROWS), texts)
+    assert pool.programs == ["passed passed"] * 3 + [""]
+    assert found.measured["programs/passed"] == (3, 3)
+
+
+def test_a_row_without_an_outcome_has_no_score_and_leaves_the_mean():
+    found = scores_of(["passed passed", "invalid", "passed wrong", "compile_error"])
+    assert found.missing.tolist() == [False, True, False, False]
+    assert float(found.values.mean()) == pytest.approx((1.0 + 0.35 - 1.0) / 3)
+    with pytest.raises(UserError, match="no program of rank 0 could be run: no room. .*--on_reward_error skip"):
+        scores_of(["invalid"] * 4)
+
+
+def test_a_process_without_any_outcome_goes_on_with_skip(tmp_path, caplog):
+    flags = {"reward_function": None, "reward_source": "programs", "on_reward_error": "skip"}
+    source = reward_source(ppo_config(tmp_path, **flags), None, None, Pool())
+    found = source(make_rollout(ROWS), ResponseTexts(["p"] * 4, ["invalid"] * 4, [row("{}")] * 4, [True] * 4))
+    assert found.missing.all() and torch.isnan(found.values).all()
+    assert found.measured["programs/invalid"] == (4, 4) and found.parts["unscored"].tolist() == [1, 1, 1, 1]
+    assert "4 of 4 programs could not be run: no room." in caplog.text
+
+
+def test_sources_have_the_names_of_their_weights(tmp_path):
+    (tmp_path / "f.py").write_text("def g(prompts, responses, rows): ...\ndef f(prompts, responses, rows): ...\n")
+    functions = [f"{tmp_path / 'f.py'}:g", f"{tmp_path / 'f.py'}:f"]
+    flags = {"reward_function": functions, "reward_url": "http://127.0.0.1:1", "reward_source": "programs"}
+    config = ppo_config(tmp_path / "run", **flags)
+    sources = named_sources(SourceParts(config, None, None, Pool(), None))
+    assert [name for name, _ in sources] == ["g", "f", "reward_url", "programs"] == config.rewards.source_names
+    kinds = [type(source).__name__ for _, source in sources]
+    assert kinds == ["FunctionScores", "FunctionScores", "UrlScores", "ProgramScores"]
+
+
+def test_weights_go_by_the_names_of_sources(tmp_path):
+    """Whatever their order, and 1 for a source without weight: −.5 × 3 + 1 × 10."""
+    (tmp_path / "f.py").write_text(
+        "def three(prompts, responses, rows): return [3.0] * len(rows)\n"
+        "def ten(prompts, responses, rows): return [10.0] * len(rows)\n"
+    )
+    functions = [f"{tmp_path / 'f.py'}:ten", f"{tmp_path / 'f.py'}:three"]
+    config = ppo_config(tmp_path / "run", reward_function=functions, reward_weights=["three=-.5"])
+    assert config.rewards.formula == "score = 1 × ten − 0.5 × three"
+    texts = ResponseTexts(["p"] * 4, ["r"] * 4, [row("{}")] * 4, [True] * 4)
+    scores = reward_source(config, None, None, None)(make_rollout(ROWS), texts)
+    assert scores.values.tolist() == [8.5] * 4
+    assert {name: part.tolist() for name, part in scores.parts.items()} == {"ten": [10.0] * 4, "three": [3.0] * 4}
+
+
+def test_all_processes_stop_with_the_message_of_the_first_that_has_none(monkeypatch):
+    """Ranks 1 and 2 of 3 have no outcome; rank 0, which has, is told."""
+    monkeypatch.setattr("dschat.programs.scores.gather_objects", lambda own: [own, "no room", "no memory"])
+    with pytest.raises(UserError, match="no program of rank 1 could be run: no room"):
+        scores_of(["passed passed"] * 4)
+    assert scores_of(["passed passed"] * 4, skips=True).missing is None
+
+
+def test_the_fenced_block_is_run():
+    pool = Pool()
+    texts = ResponseTexts(["p"] * 4, ["Here:\n```python\nwrong\n```\nbye"] * 4, [row("{}")] * 4, [True] * 4)
+    ProgramScores(pool, "paper")(make_rollout(ROWS), texts)
+    assert pool.programs == ["wrong\n"] * 4
+
+
+def test_rows_without_tests_and_without_a_working_solution():
+    tests = json.dumps({"inputs": ["1"], "outputs": ["1"]})
+    rows = [row("", number=1), row(tests, "passed passed", 2), row(tests, "wrong", 3), row(tests, None, 4)]
+    rows.append(row("{}", "x", 5))
+    kept, dropped = rows_with_tests(rows, Pool())
+    assert [r.origin for r in kept] == ["apps.jsonl:2", "apps.jsonl:3", "apps.jsonl:4"] and dropped == {"no tests": 2}
+    kept, dropped = rows_with_tests(rows, Pool(), drop_unsolvable=True)
+    assert [r.origin for r in kept] == ["apps.jsonl:2", "apps.jsonl:4"]
+    assert dropped == {"no tests": 2, "its own solution fails its tests": 1}
+    with pytest.raises(UserError, match="apps.jsonl:7: no column 'input_output', which holds the tests"):
+        rows_with_tests([Row("p", None, None, None, {}, "apps.jsonl:7")], Pool())
+
+
+def test_the_report_on_solutions():
+    tests = json.dumps({"inputs": ["1"], "outputs": ["1"]})
+    rows = [row("", number=1), row(tests, "passed passed", 2), row(tests, "passed wrong", 3), row(tests, None, 4)]
+    assert solutions_report(rows, Pool()) == [
+        "4 rows: 1 without tests, 1 without a solution",
+        "1 of 2 solutions pass",
+        "these fail, and --drop_unsolvable leaves them out of step 3:",
+        "apps.jsonl:3: wrong no room",
+    ]

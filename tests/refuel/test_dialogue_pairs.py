@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From two scored dialogues to tokens and masks, and these as a run reads them: ranges, limits, rows that are none."""
+
+import pytest
+
+from cli_runs import write_jsonl
+from dialogue_cases import TEMPLATES, chat_tokenizer
+from dschat.base.errors import UserError
+from dschat.data.turn_end import turn_end
+from dschat.refuel.dialogue_pairs import FIRST, SECOND, read_dialogue_pair, tokenize_pairs
+from dschat.refuel.token_pairs import load_regression_data
+from refuel_cases import row
+
+
+def tokenized(*rows, template="llama-3", total_length=200):
+    tokenizer = chat_tokenizer(template)
+    pairs = [read_dialogue_pair(raw, f"rows:{n}", scored=True) for n, raw in enumerate(rows, start=1)]
+    return tokenizer, *tokenize_pairs(pairs, tokenizer, turn_end(tokenizer), total_length)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_mask_covers_the_reply_and_what_ends_it(template):
+    tokenizer, (made,), _ = tokenized(row(), template=template)
+    for name, reply in (("chosen", "second b"), ("reject", "second")):
+        tokens, mask = made[f"{name}_token"], made[f"{name}_mask"]
+        assert len(tokens) == len(mask) == 200
+        covered = [token for token, bit in zip(tokens, mask, strict=True) if bit]
+        assert tokenizer.decode(covered[:-1]).strip() == reply
+        assert tokenizer.decode(covered[-1:]) == TEMPLATES[template][1]
+        before = tokenizer.decode(tokens[: mask.index(1)])
+        messages = made[name][:3]
+        expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        assert before.removeprefix("<bos>") == expected.removeprefix("<bos>")
+        end = mask.index(1) + sum(mask)
+        assert sum(mask[end:]) == 0 and set(tokens[end:]) == {tokenizer.pad_token_id}
+
+
+def test_chosen_has_the_strictly_higher_reward_at_the_last_scored_turn():
+    rewards = ((9.0, 2.0, 3.0), (9.0, 1.0, 3.0))
+    _, (higher, tied), _ = tokenized(row(rewards=rewards), row(last=2, rewards=rewards))
+    assert (higher["chosen_reward"], higher["reject_reward"]) == (2.0, 1.0)
+    assert [m["content"] for m in higher["chosen"]] == ["ask", "first", "more", "second"]
+    assert [m["content"] for m in higher["reject"]][-1] == "second b"
+    assert tied["chosen_reward"] == tied["reject_reward"] == 3.0  # the second comes first
+    assert [m["content"] for m in tied["chosen"]][3:] == ["second b", "again b", "third b"]
+    assert [m["content"] for m in tied["reject"]][3:] == ["second", "again", "third"]
+
+
+def test_what_is_left_out_is_counted_by_reason():
+    failed = row(rewards=((1.0, 2.0, 3.0), (1.0, 2.0, -99999.0)))
+    first_failed = row(rewards=((-99999, 2.0, 3.0), (1.0, 2.0, 3.0)))
+    same = row()
+    same["trajectory_sampled_h_from_sampled_len"][3]["content"] = "second"
+    empty = row()
+    empty["trajectory"][3]["content"] = " "
+    long_first, long_second, long_later = row(), row(), row()
+    long_first["trajectory"][5]["content"] = "z" * 150
+    long_second["trajectory_sampled_h_from_sampled_len"][3]["content"] = "z" * 150
+    long_later["trajectory_sampled_h_from_sampled_len"][5]["content"] = "z" * 150  # not read
+    rows = (failed, row(), first_failed, same, empty, long_first, long_second, long_later)
+    _, kept, left_out = tokenized(*rows, total_length=120)
+    assert len(kept) == 2
+    assert left_out == {
+        "a turn could not be scored": 2,
+        "both replies are the same": 1,
+        "a reply is empty": 1,
+        "the first dialogue is too long": 1,
+        "the second dialogue is too long up to its turn": 1,
+    }
+    assert -99999 not in [kept[n][f"{side}_reward"] for n in range(2) for side in ("chosen", "reject")]
+
+
+def test_the_limit_is_the_number_of_tokens():
+    tokenizer = chat_tokenizer("chatml")
+    whole = tokenizer.apply_chat_template(row()["trajectory"], tokenize=False).removesuffix("\n")
+    length = len(tokenizer(whole, add_special_tokens=False)["input_ids"]) + 1  # this tokenizer puts BOS before texts
+    assert len(tokenized(row(), template="chatml", total_length=length)[1]) == 1
+    assert tokenized(row(), template="chatml", total_length=length - 1)[2] == {"the first dialogue is too long": 1}
+
+
+def test_a_beginning_may_be_longer_than_the_whole_dialogue():
+    """A template that drops thoughts of earlier turns: the first reply is too long although the dialogue is not."""
+    tokenizer = chat_tokenizer("chatml")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content if loop.last else m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    raw = row()
+    raw[FIRST][3]["content"] = f"<think>{'z' * 150}</think>second"
+    made = read_dialogue_pair(raw, "rows:1", scored=True)
+    kept, left_out = tokenize_pairs([made], tokenizer, turn_end(tokenizer), 120)
+    assert not kept and left_out == {"the first dialogue is too long": 1}
+
+
+def broken(column, value):
+    return row() | {column: value}
+
+
+MISTAKES = {
+    "no column": (broken("trajectory", None), ["'trajectory'", "rank.py makes"]),
+    "no rewards": (broken("trajectory_reward", None), ["'trajectory_reward'"]),
+    "roles": (broken("trajectory", row()["trajectory"][1:]), ["trajectory", "message 1", "alternate"]),
+    "empty question": (
+        broken("trajectory", [*row()["trajectory"][:2], {"role": "user", "content": " "}, *row()["trajectory"][3:]]),
+        ["message 3 (user) is empty"],
+    ),
+    "lengths": (broken("trajectory", row()["trajectory"][:4]), ["the same number of turns"]),
+    "half a turn": (row() | dict.fromkeys((FIRST, SECOND), row()[FIRST][:5]), ["each with its reply"]),
+    "turn behind the last": (row(turn=1, last=0), ["must be turns"]),
+    "turn beyond": (row(turn=0, last=3), ["must be turns"]),
+    "another beginning": (broken("sampled_h_from_sampled_len", 2) | {"sampled_len_from_5": 2}, ["differ before"]),
+    "few rewards": (broken("trajectory_reward", [1.0]), ["a reward for each of the 3 turns"]),
+    "no list": (broken("trajectory_reward", 3.5), ["trajectory_reward must be a list with a reward for each"]),
+    "text": (broken("trajectory_reward", "1.0"), ["trajectory_reward must be a list"]),
+    "truth": (row() | {"sampled_h_from_sampled_len": True}, ["is True", "must be turns"]),
+    "no number": (broken("trajectory_reward", [1.0, float("nan"), 2.0]), ["must be a number", "-99999"]),
+    "a truth value": (broken("trajectory_reward", [1.0, True, 2.0]), ["must be a number, not True"]),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_row_that_is_none_is_named(name):
+    raw, words = MISTAKES[name]
+    with pytest.raises(UserError) as refusal:
+        read_dialogue_pair(raw, "rows.jsonl:7", scored=True)
+    assert str(refusal.value).startswith("rows.jsonl:7")
+    assert all(word in str(refusal.value) for word in words), refusal.value
+
+
+def pair(**changes):
+    made = {"chosen_token": [1, 5, 6, 7, 0, 0], "chosen_mask": [0, 0, 1, 1, 0, 0], "chosen_reward": 2.0}
+    made |= {"reject_token": [1, 5, 8, 0, 0, 0], "reject_mask": [0, 0, 1, 0, 0, 0], "reject_reward": 0.5}
+    return made | changes
+
+
+def test_tokens_come_apart_where_the_mask_begins(tmp_path):
+    write_jsonl(tmp_path / "train.jsonl", [pair()])
+    write_jsonl(tmp_path / "test.jsonl", [pair(chosen_reward=3)])
+    data = load_regression_data([str(tmp_path)], 10, 10)
+    (example,) = data.train
+    assert (example.prompt_ids, example.chosen_ids, example.rejected_ids) == ([1, 5], [6, 7], [8])
+    assert (example.chosen_reward, example.rejected_reward) == (2.0, 0.5)
+    assert [held_out.chosen_reward for held_out in data.eval] == [3.0]
+    counts = {"train": 1, "eval": 1, "dropped": {}, "rows": {"train": 1, "eval": 1}, "data_split": None}
+    assert data.sources == [{"name": tmp_path.name} | counts]
+
+
+@pytest.mark.parametrize(("start", "end", "found"), [(0, -1, [0, 1, 2, 3]), (1, -1, [1, 2, 3]), (1, 3, [1, 2])])
+def test_a_range_counts_rows_of_all_data_sets(tmp_path, start, end, found):
+    for name, rewards in (("a", (0, 1)), ("b", (2, 3))):
+        write_jsonl(tmp_path / name / "train.jsonl", [pair(chosen_reward=r) for r in rewards])
+    data = load_regression_data([str(tmp_path / "a"), str(tmp_path / "b")], 10, 10, start, end)
+    assert [example.chosen_reward for example in data.train] == found
+
+
+def test_evaluation_pairs_of_several_data_sets_take_turns(tmp_path):
+    """An evaluation may read the first ones only (--eval_iters)."""
+    for name, rewards in (("a", (0, 1)), ("b", (2, 3))):
+        for split in ("train", "test"):
+            write_jsonl(tmp_path / name / f"{split}.jsonl", [pair(chosen_reward=r) for r in rewards])
+    data = load_regression_data([str(tmp_path / "a"), str(tmp_path / "b")], 10, 10)
+    assert [example.chosen_reward for example in data.eval] == [0, 2, 1, 3]
+
+
+def test_failed_rewards_and_long_pairs_are_left_out(tmp_path):
+    long = pair(chosen_mask=[0, 0, 1, 1, 1, 0])
+    write_jsonl(tmp_path / "train.jsonl", [pair(reject_reward=-99999), pair(), long])
+    data = load_regression_data([str(tmp_path)], 4, 10)
+    assert len(data.train) == 1
+    assert data.dropped["train"] == {"a turn could not be scored": 1, "longer than --task.total_length": 1}
+    with pytest.raises(UserError, match="no training pair is left of 3 .*longer than --task.total_length: 2"):
+        load_regression_data([str(tmp_path)], 3, 10)
+
+
+NO_PAIRS = {
+    "no column": (pair(chosen_mask=None), "no column 'chosen_mask'; give a data set that tokenize_masks.py makes"),
+    "other states": (pair(reject_token=[1, 6, 8, 0, 0, 0]), "differ before their replies"),
+    "mask with a gap": (pair(chosen_mask=[0, 0, 1, 0, 1, 0]), "a mask must be 1"),
+    "mask with a 2": (pair(chosen_mask=[0, 0, 1, 2, 0, 0]), "a mask must be 1"),
+    "mask with a 2 that ends late": (pair(chosen_mask=[0, 0, 0, 1, 1, 2]), "a mask must be 1"),
+    "empty mask": (pair(reject_mask=[0] * 6), "a mask must be 1"),
+    "short mask": (pair(reject_mask=[0, 0, 1]), "a mask must be 1"),
+    "other model": (pair(chosen_token=[1, 5, 6, 10, 0, 0]), "token id 10 is not below the model's 10 ids"),
+    "no number": (pair(chosen_reward="high"), "must be numbers"),
+}
+
+
+@pytest.mark.parametrize("name", NO_PAIRS)
+def test_a_pair_of_tokens_that_is_none_is_named(name, tmp_path):
+    raw, message = NO_PAIRS[name]
+    write_jsonl(tmp_path / "train.jsonl", [pair(), raw])
+    with pytest.raises(UserError, match=message) as refusal:
+        load_regression_data([str(tmp_path)], 10, 10)
+    assert str(refusal.value).startswith(f"{tmp_path / 'train.jsonl'}:2: ")
+
+
+def test_data_that_are_not_there_are_named(tmp_path):
+    with pytest.raises(UserError, match="--task.query_dataset .*absent: there is no such file or folder"):
+        load_regression_data([str(tmp_path / "absent")], 10, 10)

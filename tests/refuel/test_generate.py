@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dialogues drawn twice: which turns are sampled, what the rows hold, what happens to those that end early."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from cli_runs import read_jsonl, write_jsonl
+from dialogue_cases import chat_tokenizer, dialogue
+from dschat.base.errors import UserError
+from dschat.data.turn_end import turn_end
+from dschat.refuel.data_options import GenerateOptions
+from dschat.refuel.generate import DialogueSampling, first_messages, run_generate, sampled_turns
+from dschat.rollouts.generate import ContinuousEngine
+from dschat.rollouts.sampling import Sampling
+from dschat.turns.dialogues import OUTGROWN, PolicyAssistant
+from factories import make_causal_lm
+from refuel_cases import make_prompts
+
+
+def test_the_turns_are_uniform_and_follow_from_seed_and_number():
+    drawn = [sampled_turns(3, number, 5) for number in range(20000)]
+    lasts, pairs = Counter(last for last, _ in drawn), Counter(drawn)
+    assert set(pairs) == {(last, turn) for last in range(5) for turn in range(last + 1)}
+    for last in range(5):
+        assert abs(lasts[last] / 20000 - 1 / 5) < 0.012
+        for turn in range(last + 1):
+            assert abs(pairs[last, turn] / 20000 - 1 / 5 / (last + 1)) < 0.012
+    assert drawn == [sampled_turns(3, number, 5) for number in range(20000)]
+    assert drawn != [sampled_turns(4, number, 5) for number in range(20000)]
+    assert sampled_turns(0, 7, 1) == (0, 0)
+
+
+def drawing(most=None, user=None, turns=3, seed=0):
+    tokenizer = chat_tokenizer()
+    model = make_causal_lm("gemma", vocab_size=len(tokenizer))
+    sampling = Sampling(6, (turn_end(tokenizer).token_id, tokenizer.eos_token_id), tokenizer.pad_token_id)
+    assistant = PolicyAssistant(ContinuousEngine(4).sampler_for(model), tokenizer, sampling, most, may_end=True)
+    return DialogueSampling(
+        assistant, user or (lambda said, numbers, seeds: [f"more {len(d)}" for d in said]), turns, seed
+    )
+
+
+FIRSTS = [dialogue(text)[0] for text in ("one", "two", "three", "four")]
+
+
+def test_both_dialogues_share_the_state_of_the_sampled_turn():
+    for entry in drawing(seed=1).sample([0, 1, 2, 3], FIRSTS):
+        row, number = entry["row"], entry["number"]
+        first, second = row["trajectory"], row["trajectory_sampled_h_from_sampled_len"]
+        turn, last = row["sampled_h_from_sampled_len"], row["sampled_len_from_5"]
+        assert (last, turn) == sampled_turns(1, number, 3)
+        assert len(first) == len(second) == 6 and first[0] == FIRSTS[number]
+        assert first[: 2 * turn + 1] == second[: 2 * turn + 1]
+        assert first[2 * turn + 1] != second[2 * turn + 1]  # other draws
+
+
+def test_rows_say_which_replies_were_cut():
+    """What the policy itself said of each reply; those before the sampled turn are the first dialogue's."""
+    sampling = drawing(seed=1)
+    ended = {}
+
+    def answer(states, seeds):
+        replies = sampling.assistant(states, seeds)
+        for reply in replies:
+            ended[reply.text] = reply.finished
+        return replies
+
+    entries = replace(sampling, assistant=answer).sample([0, 1, 2, 3], FIRSTS)
+    for column in ("trajectory", "trajectory_sampled_h_from_sampled_len"):
+        for entry in entries:
+            replies = [message["content"] for message in entry["row"][column][1::2]]
+            assert entry["row"][f"{column}_finished"] == [ended[reply] for reply in replies]
+    assert set(ended.values()) == {True, False} and len(ended) > 12
+
+
+def test_a_dialogue_does_not_depend_on_its_batch():
+    together = drawing().sample([0, 1, 2, 3], FIRSTS)
+    assert drawing().sample([2], FIRSTS[2:3]) == together[2:3]
+    assert drawing(seed=20000).sample([2], FIRSTS[2:3]) != together[2:3]
+    same = drawing(turns=1).sample([0, 1], [FIRSTS[0]] * 2)
+    assert same[0]["row"]["trajectory"] != same[1]["row"]["trajectory"]  # its number decides
+
+
+def test_the_second_rollout_has_the_seed_plus_20000():
+    """With one turn, the second dialogue of a seed is the first of that seed + 20000."""
+    (entry,) = drawing(turns=1).sample([3], FIRSTS[:1])
+    (later,) = drawing(turns=1, seed=20000).sample([3], FIRSTS[:1])
+    assert entry["row"]["trajectory_sampled_h_from_sampled_len"] == later["row"]["trajectory"]
+
+
+def test_a_dialogue_that_outgrows_the_policy_is_left_out_with_its_reason():
+    firsts = [FIRSTS[0], dialogue("z" * 60)[0]]
+    entries = drawing(most=60, turns=1).sample([0, 1], firsts)
+    assert entries[0]["row"] is not None and entries[0]["reason"] == ""
+    assert entries[1] == {"number": 1, "row": None, "reason": OUTGROWN}
+
+
+def test_one_that_ends_in_the_second_rollout_is_left_out_as_well():
+    calls = []
+
+    def user(said, numbers, seeds):
+        calls.append(len(said))
+        return ["more" if len(calls) < 3 else None for _ in said]
+
+    entries = drawing(user=user).sample([0], FIRSTS[:1])
+    turn = sampled_turns(0, 0, 3)[1]
+    assert (entries[0]["row"] is None) == (turn < 2)
+
+
+def test_first_messages_are_taken_once(tmp_path):
+    rows = [
+        {"trajectory": [{"from": "user", "value": "a"}, {"from": "gpt", "value": "b"}], "chosen": "x"},
+        {"trajectory": [{"role": "user", "content": "a"}]},
+        {"messages": dialogue("b", "c", "d")},
+        {"prompt": "a"},
+        {"prompt": "e"},
+    ]
+    path = str(write_jsonl(tmp_path / "rows.jsonl", rows))
+    found, repeated = first_messages(path, chat_tokenizer(), 0)
+    assert found == [dialogue(text)[0] for text in ("a", "b", "e")] and repeated == 2
+    assert first_messages(path, chat_tokenizer(), 2) == (found[:2], 1)
+    # The template trims texts, so that these two are the same tokens.
+    path = str(write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "a"}, {"prompt": "a "}]))
+    assert first_messages(path, chat_tokenizer("llama-3"), 0)[1] == 1
+    assert first_messages(path, chat_tokenizer("chatml"), 0)[1] == 0
+
+
+MISTAKES = {
+    "no column": ({"text": "a"}, "no column 'messages', 'trajectory' or 'prompt' among 'text'"),
+    "empty": ({"prompt": " "}, "the first message is empty"),
+    "number": ({"prompt": 3}, "the first message must be text"),
+    "assistant first": ({"trajectory": [{"from": "gpt", "value": "a"}]}, "begins with 'gpt', not with a user"),
+    "empty turn": ({"messages": dialogue("a", "")}, r"message 2 \(assistant\) is empty"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_row_without_a_first_message_is_named(name, tmp_path):
+    raw, message = MISTAKES[name]
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "a"}, raw])
+    with pytest.raises(UserError, match=message) as refusal:
+        first_messages(str(path), chat_tokenizer(), 0)
+    assert str(refusal.value).startswith(f"{path}:2: ")
+
+
+def options(models, folder, **changes):
+    flags = {"model": str(models / "policy"), "user_model": str(models / "user"), "num_turns": 2, "max_new_tokens": 6}
+    flags |= {"prompts": str(make_prompts(folder, 6)), "output_dir": folder / "work", "batch_size": 4}
+    return GenerateOptions(**(flags | {"output_repo": str(folder / "dialogues")} | changes))
+
+
+def test_finished_dialogues_are_handed_over_again_and_other_settings_refused(models, tmp_path):
+    said = run_generate(options(models, tmp_path, num_data=5))
+    rows = read_jsonl(tmp_path / "dialogues" / "train.jsonl")
+    assert said.startswith("5 dialogues of 2 turns, 0 prompts were repeated: ") and len(rows) == 5
+    (tmp_path / "dialogues" / "train.jsonl").unlink()
+    assert "finished before" in run_generate(options(models, tmp_path, num_data=5))
+    assert read_jsonl(tmp_path / "dialogues" / "train.jsonl") == rows
+    with pytest.raises(UserError, match="made with --temperature 0.8, now it is 0.5: .*--overwrite"):
+        run_generate(options(models, tmp_path, num_data=5, temperature=0.5))
+    run_generate(options(models, tmp_path, num_data=5, temperature=0.5, overwrite=True))
+    assert read_jsonl(tmp_path / "dialogues" / "train.jsonl") != rows
+
+
+def test_an_interrupted_run_goes_on_with_another_batch_size(models, tmp_path, interrupt):
+    run_generate(options(models, tmp_path / "whole", num_data=5))
+    whole = read_jsonl(tmp_path / "whole" / "dialogues" / "train.jsonl")
+    first = interrupt(DialogueSampling, "sample", 1)
+    with pytest.raises(KeyboardInterrupt):
+        run_generate(options(models, tmp_path, num_data=5, batch_size=3))
+    calls = interrupt(DialogueSampling, "sample")
+    run_generate(options(models, tmp_path, num_data=5, batch_size=1))
+    assert [len(numbers) for _, numbers, _ in [*first, *calls]] == [3, 1, 1]  # three were finished
+    assert read_jsonl(tmp_path / "dialogues" / "train.jsonl") == whole
+
+
+def test_a_hub_that_cannot_be_reached_leaves_the_data_set_here(models, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    flags = {"output_repo": "somebody/dialogues", "num_turns": 1, "num_data": 2}
+    with pytest.raises(UserError, match="--output_repo somebody/dialogues: the data set is complete in .*/work"):
+        run_generate(options(models, tmp_path, **flags))
+    assert len(read_jsonl(tmp_path / "work" / "train.jsonl")) == 2
+    with pytest.raises(UserError, match="same command again, which then only uploads"):
+        run_generate(options(models, tmp_path, **flags))
+
+
+def test_a_name_on_the_hub_gets_a_private_data_set(models, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", lambda self, name, **rest: calls.append((name, rest)))
+    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", lambda self, **rest: calls.append(rest))
+    flags = {"output_repo": "somebody/dialogues", "num_turns": 1, "num_data": 2}
+    said = run_generate(options(models, tmp_path, **flags))
+    assert said.endswith(": https://huggingface.co/datasets/somebody/dialogues")
+    assert calls[0] == ("somebody/dialogues", {"repo_type": "dataset", "private": True, "exist_ok": True})
+    assert calls[1]["repo_id"] == "somebody/dialogues" and calls[1]["repo_type"] == "dataset"
+    assert calls[1]["folder_path"] == tmp_path / "work" and calls[1]["allow_patterns"] == ["train.jsonl"]
+    run_generate(options(models, tmp_path, public=True, **flags))
+    assert calls[2][1]["private"] is False and len(calls) == 4  # pushed again, not drawn again
+
+
+def test_a_policy_without_a_chat_template_is_refused(tmp_path):
+    from factories import make_tokenizer, save_folder
+
+    tokenizer = make_tokenizer()
+    save_folder(tmp_path / "policy", make_causal_lm("gemma"), tokenizer)
+    with pytest.raises(UserError, match="the tokenizer has no chat template"):
+        run_generate(options(tmp_path, tmp_path))

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of pairs: which are held out, what the columns hold, and places with another name."""
+
+import pytest
+from pyarrow import parquet
+
+from cli_runs import write_jsonl
+from dschat.base.errors import UserError
+from dschat.data.sources import is_folder, open_data
+from dschat.refuel.data_options import MaskOptions
+from dschat.refuel.rank import held_out_rows, run_masks
+from dschat.refuel.token_pairs import load_regression_data
+from refuel_cases import row
+
+
+def test_one_in_ten_is_held_out_at_most():
+    different = list(map(str, range(10_000)))
+    assert held_out_rows(different[:9], 500, 0) == []
+    assert len(held_out_rows(different[:59], 500, 0)) == 5 and len(held_out_rows(different, 500, 0)) == 500
+    found = held_out_rows(different[:100], 5, 1)
+    assert found == sorted(set(found)) == held_out_rows(different[:100], 5, 1) != held_out_rows(different[:100], 5, 2)
+
+    threes = [str(number // 3) for number in range(90)]
+    found = held_out_rows(threes, 9, 1)
+    assert len(found) == 9, "three dialogues with three pairs each"
+    assert held_out_rows([f"{text}\n" if number % 2 else text for number, text in enumerate(threes)], 9, 1) == found
+    assert {threes[row] for row in found}.isdisjoint(threes[row] for row in range(90) if row not in found)
+
+
+def make(models, folder, rows, **flags):
+    write_jsonl(folder / "ranked" / "train.jsonl", rows)
+    flags = {"input_repo": str(folder / "ranked"), "output_repo": str(folder / "pairs"), "total_length": 64} | flags
+    return run_masks(MaskOptions(model=str(models / "policy"), **flags))
+
+
+def test_the_files_hold_the_documented_columns_and_can_be_trained_on(models, tmp_path):
+    rewards = [((0.0, 1.0, 2.0), (0.0, float(n), 0.0)) for n in range(2, 22)]
+    same = row()
+    same["trajectory_sampled_h_from_sampled_len"] = same["trajectory"]
+    said = make(models, tmp_path, [same, *(row(rewards=both) for both in rewards)])
+    assert said.startswith("18 pairs to train on and 2 held out, 1 left out (both replies are the same: 1): ")
+    table = parquet.read_table(tmp_path / "pairs" / "train.parquet")
+    names = [side + part for part in ("", "_token", "_mask", "_reward") for side in ("chosen", "reject")]
+    assert table.column_names == names
+    assert {len(ids) for name in names[2:6] for ids in table.column(name).to_pylist()} == {64}
+    data = load_regression_data([str(tmp_path / "pairs")], 64, 1000)
+    held_out = {example.chosen_reward for example in data.eval}
+    assert len(held_out) == 2 and {e.chosen_reward for e in data.train} | held_out == set(range(2, 22))
+
+
+def test_the_same_command_again_writes_the_same_and_another_is_refused(models, tmp_path, monkeypatch):
+    """Also where the rows are read in several parts."""
+    rows = [row() for _ in range(12)]
+    make(models, tmp_path, rows)
+    files = {file.name: file.read_bytes() for file in (tmp_path / "pairs").iterdir()}
+    assert "finished before" in make(models, tmp_path, rows)
+    with pytest.raises(UserError, match="made with --total_length 64, now it is 65"):
+        make(models, tmp_path, rows, total_length=65)
+    monkeypatch.setattr("dschat.refuel.dialogue_pairs.CHUNK", 5)
+    make(models, tmp_path, rows, overwrite=True)
+    assert files == {file.name: file.read_bytes() for file in (tmp_path / "pairs").iterdir()}
+
+
+def test_no_pair_left_says_why(models, tmp_path):
+    with pytest.raises(UserError, match=r"--input_repo .*no pair is left \(the first dialogue is too long: 1\)"):
+        make(models, tmp_path, [row()], total_length=5)
+
+
+def test_a_name_is_a_folder_unless_it_is_somebodys(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_folder("./a/b") and is_folder("a") and is_folder("/a/b") and is_folder("a/b/c") and is_folder("../a")
+    assert not is_folder("owner/name")
+    (tmp_path / "owner").mkdir()
+    assert is_folder("owner/name")
+    with pytest.raises(UserError, match="--prompts ./absent: there is no such file or folder"):
+        open_data("./absent", "--prompts")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="--prompts empty: no data file"):
+        open_data("empty", "--prompts")
+    (tmp_path / "train.jsonl").write_text('{"a": 1}\n{')
+    with pytest.raises(UserError, match="train.jsonl:2: not valid JSON"):
+        list(open_data("train.jsonl", "--prompts").train)
+    write_jsonl(tmp_path / "x.jsonl", [{"a": 1}])
+    assert [raw for _, raw in open_data("x.jsonl", "--prompts").train] == [{"a": 1}]

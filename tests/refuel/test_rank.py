@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rewards at the end of each turn: every beginning once, failures counted, and reward models that cannot read."""
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from cli_runs import read_jsonl, write_jsonl
+from closeness import near
+from dschat.base.errors import UserError
+from dschat.refuel.data_options import RankOptions
+from dschat.refuel.rank import run_rank
+from factories import make_classifier, make_tokenizer, save_folder
+from refuel_cases import row
+
+UNSCORED = {name: value for name, value in row(turn=1, last=2).items() if not name.endswith("_reward")}
+FUNCTION = """
+calls = []
+def score(dialogues):
+    calls.extend(len(messages) for messages in dialogues)
+    print(calls)
+    return [None if m[-1]["content"] == "third" else float("nan") if m[-1]["content"] == "third b" else
+            10 * len(m) + len(m[-1]["content"]) for m in dialogues]
+def nothing(dialogues):
+    return [None] * len(dialogues)
+def one(dialogues):
+    return [1.0]
+"""
+
+
+def rank(folder, **flags):
+    write_jsonl(folder / "dialogues" / "train.jsonl", [UNSCORED])
+    flags = {"prompts": str(folder / "dialogues"), "output_repo": str(folder / "ranked")} | flags
+    said = run_rank(RankOptions(**flags))
+    return said, read_jsonl(folder / "ranked" / "train.jsonl")
+
+
+def test_every_beginning_has_the_reward_models_own_number(models, tmp_path):
+    said, (found,) = rank(tmp_path, reward_model=str(models / "rm"), batch_size=2)
+    assert {name: found[name] for name in UNSCORED} == UNSCORED
+    model = AutoModelForSequenceClassification.from_pretrained(models / "rm").eval()
+    tokenizer = AutoTokenizer.from_pretrained(models / "rm")
+    for column in ("trajectory", "trajectory_sampled_h_from_sampled_len"):
+        for end, reward in zip((2, 4, 6), found[f"{column}_reward"], strict=True):
+            text = tokenizer.apply_chat_template(UNSCORED[column][:end], tokenize=False)
+            ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+            with torch.no_grad():
+                assert model(ids).logits.item() == near(reward)
+    assert said.startswith("6 rewards of 1 pairs of dialogues: ")
+    _, (rounded,) = rank(tmp_path / "bf16", reward_model=str(models / "rm"), dtype="bf16")
+    whole = found["trajectory_reward"]
+    assert rounded["trajectory_reward"] == pytest.approx(whole, abs=2**-4)  # 8 binary digits, of numbers up to 3
+    assert all(a != b for a, b in zip(rounded["trajectory_reward"], whole, strict=True))
+
+
+def test_replies_that_were_cut_are_read_without_their_end(models, tmp_path):
+    """The last reply of a beginning alone: earlier ones are as the template writes them."""
+    finished = [True, False, True]
+    dialogues = tmp_path / "dialogues" / "train.jsonl"
+    write_jsonl(dialogues, [UNSCORED | {"trajectory_finished": finished}])
+    _, (whole,) = rank(tmp_path, reward_model=str(models / "rm"))
+    write_jsonl(dialogues, [UNSCORED | {"trajectory_finished": finished}])
+    flags = {
+        "prompts": str(dialogues.parent),
+        "output_repo": str(tmp_path / "cut"),
+        "reward_model": str(models / "rm"),
+    }
+    run_rank(RankOptions(**flags))
+    (cut,) = read_jsonl(tmp_path / "cut" / "train.jsonl")
+    model = AutoModelForSequenceClassification.from_pretrained(models / "rm").eval()
+    tokenizer = AutoTokenizer.from_pretrained(models / "rm")
+    text = tokenizer.apply_chat_template(UNSCORED["trajectory"][:4], tokenize=False)
+    ids = tokenizer(text.removesuffix("<|eot|>"), add_special_tokens=False, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        expected = model(ids).logits.item()
+    first, second, third = whole["trajectory_reward"]
+    assert cut["trajectory_reward"] == [near(first), near(expected), near(third)]
+    assert abs(expected - second) > 1e-3
+
+    write_jsonl(dialogues, [UNSCORED | {"trajectory_finished": [True]}])
+    with pytest.raises(UserError, match="trajectory_finished must be a list with true or false for each of the 3"):
+        run_rank(RankOptions(**flags | {"output_repo": str(tmp_path / "wrong")}))
+
+
+def test_failures_are_marked_and_counted(tmp_path, capsys):
+    (tmp_path / "own.py").write_text(FUNCTION)
+    said, (found,) = rank(tmp_path, reward_function=f"{tmp_path / 'own.py'}:score")
+    assert found["trajectory_reward"] == [25, 46, -99999]
+    assert found["trajectory_sampled_h_from_sampled_len_reward"] == [25, 48, -99999]
+    assert "2 failed and are -99999" in said and "gave no number: 1" in said and "not finite: 1" in said
+    assert len(capsys.readouterr().out.splitlines()[-1].split(",")) == 5  # the shared beginning was scored once
+
+
+def test_a_dialogue_beyond_the_limit_fails_alone(models, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(models / "rm")
+    text = tokenizer.apply_chat_template(UNSCORED["trajectory"], tokenize=False)
+    most = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    _, (found,) = rank(tmp_path, reward_model=str(models / "rm"), max_length=most)
+    assert -99999 not in found["trajectory_reward"]
+    assert found["trajectory_sampled_h_from_sampled_len_reward"].count(-99999) == 1  # two characters longer
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("nothing", "not one of 6 dialogues got a reward"), ("one", "returned 1 numbers for 5 dialogues")],
+)
+def test_a_function_that_scores_nothing_is_named(name, words, tmp_path):
+    (tmp_path / "own.py").write_text(FUNCTION)
+    with pytest.raises(UserError, match=words):
+        rank(tmp_path, reward_function=f"{tmp_path / 'own.py'}:{name}")
+
+
+def test_a_reward_model_without_a_chat_template_is_refused(tmp_path):
+    path = save_folder(tmp_path / "rm", make_classifier("gemma"), make_tokenizer())
+    with pytest.raises(UserError, match="--reward_model .*no chat template.*chat_template.jinja.*--reward_function"):
+        rank(tmp_path, reward_model=path)

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multi-turn rollouts: who speaks when, which seeds decide, and what simulated users are told and say."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from dialogue_cases import chat_tokenizer, dialogue
+from dschat.base.errors import UserError
+from dschat.data.turn_end import turn_end
+from dschat.rollouts.generate import ContinuousEngine
+from dschat.rollouts.sampling import Sampling
+from dschat.turns.chat_servers import Endpoint, EndpointFlags
+from dschat.turns.dialogues import OUTGROWN, SILENT, AssistantTurn, PolicyAssistant, UserFromData, roll_out
+from dschat.turns.users import FunctionUser, ModelWriter, ServerWriter, SimulatedUser, question_of, simulator_prompt
+from factories import make_causal_lm
+from fake_judge import KEY, FakeJudge, judge_server
+
+
+class Echo:
+    """Says how many messages it has read."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def __call__(self, states: Sequence[list], seeds: Sequence[int]) -> list[AssistantTurn]:
+        self.batches.append(len(states))
+        return [AssistantTurn([len(said)], [7], f"after {len(said)}", True) for said in states]
+
+
+def test_turns_alternate_until_each_dialogue_has_its_own() -> None:
+    data = [dialogue("a", "-", "b", "-", "c"), dialogue("d"), dialogue("e", "-", "f")]
+    echo = Echo()
+    found = roll_out([d[:1] for d in data], [3, 1, 2], echo, UserFromData(data), [0, 0, 0])
+    assert found[0].messages == dialogue("a", "after 1", "b", "after 3", "c", "after 5")
+    assert found[1].messages == dialogue("d", "after 1")
+    assert found[2].messages == dialogue("e", "after 1", "f", "after 3")
+    assert echo.batches == [3, 2, 1]
+    assert sorted(found[0].replies) == [0, 1, 2] and sorted(found[1].replies) == [0]
+
+
+def test_a_second_rollout_keeps_what_was_said() -> None:
+    start = dialogue("a", "given", "b")
+    (found,) = roll_out([start], [2], Echo(), UserFromData([start]), [0])
+    assert found.messages == dialogue("a", "given", "b", "after 3") and sorted(found.replies) == [1]
+    done = dialogue("a", "given")
+    assert roll_out([done], [1], Echo(), UserFromData([done]), [0])[0].messages == done
+
+
+def policy(most: int | None = None, tokens: int = 6) -> PolicyAssistant:
+    tokenizer = chat_tokenizer()
+    model = make_causal_lm("gemma", vocab_size=len(tokenizer)).eval()
+    end = turn_end(tokenizer).token_id
+    sampling = Sampling(tokens, tuple(sorted({end, tokenizer.eos_token_id})), tokenizer.pad_token_id)
+    return PolicyAssistant(ContinuousEngine(2).sampler_for(model), tokenizer, sampling, most)
+
+
+def test_a_batch_equals_its_dialogues_alone() -> None:
+    """The first dialogue ends before the others, which then have other places in their batch."""
+    data = [dialogue("x"), dialogue("one", "-", "two"), dialogue("a longer first question", "-", "and then")]
+    starts, turns, seeds = [d[:1] for d in data], [1, 2, 2], [11, 12, 13]
+    together = roll_out(starts, turns, policy(), UserFromData(data), seeds)
+    for n in range(3):
+        (alone,) = roll_out([starts[n]], [turns[n]], policy(), UserFromData([data[n]]), [seeds[n]])
+        assert alone == together[n]
+    reply = together[1].replies[1]
+    assert reply.state_ids[-2:] == together[1].replies[0].state_ids[-2:]  # both end with the generation prompt
+    assert reply.text == together[1].messages[3]["content"]
+
+
+def test_another_seed_and_another_turn_draw_otherwise() -> None:
+    data = [dialogue("same", "-", "same")] * 2
+    found = roll_out([d[:1] for d in data], [2, 2], policy(tokens=12), UserFromData(data), [1, 2])
+    assert found[0].messages[1] != found[1].messages[1]
+    assert found[0].replies[0].ids != found[0].replies[1].ids
+
+
+def test_the_shared_prefix_is_identical() -> None:
+    data = [dialogue("one", "-", "two", "-", "three")]
+    (first,) = roll_out([data[0][:1]], [3], policy(), UserFromData(data), [5])
+    (second,) = roll_out([first.messages[:3]], [3], policy(), UserFromData(data), [6])
+    assert second.messages[:3] == first.messages[:3]
+    assert second.replies[1].state_ids == first.replies[1].state_ids
+    assert sorted(second.replies) == [1, 2]
+
+
+def test_a_dialogue_that_outgrows_the_policy_is_named() -> None:
+    with pytest.raises(UserError, match="use fewer turns or shorter replies"):
+        policy(most=10)([dialogue("a long question")], [0])
+    assert torch.tensor(policy(most=100)([dialogue("a")], [0])[0].ids).numel() <= 6
+
+
+FLAGS = EndpointFlags("--user_server", "--user_model", "USER_API_KEY", "--max_new_tokens", "user")
+
+
+@pytest.mark.parametrize(
+    ("text", "question"),
+    [
+        ("It is unclear. Question: Why so?", "Why so?"),
+        ("Question: a? Question:\n b?\n", "b?"),
+        ("  just this ", "just this"),
+        ("I stop here. Question: ", ""),
+        ("", ""),
+    ],
+)
+def test_the_question_stands_behind_the_last_mark(text, question):
+    assert question_of(text) == question
+
+
+def test_the_prompt_shows_the_dialogue_and_asks_for_justification_and_question():
+    prompt = simulator_prompt(dialogue("one {dialogue}", "two", "three", "four"))
+    shown = "### user: one {dialogue}\n\n### assistant: two\n\n### user: three\n\n### assistant: four"
+    assert prompt.count(shown) == 1
+    behind = prompt.partition(shown)[2]
+    assert behind.index("justification") < behind.index('"Question:"')
+
+
+def answer(states, seeds):
+    return [AssistantTurn([1], [2], f"reply {len(state)}", True) for state in states]
+
+
+def test_no_question_ends_a_dialogue_and_leaves_the_others():
+    def write(prompts, seeds):
+        answers = {"first": "Question: ", "second": None, "third": "Question: on"}
+        return [answers[prompt.partition("### user: ")[2].split()[0]] for prompt in prompts]
+
+    starts = [dialogue("first"), dialogue("second"), dialogue("third")]
+    found = roll_out(starts, [2, 2, 2], answer, SimulatedUser(write), [0, 1, 2])
+    assert [said.ended for said in found] == [SILENT, SILENT, ""]
+    assert [said.messages for said in found] == [
+        dialogue("first", "reply 1"),
+        dialogue("second", "reply 1"),
+        dialogue("third", "reply 1", "on", "reply 3"),
+    ]
+
+
+def test_a_state_that_cannot_be_answered_ends_its_dialogue_before_the_question():
+    def short(states, seeds):
+        found = answer(states, seeds)
+        ended = [len(state) > 1 and state[0]["content"] == "one" for state in states]
+        return [None if over else reply for over, reply in zip(ended, found, strict=True)]
+
+    starts = [dialogue("one"), dialogue("two")]
+    data = [dialogue("one", "-", "more"), dialogue("two", "-", "more")]
+    found = roll_out(starts, [2, 2], short, UserFromData(data), [0, 1])
+    assert (found[0].ended, found[0].messages) == (OUTGROWN, dialogue("one", "reply 1"))
+    assert found[1].ended == "" and len(found[1].messages) == 4
+
+
+def test_a_model_plays_the_user():
+    asked = []
+
+    def assistant(states, seeds):
+        asked.append((list(states), list(seeds)))
+        return [None, AssistantTurn([1], [2], "because. Question: next?", True)]
+
+    user = SimulatedUser(ModelWriter(assistant))
+    dialogues = [dialogue("a", "b"), dialogue("c", "d")]
+    assert user(dialogues, [0, 1], [7, 8]) == [None, "next?"]
+    (states, seeds) = asked[0]
+    assert states[1] == [{"role": "user", "content": simulator_prompt(dialogues[1])}] and seeds == [7, 8]
+
+
+def test_a_function_plays_the_user(tmp_path):
+    def ask(dialogues):
+        dialogues[0].append("changed")
+        return [f" about {said[0]['content']} " if said[0]["content"] != "c" else "" for said in dialogues]
+
+    given = [dialogue("a", "b"), dialogue("c", "d")]
+    assert FunctionUser(ask, "--user_function")(given, [0, 1], [0, 0]) == ["about a", None]
+    assert given[0] == dialogue("a", "b")
+
+
+@pytest.mark.parametrize("result", [["one"], "ab", None, [1, 2]])
+def test_a_function_must_return_a_text_for_each_dialogue(result):
+    user = FunctionUser(lambda dialogues: result, "--user_function")
+    with pytest.raises(UserError, match="--user_function: the function must return a list of texts, one for each"):
+        user([dialogue("a", "b"), dialogue("c", "d")], [0, 1], [0, 0])
+
+
+def on(server: FakeJudge, folder, tries: int = 2) -> SimulatedUser:
+    endpoint = Endpoint("big", server.url, 20, 5.0, tries, KEY, FLAGS, "USER_API_KEY")
+    remedy = "Finished dialogues are saved: give the same command again to go on."
+    return SimulatedUser(ServerWriter(endpoint, 0.8, 4, folder / "cache", remedy))
+
+
+def says(messages):
+    return f"why. Question: after {messages[-1]['content'].count('### assistant')} answers"
+
+
+def test_a_server_plays_the_user_and_is_asked_once(tmp_path):
+    dialogues = [dialogue("a", "b"), dialogue("c", "d", "e", "f")]
+    with judge_server() as server:
+        server.answer = says
+        assert on(server, tmp_path)(dialogues, [0, 1], [2**62 + 5, 6]) == ["after 1 answers", "after 2 answers"]
+        bodies = sorted(server.bodies, key=lambda body: len(body["messages"][0]["content"]))
+        assert [body["messages"][0]["content"] for body in bodies] == [simulator_prompt(said) for said in dialogues]
+        assert bodies[0].items() >= {"model": "big", "max_tokens": 20, "temperature": 0.8, "seed": 5}.items()
+        assert bodies[0].keys() == {"model", "messages", "max_tokens", "temperature", "seed"}
+        assert set(server.keys) == {f"Bearer {KEY}"}
+        server.answer = lambda messages: "Question: otherwise"
+        assert on(server, tmp_path)(dialogues, [0, 1], [2**62 + 5, 6]) == ["after 1 answers", "after 2 answers"]
+        assert len(server.bodies) == 2  # the second time, from the disk
+        assert on(server, tmp_path)(dialogues[:1], [0], [9]) == ["otherwise"]  # another seed asks anew
+    assert KEY not in "".join(file.read_text() for file in (tmp_path / "cache").rglob("*.json"))
+
+
+def test_a_server_that_does_not_answer_ends_the_run_and_keeps_what_it_said(tmp_path):
+    with judge_server() as server:
+        server.answer = says
+        server.fail_on("broken", (500, {"error": {"message": "down"}}, {}))
+        with pytest.raises(
+            UserError, match="--user_server .*no answer with --max_tries 2: .*down. Finished.*again to go on"
+        ):
+            on(server, tmp_path)([dialogue("a", "b"), dialogue("broken", "b")], [0, 1], [0, 1])
+        before = len(server.bodies)
+        assert on(server, tmp_path)([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]
+        assert len(server.bodies) == before
+
+
+def test_a_text_that_a_server_refuses_ends_its_dialogue_once_others_were_answered(tmp_path):
+    with judge_server() as server:
+        server.answer = says
+        server.refuse_when(lambda body: "no such text" if "rude" in json.dumps(body) else None)
+        with pytest.raises(UserError, match="it refuses the request: .*no such text"):
+            on(server, tmp_path)([dialogue("rude", "b")], [0], [0])
+        user = on(server, tmp_path)
+        assert user([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]
+        assert user([dialogue("rude", "b"), dialogue("a", "b")], [0, 1], [0, 0]) == [None, "after 1 answers"]
+
+
+def test_an_answer_that_is_cut_off_before_the_question_ends_its_dialogue_and_is_not_kept(tmp_path, caplog):
+    cut = ("length", {"role": "assistant", "content": "I think about it for very"})
+    asked = ("length", {"role": "assistant", "content": "Well. Question: why not"})
+    with judge_server() as server:
+        server.answer = says
+        server.plan.extend([cut, asked])
+        user = on(server, tmp_path)
+        assert user([dialogue("a", "b")], [0], [0]) == [None]
+        assert "no message of a user" in caplog.text
+        assert user([dialogue("c", "d")], [0], [0]) == ["why not"]
+        assert user([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]  # asked anew
+        assert len(server.bodies) == 3
+
+
+@pytest.mark.parametrize("said", [{"content": " "}, {"content": "why. Question: "}, {"refusal": "I will not."}])
+def test_an_answer_without_a_message_is_said_and_asked_anew_also_where_it_was_kept(said, tmp_path, caplog):
+    with judge_server() as server:
+        server.answer = says
+        user = on(server, tmp_path)
+        assert user([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]
+        (file,) = (tmp_path / "cache").rglob("*.json")
+        kept = {"text": said.get("content", ""), "refusal": said.get("refusal", ""), "model": "m", "flaw": ""}
+        file.write_text(json.dumps(kept))
+        server.plan.append(("stop", said))
+        assert user([dialogue("a", "b")], [0], [0]) == [None] and len(server.bodies) == 2
+        assert f"no message of a user: {said.get('refusal', 'the answer is empty')}" in caplog.text
+        assert user([dialogue("a", "b")], [0], [0]) == ["after 1 answers"] and len(server.bodies) == 3
+
+
+def test_a_wrong_key_is_named_with_its_own_flag(tmp_path):
+    with judge_server() as server:
+        server.plan.append((401, {"error": {"message": "bad key"}}, {}))
+        with pytest.raises(UserError, match=r"refuses the key \(401\): check USER_API_KEY\."):
+            on(server, tmp_path)([dialogue("a", "b")], [0], [0])

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling by a vLLM server of two processes that share the model. `make test-vllm` runs these."""
+
+import json
+import re
+import threading
+import time
+from dataclasses import replace
+from importlib.util import find_spec
+
+import httpx2
+import pytest
+import torch
+
+from cli_runs import read_jsonl
+from closeness import EPS, FORWARD
+from dschat.base.errors import ServerLost, UserError
+from dschat.vllm.client import UPDATE_WEIGHTS, WEIGHT_HEADER, describe_weight, pieces, send_over_http
+from dschat.vllm.servers import ServerNeeds, VllmServers
+from dschat.vllm.weights import plain_weights
+from factories import engine_of, make_prompts, make_tokenizer, ppo_config, ppo_loop, sampling_of, save_folder
+from launches import WORKERS, free_port, launch
+from vllm_cases import LONG_PROMPTS, LONG_TOKENS, PROMPTS, SEEDS, causal_lm_of, largest_gap, one_update, serving
+
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")]
+
+NEEDS = ServerNeeds(vocabulary=100, max_tokens=32, temperature=0.7)
+TOKEN = "a secret"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    causal_lm = causal_lm_of("gemma", max_position_embeddings=LONG_TOKENS)
+    save_folder(folder / "model", causal_lm, make_tokenizer(100))
+    with serving(str(folder / "model"), folder, tensor_parallel=2, token=TOKEN, max_tokens=LONG_TOKENS) as server:
+        yield server
+
+
+@pytest.fixture
+def token(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", TOKEN)
+
+
+@pytest.fixture
+def actor(group):
+    actor = engine_of(causal_lm_of("gemma", max_position_embeddings=LONG_TOKENS), learning_rate=0.01)
+    actor.eval()
+    return actor
+
+
+def test_log_probs_are_the_models_own_after_every_update(server, actor, token):
+    """And the same seeds draw the same tokens from the same weights, whoever else is drawn for."""
+    engine = VllmServers([server.url], NEEDS)
+    for _ in range(2):
+        with engine.session(actor) as draw:
+            drawn = draw(PROMPTS, sampling_of(12, temperature=0.7), SEEDS)
+            alone = draw(PROMPTS[2:3], sampling_of(12, temperature=0.7), SEEDS[2:3])
+        assert largest_gap(actor, PROMPTS, drawn, 0.7) < FORWARD * EPS
+        assert alone.rollout.response_rows() == drawn.rollout.response_rows()[2:3]
+        one_update(actor)
+
+
+def test_prompts_that_begin_alike_share_keys_and_values_of_the_same_weights_alone(server, actor, token):
+    """After an update the same prompts are computed anew."""
+    engine = VllmServers([server.url], NEEDS)
+    hits = []
+    for _ in range(2):
+        with engine.session(actor) as draw:
+            for _ in range(2):
+                drawn = draw(LONG_PROMPTS, sampling_of(12, temperature=0.7), SEEDS)
+                assert largest_gap(actor, LONG_PROMPTS, drawn, 0.7) < FORWARD * EPS
+                metrics = httpx2.get(server.url + "/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).text
+                (hit,) = re.findall(r"^vllm:prefix_cache_hits_total{.*} (.+)$", metrics, re.M)
+                hits.append(float(hit))
+        one_update(actor)
+    assert hits[1] - hits[0] == hits[3] - hits[2] == 5 * 128
+    assert hits[2] - hits[1] <= 4 * 128, "the first prompt of the new weights has no beginning to share"
+
+
+def test_what_a_server_refuses_and_what_the_run_says(server, actor, token, monkeypatch):
+    """Another vocabulary, length or type than the run's; a wrong token; no server; one of another kind."""
+    cases = {
+        r"its vocabulary is 100, not 99\. Start it with --model of the actor": {"vocabulary": 99},
+        r"may have 192 tokens there, but 193 here\. Start it with --max_tokens 193": {"max_tokens": LONG_TOKENS + 1},
+    }
+    for told, change in cases.items():
+        with pytest.raises(UserError, match=told), VllmServers([server.url], replace(NEEDS, **change)).session(actor):
+            pass
+    half = engine_of(causal_lm_of("gemma"), dtype=torch.bfloat16)
+    with pytest.raises(UserError, match="its dtype is float32, not bfloat16. Start it with --dtype"):
+        VllmServers([server.url], NEEDS).session(half).__enter__()
+    with pytest.raises(ServerLost, match="does not answer.*Start it"):
+        VllmServers([f"http://127.0.0.1:{free_port()}"], NEEDS).session(actor).__enter__()
+    monkeypatch.setenv("VLLM_API_KEY", "another")
+    with pytest.raises(UserError, match="the token is missing or wrong.*. Set VLLM_API_KEY to its value where"):
+        VllmServers([server.url], NEEDS).session(actor).__enter__()
+
+
+def test_nobody_gets_in_without_the_token(server):
+    """Neither to draw, nor to the weights; vLLM itself would leave these open."""
+    for path in ("/run", "/update_weights", "/collective_rpc", "/pause", "/v1/models", "/inference/v1/generate"):
+        assert httpx2.post(server.url + path, json={}).status_code == 401
+    assert httpx2.get(server.url + "/health").status_code == 200
+
+
+def test_two_runs_cannot_share_a_server(server, actor, token):
+    """The one whose weights were replaced notices, before it draws and in what it draws."""
+    first, second = (VllmServers([server.url], NEEDS) for _ in range(2))
+    with first.session(actor) as draw:
+        with second.session(actor):
+            pass
+        with pytest.raises(UserError, match="has weights .* and not .*: another run uses the server. Give each run"):
+            draw(PROMPTS, sampling_of(4), SEEDS)
+    with pytest.raises(UserError, match="another run uses the server"):
+        first.session(actor).__enter__()
+
+
+def test_a_piece_of_another_run_is_never_mixed_in(server, actor, token):
+    """The door refuses its request; the worker drops half a weight that was let in just before."""
+    engine = VllmServers([server.url], NEEDS)
+    with engine.session(actor):
+        pass
+    current, other = f"{engine._run}.2", "another.1"
+    post = engine._client.post_to_all
+    post("/update_weight_version", {"new_version": f"{current}.loading"})
+    post("/start_weight_update", {}, current)
+    name, weight = next(plain_weights(actor))
+    description = describe_weight(name, weight)
+    half = next(pieces(weight, size=weight.nbytes // 2))
+    with pytest.raises(UserError, match=f"has weights {current}.loading and not {other}"):
+        post(UPDATE_WEIGHTS, half, other, {WEIGHT_HEADER: json.dumps(description)})
+    post(UPDATE_WEIGHTS, {"update_info": {**description, "version": other}}, current)
+    for name, weight in plain_weights(actor):
+        send_over_http(engine._client, name, weight, current)
+    post("/finish_weight_update", {"weight_version": current}, current)
+    engine._update_count = 2
+    with engine.session_again(actor) as draw:
+        assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(4, temperature=0.7), SEEDS), 0.7) < FORWARD * EPS
+
+
+def test_weights_that_do_not_fit_are_refused(server, group, token):
+    """What the server's log says reaches the run; the next run is not in its way."""
+    other = engine_of(causal_lm_of("gemma", intermediate_size=48))
+    with pytest.raises(UserError, match="it refuses, 500: .*collective_rpc"):
+        VllmServers([server.url], NEEDS).session(other).__enter__()
+    actor = engine_of(causal_lm_of("gemma"))
+    with VllmServers([server.url], NEEDS).session(actor) as draw:
+        assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(4, temperature=0.7), SEEDS), 0.7) < FORWARD * EPS
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_run_that_died_goes_on_exactly(ahead, server, group, token, tmp_path):
+    """From its last checkpoint; the weights that drew ahead what it holds are nowhere any more."""
+
+    def loop(place, dies_at=None, **flags):
+        def reward(prompts, responses, rows):
+            calls.append(len(responses))
+            assert len(calls) != dies_at, "it dies"
+            return torch.tensor([response.count("a") / max(len(response), 1) for response in responses])
+
+        calls = []
+        config = ppo_config(
+            tmp_path / place,
+            rollout_engine="vllm",
+            vllm_url=[server.url],
+            rollouts_ahead=ahead,
+            temperature=0.7,
+            num_train_epochs=2,
+            save_steps=1,
+            actor_learning_rate=1e-2,
+            **flags,
+        )
+        torch.manual_seed(0)
+        models = {name: causal_lm_of("gemma") for name in ("actor", "reference")}
+        return ppo_loop(config, reward, make_prompts(16), (), rollouts=VllmServers([server.url], NEEDS), **models)
+
+    loop("whole").fit()
+    with pytest.raises(Exception, match="it dies"):
+        loop("died", dies_at=3).fit()
+    loop("died", resume_from_checkpoint="latest").fit()
+    whole, died = (metrics_of(tmp_path, run) for run in ("whole", "died"))
+    assert [row["update"] for row in whole] == [1, 2, 3, 4] and died == whole
+    assert [row.get("rollout/staleness") for row in whole] == ([0, 1, 1, 1] if ahead else [None] * 4)
+
+
+def metrics_of(folder, run):
+    rows = read_jsonl(folder / run / "metrics.jsonl")
+    drop = ("seconds", "time/")
+    return [{name: x for name, x in row.items() if not name.startswith(drop)} for row in rows]
+
+
+@pytest.mark.slow
+def test_two_processes_train_beside_a_server(tmp_path):
+    """Ten updates at ZeRO 3 are those with an engine in each process; also where the server is killed in the middle:
+    the run ends with a checkpoint, and goes on from it once the server is there again."""
+    save_folder(tmp_path / "model", causal_lm_of("llama", initializer_range=0.05), make_tokenizer(100))
+    with serving(str(tmp_path / "model"), tmp_path, tensor_parallel=2) as server:
+        (tmp_path / "url").write_text(server.url)
+        launch(WORKERS, [tmp_path, "vllm_served"], timeout=900).expect(0)
+
+        def kill():
+            while not all((tmp_path / f"fifth-{rank}").exists() for rank in (0, 1)):
+                time.sleep(0.1)
+            server.kill()
+            (tmp_path / "killed").touch()
+
+        thread = threading.Thread(target=kill, daemon=True)
+        thread.start()
+        launch(WORKERS, [tmp_path, "vllm_lost"], timeout=900).expect(0)
+        server.start()
+        server.wait()
+        launch(WORKERS, [tmp_path, "vllm_lost"], timeout=900).expect(0)
+    inside, served, lost = (metrics_of(tmp_path, run) for run in ("inside", "served", "lost"))
+    assert len(inside) == 10 and lost == served
+    for one, other in zip(inside, served, strict=True):
+        assert one.keys() == other.keys()
+        for name, number in one.items():
+            assert other[name] == pytest.approx(number, rel=1e-4, abs=1e-4), name
