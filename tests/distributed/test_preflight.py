@@ -15,11 +15,11 @@ from transformers import GemmaConfig
 from cli_runs import STEPS
 from dschat.base.errors import UserError
 from dschat.models.tiny import make_model
-from dschat.plan.minimum import MinimumMemory, minimum_memory
+from dschat.plan.minimum import minimum_memory
 from dschat.plan.remedies import warn_of_gpu_memory
 from dschat.quickstart.synthetic import make_rows, row_texts
 from dschat.run import preflight as looks
-from dschat.run.preflight import ProcessReport, check_reports, preflight
+from dschat.run.preflight import MinimumMemory, ProcessReport, check_reports, preflight
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.supervised import SFTConfig
 from launches import launch

@@ -8,10 +8,10 @@ from typing import Any
 
 from dschat.judge.rubrics import read_rubric
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
+from dschat.settings.rewards import longest_rollout
 from dschat.settings.rules import ADDRESS, Check, Rule
 
 LONGEST_PAUSE = 8.0  # seconds between two tries, at most, unless the server asks for more
-PATIENCE = 0.9  # share of --ddp_timeout
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -73,11 +73,6 @@ def _ranks(config: Any) -> bool:
 def _check_rubric(config: Any) -> None:
     if _asks(config):
         read_rubric(config.rewards.reward_judge, "--reward_judge")
-
-
-def longest_rollout(config: Any) -> float:
-    """Seconds in which the questions of a rollout must be answered: other processes wait for them."""
-    return PATIENCE * float(config.engine.ddp_timeout)
 
 
 def _longest_wait(config: Any) -> float:

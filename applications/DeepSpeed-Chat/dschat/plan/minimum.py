@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -13,17 +12,8 @@ from dschat.models.limits import open_decoder_config
 from dschat.plan.disk import disk_of
 from dschat.plan.models import ConfigLoader, Role, roles_of
 from dschat.plan.states import keeps_gradients, model_states, sampling_weight_bytes
+from dschat.run.preflight import MinimumMemory
 from dschat.settings.common import CommonConfig
-
-
-@dataclass(frozen=True)
-class MinimumMemory:
-    """Bytes that a process holds from the first update on, whatever the batches are, and that the run writes."""
-
-    main: int  # main memory: without a GPU all models and optimizer states, otherwise what is offloaded
-    gpu: int  # GPU memory; 0 without a GPU
-    drawing: int = 0  # additional GPU memory during sampling: the actor's weights, which ZeRO 3 gathers
-    disk: int = 0  # on the disk of --output_dir, at a time
 
 
 def minimum_memory(

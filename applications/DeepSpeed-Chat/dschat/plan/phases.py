@@ -36,8 +36,8 @@ from dschat.refuel.settings import RefuelOnlineConfig
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
+from dschat.settings.rollouts import sampling_lengths
 from dschat.settings.supervised import SupervisedConfig
-from dschat.turns.settings import sampling_lengths
 
 CUDA_BYTES = 2_500_000_000  # GPU memory used by the CUDA context, NCCL and cuBLAS workspaces
 VLLM_CPU_CACHE = 1 << 28  # the KV cache that `dschat.vllm.engine` asks vLLM for on a CPU

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 from dschat.data.examples import PromptExample
 from dschat.data.loading import StepData, Validate
@@ -37,9 +38,9 @@ def build_program_pool(config: PPOConfig) -> ProgramPool:
 
 def build_programs(parts: SourceParts, source: str) -> ProgramScores:
     """Scores of the programs in responses, by the tests of their rows."""
-    assert parts.programs is not None  # the step has made the pool, with which it reads its data
+    pool = cast(ProgramPool, parts.programs)  # made by `build_program_pool`, for the step's data
     flags = parts.config.programs
-    return ProgramScores(parts.programs, flags.program_reward, parts.skips, flags.program_block)
+    return ProgramScores(pool, flags.program_reward, parts.skips, flags.program_block)
 
 
 def load_problems(

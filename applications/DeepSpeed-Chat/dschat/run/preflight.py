@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 
 import psutil
 import torch
 
 from dschat.base.atomic import missing_folders, remove_empty
 from dschat.base.errors import UserError
-from dschat.plan.minimum import MinimumMemory, minimum_memory
 from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main, rank, world_size
 from dschat.run.trackers import wandb_problem
 from dschat.settings.common import CommonConfig
@@ -26,7 +26,20 @@ from dschat.settings.common import CommonConfig
 logger = logging.getLogger(__name__)
 
 VISIBLE_WITHIN = 60.0  # seconds; NFS may cache for that long that a new folder does not exist
+# What a plan says of a run: the memory that it needs in any case, and a warning where its GPU may be too small.
+MINIMUM_MEMORY = "dschat.plan.minimum:minimum_memory"
+GPU_WARNING = "dschat.plan.remedies:warn_of_gpu_memory"
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "numpy")
+
+
+@dataclass(frozen=True)
+class MinimumMemory:
+    """Bytes that a process holds from the first update on, whatever the batches are, and that the run writes."""
+
+    main: int  # main memory: without a GPU all models and optimizer states, otherwise what is offloaded
+    gpu: int  # GPU memory; 0 without a GPU
+    drawing: int = 0  # additional GPU memory during sampling: the actor's weights, which ZeRO 3 gathers
+    disk: int = 0  # on the disk of --output_dir, at a time
 
 
 @dataclass(frozen=True)
@@ -52,8 +65,10 @@ def preflight(config: CommonConfig) -> None:
     """
     output_dir = Path(config.output.output_dir)
     problem = _folder_problem(output_dir)
-    needs = broadcast_object(minimum_memory(config, world_size(), device()) if is_main() else None)
-    needs = needs or MinimumMemory(0, 0)
+    needs = None
+    if is_main():
+        needs = resolve_name(MINIMUM_MEMORY)(config, world_size(), device())
+    needs = broadcast_object(needs) or MinimumMemory(0, 0)
     free, total = torch.cuda.mem_get_info() if device().type == "cuda" else (0, 0)
     report = ProcessReport(
         rank=rank(),
@@ -71,9 +86,7 @@ def preflight(config: CommonConfig) -> None:
     if service_problem is not None:
         raise UserError(service_problem)
     if needs.gpu and is_main():
-        from dschat.plan.remedies import warn_of_gpu_memory
-
-        warn_of_gpu_memory(config, world_size(), free)
+        resolve_name(GPU_WARNING)(config, world_size(), free)
     if is_main() and config.output.resume_from_checkpoint is None:  # otherwise a part of it is there
         _warn_of_full_disk(output_dir, needs.disk)
 

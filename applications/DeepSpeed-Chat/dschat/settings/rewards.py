@@ -13,6 +13,7 @@ from dschat.settings.rules import ADDRESS, Check, Rule, check_function_path
 
 READ_RUBRIC = "dschat.judge.rubrics:read_rubric"
 SIMULATED_USER = "simulated_user"  # value of --environment
+PATIENCE = 0.9  # share of --ddp_timeout in which the requests of a rollout must be answered
 OnRewardError = Literal["stop", "retry", "skip"]
 ProgramBlock = Literal["first", "last"]
 SandboxLevel = Literal["bubblewrap", "namespaces", "rlimits"]
@@ -310,3 +311,8 @@ REWARD_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuratio
         " flag of the server.",
     ),
 )
+
+
+def longest_rollout(config: Any) -> float:
+    """Seconds in which the questions of a rollout must be answered: other processes wait for them."""
+    return PATIENCE * float(config.engine.ddp_timeout)

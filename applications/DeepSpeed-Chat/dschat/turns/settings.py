@@ -45,26 +45,6 @@ class EpisodeFlags:
     )
 
 
-def sampling_lengths(config: Any, prompt: int, response: int) -> tuple[int, int]:
-    """The most tokens that step 3 reads before it samples, and the most that it samples at once.
-
-    A completion of segment_mc, or a later turn of an episode, may begin one token before the end of the longest
-    sequence. It shares columns of the cache of keys and values with a short one, whose reply may be as long as any, so
-    that the cache needs both lengths together.
-
-    Args:
-        config: config of step 3.
-        prompt: tokens of the longest prompt.
-        response: maximum tokens after it.
-    """
-    longest_reply = response
-    if config.has_episodes:
-        longest_reply = config.episodes.max_turn_seq_len or response
-    if config.has_episodes or config.advantages.needs.segment_values:
-        return prompt + response - 1, longest_reply
-    return prompt, longest_reply
-
-
 def _check_environment(config: Any) -> None:
     if config.has_episodes and not config.has_simulated_user:
         check_function_path("environment", config.rewards.environment)

@@ -33,6 +33,7 @@ from dschat.run.state import Json, Progress, SeedKind, derive_seed, random_state
 from dschat.scoring.source import ResponseTexts
 from dschat.settings.batches import BatchPlan
 from dschat.settings.ppo import PPOConfig
+from dschat.settings.rollouts import sampling_lengths
 from dschat.training.alarms import Alarms
 from dschat.training.evaluation import Sample, show_samples
 from dschat.training.iteration import Clock, Iteration, Metrics, pass_size, state_with
@@ -57,7 +58,6 @@ from dschat.training.ppo.update import ppo_update, rows_of_updates
 from dschat.training.rehearsal import filled_rollout, rehearsal, rows_of
 from dschat.training.selfcheck import check_rollout, check_scalar
 from dschat.training.throughput import Throughput, TrainedTexts
-from dschat.turns.settings import sampling_lengths
 from macro_actions.estimators import Estimator
 from macro_actions.rewards import ScoreMoments, kl_controller
 from macro_actions.segments import segment

@@ -7,21 +7,25 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from dschat.judge.settings import longest_rollout
 from dschat.run.distributed import world_size
 from dschat.scoring.source import NoScores, ScoreSource, Weighted, WeightedScores
 from dschat.settings.ppo import PPOConfig
-from dschat.settings.rewards import SCORE_SOURCES, SIMULATED_USER, SourceKind
+from dschat.settings.rewards import SCORE_SOURCES, SIMULATED_USER, SourceKind, longest_rollout
 from dschat.training.steps.engines import RunPlan
 
-if TYPE_CHECKING:
-    from dschat.programs.run import ProgramPool
-
 ENVIRONMENT = next(kind for kind in SCORE_SOURCES if kind.flag == "environment")
+
+
+class RunsPrograms(Protocol):
+    """What runs programs, made by `PROGRAM_POOL` (training/steps/ppo.py) for the rows that read it."""
+
+    @property
+    def level(self) -> str:
+        """The isolation of its sandbox, for run.json."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class SourceParts:
     config: PPOConfig
     plan: RunPlan
     tokenizer: PreTrainedTokenizerBase
-    programs: ProgramPool | None
+    programs: RunsPrograms | None
     on_base: ScoreSource | None
 
     @property
@@ -52,7 +56,7 @@ def reward_source(
     config: PPOConfig,
     plan: RunPlan,
     tokenizer: PreTrainedTokenizerBase,
-    programs: ProgramPool | None,
+    programs: RunsPrograms | None,
     on_base: ScoreSource | None = None,
 ) -> ScoreSource:
     """The source of scores of a run, or the weighted sum of several; zeros for an estimator that reads none.
