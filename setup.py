@@ -14,6 +14,8 @@ CORE = ROOT / "applications" / "macro-actions"
 TREES = ROOT / "Constituent-Treelib"
 
 
+# What steps 1 to 3 and DPO need, with a reward model, a function or a server. What other folders of dschat need beside
+# it are extras; those named in dschat/base/extras.py are checked before a command does anything else.
 REQUIREMENTS = [
     "torch>=2.8",
     "transformers>=5.21,<6",
@@ -22,7 +24,6 @@ REQUIREMENTS = [
     "datasets>=4.3",
     "peft>=0.21",
     "tensorboard>=2.21",
-    "matplotlib>=3.9",
     "jinja2>=3.1",
     "markupsafe>=3",
     "psutil>=6",
@@ -30,26 +31,22 @@ REQUIREMENTS = [
     "pyarrow>=21",
     "safetensors>=0.8",
     "huggingface-hub>=1.31",
-    "pandas>=2.2",
-    "scipy>=1.15",
-    "statsmodels>=0.14.4",
-    "rouge-score>=0.1.2",
     "tqdm>=4.66.3",
     "numpy>=1.26",
-    "fastapi>=0.115,<1",
-    "uvicorn>=0.35,<1",
-    "starlette>=0.37.2",
     "tokenizers>=0.23.1",
     "multiprocess>=0.70.16",
     "httpx2>=2.7",
     "filelock>=3.10",
-    "markdown-it-py>=4,<5",
 ]
+STARLETTE = "starlette>=0.37.2"
 EXTRAS = {
+    "evaluation": ["matplotlib>=3.9", "pandas>=2.2", "rouge-score>=0.1.2", "scipy>=1.15", "statsmodels>=0.14.4"],
+    "programs": ["markdown-it-py>=4,<5"],
+    "serve": ["fastapi>=0.115,<1", "uvicorn>=0.35,<1", STARLETTE],
     "wandb": ["wandb>=0.21"],
     "real": ["gguf>=0.17", "vaderSentiment>=3.3.2"],
-    "ui": ["gradio>=6.24,<7"],
-    "vllm": ["vllm>=0.32,<0.34"],
+    "ui": ["gradio>=6.24,<7", STARLETTE],
+    "vllm": ["vllm>=0.32,<0.34", STARLETTE],
     "dev": ["pytest>=9", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.17,<0.18", "mypy>=2.4,<3"],
 }
 PARSING = [

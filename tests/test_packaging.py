@@ -18,6 +18,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from cli_runs import ROOT
+from dschat.base.extras import EXTRAS
+from dschat.cli import COMMANDS, main
 from dschat.run.record import COMMIT_VARIABLE
 from lowest_versions import lowest_pins
 
@@ -27,7 +29,10 @@ TREES = ROOT / "Constituent-Treelib"
 DSCHAT = APPLICATIONS / "DeepSpeed-Chat"
 MODULES = {"macro_actions", "constituent_treelib", "dschat"}
 # Modules whose distribution has another name.
-DISTRIBUTIONS = {"yaml": "pyyaml", "markdown_it": "markdown-it-py", "tree_sitter": "tree-sitter"}
+DISTRIBUTIONS = {
+    **{"yaml": "pyyaml", "markdown_it": "markdown-it-py", "tree_sitter": "tree-sitter"},
+    "rouge_score": "rouge-score",
+}
 # Trainers that macro_actions is plugged into bring it in; benchmarks compare with TRL in an environment of its own.
 PLUGGED_INTO = {"skyrl", "slime", "trl", "verl"}
 
@@ -80,6 +85,62 @@ def test_what_is_imported_is_declared(folder, requirements):
         if module in MODULES | PLUGGED_INTO:
             continue
         assert canonicalize_name(DISTRIBUTIONS.get(module, module)) in known, f"{path} imports {module}"
+
+
+def test_extras_bring_what_commands_ask_for():
+    """The table that commands read has the modules of setup.py's extras, which no plain installation brings."""
+    ours = runpy.run_path(str(ROOT / "setup.py"))["distribution"](".", ".", ".")
+    plain = declared(ours["install_requires"])
+    for extra, modules in EXTRAS.items():
+        brought = declared(ours["extras_require"][extra])
+        assert {canonicalize_name(DISTRIBUTIONS.get(module, module)) for module in modules} == brought
+        assert not brought & plain
+    assert {extra for command in COMMANDS.values() for extra in command.extras} == {*EXTRAS}
+
+
+def run_without_extras(program: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program where no module of an extra can be imported, but pandas, which `datasets` brings."""
+    hidden = {module for modules in EXTRAS.values() for module in modules} - {"pandas"}
+    lines = f"import sys\nsys.modules.update(dict.fromkeys({sorted(hidden)}))\n{program}"
+    return subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=300)
+
+
+def test_a_plain_installation_imports_all_but_extras():
+    program = (
+        "import dschat.cli, dschat.run.preflight\n"
+        "for name, command in dschat.cli.COMMANDS.items():\n"
+        "    if not command.extras:\n"
+        "        command.flags_class(), command.function()\n"
+        "        print(name)\n"
+    )
+    run = run_without_extras(program)
+    assert run.returncode == 0, run.stderr
+    assert {"sft", "reward", "dpo", "ppo", "refuel", "plan", "macro-actions"} <= set(run.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["report", "nothing", "--output", "report"], "dschat report needs matplotlib, rouge_score, scipy, statsmodels,"),
+        (["serve", "--model", "nothing"], "dschat serve needs fastapi, starlette, uvicorn,"),
+        (
+            ["data", "check", "nothing.jsonl", "--run_solutions", "1"],
+            "--run_solutions needs markdown_it, which a plain installation leaves out: pip install 'ma-rlhf[prog",
+        ),
+        (
+            ["ppo", "--data_path=a", "--output_dir=b", "--actor_model_name_or_path=c", "--reward_source=programs"]
+            + ["--advantage_estimator=grpo", "--samples_per_prompt=2"],
+            "--reward_source programs needs markdown_it,",
+        ),
+    ],
+)
+def test_a_missing_extra_is_named_first(words, message, monkeypatch, capsys, caplog):
+    """Before a file or a model is looked for."""
+    modules = {module for names in EXTRAS.values() for module in names} - {"pandas"}
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, None)
+    assert main(words, may_launch=False) == 2
+    assert message in capsys.readouterr().err + caplog.text
 
 
 def test_the_lowest_versions_are_those_of_setup():

@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 SETUP = Path(__file__).resolve().parents[2] / "setup.py"
-EXTRAS = ("dev",)
+EXTRAS = ("evaluation", "programs", "serve", "dev")
 TOOLS = ("ruff", "mypy")
 
 

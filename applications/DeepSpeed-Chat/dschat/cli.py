@@ -18,6 +18,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dschat.base.errors import UserError
+from dschat.base.extras import require_extra
 from dschat.base.jsonl import read_object
 from dschat.cluster import Rank, adopt, is_worker, process_of
 from dschat.launch import LAUNCH_ONLY_FLAGS, check_against_rank, launch, plan_launch, worker_environment
@@ -52,6 +53,7 @@ class Command:
             exit status. The function of a training step takes the flags and the run's output folder.
         step: name of a training step in run.json; empty for other commands.
         resumable: after Ctrl-C, repeating the command continues where it stopped.
+        extras: of setup.py, which the command needs whatever its flags are (`dschat.base.extras`).
     """
 
     summary: str
@@ -59,6 +61,7 @@ class Command:
     run: str
     step: str = ""
     resumable: bool = False
+    extras: tuple[str, ...] = ()
 
     def flags_class(self) -> type[Any]:
         """Imports the dataclass of the command's flags."""
@@ -137,24 +140,28 @@ COMMANDS: dict[str, Command] = {
         "evaluation.generate_options:InferenceOptions",
         "evaluation.generate:run_inference",
         resumable=True,
+        extras=("evaluation",),
     ),
     "best-of-n": Command(
         "generate N responses per prompt, and report the best reward of N",
         "evaluation.generate_options:BestOfOptions",
         "evaluation.generate:run_best_of_n",
         resumable=True,
+        extras=("evaluation",),
     ),
     "programs": Command(
         "generate programs, and run their tests in a sandbox",
         "programs.options:ProgramOptions",
         "programs.command:run_programs",
         resumable=True,
+        extras=("evaluation", "programs"),
     ),
     "text": Command(
         "perplexity and ROUGE of policies, accuracy of reward models",
         "evaluation.generate_options:TextOptions",
         "evaluation.text:run_text",
         resumable=True,
+        extras=("evaluation",),
     ),
     "sample": Command(
         "choose rows for judges and people to compare",
@@ -162,29 +169,37 @@ COMMANDS: dict[str, Command] = {
         "evaluation.sampling:sample",
     ),
     "judge": Command(
-        "compare two models by a judge model", "judge.options:JudgeOptions", "judge.command:run_judge", resumable=True
+        "compare two models by a judge model",
+        "judge.options:JudgeOptions",
+        "judge.command:run_judge",
+        resumable=True,
+        extras=("evaluation",),
     ),
     "judge-turns": Command(
         "compare dialogues turn by turn, by a judge model",
         "judge.options:TurnOptions",
         "judge.turn_report:run_turns",
         resumable=True,
+        extras=("evaluation",),
     ),
     "vote": Command(
         "compare two models by people's votes",
         "evaluation.options:VoteOptions",
         "evaluation.vote.command:vote",
         resumable=True,
+        extras=("evaluation",),
     ),
     "report": Command(
         "compare runs; report win rates and agreement, pass@k, or best of N",
         "evaluation.options:ReportOptions",
         "evaluation.report:report",
+        extras=("evaluation",),
     ),
     "pass-at-k": Command(
         "pass@k of programs that `programs` has run",
         "programs.options:PassOptions",
         "programs.pass_at_k:run_pass_at_k",
+        extras=("evaluation",),
     ),
     "demo chat": Command(
         "chat with a model, on a web page or in the terminal", "demo.options:ChatOptions", "demo.command:run"
@@ -198,7 +213,10 @@ COMMANDS: dict[str, Command] = {
         "evaluation.show_macro_actions:run",
     ),
     "serve": Command(
-        "serve a reward model, for --reward_url", "settings.commands:ServeOptions", "scoring.serve:serve"
+        "serve a reward model, for --reward_url",
+        "settings.commands:ServeOptions",
+        "scoring.serve:serve",
+        extras=("serve",),
     ),
     "serve-vllm": Command("serve vLLM, for --vllm_url", "vllm.options:ServeVllmOptions", "vllm.serve:serve"),
     "push": Command("upload a model to the Hugging Face hub", "settings.commands:PushOptions", "run.hub:run_push"),
@@ -210,16 +228,19 @@ COMMANDS: dict[str, Command] = {
         "run the whole pipeline on this machine, in minutes",
         "quickstart.options:QuickstartOptions",
         "quickstart.command:run",
+        extras=("evaluation",),
     ),
     "quickstart programs": Command(
         "run steps 1 and 3 on programs that are rewarded by their tests",
         "quickstart.options:ProgramsOptions",
         "quickstart.programs:run",
+        extras=("evaluation", "programs"),
     ),
     "quickstart turns": Command(
         "run steps 1 and 3 on episodes of several turns with environments",
         "quickstart.options:TurnsOptions",
         "quickstart.turns:run",
+        extras=("evaluation",),
     ),
     "completion": Command(
         "print the completion script of bash or zsh", "settings.commands:CompletionOptions", "reference:completion"
@@ -265,6 +286,8 @@ def _run_command(name: str, words: Sequence[str]) -> str | int:
     flags_class = command.flags_class()
     takes_unknown_flags = hasattr(flags_class, "other_words")
     resolved = resolve(flags_class, words, command=name, all_known=not takes_unknown_flags)
+    for extra in command.extras:
+        require_extra(extra, f"dschat {name}")
     options = resolved.config
     if takes_unknown_flags:
         options.other_words = resolved.other_words

@@ -3,6 +3,7 @@
 
 import os
 
+from dschat.base.extras import require_extra
 from dschat.data import command
 from dschat.data.options import CheckOptions
 from dschat.data.preview import Settings
@@ -11,6 +12,8 @@ from dschat.data.sources import load_source
 
 def run(options: CheckOptions) -> str:
     """Checks each source."""
+    if options.check.run_solutions:
+        require_extra("programs", "--run_solutions")
     return command.check(options, describe_solutions)
 
 

@@ -72,9 +72,6 @@ def _is_changed(config: PPOConfig, name: str) -> bool:
     return value != default_of(type(config), name)
 
 
-# Models and evaluation
-
-
 def _check_score_source(config: PPOConfig) -> None:
     """Raises UserError if the estimator reads scores and no flag names a source of them."""
     if config.rewards.source_names or not config.advantages.needs.scores:
@@ -501,6 +498,7 @@ class PPOConfig(CommonConfig):
         super().check_installed()
         if self.runs_vllm:
             require_vllm()
+        self.rewards.check_installed()
 
     def credit_is_fused(self, plan: BatchPlan) -> bool:
         """Whether the update's own passes compute the log-probs and values that credit assignment reads.

@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 from typing import Any, Literal
 
 from dschat.base.errors import UserError
+from dschat.base.extras import require_extra
 from dschat.base.glossary import names_under
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
 from dschat.settings.rules import ADDRESS, Check, Rule, check_function_path
@@ -40,12 +41,14 @@ class SourceKind:
         label: in reports.
         builder: "module:function" in dschat, imported when the flag is given. It takes the
             `dschat.training.steps.scores.SourceParts` and the flag's value, and returns a `ScoreSource`.
+        extra: of setup.py, which it needs; empty for none (`dschat.base.extras`).
     """
 
     flag: str
     name: str
     label: str
     builder: str
+    extra: str = ""
 
 
 SCORE_SOURCES = (
@@ -54,7 +57,7 @@ SCORE_SOURCES = (
         "reward_model_name_or_path", "reward_model", "reward-model score", "training.steps.reward_reading:build_model"
     ),
     SourceKind("reward_url", "reward_url", "score of a server", "training.steps.reward_url:build_server"),
-    SourceKind("reward_source", "programs", "score of programs", "programs.step3:build_programs"),
+    SourceKind("reward_source", "programs", "score of programs", "programs.step3:build_programs", "programs"),
     SourceKind("reward_judge", "judge", "score of a judge", "judge.step3:build_judge"),
     SourceKind("environment", "environment", "reward of the environment", "turns.step3:build_environment"),
 )
@@ -188,6 +191,12 @@ class RewardFlags:
             values = flag_value if isinstance(flag_value, list) else [flag_value]
             sources += [(kind, value) for value in values if value not in (None, SIMULATED_USER)]
         return sources
+
+    def check_installed(self) -> None:
+        """Check that the extras of the sources are there. Raises UserError, which says what to install."""
+        for kind, value in self.sources:
+            if kind.extra:
+                require_extra(kind.extra, f"--{kind.flag} {value}")
 
     @property
     def source_names(self) -> list[str]:
