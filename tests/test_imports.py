@@ -473,6 +473,15 @@ def test_files_that_comments_name_are_there() -> None:
     assert ("dschat.run.checkpoint", "training/reference.py") in named
 
 
+def test_files_that_the_map_names_are_there() -> None:
+    """CONTRIBUTING.md is short, because the path is the map; each file that it names exists."""
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text("utf-8")
+    named = {name for name in re.findall(r"`([\w./-]+\.(?:py|toml|txt|md))\b", text) if "NAME" not in name}
+    places = (PACKAGE, ROOT, REPOSITORY, CORE.parent)
+    assert {name for name in named if not any((place / name).exists() for place in places)} == set()
+    assert "settings/flags.py" in named and text.count("\n") <= 80
+
+
 def test_there_is_one_loop() -> None:
     fits = [
         f"{module_name(path)}.{node.name}"

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training loop and its algorithms (``supervised``, ``ppo``, ``refuel``); ``build`` makes the parts of a run."""
+"""One training loop and its algorithms (``supervised``, ``ppo``); ``steps`` makes the parts of a run."""
