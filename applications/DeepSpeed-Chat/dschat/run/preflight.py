@@ -26,8 +26,9 @@ from dschat.settings.common import CommonConfig
 logger = logging.getLogger(__name__)
 
 VISIBLE_WITHIN = 60.0  # seconds; NFS may cache for that long that a new folder does not exist
-# What a plan says of a run: the memory that it needs in any case, and a warning where its GPU may be too small.
-MINIMUM_MEMORY = "dschat.plan.minimum:minimum_memory"
+# What a plan says of a run: the memory that it needs in any case (None: nothing is compared), and a warning where its
+# GPU may be too small.
+MINIMUM_MEMORY: str | None = "dschat.plan.minimum:minimum_memory"
 GPU_WARNING = "dschat.plan.remedies:warn_of_gpu_memory"
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "numpy")
 
@@ -66,7 +67,7 @@ def preflight(config: CommonConfig) -> None:
     output_dir = Path(config.output.output_dir)
     problem = _folder_problem(output_dir)
     needs = None
-    if is_main():
+    if is_main() and MINIMUM_MEMORY is not None:
         needs = resolve_name(MINIMUM_MEMORY)(config, world_size(), device())
     needs = broadcast_object(needs) or MinimumMemory(0, 0)
     free, total = torch.cuda.mem_get_info() if device().type == "cuda" else (0, 0)

@@ -17,8 +17,6 @@ from dschat.settings.ppo import PPOConfig
 from dschat.settings.rewards import SCORE_SOURCES, SIMULATED_USER, SourceKind, longest_rollout
 from dschat.training.steps.engines import RunPlan
 
-ENVIRONMENT = next(kind for kind in SCORE_SOURCES if kind.flag == "environment")
-
 
 class RunsPrograms(Protocol):
     """What runs programs, made by `PROGRAM_POOL` (training/steps/ppo.py) for the rows that read it."""
@@ -110,7 +108,8 @@ def combine_sources(parts: SourceParts, sources: Sequence[tuple[str, ScoreSource
         weighted.append(Weighted(name if is_sum else "", weights[name], source))
     if config.has_simulated_user:
         # It rewards nothing. Its source counts turns, and gives no score to dialogues whose user failed.
-        weighted.append(Weighted("", 1.0, build_source(parts, ENVIRONMENT, SIMULATED_USER)))
+        environment = next(kind for kind in SCORE_SOURCES if kind.flag == "environment")
+        weighted.append(Weighted("", 1.0, build_source(parts, environment, SIMULATED_USER)))
     return WeightedScores(weighted, skips)
 
 
