@@ -144,9 +144,16 @@ def copy_without(wings: set[str], target: Path) -> None:
 
 
 def uses(file: Path, wings: set[str], seen: set[Path]) -> bool:
-    """Whether a file of tests imports a wing, itself or through helpers."""
+    """Whether a file of tests imports a wing, itself or by helpers when they are imported."""
+    names = imports_of(file, file.stem)
+    if file.parent.name == "support":  # what a helper's function imports is of the tests that call it
+        top = [
+            node for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.ImportFrom | ast.Import)
+        ]
+        names = [alias.name for node in top if isinstance(node, ast.Import) for alias in node.names]
+        names += [str(node.module) for node in top if isinstance(node, ast.ImportFrom)]
     seen.add(file)
-    for name in imports_of(file, file.stem):
+    for name in names:
         if part_of(name) in wings:
             return True
         helper = ROOT / "tests" / "support" / f"{name.split('.')[0]}.py"

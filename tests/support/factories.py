@@ -324,12 +324,10 @@ def supervised_loop_of(engine: Any, task: Any, config: Any, run: Any) -> Any:
 
 def supervised_config(step: str, folder: Path, **overrides: Any) -> Any:
     """The flags of a task (sft, reward, dpo or refuel) whose loop gets its engine handed in; paths lead nowhere."""
-    from dschat.refuel.settings import RefuelConfig
-    from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
+    from dschat.cli import COMMANDS
 
-    configs = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig, "refuel": RefuelConfig}
     flags: dict[str, Any] = {"data_path": ["unused"], "output_dir": str(folder), "model_name_or_path": "unused"}
-    return configs[step](**(flags | overrides))
+    return COMMANDS[step].flags_class()(**(flags | overrides))
 
 
 def supervised_loop(
@@ -356,7 +354,6 @@ def supervised_loop(
 
 
 def _task_of(step: str, train: Any, held_out: Any, config: Any, run: Any) -> Any:
-    from dschat.refuel.offline import RefuelTask, saved_reference
     from dschat.training.supervised.dpo import DPOTask
     from dschat.training.supervised.reward import RewardTask
     from dschat.training.supervised.sft import SFTTask
@@ -371,6 +368,8 @@ def _task_of(step: str, train: Any, held_out: Any, config: Any, run: Any) -> Any
         )
     if step == "dpo":
         return DPOTask(train, held_out, PAD, config, run, "the model")
+    from dschat.refuel.offline import RefuelTask, saved_reference
+
     reference = saved_reference(config, PAD, "the model", run.folder)
     return RefuelTask(train, held_out, PAD, config.regression.eta, config.pairs.temperature, reference)
 
