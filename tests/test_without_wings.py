@@ -143,21 +143,25 @@ def copy_without(wings: set[str], target: Path) -> None:
             remove_rows(file, wings)
 
 
-def uses(file: Path, wings: set[str], seen: set[Path]) -> bool:
-    """Whether a file of tests imports a wing, itself or by helpers when they are imported."""
-    names = imports_of(file, file.stem)
-    if file.parent.name == "support":  # what a helper's function imports is of the tests that call it
-        top = [
-            node for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.ImportFrom | ast.Import)
-        ]
-        names = [alias.name for node in top if isinstance(node, ast.Import) for alias in node.names]
-        names += [str(node.module) for node in top if isinstance(node, ast.ImportFrom)]
+def imports_when_loaded(helper: Path) -> list[str]:
+    """Modules that a helper imports at its top. What its functions import is of the tests that call them."""
+    names = []
+    for node in ast.parse(helper.read_text("utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            names.append(str(node.module))
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+    return names
+
+
+def uses(file: Path, names: list[str], wings: set[str], seen: set[Path]) -> bool:
+    """Whether a file of tests or a helper, which imports `names`, imports a wing, itself or by helpers."""
     seen.add(file)
     for name in names:
         if part_of(name) in wings:
             return True
         helper = ROOT / "tests" / "support" / f"{name.split('.')[0]}.py"
-        if helper.exists() and helper not in seen and uses(helper, wings, seen):
+        if helper.exists() and helper not in seen and uses(helper, imports_when_loaded(helper), wings, seen):
             return True
     return False
 
@@ -165,7 +169,7 @@ def uses(file: Path, wings: set[str], seen: set[Path]) -> bool:
 def core_test_files(wings: set[str]) -> list[str]:
     """Files of tests that import none of the wings."""
     files = [file for folder in CORE_TESTS for file in sorted((ROOT / "tests" / folder).glob("test_*.py"))]
-    return [str(file.relative_to(ROOT)) for file in files if not uses(file, wings, set())]
+    return [str(file.relative_to(ROOT)) for file in files if not uses(file, imports_of(file, file.stem), wings, set())]
 
 
 def test_what_goes_with_a_wing() -> None:
