@@ -99,7 +99,7 @@ class RowRemover(ast.NodeTransformer):
 
 def names_brought(tree: ast.AST, wings: set[str]) -> dict[str, str]:
     """Names that a file imports of wings, each with its module."""
-    names = {}
+    names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and part_of(node.module) in wings:
             names |= {alias.name: node.module for alias in node.names}
