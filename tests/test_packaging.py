@@ -121,7 +121,10 @@ def test_a_plain_installation_imports_all_but_extras():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["report", "nothing", "--output", "report"], "dschat report needs matplotlib, rouge_score, scipy, statsmodels,"),
+        (
+            ["report", "nothing", "--output", "report"],
+            "dschat report needs matplotlib, rouge_score, scipy, statsmodels,",
+        ),
         (["serve", "--model", "nothing"], "dschat serve needs fastapi, starlette, uvicorn,"),
         (
             ["data", "check", "nothing.jsonl", "--run_solutions", "1"],
