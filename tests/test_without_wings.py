@@ -4,8 +4,8 @@
 A wing's rows, all removed by one rule each:
 
 - an element of a table with a string "wing.module:name" (`COMMANDS`, `SCORE_SOURCES`);
-- a constant of type `str | None` with such a string, which becomes None (`MINIMUM_MEMORY`);
-- an import of a wing, with each group of flags and each tuple of rules that it brings (`PPOConfig`).
+- an attribute whose annotation has such a string (the groups of flags of `PPOConfig`);
+- a constant of type `str | None` with such a string, which becomes None (`MINIMUM_MEMORY`).
 """
 
 import ast
@@ -46,83 +46,50 @@ class RowRemover(ast.NodeTransformer):
     """Removes the rows of wings from a file of the core.
 
     Attributes:
-        wings: what is removed.
-        brought: names that the file imports of them.
-        flags: names of flags in the groups among these.
+        names_function: whether a text is "module:function" of the wings.
     """
 
-    def __init__(self, wings: set[str], brought: set[str], flags: set[str]) -> None:
-        self.names_function = re.compile(rf"(dschat\.)?({'|'.join(wings)})(\.\w+)*:\w+")
-        self.wings = wings
-        self.brought = brought
-        self.flags = flags
+    def __init__(self, wings: set[str]) -> None:
+        self.names_function = re.compile(rf"(dschat\.)?({'|'.join(wings)})(\.\w+)*:\w+").fullmatch
 
     def is_row(self, node: ast.AST) -> bool:
-        """Whether an element of a table names a function of the wings, or is what they bring."""
-        if isinstance(node, ast.Starred):
-            return isinstance(node.value, ast.Name) and node.value.id in self.brought
-        if not isinstance(node, ast.Call):
+        """Whether an element of a table, or an annotation, names a function of the wings."""
+        if not isinstance(node, ast.Call | ast.Subscript):
             return False
         constants = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
-        return any(isinstance(value, str) and self.names_function.fullmatch(value) for value in constants)
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
-        """An import of a wing goes; a block that it leaves empty gets `pass`."""
-        return ast.Pass() if part_of(node.module or "") in self.wings else node
+        return any(isinstance(value, str) and self.names_function(value) for value in constants)
 
     def visit_Dict(self, node: ast.Dict) -> ast.AST:
-        """Rows of a table by names, and what it says of flags that go."""
+        """Rows of a table by names."""
         kept = []
         for key, value in zip(node.keys, node.values, strict=True):
-            is_flag = isinstance(key, ast.Constant) and key.value in self.flags
-            if not self.is_row(value) and not is_flag:
+            if not self.is_row(value):
                 kept.append((key, value))
         node.keys = [key for key, _ in kept]
         node.values = [value for _, value in kept]
         return self.generic_visit(node)
 
     def visit_Tuple(self, node: ast.Tuple) -> ast.AST:
-        """Rows of a table, and tuples of rules within one."""
+        """Rows of a table."""
         node.elts = [element for element in node.elts if not self.is_row(element)]
         return self.generic_visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         """A group of flags in a command goes; a constant that names a function, or None, becomes None."""
-        if isinstance(node.annotation, ast.Name) and node.annotation.id in self.brought:
+        if self.is_row(node.annotation):
             return ast.Pass()
         value = node.value
         if ast.unparse(node.annotation) == "str | None" and isinstance(value, ast.Constant):
-            if isinstance(value.value, str) and self.names_function.fullmatch(value.value):
+            if isinstance(value.value, str) and self.names_function(value.value):
                 node.value = ast.Constant(None)
         return self.generic_visit(node)
-
-
-def names_brought(tree: ast.AST, wings: set[str]) -> dict[str, str]:
-    """Names that a file imports of wings, each with its module."""
-    names: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and part_of(node.module) in wings:
-            names |= {alias.name: node.module for alias in node.names}
-    return names
-
-
-def fields_of(names: dict[str, str]) -> set[str]:
-    """Annotated fields of the classes among these names, which their modules define."""
-    fields = set()
-    for name, module in names.items():
-        source = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py").read_text("utf-8")
-        for node in ast.parse(source).body:
-            if isinstance(node, ast.ClassDef) and node.name == name:
-                fields |= {ast.unparse(item.target) for item in node.body if isinstance(item, ast.AnnAssign)}
-    return fields
 
 
 def remove_rows(file: Path, wings: set[str]) -> None:
     """Rewrites a file of the core without the rows of wings, if it has any."""
     tree = ast.parse(file.read_text("utf-8"))
     before = ast.unparse(tree)
-    brought = names_brought(tree, wings)
-    after = ast.unparse(ast.fix_missing_locations(RowRemover(wings, set(brought), fields_of(brought)).visit(tree)))
+    after = ast.unparse(ast.fix_missing_locations(RowRemover(wings).visit(tree)))
     if after != before:
         file.write_text(after, "utf-8")
 
@@ -181,27 +148,23 @@ def test_what_goes_with_a_wing() -> None:
 def test_rows_are_removed() -> None:
     """What the three rules leave of a small table, by hand."""
     source = """
-from dschat.judge.settings import RULES, Flags
 TABLE = {'a': Row('judge.step3:build'), 'b': Row('training.step:build')}
 PLACE: str | None = 'dschat.judge.step3:build'
 ASKED = 'dschat.judge.step3:build'
 
 class Config:
-    rules = (*RULES, *OTHERS)
-    helps = {'model': 'of the judge', 'lam': 'λ'}
-    judge: Flags
+    rows = (Row('judge.step3:build'), Row('training.step:build'))
+    judge: Annotated[Any, GroupRow('judge.settings:Flags')]
     lam: float
 """
-    tree = RowRemover({"judge"}, {"RULES", "Flags"}, {"model"}).visit(ast.parse(source))
+    tree = RowRemover({"judge"}).visit(ast.parse(source))
     assert ast.unparse(tree).splitlines() == [
-        "pass",
         "TABLE = {'b': Row('training.step:build')}",
         "PLACE: str | None = None",
         "ASKED = 'dschat.judge.step3:build'",
         "",
         "class Config:",
-        "    rules = (*OTHERS,)",
-        "    helps = {'lam': 'λ'}",
+        "    rows = (Row('training.step:build'),)",
         "    pass",
         "    lam: float",
     ]

@@ -8,6 +8,7 @@ from dschat.judge.costs import Prices, Spending
 from dschat.judge.grading import harmless_question
 from dschat.judge.rubrics import read_rubric
 from dschat.judge.scores import JudgeScores, JudgeSettings
+from dschat.judge.settings import RewardJudgeFlags
 from dschat.run.distributed import world_size
 from dschat.training.steps.scores import SourceParts, longest_wait
 from dschat.turns.chat_servers import OPENAI_URL, Endpoint, EndpointFlags, checked_address, with_key
@@ -31,7 +32,7 @@ def build_judge(parts: SourceParts, rubric_file: str) -> JudgeScores:
         UserError: key, address or the folder of cached answers cannot be used.
     """
     config = parts.config
-    flags = config.judge
+    flags: RewardJudgeFlags = config.judge
     rubric = read_rubric(rubric_file, "--reward_judge")
     endpoint = Endpoint(
         model=flags.judge_model or "",

@@ -127,6 +127,11 @@ class GenerateOptions(DataSetOptions):
         "batch_size": "dialogues that are sampled together; those of an interrupted batch are sampled again",
         "concurrency": "number of concurrent requests to the server",
         "timeout": "time-out of a request to the server, in seconds",
+        "user_model": "model that plays the user: a folder or hub id, or with --user_server the model's name on the"
+        " server",
+        "user_server": "address of an OpenAI-compatible server that runs --user_model",
+        "user_function": "function that plays the user instead: module.py:function from dialogues to their next user"
+        " messages",
     }
     rules: ClassVar[Rules] = (
         OUTPUT_RULE,

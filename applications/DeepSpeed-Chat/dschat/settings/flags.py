@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
+from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from dschat.base.errors import UserError
@@ -161,6 +162,19 @@ class FlagTable:
 
 
 @dataclass(frozen=True)
+class GroupRow:
+    """A group that another folder declares, in `Annotated[Any, GroupRow(…)]`; imported when the flags are read.
+
+    Attributes:
+        group: "module:class" in dschat, a dataclass of flags.
+        rules: "module:constant" in dschat, the rules between its flags and others; empty for none.
+    """
+
+    group: str
+    rules: str = ""
+
+
+@dataclass(frozen=True)
 class FlagGroup:
     """A group of a command.
 
@@ -168,11 +182,13 @@ class FlagGroup:
         holder: attributes and keys that lead from a configuration to the group.
         type: its dataclass.
         table: its flags, if the dataclass declares none itself.
+        rules: of `dschat.settings.rules`, which it brings with it.
     """
 
     holder: tuple[str, ...]
     type: Any
     table: FlagTable | None = None
+    rules: tuple[Any, ...] = ()
 
 
 def groups_of(command: type) -> tuple[FlagGroup, ...]:
@@ -188,14 +204,22 @@ def _groups_of(command: Any) -> tuple[FlagGroup, ...]:
     hints = get_type_hints(command, include_extras=True)
     for base in command.__mro__:
         for name in inspect.get_annotations(base):
-            kind: Any = hints[name]
-            tables: list[FlagTable] = []
-            if get_origin(kind) is Annotated:
-                kind, *tables = get_args(kind)
-            if is_dataclass(kind):
-                groups.append(FlagGroup((name,), kind, *tables))
-                groups += _parts_of((name,), kind)
+            group = _group_of_attribute(name, hints[name])
+            if is_dataclass(group.type):
+                groups.append(group)
+                groups += _parts_of((name,), group.type)
     return tuple(groups)
+
+
+def _group_of_attribute(name: str, hint: Any) -> FlagGroup:
+    """The group that an attribute of a command is annotated with."""
+    if get_origin(hint) is not Annotated:
+        return FlagGroup((name,), hint)
+    kind, declared = get_args(hint)
+    if not isinstance(declared, GroupRow):
+        return FlagGroup((name,), kind, declared)
+    rules = resolve_name(f"dschat.{declared.rules}") if declared.rules else ()
+    return FlagGroup((name,), resolve_name(f"dschat.{declared.group}"), rules=rules)
 
 
 def _parts_of(holder: tuple[str, ...], group: Any) -> list[FlagGroup]:

@@ -10,11 +10,10 @@ import logging
 from typing import Annotated, Any, ClassVar
 
 from dschat.base.errors import UserError
-from dschat.judge.settings import JUDGE_RULES, RewardJudgeFlags
 from dschat.settings.batches import BatchPlan, BatchSizes, plan_batches
 from dschat.settings.common import COMMON_RULES, CommonConfig
 from dschat.settings.estimators import ESTIMATOR_FLAGS, flags_of_some
-from dschat.settings.flags import default_of
+from dschat.settings.flags import GroupRow, default_of
 from dschat.settings.kl import KL_RULES, KLFlags
 from dschat.settings.macro_actions import TerminationFlags
 from dschat.settings.ppo_loss import (
@@ -25,7 +24,14 @@ from dschat.settings.ppo_loss import (
     PPOMemoryFlags,
     PPOModelFlags,
 )
-from dschat.settings.rewards import REWARD_RULES, SIMULATED_USER, SOURCE_FLAGS, ProgramFlags, RewardFlags
+from dschat.settings.rewards import (
+    INNER_REWARD_RULES,
+    REWARD_RULES,
+    SIMULATED_USER,
+    SOURCE_FLAGS,
+    ProgramFlags,
+    RewardFlags,
+)
 from dschat.settings.rollouts import (
     AHEAD_CLIP,
     EVAL_PROMPTS,
@@ -35,10 +41,8 @@ from dschat.settings.rollouts import (
     VllmFlags,
     require_vllm,
 )
-from dschat.settings.rules import PPO_MODELS, Check, Rule, Rules
+from dschat.settings.rules import PPO_MODELS, Check, Rule, Rules, check_rules_of_groups
 from dschat.settings.teacher import TEACHER_RULES, TeacherFlags
-from dschat.turns.settings import EPISODE_RULES, INNER_REWARD_RULES, EpisodeFlags
-from dschat.turns.user_settings import SIMULATED_USER_RULES, UserFlags, UserRequestFlags
 from macro_actions.settings import NEEDS, EstimatorSettings
 
 # Flags whose values --actor_NAME and --critic_NAME take if they are not given.
@@ -352,10 +356,8 @@ PPO_RULES: tuple[Rule[Any] | Check[Any], ...] = (
     *KL_RULES,
     *NORMALIZATION_RULES,
     Check(lambda config: config.termination.check_termination()),
-    *JUDGE_RULES,
     *REWARD_RULES,
-    *EPISODE_RULES,
-    *SIMULATED_USER_RULES,
+    Check(check_rules_of_groups),
     *SERVER_RULES,
     *ADVANTAGE_RULES,
     *SEGMENT_RULES,
@@ -386,26 +388,19 @@ class PPOConfig(CommonConfig):
         " too long, a larger --max_prompt_seq_len."
     )
     defaults = {"lr_scheduler_type": "linear", "lam": 0.95}
-    helps = {
-        "per_device_eval_batch_size": "prompts per process and evaluation batch, see eval_iters",
-        "user_model": "name of the model that plays the user on --user_server",
-        "user_server": "address of an OpenAI-compatible server that runs --user_model; the key is read from"
-        " USER_API_KEY",
-        "user_function": "function that plays the user instead: module.py:function, called with a list of one"
-        " dialogue, which returns a list of its next user message",
-    }
+    helps = {"per_device_eval_batch_size": "prompts per process and evaluation batch, see eval_iters"}
     rules: ClassVar[Rules] = (*COMMON_RULES, *PPO_RULES)
 
     models: PPOModelFlags
     rewards: RewardFlags
     programs: ProgramFlags
-    judge: RewardJudgeFlags
+    judge: Annotated[Any, GroupRow("judge.settings:RewardJudgeFlags", "judge.settings:JUDGE_RULES")]
     teacher: TeacherFlags
     sampling: SamplingFlags
     rollouts: RolloutFlags
-    episodes: EpisodeFlags
-    user: UserFlags
-    user_requests: UserRequestFlags
+    episodes: Annotated[Any, GroupRow("turns.settings:EpisodeFlags", "turns.settings:EPISODE_RULES")]
+    user: Annotated[Any, GroupRow("turns.user_settings:UserFlags", "turns.user_settings:SIMULATED_USER_RULES")]
+    user_requests: Annotated[Any, GroupRow("turns.user_settings:UserRequestFlags")]
     vllm: VllmFlags
     termination: TerminationFlags
     estimator: Annotated[EstimatorSettings, ESTIMATOR_FLAGS]

@@ -325,3 +325,37 @@ REWARD_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuratio
 def longest_rollout(config: Any) -> float:
     """Seconds in which the questions of a rollout must be answered: other processes wait for them."""
     return PATIENCE * float(config.engine.ddp_timeout)
+
+
+def _has_inner_rewards(config: Any) -> bool:
+    """Whether turns or macro actions have rewards of their own, whose sum is the score of the response."""
+    return bool(config.has_episodes or config.rewards.segment_rewards is not None)
+
+
+def _words_of_inner_rewards(config: Any) -> dict[str, object]:
+    if config.has_episodes:
+        return {"flag": "--environment", "remedy": "use rloo, grpo or another estimator that compares whole responses"}
+    return {"flag": "--segment_rewards", "remedy": "drop --segment_rewards"}
+
+
+# Rewards of turns and, with --segment_rewards, of macro actions.
+INNER_REWARD_RULES: tuple[Rule[Any], ...] = (
+    Rule(
+        lambda config: (
+            config.advantages.drop_equal_groups
+            and _has_inner_rewards(config)
+            and "gamma" in config.advantages.needs.reads
+        ),
+        "{flag} with --drop_equal_groups compares the sums of responses' rewards, but with --advantage_estimator"
+        " {advantage_estimator} a reward counts where it is earned, so that equal sums may differ inside: drop"
+        " --drop_equal_groups, or {remedy}.",
+        words=_words_of_inner_rewards,
+    ),
+    Rule(
+        lambda config: config.estimator.clip_reward_value is not None and _has_inner_rewards(config),
+        "{flag} with --clip_reward_value {clip_reward_value:g} clips the sum of a response's rewards, and takes what"
+        " is above it from the last one, whichever earned it: clip the rewards in the environment's step or in the"
+        " source of scores, and give --clip_reward_value none.",
+        words=_words_of_inner_rewards,
+    ),
+)

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 from dschat.base.atomic import BACKUP
 from dschat.base.errors import UserError
 from dschat.base.jsonl import read_object, without_repeats
-from dschat.settings.flags import flags_of, value_of
+from dschat.settings.flags import flags_of, groups_of, value_of
 
 C = TypeVar("C")
 logger = logging.getLogger(__name__)
@@ -85,6 +85,12 @@ def check_rules(config: Any, rules: Rules) -> None:
     """
     for rule in rules:
         rule.check(config)
+
+
+def check_rules_of_groups(config: Any) -> None:
+    """Check a configuration by the rules that its groups bring with them (`GroupRow`)."""
+    for group in groups_of(type(config)):
+        check_rules(config, group.rules)
 
 
 def check_function_path(name: str, value: str) -> None:

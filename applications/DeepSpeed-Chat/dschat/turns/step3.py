@@ -17,8 +17,9 @@ from dschat.turns.environments import EnvironmentPool
 from dschat.turns.episodes import EpisodeLimits, EpisodePlayer, all_columns
 from dschat.turns.sampler import EpisodeSampler
 from dschat.turns.scores import EnvironmentScores
-from dschat.turns.settings import longest_wait
+from dschat.turns.settings import EpisodeFlags, longest_wait
 from dschat.turns.simulated_user import UserServer, UserSettings, prompt_columns
+from dschat.turns.user_settings import UserFlags, UserRequestFlags
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +35,9 @@ def open_environments(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> 
         UserError: the environment's class cannot be loaded, or the chat template cannot be used for episodes.
     """
     user = simulated_user(config) if config.has_simulated_user else None
+    flags: EpisodeFlags = config.episodes
     pool = EnvironmentPool(
-        config.rewards.environment or "",
-        config.episodes.environment_timeout,
-        config.episodes.environment_workers,
-        user,
+        config.rewards.environment or "", flags.environment_timeout, flags.environment_workers, user
     )
     tools = pool.traits.tools
     # Made for its checks of the chat template alone; the player of episodes makes its own.
@@ -51,11 +50,9 @@ def build_episode_sampler(
 ) -> EpisodeSampler:
     """What samples episodes of several turns with these environments."""
     actor = build_actor_sampler(models, tokenizer, config)
+    flags: EpisodeFlags = config.episodes
     limits = EpisodeLimits(
-        config.episodes.max_turns,
-        config.sampling.max_prompt_seq_len,
-        config.sampling.max_answer_seq_len,
-        config.episodes.max_turn_seq_len,
+        flags.max_turns, config.sampling.max_prompt_seq_len, config.sampling.max_answer_seq_len, flags.max_turn_seq_len
     )
     skips = config.rewards.on_reward_error == "skip"
     columns_of = prompt_columns if config.has_simulated_user else all_columns
@@ -68,21 +65,22 @@ def simulated_user(config: PPOConfig) -> UserSettings:
     Raises:
         UserError: the key of the server is missing.
     """
-    flags = config.user
-    max_turns = config.episodes.max_turns
-    if flags.user_server is None:
-        return UserSettings(max_turns, function=flags.user_function or "")
+    user: UserFlags = config.user
+    requests: UserRequestFlags = config.user_requests
+    episodes: EpisodeFlags = config.episodes
+    if user.user_server is None:
+        return UserSettings(episodes.max_turns, function=user.user_function or "")
     server = UserServer(
-        url=flags.user_server,
-        model=flags.user_model or "",
-        max_tokens=config.user_requests.user_max_tokens,
-        temperature=config.user_requests.user_temperature,
-        timeout=config.episodes.environment_timeout,
-        tries=config.user_requests.user_tries,
+        url=user.user_server,
+        model=user.user_model or "",
+        max_tokens=requests.user_max_tokens,
+        temperature=requests.user_temperature,
+        timeout=episodes.environment_timeout,
+        tries=requests.user_tries,
         cache=str(Path(config.output.output_dir) / USER_CACHE),
     )
     server.endpoint()  # raises if there is no key
-    return UserSettings(max_turns, server)
+    return UserSettings(episodes.max_turns, server)
 
 
 def warn_of_wait(config: PPOConfig, held_out: int) -> None:
@@ -94,17 +92,18 @@ def warn_of_wait(config: PPOConfig, held_out: int) -> None:
     """
     processes = world_size()
     prompts = min(config.num_eval_prompts(processes) or held_out, held_out)
-    wait = longest_wait(config.episodes, -(-prompts // processes))
+    flags: EpisodeFlags = config.episodes
+    wait = longest_wait(flags, -(-prompts // processes))
     if processes > 1 and wait >= config.engine.ddp_timeout and is_main():
         logger.warning(
             "An evaluation has %d episodes; if no environment answers within --environment_timeout %g, it takes %g s"
             " on a process, and others stop waiting after --ddp_timeout %d. Raise --environment_workers %d, or lower"
             " --eval_prompts or --environment_timeout.",
             prompts,
-            config.episodes.environment_timeout,
+            flags.environment_timeout,
             wait,
             config.engine.ddp_timeout,
-            config.episodes.environment_workers,
+            flags.environment_workers,
         )
 
 

@@ -18,16 +18,15 @@ class UserFlags:
 
     section = "simulated user"
 
-    user_model: str | None = flag(
-        "model that plays the user: a folder or hub id, or with --user_server the model's name on the server",
-        None,
-        path=True,
-    )
+    user_model: str | None = flag("name of the model that plays the user on --user_server", None, path=True)
     user_server: str | None = flag(
-        "address of an OpenAI-compatible server that runs --user_model", None, on_resume=FREE
+        "address of an OpenAI-compatible server that runs --user_model; the key is read from USER_API_KEY",
+        None,
+        on_resume=FREE,
     )
     user_function: str | None = flag(
-        "function that plays the user instead: module.py:function from dialogues to their next user messages",
+        "function that plays the user instead: module.py:function, called with a list of one dialogue, which returns a"
+        " list of its next user message",
         None,
         path=True,
     )
