@@ -25,23 +25,13 @@ def blocks_of(text: str) -> list[tuple[str, str]]:
         pytest.param(f"Sample:\n```\n21\n```\nSolution:\n{FENCED}", id="untagged sample first"),
         pytest.param(f"{FENCED}It prints\n```\n42\n```\n", id="untagged output behind"),
         pytest.param(f"<think>\n```python\nprint(0)\n```\n</think>\n{FENCED}", id="draft while thinking"),
-        pytest.param(f"```python\nprint(0)\n```\nNo.</think>{FENCED}", id="thinking opened by the prompt"),
         pytest.param(f"<think>a</think>\n<think>```python\nprint(0)\n```</think>\n{FENCED}", id="thinking twice"),
-        pytest.param(f"<think>so</think>\n\n{RIGHT}", id="no fence behind the thinking"),
         pytest.param(f"  ```python\n  {RIGHT}  ```", id="indented fence"),
-        pytest.param(f"   ```python\n{RIGHT} ```", id="code indented less than its fence"),
         pytest.param(f"1. Read.\n2. Double:\n\n   ```python\n   {RIGHT}   ```\n3. Done.", id="in a list item"),
         pytest.param(f"- So:\n    ```python\n    {RIGHT}    ```", id="four columns in, within an item"),
-        pytest.param(f"10. So:\n\t```python\n\t{RIGHT}\t```", id="tabs in an item"),
         pytest.param(f"> ```python\n> {RIGHT}> ```\nDone.", id="in a quote"),
         pytest.param(f"~~~python\n{RIGHT}~~~", id="tildes"),
-        pytest.param(f"````python\n{RIGHT}````", id="four backticks"),
-        pytest.param(f"```PYTHON3\n{RIGHT}```", id="upper case"),
-        pytest.param(f"``` py\n{RIGHT}```   ", id="spaces around the fences"),
-        pytest.param(f"``` {{.python .numberLines}}\n{RIGHT}```", id="class in braces"),
-        pytest.param(f'```python title="a.py"\n{RIGHT}```', id="attributes"),
         pytest.param(f"```python\n{RIGHT}", id="never closed"),
-        pytest.param(f"```cpp\nint x;\n```\n```\n{RIGHT}```", id="another language first"),
         pytest.param(f"<answer>\n{FENCED}</answer>", id="below a tag"),
         pytest.param(f"{FENCED}```python\n\n```\n", id="an empty block last"),
         pytest.param(f"```python\n    {RIGHT}```", id="indented code"),
@@ -73,10 +63,10 @@ def test_the_first_or_the_last_of_equal_blocks(first) -> None:
 
 def test_a_response_that_is_still_thinking_has_no_program() -> None:
     assert program_of(f"<think>Perhaps\n{FENCED}") is None
-    assert program_of(f"{FENCED}<think>Or") is None
-    assert program_of(f"<think>a</think>{FENCED}<think>") is None
+    assert program_of(f"<think>a</think>\n<think>{FENCED}") is None
     assert program_of(FENCED, prompt="<|assistant|><think>\n") is None
     assert program_of(f"So.</think>{FENCED}", prompt="<|assistant|><think>\n") == RIGHT
+    assert program_of(f"<think>so</think>\n\n{RIGHT}") == f"\n\n{RIGHT}"
     assert program_of(FENCED, prompt="<think>\n</think>\n") == RIGHT
     assert ends_of(f"<think>Perhaps\n{FENCED}", [None])[None] == len(f"<think>Perhaps\n{FENCED}")
 
@@ -87,41 +77,25 @@ def test_a_response_that_is_still_thinking_has_no_program() -> None:
         ("Solve.\n```python\n", f"{RIGHT}```\nThis prints 1.\n"),
         ("Solve.\n```python", f"\n{RIGHT}```\nThis prints 1.\n"),
         ("Solve.\n```", f"python\n{RIGHT}```\nThis prints 1.\n"),
-        ("Solve.\n```\n", f"{RIGHT}```\nThis prints 1.\n"),
-        ("Solve.\n~~~~py\n# so\n", f"{RIGHT}~~~~\nOutput:\n~~~~\n1\n~~~~\n"),
+        ("Solve.\n~~~~py\n", f"{RIGHT}~~~~\nOutput:\n~~~~\n1\n~~~~\n"),
         ("Like this:\n```\n1\n```\n", f"So:\n{FENCED}"),
         ("Like this:\n```\n1\n", f"So:\n{FENCED}Done."),
         ("- Like this:\n  ```\n  1\n", FENCED),
         ("Solve.\n```python\n", f"```\nNo. Better:\n{FENCED}"),
     ],
 )
-def test_a_block_that_the_prompt_leaves_open_goes_on_in_the_response(prompt, response) -> None:
+def test_a_block_that_the_prompts_last_line_opens_goes_on_in_the_response(prompt, response) -> None:
     program = find_program(response, prompt=prompt)
     assert program is not None and program.text.strip() == RIGHT.strip()
     for position, character in enumerate(program.text):
         assert response[program.position_in_response(position)] == character
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        pytest.param(f"{FENCED}Without <think> it would fail.\n", id="named in prose"),
-        pytest.param(f"{FENCED}`<think>` is a tag.\n", id="in a code span at the start of a line"),
-        pytest.param(f"{FENCED}Close it by `</think>`.\n", id="closing in a code span"),
-        pytest.param(f"<think>a</think>\n{FENCED}Close it by `</think>` or <think>.\n", id="behind a thought"),
-        pytest.param(f"<think>\n```python\nx = '</think>'\n```\n</think>\n{FENCED}", id="in a draft's code"),
-        pytest.param(f"<think>\n```python\nx = 1\n</think>\n{FENCED}", id="behind an open draft"),
-    ],
-)
-def test_a_mark_of_thinking_that_is_mentioned_is_none(response) -> None:
-    assert program_of(response) == RIGHT
-
-
-@pytest.mark.parametrize("before", ["", "<think>so</think>\n", "So.</think>\n"])
-def test_code_may_hold_the_end_of_a_thought(before) -> None:
+def test_an_answer_may_name_the_marks_of_thoughts() -> None:
     code = "text = input()\nprint(text.split('</think>')[-1])\n"
-    assert program_of(f"{before}```python\n{code}```\n") == code
-    assert program_of(f"{before or 'So.</think>'}```python\n{code}```\n", prompt="<think>\n") == code
+    answer = f"```python\n{code}```\nWithout `<think>` or `</think>` it would fail.\n"
+    assert program_of(answer) == program_of(f"<think>so</think>\n{answer}") == code
+    assert program_of(f"So.</think>{answer}", prompt="<think>\n") == code
 
 
 def seconds_of(response: str) -> float:
@@ -134,53 +108,21 @@ def seconds_of(response: str) -> float:
     return min(seconds)
 
 
-def test_many_thoughts() -> None:
-    assert program_of("<think>\n</think>\n" * 30 + FENCED) == RIGHT
-
-
-@pytest.mark.parametrize(
-    ("thought", "count"), [("</think>", 5_000), ("`a` </think>", 5_000), ("<think>\n</think>\n", 40)]
-)
-def test_time_grows_linearly_with_the_number_of_thoughts(thought, count) -> None:
-    """Four times as many take four times as long; sixteen times if each looked at the line or the text after it."""
-    fewer = seconds_of(thought * count + FENCED)
-    assert seconds_of(thought * 4 * count + FENCED) < 9 * fewer
-
-
-@pytest.mark.parametrize(
-    ("text", "count"), [("> ```\na\n", 250), ("```</think>\n\n", 250), ("> - a\n", 250), ("- ```\n- > a\n", 250)]
-)
+@pytest.mark.parametrize(("text", "count"), [("> ```\na\n", 250), ("> - a\n", 250), ("- ```\n- > a\n", 250)])
 def test_time_grows_linearly_with_the_number_of_fences_and_quotes(text, count) -> None:
     """Four times as many; sixteen times as long if each were searched up to the end of the text."""
-    fewer = seconds_of(text * count + "</think>\n" + FENCED)
-    assert seconds_of(text * 4 * count + "</think>\n" + FENCED) < 9 * fewer
-
-
-@pytest.mark.parametrize("count", [1, 28, 29, 30, 31, 32, 33, 100])
-def test_a_second_thought_of_many_lines(count) -> None:
-    """The first part of a text that is searched has 32 lines: the thought's end, or its beginning, is after them."""
-    draft = "```python\nprint(0) # </think>\n```\n"
-    assert program_of("a</think>\n<think>\n" + "b\n" * count + draft + "</think>\n" + FENCED) == RIGHT
-    assert program_of("a</think>\n" + "b\n" * count + "<think>\n" + draft + "</think>\n" + FENCED) == RIGHT
-    assert program_of("a</think>\n" + "b\n" * count + "<think>\n" + draft.replace("</think>", "")) is None
+    fewer = seconds_of(text * count + "\n" + FENCED)
+    assert seconds_of(text * 4 * count + "\n" + FENCED) < 9 * fewer
 
 
 @pytest.mark.parametrize(
-    ("line", "is_end"),
-    [("`a</think>b`", False), ("`a`</think>`b`", True), ("`a</think>b", True), ("a</think>b`", True)],
-)
-def test_the_end_of_a_thought_in_a_code_span(line, is_end) -> None:
-    assert program_of(f"{line}\n") == (f"{line.partition('</think>')[2]}\n" if is_end else f"{line}\n")
-
-
-@pytest.mark.parametrize(
-    "info", ["python", "Py", "python3.11", "py3", "pypy3", "{.python}", "{ .x .python3 }", "python,x"]
+    "info", ["python", "PY", "python3.11", "pypy3", "{.python .numberLines}", 'python title="a.py"']
 )
 def test_names_of_python(info) -> None:
     assert names_python(info)
 
 
-@pytest.mark.parametrize("info", ["", "pycon", "python-repl", "pytb", "cython", "text", "{.cpp}", "{.pythonic}", "3"])
+@pytest.mark.parametrize("info", ["", "pycon", "python-repl", "cython", "{.pythonic}"])
 def test_names_of_something_else(info) -> None:
     assert not names_python(info)
 

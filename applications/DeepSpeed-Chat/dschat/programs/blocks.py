@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Literal
 
 from markdown_it import MarkdownIt
@@ -23,13 +23,13 @@ ProgramBlock = Literal["first", "last"]
 
 THINK_START = "<think>"
 THINK_END = "</think>"
-FENCE_MARK = re.compile("[`~]")
+THOUGHT = re.compile(rf"\s*{THINK_START}")
+FENCE = re.compile("```|~~~")
 LINE = re.compile(r"([^\r\n]*)(\r\n|\n|\r|\Z)")
 # The first word after a fence: python, py3, Python3.11, language-python; or a class in braces, {.python .numbered}.
 PYTHON = re.compile(
     r"(?:lang(?:uage)?-)?(?:i?python|py|pypy)[\d.]*(?![^\s,:;={}])|\{(?:[^}]*[\s.])?python[\d.]*[\s},:]", re.I
 )
-LINES_OF_FIRST_PART = 32  # that are parsed in search of a thought
 
 
 @dataclass(frozen=True)
@@ -78,22 +78,13 @@ class Block:
         """Whether the block has only whitespace."""
         return not any(line.text.strip() for line in self.lines)
 
-    @property
-    def end(self) -> int:
-        """The position after the block's last line in the response; 0 without lines."""
-        return self.lines[-1].start + len(self.lines[-1].text) if self.lines else 0
-
-    def holds(self, position: int) -> bool:
-        """Whether a position of the response is in the block."""
-        return bool(self.lines) and self.lines[0].start <= position < self.end
-
 
 def find_program(response: str, which: ProgramBlock = "last", prompt: str = "") -> Program | None:
     """The program in a response's answer.
 
     Only the answer counts, see `answer_start`. The program is the first or last fenced block that names Python; if
     there is none, the first or last block without a name; otherwise the whole answer. Blank blocks are ignored. A
-    block that the prompt leaves open continues in the response.
+    block that the last line of the prompt opens continues in the response.
 
     Args:
         response: response of a policy.
@@ -117,165 +108,42 @@ def find_program(response: str, which: ProgramBlock = "last", prompt: str = "") 
 
 
 def answer_start(response: str, prompt: str = "") -> int | None:
-    """The position after a response's thoughts; None if it ends in a thought.
+    """The position after the thoughts with which a response begins; None if it ends in one.
 
-    A `<think>` at the start of a line outside blocks opens a thought. A `</think>` closes an open thought, preferably
-    one outside blocks. Without an open thought, a `</think>` outside blocks and code spans closes one from the start.
+    A thought begins with `<think>`, which may be the end of the prompt, and ends with the next `</think>`.
     """
     start = 0
     is_thinking = prompt.rstrip().endswith(THINK_START)
-    ends_in_code_spans = _ends_in_code_spans(response)
-    while True:
-        if is_thinking:
-            end = _end_of_open_thought(response, start, prompt)
-            if end is None:
-                return None
-            start = end + len(THINK_END)
-            is_thinking = False
-            continue
-        opening, outer_ends = _next_thought(response, start, prompt)
-        closings = [end for end in outer_ends if end not in ends_in_code_spans]
-        if closings:
-            start = closings[-1] + len(THINK_END)
-        elif opening is not None:
-            start = opening + len(THINK_START)
-            is_thinking = True
-        else:
-            return start
-
-
-def _end_of_open_thought(response: str, start: int, prompt: str) -> int | None:
-    """The position of the first `</think>` outside blocks, or else of the first in a block."""
-    ends: list[int] = []
-    for lines, blocks in _growing_parts(response, start, prompt):
-        ends = _positions_of_ends(lines)
-        outer_ends = _outside_blocks(ends, blocks)
-        if outer_ends:
-            return outer_ends[0]
-    return ends[0] if ends else None
-
-
-def _next_thought(response: str, start: int, prompt: str) -> tuple[int | None, list[int]]:
-    """The position of the first `<think>` at the start of a line outside blocks, and each `</think>` before it."""
-    outer_ends: list[int] = []
-    for lines, blocks in _growing_parts(response, start, prompt):
-        openings = _outside_blocks(_positions_of_openings(lines), blocks)
-        outer_ends = _outside_blocks(_positions_of_ends(lines), blocks)
-        if openings:
-            return openings[0], outer_ends[: bisect_left(outer_ends, openings[0])]
-    return None, outer_ends
-
-
-def _growing_parts(response: str, start: int, prompt: str) -> Iterator[tuple[list[ProgramLine], list[Block]]]:
-    """Lines of the response from a position on, with their blocks: a few lines, twice as many, …, all.
-
-    What is in a block depends on no later line. So a response of many thoughts is not parsed once for each of them.
-    """
-    if start == 0:
-        yield _lines(response), _blocks(response, start, prompt)
-        return
-    count = LINES_OF_FIRST_PART
-    while True:
-        lines = list(islice(_iterate_lines(response, start), count))
-        yield lines, fenced_blocks(lines)
-        if len(lines) < count:
-            return
-        count *= 2
-
-
-def _positions_of_ends(lines: Sequence[ProgramLine]) -> list[int]:
-    """The positions of each `</think>`."""
-    positions: list[int] = []
-    for line in lines:
-        for match in re.finditer(THINK_END, line.text):
-            positions.append(line.start + match.start())
-    return positions
-
-
-def _positions_of_openings(lines: Sequence[ProgramLine]) -> list[int]:
-    """The positions of each `<think>` at the start of a line, after whitespace."""
-    positions: list[int] = []
-    for line in lines:
-        text = line.text.lstrip()
-        if text.startswith(THINK_START):
-            positions.append(line.start + len(line.text) - len(text))
-    return positions
-
-
-def _outside_blocks(positions: Sequence[int], blocks: Sequence[Block]) -> list[int]:
-    """The positions that are in none of the blocks. Both are in ascending order, so one pass is enough."""
-    outside: list[int] = []
-    number = 0
-    for position in positions:
-        while number < len(blocks) and blocks[number].end <= position:
-            number += 1
-        if number == len(blocks) or not blocks[number].holds(position):
-            outside.append(position)
-    return outside
-
-
-def _ends_in_code_spans(text: str) -> set[int]:
-    """The positions of each `</think>` between backticks of its line: an odd number before it, at least one after."""
-    positions: set[int] = set()
-    for line in _iterate_lines(text):
-        backticks_of_line = line.text.count("`")
-        backticks_before = 0
-        position = line.start
-        for part in line.text.split(THINK_END)[:-1]:
-            position += len(part)
-            backticks_before += part.count("`")
-            if backticks_before % 2 == 1 and backticks_before < backticks_of_line:
-                positions.add(position)
-            position += len(THINK_END)
-    return positions
+    while is_thinking or THOUGHT.match(response, start):
+        end = response.find(THINK_END, start)
+        if end == -1:
+            return None
+        start = end + len(THINK_END)
+        is_thinking = False
+    return start
 
 
 def _lines(text: str, start: int = 0) -> list[ProgramLine]:
     """The lines of a text from a position on."""
-    return list(_iterate_lines(text, start))
-
-
-def _iterate_lines(text: str, start: int = 0) -> Iterator[ProgramLine]:
-    for match in LINE.finditer(text, start):
-        yield ProgramLine(match[0], match.start())
+    return [ProgramLine(line[0], line.start()) for line in LINE.finditer(text, start)]
 
 
 def _blocks(response: str, start: int, prompt: str) -> list[Block]:
-    """The blocks of a response from a position on; from its beginning, with one that the prompt leaves open."""
-    if start == 0 and _ends_in_block(prompt):
-        blocks = _continued_blocks(response, prompt)
-        first_lines = blocks[0].lines if blocks else []
-        # If the response opens a named block itself, the open fence was a mistake in the prompt.
-        if not any(map(_opens_named_block, first_lines)):
-            return blocks
-    return fenced_blocks(_lines(response, start))
+    """The blocks of a response from a position on, with one that the last line of the prompt opens."""
+    if start > 0 or not FENCE.search(prompt):
+        return fenced_blocks(_lines(response, start))
+    opening = _open_fence(prompt)
+    lines = [ProgramLine(line.text, line.start - len(opening)) for line in _lines(opening + response)]
+    return fenced_blocks(lines)
 
 
-def _ends_in_block(prompt: str) -> bool:
-    """Whether a line after the prompt would be in a block that the prompt has opened."""
-    if "```" not in prompt and "~~~" not in prompt:
-        return False
-    prefix = prompt if prompt.endswith(("\n", "\r")) else f"{prompt}\n"
-    return any(block.holds(len(prefix)) for block in fenced_blocks(_lines(f"{prefix}x")))
-
-
-def _continued_blocks(response: str, prompt: str) -> list[Block]:
-    """The blocks of prompt and response together, without lines of the prompt and blocks of the prompt alone."""
-    lines = [ProgramLine(line.text, line.start - len(prompt)) for line in _lines(prompt + response)]
-    blocks: list[Block] = []
-    for block in fenced_blocks(lines):
-        response_lines: list[ProgramLine] = []
-        for line in block.lines:
-            if line.start + len(line.text) > 0:
-                response_lines.append(_cut(line, max(0, -line.start)))
-        if response_lines:
-            blocks.append(Block(block.info, response_lines))
-    return blocks
-
-
-def _opens_named_block(line: ProgramLine) -> bool:
-    line = _cut(line, len(_indentation(line)))
-    return any(block.info for block in fenced_blocks([line]))
+def _open_fence(prompt: str) -> str:
+    """The last line of a prompt if it opens a block that the response is to fill; otherwise empty."""
+    lines = _lines(prompt.removesuffix("\n") + "\nx")
+    blocks = fenced_blocks(lines)
+    is_open = bool(blocks) and [line.text for line in blocks[-1].lines] == ["x"]
+    last_line = lines[-3]  # before x and the empty line at the end
+    return prompt[last_line.start :] if is_open else ""
 
 
 def program_of(response: str, which: ProgramBlock = "last", prompt: str = "") -> str | None:
@@ -306,11 +174,7 @@ MARKDOWN.block.ruler.at("blockquote", _quote, {"alt": ["paragraph", "reference",
 
 def fenced_blocks(lines: Sequence[ProgramLine]) -> list[Block]:
     """The fenced code blocks of a Markdown text, in order."""
-    contents: list[str] = []
-    for line in lines:
-        content = line.text.rstrip("\r\n")
-        # A thought that ends behind a fence has opened no block. What follows is parsed anew.
-        contents.append(FENCE_MARK.sub("x", content) if THINK_END in content else content)
+    contents = [line.text.rstrip("\r\n") for line in lines]
     tokens: list[Token] = []
     MARKDOWN.block.parse("\n".join(contents), MARKDOWN, {}, tokens)
     blocks: list[Block] = []
