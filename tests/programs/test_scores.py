@@ -110,21 +110,6 @@ def test_weights_go_by_the_names_of_sources(tmp_path):
     assert {name: part.tolist() for name, part in scores.parts.items()} == {"ten": [10.0] * 4, "three": [3.0] * 4}
 
 
-def test_all_processes_stop_with_the_message_of_the_first_that_has_none(monkeypatch):
-    """Ranks 1 and 2 of 3 have no outcome; rank 0, which has, is told."""
-    monkeypatch.setattr("dschat.programs.scores.gather_objects", lambda own: [own, "no room", "no memory"])
-    with pytest.raises(UserError, match="no program of rank 1 could be run: no room"):
-        scores_of(["passed passed"] * 4)
-    assert scores_of(["passed passed"] * 4, skips=True).missing is None
-
-
-def test_the_fenced_block_is_run():
-    pool = Pool()
-    texts = ResponseTexts(["p"] * 4, ["Here:\n```python\nwrong\n```\nbye"] * 4, [row("{}")] * 4, [True] * 4)
-    ProgramScores(pool, "paper")(make_rollout(ROWS), texts)
-    assert pool.programs == ["wrong\n"] * 4
-
-
 def test_rows_without_tests_and_without_a_working_solution():
     tests = json.dumps({"inputs": ["1"], "outputs": ["1"]})
     rows = [row("", number=1), row(tests, "passed passed", 2), row(tests, "wrong", 3), row(tests, None, 4)]

@@ -34,7 +34,6 @@ PRINTING: dict[str, Callable[[Numbers], object]] = {
     "print(sum(map(int, input().split())))": sum,
     "import sys\nprint(max(int(x) for x in sys.stdin.read().split()))": max,
     "x = [int(v) for v in input().split()]\nx.sort()\nprint(*x)": lambda x: " ".join(map(str, sorted(x))),
-    "x = input().split()\nprint('\\n'.join(reversed(x)))": lambda x: "\n".join(map(str, x[::-1])),
     "from collections import Counter\nprint(Counter(input().split()).most_common(1)[0][1])": lambda x: max(
         Counter(x).values()
     ),
@@ -50,12 +49,8 @@ PRINTING: dict[str, Callable[[Numbers], object]] = {
 RETURNING: dict[str, Callable[[Numbers], object]] = {
     "def f(x): return sum(x)": sum,
     "class Solution:\n    def f(self, x): return sorted(x)": sorted,
-    "f = max": max,
-    "def f(x): return tuple(x)": list,
     "def f(x):\n    print('noise')\n    return len(x) > 3": lambda x: len(x) > 3,
     "from typing import List\ndef f(x: List[int]) -> float: return sum(x) / len(x)": lambda x: sum(x) / len(x),
-    "def f(x): return ' '.join(str(v) for v in x)": lambda x: " ".join(map(str, x)),
-    "def f(x): return {str(v): v for v in x}": lambda x: {str(v): v for v in x},
     "import functools\n@functools.lru_cache\ndef g(n): return n if n < 2 else g(n - 1) + g(n - 2)\n"
     "def f(x): return g(90) + len(x)": lambda x: 2880067194370816120 + len(x),
     "def f(x): return None if x else 1": lambda x: None,
