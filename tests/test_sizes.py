@@ -105,7 +105,7 @@ def messages_of_prompts(folder: Path) -> Any:
 
 
 def ranked_dialogues(folder: Path) -> Any:
-    (folder / "own.py").write_text("def score(dialogues):\n    return [float(len(str(d))) for d in dialogues]\n")
+    (folder / "own.py").write_text("def score(dialogues, rows):\n    return [float(len(str(d))) for d in dialogues]\n")
     unscored = {name: value for name, value in row(turn=1, last=2).items() if not name.endswith("_reward")}
     write_jsonl(folder / "dialogues" / "train.jsonl", [unscored] * ROWS)
     place = {"prompts": str(folder / "dialogues"), "output_repo": str(folder / "ranked")}

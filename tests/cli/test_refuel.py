@@ -31,7 +31,7 @@ from script_runs import called, preset
 
 SLOW_SCORE = """
 import time
-def score(dialogues):
+def score(dialogues, rows):
     time.sleep(0.2)
     return [len(d) + 0.01 * len(d[-1]["content"]) + 0.1 * d[-1]["content"].count("e") for d in dialogues]
 """
@@ -166,7 +166,7 @@ def test_kept_log_probs_of_another_policy_are_refused(place):
 SCRIPT = TRAINING / "refuel" / "training_scripts" / "llama_3_8b_it.sh"
 PUBLISHED = {
     **{"model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct", "max_seq_len": 2048, "temperature": 0.8},
-    **{"eta": 1000.0, "learning_rate": 3e-7, "weight_decay": 1e-6, "optimizer": "adamw", "seed": 555134},
+    **{"eta": 1000.0, "learning_rate": 3e-7, "weight_decay": 1e-6, "seed": 555134},
     **{"lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "total_episodes": 64000, "gradient_clipping": 0.0},
     **{"per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "eval_interval": 100, "zero_stage": 3},
     **{"dtype": "bf16"},

@@ -144,8 +144,7 @@ def test_a_reward_model_without_a_template_ends_in_one_message(flags, talks, tmp
     )
 
 
-def test_the_function_of_another_command_is_refused_before_data_are_read(flags, tmp_path, run_online):
-    """That of `refuel-data rank` gets dialogues alone."""
+def test_a_function_of_dialogues_alone_is_refused_before_data_are_read(flags, tmp_path, run_online):
     (tmp_path / "own.py").write_text("def score(dialogues):\n    return [0.0 for _ in dialogues]\n")
     (tmp_path / "rows.jsonl").write_text("no JSON\n")
     own = {"reward_function": f"{tmp_path / 'own.py'}:score", "data_path": tmp_path / "rows.jsonl"}

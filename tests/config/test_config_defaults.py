@@ -37,7 +37,6 @@ def test_defaults_of_refuel_are_the_published_run():
 
 
 def test_what_follows_from_refuels_flags():
-    assert config_of("refuel", "--optimizer adam").model.weight_decay == 0
     assert config_of("refuel", "--num_warmup_steps 3").optimisation.warmup_ratio is None
     assert config_of("refuel", "--global_batch_size 6").plan_batches(2).accumulation == 3
     epochs = config_of("refuel", "--total_episodes 0 --num_train_epochs 3")

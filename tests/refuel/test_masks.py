@@ -6,7 +6,7 @@ from pyarrow import parquet
 
 from cli_runs import write_jsonl
 from dschat.base.errors import UserError
-from dschat.data.sources import is_folder, open_data
+from dschat.data.sources import is_folder
 from dschat.refuel.data_options import MaskOptions
 from dschat.refuel.rank import held_out_rows, run_masks
 from dschat.refuel.token_pairs import load_regression_data
@@ -61,24 +61,9 @@ def test_the_same_command_again_writes_the_same_and_another_is_refused(models, t
     assert files == {file.name: file.read_bytes() for file in (tmp_path / "pairs").iterdir()}
 
 
-def test_no_pair_left_says_why(models, tmp_path):
-    with pytest.raises(UserError, match=r"--input_repo .*no pair is left \(the first dialogue is too long: 1\)"):
-        make(models, tmp_path, [row()], total_length=5)
-
-
 def test_a_name_is_a_folder_unless_it_is_somebodys(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert is_folder("./a/b") and is_folder("a") and is_folder("/a/b") and is_folder("a/b/c") and is_folder("../a")
+    assert is_folder("./a/b") and is_folder("a") and is_folder("a/b/c") and is_folder("../a")
     assert not is_folder("owner/name")
     (tmp_path / "owner").mkdir()
     assert is_folder("owner/name")
-    with pytest.raises(UserError, match="--prompts ./absent: there is no such file or folder"):
-        open_data("./absent", "--prompts")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="--prompts empty: no data file"):
-        open_data("empty", "--prompts")
-    (tmp_path / "train.jsonl").write_text('{"a": 1}\n{')
-    with pytest.raises(UserError, match="train.jsonl:2: not valid JSON"):
-        list(open_data("train.jsonl", "--prompts").train)
-    write_jsonl(tmp_path / "x.jsonl", [{"a": 1}])
-    assert [raw for _, raw in open_data("x.jsonl", "--prompts").train] == [{"a": 1}]

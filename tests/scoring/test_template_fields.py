@@ -16,7 +16,6 @@ from dschat.data.rows import Row
 from dschat.data.turn_end import response_texts
 from dschat.demo.session import chat_prompt
 from dschat.evaluation.generate import _references
-from dschat.refuel.rank import REFUSED, model_scores
 from dschat.scoring.reward_model import RewardModelDialogueScores
 from dschat.scoring.reward_reader import RewardReader
 from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
@@ -85,8 +84,6 @@ def test_a_reward_model_of_step_2_reads_the_ids_that_it_was_trained_on(template,
     reader.read(ResponseTexts(["unused"] * 2, response_texts(tokenizer, rows, "chosen"), rows, [True] * 2))
     assert classifier.sequences == expected
     dialogues = [[*row.messages, bot(row.chosen)] for row in rows]
-    model_scores(reader, dialogues, [True] * 2)
-    assert classifier.sequences == expected
     RewardModelDialogueScores(classifier, tokenizer, "--reward_model model")(dialogues, rows, [True] * 2)
     assert classifier.sequences == expected
 
@@ -96,8 +93,13 @@ def test_dialogues_that_the_template_refuses_have_no_score():
     classifier = Recorder("<eos>")
     reader = RewardReader(classifier, tokenizer, "model", True)
     bad = [user("a"), user("b"), bot("c")]
-    assert model_scores(reader, [dialogue("a", "b"), bad], [True] * 2) == [0.0, REFUSED]
-    assert model_scores(reader, [bad], [True]) == [REFUSED]
+    rows = [Row(None, None, None, None, {}, f"y:{number}") for number in (1, 2)]
+    read_all = RewardModelDialogueScores(classifier, tokenizer, "--reward_model model")
+    with pytest.raises(UserError, match="--reward_model model: its chat template refuses y:2"):
+        read_all([dialogue("a", "b"), bad], rows, [True] * 2)
+    skips = RewardModelDialogueScores(classifier, tokenizer, "--reward_model model", skips=True)
+    assert skips([dialogue("a", "b"), bad], rows, [True] * 2).nan_to_num(-1).tolist() == [0, -1]
+    assert skips([bad], rows[:1], [True]).isnan().all()
     with pytest.raises(UserError, match="--rm_template: the chat template of --reward_model model refuses x:1"):
         reader(ResponseTexts(["p"], ["c"], [Row(None, bad[:2], None, None, {}, "x:1")], [True]))
 

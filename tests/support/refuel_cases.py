@@ -63,7 +63,7 @@ def row(turn: int = 1, last: int = 1, rewards: Any = ((1.0, 2.0, 3.0), (1.0, 5.0
 
 
 def small_pairs(count: int) -> list[dict[str, Any]]:
-    """Pairs as tokenize_masks.py would write them."""
+    """Pairs as `dschat refuel-data tokenize` would write them."""
     rows = []
     for n in range(count):
         tokens = [1, 20 + n, 30, 40 + n % 7]

@@ -62,7 +62,8 @@ class RankFlags:
         "reward model that scores dialogues: folder or hub id of a sequence classifier with one label", None, path=True
     )
     reward_function: str | None = flag(
-        "function that scores dialogues instead: module.py:function from dialogues to numbers; None marks a failure",
+        "function that scores dialogues instead: module.py:function, called with (dialogues, rows), which returns one"
+        " number per dialogue; None marks a failure",
         None,
         path=True,
     )

@@ -75,9 +75,9 @@ def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
     """
     columns = [FIRST, SECOND, LAST, TURN]
     if scored:
-        require_columns(raw, [*columns, FIRST + REWARD, SECOND + REWARD], origin, "rank.py")
+        require_columns(raw, [*columns, FIRST + REWARD, SECOND + REWARD], origin, "rank")
     else:
-        require_columns(raw, columns, origin, "generate.py")
+        require_columns(raw, columns, origin, "generate")
 
     # The dialogues and their common beginning.
     first = check_dialogue(raw[FIRST], f"{origin}: {FIRST}", sampled=True)

@@ -2,13 +2,13 @@
 """Evaluations that roll out held-out dialogues and score them after each turn."""
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
 
 from dschat.data.dialogues import DialogueExample
-from dschat.run.distributed import device, rank, world_size
+from dschat.run.distributed import device, largest_over_ranks, rank, world_size
 from dschat.run.metrics import RowMeans
 from dschat.scoring.source import DialogueScores
 from dschat.training.evaluation import Sample, gather_evaluation
@@ -42,23 +42,32 @@ def evaluate_dialogues(
     local_dialogues = by_length[rank() :: world_size()]
     count = len(local_dialogues)
     conversations = answer(local_dialogues or by_length[:1])
-    replies = [_replies_of(conversation) for conversation in conversations]
+    replies = [conversation.in_order for conversation in conversations]
     scores = _scores_by_turn(conversations[:count], local_dialogues, reward)
 
+    eos_rates = []
+    lengths = []
+    for dialogue_replies in replies[:count]:
+        eos_rates.append([float(reply.finished) for reply in dialogue_replies])
+        lengths.append([float(len(reply.ids)) for reply in dialogue_replies])
+
     means = RowMeans()
-    most_turns = max(example.num_turns for example in held_out)
-    _add_scores(means, scores, most_turns)
-    eos_rates, lengths = _ends_and_lengths(replies[:count])
+    _add_scores(means, scores, max(example.num_turns for example in held_out))
     _add_by_dialogue(means, "eos_rate", eos_rates)
     _add_by_dialogue(means, "length", lengths)
     if kl is not None:
-        reply_kl = _kl_of_replies(replies, _largest_reply_count(by_length), kl)[:count]
+        reply_kl = _kl_of_replies(replies, kl)[:count]
         _add_by_dialogue(means, "kl", reply_kl)
         means.add("kl_per_token", _sums(reply_kl), _sums(lengths))
 
     samples = {}
     for example, conversation, dialogue_scores in zip(local_dialogues, conversations[:count], scores, strict=True):
-        samples[example.index] = _dialogue_sample(example, conversation, dialogue_scores)
+        samples[example.index] = {
+            "number": example.index,
+            "messages": conversation.messages,
+            "scores": dialogue_scores,
+            "finished": conversation.finished,
+        }
     return gather_evaluation(means, samples)
 
 
@@ -71,55 +80,17 @@ def _add_scores(means: RowMeans, scores: Sequence[Sequence[float]], most_turns: 
         _add_by_dialogue(means, f"scores_turn_{turn + 1}", turn_scores)
 
 
-def _largest_reply_count(by_length: Sequence[DialogueExample]) -> int:
-    """The most replies that a rank can have.
-
-    Args:
-        by_length: dialogues of all ranks; each rank has every world_size-th of them.
-    """
-    counts = []
-    for rank_number in range(world_size()):
-        counts.append(sum(example.num_turns for example in by_length[rank_number :: world_size()]))
-    return max(counts)
-
-
 def _kl_of_replies(
-    replies: Sequence[Sequence[AssistantTurn]], most_replies: int, kl: Callable[[Sequence[AssistantTurn]], Tensor]
+    replies: Sequence[Sequence[AssistantTurn]], kl: Callable[[Sequence[AssistantTurn]], Tensor]
 ) -> list[list[float]]:
-    """KL of the replies of each dialogue of this rank.
+    """KL of the replies of each dialogue of this rank; for `kl` see `evaluate_dialogues`.
 
-    A rank with fewer replies than `most_replies` repeats its first reply, so that all ranks compute equally many.
-
-    Args:
-        replies: the replies of each dialogue.
-        most_replies: the largest number of replies of a rank.
-        kl: see `evaluate_dialogues`.
+    A rank with fewer replies than others repeats its first one, so that all ranks compute equally many.
     """
     all_replies = list(chain.from_iterable(replies))
-    padding = all_replies[:1] * (most_replies - len(all_replies))
-    values: list[float] = kl(all_replies + padding).tolist()
-    by_dialogue = []
-    start = 0
-    for dialogue_replies in replies:
-        end = start + len(dialogue_replies)
-        by_dialogue.append(values[start:end])
-        start = end
-    return by_dialogue
-
-
-def _replies_of(conversation: DialogueRollout) -> list[AssistantTurn]:
-    """The replies of a dialogue, turn after turn."""
-    return [reply for _, reply in sorted(conversation.replies.items())]
-
-
-def _ends_and_lengths(replies: Sequence[Sequence[AssistantTurn]]) -> tuple[list[list[float]], list[list[float]]]:
-    """For the replies of each dialogue, whether they ended with an end token (1 or 0), and their tokens."""
-    ends: list[list[float]] = []
-    lengths: list[list[float]] = []
-    for dialogue_replies in replies:
-        ends.append([float(reply.finished) for reply in dialogue_replies])
-        lengths.append([float(len(reply.ids)) for reply in dialogue_replies])
-    return ends, lengths
+    padding = all_replies[:1] * (largest_over_ranks(len(all_replies)) - len(all_replies))
+    values = iter(kl(all_replies + padding).tolist())
+    return [list(islice(values, len(dialogue_replies))) for dialogue_replies in replies]
 
 
 def _add_by_dialogue(means: RowMeans, name: str, values: Sequence[Sequence[float]]) -> None:
@@ -130,8 +101,7 @@ def _add_by_dialogue(means: RowMeans, name: str, values: Sequence[Sequence[float
 
 def _sums(values: Sequence[Sequence[float]]) -> Tensor:
     """The sum of each dialogue's values, shape (n,), float64."""
-    sums = list(map(sum, values))
-    return torch.tensor(sums, dtype=torch.float64, device=device())
+    return torch.tensor(list(map(sum, values)), dtype=torch.float64, device=device())
 
 
 def _scores_by_turn(
@@ -153,12 +123,3 @@ def _scores_by_turn(
     for index, score in zip(owners, prefix_scores, strict=True):
         scores[index].append(score)
     return scores
-
-
-def _dialogue_sample(example: DialogueExample, conversation: DialogueRollout, scores: list[float]) -> Sample:
-    return {
-        "number": example.index,
-        "messages": conversation.messages,
-        "scores": scores,
-        "finished": conversation.finished,
-    }

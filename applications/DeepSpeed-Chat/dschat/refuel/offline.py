@@ -14,18 +14,18 @@ from dschat.data.collate import collate_preferences
 from dschat.models.engines import TrainedPolicy
 from dschat.refuel.settings import RefuelConfig
 from dschat.refuel.token_pairs import RegressionExample
-from dschat.run.distributed import device
 from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.training.iteration import eval_size, on_device
-from dschat.training.reference import REFERENCE_FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
-from dschat.training.selfcheck import check_modes, check_weights, tolerance_of
-from dschat.training.supervised.algorithm import RowStatistics, Task, statistics_of_rows
+from dschat.training.reference import REFERENCE_FOLDER, pair_logprobs, with_reference
+from dschat.training.selfcheck import check_weights, tolerance_of
+from dschat.training.supervised.algorithm import RowStatistics, statistics_of_rows
+from dschat.training.supervised.dpo import PairTask
 from macro_actions.losses import regression_loss
 
 Reference = Callable[[TrainedPolicy, Sequence[RegressionExample]], list[RegressionExample]]
 
 
-class RefuelTask(Task[RegressionExample, TrainedPolicy]):
+class RefuelTask(PairTask[RegressionExample]):
     """Regresses the relative rewards of pairs of replies."""
 
     name = "refuel"
@@ -53,9 +53,9 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
         """
         self.train = train
         self.eval = eval
-        self._pad_id = pad_id
+        self.pad_id = pad_id
         self._eta = eta
-        self._temperature = temperature
+        self.temperature = temperature
         self._reference = reference
         self._self_checks = self_checks
 
@@ -71,12 +71,6 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
             if self._self_checks:
                 self.check_start(engine, self.train[:2])
             raise_if_stopped()
-
-    def texts(self, examples: Sequence[RegressionExample]) -> list[tuple[int, int]]:
-        return pair_texts(examples)
-
-    def with_placeholders(self, examples: Sequence[RegressionExample]) -> Sequence[RegressionExample]:
-        return with_logprobs(examples, torch.zeros(len(examples), 2))
 
     def loss(
         self, engine: TrainedPolicy, examples: Sequence[RegressionExample], count: Tensor | float
@@ -94,7 +88,7 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
         self, engine: TrainedPolicy, examples: Sequence[RegressionExample]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-ratios of the chosen and of the rejected replies, and the differences of their rewards, (B,) each."""
-        chosen, rejected = pair_logprobs(engine, examples, self._pad_id, self._temperature)
+        chosen, rejected = pair_logprobs(engine, examples, self.pad_id, self.temperature)
         ref_logprobs = torch.tensor([example.ref_logprobs for example in examples], device=chosen.device)
         ref_chosen, ref_rejected = ref_logprobs.T
         # Rewards are subtracted in double precision: they are often large and close together.
@@ -114,23 +108,6 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
         return loss, named
 
     @torch.no_grad()
-    def self_check(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
-        """Checks that padding and training mode change nothing. Raises UserError.
-
-        A pair must have the same log-probs by itself as in a batch with a longer pair.
-        """
-        together = pair_logprobs(engine, examples, self._pad_id, self._temperature)
-        for row, example in enumerate(examples):
-            alone = pair_logprobs(engine, [example], self._pad_id, self._temperature)
-            for of_batch, of_pair in zip(together, alone, strict=True):
-                self._require_close(engine, float(of_batch[row]), float(of_pair[0]), example, "alone and in a batch")
-
-        def logprobs() -> Tensor:
-            return torch.cat(pair_logprobs(engine, examples, self._pad_id, self._temperature))
-
-        check_modes(engine, "log-probs", torch.ones(1, dtype=torch.bool, device=device()), logprobs)
-
-    @torch.no_grad()
     def check_start(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
         """Checks that the policy is the reference before the first update, so that the loss is the mean of (η ΔR)².
 
@@ -140,29 +117,22 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
             UserError: its log-probs are others.
         """
         engine.eval()
-        chosen, rejected = pair_logprobs(engine, examples, self._pad_id, self._temperature)
-        when = "now and when the reference was computed"
-        for row, example in enumerate(examples):
-            if example.ref_logprobs is None:
-                continue
-            for logprob, reference in zip((chosen[row], rejected[row]), example.ref_logprobs, strict=True):
-                self._require_close(engine, float(logprob), reference, example, when)
-
-    def _require_close(self, engine: TrainedPolicy, x: float, y: float, example: RegressionExample, when: str) -> None:
-        """Raises UserError if two sums of log-probs differ by more than rounding of each token explains."""
-        tokens = max(len(example.chosen_ids), len(example.rejected_ids))
-        # Rounding errors of single tokens add up like a random walk.
-        tolerance = 2 * tolerance_of(engine, math.sqrt(tokens))
-        check_weights(engine, x - y)
-        if not abs(x - y) <= tolerance:
-            raise UserError(
-                f"self-check: the log-probs of a reply of {tokens} tokens differ {when}: {x:.6g} and {y:.6g} "
-                f"(rounding explains {tolerance:g}). Remove the file of reference log-probs, or report the model. "
-                "--no_self_checks skips this check."
-            )
+        logprobs = torch.stack(pair_logprobs(engine, examples, self.pad_id, self.temperature), dim=1)
+        for example, now in zip(examples, logprobs.tolist(), strict=True):
+            tokens = max(len(example.chosen_ids), len(example.rejected_ids))
+            # Rounding errors of single tokens add up like a random walk.
+            tolerance = 2 * tolerance_of(engine, math.sqrt(tokens))
+            for logprob, reference in zip(now, example.ref_logprobs or (), strict=False):
+                check_weights(engine, logprob - reference)
+                if not abs(logprob - reference) <= tolerance:
+                    raise UserError(
+                        f"self-check: the log-probs of a reply of up to {tokens} tokens are {logprob:.6g}, and were "
+                        f"{reference:.6g} when the reference was computed (rounding explains {tolerance:g}). Remove "
+                        "the file of reference log-probs, or report the model. --no_self_checks skips this check."
+                    )
 
     def collate(self, examples: Sequence[RegressionExample]) -> dict[str, Tensor]:
-        return on_device(collate_preferences(examples, self._pad_id))
+        return on_device(collate_preferences(examples, self.pad_id))
 
 
 def saved_reference(config: RefuelConfig, pad_id: int, model: str, folder: Path) -> Reference:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes training pairs from dialogues: scores at the end of each turn, then tokens and masks."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,8 @@ from dschat.base.atomic import reporting, writing
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import folder_stamp
 from dschat.base.journal import make_writable
-from dschat.base.user_function import call_function, load_function
 from dschat.data.dialogues import Dialogue
-from dschat.data.rows import in_words
+from dschat.data.rows import Row, in_words
 from dschat.data.splits import parts_of_rows, plainly_written
 from dschat.data.turn_end import turn_end
 from dschat.evaluation.policy import Compute, locate_policy
@@ -32,6 +30,7 @@ from dschat.evaluation.runner import (
     in_batches,
     settings_of,
 )
+from dschat.models.load import load_classifier
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import load_tokenizer
 from dschat.refuel import dialogue_pairs
@@ -39,22 +38,17 @@ from dschat.refuel.data_options import MaskOptions, RankOptions
 from dschat.refuel.datasets import RECORD, OutputLocation, digest, make_rows, open_rows
 from dschat.refuel.dialogue_pairs import FINISHED, FIRST, REWARD, SECOND, read_dialogue_pair, tokenize_pairs
 from dschat.refuel.token_pairs import FAILED
-from dschat.scoring.reward_reader import RewardReader, encode_dialogues, load_reward_model, load_reward_tokenizer
+from dschat.scoring.reward_model import RewardModelDialogueScores
+from dschat.scoring.reward_reader import ClassifierReader, load_reward_tokenizer
+from dschat.scoring.source import DialogueScores
+from dschat.training.steps.functions import dialogue_function_scores
 
 PROMPTS = "--prompts"
-FUNCTION = "--reward_function"
 INPUT = "--input_repo"
-TOO_LONG = "the dialogue is too long for the reward model"
-REFUSED = "its chat template refuses the dialogue"
-NOT_FINITE = "the reward is not finite"
-NO_NUMBER = "the reward function gave no number"
 AT_ONCE = 32  # rows of two dialogues that are kept together
 TRAIN = "train.parquet"
 TEST = "test.parquet"
 MOST_HELD_OUT = 10  # at most one pair in 10 is held out
-
-# Dialogues, and whether the last reply of each ended → numbers, or why there is none.
-Score = Callable[[Sequence[Dialogue], Sequence[bool]], list[float | str]]
 
 
 @dataclass(frozen=True)
@@ -63,12 +57,12 @@ class Beginning:
 
     dialogue: Dialogue
     finished: bool  # whether this reply ended; else it was cut
+    row: Row
 
     @property
-    def key(self) -> str:
+    def key(self) -> tuple[object, ...]:
         """Equal for beginnings that are read as the same text."""
-        contents = [message["content"] for message in self.dialogue]
-        return "\0".join([*contents, str(self.finished)])
+        return (*(message["content"] for message in self.dialogue), self.finished)
 
 
 BothSides = dict[str, list[Beginning]]  # column FIRST and SECOND → the dialogue up to each of its replies
@@ -90,22 +84,20 @@ def run_rank(options: RankOptions) -> str:
     scorer_settings, open_scorer = _scorer(options)
 
     def prepare() -> BatchFunction:
-        score = open_scorer()
-        return partial(_entries, sides, score, flags.batch_size)
+        return partial(_entries, sides, open_scorer())
 
     def conclude(entries: list[Entry]) -> Concluded:
-        failures: Counter[str] = Counter()
-        scored = 0
         scored_rows: list[dict[str, Any]] = []
+        rewards: list[float] = []
         for row, entry in zip(rows, entries, strict=True):
-            rewards = entry["rewards"]
-            failures.update(entry["failures"])
-            scored += sum(map(len, rewards.values()))
-            scored_rows.append({**row, **rewards})
-        if failures.total() == scored:
-            raise UserError(f"{PROMPTS} {flags.prompts}: not one of {scored} dialogues got a reward: {failures}.")
-        failed = f"; {failures.total()} failed and are {FAILED:g} ({in_words(failures)})" if failures else ""
-        return scored_rows, f"{scored} rewards of {len(sides)} pairs of dialogues{failed}"
+            scored_rows.append({**row, **entry["rewards"]})
+            for rewards_of_dialogue in entry["rewards"].values():
+                rewards += rewards_of_dialogue
+        failures = rewards.count(FAILED)
+        if failures == len(rewards):
+            raise UserError(f"{PROMPTS} {flags.prompts}: not one of {failures} dialogues got a finite reward.")
+        failed = f"; {failures} failed and are {FAILED:g}" if failures else ""
+        return scored_rows, f"{len(rewards)} rewards of {len(sides)} pairs of dialogues{failed}"
 
     settings = {"prompts": f"{flags.prompts} (rows {digest(rows)})"} | scorer_settings
     batches = in_batches(range(len(sides)), AT_ONCE)
@@ -113,47 +105,28 @@ def run_rank(options: RankOptions) -> str:
     return make_rows(options.output, settings, part, conclude)
 
 
-def _entries(sides: Sequence[BothSides], score: Score, batch_size: int, numbers: Sequence[int]) -> list[Entry]:
-    """Score both dialogues of the pairs with these numbers, at the end of each reply."""
-    beginnings: list[Beginning] = []
+def _entries(sides: Sequence[BothSides], score: DialogueScores, numbers: Sequence[int]) -> list[Entry]:
+    """Score both dialogues of the pairs with these numbers at the end of each reply; a shared beginning once."""
+    by_key: dict[tuple[object, ...], Beginning] = {}
     for number in numbers:
-        for beginnings_of_side in sides[number].values():
-            beginnings += beginnings_of_side
-    scores = _scores_of_beginnings(beginnings, score, batch_size)
+        for beginnings in sides[number].values():
+            by_key |= {beginning.key: beginning for beginning in beginnings}
+    remedy = "a smaller --batch_size; what is finished stays"
+    with enough_memory("--batch_size: the GPU's memory does not suffice", remedy):
+        scores = score(
+            [beginning.dialogue for beginning in by_key.values()],
+            [beginning.row for beginning in by_key.values()],
+            [beginning.finished for beginning in by_key.values()],
+        )
+    rewards = dict(zip(by_key, scores.nan_to_num(FAILED, FAILED, FAILED).tolist(), strict=True))
 
     entries: list[Entry] = []
     for number in numbers:
-        failures: Counter[str] = Counter()
-        rewards: dict[str, list[float]] = {}
-        for column, beginnings_of_side in sides[number].items():
-            rewards_of_dialogue: list[float] = []
-            for beginning in beginnings_of_side:
-                reward = scores[beginning.key]
-                if isinstance(reward, str):
-                    failures[reward] += 1
-                    reward = FAILED
-                rewards_of_dialogue.append(reward)
-            rewards[column + REWARD] = rewards_of_dialogue
-        entries.append({"number": number, "rewards": rewards, "failures": dict(failures)})
+        columns = {}
+        for column, beginnings in sides[number].items():
+            columns[column + REWARD] = [rewards[beginning.key] for beginning in beginnings]
+        entries.append({"number": number, "rewards": columns})
     return entries
-
-
-def _scores_of_beginnings(beginnings: Sequence[Beginning], score: Score, batch_size: int) -> dict[str, float | str]:
-    """Scores of the beginnings of dialogues, by their keys; a shared one is scored once."""
-    by_key = {beginning.key: beginning for beginning in beginnings}
-
-    # Texts of similar length share a batch. The longest come first, so that one too large for memory fails at once.
-    order = sorted(by_key, key=len, reverse=True)
-    scores: dict[str, float | str] = {}
-    for start in range(0, len(order), batch_size):
-        keys = order[start : start + batch_size]
-        dialogues = [by_key[key].dialogue for key in keys]
-        finished = [by_key[key].finished for key in keys]
-        problem = f"--batch_size: the GPU's memory does not suffice for {len(keys)} dialogues"
-        with enough_memory(problem, "a smaller --batch_size; what is finished stays"):
-            batch_scores = score(dialogues, finished)
-        scores.update(zip(keys, batch_scores, strict=True))
-    return scores
 
 
 def _both_sides(row: dict[str, Any], origin: str) -> BothSides:
@@ -163,6 +136,7 @@ def _both_sides(row: dict[str, Any], origin: str) -> BothSides:
         UserError: the row holds no pair of dialogues, or FINISHED is not one boolean for each reply.
     """
     pair = read_dialogue_pair(row, origin, scored=False)
+    data_row = Row(None, None, None, None, row, origin)
     sides: BothSides = {}
     for column, dialogue in ((FIRST, pair.first), (SECOND, pair.second)):
         turns = len(dialogue) // 2
@@ -176,93 +150,34 @@ def _both_sides(row: dict[str, Any], origin: str) -> BothSides:
             )
         beginnings: list[Beginning] = []
         for turn, has_end in enumerate(finished):
-            beginnings.append(Beginning(dialogue[: 2 * turn + 2], has_end))
+            beginnings.append(Beginning(dialogue[: 2 * turn + 2], has_end, data_row))
         sides[column] = beginnings
     return sides
 
 
-def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Score]]:
+def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], DialogueScores]]:
     """The settings that rewards depend on, by flag, and a function that opens the scorer.
 
-    The tokenizer of a reward model is checked at once.
+    A function, and the tokenizer of a reward model, are opened at once.
     """
     flags = options.ranking
     if flags.reward_function is not None:
-        function = load_function(flags.reward_function, FUNCTION, ["dialogues"])
-        settings = {"reward-function": described_function(flags.reward_function)}
-        return settings, lambda: partial(function_scores, function)
+        function_scores = dialogue_function_scores(flags.reward_function)
+        return {"reward-function": described_function(flags.reward_function)}, lambda: function_scores
 
     path = flags.reward_model or ""
     where = Compute.chosen(options.compute)
     tokenizer = load_reward_tokenizer(path, rm_template=False)
-    if tokenizer.chat_template is None:
-        raise UserError(
-            f"--reward_model {path}: its tokenizer has no chat template, so that it cannot read dialogues. Give a "
-            f"reward model whose folder holds chat_template.jinja, or {FUNCTION} module.py:function."
-        )
 
-    def open_reader() -> Score:
+    def open_reward_model() -> DialogueScores:
         with enough_memory("--reward_model: the GPU's memory does not hold it"):
-            reader = load_reward_model(path, tokenizer, True, where.device, where.dtype)
-        reader.shorten(flags.max_length)
-        return partial(model_scores, reader)
+            model = load_classifier(path, "--reward_model", where.dtype, tokenizer).to(where.device)
+        reader = ClassifierReader(model, tokenizer.pad_token_id, where.device, flags.batch_size)
+        reader.limit = min(flags.max_length, reader.limit or flags.max_length)
+        return RewardModelDialogueScores(reader, tokenizer, f"--reward_model {path}", skips=True)
 
     settings = {"reward-model": folder_stamp(path), SETTING: template_date()}
-    return settings | settings_of(options, ["max_length"]) | where.settings, open_reader
-
-
-def model_scores(reader: RewardReader, dialogues: Sequence[Dialogue], finished: Sequence[bool]) -> list[float | str]:
-    """Scores of a reward model whose tokenizer has a chat template; or REFUSED, TOO_LONG or NOT_FINITE."""
-    limit = reader.classifier.limit
-    sequences, refused = encode_dialogues(reader.tokenizer, dialogues, finished, end_id=reader.trained_end_id)
-    fitting = {number: ids for number, ids in sequences.items() if limit is None or len(ids) <= limit}
-    numbers = reader.classifier.numbers(list(fitting.values())).tolist()
-    by_dialogue = dict(zip(fitting, numbers, strict=True))
-    scores: list[float | str] = []
-    for number in range(len(dialogues)):
-        if number in refused:
-            scores.append(REFUSED)
-        elif number not in by_dialogue:
-            scores.append(TOO_LONG)
-        else:
-            score = by_dialogue[number]
-            scores.append(score if math.isfinite(score) else NOT_FINITE)
-    return scores
-
-
-def function_scores(
-    function: Callable[..., Any], dialogues: Sequence[Dialogue], finished: Sequence[bool]
-) -> list[float | str]:
-    """Scores of a user's function, or why there is none.
-
-    Raises:
-        UserError: the function fails or does not return one number per dialogue.
-    """
-    copies: list[Dialogue] = []
-    for dialogue in dialogues:
-        copies.append([dict(message) for message in dialogue])
-    returned = call_function(function, FUNCTION, copies)
-    try:
-        numbers = []
-        for value in returned:
-            numbers.append(None if value is None else float(value))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{FUNCTION}: the function returned {type(returned).__name__}, no list of numbers.") from error
-    if len(numbers) != len(dialogues):
-        raise UserError(
-            f"{FUNCTION}: the function returned {len(numbers)} numbers for {len(dialogues)} dialogues; it must return "
-            "one for each, or None if there is none."
-        )
-
-    scores: list[float | str] = []
-    for number in numbers:
-        if number is None:
-            scores.append(NO_NUMBER)
-        elif not math.isfinite(number):
-            scores.append(NOT_FINITE)
-        else:
-            scores.append(number)
-    return scores
+    return settings | settings_of(options, ["max_length"]) | where.settings, open_reward_model
 
 
 def run_masks(options: MaskOptions) -> str:

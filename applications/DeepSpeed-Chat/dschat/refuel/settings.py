@@ -48,7 +48,7 @@ class RegressionFlags:
 
 @dataclass(kw_only=True, frozen=True)
 class PairFlags:
-    """The pairs to train on, and the optimiser."""
+    """The log-probabilities of the pairs under the initial policy."""
 
     section = "REFUEL"
 
@@ -60,9 +60,6 @@ class PairFlags:
         FREE,
         aliases=["--task.cluster"],
     )
-    start_idx: int = flag("first training row to use, from 0", 0, AT_LEAST_0)
-    end_idx: int = flag("training row to stop before; -1 = use all", -1)
-    optimizer: Literal["adamw", "adam"] = flag("adamw, or adam without weight decay", "adamw")
     temperature: float = flag(
         "temperature with which the replies were sampled; divides the logits",
         0.8,
@@ -131,16 +128,8 @@ def _warn_of_text_flags(config: "RefuelConfig") -> None:
 
 REFUEL_RULES: "tuple[Rule[RefuelConfig] | Check[RefuelConfig], ...]" = (
     Rule(
-        lambda config: config.pairs.optimizer == "adam" and config.model.weight_decay > 0,
-        "--weight_decay {weight_decay}: --optimizer adam has none. Use adamw, or drop it.",
-    ),
-    Rule(
         lambda config: config.pairs.cluster is not None and "/" in config.pairs.cluster,
         "--task.cluster {cluster}: give a name that a file can have, without a slash.",
-    ),
-    Rule(
-        lambda config: config.pairs.end_idx != -1 and config.pairs.end_idx <= config.pairs.start_idx,
-        "--end_idx {end_idx} is not above --start_idx {start_idx}: give another range.",
     ),
     Rule(
         lambda config: bool(config.regression.total_episodes) and config.optimisation.num_train_epochs != 1,
@@ -157,7 +146,11 @@ class RefuelConfig(SupervisedConfig):
     step: ClassVar[int] = 3
     sequences_per_example: ClassVar[int] = 2
     compares_logprobs: ClassVar[bool] = True
-    own_inert_flags: ClassVar[Mapping[str, str]] = {"track": NO_WANDB, "wandb_project_name": NO_WANDB}
+    own_inert_flags: ClassVar[Mapping[str, str]] = {
+        "optimizer": "the optimiser is AdamW; --weight_decay 0 makes it Adam",
+        "track": NO_WANDB,
+        "wandb_project_name": NO_WANDB,
+    }
     rules: ClassVar[Rules] = (*COMMON_RULES, *REFUEL_RULES)
     defaults = {
         "max_seq_len": 2048,
@@ -181,7 +174,8 @@ class RefuelConfig(SupervisedConfig):
         "eval_interval": ("--print_sample_output_freq",),
     }
     helps = {
-        "data_path": "pairs that tokenize_masks.py wrote: folders, files, or data sets of the Hugging Face hub",
+        "data_path": "pairs that `dschat refuel-data tokenize` wrote: folders, files, or data sets of the Hugging Face"
+        " hub",
         "max_seq_len": "maximum length of state and reply together, in tokens; longer pairs are dropped",
         "eta": "weight of the reward difference; larger values take larger steps",
         "total_episodes": "total number of training pairs, in several passes over the data if needed; 0 ="
@@ -209,8 +203,6 @@ class RefuelConfig(SupervisedConfig):
         has_warmup = values["num_warmup_steps"] or values["warmup_ratio"] is not None
         if not has_warmup and values["lr_scheduler_type"] != "constant":
             values["warmup_ratio"] = 0.1
-        if values["optimizer"] == "adam" and values["weight_decay"] == default_of(cls, "weight_decay"):
-            values["weight_decay"] = 0.0
 
     def total_iterations(self, per_epoch: int, size: int) -> int:
         """Updates: as many as --total_episodes fill, or --num_train_epochs passes; at least one."""

@@ -54,13 +54,7 @@ def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
     base = config.model.model_name_or_path
     check_lengths(config)
     tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
-    data = load_regression_data(
-        config.data.data_path,
-        config.model.max_seq_len,
-        id_count(tokenizer),
-        config.pairs.start_idx,
-        config.pairs.end_idx,
-    )
+    data = load_regression_data(config.data.data_path, config.model.max_seq_len, id_count(tokenizer))
     plan = plan_run(config, run, data)
     engine = build_policy(config, plan, tokenizer, data.train)
     task = RefuelTask(

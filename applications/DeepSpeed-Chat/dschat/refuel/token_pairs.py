@@ -31,17 +31,13 @@ class RegressionExample(PreferenceExample):
     rejected_reward: float
 
 
-def load_regression_data(
-    names: Sequence[str], max_seq_len: int, vocabulary: int, start: int = 0, end: int = -1
-) -> StepData[RegressionExample]:
-    """Reads pairs that tokenize_masks.py wrote.
+def load_regression_data(names: Sequence[str], max_seq_len: int, vocabulary: int) -> StepData[RegressionExample]:
+    """Reads pairs that `dschat refuel-data tokenize` wrote.
 
     Args:
         names: local folders or files, or data sets of the hub.
         max_seq_len: maximum tokens of state and reply together; longer pairs are dropped.
         vocabulary: number of ids that the tokenizer has.
-        start: first training row to use, counted from 0 over all data sets together.
-        end: training row to stop before; −1 = use all.
 
     Raises:
         UserError: a row is not such a pair, or no pair is left.
@@ -51,32 +47,21 @@ def load_regression_data(
     sources: list[dict[str, Any]] = []
     files: list[Path] = []
     dropped = {"train": Counter[str](), "eval": Counter[str]()}
-    number = 0  # number of the next training row
     for name in names:
         raw = open_data(name, FLAG)
-
-        # The rows in range, and all evaluation rows.
-        first_number = number
-        rows = []
-        for row in require_training_rows(raw, name):
-            if number >= start and (end == -1 or number < end):
-                rows.append(row)
-            number += 1
+        rows = list(require_training_rows(raw, name))
         eval_rows = list(raw.eval or ())
-
-        # Their examples, and what the run's record says of the source.
         source_train = _examples(rows, max_seq_len, vocabulary, dropped["train"])
         source_eval = _examples(eval_rows, max_seq_len, vocabulary, dropped["eval"])
         train += source_train
         held_out.append(source_eval)
         files += raw.files
-        num_rows = (number - first_number, len(eval_rows))
+        num_rows = (len(rows), len(eval_rows))
         sources.append(described(raw.name, source_train, source_eval, {}, num_rows, hub=raw.hub, names=raw.splits))
     if not train:
-        reasons = in_words(dropped["train"])
         raise UserError(
-            f"{FLAG} {' '.join(names)}: no training pair is left of {number} ({reasons or 'none in that range'}). "
-            "Give a larger --task.total_length, another range of --start_idx and --end_idx, or other data."
+            f"{FLAG} {' '.join(names)}: no training pair is left ({in_words(dropped['train']) or 'there is none'}). "
+            "Give a larger --task.total_length, or other data."
         )
     return StepData(train, in_proportion(held_out), sources, tuple(files), dropped)
 
@@ -99,7 +84,7 @@ def _examples(
 
 def _example(raw: Any, origin: str, vocabulary: int) -> RegressionExample:
     """The example of a row. Raises UserError if the row is not a pair of replies to one state."""
-    require_columns(raw, TOKEN_COLUMNS, origin, "tokenize_masks.py")
+    require_columns(raw, TOKEN_COLUMNS, origin, "tokenize")
     prompt, chosen = _split(raw["chosen_token"], raw["chosen_mask"], origin)
     rejected_prompt, rejected = _split(raw["reject_token"], raw["reject_mask"], origin)
     if prompt != rejected_prompt:
@@ -108,7 +93,7 @@ def _example(raw: Any, origin: str, vocabulary: int) -> RegressionExample:
     if highest >= vocabulary:
         raise UserError(
             f"{origin}: token id {highest} is not below the model's {vocabulary} ids: the pairs were made for another"
-            " model. Make them again: tokenize_masks.py with this run's --base_model as --model."
+            " model. Make them again: `dschat refuel-data tokenize` with this run's --base_model as --model."
         )
     chosen_reward = raw["chosen_reward"]
     rejected_reward = raw["reject_reward"]
@@ -133,16 +118,17 @@ def _split(tokens: list[int], mask: list[int], origin: str) -> tuple[list[int], 
     return tokens[:start], tokens[start:stop]
 
 
-def require_columns(raw: Any, columns: Sequence[str], origin: str, script: str) -> None:
+def require_columns(raw: Any, columns: Sequence[str], origin: str, command: str) -> None:
     """Raises UserError if a row lacks a column.
 
     Args:
         raw: the row, column → value.
         columns: the required columns.
         origin: file and row, for the message.
-        script: the script that makes such rows, for the message.
+        command: of `dschat refuel-data`, which makes such rows, for the message.
     """
     present = raw if isinstance(raw, dict) else {}
     missing = [name for name in columns if present.get(name) is None]
     if missing:
-        raise UserError(f"{origin}: no column {', '.join(map(repr, missing))}; give a data set that {script} makes.")
+        names = ", ".join(map(repr, missing))
+        raise UserError(f"{origin}: no column {names}; give a data set that `dschat refuel-data {command}` makes.")

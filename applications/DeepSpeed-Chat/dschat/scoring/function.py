@@ -152,7 +152,7 @@ class FunctionDialogueScores:
         copies = [deepcopy(dialogue) for dialogue in dialogues]
         result = call_function(self._function, self._flag, copies, _columns_of(rows))
         name = getattr(self._function, "__name__", "function")
-        return _checked(result, len(dialogues), "dialogue", f"{self._flag}: {name}")
+        return _checked(_with_nan(result), len(dialogues), "dialogue", f"{self._flag}: {name}")
 
 
 def _to_lists(result: object) -> object:

@@ -90,13 +90,16 @@ class TextRewardScores:
 class RewardModelDialogueScores:
     """The score of a sequence classifier for a dialogue that is rendered by its own chat template."""
 
-    def __init__(self, classifier: ClassifierReader, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    def __init__(
+        self, classifier: ClassifierReader, tokenizer: PreTrainedTokenizerBase, name: str, skips: bool = False
+    ) -> None:
         """Takes a model and its tokenizer.
 
         Args:
             classifier: reads token ids.
             tokenizer: the model's own; it need not be able to pad.
             name: flag and path, for messages.
+            skips: a dialogue that cannot be read has the score NaN; otherwise it is an error.
 
         Raises:
             UserError: there is no chat template, or it refuses a dialogue.
@@ -104,6 +107,7 @@ class RewardModelDialogueScores:
         self._classifier = classifier
         self._tokenizer = tokenizer
         self._name = name
+        self._skips = skips
         self._end_id: int | None = None
         if classifier.end_token is not None:
             self._end_id = noted_end_id(classifier.end_token, tokenizer, name)
@@ -112,24 +116,38 @@ class RewardModelDialogueScores:
                 f"{name}: its tokenizer has no chat template, which would say how the model reads a dialogue. Use a "
                 "reward model for chats, or --reward_function."
             )
-        self._ids([PROBE], ["a dialogue of one turn"], [True])
+        _, problems = self._readable([PROBE], ["a dialogue of one turn"], [True])
+        for problem in problems:
+            raise UserError(problem)
 
     def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row], finished: Sequence[bool]) -> Tensor:
-        ids = self._ids(dialogues, [row.origin for row in rows], finished)
-        limit = self._classifier.limit
-        for sequence, row in zip(ids, rows, strict=True):
-            if limit is not None and len(sequence) > limit:
-                raise UserError(
-                    f"{self._name} reads at most {limit} tokens, but a dialogue of {row.origin} has come to "
-                    f"{len(sequence)}: lower --max_turns, --max_answer_seq_len or --max_seq_len."
-                )
-        return self._classifier.numbers(ids)
+        """See `dschat.scoring.source.DialogueScores`. Raises UserError if a dialogue cannot be read."""
+        ids, problems = self._readable(dialogues, [row.origin for row in rows], finished)
+        if problems and not self._skips:
+            raise UserError(problems[0])
+        scores = torch.full((len(dialogues),), torch.nan)
+        scores[list(ids)] = self._classifier.numbers(list(ids.values()))
+        return scores
 
-    def _ids(self, dialogues: Sequence[Dialogue], origins: Sequence[str], finished: Sequence[bool]) -> list[list[int]]:
+    def _readable(
+        self, dialogues: Sequence[Dialogue], origins: Sequence[str], finished: Sequence[bool]
+    ) -> tuple[dict[int, list[int]], list[str]]:
+        """Token ids of the dialogues that can be read, by number, and what is wrong with the others."""
         ids, refused = encode_dialogues(self._tokenizer, dialogues, finished, end_id=self._end_id)
+        problems = []
         for number, error in refused.items():
-            raise UserError(
+            problems.append(
                 f"{self._name}: its chat template refuses {origins[number]}: {error}. Use a template that takes turns "
                 "of user and assistant, or --reward_function."
-            ) from error
-        return list(ids.values())
+            )
+        limit = self._classifier.limit
+        fitting: dict[int, list[int]] = {}
+        for number, sequence in ids.items():
+            if limit is None or len(sequence) <= limit:
+                fitting[number] = sequence
+            else:
+                problems.append(
+                    f"{self._name} reads at most {limit} tokens, but a dialogue of {origins[number]} has come to "
+                    f"{len(sequence)}: lower --max_turns, --max_answer_seq_len or --max_seq_len."
+                )
+        return fitting, problems

@@ -39,9 +39,14 @@ class DialogueRollout:
     ended: str = ""  # why it has fewer turns than it should, OUTGROWN or SILENT; empty if it has all of them
 
     @property
+    def in_order(self) -> list[AssistantTurn]:
+        """The sampled replies in the order of their turns."""
+        return [reply for _, reply in sorted(self.replies.items())]
+
+    @property
     def finished(self) -> list[bool]:
         """Whether each sampled reply ended with an end token, in the order of the turns; else it was cut."""
-        return [self.replies[turn].finished for turn in sorted(self.replies)]
+        return [reply.finished for reply in self.in_order]
 
 
 @dataclass(frozen=True)

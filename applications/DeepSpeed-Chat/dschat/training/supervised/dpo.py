@@ -2,6 +2,7 @@
 """Step 2 as direct preference optimisation: raises the log-ratio of the chosen response above the rejected one's."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,10 +20,35 @@ from dschat.training.selfcheck import check_policy
 from dschat.training.supervised.algorithm import RowStatistics, Task, statistics_of_rows
 from macro_actions.losses import dpo_loss
 
-TEMPERATURE = 1.0
+Pair = TypeVar("Pair", bound=PreferenceExample)
 
 
-class DPOTask(Task[PreferenceExample, TrainedPolicy]):
+class PairTask(Task[Pair, TrainedPolicy]):
+    """Learns from pairs of responses to one prompt; the reference is the policy before training.
+
+    Attributes:
+        pad_id: id that pads shorter sequences.
+        temperature: divides the logits.
+    """
+
+    pad_id: int
+    temperature = 1.0
+
+    def texts(self, examples: Sequence[Pair]) -> list[tuple[int, int]]:
+        return pair_texts(examples)
+
+    def with_placeholders(self, examples: Sequence[Pair]) -> Sequence[Pair]:
+        return with_logprobs(examples, torch.zeros(len(examples), 2))
+
+    def self_check(self, engine: TrainedPolicy, examples: Sequence[Pair]) -> None:
+        chosen = [SFTExample(example.prompt_ids, example.chosen_ids) for example in examples]
+        batch = on_device(collate_sft(chosen, self.pad_id))
+        tokens = (batch["input_ids"], batch["attention_mask"])
+        response_width = batch["response_mask"].shape[1]
+        check_policy(engine, tokens, response_width, self.temperature, self.pad_id)
+
+
+class DPOTask(PairTask[PreferenceExample]):
     """Learns to prefer the chosen response of a pair. The reference is the policy before training."""
 
     name = "dpo"
@@ -48,7 +74,7 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
         """
         self.train = train
         self.eval = eval
-        self._pad_id = pad_id
+        self.pad_id = pad_id
         self._config = config
         self._run = run
         self._model_hash = model_hash
@@ -62,12 +88,6 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
             if held_out:  # the file's name has their number, which may change when the run is resumed
                 self.eval = self._with_reference(engine, held_out, f"eval-{len(held_out)}")
             raise_if_stopped()
-
-    def texts(self, examples: Sequence[PreferenceExample]) -> list[tuple[int, int]]:
-        return pair_texts(examples)
-
-    def with_placeholders(self, examples: Sequence[PreferenceExample]) -> Sequence[PreferenceExample]:
-        return with_logprobs(examples, torch.zeros(len(examples), 2))
 
     def loss(
         self, engine: TrainedPolicy, examples: Sequence[PreferenceExample], count: Tensor | float
@@ -87,21 +107,14 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
 
     def _log_ratios(self, engine: TrainedPolicy, examples: Sequence[PreferenceExample]) -> tuple[Tensor, Tensor]:
         """Log-ratios of the chosen and of the rejected responses, (B,) each; log-probs with --reference_free."""
-        chosen, rejected = pair_logprobs(engine, examples, self._pad_id, TEMPERATURE)
+        chosen, rejected = pair_logprobs(engine, examples, self.pad_id, self.temperature)
         if self._config.dpo.reference_free:
             return chosen, rejected
         chosen_ref, rejected_ref = self._reference(examples).unbind(1)
         return chosen - chosen_ref, rejected - rejected_ref
 
-    def self_check(self, engine: TrainedPolicy, examples: Sequence[PreferenceExample]) -> None:
-        chosen = [SFTExample(example.prompt_ids, example.chosen_ids) for example in examples]
-        batch = on_device(collate_sft(chosen, self._pad_id))
-        tokens = (batch["input_ids"], batch["attention_mask"])
-        response_width = batch["response_mask"].shape[1]
-        check_policy(engine, tokens, response_width, TEMPERATURE, self._pad_id)
-
     def collate(self, examples: Sequence[PreferenceExample]) -> dict[str, Tensor]:
-        batch = on_device(collate_preferences(examples, self._pad_id))
+        batch = on_device(collate_preferences(examples, self.pad_id))
         if not self._config.dpo.reference_free:
             batch["ref_logprobs"] = self._reference(examples)
         return batch
@@ -111,7 +124,7 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
     ) -> list[PreferenceExample]:
         file = self._run.folder / REFERENCE_FOLDER / f"{name}.safetensors"
         size = eval_size(self._config)
-        return with_reference(engine, examples, self._pad_id, size, TEMPERATURE, file, self._model_hash)
+        return with_reference(engine, examples, self.pad_id, size, self.temperature, file, self._model_hash)
 
     def _reference(self, examples: Sequence[PreferenceExample]) -> Tensor:
         """(B, 2) float32; raises TypeError for pairs without log-probs of the reference."""
