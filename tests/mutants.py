@@ -1281,7 +1281,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_it_learns_to_prefer[True]"),
     ("DPO: held-out pairs that are not evaluated", "DPOTask.prepare", "_a or None", "None",
      "test_only_what_is_evaluated_is_held_out"),
-    ("DPO: a temperature of its own", "TEMPERATURE", "1.0", "0.7", DPO),
+    ("DPO: a temperature of its own", "PairTask.temperature", "1.0", "0.7", DPO),
     ("log-probs of a response are averaged", "pair_logprobs", "_a.index_add(0, *_b)",
      "_a.index_reduce(0, *_b, 'mean', include_self=False)", DPO),
     ("chosen and rejected sums exchanged", "pair_logprobs", "_a, _b = _c.chunk(2)", "_b, _a = _c.chunk(2)", DPO),
