@@ -15,8 +15,8 @@ from dschat.models.scalar import ScalarModel
 from dschat.run.distributed import rank, world_size
 from dschat.settings.batches import BatchSizes, plan_batches
 from dschat.training.loop import Loop
-from dschat.training.ppo.credit import ComputedCredit, whiten_advantages
-from dschat.training.ppo.update import ppo_update
+from dschat.training.ppo.credit import Credit, whiten_advantages
+from dschat.training.ppo.update import UpdateContext, ppo_update
 from factories import (
     engine_of,
     make_causal_lm,
@@ -153,7 +153,7 @@ def ppo_updates(
     """Update `number` of actor and critic, on this process's rows."""
     share = GLOBAL_BATCH // world_size()
     settings = update_flags(share, share // accumulation, 1, tokens)
-    return ppo_update(actor, critic, ComputedCredit(batch), *settings, seed=number)
+    return ppo_update(UpdateContext(actor, critic, Credit(batch), *settings), seed=number)
 
 
 def run_case(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, float]]:

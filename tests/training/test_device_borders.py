@@ -23,7 +23,7 @@ from dschat.models.scalar import ScalarModel
 from dschat.run.metrics import Means
 from dschat.training.ppo import metrics
 from dschat.training.ppo import update as ppo_updates
-from dschat.training.ppo.credit import ComputedCredit, FusedCredit, whiten_advantages
+from dschat.training.ppo.credit import Credit, whiten_advantages
 from dschat.training.ppo.metrics import rollout_metrics
 from dschat.training.ppo.score import ScoredRows
 from factories import make_causal_lm, make_classifier, make_rollout, ragged_rows, score, update_flags
@@ -144,7 +144,8 @@ def one_update(gpu, credit, ratio):
     """Two micro-batches, forward and backward; lengths are known on the host."""
     config, plan = update_flags(4, 2, 1, temperature=0.8, policy_ratio=ratio)
     means = Means()
-    ppo_updates._one_update(gpu.actor, gpu.critic, credit, np.arange(4), LENGTHS, config, plan, 0.0, means)
+    context = ppo_updates.UpdateContext(gpu.actor, gpu.critic, credit, config, plan)
+    ppo_updates._one_update(context, np.arange(4), LENGTHS, means)
     for engine in (gpu.actor, gpu.critic):
         assert all(p.grad is None or p.grad.device == GPU for p in engine.module.parameters())
     assert {"loss/policy", "loss/value", "policy/entropy"} <= set(means._sums)
@@ -152,7 +153,7 @@ def one_update(gpu, credit, ratio):
 
 @pytest.mark.parametrize("ratio", ["token", "macro", "macro_mean"])
 def test_the_micro_batch_loop_never_waits_for_the_device(ratio, gpu, batch):
-    one_update(gpu, ComputedCredit(batch), ratio)
+    one_update(gpu, Credit(batch), ratio)
 
 
 def test_credit_assignment_within_the_update_never_waits_for_the_device(gpu, batch):
@@ -162,7 +163,7 @@ def test_credit_assignment_within_the_update_never_waits_for_the_device(gpu, bat
     def credit(trajectory, macro):
         return gae_batch(trajectory, macro, EstimatorSettings(kl_coef=0.05, lam=0.95))
 
-    one_update(gpu, FusedCredit(ScoredRows(scored, batch.macro), credit), "token")
+    one_update(gpu, Credit(ScoredRows(scored, batch.macro), credit), "token")
 
 
 @pytest.mark.parametrize("mistake", ["a number is read", "a tensor stays on the CPU"])
@@ -175,4 +176,4 @@ def test_a_mistake_in_the_loop_is_seen(mistake, gpu, batch, monkeypatch):
 
     monkeypatch.setattr(ppo_updates, "value_loss", wrong)
     with pytest.raises(Exception, match="DataDependent|item|different devices|same device"):
-        one_update(gpu, ComputedCredit(batch), "token")
+        one_update(gpu, Credit(batch), "token")

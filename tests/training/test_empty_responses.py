@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from closeness import UPDATE, assert_near, near
-from dschat.training.ppo.credit import ComputedCredit
-from dschat.training.ppo.update import ppo_update
+from dschat.training.ppo.credit import Credit
+from dschat.training.ppo.update import UpdateContext, ppo_update
 from factories import (
     engine_of,
     largest_difference,
@@ -74,7 +74,8 @@ def test_rows_without_a_token_change_nothing_for_the_others(flags, group, tmp_pa
         )
         batches_of.append(select_rows(batch, torch.tensor(places)))
         actor, critic = engine_of(make_causal_lm(), len(case), 1), engine_of(make_classifier(seed=2), len(case), 1)
-        stats.append(ppo_update(actor, critic, ComputedCredit(batch), *update_flags(len(case), len(case), 1), seed=0))
+        settings = update_flags(len(case), len(case), 1)
+        stats.append(ppo_update(UpdateContext(actor, critic, Credit(batch), *settings), seed=0))
     for name in ("advantages", "returns", "rewards"):
         numbers, others = (getattr(batch, name) for batch in batches_of)
         assert_near(others, numbers, UPDATE, scale=0.1)

@@ -15,8 +15,8 @@ from cli_runs import read_jsonl
 from dschat.base.errors import UserError
 from dschat.data.examples import PairExample, SFTExample
 from dschat.training.nonfinite import bad_rows
-from dschat.training.ppo.credit import ComputedCredit
-from dschat.training.ppo.update import UpdateProgress, ppo_update
+from dschat.training.ppo.credit import Credit
+from dschat.training.ppo.update import UpdateContext, UpdateProgress, ppo_update
 from factories import (
     batch_of_iteration,
     engine_of,
@@ -114,12 +114,11 @@ def test_an_update_that_is_left_out_is_as_if_it_had_not_been(group, tmp_path):
             hook.remove()
         return (actor.nonfinite, critic.nonfinite) == ("gradients", "gradients")
 
-    credit = ComputedCredit(batch)
-    stats = ppo_update(actor, critic, credit, *settings, 3, left_out=left_out)
+    credit = Credit(batch)
+    stats = ppo_update(UpdateContext(actor, critic, credit, *settings), 3, left_out=left_out)
     others = engines()
-    alone = ppo_update(
-        *others, credit, *settings, 3, UpdateProgress(done=1, skipped=Counter({"skipped/nonfinite": 1}))
-    )
+    progress = UpdateProgress(done=1, skipped=Counter({"skipped/nonfinite": 1}))
+    alone = ppo_update(UpdateContext(*others, credit, *settings), 3, progress)
     assert stats == alone and stats["skipped/nonfinite"] == 1
     weights = weights_of_all(actor=actor, critic=critic)
     assert largest_difference(weights, weights_of_all(actor=others[0], critic=others[1])) == 0

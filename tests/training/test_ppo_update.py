@@ -11,8 +11,8 @@ from cli_runs import read_jsonl
 from closeness import EPS, FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.base.errors import UserError
 from dschat.settings.ppo import PPOConfig
-from dschat.training.ppo.credit import ComputedCredit, whiten_advantages
-from dschat.training.ppo.update import ppo_update
+from dschat.training.ppo.credit import Credit, whiten_advantages
+from dschat.training.ppo.update import UpdateContext, ppo_update
 from factories import (
     collected,
     engine_of,
@@ -45,7 +45,7 @@ def updated(batch, micro=8, update_size=8, epochs=1, seed=0, learning_rate=5e-5,
         engines["critic"] = engine_of(make_classifier(seed=2), *sizes, learning_rate=learning_rate)
     mean = MEANS[options.get("policy_ratio", "token")]
     settings = update_flags(update_size, micro, epochs, **{"loss_mean": mean} | options)
-    stats = ppo_update(engines["actor"], engines.get("critic"), ComputedCredit(batch), *settings, seed)
+    stats = ppo_update(UpdateContext(engines["actor"], engines.get("critic"), Credit(batch), *settings), seed)
     return weights_of_all(**engines), stats
 
 

@@ -16,9 +16,9 @@ from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
-from dschat.training.ppo.credit import ComputedCredit
+from dschat.training.ppo.credit import Credit
 from dschat.training.ppo.models import MovingAverage, PPOModels
-from dschat.training.ppo.update import ppo_update
+from dschat.training.ppo.update import UpdateContext, ppo_update
 from factories import (
     EOS,
     make_prompt,
@@ -106,7 +106,7 @@ def test_losses_are_means_over_the_rows_of_their_update(policy_ratio: str) -> No
     mean = "macro" if policy_ratio == "macro" else "token"
     clips = {"cliprange": 0.15, "cliprange_value": 0.5}
     settings = update_flags(2, 1, 2, **clips, temperature=0.7, policy_ratio=policy_ratio, loss_mean=mean)
-    stats = ppo_update(actor, critic, ComputedCredit(batch_of()), *settings, seed=0)
+    stats = ppo_update(UpdateContext(actor, critic, Credit(batch_of()), *settings), seed=0)
     expected = []
     assert len(actor.lengths) == 2 * 2 * 2  # PPO epochs, updates, rows
     for update in range(4):
@@ -126,7 +126,8 @@ def test_the_seed_shuffles_the_rows() -> None:
     for seed in (0, 1, 2):
         actor = StandIn(-1.0)
         settings = update_flags(1, 1, 1)
-        ppo_update(actor, StandIn(0.0), ComputedCredit(batch_of(tuple(range(1, 9)))), *settings, seed)
+        credit = Credit(batch_of(tuple(range(1, 9))))
+        ppo_update(UpdateContext(actor, StandIn(0.0), credit, *settings), seed)
         orders.append(tuple(actor.lengths))
     assert len(set(orders)) == 3
 
@@ -135,7 +136,7 @@ def test_an_update_that_fp16_left_out_is_counted_and_has_no_norm() -> None:
     actor, critic = StandIn(-1.0), StandIn(0.0)
     actor.skipped = True
     settings = update_flags(2, 2, 1)
-    stats = ppo_update(actor, critic, ComputedCredit(batch_of()), *settings, seed=0)
+    stats = ppo_update(UpdateContext(actor, critic, Credit(batch_of()), *settings), seed=0)
     assert stats["skipped/actor"] == 2 and "grad_norm/actor" not in stats and stats["grad_norm/critic"] == 3.0
 
 
@@ -164,12 +165,10 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
             rollout = to_device(make_rollout([(prompt, RESPONSE) for prompt in prompts]))
             return Generation(rollout, -1.0 * rollout.response_mask, torch.zeros_like(rollout.finished))
 
-        def update(
-            actor: Any, critic: Any, credit: Any, config: Any, plan: Any, seed: int, *_: Any
-        ) -> dict[str, float]:
-            notes.batches.append(credit.whole())
+        def update(context: UpdateContext, seed: int, *_: Any) -> dict[str, float]:
+            notes.batches.append(context.credit.whole())
             notes.shuffles.append(seed)
-            actor.weight = 1.0
+            context.actor.weight = 1.0
             return {"loss/policy": 0.0, "loss/value": 0.0}
 
         monkeypatch.setattr("dschat.training.ppo.algorithm.ppo_update", update)

@@ -48,13 +48,13 @@ from dschat.training.ppo.collect import (
     ScoringCollector,
     build_actor_sampler,
 )
-from dschat.training.ppo.credit import ComputedCredit, Credit, FusedCredit, assign_credit, with_scores
+from dschat.training.ppo.credit import Credit, assign_credit, with_scores
 from dschat.training.ppo.evaluation import evaluate_responses
 from dschat.training.ppo.logprob_gap import check_gap
 from dschat.training.ppo.metrics import critic_gate, external_metrics, normalised_metrics, rollout_metrics
 from dschat.training.ppo.models import MovingAverage, PPOModels, trained_engines
 from dschat.training.ppo.score import ExternalStats, RolloutScorer, ScoredBatch, ScoredRows
-from dschat.training.ppo.update import ppo_update, rows_of_updates
+from dschat.training.ppo.update import UpdateContext, ppo_update, rows_of_updates
 from dschat.training.rehearsal import filled_rollout, rehearsal, rows_of
 from dschat.training.selfcheck import check_rollout, check_scalar
 from dschat.training.throughput import Throughput, TrainedTexts
@@ -213,7 +213,7 @@ class PPO(Algorithm):
         # 5. Metrics of the rollout, the next KL coefficient and the moments of all scores so far.
         trained = self.trained_in(iteration).values()
         metrics |= self.throughput.trained(trained_texts, clock.seconds["time/training"], trained)
-        is_credit_known = not credit.needs_update or SKIPPED_NONFINITE not in metrics
+        is_credit_known = credit.is_known or SKIPPED_NONFINITE not in metrics
         if is_credit_known:
             metrics |= self.metrics_of_rollout(credit.whole(), moments)
             if not self.warms_up(iteration):
@@ -264,9 +264,9 @@ class PPO(Algorithm):
             moments: running moments of all scores, this rollout's included.
         """
         if rows.logprobs is None:
-            return FusedCredit(rows, lambda trajectory, macro: self.credit(trajectory, macro, moments=moments))
+            return Credit(rows, lambda trajectory, macro: self.credit(trajectory, macro, moments=moments))
         samples = self.plan.samples_per_prompt
-        return ComputedCredit(self.credit(rows.trajectory, rows.macro, samples, moments))
+        return Credit(self.credit(rows.trajectory, rows.macro, samples, moments))
 
     def credit(
         self, trajectory: Trajectory, macro: MacroActions, samples: int = 1, moments: ScoreMoments | None = None
@@ -326,16 +326,10 @@ class PPO(Algorithm):
             )
 
         metrics = ppo_update(
-            self.models.actor,
-            self.models.critic,
-            credit,
-            self.config,
-            self.plan,
+            self.context(credit, self.warms_up(iteration)),
             derive_seed(self.config.optimisation.seed, SeedKind.SHUFFLE, iteration),
             current.updates,
-            self.kl_of_loss,
             is_left_out,
-            self.warms_up(iteration),
         )
         if self.average is not None:
             self.average.update()
@@ -352,10 +346,12 @@ class PPO(Algorithm):
         rows = np.concatenate(remaining) if remaining else np.zeros(0, dtype=np.int64)
         return TrainedTexts(lengths.totals[rows], int(lengths.sampled[rows].sum()))
 
-    @property
-    def kl_of_loss(self) -> float:
-        """Coefficient of the KL as a term of the policy's loss."""
-        return self.kl.value if self.config.loss.kl_in == "loss" else 0.0
+    def context(self, credit: Credit, critic_alone: bool = False) -> UpdateContext:
+        """What the updates of a rollout read, with this iteration's KL coefficient if the KL is a term of the loss."""
+        kl_coef = self.kl.value if self.config.loss.kl_in == "loss" else 0.0
+        return UpdateContext(
+            self.models.actor, self.models.critic, credit, self.config, self.plan, kl_coef, critic_alone
+        )
 
     def evaluate(self) -> tuple[Metrics, list[Sample]]:
         """Means over the held-out prompts, with the same seeds every time; {} without such prompts."""
@@ -406,10 +402,10 @@ class PPO(Algorithm):
         responses = self.plan.rollout_per_rank * self.plan.samples_per_prompt
         memory = decoding_bytes(self.models.rollouts, self.models.actor, responses, sampled_length)
 
-        config = self.config.changed(ppo_epochs=1)
         plan = replace(self.plan, update_per_rank=rows)
+        context = replace(self.context(credit), config=self.config.changed(ppo_epochs=1), plan=plan)
         with rehearsal(self.models.trained, rows, prompt + response, "per_device_training_batch_size", memory):
-            ppo_update(self.models.actor, self.models.critic, credit, config, plan, seed=0, kl_coef=self.kl_of_loss)
+            ppo_update(context, seed=0)
 
     def rehearsed_credit(self, rollout: Rollout) -> Credit:
         """Credit of a rollout whose rows are one macro action each and whose log-probs, values and scores are 0."""
@@ -420,7 +416,7 @@ class PPO(Algorithm):
         if self.config.credit_is_fused(self.plan):
             return self.credit_of(ScoredRows(scored, macro), None)
         values = None if self.models.critic is None else zeros
-        return ComputedCredit(PPOBatch(scored.with_numbers(zeros, values), macro, zeros, zeros, zeros, values))
+        return Credit(PPOBatch(scored.with_numbers(zeros, values), macro, zeros, zeros, zeros, values))
 
     def why_stop(self, metrics: Metrics, update: int, may_stop: bool) -> str | None:
         return self.alarms.check(metrics, update, may_stop)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,116 +29,61 @@ from macro_actions.estimators import (
 )
 from macro_actions.masked import masked_moments, whiten, whiten_rows
 from macro_actions.rewards import ScoreMoments
-from macro_actions.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, trim
+from macro_actions.types import MacroActions, PPOBatch, ScoredRollout, Trajectory, select_rows, trim
 
 AssignCredit = Callable[[Trajectory, MacroActions], PPOBatch]
 
 
-class Credit(Protocol):
-    """Advantages of a rollout of B rows, as an update reads them."""
+class Credit:
+    """Advantages of a rollout of B rows, as an update reads them.
+
+    They are known before the update, or come from its own forward passes where a rollout has one update: the policy
+    that samples is then the one that is updated, so that separate passes over the rollout would compute the same
+    log-probs and values once more. Credit assignment works on any subset of rows, and so micro-batch by micro-batch.
+    """
+
+    def __init__(self, rows: PPOBatch | ScoredRows, assign: AssignCredit | None = None) -> None:
+        """Takes rows with their advantages; or rows without log-probs, and a function that computes the advantages."""
+        if isinstance(rows, ScoredRows):
+            zeros = torch.zeros_like(rows.scored.ref_logprobs)
+            rows = replace(rows, logprobs=zeros, values=zeros.clone())
+        self.rows = rows
+        self._assign = assign
 
     @property
-    def rollout(self) -> Rollout:
-        """The sampled responses."""
-
-    @property
-    def macro(self) -> MacroActions:
-        """The macro actions of the rows."""
+    def is_known(self) -> bool:
+        """Whether the advantages are known before the update."""
+        return isinstance(self.rows, PPOBatch)
 
     @property
     def loss_mask(self) -> Tensor:
         """Shape (B, R), bool: tokens that the policy's loss is about."""
+        return self.rows.policy_mask if isinstance(self.rows, PPOBatch) else self.rows.response_mask
 
     @property
     def checked(self) -> PPOBatch | ScoredRollout:
         """The batch as far as it is known before the update, to be checked for numbers that are not finite."""
+        return self.rows if isinstance(self.rows, PPOBatch) else self.rows.scored
 
-    @property
-    def needs_update(self) -> bool:
-        """Whether log-probs and values come from the update's own forward passes."""
+    def record(self, layout: Layout, logprobs: Tensor, values: Tensor) -> None:
+        """Takes the log-probs and values (b, R') of rows whose advantages are not known, before `part` reads them."""
+        assert isinstance(self.rows, ScoredRows) and self.rows.logprobs is not None and self.rows.values is not None
+        self.rows.logprobs[layout.rows, : layout.width] = logprobs.detach()
+        self.rows.values[layout.rows, : layout.width] = values.detach()
 
-    def part(self, layout: Layout, logprobs: Callable[[], Tensor], values: Callable[[], Tensor]) -> PPOBatch:
-        """A micro-batch of b rows.
-
-        Args:
-            layout: the rows.
-            logprobs: gives the actor's log-probs, shape ``(b, R')``, from the update's forward pass.
-            values: gives the critic's values, shape ``(b, R')``, from the update's forward pass.
-        """
+    def part(self, layout: Layout) -> PPOBatch:
+        """A micro-batch of b rows."""
+        return self._assigned(trim(select_rows(self.rows, layout.rows), layout.width))
 
     def whole(self) -> PPOBatch:
         """The whole batch; available after the update's first pass over all rows."""
+        return self._assigned(self.rows)
 
-
-class ComputedCredit:
-    """Advantages that are known before the update."""
-
-    needs_update = False
-
-    def __init__(self, batch: PPOBatch) -> None:
-        self.checked = batch
-
-    @property
-    def rollout(self) -> Rollout:
-        return self.checked.rollout
-
-    @property
-    def macro(self) -> MacroActions:
-        return self.checked.macro
-
-    @property
-    def loss_mask(self) -> Tensor:
-        return self.checked.policy_mask
-
-    def part(self, layout: Layout, logprobs: Callable[[], Tensor], values: Callable[[], Tensor]) -> PPOBatch:
-        return trim(select_rows(self.checked, layout.rows), layout.width)
-
-    def whole(self) -> PPOBatch:
-        return self.checked
-
-
-class FusedCredit:
-    """Advantages from the update's own forward passes, where a rollout has one update.
-
-    The policy that samples is the one that is updated, so a separate pass over the rollout would compute the same
-    log-probs and values once more. Credit assignment works on any subset of rows, and so micro-batch by micro-batch.
-    """
-
-    needs_update = True
-
-    def __init__(self, rows: ScoredRows, assign: AssignCredit) -> None:
-        """Prepares credit for B rows without log-probs, which `assign` computes row by row."""
-        self._rows = rows
-        self._assign = assign
-        self._logprobs = torch.zeros_like(rows.scored.ref_logprobs)
-        self._values = torch.zeros_like(rows.scored.ref_logprobs)
-
-    @property
-    def rollout(self) -> Rollout:
-        return self._rows.rollout
-
-    @property
-    def macro(self) -> MacroActions:
-        return self._rows.macro
-
-    @property
-    def loss_mask(self) -> Tensor:
-        return self._rows.response_mask
-
-    @property
-    def checked(self) -> ScoredRollout:
-        return self._rows.scored
-
-    def part(self, layout: Layout, logprobs: Callable[[], Tensor], values: Callable[[], Tensor]) -> PPOBatch:
-        detached_logprobs = logprobs().detach()
-        detached_values = values().detach()
-        self._logprobs[layout.rows, : layout.width] = detached_logprobs
-        self._values[layout.rows, : layout.width] = detached_values
-        part = trim(select_rows(self._rows, layout.rows), layout.width)
-        return self._assign(part.scored.with_numbers(detached_logprobs, detached_values), part.macro)
-
-    def whole(self) -> PPOBatch:
-        return self._assign(self._rows.scored.with_numbers(self._logprobs, self._values), self._rows.macro)
+    def _assigned(self, rows: PPOBatch | ScoredRows) -> PPOBatch:
+        if isinstance(rows, PPOBatch):
+            return rows
+        assert self._assign is not None  # it comes with rows without log-probs
+        return self._assign(rows.trajectory, rows.macro)
 
 
 def with_scores(moments: ScoreMoments, scored: ScoredRollout) -> ScoreMoments:

@@ -5,21 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dschat.models.engines import TrainedPolicy, TrainedScalar
-from dschat.models.layout import Integers, Layout, Lengths, PassSize, lay_out
+from dschat.models.engines import Trained, TrainedPolicy, TrainedScalar
+from dschat.models.layout import Integers, Layout, Lengths, lay_out
 from dschat.run.distributed import sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.stop import raise_if_stopped
 from dschat.settings.batches import BatchPlan
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.ppo_loss import LossFlags
-from dschat.training.iteration import Metrics, UpdateProgress, micro_batches, run_updates
+from dschat.training.iteration import Metrics, UpdateProgress, micro_batches, pass_size, run_updates
 from dschat.training.ppo.credit import Credit
 from dschat.training.ppo.models import trained_engines
 from macro_actions.importance import importance_weights
@@ -29,17 +28,44 @@ from macro_actions.segments import macro_logprobs, sequence_logprobs
 from macro_actions.types import PPOBatch, select_rows
 
 
+@dataclass(frozen=True)
+class UpdateContext:
+    """What the updates of one rollout have in common.
+
+    Attributes:
+        actor: the policy's engine.
+        critic: the value model's engine, if there is one.
+        credit: this rank's rows with their advantages.
+        config: the flags.
+        plan: batch sizes.
+        kl_coef: coefficient of the KL as a term of the policy's loss.
+        critic_alone: leave the actor and its optimiser as they are (--critic_warmup_updates).
+    """
+
+    actor: TrainedPolicy
+    critic: TrainedScalar | None
+    credit: Credit
+    config: PPOConfig
+    plan: BatchPlan
+    kl_coef: float = 0.0
+    critic_alone: bool = False
+
+    @property
+    def engines(self) -> dict[str, Trained]:
+        """The engines that are trained, by name."""
+        return trained_engines(self.actor, self.critic, self.critic_alone)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the rows."""
+        return self.credit.loss_mask.device
+
+
 def ppo_update(
-    actor: TrainedPolicy,
-    critic: TrainedScalar | None,
-    credit: Credit,
-    config: PPOConfig,
-    plan: BatchPlan,
+    context: UpdateContext,
     seed: int,
     progress: UpdateProgress | None = None,
-    kl_coef: float = 0.0,
     left_out: Callable[[int, Tensor], bool] = lambda done, rows: False,
-    critic_alone: bool = False,
 ) -> Metrics:
     """Trains actor and critic (if any) on one rollout. The trained engines must be in training mode.
 
@@ -47,16 +73,10 @@ def ppo_update(
     by the count of the whole update over all ranks, so that neither the micro-batch size nor the order matters.
 
     Args:
-        actor: the policy's engine.
-        critic: the value model's engine, if there is one.
-        credit: this rank's rows with their advantages.
-        config: the flags.
-        plan: batch sizes.
+        context: engines, rows and flags.
         seed: seed of the shuffling, the same on every rank.
         progress: updates that are done already, see `run_updates`.
-        kl_coef: coefficient of the KL as a term of the policy's loss.
         left_out: gets the number of updates before this one and its rows (N,), see `run_updates`.
-        critic_alone: leave the actor and its optimiser as they are (--critic_warmup_updates).
 
     Returns:
         Means over the updates, named policy/…, loss/… and val/…, and what else `run_updates` returns.
@@ -64,19 +84,17 @@ def ppo_update(
     Raises:
         Stopped: soon after a signal, see `dschat.run.stop`.
     """
-    lengths = Lengths.of(credit.rollout)
-    updates = rows_of_updates(len(lengths.totals), plan.update_per_rank, config.rollouts.ppo_epochs, seed)
-    device = credit.loss_mask.device
-
-    engines = trained_engines(actor, critic, critic_alone)
+    lengths = Lengths.of(context.credit.rows.rollout)
+    ppo_epochs = context.config.rollouts.ppo_epochs
+    updates = rows_of_updates(len(lengths.totals), context.plan.update_per_rank, ppo_epochs, seed)
 
     def update(rows: Integers, means: Means) -> None:
-        _one_update(actor, critic, credit, rows, lengths, config, plan, kl_coef, means, critic_alone)
+        _one_update(context, rows, lengths, means)
 
     def is_left_out(done: int, rows: Integers) -> bool:
-        return left_out(done, torch.as_tensor(rows, device=device))
+        return left_out(done, torch.as_tensor(rows, device=context.device))
 
-    return run_updates(updates, progress or UpdateProgress(), update, is_left_out, engines)
+    return run_updates(updates, progress or UpdateProgress(), update, is_left_out, context.engines)
 
 
 def rows_of_updates(count: int, update_size: int, ppo_epochs: int, seed: int) -> list[Integers]:
@@ -111,11 +129,12 @@ class UpdateCounts:
     tokens: Tensor
 
 
-def _count_update(credit: Credit, rows: Tensor, num_tokens: Tensor, config: PPOConfig) -> UpdateCounts:
+def _count_update(context: UpdateContext, rows: Tensor, num_tokens: Tensor) -> UpdateCounts:
     """Counts of an update over all ranks, from this rank's rows (N,) and their number of response tokens."""
+    config = context.config
     loss_mean = config.loss.mean_of_loss
-    loss_mask = credit.loss_mask[rows]
-    macro = select_rows(credit.macro, rows)
+    loss_mask = context.credit.loss_mask[rows]
+    macro = select_rows(context.credit.rows.macro, rows)
     count = loss_count(loss_mean, macro, loss_mask, config.sampling.max_answer_seq_len)
     local_counts = torch.stack([num_tokens.float(), count])
     totals = sum_over_ranks(local_counts).clamp(min=1)
@@ -126,97 +145,58 @@ def _count_update(credit: Credit, rows: Tensor, num_tokens: Tensor, config: PPOC
     return UpdateCounts(loss, measured, tokens)
 
 
-def _one_update(
-    actor: TrainedPolicy,
-    critic: TrainedScalar | None,
-    credit: Credit,
-    rows: Integers,
-    lengths: Lengths,
-    config: PPOConfig,
-    plan: BatchPlan,
-    kl_coef: float,
-    means: Means,
-    critic_alone: bool = False,
-) -> None:
+def _one_update(context: UpdateContext, rows: Integers, lengths: Lengths, means: Means) -> None:
     """Runs one optimiser step of actor and critic on some rows, in micro-batches; adds statistics to the means."""
-    device = credit.loss_mask.device
-    num_tokens = torch.as_tensor(lengths.sampled[rows].sum(), device=device)
-    counts = _count_update(credit, torch.as_tensor(rows, device=device), num_tokens, config)
-    size = PassSize(plan.micro_batch, plan.max_tokens)
-    engines = trained_engines(actor, critic, critic_alone)
-    for group in micro_batches(lengths.totals[rows], size, engines.values()):
+    num_tokens = torch.as_tensor(lengths.sampled[rows].sum(), device=context.device)
+    counts = _count_update(context, torch.as_tensor(rows, device=context.device), num_tokens)
+    for group in micro_batches(lengths.totals[rows], pass_size(context.plan), context.engines.values()):
         raise_if_stopped()
-        layout = lay_out(credit.rollout, rows[group], lengths)
-        if critic_alone:
-            assert critic is not None  # a warm-up without a critic is refused
-            means.add_sums(_train_critic_alone(actor, critic, credit, layout, counts, config))
-        else:
-            means.add_sums(_train_micro_batch(actor, critic, credit, layout, counts, config, kl_coef))
+        layout = lay_out(context.credit.rows.rollout, rows[group], lengths)
+        means.add_sums(_train_micro_batch(context, layout, counts))
 
 
-def _train_micro_batch(
-    actor: TrainedPolicy,
-    critic: TrainedScalar | None,
-    credit: Credit,
-    layout: Layout,
-    counts: UpdateCounts,
-    config: PPOConfig,
-    kl_coef: float,
-) -> dict[str, Tensor]:
-    """Forward and backward passes on b rows; their shares of the update's statistics."""
+def _train_micro_batch(context: UpdateContext, layout: Layout, counts: UpdateCounts) -> dict[str, Tensor]:
+    """Forward and backward passes on b rows; their shares of the update's statistics.
 
-    @cache
-    def new_values() -> Tensor:
-        """V(x, y_<j) of the responses, (b, R'), differentiable."""
-        assert critic is not None  # only credit of a critic asks for values
-        return layout.before(critic(layout.input_ids, None))
+    The critic's forward pass comes after the actor's backward pass, so that one of them has activations in memory at a
+    time, unless credit assignment needs its values. An actor that is not trained computes log-probs for that alone.
+    """
+    credit = context.credit
+    trains_actor = not context.critic_alone
+    new_values: Tensor | None = None
+    if trains_actor or not credit.is_known:
+        with torch.set_grad_enabled(trains_actor):
+            token_logprobs, entropy = context.actor(
+                layout.input_ids, None, layout.targets, context.config.sampling.temperature, trains_actor
+            )
+        new_logprobs = layout.spread(token_logprobs)
+        if not credit.is_known:
+            new_values = _new_values(context.critic, layout)
+            credit.record(layout, new_logprobs, new_values)
 
-    token_logprobs, entropy = actor(layout.input_ids, None, layout.targets, config.sampling.temperature)
-    new_logprobs = layout.spread(token_logprobs)
-    part = credit.part(layout, lambda: new_logprobs, new_values)
-    stats = _actor_step(actor, part, new_logprobs, counts, config, kl_coef)
-    stats["policy/entropy"] = entropy.sum() / counts.tokens
-    if critic is not None:
-        stats |= _critic_step(critic, part, new_values(), counts.tokens, config.loss)
+    part = credit.part(layout)
+    stats: dict[str, Tensor] = {}
+    if trains_actor:
+        stats |= _actor_step(context, part, new_logprobs, counts)
+        stats["policy/entropy"] = entropy.sum() / counts.tokens
+    if context.critic is not None:
+        if new_values is None:
+            new_values = _new_values(context.critic, layout)
+        stats |= _critic_step(context.critic, part, new_values, counts.tokens, context.config.loss)
     return stats
 
 
-def _train_critic_alone(
-    actor: TrainedPolicy,
-    critic: TrainedScalar,
-    credit: Credit,
-    layout: Layout,
-    counts: UpdateCounts,
-    config: PPOConfig,
-) -> dict[str, Tensor]:
-    """Forward and backward passes of the critic on b rows; their shares of the update's statistics.
-
-    The actor computes log-probs, without gradient, where credit assignment needs them.
-    """
-
-    @torch.no_grad()
-    def logprobs() -> Tensor:
-        token_logprobs, _ = actor(layout.input_ids, None, layout.targets, config.sampling.temperature, False)
-        return layout.spread(token_logprobs)
-
-    new_values = layout.before(critic(layout.input_ids, None))
-    part = credit.part(layout, logprobs, lambda: new_values)
-    return _critic_step(critic, part, new_values, counts.tokens, config.loss)
+def _new_values(critic: TrainedScalar | None, layout: Layout) -> Tensor:
+    """V(x, y_<j) of the responses, (b, R'), differentiable."""
+    assert critic is not None  # only credit of a critic asks for values
+    return layout.before(critic(layout.input_ids, None))
 
 
 def _actor_step(
-    actor: TrainedPolicy, part: PPOBatch, new_logprobs: Tensor, counts: UpdateCounts, config: PPOConfig, kl_coef: float
+    context: UpdateContext, part: PPOBatch, new_logprobs: Tensor, counts: UpdateCounts
 ) -> dict[str, Tensor]:
-    """Backward pass of the actor on one micro-batch; its shares of the update's statistics.
-
-    Args:
-        actor: the policy's engine.
-        part: b rows with their advantages.
-        new_logprobs: shape ``(b, R')``, differentiable.
-        counts: counts of the update.
-        config: the flags.
-        kl_coef: coefficient of the KL as a term of the loss.
-    """
+    """Backward pass of the actor on b rows with their log-probs (b, R'); its shares of the update's statistics."""
+    config = context.config
     flags = config.loss
     mask = part.policy_mask
     weights = loss_weights(flags.mean_of_loss, part.macro, mask)
@@ -241,15 +221,15 @@ def _actor_step(
         "policy/clipfrac": stats["clipfrac"] * to_mean,
         "val/ratio": stats["ratio"] * to_mean,
     }
-    if kl_coef:
+    if context.kl_coef:
         policy_logprobs = torch.where(mask, new_logprobs, 0.0)
         reference = torch.where(mask, part.trajectory.ref_logprobs, 0.0)
         kl_per_token = kl_estimate(policy_logprobs, reference, config.estimator.kl_estimator)
         kl = kl_loss(kl_per_token, mask, counts.loss, weights)
-        loss = loss + kl_coef * kl
+        loss = loss + context.kl_coef * kl
         shares["loss/kl"] = kl
-    actor.backward(loss)
-    actor.step()
+    context.actor.backward(loss)
+    context.actor.step()
     return shares
 
 
