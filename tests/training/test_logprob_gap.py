@@ -188,7 +188,7 @@ def test_what_a_checkpoint_holds_of_the_rollout_ahead(loop, caplog):
     algorithm = loop.algorithm
     algorithm.collect(work_of(algorithm, algorithm.config, loop.run.plan, 0), 0, Clock())
     assert "ahead" not in algorithm.state_dict().rollout  # the actor still has the weights that draw it
-    algorithm.collector.accept()
+    algorithm.responses.accept()
     state = algorithm.state_dict()
     assert state.rollout["ahead"] == 1
     algorithm.models.rollouts.gone = True

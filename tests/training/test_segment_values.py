@@ -9,7 +9,6 @@ import torch
 
 from closeness import FORMULA, assert_near
 from dschat.base.errors import UserError
-from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
@@ -18,19 +17,8 @@ from dschat.settings.parse import parse
 from dschat.settings.ppo import PPOConfig
 from dschat.training.iteration import Clock
 from dschat.training.ppo.collect import ActorSampler
-from dschat.training.ppo.segment_values import SegmentValueCollector, _checksum
-from factories import (
-    EOS,
-    credit_of_batch,
-    make_causal_lm,
-    make_prompts,
-    make_rollout,
-    ppo_config,
-    ppo_loop,
-    ragged_rows,
-)
+from factories import EOS, credit_of_batch, make_causal_lm, make_prompts, ppo_config, ppo_loop
 from macro_actions.conditions import at_most
-from macro_actions.segments import segment
 from macro_actions.types import PPOBatch, Rollout
 from rl_cases import credit_of, mask_of, trajectory_of
 from rollout_cases import by_hand
@@ -144,18 +132,6 @@ def test_weights_are_sent_once_for_all_parts(group: Any, tmp_path: Any, monkeypa
     assert parts > 1 and sessions == [False, False] + [True] * (parts - 1)
 
 
-def test_parts_of_other_macro_actions_are_not_taken_up() -> None:
-    """The same responses of four tokens, as 2 + 2 and as 1 + 3."""
-    rollout = make_rollout(ragged_rows([2, 3], [4, 4]))
-    mask = torch.ones(2, 4, dtype=torch.bool)
-    sums = []
-    for cut in (1, 0, 1):
-        ends = torch.zeros(2, 4, dtype=torch.bool)
-        ends[:, [cut, 3]] = True
-        sums.append(_checksum(rollout, segment(ends, mask)))
-    assert sums[0] == sums[2] != sums[1]
-
-
 @pytest.mark.slow
 def test_many_completions_come_to_the_exact_value(group: Any, tokenizer: Any, tmp_path: Any) -> None:
     """Two tokens of 100 ids: V of the prompt and after the first token, summed over all that may follow."""
@@ -261,57 +237,6 @@ def test_completions_are_paid_for(group: Any, tmp_path: Any) -> None:
 
 
 # -- runs
-
-
-def test_parts_that_are_done_are_not_drawn_again(group: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped in the second part, taken up by another run: it draws its rollout and the second part alone.
-
-    Of global random numbers, the second part gets those that it would have got.
-    """
-    sizes: list[int] = []
-    real = ContinuousEngine.sampler_for
-
-    def noted(engine: Any, causal_lm: Any) -> Any:
-        def draw(prompts: Any, *args: Any, **options: Any) -> Any:
-            sizes.append(len(prompts))
-            random.append(float(torch.rand(())))
-            if stops and len(sizes) == 3:
-                raise KeyboardInterrupt
-            return sampler_for(prompts, *args, **options)
-
-        sampler_for = real(engine, causal_lm)
-        return draw
-
-    monkeypatch.setattr(ContinuousEngine, "sampler_for", noted)
-    whole, random, stops = trainer_of(tmp_path), list[float](), False
-    torch.manual_seed(0)
-    expected, _ = batch_of(whole)
-    numbers = random.copy()
-    sizes.clear()
-    stopped, stops = trainer_of(tmp_path), True
-    torch.manual_seed(0)
-    with pytest.raises(KeyboardInterrupt):
-        batch_of(stopped)
-    rollout, first, second = sizes
-    state = stopped.algorithm.state_dict()
-    sizes.clear()
-    random.clear()
-    again, stops = trainer_of(tmp_path), False
-    again.algorithm.load_state_dict(state)
-    torch.manual_seed(0)
-    batch, stats = batch_of(again)
-    assert sizes == [rollout, second] and first > 0
-    assert random == [numbers[0], numbers[2]]
-    assert torch.equal(batch.advantages, expected.advantages) and stats.totals["rollout/mc_tokens"] > 0
-    # What is done grows with every part, so that a run that is stopped again writes it down again.
-    assert state.rollout["completions"] == 1
-    monkeypatch.setattr(SegmentValueCollector, "accept", lambda values: None)
-    assert again.algorithm.state_dict().rollout["completions"] == 2
-    # Of another iteration, nothing is left.
-    sizes.clear()
-    again.algorithm.load_state_dict(state)
-    batch_of(again, iteration=1)
-    assert len(sizes) == 3
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from dschat.data.examples import PromptExample
 from dschat.rollouts.engine import AheadEngine, Generation, Pending
 from dschat.run.state import Progress, SeedKind
 from dschat.training.iteration import put_together
-from dschat.training.ppo.collect import ActorSampler, CollectorState, CurrentSampler, RolloutWork, Sampler, Samples
+from dschat.training.ppo.collect import ActorSampler, CurrentSampler, RolloutWork, Sampler, SamplerState, Samples
 from macro_actions.types import tensors_of
 
 logger = logging.getLogger("dschat")
@@ -83,7 +83,7 @@ class AheadSampler(Sampler):
         self._is_scoring = False
         self._taken = None
 
-    def state(self) -> CollectorState:
+    def state(self) -> SamplerState:
         """The sampled rollout of the next iteration. Every rank must call it.
 
         As long as a rollout is scored, the actor has the weights with which the next one can be sampled again.

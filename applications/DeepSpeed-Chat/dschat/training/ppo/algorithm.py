@@ -64,24 +64,34 @@ from macro_actions.segments import segment
 from macro_actions.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, tensors_of
 
 
+def build_sampler(
+    actor: ActorSampler,
+    prompts: Sequence[PromptExample],
+    config: PPOConfig,
+    plan: BatchPlan,
+    prompts_of_iteration: Callable[[int], list[int] | None],
+) -> Sampler:
+    """What samples the responses of an iteration.
+
+    `prompts_of_iteration` gives the positions of this rank's prompts in an iteration; None after the last.
+    """
+    if config.vllm.rollouts_ahead:
+        from dschat.training.ppo.ahead import AheadSampler
+
+        return AheadSampler(actor, prompts, plan.samples_per_prompt, prompts_of_iteration)
+    return CurrentSampler(actor, prompts, plan.samples_per_prompt)
+
+
 def build_collector(
+    sampler: Sampler,
     actor: ActorSampler,
     scorer: RolloutScorer,
     prompts: Sequence[PromptExample],
     config: PPOConfig,
     plan: BatchPlan,
-    prompts_of_iteration: Callable[[int], list[int] | None],
 ) -> Collector:
-    """The stages that collect a run's rollouts, see ppo/collect.py.
-
-    `prompts_of_iteration` gives the positions of this rank's prompts in an iteration; None after the last.
-    """
+    """The stages that collect a run's rollouts, see ppo/collect.py."""
     samples = plan.samples_per_prompt
-    sampler: Sampler = CurrentSampler(actor, prompts, samples)
-    if config.vllm.rollouts_ahead:
-        from dschat.training.ppo.ahead import AheadSampler
-
-        sampler = AheadSampler(actor, prompts, samples, prompts_of_iteration)
     collector: Collector = ScoringCollector(sampler, scorer, samples, config.credit_is_fused(plan))
     if config.advantages.refill_rounds:
         from dschat.training.ppo.refill import RefillCollector
@@ -171,7 +181,8 @@ class PPO(Algorithm):
             sampler = build_actor_sampler(models, tokenizer, config)
         self.sampler = sampler
         self.scorer = RolloutScorer(models, condition, tokenizer, config, pass_size(run.plan).without_gradient)
-        self.collector = build_collector(sampler, self.scorer, prompts, config, run.plan, self.prompts_of_iteration)
+        self.responses = build_sampler(sampler, prompts, config, run.plan, self.prompts_of_iteration)
+        self.collector = build_collector(self.responses, sampler, self.scorer, prompts, config, run.plan)
 
         # The parts that watch the run.
         self.nonfinite = build_nonfinite(config, run)
@@ -197,7 +208,7 @@ class PPO(Algorithm):
 
             # 3. Leave the rollout out if numbers are not finite.
             self.current = self.finish_rollout(batch, credit, iteration, clock)
-            self.collector.accept()
+            self.responses.accept()
             if self.current is None:
                 return {SKIPPED_NONFINITE: float(self.plan.updates_per_rollout)}
         else:
@@ -427,9 +438,9 @@ class PPO(Algorithm):
             "alarms": self.alarms.state_dict(),
             "scores": None if self.moments is None else asdict(self.moments),
         }
-        collected_numbers, collected_tensors = self.collector.state()
+        sampled_numbers, sampled_tensors = self.responses.state()
         state = state_with(numbers, self.current)
-        return replace(state, tensors=state.tensors | collected_tensors, rollout=state.rollout | collected_numbers)
+        return replace(state, tensors=state.tensors | sampled_tensors, rollout=state.rollout | sampled_numbers)
 
     def load_state_dict(self, state: Progress) -> None:
         numbers = state.numbers
@@ -437,6 +448,6 @@ class PPO(Algorithm):
         self.alarms.load_state_dict(numbers["alarms"])
         if self.moments is not None:
             self.moments = ScoreMoments(**numbers["scores"])
-        self.collector.load(state)
+        self.responses.load(state)
         if "current" in state.rollout:
             self.current = Iteration.from_state(state, ScoredRows)

@@ -36,7 +36,7 @@ from dschat.training.ppo.models import PPOModels
 from dschat.training.ppo.score import RolloutScorer, ScoredBatch
 from macro_actions.rewards import ScoreMoments
 
-CollectorState = tuple[Json, dict[str, Tensor]]  # numbers that are the same on every rank; tensors of this rank
+SamplerState = tuple[Json, dict[str, Tensor]]  # numbers that are the same on every rank; tensors of this rank
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,6 @@ class Collector(ABC):
     @abstractmethod
     def collect(self, work: RolloutWork) -> ScoredBatch:
         """This rank's part of the rollout of an iteration. Every rank must call it."""
-
-    @abstractmethod
-    def accept(self) -> None:
-        """Called when the iteration has its rollout, which a resumed run then does not collect again."""
-
-    @abstractmethod
-    def state(self) -> CollectorState:
-        """State that a checkpoint needs for an exact resume. Every rank must call it."""
-
-    @abstractmethod
-    def load(self, state: Progress) -> None:
-        """Restores what `state` returned."""
 
 
 class ScoringCollector(Collector):
@@ -95,15 +83,6 @@ class ScoringCollector(Collector):
         numbers = torch.tensor(work.prompt_numbers, device=batch.bad_rows.device)
         numbers = numbers.repeat_interleave(self._samples_per_prompt)
         return replace(batch, prompt_numbers=numbers, is_stale=samples.is_stale)
-
-    def accept(self) -> None:
-        self.sampler.accept()
-
-    def state(self) -> CollectorState:
-        return self.sampler.state()
-
-    def load(self, state: Progress) -> None:
-        self.sampler.load(state)
 
 
 def lengths_of_samplings(generation: Generation, texts: ResponseTexts) -> list[Lengths]:
@@ -133,7 +112,7 @@ class Sampler(ABC):
         """Called when the iteration has its rollout, which a resumed run then does not sample again."""
         return None
 
-    def state(self) -> CollectorState:
+    def state(self) -> SamplerState:
         """State that a checkpoint needs for an exact resume. Every rank must call it."""
         return {}, {}
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from dschat.data.collate import further_examples
 from dschat.data.examples import PromptExample
 from dschat.run.distributed import gather_on_host, interleave_over_ranks, rank, world_size
-from dschat.run.state import Progress, SeedKind, derive_seed
+from dschat.run.state import SeedKind, derive_seed
 from dschat.settings.batches import BatchPlan
 from dschat.settings.ppo import PPOConfig
-from dschat.training.ppo.collect import ActorSampler, Collector, CollectorState, RolloutWork, lengths_of_samplings
+from dschat.training.ppo.collect import ActorSampler, Collector, RolloutWork, lengths_of_samplings
 from dschat.training.ppo.score import RolloutScorer, ScoredBatch, equal_groups
 from macro_actions.groups import refilled
 from macro_actions.types import join, mapped, select_rows
@@ -72,15 +72,6 @@ class RefillCollector(Collector):
             replaced_count += int((local_groups >= self._rollout_size).sum())
         totals = {**batch.stats.totals, "rollout/refilled": replaced_count, "rollout/refill_tokens": sampled_tokens}
         return replace(batch, stats=replace(batch.stats, totals=totals))
-
-    def accept(self) -> None:
-        self._inner.accept()
-
-    def state(self) -> CollectorState:
-        return self._inner.state()
-
-    def load(self, state: Progress) -> None:
-        self._inner.load(state)
 
     def _collect_further(
         self, prompt_numbers: Sequence[int], work: RolloutWork, round_number: int

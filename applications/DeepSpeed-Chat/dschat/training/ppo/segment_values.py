@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,18 +13,16 @@ from dschat.data.encoding import decode_sampled
 from dschat.data.examples import PromptExample
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import row_seed
-from dschat.run.distributed import device, largest_over_ranks
-from dschat.run.state import Progress, SeedKind, random_states, set_random_states
+from dschat.run.distributed import largest_over_ranks
+from dschat.run.state import SeedKind
 from dschat.scoring.source import Measured, ResponseTexts, ScoreSource, scores_of
 from dschat.settings.ppo import PPOConfig
-from dschat.training.ppo.collect import ActorSampler, Collector, CollectorState, RolloutWork
+from dschat.training.ppo.collect import ActorSampler, Collector, RolloutWork
 from dschat.training.ppo.credit import trained_scores, with_scores
 from dschat.training.ppo.score import ScoredBatch, ScoredRows
 from macro_actions.rewards import ScoreMoments
 from macro_actions.segments import to_tokens
 from macro_actions.types import MacroActions, Rollout, select_rows
-
-STATE = "completions"  # name of the state in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -37,25 +34,19 @@ class SegmentState:
     start: int  # response tokens before the macro action
 
 
-@dataclass
-class MeasuredParts:
-    """Parts of a rollout whose values have been measured, in their order."""
+@dataclass(frozen=True)
+class SegmentValues:
+    """Measured values of the states before the macro actions of B responses.
 
-    iteration: int = -1
-    checksum: int = 0  # checksum of the rollout, see `_checksum`
-    values: list[Tensor] = field(default_factory=list)  # (b, M) each
-    tokens: list[int] = field(default_factory=list)  # sampled for each part
-    # What score sources report of each part; not in checkpoints, as costs count from 0 at every start.
-    measured: list[Measured] = field(default_factory=list)
-    # Global random states after each part: score sources may draw random numbers.
-    random: list[dict[str, Tensor]] = field(default_factory=list)
+    Attributes:
+        values: shape ``(B, M)``, float32, 0 where there is no macro action.
+        tokens: tokens that were sampled on this rank.
+        measured: what score sources report of the completions, part by part.
+    """
 
-    def truncate(self, count: int) -> None:
-        """Drops all but the first parts."""
-        del self.values[count:]
-        del self.tokens[count:]
-        del self.measured[count:]
-        del self.random[count:]
+    values: Tensor
+    tokens: int
+    measured: list[Measured]
 
 
 class SegmentValueCollector(Collector):
@@ -64,8 +55,8 @@ class SegmentValueCollector(Collector):
     V̂(s) is the mean score of K completions from s (Kazemnejad et al. 2024, "VinePPO"). Completions without a score are
     left out; a state that has none left gets the mean over the states that are measured together with it.
 
-    Values are measured part by part. A run that is stopped keeps the finished parts: with the same weights it samples
-    the same rollout again, and continues with the next part.
+    Values are measured part by part, so that not all completions are in memory at once. A run that is stopped samples
+    the rollout and its completions again.
     """
 
     def __init__(
@@ -85,7 +76,6 @@ class SegmentValueCollector(Collector):
         self._config = config
         self._completions = config.advantages.mc_samples
         self._part_rows = part_rows
-        self._parts = MeasuredParts()
 
     def collect(self, work: RolloutWork) -> ScoredBatch:
         batch = self._inner.collect(work)
@@ -97,20 +87,20 @@ class SegmentValueCollector(Collector):
         moments = work.moments
         if moments is not None:
             moments = with_scores(moments, rows.scored)
-        values, tokens = self.measure(rows, examples, work.iteration, moments)
+        found = self.measure(rows, examples, work.iteration, moments)
         work.clock.record("completions")
 
-        rows = replace(rows, values=to_tokens(values, rows.macro))
+        rows = replace(rows, values=to_tokens(found.values, rows.macro))
         stats = replace(
             stats,
-            totals={**stats.totals, "rollout/mc_tokens": tokens},
-            measured=with_judge_of_completions(stats.measured, self._parts.measured),
+            totals={**stats.totals, "rollout/mc_tokens": found.tokens},
+            measured=with_judge_of_completions(stats.measured, found.measured),
         )
         return replace(batch, rows=rows, stats=stats)
 
     def measure(
         self, rows: ScoredRows, examples: Sequence[PromptExample], iteration: int, moments: ScoreMoments | None
-    ) -> tuple[Tensor, int]:
+    ) -> SegmentValues:
         """Values of the states before macro actions. Every rank must call it, with as many rows.
 
         Args:
@@ -119,35 +109,22 @@ class SegmentValueCollector(Collector):
             iteration: a part of the seeds.
             moments: moments of the scores so far, with --normalize_scores.
 
-        Returns:
-            Values (B, M) float32, 0 where there is no macro action; and the tokens that were sampled on this rank.
-
         Raises:
             Stopped: soon after a signal.
         """
         rollout = rows.rollout
         macro = rows.macro
-        checksum = _checksum(rollout, macro)
-        if (self._parts.iteration, self._parts.checksum) != (iteration, checksum):
-            self._parts = MeasuredParts(iteration, checksum)
-
-        # Continue after the parts that all ranks have finished.
-        parts = self._parts
-        finished = self._finished_on_all_ranks()
-        parts.truncate(finished)
-        if parts.random and parts.random[-1]:
-            set_random_states(parts.random[-1])
-
         response_ids = rollout.response_rows()
         count = len(response_ids)
         columns = macro.mask.shape[1]
-        first_missing = finished * self._part_rows
-        for first in range(first_missing, count, self._part_rows):
+        all_values = []
+        tokens = 0
+        reports = []
+        for first in range(0, count, self._part_rows):
             part = range(first, min(first + self._part_rows, count))
             states = _states_of(macro, part)
-            same_weights = first > first_missing
             generation, texts = self._sample_completions(
-                rollout, response_ids, states, examples, iteration, same_weights
+                rollout, response_ids, states, examples, iteration, same_weights=first > 0
             )
             means, measured = self._mean_scores(generation, texts, states, moments)
 
@@ -155,53 +132,10 @@ class SegmentValueCollector(Collector):
             rows_of_part = [state.row - first for state in states]
             macro_actions = [state.macro_action for state in states]
             values[rows_of_part, macro_actions] = means
-            parts.values.append(values[:, :columns])
-            parts.tokens.append(int(generation.rollout.response_mask.sum()))
-            parts.measured.append(measured)
-            parts.random.append(random_states())
-        all_values = torch.where(macro.mask, torch.cat(parts.values), 0.0)
-        return all_values, sum(parts.tokens)
-
-    def accept(self) -> None:
-        self._parts = MeasuredParts()
-        self._inner.accept()
-
-    def state(self) -> CollectorState:
-        """The parts that are finished on all ranks. Every rank must call it."""
-        numbers, tensors = self._inner.state()
-        parts = self._parts
-        finished = self._finished_on_all_ranks()
-        if not finished:
-            return numbers, tensors
-        tensors = dict(tensors)
-        for number, values in enumerate(parts.values[:finished]):
-            tensors[f"{STATE}.{number}"] = values
-        for name, random_state in parts.random[finished - 1].items():
-            tensors[f"{STATE}.random.{name}"] = random_state
-        finished_tokens = parts.tokens[:finished]
-        tensors[f"{STATE}.of"] = torch.tensor([parts.iteration, parts.checksum, *finished_tokens])
-        return {**numbers, STATE: finished}, tensors
-
-    def load(self, state: Progress) -> None:
-        """Restores the finished parts."""
-        self._inner.load(state)
-        if STATE not in state.rollout:
-            return
-        iteration, checksum, *tokens = state.tensors[f"{STATE}.of"].tolist()
-        values = [state.tensors[f"{STATE}.{number}"].to(device()) for number in range(len(tokens))]
-        random_state = {}
-        prefix = f"{STATE}.random."
-        for name, tensor in state.tensors.items():
-            if name.startswith(prefix):
-                random_state[name.removeprefix(prefix)] = tensor
-        # Only the states after the last part are needed.
-        self._parts = MeasuredParts(
-            iteration, checksum, values, tokens, [{}] * len(tokens), [random_state] * len(tokens)
-        )
-
-    def _finished_on_all_ranks(self) -> int:
-        """How many parts every rank has finished: the smallest number."""
-        return -largest_over_ranks(-len(self._parts.values))
+            all_values.append(values[:, :columns])
+            tokens += int(generation.rollout.response_mask.sum())
+            reports.append(measured)
+        return SegmentValues(torch.where(macro.mask, torch.cat(all_values), 0.0), tokens, reports)
 
     def _sample_completions(
         self,
@@ -320,11 +254,3 @@ def _states_of(macro: MacroActions, rows: Sequence[int]) -> list[SegmentState]:
         for number in range(counts[row]):
             states.append(SegmentState(row, number, starts[row][number]))
     return states
-
-
-def _checksum(rollout: Rollout, macro: MacroActions) -> int:
-    """Checksum of the responses, without padding, and of the lengths of their macro actions."""
-    lengths = []
-    for row_lengths, row_mask in zip(macro.lengths, macro.mask, strict=True):
-        lengths.append(row_lengths[row_mask].tolist())
-    return zlib.crc32(repr((rollout.response_rows(), lengths)).encode())
