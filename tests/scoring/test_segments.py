@@ -175,9 +175,9 @@ def test_a_reward_model_with_a_tokenizer_of_its_own_and_its_server(bytes_tokeniz
 
 
 BAD = [
-    ({"segments": [["a"], ["cd"]]}, "segments must be 2 lists"),
-    ({"segments": [["ab"]]}, "segments must be 2 lists"),
-    ({"segments": [["ab"], []]}, "segments must be 2 lists"),
+    ({"segments": [["a"], ["cd"]]}, "segments must be lists"),
+    ({"segments": [["ab"]]}, "there are 1 segments for 2 responses"),
+    ({"segments": [["ab"], []]}, "segments must be lists"),
 ]
 
 

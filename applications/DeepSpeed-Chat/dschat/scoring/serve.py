@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import json
 import logging
@@ -22,7 +21,6 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dschat.base.errors import UserError
 from dschat.base.trusted_hosts import TrustedHosts
@@ -39,7 +37,7 @@ logger = logging.getLogger("dschat.scoring.serve")
 MAX_REQUEST_BYTES = 32 << 20
 MAX_CHARACTERS_PER_TOKEN = 16  # longer texts are refused before they are encoded
 SILENCE = 60  # seconds until an idle connection is closed
-GRACE = 30.0  # seconds after a signal in which pending requests are answered
+GRACE = 30  # seconds after a signal in which requests may be completed
 
 
 class Scorer:
@@ -64,13 +62,14 @@ class Scorer:
         from dschat.scoring.segments import Segments
         from dschat.scoring.source import ResponseTexts, prefix_texts
 
-        arguments = request.template_arguments or [{}] * len(request.prompts)
+        count = len(request.prompts)
+        arguments = request.template_arguments or [{}] * count
         rows: list[Row] = []
-        for number, messages in enumerate(request.messages):
+        for number, messages in enumerate(request.messages or [None] * count):
             prompt = None if messages else request.prompts[number]
             origin = f"response {number}"
             rows.append(Row(prompt, messages, None, None, {}, origin, template_arguments=arguments[number]))
-        texts = ResponseTexts(request.prompts, request.responses, rows, request.finished)
+        texts = ResponseTexts(request.prompts, request.responses, rows, request.finished or [True] * count)
         if request.segments is not None:
             segments = Segments(request.segments, [])
             texts = prefix_texts(replace(texts, segments=segments))
@@ -95,17 +94,14 @@ class Scorer:
             return
         limit = MAX_CHARACTERS_PER_TOKEN * self._max_tokens
         for number, response in enumerate(request.responses):
-            messages = request.messages[number]
-            conversation = 0 if messages is None else len(str(messages))
-            characters = max(len(request.prompts[number]), conversation) + len(response)
-            if request.template_arguments and request.template_arguments[number]:
-                characters += len(str(request.template_arguments[number]))  # a template may write them, too
+            conversation = len(str(request.messages[number] or "")) if request.messages else 0
+            variables = len(str(request.template_arguments[number])) if request.template_arguments else 0
+            characters = max(len(request.prompts[number]), conversation) + len(response) + variables
             if characters > limit:
                 raise BadRequest(
                     f"response {number} and its prompt have {characters:,} characters; this server reads"
                     f" {self._max_tokens:,} tokens, and refuses more than {limit:,} characters. Send shorter texts, or"
-                    " raise --max_tokens of the server",
-                    422,
+                    " raise --max_tokens of the server"
                 )
 
     def _read(self, texts: ResponseTexts) -> tuple[list[float], dict[int, str]]:
@@ -136,44 +132,6 @@ def _by_response(
         group = list(islice(remaining, len(texts)))
         groups.append(None if None in group else group)
     return groups
-
-
-class Connection(H11Protocol):
-    """A connection that is closed if an incomplete request is silent for too long, or the server stops."""
-
-    _silence_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the timer."""
-        super().connection_made(transport)
-        self._restart_timer()
-
-    def data_received(self, data: bytes) -> None:
-        """Receives a part of a request, and restarts the timer."""
-        super().data_received(data)
-        self._restart_timer()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the timer."""
-        super().connection_lost(exc)
-        if self._silence_timer is not None:
-            self._silence_timer.cancel()
-
-    def shutdown(self) -> None:
-        """Answers a complete request; the client will repeat an incomplete one."""
-        if self._is_complete():
-            super().shutdown()
-        else:
-            self.transport.close()
-
-    def _is_complete(self) -> bool:
-        return self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
-
-    def _restart_timer(self) -> None:
-        if self._silence_timer is not None:
-            self._silence_timer.cancel()
-        if not self._is_complete():
-            self._silence_timer = self.loop.call_later(self.config.timeout_keep_alive, self.transport.close)
 
 
 def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: str, token: str = "") -> FastAPI:
@@ -221,18 +179,12 @@ def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: s
 
 
 async def _body(request: Request) -> bytes:
-    """The content of a request. Raises BadRequest if it is too long, or does not state its length."""
-    length = request.headers.get("Content-Length", "")
-    if not length.isdecimal():
-        raise BadRequest("the length of the request is missing", 411)
-    too_long = BadRequest(f"the request is more than {MAX_REQUEST_BYTES >> 20} MB: lower --reward_batch", 413)
-    if int(length) > MAX_REQUEST_BYTES:
-        raise too_long
+    """The content of a request. Raises BadRequest if it is too long."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_REQUEST_BYTES:  # a chunked request may state a wrong length
-            raise too_long
+        if len(body) > MAX_REQUEST_BYTES:
+            raise BadRequest(f"the request is more than {MAX_REQUEST_BYTES >> 20} MB: lower --reward_batch", 413)
     return bytes(body)
 
 
@@ -243,7 +195,8 @@ def _answer(status: int, content: Mapping[str, object], headers: Mapping[str, st
 class ScoreServer(uvicorn.Server):
     """Receives requests in threads; the model answers one after another.
 
-    At SIGTERM or Ctrl-C it answers pending requests, for at most `GRACE` seconds; a second signal ends it at once.
+    At SIGTERM or Ctrl-C it answers pending requests, waiting at most `GRACE` seconds for incomplete ones; a second
+    signal ends it at once.
     """
 
     def __init__(self, host: str, port: int, app: FastAPI, note: str = "") -> None:
@@ -268,31 +221,27 @@ class ScoreServer(uvicorn.Server):
         shown_host = f"[{local_host}]" if ":" in local_host else local_host
         self.url = f"http://{shown_host}:{port}/score"  # for clients on this machine
         self._note = note
-        self._end_timer: threading.Timer | None = None  # ends the process after a signal
         config = uvicorn.Config(
-            TrustedHosts(app, host), http=Connection, lifespan="off", log_config=None, access_log=False
+            TrustedHosts(app, host),
+            http="h11",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=SILENCE,
+            timeout_graceful_shutdown=GRACE,
         )
-        config.timeout_keep_alive = SILENCE
         super().__init__(config)
 
     def answer(self) -> None:
         """Answers until SIGTERM or Ctrl-C, or `should_exit` is set."""
-        try:
-            self.run([self._socket])
-        finally:
-            if self._end_timer is not None:
-                self._end_timer.cancel()
+        self.run([self._socket])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stops at the first signal, and ends the process at the second; a forward pass cannot be interrupted."""
-        if self._end_timer is not None:
-            _end_process(sig, "a second signal")
-            return
+        if self.should_exit:
+            logger.warning("stopped: a second signal; a run repeats requests without an answer")
+            os._exit(128 + sig)
         super().handle_exit(sig, frame)
-        reason = f"requests were still pending {GRACE:g} s after the signal"
-        self._end_timer = threading.Timer(GRACE, _end_process, [sig, reason])
-        self._end_timer.daemon = True
-        self._end_timer.start()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Logs the address."""
@@ -300,23 +249,12 @@ class ScoreServer(uvicorn.Server):
         if self._note:
             logger.info("%s: --reward_url %s", self._note, self.url)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes connections; those that are just being opened time out at once."""
-        self.config.timeout_keep_alive = 0
-        await super().shutdown(sockets)
-
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stops at a signal, which is not raised again afterwards."""
         with super().capture_signals():
             yield
             self._captured_signals.clear()
-
-
-def _end_process(number: int, reason: str) -> None:
-    """Ends this process with the exit status of a signal, even if its threads are busy."""
-    logger.warning("stopped: %s; a run repeats requests without an answer", reason)
-    os._exit(128 + number)
 
 
 def serve(options: ServeOptions) -> str:
@@ -340,7 +278,3 @@ def serve(options: ServeOptions) -> str:
     app = application(Scorer(reader, options.max_tokens), options.model, os.environ.get(REWARD_TOKEN, ""))
     ScoreServer(options.host, options.port, app, note).answer()
     return "stopped"
-
-
-if __name__ == "__main__":
-    raise SystemExit("start the server with: dschat serve --model FOLDER")
