@@ -37,12 +37,13 @@ REQUIREMENTS = [
     "multiprocess>=0.70.16",
     "httpx2>=2.7",
     "filelock>=3.10",
+    "pydantic>=2.11,<3",
 ]
 STARLETTE = "starlette>=0.37.2"
 EXTRAS = {
     "evaluation": ["matplotlib>=3.9", "pandas>=2.2", "rouge-score>=0.1.2", "scipy>=1.15", "statsmodels>=0.14.4"],
     "programs": ["markdown-it-py>=4,<5"],
-    "serve": ["fastapi>=0.115,<1", "pydantic>=2.11,<3", "uvicorn>=0.35,<1", STARLETTE],
+    "serve": ["fastapi>=0.115,<1", "uvicorn>=0.35,<1", STARLETTE],
     "wandb": ["wandb>=0.21"],
     "real": ["gguf>=0.17", "vaderSentiment>=3.3.2"],
     "ui": ["gradio>=6.24,<7", STARLETTE],

@@ -435,7 +435,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("likely tokens count alone", "tokens_that_count", "_a <= _b", "_a > _b", "test_tokens_that_count_by_hand"),
     ("KL in the loss and in the rewards", "assign_credit", "_a if _b == 'reward' else 0.0", "_a",
      "test_an_update_is_plain_grpo"),
-    ("KL in the loss: no coefficient", "_actor_step", "_a + kl_coef * _b", "_a + _b",
+    ("KL in the loss: no coefficient", "_actor_step", "_a + context.kl_coef * _b", "_a + _b",
      "test_an_update_is_plain_grpo"),
     ("a token of a sentence belongs to the one before", "UnitCondition._lengths", "bisect_right(_a, _b)",
      "bisect_right(_a, _b - 1)", "test_units_of_the_text"),

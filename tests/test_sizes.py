@@ -140,7 +140,7 @@ ELSEWHERE = {
     "data.tokenised.FEW": "test_sizes.py::test_many_characters_are_encoded_by_several_processes",
     "base.fingerprints.END_BYTES": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
     "base.fingerprints.WEIGHT_BYTES": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
-    "scoring.serve.MAX_REQUEST_BYTES": "scoring/test_serve.py::test_a_request_of_the_wrong_length_is_refused_unread",
+    "scoring.serve.MAX_REQUEST_BYTES": "scoring/test_serve.py::test_what_is_no_request_is_refused",
     "training.nonfinite.MAX_WRITTEN": "test_sizes.py::test_batches_that_are_kept",
     "plan.states.REDUCE_BUCKET": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
     "plan.states.LIVE_PARAMETERS": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",

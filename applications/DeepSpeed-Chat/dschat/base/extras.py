@@ -9,7 +9,7 @@ from dschat.base.errors import UserError
 EXTRAS = {
     "evaluation": ("matplotlib", "pandas", "rouge_score", "scipy", "statsmodels"),
     "programs": ("markdown_it",),
-    "serve": ("fastapi", "pydantic", "starlette", "uvicorn"),
+    "serve": ("fastapi", "starlette", "uvicorn"),
 }
 
 

@@ -46,8 +46,8 @@ class ScoreRequest:
             return REQUEST.validate_json(body)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "the request"
-            raise BadRequest(f"{place}: {first['msg']}") from error
+            field_name = ".".join(map(str, first["loc"])) or "the request"
+            raise BadRequest(f"{field_name}: {first['msg']}") from error
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -87,14 +87,14 @@ class SegmentValueCollector(Collector):
         moments = work.moments
         if moments is not None:
             moments = with_scores(moments, rows.scored)
-        found = self.measure(rows, examples, work.iteration, moments)
+        segment_values = self.measure(rows, examples, work.iteration, moments)
         work.clock.record("completions")
 
-        rows = replace(rows, values=to_tokens(found.values, rows.macro))
+        rows = replace(rows, values=to_tokens(segment_values.values, rows.macro))
         stats = replace(
             stats,
-            totals={**stats.totals, "rollout/mc_tokens": found.tokens},
-            measured=with_judge_of_completions(stats.measured, found.measured),
+            totals={**stats.totals, "rollout/mc_tokens": segment_values.tokens},
+            measured=with_judge_of_completions(stats.measured, segment_values.measured),
         )
         return replace(batch, rows=rows, stats=stats)
 
