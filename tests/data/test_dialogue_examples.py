@@ -82,7 +82,7 @@ def test_turns_are_counted_from_the_users_messages() -> None:
 def test_a_template_that_replies_elsewhere_is_refused() -> None:
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ 'x' if add_generation_prompt }}"
-    with pytest.raises(UserError, match="does not write a reply after its generation prompt"):
+    with pytest.raises(UserError, match="does not write a reply behind its generation prompt"):
         turn_end(tokenizer)
 
 

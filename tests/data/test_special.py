@@ -10,8 +10,7 @@ from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
 from dschat.data.check import check_report
 from dschat.data.encoding import encode_prompts
 from dschat.data.preview import Settings, preview_report, row_tokens, special_notes
-from dschat.data.template_notes import warn_of_template
-from dschat.data.turn_end import other_turn_end
+from dschat.data.template_notes import template_notes, warn_of_template
 from factories import make_tokenizer
 
 BOS, EOS = 1, 2  # of make_tokenizer: <bos>, <eos>
@@ -59,22 +58,23 @@ def test_turns_that_end_otherwise_than_responses(name, caplog):
     tokenizer = chat_tokenizer(name)
     end = TEMPLATES[name][1]
     rows = [text_row("a", "b"), talk_row(dialogue("hi", "yes", "so"), "bye")]
-    found = other_turn_end(tokenizer, rows, EOS)
+    found = template_notes(tokenizer, rows, EOS)
     warn_of_template(tokenizer, rows, EOS)
+    assert caplog.messages == found
     if end == "<eos>":
-        assert found is None and not caplog.messages
+        assert not found
     else:
-        assert f"ends the assistant's turns with {end}, but in training a response ends with <eos>" in found
-        assert f"--end_of_conversation_token '{end}'" in found and caplog.messages == [found]
-        assert other_turn_end(tokenizer, rows, tokenizer.convert_tokens_to_ids(end)) is None
-    assert other_turn_end(tokenizer, rows[:1], EOS) is None  # no messages, no template
+        assert f"ends the assistant's turns with {end}, but in training a response ends with <eos>" in found[0]
+        assert f"--end_of_conversation_token '{end}'" in found[0]
+        assert not template_notes(tokenizer, rows, tokenizer.convert_tokens_to_ids(end))
+    assert not template_notes(tokenizer, rows[:1], EOS)  # no messages, no template
 
 
-def test_templates_that_cannot_be_asked():
+@pytest.mark.parametrize("template", [None, "{{ raise_exception('no') }}"])
+def test_templates_that_cannot_be_asked(template):
     tokenizer = chat_tokenizer()
-    for template in (None, "{{ raise_exception('no') }}"):
-        tokenizer.chat_template = template
-        assert other_turn_end(tokenizer, [talk_row(dialogue("hi", "yes", "so"), "bye")], EOS) is None
+    tokenizer.chat_template = template
+    assert not template_notes(tokenizer, [talk_row(dialogue("hi", "yes", "so"), "bye")], EOS)
 
 
 def test_check_and_preview_show_them(tmp_path):

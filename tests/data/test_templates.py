@@ -132,31 +132,6 @@ def test_all_turns_are_those_that_the_template_marks():
     assert targets == marked["assistant_masks"][: len(ids)] and sum(targets) == sum(marked["assistant_masks"])
 
 
-def test_a_thought_that_the_generation_prompt_opens_is_not_opened_twice():
-    tokenizer = byte_tokenizer("r1")
-    contents = ["<think>\nso\n</think>\n\nb", "<think>so</think>b", "so</think>b", "\n<think>\n\n</think>b"]
-    rows = [talk_row([user("a")], content) for content in contents]
-    expected = ["so\n</think>\n\nb", "so</think>b", "so</think>b", "\n</think>b"]
-    assert response_texts(tokenizer, rows, "chosen") == expected
-
-
-def test_thoughts_are_the_responses_of_templates_that_write_them():
-    tokenizer = byte_tokenizer("qwen-3")
-    written = "<think>\nso\n</think>\n\nb"
-    rows = [talk_row([user("a")], content) for content in ("<think>so</think>b", "<think>\nso\n</think>\n\nb")]
-    assert response_texts(tokenizer, rows, "chosen") == [written, written]
-
-
-def test_a_thought_that_the_template_would_lose_stays():
-    tokenizer = byte_tokenizer("r1")
-    tokenizer.chat_template = tokenizer.chat_template.replace("<think>\\n", "").replace("<think>\n", "")
-    row = talk_row([user("a")], "<think>so</think>b")
-    assert prompt_text(tokenizer, row) == "<bos><|User|>a<|Assistant|>"
-    assert response_texts(tokenizer, [row], "chosen") == ["<think>so</think>b"]
-    (note,) = template_notes(tokenizer, [row])
-    assert "what stands before </think> in responses, which are trained on all the same: 1" in note
-
-
 def test_texts_keep_their_own_response():
     """A row of texts does not go through the template."""
     tokenizer = byte_tokenizer("llama-2")
@@ -170,34 +145,26 @@ def test_a_sampled_reply_goes_back_into_the_template_once(name):
     assert reply_contents(tokenizer, [reply]) == ["b"]
 
 
-def test_a_template_that_refuses_a_plain_dialogue():
-    """Its end of a turn cannot be asked for; the last special token is cut off the reply."""
-    tokenizer = byte_tokenizer("chatml")
-    needs_system = "{% if messages[0].role != 'system' %}{{ raise_exception('no system prompt') }}{% endif %}"
-    tokenizer.chat_template = needs_system + TEMPLATES["chatml"]
-    row = talk_row([{"role": "system", "content": "s"}, user("a")], "b")
-    assert response_texts(tokenizer, [row], "chosen") == ["b"]
-
-
 # the comparison of user "a" and assistant "b"
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_where_training_reads_other_text_than_the_template_both_are_said(name, tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("r1", [repr("<bos><|User|>a<|Assistant|><think>\nb"), repr("<bos><|User|>a<|Assistant|>b<eos>")]),
+        ("chatml without generation prompt", ["the chat template has no generation prompt"]),
+        ("qwen-3", []),
+        ("mistral", []),
+    ],
+)
+def test_where_training_reads_other_text_than_the_template_both_are_said(name, texts, tmp_path, caplog):
     tokenizer = byte_tokenizer(name)
     end = turn_end(tokenizer).token_id
     path = str(write_jsonl(tmp_path / "rows.jsonl", [{"messages": dialogue("hi", "yes")}] * 40))
     settings = Settings(tokenizer=tokenizer, end_of_response=end)
-    shown = [check_report(path, "1,0,0", settings), preview_report(path, 1, 1, False, settings)]
     warn_of_template(tokenizer, [talk_row([user("hi")], "yes")], end)
-    shown.append(caplog.text)
-    if name == "r1":
-        texts = [repr("<bos><|User|>a<|Assistant|><think>\nb"), repr("<bos><|User|>a<|Assistant|>b<eos>")]
-        assert all(text in report for text in texts for report in shown)
-    elif name == "chatml without generation prompt":
-        assert all("the chat template has no generation prompt" in report for report in shown)
-    else:
-        assert not any("the chat template" in report for report in shown)
+    for shown in (check_report(path, "1,0,0", settings), preview_report(path, 1, 1, False, settings), caplog.text):
+        assert ("the chat template" in shown) == bool(texts) and all(text in shown for text in texts)
 
 
 # 4: fields of messages
@@ -216,26 +183,19 @@ def test_tools_reach_the_template_in_every_step(tmp_path):
     assert row_of(row_text(row)) == row  # the cache keeps them
 
 
+NULL_INSIDE = TOOL["function"] | {"strict": None}
+
+
 @pytest.mark.parametrize(
     "tools",
-    [
-        *([TOOL], json.dumps([TOOL]), [json.dumps(TOOL)], [TOOL["function"]], [TOOL | {"strict": None}]),
-        [TOOL | {"function": TOOL["function"] | {"strict": None}}],
-        [TOOL["function"] | {"strict": None}],
-    ],
-    ids=[
-        *("objects", "JSON", "list of JSON", "functions alone", "null in a tool", "null in its function"),
-        "null in a function alone",
-    ],
+    [json.dumps([TOOL]), [json.dumps(TOOL)], [TOOL["function"]], [TOOL | {"function": NULL_INSIDE}], [NULL_INSIDE]],
 )
-@pytest.mark.parametrize("columns", ["messages", "prompt and chosen", "chosen and rejected"])
-def test_every_form_of_tools_and_rows(tools, columns, tmp_path):
+@pytest.mark.parametrize(
+    "conversation",
+    [{"prompt": [user("a")], "chosen": "b"}, {"chosen": dialogue("a", "b"), "rejected": dialogue("a", "c")}],
+)
+def test_every_form_of_tools_and_rows(tools, conversation, tmp_path):
     tokenizer = byte_tokenizer("llama-3.1")
-    conversation = {
-        "messages": {"messages": dialogue("a", "b")},
-        "prompt and chosen": {"prompt": [user("a")], "chosen": "b"},
-        "chosen and rejected": {"chosen": dialogue("a", "b"), "rejected": dialogue("a", "c")},
-    }[columns]
     (row,) = read(tmp_path, conversation | {"tools": tools})
     expected = tokenizer.apply_chat_template([user("a")], tools=[TOOL], add_generation_prompt=True, tokenize=False)
     assert prompt_text(tokenizer, row) == expected and '"name": "sun"' in expected
@@ -278,34 +238,35 @@ def test_pairs_of_tool_calls_are_compared_by_their_calls(tmp_path):
     assert len(preference_examples(rows, tokenizer, 999, EOS)[0]) == 2
 
 
-def test_calls_that_the_template_does_not_write_are_left_out_and_counted(tmp_path, caplog):
+@pytest.mark.parametrize("field", [{"tool_calls": [call({})]}, {"reasoning_content": "so"}, {"audio": {"id": "x"}}])
+def test_calls_that_the_template_does_not_write_are_left_out_and_counted(field, tmp_path, caplog):
     """Else the response is empty, and a reward model learns that ending at once is best."""
     tokenizer = byte_tokenizer("chatml")
+    silent = bot("") | field
     rows = read(
         tmp_path,
-        {"chosen": [user("a"), caller({}, content="")], "rejected": [user("a"), bot("no")]},
-        {"chosen": dialogue("a", "b"), "rejected": [user("a"), caller({}, content="")]},
-        {"chosen": dialogue("a", "b"), "rejected": dialogue("a", "c")},
+        {"chosen": [user("a"), silent], "rejected": [user("a"), bot("no")]},
+        {"chosen": dialogue("a", "b"), "rejected": [user("a"), silent]},
+        {"chosen": dialogue("a", "b"), "rejected": [user("a"), bot("") | {"weight": 1, "name": ""}]},
     )
     for make in (pair_examples, preference_examples):
         examples, dropped = make(rows, tokenizer, 999, EOS)
         assert len(examples) == 1 and dropped == {NOTHING_WRITTEN: 2}
     examples, dropped = sft_examples(rows, tokenizer, 999, EOS)
     assert len(examples) == 2 and dropped == {NOTHING_WRITTEN: 1}
+    assert empty_responses(rows).startswith("1 responses without any text")  # the only one that is trained on
     warn_of_template(tokenizer, rows, EOS)
-    assert "does not write: 'tool_calls' of responses: 2" in caplog.text
+    assert f"does not write: '{next(iter(field))}' of responses: 2" in caplog.text
 
 
-@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}], ids=["no content", "null", "empty"])
-def test_earlier_calls_that_a_template_of_required_contents_does_not_write_are_named(content, tmp_path):
+def test_earlier_calls_that_a_template_of_required_contents_does_not_write_are_named(tmp_path):
     """Such a template, like Phi-4's, raises an error for a message with neither content nor calls."""
     tokenizer = byte_tokenizer("chatml")
     tokenizer.chat_template = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
-    calls = caller({"city": "Rome"}, **content)
-    row = {"messages": [user("a"), calls, {"role": "tool", "content": "6:40"}, bot("b")]}
+    row = {"messages": [user("a"), caller({"city": "Rome"}), {"role": "tool", "content": "6:40"}, bot("b")]}
     (note,) = template_notes(tokenizer, read(tmp_path, row))
     assert note.endswith("does not write: 'tool_calls' of earlier assistant messages: 1")
 
@@ -326,24 +287,6 @@ def test_a_function_call_is_a_tool_call(arguments, tmp_path):
         read(tmp_path, {"messages": [user("a"), bot("b") | {"function_call": "sun"}]})
 
 
-@pytest.mark.parametrize("more", [{"reasoning_content": "so"}, {"thinking": "so"}, {"audio": {"id": "x"}}])
-def test_replies_of_which_the_template_writes_nothing_are_left_out_and_counted(more, tmp_path, caplog):
-    tokenizer = byte_tokenizer("chatml")
-    silent = bot("") | more
-    rows = read(
-        tmp_path,
-        {"chosen": [user("a"), silent], "rejected": [user("a"), bot("no")]},
-        {"chosen": dialogue("a", "b"), "rejected": [user("a"), silent]},
-        {"chosen": dialogue("a", "b"), "rejected": [user("a"), bot("") | {"weight": 1, "name": ""}]},
-    )
-    for make in (pair_examples, preference_examples):
-        examples, dropped = make(rows, tokenizer, 999, EOS)
-        assert len(examples) == 1 and dropped == {NOTHING_WRITTEN: 2}
-    examples, dropped = sft_examples(rows, tokenizer, 999, EOS)
-    assert len(examples) == 2 and dropped == {NOTHING_WRITTEN: 1}
-    assert empty_responses(rows).startswith("1 responses without any text")  # the only one that is trained on
-
-
 def test_results_of_tools_are_in_the_prompt_and_other_turns_are_never_trained_on(tmp_path):
     tokenizer = byte_tokenizer("qwen-2.5")
     talk = [
@@ -358,17 +301,14 @@ def test_results_of_tools_are_in_the_prompt_and_other_turns_are_never_trained_on
     assert decoded(tokenizer, trained) == f"{CALLS['qwen-2.5']}<|im_end|>At 6:40.<|im_end|>"
 
 
-def test_reasoning_content_of_the_last_turn_is_trained_on(tmp_path):
-    tokenizer = byte_tokenizer("qwen-3")
+def test_a_thought_of_an_earlier_turn_that_the_template_drops_is_named(tmp_path):
     thinks = bot("b") | {"reasoning_content": "so"}
     rows = read(tmp_path, {"messages": [user("a"), thinks]}, {"messages": [user("a"), thinks, user("c"), bot("d")]})
-    assert response_texts(tokenizer, rows, "chosen")[0] == "<think>\nso\n</think>\n\nb"
-    (note,) = template_notes(tokenizer, rows)  # in earlier turns the template itself leaves it out
+    (note,) = template_notes(byte_tokenizer("qwen-3"), rows)
     assert note.endswith("does not write: 'reasoning_content' of earlier assistant messages: 1")
 
 
-@pytest.mark.parametrize("field", ["train", "training", "loss"])
-@pytest.mark.parametrize(("no", "yes"), [(False, True), (0, 1)])
+@pytest.mark.parametrize(("field", "no", "yes"), [("train", False, True), ("training", 0, 1), ("loss", False, 1)])
 def test_switches_of_other_trainers_are_weights(field, no, yes, tmp_path):
     talk = dialogue("a", "b", "c", "d")
     talk[1] |= {field: no}
@@ -378,16 +318,10 @@ def test_switches_of_other_trainers_are_weights(field, no, yes, tmp_path):
     spoken = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", field: no}]
     (row,) = read(tmp_path, {"conversations": spoken})
     assert row.chosen_message == bot("b") | {"weight": 0}
-    tokenizer = byte_tokenizer("chatml")
-    examples, dropped = sft_examples([row], tokenizer, 999, EOS, held_out=True)
-    assert examples == [] and dropped == {NO_WEIGHT: 1}
-    for value in ("false", 0.5, [], {"a": 1}):
-        with pytest.raises(UserError, match=f"rows.jsonl:1: {field} of message 2 in 'messages' must be 0 .*correct"):
-            read(tmp_path, {"messages": [user("a"), bot("b") | {field: value}]})
+    with pytest.raises(UserError, match=f"rows.jsonl:1: {field} of message 2 in 'messages' must be 0 .*correct"):
+        read(tmp_path, {"messages": [user("a"), bot("b") | {field: 0.5}]})
     with pytest.raises(UserError, match=f"rows.jsonl:1: weight and {field} of message 2 .*contradict"):
         read(tmp_path, {"messages": [user("a"), bot("b") | {field: no, "weight": 1}]})
-    (row,) = read(tmp_path, {"messages": [user("a"), bot("b") | {field: no, "weight": 0}]})
-    assert row.chosen_message == bot("b") | {"weight": 0}
 
 
 def test_a_field_that_is_false_or_0_is_named_where_the_template_does_not_write_it(tmp_path):
@@ -507,24 +441,15 @@ def test_parts_of_text_are_joined_and_images_are_refused(tmp_path):
         read(tmp_path, {"messages": [{"role": "user", "content": picture}, bot("c")]})
 
 
-@pytest.mark.parametrize("kind", ["reasoning", "thinking"])
-def test_parts_that_are_thoughts_are_the_reasoning(kind, tmp_path):
+def test_parts_that_are_thoughts_are_the_reasoning(tmp_path):
     answer = {"type": "output_text", "text": "b"}
-    for thought in ({"type": kind, "text": "so"}, {"type": kind, kind: "so"}):
+    for thought in ({"type": "reasoning", "text": "so"}, {"type": "thinking", "thinking": "so"}):
         (row,) = read(tmp_path, {"messages": [user([{"type": "input_text", "text": "a"}]), bot([thought, answer])]})
         assert row.messages == [user("a")] and row.chosen_message == bot("b") | {"reasoning_content": "so"}
     with pytest.raises(UserError, match="rows.jsonl:1: message 2 in 'messages' has a reasoning_content and other"):
         read(tmp_path, {"messages": [user("a"), bot([thought, answer]) | {"reasoning_content": "no"}]})
-    with pytest.raises(UserError, match=f"rows.jsonl:1: content of message 1 .* has a part of type '{kind}'"):
+    with pytest.raises(UserError, match="rows.jsonl:1: content of message 1 .* has a part of type 'thinking'"):
         read(tmp_path, {"messages": [user([thought]), bot("b")]})
-
-
-@pytest.mark.parametrize("kind", ["image", "audio", "tool_use", "refusal", 3])
-def test_other_parts_are_refused_though_they_hold_a_text(kind, tmp_path):
-    with pytest.raises(
-        UserError, match=f"rows.jsonl:1: content of message 2 .* has a part of type {kind!r}; .*Remove"
-    ):
-        read(tmp_path, {"messages": [user("a"), bot([{"type": kind, "text": "alt"}])]})
 
 
 HEADER = "<|start_header_id|>assistant<|end_header_id|>\n\n"
@@ -569,25 +494,6 @@ def test_documents_reach_the_template(tmp_path):
     assert prompt_text(tokenizer, row).startswith("[T]<|im_start|>user")
 
 
-def test_columnar_files_fill_no_nulls_in(tmp_path):
-    """In parquet, every tool and every call has the fields of all others."""
-    tokenizer = byte_tokenizer("qwen-2.5")
-    noon = {"type": "function", "function": {"name": "noon", "parameters": {"type": "object", "properties": {"z": 1}}}}
-    rows = [
-        {"messages": [user("a"), caller({"city": "Rome"})], "tools": [TOOL]},
-        {
-            "messages": [user("a"), caller({"zone": "CET"}), {"role": "tool", "content": "x"}, bot("b")],
-            "tools": [noon],
-        },
-    ] * 10
-    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    source = load_source(tmp_path / "rows.parquet")
-    for row in source.train + source.eval:
-        text = prompt_text(tokenizer, row) + response_texts(tokenizer, [row], "chosen")[0]
-        assert "null" not in text and "None" not in text
-        assert ('{"city": "Rome"}' in text) != ('{"zone": "CET"}' in text)
-
-
 SCHEMA = {"type": "object", "properties": {"city": {"type": ["string", "null"], "default": None}}}
 
 
@@ -620,19 +526,12 @@ def test_an_empty_list_of_calls_is_none(tmp_path):
     assert response_texts(byte_tokenizer("llama-3.1"), [row], "chosen") == ["b"]
 
 
-def test_two_turns_of_the_assistant_in_a_row_are_trained_on_without_their_headers(tmp_path):
+def test_the_assistants_first_turn_and_headers_between_its_turns_are_not_trained_on(tmp_path):
     tokenizer = byte_tokenizer("chatml")
-    (row,) = read(tmp_path, {"messages": [user("a"), bot("b"), bot("c"), user("d"), bot("e")]})
+    (row,) = read(tmp_path, {"messages": [bot("hi"), user("a"), bot("b"), bot("c"), user("d"), bot("e")]})
     (example,), _ = sft_examples([row], tokenizer, 999, turn_end(tokenizer).token_id, all_turns=True)
     trained = decoded(tokenizer, [i for i, t in zip(example.response_ids, example.targets, strict=True) if t])
     assert trained == "b<|im_end|>c<|im_end|>e<|im_end|>"
-
-
-def test_an_assistant_that_speaks_first_is_read(tmp_path):
-    tokenizer = byte_tokenizer("chatml")
-    (row,) = read(tmp_path, {"messages": [bot("hi"), user("a"), bot("b")]})
-    (example,), _ = sft_examples([row], tokenizer, 999, turn_end(tokenizer).token_id, all_turns=True)
-    assert decoded(tokenizer, example.response_ids) == "b<|im_end|>"
 
 
 def test_errors_of_python_inside_a_template_name_the_row():

@@ -2,6 +2,7 @@
 """Episodes turn by turn: ids as they were sampled, seeds, limits, and environments that fail."""
 
 import copy
+import re
 import time
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from chat_templates import TEMPLATES
+from chat_templates import SPECIAL_TEMPLATES, TEMPLATES, byte_tokenizer
 from dschat.base.errors import UserError
 from dschat.data.encoding import encode_responses
 from dschat.data.observations import ConversationEncoder, check_template
@@ -213,15 +214,40 @@ def test_more_episodes_than_workers(pools) -> None:
     assert [episode.rewards for episode in episodes] == [[1.0]] * 5
 
 
-@pytest.mark.parametrize("name", ["mistral", "llama-2", "llama-3.1", "qwen-2.5", "smollm-2", "gemma"])
-def test_templates_that_write_turns_one_after_the_other(name) -> None:
-    check_template(chat_tokenizer(TEMPLATES[name]), None, ["user"])
+@pytest.mark.parametrize("name", sorted(TEMPLATES.keys() | {"qwen-3-thinking", "deepseek-v3.1", "phi-3"}))
+def test_templates_of_families(name) -> None:
+    check_template(byte_tokenizer(name), None, ["user"])
 
 
-@pytest.mark.parametrize("name", ["qwen-3", "r1"])
-def test_templates_that_leave_out_thoughts_are_refused(name) -> None:
-    with pytest.raises(UserError, match="chat_template.jinja"):
-        check_template(chat_tokenizer(TEMPLATES[name]), None, ["user"])
+QWEN_USER = "<|im_start|>user\nfox {}<|im_end|>\n<|im_start|>assistant\n"
+# Template → what ends a reply, and what is written between two replies.
+DROP_THOUGHTS = {
+    "qwen-3": ("<|im_end|>", "\n" + QWEN_USER),
+    "qwen-3-thinking": ("<|im_end|>", "\n" + QWEN_USER + "<think>\n"),
+    "r1": ("<eos>", "<|User|>fox {}<|Assistant|><think>\n"),
+}
+
+
+@pytest.mark.parametrize("name", DROP_THOUGHTS)
+def test_thoughts_that_the_template_drops_from_earlier_turns_stay_as_they_were_sampled(pools, name) -> None:
+    end, between = DROP_THOUGHTS[name]
+    tokenizer = byte_tokenizer(name)
+    thought = "" if between.endswith("<think>\n") else "<think>\n"
+    texts = [f"{thought}hm {turn}\n</think>\n\nthe cat{end}" for turn in (1, 2, 3)]
+    earlier = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>\n" + texts[0]}]
+    assert "hm 1" not in tokenizer.apply_chat_template([*earlier, earlier[0]], tokenize=False)
+    replies = encode_responses(tokenizer, texts)
+    limits = EpisodeLimits(turns=4, prompt_tokens=256, tokens=1024)
+    sampler = Scripted([[reply] for reply in replies])
+    player = EpisodePlayer(tokenizer, sampling_of(), pools("Counts"), limits, False)
+    (episode,), _ = player.play(sampler, [make_row("we make")], [100], [7])
+
+    observations = encode_responses(tokenizer, [between.format(1), between.format(2)])
+    assert episode.ids == [*replies[0], *observations[0], *replies[1], *observations[1], *replies[2]]
+    assert sampler.prompts[2][0] == [*episode.prompt_ids, *episode.ids[: -len(replies[2])]]
+    assert [token for token, is_sampled in zip(episode.ids, episode.sampled, strict=True) if is_sampled] == [
+        token for reply in replies for token in reply
+    ]
 
 
 def test_a_system_prompt_in_the_last_question_only_is_refused() -> None:
@@ -234,6 +260,26 @@ def test_a_system_prompt_in_the_last_question_only_is_refused() -> None:
     )
     with pytest.raises(UserError, match="the system prompt into the last question"):
         check_template(chat_tokenizer(moving), None, ["user"])
+
+
+FORGETS_REPLIES = (
+    "{% for m in messages %}{% if m.role != 'assistant' or loop.last %}{{ m.content }}<eos>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (FORGETS_REPLIES, "does not write a reply that other messages"),
+        (SPECIAL_TEMPLATES["gpt-oss"], "ends a reply with <|return|> only if no other message follows"),
+        ("{% for m in messages %}{{ messages[0].content }}{{ m.content }}<eos>{% endfor %}", "older messages behind"),
+    ],
+)
+def test_new_messages_that_cannot_be_told_from_old_ones_are_refused(template, said) -> None:
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template = template
+    with pytest.raises(UserError, match=f"--environment: .*{re.escape(said)}.*chat_template.jinja"):
+        check_template(tokenizer, None, ["user"])
 
 
 def test_a_template_without_system_messages_is_tried_without_one() -> None:
@@ -270,16 +316,6 @@ def test_what_the_template_leaves_out_of_first_messages_is_said_once(pools, capl
     assert [said in message for message in caplog.messages].count(True) == 1
 
 
-def test_what_the_policy_read_is_compared_with_what_follows() -> None:
-    """A template that ends some prompts with a word that it leaves out once there is a reply."""
-    forgetting = TEMPLATE + "{% if add_generation_prompt and 'zebra' in messages[0].content %}jinx {% endif %}"
-    encoder = ConversationEncoder(chat_tokenizer(forgetting), None, ["user"])
-    answer = [{"role": "user", "content": "fox"}]
-    assert encoder.following([{"role": "user", "content": "we"}], answer, True, None, "rows.jsonl:1")
-    with pytest.raises(UserError, match="rows.jsonl:1: the chat template"):
-        encoder.following([{"role": "user", "content": "zebra"}], answer, True, None, "rows.jsonl:1")
-
-
 def test_a_model_without_a_template() -> None:
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = None
@@ -289,8 +325,6 @@ def test_a_model_without_a_template() -> None:
 
 def test_what_follows_a_reply_is_what_the_template_writes() -> None:
     """ChatML by hand: behind the reply's own end token come a line break, the user's message and the next turn."""
-    from chat_templates import byte_tokenizer
-
     tokenizer = byte_tokenizer("qwen-2.5")
     encoder = ConversationEncoder(tokenizer, None, ["user"])
     messages = [{"role": "user", "content": "2 + 2?"}]

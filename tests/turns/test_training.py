@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 
-from chat_templates import TEMPLATES
 from closeness import assert_near
 from dschat.base.errors import UserError
 from dschat.run import stop
@@ -179,4 +178,4 @@ def test_a_judged_run_on_episodes_stops_anywhere(judged, environments, group, tm
 def test_a_template_that_cannot_be_used_is_refused_before_models_are_loaded(environments, tmp_path):
     config = ppo_config(tmp_path, reward_function=None, environment=f"{environments}:Counts")
     with pytest.raises(UserError, match=r"chat_template\.jinja"):
-        build.open_environments(config, chat_tokenizer(TEMPLATES["qwen-3"]))
+        build.open_environments(config, chat_tokenizer("{{ messages[0].content }}"))

@@ -127,15 +127,9 @@ def encode_replies(
                 f"{origin}: the chat template writes turn {num_turns(messages)} differently once it is answered, so "
                 "its reply cannot be separated from its state; use a template that writes earlier turns the same way."
             )
-        text = whole.removeprefix(before)
-        texts.append(text if end.written else text.removesuffix(end.text))
-    replies = []
-    for ids in encode_responses(tokenizer, texts):
-        if end.written:
-            replies.append(ids[: end.length(ids)])
-        else:
-            replies.append([*ids, end.token_id])
-    return replies
+        texts.append(end.with_end(whole.removeprefix(before)))
+    added_end = [] if end.written else [end.token_id]
+    return [[*ids, *added_end] for ids in encode_responses(tokenizer, texts)]
 
 
 @dataclass(frozen=True)

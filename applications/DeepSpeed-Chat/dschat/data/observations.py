@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of an environment as token ids that continue an episode: sampled ids are never encoded again.
+"""Messages of an environment as token ids that continue an episode: sampled ids are never written or encoded again.
 
-What the template writes between a reply and the next one is the difference of two renderings, with a placeholder in
-the reply's place:
+The template writes the conversation with a placeholder in the reply's place. What stands behind it continues the
+episode:
 
-    … <assistant>QZXJ<end>                                    the conversation with a reply
-    … <assistant>QZXJ<end><user>Too low.<end><assistant>      and with the messages that follow it
+    … <assistant>QZXJ<end><user>Too low.<end><assistant>
 
-The ids of "<user>Too low.<end><assistant>" are appended to those of the episode. That is right only for templates that
-write earlier turns as they wrote them at first; `check_template` refuses others.
+What stands before it is not read: a template may drop the thoughts of earlier turns, or write them otherwise. The text
+behind the placeholder must hold the new messages and nothing of older ones; `check_template` refuses other templates.
 """
 
 from __future__ import annotations
@@ -18,17 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import AddedTokens, encode_continuations, encode_prompt_texts
-from dschat.data.turn_end import MARK, THOUGHT_END, TurnEnd, turn_end
+from dschat.data.turn_end import MARK, TurnEnd, turn_end
 from dschat.models.templates import Message, render_messages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ORIGIN = "--environment"  # origin of the messages that are tried at the start
-SYSTEM = {"role": "system", "content": "s"}
-QUESTION = {"role": "user", "content": "a"}
 ANSWER = "KVWQ"  # content of an environment's message, which a template is to write
-REPLIES = ("b", f"<think>\nc\n{THOUGHT_END}\n\nb")  # without and with a thought
+OLD_TEXTS = ("a", "c")  # contents of the messages before the reply, with which the text behind it must be the same
 
 
 class ConversationEncoder:
@@ -54,14 +51,8 @@ class ConversationEncoder:
             )
         self._tokenizer = tokenizer
         self._added_tokens = AddedTokens(tokenizer)
-        self._end = turn_end(tokenizer, arguments)
         self._roles = tuple(roles)
-        check_template(tokenizer, arguments, roles)
-
-    @property
-    def end(self) -> TurnEnd:
-        """How the template ends a turn."""
-        return self._end
+        self.end = check_template(tokenizer, arguments, roles)
 
     def prompt(
         self, messages: Sequence[Message], arguments: Mapping[str, Any] | None, origin: str
@@ -99,8 +90,8 @@ class ConversationEncoder:
             origin: origin of the row, for messages.
 
         Raises:
-            UserError: the template refuses the messages, or writes the turn differently once others follow; or a
-                message has another role than those that the template was tried with.
+            UserError: the template refuses the messages, or leaves out the reply; or a message has another role than
+                those that the template was tried with.
         """
         for message in new_messages:
             if message["role"] not in self._roles:
@@ -108,76 +99,90 @@ class ConversationEncoder:
                     f"{origin}: step returned a message of the role {message['role']!r}; add it to the class's `roles`"
                     f" ({', '.join(self._roles)}), with which the chat template is tried at the start."
                 )
-        replied = [*messages, {"role": "assistant", "content": MARK}]
-        prompt = render_messages(self._tokenizer, messages, True, origin, arguments)
-        before = render_messages(self._tokenizer, replied, False, origin, arguments)
-        after = render_messages(self._tokenizer, [*replied, *new_messages], True, origin, arguments)
-        if not (before.startswith(prompt) and after.startswith(before)):
-            raise UserError(f"{origin}: {_REWRITES}")
-        opening, _, _ = before.rpartition(MARK)
-        text = after[len(opening) + len(MARK) :]
+        text = _text_behind_reply(self._tokenizer, messages, new_messages, arguments, origin)
         text_before = ""
-        if has_end and self._end.written:
-            _, text_before, text = text.partition(self._end.token)
+        if has_end and self.end.written:
+            _, text_before, text = text.partition(self.end.token)
         (ids,) = encode_continuations(self._tokenizer, [text], [text_before], self._added_tokens)
         return ids
 
 
+def _text_behind_reply(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    new_messages: Sequence[Message],
+    arguments: Mapping[str, Any] | None,
+    origin: str,
+) -> str:
+    """What the template writes behind the content of a reply that new messages follow, up to the next reply.
+
+    Raises:
+        UserError: the template refuses the messages, or does not write the reply exactly once.
+    """
+    reply = {"role": "assistant", "content": MARK}
+    whole = render_messages(tokenizer, [*messages, reply, *new_messages], True, origin, arguments)
+    before, mark, behind = whole.partition(MARK)
+    if not mark or MARK in behind:
+        raise UserError(
+            f"{origin}: the chat template does not write a reply that other messages follow, but {before[-200:]!r}, so"
+            f" that what follows it is not known. {REMEDY}"
+        )
+    return behind
+
+
 def check_template(
     tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | None, roles: Sequence[str]
-) -> None:
-    """Checks that a chat template is prefix-preserving: it writes one turn more behind the text that is there.
+) -> TurnEnd:
+    """Checks that new messages can be told from old ones in what a chat template writes.
 
     It is tried without and, where the template accepts one, with a leading system message: some templates write it
-    into the last question only.
+    into the last question.
 
     Args:
         tokenizer: with a chat template.
         arguments: further variables of the template.
         roles: roles of the messages that may follow a reply.
 
+    Returns:
+        How the template ends a turn.
+
     Raises:
-        UserError: the template does not write a reply behind its generation prompt, or writes it differently once
-            other messages follow, a thought in a reply is tried, too; or it leaves out messages of a role.
+        UserError: the template leaves out a reply or messages of a role, or writes older messages behind a reply.
     """
-    _check_beginning(tokenizer, [QUESTION], arguments, roles)
-    beginning = [SYSTEM, QUESTION]
-    try:
-        render_messages(tokenizer, beginning, True, ORIGIN, arguments)
-    except UserError:  # no system messages, then
-        return
-    _check_beginning(tokenizer, beginning, arguments, roles)
+    end = turn_end(tokenizer, arguments)
+    for role in roles:
+        new_messages = [{"role": role, "content": ANSWER}]
+        texts = []
+        for old in OLD_TEXTS:
+            question = {"role": "user", "content": old}
+            texts.append(_text_behind_reply(tokenizer, [question], new_messages, arguments, ORIGIN))
+            with_system = [{"role": "system", "content": old}, question]
+            try:
+                texts.append(_text_behind_reply(tokenizer, with_system, new_messages, arguments, ORIGIN))
+            except UserError:  # the template takes no system messages
+                continue
+        if ANSWER not in texts[0]:
+            raise UserError(
+                f"{ORIGIN}: messages of the role {role!r}, which the class names in `roles`, are not in what the"
+                " chat template writes, so that the policy would not read them. Use a role that it writes, such as"
+                " user, or put a chat_template.jinja into the model's folder that writes this one."
+            )
+        other_texts = [text for text in texts if text != texts[0]]
+        if other_texts:
+            raise UserError(
+                f"{ORIGIN}: the chat template writes older messages behind a reply, such as the system prompt into the"
+                f" last question: {texts[0]!r} and {other_texts[0]!r}, so that the policy would read them again."
+                f" {REMEDY}"
+            )
+        if end.written and end.token not in texts[0].partition(ANSWER)[0]:
+            raise UserError(
+                f"{ORIGIN}: the chat template ends a reply with {end.token} only if no other message follows"
+                f" ({texts[0]!r}). {REMEDY}"
+            )
+    return end
 
 
-def _check_beginning(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Message],
-    arguments: Mapping[str, Any] | None,
-    roles: Sequence[str],
-) -> None:
-    """`check_template` for episodes that begin with these messages."""
-    prompt = render_messages(tokenizer, messages, True, ORIGIN, arguments)
-    for reply in REPLIES:
-        replied = [*messages, {"role": "assistant", "content": reply}]
-        text = render_messages(tokenizer, replied, False, ORIGIN, arguments)
-        if not text.startswith(prompt):
-            raise UserError(f"{ORIGIN}: {_REWRITES}")
-        for role in roles:
-            answered = [*replied, {"role": role, "content": ANSWER}]
-            whole = render_messages(tokenizer, answered, True, ORIGIN, arguments)
-            if not whole.startswith(text):
-                raise UserError(f"{ORIGIN}: {_REWRITES}")
-            if ANSWER not in whole:
-                raise UserError(
-                    f"{ORIGIN}: messages of the role {role!r}, which the class names in `roles`, are not in what the"
-                    " chat template writes, so that the policy would not read them. Use a role that it writes, such as"
-                    " user, or put a chat_template.jinja into the model's folder that writes this one."
-                )
-
-
-_REWRITES = (
-    "the chat template writes what is there differently once a reply or other messages follow (many leave out earlier"
-    " thoughts, some write the system prompt into the last question only), so that an episode would not be what the"
-    " policy has read and sampled. Put a chat_template.jinja into the model's folder that writes earlier turns,"
-    " thoughts included, as they were; or train on every turn as a row of its own."
+REMEDY = (
+    "Put a chat_template.jinja into the model's folder that writes every message once, and turns in the same way"
+    " wherever they are; or train on every turn as a row of its own."
 )

@@ -12,7 +12,7 @@ from dschat.base.errors import UserError
 from dschat.data.encoding import AddedTokens, encode_continuations, encode_prompt_texts, encode_responses, prompt_text
 from dschat.data.messages import WEIGHT, is_unwritten
 from dschat.data.rows import Row
-from dschat.data.turn_end import TurnEnd, template_form, turn_end_of
+from dschat.data.turn_end import TurnEnd, turn_end_of
 from dschat.models.templates import render_messages
 
 if TYPE_CHECKING:
@@ -41,21 +41,11 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
             follow.
     """
     # Cut every prompt into pieces of text: before the first turn, that turn, the text up to the next turn, …
-    ends: list[TurnEnd | None] = []
-    pieces_of_rows: list[list[str]] = []
-    end_by_form: dict[str, TurnEnd] = {}
+    ends: dict[str, TurnEnd] = {}
     added_tokens = AddedTokens(tokenizer)
+    pieces_of_rows: list[list[str]] = []
     for row in rows:
-        whole = prompt_text(tokenizer, row)
-        if not _earlier_turns(row):
-            ends.append(None)
-            pieces_of_rows.append([whole])
-            continue
-        form = template_form(row)
-        if form not in end_by_form:
-            end_by_form[form] = turn_end_of(tokenizer, row)
-        ends.append(end_by_form[form])
-        pieces_of_rows.append(_cut_at_turns(tokenizer, row, whole, end_by_form[form], added_tokens))
+        pieces_of_rows.append(_cut_at_turns(tokenizer, row, ends, added_tokens))
 
     # Encode the pieces of one kind at once; only the first one of a prompt gets BOS.
     first_ids = encode_prompt_texts(tokenizer, [pieces[0] for pieces in pieces_of_rows])
@@ -66,61 +56,52 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
 
     # Join the pieces of every prompt and mark the turns, which are its pieces 1, 3, 5, …
     prompts = []
-    for row, end, ids, pieces in zip(rows, ends, first_ids, pieces_of_rows, strict=True):
-        turn_messages = [(row.messages or [])[index] for index in _earlier_turns(row)]
+    for row, ids, pieces in zip(rows, first_ids, pieces_of_rows, strict=True):
         prompt_ids = list(ids)
         targets = [False] * len(ids)
-        for number in range(1, len(pieces)):
-            is_turn = number % 2 == 1
-            piece_ids = next(turn_ids if is_turn else ids_after_turns)
-            num_targets = 0
-            if end is not None and is_turn and _is_trained(turn_messages[number // 2], pieces[number], end):
-                num_targets = end.length(piece_ids)
-            prompt_ids += piece_ids
-            targets += [True] * num_targets + [False] * (len(piece_ids) - num_targets)
+        for message_number, turn in zip(_earlier_turns(row), pieces[1::2], strict=True):
+            piece_ids = next(turn_ids)
+            is_trained = _is_trained((row.messages or [])[message_number], turn, added_tokens)
+            later_ids = next(ids_after_turns)
+            prompt_ids += [*piece_ids, *later_ids]
+            targets += [is_trained] * len(piece_ids) + [False] * len(later_ids)
         prompts.append(MarkedPrompt(prompt_ids, targets))
     return prompts
 
 
-def _is_trained(message: Mapping[str, Any], turn: str, end: TurnEnd) -> bool:
-    """Whether an earlier turn is trained on; `turn` is its text, up to the next message."""
-    written = turn.partition(end.token)[0] if end.written else turn
+def _is_trained(message: Mapping[str, Any], turn: str, added_tokens: AddedTokens) -> bool:
+    """Whether an earlier turn is trained on; `turn` is its text, with the token that ends it."""
+    written = turn.removesuffix(added_tokens.last_of(turn) or "")
     return message.get(WEIGHT) != 0 and not is_unwritten(message, written)
 
 
 def _cut_at_turns(
-    tokenizer: PreTrainedTokenizerBase, row: Row, whole: str, end: TurnEnd, added_tokens: AddedTokens
+    tokenizer: PreTrainedTokenizerBase, row: Row, ends: dict[str, TurnEnd], added_tokens: AddedTokens
 ) -> list[str]:
     """A prompt's text in pieces: up to the first turn of the assistant, that turn, up to the next one, and so on.
 
-    A turn ends with the token that ends it; blanks that the template writes after the token belong to the next piece.
+    A turn ends with the token that ends it; what the template writes after the token belongs to the next piece.
     """
+    whole = prompt_text(tokenizer, row)
     messages = row.messages or []
     cuts = [0]
     for number in _earlier_turns(row):
         before = render_messages(tokenizer, messages[:number], True, row.origin, row.template_arguments)
         after = render_messages(tokenizer, messages[: number + 1], False, row.origin, row.template_arguments)
-        closings = [text for text in end.closings(after) if whole.startswith(text)]
-        is_unchanged = bool(closings) and whole.startswith(before)
-        if not is_unchanged or len(before) > len(closings[0]):
+        turn = _with_end(after.removeprefix(before), turn_end_of(tokenizer, row, ends), added_tokens)
+        if not (after.startswith(before) and whole.startswith(before + turn)):
             raise UserError(
                 f"{row.origin}: the chat template writes message {number + 1}, of the assistant, differently once "
                 "others follow, so that its tokens are not known: give --train_on last, or a template that writes "
                 "earlier turns the same way."
             )
-        turn = closings[0][len(before) :]
-        if not end.written:
-            turn = turn.removesuffix(end.text)
-        turn = _up_to_end_token(turn, end, added_tokens)
         cuts += [len(before), len(before) + len(turn)]
     return [whole[start:stop] for start, stop in pairwise([*cuts, len(whole)])]
 
 
-def _up_to_end_token(turn: str, end: TurnEnd, added_tokens: AddedTokens) -> str:
-    """A turn without the text after the token that ends it: the usual one, or another added token before blanks."""
-    if end.written and end.token in turn:
-        body, token, _ = turn.rpartition(end.token)
-        return body + token
+def _with_end(turn: str, end: TurnEnd, added_tokens: AddedTokens) -> str:
+    """A turn with the token that ends it: the usual one, or another added token before blanks."""
+    turn = end.with_end(turn)
     text = turn.rstrip()
     return turn if added_tokens.last_of(text) is None else text
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from dschat.base.errors import UserError
 from dschat.data.dialogues import Dialogue
 from dschat.data.rows import Row
-from dschat.data.turn_end import PROBE
+from dschat.data.turn_end import MARK, QUESTION
 from dschat.models.engines import Scalar
 from dschat.models.layout import PassSize, layouts
 from dschat.models.reward_notes import noted_end_id
@@ -116,7 +116,8 @@ class RewardModelDialogueScores:
                 f"{name}: its tokenizer has no chat template, which would say how the model reads a dialogue. Use a "
                 "reward model for chats, or --reward_function."
             )
-        _, problems = self._readable([PROBE], ["a dialogue of one turn"], [True])
+        probe = [*QUESTION, {"role": "assistant", "content": MARK}]
+        _, problems = self._readable([probe], ["a dialogue of one turn"], [True])
         for problem in problems:
             raise UserError(problem)
 
