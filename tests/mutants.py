@@ -1521,10 +1521,6 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_the_means_of_a_file_by_hand"),
     ("a bounded mean by the values' own spread", "bounded_interval", "return _a",
      "return mean_interval(totals)", "test_the_interval_of_a_bounded_mean_by_hand"),
-    ("a child of a killed process keeps its lock", "os.register_at_fork", "os.register_at_fork(after_in_child=_a)",
-     "pass", "test_a_killed_process_has_it_no_more_even_if_its_child_lives"),
-    ("the lock of a file that was removed counts", "Lock._try_once", "not _a._is_in_place()", "False",
-     "test_a_file_that_is_removed_before_it_is_locked"),
     ("a lock that another process has is removed", "Lock.close", "_a and _b", "_a",
      "test_a_lock_that_was_taken_away_is_noticed"),
     # plan

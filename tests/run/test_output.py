@@ -117,7 +117,7 @@ def test_a_folder_that_another_run_has_is_not_touched(flags, place, group):
     lock = Lock(place / ".lock", "another run")
     before = {name: (place / name).read_text() for name in files(place)}
     config = ppo_config(place, **flags)
-    with pytest.raises(UserError, match=f"--output_dir {place}: another process is writing it: process ") as refusal:
+    with pytest.raises(UserError, match=f"--output_dir {place}: another process is writing it") as refusal:
         RunOutput("ppo", config, config.plan_batches(1))
     assert refusal.value.on_every_rank
     assert {name: (place / name).read_text() for name in files(place)} == before
@@ -187,7 +187,7 @@ def test_a_beginning_that_a_full_disk_ends_leaves_nothing(missing, replaces, pla
 
 def test_a_refused_run_that_lost_its_folder_leaves_what_the_next_one_writes(tmp_path, group):
     _, run = run_on(tmp_path / "new")
-    (tmp_path / "new" / ".lock").write_text("process 1 on another machine")
+    lose_the_lock(tmp_path / "new")
     before = files(tmp_path)
     run.discard()
     assert files(tmp_path) == before
@@ -214,7 +214,7 @@ def test_what_every_process_refuses_is_said_once_on_each_machine(local_rank, sho
 
 def test_a_run_that_lost_its_folder_leaves_what_the_next_one_is_writing(place, group):
     _, run = run_on(place)
-    (place / ".lock").write_text("process 1 on another machine")
+    lose_the_lock(place)
     (place / ".writing").mkdir()
     (place / ".writing" / "weights").write_text("of the next run")
     with pytest.raises(UserError, match=f"this run has lost its lock {place}/.lock"):
@@ -245,7 +245,9 @@ def test_a_user_s_file_among_the_samples_stays(tmp_path, group):
 
 
 def lose_the_lock(folder):
+    """Another run removes the lock and acquires it."""
     (folder / ".lock").unlink()
+    (folder / ".lock").touch()
 
 
 def lose_rows(folder):
