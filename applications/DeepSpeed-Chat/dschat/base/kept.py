@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results in files, stored together with the settings that made them, so that other settings make them again.
 
-Did the settings of this run make what is in the file? A `Kept` answers that for a JSON file of its own: the token
-cache (`data/cache.py`) and the data sets of REFUEL (`refuel/datasets.py`). A journal's first line, the reference
+Did the settings of this run make what is in the file? A `Kept` answers that for a JSON file of its own: the data
+sets of REFUEL (`refuel/datasets.py`). A journal's first line, the reference
 log-probs' metadata (`training/reference.py`) and a checkpoint's identity (`run/identity.py`) hold the same mapping,
 from names to values, and compare it with `changed_names`. Prepared folders compare fingerprints
 (`data/prepared/read.py`), and a judge's answers are files named by the hash of their question.

@@ -24,7 +24,7 @@ from dschat.data.rows import Row, in_words
 from dschat.data.sources import Source, load_source, split_for
 from dschat.data.splits import STEPS, step_rows, whole_prompt
 from dschat.data.template_notes import UNREAD_COLUMNS, template_notes, unread_column_counts
-from dschat.data.tokenised import encode_rows, workers_for
+from dschat.data.tokenised import encode_rows
 from dschat.settings.common import ColumnFlags
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _token_sections(
 ) -> dict[str, list[str]]:
     """The sections of the report that need a tokenizer."""
     measure = partial(_measure_rows, tokenizer, settings.end_id)
-    encoded, _ = encode_rows(RowTokens, measure, rows, "tokenising", workers_for(rows), show=True)
+    encoded, _ = encode_rows(RowTokens, measure, rows, "tokenising")
     tokens = list(encoded)
     sections = _lengths_in_tokens(tokens, settings)
     sections["special tokens"] = special_notes(rows, tokens, tokenizer, settings.end_id) or ["nothing to note"]
@@ -198,7 +198,7 @@ def _left_out(step: int, shares: Shares, settings: Settings) -> str:
     try:
         for name, share_by_step in shares.items():
             rows = share_by_step[step]
-            _, dropped = encode_rows(RowTokens, count, rows, f"step {step}, {name}", workers_for(rows), show=True)
+            _, dropped = encode_rows(RowTokens, count, rows, f"step {step}, {name}")
             reasons = f" ({in_words(dropped)})" if dropped else ""
             texts.append(f"{dropped.total()} of {len(rows)} {name} rows{reasons}")
     except UserError as error:

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples of a training step: read and encoded, or taken from the cache.
 
-Data are encoded once and kept on disk, see `dschat.data.cache`. The next run, and the other processes of this one, map
-the tables into memory.
+Data are encoded once and kept in the cache. The next run, and the other processes of this one, map them into memory.
+An entry of the cache is a folder, named by a hash of everything that its examples depend on. It holds the Arrow files
+of `encode_rows`, and `entry.json` with the record of the sources. It appears when it is complete, even if several
+processes write it at the same time.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,20 +21,32 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from dschat.base.cache_home import CACHE_VARIABLE
+import dschat
+from dschat.base.atomic import remove, remove_abandoned, writing_folder
+from dschat.base.cache_home import CACHE_VARIABLE, cache_home
 from dschat.base.errors import UserError
-from dschat.base.fingerprints import file_hash, template_fingerprint, tokenizer_fingerprint
-from dschat.data.cache import CacheEntry, cache_folder, code_version
+from dschat.base.fingerprints import (
+    content_hash,
+    contents_hash,
+    file_hash,
+    template_fingerprint,
+    tokenizer_fingerprint,
+)
 from dschat.data.examples import PromptExample, SFTExample, warn_of_responses
+from dschat.data.files import os_error_behind
 from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.rows import RawSource
 from dschat.data.sources import Share, load_share, open_source, split_for
-from dschat.data.tokenised import Examples, Json, NotStorable, encode_rows, workers_for
+from dschat.data.tokenised import Examples, NotStorable, encode_rows, open_table
 from dschat.models.template_date import date_note, date_read_by
 from dschat.settings.common import CommonConfig
 
 logger = logging.getLogger(__name__)
+
+ENTRY = "entry.json"
+PACKAGES = ("transformers", "tokenizers", "jinja2", "pyarrow")
+CODE_FOLDERS = ("data", "models")  # folders of this package: what reads, renders and encodes rows
 
 E = TypeVar("E")
 Validate = partial[None]
@@ -46,6 +62,22 @@ class StepData(Generic[E]):
     sources: list[dict[str, Any]]  # see `dschat.data.sources.described`
     files: tuple[Path, ...]  # local files, in order
     dropped: dict[str, Counter[str]]  # split → reason → number of rows that encoding left out
+
+
+def cache_folder() -> Path:
+    """The folder of all entries."""
+    return cache_home() / "examples"
+
+
+def code_version() -> dict[str, str]:
+    """Versions of everything that turns rows into ids: this package's code and the libraries that it calls."""
+    package = Path(dschat.__path__[0])
+    contents = []
+    for folder in CODE_FOLDERS:
+        for file in sorted((package / folder).rglob("*.py")):
+            contents.append(file.name.encode() + file.read_bytes())
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"code": contents_hash(contents), **versions}
 
 
 class ExampleLoader(Generic[E]):
@@ -99,8 +131,8 @@ class ExampleLoader(Generic[E]):
             self._sources = [open_source(path, config.columns) for path in config.data.data_path]
 
     @cached_property
-    def made_from(self) -> Json:
-        """Everything that the examples depend on, by name; hashes every file."""
+    def key(self) -> str:
+        """Name of the entry: a hash of everything that the examples depend on. Reads every file."""
         data = self._config.data
         sources = []
         for source in self._sources:
@@ -113,7 +145,7 @@ class ExampleLoader(Generic[E]):
         warnings = None
         if self._validate is not None:
             warnings = [str(value) for value in self._validate.keywords.values()]
-        return {
+        made_from = {
             "sources": sources,
             "data_path": data.data_path,
             "splits": [split_for(path, data.data_split) for path in data.data_path],
@@ -129,6 +161,7 @@ class ExampleLoader(Generic[E]):
             "date": date_read_by(self._tokenizer),
             "version": code_version(),
         }
+        return content_hash(json.dumps(made_from, sort_keys=True))[:32]
 
     def read(self, show: bool = False) -> StepData[E]:
         """Reads and encodes all rows in this process, without the cache; lists of examples.
@@ -141,27 +174,38 @@ class ExampleLoader(Generic[E]):
             self._validate_rows(share)
         return self._encode_in_memory(share)
 
-    def open(self, made_from: Json, show: bool = False) -> StepData[E] | None:
-        """The examples in the cache, of this or another process' `made_from`; None if there are none."""
-        entry = CacheEntry(made_from)
-        content = entry.open()
-        if content is None:
+    def open(self, key: str, show: bool = False) -> StepData[E] | None:
+        """The examples in the cache, of this or another process' `key`; None if there are none.
+
+        A damaged entry is removed.
+        """
+        folder = cache_folder() / key
+        try:
+            note = json.loads((folder / ENTRY).read_text())
+            data = StepData(
+                train=self._open_split(folder, "train"),
+                eval=self._open_split(folder, "eval"),
+                sources=note["sources"],
+                files=tuple(Path(file) for file in note["files"]),
+                dropped={split: Counter(counts) for split, counts in note["dropped"].items()},
+            )
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return None
-        tables, note = content
+        except (OSError, ValueError, KeyError, TypeError) as error:  # Arrow raises these kinds, too
+            logger.warning("the tokenised data in %s are damaged (%s) and are made anew", folder, error)
+            remove(folder)
+            return None
         if show:
-            logger.info("tokenised data of an earlier run are used: %s", entry.folder)
+            logger.info("tokenised data of an earlier run are used: %s", folder)
             for message in note["warnings"]:
                 logger.warning("%s", message)
-        return StepData(
-            train=Examples(self._kind, tables["train"]),
-            eval=Examples(self._kind, tables["eval"]),
-            sources=note["sources"],
-            files=tuple(Path(file) for file in note["files"]),
-            dropped={split: Counter(counts) for split, counts in note["dropped"].items()},
-        )
+        return data
+
+    def _open_split(self, folder: Path, split: str) -> Examples[E]:
+        return Examples(self._kind, open_table(self._kind, sorted(folder.glob(f"{split}*.arrow"))))
 
     def make(self, show: bool = False) -> StepData[E]:
-        """Reads all rows, encodes them in worker processes and keeps the examples in the cache.
+        """Reads all rows, encodes them and keeps the examples in the cache.
 
         If they cannot be kept, a warning says so, and they are in memory.
 
@@ -171,45 +215,40 @@ class ExampleLoader(Generic[E]):
         with _collect_warnings() as warnings:
             share = self._share(show)
             self._validate_rows(share)
-        entry = CacheEntry(self.made_from)
         try:
-            with entry.new_folder() as folder:
-                dropped = self._encode_to_files(share, folder, show)
+            remove_abandoned(cache_folder(), ".*")
+            with writing_folder(cache_folder() / self.key, shared=True) as folder:
+                dropped = self._encode_to_files(share, folder)
                 files = [str(file) for file in share.files]
                 note = {"sources": share.sources, "files": files, "dropped": dropped, "warnings": warnings}
-                entry.finish(folder, note)
+                (folder / ENTRY).write_text(json.dumps(note))
         except NotStorable as error:
             logger.info("%s holds values that JSON has not: the tokenised data are not kept for the next run", error)
             return self._encode_in_memory(share)
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            cause = os_error_behind(error)  # on a full disk, the library closes its file once more than it opened it
+            if cause is None:
+                raise
             logger.warning(
                 "%s: tokenised data cannot be kept for the next run: %s. Set %s to a folder that can be written.",
                 cache_folder(),
-                error,
+                cause,
                 CACHE_VARIABLE,
             )
             return self._encode_in_memory(share)
-        data = self.open(self.made_from)
+        data = self.open(self.key)
         if data is None:
             return self._encode_in_memory(share)
         if show:
-            logger.info("tokenised data are kept for the next run: %s", entry.folder)
+            logger.info("tokenised data are kept for the next run: %s", cache_folder() / self.key)
         return data
 
-    def _encode_to_files(self, share: Share[Any], folder: Path, show: bool) -> dict[str, Counter[str]]:
-        """Writes `train.arrow` and `eval.arrow`; split → reason → number of rows without an example."""
+    def _encode_to_files(self, share: Share[Any], folder: Path) -> dict[str, Counter[str]]:
+        """Writes Arrow files of both splits; split → reason → number of rows without an example."""
         dropped = {}
         for split, rows in (("train", share.train), ("eval", share.eval)):
-            workers = 1 if self._prepared else workers_for(rows)
-            _, dropped[split] = encode_rows(
-                self._kind,
-                self._make,
-                rows,
-                title=f"tokenising {split}",
-                workers=workers,
-                show=show,
-                file=folder / f"{split}.arrow",
-            )
+            file = folder / f"{split}.arrow"
+            _, dropped[split] = encode_rows(self._kind, self._make, rows, f"tokenising {split}", file)
         if share.train and dropped["train"].total() == len(share.train):
             self._make(share.train)  # raises, and says why none is left
         return dropped

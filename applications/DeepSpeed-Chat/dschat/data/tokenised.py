@@ -3,34 +3,29 @@
 
 A table has a column for every field of the example's dataclass, one for the examples' lengths in tokens, and one for
 the reason why a row gives no example. Fields whose type is not in ARROW_TYPES (log-probs that are computed later) keep
-their defaults. Tables that are kept between runs are entries of `dschat.data.cache`.
+their defaults. Tables that are kept between runs are in the cache, see `dschat.data.loading`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
-import logging
-import multiprocessing
 import os
 import pickle
 import signal
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, fields
 from pathlib import Path
-from threading import Thread
 from types import NoneType
 from typing import Any, Generic, Protocol, TypeVar, get_args, get_type_hints, overload
 
 import numpy as np
 import pyarrow as pa
 
-from dschat.base.progress import progress
 from dschat.data.rows import Row, is_plain
-
-logger = logging.getLogger(__name__)
 
 LENGTH = "tokens"  # column of the examples' lengths
 REASON = "left_out"  # column that says why a row gives no example; null where it gives one
@@ -44,9 +39,11 @@ ARROW_TYPES: dict[object, pa.DataType] = {
     float: pa.float64(),
     Row: pa.large_string(),  # as JSON
 }
+ROW = "row"  # column of the rows to encode, pickled
 BATCH = 500  # rows that are encoded together
 MOST_WORKERS = 32
 LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")  # torchrun's and DeepSpeed's names for the ranks of a machine
+PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent ends
 FEW = 5_000_000  # characters of text up to which one process is as fast as several
 
 E = TypeVar("E")  # a dataclass
@@ -121,13 +118,10 @@ def lengths_of(examples: Sequence[Any]) -> list[int]:
     return [len(example) for example in examples]
 
 
-def open_table(files: Sequence[Path]) -> pa.Table:
-    """The Arrow files of a table, mapped into memory. Raises OSError or ValueError where they are damaged."""
-    return pa.concat_tables([_read_stream(pa.memory_map(str(file))) for file in files])
-
-
-def _read_stream(source: Any) -> pa.Table:
-    return pa.ipc.open_stream(source).read_all()
+def open_table(kind: type, files: Sequence[Path]) -> pa.Table:
+    """The table of a kind of example in Arrow files, mapped into memory. Raises OSError or ValueError if damaged."""
+    tables = [pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in files]
+    return pa.concat_tables(tables) if tables else schema_of(kind).empty_table()
 
 
 def stored_fields(kind: type) -> dict[str, object]:
@@ -203,56 +197,28 @@ def num_workers() -> int:
     return max(1, min(MOST_WORKERS, cores // int(local_ranks)))
 
 
-def workers_for(rows: Sequence[Row]) -> int:
-    """Processes that shorten the encoding of rows; 1 where it is finished before others have started."""
+def workers_for(rows: Sequence[Any]) -> int | None:
+    """Processes that shorten the encoding of rows; None where it is finished before others have started."""
     characters = 0
     for row in rows:
         for text in (row.prompt, row.chosen, row.rejected):
             characters += len(text or "")
-    return num_workers() if characters >= FEW else 1
-
-
-@dataclass(frozen=True)
-class BatchEncoder(Generic[E]):
-    """Encodes batches of rows; worker processes get a copy when they start."""
-
-    kind: type[E]
-    make: MakeExamples[E]
-
-    def encode(self, start: int, rows: Sequence[Any]) -> pa.Table:
-        """The table of a batch: examples, then a row for each data row without one. `start` counts the rows before."""
-        examples, dropped = self.make(rows, held_out=True)
-        return table_of(self.kind, examples, list(dropped.elements()), start)
-
-    def is_picklable(self) -> bool:
-        """Whether worker processes can get it; a tokenizer with Python code of the user's, for instance, cannot."""
-        try:
-            pickle.dumps(self)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            logger.info("the tokenizer cannot be given to other processes (%s): this one does all the work", error)
-            return False
-        return True
+    workers = num_workers()
+    return workers if characters >= FEW and workers > 1 else None
 
 
 def encode_rows(
-    kind: type[E],
-    make: MakeExamples[E],
-    rows: Sequence[Any],
-    title: str,
-    workers: int = 1,
-    show: bool = False,
-    file: Path | None = None,
+    kind: type[E], make: MakeExamples[E], rows: Sequence[Any], title: str, file: Path | None = None
 ) -> tuple[Examples[E], Counter[str]]:
-    """Encodes rows; the result does not depend on the number of processes.
+    """Encodes rows by `datasets.Dataset.map`; the result does not depend on the number of processes.
 
     Args:
         kind: kind of the examples.
-        make: makes examples of rows; if it cannot be pickled, this process does all the work.
-        rows: rows of the data.
-        title: title of the progress bar.
-        workers: processes that encode; 1 = this one.
-        show: whether to show progress.
-        file: Arrow file to write the table to; None = the table stays in memory.
+        make: makes examples of rows.
+        rows: rows of the data, or examples of a prepared folder.
+        title: title of the progress bar, which is shown on terminals.
+        file: Arrow file to write the table to, or several with a number before the suffix, one for each process;
+            None = the table stays in memory.
 
     Returns:
         The examples in the order of the rows, and reason → number of rows without an example.
@@ -262,66 +228,65 @@ def encode_rows(
         NotStorable: a row that an example holds cannot be kept.
         OSError: `file` cannot be written.
     """
-    encoder = BatchEncoder(kind, make)
-    starts = range(0, len(rows), BATCH)
-    sizes = [min(BATCH, len(rows) - start) for start in starts]
-    workers = min(workers, len(starts))
+    import datasets
+    from datasets.table import InMemoryTable
 
-    def batches() -> Iterator[list[Any]]:
-        for start in starts:
-            yield list(rows[start : start + BATCH])
-
-    def collect(tables: Iterable[pa.Table]) -> tuple[Examples[E], Counter[str]]:
-        with progress(len(rows), title, unit="row", disable=not show) as bar:
-            return _collect(kind, tables, sizes, bar.update, file)
-
-    if workers > 1 and encoder.is_picklable():
-        # Spawned, since this process may hold a CUDA context and threads, which a fork would break.
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, context, _start_worker, (encoder,))
-        try:
-            return collect(pool.map(_encode_in_worker, starts, batches()))
-        except BrokenProcessPool:
-            logger.warning("a worker process ended (is memory short?): this process does the work")
-        finally:
-            pool.shutdown(cancel_futures=True)
-    return collect(map(encoder.encode, starts, batches()))
-
-
-def _collect(
-    kind: type[E], tables: Iterable[pa.Table], sizes: Sequence[int], report: Callable[[int], object], file: Path | None
-) -> tuple[Examples[E], Counter[str]]:
-    """Writes the tables of batches one after another; `report` is called with the size of each finished batch."""
-    buffer = pa.BufferOutputStream()
-    sink = buffer if file is None else open(file, "wb")  # noqa: SIM115
-    with sink, pa.ipc.new_stream(sink, schema_of(kind)) as writer:
-        for table, size in zip(tables, sizes, strict=True):
-            writer.write_table(table)
-            report(size)
-    whole = open_table([file]) if file is not None else _read_stream(buffer.getvalue())
-    reasons = whole[REASON].drop_null().to_pylist()
-    return Examples(kind, whole), Counter(reasons)
+    schema = schema_of(kind)
+    if not rows:
+        return Examples(kind, schema.empty_table()), Counter()
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    # Pickles, since rows may hold any value; they stay in memory.
+    pickled_rows = pa.array(map(pickle.dumps, rows), pa.large_binary())
+    source = datasets.Dataset(InMemoryTable(pa.table({ROW: pickled_rows}))).with_format("arrow")
+    with _ending_with_this_process():
+        encoded = source.map(
+            _encode_batch,
+            with_indices=True,
+            batched=True,
+            batch_size=BATCH,
+            keep_in_memory=file is None,
+            cache_file_name=None if file is None else str(file),
+            features=datasets.Features.from_arrow_schema(schema),
+            fn_kwargs={"kind": kind, "make": make},
+            num_proc=workers_for(rows),
+            new_fingerprint="examples",
+            desc=title,
+        )
+    table = encoded.data.table
+    return Examples(kind, table), Counter(table[REASON].drop_null().to_pylist())
 
 
-_worker_encoder: BatchEncoder[Any] | None = None  # set in worker processes
+def _encode_batch(batch: pa.Table, numbers: Sequence[int], kind: type[E], make: MakeExamples[E]) -> pa.Table:
+    """The table of a batch: its examples, then a row for each data row without one.
+
+    Args:
+        batch: column of pickled rows.
+        numbers: numbers of these rows in the data.
+        kind, make: see `encode_rows`.
+    """
+    rows = [pickle.loads(content) for content in batch[ROW].to_pylist()]
+    examples, dropped = make(rows, held_out=True)
+    return table_of(kind, examples, list(dropped.elements()), numbers[0])
 
 
-def _start_worker(encoder: BatchEncoder[Any]) -> None:
-    """Prepares a worker process, which must end with the process that started it, however that ends."""
-    global _worker_encoder
-    _worker_encoder = encoder
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for every core
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the main process, which ends its workers
-    Thread(target=_end_with_parent, daemon=True).start()
+_forks_end_with_parent = False
+
+
+@contextmanager
+def _ending_with_this_process() -> Iterator[None]:
+    """Inside, a process that is forked ends with this one, even if this one is killed; the library's would stay."""
+    global _forks_end_with_parent
+    _forks_end_with_parent = True
+    try:
+        yield
+    finally:
+        _forks_end_with_parent = False
 
 
 def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    if _forks_end_with_parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _encode_in_worker(start: int, rows: Sequence[Any]) -> pa.Table:
-    assert _worker_encoder is not None  # `_start_worker` has set it
-    return _worker_encoder.encode(start, rows)
+os.register_at_fork(after_in_child=_end_with_parent)

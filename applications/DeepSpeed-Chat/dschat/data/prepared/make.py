@@ -37,7 +37,7 @@ from dschat.data.rows import Row, in_words, is_plain
 from dschat.data.sources import Share, open_source, read_share
 from dschat.data.splits import parts_of_rows, prompt_of_rows
 from dschat.data.template_notes import RESPONSES_OF_STEPS, warn_of_template
-from dschat.data.tokenised import encode_rows, workers_for
+from dschat.data.tokenised import encode_rows
 from dschat.models.template_date import date_read_by
 from dschat.settings.common import ColumnFlags
 
@@ -305,7 +305,7 @@ def _encode(
             num_stripped,
         )
     make = partial(prepared_examples, tokenizer=tokenizer, stage=stage, end_id=end_id)
-    examples, counts = encode_rows(PreparedExample, make, rows, f"tokenising {split}", workers_for(rows), show=True)
+    examples, counts = encode_rows(PreparedExample, make, rows, f"tokenising {split}")
     dropped += counts
     return examples
 

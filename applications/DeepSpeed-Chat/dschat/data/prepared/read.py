@@ -183,7 +183,7 @@ def read_split(
 
         return read_pt(files[0], tokenizer)
     try:
-        return Examples(PreparedExample, open_table(files))
+        return Examples(PreparedExample, open_table(PreparedExample, files))
     except (OSError, ValueError, KeyError) as error:  # Arrow's errors are of these kinds
         raise UserError(f"--data_path {files[0]}: not readable ({error}); prepare the data again.") from error
 

@@ -62,20 +62,20 @@ def load_step_data(
         UserError: there are no data, a row is bad, or no example is left.
     """
     loader = ExampleLoader(config, kind, make, validate, on_prompt, reads_prompts)
-    made_from = broadcast_object(loader.made_from if is_main() else {})
+    key = broadcast_object(loader.key if is_main() else "")
     data = None
     if is_main():
-        data = loader.open(made_from, show=True)
+        data = loader.open(key, show=True)
         data = loader.make(show=True) if data is None else data
     barrier()
     # The first process of another machine, which may have a disk of its own.
     if data is None:
-        data = loader.open(made_from)
+        data = loader.open(key)
         if data is None and os.environ.get("LOCAL_RANK") == "0":
             data = loader.make()
     barrier()
     if data is None:
-        data = loader.open(made_from)
+        data = loader.open(key)
     return loader.read() if data is None else data
 
 
