@@ -23,15 +23,15 @@ from dschat.base.errors import UserError
 from dschat.base.lock import Lock
 from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
 from dschat.data.loading import ExampleLoader
+from dschat.data.options import PrepareFlags
 from dschat.data.prepared.folder import PreparedExample, find_prepared, open_prepared
-from dschat.data.prepared.make import Filter, RowLimits
+from dschat.data.prepared.make import Filter
 from dschat.data.prepared.read import prepared_share, read_split
 from dschat.data.rows import Row
 from dschat.data.sources import load_share, open_data
 from dschat.data.template_notes import warn_of_template
 from dschat.plan.counts import count_rows, find_sources
 from factories import make_tokenizer
-from interruptions import CTRL_C, KILL, stopped_at
 from published_set_copies import SETS, write_set
 
 TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")
@@ -76,8 +76,19 @@ def example(prompt: str, chosen: str, rejected: str | None = None) -> PreparedEx
     return PreparedExample(prompt, chosen, rejected, list(map(ord, prompt)), ids[0], ids[1], row)
 
 
+def filter_of(max_length: int, max_prompt_length: int, minimum_response_length: int, **flags: Any) -> Filter:
+    return Filter(
+        PrepareFlags(
+            output="out",
+            max_length=max_length,
+            max_prompt_length=max_prompt_length,
+            minimum_response_length=minimum_response_length,
+            **flags,
+        )
+    )
+
+
 def test_reasons_in_their_order() -> None:
-    limits = RowLimits(max_length=9, max_prompt_length=5, minimum_response_length=2, unit="tokens")
     examples = [
         example("abc", "de", "fg"),
         example("abc", "de", "hi"),  # the same input
@@ -90,7 +101,7 @@ def test_reasons_in_their_order() -> None:
         example("", "abc", "abd"),
     ]
     dropped: Counter[str] = Counter()
-    filtered = Filter("preference", limits)
+    filtered = filter_of(9, 5, 2)
     kept = list(filtered.passing(examples, dropped))
     assert [row.prompt + row.chosen for row in kept] == ["abcde", "abcdefghijk"]
     assert kept[1].chosen_ids == list(map(ord, "fghi")) and kept[1].rejected_ids == list(map(ord, "fghx"))
@@ -101,17 +112,17 @@ def test_reasons_in_their_order() -> None:
 
 def test_a_row_that_was_left_out_makes_no_other_a_duplicate() -> None:
     """The second pair is the only one that can be trained on."""
-    filtered, dropped = Filter("preference", RowLimits(9, 9, 0, "tokens")), Counter[str]()
+    filtered, dropped = filter_of(9, 9, 0), Counter[str]()
     pairs = [example("a", "b", "b"), example("a", "b", "c")]
     assert [row.rejected for row in filtered.passing(pairs, dropped)] == ["c"]
     assert dropped == {"same response": 1}
 
 
 def test_a_test_row_that_stands_in_training_is_a_duplicate() -> None:
-    filtered, dropped = Filter("finetune", RowLimits(9, 9, 0, "tokens")), Counter[str]()
+    filtered, dropped = filter_of(9, 9, 0), Counter[str]()
     assert len(list(filtered.passing([example("a", "b")], dropped))) == 1
     assert not list(filtered.passing([example("a", "b")], dropped)) and dropped == {"duplicate input": 1}
-    keeps = Filter("finetune", RowLimits(9, 9, 0, "tokens", remove_same_inputs=False))
+    keeps = filter_of(9, 9, 0, remove_same_inputs=False)
     assert len(list(keeps.passing([example("a", "b"), example("a", "b")], dropped))) == 2
 
 
@@ -122,7 +133,7 @@ def test_lengths_in_characters() -> None:
         *(("tokens", 3, 4, True), ("tokens", 2, 4, False), ("tokens", 3, 5, False)),
         *(("characters", 1, 2, True), ("characters", 0, 2, False), ("characters", 1, 3, False)),
     ):
-        kept = list(Filter("finetune", RowLimits(99, most, least, unit)).passing([row], Counter()))
+        kept = list(filter_of(99, most, least, length_unit=unit).passing([row], Counter()))
         assert bool(kept) == is_kept, (unit, most, least)
 
 
@@ -151,7 +162,7 @@ def test_the_cache_serves_folders_too(source, model, tmp_path, monkeypatch) -> N
     prepare(source, model, tmp_path / "prepared", *LOOSE)
     loader = loader_of(SFTExample, tmp_path / "prepared")
     assert list(loader.make().train) == list(loader.read().train)
-    assert loader_of(SFTExample, tmp_path / "prepared").open(loader.made_from) is not None
+    assert loader_of(SFTExample, tmp_path / "prepared").open(loader.key) is not None
 
 
 def test_what_the_folder_says(source, model, tmp_path) -> None:
@@ -166,8 +177,7 @@ def test_what_the_folder_says(source, model, tmp_path) -> None:
     assert Counter(row["reason"] for row in skipped) == sum(map(Counter, info["left_out"].values()), Counter())
     assert all(row["origin"] and row["prompt"] for row in skipped)
     assert set(info["source"]["sha256"]) == {str(source / "train.jsonl"), str(source / "test.jsonl")}
-    assert info["example_prompt"]["input_ids"][0] == 1 and set(info["example_prompt"]["attention_mask"]) == {1}
-    assert info["arguments"]["num_samples"] == 15 and info["arguments"]["limits"]["minimum_response_length"] == 3
+    assert info["flags"]["num_samples"] == 15 and info["flags"]["minimum_response_length"] == 3
 
 
 def test_the_parts_are_disjoint(source, model, tmp_path) -> None:
@@ -214,8 +224,8 @@ def write_form(form: str, place: Path) -> str:
     return str(place if form.endswith("-folder") else files["train"])
 
 
-FILES = ("jsonl", "json", "csv", "parquet", "jsonl.gz", "json.gz", "csv.gz")
-FOLDERS = ("jsonl-folder", "csv.gz-folder+eval", "parquet-folder", "parquet-folder+eval", "saved", "saved+eval")
+FILES = ("jsonl", "csv.gz", "parquet")
+FOLDERS = ("jsonl-folder", "parquet-folder+eval", "saved+eval")
 
 
 SPLITS_AND_SEEDS = (("2,4,4", 1234), ("3,1,1", 7))
@@ -223,7 +233,7 @@ SPLITS_AND_SEEDS = (("2,4,4", 1234), ("3,1,1", 7))
 
 @pytest.mark.parametrize(
     ("form", "split", "seed"),
-    [(form, *SPLITS_AND_SEEDS[i % 2]) for i, form in enumerate((*FILES, *FOLDERS, *SETS))] + [("csv", "1,1,1", 7)],
+    [(form, *SPLITS_AND_SEEDS[i % 2]) for i, form in enumerate((*FILES, *FOLDERS, "tldr", "apps"))],
 )
 def test_a_folder_holds_the_rows_of_its_step(form, split, seed, model, tmp_path, monkeypatch) -> None:
     """Whatever the source: those that training reads, in their order, none of another step's, none held out there.
@@ -330,7 +340,7 @@ def test_a_pt_file_is_never_executed(tmp_path, capsys) -> None:
     (folder / "finetune_train.pt").write_bytes(pickle.dumps(Hostile()))
     with pytest.raises(UserError, match="finetune_train.pt"):
         loader_of(SFTExample, folder).read()
-    for rows in ({}, [1], [{"prompt_len": 1}], [{"prompt_len": 3, "input_ids": torch.tensor([1, 2])}]):
+    for rows in ([1], [{"prompt_len": 1}], [{"prompt_len": 3, "input_ids": torch.tensor([1, 2])}]):
         torch.save(rows, folder / "finetune_train.pt")
         with pytest.raises(UserError, match="finetune_train.pt"):
             loader_of(SFTExample, folder).read()
@@ -354,7 +364,7 @@ def test_what_does_not_fit_is_refused(source, model, tmp_path) -> None:
     with pytest.raises(UserError, match=r"--max_seq_len 1: none of the 20 rows is left \(response cut to nothing: 20"):
         loader_of(SFTExample, finetune, limit=1).read()
     shutil.rmtree(finetune / "train")
-    with pytest.raises(UserError, match="train/data-00000-of-00001.arrow is missing"):
+    with pytest.raises(UserError, match="its files of train rows are missing"):
         loader_of(SFTExample, finetune)
     (finetune / "prepared.json").write_text("{")
     with pytest.raises(UserError, match="prepared.json cannot be read"):
@@ -379,89 +389,19 @@ def test_bad_flags(flags, message, source, model, tmp_path, caplog) -> None:
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
 
 
-def test_an_output_is_not_replaced_unasked(source, model, tmp_path, caplog) -> None:
+def test_an_output_that_exists_or_is_being_written_is_refused(source, model, tmp_path, caplog) -> None:
     prepare(source, model, tmp_path / "out", *LOOSE)
+    before = {file: file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()}
     prepare(source, model, tmp_path / "out", *LOOSE, status=2)
-    assert "--overwrite" in caplog.text
-    assert prepare(source, model, tmp_path / "out", "--overwrite", "--num_samples", "7", *LOOSE)["kept"]["train"] == 7
+    assert f"--output {tmp_path}/out: it exists; remove it, or give another folder." in caplog.text
+    assert before == {file: file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    lock = Lock(tmp_path / ".new.lock", "another")
+    prepare(source, model, tmp_path / "new", *LOOSE, status=2)
+    assert f"--output {tmp_path}/new: another process is writing it." in caplog.text
+    lock.close()
     prepare(tmp_path / "out", model, tmp_path / "again", status=2)
     assert "prepared already" in caplog.text
-
-
-def content_of(folder: Path) -> dict[Path, bytes]:
-    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
-def test_a_folder_that_another_process_prepares_is_refused(source, model, tmp_path, caplog, monkeypatch) -> None:
-    prepare(source, model, tmp_path / "out", *LOOSE)
-    before = content_of(tmp_path / "out")
-    lock = Lock(tmp_path / ".out.lock", "another")
-    with monkeypatch.context() as patch:
-        patch.setattr("dschat.data.prepared.make.read_share", None)  # nothing is read before
-        prepare(source, model, tmp_path / "out", "--overwrite", *LOOSE, status=2)
-    assert f"--output {tmp_path}/out: another process is writing it." in caplog.text
-    assert content_of(tmp_path / "out") == before
-    lock.close()
-    prepare(source, model, tmp_path / "out", "--overwrite", *LOOSE)
     assert not list(tmp_path.glob(".*"))
-
-
-@pytest.mark.parametrize("how", [pytest.param(KILL, marks=pytest.mark.slow), CTRL_C])
-def test_a_folder_is_found_wherever_its_replacement_was_stopped(how, source, model, tmp_path, monkeypatch) -> None:
-    """By training and by the next `prepare`: the old or the new one."""
-    prepare(source, model, tmp_path / "old", *LOOSE)
-    reached, point, found = True, 0, []
-    while reached:
-        folder = tmp_path / str(point) / "out"
-        shutil.copytree(tmp_path / "old", folder)
-        command = ["prepare", str(source), "--output", str(folder), "--tokenizer", model, "--overwrite", *LOOSE]
-        reached = stopped_at(point, how, partial(main, [*command, "--num_samples", "7"]))
-        if point % 2:
-            found.append(len(prepared_share(find_prepared([str(folder)])).train))
-        else:
-            prepare(source, model, folder, *LOOSE, status=2)  # it exists
-        assert main(command) == 0
-        assert [entry.name for entry in folder.parent.iterdir()] == ["out"], "nothing is left behind"
-        point += 1
-    assert found == sorted(found, reverse=True) and {*found} == {20, 7}
-
-
-def test_overwrite_deletes_prepared_folders_alone(source, model, tmp_path, caplog, monkeypatch) -> None:
-    """Not a folder with a thesis in it, not a prepared one with a thesis beside its files, not the source's."""
-    flags = ("--overwrite", *LOOSE)
-    home, folder = tmp_path / "home", tmp_path / "out"
-    home.mkdir()
-    (home / "thesis.tex").write_text("years")
-    prepare(source, model, folder, *LOOSE)
-    for place in ("", "train", "drafts"):
-        (folder / place).mkdir(exist_ok=True)
-        (folder / place / "notes.txt").write_text("days")
-    with monkeypatch.context() as patch:
-        patch.setattr("dschat.data.prepared.make.read_share", None)  # nothing is read before
-        for output, words in (
-            (home, "this is not one; give another folder"),
-            (home / "thesis.tex", "this is not one"),
-            (source, "this is not one"),
-            (tmp_path, "this is not one"),
-            (folder, "holds notes.txt, which `prepare` did not write"),
-        ):
-            prepare(source, model, output, *flags, status=2)
-            assert f"--output {output}: " in caplog.text and words in caplog.text, caplog.text
-            caplog.clear()
-        for place in ("", "train", "drafts"):
-            prepare(source, model, folder, *flags, status=2)
-            (folder / place / "notes.txt").unlink()
-        prepare(source, model, folder, *flags, status=2)
-        (folder / "drafts").rmdir()
-        prepare(folder / "train", model, folder, *flags, status=2)
-        assert "data-00000-of-00001.arrow, which would be deleted" in caplog.text
-    assert (home / "thesis.tex").read_text() == "years" and len(list(source.iterdir())) == 2
-    (folder / "prepared.json").write_text("{")  # damaged: to be prepared again
-    assert prepare(source, model, folder, *flags)["kept"]["train"] == 20
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    assert main(["prepare", str(source), "--output", ".", "--tokenizer", model, *flags]) == 0
-    assert (tmp_path / "empty" / "prepared.json").is_file()
 
 
 @pytest.mark.parametrize("form", ["arrow", "pt"])
@@ -483,13 +423,13 @@ def test_check_describes_a_folder(source, model, tmp_path, capsys) -> None:
     capsys.readouterr()
     assert main(["check", str(folder), "--tokenizer", model]) == 0
     told = capsys.readouterr().out
-    assert "rows       20 train, 5 test" in told and "gives the same ids" in told and "length of prompt, in" in told
+    assert "rows       train: 20, test: 5" in told and "gives the same ids" in told and "length of prompt, in" in told
     make_tokenizer(vocab_size=90).save_pretrained(tmp_path / "other")
     assert main(["check", str(folder), "--tokenizer", str(tmp_path / "other")]) == 0
     assert "gives other ids" in capsys.readouterr().out
     (folder / "prepared.json").unlink()
     assert main(["check", str(folder)]) == 0
-    assert "rows       20 train, 5 test" in capsys.readouterr().out
+    assert "rows       train: 20, test: 5" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("stage", ["finetune", "preference"])

@@ -17,8 +17,7 @@ from dschat.data.formats import format_of
 from dschat.data.hub import find_known
 from dschat.data.messages import WEIGHT, message_text
 from dschat.data.prepared.folder import PreparedFolder, summary_of
-from dschat.data.prepared.read import check_folder, read_split
-from dschat.data.prepared.write import lengths_of_parts
+from dschat.data.prepared.read import check_folder, lengths_of_parts, read_split
 from dschat.data.preview import RowTokens, Settings, examples_of, prompt_notes, row_tokens, special_notes
 from dschat.data.rows import Row, in_words
 from dschat.data.sources import Source, load_source, split_for
@@ -277,9 +276,9 @@ def prepared_report(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase |
     if folder.info:
         lines += summary_of(folder.info)
     else:
-        counts = ", ".join(f"{len(lengths['prompt']):,} {split}" for split, lengths in lengths_by_split.items())
+        counts = {split: len(lengths["prompt"]) for split, lengths in lengths_by_split.items()}
         lines.append(f"for        {folder.stage}, tokenizer {folder.tokenizer_name}, pt files")
-        lines.append(f"rows       {counts}")
+        lines.append(f"rows       {in_words(counts)}")
     if tokenizer is not None:
         try:
             check_folder(folder, tokenizer, None, None)

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from dschat.base.atomic import recover_folder
 from dschat.base.errors import UserError
+from dschat.base.lock import Lock
 from dschat.data.options import CheckOptions, PrepareOptions, PreviewOptions, RowFlags
-from dschat.data.prepared.folder import lock_of, open_prepared, summary_of
+from dschat.data.prepared.folder import open_prepared, summary_of
 from dschat.data.preview import BeginEpisodes, Settings, preview_report
 
 if TYPE_CHECKING:
@@ -50,10 +50,11 @@ def prepare(options: PrepareOptions) -> str:
     if open_prepared(path) is not None:
         raise UserError(f"--data_path {path}: it is prepared already; give the data that it was made from.")
     tokenizer, end_of_response_id = _open_tokenizer(options.source)
-    folder = Path(options.prepared.output)
-    with closing(lock_of(folder, "--output")):
-        recover_folder(folder.resolve())
-        info = make.prepare(path, options, options.columns, tokenizer, end_of_response_id)
+    folder = Path(options.prepared.output).resolve()
+    with closing(Lock(folder.with_name(f".{folder.name}.lock"), f"--output {folder}")):
+        if folder.exists():
+            raise UserError(f"--output {folder}: it exists; remove it, or give another folder.")
+        info = make.prepare(path, options, tokenizer, end_of_response_id)
     lines = [f"{path} is prepared in {folder}"]
     for line in summary_of(info):
         lines.append(f"  {line}")

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal
 
 from dschat.data.hub import DATA_VARIABLE, KNOWN_SETS
 from dschat.data.prepared.folder import SKIPPED
-from dschat.settings.commands import OverwriteFlags
 from dschat.settings.common import SEED, ColumnFlags, OptimisationFlags
 from dschat.settings.config import Config
 from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, BELOW_1, NOT_EMPTY, Range, default_of, flag
@@ -82,7 +81,7 @@ class PreviewFlags:
 class PrepareFlags:
     """Filters, length limits, and output of a preparation."""
 
-    output: str = flag("folder to write, which training takes as --data_path", path=True)
+    output: str = flag("new folder to write, which training takes as --data_path", path=True)
     stage: Literal["finetune", "preference"] = flag(
         "training that the data are for: step 1 (finetune), or step 2 and DPO (preference)", "finetune"
     )
@@ -176,7 +175,6 @@ class PreviewOptions(LookOptions):
 class PrepareOptions(RowOptions):
     """Filter, split and encode data once, into a folder that training takes as --data_path."""
 
-    helps: ClassVar[dict[str, str]] = {"overwrite": "replace a folder that was prepared earlier"}
     rules: ClassVar[Rules] = (
         *ROW_RULES,
         Rule(
@@ -187,4 +185,3 @@ class PrepareOptions(RowOptions):
     )
 
     prepared: PrepareFlags
-    result: OverwriteFlags

@@ -72,7 +72,7 @@ def check_folder(
                 "--end_of_conversation_token to both commands."
             )
     else:
-        from dschat.data.prepared.pt_files import check_example_prompt
+        from dschat.data.prepared.sheeprl import check_example_prompt
 
         check_example_prompt(folder, tokenizer)
     if on_prompt is not None and on_prompt == folder.mask_prompt:
@@ -179,7 +179,7 @@ def read_split(
     """The rows of one split. Raises UserError if it cannot be read."""
     files = folder.files[split]
     if folder.format == "pt":
-        from dschat.data.prepared.pt_files import read_pt
+        from dschat.data.prepared.sheeprl import read_pt
 
         return read_pt(files[0], tokenizer)
     try:
@@ -244,3 +244,15 @@ def _joined(parts: Sequence[Sequence[PreparedExample]]) -> Sequence[PreparedExam
     if len(parts) == 1:
         return parts[0]
     return list(chain.from_iterable(parts))
+
+
+def lengths_of_parts(examples: Sequence[PreparedExample]) -> dict[str, list[int]]:
+    """Lengths in tokens by name: of prompts, of responses (the two of a pair are two parts), and of whole rows."""
+    lengths: dict[str, list[int]] = {"prompt": [], "response": [], "rejected response": [], "prompt and response": []}
+    for example in examples:
+        lengths["prompt"].append(len(example.prompt_ids))
+        lengths["response"].append(len(example.chosen_ids))
+        if example.rejected_ids is not None:
+            lengths["rejected response"].append(len(example.rejected_ids))
+        lengths["prompt and response"].append(len(example))
+    return {part: numbers for part, numbers in lengths.items() if numbers}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import decode_response
-from dschat.data.prepared.folder import ARGUMENTS, EXAMPLE_PROMPT, PreparedExample, PreparedFolder, split_files
+from dschat.data.prepared.folder import ARGUMENTS, PreparedExample, PreparedFolder
 from dschat.data.rows import Row
 
 if TYPE_CHECKING:
@@ -25,26 +25,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+EXAMPLE_PROMPT = "example_prompt.pt"
 IGNORE_INDEX = -1  # target of a prompt's token
 MAX_BOS_TOKENS = 16  # tokens that a text for BOS before the example prompt may take
 
 
 def write_pt(folder: Path, info: Mapping[str, Any], splits: Mapping[str, Sequence[PreparedExample]]) -> None:
-    """Writes a file for each split, `args.json` and `example_prompt.pt`. Raises OSError."""
+    """Writes a file for each split, `args.json` and `example_prompt.pt`, the first training prompt. Raises OSError."""
     import torch
 
+    mask_prompt = info["flags"]["mask_prompt"]
     for split, examples in splits.items():
-        (file,) = split_files(folder, info["stage"], split, "pt")
-        _save_tensors([_row_of(example, info["mask_prompt"]) for example in examples], file)
-    arguments = dict(info["arguments"])
-    limits = arguments.pop("limits")
-    written = {**limits, **arguments, "tokenizer_name": info["tokenizer"]["name"], "ignore_index": IGNORE_INDEX}
-    (folder / ARGUMENTS).write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-    prompt = info["example_prompt"]
-    content = {"prompt": prompt["prompt"]}
-    for name in ("input_ids", "attention_mask"):
-        content[name] = torch.tensor([prompt[name]])
-    _save_tensors(content, folder / EXAMPLE_PROMPT)
+        file = folder / f"{info['stage']}_{split}.pt"
+        _save_tensors([_row_of(example, mask_prompt) for example in examples], file)
+    arguments = {**info["flags"], "tokenizer_name": info["tokenizer"]["name"], "ignore_index": IGNORE_INDEX}
+    (folder / ARGUMENTS).write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
+    first = splits["train"][0]
+    ids = torch.tensor([first.prompt_ids])
+    prompt = {"prompt": first.prompt, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    _save_tensors(prompt, folder / EXAMPLE_PROMPT)
 
 
 def _row_of(example: PreparedExample, mask_prompt: bool) -> dict[str, object]:
@@ -78,55 +77,52 @@ def read_pt(file: Path, tokenizer: PreTrainedTokenizerBase | None) -> list[Prepa
     Raises:
         UserError: the file holds something else, or ids that the tokenizer does not have.
     """
-    rows = _load(file)
-    if not isinstance(rows, list) or not rows:
-        raise UserError(f"--data_path {file}: it must hold a list of rows; prepare the data again.")
-    vocabulary = frozenset[int]()
-    if tokenizer is not None:
-        vocabulary = frozenset(tokenizer.get_vocab().values())
     examples = []
-    for number, row in enumerate(rows, start=1):
-        examples.append(_example(row, f"{file} row {number}", tokenizer, vocabulary))
-    return examples
-
-
-def _example(
-    row: object, origin: str, tokenizer: PreTrainedTokenizerBase | None, vocabulary: frozenset[int]
-) -> PreparedExample:
-    """The example of a row. `vocabulary`: the tokenizer's ids."""
-    if not isinstance(row, Mapping):
-        raise UserError(f"{origin}: it must hold prompt_len and ids; prepare the data again.")
-    is_pair = "chosen_input_ids" in row
     try:
-        length = int(row["prompt_len"])
-        chosen = _ids(row["chosen_input_ids" if is_pair else "input_ids"])
-        rejected = _ids(row["rejected_input_ids"]) if is_pair else None
+        for number, row in enumerate(_load(file), start=1):
+            is_pair = "chosen_input_ids" in row
+            prompt_length = int(row["prompt_len"])
+            chosen = _ids(row["chosen_input_ids" if is_pair else "input_ids"])
+            rejected = _ids(row["rejected_input_ids"]) if is_pair else None
+            if not 0 < prompt_length <= len(chosen) or (rejected or chosen)[:prompt_length] != chosen[:prompt_length]:
+                raise ValueError(f"row {number}: prompt_len {prompt_length} does not fit its ids")
+            example = PreparedExample(
+                prompt="",
+                chosen="",
+                rejected=None,
+                prompt_ids=chosen[:prompt_length],
+                chosen_ids=chosen[prompt_length:],
+                rejected_ids=None if rejected is None else rejected[prompt_length:],
+                row=Row("", None, None, None, {}, f"{file} row {number}"),
+            )
+            examples.append(example)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{origin}: {error} is missing or has a wrong value; prepare the data again.") from error
-    has_same_prompt = rejected is None or rejected[:length] == chosen[:length]
-    if not 0 < length <= len(chosen) or not has_same_prompt:
+        reason = f"{type(error).__name__}: {error}"
         raise UserError(
-            f"{origin}: prompt_len {length} does not fit its ids, which must hold a prompt of that"
-            " length (the same in both sequences of a pair) and a response; prepare the data again."
-        )
-    prompt_ids = chosen[:length]
-    chosen_ids = chosen[length:]
-    rejected_ids = None if rejected is None else rejected[length:]
+            f"--data_path {file}: not rows of prompt_len and ids ({reason}); prepare the data again."
+        ) from error
     if tokenizer is None:
-        source = Row("", None, None, None, {}, origin)
-        return PreparedExample("", "", None, prompt_ids, chosen_ids, rejected_ids, source)
+        return examples
+    vocabulary = frozenset(tokenizer.get_vocab().values())
+    return [_with_texts(example, tokenizer, vocabulary) for example in examples]
 
-    unknown = {*chosen, *(rejected or ())} - vocabulary
+
+def _with_texts(
+    example: PreparedExample, tokenizer: PreTrainedTokenizerBase, vocabulary: frozenset[int]
+) -> PreparedExample:
+    """An example with its texts, which reward functions get. `vocabulary`: the tokenizer's ids."""
+    rejected_ids = example.rejected_ids
+    unknown = {*example.prompt_ids, *example.chosen_ids, *(rejected_ids or ())} - vocabulary
     if unknown:
         raise UserError(
-            f"{origin}: token {max(unknown)} is none of the {len(tokenizer)} of {tokenizer.name_or_path}: the data "
-            "were prepared with another tokenizer; prepare them again."
+            f"{example.origin}: token {max(unknown)} is none of the {len(tokenizer)} of {tokenizer.name_or_path}: the "
+            "data were prepared with another tokenizer; prepare them again."
         )
-    prompt = str(tokenizer.decode(prompt_ids, skip_special_tokens=True))
-    chosen_text = decode_response(tokenizer, chosen_ids) if chosen_ids else None
-    rejected_text = decode_response(tokenizer, rejected_ids) if rejected_ids else None
-    source = Row(prompt, None, chosen_text, rejected_text, {}, origin)
-    return PreparedExample(prompt, chosen_text or "", rejected_text, prompt_ids, chosen_ids, rejected_ids, source)
+    prompt = str(tokenizer.decode(example.prompt_ids, skip_special_tokens=True))
+    chosen = decode_response(tokenizer, example.chosen_ids) if example.chosen_ids else None
+    rejected = decode_response(tokenizer, rejected_ids) if rejected_ids else None
+    row = Row(prompt, None, chosen, rejected, {}, example.origin)
+    return PreparedExample(prompt, chosen or "", rejected, example.prompt_ids, example.chosen_ids, rejected_ids, row)
 
 
 def check_example_prompt(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -142,11 +138,10 @@ def check_example_prompt(folder: PreparedFolder, tokenizer: PreTrainedTokenizerB
         return
     content = _load(file)
     try:
-        prompt = content["prompt"]
+        ids = tokenizer(content["prompt"], add_special_tokens=False)["input_ids"]
         saved_ids = _ids(content["input_ids"])
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"--data_path {file}: it must hold prompt and input_ids; prepare the data again.") from error
-    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     num_bos_tokens = len(saved_ids) - len(ids)
     if saved_ids[num_bos_tokens:] != ids or num_bos_tokens > MAX_BOS_TOKENS:
         raise UserError(
