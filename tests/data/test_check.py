@@ -212,18 +212,16 @@ def shown(tmp_path):
 def test_preview_of_step_1(shown, words):
     folder, path = shown
     assert preview(folder, 3, 1, tokenizer=words, **limits(6, 6)).splitlines() == [
-        f"{folder}: step 1: the loss is taken on the response alone; prompt and padding are masked",
+        f"{folder}: step 1: the loss is taken on the response alone; the prompt is masked",
         "rows shown: 3 of 3 for training; 4 for evaluation",
         "",
         f"{path}:1",
-        "[[padding x2: masked]]",
         "[[prompt, 3 tokens: masked]]<s>a b",
         "[[response, 2 tokens: trained]]c</s>",
         "",
         f"{path}:2",
         "[[prompt, 5 tokens: masked]]<s>a b c d",
         "[[response, 1 tokens: trained, cut, without EOS]]a",
-        "[[padding x1: masked]]",
         "",
         f"{path}:3: dropped (response cut to nothing)",
     ]
@@ -232,15 +230,13 @@ def test_preview_of_step_1(shown, words):
 def test_preview_of_step_2_is_the_default_for_pairs(shown, words):
     folder, path = shown
     assert preview(folder, 2, tokenizer=words).splitlines() == [
-        f"{folder}: step 2: the score is read at the last token before the padding; padding is masked",
+        f"{folder}: step 2: the score is read at the last token of each response",
         "rows shown: 2 of 3 for training; 4 for evaluation",
         "",
         f"{path}:1",
         "[[prompt, 3 tokens: read]]<s>a b",
         "[[chosen, 2 tokens: scored]]c</s>",
-        "[[padding x2: masked]]",
         "[[rejected, 2 tokens: scored]]d</s>",
-        "[[padding x2: masked]]",
         "",
         f"{path}:2",
         "[[prompt, 5 tokens: read]]<s>a b c d",
@@ -255,7 +251,6 @@ def test_preview_of_step_3(shown, words):
         "rows shown: 3 of 3 for training; 4 for evaluation",
         "",
         f"{path}:1",
-        "[[padding x2: masked]]",
         "[[prompt, 3 tokens: read]]<s>a b",
         "[[response: sampled, up to </s>]]",
         "",

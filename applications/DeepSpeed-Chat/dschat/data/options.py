@@ -68,7 +68,7 @@ class PreviewFlags:
         "training step to show; the first one that the rows suit if not given", None, choices=(1, 2, 3)
     )
     colour: Literal["auto", "always", "never"] = flag(
-        "colour prompt, response and padding; auto: in a terminal", "auto", aliases=["--color"]
+        "colour prompt and response; auto: in a terminal", "auto", aliases=["--color"]
     )
     environment: str | None = flag(
         "module.py:Class, as in step 3: show the messages with which it begins the episodes of these rows",
@@ -154,7 +154,7 @@ def _check_environment(options: "PreviewOptions") -> None:
 
 
 class PreviewOptions(LookOptions):
-    """Show the first rows as training sees them, with prompt, response and padding."""
+    """Show the first rows as training sees them: prompt and response."""
 
     rules: ClassVar[Rules] = (
         *ROW_RULES,

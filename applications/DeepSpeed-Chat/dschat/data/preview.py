@@ -7,10 +7,10 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import decode_response, encode_prompts, prompt_text, puts_bos
+from dschat.data.encoding import decode_response, prompt_text, puts_bos
 from dschat.data.examples import (
     PairExample,
     PromptExample,
@@ -18,6 +18,7 @@ from dschat.data.examples import (
     encode_pairs,
     pair_examples,
     prompt_examples,
+    require_both_responses,
     sft_examples,
 )
 from dschat.data.messages import WEIGHT, message_text
@@ -30,16 +31,15 @@ from dschat.settings.common import ColumnFlags
 from macro_actions.token_text import special_ids
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
-COLOURS = {"prompt": "36", "response": "32", "chosen": "32", "rejected": "31", "padding": "90"}
+COLOURS = {"prompt": "36", "response": "32", "chosen": "32", "rejected": "31"}
 NOTES = {
-    1: "step 1: the loss is taken on the response alone; prompt and padding are masked",
-    2: "step 2: the score is read at the last token before the padding; padding is masked",
-    3: "step 3: prompts are padded on the left, responses are sampled after them; padding is masked",
+    1: "step 1: the loss is taken on the response alone; the prompt is masked",
+    2: "step 2: the score is read at the last token of each response",
+    3: "step 3: responses are sampled after the prompts",
 }
-ALL_TURNS = "step 1: the loss is taken on every turn of the assistant; text between these turns and padding are masked"
+ALL_TURNS = "step 1: the loss is taken on every turn of the assistant; text between these turns is masked"
 RESPONSES = {1: ("response",), 2: ("chosen", "rejected"), 3: ()}  # responses that each step reads
 PROMPT_USE = {1: "masked", 2: "read", 3: "read"}
 RESPONSE_USE = {1: "trained", 2: "scored"}
@@ -89,21 +89,12 @@ def examples_of(
 
 @dataclass(frozen=True)
 class RowSpan:
-    """A part of a row: prompt, response or padding."""
+    """A part of a row: a prompt or a response."""
 
     kind: str  # a key of COLOURS
     note: str  # what training does with it, for instance "masked"
     tokens: int  # number of its tokens; 0 if the row is not encoded
-    text: str  # with special tokens; empty for padding
-
-
-@dataclass(frozen=True)
-class RowView:
-    """What the display of a row depends on: the tokenizer, the training step, and the id that ends a response."""
-
-    tokenizer: PreTrainedTokenizerBase
-    step: int
-    end_id: int
+    text: str  # with special tokens
 
 
 def preview_report(
@@ -142,7 +133,7 @@ def preview_report(
     if unread:
         lines.append(f"note: {UNREAD_COLUMNS}: {', '.join(unread)}")
     if settings.tokenizer is None:
-        lines.append("texts as they are read; --tokenizer MODEL shows tokens, padding and what is cut")
+        lines.append("texts as they are read; --tokenizer MODEL shows tokens and what is cut")
         shown = [_text_parts(row, step, settings.all_turns) for row in rows]
     else:
         tokens = row_tokens(settings.tokenizer, settings.end_id, rows)
@@ -151,7 +142,7 @@ def preview_report(
         notes += template_notes(settings.tokenizer, rows, settings.end_id, fields_read, RESPONSES_OF_STEPS[step])
         notes += prompt_notes(rows, settings.tokenizer, settings.keys)
         lines += [f"note: {note}" for note in notes]
-        shown = _encoded_parts(rows, RowView(settings.tokenizer, step, settings.end_id), settings)
+        shown = [_encoded_parts(row, step, settings.tokenizer, settings) for row in rows]
     for row, parts in zip(rows, shown, strict=True):
         lines.append("")
         if isinstance(parts, str):
@@ -171,11 +162,7 @@ def _step_of(row: Row) -> int:
 
 def _mark(part: RowSpan, colour: bool) -> str:
     """A part after its name; control characters of the data are escaped, never sent to the terminal."""
-    amount = ""
-    if part.kind == "padding":
-        amount = f" x{part.tokens}"
-    elif part.tokens:
-        amount = f", {part.tokens} tokens"
+    amount = f", {part.tokens} tokens" if part.tokens else ""
     text = f"[[{part.kind}{amount}: {part.note}]]"
     for character in part.text:
         is_safe = character.isprintable() or character in "\n\t"
@@ -201,131 +188,68 @@ def _text_parts(row: Row, step: int, all_turns: bool) -> list[RowSpan] | str:
     return parts
 
 
-def _encoded_parts(rows: Sequence[Row], view: RowView, settings: Settings) -> list[list[RowSpan] | str]:
-    """The parts of every row, read from one batch of all rows, or the reason why it is dropped."""
-    batch_rows: list[Row] = []
-    batch_examples: list[Any] = []
-    reasons: list[str | None] = []  # None for a row that is in the batch
-    for row in rows:
-        examples, dropped = examples_of(view.step, [row], view.tokenizer, settings)
-        if examples:
-            batch_rows.append(row)
-            batch_examples.append(examples[0])
-        reasons.append(None if examples else next(iter(dropped)))
-    parts = iter(_batch_parts(batch_rows, batch_examples, view) if batch_rows else ())
-    parts_of_rows: list[list[RowSpan] | str] = []
-    for reason in reasons:
-        parts_of_rows.append(next(parts) if reason is None else reason)
-    return parts_of_rows
-
-
-def _batch_parts(rows: Sequence[Row], examples: Sequence[Any], view: RowView) -> list[list[RowSpan]]:
-    """The parts of rows as they are in a batch of the step."""
-    from dschat.data.collate import collate_pairs, collate_sft
-
-    if view.step == 3:
-        return _rollout_parts(examples, view)
-    pad_id = view.tokenizer.pad_token_id
-    if pad_id is None:
-        pad_id = view.tokenizer.eos_token_id
-    parts = []
-    if view.step == 1:
-        batch = collate_sft(examples, pad_id)
-        for number, example in enumerate(examples):
-            sequence = _Sequence(batch, number, len(example.prompt_ids), batch["response_mask"][number])
-            parts.append(_sequence_parts(sequence, "response", view))
-        return parts
-    # The batch of step 2 holds the chosen sequences, then the rejected ones.
-    batch = collate_pairs(examples, pad_id)
-    for number, prompt_ids in enumerate(encode_prompts(view.tokenizer, rows)):
-        chosen = _Sequence(batch, number, len(prompt_ids))
-        rejected = _Sequence(batch, len(rows) + number, len(prompt_ids))
-        rejected_parts = _sequence_parts(rejected, "rejected", view)
-        parts.append(_sequence_parts(chosen, "chosen", view) + rejected_parts[1:])  # the prompt is shown once
-    return parts
-
-
-def _rollout_parts(examples: Sequence[PromptExample], view: RowView) -> list[list[RowSpan]]:
-    """Rows of a rollout: prompts padded on the left to the longest, then the response to be sampled."""
-    longest = max(map(len, examples))
-    end = str(view.tokenizer.convert_ids_to_tokens(view.end_id))
-    response = RowSpan("response", f"sampled, up to {end}", 0, "")
-    rows = []
-    for example in examples:
-        padding = _padding(longest - len(example))
-        rows.append([*padding, _prompt_part(example.prompt_ids, view), response])
-    return rows
-
-
-@dataclass(frozen=True)
-class _Sequence:
-    """One sequence of a padded batch."""
-
-    batch: dict[str, Tensor]
-    number: int  # number of the row in the batch
-    prompt_length: int
-    targets: Tensor | None = None  # (R,) which tokens after the prompt are trained on; None = all
-
-
-def _sequence_parts(sequence: _Sequence, kind: str, view: RowView) -> list[RowSpan]:
-    """The parts of a sequence: padding, prompt, response, padding.
+def _encoded_parts(row: Row, step: int, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> list[RowSpan] | str:
+    """The parts of a row as the step encodes it, or the reason why it is dropped.
 
     If only some of the tokens after the prompt are trained on, every run of them is a response, and the runs in
     between are prompts.
     """
-    padded_ids = sequence.batch["input_ids"][sequence.number]
-    mask = sequence.batch["attention_mask"][sequence.number]
-    ids = padded_ids[mask].tolist()
-    response = ids[sequence.prompt_length :]
-    left_padding = int(mask.int().argmax())
-    targets = [True] * len(response)
-    if sequence.targets is not None:
-        targets = sequence.targets[: len(response)].tolist()
-
-    parts = _padding(left_padding)
-    parts.append(_prompt_part(ids[: sequence.prompt_length], view))
+    use = PROMPT_USE[step]
+    end_id = settings.end_id
+    if step == 2:
+        require_both_responses([row], "Step 2")
+        (encoded,) = encode_pairs(tokenizer, [row])
+        pair = encoded.fitted(settings.max_seq_len, end_id)
+        if isinstance(pair, str):
+            return pair
+        return [
+            _prompt_part(pair.prompt_ids, use, tokenizer),
+            _response_part(pair.chosen_ids, "chosen", True, tokenizer, end_id),
+            _response_part(pair.rejected_ids, "rejected", True, tokenizer, end_id),
+        ]
+    examples, dropped = examples_of(step, [row], tokenizer, settings)
+    if not examples:
+        return next(iter(dropped))
+    (example,) = examples
+    if isinstance(example, PromptExample):
+        end = tokenizer.convert_ids_to_tokens(end_id)
+        return [_prompt_part(example.prompt_ids, use, tokenizer), RowSpan("response", f"sampled, up to {end}", 0, "")]
+    assert isinstance(example, SFTExample)
+    parts = [_prompt_part(example.prompt_ids, use, tokenizer)]
+    targets = example.targets or [True] * len(example.response_ids)
     start = 0
     for is_target, group in itertools.groupby(targets):
         stop = start + len(list(group))
-        run = response[start:stop]
+        run = example.response_ids[start:stop]
         if is_target:
-            is_last = stop == len(response)
-            parts.append(_response_part(run, kind, is_last, view))
+            parts.append(_response_part(run, "response", stop == len(targets), tokenizer, end_id))
         else:
-            parts.append(_prompt_part(run, view))
+            parts.append(_prompt_part(run, use, tokenizer))
         start = stop
-    parts += _padding(len(padded_ids) - left_padding - len(ids))
     return parts
 
 
-def _prompt_part(ids: Sequence[int], view: RowView) -> RowSpan:
-    text = _decode(view.tokenizer, ids)
-    return RowSpan("prompt", PROMPT_USE[view.step], len(ids), text)
+def _prompt_part(ids: Sequence[int], use: str, tokenizer: PreTrainedTokenizerBase) -> RowSpan:
+    return RowSpan("prompt", use, len(ids), _decode(tokenizer, ids))
 
 
-def _response_part(ids: Sequence[int], kind: str, is_last: bool, view: RowView) -> RowSpan:
+def _response_part(
+    ids: Sequence[int], kind: str, is_last: bool, tokenizer: PreTrainedTokenizerBase, end_id: int
+) -> RowSpan:
     """A response, with a note on special tokens in it; an earlier turn ends as the chat template writes it."""
-    note = RESPONSE_USE[view.step]
+    note = RESPONSE_USE[1 if kind == "response" else 2]
     content = ids
-    if is_last and ids[-1] != view.end_id:
-        is_eos = view.end_id == view.tokenizer.eos_token_id
-        end = "EOS" if is_eos else view.tokenizer.convert_ids_to_tokens(view.end_id)
+    if is_last and ids[-1] != end_id:
+        is_eos = end_id == tokenizer.eos_token_id
+        end = "EOS" if is_eos else tokenizer.convert_ids_to_tokens(end_id)
         note += f", cut, without {end}"
     else:
         content = ids[:-1]
-    special = ends_and_special(view.tokenizer, view.end_id)
-    inside = []
-    for token_id in dict.fromkeys(content):
-        if token_id in special:
-            inside.append(special[token_id])
+    special = ends_and_special(tokenizer, end_id)
+    inside = [special[token_id] for token_id in dict.fromkeys(content) if token_id in special]
     if inside:
         note += f", holds {', '.join(inside)} inside"
-    text = _decode(view.tokenizer, ids, response=True)
-    return RowSpan(kind, note, len(ids), text)
-
-
-def _padding(tokens: int) -> list[RowSpan]:
-    return [RowSpan("padding", "masked", tokens, "")] if tokens else []
+    return RowSpan(kind, note, len(ids), _decode(tokenizer, ids, response=True))
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], response: bool = False) -> str:

@@ -76,19 +76,19 @@ def prepare(path: str, options: PrepareOptions, tokenizer: PreTrainedTokenizerBa
 
     row_filter = Filter(flags)
     left_out: dict[str, Counter[str]] = {}
-    kept: dict[str, list[PreparedExample]] = {}
+    remaining: dict[str, list[PreparedExample]] = {}
     make = partial(prepared_examples, tokenizer=tokenizer, stage=flags.stage, end_id=end_id)
     for split, split_rows in rows.items():
         _warn_of_values(split_rows, split)
         examples, left_out[split] = encode_rows(PreparedExample, make, split_rows, f"tokenising {split}")
-        kept[split] = list(row_filter.passing(examples, left_out[split]))
-    validation, train = _split_validation(kept["train"], flags.validation_percentage)
+        remaining[split] = list(row_filter.passing(examples, left_out[split]))
+    validation, train = _split_validation(remaining["train"], flags.validation_percentage)
     if not train:
         raise UserError(
             f"--data_path {path}: no training row is left of {len(rows['train'])} "
             f"({in_words(left_out['train']) or 'no rows'}); loosen a limit."
         )
-    splits = {"train": train, "validation": validation, "test": kept["test"]}
+    splits = {"train": train, "validation": validation, "test": remaining["test"]}
     filled_splits = {split: examples for split, examples in splits.items() if examples}
 
     (source,) = share.sources
