@@ -1467,7 +1467,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_the_length_counts_every_reply_as_the_longest_that_may_be_drawn"),
     ("of equal rewards the first is chosen", "_pair_row", "_a.reward > _b.reward",
      "_a.reward >= _b.reward", CHOSEN),
-    ("the reward of turn h is compared", "_tokenize_chunk", "_a.first_rewards[_a.last]",
+    ("the reward of turn h is compared", "_tokenize_usable", "_a.first_rewards[_a.last]",
      "_a.first_rewards[_a.turn]",
      CHOSEN),
     ("a failed reward of the second enters", "_unusable", "_a in _b or _a in _c", "_a in _b",

@@ -27,10 +27,8 @@ from dschat.data.encoding import encode_prompts, encode_responses
 from dschat.data.examples import PromptExample, prompt_examples
 from dschat.data.rows import Row
 from dschat.data.tokenised import encode_rows, num_workers, workers_for
-from dschat.data.turn_end import turn_end
 from dschat.models.layout import PassSize, group_by_length
 from dschat.refuel.data_options import RankOptions
-from dschat.refuel.dialogue_pairs import read_dialogue_pair, tokenize_pairs
 from dschat.refuel.generate import first_messages
 from dschat.refuel.rank import run_rank
 from dschat.rollouts import scheduler, slots
@@ -84,13 +82,6 @@ def encoded_texts(folder: Path) -> list[Any]:
     return [encode_prompts(tokenizer, prompt_rows()), encode_responses(tokenizer, [r.prompt for r in prompt_rows()])]
 
 
-def encoded_dialogues(folder: Path) -> list[Any]:
-    tokenizer = chat_tokenizer("llama-3")
-    rewards = [((float(i), 1.0, 2.0), (1.0, float(i % 3), 1.0)) for i in range(ROWS)]
-    pairs = [read_dialogue_pair(row(rewards=both), f"rows:{i}", scored=True) for i, both in enumerate(rewards)]
-    return list(tokenize_pairs(pairs, tokenizer, turn_end(tokenizer), 200))
-
-
 def batches_of_rows(folder: Path) -> list[Any]:
     make = partial(prompt_examples, tokenizer=make_tokenizer(), max_prompt_seq_len=5)
     examples, dropped = encode_rows(
@@ -122,13 +113,13 @@ CROSSED: dict[str, tuple[int, int, Callable[[Path], Any]]] = {
     "rollouts.scheduler.SPARE_COLUMNS": (1, 24, responses),
     "models.layout.SEARCHED": (8, POSITIONS, groups),
     "data.encoding.CHUNK": (2, ROWS, encoded_texts),
-    "refuel.dialogue_pairs.CHUNK": (2, ROWS, encoded_dialogues),
     "data.tokenised.BATCH": (2, ROWS, batches_of_rows),
     "refuel.generate.CHUNK": (2, ROWS, messages_of_prompts),
     "refuel.rank.AT_ONCE": (2, ROWS, ranked_dialogues),
 }
 # Others, and the tests that cross them.
 ELSEWHERE = {
+    "refuel.rank.CHUNK": "refuel/test_masks.py::test_the_same_command_again_writes_the_same_and_another_is_refused",
     "macro_actions.logprobs.GPU_LOGITS": "test_sizes.py::test_chunks_of_a_gpu",
     "macro_actions.logprobs.GPU_POSITIONS": "test_sizes.py::test_chunks_of_a_gpu",
     "rollouts.scheduler.SYNC_INTERVAL": "test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu",

@@ -329,7 +329,6 @@ REFUSALS = [
                 "--user_server http://a/v1 --user_model m --user_function score.py:score",
                 "--user_server and --user_function both play the user",
             ),
-            ("--user_server 127.0.0.1:1 --user_model m", "--user_server 127.0.0.1:1 is no address"),
             ("--user_function score.py:absent", "--user_function score.py:absent", "does not define absent"),
             ("--user_function score.py:score --user_tries 2", "--user_tries 2", "add --user_server"),
             ("--user_function score.py:score --user_temperature 0", "--user_temperature 0", "add --user_server"),

@@ -2,8 +2,6 @@
 """Servers that fail, refuse, or take other forms of a request; and how often they are asked."""
 
 import json
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 
 import pytest
 
@@ -145,12 +143,6 @@ def test_a_key_of_eight_characters_is_hidden(key, shown):
 )
 def test_the_wait_that_a_server_asks_for(header, seconds):
     assert chat_servers._seconds(header) == seconds
-
-
-def test_the_wait_may_be_a_date():
-    assert chat_servers._seconds("Wed, 21 Oct 2015 07:28:00 GMT") is None
-    later = datetime.now(UTC) + timedelta(seconds=60)
-    assert 50 < chat_servers._seconds(format_datetime(later, usegmt=True)) <= 60
 
 
 def test_a_server_that_asks_for_hours_is_not_waited_for(server, tmp_path):

@@ -24,7 +24,7 @@ from dschat.turns.chat_servers import Endpoint
 from dschat.turns.environment import StepResult
 from dschat.turns.environments import EnvironmentPool, Failure
 from dschat.turns.reply_cache import ReplyCache
-from dschat.turns.simulated_user import UserServer, UserSettings
+from dschat.turns.simulated_user import SERVER, UserSettings
 from factories import batch_of_iteration, make_causal_lm, make_prompts, ppo_config, ppo_loop
 from launches import free_port
 
@@ -146,7 +146,8 @@ def test_a_ranking_of_a_real_server(url, group, tmp_path):
 
 def test_a_simulated_user_of_a_real_server(url, tmp_path):
     """Its logits are the same everywhere: an answer that ends at once is a failure, the others are messages."""
-    settings = UserSettings(3, UserServer(url, "judge", 200, 1.0, 60.0, 1, str(tmp_path / "cache")))
+    endpoint = Endpoint("judge", url, 200, 60.0, 1, flags=SERVER)
+    settings = UserSettings(3, "", endpoint, 1.0, str(tmp_path / "cache"))
     opening = [{"role": "user", "content": "a cat"}]
     rows = [("reset", {"messages": opening}, seed) for seed in range(8)]
     with closing(EnvironmentPool(SIMULATED_USER, 60.0, 8, settings)) as pool, pool.episodes(8) as processes:

@@ -56,7 +56,7 @@ def test_the_same_command_again_writes_the_same_and_another_is_refused(models, t
     assert "finished before" in make(models, tmp_path, rows)
     with pytest.raises(UserError, match="made with --total_length 64, now it is 65"):
         make(models, tmp_path, rows, total_length=65)
-    monkeypatch.setattr("dschat.refuel.dialogue_pairs.CHUNK", 5)
+    monkeypatch.setattr("dschat.refuel.rank.CHUNK", 5)
     make(models, tmp_path, rows, overwrite=True)
     assert files == {file.name: file.read_bytes() for file in (tmp_path / "pairs").iterdir()}
 

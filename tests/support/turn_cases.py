@@ -28,7 +28,6 @@ TEMPLATE = (
 ENVIRONMENTS = '''
 import os
 import subprocess
-import sys
 import time
 from enum import Enum
 from pathlib import Path
@@ -44,10 +43,6 @@ class Text(str):
 
 class Messages(list):
     pass
-
-
-class Outcome(BaseException):
-    """As pytest's."""
 
 
 class Counts:
@@ -170,16 +165,6 @@ class Five(Counts):
         return new, reward, False, done, {}
 
 
-class Long(Counts):
-    """Says more than any episode has room for: in its second turn, or at the beginning."""
-
-    def reset(self, row, seed):
-        return [{"role": "user", "content": "fox " * row.get("words", 1)}]
-
-    def step(self, messages, reply):
-        return [{"role": "user", "content": "fox " * 10**6}], 2.0, False
-
-
 class Faulty(Counts):
     """Does what its row says in the second turn."""
 
@@ -195,10 +180,6 @@ class Faulty(Counts):
             return result
         if self.fault == "raises":
             raise ValueError("no answer")
-        if self.fault == "gives up":
-            raise Outcome("no test")
-        if self.fault == "exits":
-            sys.exit(3)
         if self.fault == "dies":
             os._exit(3)
         if self.fault == "hangs":
@@ -207,14 +188,10 @@ class Faulty(Counts):
             return "text"
         if self.fault == "no number":
             return result[0], "much", False
-        if self.fault == "not finite":
-            return result[0], float("nan"), False
         if self.fault == "too large":
             return result[0], 1e300, False
         if self.fault == "no flag":
             return result[0], 1.0, "no"
-        if self.fault == "swapped":
-            return result[0], False, 1
         if self.fault == "no messages":
             return [], 1.0, False
         if self.fault == "no content":
@@ -223,8 +200,6 @@ class Faulty(Counts):
             return [{"role": "user", "content": "a" + chr(0xDC80)}], 1.0, False
         if self.fault == "no JSON":
             return [{"role": "user", "content": "a", "set": {1}}], 1.0, False
-        if self.fault == "no JSON number":
-            return [{"role": "user", "content": "a", "share": float("nan")}], 1.0, False
         if self.fault == "assistant":
             return [{"role": "assistant", "content": "b"}, {"role": "user", "content": "a"}], 1.0, False
         return result

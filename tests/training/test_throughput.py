@@ -16,7 +16,7 @@ from closeness import FORMULA, near
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.models.layout import Lengths
 from dschat.models.operations import Peaks
-from dschat.refuel.models import lengths_of_samplings
+from dschat.refuel.models import sampled_lengths
 from dschat.refuel.offline import RefuelTask
 from dschat.refuel.token_pairs import RegressionExample
 from dschat.training import throughput
@@ -163,9 +163,8 @@ def test_replies_of_one_turn_are_one_draw() -> None:
     first = DialogueRollout([], {0: reply(2, 3), 1: reply(6, 1)})
     again = DialogueRollout([], {1: reply(6, 4)})
     short = DialogueRollout([], {0: reply(3, 2)})
-    draws = lengths_of_samplings([SampledPair(1, first, again), SampledPair(0, short, short)])
-    found = [(draw.prompts.tolist(), draw.responses.tolist()) for draw in draws]
-    assert found == [([2, 3], [3, 2]), ([6], [1]), ([3], [2]), ([6], [4])]
+    drawn = sampled_lengths([SampledPair(1, first, again), SampledPair(0, short, short)])
+    assert drawn.prompts.tolist() == [2, 6, 6, 3, 3] and drawn.responses.tolist() == [3, 1, 4, 2, 2]
 
 
 def ppo_trainer(folder: Any, **overrides: Any) -> Any:

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two games of `make turns`: their rules, their demonstrations, and an episode as a table."""
 
-import random
-
 import pytest
 
 from cli_runs import read_jsonl
 from dschat.base.errors import UserError
 from dschat.evaluation.macro_actions import macro_spans, macro_text, macro_tokens
-from dschat.quickstart import games
-from dschat.quickstart.games import Calculator, Guess, share_of_best, write_game
+from dschat.quickstart.games import Calculator, Guess, write_game
 from dschat.turns.environment import reset_environment, step_environment, traits_of
 from dschat.turns.show import episode_table, longest_episode
 
@@ -58,43 +55,6 @@ def test_demonstrations_follow_the_rules(game, tmp_path) -> None:
     for row in read_jsonl(tmp_path / "episodes" / "train.jsonl"):
         environment = Guess() if game == "guess" else Calculator()
         assert environment.reset(row, 0) == row["messages"]
-
-
-def test_half_of_the_demonstrated_guesses_heed_the_hints(tmp_path) -> None:
-    """After "higher" on 4, four numbers are left: half of all guesses heed it, and others by chance."""
-    write_game(tmp_path, "guess", 4000, 1, 1, seed=3)
-    after_four = []
-    for row in read_jsonl(tmp_path / "demonstrations" / "train.jsonl"):
-        contents = [message["content"] for message in row["messages"]]
-        if contents[1:3] == [" 4", "higher"]:
-            after_four.append(int(contents[3]))
-    share = sum(guess > 4 for guess in after_four) / len(after_four)
-    assert len(after_four) > 150 and share == pytest.approx(0.75, abs=4 * (0.75 * 0.25 / 150) ** 0.5)
-
-
-def test_halving_gets_all_that_can_be_had() -> None:
-    """Every number of 1 to 8 by halving what is left."""
-    scores = []
-    for number in range(1, 9):
-        game = Guess()
-        messages = game.reset({"number": number}, 0)
-        low, high, total, done = 1, 8, 0.0, False
-        while not done:
-            guess = (low + high) // 2
-            answer, reward, done = game.step(messages, str(guess))
-            total += reward
-            if answer and answer[0]["content"] == "higher":
-                low = guess + 1
-            elif answer:
-                high = guess - 1
-        scores.append(total)
-    assert share_of_best("guess", sum(scores) / 8) == pytest.approx(1.0)
-    assert share_of_best("calculator", 0.5) == pytest.approx(0.5)
-
-
-def test_rows_follow_from_the_seed() -> None:
-    first, second = (games.make_row("guess", random.Random(seed)) for seed in (1, 1))
-    assert first == second
 
 
 def sample(turns: int = 2) -> dict:

@@ -13,7 +13,7 @@ from dschat.base.errors import UserError
 from dschat.models.layout import Lengths, PassSize, lay_out
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.rollouts.termination import LINE, _runs_of
+from dschat.rollouts.termination import _runs_of
 from dschat.scoring.source import EpisodeRecords, ResponseTexts
 from dschat.training.ppo.credit import assign_credit, with_scores
 from dschat.training.ppo.metrics import repeated_4grams, rollout_metrics, token_table
@@ -199,7 +199,7 @@ def test_the_self_check_knows_turns() -> None:
         check_sampled_tokens(replace(holed_rollout(True), cut_turns=None), sampling)
 
 
-@pytest.mark.parametrize("condition", ["line", "turn", "fixed", "randomized", "ppl", "surprise", "sentence"])
+@pytest.mark.parametrize("condition", ["turn", "fixed", "ppl", "sentence"])
 def test_a_macro_action_never_spans_a_hole(condition, tmp_path) -> None:
     """Conditions cut each turn as a response of its own, those that read texts included."""
     tokenizer = make_tokenizer()
@@ -227,21 +227,3 @@ def test_conditions_read_each_turn_as_a_text() -> None:
     assert rows == [0, 0, 0, 1, 2, 2]
     first, second, third = rollout.response_ids.tolist()
     assert texts == [first[:3], first[5:6], first[7:9], second[:4], third[:1], third[2:7]]
-
-
-def test_lines_end_inside_their_turns(tmp_path) -> None:
-    """Two turns whose texts are "a" and "b\\n c": the first has no line break, and ends a line all the same."""
-    tokenizer = make_tokenizer(texts=["a b c \n " * 20])
-
-    def ids_of(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    first, second = ids_of("a"), [*ids_of("b"), *ids_of("\n"), *ids_of("c")]
-    assert LINE.findall("b\nc") == ["b\n", "c"]
-    ids = [*first, 9, *second]
-    rollout = make_rollout([([5], ids)])
-    flags = [True] * len(first) + [False] + [True] * len(second)
-    rollout = replace(rollout, response_mask=torch.tensor([flags]))
-    config = ppo_config(tmp_path, termination_condition="line")
-    macro = segment(condition_of(config, tokenizer)(scored(rollout), 0).ends, rollout.response_mask)
-    assert macro.lengths.tolist() == [[1, 2, 1]]

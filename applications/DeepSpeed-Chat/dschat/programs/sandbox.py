@@ -90,8 +90,7 @@ class Execution:
     status: int  # exit status; 128 + n for signal n, also if this process has killed it
     output: bytes  # printed or returned by the program
     message: str  # text of its exception, or why the sandbox could not be set up
-    seconds_total: float  # from the call of `execute` until all processes have ended
-    seconds_since_setup: float  # the part of it after the sandbox was set up
+    seconds_since_setup: float  # from then until all processes have ended
 
 
 def execute(job: SandboxJob, limits: SandboxLimits, level: Level) -> Execution:
@@ -105,7 +104,6 @@ def execute(job: SandboxJob, limits: SandboxLimits, level: Level) -> Execution:
     Raises:
         OSError: no process could be started.
     """
-    start = time.monotonic()
     with ExitStack() as stack:
         process, pipes = _start(job, limits, level, stack)
         assert process.stdout is not None
@@ -130,7 +128,6 @@ def execute(job: SandboxJob, limits: SandboxLimits, level: Level) -> Execution:
         status=status,
         output=bytes(reader.data[reader.output]),
         message=message.decode(errors="replace"),
-        seconds_total=time.monotonic() - start,
         seconds_since_setup=reader.seconds_since_setup(),
     )
 

@@ -36,8 +36,6 @@ EMPTY_REPLY = "a reply is empty"
 FIRST_TOO_LONG = "the first dialogue is too long"
 SECOND_TOO_LONG = "the second dialogue is too long up to its turn"
 
-CHUNK = 500  # pairs that are encoded together
-
 
 @dataclass(frozen=True)
 class DialoguePair:
@@ -106,19 +104,14 @@ def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
 
 
 def _read_rewards(raw: Mapping[str, Any], column: str, turns: int, origin: str) -> list[float]:
-    """The rewards of a dialogue. Raises UserError unless they are a list with a number for each turn."""
+    """The rewards of a dialogue. Raises UserError unless they are a list with a finite number for each turn."""
     rewards = raw[column]
     if not isinstance(rewards, list | tuple) or len(rewards) != turns:
         raise UserError(f"{origin}: {column} must be a list with a reward for each of the {turns} turns.")
-    return [_reward(value, origin) for value in rewards]
-
-
-def _reward(value: Any, origin: str) -> float:
-    """A reward of a row. Raises UserError unless it is a finite number."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
-        raise UserError(f"{origin}: a reward must be a number, not {value!r}; {FAILED:g} marks one that failed.")
-    return float(value)
+    for reward in rewards:
+        if not isinstance(reward, int | float) or not math.isfinite(reward):
+            raise UserError(f"{origin}: a reward must be a number, not {reward!r}; {FAILED:g} marks one that failed.")
+    return list(map(float, rewards))
 
 
 def tokenize_pairs(
@@ -141,17 +134,15 @@ def tokenize_pairs(
     Raises:
         UserError: see `encode_states` and `encode_replies`.
     """
-    rows: list[dict[str, Any]] = []
     left_out: Counter[str] = Counter()
-    for start in range(0, len(pairs), CHUNK):
-        usable = []
-        for pair in pairs[start : start + CHUNK]:
-            reason = _unusable(pair)
-            if reason:
-                left_out[reason] += 1
-            else:
-                usable.append(pair)
-        rows += _tokenize_chunk(usable, tokenizer, end, total_length, left_out)
+    usable = []
+    for pair in pairs:
+        reason = _unusable(pair)
+        if reason:
+            left_out[reason] += 1
+        else:
+            usable.append(pair)
+    rows = _tokenize_usable(usable, tokenizer, end, total_length, left_out)
     return rows, left_out
 
 
@@ -168,7 +159,7 @@ def _unusable(pair: DialoguePair) -> str:
     return ""
 
 
-def _tokenize_chunk(
+def _tokenize_usable(
     pairs: Sequence[DialoguePair],
     tokenizer: PreTrainedTokenizerBase,
     end: TurnEnd,

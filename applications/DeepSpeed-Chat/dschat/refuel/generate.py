@@ -37,7 +37,7 @@ from dschat.refuel.datasets import OutputLocation, digest, make_rows, open_rows
 from dschat.refuel.dialogue_pairs import FINISHED, FIRST, LAST, SECOND, TURN
 from dschat.rollouts.sampling import row_seed
 from dschat.turns.chat_servers import Endpoint, EndpointFlags, checked_address, with_key
-from dschat.turns.dialogues import PolicyAssistant, User, UserFromData, roll_out_pairs
+from dschat.turns.dialogues import PairStart, PolicyAssistant, User, UserFromData, roll_out_pairs
 from dschat.turns.users import FunctionUser, ModelWriter, ServerWriter, SimulatedUser
 
 SECOND_SEED = 20000  # is added to the seed for the second rollout
@@ -120,27 +120,17 @@ class DialogueSampling:
             numbers: numbers of the dialogues, which their seeds are made of.
             openings: the first message of each.
         """
-        turns: list[tuple[int, int]] = []
-        branch_turns: list[int] = []
-        first_seeds: list[int] = []
-        second_seeds: list[int] = []
-        for number in numbers:
+        starts = []
+        last_turns = []
+        for number, opening in zip(numbers, openings, strict=True):
             last, turn = sampled_turns(self.seed, number, self.turns)
-            turns.append((last, turn))
-            branch_turns.append(turn)
-            first_seeds.append(row_seed(self.seed, number))
-            second_seeds.append(row_seed(self.seed + SECOND_SEED, number))
-        pairs = roll_out_pairs(
-            [[message] for message in openings],
-            [self.turns] * len(numbers),
-            branch_turns,
-            self.assistant,
-            self.user,
-            first_seeds,
-            second_seeds,
-        )
+            last_turns.append(last)
+            first_seed = row_seed(self.seed, number)
+            second_seed = row_seed(self.seed + SECOND_SEED, number)
+            starts.append(PairStart([opening], self.turns, turn, first_seed, second_seed))
+        pairs = roll_out_pairs(starts, self.assistant, self.user)
         entries: list[Entry] = []
-        for number, (last, turn), pair in zip(numbers, turns, pairs, strict=True):
+        for number, last, pair in zip(numbers, last_turns, pairs, strict=True):
             row: Entry | None = None
             if pair.second is not None and not pair.ended:
                 # The second dialogue takes its replies before the turn from the first.
@@ -152,7 +142,7 @@ class DialogueSampling:
                     FIRST + FINISHED: pair.first.finished,
                     SECOND + FINISHED: second.finished,
                     LAST: last,
-                    TURN: turn,
+                    TURN: pair.turn,
                 }
             entries.append({"number": number, "row": row, "reason": pair.ended})
         return entries

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.data.collate import pad
-from dschat.data.dialogues import Dialogue, DialogueExample
+from dschat.data.dialogues import DialogueExample
 from dschat.data.turn_end import turn_end
 from dschat.models.engines import PolicyEngine, PolicyForward, TrainedPolicy
 from dschat.models.layout import Layout, Lengths, PassSize, group_by_length, lay_out
@@ -30,6 +30,7 @@ from dschat.turns.dialogues import (
     Assistant,
     AssistantTurn,
     DialogueRollout,
+    PairStart,
     PolicyAssistant,
     SampledPair,
     UserFromData,
@@ -58,23 +59,14 @@ class RefuelModels:
     rollouts: RolloutEngine
 
 
-def lengths_of_samplings(pairs: Sequence[SampledPair]) -> list[Lengths]:
-    """Lengths of the replies that were sampled together: those of one turn, in the first or the second dialogues."""
-    lengths = []
-    first_dialogues = [pair.first for pair in pairs]
-    second_dialogues = []
+def sampled_lengths(pairs: Sequence[SampledPair]) -> Lengths:
+    """Lengths of all replies that were sampled for pairs of dialogues."""
+    replies: list[AssistantTurn] = []
     for pair in pairs:
-        if pair.second is not None:
-            second_dialogues.append(pair.second)
-    for dialogues in (first_dialogues, second_dialogues):
-        replies_by_turn: dict[int, list[AssistantTurn]] = {}
-        for dialogue in dialogues:
-            for turn, reply in dialogue.replies.items():
-                replies_by_turn.setdefault(turn, []).append(reply)
-        for _, replies in sorted(replies_by_turn.items()):
-            state_lengths = np.array([len(reply.state_ids) for reply in replies])
-            lengths.append(Lengths(state_lengths, np.array([len(reply.ids) for reply in replies])))
-    return lengths
+        for dialogue in pair.dialogues:
+            replies += dialogue.in_order
+    state_lengths = np.array([len(reply.state_ids) for reply in replies])
+    return Lengths(state_lengths, np.array([len(reply.ids) for reply in replies]))
 
 
 def compared_turn(seed: int, iteration: int, example: DialogueExample) -> int:
@@ -98,18 +90,6 @@ def dialogue_sampling(config: RefuelOnlineConfig, tokenizer: PreTrainedTokenizer
     )
 
 
-def _openings(examples: Sequence[DialogueExample]) -> tuple[list[Dialogue], list[int], UserFromData]:
-    """The first messages of dialogues, their numbers of turns, and the user who says what the data say."""
-    starts = []
-    num_turns = []
-    dialogues = []
-    for example in examples:
-        starts.append(example.messages[:1])
-        num_turns.append(example.num_turns)
-        dialogues.append(example.messages)
-    return starts, num_turns, UserFromData(dialogues)
-
-
 class DialogueSampler(PolicySampler):
     """Samples dialogues of the policy with the users of the data.
 
@@ -122,20 +102,25 @@ class DialogueSampler(PolicySampler):
         Seeds follow from the run's seed, the round and the example's index, so that a dialogue depends neither on the
         rank nor on other rows.
         """
-        turns = []
-        first_seeds = []
-        second_seeds = []
+        starts = []
         for example in examples:
-            turns.append(compared_turn(self.seed, iteration, example))
-            first_seeds.append(row_seed(self.seed, SeedKind.TRAINING, iteration, example.index, FIRST))
-            second_seeds.append(row_seed(self.seed, SeedKind.TRAINING, iteration, example.index, SECOND))
-        starts, num_turns, user = _openings(examples)
+            start = PairStart(
+                example.messages[:1],
+                example.num_turns,
+                compared_turn(self.seed, iteration, example),
+                row_seed(self.seed, SeedKind.TRAINING, iteration, example.index, FIRST),
+                row_seed(self.seed, SeedKind.TRAINING, iteration, example.index, SECOND),
+            )
+            starts.append(start)
+        user = UserFromData([example.messages for example in examples])
         with self._assistant(self.sampling) as assistant:
-            return roll_out_pairs(starts, num_turns, turns, assistant, user, first_seeds, second_seeds)
+            return roll_out_pairs(starts, assistant, user)
 
     def answers(self, examples: Sequence[DialogueExample], temperature: float) -> list[DialogueRollout]:
         """Whole dialogues for an evaluation, with the same seeds every time; at temperature 0 greedy."""
-        starts, num_turns, user = _openings(examples)
+        starts = [example.messages[:1] for example in examples]
+        num_turns = [example.num_turns for example in examples]
+        user = UserFromData([example.messages for example in examples])
         seeds = [row_seed(self.seed, SeedKind.EVALUATION, example.index) for example in examples]
         with self._assistant(replace(self.sampling, temperature=temperature)) as assistant:
             return roll_out(starts, num_turns, assistant, user, seeds)

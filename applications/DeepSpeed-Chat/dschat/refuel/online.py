@@ -20,9 +20,9 @@ from dschat.refuel.models import (
     DialogueSampler,
     RefuelModels,
     dialogue_sampling,
-    lengths_of_samplings,
     pair_layouts,
     reply_logprobs,
+    sampled_lengths,
     summed_logprobs,
 )
 from dschat.refuel.settings import RefuelOnlineConfig
@@ -106,7 +106,7 @@ class Refuel(Algorithm):
             examples = [self.dialogues[number] for numbers in work for number in numbers]
             pairs = self.sampler.sample_pairs(examples, iteration)
             clock.record("generation")
-            clock.sampled += lengths_of_samplings(pairs)
+            clock.sampled.append(sampled_lengths(pairs))
             batch = self.score_pairs(pairs, examples)
             self.current = self.finish_pairs(batch, pairs, first_update, clock)
             if self.current is None:
@@ -130,13 +130,10 @@ class Refuel(Algorithm):
         temperature = self.config.sampling.temperature
         replies: list[AssistantTurn] = []
         dialogues: list[DialogueRollout] = []
-        for pair in pairs:
-            replies.append(pair.replies[0])
-            dialogues.append(pair.first)
-        for pair in pairs:
-            assert pair.second is not None  # users of the data ask to the end
-            replies.append(pair.replies[1])
-            dialogues.append(pair.second)
+        for side in (0, 1):
+            for pair in pairs:
+                replies.append(pair.replies[side])
+                dialogues.append(pair.dialogues[side])
 
         scores = models.reward(
             [dialogue.messages for dialogue in dialogues],

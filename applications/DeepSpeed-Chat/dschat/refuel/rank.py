@@ -33,7 +33,6 @@ from dschat.evaluation.runner import (
 from dschat.models.load import load_classifier
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import load_tokenizer
-from dschat.refuel import dialogue_pairs
 from dschat.refuel.data_options import MaskOptions, RankOptions
 from dschat.refuel.datasets import RECORD, OutputLocation, digest, make_rows, open_rows
 from dschat.refuel.dialogue_pairs import FINISHED, FIRST, REWARD, SECOND, read_dialogue_pair, tokenize_pairs
@@ -46,6 +45,7 @@ from dschat.training.steps.functions import dialogue_function_scores
 PROMPTS = "--prompts"
 INPUT = "--input_repo"
 AT_ONCE = 32  # rows of two dialogues that are kept together
+CHUNK = 500  # pairs that are tokenized together
 TRAIN = "train.parquet"
 TEST = "test.parquet"
 MOST_HELD_OUT = 10  # at most one pair in 10 is held out
@@ -206,10 +206,9 @@ def run_masks(options: MaskOptions) -> str:
 
     tables: list[pa.Table] = []
     left_out: Counter[str] = Counter()
-    size = dialogue_pairs.CHUNK
-    for start in range(0, len(raws), size):
+    for start in range(0, len(raws), CHUNK):
         pairs = []
-        for origin, raw in raws[start : start + size]:
+        for origin, raw in raws[start : start + CHUNK]:
             pairs.append(read_dialogue_pair(raw, origin, scored=True))
         rows, reasons = tokenize_pairs(pairs, tokenizer, end, flags.total_length)
         left_out += reasons

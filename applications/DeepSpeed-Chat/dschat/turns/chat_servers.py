@@ -11,8 +11,6 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -389,9 +387,6 @@ def _seconds(retry_after: str | None) -> float | None:
         return None
     try:
         seconds = float(retry_after)
-    except ValueError:
-        try:
-            seconds = (parsedate_to_datetime(retry_after) - datetime.now(UTC)).total_seconds()
-        except (ValueError, TypeError):
-            return None
+    except ValueError:  # a date, which these servers do not send
+        return None
     return seconds if 0 < seconds < math.inf else None

@@ -58,10 +58,16 @@ class SampledPair:
     second: DialogueRollout | None  # None if the first ended early
 
     @property
+    def dialogues(self) -> tuple[DialogueRollout, DialogueRollout]:
+        """Both dialogues of a pair whose first one did not end early."""
+        assert self.second is not None
+        return self.first, self.second
+
+    @property
     def replies(self) -> tuple[AssistantTurn, AssistantTurn]:
         """The replies of the first turn that differs."""
-        assert self.second is not None
-        return self.first.replies[self.turn], self.second.replies[self.turn]
+        first, second = self.dialogues
+        return first.replies[self.turn], second.replies[self.turn]
 
     @property
     def ended(self) -> str:
@@ -220,38 +226,41 @@ def roll_out(
                 dialogue.messages.append({"role": "assistant", "content": reply.text})
 
 
-def roll_out_pairs(
-    starts: Sequence[Dialogue],
-    num_turns: Sequence[int],
-    branch_turns: Sequence[int],
-    assistant: Assistant,
-    user: User,
-    first_seeds: Sequence[int],
-    second_seeds: Sequence[int],
-) -> list[SampledPair]:
-    """Each dialogue twice: from its start, and again from the user's message of one of its turns on.
+@dataclass(frozen=True)
+class PairStart:
+    """What a pair of dialogues begins with.
 
-    Args:
-        starts: B dialogues, see `roll_out`.
-        num_turns: turns of each dialogue.
-        branch_turns: the turn of each from which on it is sampled again, from 0.
-        assistant: answers.
-        user: writes the user's messages.
-        first_seeds: seeds of each first dialogue.
-        second_seeds: seeds of each second dialogue.
+    Attributes:
+        messages: at least one.
+        turns: replies that each dialogue shall have.
+        branch_turn: the turn from which on the second one is sampled again, from 0.
+        first_seed: seed of the first dialogue.
+        second_seed: seed of the second dialogue.
     """
-    first = roll_out(starts, num_turns, assistant, user, first_seeds)
-    complete = []
-    for number, dialogue in enumerate(first):
-        if not dialogue.ended:
-            complete.append(number)
-    second: dict[int, DialogueRollout] = {}
-    if complete:
-        branches = [state(first[number].messages, branch_turns[number]) for number in complete]
-        turns = [num_turns[number] for number in complete]
-        seeds = [second_seeds[number] for number in complete]
-        second = dict(zip(complete, roll_out(branches, turns, assistant, user, seeds), strict=True))
-    sampled: list[SampledPair] = []
-    for number in range(len(first)):
-        sampled.append(SampledPair(branch_turns[number], first[number], second.get(number)))
-    return sampled
+
+    messages: Dialogue
+    turns: int
+    branch_turn: int
+    first_seed: int
+    second_seed: int
+
+
+def roll_out_pairs(starts: Sequence[PairStart], assistant: Assistant, user: User) -> list[SampledPair]:
+    """Each dialogue twice: from its start, and again from the user's message of one of its turns on; see `roll_out`.
+
+    A dialogue that ends early is not sampled again.
+    """
+    messages = [start.messages for start in starts]
+    turns = [start.turns for start in starts]
+    first = roll_out(messages, turns, assistant, user, [start.first_seed for start in starts])
+
+    complete = [number for number, dialogue in enumerate(first) if not dialogue.ended]
+    branches = [state(first[number].messages, starts[number].branch_turn) for number in complete]
+    turns = [starts[number].turns for number in complete]
+    again = roll_out(branches, turns, assistant, user, [starts[number].second_seed for number in complete])
+    second = dict(zip(complete, again, strict=True))
+
+    pairs = []
+    for number, start in enumerate(starts):
+        pairs.append(SampledPair(start.branch_turn, first[number], second.get(number)))
+    return pairs

@@ -14,14 +14,14 @@ info)`` of step. Nothing here imports torch, because every environment lives in 
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, SupportsFloat
 
 from dschat.base.errors import UserError
 from dschat.base.user_function import call_function
-from dschat.data.rows import check_text, kind_of
+from dschat.data.rows import kind_of
 
 FLAG = "--environment"
 ASSISTANT = "assistant"  # the policy's role
@@ -155,16 +155,11 @@ def _checked_messages(result: object, method: str, may_be_empty: bool) -> list[M
     if not isinstance(result, list) or not (result or may_be_empty):
         kind = "an empty list" if result == [] else kind_of(result)
         raise UserError(f"{FLAG}: {method} must return a list of messages with role and content, not {kind}.")
-    messages: list[Message] = []
-    for number, message in enumerate(result):
-        name = f"message {number + 1} of {method}"
-        if not isinstance(message, Mapping):
-            raise UserError(f"{FLAG}: {name} must be an object of JSON values, not {kind_of(message)}.")
-        copy: Message = plain_copy(message, name)
-        texts = (copy.get("role"), copy.get("content"))
+    messages: list[Message] = plain_copy(result, f"a message of {method}")
+    for number, message in enumerate(messages):
+        texts = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None,)
         if not all(isinstance(text, str) for text in texts):
-            raise UserError(f"{FLAG}: {name} must have a role and a content of text.")
-        messages.append(copy)
+            raise UserError(f"{FLAG}: message {number + 1} of {method} must have a role and a content of text.")
     roles = [message["role"] for message in messages]
     if method == "step" and ASSISTANT in roles:
         raise UserError(f"{FLAG}: step returned a message of the assistant, which the policy alone writes.")
@@ -177,33 +172,18 @@ def plain_copy(value: object, name: str) -> Any:  # type: ignore[explicit-any]  
     """Copy of a JSON value without objects of a user's classes, which another process could not read.
 
     Args:
-        value: null, text, a number, true or false, a list or tuple, or a mapping from texts; subclasses are accepted.
+        value: what `json.dumps` accepts.
         name: name of the value, for messages.
 
     Raises:
         UserError: it holds anything else, a number that is not finite, or text that UTF-8 cannot encode.
     """
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        check_text(value, name, FLAG, "return text that UTF-8 can encode")
-        return str.__str__(value)  # of an enumeration, too, its value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise UserError(f"{FLAG}: {name} holds the number {value}, which is not a JSON value.")
-        return float(value)
-    if isinstance(value, list | tuple):
-        return [plain_copy(item, name) for item in value]
-    if isinstance(value, Mapping):
-        copy = {}
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise UserError(f"{FLAG}: {name} has a key that is {kind_of(key)}; keys must be text.")
-            copy[plain_copy(key, name)] = plain_copy(item, name)
-        return copy
-    raise UserError(f"{FLAG}: {name} holds {kind_of(value)}, which is not a JSON value.")
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{FLAG}: {name} is not a JSON value: {error}") from error
+    return json.loads(text)
 
 
 def _checked_reward(reward: object) -> float:
@@ -211,13 +191,8 @@ def _checked_reward(reward: object) -> float:
     if not isinstance(reward, SupportsFloat):
         raise UserError(f"{FLAG}: the reward of a step must be a number, not {kind_of(reward)}.")
     number = float(reward)
-    if not math.isfinite(number):
-        raise UserError(f"{FLAG}: the reward of a step is {number}, which is not finite.")
-    if abs(number) > LARGEST_REWARD:
-        raise UserError(
-            f"{FLAG}: the reward of a step is {number:g}, which is not finite in float32: give rewards of ordinary"
-            " size."
-        )
+    if not abs(number) <= LARGEST_REWARD:
+        raise UserError(f"{FLAG}: the reward of a step is {number:g}, which is not finite in float32.")
     return number
 
 
@@ -226,8 +201,7 @@ def _checked_flag(value: object, name: str) -> bool:
 
     That includes a number, which may be the reward in the place of the flag.
     """
-    is_boolean = str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
-    is_array_scalar = is_boolean and getattr(value, "shape", None) == ()
-    if not isinstance(value, bool) and not is_array_scalar:
+    flag: object = value.item() if hasattr(value, "item") else value
+    if not isinstance(flag, bool):
         raise UserError(f"{FLAG}: {name} of a step must be true or false, not {kind_of(value)}.")
-    return bool(value)
+    return flag

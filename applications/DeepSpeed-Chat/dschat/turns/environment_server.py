@@ -13,13 +13,12 @@ from __future__ import annotations
 import ctypes
 import os
 import random
-import selectors
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Connection, Listener, wait
 
 from dschat.base.errors import UserError
 from dschat.base.user_function import call_function, load_function
@@ -78,34 +77,31 @@ def load_environment(spec: str, user: str) -> tuple[Callable[[], Environment], E
 def _serve(listener: Listener, environment_class: Callable[[], Environment]) -> None:
     """Forks a process for each connection; ends, and ends those, when standard input is closed."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a file that ignores it would leave no status to wait for
-    selector = selectors.DefaultSelector()
     listening_socket = listener._listener._socket  # type: ignore[attr-defined]
-    selector.register(listening_socket, selectors.EVENT_READ)
-    selector.register(sys.stdin, selectors.EVENT_READ)
+    standard_input = sys.stdin.fileno()
     episode_pids: set[int] = set()
     _flush_output()  # otherwise every forked process would write what the import has printed
     while True:
-        for key, _ in selector.select():
-            if key.fileobj is sys.stdin:
-                for pid in episode_pids:
-                    kill_group(pid)
-                os.killpg(0, signal.SIGKILL)  # this process leads a group of its own
-            for pid in list(episode_pids):
-                if os.waitpid(pid, os.WNOHANG)[0]:  # has ended
-                    episode_pids.discard(pid)
-            connection = listener.accept()
-            pid = os.fork()
-            if pid == 0:
-                listening_socket.close()
-                try:
-                    _lead_group()
-                    play_episode(connection, environment_class)
-                finally:  # a training process that has closed the connection is no error
-                    _flush_output()
-                    kill_group(os.getpid())
-                    os._exit(0)
-            episode_pids.add(pid)
-            connection.close()
+        if standard_input in wait([listening_socket, standard_input]):
+            for pid in episode_pids:
+                kill_group(pid)
+            os.killpg(0, signal.SIGKILL)  # this process leads a group of its own
+        for pid in list(episode_pids):
+            if os.waitpid(pid, os.WNOHANG)[0]:  # has ended
+                episode_pids.discard(pid)
+        connection = listener.accept()
+        pid = os.fork()
+        if pid == 0:
+            listening_socket.close()
+            try:
+                _lead_group()
+                play_episode(connection, environment_class)
+            finally:  # a training process that has closed the connection is no error
+                _flush_output()
+                kill_group(os.getpid())
+                os._exit(0)
+        episode_pids.add(pid)
+        connection.close()
 
 
 def _lead_group() -> None:

@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 LOOK_INTERVAL = 1.0  # seconds between two checks for SIGTERM or Ctrl-C during a wait
 CLOSE_TIMEOUT = 5.0  # seconds for the server to end by itself
 ENVIRONMENT = 2**32 - 1  # in the seeds of environments: they are none of the actor's
-MAX_SOCKET_PATH = 100  # bytes of a socket's path; AF_UNIX allows 104 or 108, depending on the system
 Call = tuple[str, object, object]  # ("reset", row, seed) or ("step", messages, reply)
 
 
@@ -123,7 +122,7 @@ class EnvironmentPool:
         """
         self._timeout = timeout
         self._workers = workers
-        self._folder = _socket_folder()
+        self._folder = tempfile.TemporaryDirectory(prefix="environments-", dir="/tmp")  # a socket's path is short
         self._address = str(Path(self._folder.name) / "socket")
         self._allow_connections()
         read_end, write_end = os.pipe()
@@ -218,12 +217,3 @@ class EnvironmentPool:
         """Raises the limit of open files to its maximum, because every episode has a connection."""
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
-
-
-def _socket_folder() -> tempfile.TemporaryDirectory[str]:
-    """A new folder whose path is short enough for a socket: below /tmp if TMPDIR is too long."""
-    folder = tempfile.TemporaryDirectory(prefix="environments-")
-    if len(os.fsencode(folder.name)) + len("/socket") <= MAX_SOCKET_PATH:
-        return folder
-    folder.cleanup()
-    return tempfile.TemporaryDirectory(prefix="environments-", dir="/tmp")

@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 # Whose log-probs an engine reports with its replies: the actor's, those of a sampler with other kernels, or none.
 LogprobSource = Literal["actor", "sampler", "none"]
-CHARACTERS_PER_TOKEN = 256  # no token is longer: a longer text has no room, and is not encoded at all
 
 
 @dataclass(frozen=True)
@@ -209,13 +208,6 @@ class EpisodePlayer:
                 continue
             episode.prompt_messages = result
             episode.messages = result
-            if _characters_of(result) > CHARACTERS_PER_TOKEN * self._limits.prompt_tokens:
-                problem = (
-                    f"the environment's first messages have {_characters_of(result):,} characters, which are more than"
-                    f" --max_prompt_seq_len {self._limits.prompt_tokens} tokens"
-                )
-                self._fail(episode, problem)
-                continue
             arguments = self._arguments(episode)
             try:
                 ids, text = self._encoder.prompt(result, arguments, episode.row.origin)
@@ -287,8 +279,7 @@ class EpisodePlayer:
             episode.done = result.done
             messages = episode.messages
             episode.messages = [*messages, {"role": "assistant", "content": reply}, *result.messages]
-            is_long = _characters_of(result.messages) > CHARACTERS_PER_TOKEN * self._limits.tokens
-            if result.done or len(episode.rewards) == self._limits.turns or is_long:
+            if result.done or len(episode.rewards) == self._limits.turns:
                 episode.is_over = True
                 continue
             has_end = not episode.cut[-1]
@@ -347,11 +338,6 @@ def _reported_logprobs(generation: Generation) -> tuple[LogprobSource, list[list
     if generation.rollout.drawn_logprobs is not None:
         return "sampler", generation.rollout.drawn_logprobs.tolist()
     return "none", None
-
-
-def _characters_of(messages: Sequence[Message]) -> int:
-    """Characters of all contents."""
-    return sum(len(message["content"]) for message in messages)
 
 
 def _problem_of(result: Result) -> str:

@@ -18,7 +18,7 @@ from dschat.base.errors import UserError
 from dschat.base.user_function import load_function
 from dschat.data.dialogues import messages_of_text
 from dschat.data.rows import Row
-from dschat.turns.chat_servers import Endpoint, EndpointFlags, checked_address, with_key
+from dschat.turns.chat_servers import Endpoint, EndpointFlags, with_key
 from dschat.turns.environment import ASSISTANT, Message
 from dschat.turns.users import FunctionUser, ServerWriter, SimulatedUser
 
@@ -38,53 +38,22 @@ SERVER = EndpointFlags(
 
 
 @dataclass(frozen=True)
-class UserServer:
-    """A model on a server that plays the user; the key is read from USER_API_KEY.
-
-    Attributes:
-        url: address, up to /v1.
-        model: its name on the server.
-        max_tokens: longest answer.
-        temperature: of sampling.
-        timeout: seconds to wait for an answer.
-        tries: how often a request is sent until an answer comes.
-        cache: folder for the answers.
-    """
-
-    url: str
-    model: str
-    max_tokens: int
-    temperature: float
-    timeout: float
-    tries: int
-    cache: str
-
-    def endpoint(self) -> Endpoint:
-        """The server with its key. Raises UserError if the address is invalid, or the key is missing."""
-        endpoint = Endpoint(
-            model=self.model,
-            base_url=checked_address(self.url, SERVER.url),
-            max_tokens=self.max_tokens,
-            timeout=self.timeout,
-            tries=self.tries,
-            flags=SERVER,
-        )
-        return with_key(endpoint)
-
-
-@dataclass(frozen=True)
 class UserSettings:
     """Who plays the user, and how long dialogues are.
 
     Attributes:
         max_turns: replies of the policy in a dialogue.
-        server: a model on a server; None if a function plays the user.
-        function: ``module.py:function``; empty if a server plays the user.
+        function: ``module.py:function``; empty if a model on a server plays the user.
+        endpoint: the server and its model, without a key, which is read from USER_API_KEY; None for a function.
+        temperature: of the server's sampling.
+        cache: folder for the server's answers.
     """
 
     max_turns: int
-    server: UserServer | None = None
     function: str = ""
+    endpoint: Endpoint | None = None
+    temperature: float = 0.0
+    cache: str = ""
 
     def to_json(self) -> str:
         """These settings for another process."""
@@ -94,8 +63,9 @@ class UserSettings:
     def from_json(cls, text: str) -> UserSettings:
         """The settings that `to_json` wrote."""
         columns = json.loads(text)
-        server = None if columns["server"] is None else UserServer(**columns["server"])
-        return cls(columns["max_turns"], server, columns["function"])
+        if columns["endpoint"] is not None:
+            columns["endpoint"] = Endpoint(**columns["endpoint"] | {"flags": SERVER})
+        return cls(**columns)
 
 
 class SimulatedDialogue:
@@ -145,11 +115,10 @@ def load_simulated_user(settings: UserSettings) -> Callable[[], SimulatedDialogu
     Raises:
         UserError: the function cannot be imported, or the server's address or key is invalid.
     """
-    if settings.server is None:
+    if settings.endpoint is None:
         user: User = FunctionUser(load_function(settings.function, FUNCTION, ["dialogues"]), FUNCTION)
         return partial(SimulatedDialogue, user, settings.max_turns, may_end=True)
-    server = settings.server
-    writer = ServerWriter(server.endpoint(), server.temperature, 1, Path(server.cache))
+    writer = ServerWriter(with_key(settings.endpoint), settings.temperature, 1, Path(settings.cache))
     return partial(SimulatedDialogue, SimulatedUser(writer), settings.max_turns, may_end=False)
 
 

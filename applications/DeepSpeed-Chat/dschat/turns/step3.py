@@ -13,12 +13,13 @@ from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.collect import build_actor_sampler
 from dschat.training.ppo.models import PPOModels
 from dschat.training.steps.scores import SourceParts
+from dschat.turns.chat_servers import Endpoint, checked_address, with_key
 from dschat.turns.environments import EnvironmentPool
 from dschat.turns.episodes import EpisodeLimits, EpisodePlayer, all_columns
 from dschat.turns.sampler import EpisodeSampler
 from dschat.turns.scores import EnvironmentScores
 from dschat.turns.settings import EpisodeFlags, longest_wait
-from dschat.turns.simulated_user import UserServer, UserSettings, prompt_columns
+from dschat.turns.simulated_user import SERVER, UserSettings, prompt_columns
 from dschat.turns.user_settings import UserFlags, UserRequestFlags
 
 logger = logging.getLogger(__name__)
@@ -63,24 +64,24 @@ def simulated_user(config: PPOConfig) -> UserSettings:
     """Who plays the user with --environment simulated_user; warns of a server that is reached without encryption.
 
     Raises:
-        UserError: the key of the server is missing.
+        UserError: the address of the server is invalid, or its key is missing.
     """
     user: UserFlags = config.user
     requests: UserRequestFlags = config.user_requests
     episodes: EpisodeFlags = config.episodes
     if user.user_server is None:
         return UserSettings(episodes.max_turns, function=user.user_function or "")
-    server = UserServer(
-        url=user.user_server,
+    endpoint = Endpoint(
         model=user.user_model or "",
+        base_url=checked_address(user.user_server, SERVER.url),
         max_tokens=requests.user_max_tokens,
-        temperature=requests.user_temperature,
         timeout=episodes.environment_timeout,
         tries=requests.user_tries,
-        cache=str(Path(config.output.output_dir) / USER_CACHE),
+        flags=SERVER,
     )
-    server.endpoint()  # raises if there is no key
-    return UserSettings(episodes.max_turns, server)
+    with_key(endpoint)  # raises if there is no key
+    cache = str(Path(config.output.output_dir) / USER_CACHE)
+    return UserSettings(episodes.max_turns, "", endpoint, requests.user_temperature, cache)
 
 
 def warn_of_wait(config: PPOConfig, held_out: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from dschat.base.errors import UserError
 from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, FREE, flag
 from dschat.settings.rewards import SIMULATED_USER
-from dschat.settings.rules import ADDRESS, Check, Rule, check_function_path
+from dschat.settings.rules import Check, Rule, check_function_path
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -98,11 +98,6 @@ SIMULATED_USER_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's conf
     Rule(
         lambda config: config.user.user_server is not None and config.user.user_model is None,
         "--user_server {user_server}: add --user_model, the name of the user's model on the server.",
-    ),
-    Rule(
-        lambda config: config.user.user_server is not None and not ADDRESS.fullmatch(config.user.user_server),
-        "--user_server {user_server} is no address: give one such as http://127.0.0.1:8000/v1, without a user's name,"
-        " password or query; the key is read from USER_API_KEY.",
     ),
     Check(_check_user_function),
 )
