@@ -1462,7 +1462,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("responses of equal scores differ with a critic alone", "INNER_REWARD_RULES", "'gamma' in _a.reads", "_a.critic",
      "test_refusals"),
     ("the sum of macro actions' rewards is clipped", "_has_inner_rewards", "_a or _b", "_a", "test_refusals"),
-    (".pt files have one target too many", "pt_files._row_of", "_a[:_b]", "_a[:_b - 1]", "test_pt_files_are_sheeprls"),
+    (".pt files have one target too many", "sheeprl._row_of", "_a[:_b]", "_a[:_b - 1]", "test_pt_files_are_sheeprls"),
     ("a dialogue's replies are counted as the data have them", "dialogues._length", "_a - _b + _c", "_a",
      "test_the_length_counts_every_reply_as_the_longest_that_may_be_drawn"),
     ("of equal rewards the first is chosen", "_pair_row", "_a.reward > _b.reward",
