@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarks of step 3 and of its growing cost: contenders do the same work, their figures add up, arithmetic by
-hand, and the document gets its tables."""
+"""The benchmark of step 3: contenders do the same work, their figures add up, and the document gets its tables."""
 
 from itertools import count
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-import growth
 import harness
 from benchmark_runs import run_benchmark
 from contenders import process, work
@@ -93,28 +90,3 @@ def test_a_document_without_the_section_is_refused(tmp_path: Path) -> None:
     document.write_text("nothing", encoding="utf-8")
     with pytest.raises(ValueError, match="no section between"):
         harness.write_section(document, "step3", "text")
-
-
-def test_growth() -> None:
-    """A quantity whose cost is quadratic at the end is named so, in the table; the picture is an SVG."""
-    phases = dict.fromkeys(PHASES[:3], 1.0)
-    points = [
-        {"value": float(x), "cpu_seconds": x**2 / 1000, **phases, "peak_mb": 7.0}
-        for x in growth.QUANTITIES["response"][1]
-    ]
-    assert growth.exponents(points) == {"cpu_seconds": 2.0, "peak_mb": 0.0}
-    text = growth.growth_table(points, "tokens")
-    assert "| 1,024 | 1048.58 | 1.00 | 1.00 | 1.00 | 7 |" in text
-    assert "CPU time grows with the power 2.0, memory with 0.0" in text
-    picture = growth.draw(points, "tokens")
-    assert ElementTree.fromstring(picture).tag.endswith("svg") and len(picture) < 60_000
-    assert picture == growth.draw(points, "tokens")
-
-
-@pytest.mark.slow
-def test_growth_of_two_points_each(tmp_path: Path) -> None:
-    figures = run_benchmark("growth.py", f"--tiny --repeats 1 --pictures {tmp_path}")
-    assert set(figures) == {"response", "batch", "vocabulary", "processes"}
-    for name, found in figures.items():
-        assert all(point["cpu_seconds"] > 0 and point["peak_mb"] > 0 for point in found["points"])
-        assert (tmp_path / f"growth-{name}.svg").exists()

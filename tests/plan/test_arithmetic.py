@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
+from transformers import GemmaConfig
 
 from cli_runs import write_jsonl
 from dschat.data.sources import source_line
@@ -14,7 +14,6 @@ from dschat.plan.models import roles_of
 from dschat.plan.passes import (
     HeadSize,
     Model,
-    cached_per_token,
     sampling_logits,
     scoring_logits,
     shape_of,
@@ -70,21 +69,6 @@ def test_lora_trains_its_adapters_alone():
     adapters = 2 * 3 * (2 * (8 + 8) + 2 * (8 + 2) + 3 * (8 + 12))
     shape = shape_of(Model(TINY, "policy", torch.float32, finetuning=Finetuning(rank=3)))
     assert (shape.trained, shape.parameters) == (adapters, PARAMETERS + adapters)
-
-
-@pytest.mark.parametrize(
-    ("config", "elements"),
-    [
-        (TINY, 2 * 2 * 1 * 2),
-        (Gemma2Config(num_hidden_layers=3, num_key_value_heads=2, head_dim=6), 2 * 3 * 2 * 6),
-        (LlamaConfig(num_hidden_layers=3, num_attention_heads=4, hidden_size=24), 2 * 3 * 4 * 6),
-        (GPT2Config(n_layer=3, n_head=4, n_embd=24), 2 * 3 * 4 * 6),
-    ],
-    ids=lambda value: getattr(value, "model_type", ""),
-)
-def test_keys_and_values_of_a_token(config, elements):
-    """Two tensors a layer, key-value heads times their width."""
-    assert cached_per_token(config) == elements
 
 
 def weights(parameters, trained, largest, width, stage, **zero):

@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3NextConfig
+from transformers import AutoModelForCausalLM, MixtralConfig
 
 from cli_runs import read_jsonl
 from closeness import FORMULA, near
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.models.layout import Lengths
-from dschat.models.operations import Peaks
 from dschat.refuel.models import sampled_lengths
 from dschat.refuel.offline import RefuelTask
 from dschat.refuel.token_pairs import RegressionExample
+from dschat.run.peaks import Gpu
 from dschat.training import throughput
 from dschat.training.iteration import Clock
 from dschat.training.supervised.dpo import DPOTask
 from dschat.training.supervised.reward import RewardTask
 from dschat.training.supervised.sft import SFTTask
-from dschat.training.throughput import Throughput, TrainedTexts
+from dschat.training.throughput import Throughput
 from dschat.turns.dialogues import AssistantTurn, DialogueRollout, SampledPair
 from factories import (
     collected,
@@ -41,8 +41,9 @@ from refuel_runs import trainer_of
 # The models of `factories`: 2 layers, 32 wide, 2 heads of width 16, 1 key-value head, an MLP of 64; 100 ids. By hand:
 # q and o 32 · 32 each, k and v 32 · 16 each, gate, up and down 32 · 64 each.
 LAYERS = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)
+NORMS = 5 * 32
 HEAD = 100 * 32
-PEAKS = Peaks(operations_per_second=1e9, bytes_per_second=1e6)
+GPU = Gpu(memory=1, operations_per_second=1e9, bytes_per_second=1e6)
 
 
 def test_the_parts_of_an_iteration_are_its_whole_time() -> None:
@@ -62,27 +63,21 @@ def engine_with(model: Any) -> Any:
     return SimpleNamespace(module=SimpleNamespace(inner=model))
 
 
-def operations(lengths: list[int], targets: int, critic: bool = False) -> int:
-    """Of a forward and a backward pass: three times a forward."""
-    keys = sum(n * (n + 1) // 2 for n in lengths)
-    body = 2 * LAYERS * sum(lengths) + 2 * (4 * 2 * 16) * keys
-    return 3 * (body * (1 + critic) + 2 * HEAD * targets)
+def operations(lengths: list[int], head: int = HEAD) -> int:
+    """Of a forward and a backward pass of an actor; without a head, of a critic with its row of 32."""
+    weights = LAYERS + NORMS + (head or 32)
+    return 6 * weights * sum(lengths) + 12 * 2 * 32 * sum(length * length for length in lengths)
 
 
 def test_updates_by_hand() -> None:
-    """Actor and critic on texts of 5 and 3 tokens with 4 targets, in 2 s."""
-    measured = Throughput([engine_with(make_causal_lm()), engine_with(make_classifier())], PEAKS)
-    metrics = measured.trained(TrainedTexts.of([(5, 3), (3, 1)]), 2.0)
-    expected = {"time/trained_per_second": 4.0, "time/mfu": operations([5, 3], 4, critic=True) / 2e9}
-    assert metrics == near(expected, FORMULA)
-
-
-def test_updates_of_the_critic_alone_by_hand() -> None:
-    """The head of the actor and its layers are left out."""
+    """Actor and critic on texts of 5 and 3 tokens in 2 s, and updates of the critic alone."""
     engines = [engine_with(make_causal_lm()), engine_with(make_classifier())]
-    measured = Throughput(engines, PEAKS)
-    metrics = measured.trained(TrainedTexts.of([(5, 3), (3, 1)]), 2.0, engines[1:])
-    expected = operations([5, 3], 4, critic=True) - operations([5, 3], 4)
+    measured = Throughput(engines, GPU)
+    both = operations([5, 3]) + operations([5, 3], head=0)
+    metrics = measured.trained(np.array([5, 3]), 2.0)
+    assert metrics == near({"time/trained_per_second": 4.0, "time/mfu": both / 2e9}, FORMULA)
+    metrics = measured.trained(np.array([5, 3]), 2.0, engines[1:])
+    expected = operations([5, 3], head=0)
     assert metrics == near({"time/trained_per_second": 4.0, "time/mfu": expected / 2e9}, FORMULA)
 
 
@@ -92,22 +87,22 @@ def test_sampling_by_hand() -> None:
     Responses of 3 and 1 tokens to prompts of 4 and 6 take 3 steps, and two tokens see 5 and 6 keys; one of 2 tokens to
     a prompt of 1 takes 2 steps, and one token sees 2.
     """
-    measured = Throughput([engine_with(make_causal_lm())], PEAKS, slots=2)
+    measured = Throughput([engine_with(make_causal_lm())], GPU, slots=2)
     draws = [Lengths(np.array([4, 6]), np.array([3, 1])), Lengths(np.array([1]), np.array([2]))]
-    read = 4 * ((3 + 2) * (LAYERS + HEAD) + (5 + 6 + 2) * 2 * 2 * 16)
+    read = 4 * ((3 + 2) * (LAYERS + NORMS + HEAD) + (5 + 6 + 2) * 2 * 2 * 16)
     expected = {"time/sampled_per_second": 12.0, "time/bandwidth": read / 0.5e6}
     assert measured.sampled(draws, 0.5) == near(expected, FORMULA)
 
 
 def test_two_processes_have_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """With as much on the other one, there are twice the tokens in the same time, and the shares are the same."""
-    measured = Throughput([engine_with(make_causal_lm())], PEAKS, slots=1)
-    texts, draws = TrainedTexts.of([(5, 3)]), [Lengths(np.array([4]), np.array([3]))]
-    alone = measured.trained(texts, 1.0) | measured.sampled(draws, 1.0)
+    measured = Throughput([engine_with(make_causal_lm())], GPU, slots=1)
+    draws = [Lengths(np.array([4]), np.array([3]))]
+    alone = measured.trained(np.array([5]), 1.0) | measured.sampled(draws, 1.0)
     monkeypatch.setattr(throughput, "sum_over_ranks", lambda numbers: 2 * numbers)
     monkeypatch.setattr(throughput, "world_size", lambda: 2)
     monkeypatch.setattr(throughput, "gather_on_host", lambda seconds: [seconds, seconds + 0.5])
-    both = measured.trained(texts, 1.0) | measured.sampled(draws, 1.0)
+    both = measured.trained(np.array([5]), 1.0) | measured.sampled(draws, 1.0)
     assert (both.pop("time/slowest_generation"), both.pop("time/slowest_rank")) == (1.5, 1.0)
     doubled = {name: x * (2 if name.endswith("per_second") else 1) for name, x in alone.items()}
     assert both == near(doubled, FORMULA)
@@ -118,40 +113,37 @@ def test_the_slowest_rank(seconds: list[float], longest: float, rank: int) -> No
     assert throughput.slowest_rank(seconds) == {"time/slowest_generation": longest, "time/slowest_rank": rank}
 
 
-def test_without_peaks_there_are_tokens_alone() -> None:
+def test_without_a_gpu_there_are_tokens_alone() -> None:
     """No model is looked at."""
     measured = Throughput([engine_with(None)], slots=1)
-    assert measured.trained(TrainedTexts.of([(5, 3)]), 2.0) == {"time/trained_per_second": 2.5}
+    assert measured.trained(np.array([5]), 2.0) == {"time/trained_per_second": 2.5}
     draws = [Lengths(np.array([4]), np.array([3]))]
     assert measured.sampled(draws, 2.0) == {"time/sampled_per_second": 1.5}
 
 
 def test_what_samples_elsewhere_reads_none_of_this_memory() -> None:
-    measured = Throughput([engine_with(make_causal_lm())], PEAKS)
+    measured = Throughput([engine_with(make_causal_lm())], GPU)
     assert set(measured.sampled([Lengths(np.array([4]), np.array([3]))], 2.0)) == {"time/sampled_per_second"}
 
 
 def test_a_model_whose_operations_are_not_known(caplog: pytest.LogCaptureFixture) -> None:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(Qwen3NextConfig(**sizes))
+        model = AutoModelForCausalLM.from_config(MixtralConfig(hidden_size=32, num_hidden_layers=1))
     with caplog.at_level(logging.INFO, logger="dschat"):
-        measured = Throughput([engine_with(model)], PEAKS, slots=1)
-    assert "time/mfu is not given: the operations of a qwen3_next model are not known" in caplog.text
-    assert set(measured.trained(TrainedTexts.of([(5, 3)]), 2.0)) == {"time/trained_per_second"}
+        measured = Throughput([engine_with(model)], GPU, slots=1)
+    assert "time/mfu is not given: the operations of a mixtral model are not known" in caplog.text
+    assert set(measured.trained(np.array([5]), 2.0)) == {"time/trained_per_second"}
     assert set(measured.sampled([Lengths(np.array([4]), np.array([3]))], 2.0)) == {"time/sampled_per_second"}
 
 
-def test_the_texts_of_every_task() -> None:
-    """Tokens and targets of each."""
+def test_the_lengths_of_every_task() -> None:
     demonstration = SFTExample([1, 2], [3, 4, 5], [True, False, True])
     pair = PreferenceExample([1, 2], [3], [4, 5])
     regression = RegressionExample([1, 2], [3], [4, 5], chosen_reward=1.0, rejected_reward=0.0)
-    assert SFTTask([], [], 0).texts([demonstration]) == [(5, 2)]
-    assert SFTTask([], [], 0, sft_on_prompt=True).texts([demonstration]) == [(5, 4)]
-    assert RewardTask([], [], 0).texts([PairExample([1, 2, 3], [1, 2])]) == [(3, 0), (2, 0)]
+    assert SFTTask([], [], 0).lengths([demonstration]) == [5]
+    assert RewardTask([], [], 0).lengths([PairExample([1, 2, 3], [1, 2])]) == [3, 2]
     dpo: Any = DPOTask([], [], 0, *[None] * 3)  # type: ignore[arg-type]
-    assert dpo.texts([pair]) == RefuelTask([], [], 0, 1.0, 1.0).texts([regression]) == [(3, 1), (4, 2)]
+    assert dpo.lengths([pair]) == RefuelTask([], [], 0, 1.0, 1.0).lengths([regression]) == [3, 4]
 
 
 def test_replies_of_one_turn_are_one_draw() -> None:
@@ -182,7 +174,7 @@ def test_a_rollouts_updates(done: int, group: Any, tmp_path: Any) -> None:
     """Two PPO epochs of one update each: an iteration that is taken up after the first has trained on half as much."""
     trainer = ppo_trainer(tmp_path, ppo_epochs=2, generation_batches=1)
     algorithm = trainer.algorithm
-    algorithm.throughput = Throughput(algorithm.models.trained.values(), PEAKS, slots=8)
+    algorithm.throughput = Throughput(algorithm.models.trained.values(), GPU, slots=8)
     count = algorithm.plan.rollout_per_rank
     current = collected(trainer, [list(range(count))])
     assert {"time/sampled_per_second", "time/bandwidth"} <= current.metrics.keys()
@@ -196,8 +188,8 @@ def test_a_rollouts_updates(done: int, group: Any, tmp_path: Any) -> None:
     metrics = algorithm.iterate([], 0)
     seconds, epochs = metrics["time/training"], 2 - done
     assert metrics["time/trained_per_second"] == near(epochs * sum(lengths) / seconds, FORMULA)
-    expected = epochs * operations(lengths, targets, critic=True)
-    assert metrics["time/mfu"] == near(expected / (seconds * PEAKS.operations_per_second), FORMULA)
+    expected = epochs * (operations(lengths) + operations(lengths, head=0))
+    assert metrics["time/mfu"] == near(expected / (seconds * GPU.operations_per_second), FORMULA)
 
 
 def test_refilled_prompts_were_sampled_too(group: Any, tmp_path: Any) -> None:
@@ -232,26 +224,24 @@ def test_a_run_on_a_cpu_has_tokens_per_second_alone(group: Any, tmp_path: Any) -
 def test_steps_that_learn_from_texts(group: Any, tmp_path: Any) -> None:
     examples = [SFTExample(p, r) for p, r in ragged_rows([2, 5, 9, 1], [7, 1, 4, 3], seed=1)]
     trainer = supervised_loop("sft", tmp_path, examples, [], per_device_train_batch_size=2, global_batch_size=4)
-    trainer.algorithm.throughput = Throughput([trainer.algorithm.engine], PEAKS)
+    trainer.algorithm.throughput = Throughput([trainer.algorithm.engine], GPU)
     trainer.fit()
     (row,) = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "loss/sft" in row]
     seconds = row["time/training"]
     assert row["time/trained_per_second"] == near(32 / seconds, FORMULA)
-    assert row["time/mfu"] == near(operations([9, 6, 13, 4], 15) / (seconds * 1e9), FORMULA)
+    assert row["time/mfu"] == near(operations([9, 6, 13, 4]) / (seconds * 1e9), FORMULA)
 
 
 def test_refuel_online(group: Any, tmp_path: Any) -> None:
     """Every update of a round trains on all replies."""
     trainer = trainer_of(tmp_path)
     algorithm = trainer.algorithm
-    algorithm.throughput = Throughput([algorithm.models.policy], PEAKS, slots=4)
+    algorithm.throughput = Throughput([algorithm.models.policy], GPU, slots=4)
     count = algorithm.plan.rollout_per_rank
     metrics = algorithm.iterate([list(range(count))], 0)
     assert metrics["time/sampled_per_second"] > 0 and metrics["time/bandwidth"] > 0 and metrics["time/mfu"] > 0
     current = collected(trainer, list(range(count)))
-    texts = algorithm.texts_left(current)
     lengths = current.batch.rollout.attention_mask.sum(1).tolist()
-    assert texts.lengths.tolist() == lengths * algorithm.plan.updates_per_rollout
-    assert texts.targets == int(current.batch.rollout.response_mask.sum()) * algorithm.plan.updates_per_rollout
+    assert algorithm.lengths_left(current).tolist() == lengths * algorithm.plan.updates_per_rollout
     current.updates.done = algorithm.plan.updates_per_rollout
-    assert len(algorithm.texts_left(current).lengths) == 0
+    assert len(algorithm.lengths_left(current)) == 0

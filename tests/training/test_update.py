@@ -295,8 +295,8 @@ class Letters:
     def count(self, examples: list[str]) -> int:
         return sum(map(len, examples))
 
-    def texts(self, examples: list[str]) -> list[tuple[int, int]]:
-        return [(len(example), len(example)) for example in examples]
+    def lengths(self, examples: list[str]) -> list[int]:
+        return [len(example) for example in examples]
 
     def loss(self, engine: Any, examples: list[str], count: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         self.seen += map(len, examples)

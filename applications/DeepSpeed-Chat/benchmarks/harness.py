@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import io
 import json
 import multiprocessing
 import os
@@ -21,12 +20,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 import torch
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed prints that it found no GPU
@@ -36,7 +32,7 @@ GB = 1e9  # bytes
 SAMPLE_SECONDS = 0.002  # between two readings of the memory
 C = ctypes.CDLL(None)
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
-OUTPUT_SETTINGS = ("markdown", "tables", "pictures", "local_rank")  # settings that do not affect figures
+OUTPUT_SETTINGS = ("markdown", "local_rank")  # settings that do not affect figures
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
@@ -86,17 +82,10 @@ def settings_parser(doc: str | None, document: str = "", **numbers: float) -> ar
 
 
 def report(settings: argparse.Namespace, figures: object, **more: object) -> None:
-    """Prints one JSON object; `more` is added to the settings."""
-    print(json.dumps(report_of(settings, figures, **more), indent=2, default=str), flush=True)
-
-
-def report_of(settings: argparse.Namespace, figures: object, **more: object) -> dict[str, object]:
-    """The object that `report` prints."""
-    used = {}
-    for name, value in vars(settings).items():
-        if name not in OUTPUT_SETTINGS:
-            used[name] = value
-    return {"machine": machine(), "settings": used | more, "figures": figures}
+    """Prints one JSON object: machine, settings, figures; `more` is added to the settings."""
+    used = {name: value for name, value in vars(settings).items() if name not in OUTPUT_SETTINGS}
+    content = {"machine": machine(), "settings": used | more, "figures": figures}
+    print(json.dumps(content, indent=2, default=str), flush=True)
 
 
 def origin() -> str:
@@ -111,19 +100,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def svg(size: tuple[float, float], salt: str, draw: Callable[[Figure], None]) -> bytes:
-    """A picture with a size in inches, reproducible to the byte; the salt makes its element ids unique."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 9}):
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
 
 
 def write_section(document: Path, name: str, text: str) -> None:

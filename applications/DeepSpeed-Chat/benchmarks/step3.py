@@ -135,7 +135,7 @@ def take_turns(
         contenders = {name: stack.enter_context(start(name, work, folder, settings)) for name in names}
         for _ in range(settings.repeats + 1):
             for name, contender in contenders.items():
-                runs[name].append(contender.iterate()[0])
+                runs[name].append(contender.iterate())
     return {ENTRIES[name].name: summary(runs[name][1:], work) for name in names}
 
 

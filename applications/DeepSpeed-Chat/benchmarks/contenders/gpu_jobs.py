@@ -23,7 +23,6 @@ from dschat.settings.ppo import PPOConfig
 LENGTHS = {"tiny": (4, 16, 16)}  # tokens: the shortest and the longest prompt, every response
 GPU_LENGTHS = (64, 512, 512)
 USABLE_MEMORY = 0.93  # what is allocated does not fill all gaps
-PROFILED_MICRO_BATCHES = 2  # of a rollout of the piece profile
 RECOMPUTED = ["--actor_gradient_checkpointing", "--critic_gradient_checkpointing"]
 
 
@@ -45,21 +44,11 @@ def job_of(
     return job
 
 
-def job_choices(
-    settings: argparse.Namespace, prompts: int | None, folder: Path, *flags: str
-) -> Iterator[ContenderJob]:
-    """Jobs in the order of preference: large micro-batches, all of them without gradient checkpointing at first.
-
-    Args:
-        settings: settings of this run.
-        prompts: prompts of a rollout; None: PROFILED_MICRO_BATCHES micro-batches.
-        folder: folder of the piece.
-        flags: flags of step 3, that every job has.
-    """
+def job_choices(settings: argparse.Namespace, prompts: int, folder: Path) -> Iterator[ContenderJob]:
+    """Jobs in the order of preference: large micro-batches, all of them without gradient checkpointing at first."""
     descending = sorted(settings.micro_batches, reverse=True)
     for recomputes, size in product((False, True), descending):
-        work = work_of(settings, prompts or PROFILED_MICRO_BATCHES * size, size)
-        yield job_of(settings, work, folder, recomputes, *flags)
+        yield job_of(settings, work_of(settings, prompts, size), folder, recomputes)
 
 
 def choice_of(job: ContenderJob) -> Figures:
@@ -77,6 +66,6 @@ def planned_memory(job: ContenderJob, without: Sequence[str] = ()) -> tuple[int,
     return planned, memory is None or planned + CUDA_BYTES <= USABLE_MEMORY * memory
 
 
-def fits(job: ContenderJob, without: Sequence[str] = ()) -> bool:
+def fits(job: ContenderJob) -> bool:
     """Whether the plan says that a job fits."""
-    return planned_memory(job, without)[1]
+    return planned_memory(job)[1]

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import cast
@@ -20,23 +21,38 @@ from contenders.work import EOS, PAD, IterationWork, make_actor, make_reward_mod
 from dschat.models.compiled import compile_layers
 from dschat.models.engines import TrainedPolicy
 from dschat.models.layout import Lengths
-from dschat.models.operations import ModelCost, Peaks, cost_of, decoding_bytes
+from dschat.models.operations import ModelCost, cost_of, decoding_bytes
 from dschat.rollouts.engine import pad_prompts
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
-from dschat.run.peaks import measure_peaks
 
 Figures = dict[str, float | str]
 Task = Callable[[], list[Figures]]
 TERA = 1e12
-CPU_BYTES = 2**28  # memory that the measurement of a CPU may allocate
+LIMIT_REPEATS = 20
 
 
-def measure_limits(device: str) -> Peaks:
-    """Measures memory bandwidth and the rate of matrix products: bf16 on a GPU, float32 on a CPU."""
-    if device == "cuda":
-        return measure_peaks(torch.device(device), torch.bfloat16, torch.cuda.mem_get_info()[0])
-    return measure_peaks(torch.device(device), torch.float32, CPU_BYTES)
+@dataclass(frozen=True)
+class Limits:
+    """What a device reaches at most."""
+
+    operations_per_second: float  # large matrix products
+    bytes_per_second: float  # copies of a large tensor, bytes read plus bytes written
+
+
+def measure_limits(device: str) -> Limits:
+    """Multiplies large matrices and copies a large tensor: bf16 on a GPU, float32 on a CPU."""
+    is_gpu = device == "cuda"
+    side = 8192 if is_gpu else 1024
+    dtype = torch.bfloat16 if is_gpu else torch.float32
+    # Random numbers, because constants are multiplied faster than a model's weights.
+    left, right = torch.randn(2, side, side, dtype=dtype, device=device)
+    product = torch.empty_like(left)
+    source = torch.zeros(2**30 if is_gpu else 2**26, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    multiplying = fastest(lambda: torch.mm(left, right, out=product), LIMIT_REPEATS)
+    copying = fastest(lambda: target.copy_(source), LIMIT_REPEATS)
+    return Limits(2 * side**3 / multiplying, 2 * source.numel() / copying)
 
 
 def fastest(call: Callable[[], object], repeats: int) -> float:
@@ -73,35 +89,31 @@ def lengths_of(work: IterationWork) -> Lengths:
     return Lengths(prompts, np.full(work.batch, work.longest_response))
 
 
-def rollout_limit(work: IterationWork, limits: Peaks) -> float:
+def rollout_limit(work: IterationWork, limits: Limits) -> float:
     """Lower bound of a rollout's seconds: the time to read the weights, keys and values that decoding needs."""
     policy, _ = model_costs(work)
-    read = decoding_bytes(policy, lengths_of(work), work.batch)
-    assert read is not None
-    return read / limits.bytes_per_second
+    return decoding_bytes(policy, lengths_of(work), work.batch) / limits.bytes_per_second
 
 
-def step_limit(work: IterationWork, limits: Peaks) -> float:
+def step_limit(work: IterationWork, limits: Limits) -> float:
     """Lower bound of a decoding step's seconds, averaged over the steps after the first token."""
     policy, _ = model_costs(work)
-    assert policy.step_bytes is not None
-    first = policy.step_bytes / limits.bytes_per_second
+    first = policy.weight_bytes / limits.bytes_per_second
     return (rollout_limit(work, limits) - first) / (work.longest_response - 1)
 
 
 def phase_operations(work: IterationWork) -> dict[str, float]:
     """Operations of scoring and of training, each summed over one policy and one scalar model."""
-    policy, scalar = model_costs(work)
-    lengths = lengths_of(work)
-    targets = int(lengths.responses.sum())
-    return {
-        "scoring": policy.forward.operations(lengths.totals, targets) + scalar.forward.operations(lengths.totals, 0),
-        "training": policy.training_operations(lengths.totals, targets)
-        + scalar.training_operations(lengths.totals, 0),
-    }
+    lengths = lengths_of(work).totals
+    scoring = 0.0
+    training = 0.0
+    for cost in model_costs(work):
+        scoring += cost.forward_operations(lengths)
+        training += cost.training_operations(lengths)
+    return {"scoring": scoring, "training": training}
 
 
-def decoding_rates(work: IterationWork, rollout_seconds: float, prefill_seconds: float, limits: Peaks) -> Figures:
+def decoding_rates(work: IterationWork, rollout_seconds: float, prefill_seconds: float, limits: Limits) -> Figures:
     """Speed of the decoding steps after the first token, without the prefill of the prompts."""
     step = (rollout_seconds - prefill_seconds) / (work.longest_response - 1)
     limit = step_limit(work, limits)
@@ -114,7 +126,7 @@ def decoding_rates(work: IterationWork, rollout_seconds: float, prefill_seconds:
     }
 
 
-def phase_rates(work: IterationWork, seconds: dict[str, float], limits: Peaks) -> Figures:
+def phase_rates(work: IterationWork, seconds: dict[str, float], limits: Limits) -> Figures:
     """Operations per second of the phases scoring and training, and their share of the limit."""
     figures: Figures = {}
     for phase, operations in phase_operations(work).items():
@@ -125,7 +137,7 @@ def phase_rates(work: IterationWork, seconds: dict[str, float], limits: Peaks) -
     return figures
 
 
-def decode(decoder: str, works: Sequence[IterationWork], device: str, repeats: int, limits: Peaks) -> list[Figures]:
+def decode(decoder: str, works: Sequence[IterationWork], device: str, repeats: int, limits: Limits) -> list[Figures]:
     """Measures one of gpu.py's DECODERS. Returns one row per workload; all workloads share one model."""
     with torch.device(device):
         model = make_actor(works[0]).eval()

@@ -18,7 +18,6 @@ from torch import nn
 from transformers import GemmaForCausalLM
 
 from contenders.process import ContenderJob, Meter, read_job
-from contenders.profiled import profile_iteration
 from contenders.work import FIRST_WORD, PAD
 from dschat.models.engines import TrainedPolicy
 from dschat.models.policy import PolicyModel
@@ -59,8 +58,6 @@ def main() -> None:
     setattr(Clock, "record", booking(Clock.record, meter))  # noqa: B010
     if job.random_responses:
         setattr(ContinuousEngine, "session", random_session)  # noqa: B010
-    if job.trace is not None:
-        profile_iteration(Path(job.trace))
     run_step(STEP, flags(job))
 
 
@@ -74,7 +71,7 @@ def flags(job: ContenderJob) -> list[str]:
         "output_dir": Path(job.folder) / "run",
         "actor_model_name_or_path": files / "actor",
         "critic_model_name_or_path": files / "reward",
-        "per_device_generation_batch_size": work.batch // job.processes,
+        "per_device_generation_batch_size": work.batch,
         "per_device_training_batch_size": work.micro_batch,
         "global_batch_size": work.update_prompts,
         "max_prompt_seq_len": work.longest_prompt,

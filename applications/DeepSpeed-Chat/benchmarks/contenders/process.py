@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both ends of a contender's processes: a `Contender` requests iterations, a `Meter` inside the process measures them.
+"""Both ends of a contender's process: a `Contender` requests iterations, a `Meter` inside the process measures them.
 
 They share a pipe, whose end is on the command line of the process: a job goes in, then None for each iteration, whose
 figures come back; closing the pipe ends the process. CPU time is ``time.process_time``: seconds of all threads of the
@@ -37,27 +37,21 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class ContenderJob:
-    """The settings of a contender's processes."""
+    """The settings of a contender's process."""
 
     work: IterationWork
     files: str  # folder that `make_files` filled
     folder: str  # the contender's own folder
     scoring: bool = False  # plain PyTorch: score with actor and critic before training, too
     flags: list[str] = field(default_factory=list)  # ours: more flags of step 3
-    processes: int = 1  # ours: processes that share the work
     random_responses: bool = False  # ours: random tokens instead of sampled responses
-    trace: str | None = None  # ours: file for a profiler's trace of the third iteration
 
-    def environment(self, rank: int, port: str) -> dict[str, str]:
-        """Variables of a process: the path of this package and of this clone's dschat, and its process group."""
+    def environment(self) -> dict[str, str]:
+        """Variables of the process: one thread, and the path of this package and of this clone's dschat."""
         folders = [str(BENCHMARKS), str(BENCHMARKS.parent)]
         if os.environ.get("PYTHONPATH"):
             folders.append(os.environ["PYTHONPATH"])
-        variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
-        if self.processes > 1:
-            variables |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.processes)}
-            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        return os.environ | variables
+        return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
 
 
 def _sums() -> dict[str, float]:
@@ -66,7 +60,7 @@ def _sums() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class IterationFigures:
-    """Figures of one iteration in one process."""
+    """Figures of one iteration."""
 
     cpu_seconds: dict[str, float] = field(default_factory=_sums)  # by phase, and their total
     wall_seconds: dict[str, float] = field(default_factory=_sums)  # by phase, and their total
@@ -96,7 +90,7 @@ class Contender:
     """A contender's process, which ends with its context; its output goes to standard error."""
 
     def __init__(self, python: str, module: str, job: ContenderJob) -> None:
-        """Starts its processes and waits until everything is set up.
+        """Starts the process and waits until everything is set up.
 
         Args:
             python: the interpreter.
@@ -104,77 +98,66 @@ class Contender:
             job: its settings.
 
         Raises:
-            RuntimeError: one of its processes ended.
+            RuntimeError: the process ended.
         """
-        from dschat.quickstart.subcommands import free_port
+        self._pipe: Connection[ContenderJob | None, IterationFigures]
+        self._pipe, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [python, "-m", f"contenders.{module}", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                env=job.environment(),
+                cwd=job.folder,
+                pass_fds=[theirs.fileno()],
+            )
+        self._pipe.send(job)
+        self._answer()
 
-        port = free_port()
-        self._processes: list[tuple[subprocess.Popen[bytes], Connection[ContenderJob | None, IterationFigures]]] = []
-        for rank in range(job.processes):
-            ours, theirs = Pipe()
-            with theirs:
-                process = subprocess.Popen(
-                    [python, "-m", f"contenders.{module}", str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=sys.stderr,
-                    env=job.environment(rank, port),
-                    cwd=job.folder,
-                    pass_fds=[theirs.fileno()],
-                )
-            self._processes.append((process, ours))
-            ours.send(job)
-        self._answers()
-
-    def iterate(self) -> list[IterationFigures]:
-        """Runs one iteration; returns the figures of each process."""
-        for _, pipe in self._processes:
-            pipe.send(None)
-        return self._answers()
+    def iterate(self) -> IterationFigures:
+        """Runs one iteration."""
+        self._pipe.send(None)
+        return self._answer()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        for _, pipe in self._processes:
-            pipe.close()
-        for process, _ in self._processes:
-            process.wait()
+        self._pipe.close()
+        self._process.wait()
 
-    def _answers(self) -> list[IterationFigures]:
-        """The next message of each process."""
+    def _answer(self) -> IterationFigures:
+        """The next message of the process."""
         try:
-            return [pipe.recv() for _, pipe in self._processes]
+            return self._pipe.recv()
         except (EOFError, ConnectionError) as error:
-            for process, _ in self._processes:
-                process.kill()
             raise RuntimeError("a contender ended early; what it said is above") from error
 
 
-def run_alone(job: ContenderJob, repeats: int, module: str = "ours") -> list[IterationFigures]:
-    """Runs a single contender; the phases of each iteration are printed to standard error.
+def run_alone(job: ContenderJob, repeats: int) -> IterationFigures:
+    """Runs step 3 without other contenders; the phases of each iteration are printed to standard error.
 
     Args:
         job: its settings; missing models are made. The contender gets a folder of its own below the job's.
         repeats: iterations that count, after one that does not.
-        module: its module of the package contenders.
 
     Returns:
-        The median iteration of each process.
+        The median iteration.
 
     Raises:
-        RuntimeError: one of its processes ended early.
+        RuntimeError: its process ended early.
     """
     runs = []
     work = job.work
     make_files(work, Path(job.files))
     torch.cuda.empty_cache()  # so that the contender has the memory that this process has cached
     with tempfile.TemporaryDirectory(dir=job.folder) as folder:
-        with Contender(sys.executable, module, replace(job, folder=folder)) as contender:
+        with Contender(sys.executable, "ours", replace(job, folder=folder)) as contender:
             for number in range(repeats + 1):
                 runs.append(contender.iterate())
-                phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in runs[-1][0].wall_seconds.items())
+                phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in runs[-1].wall_seconds.items())
                 print(f"batch {work.batch}, iteration {number}: {phases}", file=sys.stderr, flush=True)
-    return [usual(iterations) for iterations in zip(*runs[1:], strict=True)]
+    return usual(runs[1:])
 
 
 class Meter:

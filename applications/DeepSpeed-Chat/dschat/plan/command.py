@@ -18,7 +18,7 @@ from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import Plan, make_plan
 from dschat.plan.remedies import remedies
 from dschat.plan.report import PlanReport
-from dschat.plan.throughput import DEFAULT_MEMORY, NamedGpu, expect, named_gpu
+from dschat.plan.throughput import DEFAULT_MEMORY, expect, named_gpu
 from dschat.refuel.settings import RefuelConfig, RefuelOnlineConfig
 from dschat.settings.common import CommonConfig
 from dschat.settings.parse import resolve
@@ -121,8 +121,7 @@ def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: 
     Raises:
         UserError: see `resolve`, `make_plan` and `counts`.
     """
-    gpu = None if options.gpu_type is None else named_gpu(options.gpu_type)
-    machine = _machine(options, gpu)
+    machine = _machine(options)
 
     # Settings. A plan needs no data, although the step does.
     arguments = [*flags, *OUTPUT_FLAGS]
@@ -147,13 +146,14 @@ def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: 
         counts=_counts(plan, options, sources),
         remedies=[] if plan.fits else remedies(plan, load_config),
         sources=sources or (),
-        expectation=None if gpu is None else expect(plan, gpu),
+        expectation=None if options.gpu_type is None else expect(plan, options.gpu_type),
     )
 
 
-def _machine(options: PlanOptions, gpu: NamedGpu | None) -> Machine:
+def _machine(options: PlanOptions) -> Machine:
     """The machine that the flags describe."""
-    gpu_memory = options.gpu_memory or (gpu and gpu.memory) or DEFAULT_MEMORY
+    memory_of_type = DEFAULT_MEMORY if options.gpu_type is None else named_gpu(options.gpu_type).memory
+    gpu_memory = options.gpu_memory or memory_of_type
     main_memory = None
     if options.main_memory is not None:
         main_memory = int(options.main_memory * GB)

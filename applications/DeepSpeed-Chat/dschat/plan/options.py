@@ -40,8 +40,8 @@ class PlanOptions:
     gpus_per_node: int = flag("number of GPUs per node", 8, AT_LEAST_1)
     gpu_memory: float | None = flag("memory per GPU in GB; that of --gpu_type, or 80, if not given", None, ABOVE_0)
     gpu_type: str | None = flag(
-        "also estimate tokens per second: the GPU's name (a100-80gb, h100-sxm, h200, …), or its TFLOP/s and GB/s as in"
-        " run.json, such as 800,4200",
+        "also estimate tokens per second: the GPU's name (a100-80gb, h100-sxm, h200, …), or TFLOP/s and GB/s of its"
+        " data sheet, such as 989,4800",
         None,
     )
     main_memory: float | None = flag("main memory per node in GB, checked against what the run needs", None, ABOVE_0)

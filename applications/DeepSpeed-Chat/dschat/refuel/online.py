@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.data.dialogues import DialogueExample, encode_states
+from dschat.engine.process_group import training_dtype
 from dschat.models.engines import TrainedPolicy
-from dschat.models.layout import Layout, Lengths, PassSize, layouts
+from dschat.models.layout import Integers, Layout, Lengths, PassSize, layouts
 from dschat.refuel.evaluation import evaluate_dialogues
 from dschat.refuel.models import (
     DialogueSampler,
@@ -31,6 +32,7 @@ from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import device, largest_over_ranks, sum_over_ranks
 from dschat.run.metrics import Means, with_variances
 from dschat.run.output import Run
+from dschat.run.peaks import own_gpu
 from dschat.run.state import Progress, SeedKind, random_states
 from dschat.run.stop import raise_if_stopped
 from dschat.settings.batches import BatchPlan
@@ -42,7 +44,7 @@ from dschat.training.nonfinite import SKIPPED_NONFINITE, BadRows, NonFinite
 from dschat.training.ppo.models import response_logprobs
 from dschat.training.rehearsal import filled_rollout, rehearsal, rows_of
 from dschat.training.selfcheck import check_rollout, tolerance_of
-from dschat.training.throughput import Throughput, TrainedTexts
+from dschat.training.throughput import Throughput
 from dschat.turns.dialogues import AssistantTurn, DialogueRollout, SampledPair
 from macro_actions.losses import regression_loss
 from macro_actions.masked import masked_moments
@@ -92,7 +94,11 @@ class Refuel(Algorithm):
         sampling = dialogue_sampling(config, tokenizer)
         self.sampler = DialogueSampler(models.policy, tokenizer, sampling, config.optimisation.seed, models.rollouts)
         self.alarms = Alarms(config.flat(), config.output.eval_interval, 2 * run.plan.global_rollout)
-        self.throughput = Throughput([models.policy], run.peaks, config.sampling.per_device_generation_batch_size)
+        self.throughput = Throughput(
+            [models.policy],
+            own_gpu(training_dtype(config.engine.dtype)),
+            config.sampling.per_device_generation_batch_size,
+        )
         self.current: Iteration[PairBatch] | None = None  # between its pairs and its last update
         self.kl = kl_controller(config.kl.kl_coef, config.kl.adaptive_kl_target, config.kl.adaptive_kl_horizon)
 
@@ -113,12 +119,12 @@ class Refuel(Algorithm):
                 return {SKIPPED_NONFINITE: float(self.plan.updates_per_rollout)}
 
         # 2. Update the policy.
-        trained_texts = self.texts_left(self.current)
+        trained = self.lengths_left(self.current)
         metrics = self.current.metrics | self.update(self.current, first_update)
         clock.record("training")
 
         # 3. Throughput, and the next KL coefficient.
-        metrics |= self.throughput.trained(trained_texts, clock.seconds["time/training"])
+        metrics |= self.throughput.trained(trained, clock.seconds["time/training"])
         if "objective/kl" in metrics:
             self.kl = self.kl.update(metrics["objective/kl"], self.plan.global_rollout)
         self.current = None
@@ -193,11 +199,11 @@ class Refuel(Algorithm):
 
         return refuel_update(policy, current.batch, self.config, self.plan, current.updates, is_left_out)
 
-    def texts_left(self, current: Iteration[PairBatch]) -> TrainedTexts:
-        """Lengths of what the remaining updates of a round train on: each trains on all replies with their states."""
+    def lengths_left(self, current: Iteration[PairBatch]) -> Integers:
+        """Lengths (n,) of what the remaining updates of a round train on: each trains on all replies and states."""
         lengths = Lengths.of(current.batch.rollout)
         remaining = self.plan.updates_per_rollout - current.updates.done
-        return TrainedTexts(np.tile(lengths.totals, remaining), remaining * int(lengths.responses.sum()))
+        return np.tile(lengths.totals, remaining)
 
     def evaluate(self) -> tuple[Metrics, list[Sample]]:
         """Means over the held-out dialogues; {} without such dialogues."""

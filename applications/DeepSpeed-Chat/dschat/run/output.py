@@ -26,7 +26,6 @@ from dschat.base.errors import UserError
 from dschat.base.fingerprints import file_hash
 from dschat.base.jsonl import read_object
 from dschat.base.lock import Lock
-from dschat.models.operations import Peaks
 from dschat.models.template_date import begin_date
 from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.metrics import MetricsLog
@@ -74,7 +73,6 @@ class Run(Protocol):
     plan: BatchPlan
     record: RunRecord
     metrics: MetricsLog
-    peaks: Peaks | None  # of this process's GPU, for throughput metrics
 
     @property
     def folder(self) -> Path:
@@ -106,7 +104,6 @@ class RunOutput:
     """
 
     metrics: MetricsLog  # from `begin` on
-    peaks: Peaks | None = None
 
     def __init__(self, step: str, config: CommonConfig, plan: BatchPlan) -> None:
         """Locks the folder if it exists, and creates the record.

@@ -1,104 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the peak performance of this process's GPU at the start of a run."""
+"""Peak performance of GPUs, from their data sheets."""
 
 from __future__ import annotations
 
 import logging
-import math
-import time
-from collections.abc import Callable
+import re
+from dataclasses import dataclass
 
 import torch
 
-from dschat.models.opening import DTYPE_NAMES
-from dschat.models.operations import Peaks
-from dschat.run.distributed import device
-from dschat.run.record import RunRecord
+from dschat.run.distributed import device, is_main
 
 logger = logging.getLogger("dschat")
 
-MAX_SIDE = 8192  # maximum side of the square matrices that are multiplied
-COPIED = 1 << 30  # bytes
-FREE_SHARE = 0.05  # maximum share of the free memory that a measurement allocates
-SECONDS = 0.1  # duration of each measurement, after a warm-up call
-SIDE_STEP = 64  # sides are multiples of it
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU by its data sheet."""
+
+    memory: float  # GB
+    operations_per_second: float  # dense matrix products in bf16 or fp16, with float32 accumulation
+    bytes_per_second: float  # memory traffic
 
 
-def measure_peaks(gpu: torch.device, dtype: torch.dtype, free: int) -> Peaks:
-    """Measures how fast a device multiplies matrices, and copies memory.
-
-    Args:
-        gpu: the device.
-        dtype: dtype of the matrices.
-        free: free bytes of its memory.
-    """
-    return Peaks(_operations_per_second(gpu, dtype, free), _bytes_per_second(gpu, free))
-
-
-def _operations_per_second(gpu: torch.device, dtype: torch.dtype, free: int) -> float:
-    side = matrix_side(dtype, free)
-    # Random numbers, because constants are multiplied faster than a model's weights.
-    generator = torch.Generator(gpu).manual_seed(0)
-    left, right = torch.randn(2, side, side, dtype=dtype, device=gpu, generator=generator)
-    product = torch.empty_like(left)
-    return 2 * side**3 / fastest(lambda: torch.mm(left, right, out=product), gpu)
-
-
-def _bytes_per_second(gpu: torch.device, free: int) -> float:
-    """Bytes read plus bytes written by a copy, per second."""
-    source = torch.zeros(min(COPIED, int(FREE_SHARE * free) // 2), dtype=torch.uint8, device=gpu)
-    target = torch.empty_like(source)
-    return 2 * source.numel() / fastest(lambda: target.copy_(source), gpu)
+GPUS = {
+    "a100-40gb": Gpu(40, 312e12, 1555e9),
+    "a100-80gb": Gpu(80, 312e12, 2039e9),
+    "a10g": Gpu(24, 70e12, 600e9),
+    "b200": Gpu(180, 2250e12, 8000e9),
+    "h100-pcie": Gpu(80, 756e12, 2000e9),
+    "h100-sxm": Gpu(80, 989e12, 3350e9),
+    "h200": Gpu(141, 989e12, 4800e9),
+    "l4": Gpu(24, 121e12, 300e9),
+    "l40s": Gpu(48, 362e12, 864e9),
+}
+# Pattern in the name that CUDA gives a GPU → its row of GPUS.
+CUDA_NAMES = {
+    r"A100.*40GB": "a100-40gb",
+    r"A100.*80GB": "a100-80gb",
+    r"\bA10G\b": "a10g",
+    r"\bB200\b": "b200",
+    r"H100 PCIe": "h100-pcie",
+    r"H100.*HBM3": "h100-sxm",
+    r"\bH200\b": "h200",
+    r"\bL4\b": "l4",
+    r"\bL40S\b": "l40s",
+}
 
 
-def measure_own_gpu(dtype: torch.dtype, record: RunRecord) -> Peaks | None:
-    """Measures this process's GPU, and reports its peaks in the run's record and on the terminal; None on a CPU."""
-    if device().type != "cuda":
+def gpu_of_name(cuda_name: str) -> Gpu | None:
+    """The GPU that CUDA gives a name such as "NVIDIA H100 80GB HBM3"; None if GPUS does not hold it."""
+    for pattern, name in CUDA_NAMES.items():
+        if re.search(pattern, cuda_name):
+            return GPUS[name]
+    return None
+
+
+def own_gpu(dtype: torch.dtype) -> Gpu | None:
+    """This process's GPU; None on a CPU, for an unknown GPU, and for a dtype that its peak does not hold for."""
+    if device().type != "cuda" or dtype == torch.float32:
         return None
-    free, _ = torch.cuda.mem_get_info()
-    peaks = measure_peaks(device(), dtype, free)
-    torch.cuda.empty_cache()  # models and vLLM will need the memory
-    record.peaks = describe_peaks(peaks, dtype)
-    logger.info(
-        "measured peaks of the GPU (time/mfu and time/bandwidth are shares of them): %.0f TFLOP/s in %s, %.0f GB/s",
-        record.peaks["tflops"],
-        record.peaks["dtype"],
-        record.peaks["gb_per_second"],
-    )
-    return peaks
-
-
-def describe_peaks(peaks: Peaks, dtype: torch.dtype) -> dict[str, str | float]:
-    """Measured peaks for run.json."""
-    return {
-        "source": "measured",
-        "tflops": round(peaks.operations_per_second / 1e12, 1),
-        "gb_per_second": round(peaks.bytes_per_second / 1e9, 1),
-        "dtype": DTYPE_NAMES[dtype],
-    }
-
-
-def matrix_side(dtype: torch.dtype, free: int) -> int:
-    """The side of three square matrices that fit into a small share of the free memory."""
-    side = int((FREE_SHARE * free / (3 * dtype.itemsize)) ** 0.5)
-    side = side // SIDE_STEP * SIDE_STEP
-    return min(MAX_SIDE, max(SIDE_STEP, side))
-
-
-def fastest(call: Callable[[], object], gpu: torch.device) -> float:
-    """Seconds of the fastest call among those in SECONDS, at least one."""
-    call()
-    end = _now(gpu) + SECONDS
-    fastest_seconds = math.inf
-    while fastest_seconds == math.inf or _now(gpu) < end:
-        start = _now(gpu)
-        call()
-        fastest_seconds = min(fastest_seconds, _now(gpu) - start)
-    return fastest_seconds
-
-
-def _now(gpu: torch.device) -> float:
-    """The time in seconds, after the device has finished its work."""
-    if gpu.type == "cuda":
-        torch.cuda.synchronize(gpu)
-    return time.perf_counter()
+    cuda_name = torch.cuda.get_device_name()
+    gpu = gpu_of_name(cuda_name)
+    if gpu is None and is_main():
+        logger.info("time/mfu and time/bandwidth are not given: the peaks of %s are not known", cuda_name)
+    return gpu

@@ -44,7 +44,6 @@ class RunRecord:
     sandbox: str | None = None  # sandbox level of programs
     decoding: str | None = None  # whether decoding steps are CUDA graphs; if not, why
     layers: dict[str, str] = field(default_factory=dict)  # trained model → how decoder layers are computed
-    peaks: dict[str, str | float] = field(default_factory=dict)  # peaks of the main process's GPU, and their source
     first_metrics: dict[str, float] = field(default_factory=dict)  # of the first evaluation
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     metrics_update: int = 0  # updates after which the metrics were measured

@@ -58,13 +58,13 @@ def pair_logprobs(
     return chosen, rejected
 
 
-def pair_texts(examples: Sequence[PreferenceExample]) -> list[tuple[int, int]]:
-    """Tokens of each response with its prompt, and of the response alone."""
-    texts = []
+def pair_lengths(examples: Sequence[PreferenceExample]) -> list[int]:
+    """Tokens of each response with its prompt."""
+    lengths = []
     for example in examples:
         for response in (example.chosen_ids, example.rejected_ids):
-            texts.append((len(example.prompt_ids) + len(response), len(response)))
-    return texts
+            lengths.append(len(example.prompt_ids) + len(response))
+    return lengths
 
 
 def with_reference(

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from dschat.models.engines import Trained
 from dschat.models.layout import Integers, Lengths
-from dschat.models.operations import ModelCost, Peaks, cost_of, decoding_bytes
+from dschat.models.operations import ModelCost, cost_of, decoding_bytes
 from dschat.run.distributed import device, gather_on_host, is_main, sum_over_ranks, world_size
+from dschat.run.peaks import Gpu
 from dschat.training.iteration import Metrics
 
 logger = logging.getLogger("dschat")
@@ -30,61 +29,42 @@ def slowest_rank(seconds: Sequence[float]) -> Metrics:
     return {"time/slowest_generation": longest, "time/slowest_rank": float(seconds.index(longest))}
 
 
-@dataclass(frozen=True)
-class TrainedTexts:
-    """Lengths of the texts that models are trained on, on this rank.
-
-    Attributes:
-        lengths: shape ``(n,)``, tokens of each text.
-        targets: tokens in all texts whose log-probs the loss needs.
-    """
-
-    lengths: Integers
-    targets: int
-
-    @classmethod
-    def of(cls, texts: Iterable[tuple[int, int]]) -> TrainedTexts:
-        """Computes the lengths from the tokens of each text and the number of its targets."""
-        sizes = np.array(list(texts), dtype=np.int64).reshape(-1, 2)
-        return cls(sizes[:, 0], int(sizes[:, 1].sum()))
-
-
 class Throughput:
     """Measures what the trained models of a run do per second. Every rank must call its methods."""
 
-    def __init__(self, engines: Iterable[Trained], peaks: Peaks | None = None, slots: int | None = None) -> None:
+    def __init__(self, engines: Iterable[Trained], gpu: Gpu | None = None, slots: int | None = None) -> None:
         """Prepares the measurement of throughput.
 
         Args:
             engines: engines of the models, which are trained on the same texts; the first one's model samples.
-            peaks: speeds of this process's GPU; without them only tokens per second are measured.
+            gpu: this process's GPU; without one only tokens per second are measured.
             slots: rows that are sampled together on this GPU; None if servers sample.
         """
-        self._peaks = peaks
+        self._gpu = gpu
         self._slots = slots
         self._engines = list(engines)
         self._costs: list[ModelCost] = []
-        if peaks is not None:
+        if gpu is not None:
             self._costs = _costs_of([engine.module.inner for engine in self._engines])
 
-    def trained(self, texts: TrainedTexts, seconds: float, engines: Collection[Trained] | None = None) -> Metrics:
-        """Metrics of updates on these texts: tokens per second of all ranks, and MFU.
+    def trained(self, lengths: Integers, seconds: float, engines: Collection[Trained] | None = None) -> Metrics:
+        """Metrics of updates: tokens per second of all ranks, and MFU.
 
         MFU (model FLOPs utilisation) is operations / (seconds × peak × GPUs), see `dschat.models.operations`.
 
         Args:
-            texts: this rank's.
+            lengths: tokens of the texts that this rank's updates trained on, shape ``(n,)``.
             seconds: seconds of the updates.
             engines: those that the updates trained; all engines if not given.
         """
         operations = 0.0
         for engine, cost in zip(self._engines, self._costs, strict=False):  # no costs, or that of each engine
             if engines is None or engine in engines:
-                operations += cost.training_operations(texts.lengths, texts.targets)
-        tokens, operations = _sum_over_ranks(float(texts.lengths.sum()), operations)
+                operations += cost.training_operations(lengths)
+        tokens, operations = _sum_over_ranks(float(lengths.sum()), operations)
         metrics = {"time/trained_per_second": tokens / seconds}
-        if self._peaks is not None and self._costs:
-            peak = self._peaks.operations_per_second * world_size()
+        if self._gpu is not None and self._costs:
+            peak = self._gpu.operations_per_second * world_size()
             metrics["time/mfu"] = operations / (seconds * peak)
         return metrics
 
@@ -94,25 +74,20 @@ class Throughput:
         Tokens of responses per second of all ranks, and the bytes that must be read for them (`decoding_bytes`) over
         what the memory could have delivered in that time.
         """
-        tokens = float(sum(lengths.responses.sum() for lengths in samplings))
-        bytes_here = self._bytes_read(samplings)
-        tokens, bytes_read = _sum_over_ranks(tokens, bytes_here or 0.0)
+        tokens = 0.0
+        read = 0.0
+        for lengths in samplings:
+            tokens += float(lengths.responses.sum())
+            if self._slots is not None and self._costs:
+                read += decoding_bytes(self._costs[0], lengths, self._slots)
+        tokens, read = _sum_over_ranks(tokens, read)
         metrics = {"time/sampled_per_second": tokens / seconds}
-        if self._peaks is not None and bytes_here is not None:
-            peak = self._peaks.bytes_per_second * world_size()
-            metrics["time/bandwidth"] = bytes_read / (seconds * peak)
+        if self._gpu is not None and read:
+            peak = self._gpu.bytes_per_second * world_size()
+            metrics["time/bandwidth"] = read / (seconds * peak)
         if world_size() > 1:
             metrics |= slowest_rank(gather_on_host(seconds))
         return metrics
-
-    def _bytes_read(self, samplings: Sequence[Lengths]) -> float | None:
-        """Bytes that must be read on this rank; None, on all ranks, if the model's operations are not known."""
-        if not self._costs or self._slots is None or self._costs[0].step_bytes is None:
-            return None
-        total = 0.0
-        for lengths in samplings:
-            total += decoding_bytes(self._costs[0], lengths, self._slots) or 0.0
-        return total
 
 
 def _costs_of(models: Sequence[PreTrainedModel]) -> list[ModelCost]:

@@ -22,13 +22,15 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.data.examples import PromptExample
 from dschat.data.tokenised import lengths_of
+from dschat.engine.process_group import training_dtype
 from dschat.models.engines import Trained
-from dschat.models.layout import Lengths
+from dschat.models.layout import Integers, Lengths
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.generate import decoding_bytes
 from dschat.rollouts.termination import TerminationCondition
 from dschat.run.distributed import is_main, world_size
 from dschat.run.output import Run
+from dschat.run.peaks import own_gpu
 from dschat.run.state import Json, Progress, SeedKind, derive_seed, random_states
 from dschat.scoring.source import ResponseTexts
 from dschat.settings.batches import BatchPlan
@@ -57,7 +59,7 @@ from dschat.training.ppo.score import ExternalStats, RolloutScorer, ScoredBatch,
 from dschat.training.ppo.update import UpdateContext, ppo_update, rows_of_updates
 from dschat.training.rehearsal import filled_rollout, rehearsal, rows_of
 from dschat.training.selfcheck import check_rollout, check_scalar
-from dschat.training.throughput import Throughput, TrainedTexts
+from dschat.training.throughput import Throughput
 from macro_actions.estimators import Estimator
 from macro_actions.rewards import ScoreMoments, kl_controller
 from macro_actions.segments import segment
@@ -127,7 +129,11 @@ def build_alarms(config: PPOConfig, plan: BatchPlan) -> Alarms:
 def build_throughput(config: PPOConfig, run: Run, models: PPOModels) -> Throughput:
     """The metrics of speed. vLLM's decoding has no fixed number of rows, so that its bandwidth is not measured."""
     rows = config.sampling.per_device_generation_batch_size * run.plan.samples_per_prompt
-    return Throughput(models.trained.values(), run.peaks, None if config.rollouts.uses_vllm else rows)
+    return Throughput(
+        models.trained.values(),
+        own_gpu(training_dtype(config.engine.dtype)),
+        None if config.rollouts.uses_vllm else rows,
+    )
 
 
 class PPO(Algorithm):
@@ -217,13 +223,13 @@ class PPO(Algorithm):
             credit = self.credit_of(self.current.batch, moments)
 
         # 4. Update actor and critic, or the critic alone.
-        trained_texts = self.texts_left(self.current, iteration)
+        lengths = self.lengths_left(self.current, iteration)
         metrics = self.current.metrics | self.update(self.current, credit, iteration)
         clock.record("training")
 
         # 5. Metrics of the rollout, the next KL coefficient and the moments of all scores so far.
         trained = self.trained_in(iteration).values()
-        metrics |= self.throughput.trained(trained_texts, clock.seconds["time/training"], trained)
+        metrics |= self.throughput.trained(lengths, clock.seconds["time/training"], trained)
         is_credit_known = credit.is_known or SKIPPED_NONFINITE not in metrics
         if is_credit_known:
             metrics |= self.metrics_of_rollout(credit.whole(), moments)
@@ -346,8 +352,8 @@ class PPO(Algorithm):
             self.average.update()
         return metrics
 
-    def texts_left(self, current: Iteration[ScoredRows], iteration: int) -> TrainedTexts:
-        """Lengths of the sequences that the remaining updates of an iteration train on."""
+    def lengths_left(self, current: Iteration[ScoredRows], iteration: int) -> Integers:
+        """Lengths (n,) of the sequences that the remaining updates of an iteration train on."""
         lengths = Lengths.of(current.batch.rollout)
         seed = derive_seed(self.config.optimisation.seed, SeedKind.SHUFFLE, iteration)
         updates = rows_of_updates(
@@ -355,7 +361,7 @@ class PPO(Algorithm):
         )
         remaining = updates[current.updates.done :]
         rows = np.concatenate(remaining) if remaining else np.zeros(0, dtype=np.int64)
-        return TrainedTexts(lengths.totals[rows], int(lengths.sampled[rows].sum()))
+        return lengths.totals[rows]
 
     def context(self, credit: Credit, critic_alone: bool = False) -> UpdateContext:
         """What the updates of a rollout read, with this iteration's KL coefficient if the KL is a term of the loss."""

@@ -23,11 +23,9 @@ from typing import TypeVar
 
 from dschat.data.loading import ExampleLoader, Make, StepData, Validate
 from dschat.data.sources import source_line
-from dschat.engine.process_group import training_dtype
 from dschat.models.limits import check_length
 from dschat.run.distributed import barrier, broadcast_object, is_main
 from dschat.run.output import RunOutput
-from dschat.run.peaks import measure_own_gpu
 from dschat.settings.common import CommonConfig
 from dschat.settings.supervised import OneModelConfig
 from dschat.training.loop import total_updates
@@ -85,13 +83,12 @@ def check_lengths(config: OneModelConfig) -> None:
 
 
 def plan_run(config: CommonConfig, run: RunOutput, data: StepData[E]) -> RunPlan:
-    """Logs how many rows of each source are used and how long the run is, and measures the GPU; the run's plan."""
+    """Logs how many rows of each source are used and how long the run is; the run's plan."""
     for source in data.sources:
         logger.info("%s", source_line(source))
     run.describe_data(data, **data.dropped)
     updates = total_updates(len(data.train), config, run.plan)
     run.announce(updates, len(data.train))
-    run.peaks = measure_own_gpu(training_dtype(config.engine.dtype), run.record)  # nothing else is on the GPU yet
     return RunPlan.of(config, run.plan, updates)
 
 

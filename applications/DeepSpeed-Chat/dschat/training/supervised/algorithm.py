@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from dschat.data.tokenised import lengths_of
+from dschat.engine.process_group import training_dtype
 from dschat.models.engines import Trained
 from dschat.run.distributed import device, sum_over_ranks, world_size
 from dschat.run.metrics import ROWS, STANDARD_ERROR, Means, RowMeans, with_variances
 from dschat.run.output import Run
+from dschat.run.peaks import own_gpu
 from dschat.run.stop import raise_if_stopped
 from dschat.settings.supervised import SupervisedConfig
 from dschat.training.evaluation import Sample, local_eval_batches
@@ -26,7 +28,7 @@ from dschat.training.iteration import Clock, Metrics, eval_size, micro_batches, 
 from dschat.training.loop import Algorithm, Work
 from dschat.training.nonfinite import SKIPPED_NONFINITE, NonFinite
 from dschat.training.rehearsal import rehearsal, rows_of
-from dschat.training.throughput import Throughput, TrainedTexts
+from dschat.training.throughput import Throughput
 
 Example = TypeVar("Example", bound=Sized)
 EngineT = TypeVar("EngineT", bound=Trained)
@@ -61,9 +63,9 @@ class Task(Protocol[Example, AnyEngine]):
         """The loss's denominator: number of examples, or of response tokens."""
         return len(examples)
 
-    def texts(self, examples: Sequence[Example]) -> list[tuple[int, int]]:
-        """For each sequence of the examples: its tokens, and the number of them whose log-probs the loss needs."""
-        return [(len(example), 0) for example in examples]
+    def lengths(self, examples: Sequence[Example]) -> list[int]:
+        """Tokens of each sequence of the examples."""
+        return [len(example) for example in examples]
 
     def with_placeholders(self, examples: Sequence[Example]) -> Sequence[Example]:
         """Examples whose loss can be computed before `prepare`; its value does not matter."""
@@ -127,7 +129,7 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         self.shown: Mapping[str, str] = {"loss": f"loss/{task.name}"}
         self.lengths: Sequence[int] = lengths_of(task.train)
         self.size = pass_size(run.plan)
-        self.throughput = Throughput([engine], run.peaks)
+        self.throughput = Throughput([engine], own_gpu(training_dtype(config.engine.dtype)))
         self.last_update: Metrics = {}
 
     def prepare(self) -> None:
@@ -198,10 +200,10 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         metrics["lr"] = learning_rate
         self.last_update = metrics
         clock.record("training")
-        texts: list[tuple[int, int]] = []
+        lengths: list[int] = []
         for batch in batches:
-            texts += task.texts(batch)
-        throughput = self.throughput.trained(TrainedTexts.of(texts), clock.seconds["time/training"])
+            lengths += task.lengths(batch)
+        throughput = self.throughput.trained(np.array(lengths), clock.seconds["time/training"])
         return metrics | clock.seconds | throughput
 
     def _micro_batches(self, work: Work) -> Work:

@@ -15,7 +15,7 @@ from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.settings.supervised import DPOConfig
 from dschat.training.iteration import eval_size, on_device
-from dschat.training.reference import REFERENCE_FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
+from dschat.training.reference import REFERENCE_FOLDER, pair_lengths, pair_logprobs, with_logprobs, with_reference
 from dschat.training.selfcheck import check_policy
 from dschat.training.supervised.algorithm import RowStatistics, Task, statistics_of_rows
 from macro_actions.losses import dpo_loss
@@ -34,8 +34,8 @@ class PairTask(Task[Pair, TrainedPolicy]):
     pad_id: int
     temperature = 1.0
 
-    def texts(self, examples: Sequence[Pair]) -> list[tuple[int, int]]:
-        return pair_texts(examples)
+    def lengths(self, examples: Sequence[Pair]) -> list[int]:
+        return pair_lengths(examples)
 
     def with_placeholders(self, examples: Sequence[Pair]) -> Sequence[Pair]:
         return with_logprobs(examples, torch.zeros(len(examples), 2))

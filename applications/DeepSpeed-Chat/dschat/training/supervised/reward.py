@@ -49,11 +49,10 @@ class RewardTask(Task[PairExample, TrainedScalar]):
             return sum(example.chosen_ids != example.rejected_ids for example in examples)
         return super().count(examples)
 
-    def texts(self, examples: Sequence[PairExample]) -> list[tuple[int, int]]:
+    def lengths(self, examples: Sequence[PairExample]) -> list[int]:
         lengths = []
         for example in examples:
-            lengths.append((len(example.chosen_ids), 0))
-            lengths.append((len(example.rejected_ids), 0))
+            lengths += [len(example.chosen_ids), len(example.rejected_ids)]
         return lengths
 
     def loss(

@@ -82,9 +82,6 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
         prompt = max(len(example.prompt_ids) for example in examples)
         return prompt + max(len(example.response_ids) for example in examples)
 
-    def texts(self, examples: Sequence[SFTExample]) -> list[tuple[int, int]]:
-        return [(len(example), self.count([example])) for example in examples]
-
     def loss(
         self, engine: TrainedPolicy, examples: Sequence[SFTExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
