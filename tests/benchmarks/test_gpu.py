@@ -16,7 +16,7 @@ from benchmark_runs import run_benchmark
 from contenders import limits, process, work
 from contenders.process import PHASES, IterationFigures
 
-LIMITS = limits.Limits(operations_per_second=1e6, bytes_per_second=1e6)
+LIMITS = limits.DeviceLimits(operations_per_second=1e6, bytes_per_second=1e6)
 
 
 def work_of(**changes: Any) -> Any:

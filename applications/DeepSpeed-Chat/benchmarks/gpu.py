@@ -28,7 +28,16 @@ from itertools import product
 from pathlib import Path
 
 from contenders.gpu_jobs import choice_of, fits, job_choices, job_of, planned_memory, work_of
-from contenders.limits import Figures, Limits, Task, attempted, decode, measure_limits, phase_rates, rollout_limit
+from contenders.limits import (
+    DeviceLimits,
+    Figures,
+    Task,
+    attempted,
+    decode,
+    measure_limits,
+    phase_rates,
+    rollout_limit,
+)
 from contenders.process import PHASES, ContenderJob, IterationFigures, run_alone
 from contenders.work import SIZES
 from harness import GB, MB, in_process, report, settings_parser
@@ -68,7 +77,7 @@ def main() -> None:
     sys.exit(any("problem" in row for rows in rows_of_pieces.values() for row in rows))
 
 
-def decoding(settings: argparse.Namespace, limits: Limits, folder: Path) -> Tasks:
+def decoding(settings: argparse.Namespace, limits: DeviceLimits, folder: Path) -> Tasks:
     """A process for each decoder."""
     works = [work_of(settings, prompts) for prompts in settings.prompts]
     tasks: Tasks = []
@@ -78,7 +87,7 @@ def decoding(settings: argparse.Namespace, limits: Limits, folder: Path) -> Task
     return tasks
 
 
-def training(settings: argparse.Namespace, limits: Limits, folder: Path) -> Tasks:
+def training(settings: argparse.Namespace, limits: DeviceLimits, folder: Path) -> Tasks:
     """Each size of micro-batches, without gradient checkpointing and with it, layers as they are and compiled."""
     tasks: Tasks = []
     for size, recomputes, compiled in product(settings.micro_batches, (False, True), ("off", "on")):
@@ -89,7 +98,7 @@ def training(settings: argparse.Namespace, limits: Limits, folder: Path) -> Task
     return tasks
 
 
-def train(make_job: Callable[[], ContenderJob], repeats: int, limits: Limits) -> list[Figures]:
+def train(make_job: Callable[[], ContenderJob], repeats: int, limits: DeviceLimits) -> list[Figures]:
     """Scoring and training, unless they would not fit: the phases but the drawing of responses."""
     job = replace(make_job(), random_responses=True)
     planned, is_enough = planned_memory(job, without=("generate",))
@@ -100,7 +109,7 @@ def train(make_job: Callable[[], ContenderJob], repeats: int, limits: Limits) ->
     return [phase_rates(job.work, run.wall_seconds, limits) | peaks]
 
 
-def iterations(settings: argparse.Namespace, limits: Limits, folder: Path) -> Tasks:
+def iterations(settings: argparse.Namespace, limits: DeviceLimits, folder: Path) -> Tasks:
     """Each number of prompts, with the largest micro-batches that fit: without gradient checkpointing, or with it."""
     tasks: Tasks = []
     for prompts in settings.prompts:
@@ -108,7 +117,7 @@ def iterations(settings: argparse.Namespace, limits: Limits, folder: Path) -> Ta
     return tasks
 
 
-def fitting_iteration(settings: argparse.Namespace, prompts: int, limits: Limits, folder: Path) -> list[Figures]:
+def fitting_iteration(settings: argparse.Namespace, prompts: int, limits: DeviceLimits, folder: Path) -> list[Figures]:
     """The usual iteration with the first choice that the plan says will fit."""
     job = next(filter(fits, job_choices(settings, prompts, folder)), None)
     if job is None:
@@ -117,7 +126,7 @@ def fitting_iteration(settings: argparse.Namespace, prompts: int, limits: Limits
     return [choice_of(job) | iteration_figures(job, run, limits)]
 
 
-def iteration_figures(job: ContenderJob, run: IterationFigures, limits: Limits) -> Figures:
+def iteration_figures(job: ContenderJob, run: IterationFigures, limits: DeviceLimits) -> Figures:
     """Rates and shares of a whole iteration."""
     seconds = run.wall_seconds
     tokens = job.work.batch * job.work.longest_response
@@ -139,7 +148,7 @@ def peak_gb(run: IterationFigures) -> float:
     return (run.held_mb + run.peak_mb) * MB / GB
 
 
-PIECES: dict[str, Callable[[argparse.Namespace, Limits, Path], Tasks]] = {
+PIECES: dict[str, Callable[[argparse.Namespace, DeviceLimits, Path], Tasks]] = {
     "decoding": decoding,
     "training": training,
     "iterations": iterations,

@@ -33,14 +33,14 @@ LIMIT_REPEATS = 20
 
 
 @dataclass(frozen=True)
-class Limits:
+class DeviceLimits:
     """What a device reaches at most."""
 
     operations_per_second: float  # large matrix products
     bytes_per_second: float  # copies of a large tensor, bytes read plus bytes written
 
 
-def measure_limits(device: str) -> Limits:
+def measure_limits(device: str) -> DeviceLimits:
     """Multiplies large matrices and copies a large tensor: bf16 on a GPU, float32 on a CPU."""
     is_gpu = device == "cuda"
     side = 8192 if is_gpu else 1024
@@ -52,7 +52,7 @@ def measure_limits(device: str) -> Limits:
     target = torch.empty_like(source)
     multiplying = fastest(lambda: torch.mm(left, right, out=product), LIMIT_REPEATS)
     copying = fastest(lambda: target.copy_(source), LIMIT_REPEATS)
-    return Limits(2 * side**3 / multiplying, 2 * source.numel() / copying)
+    return DeviceLimits(2 * side**3 / multiplying, 2 * source.numel() / copying)
 
 
 def fastest(call: Callable[[], object], repeats: int) -> float:
@@ -89,13 +89,13 @@ def lengths_of(work: IterationWork) -> Lengths:
     return Lengths(prompts, np.full(work.batch, work.longest_response))
 
 
-def rollout_limit(work: IterationWork, limits: Limits) -> float:
+def rollout_limit(work: IterationWork, limits: DeviceLimits) -> float:
     """Lower bound of a rollout's seconds: the time to read the weights, keys and values that decoding needs."""
     policy, _ = model_costs(work)
     return decoding_bytes(policy, lengths_of(work), work.batch) / limits.bytes_per_second
 
 
-def step_limit(work: IterationWork, limits: Limits) -> float:
+def step_limit(work: IterationWork, limits: DeviceLimits) -> float:
     """Lower bound of a decoding step's seconds, averaged over the steps after the first token."""
     policy, _ = model_costs(work)
     first = policy.weight_bytes / limits.bytes_per_second
@@ -113,7 +113,9 @@ def phase_operations(work: IterationWork) -> dict[str, float]:
     return {"scoring": scoring, "training": training}
 
 
-def decoding_rates(work: IterationWork, rollout_seconds: float, prefill_seconds: float, limits: Limits) -> Figures:
+def decoding_rates(
+    work: IterationWork, rollout_seconds: float, prefill_seconds: float, limits: DeviceLimits
+) -> Figures:
     """Speed of the decoding steps after the first token, without the prefill of the prompts."""
     step = (rollout_seconds - prefill_seconds) / (work.longest_response - 1)
     limit = step_limit(work, limits)
@@ -126,7 +128,7 @@ def decoding_rates(work: IterationWork, rollout_seconds: float, prefill_seconds:
     }
 
 
-def phase_rates(work: IterationWork, seconds: dict[str, float], limits: Limits) -> Figures:
+def phase_rates(work: IterationWork, seconds: dict[str, float], limits: DeviceLimits) -> Figures:
     """Operations per second of the phases scoring and training, and their share of the limit."""
     figures: Figures = {}
     for phase, operations in phase_operations(work).items():
@@ -137,7 +139,9 @@ def phase_rates(work: IterationWork, seconds: dict[str, float], limits: Limits) 
     return figures
 
 
-def decode(decoder: str, works: Sequence[IterationWork], device: str, repeats: int, limits: Limits) -> list[Figures]:
+def decode(
+    decoder: str, works: Sequence[IterationWork], device: str, repeats: int, limits: DeviceLimits
+) -> list[Figures]:
     """Measures one of gpu.py's DECODERS. Returns one row per workload; all workloads share one model."""
     with torch.device(device):
         model = make_actor(works[0]).eval()
