@@ -5,7 +5,6 @@ import json
 import sys
 from argparse import Namespace
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +130,10 @@ def test_parts_and_the_whole_of_an_iteration_by_hand(monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_pieces_on_a_cpu() -> None:
     """What each measures is below its limit, and the plan's peak is above zero."""
-    found = run_benchmark("gpu.py", "--device cpu --size tiny --prompts 2 4 --micro_batches 2")
+    found = run_benchmark("gpu.py", "--device cpu --size tiny --prompts 4 --micro_batches 2")
     assert min(found["limits"].values()) > 0
     decoding, training, iterations = (found["pieces"][name] for name in ("decoding", "training", "iterations"))
-    assert [(row["decoder"], row["prompts"]) for row in decoding] == list(product(gpu.DECODERS.values(), (2, 4)))
+    assert [row["decoder"] for row in decoding] == list(gpu.DECODERS.values())
     assert all(0 < row["of_limit"] < 1 for row in decoding)
     assert [row["checkpointing"] for row in training] == ["no", "no", "yes", "yes"]
     assert all(row["planned_gb"] > 0 for row in training)

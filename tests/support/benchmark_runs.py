@@ -13,7 +13,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "applications" / "DeepSpeed-Chat"
 def run_benchmark(script: str, flags: str) -> dict[str, Any]:
     """The script's figures; machine and settings are there, too."""
     command = [sys.executable, str(FOLDER / script), *flags.split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return figures_of(json.loads(done.stdout))
 
