@@ -826,8 +826,6 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("the adapter of a tied head reaches the embeddings", "merge_adapter",
      "len(_names_of(model, module.weight)) > 1", "False",
      "test_an_adapter_of_a_tied_head_is_merged_as_peft_computes_it"),
-    ("a chosen pad writes turns", "_unused_token", "token not in template and _b", "_b",
-     "test_without_a_reserved_token_the_unknown_one_pads_then_another_special_token"),
     ("a classifier's pad is EOS", "drop_eos_as_pad", "config.pad_token_id = None", "pass",
      "test_a_reward_model_whose_tokenizer_cannot_pad_is_read_row_by_row"),
     # rollouts

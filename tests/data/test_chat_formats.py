@@ -150,7 +150,7 @@ def test_further_fields_of_sharegpt_messages_are_kept() -> None:
     [
         (
             {"conversations": spoken(("human", "hi"), ("narrator", "so"))},
-            "rows:1: message 2 of 'conversations' is from 'narrator', an unknown speaker; known are human, user, gpt",
+            "rows:1: message 2 of 'conversations' is from 'narrator', an unknown speaker; known are system, dev",
         ),
         ({"messages": spoken(("moderator", "hi"))}, "message 1 of 'messages' is from 'moderator'.*Rename the speaker"),
         (

@@ -3,7 +3,7 @@
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from data_cases import talk_row, text_row
 from dialogue_cases import dialogue
@@ -80,43 +80,6 @@ def llama(prepend: bool = True) -> Tokenizer:
     return backend
 
 
-class CharacterTokenizer(PreTrainedTokenizer):
-    """A slow tokenizer: one token per character, a dummy prefix before every text, removed by decoding."""
-
-    prefix = "▁"
-
-    def __init__(self, **kwargs):
-        characters = SPECIAL + sorted(set("".join(a + b for a, b in TEXTS)) - {" "}) + ["▁"]
-        self.vocabulary = {token: index for index, token in enumerate(characters)}
-        super().__init__(bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>", **kwargs)
-        self.special_tokens_pattern = "bos"
-
-    @property
-    def vocab_size(self):
-        return len(self.vocabulary)
-
-    def get_vocab(self):
-        return dict(self.vocabulary)
-
-    def _tokenize(self, text, **kwargs):
-        return list(self.prefix + text.replace(" ", "▁"))
-
-    def _convert_token_to_id(self, token):
-        return self.vocabulary.get(token, self.vocabulary["<unk>"])
-
-    def _convert_id_to_token(self, index):
-        return {number: token for token, number in self.vocabulary.items()}[index]
-
-    def convert_tokens_to_string(self, tokens):
-        return "".join(tokens).removeprefix(self.prefix).replace("▁", " ")
-
-
-class PlainCharacterTokenizer(CharacterTokenizer):
-    """The same without dummy prefix."""
-
-    prefix = ""
-
-
 TOKENIZERS = {
     "byte-level": byte_level,
     "byte-level with prefix space": lambda: byte_level(add_prefix_space=True),
@@ -124,8 +87,6 @@ TOKENIZERS = {
     "metaspace first": lambda: wrap(unigram("first")),
     "metaspace in a sequence": lambda: wrap(unigram("always", nested=True)),
     "llama": lambda: wrap(llama()),
-    "slow with prefix": CharacterTokenizer,
-    "slow": PlainCharacterTokenizer,
 }
 
 
@@ -238,7 +199,7 @@ def test_bos_stands_where_the_tokenizer_puts_one():
     as_gpt2 = byte_level(bos_token="<s>")
     as_gpt2.backend_tokenizer.post_processor = processors.ByteLevel()
     for text in ("cat", "<s>cat", "the cat<s>"):
-        for tokenizer in (as_gpt2, byte_level(), wrap(llama()), PlainCharacterTokenizer()):
+        for tokenizer in (as_gpt2, byte_level(), wrap(llama())):
             plain = tokenizer(text)["input_ids"]
             once = plain[1:] if plain[:2] == [tokenizer.bos_token_id] * 2 else plain
             assert encode_prompt(tokenizer, text_row(text)) == once, (text, tokenizer)
@@ -252,20 +213,6 @@ def test_added_tokens_are_seen_after_the_first_use():
     end = tokenizer.convert_tokens_to_ids("<end>")
     cat = tokenizer.convert_tokens_to_ids("cat")
     assert encode_response(tokenizer, "cat<end>cat") == [cat, end, cat]
-
-
-class GreedyTokenizer(CharacterTokenizer):
-    """Swallows every sentinel into the token that follows, so that none keeps its own ids."""
-
-    def _tokenize(self, text, **kwargs):
-        return ["▁", *(["<unk>"] if text[:1] in "\n=|¤" and text else []), *text[1:].replace(" ", "▁")]
-
-
-def test_slow_tokenizer_without_a_usable_sentinel_keeps_its_own_ids():
-    tokenizer = GreedyTokenizer()
-    assert encode_response(tokenizer, "cat") == tokenizer.encode("cat", add_special_tokens=False)
-    ids = tokenizer.convert_tokens_to_ids(["c", "a"])
-    assert decode_response(tokenizer, ids) == "ca"
 
 
 # conversations

@@ -135,7 +135,7 @@ def test_other_text_of_training_is_told_once_with_its_variables():
     assert template_notes(tokenizer, [quiet], 2) == []
     notes = template_notes(tokenizer, [quiet, thinking, message_row(bot("b"), thinking=True, tools=[TOOL])], 2)
     (note,) = [note for note in notes if "training reads" in note]
-    assert note.startswith('with chat_template_kwargs {"thinking": true}, ')
+    assert note.startswith("with thinking of rows.jsonl:1, for the user's 'a'")
     assert "<|Assistant|><think></think>b'" in note and "<|Assistant|></think>b<eos>'" in note
 
 
@@ -297,7 +297,7 @@ def test_a_response_with_tools_is_written_as_the_template_for_tools_writes_it(is
     assert response_texts(tokenizer, rows, "chosen") == ["b", " b"]
     assert [turn_end_of(tokenizer, row, {}).token for row in rows] == ["<|im_end|>", "<eos>"]
     warn_of_template(tokenizer, rows, tokenizer.convert_tokens_to_ids("<|im_end|>"))
-    said = r"with the tools of rows.jsonl:1, the chat template ends the assistant's turns with <eos>"
+    said = r"with tools of rows.jsonl:1, the chat template ends the assistant's turns with <eos>"
     assert re.search(said, caplog.text)
     (example,), _ = sft_examples(
         [message_row(bot("d"), dialogue("a", "b", "c"), tools=[TOOL])], tokenizer, 999, 2, all_turns=True

@@ -271,22 +271,6 @@ def test_earlier_calls_that_a_template_of_required_contents_does_not_write_are_n
     assert note.endswith("does not write: 'tool_calls' of earlier assistant messages: 1")
 
 
-@pytest.mark.parametrize("arguments", [{"city": "Rome"}, '{"city": "Rome"}'], ids=["object", "JSON"])
-def test_a_function_call_is_a_tool_call(arguments, tmp_path):
-    tokenizer = byte_tokenizer("qwen-2.5")
-    message = {"role": "assistant", "content": None, "function_call": {"name": "sun", "arguments": arguments}}
-    (row,) = read(tmp_path, {"messages": [user("a"), message]})
-    assert row.chosen_message == {"role": "assistant", "tool_calls": [call({"city": "Rome"})]}
-    assert response_texts(tokenizer, [row], "chosen") == [CALLS["qwen-2.5"]]
-    (row,) = read(tmp_path, {"messages": [user("a"), bot("b") | {"function_call": None, "tool_calls": None}]})
-    assert row.chosen_message in (None, bot("b"))
-    both = caller({}) | {"function_call": {"name": "sun", "arguments": {}}}
-    with pytest.raises(UserError, match="rows.jsonl:1: message 2 .* has both function_call and tool_calls; remove"):
-        read(tmp_path, {"messages": [user("a"), both]})
-    with pytest.raises(UserError, match="rows.jsonl:1: function_call of message 2 .* must be an object"):
-        read(tmp_path, {"messages": [user("a"), bot("b") | {"function_call": "sun"}]})
-
-
 def test_results_of_tools_are_in_the_prompt_and_other_turns_are_never_trained_on(tmp_path):
     tokenizer = byte_tokenizer("qwen-2.5")
     talk = [

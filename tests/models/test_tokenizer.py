@@ -4,6 +4,7 @@
 import json
 
 import pytest
+from transformers import ByT5Tokenizer
 
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import tokenizer_fingerprint
@@ -25,6 +26,12 @@ def test_a_tokenizer_with_its_own_pad_is_left_alone(tmp_path):
 def test_no_tokenizer(tmp_path):
     with pytest.raises(UserError, match="--m .*holds no tokenizer"):
         load_tokenizer(str(tmp_path), "--m")
+
+
+def test_a_tokenizer_of_python_code_is_refused(tmp_path):
+    ByT5Tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="--m .*ByT5Tokenizer.* by Python code.*Use another model"):
+        open_tokenizer(str(tmp_path), "--m")
 
 
 def test_no_eos_is_refused_in_every_step(tmp_path):
@@ -52,21 +59,12 @@ def test_a_reserved_token_pads_in_every_step_where_none_of_the_tokenizer_s_own_d
     assert tokenizer.pad_token == "<pad>" and tokenizer.pad_token_id == 0 and len(tokenizer) == 100
 
 
-@pytest.mark.parametrize("for_classifier", [False, True])
-def test_without_a_reserved_token_the_unknown_one_pads_then_another_special_token(for_classifier, tmp_path):
-    """BOS and EOS are one; "<file>" (0) and "<turn>" (1) are special, and only the first is none of the template."""
+def test_without_a_reserved_token_the_unknown_one_pads(tmp_path):
     folder = without_reserve(tmp_path, "<file>", "<turn>")
-    tokenizer = load_tokenizer(folder, "--m", for_classifier)
-    assert (tokenizer.pad_token, len(tokenizer)) == ("<turn>", 100)
-    (tmp_path / "chat_template.jinja").write_text("<turn>{{ messages[0].content }}")
-    assert load_tokenizer(folder, "--m", for_classifier).pad_token == "<file>"
-    assert load_tokenizer(folder, "--m", for_classifier, end_token="<file>").pad_token != "<file>"
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
-    assert load_tokenizer(folder, "--m", for_classifier).pad_token != "<file>"
-    (tmp_path / "generation_config.json").unlink()
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"unk_token": "<turn>"}))
-    assert load_tokenizer(folder, "--m", for_classifier).pad_token == "<turn>"
+    assert load_tokenizer(folder, "--m").pad_token == "<turn>"
+    assert load_tokenizer(folder, "--m", end_token="<turn>").pad_token == "<eos>"
 
 
 def test_where_nothing_can_pad_eos_does_and_a_saved_classifier_gets_a_token(tmp_path):
@@ -86,7 +84,7 @@ def test_where_nothing_can_pad_eos_does_and_a_saved_classifier_gets_a_token(tmp_
     require_same_tokenizer(tokenizer, again, "--a", "--b")  # a critic reads masks
 
 
-@pytest.mark.parametrize("reserved", ["<unused0>", "<extra>"])
+@pytest.mark.parametrize("reserved", ["<unused0>", "<|padding|>"])
 def test_a_pad_that_was_chosen_leaves_the_tokenizer_the_same(reserved, tmp_path):
     """Data that were prepared with the tokenizer as it was are still those of the model that step 1 saves."""
     folder = without_reserve(tmp_path, reserved, "<turn>")

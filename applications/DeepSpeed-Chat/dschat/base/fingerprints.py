@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,15 +16,6 @@ from dschat.base.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Settings of a tokenizer that are file names; they do not affect its output.
-FILE_SETTINGS = (
-    "name_or_path",
-    "vocab_file",
-    "merges_file",
-    "tokenizer_file",
-    "tokenizer_object",
-    "special_tokens_map_file",
-)
 END_BYTES = 1 << 20  # bytes at either end of a weight file that go into a model's hash
 WEIGHT_BYTES = 1 << 12  # first bytes of each weight that go into it, too, if the file is longer than two END_BYTES
 
@@ -74,7 +64,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     content = {
         "vocabulary": {token: number for token, number in vocabulary.items() if token != pad},
         "ends": [tokenizer.bos_token_id, tokenizer.eos_token_id],
-        "rules": _fast_rules(tokenizer, pad) if tokenizer.is_fast else _slow_rules(tokenizer),
+        "rules": _rules(tokenizer, pad),
     }
     fingerprint = content_hash(json.dumps(content, sort_keys=True, default=str))
     _FINGERPRINTS[tokenizer] = (state, fingerprint)
@@ -102,28 +92,14 @@ def template_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return content_hash(json.dumps([template, special], sort_keys=True))
 
 
-def _fast_rules(tokenizer: PreTrainedTokenizerBase, pad: str | None) -> object:
-    """The state of a fast tokenizer without padding, truncation and the token `pad`."""
+def _rules(tokenizer: PreTrainedTokenizerBase, pad: str | None) -> object:
+    """The state of a tokenizer without padding, truncation and the token `pad`."""
     state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
     state["added_tokens"] = [token for token in state.get("added_tokens") or [] if token["content"] != pad]
     vocabulary = state["model"].get("vocab")
     if isinstance(vocabulary, dict):  # the list of a Unigram model does not hold tokens that were added to it
         state["model"]["vocab"] = {token: number for token, number in vocabulary.items() if token != pad}
     return state
-
-
-def _slow_rules(tokenizer: PreTrainedTokenizerBase) -> object:
-    """The class and settings of a slow tokenizer, and hashes of the vocabulary files that it writes."""
-    settings = {}
-    for name, value in tokenizer.init_kwargs.items():
-        if name not in FILE_SETTINGS and "pad" not in name and isinstance(value, str | int | float | bool):
-            settings[name] = value
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            files = tokenizer.save_vocabulary(folder)
-        except NotImplementedError:
-            files = ()
-        return [type(tokenizer).__qualname__, settings, [file_hash(file) for file in files]]
 
 
 def model_hash(path: str) -> str:

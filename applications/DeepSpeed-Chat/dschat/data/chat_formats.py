@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from dschat.base.errors import UserError
-from dschat.data.messages import Messages, check_messages, template_arguments
+from dschat.data.messages import ROLE_SPELLINGS, THOUGHT_END, Messages, check_messages, template_arguments
 from dschat.data.rows import Row, check_text
 from dschat.settings.common import ColumnFlags
 
@@ -33,23 +33,14 @@ OUTPUT = "output"
 
 # Speaker of a ShareGPT message → role.
 ROLES: Mapping[str, str] = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
+    **ROLE_SPELLINGS,
     "function_call": "assistant",
     "tool_call": "assistant",
-    "system": "system",
-    "tool": "tool",
     "observation": "tool",
     "function_response": "tool",
     "tool_response": "tool",
 }
 CALLS = ("function_call", "tool_call")  # speakers whose value is a tool call, as JSON
-THOUGHT_END = "</think>"  # a thought may come before a call
 
 
 def sharegpt_keys(raw: Mapping[str, Any], keys: ColumnFlags) -> ColumnFlags:

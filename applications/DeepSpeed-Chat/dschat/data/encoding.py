@@ -5,7 +5,7 @@
 
 Each part is encoded alone, without special tokens: encoding them together would merge tokens across the border.
 Some tokenizers put a space (the dummy prefix) before every text; a response continues a text, so it gets none.
-Tokenizers may be fast or slow. Conversations are written by the chat template: see `dschat.data.turn_end`.
+Conversations are written by the chat template: see `dschat.data.turn_end`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CHUNK = 1000  # texts per call of the tokenizer; bounds the memory of its offsets
-SENTINELS = ("\n", "=", "|", "¤")  # texts to put before a response if the dummy prefix cannot be switched off
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
@@ -73,8 +72,6 @@ def encode_responses(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -
 
     After the ids of a prompt they decode to exactly the response's text, if the tokenizer can represent it.
     """
-    if not tokenizer.is_fast:
-        return [_encode_slow(tokenizer, text) for text in texts]
     bare = backend_without_prefix(tokenizer)
     if bare is None:
         return _encode(tokenizer, texts)
@@ -151,7 +148,7 @@ def _ids_after(ids: list[int], token_id: int) -> list[int] | None:
 
 def _encode_within_text(tokenizer: PreTrainedTokenizerBase, text: str, added_ids: Collection[int]) -> list[int]:
     """Ids of a text that does not begin a segment: only what follows its first added token may get a dummy prefix."""
-    bare = backend_without_prefix(tokenizer) if tokenizer.is_fast else None
+    bare = backend_without_prefix(tokenizer)
     if bare is None:
         (ids,) = encode_responses(tokenizer, [text])
         return ids
@@ -168,17 +165,10 @@ def decode_response(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> s
 
     A plain `tokenizer.decode` of the response alone would drop its first space if the tokenizer has a dummy prefix.
     """
-    bare = backend_without_prefix(tokenizer) if tokenizer.is_fast else None
+    bare = backend_without_prefix(tokenizer)
     if bare is not None:
         return bare.decode(list(ids), skip_special_tokens=True)
-    if tokenizer.is_fast or not _slow_prefix(tokenizer):
-        return _decode(tokenizer, ids)
-    for sentinel in SENTINELS:
-        (sentinel_ids,) = _encode(tokenizer, [sentinel])
-        text = _decode(tokenizer, [*sentinel_ids, *ids])
-        if text.startswith(sentinel):
-            return text.removeprefix(sentinel)
-    return _decode(tokenizer, ids)
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def decode_sampled(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], finished: bool) -> str:
@@ -196,26 +186,3 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[li
 def _chunks(texts: Sequence[str]) -> list[list[str]]:
     starts = range(0, len(texts), CHUNK)
     return [list(texts[start : start + CHUNK]) for start in starts]
-
-
-def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-
-def _slow_prefix(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a slow tokenizer puts a dummy prefix before a text."""
-    tokens = tokenizer.convert_ids_to_tokens(_encode(tokenizer, ["a"])[0])
-    return bool(tokens) and tokens[0].startswith("▁")
-
-
-def _encode_slow(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Response ids from a slow tokenizer: the ids after a sentinel whose own ids do not change before the text."""
-    ids = _encode(tokenizer, [text])[0]
-    if not text or not _slow_prefix(tokenizer):
-        return ids
-    for sentinel in SENTINELS:
-        sentinel_ids, whole_ids = _encode(tokenizer, [sentinel, sentinel + text])
-        is_unchanged = whole_ids[: len(sentinel_ids)] == sentinel_ids
-        if is_unchanged and _decode(tokenizer, sentinel_ids) == sentinel:
-            return whole_ids[len(sentinel_ids) :]
-    return ids

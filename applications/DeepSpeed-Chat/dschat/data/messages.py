@@ -46,9 +46,9 @@ RESERVED = (
 # Fields of messages.
 WEIGHT = "weight"  # 0 = step 1 does not train on this message of the assistant
 WEIGHT_ALIASES = ("train", "training", "loss")  # the names in Axolotl and ms-swift, where false and true are allowed
-FUNCTION_CALL = "function_call"
 TOOL_CALLS = "tool_calls"
 THOUGHT = "reasoning_content"
+THOUGHT_END = "</think>"
 EMPTY: tuple[Any, ...] = (None, "", [], {})  # values of fields without content; false and 0 are contents
 TEXT_PARTS = (None, "text", "input_text", "output_text")  # types of a content's parts that are joined
 THOUGHT_PARTS = ("reasoning", "thinking")  # types of parts that are an assistant's thought
@@ -74,7 +74,7 @@ def check_messages(messages: Any, column: str, flag: str | None, origin: str) ->
 
     `content` must be text, or a list of parts of text, which are joined; parts that are thoughts become
     `reasoning_content`. An assistant's message with `tool_calls` may lack it. Arguments of tool calls that are JSON
-    text become objects, a `function_call` becomes a list of `tool_calls`, and WEIGHT_ALIASES become `weight`.
+    text become objects, and WEIGHT_ALIASES become `weight`.
 
     Raises:
         UserError: these are no messages; names the row, the column and, if there is one, the flag that names the
@@ -108,7 +108,9 @@ def _convert_message(raw: dict[str, Any], name: str, origin: str) -> dict[str, A
         check_text(raw["content"], f"content of {name}", origin)
         return raw
     message = _without_null_fields(raw)
-    _convert_calls(message, name, origin)
+    calls = _tool_calls(message.pop(TOOL_CALLS, []), name, origin)
+    if calls:  # templates test whether the field exists
+        message[TOOL_CALLS] = calls
     _convert_weight(message, name, origin)
     content = message.get("content")
     if isinstance(content, list):
@@ -133,22 +135,6 @@ def _check_role(role: Any, name: str, origin: str) -> None:
             f"{origin}: role of {name} is {role!r}, which chat templates do not read as {template_role!r}; write "
             f"{template_role!r}."
         )
-
-
-def _convert_calls(message: dict[str, Any], name: str, origin: str) -> None:
-    """Converts the calls of a message to `tool_calls`, and removes empty ones."""
-    function_call = _parsed(message.pop(FUNCTION_CALL, None))
-    calls = _tool_calls(message.pop(TOOL_CALLS, []), name, origin)
-    if function_call not in (None, "", {}):
-        if not isinstance(function_call, dict):
-            raise UserError(f"{origin}: {FUNCTION_CALL} of {name} must be an object; correct the row.")
-        if calls:
-            raise UserError(
-                f"{origin}: {name} has both {FUNCTION_CALL} and {TOOL_CALLS}; remove {FUNCTION_CALL} from the row."
-            )
-        calls = _tool_calls([{"type": "function", "function": function_call}], name, origin)
-    if calls:  # templates test whether the field exists
-        message[TOOL_CALLS] = calls
 
 
 def _convert_weight(message: dict[str, Any], name: str, origin: str) -> None:

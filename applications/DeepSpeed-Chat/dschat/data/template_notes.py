@@ -7,7 +7,6 @@ that have the field, at most PROBES of a kind, and assumed for all.
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 from collections import Counter
@@ -19,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from dschat.base.errors import UserError
 from dschat.data.encoding import prompt_text
 from dschat.data.formats import unread_columns
-from dschat.data.messages import DOCUMENTS, EMPTY, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, TOOL_CALLS, TOOLS
+from dschat.data.messages import DOCUMENTS, EMPTY, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, THOUGHT_END, TOOL_CALLS, TOOLS
 from dschat.data.rows import Row, in_words
-from dschat.data.turn_end import QUESTION, THOUGHT_END, TurnEnd, template_form, turn_end, where_texts_differ
+from dschat.data.turn_end import QUESTION, TurnEnd, template_form, turn_end, where_texts_differ
 from dschat.models.templates import TemplateRefusal, apply_template
 from dschat.settings.common import ColumnFlags
 from macro_actions.token_text import special_ids
@@ -182,13 +181,7 @@ def _template_cases(rows: Iterable[Row]) -> list[tuple[str, Mapping[str, Any]]]:
             first_rows.setdefault(template_form(row), row)
     cases: list[tuple[str, Mapping[str, Any]]] = [("", {})]
     for row in islice(first_rows.values(), PROBES - 1):
-        names = [name for name in (TOOLS, DOCUMENTS) if row.template_arguments.get(name)]
-        conditions = [f"the {name} of {row.origin}" for name in names]
-        variables = _without(row.template_arguments, TOOLS, DOCUMENTS)
-        if variables:
-            variables_text = json.dumps(variables, ensure_ascii=False, default=str)
-            conditions.insert(0, f"{TEMPLATE_VARIABLES} {variables_text}")
-        cases.append((f"with {' and '.join(conditions)}, ", row.template_arguments))
+        cases.append((f"with {' and '.join(row.template_arguments)} of {row.origin}, ", row.template_arguments))
     return cases
 
 

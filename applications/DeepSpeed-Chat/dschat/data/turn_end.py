@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import decode_response, encode_responses, prompt_text
-from dschat.data.messages import DOCUMENTS, TOOLS
+from dschat.data.messages import DOCUMENTS, THOUGHT_END, TOOLS
 from dschat.data.rows import Row
 from dschat.models.templates import render_messages
 from macro_actions.token_text import special_ids
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 QUESTION = [{"role": "user", "content": "a"}]
 MARK = "QZXJ"  # a content that no chat template writes by itself
 THOUGHT_START = "<think>"
-THOUGHT_END = "</think>"
 OPENED = re.compile(r"(<[^<>|/\s][^<>|\s]*>\s*)?\Z")  # the opening tag that a text ends with
 CONTEXT = 200  # characters before and after a difference of two texts that messages show
 

@@ -3,7 +3,6 @@
 
 import logging
 import shutil
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ RESERVED_PAD_TOKENS = (
     "<pad>",
     "[PAD]",
     "<|pad|>",
+    "<|padding|>",
     "<|finetune_right_pad_id|>",
     "<|reserved_special_token_0|>",
     "<unused0>",
@@ -49,7 +49,7 @@ def open_tokenizer(path: str, flag: str) -> Any:
     The chat template that is saved with a reward model is replaced by the one that it was trained with.
 
     Raises:
-        UserError: there is none; the message names the flag.
+        UserError: there is none, or transformers has no fast version of it; the message names the flag.
     """
     tokenizer_path = file_place(path, "tokenizer_config.json", flag)
     refuse_pointers(tokenizer_path, f"{flag} {path}")
@@ -57,6 +57,11 @@ def open_tokenizer(path: str, flag: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(explain_missing("tokenizer", tokenizer_path, named_base(path, flag), error)) from error
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"{flag} {path}: transformers reads this tokenizer ({type(tokenizer).__name__}) by Python code, and only "
+            "those that it reads from a tokenizer.json, or converts to one, are supported. Use another model."
+        )
     tokenizer.chat_template = original_template(tokenizer.chat_template)
     tokenizer.length_when_opened = len(tokenizer)
     return tokenizer
@@ -82,11 +87,10 @@ def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token
     """Opens the tokenizer at ``path`` and makes sure that it can pad, by the same rule in every step.
 
     An existing pad token that ends no turn is kept. If there is none, or it is EOS, `end_token` or a token with which
-    the chat template ends turns, the first of these is chosen: a reserved token of the vocabulary, the unknown token,
-    another special token that neither ends nor writes turns. If there is none of them, EOS pads, since masks tell
-    padding from ends. Only a classifier that a step saves needs a pad token other than EOS, because transformers
-    scores the last token that is not padding; then ``<pad>`` is added, unless the vocabulary has holes, and the model
-    may lack a row for it.
+    the chat template ends turns, a reserved token of the vocabulary or the unknown token is chosen. If there is none
+    of them, EOS pads, since masks tell padding from ends. Only a classifier that a step saves needs a pad token other
+    than EOS, because transformers scores the last token that is not padding; then ``<pad>`` is added, unless the
+    vocabulary has holes, and the model may lack a row for it.
 
     Args:
         path: folder or hub id.
@@ -106,7 +110,7 @@ def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token
     reason = _no_padding(tokenizer, end_token)
     if reason is None:
         return tokenizer
-    unused_token = _unused_token(tokenizer, set(own_end_ids(path)), end_token)
+    unused_token = _unused_token(tokenizer, end_token)
     has_holes = id_count(tokenizer) != len(tokenizer)  # an added token would get another token's id
     if unused_token is None and for_classifier and not has_holes:
         tokenizer.add_special_tokens({"pad_token": ADDED_PAD})
@@ -227,23 +231,13 @@ def vocabulary_difference(first: Any, second: Any) -> str:
     return f"{len(differing)} tokens differ, such as {token!r}: {ids}"
 
 
-def _unused_token(tokenizer: Any, end_ids: Collection[int], end_token: str | None) -> str | None:
-    """A token of the vocabulary that can pad; None if there is none. See `load_tokenizer`."""
+def _unused_token(tokenizer: Any, end_token: str | None) -> str | None:
+    """A reserved token or the unknown one, if it can pad; None if there is none. See `load_tokenizer`."""
     vocabulary = tokenizer.get_vocab()
     excluded = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token, end_token}
-    excluded |= {token for token, token_id in vocabulary.items() if token_id in end_ids}
     for token in (*RESERVED_PAD_TOKENS, tokenizer.unk_token):
         if token in vocabulary and token not in excluded and not _ends_turns(tokenizer, token):
             return str(token)
-    # Otherwise the last special token: the first ones write turns. The very last may have been added as a pad token by
-    # `load_tokenizer`, and `tokenizer_fingerprint` ignores it.
-    specials = {token for token in tokenizer.all_special_tokens if token in vocabulary}
-    specials |= {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    template = str(tokenizer.chat_template or "")
-    last_id = max(vocabulary.values())
-    for token in sorted(specials - excluded, key=lambda token: -vocabulary[token]):
-        if token not in template and vocabulary[token] != last_id:
-            return token
     return None
 
 
