@@ -4,6 +4,7 @@
 import csv
 import gzip
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -56,8 +57,7 @@ def test_csv(folder, packed):
     source = load_source(folder / "csv")
     assert texts_of(source) == ROWS and len(source.eval) == 2
     ending = ".csv.gz" if packed else ".csv"
-    # the first row stands on lines 2 and 3
-    assert [row.origin for row in source.train] == [f"{folder}/csv/train{ending}:{line}" for line in (2, 4)]
+    assert [row.origin for row in source.train] == [f"{folder}/csv/train{ending} row {number}" for number in (1, 2)]
     assert load_source(source.files[0]).name == "train"
 
 
@@ -66,30 +66,29 @@ def test_csv_of_spreadsheets(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes("\ufeffprompt, completion \r\n\r\na,b\r\nc,\r\n".encode())
     rows = load_source(path).train + load_source(path).eval
-    assert sorted((r.prompt, r.chosen, r.origin) for r in rows if r.chosen) == [("a", "b", f"{path}:3")]
-    assert [r.origin for r in rows if r.chosen is None] == [f"{path}:4"]
+    assert sorted((r.prompt, r.chosen, r.origin) for r in rows if r.chosen) == [("a", "b", f"{path} row 1")]
+    assert [r.origin for r in rows if r.chosen is None] == [f"{path} row 2"]
 
 
 @pytest.mark.parametrize(
-    ("content", "line", "wanted"),
+    ("content", "wanted"),
     [
-        (b"prompt,chosen\na,b\nc,d,e\n", 3, "3 cells where the first line names 2 columns; put texts that hold"),
-        (b"prompt,chosen\na\n", 2, "1 cells where the first line names 2"),
-        (b'prompt,chosen\n"a\nb",c\n"d"x,e\n', 4, "not readable as CSV"),
-        (b'prompt,chosen\na,b\n"c,d\n', 3, "not readable as CSV (unexpected end of data)"),
-        (b"prompt,prompt\na,b\n", 1, "must name the columns, each by a name of its own, not 'prompt', 'prompt'"),
-        (b"question,chosen\na,b\n", 2, "no column 'prompt' among 'question', 'chosen'; name the prompt's column"),
-        (b"prompt,chosen\n,b\n", 2, "column 'prompt' is empty; fill it, or remove the row"),
-        (b"prompt;chosen\na;b\n", 1, "the first line names one column, 'prompt;chosen'; separate columns by commas"),
-        (b"prompt\tchosen\na\tb\n", 1, "separate columns by commas"),
-        (b"messages\n\"[{'role': 'user'}]\"\n", 2, "write it as a list, into a file of JSON Lines"),
+        (b"prompt,chosen\na,b\nc,d,e\n", "is not a readable csv file .*Expected 2 columns, got 3: c,d,e"),
+        (b"prompt,chosen\na\n", "Expected 2 columns, got 1: a"),
+        (b'prompt,chosen\na,b\n"c,d\n', "is not a readable csv file"),
+        (b"prompt,prompt\na,b\n", "must name the columns, each by a name of its own, not 'prompt', 'prompt'"),
+        (b"prompt,chosen\na,b\n,b\n", "bad.csv row 2: column 'prompt' is empty; fill it, or remove the row"),
+        (b"prompt;chosen\na;b\n", "the first line names one column, 'prompt;chosen'; separate columns by commas"),
+        (b"messages\n\"[{'role': 'user'}]\"\n", "bad.csv row 1: .*write it as a list, into a file of JSON Lines"),
+        (b"prompt\na\n\xfc\n", "is not a readable csv file .*UTF8"),
+        (b"prompt,chosen\n", "bad.csv is empty"),
+        (b"", "bad.csv is not a readable csv file .Empty CSV file"),
     ],
 )
-def test_bad_csv_is_named_by_line(tmp_path, content, line, wanted):
+def test_bad_csv_is_named(tmp_path, content, wanted):
     path = tmp_path / "bad.csv"
     path.write_bytes(content)
-    message = error_of(path)
-    assert message.startswith(f"{path}:{line}: ") and wanted in message
+    assert re.search(wanted, error_of(path))
 
 
 def test_columns_without_a_name(tmp_path):
@@ -98,28 +97,10 @@ def test_columns_without_a_name(tmp_path):
     table.to_csv(tmp_path / "once.csv")
     pd.read_csv(tmp_path / "once.csv").to_csv(tmp_path / "twice.csv.gz")
     table.assign(**{"": None}).to_csv(tmp_path / "end.csv", index=False)
-    for name, unnamed in (("once.csv", "column 1 "), ("twice.csv.gz", "column 1 "), ("end.csv", "column 3 ")):
+    for name in ("once.csv", "twice.csv.gz", "end.csv"):
         source = load_source(tmp_path / name, seed=None)
         rows = source.train + source.eval
         assert [(row.prompt, row.chosen) for row in rows] == [(f"Q{n}", f"a,{n}") for n in range(40)]
-        assert f"{unnamed}without a name" in rows[3].extra
-
-
-def test_csv_that_is_no_text(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_bytes(b"prompt\na\n" + "ü\n".encode("latin-1"))
-    assert error_of(path).startswith(f"{path}:3: not readable as UTF-8 (invalid start byte); save")
-    for before in (9, 9000):  # the reader takes 8 KiB at a time
-        lines = [b"prompt,chosen", *[b"caf\xc3\xa9,x"] * before, b"caf\xe9,x", b"a,b", b""]
-        path.write_bytes(b"\n".join(lines))
-        assert error_of(path).startswith(f"{path}:{before + 2}: not readable as UTF-8 (invalid continuation byte)")
-    assert error_of(pack(path)).startswith(f"{path}.gz:9002: not readable as UTF-8")
-    path.write_bytes("prompt,chosen\na,b\n".encode("utf-16"))
-    assert error_of(path).startswith(f"{path}:1: not readable as UTF-8 (invalid start byte)")
-    path.write_bytes(b"prompt,chosen\n")
-    assert f"{path} is empty" in error_of(path)
-    path.write_bytes(b"")
-    assert f"{path} is empty" in error_of(path)
 
 
 def test_packed_json(folder):

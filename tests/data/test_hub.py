@@ -16,7 +16,7 @@ import pytest
 from data_cases import error_of, flags_of
 from dschat.base.errors import UserError
 from dschat.data import hub as registry
-from dschat.data.sources import load_share, load_source, source_line
+from dschat.data.sources import load_share, load_source
 from dschat.settings.supervised import RewardConfig
 from published_set_copies import BIG, EVAL_SPLITS, make_rows, write_rows
 
@@ -251,20 +251,6 @@ def use_options(monkeypatch, name, load, options):
 # several training splits
 
 
-README = """---
-configs:
-- config_name: default
-  data_files:
-  - split: train_sft
-    path: data/train_sft-*
-  - split: train_prefs
-    path: data/train_prefs-*
-  - split: test_sft
-    path: data/test_sft-*
-  - split: test_prefs
-    path: data/test_prefs-*
----
-"""
 SIZES = {"train_prefs": 40, "train_sft": 7, "test_prefs": 6, "test_sft": 3}
 
 
@@ -274,73 +260,19 @@ def write_splits(folder, pattern, sizes):
         write_rows(folder / pattern.format(split), rows)
 
 
-@pytest.mark.parametrize(
-    ("page", "sizes", "read"),
-    [
-        (README, SIZES, ["train_sft", "test_sft"]),
-        (None, SIZES, ["train_prefs", "test_prefs"]),
-        (None, SIZES | {"train": 5}, ["train", "test_prefs"]),
-    ],
-)
-def test_a_downloaded_folder_gives_the_rows_of_the_hub(page, sizes, read, tmp_path, cache, caplog, monkeypatch):
-    """Of several training splits the first is read: of the page, or else of the alphabet, as `datasets` has them."""
-    folder = tmp_path / "mine"
-    write_splits(folder, "data/{}-00000-of-00001.parquet", sizes)
-    if page is not None:
-        (folder / "README.md").write_text(page)
-    answer = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
-    monkeypatch.setattr(datasets, "load_dataset", lambda _: answer)
-    shares = {path: load_share(flags_of(path, data_split=None)) for path in (folder, "me/mine")}
-    for path, share in shares.items():
-        assert {row.prompt.split()[0] for row in share.train} == {read[0]}
-        assert {row.prompt.split()[0] for row in share.eval} == {read[1]}
-        assert f"mine ({read[0]}, {read[1]}): " in source_line(share.sources[0])
-        (warning,) = [r.message for r in caplog.records if r.message.startswith(f"{path}: its splits")]
-        assert f"splits {read[0]}, {read[1]} are read, and not " in warning
-        assert all(name in warning for name in sizes)
-    local, remote = shares.values()
-    assert [row.prompt for row in local.train] == [row.prompt for row in remote.train]
-    assert [row.prompt for row in local.eval] == [row.prompt for row in remote.eval]
+@pytest.mark.parametrize("pattern", ["data/{}-00000-of-00001.parquet", "default/{}/0000.parquet"])
+def test_a_downloaded_folder_of_several_splits_is_refused(pattern, tmp_path):
+    write_splits(tmp_path / "mine", pattern, SIZES)
+    message = error_of(tmp_path / "mine")
+    assert "holds files of the splits train_prefs, train_sft; give a folder that holds the files of one" in message
 
 
-PAGE_OF_ONE_SPLIT = """---
-configs:
-- config_name: default
-  data_files:
-  - split: train
-    path: data/train_*
----
-"""
-
-
-@pytest.mark.parametrize(
-    ("places", "page"),
-    [
-        (["train/books", "train/web"], None),
-        (["data/train/books", "data/train/web"], None),
-        (["train_a", "train_b"], None),
-        (["data/train_en", "data/train_de"], PAGE_OF_ONE_SPLIT),
-    ],
-)
-def test_shards_that_the_library_reads_as_one_split_are_all_read(places, page, tmp_path, caplog):
-    folder = tmp_path / "mine"
-    for place in places:
-        write_rows(folder / f"{place}-00000-of-00001.jsonl", [{"prompt": place, "chosen": "x", "rejected": "y"}] * 20)
-    if page is not None:
-        (folder / "README.md").write_text(page)
-    (split,) = datasets.load_dataset_builder(str(folder)).config.data_files
-    assert split == "train"
-    share = load_share(flags_of(folder, data_split=None))
-    assert {row.prompt for row in [*share.train, *share.eval]} == set(places)
-    assert "are read" not in caplog.text
-
-
-def test_splits_of_the_branch_of_converted_files(tmp_path, caplog):
-    write_splits(tmp_path / "mine", "default/{}/0000.parquet", SIZES)
+def test_shards_in_a_folder_of_a_split_are_all_read(tmp_path):
+    for name in ("books", "web"):
+        rows = [{"prompt": name, "chosen": "x", "rejected": "y"}] * 20
+        write_rows(tmp_path / "mine" / "train" / f"{name}-00000-of-00001.jsonl", rows)
     share = load_share(flags_of(tmp_path / "mine", data_split=None))
-    assert (len(share.train), len(share.eval)) == (40, 6)
-    assert share.sources[0]["splits"] == ["train_prefs", "test_prefs"]
-    assert "splits train_prefs, test_prefs are read, and not train_sft, test_sft." in caplog.text
+    assert {row.prompt for row in [*share.train, *share.eval]} == {"books", "web"}
 
 
 def test_files_of_a_user_are_one_split(tmp_path, caplog):

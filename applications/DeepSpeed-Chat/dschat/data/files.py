@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data files and folders → rows as they are stored. Other kinds of files are not opened, and nothing is executed."""
 
-import csv
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,26 +23,11 @@ EVAL_PREFIXES = ("valid", "eval", "test")  # the first that has files is used; "
 DOWNLOAD_FOLDERS = ("comparisons", "default", "data", "all")
 DATASET_DICT = "dataset_dict.json"  # `save_to_disk` writes it for several splits
 DATASET = "state.json"  # for a single data set
+LARGEST_CSV_ROW = 1 << 26  # bytes
 # Files of the hub that tell their split: by their own name, data/train_sft-00000-of-00002.parquet,
 SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}.*")
 # or on the branch of converted files by that of their folder, default/train_sft/0000.parquet.
 CONVERTED_FILE = re.compile(r"\d{4}\.parquet")
-
-
-@dataclass(frozen=True)
-class SplitFiles:
-    """The files of a folder that are read.
-
-    Attributes:
-        train, eval: training and evaluation files.
-        splits: names of their splits, if the names of the files say so.
-        unread: names of the other training and evaluation splits.
-    """
-
-    train: list[Path]
-    eval: list[Path]
-    splits: tuple[str, ...]
-    unread: tuple[str, ...]
 
 
 def open_files(root: Path) -> RawSource:
@@ -56,40 +38,37 @@ def open_files(root: Path) -> RawSource:
     """
     if root.is_dir():
         name = root.resolve().name
-        files = find_files(root)
+        train_files, eval_files = find_files(root)
     elif suffix_of(root) in FILE_SUFFIXES:
         name = root.name.removesuffix(suffix_of(root))
-        files = SplitFiles([root], [], (), ())
+        train_files, eval_files = [root], []
     else:
         raise UserError(f"--data_path {root}: not a data file; give a file that ends in {', '.join(FILE_SUFFIXES)}.")
-    for file in (*files.train, *files.eval):
+    all_files = (*train_files, *eval_files)
+    for file in all_files:
         refuse_pointer(file, "--data_path")
-    train_rows = chain.from_iterable(map(read_file, files.train)) if files.train else None
-    eval_rows = chain.from_iterable(map(read_file, files.eval)) if files.eval else None
-    all_files = (*files.train, *files.eval)
-    return RawSource(name, train_rows, eval_rows, all_files, splits=files.splits, unread=files.unread)
+    train_rows = chain.from_iterable(map(read_file, train_files)) if train_files else None
+    eval_rows = chain.from_iterable(map(read_file, eval_files)) if eval_files else None
+    return RawSource(name, train_rows, eval_rows, all_files)
 
 
-def find_files(folder: Path) -> SplitFiles:
+def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """Training and evaluation files of a folder, which may hold one of the two kinds alone.
 
     Files are named train*, valid*, eval* or test*, or are in subfolders of such names; in `folder` itself or, as
-    `hf download` leaves them, in one of its DOWNLOAD_FOLDERS. Of several training splits of a data set of the hub,
-    which are told apart by the names of its files, one is read, as from the hub; also of several evaluation splits.
+    `hf download` leaves them, in one of its DOWNLOAD_FOLDERS.
 
     Raises:
-        UserError: no file of either kind, or files of two suffixes.
+        UserError: no file of either kind, files of two suffixes, or of several splits of a data set of the hub.
     """
     for parent in (folder, *(folder / name for name in DOWNLOAD_FOLDERS)):
         train_files = _matching_files(parent, TRAIN_PREFIX)
         all_eval_files = (_matching_files(parent, prefix) for prefix in EVAL_PREFIXES)
         eval_files: list[Path] = next(filter(None, all_eval_files), [])
-        if not train_files and not eval_files:
-            continue
-        train_files, train_splits = _first_split(folder, train_files)
-        eval_files, eval_splits = _first_split(folder, eval_files)
-        splits = (*train_splits[:1], *eval_splits[:1])
-        return SplitFiles(train_files, eval_files, splits, (*train_splits[1:], *eval_splits[1:]))
+        if train_files or eval_files:
+            _require_one_split(folder, train_files)
+            _require_one_split(folder, eval_files)
+            return train_files, eval_files
     train_patterns = ", ".join(f"{TRAIN_PREFIX}*{suffix}" for suffix in FOLDER_SUFFIXES)
     eval_patterns = ", ".join(f"{prefix}*" for prefix in EVAL_PREFIXES)
     names = sorted(entry.name for entry in folder.iterdir())
@@ -101,50 +80,21 @@ def find_files(folder: Path) -> SplitFiles:
     )
 
 
-def _first_split(folder: Path, files: list[Path]) -> tuple[list[Path], list[str]]:
-    """The files of the split that is read, and the names of all splits, with that one first.
-
-    Files that `datasets` would read as one split, or whose names do not name splits as the hub's do, are all read.
-    """
-    name_of_file = {file: _split_of(file) for file in files}
-    names = sorted({name for name in name_of_file.values() if name is not None})
-    if not names or None in name_of_file.values():
-        return files, []
-    if len(names) == 1:
-        return files, names if names[0].startswith((TRAIN_PREFIX, *EVAL_PREFIXES)) else []
-    if not all(CONVERTED_FILE.fullmatch(file.name) for file in files):
-        split_of_path = _splits_of_the_hub(folder)
-        name_of_file = {file: split_of_path.get(file.resolve()) for file in files}
-        if None in name_of_file.values():
-            return files, []
-        names = [name for name in dict.fromkeys(split_of_path.values()) if name in name_of_file.values()]
-    return [file for file in files if name_of_file[file] == names[0]], names
-
-
-def _split_of(file: Path) -> str | None:
-    """The split that a file's name may mean, if the file is from the hub; None if the name says nothing of a split."""
-    shard = SHARD.fullmatch(file.name)
-    if shard is not None:
-        return shard[1]
-    return file.parent.name if CONVERTED_FILE.fullmatch(file.name) else None
-
-
-def _splits_of_the_hub(folder: Path) -> dict[Path, str]:
-    """The split of each file, as `datasets` reads the folder: by its README.md, or else by the names of the files.
-
-    Splits come in the order of the data set on the hub. Empty if the library cannot read the folder.
-    """
-    import datasets
-
-    try:
-        data_files = datasets.load_dataset_builder(str(folder)).config.data_files or {}
-    except Exception:  # the library lets through whatever the libraries below it raise
-        return {}
-    split_of_path: dict[Path, str] = {}
-    for split, paths in data_files.items():
-        for path in paths:
-            split_of_path[Path(path).resolve()] = str(split)
-    return split_of_path
+def _require_one_split(folder: Path, files: list[Path]) -> None:
+    """Raises UserError if the files are of several splits of a data set of the hub, whose names tell the splits."""
+    splits = set()
+    for file in files:
+        shard = SHARD.fullmatch(file.name)
+        if shard is not None:
+            splits.add(shard[1])
+        elif CONVERTED_FILE.fullmatch(file.name):
+            splits.add(file.parent.name)
+    splits = {name for name in splits if name.startswith((TRAIN_PREFIX, *EVAL_PREFIXES))}
+    if len(splits) > 1:
+        raise UserError(
+            f"--data_path {folder}: it holds files of the splits {', '.join(sorted(splits))}; give a folder that "
+            "holds the files of one of them."
+        )
 
 
 def suffix_of(file: Path) -> str:
@@ -221,10 +171,8 @@ def read_file(file: Path) -> Iterator[tuple[str, Any]]:
 
 def _rows(file: Path) -> Iterator[tuple[str, Any]]:
     suffix = suffix_of(file).removesuffix(".gz")
-    if suffix == ".parquet":
-        yield from _parquet_rows(file)
-    elif suffix == ".csv":
-        yield from csv_rows(file)
+    if suffix in (".parquet", ".csv"):
+        yield from _column_rows(file, suffix)
     else:
         yield from _json_file_rows(file)
 
@@ -253,71 +201,45 @@ def _is_one_text(file: Path) -> bool:
     return True
 
 
-def _parquet_rows(file: Path) -> Iterator[tuple[str, Any]]:
+def _column_rows(file: Path, suffix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a Parquet or CSV file, each with its number. CSV cells are text; an empty one is absent (None)."""
     import pyarrow
-    from pyarrow import parquet
+    from pyarrow import csv, parquet
 
     try:
-        with parquet.ParquetFile(file) as table:
-            rows = chain.from_iterable(batch.to_pylist() for batch in table.iter_batches())
-            for number, raw in enumerate(rows, start=1):
-                yield f"{file} row {number}", raw
+        if suffix == ".parquet":
+            batches = parquet.ParquetFile(file).iter_batches()
+        else:
+            batches = csv.open_csv(
+                file,
+                csv.ReadOptions(block_size=LARGEST_CSV_ROW),
+                csv.ParseOptions(newlines_in_values=True),
+                csv.ConvertOptions(
+                    default_column_type=pyarrow.large_string(), null_values=[""], strings_can_be_null=True
+                ),
+            )
+            _check_columns(file, batches.schema.names)
+        number = 0
+        for batch in batches:
+            for row in batch.rename_columns([name.strip() for name in batch.schema.names]).to_pylist():
+                number += 1
+                yield f"{file} row {number}", row
     except (pyarrow.ArrowException, ValueError) as error:
-        raise UserError(f"--data_path: {file} is not a readable parquet file ({error}); replace it.") from error
+        kind = suffix.removeprefix(".")
+        raise UserError(
+            f"--data_path: {file} is not a readable {kind} file ({error}); correct or replace it."
+        ) from error
 
 
-def csv_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a file, each as "file:line" of the line where it begins, and its columns.
-
-    Cells are text; an empty cell counts as absent (None). Quoted cells may hold commas, line ends and doubled quotes.
-
-    Raises:
-        OSError: the file cannot be read.
-        UserError: not UTF-8, a broken quote, a column with another's name, or a row of another length.
-    """
-    csv.field_size_limit(sys.maxsize)
-    with opened(file) as stream:
-        reader = csv.reader((line.decode() for line in stream), strict=True)
-        last_line = 0  # line of the previous row
-        columns: list[str] | None = None
-        try:
-            for cells in reader:
-                origin = f"{file}:{last_line + 1}"
-                last_line = reader.line_num
-                if not cells:
-                    continue
-                if columns is None:
-                    columns = _columns(cells, origin)
-                    continue
-                if len(cells) != len(columns):
-                    raise UserError(
-                        f"{origin}: {len(cells)} cells where the first line names {len(columns)} columns; put texts "
-                        "that hold commas, quotes or line ends between double quotes, and double the quotes in them."
-                    )
-                yield origin, {name: cell or None for name, cell in zip(columns, cells, strict=True)}
-        except csv.Error as error:
-            raise UserError(
-                f"{file}:{last_line + 1}: not readable as CSV ({error}); correct the quotes of that row."
-            ) from error
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{file}:{reader.line_num + 1}: not readable as UTF-8 ({error.reason}); save the file as UTF-8."
-            ) from error
-
-
-def _columns(cells: list[str], origin: str) -> list[str]:
-    """Names of the columns. One without a name, such as the index of pandas, gets one that says so."""
-    names = [
-        cell.strip("\ufeff \t") or f"column {number} without a name" for number, cell in enumerate(cells, start=1)
-    ]
+def _check_columns(file: Path, names: list[str]) -> None:
+    """Raises UserError unless the first line of a CSV file names the columns, separated by commas."""
     if len(names) == 1 and (";" in names[0] or "\t" in names[0]):
-        raise UserError(f"{origin}: the first line names one column, {names[0]!r}; separate columns by commas.")
+        raise UserError(f"{file}: the first line names one column, {names[0]!r}; separate columns by commas.")
     if len(set(names)) < len(names):
         raise UserError(
-            f"{origin}: the first line must name the columns, each by a name of its own, not "
+            f"{file}: the first line must name the columns, each by a name of its own, not "
             f"{', '.join(map(repr, names))}; correct it."
         )
-    return names
 
 
 def open_local(root: Path) -> RawSource:

@@ -250,11 +250,11 @@ def _load_cached(known: KnownSet, error: Exception) -> "DatasetDict | None":
                 known.hub_id, repo_type="dataset", revision=known.revision, local_files_only=True
             )
         )
-        files = find_files(folder)
-        data_files = {"train": [str(file) for file in files.train]}
-        if files.eval:
-            data_files["test"] = [str(file) for file in files.eval]
-        builder = "parquet" if files.train[0].suffix == ".parquet" else "json"
+        train_files, eval_files = find_files(folder)
+        data_files = {"train": [str(file) for file in train_files]}
+        if eval_files:
+            data_files["test"] = [str(file) for file in eval_files]
+        builder = "parquet" if train_files[0].suffix == ".parquet" else "json"
         splits = datasets.load_dataset(builder, data_files=data_files)
     except Exception:  # the hub's failure is reported instead
         return None
