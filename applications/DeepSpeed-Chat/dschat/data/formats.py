@@ -125,8 +125,7 @@ def _parse_columns(raw: dict[str, Any], keys: ColumnFlags, origin: str) -> Row |
     """`parse_row` for an object whose nulls were removed; a prompt of text stays text."""
     name = format_of(raw, keys)
     if name in PUBLISHED_FORMATS:
-        _, parse = PUBLISHED_FORMATS[name]
-        return parse(raw, origin)
+        return _published_row(name, raw, origin)
     response = response_column(raw, keys)
     if name == SHAREGPT:
         columns, sharegpt_keys = chat_formats.from_sharegpt(raw, keys, response, origin)
@@ -381,27 +380,35 @@ def _quoted(message: dict[str, Any]) -> str:
     return f"{message['role']}: {text[:QUOTED]!r}{ellipsis}"
 
 
+def _published_row(name: str, raw: dict[str, Any], origin: str) -> Row | None:
+    """A row of one of PUBLISHED_FORMATS. Raises UserError, which names the row, if a column holds something else."""
+    _, parse = PUBLISHED_FORMATS[name]
+    try:
+        row = parse(raw, origin)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise UserError(f"{origin}: not a row of the format {name} ({problem}); correct the row.") from error
+    if row is not None:
+        for text in (row.prompt, row.chosen, row.rejected):
+            if text is not None:
+                check_text(text, f"a text of the format {name}", origin)
+    return row
+
+
+def _text_in(record: dict[str, Any], name: str) -> str:
+    """The text of a field. Raises TypeError if it is none."""
+    if not isinstance(record[name], str):
+        raise TypeError(f"{name!r} must be text, not {kind_of(record[name])}")
+    return str(record[name])
+
+
 def tldr_row(raw: dict[str, Any], origin: str) -> Row | None:
     """A row of openai/summarize_from_feedback `comparisons`; None with neither a Reddit post nor a CNN/DM article."""
-    info = raw["info"]
-    summaries = raw["summaries"]
-    choice = raw["choice"]
-    _check(isinstance(info, dict), "info", "an object", info, origin)
-    are_objects = isinstance(summaries, list) and all(isinstance(summary, dict) for summary in summaries)
-    if not are_objects or len(summaries) != 2:
-        raise UserError(f"{origin}: column 'summaries' must hold two objects with a text; correct the row.")
-    if not isinstance(choice, int) or choice not in (0, 1):
-        raise UserError(f"{origin}: column 'choice' must be 0 or 1, not {choice!r}; correct the row.")
-    for name in ("post", "article", "subreddit"):
-        if info.get(name) is not None:
-            check_text(info[name], f"'info.{name}'", origin)
-    for number, summary in enumerate(summaries):
-        check_text(summary.get("text"), f"'summaries[{number}].text'", origin)
-    prompt = tldr_prompt(info)
+    prompt = tldr_prompt(raw["info"])
     if prompt is None:
         return None
-    chosen = summaries[choice]["text"]
-    rejected = summaries[1 - choice]["text"]
+    first, second = (_text_in(summary, "text") for summary in raw["summaries"])
+    chosen, rejected = {0: (first, second), 1: (second, first)}[raw["choice"]]
     return Row(prompt, None, chosen, rejected, raw, origin)
 
 
@@ -417,9 +424,8 @@ def tldr_prompt(info: dict[str, Any]) -> str | None:
     """
     for heading, name in (("POST\n", "post"), ("ARTICLE\n", "article")):
         if info.get(name) is not None:
-            subreddit = info.get("subreddit")
-            line = "" if subreddit is None else f"Subreddit: r/{subreddit}\n"
-            return f"{heading}{line}{info[name]}\nTL;DR: "
+            line = "" if info.get("subreddit") is None else f"Subreddit: r/{_text_in(info, 'subreddit')}\n"
+            return f"{heading}{line}{_text_in(info, name)}\nTL;DR: "
     return None
 
 
@@ -428,21 +434,14 @@ def webgpt_row(raw: dict[str, Any], origin: str) -> Row:
 
     The columns tokens_0 and tokens_1 (thousands of GPT-2 ids of the same texts) are not kept in `extra`.
     """
-    question = raw["question"]
-    _check(isinstance(question, dict), "question", "an object", question, origin)
-    check_text(question.get("full_text"), "'question.full_text'", origin)
-    for column in ("answer_0", "answer_1"):
-        check_text(raw[column], f"column {column!r}", origin)
-    for column in ("score_0", "score_1"):
-        is_number = isinstance(raw[column], int | float) and not isinstance(raw[column], bool)
-        _check(is_number, column, "a number", raw[column], origin)
+    question = _text_in(raw["question"], "full_text")
     answers = [" " + without_citations(raw[column]) for column in ("answer_0", "answer_1")]
     better = 0 if raw["score_0"] >= raw["score_1"] else 1
     extra = {}
     for name, value in raw.items():
         if name not in ("tokens_0", "tokens_1"):
             extra[name] = value
-    prompt = f" Human: {question['full_text']} Assistant:"
+    prompt = f" Human: {question} Assistant:"
     return Row(prompt, None, answers[better], answers[1 - better], extra, origin)
 
 
@@ -459,49 +458,34 @@ def apps_row(raw: dict[str, Any], origin: str) -> Row:
     The columns solutions (a list) and input_output (an object) are JSON texts, possibly empty. Without a solution,
     `no_response` says so.
     """
-    check_text(raw["question"], "column 'question'", origin)
-    starter = raw.get("starter_code") or ""
-    check_text(starter, "column 'starter_code'", origin)
-    solutions = _decode(raw["solutions"], "solutions", origin) or []
-    _check(isinstance(solutions, list), "solutions", "a JSON list", solutions, origin)
+    problem = _text_in(raw, "question")
+    if raw.get("starter_code"):
+        problem += "\n" + _text_in(raw, "starter_code")
+    solutions = _decode(raw["solutions"])
     solution = solutions[0] if solutions else None
-    if solution is not None:
-        check_text(solution, "the first of 'solutions'", origin)
     instruction = "Use Standard Input format"
-    if _is_call_based(raw["input_output"], origin):
+    if _is_call_based(raw["input_output"]):
         instruction = "Use Call-Based format"
-    problem = f"{raw['question']}\n{starter}" if starter else raw["question"]
     prompt = f"\nQUESTION:\n{problem}\n{instruction}\nANSWER:\n"
     return Row(prompt, None, solution, None, raw, origin, NO_SOLUTION if solution is None else None)
 
 
-def _is_call_based(input_output: Any, origin: str) -> bool:
+def _is_call_based(input_output: Any) -> bool:
     """Whether the solution is a function that the tests call, rather than a program that reads standard input.
 
     Tests may be megabytes long: they are parsed only if they contain the word.
     """
     if isinstance(input_output, str) and "fn_name" not in input_output:
         return False
-    tests = _decode(input_output, "input_output", origin)
+    tests = _decode(input_output)
     return isinstance(tests, dict) and bool(tests.get("fn_name"))
 
 
-def _decode(value: Any, column: str, origin: str) -> Any:
+def _decode(value: Any) -> Any:
     """The content of a column of JSON text; None if it is empty. Integers stay text: Python limits their length."""
     if not isinstance(value, str):
         return value
-    if not value.strip():
-        return None
-    try:
-        return json.loads(value, parse_int=str)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{origin}: column {column!r} is not valid JSON ({error}); correct the row.") from error
-
-
-def _check(is_valid: bool, column: str, expected: str, value: Any, origin: str) -> None:
-    """Raises UserError, which names the row, unless a column holds a valid value."""
-    if not is_valid:
-        raise UserError(f"{origin}: column {column!r} must hold {expected}, not {kind_of(value)}; correct the row.")
+    return json.loads(value, parse_int=str) if value.strip() else None
 
 
 ParseRow = Callable[[dict[str, Any], str], Row | None]
