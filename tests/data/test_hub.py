@@ -154,9 +154,9 @@ FAILURES = [
 def test_not_available(error, hub):
     hub.answer = error
     message = error_of("tldr")
-    assert message.startswith("--data_path tldr: the data set openai/summarize_from_feedback is not here")
-    assert "MA_RLHF_DATA, is not set" in message and type(error).__name__ in message
-    assert f"`{registry.find_known('tldr').fetch_command('data/tldr')}`; then set MA_RLHF_DATA=data, or" in message
+    assert message.startswith("--data_path tldr: there is no such local file or folder (MA_RLHF_DATA is not set)")
+    assert "no data set openai/summarize_from_feedback" in message and type(error).__name__ in message
+    assert f"`{registry.find_known('tldr').fetch_command('data/tldr')}`, and set MA_RLHF_DATA=data." in message
     assert "Please pick one" not in message  # the first line is enough
 
 
@@ -165,8 +165,7 @@ def test_not_available_with_a_folder_of_copies(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("MA_RLHF_DATA", str(tmp_path / "copies"))
     message = error_of("codeparrot/apps")
     place = tmp_path / "copies" / "apps"
-    assert f"no local file or folder {place}, {place}.jsonl or {place}.parquet" in message
-    assert f"--local-dir {place}`." in message
+    assert f"--local-dir {place}`, and set MA_RLHF_DATA={place.parent}." in message
 
 
 def test_another_set_that_is_not_available(hub):

@@ -112,7 +112,7 @@ def test_offline(tmp_path):
     )
     result = result_of(start([sys.executable, "-c", program], HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path)))
     hh, apps, mine = result["stdout"].splitlines()
-    assert "Dahoas/full-hh-rlhf is not here" in hh and "hf download Dahoas/full-hh-rlhf" in hh
-    assert "codeparrot/apps is not here" in apps and "hf download codeparrot/apps" in apps
+    assert "no data set Dahoas/full-hh-rlhf" in hh and "hf download Dahoas/full-hh-rlhf" in hh
+    assert "no data set codeparrot/apps" in apps and "hf download codeparrot/apps" in apps
     assert "me/mine: there is no such local file" in mine and "Offline" in hh + apps + mine
     assert "Traceback" not in result["stderr"]

@@ -423,7 +423,11 @@ def test_check_describes_a_folder(source, model, tmp_path, capsys) -> None:
     capsys.readouterr()
     assert main(["check", str(folder), "--tokenizer", model]) == 0
     told = capsys.readouterr().out
-    assert "rows       train: 20, test: 5" in told and "gives the same ids" in told and "length of prompt, in" in told
+    assert (
+        "rows       train: 20, test: 5" in told
+        and "gives the same ids" in told
+        and "length of prompt and longer response, in" in told
+    )
     make_tokenizer(vocab_size=90).save_pretrained(tmp_path / "other")
     assert main(["check", str(folder), "--tokenizer", str(tmp_path / "other")]) == 0
     assert "gives other ids" in capsys.readouterr().out

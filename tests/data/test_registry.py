@@ -165,10 +165,10 @@ def test_a_short_name_goes_to_the_hub_before_the_current_folder(here, caplog, mo
     monkeypatch.setattr("datasets.load_dataset", Mock(side_effect=ConnectionError("no network")))
     monkeypatch.setenv("MA_RLHF_DATA", str(here / "absent"))
     write_set(here / "hh", "hh", 4, 2)
-    with pytest.raises(UserError, match=r"Dahoas/full-hh-rlhf is not here: .* folder .*absent/hh"):
+    with pytest.raises(UserError, match=r"gave no data set Dahoas/full-hh-rlhf .*absent/hh"):
         load_source("hh")
     monkeypatch.delenv("MA_RLHF_DATA")
-    with pytest.raises(UserError, match=r"Dahoas/full-hh-rlhf is not here: .* MA_RLHF_DATA, is not set"):
+    with pytest.raises(UserError, match=r"MA_RLHF_DATA is not set.*no data set Dahoas/full-hh-rlhf"):
         load_source("hh")
     assert caplog.text.count("give ./hh") == 2
 

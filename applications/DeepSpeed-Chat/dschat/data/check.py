@@ -15,9 +15,9 @@ from dschat.base.progress import progress
 from dschat.data.examples import bad_responses, empty_responses, repeated_prompts
 from dschat.data.formats import format_of
 from dschat.data.hub import find_known
-from dschat.data.messages import WEIGHT, message_text
+from dschat.data.messages import WEIGHT
 from dschat.data.prepared.folder import PreparedFolder, summary_of
-from dschat.data.prepared.read import check_folder, lengths_of_parts, read_split
+from dschat.data.prepared.read import check_folder, read_split
 from dschat.data.preview import RowTokens, Settings, examples_of, prompt_notes, row_tokens, special_notes
 from dschat.data.rows import Row, in_words
 from dschat.data.sources import Source, load_source, split_for
@@ -45,8 +45,8 @@ TYPE_NAMES: dict[type, str] = {
 def check_report(path: str, data_split: str | None, settings: Settings) -> str:
     """Reads a source as training does and describes it, in lines.
 
-    The lines cover files, rows, format, columns, duplicates, the shares of the three steps, lengths (in characters
-    without a tokenizer), and, with a tokenizer, the rows that each step leaves out.
+    The lines cover files, rows, format, columns, duplicates, the shares of the three steps and, with a tokenizer,
+    lengths and the rows that each step leaves out.
 
     Raises:
         UserError: see `dschat.data.sources.load_source`.
@@ -71,7 +71,7 @@ def check_report(path: str, data_split: str | None, settings: Settings) -> str:
         shares_title: _describe_shares(shares, source),
     }
     if settings.tokenizer is None:
-        sections |= _lengths_in_characters(rows)
+        sections["lengths"] = ["--tokenizer MODEL counts tokens, and the rows that each step leaves out"]
     else:
         sections |= _token_sections(rows, shares, settings.tokenizer, settings)
 
@@ -155,21 +155,6 @@ def _describe_shares(shares: Shares, source: Source) -> list[str]:
             "rows"
         )
     return lines
-
-
-def _lengths_in_characters(rows: Sequence[Row]) -> dict[str, list[str]]:
-    prompts = []
-    totals = []
-    for row in rows:
-        prompt_length = len(whole_prompt(row))
-        chosen_length = len(message_text(row.reply("chosen") or {}))
-        rejected_length = len(message_text(row.reply("rejected") or {}))
-        prompts.append(prompt_length)
-        totals.append(prompt_length + max(chosen_length, rejected_length))
-    return {
-        "length of the prompts, in characters (--tokenizer MODEL counts tokens)": [summary(prompts)],
-        "length of prompt and longer response, in characters": [summary(totals)],
-    }
 
 
 def _lengths_in_tokens(tokens: Sequence[RowTokens], settings: Settings) -> dict[str, list[str]]:
@@ -272,11 +257,11 @@ def prepared_report(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase |
     """
     title = str(folder.path)
     lines = [title, "=" * len(title), "prepared data with splits of their own: --data_split does not cut them"]
-    lengths_by_split = {split: lengths_of_parts(read_split(folder, split)) for split in folder.files}
+    lengths_by_split = {split: list(map(len, read_split(folder, split))) for split in folder.files}
     if folder.info:
         lines += summary_of(folder.info)
     else:
-        counts = {split: len(lengths["prompt"]) for split, lengths in lengths_by_split.items()}
+        counts = {split: len(lengths) for split, lengths in lengths_by_split.items()}
         lines.append(f"for        {folder.stage}, tokenizer {folder.tokenizer_name}, pt files")
         lines.append(f"rows       {in_words(counts)}")
     if tokenizer is not None:
@@ -285,10 +270,9 @@ def prepared_report(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase |
             lines.append(f"tokenizer  {tokenizer.name_or_path} gives the same ids")
         except UserError as error:
             lines.append(f"tokenizer  {error}")
-    for part in lengths_by_split["train"]:
-        lines += ["", f"length of {part}, in tokens"]
-        for split, lengths in lengths_by_split.items():
-            lines.append(f"  {split}: {summary(lengths[part])}")
+    lines += ["", "length of prompt and longer response, in tokens"]
+    for split, lengths in lengths_by_split.items():
+        lines.append(f"  {split}: {summary(lengths)}")
     return "\n".join(lines)
 
 

@@ -279,25 +279,16 @@ def _explain_unavailable(path: str, known: KnownSet | None, error: Exception) ->
             f"--data_path {path}: the caches of the Hugging Face libraries cannot be written ({reason_of(cause)}). "
             "Make room, or set HF_HOME to a folder on a disk that can be written."
         )
-    if known is None:
-        return (
-            f"--data_path {path}: there is no such local file or folder, and the data set of that name on the Hugging "
-            f"Face hub could not be loaded ({reason}). Correct the path, or download the data set where there is a "
-            f"network, with `{fetch_command(path, 'DIR')}`, and give DIR or one of its files."
-        )
-    folder = data_folder()
-    target = _target(known)
-    if folder is None:
-        local_problem = f"the folder of local copies, {DATA_VARIABLE}, is not set"
-        remedy = f"; then set {DATA_VARIABLE}={DEFAULT_FOLDER}, or give {target} as --data_path"
-    else:
-        files = f"{target}, {target}.jsonl or {target}.parquet"
-        local_problem = f"there is no local file or folder {files} ({DATA_VARIABLE} is {folder})"
-        remedy = ""
+    hub_id = known.hub_id if known else path
+    target = _target(known) if known else "DIR"
+    command = known.fetch_command(target) if known else fetch_command(path, target)
+    remedy = f"give {target} or one of its files"
+    if known is not None:
+        remedy = f"set {DATA_VARIABLE}={data_folder() or DEFAULT_FOLDER}"
     return (
-        f"--data_path {path}: the data set {known.hub_id} is not here: {local_problem}, and the "
-        f"Hugging Face hub gave none ({reason}). Fetch it where there is a network, with "
-        f"`{known.fetch_command(target)}`{remedy}."
+        f"--data_path {path}: there is no such local file or folder ({DATA_VARIABLE} is "
+        f"{data_folder() or 'not set'}), and the Hugging Face hub gave no data set {hub_id} ({reason}). Correct the "
+        f"path, or fetch it where there is a network, with `{command}`, and {remedy}."
     )
 
 

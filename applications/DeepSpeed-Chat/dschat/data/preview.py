@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import decode_response, prompt_text, puts_bos
+from dschat.data.encoding import decode_response
 from dschat.data.examples import (
     PairExample,
     PromptExample,
@@ -322,8 +322,12 @@ def special_notes(
             f"the texts of responses contain special tokens, which the tokenizer reads as these tokens: {counts} "
             f"({len(origins)} rows, the first is {origins[0]}); remove them from the texts, or spell them differently"
         )
-    if tokenizer.bos_token_id is not None:
-        notes += _bos_notes(rows, tokens, tokenizer)
+    doubled = [row.origin for row, row_length in zip(rows, tokens, strict=True) if row_length.twice_bos]
+    if doubled:
+        notes.append(
+            f"prompts that begin with {tokenizer.bos_token} twice: {len(doubled)} (the first is {doubled[0]}); the "
+            "chat template or the tokenizer adds one to the one in the text; remove it from the texts"
+        )
     return notes
 
 
@@ -332,32 +336,3 @@ def prompt_notes(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, keys: 
     plain = plain_prompt_note(rows, tokenizer, keys.apply_chat_template)
     date = date_note(tokenizer) if any(row.messages is not None for row in rows) else None
     return [note for note in (plain, date) if note is not None]
-
-
-def _bos_notes(rows: Sequence[Row], tokens: Sequence[RowTokens], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    notes = []
-    name = str(tokenizer.bos_token)
-    doubled = []
-    for row, row_length in zip(rows, tokens, strict=True):
-        if row_length.twice_bos:
-            doubled.append(row.origin)
-    if doubled:
-        notes.append(
-            f"prompts that begin with {name} twice: {len(doubled)} (the first is {doubled[0]}); the chat template or "
-            "the tokenizer adds one to the one in the text; remove it from the texts"
-        )
-    if not puts_bos(tokenizer):
-        return notes
-    with_bos = []
-    for row in rows:
-        if row.prompt is not None and row.prompt.startswith(name):
-            with_bos.append(row.origin)
-    if with_bos:
-        notes.append(
-            f"prompts whose text begins with {name}: {len(with_bos)} (the first is {with_bos[0]}); the tokenizer does "
-            "not add another one"
-        )
-    conversation = next((row for row in rows if row.messages is not None), None)
-    if conversation is not None and prompt_text(tokenizer, conversation).startswith(name):
-        notes.append(f"the chat template begins with {name}; the tokenizer does not add another one")
-    return notes

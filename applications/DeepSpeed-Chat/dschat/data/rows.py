@@ -80,21 +80,8 @@ def check_texts_in(value: object, what: str, origin: str) -> None:
     """Raises UserError, which names the row, unless UTF-8 can encode every text in a value, names of fields too."""
     try:
         json.dumps(value, ensure_ascii=False, default=str).encode()  # much quicker than a look at each text
-    except UnicodeEncodeError:
-        _check_each_text(value, what, origin)
-
-
-def _check_each_text(value: object, what: str, origin: str) -> None:
-    """Raises the error of `check_texts_in` for the text that is at fault."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            _check_each_text(name, what, origin)
-            _check_each_text(item, what, origin)
-    elif isinstance(value, list):
-        for item in value:
-            _check_each_text(item, what, origin)
-    elif isinstance(value, str):
-        check_text(value, what, origin)
+    except UnicodeEncodeError as error:
+        raise UserError(f"{origin}: {what} holds half of a character (a lone surrogate); correct the row.") from error
 
 
 def is_plain(value: object) -> bool:

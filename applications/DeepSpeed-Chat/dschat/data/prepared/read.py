@@ -244,15 +244,3 @@ def _joined(parts: Sequence[Sequence[PreparedExample]]) -> Sequence[PreparedExam
     if len(parts) == 1:
         return parts[0]
     return list(chain.from_iterable(parts))
-
-
-def lengths_of_parts(examples: Sequence[PreparedExample]) -> dict[str, list[int]]:
-    """Lengths in tokens by name: of prompts, of responses (the two of a pair are two parts), and of whole rows."""
-    lengths: dict[str, list[int]] = {"prompt": [], "response": [], "rejected response": [], "prompt and response": []}
-    for example in examples:
-        lengths["prompt"].append(len(example.prompt_ids))
-        lengths["response"].append(len(example.chosen_ids))
-        if example.rejected_ids is not None:
-            lengths["rejected response"].append(len(example.rejected_ids))
-        lengths["prompt and response"].append(len(example))
-    return {part: numbers for part, numbers in lengths.items() if numbers}
