@@ -2,6 +2,7 @@
 """pass@k: the chance that one of k programs for a problem passes its tests, estimated from n ≥ k of them."""
 
 import math
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,26 +21,7 @@ from dschat.programs.options import PassOptions
 ALL = "all"
 INVALID = "invalid"  # status of a program that could not be run; it does not count as a sample
 APPS = "apps"  # its name in `dschat.data.formats.registry`
-NUMBERS = {"interview": 3000, "introductory": 1000, "competition": 1000}  # problems of the test set of APPS
-# Chai et al., ICLR 2025: pass@1 and pass@5 in per cent, PPO and MA-PPO (n = 10), by difficulty and over all problems.
-PUBLISHED = {
-    "PPO, CodeGemma-2B": {
-        1: {"interview": 2.82, "introductory": 15.26, "competition": 0.92, "all": 4.92},
-        5: {"interview": 4.10, "introductory": 17.30, "competition": 1.70, "all": 6.26},
-    },
-    "MA-PPO, CodeGemma-2B": {
-        1: {"interview": 3.25, "introductory": 16.56, "competition": 0.94, "all": 5.45},
-        5: {"interview": 4.37, "introductory": 18.30, "competition": 1.60, "all": 6.60},
-    },
-    "PPO, CodeGemma-7B": {
-        1: {"interview": 4.26, "introductory": 20.90, "competition": 1.21, "all": 6.98},
-        5: {"interview": 6.57, "introductory": 23.30, "competition": 2.30, "all": 9.06},
-    },
-    "MA-PPO, CodeGemma-7B": {
-        1: {"interview": 6.22, "introductory": 26.74, "competition": 2.00, "all": 9.48},
-        5: {"interview": 8.37, "introductory": 30.30, "competition": 3.30, "all": 11.74},
-    },
-}
+PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
@@ -164,12 +146,9 @@ def pass_table(rates: pd.DataFrame) -> str:
 
 
 def _published_table() -> Table:
-    numbers = NUMBERS | {ALL: sum(NUMBERS.values())}
     rows = []
-    for model, rates in PUBLISHED.items():
-        for difficulty, problems in numbers.items():
-            pass_1 = f"{rates[1][difficulty]:.2f}"
-            pass_5 = f"{rates[5][difficulty]:.2f}"
-            rows.append([model, difficulty, problems, pass_1, pass_5])
+    for model, rates in PUBLISHED["rates"].items():
+        for difficulty, (pass_1, pass_5) in rates.items():
+            rows.append([model, difficulty, PUBLISHED["problems"][difficulty], f"{pass_1:.2f}", f"{pass_5:.2f}"])
     title = "published by the paper, not measured here"
     return Table([title, "difficulty", "problems", "pass@1, %", "pass@5, %"], rows)
