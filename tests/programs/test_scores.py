@@ -12,7 +12,7 @@ from dschat.programs.run import ProgramOutcome
 from dschat.programs.scores import ProgramScores, solutions_report
 from dschat.programs.step3 import rows_with_tests
 from dschat.scoring.source import EpisodeRecords, ResponseTexts
-from dschat.training.steps.scores import SourceParts, named_sources, reward_source
+from dschat.training.steps.scores import reward_source
 from factories import make_rollout, ppo_config, ragged_rows
 
 ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3])
@@ -82,17 +82,6 @@ def test_a_process_without_any_outcome_goes_on_with_skip(tmp_path, caplog):
     assert found.missing.all() and torch.isnan(found.values).all()
     assert found.measured["programs/invalid"] == (4, 4) and found.parts["unscored"].tolist() == [1, 1, 1, 1]
     assert "4 of 4 programs could not be run: no room." in caplog.text
-
-
-def test_sources_have_the_names_of_their_weights(tmp_path):
-    (tmp_path / "f.py").write_text("def g(prompts, responses, rows): ...\ndef f(prompts, responses, rows): ...\n")
-    functions = [f"{tmp_path / 'f.py'}:g", f"{tmp_path / 'f.py'}:f"]
-    flags = {"reward_function": functions, "reward_url": "http://127.0.0.1:1", "reward_source": "programs"}
-    config = ppo_config(tmp_path / "run", **flags)
-    sources = named_sources(SourceParts(config, None, None, Pool(), None))
-    assert [name for name, _ in sources] == ["g", "f", "reward_url", "programs"] == config.rewards.source_names
-    kinds = [type(source).__name__ for _, source in sources]
-    assert kinds == ["FunctionScores", "FunctionScores", "UrlScores", "ProgramScores"]
 
 
 def test_weights_go_by_the_names_of_sources(tmp_path):

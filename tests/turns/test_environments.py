@@ -2,9 +2,7 @@
 """The processes of environments: how they are started, what they report, and how they end."""
 
 import functools
-import subprocess
 import time
-from multiprocessing import Pipe
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ from dschat.base.errors import UserError
 from dschat.run.state import SeedKind, derive_seed
 from dschat.turns.environment import _checked_flag as checked_flag
 from dschat.turns.environment import traits_of
-from dschat.turns.environments import EnvironmentPool, EpisodeProcess, Failure, environment_seed
+from dschat.turns.environments import EnvironmentPool, Failure, environment_seed
 from turn_cases import write_environments
 
 # An environment that draws with NumPy, and imports it late.
@@ -157,19 +155,6 @@ def test_programs_end_with_an_episode_that_hangs_or_a_pool_that_is_closed(tmp_pa
         pid = int((tmp_path / "pid").read_text())
         pool.close()
         assert wait_until(lambda: not is_running(pid))
-
-
-def test_an_answer_that_cannot_be_read() -> None:
-    """Its process is ended, and its episode has failed."""
-    sleeper = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    ours, theirs = Pipe()
-    process = object.__new__(EpisodeProcess)
-    process._connection = ours
-    process._pid = sleeper.pid
-    theirs.send_bytes(b"no pickle")
-    result = process.receive()
-    assert isinstance(result, Failure) and "cannot be read: UnpicklingError" in result.problem
-    assert sleeper.wait(60) == -9
 
 
 def test_every_part_changes_the_seed_of_an_environment():

@@ -90,9 +90,6 @@ class EpisodeProcess:
         except (EOFError, OSError):
             self.kill()
             return Failure(f"{FLAG}: the environment's process has ended")
-        except Exception as error:  # the bytes are not an answer, or contain objects of the user's classes
-            self.kill()
-            return Failure(f"{FLAG}: its answer cannot be read: {type(error).__name__}: {error}")
         return Failure(answer) if isinstance(answer, str) else answer
 
     def kill(self) -> None:
@@ -208,8 +205,6 @@ class EnvironmentPool:
                 report: object = pipe.recv()
             except EOFError:
                 return "its process ended while it imported the file"
-            except Exception as error:
-                return f"its attributes cannot be read: {type(error).__name__}: {error}"
         return report
 
     @staticmethod
