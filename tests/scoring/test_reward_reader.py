@@ -22,7 +22,7 @@ from dschat.base.errors import UserError
 from dschat.data.rows import Row
 from dschat.models.limits import position_limit
 from dschat.models.reward_notes import note_end_token
-from dschat.scoring.reward_model import RewardModelDialogueScores
+from dschat.refuel.scores import RewardModelDialogueScores
 from dschat.scoring.reward_reader import ClassifierReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
 from factories import (

@@ -16,7 +16,8 @@ from dschat.base.errors import UserError
 from dschat.base.user_function import call_function, load_function
 from dschat.data.rows import Row
 from dschat.models.scalar import ScalarModel
-from dschat.scoring.function import FunctionDialogueScores, FunctionScores
+from dschat.refuel.scores import FunctionDialogueScores
+from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ResponseTexts
 from factories import KINDS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows

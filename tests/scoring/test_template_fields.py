@@ -16,7 +16,7 @@ from dschat.data.rows import Row
 from dschat.data.turn_end import response_texts
 from dschat.demo.session import chat_prompt
 from dschat.evaluation.generate import _references
-from dschat.scoring.reward_model import RewardModelDialogueScores
+from dschat.refuel.scores import RewardModelDialogueScores
 from dschat.scoring.reward_reader import RewardReader
 from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
 from dschat.scoring.source import ResponseTexts

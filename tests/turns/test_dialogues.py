@@ -212,18 +212,3 @@ def test_an_answer_that_is_cut_off_before_the_question_ends_its_dialogue_and_is_
         assert user([dialogue("c", "d")], [0], [0]) == ["why not"]
         assert user([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]  # asked anew
         assert len(server.bodies) == 3
-
-
-@pytest.mark.parametrize("said", [{"content": "why. Question: "}, {"refusal": "I will not."}])
-def test_an_answer_without_a_message_is_said_and_asked_anew_also_where_it_was_kept(said, tmp_path, caplog):
-    with judge_server() as server:
-        server.answer = says
-        user = on(server, tmp_path)
-        assert user([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]
-        (file,) = (tmp_path / "cache").rglob("*.json")
-        kept = {"text": said.get("content", ""), "refusal": said.get("refusal", ""), "model": "m", "flaw": ""}
-        file.write_text(json.dumps(kept))
-        server.plan.append(("stop", said))
-        assert user([dialogue("a", "b")], [0], [0]) == [None] and len(server.bodies) == 2
-        assert f"no message of a user: {said.get('refusal', 'the answer is empty')}" in caplog.text
-        assert user([dialogue("a", "b")], [0], [0]) == ["after 1 answers"] and len(server.bodies) == 3

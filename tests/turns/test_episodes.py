@@ -14,7 +14,6 @@ from chat_templates import SPECIAL_TEMPLATES, TEMPLATES, byte_tokenizer
 from dschat.base.errors import UserError
 from dschat.data.encoding import encode_responses
 from dschat.data.observations import ConversationEncoder, check_template
-from dschat.models.layout import Lengths
 from dschat.rollouts.sampling import row_seed
 from dschat.turns import sampler as rollouts
 from dschat.turns.environments import EnvironmentPool
@@ -352,10 +351,6 @@ def test_masks_of_assembled_episodes(pools) -> None:
     assert rollout.response_runs() == [[first, second, third], [second, third, first]]
     assert rollout.response_rows() == [[*first, *second, *third], [*second, *third, *first]]
     assert not rollout.cut_turns.any() and rollout.finished.all()
-    lengths = Lengths.of(rollout)
-    assert lengths.responses.tolist() == [len(episode.ids) for episode in episodes]
-    assert lengths.sampled.tolist() == [sum(episode.sampled) for episode in episodes]
-    assert lengths.prompts.tolist() == [len(episode.prompt_ids) for episode in episodes]
     # Log-probs of the sampling passes stand on the sampled tokens: −.5, −1, … in every turn of the script.
     expected = [-0.5 * (1 + number) for number in range(len(first))]
     assert generation.logprobs[0, : len(first)].tolist() == expected

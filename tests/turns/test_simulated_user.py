@@ -23,15 +23,8 @@ from resume_runs import check_every_stop, result_of
 from turn_cases import episode_loop, write_environments
 
 USERS = """
-import os
-
-
 def ask(dialogues):
     (dialogue,) = dialogues
-    if dialogue[0]["content"] == "raises":
-        raise ValueError("no idea")
-    if dialogue[0]["content"] == "dies":
-        os._exit(3)
     return ["" if "enough" in dialogue[-1]["content"] else f"fox {len(dialogue)}"]
 """
 OPENING = [{"role": "user", "content": "a cat"}]
@@ -150,30 +143,6 @@ def test_a_dialogue_begins_with_the_prompt_of_its_row(prompt, messages, expected
 
 
 # -- failures
-
-
-def test_a_function_that_fails_costs_its_episode(function):
-    with pool_of(UserSettings(3, function=function)) as pool, pool.episodes(3) as processes:
-        texts = ("raises", "dies", "a cat")
-        pool.call(processes, [("reset", row_of(text), 0) for text in texts])
-        calls = [("step", row_of(text)["messages"], "the mat") for text in texts]
-        raised, died, answered = pool.call(processes, calls)
-    assert isinstance(raised, Failure) and raised.problem.startswith("--user_function: ask failed in ")
-    assert raised.problem.endswith("ValueError: no idea")
-    assert isinstance(died, Failure) and "process has ended" in died.problem
-    assert isinstance(answered, StepResult)
-
-
-def test_a_server_that_does_not_answer_costs_its_episode(server, tmp_path):
-    server.fail_on("broken", (500, {"error": {"message": "down"}}, {}))
-    with pool_of(served(server, tmp_path, tries=2)) as pool, pool.episodes(2) as processes:
-        texts = ("broken", "a cat")
-        pool.call(processes, [("reset", row_of(text), 0) for text in texts])
-        failed, answered = pool.call(processes, [("step", row_of(text)["messages"], "the mat") for text in texts])
-    assert failed == Failure(
-        f"--user_server {server.url}: no answer with --user_tries 2: {server.url} answers 500: down."
-    )
-    assert isinstance(answered, StepResult)
 
 
 def test_a_user_without_a_message_is_a_failure(server, tmp_path, capfd):

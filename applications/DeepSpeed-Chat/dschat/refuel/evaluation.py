@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from dschat.data.dialogues import DialogueExample
+from dschat.refuel.scores import DialogueScores
 from dschat.run.distributed import device, largest_over_ranks, rank, world_size
 from dschat.run.metrics import RowMeans
-from dschat.scoring.source import DialogueScores
 from dschat.training.evaluation import Sample, gather_evaluation
 from dschat.turns.dialogues import AssistantTurn, DialogueRollout
 

@@ -19,13 +19,13 @@ from dschat.models.engines import PolicyEngine, PolicyForward, TrainedPolicy
 from dschat.models.layout import Layout, Lengths, PassSize, group_by_length, lay_out
 from dschat.models.limits import position_limit
 from dschat.models.tokenizer import end_token_id
+from dschat.refuel.scores import DialogueScores
 from dschat.refuel.settings import RefuelOnlineConfig
 from dschat.rollouts.engine import Generation, PolicySampler, RolloutEngine, pad_prompts
 from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.run.distributed import device, largest_over_ranks
 from dschat.run.state import SeedKind
 from dschat.run.stop import raise_if_stopped, stopping_together
-from dschat.scoring.source import DialogueScores
 from dschat.turns.dialogues import (
     Assistant,
     AssistantTurn,

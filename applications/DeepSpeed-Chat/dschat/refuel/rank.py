@@ -30,17 +30,14 @@ from dschat.evaluation.runner import (
     in_batches,
     settings_of,
 )
-from dschat.models.load import load_classifier
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import load_tokenizer
 from dschat.refuel.data_options import MaskOptions, RankOptions
 from dschat.refuel.datasets import RECORD, OutputLocation, digest, make_rows, open_rows
 from dschat.refuel.dialogue_pairs import FINISHED, FIRST, REWARD, SECOND, read_dialogue_pair, tokenize_pairs
+from dschat.refuel.scores import DialogueScores, function_scores, reward_model_scores
 from dschat.refuel.token_pairs import FAILED
-from dschat.scoring.reward_model import RewardModelDialogueScores
-from dschat.scoring.reward_reader import ClassifierReader, load_reward_tokenizer
-from dschat.scoring.source import DialogueScores
-from dschat.training.steps.functions import dialogue_function_scores
+from dschat.scoring.reward_reader import load_reward_tokenizer
 
 PROMPTS = "--prompts"
 INPUT = "--input_repo"
@@ -162,8 +159,8 @@ def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Dialogue
     """
     flags = options.ranking
     if flags.reward_function is not None:
-        function_scores = dialogue_function_scores(flags.reward_function)
-        return {"reward-function": described_function(flags.reward_function)}, lambda: function_scores
+        scores = function_scores(flags.reward_function)
+        return {"reward-function": described_function(flags.reward_function)}, lambda: scores
 
     path = flags.reward_model or ""
     where = Compute.chosen(options.compute)
@@ -171,10 +168,9 @@ def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Dialogue
 
     def open_reward_model() -> DialogueScores:
         with enough_memory("--reward_model: the GPU's memory does not hold it"):
-            model = load_classifier(path, "--reward_model", where.dtype, tokenizer).to(where.device)
-        reader = ClassifierReader(model, tokenizer.pad_token_id, where.device, flags.batch_size)
-        reader.limit = min(flags.max_length, reader.limit or flags.max_length)
-        return RewardModelDialogueScores(reader, tokenizer, f"--reward_model {path}", skips=True)
+            return reward_model_scores(
+                path, tokenizer, where.dtype, where.device, flags.batch_size, max_length=flags.max_length, skips=True
+            )
 
     settings = {"reward-model": folder_stamp(path), SETTING: template_date()}
     return settings | settings_of(options, ["max_length"]) | where.settings, open_reward_model

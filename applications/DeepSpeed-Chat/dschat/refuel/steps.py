@@ -17,22 +17,21 @@ from dschat.engine.process_group import training_dtype
 from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import choose_trained, train_top_layers
 from dschat.models.limits import check_length
-from dschat.models.load import load_causal_lm, load_classifier, require_savable
+from dschat.models.load import load_causal_lm, require_savable
 from dschat.models.policy import PolicyModel
 from dschat.models.tokenizer import load_tokenizer, own_end_ids
 from dschat.models.vocabulary import id_count
 from dschat.refuel.models import RefuelModels
 from dschat.refuel.offline import RefuelTask, saved_reference
 from dschat.refuel.online import Refuel
+from dschat.refuel.scores import DialogueScores, RewardModelDialogueScores, function_scores, reward_model_scores
 from dschat.refuel.settings import RefuelConfig, RefuelOnlineConfig
 from dschat.refuel.token_pairs import load_regression_data
 from dschat.rollouts.generate import Report, choose_engine
 from dschat.run.distributed import device, is_main
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput
-from dschat.scoring.reward_model import RewardModelDialogueScores
-from dschat.scoring.reward_reader import ClassifierReader, ReaderFlags, load_reward_tokenizer
-from dschat.scoring.source import DialogueScores
+from dschat.scoring.reward_reader import load_reward_tokenizer
 from dschat.training.iteration import eval_size
 from dschat.training.loop import loop_of
 from dschat.training.steps.common import check_lengths, plan_run, record_decoding
@@ -45,7 +44,6 @@ from dschat.training.steps.engines import (
     one_optimizer,
     trained_part,
 )
-from dschat.training.steps.functions import dialogue_function_scores
 from dschat.training.steps.supervised import fit_supervised
 
 
@@ -75,7 +73,7 @@ def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
     check_lengths(config)
     scores: DialogueScores | None = None
     if config.dialogues.reward_function is not None:  # before data and models, so that its mistakes are said at once
-        scores = dialogue_function_scores(config.dialogues.reward_function)
+        scores = function_scores(config.dialogues.reward_function)
     base = config.model.model_name_or_path
     tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
     end_id = turn_end(tokenizer).token_id
@@ -93,7 +91,7 @@ def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
     data = StepData(dialogues, held_out, share.sources, share.files, {"train": dropped, "eval": dropped_eval})
     plan = plan_run(config, run, data)
     if scores is None:
-        scores = build_dialogue_scores(config, config.dialogues.reward_model_name_or_path or "", device())
+        scores = build_dialogue_scores(config, config.dialogues.reward_model_name_or_path or "")
     models = build_refuel_models(config, plan, tokenizer, end_id, scores, record_decoding(run))
     saved = [SavedModel(models.policy, "policy", base)]
     algorithm = Refuel(models, dialogues, held_out, tokenizer, config, run)
@@ -154,29 +152,17 @@ def _refuel_reference(
     return frozen_engine(PolicyModel(model), settings)
 
 
-def build_dialogue_scores(config: RefuelOnlineConfig, path: str, reward_device: torch.device) -> DialogueScores:
-    """Scores of the reward model of an online REFUEL run.
-
-    Args:
-        config: the flags.
-        path: the reward model.
-        reward_device: where it computes; with --offload its weights stay in main memory between calls.
-
-    Raises:
-        UserError: the model cannot be used.
-    """
-    flag = "--reward_model"
-    check_length(path, flag, config.model.max_seq_len, "--max_seq_len")
-    tokenizer = load_reward_tokenizer(path, rm_template=False, flags=ReaderFlags(flag))
-    model = load_classifier(path, flag, training_dtype(config.engine.dtype), tokenizer)
-    model.to("cpu" if config.engine.offload else reward_device)
+def build_dialogue_scores(config: RefuelOnlineConfig, path: str) -> RewardModelDialogueScores:
+    """Scores of the reward model of an online REFUEL run. Raises UserError if the model cannot be used."""
+    check_length(path, "--reward_model", config.model.max_seq_len, "--max_seq_len")
+    tokenizer = load_reward_tokenizer(path, rm_template=False)
     size = eval_size(config)
-    reader = ClassifierReader(
-        model,
-        tokenizer.pad_token_id,
-        reward_device,
-        batch_size=size.rows,
+    return reward_model_scores(
+        path,
+        tokenizer,
+        training_dtype(config.engine.dtype),
+        device(),
+        size.rows,
+        size.tokens,
         offload=config.engine.offload,
-        max_tokens=size.tokens,
     )
-    return RewardModelDialogueScores(reader, tokenizer, f"{flag} {path}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores from a user's Python function of texts or whole dialogues."""
+"""Scores from a user's Python function of texts."""
 
 import logging
 import math
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from dschat.base.errors import UserError
 from dschat.base.user_function import call_function, takes
-from dschat.data.dialogues import Dialogue
 from dschat.data.rows import Row
 from dschat.run.stop import stopping_together
 from dschat.scoring.segments import Numbers, is_finite
@@ -25,7 +24,6 @@ logger = logging.getLogger(__name__)
 # Takes prompts, responses, rows and, with --segment_rewards, the texts of each response's macro actions. Returns a
 # number for each response, or in the latter case a list with a number for each of its macro actions.
 RewardFn = Callable[..., object]  # type: ignore[explicit-any]  # three or four arguments
-DialogueFn = Callable[[list[Dialogue], list[dict[str, object]]], Tensor]
 RETRY_WAITS = (1.0, 2.0, 4.0)  # seconds before each further call with --on_reward_error retry
 
 
@@ -99,16 +97,16 @@ class FunctionScores:
             result = _to_lists(result)
         has_lists = isinstance(result, list) and any(isinstance(numbers, list) for numbers in result)
         if texts.segments is None or not isinstance(result, list) or not has_lists:
-            return _checked(_with_nan(result), len(texts.responses), "response", name).tolist()
+            return checked_numbers(with_nan(result), len(texts.responses), "response", name).tolist()
         if len(result) != len(texts.responses):
             raise UserError(f"{name} returned {len(result)} lists for {len(texts.responses)} responses.")
         numbers: list[Numbers] = []
         for row, (row_result, lengths) in enumerate(zip(result, texts.segments.lengths, strict=True)):
             if isinstance(row_result, list):
                 row_name = f"{name}, response {row} of the call,"
-                numbers.append(_checked(_with_nan(row_result), len(lengths), "macro action", row_name).tolist())
+                numbers.append(checked_numbers(with_nan(row_result), len(lengths), "macro action", row_name).tolist())
             else:
-                numbers += _checked(_with_nan([row_result]), 1, "response", name).tolist()
+                numbers += checked_numbers(with_nan([row_result]), 1, "response", name).tolist()
         return numbers
 
 
@@ -117,13 +115,13 @@ def _call(function: RewardFn, flag: str, texts: ResponseTexts) -> object:
 
     What it changes in them does not reach other sources, the sample files or the next epoch.
     """
-    arguments: list[object] = [list(texts.prompts), list(texts.responses), _columns_of(texts.rows)]
+    arguments: list[object] = [list(texts.prompts), list(texts.responses), columns_of(texts.rows)]
     if texts.segments is not None:
         arguments.append(deepcopy(texts.segments.texts))
     return call_function(function, flag, *arguments)
 
 
-def _columns_of(rows: Sequence[Row]) -> list[dict[str, object]]:
+def columns_of(rows: Sequence[Row]) -> list[dict[str, object]]:
     """Copies of all columns, also for each of several responses to one row."""
     return [deepcopy(row.extra) for row in rows]
 
@@ -141,20 +139,6 @@ def require_arguments(function: RewardFn, spec: str, flag: str, with_segments: b
     raise UserError(f"{flag} {spec}: it is called with three arguments: make it f(prompts, responses, rows).{remedy}")
 
 
-class FunctionDialogueScores:
-    """Scores from a :data:`DialogueFn`, whose result is checked."""
-
-    def __init__(self, function: DialogueFn, flag: str) -> None:
-        self._function = function
-        self._flag = flag
-
-    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row], finished: Sequence[bool]) -> Tensor:
-        copies = [deepcopy(dialogue) for dialogue in dialogues]
-        result = call_function(self._function, self._flag, copies, _columns_of(rows))
-        name = getattr(self._function, "__name__", "function")
-        return _checked(_with_nan(result), len(dialogues), "dialogue", f"{self._flag}: {name}")
-
-
 def _to_lists(result: object) -> object:
     """Converts tensors, arrays and tuples to lists, at every level."""
     if isinstance(result, Tensor | np.ndarray):
@@ -164,14 +148,14 @@ def _to_lists(result: object) -> object:
     return result
 
 
-def _with_nan(result: object) -> object:
+def with_nan(result: object) -> object:
     """Replaces None in a list or tuple by NaN; anything else is not changed."""
     if isinstance(result, list | tuple):
         return [math.nan if number is None else number for number in result]
     return result
 
 
-def _checked(result: object, count: int, kind: str, name: str) -> Tensor:
+def checked_numbers(result: object, count: int, kind: str, name: str) -> Tensor:
     """A function's result as (count,) float32 on the CPU; raises UserError if it is anything else."""
     try:
         if not isinstance(result, list | tuple | Tensor | None):  # torch does not read series, nor every array

@@ -4,22 +4,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
-from dschat.data.dialogues import Dialogue
-from dschat.data.rows import Row
-from dschat.data.turn_end import MARK, QUESTION
 from dschat.models.engines import Scalar
 from dschat.models.layout import PassSize, layouts
-from dschat.models.reward_notes import noted_end_id
 from dschat.run.distributed import largest_over_ranks
-from dschat.scoring.reward_reader import ClassifierReader, RewardReader, encode_dialogues
+from dschat.scoring.reward_reader import RewardReader
 from dschat.scoring.source import ResponseTexts, Scores, prefix_texts, with_segments
 from macro_actions.types import Rollout
 
@@ -85,70 +79,3 @@ class TextRewardScores:
             first_problem = next(iter(too_long.values()))
             logger.warning("%s Texts without a score: %d of %d.", first_problem, len(too_long), len(scores))
         return scores
-
-
-class RewardModelDialogueScores:
-    """The score of a sequence classifier for a dialogue that is rendered by its own chat template."""
-
-    def __init__(
-        self, classifier: ClassifierReader, tokenizer: PreTrainedTokenizerBase, name: str, skips: bool = False
-    ) -> None:
-        """Takes a model and its tokenizer.
-
-        Args:
-            classifier: reads token ids.
-            tokenizer: the model's own; it need not be able to pad.
-            name: flag and path, for messages.
-            skips: a dialogue that cannot be read has the score NaN; otherwise it is an error.
-
-        Raises:
-            UserError: there is no chat template, or it refuses a dialogue.
-        """
-        self._classifier = classifier
-        self._tokenizer = tokenizer
-        self._name = name
-        self._skips = skips
-        self._end_id: int | None = None
-        if classifier.end_token is not None:
-            self._end_id = noted_end_id(classifier.end_token, tokenizer, name)
-        if tokenizer.chat_template is None:
-            raise UserError(
-                f"{name}: its tokenizer has no chat template, which would say how the model reads a dialogue. Use a "
-                "reward model for chats, or --reward_function."
-            )
-        probe = [*QUESTION, {"role": "assistant", "content": MARK}]
-        _, problems = self._readable([probe], ["a dialogue of one turn"], [True])
-        for problem in problems:
-            raise UserError(problem)
-
-    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row], finished: Sequence[bool]) -> Tensor:
-        """See `dschat.scoring.source.DialogueScores`. Raises UserError if a dialogue cannot be read."""
-        ids, problems = self._readable(dialogues, [row.origin for row in rows], finished)
-        if problems and not self._skips:
-            raise UserError(problems[0])
-        scores = torch.full((len(dialogues),), torch.nan)
-        scores[list(ids)] = self._classifier.numbers(list(ids.values()))
-        return scores
-
-    def _readable(
-        self, dialogues: Sequence[Dialogue], origins: Sequence[str], finished: Sequence[bool]
-    ) -> tuple[dict[int, list[int]], list[str]]:
-        """Token ids of the dialogues that can be read, by number, and what is wrong with the others."""
-        ids, refused = encode_dialogues(self._tokenizer, dialogues, finished, end_id=self._end_id)
-        problems = []
-        for number, error in refused.items():
-            problems.append(
-                f"{self._name}: its chat template refuses {origins[number]}: {error}. Use a template that takes turns "
-                "of user and assistant, or --reward_function."
-            )
-        limit = self._classifier.limit
-        fitting: dict[int, list[int]] = {}
-        for number, sequence in ids.items():
-            if limit is None or len(sequence) <= limit:
-                fitting[number] = sequence
-            else:
-                problems.append(
-                    f"{self._name} reads at most {limit} tokens, but a dialogue of {origins[number]} has come to "
-                    f"{len(sequence)}: lower --max_turns, --max_answer_seq_len or --max_seq_len."
-                )
-        return fitting, problems

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A reward model that reads texts with its own tokenizer, of any architecture with one label.
 
-Texts and dialogues become input of a reward model here and nowhere else: for step 3 and online REFUEL
-(`scoring/reward_model.py`), the server (`serve.py`), evaluation and the demo. In step 3, a reward model with the
+Texts and dialogues become input of a reward model here and nowhere else: for step 3 (`scoring/reward_model.py`),
+REFUEL (`refuel/scores.py`), the server (`serve.py`), evaluation and the demo. In step 3, a reward model with the
 policy's tokenizer reads the sampled ids instead, see `RewardModelScores`.
 """
 

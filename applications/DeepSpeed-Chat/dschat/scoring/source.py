@@ -13,7 +13,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dschat.data.dialogues import Dialogue
 from dschat.data.rows import Row
 from dschat.models.engines import Scalar
 from dschat.models.layout import Lengths
@@ -182,19 +181,6 @@ def with_segments(
         _warn_of_whole_responses(name)
     scores, rewards = texts.segments.rewards(numbers)
     return Scores(scores.to(device), segments=rewards.to(device))
-
-
-class DialogueScores(Protocol):
-    """Scores dialogues that end with a reply."""
-
-    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row], finished: Sequence[bool]) -> Tensor:
-        """One number for each of B dialogues: (B,) float32, on a CPU.
-
-        Args:
-            dialogues: their messages.
-            rows: their data rows.
-            finished: whether the last reply of each ended; else it was cut.
-        """
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 """Scores of functions that the user has written (--reward_function, --metric_function)."""
 
 from dschat.base.user_function import load_function
-from dschat.scoring.function import FunctionDialogueScores, FunctionScores, require_arguments
+from dschat.scoring.function import FunctionScores, require_arguments
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.rewards import OnRewardError
 from dschat.training.steps.scores import SourceParts
@@ -44,13 +44,3 @@ def check_functions(config: PPOConfig) -> None:
         function_scores(spec, "--reward_function", with_segments=with_segments)
     if config.rewards.metric_function:
         function_scores(config.rewards.metric_function, "--metric_function")
-
-
-def dialogue_function_scores(spec: str) -> FunctionDialogueScores:
-    """Scores of a user's function of dialogues, named by --reward_function.
-
-    Raises:
-        UserError: it cannot be imported, or does not take dialogues and rows.
-    """
-    flag = "--reward_function"
-    return FunctionDialogueScores(load_function(spec, flag, ["dialogues", "rows"]), flag)
