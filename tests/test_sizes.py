@@ -84,9 +84,7 @@ def encoded_texts(folder: Path) -> list[Any]:
 
 def batches_of_rows(folder: Path) -> list[Any]:
     make = partial(prompt_examples, tokenizer=make_tokenizer(), max_prompt_seq_len=5)
-    examples, dropped = encode_rows(
-        PromptExample, make, prompt_rows(), "tokenising", 1, False, folder / "examples.arrow"
-    )
+    examples, dropped = encode_rows(PromptExample, make, prompt_rows(), "tokenising", folder / "examples.arrow")
     return [*examples, dropped]
 
 
@@ -193,7 +191,7 @@ def test_many_characters_are_encoded_by_several_processes(characters, monkeypatc
     monkeypatch.setattr(tokenised, "FEW", 100)
     monkeypatch.setattr(tokenised, "num_workers", lambda: 5)
     rows = [Row("a" * 50, None, "b" * (characters - 50), None, {}, "rows:1")]
-    assert num_workers() >= 1 and workers_for(rows) == (5 if characters == 100 else 1)
+    assert num_workers() >= 1 and workers_for(rows) == (5 if characters == 100 else None)
 
 
 @pytest.mark.parametrize("large", [False, True])

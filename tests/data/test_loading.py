@@ -46,7 +46,6 @@ from dschat.data.tokenised import (
     open_table,
     row_of,
     row_text,
-    schema_of,
 )
 from factories import make_tokenizer
 from fault_runs import small_files_only, without_override
@@ -332,14 +331,7 @@ def test_a_tokenizer_is_the_same_before_and_after_use_and_with_a_pad_token() -> 
     assert tokenizer_fingerprint(other) != before
 
 
-def test_an_example_with_an_unknown_field() -> None:
-    names = ["tokens", "left_out", "prompt_ids", "chosen_ids", "rejected_ids"]
-    assert schema_of(PreferenceExample).names == names
-
-
-@pytest.mark.parametrize(
-    ("kind", "lines"), [(SFTExample, "256"), (PairExample, "2456"), (PreferenceExample, "2456"), (PromptExample, "")]
-)
+@pytest.mark.parametrize(("kind", "lines"), [(SFTExample, "256"), (PairExample, "2456"), (PromptExample, "")])
 def test_empty_responses_are_said_once(kind, lines, tmp_path, caplog) -> None:
     """Also from the cache. Lines 2, 5 and 6 have an empty response, line 4 a rejected one."""
     texts = zip(["a", "", "b", "c", " \n", ""], ["x", "y", "z", "", "u", "v"], strict=True)
@@ -358,7 +350,7 @@ def test_empty_responses_are_said_once(kind, lines, tmp_path, caplog) -> None:
             assert len(places) == 3 and set(places) <= set(lines), "the first three in the order of the shuffle"
 
 
-@pytest.mark.parametrize(("column", "label"), [("label", False), ("kto_tag", False), ("label", "False")])
+@pytest.mark.parametrize(("column", "label"), [("label", False), ("kto_tag", "False")])
 def test_step_1_warns_of_responses_that_are_labelled_as_bad_ones(column, label, tmp_path, caplog) -> None:
     """Rows for KTO; the label of a row that is not true or false, such as a class, says nothing."""
     rows: list[dict[str, object]] = [{"prompt": f"q {number}", "completion": "a", column: True} for number in range(4)]
@@ -389,18 +381,6 @@ def test_responses_that_begin_with_their_prompts_are_warned_of(repeats, expected
         assert any(note in message for message in caplog.messages) is expected
         caplog.clear()
     assert ("repeated   the responses of 4 of 8 rows" in check_report(str(tmp_path), None, Settings())) is expected
-
-
-@pytest.mark.parametrize(("kind", "expected"), [(SFTExample, False), (PairExample, True), (PreferenceExample, True)])
-def test_rejected_responses_that_begin_with_their_prompts(kind, expected, tmp_path, caplog) -> None:
-    """Step 1 reads no rejected responses, so that it does not warn of them."""
-    question = "What is the capital of France?"
-    rows = [{"prompt": question, "chosen": "a", "rejected": f"{question} {number}"} for number in range(4)]
-    for name in ("train", "test"):
-        write_jsonl(tmp_path / f"{name}.jsonl", rows)
-    loader_of(kind, tmp_path, data_split="1,0,0").read(show=True)
-    note = "the responses of 4 of 4 rows begin with their prompt"
-    assert any(note in message for message in caplog.messages) is expected
 
 
 def test_what_validates_is_part_of_the_key_and_is_said_again(tmp_path, caplog) -> None:

@@ -15,7 +15,6 @@ from dschat.data.examples import PairExample, PreferenceExample, PromptExample, 
 from dschat.data.formats import parse_row
 from dschat.data.plain_prompts import plain_prompt_note
 from dschat.settings.common import ColumnFlags
-from dschat.settings.ppo import PPOConfig
 from factories import make_tokenizer
 
 CHATML = (
@@ -53,7 +52,6 @@ def source(tmp_path: Path) -> Path:
     [
         (CHATML, "hi", True),
         (CHATML, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
-        (CHATML, "<|im_start|>user\nhi<|im_end|>", False),
         (LLAMA2, "hi", True),
         (LLAMA2, "[INST] hi [/INST]", False),
         (LLAMA2, "<bos>hi", True),  # BOS alone is no template
@@ -128,9 +126,9 @@ def test_cached_examples_know_the_flag(source, tmp_path, monkeypatch, caplog) ->
         loader = data_cases.loader_of(SFTExample, flags_of(source, **flags), 100, tokenizer=chat_tokenizer())
         loader.make()
         caplog.clear()
-        assert loader.open(loader.made_from, show=True) is not None
+        assert loader.open(loader.key, show=True) is not None
         assert ("are plain text" in caplog.text) == (not flags)
-        keys.append(loader.made_from)
+        keys.append(loader.key)
     assert keys[0] != keys[1]
 
 
@@ -161,21 +159,6 @@ def test_prepare_says_it_and_training_does_not_apply_it_again(source, tmp_path, 
     with pytest.raises(UserError, match="--apply_chat_template: the rows of .*plain were prepared without it"):
         load("plain")
     assert load("chat").train[0].prompt_text.endswith("<|im_end|>\n<|im_start|>assistant\n")
-
-
-def test_problems_of_programs_are_said_too(tmp_path, caplog) -> None:
-    """They are read by a function of their own."""
-    from dschat.programs.step3 import load_problems
-
-    no_pool: Any = None  # solutions are not run
-    tests = '{"inputs": ["1"], "outputs": ["1"]}'
-    rows = [{"question": f"q{i}", "solutions": "", "input_output": tests} for i in range(60)]
-    file = write_jsonl(tmp_path / "rows.jsonl", rows)
-    make = data_cases.make_of(PromptExample, chat_tokenizer(), 100)
-    names = {"actor_model_name_or_path": "a", "output_dir": "out"}
-    config = PPOConfig(data_path=[str(file)], data_split="0,0,1", **names)
-    load_problems(config, make, no_pool, lambda rows: None)
-    assert caplog.text.count("are plain text") == 1
 
 
 def test_it_is_not_said_of_prompts_that_an_environment_writes(source, tmp_path, monkeypatch, caplog) -> None:

@@ -4,7 +4,6 @@
 import datetime
 import json
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from data_cases import look_at_data as main
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import template_fingerprint
 from dschat.data.encoding import prompt_text
-from dschat.data.examples import PromptExample, SFTExample, prompt_examples
-from dschat.data.tokenised import BATCH, encode_rows
+from dschat.data.examples import PromptExample, SFTExample
 from dschat.models import template_date as clock
 from factories import make_tokenizer
 
@@ -86,20 +84,13 @@ def test_users_may_set_the_date_of_a_new_run(monkeypatch) -> None:
         clock.begin_date()
 
 
-def test_worker_processes_read_the_same_date() -> None:
-    rows = [talk_row(TALK, line=i) for i in range(2 * BATCH)]
-    make = partial(prompt_examples, tokenizer=dated_tokenizer(), max_prompt_seq_len=100)
-    found, _ = encode_rows(PromptExample, make, rows, "tokenising rows", workers=2)
-    assert {example.prompt_text for example in found} == {"26 Jul 2024: the cat "}
-
-
 @pytest.mark.parametrize(("template", "changes"), [(DATED, True), (PLAIN, False)])
 def test_cached_examples_are_of_a_date_where_the_template_reads_it(template, changes, talks, monkeypatch) -> None:
     keys = []
     for day in ("2024-07-26", "2024-07-27"):
         monkeypatch.setenv(clock.RUN_VARIABLE, day)
         loader = data_cases.loader_of(SFTExample, flags_of(talks), 100, tokenizer=dated_tokenizer(template))
-        keys.append(loader.made_from)
+        keys.append(loader.key)
     assert (keys[0] != keys[1]) == changes
 
 
