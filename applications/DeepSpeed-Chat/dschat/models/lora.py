@@ -301,18 +301,6 @@ def recorded_base(folder: Path) -> str | None:
     return recorded if re.fullmatch(r"[0-9a-f]{40,64}", recorded) else None
 
 
-def warn_of_unknown_base(folder: Path, base: str) -> None:
-    """Warns of an adapter of another program that is merged into whatever a relative path leads to."""
-    if Path(base).is_dir() and not Path(base).is_absolute() and recorded_base(folder) is None:
-        logger.warning(
-            "%s names its base by the relative path %s, which is %s from here; whether the adapter was trained on that"
-            " model is not known. Give an absolute path there.",
-            folder / CONFIG,
-            base,
-            os.path.abspath(base),
-        )
-
-
 def is_model(path: str, recorded: str) -> bool:
     """Whether a model is the one that `recorded_base` describes. If it cannot be found, opening it says so."""
     try:

@@ -70,22 +70,6 @@ def refuse_pickles(path: str, where: str) -> None:
 def gguf_remedy(path: str) -> str | None:
     """What to do with a GGUF file, or a folder or repository of such files; None for any other path."""
     location = Path(path)
-    if location.is_dir() and any(location.glob("*.gguf")):
-        folder = str(location)
-        file_name = sorted(location.glob("*.gguf"))[0].name
-    elif not location.is_dir() and location.suffix.lower() == ".gguf":
-        folder = str(location.parent)
-        file_name = location.name
-    elif not location.exists() and "gguf" in location.name.lower():
-        folder = str(location)
-        file_name = "FILE.gguf"
-    else:
-        return None
-    return (
-        "GGUF weights, which are quantised for inference and can neither be trained nor score as they are. Prefer the "
-        "original model (safetensors). Or convert them, with the package gguf installed: model = "
-        f"AutoModelForCausalLM.from_pretrained({folder!r}, gguf_file={file_name!r}, dtype=torch.float32); build a "
-        "second model by AutoModelForCausalLM.from_config(model.config), give it model.state_dict() by "
-        "load_state_dict, and save_pretrained(FOLDER) both that model and the tokenizer, which AutoTokenizer opens "
-        "with the same gguf_file. Then give FOLDER."
-    )
+    if any(location.glob("*.gguf")) or (not location.is_dir() and "gguf" in location.name.lower()):
+        return "GGUF weights, which are quantised for inference. Give the original model (safetensors)."
+    return None

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_kernels_available
 
 from dschat.base.errors import UserError
 
@@ -22,8 +21,6 @@ AUTO = "auto"
 SDPA = "sdpa"
 EAGER = "eager"
 FLEX = "flex_attention"
-FLASH_2 = "flash_attention_2"
-FLASH_3 = "flash_attention_3"
 PLAIN_ATTENTION = (AUTO, SDPA, EAGER)  # supported by every model and device
 # Words in the messages with which transformers refuses an attention.
 REFUSAL_WORDS = ("flash", "flex", "attn_implementation", "attention implementation", "kernels")
@@ -39,9 +36,9 @@ def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
 
 
 def check_attention(wanted: str, dtype: torch.dtype) -> None:
-    """Raises UserError if an attention needs a GPU, another dtype or a package that is not installed.
+    """Raises UserError if an attention needs a GPU or another dtype.
 
-    It does not check whether an attention kernel supports the GPU: transformers does when it loads the kernel.
+    Whether its package is installed and supports the GPU is checked by transformers, see `explain_refusal`.
     """
     if wanted in PLAIN_ATTENTION:
         return
@@ -51,23 +48,6 @@ def check_attention(wanted: str, dtype: torch.dtype) -> None:
         raise UserError(f"{FLAG} {wanted} needs a GPU{reason}. {remedy}")
     if dtype == torch.float32 and "flash" in wanted:
         raise UserError(f"{FLAG} {wanted} computes in half precision only: give --dtype bf16. Or: {remedy}")
-    package = missing_package(wanted)
-    if package is not None:
-        raise UserError(f"{FLAG} {wanted} needs the package {package}, which is not installed here. {remedy}")
-
-
-def missing_package(wanted: str) -> str | None:
-    """The package that an attention needs and that is not installed; None if nothing is missing.
-
-    With the package kernels, transformers downloads flash attention from the hub.
-    """
-    if wanted == FLEX or is_kernels_available():
-        return None
-    if wanted == FLASH_2:
-        return None if is_flash_attn_2_available() else "flash-attn (or kernels)"
-    if wanted == FLASH_3:
-        return None if is_flash_attn_3_available() else "flash-attn-3 (or kernels)"
-    return "kernels"  # any other name is that of a kernel on the hub
 
 
 def resolve_attention(wanted: str, config: PreTrainedConfig) -> str | None:

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
-from dschat.models.lora import base_of, has_score_head, merge_adapter, named_base, warn_of_unknown_base
+from dschat.models.lora import base_of, has_score_head, merge_adapter, named_base
 from dschat.models.open_errors import explain_missing, refuse_pickles, refuse_pointers
 from dschat.models.opening import (
     LoadOptions,
@@ -100,7 +100,6 @@ def open_pretrained(
     attention = load_options.attention
     if source.adapters:
         logger.info("%s: a LoRA adapter, which is merged into %s", source.where, source.base)
-        warn_of_unknown_base(source.adapters[0], source.base)
     check_attention(attention, dtype)
     try:
         with load_options.placement.while_loading() as placement_options:

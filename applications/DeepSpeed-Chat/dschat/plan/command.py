@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +35,6 @@ CONFIGS: dict[str, type[CommonConfig]] = {
     "refuel": RefuelConfig,
     "refuel-online": RefuelOnlineConfig,
 }
-SCRIPT_COMMAND = re.compile(r"-m dschat (\S+) --config (\S+)")  # in a training script: subcommand, preset
 
 
 def run(options: PlanOptions) -> int:
@@ -68,20 +66,13 @@ def find_files(name: str, step: str | None) -> list[tuple[str, str]]:
     """The subcommands to plan, each with its settings file or preset, in the order of the steps.
 
     Args:
-        name: a preset of the package, or the path of a YAML file or a training script.
+        name: a preset of the package, or the path of a YAML file.
         step: subcommand to plan; None for all that the preset has.
 
     Raises:
         UserError: there is no such file or preset.
     """
     path = Path(name)
-    if path.is_file() and path.suffix == ".sh":
-        command = SCRIPT_COMMAND.search(path.read_text(encoding="utf-8"))
-        if command is None:
-            raise UserError(
-                f"{name} is not a training script of this package; give one of those, a YAML file or a preset."
-            )
-        return [(command[1], command[2])]
     if path.is_file():
         if step is None:
             raise UserError(

@@ -14,11 +14,9 @@ from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import prepared_share
 from dschat.data.sources import described, read_share
 from dschat.data.splits import PUBLISHED_SPLIT, parse_fractions, split_bounds, with_eval_share
-from dschat.refuel.settings import RefuelConfig, RefuelOnlineConfig
+from dschat.refuel.settings import RefuelConfig
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
-from dschat.settings.ppo import PPOConfig
-from dschat.settings.supervised import SupervisedConfig
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,6 @@ class Counts:
     held_out: int  # evaluation rows
     updates: int  # optimizer updates
     trained: int  # examples in these updates; in step 3, prompts with all of their responses
-    evaluations: int  # those at the start and at the end included
-    evaluated: int  # examples in all evaluations
 
 
 def counts(config: CommonConfig, plan: BatchPlan, examples: int, held_out: int) -> Counts:
@@ -44,35 +40,7 @@ def counts(config: CommonConfig, plan: BatchPlan, examples: int, held_out: int) 
     if examples < size:
         raise UserError(f"{examples} training rows are fewer than the {size} that are needed at a time.")
     updates = config.total_updates(examples, plan)
-    evaluations = _evaluations(updates, updates_per_size, config.output.eval_interval) if held_out else 0
-    evaluation_size = min(held_out, _evaluation_size(config, plan) or held_out)
-    return Counts(
-        examples=examples,
-        held_out=held_out,
-        updates=updates,
-        trained=updates // updates_per_size * size,
-        evaluations=evaluations,
-        evaluated=evaluations * evaluation_size,
-    )
-
-
-def _evaluations(updates: int, at_a_time: int, interval: int) -> int:
-    """Number of evaluations: at the start, at the end, and whenever the updates pass a multiple of the interval."""
-    due = 0
-    if interval:
-        for end in range(at_a_time, updates, at_a_time):
-            due += (end - at_a_time) // interval < end // interval
-    return 2 + due
-
-
-def _evaluation_size(config: CommonConfig, plan: BatchPlan) -> int:
-    """The most examples of one evaluation; 0: all."""
-    if isinstance(config, PPOConfig):
-        return config.num_eval_prompts(plan.world_size)
-    if isinstance(config, RefuelOnlineConfig):
-        return config.sampling.eval_prompts or 0
-    assert isinstance(config, SupervisedConfig)
-    return config.num_eval_examples(plan.world_size)
+    return Counts(examples=examples, held_out=held_out, updates=updates, trained=updates // updates_per_size * size)
 
 
 def find_sources(config: CommonConfig) -> list[dict[str, Any]] | None:

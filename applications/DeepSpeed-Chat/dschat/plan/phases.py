@@ -41,7 +41,6 @@ from dschat.settings.supervised import SupervisedConfig
 
 CUDA_BYTES = 2_500_000_000  # GPU memory used by the CUDA context, NCCL and cuBLAS workspaces
 VLLM_CPU_CACHE = 1 << 28  # the KV cache that `dschat.vllm.engine` asks vLLM for on a CPU
-VLLM_PASSES = 2_000_000_000  # GPU memory for vLLM's activations and logits: an allowance that was never measured
 GB = 10**9
 PROCESS_BYTES = 3_000_000_000  # main memory of a process that has loaded torch, DeepSpeed and CUDA's libraries
 FILES_AT_A_TIME = 2  # files of a model that are in memory while it is saved
@@ -284,22 +283,6 @@ def uses_graphs(config: SamplingConfig, machine: Machine) -> bool:
         return False
     setting = config.sampling.decode_graphs
     return setting == "on" or (setting == "auto" and machine.device.type == "cuda")
-
-
-def engines(config: PPOConfig, plan: BatchPlan, actor: Role, machine: Machine, gpus: int) -> dict[int, int]:
-    """The possible sizes of a vLLM engine: GPUs per engine → bytes on each of them.
-
-    The number of GPUs divides the attention heads and all `gpus`, and stays within a node. Each GPU holds its part of
-    the actor, keys and values of what one training process samples at a time, and VLLM_PASSES.
-    """
-    heads: int = actor.model.config.get_text_config().num_attention_heads
-    on_a_node = min(gpus, machine.gpus_per_node)
-    cache_and_passes = _kv_cache(config, plan, actor, machine) + VLLM_PASSES
-    sizes = {}
-    for k in range(1, on_a_node + 1):
-        if gpus % k == on_a_node % k == heads % k == 0:
-            sizes[k] = -(-actor.weights.whole // k) + cache_and_passes
-    return sizes
 
 
 def _vllm_parts(config: PPOConfig, actor: Role, machine: Machine) -> dict[str, int]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TypeVar
 
 from dschat.base.errors import UserError
@@ -87,31 +87,12 @@ def change_as_flags(change: Change) -> str:
 def hardware_advice(plan: Plan) -> str:
     """Advice for a plan that no flag makes fit."""
     actor = plan.sampling_actor
-    memory = plan.machine.device_memory or 0
-    if actor + CUDA_BYTES <= memory:
+    if actor + CUDA_BYTES <= (plan.machine.device_memory or 0):
         return "more GPUs, smaller batches, LoRA (--lora_dim) or a smaller model"
-    divisors = _engine_sizes(plan, memory)
-    vllm = ""
-    if isinstance(plan.config, PPOConfig) and divisors:
-        vllm = (
-            f" or --rollout_engine vllm with --vllm_tensor_parallel {divisors[0]}, which divides the actor,"
-            " or with servers on other GPUs (--vllm_url);"
-        )
     return (
-        f"a smaller actor, or GPUs with more memory;{vllm} more GPUs or LoRA do not help: during sampling, each GPU"
-        f" holds {actor / GB:.1f} GB of the actor"
+        "a smaller actor, GPUs with more memory, or in step 3 --rollout_engine vllm with a --vllm_tensor_parallel that"
+        f" divides it; more GPUs or LoRA do not help: during sampling, each GPU holds {actor / GB:.1f} GB of the actor"
     )
-
-
-def _engine_sizes(plan: Plan, memory: int) -> Sequence[int]:
-    """Numbers of GPUs that could hold the actor together."""
-    processes = plan.machine.processes
-    actor = plan.roles[0].weights.whole
-    sizes = []
-    for k in range(2, processes + 1):
-        if processes % k == 0 and actor / k + CUDA_BYTES < memory:
-            sizes.append(k)
-    return sizes
 
 
 def _changes(config: CommonConfig) -> Iterator[Change]:

@@ -12,7 +12,7 @@ from dschat.data.sources import source_line
 from dschat.plan.counts import Counts
 from dschat.plan.disk import DISK_RATE
 from dschat.plan.models import Role
-from dschat.plan.phases import CUDA_BYTES, GB, engines
+from dschat.plan.phases import CUDA_BYTES, GB
 from dschat.plan.plan import Plan
 from dschat.plan.remedies import Change, change_as_flags, hardware_advice
 from dschat.plan.states import model_states
@@ -48,7 +48,6 @@ class PlanReport:
             _model_table(plan),
             _phase_table(plan),
             _verdict(plan, self.remedies),
-            _server_line(plan),
             _host_line(plan),
             _disk_line(plan),
             "\n".join(source_line(source) for source in self.sources),
@@ -178,25 +177,6 @@ def _verdict(plan: Plan, remedies: Sequence[tuple[Change, Plan]]) -> str:
     return "\n".join(lines)
 
 
-def _server_line(plan: Plan) -> str:
-    """What the servers of --vllm_url need, on GPUs that are assumed to be as large."""
-    config = plan.config
-    machine = plan.machine
-    if not isinstance(config, PPOConfig) or not config.vllm.vllm_url or machine.device_memory is None:
-        return ""
-    batches = config.plan_batches(machine.processes)
-    sizes = engines(config, batches, plan.roles[0], machine, machine.gpus_per_node)
-    fitting = [k for k, size in sizes.items() if size + CUDA_BYTES <= machine.device_memory]
-    k = min(fitting, default=max(sizes))
-    held = "the actor" if k == 1 else f"1/{k} of the actor"
-    verdict = "" if fitting else ", which DOES NOT FIT"
-    return (
-        f"Each server of --vllm_url, on GPUs of its own: with --tensor_parallel {k} at least"
-        f" {(sizes[k] + CUDA_BYTES) / GB:.1f} GB of each GPU ({held}, and a cache for the responses that one process"
-        f" samples at a time){verdict}."
-    )
-
-
 def _host_line(plan: Plan) -> str:
     sizes = asdict(plan.host) | {"computing": plan.main_memory - plan.host.total}
     line = (
@@ -229,18 +209,16 @@ def _disk_line(plan: Plan) -> str:
 def _count_line(plan: Plan, counts: Counts | None) -> str:
     if counts is None:
         return "Updates and samples: give --prompts N, the number of training rows."
-    trained_on, evaluated_on = _example_names(plan.config)
-    trained = f"{counts.examples:,} training rows: {counts.updates:,} updates on {counts.trained:,} {trained_on}"
-    evaluated = f"{counts.evaluations:,} evaluations on {counts.evaluated:,} {evaluated_on} in all"
-    return f"{trained}; {evaluated} ({counts.held_out:,} held-out rows)."
+    trained = f"{counts.updates:,} updates on {counts.trained:,} {_trained_on(plan.config)}"
+    return f"{counts.examples:,} training rows, {counts.held_out:,} held-out rows: {trained}."
 
 
-def _example_names(config: CommonConfig) -> tuple[str, str]:
-    """What a step trains on and evaluates on."""
+def _trained_on(config: CommonConfig) -> str:
+    """What a step trains on."""
     if isinstance(config, RefuelOnlineConfig):
-        return "dialogues", "dialogues"
+        return "dialogues"
     if not isinstance(config, PPOConfig):
-        return "examples", "examples"
+        return "examples"
     samples = config.rollouts.samples_per_prompt
     trained_on = "prompts, one response each" if samples == 1 else f"prompts, {samples} responses each"
     advantages = config.advantages
@@ -249,4 +227,4 @@ def _example_names(config: CommonConfig) -> tuple[str, str]:
         trained_on += f", each completed {completions} times at most"
     if advantages.refill_rounds:
         trained_on += f", and up to {advantages.refill_rounds} times as many that replace groups of equal scores"
-    return trained_on, "prompts, one response each"
+    return trained_on
