@@ -1568,9 +1568,6 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_servers_take_nothing_of_the_gpus_that_train"),
     ("GPUs that train hold what servers draw with", "Plan.sampling_actor", "_a.vllm_url", "None",
      "test_servers_take_nothing_of_the_gpus_that_train"),
-    ("each GPU of an engine holds the whole actor", "engines", "-(_a // k)", "-(_a // 1)",
-     "test_what_an_engine_of_vllm_needs"),
-    ("engines reach over nodes", "engines", "min(_a, _b)", "_a", "test_what_an_engine_of_vllm_needs"),
     ("later turns begin with the prompt", "sampling_lengths", "_a + _b - 1", "_a",
      "test_later_turns_need_more_columns"),
     ("environments do not wait for each other", "longest_wait", "math.ceil(_a / _b)", "1",
@@ -1622,7 +1619,6 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_a_pair_of_tokens_that_is_none_is_named"),
     ("logits in half precision", "training_logits", "FLOAT32 * _a.vocab", "_a.width * _a.vocab",
      "test_logits_of_half_precision_and_of_a_soft_cap"),
-    ("no evaluation at the start", "_evaluations", "2 + _a", "1 + _a", "test_updates_and_samples_of_step_1"),
     ("gradients stay", "_free_gradient", "_a = None", "pass", "test_gradients_are_handed_over"),
     # inference
     ("every draw has the first one's seed", "SamplingPolicy.respond", "row_seed(*_a, _b)", "row_seed(*_a, 0)",

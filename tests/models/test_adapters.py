@@ -3,7 +3,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from adapter_cases import (
 )
 from closeness import assert_near, near
 from dschat.base.errors import UserError
-from dschat.base.fingerprints import model_hash
 from dschat.data.rows import Row
 from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_classifier, load_scalar, load_trained_scalar
@@ -36,7 +34,7 @@ from dschat.models.tokenizer import load_tokenizer, own_end_ids
 from dschat.plan.models import open_decoder_config
 from dschat.scoring.reward_reader import load_reward_model
 from dschat.scoring.source import ResponseTexts
-from factories import hf_score, largest_difference, make_causal_lm, make_classifier, save_folder, saved_weights
+from factories import hf_score, largest_difference, make_causal_lm, save_folder, saved_weights
 
 IDS = torch.tensor([[5, 9, 12, 7, 30, 8]])
 
@@ -165,12 +163,6 @@ def test_config_tokenizer_and_end_tokens_are_those_of_the_run_or_else_the_base_s
     ]
 
 
-def test_the_identity_of_an_adapter_is_its_base_s_too(policy, base, tokenizer):
-    before = model_hash(policy)
-    make_causal_lm(seed=9).save_pretrained(base)
-    assert model_hash(policy) != before
-
-
 def edit_settings(path, **changes):
     """Changes an adapter's config; None takes a setting away."""
     file = adapter_alone(path) / "adapter_config.json"
@@ -180,24 +172,6 @@ def edit_settings(path, **changes):
 def forget_base(path):
     """Takes the hash of the base away, as in an adapter of another program."""
     (adapter_alone(path) / "adapter_notes.json").unlink()
-
-
-@pytest.fixture
-def relative_policy(policy, tokenizer, tmp_path, monkeypatch):
-    """An adapter that was trained on the relative path of its base; commands then run in other folders."""
-    monkeypatch.chdir(tmp_path)
-    model = load_causal_lm("base", "--m", torch.float32, tokenizer)
-    path = save_both(tmp_path / "relative", model, "base", tokenizer)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    return path
-
-
-def test_a_base_is_found_from_any_folder(relative_policy, base, tokenizer, tmp_path):
-    save_folder(tmp_path / "elsewhere" / "base", make_causal_lm(seed=9), tokenizer)
-    assert base_of(relative_policy, "--m") == (base, [adapter_alone(relative_policy)])
-    model = load_causal_lm(relative_policy, "--m", torch.float32, tokenizer)
-    assert same(model, load_causal_lm(str(tmp_path / "relative" / "merged"), "--m", torch.float32, tokenizer))
 
 
 @pytest.mark.parametrize("load", [load_causal_lm, load_scalar, open_config, load_tokenizer])
@@ -212,18 +186,6 @@ def test_another_model_at_the_base_s_path_is_refused(load, policy, base, tokeniz
     load(policy, "--m", *arguments)
 
 
-def test_an_edited_base_is_accepted_after_the_remedy(policy, base, tokenizer):
-    config = json.loads((base_file := Path(base) / "config.json").read_text())
-    base_file.write_text(json.dumps(config | {"architectures": None}))
-    with pytest.raises(UserError, match="remove base_hash from .*adapter_notes.json"):
-        load_causal_lm(policy, "--m", torch.float32, tokenizer)
-    notes = adapter_alone(policy) / "adapter_notes.json"
-    remaining = json.loads(notes.read_text())
-    del remaining["base_hash"]
-    notes.write_text(json.dumps(remaining))
-    load_causal_lm(policy, "--m", torch.float32, tokenizer)
-
-
 def test_an_adapter_on_an_adapter_knows_that_the_lowest_base_has_changed(policy, base, tokenizer, tmp_path):
     start = load_scalar(policy, "--m", torch.float32, tokenizer)
     second = save_both(tmp_path / "second", start, policy, tokenizer, seed=2)
@@ -231,23 +193,6 @@ def test_an_adapter_on_an_adapter_knows_that_the_lowest_base_has_changed(policy,
     make_causal_lm(seed=9).save_pretrained(base)
     with pytest.raises(UserError, match=f"--m {second}: .* than the one that is in {policy} now"):
         load_trained_scalar(second, "--m", torch.float32, tokenizer)
-
-
-def test_a_relative_base_of_another_program_s_adapter_is_said(base, tokenizer, tmp_path, monkeypatch, caplog):
-    monkeypatch.chdir(tmp_path)
-    folder = write_users_adapter(tmp_path / "adapter", "base")
-    load_trained_scalar(str(folder), "--m", torch.float32, tokenizer)
-    assert f"names its base by the relative path base, which is {base} from here" in caplog.text
-    caplog.clear()
-    edit_settings(str(folder), base_model_name_or_path=base)
-    load_trained_scalar(str(folder), "--m", torch.float32, tokenizer)
-    assert "relative path" not in caplog.text
-
-
-def test_the_branch_that_another_program_records_says_nothing_of_the_weights(base, tokenizer, tmp_path):
-    folder = write_users_adapter(tmp_path / "adapter", base)
-    edit_settings(str(folder), revision="main")
-    load_trained_scalar(str(folder), "--m", torch.float32, tokenizer)
 
 
 def test_a_base_on_the_hub_is_recorded_with_its_commit(base, tokenizer, tmp_path, monkeypatch):
@@ -356,32 +301,11 @@ def test_an_adapter_of_a_tied_head_is_merged_as_peft_computes_it(case, kind, tok
             assert not again.config.tie_word_embeddings
 
 
-def test_a_tie_that_an_adapter_leaves_stays(tokenizer, tmp_path):
-    """Head and embeddings were saved, and are equal."""
-    base = save_folder(tmp_path / "base", make_causal_lm(tie_word_embeddings=True), tokenizer)
-    folder = write_head_adapter(tmp_path / "adapter", base, ["q_proj"], ["embed_tokens", "lm_head"], same=True)
-    model = load_causal_lm(str(folder), "--m", torch.float32, tokenizer)
-    assert model.lm_head.weight is model.get_input_embeddings().weight and model.config.tie_word_embeddings
-
-
 # -- GGUF
 @pytest.mark.parametrize("place", ["folder", "file", "hub"])
 def test_gguf_weights_are_called_so_with_a_remedy(place, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "model.Q4_1.gguf").write_bytes(b"GGUF")
     path = {"folder": str(tmp_path), "file": str(tmp_path / "model.Q4_1.gguf"), "hub": "somebody/model-GGUF"}[place]
-    for load in (
-        lambda: load_causal_lm(path, "--m", torch.float32, tokenizer),
-        lambda: load_scalar(path, "--m", torch.float32, tokenizer),
-        lambda: load_classifier(path, "--m", torch.float32, tokenizer),
-        lambda: load_tokenizer(path, "--m"),
-        lambda: check_length(path, "--m", 8, "--max_seq_len"),
-    ):
-        with pytest.raises(UserError, match=f"--m {path}: GGUF weights, .*gguf_file=.*save_pretrained"):
-            load()
-
-
-def test_a_file_in_the_place_of_a_folder_is_called_one(tokenizer, tmp_path):
-    make_classifier().save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="--m .*model.safetensors: a file, and no folder"):
-        load_causal_lm(str(tmp_path / "model.safetensors"), "--m", torch.float32, tokenizer)
+    with pytest.raises(UserError, match=f"--m {path}: GGUF weights, .* Give the original model"):
+        load_causal_lm(path, "--m", torch.float32, tokenizer)

@@ -9,7 +9,6 @@ import torch
 
 from closeness import assert_near
 from dschat.base.errors import UserError
-from dschat.models import opening, pretrained
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.opening import LoadOptions, check_attention, explain_refusal, warn_once_if_other_attention
 from dschat.training.steps.engines import RunPlan
@@ -39,45 +38,6 @@ def test_flash_attention_needs_half_precision(name, monkeypatch):
         check_attention(name, torch.float32)
     for plain in ("auto", "sdpa", "eager", "flex_attention"):
         check_attention(plain, torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("name", "package"),
-    [
-        ("flash_attention_2", r"flash-attn \(or kernels\)"),
-        ("flash_attention_3", r"flash-attn-3 \(or kernels\)"),
-        (KERNEL, "kernels"),
-    ],
-)
-def test_the_package_of_a_kernel_is_named(name, package, monkeypatch):
-    """transformers fetches a kernel from the hub where the package kernels is installed."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    names = ("is_flash_attn_2_available", "is_flash_attn_3_available", "is_kernels_available")
-    installed = dict.fromkeys(names, False)
-    for function in installed:
-        monkeypatch.setattr(opening, function, lambda function=function: installed[function])
-    with pytest.raises(UserError, match=f"{name} needs the package {package}, which is not installed .* Use .* sdpa"):
-        check_attention(name, torch.bfloat16)
-    installed["is_kernels_available"] = True
-    check_attention(name, torch.bfloat16)
-    if name.startswith("flash"):
-        number = name.removeprefix("flash_attention_")
-        installed |= {"is_kernels_available": False, f"is_flash_attn_{number}_available": True}
-        check_attention(name, torch.bfloat16)
-
-
-def test_flex_attention_needs_a_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="flex_attention needs a GPU, because torch computes no gradients of it on"):
-        check_attention("flex_attention", torch.float32)
-
-
-def test_a_kernel_that_cannot_be_fetched_is_named(tokenizer, tmp_path, monkeypatch):
-    """As transformers says it, without the package kernels."""
-    folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
-    monkeypatch.setattr(pretrained, "check_attention", lambda *_: None)
-    with pytest.raises(UserError, match=f"--attn_implementation {KERNEL}: .* cannot be opened with it: `kernels`"):
-        load_causal_lm(folder, "--m", torch.bfloat16, tokenizer, load_options=LoadOptions(attention=KERNEL))
 
 
 def test_a_family_without_flash_attention_is_named():

@@ -22,10 +22,9 @@ from dschat.models.compiled import Compiler, compile_layers, compiler_of
 from dschat.models.finetuning import enable_gradient_checkpointing
 from dschat.models.lora import adapters_off, add_lora
 from dschat.models.policy import PolicyModel
-from dschat.models.scalar import ScalarModel
 from dschat.rollouts.generate import sample
 from dschat.rollouts.static import StaticDecoder
-from factories import make_classifier, sampling_of
+from factories import sampling_of
 from model_families import MODEL_FAMILIES
 from rollout_cases import ENDS, FAMILIES, model_of, prompts_of, seeds_of
 
@@ -101,17 +100,6 @@ def test_logprobs_and_gradients_are_those_of_the_layers(family: str, backend: An
     assert compiler.words == "compiled" and graphs() > 0
     for ours, theirs in zip(actual, expected, strict=True):
         assert_near(ours, theirs, 2**9)
-
-
-@pytest.mark.parametrize("backend", [counting, INDUCTOR])
-def test_values_are_those_of_the_layers(backend: Any) -> None:
-    model = ScalarModel(make_classifier("llama")).eval()
-    input_ids, mask = batch_of(3, 12, padded=True)
-    with torch.no_grad():
-        expected = model(input_ids, mask)
-        compile_layers(model.inner, backend)
-        assert_near(model(input_ids, mask), expected, 2**9)
-    assert graphs() > 0
 
 
 @pytest.mark.parametrize("backend", [counting, INDUCTOR])
@@ -246,11 +234,3 @@ def test_a_model_with_too_many_graphs_runs_as_it_is(monkeypatch: pytest.MonkeyPa
         state["n"] = "a" * length
         assert function(torch.zeros(2)).tolist() == [length, length]
     assert compiler.refusal is not None and "recompile_limit" in compiler.refusal
-
-
-def test_layers_of_an_unknown_place_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    causal_lm = model_of("llama")
-    causal_lm.config.num_hidden_layers = 7
-    compiler = compile_layers(causal_lm, counting)
-    assert "where a LlamaForCausalLM keeps its layers" in compiler.words
-    assert compiler_of(causal_lm) is None

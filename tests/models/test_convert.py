@@ -15,8 +15,6 @@ from adapter_cases import write_users_adapter
 from closeness import near
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import tokenizer_fingerprint
-from dschat.base.jsonl import read_rows
-from dschat.data.files import open_files
 from dschat.models.convert import convert, main
 from dschat.models.load import load_causal_lm, load_trained_scalar
 from dschat.models.pretrained import open_config
@@ -154,37 +152,6 @@ def test_a_pointer_in_a_model_s_folder_is_named(name, tokenizer, tmp_path):
     (tmp_path / name).write_text(POINTER)
     with pytest.raises(UserError, match=f"--m {folder}: .*/{name} is a pointer of Git LFS.* `git lfs pull`"):
         opened_wholly(folder, tokenizer)
-
-
-def test_a_pointer_in_place_of_pickles_or_an_adapter_is_named(tokenizer, tmp_path):
-    old = pickled(tmp_path / "old", make_causal_lm(), tokenizer)
-    (tmp_path / "old" / "pytorch_model.bin").write_text(POINTER)
-    with pytest.raises(UserError, match="pytorch_model.bin is a pointer of Git LFS"):
-        open_config(old, "--m")
-    with pytest.raises(UserError, match="pytorch_model.bin is a pointer of Git LFS"):
-        convert(tmp_path / "old", tmp_path / "new")
-    base = save_hf_folder(tmp_path / "base", make_causal_lm(), tokenizer)
-    adapter = write_users_adapter(tmp_path / "adapter", base)
-    (adapter / "adapter_model.safetensors").write_text(POINTER)
-    with pytest.raises(UserError, match="adapter_model.safetensors is a pointer of Git LFS"):
-        open_config(str(adapter), "--m")
-
-
-def test_pointers_that_nobody_reads_do_not_matter(tokenizer, tmp_path):
-    folder = save_hf_folder(tmp_path, make_causal_lm(), tokenizer)
-    for name in ("pytorch_model.bin", "tf_model.h5", "consolidated.safetensors"):
-        (tmp_path / name).write_text(POINTER)
-    opened_wholly(folder, tokenizer)
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"])
-def test_a_pointer_in_place_of_data_is_named(name, tmp_path):
-    file = tmp_path / name
-    file.write_text(POINTER)
-    with pytest.raises(UserError, match=f"--data_path: {file} is a pointer of Git LFS"):
-        open_files(file)
-    with pytest.raises(UserError, match=f"--rows: {file} is a pointer of Git LFS"):
-        read_rows(file, "--rows")
 
 
 # -- files of the vocabulary

@@ -6,7 +6,6 @@ import inspect
 import pytest
 import torch
 import transformers
-from transformers import OPTConfig, OPTForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dschat.base.errors import UserError
@@ -27,7 +26,6 @@ from dschat.models.scalar import last_scores
 from factories import (
     KINDS,
     engine_of,
-    hf_logprobs,
     make_causal_lm,
     make_classifier,
     make_tokenizer,
@@ -78,17 +76,6 @@ def test_what_is_trained_in_words():
     assert describe_trained(layer) == "trains 2 of 6,002 parameters"
 
 
-def test_adapters_in_words():
-    """Each adapter of rank 3 adds 3 × (inputs + outputs) of its layer."""
-    model = make_causal_lm("llama")
-    total = sum(parameter.numel() for parameter in model.parameters())
-    layers = [layer for name, layer in model.named_modules() if name.endswith(("q_proj", "up_proj"))]
-    added = sum(3 * (layer.in_features + layer.out_features) for layer in layers)
-    words = describe_trained(PolicyModel(chosen(model, rank=3, targets=("up_proj", "q_proj"))))
-    adapters = f"with adapters on {len(layers)} layers (q_proj, up_proj)"
-    assert words == f"trains {added:,} of {total + added:,} parameters, {adapters}"
-
-
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_last_layer_is_the_head_alone(kind, group):
     assert changed_by_an_update(chosen(make_causal_lm(kind, **UNTIED), last_layer=True)) == {"lm_head.weight"}
@@ -111,12 +98,6 @@ def test_a_head_that_is_the_embedding_trains_as_both(kind, name, group):
     assert changed_by_an_update(model) == {name}
 
 
-def test_everything_is_everything():
-    model = make_causal_lm()
-    choose_trained(model, EVERYTHING, "base")
-    assert all(p.requires_grad for p in model.parameters())
-
-
 def test_adapters_of_several_targets_with_their_own_scale():
     model = chosen(make_causal_lm(), rank=4, targets=("q_proj", "v_proj"), alpha=2, dropout=0.25)
     names = trained_of(model)
@@ -128,26 +109,6 @@ def test_adapters_of_several_targets_with_their_own_scale():
         chosen(make_causal_lm(), rank=4, targets=("q_proj", "query"))
     with pytest.raises(UserError, match="--lora_module_name lm_head: .* that can have an adapter .*head never has"):
         chosen(make_causal_lm(), rank=4, targets=("lm_head",))
-
-
-def test_dropout_acts_in_training_mode_alone():
-    model = chosen(make_causal_lm(), rank=4, dropout=0.5)
-    for name, p in model.named_parameters():
-        if "lora_B" in name:
-            p.data.normal_(generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        first, again = (hf_logprobs(model.eval(), ROWS[0])[0] for _ in range(2))
-        model.train()
-        dropped, other = (hf_logprobs(model, ROWS[0])[0] for _ in range(2))
-    assert torch.equal(first, again)
-    assert not torch.allclose(dropped, other) and not torch.allclose(first, dropped)
-
-
-def test_a_model_without_a_known_head_is_refused():
-    model = make_causal_lm()
-    model.get_output_embeddings = lambda: None
-    with pytest.raises(UserError, match="--finetune_mode last_layer: it is not known which layer of base"):
-        chosen(model, last_layer=True)
 
 
 TOP = {
@@ -163,19 +124,6 @@ def test_the_last_layer_and_the_norm_behind_it(kind):
     model = make_causal_lm(kind)
     train_top_layers(model, 1, "--trained_layers")
     assert len(trained_of(model)) > 5 and trained_of(model) == [n for n in names_of(model) if n.startswith(TOP[kind])]
-
-
-def test_opt_keeps_its_norm_before_its_layers():
-    sizes = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 50}
-    model = OPTForCausalLM(OPTConfig(word_embed_proj_dim=8, **sizes))
-    train_top_layers(model, 2, "--trained_layers")
-    places = ("model.decoder.layers.1.", "model.decoder.layers.2.", "model.decoder.final_layer_norm.")
-    assert trained_of(model) == [name for name in names_of(model) if name.startswith(places)]
-
-
-def test_more_layers_than_there_are():
-    with pytest.raises(UserError, match="--trained_layers 3: the model has 2 layers"):
-        train_top_layers(make_causal_lm(), 3, "--trained_layers")
 
 
 @pytest.mark.parametrize("family", MODEL_FAMILIES)

@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.pytorch_utils import Conv1D
 
 from closeness import assert_near
-from dschat.models.heads import Float32Linear, keep_float32
+from dschat.models.heads import keep_float32
 from dschat.models.policy import PolicyModel
-from dschat.models.scalar import ScalarModel
-from factories import KINDS, make_causal_lm, make_classifier, pad_rows, ragged_rows
+from factories import KINDS, make_causal_lm, pad_rows, ragged_rows
 
 ROWS = ragged_rows([5], [40])
 TOLERANCE = 1e-5
@@ -93,33 +91,6 @@ def test_gradients_that_nothing_needs_are_not_computed(frozen):
         assert not shapes[frozen] & set(made.shapes) and own[frozen].grad is None
 
 
-def test_a_float32_head_stays_as_it_is():
-    plain, head, x = make_head(bias=True, dtype=torch.float32)
-    assert torch.equal(head(x), plain(x))
-
-
-def test_parameters_and_their_names_stay_and_only_the_head_gives_float32():
-    model = make_causal_lm("llama").bfloat16()
-    before = dict(model.named_parameters())
-    PolicyModel(model)
-    after = dict(model.named_parameters())
-    assert list(before) == list(after) and all(before[name] is after[name] for name in before)
-    assert model.state_dict().keys() == make_causal_lm("llama").state_dict().keys()
-    assert [name for name, module in model.named_modules() if isinstance(module, Float32Linear)] == ["lm_head"]
-    assert model.model(torch.tensor([ROWS[0][0]])).last_hidden_state.dtype == torch.bfloat16
-
-
-def test_other_layers_are_left_alone():
-    class OtherLinear(nn.Linear):
-        """A layer that has a forward of its own."""
-
-    layers = [nn.Embedding(3, 2), Conv1D(3, 2), OtherLinear(2, 3), nn.Sequential(nn.Linear(2, 3))]
-    kinds = [type(layer) for layer in layers]
-    for layer in (*layers, None):
-        keep_float32(layer)
-    assert [type(layer) for layer in layers] == kinds and type(layers[-1][0]) is nn.Linear
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_policy_in_bf16_gives_log_probs_of_logits_that_are_not_rounded(kind):
     model = make_causal_lm(kind).bfloat16()
@@ -140,16 +111,3 @@ def test_a_policy_in_bf16_gives_log_probs_of_logits_that_are_not_rounded(kind):
     assert found.dtype == entropy.dtype == torch.float32
     assert_near(found[0].double(), own)
     assert float((coarse - own).abs().max()) > 10 * TOLERANCE  # what rounding the logits would do
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_scalar_model_in_bf16_gives_numbers_that_are_not_rounded(kind):
-    classifier = make_classifier(kind).bfloat16()
-    ids, attention_mask, _ = pad_rows(ROWS)
-    backbone = getattr(classifier, classifier.base_model_prefix)
-    with torch.no_grad():
-        expected = backbone(ids, use_cache=False).last_hidden_state.double() @ classifier.score.weight[0].double()
-        found = ScalarModel(classifier)(ids, attention_mask)
-    assert found.dtype == torch.float32
-    assert relative_error(found, expected) < TOLERANCE
-    assert rounds_to_itself(found) < 0.1

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dschat.models.layout import Lengths, PassSize, group_by_length, lay_out, layouts
-from factories import make_rollout, ragged_rows
+from dschat.models.layout import Lengths, PassSize, group_by_length, lay_out
+from factories import make_rollout
 
 
 def share_of_tokens(lengths, groups):
@@ -103,25 +103,6 @@ def test_a_process_makes_as_many_groups_as_another_needs():
     assert [len(group) for group in groups] == [1] * 5
 
 
-def test_a_row_above_the_tokens_is_alone():
-    assert [group.tolist() for group in group_by_length(np.array([9, 3, 3]), PassSize(4, 6))] == [[1, 2], [0]]
-    assert group_by_length(np.array([], int), PassSize(4, 6)) == []
-
-
 def test_passes_without_gradients_hold_four_times_as_much_where_tokens_count():
     assert PassSize(16, 8192).without_gradient == PassSize(64, 32768)
     assert PassSize(16).without_gradient == PassSize(16)
-
-
-def test_many_rows_are_cut_piece_by_piece():
-    lengths = np.random.RandomState(0).randint(8, 500, 3001)
-    groups = group_by_length(lengths, PassSize(8))
-    assert len(groups) == 376 and sorted(np.concatenate(groups)) == list(range(3001))
-    assert share_of_tokens(lengths, groups) > 0.99
-
-
-def test_layouts_hold_every_row_once():
-    rollout = make_rollout(ragged_rows([2, 5, 9, 1, 3], [7, 1, 4, 3, 2]))
-    parts = list(layouts(rollout, PassSize(2)))
-    assert len(parts) == 3
-    assert sorted(torch.cat([part.rows for part in parts]).tolist()) == [0, 1, 2, 3, 4]

@@ -55,16 +55,6 @@ def test_a_longer_text_than_a_model_was_made_for_is_a_warning(kind, tokenizer, t
     assert caplog.records[0].levelno == logging.WARNING
 
 
-def test_a_family_that_knows_no_limit_is_silent(tokenizer, tmp_path, caplog):
-    model = transformers.AutoModelForCausalLM.from_config(
-        transformers.BloomConfig(**SIZES, hidden_size=32, n_layer=1, n_head=2)
-    )
-    folder = save_folder(tmp_path, model, tokenizer)
-    with caplog.at_level(logging.INFO, logger="dschat"):
-        check_length(folder, "--m", 100_000, "--max_seq_len")
-    assert not caplog.messages
-
-
 @pytest.mark.parametrize(
     "config", [transformers.BartConfig(**SIZES), transformers.T5Config(vocab_size=100)], ids=["bart", "t5"]
 )

@@ -3,7 +3,6 @@
 
 import copy
 import json
-import logging
 import re
 
 import pytest
@@ -27,7 +26,6 @@ from dschat.models.load import (
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
-from dschat.training.steps.shared_base import classifier_beside
 from factories import (
     KINDS,
     hf_score,
@@ -73,39 +71,10 @@ def test_a_folder_that_does_not_exist_is_named_with_its_flag(load, name, tokeniz
         load(name, "--actor_model_name_or_path", torch.float32, tokenizer)
 
 
-@pytest.mark.parametrize("load", [load_causal_lm, load_scalar])
-def test_a_run_s_folder_is_none_of_a_model_but_holds_some(load, tokenizer, tmp_path):
-    """As step 3 leaves it."""
-    with pytest.raises(UserError, match="this folder holds no model"):
-        load(str(tmp_path), "--m", torch.float32, tokenizer)
-    for name in ("actor", "critic", "tensorboard"):
-        (tmp_path / name).mkdir()
-    for name in ("actor", "critic"):
-        (tmp_path / name / "config.json").write_text("{}")
-    with pytest.raises(UserError) as caught:
-        load(str(tmp_path), "--m", torch.float32, tokenizer)
-    assert f"--m {tmp_path}: this folder holds no " in str(caught.value)
-    assert str(caught.value).endswith(f"Did you mean {tmp_path}/actor or {tmp_path}/critic?")
-
-
-def test_a_folder_without_weights_is_named(tokenizer, tmp_path):
-    folder = save_folder(tmp_path, make_causal_lm(), tokenizer)
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="this folder holds no model"):
-        load_causal_lm(folder, "--m", torch.float32, tokenizer)
-
-
 def test_a_model_without_a_score_head_is_refused(tokenizer, tmp_path):
     folder = save_folder(tmp_path, transformers.BertModel(transformers.BertConfig(vocab_size=100, **SIZES)), tokenizer)
     with pytest.raises(UserError, match="--critic .*has no `score` layer"):
         load_scalar(folder, "--critic", torch.float32, tokenizer)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_data_type_is_the_one_asked_for(dtype, tokenizer, tmp_path):
-    folder = save_folder(tmp_path, make_causal_lm(), tokenizer)
-    for load in (load_causal_lm, load_scalar):
-        assert {p.dtype for p in load(folder, "--m", dtype, tokenizer).parameters()} == {dtype}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,13 +96,6 @@ def test_embeddings_grow_by_an_added_pad_and_the_model_reopens(kind, tmp_path):
     assert_near(reopened(ids).logits, model(ids).logits)
 
 
-def test_special_ids_of_the_tokenizer_are_saved_with_the_model(tokenizer, tmp_path):
-    lm = make_causal_lm(pad_token_id=None, bos_token_id=None, eos_token_id=None)
-    model = load_causal_lm(save_folder(tmp_path, lm, tokenizer), "--m", torch.float32, tokenizer)
-    for place in (model.config, model.generation_config):
-        assert (place.pad_token_id, place.bos_token_id, place.eos_token_id) == (0, 1, 2)
-
-
 def test_a_checkpoint_with_a_generation_config_that_transformers_refuses_to_save_is_saved_at_the_end(
     tokenizer, tmp_path
 ):
@@ -152,13 +114,6 @@ def test_a_generation_config_that_could_not_be_saved_is_refused_before_the_train
     model = load_causal_lm(folder, "--m", torch.float32, tokenizer)  # to generate, for instance
     with pytest.raises(UserError, match=re.compile(message, re.DOTALL)):
         require_savable(model, f"--m {folder}")
-
-
-def test_end_tokens_of_a_tokenizer_without_eos(tmp_path):
-    tokenizer = make_tokenizer(eos_token=None)
-    folder = save_folder(tmp_path, make_causal_lm(), tokenizer)
-    model = load_causal_lm(folder, "--m", torch.float32, tokenizer, end_id=7)
-    assert model.generation_config.eos_token_id == [7]
 
 
 # -- weights that a folder lacks, and those that it has no place for
@@ -183,30 +138,6 @@ def test_a_folder_without_a_layer_is_refused(load, make, tokenizer, tmp_path):
     message = str(caught.value)
     assert f"--m {folder}: 9 of the model's weights are not in the folder: {', '.join(lost[:8])}, …" in message
     assert "saved or copied in part" in message
-
-
-@pytest.mark.parametrize("load", [load_causal_lm, load_scalar])
-def test_weights_of_other_shapes_are_named(load, tokenizer, tmp_path):
-    """As after a config.json was replaced by another model's: three matrices of each MLP, of 64 units."""
-    folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert (config["hidden_size"], config["intermediate_size"]) == (32, 64)
-    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 16}))
-    with pytest.raises(UserError) as caught:
-        load(folder, "--m", torch.float32, tokenizer)
-    message = str(caught.value)
-    assert message.startswith(f"--m {folder}: 6 of the folder's weights have shapes that do not fit its config: ")
-    assert "model.layers.0.mlp.down_proj.weight has [32, 64] instead of [32, 16], " in message
-    assert message.endswith("Is the config.json that of another model?")
-
-
-@pytest.mark.parametrize("load", [load_scalar, load_critic, load_trained_scalar])
-def test_a_classifier_with_several_labels_is_refused(load, tokenizer, tmp_path):
-    config = make_config("llama", num_labels=3)
-    folder = save_folder(tmp_path, transformers.AutoModelForSequenceClassification.from_config(config), tokenizer)
-    message = r"score.weight has \[3, 32\] instead of \[1, 32\]. A reward model must have one label."
-    with pytest.raises(UserError, match=f"--m {folder}: 1 of the folder's weights .*{message}"):
-        load(folder, "--m", torch.float32, tokenizer)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -253,18 +184,6 @@ def test_weights_without_a_place_are_named(tokenizer, tmp_path, caplog):
         assert torch.equal(weight, weights.get(name, weights["model.embed_tokens.weight"])), name
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_whole_folders_open_without_a_warning(kind, tokenizer, tmp_path, caplog):
-    lm = save_folder(tmp_path / "lm", make_causal_lm(kind), tokenizer)
-    classifier = save_folder(tmp_path / "classifier", make_classifier(kind), tokenizer)
-    load_causal_lm(lm, "--m", torch.float32, tokenizer)
-    load_scalar(lm, "--m", torch.float32, tokenizer)
-    load_scalar(classifier, "--m", torch.float32, tokenizer)
-    said = "dschat.models.opening"  # of Gemma-2, whose attention sdpa cannot do
-    records = [r for r in caplog.records if r.name.startswith("dschat") and (r.name != said or kind != "gemma2")]
-    assert not [record for record in records if record.levelno >= logging.WARNING]
-
-
 # -- models that see tokens to come
 
 
@@ -290,15 +209,6 @@ def test_a_model_that_reads_in_both_directions_is_no_policy(kind, tokenizer, tmp
         load_causal_lm(folder, "--m", torch.float32, tokenizer)
 
 
-def test_a_bert_that_was_made_a_decoder_is_a_policy(tokenizer, tmp_path):
-    config = transformers.BertConfig(**SIZES, vocab_size=100, is_decoder=True)
-    folder = save_folder(tmp_path, transformers.AutoModelForCausalLM.from_config(config), tokenizer)
-    model = load_causal_lm(folder, "--m", torch.float32, tokenizer)
-    ids = torch.tensor([[1, 5, 6, 7], [1, 5, 6, 8]])
-    first, second = model(ids).logits[:, :3]
-    assert_near(first, second, FORMULA)  # the last token is not seen before its place
-
-
 # -- families of which transformers knows no sequence classifier
 
 
@@ -320,12 +230,6 @@ def test_step_1_says_that_step_2_will_not_work_and_step_2_does_not(kind, tokeniz
     caplog.clear()
     warn_without_classifier(save_folder(tmp_path / "llama", make_causal_lm("llama"), tokenizer))
     assert not caplog.messages
-
-
-def test_no_critic_of_a_family_without_causal_lms(tokenizer, tmp_path):
-    transformers.ViTConfig().save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="--critic .* no sequence classifier of the family vit"):
-        load_critic(str(tmp_path), "--critic", torch.float32, tokenizer)
 
 
 @pytest.mark.parametrize("kind", NO_CLASSIFIER)
@@ -388,22 +292,6 @@ def test_an_opened_model_computes_in_training_mode_as_in_evaluation_mode(family,
     assert getattr(model.config, "router_jitter_noise", None) == getattr(plain.config, "router_jitter_noise", None)
 
 
-def test_a_router_stays_quiet_where_a_model_is_copied_and_around_adapters(tokenizer, tmp_path):
-    """The layers inside a router change their mode as others do."""
-    torch.manual_seed(0)
-    plain = transformers.AutoModelForCausalLM.from_config(RANDOM["mixtral"])
-    model = load_causal_lm(save_folder(tmp_path, plain, tokenizer), "--m", torch.float32, tokenizer)
-    copied = ScalarModel(classifier_beside(model, "--critic"))
-    torch.nn.init.normal_(copied.inner.score.weight)
-    ids = torch.randint(3, 100, (4, 60), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        assert torch.equal(copied.train()(ids, None), copied.eval()(ids, None))
-        copied.train()
-        copied(ids, None)
-    modes = {name for name, module in copied.inner.named_modules() if not module.training}
-    assert modes == {f"model.layers.{layer}.mlp" for layer in (0, 1)}
-
-
 def test_a_new_reward_head_has_the_published_variance():
     """N(0, 1 / (H + 1)): over 65,536 weights, mean square and mean deviate by no more than 5 standard errors."""
     width = 65_536
@@ -425,11 +313,3 @@ def test_the_seed_alone_decides_a_new_reward_head(kind, tokenizer, tmp_path):
     first = head(1)
     assert torch.equal(first, head(1)) and torch.equal(first.bfloat16(), head(1, torch.bfloat16))
     assert not torch.equal(first, head(2)) and bool(first.all())
-
-
-def test_a_trained_head_is_not_drawn_again(tokenizer, tmp_path):
-    classifier = make_classifier("llama")
-    folder = save_folder(tmp_path, classifier, tokenizer)
-    assert torch.equal(
-        load_scalar(folder, "--m", torch.float32, tokenizer, head_seed=1).score.weight, classifier.score.weight
-    )

@@ -15,16 +15,9 @@ from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
 from dschat.models.reward_notes import note_end_token, warn_of_other_end
 from dschat.models.save import save_model
-from dschat.models.scalar import (
-    ScalarModel,
-    hint_at_untrained_values,
-    last_scores,
-    note_reward_loss,
-    warn_of_reward_loss,
-)
+from dschat.models.scalar import ScalarModel, last_scores
 from factories import (
     KINDS,
-    engine_of,
     hf_logprobs,
     hf_score,
     make_causal_lm,
@@ -186,44 +179,6 @@ def test_a_saved_model_gives_the_same_scores_in_transformers(kind, lora, tokeniz
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
     assert [hf_score(opened, p + r) for p, r in GAIN_ROWS] == near(expected)
     assert model.score.gain.item() == 3  # the live model is as it was
-
-
-def test_an_engine_trains_the_gain_without_weight_decay(group):
-    engine = engine_of(gained(), weight_decay=0.5, learning_rate=1e-2)
-    ids, mask, _ = pad_rows(GAIN_ROWS)
-    engine.backward(last_scores(engine(ids, mask), mask).sum() * 0)
-    engine.step()
-    assert float(engine.module.inner.score.gain) == 3
-
-
-def test_a_saved_model_says_which_loss_trained_it(tokenizer, tmp_path, caplog):
-    model = make_classifier()
-    for loss, warnings in (("average", 1), ("per_sample", 0), ("last_token", 1), ("end", 0)):
-        note_reward_loss(model, loss)
-        path = save_folder(tmp_path / loss, model, tokenizer)
-        caplog.clear()
-        warn_of_reward_loss(
-            transformers.AutoModelForSequenceClassification.from_pretrained(path).config, f"--reward {path}"
-        )
-        messages = [record.getMessage() for record in caplog.records if "--reward_loss" in record.getMessage()]
-        assert len(messages) == warnings
-        assert all(f"was trained with --reward_loss {loss}" in message for message in messages)
-
-
-@pytest.mark.parametrize(
-    ("loss", "is_hint"),
-    [("end", True), ("last_token", True), ("per_sample", False), ("average", False), (None, False)],
-)
-def test_a_critic_that_starts_from_values_of_one_token_is_hinted_at(loss, is_hint, caplog):
-    """A model of another program says nothing of its loss, so that nothing is said."""
-    model = make_classifier()
-    if loss is not None:
-        note_reward_loss(model, loss)
-    with caplog.at_level(logging.INFO):
-        hint_at_untrained_values(model, "--critic r")
-    assert [f"--critic r was trained with --reward_loss {loss}" in message for message in caplog.messages] == (
-        [True] if is_hint else []
-    )
 
 
 def test_a_run_whose_responses_end_otherwise_than_a_reward_model_s_is_warned(tokenizer, caplog):

@@ -6,7 +6,6 @@ import logging
 import os
 import stat
 import weakref
-from pathlib import Path
 
 import pytest
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -135,10 +134,3 @@ def test_weights_can_be_read_by_whom_the_umask_allows(mask, tokenizer, tmp_path)
     for folder in ("saved", "tiny"):
         permissions = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / folder).iterdir()}
         assert permissions["model.safetensors"] == permissions["config.json"] == 0o666 & ~mask
-
-
-def test_only_one_module_writes_safetensors():
-    """`save_tensors`, which sets the permissions."""
-    package = Path(save.__file__).parents[1]
-    writers = {file.name for file in package.rglob("*.py") if "import save_file" in file.read_text(encoding="utf-8")}
-    assert writers == {"tensor_files.py"}

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from adapter_cases import LORA_SETTINGS, MERGED, add_filled_lora, merged_by_peft, write_users_adapter
+from adapter_cases import LORA_SETTINGS, MERGED, add_filled_lora, merged_by_peft
 from closeness import FORMULA, assert_near
 from dschat.base.errors import UserError
 from dschat.models.load import load_causal_lm, load_critic, load_scalar
@@ -72,19 +72,6 @@ def test_a_users_adapter_is_merged_as_peft_merges_it(settings, kind, tokenizer, 
     save_model(model, saved_weights(model), tokenizer, tmp_path / "saved")
     found = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved", dtype=torch.float32).state_dict()
     assert largest_difference(found, expected) < MERGED
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("use_dora", True), ("lora_bias", True), ("bias", "lora_only"), ("init_lora_weights", "pissa")]
-)
-def test_an_adapter_that_is_more_than_lora_is_refused_by_name(name, value, tokenizer, tmp_path):
-    base = save_folder(tmp_path / "base", make_causal_lm(), tokenizer)
-    folder = write_users_adapter(tmp_path / "adapter", base, **{name: value})
-    causal_lm = load_causal_lm(base, FLAG, torch.float32, tokenizer)
-    before = {name: x.clone() for name, x in causal_lm.state_dict().items()}
-    with pytest.raises(UserError, match=f"{FLAG} .*adapter_config.json sets {name}\\. .*--share_base"):
-        load_adapter(classifier_beside(causal_lm, FLAG), folder, FLAG, base)
-    assert largest_difference(causal_lm.state_dict(), before) == 0
 
 
 def test_a_weight_beside_a_and_b_is_not_passed_over_when_adapters_are_merged(tokenizer, tmp_path):

@@ -6,18 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.debugging import aot_eager
 
 from closeness import assert_near
 from compiler_state import fresh_compiler
-from dschat.models.compiled import Compiler, compile_layers, uncompiled
-from dschat.models.lora import add_lora
+from dschat.models.compiled import Compiler, compile_layers
 from dschat.models.side_by_side import common_layout, lay_side_by_side, merge_linears, merging_backend
 from dschat.rollouts.generate import sample
 from dschat.rollouts.static import StaticDecoder
-from factories import engine_of, make_causal_lm, sampling_of
+from factories import sampling_of
 from rollout_cases import ENDS, model_of, prompts_of, seeds_of
 
 
@@ -122,17 +120,6 @@ def test_a_layout_other_than_the_compiled_one_is_not_merged() -> None:
     assert "have moved in memory" in compiler.words
 
 
-def test_a_replaced_linear_function_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed replaces the function at ZeRO 3, for every model of the process."""
-    layers = [ThreeProjections(), ThreeProjections()]
-    lay_side_by_side(layers)
-    compiler = Compiler("toy", "aot_eager")
-    compiler.layers = layers
-    monkeypatch.setattr("torch.nn.functional.linear", zero3_linear_wrap)
-    assert not compiler.may_merge()
-    assert "DeepSpeed replaced torch's linear function" in compiler.words
-
-
 def test_matrices_that_others_read_are_not_moved() -> None:
     """Adapters that are trained beside frozen weights, and views of a buffer that an optimiser or a layer owns."""
     partly_trained = ThreeProjections()
@@ -143,22 +130,6 @@ def test_matrices_that_others_read_are_not_moved() -> None:
         before = [parameter.data_ptr() for parameter in module.parameters()]
         lay_side_by_side([module])
         assert [parameter.data_ptr() for parameter in module.parameters()] == before
-
-
-@pytest.mark.usefixtures("group")
-def test_adapters_in_bf16_are_trained_with_compiled_layers() -> None:
-    causal_lm = make_causal_lm("llama")
-    add_lora(causal_lm, 4, None, "base")
-    engine = engine_of(causal_lm, zero_stage=1, dtype=torch.bfloat16, learning_rate=0.05, compile=True)
-    adapters = {name: value for name, value in engine.module.named_parameters() if value.requires_grad}
-    before = {name: value.detach().clone() for name, value in adapters.items()}
-    ids = torch.arange(5, 17)[None]
-    with uncompiled(engine.module.inner):
-        for _ in range(2):  # B is zero at first, so that A has no gradient in the first step
-            logprobs, _ = engine(ids, torch.ones_like(ids, dtype=torch.bool), 6)
-            engine.backward(-logprobs.float().mean())
-            engine.step()
-    assert all(not torch.equal(before[name], value) for name, value in adapters.items())
 
 
 @pytest.mark.parametrize(

@@ -5,22 +5,12 @@ import pytest
 import torch
 from transformers import GemmaConfig
 
-from cli_runs import write_jsonl
-from dschat.data.sources import source_line
 from dschat.models.finetuning import Finetuning
-from dschat.plan.counts import count_rows, counts, find_sources
+from dschat.plan.counts import counts
 from dschat.plan.minimum import minimum_memory
 from dschat.plan.models import roles_of
-from dschat.plan.passes import (
-    HeadSize,
-    Model,
-    sampling_logits,
-    scoring_logits,
-    shape_of,
-    tied_head_gradient,
-    training_logits,
-)
-from dschat.plan.phases import GB, Machine, Texts, engines, host_of
+from dschat.plan.passes import HeadSize, Model, sampling_logits, scoring_logits, shape_of, training_logits
+from dschat.plan.phases import GB, Machine, Texts, host_of
 from dschat.plan.plan import make_plan
 from dschat.plan.remedies import changed, smaller
 from dschat.plan.states import (
@@ -55,13 +45,6 @@ def test_the_sizes_of_a_policy():
     shape = shape_of(Model(TINY, "policy", torch.float32))
     assert (shape.parameters, shape.trained, shape.largest) == (PARAMETERS, PARAMETERS, 96)
     assert shape.head == HeadSize(10, 80, tied=True, trained=True, width=4)
-
-
-def test_the_sizes_of_a_scalar_model():
-    """The same body, and a head of one row."""
-    shape = shape_of(Model(TINY, "scalar", torch.float32))
-    assert shape.parameters == PARAMETERS + 8
-    assert shape.head == HeadSize(0, 0, tied=False, trained=False, width=4)
 
 
 def test_lora_trains_its_adapters_alone():
@@ -189,15 +172,6 @@ def test_logits_of_half_precision_and_of_a_soft_cap():
     assert training_logits(plain, 40, CPU).forward == 160_000 + 4 * 8000
 
 
-def test_the_embeddings_gradient_is_kept_where_it_is_the_head():
-    assert tied_head_gradient(HeadSize(1000, 8000, True, True, 2)) == 16_000
-    assert (
-        tied_head_gradient(HeadSize(1000, 8000, False, True, 2))
-        == tied_head_gradient(HeadSize(1000, 8000, True, False, 2))
-        == 0
-    )
-
-
 def test_logits_without_gradients():
     """On a GPU chunks of 2²⁸ logits, 1048 positions of a vocabulary of 256,000, and at least 512 positions."""
     head = HeadSize(256_000, 1, True, True, 4)
@@ -231,26 +205,16 @@ def test_the_largest_micro_batch(texts, examples, budget, expected):
 
 def test_updates_and_samples_of_step_3():
     """1000 prompts, 2 processes, rollouts of 2 · 8 · 3 = 48: 20 of them an epoch, each with 3 updates of 16 prompts, 2
-    epochs. Every 50 of the 120 updates, first reached by updates 51 and 102, and at both ends: 4 evaluations on
-    4 · 2 · 5 = 40 prompts."""
+    epochs."""
     config = ppo(
-        per_device_generation_batch_size=8,
-        generation_batches=3,
-        per_device_training_batch_size=8,
-        num_train_epochs=2,
-        eval_interval=50,
-        eval_iters=4,
-        per_device_eval_batch_size=5,
+        per_device_generation_batch_size=8, generation_batches=3, per_device_training_batch_size=8, num_train_epochs=2
     )
     counted = counts(config, config.plan_batches(2), 1000, 300)
     assert (counted.updates, counted.trained) == (120, 1920)
-    assert (counted.evaluations, counted.evaluated) == (4, 160)
-    assert counts(config, config.plan_batches(2), 1000, 30).evaluated == 120
-    assert counts(config, config.plan_batches(2), 1000, 0).evaluations == 0
 
 
 def test_updates_and_samples_of_step_1():
-    """100 examples, 2 processes of 4: 12 updates an epoch, 3 epochs; all 10 held-out rows at the two ends."""
+    """100 examples, 2 processes of 4: 12 updates an epoch, 3 epochs."""
     config = SFTConfig(
         data_path=["tldr"],
         output_dir="o",
@@ -260,35 +224,7 @@ def test_updates_and_samples_of_step_1():
         eval_iters=0,
     )
     counted = counts(config, config.plan_batches(2), 100, 10)
-    assert (counted.updates, counted.trained, counted.evaluations, counted.evaluated) == (36, 288, 2, 20)
-
-
-def test_rows_of_published_sets():
-    """Shares 2, 4, 4 of 92,858 and 86,086 rows; webgpt has no evaluation rows and gives 5 in 100 of its own."""
-    assert count_rows(find_sources(ppo())) == (37_143, 34_434)
-    assert count_rows(find_sources(ppo(data_path=["webgpt"]))) == (7440, 392)
-    assert count_rows(find_sources(ppo(data_path=["webgpt"], data_split="0,0,1"))) == (18_599, 979)
-    assert find_sources(ppo(data_path=["owner/name"])) is None
-
-
-def test_rows_of_a_mixture(tmp_path):
-    """The step's share of a published set, and all rows of a file: 95 of 100 to train on, 5 held out."""
-    path = write_jsonl(tmp_path / "mine.jsonl", [{"prompt": str(n)} for n in range(100)])
-    sources = find_sources(ppo(data_path=["webgpt", str(path)]))
-    assert count_rows(sources) == (7440 + 95, 392 + 5)
-    assert list(map(source_line, sources)) == [
-        "openai/webgpt_comparisons: 7,440 of 19,578 rows to train on, 392 to evaluate on (this step's part of 2,4,4)",
-        "mine: 95 of 100 rows to train on, 5 to evaluate on",
-    ]
-
-
-def test_max_steps_decides_over_epochs():
-    """6 updates are 3 rollouts of 8 prompts with 2 updates each, wherever the epochs would end."""
-    flags = {"per_device_generation_batch_size": 8, "per_device_training_batch_size": 4, "num_train_epochs": 2}
-    config = ppo(max_steps=6, **flags)
-    counted = counts(config, config.plan_batches(1), 1000, 0)
-    assert (counted.updates, counted.trained) == (6, 24)
-    assert counts(config, config.plan_batches(1), 8, 0).updates == 6
+    assert (counted.updates, counted.trained) == (36, 288)
 
 
 def test_vllm_never_sleeps_on_a_cpu():
@@ -315,17 +251,6 @@ def test_servers_take_nothing_of_the_gpus_that_train(stage):
         for engine, url in (("continuous", None), ("vllm", ["http://a:8000"]))
     ]
     assert on_cpus[0].kept == on_cpus[1].kept, "no copy of vLLM's"
-
-
-@pytest.mark.parametrize(("gpus", "on_a_node", "parts"), [(8, 8, [1, 2, 4]), (8, 2, [1, 2]), (6, 8, [1, 2])])
-def test_what_an_engine_of_vllm_needs(gpus, on_a_node, parts):
-    """4 heads; the actor's bf16 weights divided, the cache of 5 texts of 30 tokens (8 numbers of 2 bytes), 2 GB."""
-    config = ppo(rollout_engine="vllm", dtype="bf16", max_prompt_seq_len=10, max_answer_seq_len=20)
-    config = changed(config, {"per_device_generation_batch_size": 5, "per_device_training_batch_size": 5})
-    machine = Machine(gpus, 80 * GB, gpus_per_node=on_a_node)
-    actor = roles_of(config, config.plan_batches(gpus), lambda path, flag: TINY, torch.device("cuda"))[0]
-    found = engines(config, config.plan_batches(gpus), actor, machine, gpus)
-    assert found == {k: 2 * PARAMETERS // k + 5 * 30 * 8 * 2 + 2 * 10**9 for k in parts}
 
 
 def test_smaller_micro_batches_of_the_same_updates():
@@ -375,21 +300,6 @@ def test_a_shared_base_is_counted_once():
     sharded = roles_on_a_cpu(ppo(lora_dim=3, share_base=True, zero_stage=3))
     assert model_states(sharded[1].weights, 2).parameters == 4 * (adapters + 8) // 2
     assert pass_weight_bytes(sharded[1].weights, 2) == 4 * (PARAMETERS + adapters + 8)
-
-
-@pytest.mark.parametrize(
-    ("bf16", "accumulation", "expected"),
-    [
-        ({"enabled": True, "immediate_grad_update": True}, "fp32", True),
-        ({"enabled": True, "immediate_grad_update": True}, "bf16", False),
-        ({"enabled": True, "immediate_grad_update": False}, "fp32", False),
-        ({"enabled": False, "immediate_grad_update": True}, "fp32", False),
-    ],
-)
-def test_which_gradients_are_summed_at_once(bf16, accumulation, expected):
-    """Those of DeepSpeed's bf16 optimiser, which it takes for sums in float32 alone."""
-    settings = {"zero_optimization": {"stage": 1}, "bf16": bf16, "data_types": {"grad_accum_dtype": accumulation}}
-    assert Zero.of(settings).sums_at_once is expected
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import BertConfig, GemmaConfig
 
-from cli_runs import STEPS, TRAINING
 from dschat.cli import main as dschat
-
-ROOT = Path(__file__).resolve().parents[2]
-ONLINE = TRAINING / "refuel" / "training_scripts" / "hh_llama3_8b_online.sh"
 
 
 @pytest.fixture(name="model")
@@ -114,21 +110,8 @@ def test_a_run_without_a_critic(model, capsys):
     assert phases["train"]["total"] < {phase["name"]: phase for phase in other["phases"]}["train"]["total"]
     assert main([*words, *flags]) == 0
     out = capsys.readouterr().out
-    assert "96 prompts, 4 responses each; " in out and "critic" not in out
+    assert "96 prompts, 4 responses each." in out and "critic" not in out
     assert main([*words, *flags, "--gpu_memory", "2.51"]) == 1 and "critic" not in capsys.readouterr().out
-
-
-def test_completions_need_more_columns(model, capsys):
-    """A text of 512 + 511 tokens is read beside a prompt whose response still has 512 to come; 64 columns to spare."""
-    flags = ["--actor_model_name_or_path", model, "--reward_model_name_or_path", model]
-    flags += ["--advantage_estimator", "segment_mc", "--mc_samples", "3", "--mc_max_segments", "5"]
-    flags += ["--per_device_generation_batch_size", "8", "--per_device_training_batch_size", "4"]
-    words = ["--step", "3", "--gpus", "2", "--prompts", "100", *flags, "--decode_graphs", "off"]
-    (plan,) = planned(capsys, *words)
-    assert [one["role"] for one in plan["models"]] == ["actor", "reference", "reward model"]
-    parts = plan["phases"][0]["parts"]
-    assert parts["KV cache"] == 8 * (1023 + 512 + 64) * 2 * 2 * 2 * 16 * 2
-    assert main(words) == 0 and "one response each, each completed 15 times at most" in capsys.readouterr().out
 
 
 def test_later_turns_need_more_columns(model, tmp_path, capsys):
@@ -142,13 +125,6 @@ def test_later_turns_need_more_columns(model, tmp_path, capsys):
     assert plan["phases"][0]["parts"]["KV cache"] == 8 * (1023 + 512) * 2 * 2 * 2 * 16 * 2
     (plan,) = planned(capsys, *words, "--max_turn_seq_len", "100")
     assert plan["phases"][0]["parts"]["KV cache"] == 8 * (1023 + 100) * 2 * 2 * 2 * 16 * 2
-
-
-def test_further_draws_are_named(model, capsys):
-    flags = ["--actor_model_name_or_path", model, "--reward_model_name_or_path", model, "--samples_per_prompt", "4"]
-    flags += ["--advantage_estimator", "grpo", "--drop_equal_groups", "--refill_rounds", "2"]
-    assert main(["--step", "3", "--gpus", "2", "--prompts", "100", *flags, "--decode_graphs", "off"]) == 0
-    assert "4 responses each, and up to 2 times as many that replace groups of equal scores" in capsys.readouterr().out
 
 
 def test_a_gpu_that_is_too_small(model, capsys):
@@ -197,12 +173,12 @@ def test_vllm_holds_the_actor_whole(model, capsys, caplog):
     assert "--vllm_gpu_memory 8e-06: vLLM would have 0.0 GB of a GPU, and holds the actor whole" in caplog.text
 
 
-def test_refuel_online_from_its_script(model, capsys, monkeypatch):
+def test_refuel_online_of_a_preset(model, capsys, monkeypatch):
     """Of the 2 layers the topmost and the norm are trained. A dialogue has 4096 tokens, 16 are drawn at once, and the
     4 of a round wait for nothing. A million dialogues are 31,250 rounds of 32, each with 4 updates."""
     monkeypatch.setenv("MODEL", model)
     monkeypatch.setenv("REWARD_MODEL", model)
-    words = [str(ONLINE), "--trained_layers", "1", "--prompts", "100000", "--decode_graphs", "off"]
+    words = ["hh_llama3_8b_online", "--trained_layers", "1", "--prompts", "100000", "--decode_graphs", "off"]
     (plan,) = planned(capsys, *words)
     layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
     models = {one["role"]: one for one in plan["models"]}
@@ -229,26 +205,6 @@ def test_the_policy_of_refuel_online_passes_without_gradients_where_there_is_a_k
         return next(phase["parts"] for phase in plan["phases"] if phase["name"] == "score")["activations"]
 
     assert scoring("0.05") / scoring("0") == pytest.approx(4, rel=0.02)
-
-
-def test_smaller_batches_of_refuel_online_are_a_remedy(model, capsys):
-    """The smallest batch that has a half is of two dialogues."""
-    Path("rewards.py").write_text("def length(prompts, responses):\n    return [0.0 for one in responses]\n")
-    words = ["--step", "refuel_online", "--model_name_or_path", model, "--reward_function", "rewards.py:length"]
-    words += ["--per_device_generation_batch_size", "2", "--prompts", "1000"]
-    (plan,) = planned(capsys, *words)
-    (plan,) = planned(capsys, *words, "--gpu_memory", str((plan["peak"] - 1000) / 1e9))
-    assert "--per_device_generation_batch_size 1" in [remedy["flags"] for remedy in plan["remedies"]]
-
-
-def test_refuel_on_pairs(model, capsys):
-    """A pair is two texts, as in DPO, with the same memory; 100 of its 320 pairs make updates of 2 · 16."""
-    sizes = ["--model_name_or_path", model, "--gpus", "2", "--prompts", "320"]
-    (pairs,) = planned(capsys, "--step", "refuel", *sizes, "--total_episodes", "100")
-    same = ["--max_seq_len", "2048", "--per_device_train_batch_size", "1", "--per_device_eval_batch_size", "1"]
-    (dpo,) = planned(capsys, "--step", "dpo", *sizes, *same)
-    assert pairs["phases"] == dpo["phases"] and pairs["models"] == dpo["models"]
-    assert pairs["counts"]["updates"] == 100 // 32
 
 
 def test_a_reward_model_that_reads_both_ways(model, tmp_path, capsys):
@@ -315,11 +271,7 @@ def test_main_memory_is_that_of_a_node(model, capsys):
     out = capsys.readouterr().out
     assert "16 GPUs of 80 GB, 8 on a node" in out and "Main memory of a node: 24 GB" in out
     assert main([*words, "--main_memory", "25", "--gpus_per_node", "16"]) == 1
-
-
-def test_main_memory_that_is_too_small(model, capsys):
-    assert main(["--step", "1", "--model_name_or_path", model, "--main_memory", "20"]) == 1
-    assert "DOES NOT FIT: it has 20 GB" in capsys.readouterr().out
+    assert "DOES NOT FIT: it has 25 GB" in capsys.readouterr().out
 
 
 def test_a_preset_of_all_steps(capsys):
@@ -347,40 +299,18 @@ def test_dpo_holds_one_model(model, capsys):
     assert "dschat dpo: step dpo, bfloat16" in capsys.readouterr().out
 
 
-def test_flags_win_over_a_presets(capsys):
-    (plan,) = planned(capsys, "hh_gemma_2b.sh", "--step", "3", "--zero_stage", "3")
-    assert {model["zero_stage"] for model in plan["models"]} == {3}
-
-
-def test_models_that_are_there_are_read(model, capsys, monkeypatch):
-    monkeypatch.setenv("MODEL", model)
-    (plan,) = planned(capsys, str(STEPS["sft"] / "training_scripts" / "run_gemma.sh"))
-    assert plan["models"][0]["parameters"] < 10**6
-    (plan,) = planned(capsys, "tldr_gemma_7b", "--step", "2", "--config", model)
-    assert plan["models"][0]["parameters"] < 10**6
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["no_such_preset"], "no_such_preset: there is no such preset. Give a YAML file, or one of "),
         ([__file__], "--step is missing"),
-        (["apps_codegemma_2b", "--step", "2"], "there is no such preset of reward"),
-        (
-            ["nothing", "--step", "dpo"],
-            "no such preset of dpo. Give a YAML file, or one of hh_gemma_2b, tldr_gemma_2b.",
-        ),
+        (["tldr_gemma_7b", "--step", "dpo"], "there is no such preset of dpo"),
         (
             ["ppo", "--gpus", "1"],
-            "ppo is a step: write --step ppo, with a preset, a YAML file or the flags of the step.",
+            "ppo is a step: write --step ppo, with a preset, a YAML file or the flags of the step",
         ),
         ([], "give a preset, or --step (sft, reward, dpo, ppo, refuel, refuel-online) with"),
-        (["tldr_gemma_7b", "--step", "dpo"], "there is no such preset of dpo"),
-        (["--step", "1", "--model_name_or_path", "./absent"], "--model_name_or_path ./absent: no such folder"),
         (["tldr_gemma_2b", "--config", "./absent"], "--config ./absent: no such folder"),
-        (["tldr_gemma_2b", "--gpus", "3"], "3 GPUs cannot share the global batch of 512 evenly"),
-        (["tldr_gemma_2b", "--gpus", "0"], "--gpus 0 is out of range"),
-        (["tldr_gemma_2b", "--gpus_per_node", "0"], "--gpus_per_node 0 is out of range"),
         (["tldr_gemma_2b", "--step", "1", "--prompts", "8"], "8 training rows are fewer than the 512"),
     ],
 )

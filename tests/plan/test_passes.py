@@ -19,7 +19,6 @@ from transformers import (
 )
 
 from dschat.base.errors import UserError
-from dschat.models.finetuning import Finetuning
 from dschat.models.heads import keep_float32
 from dschat.plan.passes import AliveBytes, HeadSize, Model, scoring_pass, shape_of, training_logits, training_pass
 from macro_actions import logprobs
@@ -94,22 +93,6 @@ def test_checkpointing_of_some_layers_is_in_between(family):
     assert of_a_layer > ROWS * TOKENS * 32 * 4
 
 
-def test_bf16_takes_half():
-    """But for what norms compute in float32."""
-    passes = [
-        training_pass(Model(FAMILIES["llama"], "scalar", dtype), ROWS, TOKENS, 0).held
-        for dtype in (torch.float32, torch.bfloat16)
-    ]
-    assert 0.5 < passes[1] / passes[0] < 0.8
-
-
-def test_scoring_keeps_the_states_alone():
-    model = Model(FAMILIES["gemma"], "scalar", torch.float32)
-    found = scoring_pass(model, ROWS, TOKENS)
-    assert (found.held, found.backward) == (ROWS * TOKENS * 32 * 4, 0)
-    assert found.forward < training_pass(model, ROWS, TOKENS, 0).forward / 2
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -152,28 +135,6 @@ def test_gradients_are_handed_over(monkeypatch):
     monkeypatch.setattr(Model, "make", lambda self: model)
     training_pass(Model(config, "policy", torch.float32), 1, 3, 0)  # another length, that nothing is remembered
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_lora_makes_few_gradients():
-    plain, lora = (
-        Model(FAMILIES["llama"], "policy", torch.float32, finetuning=Finetuning(rank=rank)) for rank in (0, 4)
-    )
-    assert training_pass(lora, 1, 2, False).backward < training_pass(plain, 1, 2, 0).backward
-
-
-@pytest.mark.parametrize(("kind", "family", "through"), [("policy", "llama", False), ("policy", "gpt2", True)])
-def test_a_last_layer_keeps_nothing_of_the_others_unless_it_is_the_embedding(kind, family, through):
-    """Llama's head is a layer of its own, GPT-2's is the embedding."""
-    head = Model(FAMILIES[family], kind, torch.float32, finetuning=Finetuning(last_layer=True))
-    everything = training_pass(Model(FAMILIES[family], kind, torch.float32), 2, 40, 0)
-    found, states = training_pass(head, 2, 40, 0), 2 * 40 * 32 * 4
-    assert shape_of(head).trained == 50 * 32
-    if through:
-        assert states < found.held <= everything.held
-    else:
-        assert found.held <= 2 * states + 40 * 8 and found.backward == found.held  # the states, and small things
-    scores = Model(FAMILIES[family], "scalar", torch.float32, finetuning=Finetuning(last_layer=True))
-    assert shape_of(scores).trained == 32
 
 
 @pytest.mark.parametrize("positions", [40, 400])
