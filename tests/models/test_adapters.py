@@ -23,15 +23,13 @@ from adapter_cases import (
 from closeness import assert_near, near
 from dschat.base.errors import UserError
 from dschat.data.rows import Row
-from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_classifier, load_scalar, load_trained_scalar
 from dschat.models.lora import adapter_alone, base_of
 from dschat.models.pretrained import open_config
 from dschat.models.reward_notes import note_end_token, noted_end_token
 from dschat.models.save import save_model
 from dschat.models.scalar import note_reward_loss
-from dschat.models.tokenizer import load_tokenizer, own_end_ids
-from dschat.plan.models import open_decoder_config
+from dschat.models.tokenizer import load_tokenizer
 from dschat.scoring.reward_reader import load_reward_model
 from dschat.scoring.source import ResponseTexts
 from factories import hf_score, largest_difference, make_causal_lm, save_folder, saved_weights
@@ -149,20 +147,6 @@ def test_an_adapter_alone_keeps_what_step_2_noted(base, tokenizer, tmp_path):
             open_config(second, "--m")
 
 
-def test_config_tokenizer_and_end_tokens_are_those_of_the_run_or_else_the_base_s(policy, base, tmp_path):
-    """Step 3 and `generate` know that id 7 ends a response, too."""
-    for path in (policy, f"{policy}/adapter"):
-        assert open_config(path, "--m").vocab_size == open_decoder_config(path, "--m").vocab_size == 100
-        check_length(path, "--m", 64, "--max_seq_len")
-        assert load_tokenizer(path, "--m").pad_token_id == 0 and own_end_ids(path) == [2, 7]
-    shutil.copytree(f"{policy}/adapter", tmp_path / "bare")  # as peft leaves it
-    shutil.copy(f"{base}/config.json", tmp_path / "bare")  # as some trainers do beside
-    assert base_of(str(tmp_path / "bare"), "--m") == (base, [tmp_path / "bare"])
-    assert load_tokenizer(str(tmp_path / "bare"), "--m").eos_token_id == 2 and own_end_ids(str(tmp_path / "bare")) == [
-        2
-    ]
-
-
 def edit_settings(path, **changes):
     """Changes an adapter's config; None takes a setting away."""
     file = adapter_alone(path) / "adapter_config.json"
@@ -184,15 +168,6 @@ def test_another_model_at_the_base_s_path_is_refused(load, policy, base, tokeniz
         load(policy, "--m", *arguments)
     edit_settings(policy, base_model_name_or_path=str(tmp_path / "first base"))
     load(policy, "--m", *arguments)
-
-
-def test_an_adapter_on_an_adapter_knows_that_the_lowest_base_has_changed(policy, base, tokenizer, tmp_path):
-    start = load_scalar(policy, "--m", torch.float32, tokenizer)
-    second = save_both(tmp_path / "second", start, policy, tokenizer, seed=2)
-    forget_base(policy)
-    make_causal_lm(seed=9).save_pretrained(base)
-    with pytest.raises(UserError, match=f"--m {second}: .* than the one that is in {policy} now"):
-        load_trained_scalar(second, "--m", torch.float32, tokenizer)
 
 
 def test_a_base_on_the_hub_is_recorded_with_its_commit(base, tokenizer, tmp_path, monkeypatch):

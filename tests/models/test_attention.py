@@ -18,16 +18,6 @@ from factories import make_causal_lm, ppo_config, replace_in_builders, save_fold
 CAP = 0.7
 
 
-def test_flash_attention_needs_a_gpu(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    folder = save_folder(tmp_path, make_causal_lm(), tokenizer)
-    for open_model in (load_causal_lm, load_scalar):
-        with pytest.raises(UserError, match="--attn_implementation flash_attention_2 needs a GPU. Use .* sdpa"):
-            open_model(
-                folder, "--m", torch.bfloat16, tokenizer, load_options=LoadOptions(attention="flash_attention_2")
-            )
-
-
 KERNEL = "kernels-community/vllm-flash-attn3"
 
 

@@ -74,9 +74,9 @@ def pickled(folder, model, tokenizer, shards=1):
     return str(folder)
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("make", [make_causal_lm, make_classifier])
+@pytest.mark.parametrize(
+    ("make", "dtype", "shards"), [(make_causal_lm, torch.float32, 2), (make_classifier, torch.bfloat16, 1)]
+)
 def test_a_model_in_pickles_is_refused_with_the_command_that_converts_it(make, dtype, shards, tokenizer, tmp_path):
     model = make("llama").to(dtype)
     folder = pickled(tmp_path / "old", model, tokenizer, shards)
@@ -91,8 +91,9 @@ def test_a_model_in_pickles_is_refused_with_the_command_that_converts_it(make, d
     assert tokenizer_fingerprint(open_tokenizer(new, "--m")) == tokenizer_fingerprint(tokenizer)
 
 
-@pytest.mark.parametrize("backbone", ["rwtransformer", "rwtranrsformer"])
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "opt"])
+@pytest.mark.parametrize(
+    ("kind", "backbone"), [("llama", "rwtransformer"), ("gpt2", "rwtranrsformer"), ("opt", "rwtransformer")]
+)
 def test_a_reward_model_of_deepspeed_chat_is_converted(kind, backbone, tokenizer, tmp_path):
     """A backbone and v_head; the config is the causal LM's. Its score is that head on the last token's state."""
     causal_lm = OPTForCausalLM(OPT) if kind == "opt" else make_causal_lm(kind)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening models: what does not exist, what does not fit, missing weights, grown embeddings, generation configs."""
 
-import copy
 import json
 import re
 
@@ -47,18 +46,12 @@ NO_CLASSIFIER = {
 }
 EXPERTS = SIZES | IDS | {"num_key_value_heads": 1, "initializer_range": 0.2, "num_experts_per_tok": 2}
 NOISE = {"num_local_experts": 4, "router_jitter_noise": 0.2, "head_dim": 16}
-DBRX_ATTENTION = {"kv_n_heads": 1, "clip_qkv": 8, "rope_theta": 10000.0, "attn_pdrop": 0.2}
-DBRX_EXPERTS = {"hidden_size": 32, "ffn_hidden_size": 32, "moe_top_k": 2, "moe_jitter_eps": 0.2}
-DBRX = {"d_model": 32, "n_heads": 2, "n_layers": 2, "attn_config": DBRX_ATTENTION, "ffn_config": DBRX_EXPERTS}
 OPT = SIZES | IDS | {"word_embed_proj_dim": 32, "ffn_dim": 32, "max_position_embeddings": 128, "init_std": 0.2}
 # Random in training mode: noise of routers, PhiMoE's draws of experts, dropout in a config or in one inside it, and
 # layers that are left out.
 RANDOM = {
     "phimoe": transformers.PhimoeConfig(**EXPERTS),
     "mixtral": transformers.MixtralConfig(**EXPERTS, **NOISE),
-    "minimax": transformers.MiniMaxConfig(**EXPERTS, **NOISE),
-    "minimax_m2": transformers.MiniMaxM2Config(**EXPERTS, **NOISE),
-    "dbrx": transformers.DbrxConfig(**IDS, **DBRX, initializer_range=0.2),
     "opt": transformers.OPTConfig(**OPT, layerdrop=0.5),
     "gpt2": make_config("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5),
 }
@@ -69,12 +62,6 @@ RANDOM = {
 def test_a_folder_that_does_not_exist_is_named_with_its_flag(load, name, tokenizer):
     with pytest.raises(UserError, match=f"--actor_model_name_or_path {name}: no such folder"):
         load(name, "--actor_model_name_or_path", torch.float32, tokenizer)
-
-
-def test_a_model_without_a_score_head_is_refused(tokenizer, tmp_path):
-    folder = save_folder(tmp_path, transformers.BertModel(transformers.BertConfig(vocab_size=100, **SIZES)), tokenizer)
-    with pytest.raises(UserError, match="--critic .*has no `score` layer"):
-        load_scalar(folder, "--critic", torch.float32, tokenizer)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -187,13 +174,8 @@ def test_weights_without_a_place_are_named(tokenizer, tmp_path, caplog):
 # -- models that see tokens to come
 
 
-BART = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in (("layers", 1), ("ffn_dim", 32))}
-BART |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
 BOTH_DIRECTIONS = {
     "bert": transformers.BertConfig(**SIZES, vocab_size=100),
-    "bert-generation": transformers.BertGenerationConfig(**SIZES, vocab_size=100),
-    "xlnet": transformers.XLNetConfig(vocab_size=100, d_model=32, n_layer=1, n_head=2, d_inner=32),
-    "bart": transformers.BartConfig(vocab_size=100, d_model=32, **BART),
     "t5": transformers.T5Config(vocab_size=100, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2),
 }
 
@@ -234,22 +216,13 @@ def test_step_1_says_that_step_2_will_not_work_and_step_2_does_not(kind, tokeniz
 
 @pytest.mark.parametrize("kind", NO_CLASSIFIER)
 def test_a_critic_of_a_family_without_classifiers(kind, tokenizer, tmp_path):
-    """Its numbers are the last states, by plain transformers, through the head; it trains, and opens again."""
+    """Its numbers are the last states, by plain transformers, through the head; it opens again."""
     folder = save_random(NO_CLASSIFIER[kind], tmp_path / "sft", tokenizer)
     model = load_critic(folder, "--critic", torch.float32, tokenizer)
     critic = ScalarModel(model)
     ids, attention_mask, _ = pad_rows(ragged_rows([2, 5], [7, 3]), left=2, right=1)
     assert not bool(critic(ids, attention_mask).any())  # a new head starts at zero
-    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-2)
-    before, losses = copy.deepcopy(model.state_dict()), []
-    for _ in range(20):
-        loss = (critic(ids, attention_mask) - ids / 100)[attention_mask].square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.5 * losses[0]
-    assert all(not torch.equal(before[name], p) for name, p in model.named_parameters() if "embed" not in name)
+    torch.nn.init.normal_(model.score.weight, std=0.1)  # as if trained
     save_model(model, saved_weights(model), tokenizer, tmp_path / "critic")
     again = load_critic(str(tmp_path / "critic"), "--m", torch.float32, tokenizer)
     backbone = transformers.AutoModel.from_pretrained(tmp_path / "critic").eval()

@@ -106,18 +106,6 @@ def test_scores_are_the_classifiers_own(kind, left, right):
     assert float(expected.std()) > 0.1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_number_at_a_position_is_the_classifiers_for_the_prefix_up_to_it(kind):
-    classifier = make_classifier(kind)
-    ids, attention_mask, _ = pad_rows(ROWS[:1], left=2)
-    with torch.no_grad():
-        numbers = ScalarModel(classifier)(ids, attention_mask)
-    assert numbers.dtype == torch.float32
-    tokens = ROWS[0][0] + ROWS[0][1]
-    expected = torch.tensor([hf_score(classifier, tokens[: end + 1]) for end in range(len(tokens))])
-    assert_near(numbers[0, 2:], expected)
-
-
 def test_last_scores_by_hand():
     numbers = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0], [9.0, 10.0, 11.0, 12.0]])
     mask = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1], [0, 1, 1, 0]]).bool()

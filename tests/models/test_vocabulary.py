@@ -10,22 +10,11 @@ from closeness import FORMULA, assert_near
 from dschat.base.errors import UserError
 from dschat.models.load import load_causal_lm, load_classifier, load_critic, load_trained_scalar
 from dschat.models.policy import PolicyModel
-from dschat.models.save import save_model
 from dschat.models.tokenizer import load_tokenizer
-from dschat.models.vocabulary import id_count, missing_ids, missing_ids_of, require_no_growth
+from dschat.models.vocabulary import id_count, missing_ids, missing_ids_of
 from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
 from dschat.scoring.reward_reader import load_reward_model
-from factories import (
-    KINDS,
-    engine_of,
-    make_causal_lm,
-    make_classifier,
-    make_config,
-    make_tokenizer,
-    random_ids,
-    sampling_of,
-    save_folder,
-)
+from factories import KINDS, make_causal_lm, make_classifier, make_tokenizer, random_ids, sampling_of, save_folder
 from macro_actions.logprobs import Head, token_logprobs
 
 ROWS = 130  # of a model whose tokenizer has 100 ids
@@ -59,12 +48,6 @@ def test_exactly_the_ids_that_the_tokenizer_lacks_are_missing(tmp_path):
     tokenizer = with_holes(tmp_path)
     assert missing_ids(tokenizer, ROWS) == MISSING and id_count(tokenizer) == 100 > len(tokenizer)
     assert missing_ids(make_tokenizer(), 100) == []
-
-
-def test_a_model_whose_ids_all_have_tokens_is_left_alone(tokenizer, tmp_path):
-    folder = save_folder(tmp_path, make_causal_lm(), tokenizer)
-    model = load_causal_lm(folder, "--m", torch.float32, tokenizer)
-    assert missing_ids_of(model) is None and not model._forward_hooks
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,31 +129,6 @@ def test_ids_without_a_token_are_never_drawn_and_drawn_log_probs_are_the_policy_
         assert_near(generation.logprobs[mask], own[mask])
 
 
-def test_a_row_whose_logits_are_not_finite_draws_no_missing_id_either(tmp_path):
-    """Such a row is thrown away, but a scorer may read it first."""
-    model, _ = opened("gpt2", tmp_path)
-    with torch.no_grad():
-        model.transformer.wte.weight[39] = torch.nan
-    for make in (ContinuousEngine, GenerateEngine):
-        generation = make(64).sampler_for(model)([[5, 39]] * 64, sampling_of(4), range(64))
-        assert generation.bad_rows.all()
-        assert not torch.isin(generation.rollout.response_ids, torch.tensor(MISSING)).any()
-
-
-def test_training_and_saving_know_nothing_of_the_mask(group, tmp_path):
-    """The buffer is not saved, and a trained model opens in transformers with all of its rows."""
-    model, tokenizer = opened("llama", tmp_path / "base")
-    engine = engine_of(model)
-    ids = torch.tensor([random_ids(12, 4, 40)])
-    engine.begin_update(1)
-    engine.backward(-engine(ids, None, 8)[0].mean())
-    engine.step()
-    named = ((name.removeprefix("inner."), x) for name, x in engine.whole_weights())
-    save_model(model, named, tokenizer, tmp_path / "out")
-    again = type(model).from_pretrained(tmp_path / "out", dtype=torch.float32)
-    assert again(ids).logits.shape[-1] == ROWS and again(ids).logits.isfinite().all()
-
-
 # -- scorers with fewer rows than the tokenizer has ids
 @pytest.mark.parametrize("rows", [60, 99])
 def test_a_scorer_with_too_few_rows_is_named_before_its_weights_are_read(rows, tokenizer, tmp_path):
@@ -185,12 +143,6 @@ def test_a_scorer_with_too_few_rows_is_named_before_its_weights_are_read(rows, t
         load_classifier(folder, "--reward_model", torch.float32, tokenizer)
     with pytest.raises(UserError, match=words):
         load_reward_model(folder, tokenizer, False, torch.device("cpu"), torch.float32)
-
-
-def test_embeddings_must_not_grow_below_an_adapter_that_is_saved_alone(tokenizer):
-    with pytest.raises(UserError, match="--no_merge_lora: --m base has embeddings of 99 rows, .* ids up to 99"):
-        require_no_growth(make_config("llama", 99), tokenizer, "--m base")
-    require_no_growth(make_config("llama", 100), tokenizer, "--m base")
 
 
 def test_embeddings_grow_to_the_highest_id_of_a_vocabulary_with_holes(tmp_path):

@@ -148,14 +148,6 @@ def test_what_was_not_measured(words: list[str], why: str) -> None:
     assert f"not known; the shares of the peaks were {why}." in expectation_text(found)
 
 
-def test_other_engines_and_completions_were_not_measured() -> None:
-    """Training was; with completions a whole iteration takes nobody knows how long."""
-    found = expect(ppo_plan("--rollout_engine", "generate"), GPU)
-    assert found.trained is not None and found.sampled is None and found.iteration is None
-    found = expect(ppo_plan("--advantage_estimator", "segment_mc"), GPU)
-    assert found.sampled is not None and found.iteration is None
-
-
 def test_gpus_by_name_and_by_peaks() -> None:
     assert named_gpu("H200") is GPUS["h200"]
     assert named_gpu("989,4800") == Gpu(80, 989e12, 4.8e12)
@@ -188,21 +180,6 @@ def test_the_command_says_that_it_estimates(tmp_path: Any, capsys: pytest.Captur
 
 
 # -- compiled layers
-
-
-@pytest.mark.parametrize(
-    ("words", "on_gpu", "compiled"),
-    [
-        ([], True, True),
-        ([], False, False),
-        (["--zero_stage", "3"], True, False),
-        (["--compile", "on"], False, True),
-        (["--compile", "off"], True, False),
-    ],
-)
-def test_where_layers_are_compiled(words: list[str], on_gpu: bool, compiled: bool) -> None:
-    flags = ["--data_path", "d", "--output_dir", "o", "--model_name_or_path", "a"]
-    assert parse(SFTConfig, [*flags, *words]).compiles(on_gpu) is compiled
 
 
 def test_compiled_layers_hold_a_measured_share() -> None:

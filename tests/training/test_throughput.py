@@ -113,19 +113,6 @@ def test_the_slowest_rank(seconds: list[float], longest: float, rank: int) -> No
     assert throughput.slowest_rank(seconds) == {"time/slowest_generation": longest, "time/slowest_rank": rank}
 
 
-def test_without_a_gpu_there_are_tokens_alone() -> None:
-    """No model is looked at."""
-    measured = Throughput([engine_with(None)], slots=1)
-    assert measured.trained(np.array([5]), 2.0) == {"time/trained_per_second": 2.5}
-    draws = [Lengths(np.array([4]), np.array([3]))]
-    assert measured.sampled(draws, 2.0) == {"time/sampled_per_second": 1.5}
-
-
-def test_what_samples_elsewhere_reads_none_of_this_memory() -> None:
-    measured = Throughput([engine_with(make_causal_lm())], GPU)
-    assert set(measured.sampled([Lengths(np.array([4]), np.array([3]))], 2.0)) == {"time/sampled_per_second"}
-
-
 def test_a_model_whose_operations_are_not_known(caplog: pytest.LogCaptureFixture) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(MixtralConfig(hidden_size=32, num_hidden_layers=1))
