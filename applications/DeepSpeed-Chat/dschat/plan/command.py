@@ -41,11 +41,6 @@ def run(options: PlanOptions) -> int:
     """Prints the plans of all steps that the options name. Returns the exit status: 1 if one of them does not fit."""
     flags = list(options.other_words)
     name = flags.pop(0) if flags and not flags[0].startswith("-") else None
-    if name is None and options.config and Path(options.config).suffix in (".yaml", ".yml"):
-        raise UserError(
-            f"--config {options.config}: `dschat plan` takes a model there; for a settings file, give"
-            " dschat plan FILE."
-        )
     files: list[tuple[str, str | None]] = []
     if name is not None:
         files += find_files(name, options.step)

@@ -7,7 +7,6 @@ that presets name, so that a preset can be planned without a network.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any, Literal
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from dschat.base.errors import UserError
 from dschat.models.finetuning import Finetuning
 from dschat.models.limits import open_decoder_config
 from dschat.models.load import is_bidirectional
@@ -29,7 +27,6 @@ from dschat.settings.common import CommonConfig
 from dschat.settings.deepspeed import deepspeed_settings
 from dschat.settings.supervised import OneModelConfig, RewardConfig
 
-logger = logging.getLogger(__name__)
 ConfigLoader = Callable[[str, str], PreTrainedConfig]  # (path, flag) → the model's config
 RoleName = Literal["policy", "actor", "critic", "reference", "teacher", "reward model"]
 
@@ -89,23 +86,14 @@ PUBLISHED: dict[str, tuple[str, Mapping[str, int]]] = {
 
 
 def find_config(path: str, flag: str) -> PreTrainedConfig:
-    """Returns a model's config.
-
-    The config of a hub model in PUBLISHED is read from the hub's local cache, or else made from the published sizes;
-    the network is not used. Any other config is read from its folder or the hub.
+    """A model's config: of a hub model in PUBLISHED its published sizes, of any other its folder's or the hub's.
 
     Raises:
         UserError: there is no config; the message names the flag.
     """
-    if path not in PUBLISHED or Path(path).exists():
-        return open_decoder_config(path, flag)
-    try:
-        return open_decoder_config(path, flag, local_files_only=True)
-    except UserError:
-        logger.warning(
-            "%s %s: the hub's local cache holds no readable config, so the plan uses the published sizes.", flag, path
-        )
+    if path in PUBLISHED and not Path(path).exists():
         return published_config(path)
+    return open_decoder_config(path, flag)
 
 
 def published_config(hub_id: str) -> PreTrainedConfig:
