@@ -2,16 +2,18 @@
 """The demo's page in a real browser."""
 
 import importlib.util
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 
-from cli_runs import message_of, run_command
-from demo_browser import Server, box, bubbles, captions, opened, say, status
-from demo_cases import as_run, save_endless, save_reward, save_taught
+from cli_runs import environment, message_of, run_command
+from demo_cases import save_endless, save_reward, save_taught
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -23,7 +25,53 @@ needs_browser = pytest.mark.skipif(
 pytestmark = pytest.mark.xdist_group("browser")
 
 NASTY = "<img src=x onerror=window.obeyed=1> **b** ${window.obeyed=2} \x1b[1m"
-SHOWN = NASTY.replace("\x1b", "\\x1b")
+SHOWN = NASTY.replace("\x1b", "␛")
+MESSAGE = "#demo-message textarea, #demo-message input"
+
+
+@contextmanager
+def serving(folder, *words):
+    """The process that serves a page, and its address."""
+    log = folder / "log.txt"
+    command = [sys.executable, "-m", "dschat", "demo", *map(str, words), "--device", "cpu", "--temperature", "0"]
+    with open(log, "w") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment(PYTHONWARNINGS=None)
+        )
+    try:
+        line = process.stdout.readline()
+        found = re.match(r"Open (http://127\.0\.0\.1:\d+/) in a browser on this machine", line)
+        assert found, line + log.read_text()
+        yield found[1]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0 and "Traceback" not in log.read_text()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def opened(chromium, address):
+    """A fresh browser profile on the page; nothing on it may fail, and it may ask no other host."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(60_000)
+    page = context.new_page()
+    errors, hosts = [], set()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", lambda request: hosts.add(request.url.split("/")[2]) if "://" in request.url else None)
+    page.goto(address)
+    page.locator(MESSAGE).first.wait_for()
+    try:
+        yield page
+        assert errors == [] and hosts == {address.split("/")[2]}
+    finally:
+        context.close()
+
+
+def say(page, message):
+    """Sends a message."""
+    page.locator(MESSAGE).first.fill(message)
+    page.locator("#demo-message .submit-button").click()
 
 
 @pytest.fixture(scope="module")
@@ -37,163 +85,66 @@ def chromium():
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run whose last model answers with markup, whose model before writes without end, and a reward model."""
-    run = as_run(tmp_path_factory.mktemp("page") / "run", max_answer_seq_len=4000, temperature=1.0, top_k=7)
-    save_taught(run, f" {NASTY}", steps=200)
-    save_endless(run / "models" / "step-5")
-    save_reward(run / "critic")
-    return run
-
-
-@pytest.fixture(scope="module")
-def server(run, tmp_path_factory):
-    server = Server(tmp_path_factory.mktemp("one"), "chat", "--temperature", 0)
-    yield server
-    server.kill()
-
-
-def load(page, run, checkpoint, side="model"):
-    """Types a run's folder, chooses a checkpoint and loads it."""
-    box(page, f"{side}-run").fill(str(run))
-    page.locator(f"#demo-{side}-find").click()
-    status(page, "3 models found|2 models found", side)
-    page.locator(f"#demo-{side}-checkpoint input").click()
-    page.get_by_role("option", name=checkpoint).click()
-    page.locator(f"#demo-{side}-load").click()
-    status(page, rf"Loaded {run}.*0\.\d+ million parameters, on cpu, fp32, in [\d.]+ s", side)
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    save_taught(folder / "ends", f" {NASTY}", steps=200)
+    save_endless(folder / "endless")
+    save_reward(folder / "reward")
+    return folder
 
 
 @needs_browser
-def test_load_chat_stop_and_another_checkpoint(server, chromium, run):
-    with opened(chromium, server.address) as page:
-        status(page, "No model is loaded")
+def test_two_models_side_by_side_with_scores_and_macro_actions(chromium, models, tmp_path):
+    flags = ["--other", models / "endless", "--reward_model", models / "reward", "--ngram", 4, "--max_new_tokens", 90]
+    with serving(tmp_path, "chat", "--model", models / "ends", *flags) as address, opened(chromium, address) as page:
         say(page, "how are you?")
-        page.locator("#demo-note", has_text="no model is loaded").wait_for()
-        assert box(page, "message").input_value() == "how are you?"
-        box(page, "model-run").fill("/nowhere")
-        box(page, "model-run").press("Enter")
-        status(page, "/nowhere: no such folder")
-
-        load(page, run, "models/step-5")
-        page.locator("#demo-own").click()
-        page.locator("#demo-source", has_text="train_config.json").wait_for()
-        assert box(page, "top-k").input_value() == "7" and box(page, "max-new-tokens").input_value() == "4000"
-        say(page, "how are you?")
-        page.wait_for_function(
-            "() => document.querySelectorAll('#demo-chat-0 .message-content')[1]?.innerText.length > 40"
-        )
-        assert page.locator("#demo-submit").is_disabled() and page.locator("#demo-clear").is_disabled()
-        box(page, "message").fill("typed meanwhile")
-        box(page, "message").press("Enter")  # during an answer nothing is sent
+        page.wait_for_function("() => document.querySelectorAll('.demo-caption').length === 2")
+        first, second = page.locator(".demo-caption").all_inner_texts()
+        assert first.startswith("score ") and first.endswith("ended")
+        assert second.startswith("score ") and "90 tokens, 23 macro actions" in second
+        sides = page.locator(".demo-side")
+        assert sides.nth(0).locator(".ma-text").inner_text().strip() == f"{SHOWN}<eos>"
+        assert sides.nth(1).locator(".ma").count() == 23 and page.evaluate("window.obeyed") is None
+        boxes = [sides.nth(side).bounding_box() for side in (0, 1)]
+        assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"] and boxes[0]["y"] == boxes[1]["y"]
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.wait_for_timeout(500)
-        assert page.locator("#demo-chat-0 .message-content").count() == 2
-        assert page.locator("#demo-submit").is_disabled() and box(page, "message").input_value() == "typed meanwhile"
-        start = time.monotonic()
-        page.locator("#demo-stop").click()
-        (caption,) = captions(page, 1)
-        assert caption.endswith("stopped") and time.monotonic() - start < 20
-        assert box(page, "message").input_value() == "typed meanwhile"
-
-        load(page, run, "final model")  # the conversation stays
-        page.locator("#demo-clear").click()
-        page.wait_for_function("() => document.querySelectorAll('#demo-chat-0 .message-content').length === 0")
-        box(page, "message").fill("how are you?")
-        box(page, "message").press("Enter")
-        (caption,) = captions(page, 1)
-        assert caption.endswith("ended") and bubbles(page) == ["how are you?", SHOWN]
-        page.locator("#demo-draw input").click()
-        page.locator(".ma-text", has_text="onerror").wait_for()
-        assert page.locator("#demo-chat-0 img").count() == 0 and page.evaluate("window.obeyed") is None
-        assert "macro actions" in page.locator(".demo-caption").inner_text()
-
-
-@needs_browser
-def test_a_message_is_text_and_a_reload_begins_anew(server, chromium, run):
-    with opened(chromium, server.address) as page:
-        load(page, run, "final model")
-        page.locator("#demo-example").click()
-        page.wait_for_function("() => document.querySelector('#demo-message textarea, #demo-message input').value")
-        box(page, "max-new-tokens").fill("3")
-        say(page, NASTY)
-        captions(page, 1)
-        assert bubbles(page)[0] == SHOWN and page.evaluate("window.obeyed") is None
-        page.reload()
-        page.locator("#demo-submit").wait_for()
-        assert bubbles(page) == []
-        box(page, "max-new-tokens").fill("")
-        say(page, "hm")
-        page.locator("#demo-note", has_text="is empty").wait_for()
+        say(page, "no " * 9000)
+        page.locator(".demo-failed", has_text="the model reads").wait_for()
 
 
 @needs_browser
 @pytest.mark.slow
-def test_two_models_side_by_side_with_scores_and_macro_actions(chromium, run, tmp_path):
-    flags = ["--model", run, "--other", run / "models" / "step-5", "--reward_model", run / "critic", "--ngram", 4]
-    server = Server(tmp_path, "chat", *flags, "--temperature", 0, "--max_new_tokens", 90)
-    try:
-        with opened(chromium, server.address) as page:
-            status(page, "Loaded")
-            status(page, "step-5", "other")
-            say(page, "how are you?")
-            first, second = captions(page, 2)
-            assert first.startswith("score ") and "ended" in first
-            assert second.startswith("score ") and "90 tokens" in second and "23 macro actions" in second
-            texts = [page.locator(f"#demo-chat-{side} .ma-text").inner_text() for side in (0, 1)]
-            assert texts[0].strip().startswith("<img")
-            assert page.locator("#demo-chat-1 .ma").count() == 23 and page.evaluate("window.obeyed") is None
-            boxes = [page.locator(f"#demo-chat-{side}").bounding_box() for side in (0, 1)]
-            assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"] and boxes[0]["y"] == boxes[1]["y"]
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(60) == 0 and "Traceback" not in server.log.read_text()
-    finally:
-        server.kill()
-
-
-@needs_browser
-@pytest.mark.slow
-def test_a_browser_that_leaves_frees_the_models(server, chromium, run):
-    with opened(chromium, server.address) as page:
-        load(page, run, "models/step-5")
-        box(page, "max-new-tokens").fill("4000")
+def test_stop_ends_an_answer_and_the_next_one_can_begin(chromium, models, tmp_path):
+    flags = ["--model", models / "endless", "--max_new_tokens", 4000]
+    with serving(tmp_path, "chat", *flags) as address, opened(chromium, address) as page:
         say(page, "how are you?")
-        page.wait_for_function(
-            "() => document.querySelectorAll('#demo-chat-0 .message-content')[1]?.innerText.length > 40"
-        )
-    with opened(chromium, server.address) as page:
-        box(page, "max-new-tokens").fill("5")
+        page.wait_for_function("() => document.querySelector('.demo-text')?.innerText.length > 40")
+        page.locator(".stop-button").click()
+        page.wait_for_timeout(500)
+        shown = page.locator(".demo-text").inner_text()
+        page.get_by_text("Sampling").click()
+        page.get_by_label("Max new tokens").first.fill("5")
         start = time.monotonic()
         say(page, "how are you?")
-        captions(page, 1)
-        assert time.monotonic() - start < 30
+        page.locator(".demo-caption", has_text="5 tokens").wait_for()
+        assert time.monotonic() - start < 30 and page.locator(".demo-text").first.inner_text() == shown
 
 
 @needs_browser
 @pytest.mark.slow
 def test_summaries(chromium, tmp_path):
     model = save_taught(tmp_path / "model", "cat sits", prompt="POST\nSubreddit: r/cats\nMy cat sat.\nTL;DR: ")
-    server = Server(tmp_path, "summary", "--model", model, "--temperature", 0)
-    try:
-        with opened(chromium, server.address) as page:
-            page.locator("#demo-submit").click()
-            page.locator("#demo-note", has_text="the post is empty").wait_for()
-            page.locator("#demo-example").click()
-            page.wait_for_function("() => document.querySelector('#demo-post textarea').value.length > 100")
-            page.locator("#demo-clear").click()
-            page.wait_for_function("() => !document.querySelector('#demo-post textarea').value")
-            box(page, "subreddit").fill("cats")
-            box(page, "post").fill("My cat sat.")
-            page.locator("#demo-submit").click()
-            captions(page, 1)
-            assert page.locator("#demo-summary-0 .demo-text").inner_text() == "cat sits"
-    finally:
-        server.kill()
+    with serving(tmp_path, "summary", "--model", model) as address, opened(chromium, address) as page:
+        page.get_by_label("Subreddit").first.fill("cats")
+        say(page, "My cat sat.")
+        page.locator(".demo-caption").wait_for()
+        assert page.locator(".demo-side .ma-text").inner_text().startswith("cat sits")
 
 
 @pytest.mark.slow
 def test_a_model_or_an_address_that_cannot_be_used_is_named(tmp_path):
-    words = [sys.executable, "-m", "dschat", "demo", "chat"]
-    message_of(run_command([*words, "--model", tmp_path / "away"]), "away: no such folder")
+    words = [sys.executable, "-m", "dschat", "demo", "chat", "--model", str(tmp_path / "away")]
+    message_of(run_command(words), str(tmp_path / "away"))
     message_of(run_command([*words, "--port", "70000"]), "--port 70000 is out of range", "from 0 to 65535")
     message_of(run_command([*words, "--host", "300.1.2.3"]), "--host 300.1.2.3: cannot")

@@ -2,137 +2,103 @@
 """The chat in a terminal."""
 
 import os
-import shutil
 import signal
 import sys
 
 import pytest
 
 from cli_runs import environment, message_of, run_command
-from demo_cases import as_run, make_session, save_endless, save_reward, save_taught
-from dschat.base.errors import UserError
+from demo_cases import make_session, save_endless, save_reward, save_taught
 from dschat.cli import main
-from dschat.demo.session import ShownAnswer
-from dschat.demo.terminal import TerminalChat
+from dschat.demo.models import GrowingAnswer
+from dschat.demo.terminal import chat_in_terminal
+
+GREEDY = ("--temperature", 0, "--max_new_tokens", 30)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run whose last model ends its answers, and one before that does not."""
-    run = as_run(tmp_path_factory.mktemp("terminal") / "run")
-    save_taught(run, " fine,\x1b[31m thanks")
-    save_endless(run / "models" / "step-5")
-    save_reward(run / "critic")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("terminal")
+    save_taught(folder / "ends", " fine,\x1b[31m thanks")
+    save_endless(folder / "endless")
+    save_reward(folder / "reward")
+    return folder
+
+
+@pytest.fixture
+def chat(monkeypatch, capsys):
+    """Everything that is printed while these lines are typed."""
+
+    def run(session, *lines):
+        typed = iter(lines)
+
+        def read(_):
+            line = next(typed, None)
+            if line is None:
+                raise EOFError
+            return line
+
+        monkeypatch.setattr("builtins.input", read)
+        chat_in_terminal(session)
+        return capsys.readouterr().out.splitlines()
+
     return run
 
 
-def chat(session, lines, place, write=None):
-    """Everything that is written while these lines are typed."""
-    lines, written = iter(lines), []
-
-    def ask():
-        line = next(lines, None)
-        if line is None:
-            raise EOFError
-        if line is KeyboardInterrupt:
-            raise KeyboardInterrupt
-        return line
-
-    def note(text):
-        written.append(text)
-        if write is not None:
-            write(text)
-
-    TerminalChat(session, ask, note, False, str(place)).run()
-    return "".join(written)
+def test_a_chat_streams_forgets_and_ends(chat, models):
+    lines = chat(make_session(models / "ends", *GREEDY), "how are you?", "", "/clear", "/exit", "no")
+    assert lines[0].startswith(f"{models}/ends: 0.0") and "/exit" in lines[1]
+    assert lines[2] == "fine,\\x1b[31m thanks" and lines[3].startswith("[") and lines[3].endswith("ended]")
+    assert lines[4:] == ["New conversation."]
 
 
-def test_a_chat_streams_forgets_loads_and_ends(run):
-    session = make_session(run, temperature=0.0, max_new_tokens=30)
-    output = chat(session, ["how are you?", "", "/load", "/load models/step-5", "hm", "/clear", "/exit", "no"], run)
-    lines = output.splitlines()
-    assert lines[0].startswith(f"Loaded {run}:") and "/exit ends" in lines[1]
-    assert lines[2] == "fine,\\x1b[31m thanks" and lines[3].startswith("[") and "ended]" in lines[3]
-    assert lines[4:6] == ["final model", "models/step-5"] and lines[6].startswith(f"Loaded {run}/models/step-5:")
-    assert "30 tokens" in lines[-2] and lines[-1] == "New conversation."
+def test_after_an_error_the_chat_goes_on(chat, models):
+    lines = chat(make_session(models / "ends", *GREEDY), "no " * 600, "how are you?")
+    assert lines[2].startswith("error: the conversation has") and lines[3] == "fine,\\x1b[31m thanks"
 
 
-def test_a_model_of_another_run_is_loaded_by_its_path(run, tmp_path):
-    other = shutil.copytree(run, tmp_path / "other")
-    output = chat(make_session(run), [f"/load {other}/models/step-5", "/exit"], run)
-    assert f"Loaded {other}/models/step-5:" in output
+def test_a_whole_answer_that_differs_from_its_pieces_is_printed_again(chat, models, monkeypatch):
+    session = make_session(models / "ends", *GREEDY)
+    drafts = [[GrowingAnswer("half")], [GrowingAnswer("other", "ended")]]
+    monkeypatch.setattr(session, "chat", lambda *_: iter(drafts))
+    assert chat(session, "hm")[2:4] == ["half", "other"]
 
 
-def test_mistakes_are_said_and_the_chat_goes_on(run):
-    session = make_session(run, temperature=0.0, max_new_tokens=30)
-    output = chat(
-        session, ["/load nowhere/at/all", "/what\x1b", KeyboardInterrupt, "/load critic", "how are you?"], run
-    )
-    assert "error: nowhere/at/all: no such folder" in output and "There is no command /what\\x1b." in output
-    assert "/exit ends the chat." in output and "error: critic: no such folder" in output
-    assert "fine," in output.splitlines()[-2]
+def test_ctrl_c_stops_the_answer_and_not_the_program(chat, models):
+    session = make_session(models / "endless", "--temperature", 0, "--max_new_tokens", 4000)
+    count = []
 
-
-def test_after_an_answer_that_fails_half_way_the_next_one_is_written(run, monkeypatch):
-    session = make_session(run, temperature=0.0, max_new_tokens=30)
-    answer, failing = session.answer, ["half", ""]
-
-    def answer_or_fail(*arguments):
-        if not failing:
-            yield from answer(*arguments)
-            return
-        yield [ShownAnswer(failing.pop(0))]
-        raise UserError("it broke.")
-
-    monkeypatch.setattr(session, "answer", answer_or_fail)
-    lines = chat(session, ["how are you?"] * 3, run).splitlines()
-    assert lines[2:5] == ["half", "error: it broke.", "error: it broke."] and lines[5].startswith("fine,")
-
-
-def test_ctrl_c_stops_the_answer_and_not_the_program(run):
-    session = make_session(run / "models" / "step-5", temperature=0.0, max_new_tokens=4000)
-    interrupted = []
-
-    def write(text):
-        if "tokens" not in text and "Loaded" not in text and len(text) < 12 and not interrupted:
-            interrupted.append(text)
+    def interrupt(*_):
+        count.append(1)
+        if len(count) == 20:
             os.kill(os.getpid(), signal.SIGINT)
 
-    output = chat(session, ["how are you?", "/clear"], run, write)
-    assert interrupted and "· stopped]" in output and output.endswith("New conversation.\n")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    session.models[0].causal_lm.register_forward_hook(interrupt)
+    lines = chat(session, "how are you?", "/clear")
+    assert lines[-2:] == ["[stopped]", "New conversation."] and len(count) < 1000
 
 
-def test_two_models_answer_one_after_the_other(run):
-    session = make_session(
-        run, other=str(run / "models" / "step-5"), reward_model=str(run / "critic"), temperature=0.0, max_new_tokens=6
-    )
-    lines = chat(session, ["how are you?"], run).splitlines()
-    first, second = lines.index("[model]"), lines.index("[other]")
-    assert lines[first + 1].startswith("fine,") and lines[first + 2].count("|") == 2  # 6 tokens, 3 in each
-    assert lines[second - 1].startswith("[score ") and lines[-1].startswith("[score ")
-
-
-def command(*words):
-    return [sys.executable, "-m", "dschat", "demo", *map(str, words)]
+def test_two_models_answer_one_after_the_other(chat, models):
+    words = ("--other", models / "endless", "--reward_model", models / "reward")
+    lines = chat(make_session(models / "ends", *GREEDY, *words), "how are you?")
+    first, second = lines.index(f"[{models}/ends]"), lines.index(f"[{models}/endless]")
+    assert lines[first + 1].startswith("fine,") and lines[second - 1].startswith("[score ")
+    assert lines[-1].startswith("[score ")
 
 
 def test_a_missing_gradio_is_named_with_its_extra(monkeypatch, caplog):
-    """As a process: `evaluation/human-eval.py --web`, tests/evaluation/vote."""
     monkeypatch.setitem(sys.modules, "gradio", None)
-    assert main(["demo", "chat"]) == 2
+    assert main(["demo", "chat", "--model", "m"]) == 2
     assert "demo chat needs Gradio" in caplog.text and "pip install 'ma-rlhf[ui]'" in caplog.text
 
 
 @pytest.mark.slow
-def test_it_works_in_pipes(run, tmp_path):
-    words = command("chat", "--model", run, "--terminal", "--temperature", 0, "--device", "cpu")
+def test_it_works_in_pipes(models, tmp_path):
+    command = [sys.executable, "-m", "dschat", "demo", "chat", "--terminal", "--model"]
     script = tmp_path / "in.txt"
     script.write_text("how are you?\n/exit\n")
-    shell = f"{' '.join(words)} < {script} | cat"
-    done = run_command(["bash", "-o", "pipefail", "-c", shell], **environment()).expect(0)
+    words = " ".join(map(str, [*command, models / "ends", "--temperature", 0, "--device", "cpu"]))
+    done = run_command(["bash", "-o", "pipefail", "-c", f"{words} < {script} | cat"], **environment()).expect(0)
     assert done.stdout.splitlines()[2] == "fine,\\x1b[31m thanks" and "> " not in done.stdout
     assert "Loading weights" not in done.stderr
-    message_of(run_command(command("chat", "--model", tmp_path / "away", "--terminal")), "away: no such folder")
-    shutil.copytree(run / "critic", tmp_path / "reward")
-    message_of(run_command(command("chat", "--model", tmp_path / "reward", "--terminal")), "reward model or critic")
+    message_of(run_command([*command, str(tmp_path / "away")]), str(tmp_path / "away"))

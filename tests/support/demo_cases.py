@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from dschat.demo.options import DemoOptions
-from dschat.demo.session import Session
+from dschat.demo.models import GrowingAnswer
+from dschat.demo.options import ChatOptions
+from dschat.demo.session import Session, Turns
 from dschat.models.tiny import make_gemma, train_tokenizer
-from dschat.settings.macro_actions import termination_of
+from dschat.settings.parse import parse
 from factories import TEXTS, make_causal_lm, make_classifier, save_folder
 
 QUESTION = "how are you?"
@@ -81,12 +82,15 @@ def ids_of(text: str) -> list[int]:
     return [tokenizer.bos_token_id, *tokenizer.encode(text, add_special_tokens=False)]
 
 
-def make_session(
-    model: str | Path | None = None, task: str = "chat", termination: dict[str, Any] | None = None, **options: Any
-) -> Session:
-    """A session on the CPU whose models are loaded; macro actions are of three tokens unless told."""
-    given = DemoOptions(model=None if model is None else str(model), device="cpu", **options)
-    session = Session(given, termination_of(**(termination or {"ngram": 3})), task)
-    for side in range(given.demo.sides):
-        session.load_named(side)
-    return session
+def make_session(model: str | Path, *words: object) -> Session:
+    """A session of `dschat demo chat` on the CPU; macro actions are of three tokens unless told."""
+    given = ["--model", model, "--device", "cpu", *words]
+    if "--termination_condition" not in words:
+        given += ["--ngram", 3]
+    return Session(parse(ChatOptions, [str(word) for word in given]))
+
+
+def last(session: Session, message: str = QUESTION, turns: Turns = ()) -> list[GrowingAnswer]:
+    """The whole answers of all models."""
+    (*_, answers) = session.chat(turns, message, session.sampling)
+    return answers

@@ -1,245 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the models that a run has saved, reads how the run sampled from them, and loads one of them.
+"""A model that answers: loading it, its answer to a prompt while it grows, and what is shown of a finished one.
 
-A model is named by its folder, which may hold an adapter alone, or by a hub id.
+Answers are generated in a thread, and transformers' `TextIteratorStreamer` passes on whole words. A finished answer is
+decoded at once, as everywhere else in this package, and cut into macro actions as training with the same flags would.
 """
 
 import logging
+import threading
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeAlias
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TextIteratorStreamer,
+)
 
-from dschat.base.display import visible
 from dschat.base.errors import UserError
-from dschat.base.jsonl import read_object
-from dschat.data.sources import HUB_NAME
+from dschat.data.encoding import decode_response, decode_sampled, encode_prompts
+from dschat.data.rows import Row
 from dschat.data.turn_end import turn_end
-from dschat.evaluation.policy import STEP, locate_policy
-from dschat.evaluation.training_runs import FLAGS_FILE, run_of, start_of
+from dschat.demo.options import DemoOptions
+from dschat.demo.sampling import SamplingChoice
+from dschat.evaluation.macro_actions import MacroToken
+from dschat.evaluation.policy import Compute, locate_policy
 from dschat.models.limits import position_limit, trained_length
-from dschat.models.load import attends_to_later_tokens, load_causal_lm
-from dschat.models.lora import adapter_alone, base_of, file_place, has_score_head
-from dschat.models.open_errors import gguf_remedy
-from dschat.models.opening import DTYPE_NAMES
-from dschat.models.pretrained import open_config
-from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids
+from dschat.models.load import load_causal_lm
+from dschat.models.policy import PolicyModel
+from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, token_texts
+from dschat.rollouts.generate import CausalLM
+from dschat.rollouts.termination import TerminationCondition
+from macro_actions.segments import segment
+from macro_actions.types import Rollout, Trajectory
 
 logger = logging.getLogger(__name__)
 
-# Folders of policies, below a run's folder and below models/step-N; "" is that folder itself.
-POLICIES = ("", "actor", "actor_ema")
-SCORES_ONLY = "a reward model or critic, which gives scores and writes no text. Give a policy's folder."
-UNLIMITED = 2**31  # sequence length in tokens, where the model's config names no maximum
-
-SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "max_new_tokens")
-
-Json: TypeAlias = dict[str, object]
+ENDED = "ended"
+MARKER = "ended: it began the next turn"
+LENGTH = "cut at its longest"
+STOPPED = "stopped"
 
 
 @dataclass(frozen=True)
-class ModelChoice:
-    """A model that can be chosen."""
+class GrowingAnswer:
+    """A model's answer so far, as page and terminal show it."""
 
-    name: str  # in the chooser: "models/step-40/actor"
-    path: str  # folder or hub id
+    text: str = ""  # without special tokens
+    done: str | None = None  # why it ended; None before
+    tokens: Sequence[MacroToken] = ()  # with the numbers of their macro actions; empty before it is done
+    score: float | None = None  # the reward model's; None without one
+    seconds: float = 0.0  # that generating took
 
-
-def find_models(path: str) -> list[ModelChoice]:
-    """The policies of a run: the final ones, then those of models/, newest first, then the one it started from.
-
-    Args:
-        path: a run's output folder, a model's folder (also inside a run's), or a hub id.
-
-    Raises:
-        UserError: no such folder, or no policy in it.
-    """
-    path = path.strip()
-    if not path:
-        raise UserError("give a run's output folder, a model's folder, or a hub id.")
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        remedy = gguf_remedy(path)
-        if remedy is not None:
-            raise UserError(f"{visible(path)}: {remedy}")
-        if not HUB_NAME.fullmatch(path) or folder.exists():
-            raise UserError(f"{visible(path)}: no such folder. Give a run's output folder, or a model's.")
-        return [ModelChoice(path, path)]
-    if is_classifier(read_object(folder / "config.json")):
-        raise UserError(f"{visible(path)}: {SCORES_ONLY}")
-
-    run = run_of(folder) or folder
-    choices = _saved_policies(run)
-    if not _is_listed(folder, choices) and is_policy(folder):  # somewhere else in the run, such as a merged adapter
-        choices.insert(0, ModelChoice(path, str(folder)))
-    if not choices:
-        raise UserError(f"{visible(path)}: {_why_no_policy(run)}")
-    start = start_of(run)
-    if start is not None:
-        choices.append(ModelChoice(f"start model: {start}", start))
-    return choices
-
-
-def _saved_policies(run: Path) -> list[ModelChoice]:
-    """The policies that a run saved: the final ones, then those of models/, newest first."""
-    steps = [entry for entry in (run / "models").glob("step-*") if STEP.fullmatch(entry.name)]
-    steps.sort(key=lambda entry: int(entry.name.removeprefix("step-")), reverse=True)
-    choices = []
-    for base in (run, *steps):
-        for policy_name in POLICIES:
-            policy = base / policy_name
-            if is_policy(policy):
-                name = "final model" if policy == run else str(policy.relative_to(run))
-                choices.append(ModelChoice(name, str(policy)))
-    return choices
-
-
-def select_model(choices: list[ModelChoice], path: str) -> ModelChoice:
-    """The model at a path, or else the first of the choices."""
-    folder = Path(path.strip()).expanduser()
-    for choice in choices:
-        if _is_listed(folder, [choice]):
-            return choice
-    return choices[0]
-
-
-def _is_listed(folder: Path, choices: list[ModelChoice]) -> bool:
-    """Whether a folder that exists is that of one of the choices."""
-    return folder.exists() and folder.resolve() in [Path(choice.path).resolve() for choice in choices]
-
-
-def is_policy(folder: Path) -> bool:
-    """Whether a folder holds a causal LM, or an adapter of one; neither a reward model nor a critic."""
-    config = read_object(folder / "config.json")
-    if "model_type" in config:
-        return any(folder.glob("*.safetensors")) and is_causal_lm(config)
-    adapter = adapter_alone(str(folder))
-    return adapter is not None and not has_score_head(adapter)
-
-
-def is_classifier(config: Json) -> bool:
-    """Whether a config.json belongs to a reward model or critic."""
-    architectures = config.get("architectures")
-    names = architectures if isinstance(architectures, list) else []
-    return any(str(name).endswith("ForSequenceClassification") for name in names)
-
-
-def is_causal_lm(config: Json) -> bool:
-    """Whether a config.json with a model_type is that of a model that writes text, one token after another."""
-    return not (is_classifier(config) or attends_to_later_tokens(config))
-
-
-def saved_sampling(path: str) -> tuple[dict[str, float], str]:
-    """Sampling settings of a model: from the run's flags, or else from its generation config.
-
-    Returns:
-        temperature, top_k, top_p, max_new_tokens, as far as they are set; and where they are from, in words.
-    """
-    folder = Path(path)
-    run = run_of(folder) if folder.is_dir() else None
-    if run is not None:
-        flags = read_object(run / FLAGS_FILE)
-        settings = _read_numbers(flags, {"max_new_tokens": "max_answer_seq_len"})
-        if settings:
-            return settings, f"from {run / FLAGS_FILE}"
-    config = _generation_config(path)
-    settings = _read_numbers(config, {})
-    if config.get("do_sample") is False:
-        settings["temperature"] = 0
-    source = "from generation_config.json" if settings else "defaults: neither run nor model says how it samples"
-    return settings, source
-
-
-def _generation_config(path: str) -> Json:
-    """The fields that a model's generation_config.json sets; of an adapter alone, those of its base."""
-    try:
-        config = GenerationConfig.from_pretrained(file_place(path, "generation_config.json", ""))
-    except (OSError, ValueError):  # no such file, or transformers refuses its values
-        return {}
-    return config.to_diff_dict()
-
-
-def _read_numbers(values: Json, other_names: dict[str, str]) -> dict[str, float]:
-    """The sampling settings that are numbers; `other_names` gives their names in `values` where they differ."""
-    settings = {}
-    for name in SAMPLING_SETTINGS:
-        value = values.get(other_names.get(name, name))
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            settings[name] = value
-    return settings
-
-
-def _why_no_policy(run: Path) -> str:
-    adapter = adapter_alone(str(run))
-    if adapter is not None and has_score_head(adapter):
-        return SCORES_ONLY
-    config = read_object(run / "config.json")
-    if is_classifier(config):
-        return SCORES_ONLY
-    if "model_type" in config and not is_causal_lm(config):
-        return f"a model of the type {config['model_type']}, which reads text and writes none. Give a causal LM."
-    if "model_type" in config:
-        return (
-            "it has a config.json, but no weights (*.safetensors). Save the model with transformers' save_pretrained."
-        )
-    remedy = gguf_remedy(str(run))
-    if remedy is not None:
-        return remedy
-    if (run / "checkpoints").is_dir():
-        return "it has only training checkpoints, to resume from; models are saved at the end, or with --save_models."
-    if (run / "run.json").is_file() or (run / FLAGS_FILE).is_file():
-        return "the run has saved no model yet; models are saved at the end, or with --save_models."
-    return "neither a run's output folder nor a model's: no config.json, actor/ or models/step-N/ in it."
+    @property
+    def caption(self) -> str:
+        """Score, length, macro actions and time in one line; empty before the answer is done."""
+        if self.done is None:
+            return ""
+        parts = [] if self.score is None else [f"score {self.score:+.3f}".replace("-", "−")]
+        count = self.tokens[-1].macro_action + 1 if self.tokens else 0
+        parts.append(f"{len(self.tokens)} tokens, {count} macro actions, in {self.seconds:.1f} s")
+        parts.append(self.done)
+        return " · ".join(parts)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A loaded model, ready to generate."""
+    """A causal LM, ready to answer."""
 
-    path: str
+    name: str  # as the user gave it
+    path: str  # of the model itself
     causal_lm: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     end_ids: tuple[int, ...]  # any of them ends an answer
-    limit: int  # maximum sequence length in tokens
-    seconds: float  # loading time
+    limit: int | None  # maximum sequence length in tokens, if the config names one
+    condition: TerminationCondition  # that cuts its answers
+    reads_logprobs: bool  # whether the condition reads log-probs
 
     @property
     def status(self) -> str:
-        """The status line: path, size, device and time."""
-        weights = self.causal_lm.num_parameters()
-        size = f"{weights / 1e9:.2f} billion" if weights >= 1e9 else f"{weights / 1e6:.2f} million"
-        where = f"on {self.causal_lm.device}, {DTYPE_NAMES[self.causal_lm.dtype]}"
-        return f"Loaded {self.path}: {size} parameters, {where}, in {self.seconds:.1f} s"
+        """The line that says what is loaded."""
+        size = f"{self.causal_lm.num_parameters() / 1e6:.2f} million parameters"
+        return f"{self.name}: {size}, on {self.causal_lm.device}"
 
 
-@dataclass(frozen=True)
-class ModelFiles:
-    """A model's folder and tokenizer, before its weights are read."""
-
-    path: str
-    tokenizer: PreTrainedTokenizerBase
-    end_ids: tuple[int, ...]
-
-
-def open_model_files(path: str, flag: str, end_token: str | None) -> ModelFiles:
-    """Checks that a model exists and reads its tokenizer, so that errors come before the weights are read.
+def load_model(name: str, flag: str, options: DemoOptions, where: Compute) -> LoadedModel:
+    """Loads a model that answers.
 
     Args:
-        path: a model's folder, a run's output folder with actor/, or a hub id.
-        flag: the flag that named the model, for messages.
-        end_token: --end_of_conversation_token.
+        name: a model's folder, a run's output folder with actor/, or a hub id.
+        flag: the flag that named it, for messages.
+        options: the end token, and how answers are cut.
+        where: device and dtype.
 
     Raises:
-        UserError: there is no model, it is a reward model or critic, or its adapter's base is missing.
+        UserError: there is no model, it writes no text, or memory does not suffice.
     """
-    path = locate_policy(path)
-    _, adapters = base_of(path, flag)
-    config = open_config(path, flag)
-    if is_classifier(config.to_dict()) or any(map(has_score_head, adapters)):
-        raise UserError(f"{flag} {path}: {SCORES_ONLY}")
+    path = locate_policy(name)
+    end_token = options.demo.end_of_conversation_token
     tokenizer = load_tokenizer(path, flag, end_token=end_token)  # refuses a tokenizer without EOS
     end_ids = {tokenizer.eos_token_id, end_token_id(tokenizer, end_token), *own_end_ids(path)}
     if tokenizer.chat_template is not None:
@@ -247,31 +111,187 @@ def open_model_files(path: str, flag: str, end_token: str | None) -> ModelFiles:
             end_ids.add(turn_end(tokenizer).token_id)
         except UserError as error:
             logger.warning("%s %s: %s Answers end with EOS alone.", flag, path, error)
-    return ModelFiles(path, tokenizer, tuple(sorted(end_ids)))
-
-
-def load_model(path: str, files: ModelFiles, flag: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """Reads the weights.
-
-    Args:
-        path: the path as the user gave it, for the status line.
-        files: the files that `open_model_files` returned.
-        flag: the flag that named the model, for messages.
-        device: where to compute.
-        dtype: dtype of the parameters.
-
-    Raises:
-        UserError: the weights are not those of a causal LM, the adapter does not fit, or memory does not suffice.
-    """
-    start = time.perf_counter()
     try:
-        causal_lm = load_causal_lm(files.path, flag, dtype, files.tokenizer)
-        causal_lm = causal_lm.to(device).requires_grad_(False)
+        causal_lm = load_causal_lm(path, flag, where.dtype, tokenizer).to(where.device).requires_grad_(False)
     except torch.OutOfMemoryError as error:
         raise UserError(
-            f"{flag} {path}: does not fit into the memory of {device}. Give --dtype bf16, or --device cpu."
+            f"{flag} {name}: does not fit into the memory of {where.device}. Give --dtype bf16, or --device cpu."
         ) from error
-    causal_lm.generation_config = GenerationConfig()  # its fields would fill settings that the panel leaves open
-    limit = position_limit(causal_lm) or trained_length(causal_lm.config) or UNLIMITED
-    seconds = time.perf_counter() - start
-    return LoadedModel(path, causal_lm, files.tokenizer, files.end_ids, limit, seconds)
+    causal_lm.generation_config = GenerationConfig()  # its fields would fill settings that the page leaves open
+    limit = position_limit(causal_lm) or trained_length(causal_lm.config)
+    flags = options.termination
+    condition = TerminationCondition(flags, tokenizer, tokenizer.eos_token_id, options.demo.seed)
+    return LoadedModel(
+        name, path, causal_lm, tokenizer, tuple(sorted(end_ids)), limit, condition, flags.reads_logprobs
+    )
+
+
+def answer(
+    model: LoadedModel, row: Row, markers: Sequence[str], choice: SamplingChoice, seed: int
+) -> Generator[GrowingAnswer]:
+    """Yields the answer to a prompt as it grows; the last one is done. Closing the iterator ends the generation.
+
+    Args:
+        model: nobody else may use it meanwhile.
+        row: the prompt.
+        markers: texts before which the answer ends.
+        choice: sampling settings.
+        seed: of sampling; sets the global random state.
+
+    Raises:
+        UserError: the prompt is empty or too long, or memory does not suffice.
+    """
+    (prompt_ids,) = encode_prompts(model.tokenizer, [row])
+    room = choice.max_new_tokens if model.limit is None else model.limit - len(prompt_ids)
+    if not prompt_ids:
+        raise UserError("the prompt has no tokens; type something.")
+    if room < 1:
+        raise UserError(f"the conversation has {len(prompt_ids)} tokens, the model reads {model.limit}: clear it.")
+    start = time.perf_counter()
+    generation = _Generation(model, prompt_ids, markers, choice.arguments(room), seed)
+    try:
+        text = ""
+        for words in generation.streamer:
+            text += words
+            yield GrowingAnswer(_before_marker(text, markers))
+        finished = generation.result()
+    finally:
+        generation.stop.set()
+        generation.join()
+    tokens = macro_tokens(model, prompt_ids, generation.ids)
+    yield replace(finished, tokens=tokens, seconds=time.perf_counter() - start)
+
+
+class _Generation(threading.Thread):
+    """One call of transformers' `generate`, in a thread that passes words to a streamer."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        prompt_ids: Sequence[int],
+        markers: Sequence[str],
+        arguments: dict[str, Any],
+        seed: int,
+    ) -> None:
+        """Starts to generate; arguments as for `answer`."""
+        super().__init__(daemon=True)
+        self._model = model
+        self._prompt_ids = list(prompt_ids)
+        self._markers = markers
+        self._arguments = arguments
+        self._seed = seed
+        self._error: BaseException | None = None
+        self.stop = threading.Event()
+        self.ids: list[int] = []
+        decoder = cast(PreTrainedTokenizerBase, _ResponseDecoder(model.tokenizer))
+        self.streamer = TextIteratorStreamer(decoder, skip_prompt=True)
+        self.start()
+
+    def run(self) -> None:
+        """Generates; what goes wrong is raised by `result`."""
+        try:
+            self._generate()
+        except BaseException as error:
+            self._error = error
+        self.streamer.end()
+
+    @torch.no_grad()
+    def _generate(self) -> None:
+        model = self._model
+        causal_lm = cast(CausalLM, model.causal_lm)
+        input_ids = torch.tensor([self._prompt_ids], device=causal_lm.device)
+        torch.manual_seed(self._seed)
+        sequences = causal_lm.generate(
+            input_ids=input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            eos_token_id=list(model.end_ids),
+            pad_token_id=model.tokenizer.pad_token_id,
+            stopping_criteria=StoppingCriteriaList([_StopsAnswer(self.stop)]),
+            stop_strings=list(self._markers) or None,
+            tokenizer=model.tokenizer,
+            streamer=self.streamer,
+            **self._arguments,
+        )
+        self.ids = sequences[0, len(self._prompt_ids) :].tolist()
+
+    def result(self) -> GrowingAnswer:
+        """The whole answer; raises what ended the thread."""
+        self.join()
+        if isinstance(self._error, torch.OutOfMemoryError):
+            message = "the memory does not hold the conversation: clear it, or ask for fewer new tokens."
+            raise UserError(message) from self._error
+        if self._error is not None:
+            raise self._error
+        has_end = bool(self.ids) and self.ids[-1] in self._model.end_ids
+        whole_text = decode_sampled(self._model.tokenizer, self.ids, has_end)
+        text = _before_marker(whole_text, self._markers)
+        if text != whole_text:
+            while self.ids and len(decode_response(self._model.tokenizer, self.ids[:-1])) >= len(text):
+                self.ids.pop()  # a token of the marker
+            return GrowingAnswer(text, MARKER)
+        if has_end:
+            return GrowingAnswer(text, ENDED)
+        return GrowingAnswer(text, STOPPED if self.stop.is_set() else LENGTH)
+
+
+class _StopsAnswer(StoppingCriteria):
+    """Ends an answer after the current token once an event is set."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **options: object) -> Tensor:
+        return torch.full(input_ids.shape[:1], self._stop.is_set(), dtype=torch.bool, device=input_ids.device)
+
+
+class _ResponseDecoder:
+    """Decodes for a streamer. A tokenizer's own `decode` drops spaces at the beginning of a response."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return decode_response(self._tokenizer, ids)
+
+
+def _before_marker(text: str, markers: Sequence[str]) -> str:
+    """The text before the first marker."""
+    for marker in markers:
+        text = text.partition(marker)[0]
+    return text
+
+
+def macro_tokens(model: LoadedModel, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[MacroToken]:
+    """The tokens of an answer, each with the number of its macro action.
+
+    `ppl`, `surprise` and a user's function read the log-probs of the model that answers, not the reference's.
+
+    Args:
+        model: that gave the answer.
+        prompt_ids: P of them.
+        answer_ids: R of them, possibly none.
+
+    Raises:
+        UserError: a user's function fails.
+    """
+    if not answer_ids:
+        return []
+    ids = torch.tensor([[*prompt_ids, *answer_ids]])
+    mask = torch.ones(1, len(answer_ids), dtype=torch.bool)
+    zero = torch.zeros(1)
+    rollout = Rollout(ids, torch.ones_like(ids).bool(), mask, prompt_index=zero.long(), finished=~zero.bool())
+    logprobs = _logprobs(model, rollout) if model.reads_logprobs else torch.zeros(mask.shape)
+    trajectory = Trajectory(rollout, logprobs, logprobs, values=torch.zeros(mask.shape), scores=zero)
+    numbers = segment(model.condition(trajectory, 0).ends, mask).index[0].tolist()
+    texts = token_texts(list(answer_ids), model.tokenizer)
+    return [MacroToken(text, number) for text, number in zip(texts, numbers, strict=True)]
+
+
+@torch.no_grad()
+def _logprobs(model: LoadedModel, rollout: Rollout) -> Tensor:
+    """The model's log-probs of the answer, shape (1, R), float32 on the CPU."""
+    device = model.causal_lm.device
+    input_ids = rollout.input_ids.to(device)
+    attention_mask = rollout.attention_mask.to(device)
+    logprobs, _ = PolicyModel(model.causal_lm)(input_ids, attention_mask, rollout.response_mask.shape[1], 1.0)
+    return logprobs.float().cpu()

@@ -14,39 +14,25 @@ from dschat.settings.macro_actions import TerminationFlags
 from dschat.settings.rules import Check, Rule, Rules
 
 PASSWORD = "DEMO_PASSWORD"  # environment variable with the password of the page
+FROM_THE_RUN = "if not given, that of the model's run or of its generation_config.json, or"
 
 
 @dataclass(kw_only=True)
 class DemoFlags:
     """Models of a demo, sampling, and the page."""
 
-    model: str | None = flag(
-        "model to talk to: a run's output folder, a model's folder, or a hub id; the page asks if not given",
-        None,
-        path=True,
-    )
+    model: str = flag("model to talk to: a run's output folder, a model's folder, or a hub id", path=True)
     other: str | None = flag("second model, which answers the same messages beside the first", None, path=True)
     reward_model: str | None = flag(
         "reward model whose score is shown below each answer: a sequence classifier with one label", None, path=True
     )
     rm_template: bool = flag("format prompt and answer with the reward model's chat template", False)
-    temperature: float | None = flag(
-        "sampling temperature; 0 = greedy decoding; if not given, that of the run or model, or 0.8", None, TEMPERATURE
-    )
-    top_k: int | None = flag(
-        "sample from the k most likely tokens; 0 = all; if not given, that of the run or model, or 50",
-        None,
-        AT_LEAST_0,
-    )
+    temperature: float | None = flag(f"sampling temperature; 0 = greedy; {FROM_THE_RUN} 0.8", None, TEMPERATURE)
+    top_k: int | None = flag(f"sample from the k most likely tokens; 0 = all; {FROM_THE_RUN} 50", None, AT_LEAST_0)
     top_p: float | None = flag(
-        "sample from the most likely tokens whose probabilities add up to this; that of the run or"
-        " model, or 1, if not given",
-        None,
-        UP_TO_1,
+        f"sample from the most likely tokens whose probabilities add up to this; {FROM_THE_RUN} 1", None, UP_TO_1
     )
-    max_new_tokens: int | None = flag(
-        "maximum length of an answer in tokens; if not given, that of the run or model, or 128", None, AT_LEAST_1
-    )
+    max_new_tokens: int | None = flag(f"maximum length of an answer in tokens; {FROM_THE_RUN} 128", None, AT_LEAST_1)
     seed: int = flag("random seed of sampling", TRAINING_SEED, SEED)
     end_of_conversation_token: str | None = flag(
         "token that ends an answer in addition to EOS, as in training", None, NOT_EMPTY
@@ -55,11 +41,6 @@ class DemoFlags:
         f"address on which the page is served; any other than a loopback address needs a password in {PASSWORD}", HOST
     )
     port: int | None = flag("port of the page; the first free one from 7860 if not given", None, PORT)
-
-    @property
-    def sides(self) -> int:
-        """Models that answer."""
-        return 1 if self.other is None else 2
 
 
 @dataclass(kw_only=True)
@@ -72,20 +53,17 @@ class ChatFlags:
     terminal: bool = flag("chat in this terminal instead of on a web page", False)
 
 
-DEMO_RULES: "tuple[Rule[DemoOptions] | Check[DemoOptions], ...]" = (
-    Check(lambda options: options.termination.check_termination()),
-    Rule(
-        lambda options: options.demo.rm_template and options.demo.reward_model is None,
-        "--rm_template: there is no --reward_model to use it; give one, or drop the flag.",
-    ),
-)
-
-
 class DemoOptions(Config):
     """Flags of every demo."""
 
     task: ClassVar[str] = ""
-    rules: ClassVar[Rules] = DEMO_RULES
+    rules: ClassVar[Rules] = (
+        Check(lambda options: options.termination.check_termination()),
+        Rule(
+            lambda options: options.demo.rm_template and options.demo.reward_model is None,
+            "--rm_template: there is no --reward_model to use it; give one, or drop the flag.",
+        ),
+    )
 
     demo: DemoFlags
     termination: TerminationFlags
@@ -100,13 +78,6 @@ class ChatOptions(DemoOptions):
     """Talk with a trained model, or with two side by side: on a page, or in a terminal, over ssh or in pipes."""
 
     task: ClassVar[str] = "chat"
-    rules: ClassVar[Rules] = (
-        *DEMO_RULES,
-        Rule(
-            lambda options: options.chat.terminal and options.demo.model is None,
-            "--model is missing: --terminal needs a model to talk to.",
-        ),
-    )
 
     chat: ChatFlags
 
