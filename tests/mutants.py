@@ -1713,14 +1713,11 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("ROUGE: words are stemmed", "_scorer", "use_stemmer=False", "use_stemmer=True",
      "test_rouge_of_unequal_lengths_and_order"),
     # demo
-    ("the demo: every answer is drawn with the same seed", "Session.answer", "row_seed(_a, _b)", "row_seed(_a, 0)",
+    ("the demo: every answer is drawn with the same seed", "Session._answers", "row_seed(_a, _b)", "row_seed(_a, 0)",
      DEMO_SEED),
-    ("the demo: --seed is forgotten", "Session.answer", "_a.seed", "0", DEMO_SEED),
-    ("the demo: the first letter of a marker is seen", "longest_marker_start", "range(1, _a)", "range(2, _a)",
-     "test_the_start_of_a_marker_is_held_back"),
-    ("the demo: an answer goes on after the marker", "_StopAnswer.__call__", "_a or _b", "_b",
-     "test_an_answer_ends_before_the_marker_of_the_next_turn_which_is_never_seen"),
-    ("the demo: the draw of one token decides all", "_SampleToken.__call__", "_a - _b", "0", DEMO_SEED),
+    ("the demo: --seed is forgotten", "Session._answers", "_a._seed", "0", DEMO_SEED),
+    ("the demo: an answer goes on after the marker", "models._before_marker", "_a.partition(_b)[0]", "_a",
+     "test_an_answer_ends_before_the_next_turn"),
     # the longest micro-batch before the first update
     ("a rehearsal's gradients reach DeepSpeed", "gradients_dropped", "setattr(_a, _b, receive)", "receive",
      "test_a_rehearsed_run_is_the_run_without[zero2-fp32]"),

@@ -122,7 +122,7 @@ def test_a_page_asks_for_its_password_and_takes_no_large_file(password, asked):
 def test_a_demo_on_another_address_needs_a_password(monkeypatch):
     monkeypatch.delenv("DEMO_PASSWORD", raising=False)
     with pytest.raises(UserError, match=r"--host 0.0.0.0: anyone .* Set DEMO_PASSWORD to a secret, which the page"):
-        run_demo(ChatOptions(host="0.0.0.0"))
+        run_demo(ChatOptions(model="m", host="0.0.0.0"))
 
 
 def test_an_empty_response_is_seen():

@@ -163,4 +163,4 @@ def test_a_reward_server_counts_all_that_a_template_may_read(long):
 
 def test_the_demo_goes_on_from_contents():
     prompt = chat_prompt(byte_tokenizer("llama-2"), [("a", " b ")], "c")
-    assert prompt.row.messages == [user("a"), bot("b"), user("c")]
+    assert prompt.messages == [user("a"), bot("b"), user("c")]

@@ -36,8 +36,8 @@ class SamplingChoice:
 def choose_sampling(flags: DemoFlags, path: str) -> SamplingChoice:
     """The settings for a model at a path."""
     names = [field.name for field in fields(SamplingChoice)]
-    given = {name: getattr(flags, name) for name in names if getattr(flags, name) is not None}
-    return SamplingChoice(**(_saved_sampling(path, names) | given))
+    set_by_flags = {name: getattr(flags, name) for name in names if getattr(flags, name) is not None}
+    return SamplingChoice(**(_saved_sampling(path, names) | set_by_flags))
 
 
 def _saved_sampling(path: str, names: list[str]) -> dict[str, Any]:
