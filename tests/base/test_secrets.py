@@ -31,9 +31,7 @@ def test_every_part_reads_the_list(monkeypatch, tmp_path):
         monkeypatch.setenv(name, "a value of 20 letters")
     shown = environment.describe(environment.EnvOptions())
     assert "a value of 20 letters" not in shown
-    assert {"VLLM_AUTH", "HF_COOKIE"} <= set(
-        remote.split_variables({"VLLM_AUTH": "x", "HF_COOKIE": "x"}, {}).delivered
-    )
+    assert {"VLLM_AUTH", "HF_COOKIE"} <= set(remote.remote_variables({"VLLM_AUTH": "x", "HF_COOKIE": "x"}, {}))
     card = tmp_path / "run.json"
     card.write_text(json.dumps("a value of 20 letters"))
     with pytest.raises(UserError, match=r"run\.json: holds what looks like a secret"):

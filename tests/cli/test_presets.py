@@ -255,7 +255,7 @@ def test_two_updates(step, name, inputs, sft, reward, tmp_path):
         "DATA": str(write_data(tmp_path / "rows", name.partition("_")[0])),
     }
     variables |= {"PARSER": "chunker"} if name.endswith("_parsing") else {}
-    words = preset(step, name, arguments(changed), **variables).words()
+    words = arguments(preset(step, name, arguments(changed), **variables).given())
     result = run_forked(step, words, tmp_path / "printed").expect(0)
     assert "Traceback" not in result.stderr
     (output,) = (file.parent for file in (tmp_path / "models").glob("*/*/run.json"))

@@ -200,7 +200,7 @@ def test_two_updates_of_the_published_run(place):
     flags = {"global_batch_size": 4, "total_episodes": 8, "dtype": "fp32"}
     words = arguments(flags | {"deepspeed_config": as_large_as(7e9, place / "policy")})
     variables = {"PROJ_PATH": str(place), "MODEL": str(place / "policy"), "DATA": str(place / "pairs")}
-    told = preset("refuel", "llama_3_8b_it", words, **variables).words()
+    told = arguments(preset("refuel", "llama_3_8b_it", words, **variables).given())
     run_forked(REFUEL / "refuel.py", told, place / "printed").expect(0)
     (folder,) = place.glob("models/*/refuel")
     assert len(training_rows(folder)) == 2

@@ -62,7 +62,6 @@ def test_each_flag_sets_its_field_by_each_spelling(step, name, monkeypatch):
         ("sft", "--data_path a b --data-path=a", "--data_path a b"),
         ("online", "--task.query_dataset a --data_path b", "--data_path a b"),
         ("ppo", "--vllm_url http://a --vllm_url http://b", "--vllm_url http://a http://b --rollout_engine vllm"),
-        ("sft", "--lora_module_name+=q --lora_module_name k", "--lora_module_name q k --lora_dim 4"),
     ],
 )
 def test_a_flag_with_several_values_is_given_once(step, words, remedy, capsys):

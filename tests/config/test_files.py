@@ -10,11 +10,11 @@ import pytest
 from dschat.base.errors import UserError
 from dschat.cli import COMMANDS
 from dschat.quickstart.options import QuickstartOptions
+from dschat.settings.flag_types import is_path
 from dschat.settings.flags import flags_of
 from dschat.settings.parse import resolve
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.supervised import SFTConfig
-from dschat.settings.words import is_path
 from flag_cases import REQUIRED
 
 SFT = REQUIRED["sft"]

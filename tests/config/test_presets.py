@@ -50,7 +50,7 @@ def test_flags_win_over_the_file_and_that_over_what_it_extends(monkeypatch):
     places = ["base.yaml:1", "base.yaml:2", "own.yaml:2", "--gamma", "own.yaml:4", "$NUM_GPUS"]
     assert [found.origins[name] for name in names] == places and "lam" not in found.origins
     assert "gamma: 0.9" in found.yaml and "# own.yaml:2" in found.yaml and "# default" in found.yaml
-    assert resolve(PPOConfig, found.words(), command="ppo").config == config
+    assert PPOConfig(**found.given()) == config
 
 
 @pytest.mark.parametrize(

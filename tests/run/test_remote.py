@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several machines by ssh: words and variables arrive as they are, through a shell, and secrets are never shown."""
+"""Several machines by ssh: flags and variables arrive as they are, through a shell, and secrets are never shown."""
 
 import json
 import os
@@ -17,7 +17,7 @@ import pytest
 from dschat import remote
 from dschat.base.errors import UserError
 from dschat.launch import LaunchPlan, launch, plan_launch
-from dschat.remote import pack, receive, remote_file, split_variables
+from dschat.remote import receive, remote_file, remote_variables
 from dschat.settings.processes import LaunchFlags
 
 # In the place of ssh and pdsh: they note their own words, as `ps` would show them, and hand the command to a shell.
@@ -46,42 +46,13 @@ sys.path[:0] = {path!r}
 from dschat.remote import receive
 place = sys.argv.index("dschat")
 (rank,) = [word.split("=")[1] for word in sys.argv if word.startswith("--node_rank=")]
-found = dict(words=receive(sys.argv[place + 1:]), environment=dict(os.environ), folder=os.getcwd())
+receive()
+found = dict(words=sys.argv[place + 1:], environment=dict(os.environ), folder=os.getcwd())
 file = os.environ.get("MA_RLHF_VARIABLES")
 found["mode"] = oct(os.stat(file).st_mode & 0o777) if file else ""
 json.dump(found, open({folder!r} + "/rank-" + rank, "w"))
 """
-WORDS = [
-    "ppo",
-    "--end_of_conversation_token=<|im_end|>",
-    "--a=x & touch evil",
-    "--b=$(touch evil)",
-    "--c=`touch evil`",
-]
-WORDS += [
-    "--d=two  words",
-    "--e='\"",
-    "--f=line\nbreak",
-    "--g=",
-    "--h=%h %n 100%",
-    "--i=*",
-    "--j=~/x",
-    "--k=é→\U0001f600",
-]
-WORDS += [
-    "--l=a\\b",
-    "--m=!x",
-    "--n=#x",
-    "--o;",
-    "",
-    " ",
-    "packed:eA==",
-    "--data_path",
-    "a",
-    "b*",
-    "--p=${HOME}",
-    "-1",
-]
+GIVEN = json.dumps({"words": ["ppo", "--a=x & touch evil", "two  words", ""], "flags": {"b": "$(touch evil) 'é\n"}})
 SECRETS = {
     "VLLM_API_KEY": "s3cret one",
     "HF_TOKEN": "hf_s3cret",
@@ -119,17 +90,17 @@ def machines(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_words_and_variables_arrive(machines, capfd):
+def test_flags_and_variables_arrive(machines, capfd):
     """DeepSpeed's launcher builds the command lines; a shell reads them."""
     (machines / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\n\n# ours\nOWN=a b$HOME\n")
     hosts = machines / "hosts"
     processes = LaunchPlan(2, 1, ssh_options=("--hostfile", str(hosts)), ssh_hosts=("first", "second"))
-    assert launch(processes, WORDS) == 0
+    assert launch(processes, ["ppo"], given=GIVEN) == 0
     shown = "".join(capfd.readouterr()) + (machines / "notes").read_text()
     for rank in (0, 1):
         found = json.loads((machines / f"rank-{rank}").read_text())
-        assert found["words"] == WORDS and found["folder"] == str(machines / "work")
-        expected = SECRETS | PUBLIC | {"NCCL_DEBUG": "INFO", "OWN": "a b$HOME"}
+        assert found["words"] == ["ppo"] and found["folder"] == str(machines / "work")
+        expected = SECRETS | PUBLIC | {"NCCL_DEBUG": "INFO", "OWN": "a b$HOME", "MA_RLHF_GIVEN": GIVEN}
         assert {name: found["environment"].get(name) for name in expected} == expected
         assert found["mode"] == "0o600"
         assert not Path(found["environment"]["MA_RLHF_VARIABLES"]).exists()
@@ -142,14 +113,15 @@ import json, os, sys
 sys.path.remove({folder!r})
 del sys.modules["dschat"]
 from dschat.remote import receive
-found = dict(words=receive(sys.argv[1:]), environment=dict(os.environ))
+receive()
+found = dict(words=sys.argv[1:], environment=dict(os.environ))
 json.dump(found, open({folder!r} + "/rank-" + os.environ["RANK"], "w"))
 """
 
 
 @pytest.mark.parametrize("by_ssh", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_list_of_one_machine(by_ssh, machines, monkeypatch):
-    """DeepSpeed's launcher starts its processes by itself, whether or not words were packed for another machine."""
+    """DeepSpeed's launcher starts its processes by itself, or after variables were sent."""
     (machines / "dschat").mkdir()
     (machines / "dschat" / "__init__.py").touch()
     (machines / "dschat" / "__main__.py").write_text(STANDIN.format(folder=str(machines)))
@@ -158,23 +130,13 @@ def test_a_list_of_one_machine(by_ssh, machines, monkeypatch):
     hosts.write_text("first slots=2\n")
     processes = plan_launch(LaunchFlags(hostfile=str(hosts)), None)
     assert not processes.ssh_hosts and processes.world_size == 2
-    words = [
-        "ppo",
-        "--data_path",
-        "a",
-        "b*",
-        "--end_of_conversation_token=<|im_end|>",
-        "two  words",
-        "",
-        "packed:eA==",
-    ]
     if by_ssh:
         processes = replace(processes, ssh_hosts=("first",), ssh_options=("--hostfile", str(hosts)))
-    assert launch(processes, words) == 0
+    assert launch(processes, ["ppo"], given=GIVEN) == 0
     for rank in (0, 1):
         found = json.loads((machines / f"rank-{rank}").read_text())
-        assert found["words"] == words
-        expected = SECRETS | PUBLIC
+        assert found["words"] == ["ppo"]
+        expected = SECRETS | PUBLIC | {"MA_RLHF_GIVEN": GIVEN}
         assert {name: found["environment"].get(name) for name in expected} == expected
 
 
@@ -260,60 +222,36 @@ def test_what_the_package_reads_is_carried():
         "MA_RLHF_RUN_DATE",
         "MA_RLHF_COMMIT",
     }
-    assert names == {*split_variables(dict.fromkeys(names, "x"), {}).delivered}
-
-
-@pytest.mark.parametrize("word", WORDS)
-def test_a_packed_word_is_plain(word, monkeypatch, tmp_path):
-    (packed,) = pack([word])
-    assert all(letter.isascii() and (letter.isalnum() or letter in "_+=:,./-") for letter in packed) and packed
-    assert receive([packed]) == [packed]  # of a process that no other machine has started
-    (tmp_path / "variables").write_text("{}")
-    monkeypatch.setenv("MA_RLHF_VARIABLES", str(tmp_path / "variables"))
-    assert receive([packed]) == [word]
+    assert names == {*remote_variables(dict.fromkeys(names, "x"), {})}
 
 
 def test_a_file_that_is_gone(monkeypatch, tmp_path):
     monkeypatch.setenv("MA_RLHF_VARIABLES", str(tmp_path / "gone"))
     with pytest.raises(UserError, match="gone, the variables of this run on this machine, cannot be read"):
-        receive(["ppo"])
+        receive()
 
 
-DELIVERED = "HF_TOKEN WANDB_PROJECT HTTPS_PROXY NCCL_DEBUG NCCL_IB_HCA GLOO_SOCKET_IFNAME UCX_TLS FI_PROVIDER"
-DELIVERED += (
-    " TORCH_EXTENSIONS_DIR PYTORCH_CUDA_ALLOC_CONF TRITON_CACHE_DIR CUDA_LAUNCH_BLOCKING MLFLOW_TRACKING_PASSWORD"
-)
-
-
-@pytest.mark.parametrize("value", ["", "plain", "/p/%h $x"])
-@pytest.mark.parametrize("name", DELIVERED.split())
-def test_a_variable_that_is_delivered(name, value):
-    """In the file alone: DeepSpeed's launcher, which passes some on by itself, does not see those."""
-    split = split_variables({name: value}, {})
-    assert split.delivered == {name: value} and not split.exported
-    assert name not in split.launcher or not name.startswith(("NCCL", "UCX", "MLFLOW"))
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HTTPS_PROXY", "NCCL_DEBUG", "UCX_TLS", "CUDA_LAUNCH_BLOCKING"])
+def test_a_variable_that_is_delivered(name):
+    assert remote_variables({name: "/p/%h $x"}, {}) == {name: "/p/%h $x"}
 
 
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "MA_RLHF_ERROR_FILE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"])
 def test_a_variable_of_one_machine_or_process(name):
-    split = split_variables({name: "0"}, {})
-    assert not split.delivered and not split.exported and split.launcher == {name: "0"}
+    assert not remote_variables({name: "0"}, {})
 
 
 def test_the_file_of_variables_has_precedence():
-    """Also where the launcher would pass the environment's value on by itself."""
-    split = split_variables({"NCCL_X": "a$b"}, {"NCCL_X": "plain", "OWN": "1"})
-    assert split.delivered == {"NCCL_X": "plain", "OWN": "1"} and "NCCL_X" not in split.launcher
+    assert remote_variables({"NCCL_X": "a$b"}, {"NCCL_X": "plain", "OWN": "1"}) == {"NCCL_X": "plain", "OWN": "1"}
 
 
 def test_what_the_start_of_python_depends_on():
-    """It is on the command line, unless its name is that of a secret."""
-    split = split_variables({"PATH": "/bin", "PYTHON_KEYRING_BACKEND": "x"}, {"PYTHONPATH": "/a"})
-    assert split.exported == {"PYTHONPATH": "/a"} and split.launcher == {"PATH": "/bin"}
-    assert split.delivered == {"PYTHON_KEYRING_BACKEND": "x"}
-    for environ, file in ({"PYTHONPATH": "/a:$x"}, {}), ({}, {"PYTHONPATH": "/a:$x"}):
-        with pytest.raises(UserError, match="PYTHONPATH: the shell of another machine would read its value otherwise"):
-            split_variables(environ, file)
+    """DeepSpeed's launcher passes it on, unless its name is that of a secret; a file would come too late."""
+    assert remote_variables({"PATH": "/bin", "PYTHON_KEYRING_BACKEND": "x"}, {}) == {"PYTHON_KEYRING_BACKEND": "x"}
+    with pytest.raises(UserError, match="PYTHONPATH: the shell of another machine would read its value otherwise"):
+        remote_variables({"PYTHONPATH": "/a:$x"}, {})
+    with pytest.raises(UserError, match="DS_ENV_FILE: PYTHONPATH is read when Python starts"):
+        remote_variables({}, {"PYTHONPATH": "/a"})
 
 
 @pytest.mark.parametrize("folder", ["two words", "a&b", "a$b", "a%b"])

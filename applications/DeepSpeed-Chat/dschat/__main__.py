@@ -10,16 +10,15 @@ from dschat.cli import main
 
 def run() -> int:
     """Run the command that the process's words name; status 2 where what a launcher has sent cannot be read."""
-    words = sys.argv[1:]
     if "MA_RLHF_VARIABLES" in os.environ:
         from dschat.remote import receive
 
         try:
-            words = receive(words)
+            receive()
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-    return main(words)
+    return main()
 
 
 if __name__ == "__main__":

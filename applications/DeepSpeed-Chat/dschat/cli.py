@@ -6,8 +6,10 @@ A subcommand imports what it needs once its flags are checked, so that `--help` 
 trains in each of them (`run_main` in dschat/main.py).
 """
 
+import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,11 +23,18 @@ from dschat.base.errors import UserError
 from dschat.base.extras import require_extra
 from dschat.base.jsonl import read_object
 from dschat.cluster import Rank, adopt, is_worker, process_of
-from dschat.launch import LAUNCH_ONLY_FLAGS, check_against_rank, launch, plan_launch, worker_environment
+from dschat.launch import (
+    GIVEN_VARIABLE,
+    LAUNCH_ONLY_FLAGS,
+    check_against_rank,
+    launch,
+    plan_launch,
+    worker_environment,
+)
 from dschat.main import run_main, run_script, run_training
 from dschat.settings.common import CommonConfig
 from dschat.settings.other_names import command_suggestion
-from dschat.settings.parse import PRINTS, Resolved, resolve
+from dschat.settings.parse import PRINTS, Resolved, as_yaml, resolve
 from dschat.settings.processes import LaunchFlags
 
 if TYPE_CHECKING:
@@ -337,6 +346,9 @@ def train_step(name: str, words: Sequence[str], may_launch: bool) -> int:
     Returns:
         The exit status.
     """
+    given = os.environ.pop(GIVEN_VARIABLE, None)
+    if given:
+        return _train_as_given(name, json.loads(given))
     if is_worker(os.environ) or not may_launch:
         return train_in_process(name, words, environ=worker_environment())
     return run_script(partial(_launch_or_train, name, words))
@@ -359,10 +371,16 @@ def run_export(options: "ExportOptions") -> int:
     if "current" in read_object(checkpoint / "state.json")["numbers"]:
         raise UserError(f"{checkpoint} was written inside a rollout: give one that --save_steps wrote.")
     name = names[manifest["step"]]
-    resolved = resolve(COMMANDS[name].flags_class(), [], command=name, config=str(flags_file), checks=False)
-    words = [f"--output_dir={options.folder}", f"--resume_from_checkpoint={checkpoint}"]
-    words += [f"--max_steps={manifest['update']}", *resolved.words(without=NOT_EXPORTED)]
-    return train_step(name, words, may_launch=True)
+    flags_class = COMMANDS[name].flags_class()
+    resolved = resolve(flags_class, [], command=name, config=str(flags_file), checks=False)
+    values = resolved.given(without=NOT_EXPORTED)
+    values["output_dir"] = str(options.folder)
+    values["resume_from_checkpoint"] = str(checkpoint)
+    values["max_steps"] = manifest["update"]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "export.yaml"
+        file.write_text(as_yaml(flags_class, values, {}), encoding="utf-8")
+        return train_step(name, [f"--config={file}"], may_launch=True)
 
 
 def _launch_or_train(name: str, words: Sequence[str]) -> int:
@@ -380,8 +398,23 @@ def _launch_or_train(name: str, words: Sequence[str]) -> int:
     resolved = read_config(name, words, plan.world_size)
     set_data_folder(resolved)
     resolved.config.plan_batches(plan.world_size)  # batch sizes that do not fit are reported once, before the start
-    # Ranks get all settings on the command line, so that none of them depends on a file or environment variable.
-    return launch(plan, [*name.split(), *resolved.words(without=LAUNCH_ONLY_FLAGS)], flags.log_dir)
+    # Ranks get all values, so that none of them depends on a file or an environment variable of its machine.
+    given = {"words": [*name.split(), *words], "flags": resolved.given(without=LAUNCH_ONLY_FLAGS)}
+    return launch(plan, name.split(), flags.log_dir, json.dumps(given, default=str))
+
+
+def _train_as_given(name: str, given: Mapping[str, Any]) -> int:
+    """Trains as a rank with the values that `_launch_or_train` has read. Returns the exit status."""
+    sys.argv[1:] = given["words"]  # for the record of the run
+    command = COMMANDS[name]
+
+    def read() -> CommonConfig:
+        config: CommonConfig = command.flags_class()(**given["flags"])
+        config.validate()
+        config.check_installed()
+        return config
+
+    return run_main(command.step, read, command.function)
 
 
 def train_in_process(

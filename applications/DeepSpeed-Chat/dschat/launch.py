@@ -32,6 +32,7 @@ from dschat.settings.processes import LaunchFlags
 # Environment variables of ranks.
 FOLLOWS_LAUNCHER = "MA_RLHF_FOLLOWS_LAUNCHER"  # set if standard input ends with the process that called `launch`
 ERROR_FILE = "MA_RLHF_ERROR_FILE"  # file in which the first rank that fails leaves its message
+GIVEN_VARIABLE = "MA_RLHF_GIVEN"  # JSON with the user's words and the values of the flags, which ranks train with
 NO_GPU = re.compile(r"\s*(-1)?\s*")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 GPU = re.compile(r"[0-9]+|(GPU|MIG)-\S+")  # an entry of CUDA_VISIBLE_DEVICES: a number, or an identifier
 LAUNCH_ONLY_FLAGS = ("hostfile", "num_nodes", "node_rank", "master_addr", "master_port", "log_dir")  # not for ranks
@@ -268,15 +269,16 @@ def _count_gpus() -> int:
 # -- the launch
 
 
-def launch(plan: LaunchPlan, arguments: Sequence[str], log_dir: str | None = None) -> int:
+def launch(plan: LaunchPlan, arguments: Sequence[str], log_dir: str | None = None, given: str = "") -> int:
     """Runs `python -m dschat …` in every rank of the plan, and waits for all of them.
 
     At the end the message of the rank that failed first is repeated below the others' output.
 
     Args:
         plan: the ranks.
-        arguments: the subcommand and its flags.
+        arguments: the words of the subcommand.
         log_dir: folder for the output of each rank of this machine, besides the terminal.
+        given: `GIVEN_VARIABLE` of the ranks.
 
     Returns:
         The exit status, see `run_ranks`.
@@ -293,6 +295,7 @@ def launch(plan: LaunchPlan, arguments: Sequence[str], log_dir: str | None = Non
         error_file.touch()
         environment = dict(os.environ)
         environment[ERROR_FILE] = str(error_file)
+        environment[GIVEN_VARIABLE] = given
         if plan.ssh_hosts:
             from dschat.remote import run_by_ssh
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command-line words and environment variables for processes on other machines, which are started by ssh.
+"""Environment variables for processes on other machines, which are started by ssh.
 
 DeepSpeed's launcher joins words and variables into one command line for a shell on each machine, does not quote them
-properly, and logs the line. A word with characters that a shell interprets is therefore packed into characters that
-every shell leaves alone. Variables go through ssh's standard input into a file on each machine that only its owner can
-read, and that is removed when the run ends. Only those that Python reads when it starts are on the command line.
+properly, and logs the line. The flags of a run and all variables go through ssh's standard input into a file on each
+machine that only its owner can read, and that is removed when the run ends. On the command line are the subcommand and
+the variables of this process that Python reads when it starts.
 """
 
-import base64
 import json
 import os
 import re
@@ -19,7 +18,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -28,40 +26,23 @@ from dschat.base.secrets import SECRET_NAME
 from dschat.ranks import Child, passing_on_signals, run_ranks
 
 REMOTE_FILE_VARIABLE = "MA_RLHF_VARIABLES"  # path of the file of variables on each machine
-PACKED = "packed:"  # prefix of a packed word
-PLAIN = re.compile(r"[\w+=:,./-]+", re.ASCII)  # characters that no shell interprets, nor pdsh
 MISREAD = re.compile(r'["$`\\%\n]')  # characters that a shell interprets inside double quotes, and pdsh everywhere
 # Variables that a run or its libraries read, unless they are one machine's own.
 CARRIED = re.compile(
     r"(HF|HUGGING_FACE|HUGGINGFACE|TRANSFORMERS|DATASETS|WANDB|TENSORBOARD|OPENAI|VLLM)_\w+"
     r"|(GLOO|FI|TORCH|PYTORCH|TRITON)_\w+|CUDA_(?!VISIBLE_DEVICES)\w+"
-    r"|MA_RLHF_(DATA|CACHE|DATE)|PROJ_PATH|(REWARD|JUDGE|USER)_API_KEY"
+    r"|MA_RLHF_(DATA|CACHE|DATE|GIVEN)|PROJ_PATH|(REWARD|JUDGE|USER)_API_KEY"
     r"|OMP_NUM_THREADS|TOKENIZERS_PARALLELISM|(HTTPS?|ALL|NO)_PROXY|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE",
     re.IGNORECASE,
 )
 BEFORE_PYTHON = re.compile(r"PYTHON\w*|LD_LIBRARY_PATH|PATH")  # variables that Python reads when it starts
-# Prefixes of variables that DeepSpeed's launcher would pass on by itself, on a command line.
+# Prefixes of variables that DeepSpeed's launcher passes on by itself.
 PASSED_ON = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL", "LD_LIBRARY", "PATH")
 SSH_TIMEOUT = 120  # seconds
 SSH_FAILED = 255  # status of ssh itself: no connection, or ended by a signal
 HOSTFILE_LINE = re.compile(r"(?P<host>\S+)\s+slots=(?P<slots>[0-9]+)(\s.*)?")  # what DeepSpeed's launcher accepts
 DS_ENV_FILE = "DS_ENV_FILE"  # name of DeepSpeed's file of variables for other machines
 PROGRAMS = {"pdsh": "pdsh", "ssh": "openssh-client"}  # programs that the launcher needs, and their Debian packages
-
-
-@dataclass(frozen=True)
-class RemoteEnvironment:
-    """Variables for processes on other machines.
-
-    Attributes:
-        delivered: in a file on each machine.
-        exported: on the command line, since Python reads them when it starts.
-        launcher: environment of DeepSpeed's launcher, which passes those of `BEFORE_PYTHON` on by itself.
-    """
-
-    delivered: dict[str, str]
-    exported: dict[str, str]
-    launcher: dict[str, str]
 
 
 def read_hostfile(hostfile: str) -> dict[str, int]:
@@ -110,7 +91,7 @@ def run_by_ssh(
     Args:
         options: options of the launcher.
         hosts: names of the machines.
-        arguments: the subcommand and its flags.
+        arguments: the words of the subcommand.
         environment: variables for the ranks.
         scratch: folder for the launcher's file of variables.
 
@@ -122,19 +103,18 @@ def run_by_ssh(
     """
     check_paths()
     check_programs()
-    variables = split_variables(environment, launcher_variables())
-    with passing_on_signals(_send_to_launcher) as signals, remote_file(variables.delivered, hosts) as path:
+    delivered = remote_variables(environment, launcher_variables())
+    with passing_on_signals(_send_to_launcher) as signals, remote_file(delivered, hosts) as path:
         if signals.last is not None:  # a signal came while the variables were sent
             return 128 + signals.last
-        exported = variables.exported | {REMOTE_FILE_VARIABLE: path}
-        lines = [f"{name}={value}\n" for name, value in exported.items()]
         ds_env_file = scratch / "variables"
-        ds_env_file.write_text("".join(lines), encoding="utf-8")
+        ds_env_file.write_text(f"{REMOTE_FILE_VARIABLE}={path}\n", encoding="utf-8")
         # Ranks that the launcher starts on this machine read its environment instead of DeepSpeed's file.
-        launcher_environment = variables.launcher | {DS_ENV_FILE: str(ds_env_file), REMOTE_FILE_VARIABLE: path}
+        own = {DS_ENV_FILE: str(ds_env_file), REMOTE_FILE_VARIABLE: path}
+        kept = {name: value for name, value in environment.items() if not _is_passed_on(name) or _is_for_start(name)}
         # Started as a module, because a `deepspeed` on the PATH may belong to another Python.
         launcher = [sys.executable, "-m", "deepspeed.launcher.runner", *options, "--module", "--no_local_rank"]
-        status = run_ranks([*launcher, "dschat", *pack(arguments)], [launcher_environment], signals)
+        status = run_ranks([*launcher, "dschat", *arguments], [kept | own], signals)
         return status if signals.last is None else 128 + signals.last
 
 
@@ -165,41 +145,19 @@ def launcher_variables() -> dict[str, str]:
     return variables
 
 
-def pack(words: Sequence[str]) -> list[str]:
-    """Packs words for the command line of another machine; `receive` unpacks them there."""
-    packed: list[str] = []
-    for word in words:
-        if PLAIN.fullmatch(word) and not word.startswith(PACKED):
-            packed.append(word)
-        else:
-            letters = base64.urlsafe_b64encode(word.encode("utf-8", "surrogateescape")).decode("ascii")
-            packed.append(f"{PACKED}{letters}")
-    return packed
-
-
-def receive(words: Sequence[str]) -> list[str]:
-    """Unpacks the words of this process and reads its variables, if a launcher on another machine has sent them.
-
-    Returns:
-        The unpacked words; the words as they are in a process that was started in another way.
+def receive() -> None:
+    """Reads the variables of this process, if a launcher on another machine has sent them.
 
     Raises:
         UserError: the file of variables cannot be read.
     """
     file = os.environ.get(REMOTE_FILE_VARIABLE)
     if file is None:
-        return list(words)
+        return
     try:
         os.environ.update(json.loads(Path(file).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise UserError(f"{file}, the variables of this run on this machine, cannot be read: {error}.") from error
-    return [_unpack(word) for word in words]
-
-
-def _unpack(word: str) -> str:
-    if not word.startswith(PACKED):
-        return word
-    return base64.urlsafe_b64decode(word.removeprefix(PACKED)).decode("utf-8", "surrogateescape")
 
 
 def check_paths() -> None:
@@ -224,32 +182,37 @@ def check_programs() -> None:
             )
 
 
-def split_variables(environ: Mapping[str, str], file_variables: Mapping[str, str]) -> RemoteEnvironment:
-    """Decides how variables get to other machines.
+def remote_variables(environ: Mapping[str, str], file_variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that go to other machines in a file.
 
     Args:
         environ: environment of this process.
-        file_variables: variables of .deepspeed_env, which all go to the other machines.
+        file_variables: variables of .deepspeed_env, which all go there.
 
     Raises:
-        UserError: a variable that the start of Python depends on has characters that a shell would interpret.
+        UserError: a variable that the start of Python depends on cannot get there by DeepSpeed's launcher.
     """
-    delivered = {name: value for name, value in environ.items() if CARRIED.fullmatch(name)}
-    delivered |= file_variables
-    launcher = dict(environ)
+    delivered: dict[str, str] = {}
     for name, value in environ.items():
-        if name.startswith(PASSED_ON) and not _is_for_start(name):
-            delivered.setdefault(name, value)
-            del launcher[name]
-    exported = {name: delivered.pop(name) for name in file_variables if _is_for_start(name)}
-
-    for name, value in (launcher | exported).items():
         if _is_for_start(name) and MISREAD.search(value):
             raise UserError(
                 f"{name}: the shell of another machine would read its value otherwise; remove $, %, quotes,"
                 " backslashes and line ends."
             )
-    return RemoteEnvironment(delivered, exported, launcher)
+        if CARRIED.fullmatch(name) or (_is_passed_on(name) and not _is_for_start(name)):
+            delivered[name] = value
+    for name in file_variables:
+        if _is_for_start(name):
+            raise UserError(
+                f"{DS_ENV_FILE}: {name} is read when Python starts, before this file is: set it in the environment of"
+                " this command."
+            )
+    return delivered | dict(file_variables)
+
+
+def _is_passed_on(name: str) -> bool:
+    """Whether DeepSpeed's launcher would pass a variable on by itself, on a command line."""
+    return name.startswith(PASSED_ON)
 
 
 def _is_for_start(name: str) -> bool:

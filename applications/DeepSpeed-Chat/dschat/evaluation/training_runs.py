@@ -17,7 +17,7 @@ from dschat.data.rows import Row, Split
 from dschat.data.sources import EVAL_SHARE, HUB_NAME, Source, hold_out, is_published, read_source
 from dschat.evaluation.generate_options import TRAINING_SEED, TextOptions
 from dschat.settings.common import COLUMN_FLAGS, ColumnFlags
-from dschat.settings.words import as_words
+from dschat.settings.flag_types import as_text
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,8 @@ def with_flags_of_run(options: TextOptions, run: Path) -> TextOptions:
             changes[name] = run_flags[name]
     if not changes:
         return options
-    logger.info("--checkpoints %s: as in that run, %s", run, shlex.join(as_words(type(options), changes)))
+    words = [f"--{name}={as_text(value)}" for name, value in changes.items()]
+    logger.info("--checkpoints %s: as in that run, %s", run, shlex.join(words))
     return options.changed(**changes)
 
 

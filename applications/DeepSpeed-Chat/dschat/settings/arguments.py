@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that a configuration is made from in Python, checked by the types of their flags."""
+"""Values that a configuration is made from in Python. Each is read from its text, as on a command line."""
 
-import math
+import argparse
 import os
 from collections.abc import Mapping
-from contextlib import suppress
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
+from dschat.settings.flag_types import as_text, holds_paths, type_of
 from dschat.settings.flags import Flag
 from dschat.settings.other_names import suggestion
-from dschat.settings.words import kind_of
-
-NAMES_OF_TYPES = {str: "a text", int: "a whole number", float: "a number", bool: "True or False", Path: "a path"}
 
 
 def checked_arguments(command: str, flags: Mapping[str, Flag], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,68 +24,49 @@ def checked_arguments(command: str, flags: Mapping[str, Flag], arguments: Mappin
     Raises:
         TypeError: there is no such flag, one is given twice, or a value is of another type.
     """
-    name_of_spelling: dict[str, str] = {}
+    name_of_spelling = {name: name for name in flags}
     for name, flag in flags.items():
         for alias in flag.aliases:
             name_of_spelling[alias.lstrip("-").replace("-", "_")] = name
     values: dict[str, Any] = {}
-    spelling_of_name: dict[str, str] = {}
     for spelling, value in arguments.items():
-        name = spelling if spelling in flags else name_of_spelling.get(spelling, "")
-        if not name:
+        if spelling not in name_of_spelling:
             hint = suggestion(spelling, flags.__contains__)
             raise TypeError(f"{command} has no flag {spelling}{f'; {hint}' if hint else ''}")
+        name = name_of_spelling[spelling]
         if name in values:
-            raise TypeError(f"{command}: {spelling} is given twice, once as {spelling_of_name[name]}")
-        spelling_of_name[name] = spelling
+            raise TypeError(f"{command}: {spelling} is given twice, under two of its names")
         values[name] = _checked_value(f"{command}: {spelling}", flags[name], value)
     return values
 
 
 def _checked_value(where: str, flag: Flag, value: Any) -> Any:
     """The value of one flag; `where` is named in messages."""
+    flag_type = type_of(flag.type)
     if value is None:
-        if NoneType not in get_args(flag.type):
+        if not flag_type.has_none:
             raise TypeError(f"{where} needs a value, not None")
         return None
-    kind, several, convert = kind_of(flag.type)
-    if isinstance(value, bool) and kind is not bool and "const" in flag.options:  # True is the flag without a value
+    # True is a flag that needs no value, as `--resume_from_checkpoint` alone.
+    if isinstance(value, bool) and flag_type.kind is not bool and "const" in flag.options:
         return flag.options["const"] if value else flag.default
-    if kind is float and convert.__name__ != "float" and _is_number(value):  # --ngram keeps whole numbers whole
-        if math.isnan(value):
-            raise TypeError(f"{where} must be a number, not nan")
-        return value
-    if not several:
-        return _checked_item(where, kind, flag.path, value)
-    if isinstance(value, str | Path | Real):
-        value = [value]
-    if not isinstance(value, list | tuple):
-        raise TypeError(f"{where} must be a list, not {_shown(value)}")
-    items = [_checked_item(where, kind, flag.path, item) for item in value]
-    return tuple(items) if isinstance(value, tuple) else items
+    if not flag_type.several:
+        return _checked_item(where, flag, value)
+    if isinstance(value, list | tuple):
+        return type(value)([_checked_item(where, flag, item) for item in value])
+    return [_checked_item(where, flag, value)]
 
 
-def _checked_item(where: str, kind: Any, is_path: bool, value: Any) -> Any:
+def _checked_item(where: str, flag: Flag, value: Any) -> Any:
     """A value of a flag that takes one, or one of several."""
-    if get_origin(kind) is Literal or kind not in NAMES_OF_TYPES:  # `check_values` checks choices
-        return value
-    if kind in (str, Path) and isinstance(value, str | Path):
-        text = os.path.expanduser(value) if is_path or kind is Path else value
-        return kind(text)
-    if kind is bool and isinstance(value, bool):
-        return value
-    if kind is int and _is_number(value) and (isinstance(value, Integral) or float(value).is_integer()):
-        return int(value)
-    if kind is float and _is_number(value):
-        with suppress(OverflowError):
-            return float(value)
-    raise TypeError(f"{where} must be {NAMES_OF_TYPES[kind]}, not {_shown(value)}")
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value is a number; True and False are not. `check_values` refuses NaN."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _shown(value: Any) -> str:
-    return f"{value!r} of type {type(value).__name__}"
+    flag_type = type_of(flag.type)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    is_text = isinstance(value, str | Path) and flag_type.kind not in (int, float, bool)
+    is_truth = isinstance(value, bool) and flag_type.kind is bool
+    if is_text or is_truth or (is_number and flag_type.kind not in (str, Path, bool)):
+        text = as_text(value)
+        try:
+            return flag_type.convert(os.path.expanduser(text) if holds_paths(flag) else text)
+        except (ValueError, argparse.ArgumentTypeError):
+            pass
+    raise TypeError(f"{where} must be {flag_type.name}, not {value!r} of type {type(value).__name__}")

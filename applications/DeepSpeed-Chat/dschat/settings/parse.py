@@ -29,11 +29,11 @@ from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.config import Config
 from dschat.settings.files import ConfigFile, file_of, read_file
+from dschat.settings.flag_types import is_path, texts_of
 from dschat.settings.flags import default_of, flags_of
 from dschat.settings.parser import FlagParser
 from dschat.settings.presets import batch_sizes
 from dschat.settings.variables import escape_text, expand_path
-from dschat.settings.words import as_words, is_path, texts_of
 
 T = TypeVar("T")
 DEFAULT = "default"
@@ -58,13 +58,9 @@ class Resolved(Generic[T]):
     other_words: list[str]
     preset: dict[str, Any] = field(default_factory=dict)
 
-    def words(self, without: Sequence[str] = ()) -> list[str]:
-        """Command line that gives these values without a file, but for some flags."""
-        values = {}
-        for name in self.origins:
-            if name not in without:
-                values[name] = self.values[name]
-        return as_words(type(self.config), values)
+    def given(self, without: Sequence[str] = ()) -> dict[str, Any]:
+        """The values that are not defaults, but for some flags."""
+        return {name: self.values[name] for name in self.origins if name not in without}
 
     @property
     def yaml(self) -> str:

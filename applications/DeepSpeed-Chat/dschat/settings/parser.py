@@ -6,32 +6,31 @@ import difflib
 import inspect
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from dschat.base.errors import UserError
-from dschat.settings.flags import Flag, flags_of
-from dschat.settings.other_names import suggestion, value_hint
-from dschat.settings.words import (
-    APPEND,
+from dschat.settings.flag_types import (
+    FlagType,
     as_text,
     is_path,
-    kind_of,
     positional_flags,
     spellings,
     takes_bare_words,
     truth,
-    words_of_several,
+    type_of,
 )
+from dschat.settings.flags import Flag, flags_of
+from dschat.settings.other_names import suggestion, value_hint
 
 logger = logging.getLogger(__name__)
 
 # Words that are values although they begin with a dash; argparse alone does not know exponents and infinities.
 NEGATIVE_NUMBER = re.compile(r"-((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf)$", re.IGNORECASE)
 NOT_IN_FILES = ("help", "config", "print_config", "print_schema")
+EMPTY_PATH = "the path is empty (is a shell variable not set?): give one, or leave it out"
 _DROPOUT = "dropout is always off: the policy that samples and the one that is updated must be the same function"
 _TEST_MODE = "there is no test mode: give --data_path a smaller file for a short run"
 
@@ -75,7 +74,6 @@ class FlagParser(argparse.ArgumentParser):
         )
         self._negative_number_matcher = NEGATIVE_NUMBER
         self._flags = flags
-        self._line = ""  # FILE:LINE or variable that values being converted come from; empty for the command line
         self._values: dict[str, Any] = {}  # of the flags before the word that is being converted
         self._declared = flags_of(flags)
         self._has_secrets = any(flag.secret for flag in self._declared.values())
@@ -98,13 +96,12 @@ class FlagParser(argparse.ArgumentParser):
         return vars(namespace), other_words
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """Convert words. A flag may have the value `--`, which argparse itself would drop as a separator."""
+        """Convert words."""
+        name = f"--{action.dest}" if action.option_strings else action.dest.upper()
         if "" in arg_strings and (action.dest == "config" or self._may_be_left_out(action.dest)):
-            name = f"--{action.dest}" if action.option_strings else action.dest.upper()
-            self.error(f"argument {name}: the path is empty (is a shell variable not set?): give one, or leave it out")
-        words = _FlagWords(arg_strings) if action.option_strings else arg_strings
-        value = super()._get_values(action, words)
-        if action.option_strings and action.dest != argparse.SUPPRESS and not self._line:
+            self.error(f"argument {name}: {EMPTY_PATH}")
+        value = super()._get_values(action, arg_strings)
+        if action.option_strings and action.dest != argparse.SUPPRESS:
             self._note_repetition(action, value)
         return value
 
@@ -114,9 +111,6 @@ class FlagParser(argparse.ArgumentParser):
         Of a flag with one value the last counts, so that a command can be repeated with a change at its end. For a
         flag with several values and for --config, the first may be meant to count as well.
         """
-        if isinstance(action, _AppendAction):
-            self._values[action.dest] = [*self._values.get(action.dest, []), value]
-            return
         value = action.const if action.nargs == 0 else value
         if self._values.setdefault(action.dest, value) == value:
             return
@@ -136,7 +130,7 @@ class FlagParser(argparse.ArgumentParser):
     def has(self, key: str) -> bool:
         """Whether a key of a file is a flag that a file may give."""
         action = self._option_string_actions.get(spellings(key)[0])
-        if action is None or key.endswith(APPEND):
+        if action is None:
             return False
         return action.dest in self._declared or action.dest not in NOT_IN_FILES
 
@@ -182,23 +176,30 @@ class FlagParser(argparse.ArgumentParser):
             UserError: the flag cannot have this value.
         """
         action = self._option_string_actions[spellings(key)[0]]
-        words = value if isinstance(value, list) else [value]
-        if isinstance(value, list) and action.nargs not in ("+", "*"):
+        if action.dest == argparse.SUPPRESS:
+            action(self, argparse.Namespace(), None, action.option_strings[0])  # warns
+            return {}
+        flag = self._declared[action.dest]
+        flag_type = type_of(flag.type)
+        if isinstance(value, list) and not flag_type.several:
             raise UserError(f"{line}: {key} takes one value, not a list.")
-        with self._at(line):
-            if action.nargs == 0:  # a flag that takes no value on a command line
-                is_on = self._truth_of(key, words[0])
-                return {action.dest: action.const if is_on else not action.const}
-            return vars(self.parse_args(words_of_several(key, words)))
-
-    def _truth_of(self, key: str, word: str) -> bool:
+        texts = value if isinstance(value, list) else [value]
+        if not texts and action.nargs != "*":
+            raise UserError(f"{line}: argument --{key}: expected at least one argument.")
         try:
-            return truth(word)
+            values = [_read(text, flag, flag_type, self._may_be_left_out(flag.name)) for text in texts]
         except argparse.ArgumentTypeError as error:
-            self.error(f"argument --{key}: {error}")
+            raise UserError(f"{line}: {self._readable(f'argument --{key}: {error}')}.") from error
+        if action.const is False:  # the opposite of a flag that is on by default
+            values = [not values[0]]
+        return {flag.name: values if flag_type.several else values[0]}
 
     def error(self, message: str) -> NoReturn:
-        """Exit with status 2 after one line, or raise UserError if the words come from a file."""
+        """Exit with status 2 after one line."""
+        self.exit(2, f"{self.prog}: error: {self._readable(message)} (--help lists the flags)\n")
+
+    def _readable(self, message: str) -> str:
+        """A message of argparse on one line: one name of the flag, no secrets, and what is known to help."""
         line = re.sub(r"(argument --[\w.]+)[^:]*:", r"\1:", " ".join(message.split()), count=1)
         if self._has_secrets:
             line = re.sub(
@@ -206,11 +207,7 @@ class FlagParser(argparse.ArgumentParser):
             )
         refused = re.match(r"argument --(\w+): invalid truth value", line)
         hint = value_hint(refused[1]) if refused else ""
-        if hint:
-            line += f"; {hint}"
-        if self._line:
-            raise UserError(f"{self._line}: {line}.")
-        self.exit(2, f"{self.prog}: error: {line} (--help lists the flags)\n")
+        return f"{line}; {hint}" if hint else line
 
     def error_unknown(self, unknown: Sequence[str]) -> NoReturn:
         """Exit as `error` does, with a suggestion for each unknown flag that is like a flag of the command."""
@@ -239,21 +236,26 @@ class FlagParser(argparse.ArgumentParser):
         other_trainers = suggestion(unknown.removeprefix("--").replace("-", "_"), self.has)
         return other_trainers or _nearest(unknown, self._option_string_actions).removeprefix("; ")
 
-    @contextmanager
-    def _at(self, line: str) -> Iterator[None]:
-        """Context in which errors name a FILE:LINE."""
-        self._line = line
-        try:
-            yield
-        finally:
-            self._line = ""
+
+def _read(text: str, flag: Flag, flag_type: FlagType, may_be_left_out: bool) -> Any:
+    """A value from its text in a file. Raises ArgumentTypeError, which says it as argparse does of a word."""
+    if not text and may_be_left_out:
+        raise argparse.ArgumentTypeError(EMPTY_PATH)
+    try:
+        value = flag_type.convert(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"invalid {flag_type.kind.__name__} value: {text!r}") from error
+    if flag.choices and value is not None and value not in flag.choices:
+        choices = ", ".join(map(repr, flag.choices))
+        raise argparse.ArgumentTypeError(f"invalid choice: {value!r} (choose from {choices})")
+    return value
 
 
 def _nearest(unknown: str, options: Iterable[str]) -> str:
     """The option that is most like a word, as the end of a message; empty if none is like it."""
     shown = []
     for option in options:
-        if "-" not in option[2:] and APPEND not in option and option not in ("-h", "--help"):
+        if "-" not in option[2:] and option not in ("-h", "--help"):
             shown.append(option)
     nearest = difflib.get_close_matches(unknown, shown, n=1)
     return f"; did you mean {nearest[0]}?" if nearest else ""
@@ -262,7 +264,8 @@ def _nearest(unknown: str, options: Iterable[str]) -> str:
 def _add(parser: Any, flag: Flag, has_positionals: bool) -> None:
     """Add a flag to a parser or to a section of one."""
     options = {**flag.options, "help": _help(flag)}
-    kind, several, convert = kind_of(flag.type)
+    flag_type = type_of(flag.type)
+    kind, several, convert = flag_type.kind, flag_type.several, flag_type.convert
     if several:
         options.setdefault("nargs", "*" if flag.default == [] else "+")
     if flag.positional:
@@ -282,10 +285,6 @@ def _add(parser: Any, flag: Flag, has_positionals: bool) -> None:
         options.setdefault("choices", get_args(kind))
     options.setdefault("metavar", None if "choices" in options else _metavar(kind))
     parser.add_argument(*words, dest=flag.name, type=convert, **options)
-    if several:
-        options |= {"action": _AppendAction, "nargs": None, "help": argparse.SUPPRESS}
-        append_words = [f"{word}{APPEND}" for word in words]
-        parser.add_argument(*append_words, dest=flag.name, type=convert, **options)
 
 
 def _add_switch(
@@ -332,28 +331,6 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         metavar = self._get_default_metavar_for_optional(action)
         arguments = self._format_args(action, metavar) if action.nargs != 0 else ""
         return f"{', '.join(shown)} {arguments}".strip()
-
-
-class _FlagWords(list[str]):
-    """Words after a flag, from which argparse removes none."""
-
-    def remove(self, word: str) -> None:
-        """Remove nothing."""
-
-
-class _AppendAction(argparse.Action):
-    """Appends one value to those given earlier on the command line; a value that begins with a dash needs it."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        """Append."""
-        earlier_values = getattr(namespace, self.dest, [])
-        setattr(namespace, self.dest, [*earlier_values, values])
 
 
 class _InertAction(argparse.Action):

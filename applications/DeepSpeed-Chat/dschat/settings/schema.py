@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
+from dschat.settings.flag_types import FALSE, TRUE, type_of
 from dschat.settings.flags import (
     ABOVE_0,
     AT_LEAST_0,
@@ -28,7 +29,6 @@ from dschat.settings.flags import (
     flags_of,
 )
 from dschat.settings.parser import INERT_FLAGS
-from dschat.settings.words import FALSE, TRUE, kind_of
 
 Schema = dict[str, Any]  # a JSON schema
 
@@ -83,10 +83,10 @@ def _other_spellings(names: Iterable[str]) -> str:
 
 def _flag_schema(flag: Flag) -> Schema:
     """Schema of a flag's value; null stands for the default."""
-    kind, several, _ = kind_of(flag.type)
-    value_schemas = _value_schemas(kind, flag)
+    flag_type = type_of(flag.type)
+    value_schemas = _value_schemas(flag_type.kind, flag)
     alternatives = [*value_schemas, {"type": "null"}]
-    if several:
+    if flag_type.several:
         alternatives.append({"type": "array", "items": {"anyOf": value_schemas}})
     schema: Schema = {"description": flag.help, "anyOf": alternatives}
     is_finite = not isinstance(flag.default, float) or math.isfinite(flag.default)
