@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batch arithmetic: how micro-batches, accumulation, processes and rollouts make up an optimiser update.
 
-Sizes that do not fit together are refused with sizes that do: `_with_update` changes what must change for an update
-of a size, `_within_rollout` takes the nearest update that needs no other rollout.
+Sizes that do not fit together are refused with a flag that makes them fit.
 """
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from dschat.base.errors import UserError
 
@@ -139,12 +137,11 @@ def plan_batches(sizes: BatchSizes, world_size: int, ppo_epochs: int = 1, max_to
         max_tokens: `--max_tokens_per_micro_batch`.
 
     Raises:
-        UserError: the sizes do not fit together; the message names flags with which they do.
+        UserError: the sizes do not fit together; the message names a flag that helps.
     """
     problem = _problem(sizes, world_size)
     if problem:
-        remedies = [sizes.changes(other) for other in _fitting(sizes, world_size)]
-        raise UserError(f"{problem}. Give {', or '.join(remedies)}.")
+        raise UserError(problem)
     update = sizes.update(world_size)
     return BatchPlan(
         world_size,
@@ -160,44 +157,56 @@ def plan_batches(sizes: BatchSizes, world_size: int, ppo_epochs: int = 1, max_to
 
 
 def smaller_sizes(sizes: BatchSizes, world_size: int, examples: int) -> str:
-    """Flags for a run on so few examples that they do not fill an iteration; empty if no flags help.
+    """Flags for a run on so few examples that they do not fill an iteration: updates of one micro-batch.
 
     Args:
         sizes: the flags of a run that needs more.
         world_size: number of processes.
         examples: training examples; in step 3, prompts.
+
+    Returns:
+        The flags as on a command line; empty if no flags help.
     """
     share = examples // world_size
     if share == 0:
         return ""
-    if sizes.rollout:
-        prompts = min(sizes.per_device_generation_batch_size, share)
-        fewer = replace(sizes, per_device_generation_batch_size=prompts, generation_batches=share // prompts)
-        smaller = _within_rollout(fewer, world_size, sizes.update(world_size))
-    else:
-        micro_batch = min(sizes.micro_batch, share)
-        smaller = _with_update(sizes, world_size, share // micro_batch * micro_batch)[0]
+    prompts = min(sizes.per_device_generation_batch_size, share)
+    responses = prompts * sizes.samples_per_prompt or share
+    micro_batch = largest_part(responses, min(sizes.micro_batch, responses))
+    smaller = replace(
+        sizes,
+        micro_batch=micro_batch,
+        gradient_accumulation_steps=None if sizes.gradient_accumulation_steps is None else 1,
+        global_batch_size=None if sizes.global_batch_size is None else micro_batch * world_size,
+        per_device_generation_batch_size=prompts,
+        generation_batches=1,
+    )
     return sizes.changes(smaller)
 
 
 def largest_part(size: int, limit: int) -> int:
     """The largest divisor of `size` that does not exceed `limit`."""
-    return max(divisor for divisor in _divisors(size) if divisor <= limit)
+    return max(divisor for divisor in range(1, min(size, limit) + 1) if size % divisor == 0)
 
 
 def _problem(sizes: BatchSizes, world_size: int) -> str:
-    """What does not fit together; empty if everything does."""
+    """What does not fit together, and what to change; empty if everything fits."""
     intended = sizes.global_batch_size
     processes = "1 process" if world_size == 1 else f"{world_size} processes"
     micro_batch = f"--{sizes.micro_flag} {sizes.micro_batch}"
     accumulation = sizes.gradient_accumulation_steps
     per_pass = sizes.micro_batch * world_size
     if intended is not None and intended % per_pass:
-        return f"--global_batch_size {intended} is not a multiple of {micro_batch} on {processes}"
+        nearest = max(1, round(intended / per_pass)) * per_pass
+        return (
+            f"--global_batch_size {intended} is not a multiple of {micro_batch} on {processes}: give"
+            f" --global_batch_size {nearest}, or a smaller micro-batch."
+        )
     if intended is not None and accumulation is not None and accumulation * per_pass != intended:
         return (
             f"--gradient_accumulation_steps {accumulation} makes a global batch of {accumulation * per_pass} with"
-            f" {micro_batch} on {processes}, but --global_batch_size is {intended}"
+            f" {micro_batch} on {processes}, but --global_batch_size is {intended}: give --gradient_accumulation_steps"
+            f" {intended // per_pass}, or only one of the two."
         )
     update = sizes.update(world_size)
     if sizes.responses % update == 0:
@@ -205,65 +214,9 @@ def _problem(sizes: BatchSizes, world_size: int) -> str:
     cause = f"{micro_batch} x --gradient_accumulation_steps {accumulation or 1}"
     if intended is not None:
         cause = f"--global_batch_size {intended}"
+    per_batch = sizes.per_device_generation_batch_size * sizes.samples_per_prompt
     return (
         f"{cause}: an update of {update} responses per process does not divide its rollout of {sizes.responses}"
-        " (--per_device_generation_batch_size x --generation_batches x --samples_per_prompt)"
+        " (--per_device_generation_batch_size x --generation_batches x --samples_per_prompt): give"
+        f" --generation_batches {update // math.gcd(update, per_batch)}, or smaller updates."
     )
-
-
-def _fitting(sizes: BatchSizes, world_size: int) -> list[BatchSizes]:
-    """Sizes that fit and are close to the given ones: first with the same update, if processes can share it."""
-    accumulation = sizes.gradient_accumulation_steps
-    intended = float(sizes.micro_batch * (accumulation or 1))  # examples per update and process
-    if sizes.global_batch_size is not None and accumulation is None:
-        intended = sizes.global_batch_size / world_size
-
-    fitting: list[BatchSizes] = []
-    is_shared = (sizes.global_batch_size or 0) % world_size == 0  # processes can make updates of this size
-    if is_shared:
-        fitting += _with_update(sizes, world_size, sizes.update(world_size))
-    if not is_shared or not sizes.rollout:
-        passes = max(1, round(intended / sizes.micro_batch))
-        fitting += _with_update(sizes, world_size, passes * sizes.micro_batch)
-    if sizes.rollout:
-        fitting.append(_within_rollout(sizes, world_size, intended))
-    return list(dict.fromkeys(fitting))
-
-
-def _with_update(sizes: BatchSizes, world_size: int, update: int) -> list[BatchSizes]:
-    """Sizes for updates of `update` examples per process, in micro-batches that are no larger than the given ones.
-
-    Where such updates do not divide the rollout, it grows, either in larger or in more batches.
-    """
-    micro_batch = largest_part(update, sizes.micro_batch)
-    passes = update // micro_batch
-    accumulation = sizes.gradient_accumulation_steps
-    global_batch = sizes.global_batch_size
-    if accumulation is not None or (global_batch is None and passes > 1):
-        accumulation = passes
-    if global_batch is not None:
-        global_batch = update * world_size
-    fitting = replace(
-        sizes, micro_batch=micro_batch, gradient_accumulation_steps=accumulation, global_batch_size=global_batch
-    )
-    if fitting.responses % update == 0:
-        return [fitting]
-    grown: list[BatchSizes] = []
-    for name in ("per_device_generation_batch_size", "generation_batches"):
-        number = getattr(fitting, name)
-        unit = update // math.gcd(update, fitting.responses // number)
-        larger: dict[str, Any] = {name: math.ceil(number / unit) * unit}
-        grown.append(replace(fitting, **larger))
-    return grown
-
-
-def _within_rollout(sizes: BatchSizes, world_size: int, intended: float) -> BatchSizes:
-    """Sizes of the same rollout, with the update that is nearest to `intended` examples per process."""
-    micro_batch = largest_part(sizes.responses, sizes.micro_batch)
-    updates = [micro_batch * passes for passes in _divisors(sizes.responses // micro_batch)]
-    nearest = min(updates, key=lambda update: abs(update - intended))
-    return _with_update(replace(sizes, micro_batch=micro_batch), world_size, nearest)[0]
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
