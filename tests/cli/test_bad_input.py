@@ -5,11 +5,9 @@ import sys
 
 import pytest
 
-from cli_runs import STEPS, TRAINING, Result, arguments, message_of, run_command, write_jsonl
+from cli_runs import TRAINING, Result, message_of, run_command, write_jsonl
 from dschat.cli import main
 from flag_cases import REQUIRED
-
-HUB_NAME = "nobody-at-all/no-such-model"
 
 # -- flags
 
@@ -42,23 +40,6 @@ def test_a_refused_command_line(step, flags, words, tmp_path, monkeypatch, capsy
 
 
 # -- real processes
-
-
-WITHOUT_PAUSES = """
-import runpy, sys, time
-time.sleep = lambda seconds: None
-del sys.argv[0]
-runpy.run_path(sys.argv[0], {}, "__main__")
-"""
-
-
-@pytest.mark.slow
-def test_a_hub_that_cannot_be_reached(sft_flags, tmp_path):
-    """In a new Python, which reads the variables; without the pauses between attempts, which take most of a minute."""
-    flags = sft_flags | {"model_name_or_path": HUB_NAME, "output_dir": tmp_path / "out"}
-    command = [sys.executable, "-c", WITHOUT_PAUSES, STEPS["sft"] / "main.py", *arguments(flags)]
-    result = run_command(command, HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE=None, HF_ENDPOINT="http://127.0.0.1:9")
-    message_of(result, "--model_name_or_path", HUB_NAME, "Hugging Face hub", "hf download")
 
 
 def test_the_quickstart_says_where_it_failed(tmp_path):
@@ -102,31 +83,10 @@ def test_data(name, request, run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("step", ["sft", "ppo"])
-def test_no_such_data(step, request, run, tmp_path):
-    flags = request.getfixturevalue(f"{step}_flags")
-    absent = tmp_path / "absent.jsonl"
-    message_of(run(step, flags | {"data_path": absent}), f"--data_path {absent}", "no such file")
-
-
 def test_a_corrupt_row(run, sft_flags, tmp_path):
     file = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "a", "response": "b"}] * 3)
     file.write_text(file.read_text().replace('"a", "response"', '"a" "response"', 2).replace('"a" "', '"a", "', 1))
     message_of(run("sft", sft_flags | {"data_path": file}), "rows.jsonl:2", "JSON")
-
-
-def test_one_bad_source_of_two_is_named(run, sft_flags, tmp_path):
-    good = write_jsonl(tmp_path / "good.jsonl", ROWS)
-    bad = write_jsonl(tmp_path / "bad.jsonl", changed(11, prompt=None))
-    message_of(run("sft", sft_flags | {"data_path": [good, bad]}), "bad.jsonl:12")
-
-
-def test_prompts_that_are_all_too_long(run, sft_flags, reward_flags, ppo_flags, tmp_path):
-    """What stopped at bad input leaves no folder that looks like a result."""
-    message_of(run("ppo", ppo_flags | {"max_prompt_seq_len": 4}), "--max_prompt_seq_len 4", "prompt too long")
-    for step, flags in (("sft", sft_flags), ("reward", reward_flags)):
-        message_of(run(step, flags | {"max_seq_len": 4}), "--max_seq_len 4")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_refused_run_changes_no_folder(run, sft_flags, tmp_path):

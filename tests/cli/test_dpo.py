@@ -2,15 +2,12 @@
 """DPO's main: what its own flags do, what it refuses, and what becomes of the log-probs that it keeps."""
 
 import json
-import math
 import shutil
 
-import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from cli_runs import evaluation_rows, message_of, training_rows, untimed, write_jsonl
-from closeness import near
+from cli_runs import evaluation_rows, message_of, untimed
 
 
 def reference_of(folder):
@@ -31,15 +28,6 @@ def test_without_a_reference(run, dpo_flags, dpo, tmp_path):
     assert last["eval/margin"] > first["eval/margin"]
     flags = json.loads((tmp_path / "out" / "train_config.json").read_text())
     assert (flags["reference_free"], flags["label_smoothing"], flags["beta"]) == (True, 0.2, 0.1)
-
-
-@pytest.mark.slow
-def test_smoothing_has_a_floor(run, dpo_flags, tmp_path):
-    """With ε = 0.4 no loss is below −.6 log .6 − .4 log .4; the first is log 2 all the same."""
-    run("dpo", dpo_flags | {"label_smoothing": 0.4, "learning_rate": 3e-3}).expect(0)
-    losses = [row["loss/dpo"] for row in training_rows(tmp_path / "out")]
-    assert losses[0] == near(math.log(2))
-    assert min(losses) > -0.6 * math.log(0.6) - 0.4 * math.log(0.4) - 1e-6
 
 
 def test_a_run_that_is_replaced_takes_its_reference_along(run, dpo_flags, dpo, inputs, tmp_path):
@@ -70,23 +58,3 @@ def test_a_run_goes_on_with_its_reference(run, dpo_flags, tmp_path):
     assert all(bool((x == weights[name]).all()) for name, x in load_file(out / "model.safetensors").items())
     again = evaluation_rows(out)[-1]
     assert untimed(again) == untimed(last)
-
-
-def test_rows_that_it_cannot_use(run, dpo_flags, texts, tmp_path):
-    data = {"data_path": tmp_path / "rows.jsonl", "data_split": "0,1,0", "per_device_train_batch_size": 2}
-    rows = [text | ({"rejected": text["chosen"]} if number % 4 == 0 else {}) for number, text in enumerate(texts)]
-    write_jsonl(tmp_path / "rows.jsonl", [*rows[:6], {**rows[6], "rejected": None}, *rows[7:]])
-    message_of(run("dpo", dpo_flags | data), "rows.jsonl:7", "rejected")
-    write_jsonl(tmp_path / "rows.jsonl", [text | {"rejected": text["chosen"]} for text in texts])
-    message_of(run("dpo", dpo_flags | data), "rows is left (pair equal after cutting:")
-    write_jsonl(tmp_path / "rows.jsonl", rows)
-    screen = run("dpo", dpo_flags | data).expect(0).stderr
-    record = json.loads((tmp_path / "out" / "run.json").read_text())
-    dropped = record["data"]["dropped"]
-    assert sum(split.get("pair equal after cutting", 0) for split in dropped.values()) == len(texts) / 4
-    assert f"train: {dropped['train']['pair equal after cutting']} rows dropped (pair equal after cutting)" in screen
-
-
-def test_a_base_that_step_1_did_not_make(run, dpo_flags, inputs):
-    screen = run("dpo", dpo_flags | {"model_name_or_path": inputs / "model"}).expect(0).stderr
-    assert f"--model_name_or_path {inputs / 'model'} was not made by the sft step" in screen

@@ -6,7 +6,7 @@ import json
 
 from transformers import AutoTokenizer
 
-from cli_runs import copy_model, evaluation_rows, read_jsonl, training_rows, write_jsonl
+from cli_runs import copy_model, read_jsonl, training_rows, write_jsonl
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}<pad>\n{% endfor %}"
@@ -52,37 +52,6 @@ def talk(text, column):
     return [{"role": role, "content": content} for role, content in said]
 
 
-def test_parquet_with_other_columns(run, reward_flags, ppo_flags, texts, tmp_path):
-    import pyarrow
-    from pyarrow import parquet
-
-    folder = tmp_path / "tables"
-    folder.mkdir()
-    columns = {name: [text[name] for text in texts] for name in ("prompt", "chosen", "rejected")}
-    table = pyarrow.table({"question": columns["prompt"], "good": columns["chosen"], "bad": columns["rejected"]})
-    parquet.write_table(table.slice(0, 48), folder / "train-00000-of-00001.parquet")
-    parquet.write_table(table.slice(48), folder / "test-00000-of-00001.parquet")
-    names = {"prompt_key": "question", "chosen_key": "good", "rejected_key": "bad"}
-    common = {"data_path": folder, "data_split": "1,1,1", **names}
-    for step, flags in (("reward", reward_flags), ("ppo", ppo_flags)):
-        run(step, flags | common | {"output_dir": tmp_path / step}).expect(0)
-        sources = json.loads((tmp_path / step / "run.json").read_text())["data"]["sources"]
-        assert [source["name"] for source in sources] == ["tables"] and sources[0]["train"] == 16
-    assert training_rows(tmp_path / "ppo")[-1]["samples"] == 16
-
-
-def test_two_sources(run, ppo_flags, texts, tmp_path):
-    own = write_jsonl(tmp_path / "own.jsonl", texts)
-    run("ppo", ppo_flags | {"data_path": [ppo_flags["data_path"], own]}).expect(0)
-    record = json.loads((tmp_path / "out" / "run.json").read_text())
-    first, second = record["data"]["sources"]
-    assert (first["train"], second["name"]) == (32, "own")
-    assert second["train"] in (30, 31)
-    assert len(record["data"]["sha256"]) == 3
-    card = (tmp_path / "out" / "actor" / "README.md").read_text()
-    assert "- `own`:" in card and f"- `{first['name']}`:" in card
-
-
 def test_too_long_rows_are_counted(run, sft_flags, ppo_flags, texts, tmp_path):
     rows = [dict(text, prompt=text["prompt"] * (20 if i % 4 == 0 else 1)) for i, text in enumerate(texts)]
     folder = tmp_path / "mixed"
@@ -96,12 +65,3 @@ def test_too_long_rows_are_counted(run, sft_flags, ppo_flags, texts, tmp_path):
     screen = run("ppo", ppo_flags | common | {"data_split": "0,0,1", "output_dir": tmp_path / "ppo"}).expect(0).stderr
     assert "16 rows dropped (prompt too long)" in screen
     assert training_rows(tmp_path / "ppo")[-1]["samples"] == 48
-
-
-def test_a_run_without_held_out_rows_says_so(run, sft_flags, texts, tmp_path):
-    """Of 40 rows 2 are held out, and the split 2,4,4 gives step 1 none of them."""
-    data = write_jsonl(tmp_path / "few.jsonl", texts[:40])
-    flags = {"data_path": data, "data_split": "2,4,4", "per_device_train_batch_size": 2}
-    screen = run("sft", sft_flags | flags).expect(0).stderr
-    assert evaluation_rows(tmp_path / "out") == [] and len(training_rows(tmp_path / "out")) == 4
-    assert "no held-out" in screen.lower()

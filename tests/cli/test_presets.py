@@ -8,7 +8,6 @@ import re
 import pytest
 
 from cli_runs import STEPS, arguments, run_forked, training_rows
-from dschat.base.errors import UserError
 from dschat.settings.presets import preset_names
 from published_set_copies import EVAL_SPLITS, MAKERS, write_rows
 from real_size import as_large_as
@@ -209,18 +208,6 @@ def check_folders(step, name, config, models):
         assert config.output.output_dir == str(models / step)
 
 
-@every_preset
-def test_gpus_that_do_not_divide_the_batch(step, name):
-    settings = settings_of(step, name)
-    batch, samples = settings["global_batch_size"], settings.get("samples_per_prompt", 1)
-    together = f", {samples} responses of a prompt together" if samples > 1 else ""
-    with pytest.raises(
-        UserError, match=f"3 GPUs cannot share the global batch of {batch} evenly{together}: "
-    ) as found:
-        preset(step, name, processes=3)
-    assert "is one of 1, 2, 4, 8, 16" in str(found.value) and f"multiple of {3 * samples}." in str(found.value)
-
-
 def write_data(folder, name):
     """A set's own columns, of which each split leaves step 1 eight rows and the others sixteen, none of them odd."""
     rows = 42 if name == "webgpt" else 40  # two of webgpt's become the held-out ones
@@ -265,17 +252,3 @@ def test_two_updates(step, name, inputs, sft, reward, tmp_path):
     written = json.loads((output / "train_config.json").read_text())
     used = {key: written[key] for key in settings}
     assert used == settings | {key: value for key, value in changed.items() if key in used}
-
-
-def test_the_parser_is_chosen_by_variables():
-    config = preset("ppo", "hh_gemma_2b_parsing").config
-    assert (
-        config.termination.termination_condition,
-        config.termination.conditions["parsing"].parsing_cutoff,
-        config.termination.conditions["parsing"].parser,
-    ) == ("parsing", 5, "benepar")
-    config = preset("ppo", "hh_gemma_2b_parsing", PARSER="chunker", PARSER_MODEL="a b").config
-    assert (
-        config.termination.conditions["parsing"].parser,
-        config.termination.conditions["parsing"].parser_model,
-    ) == ("chunker", "a b")

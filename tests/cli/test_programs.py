@@ -5,10 +5,9 @@ import json
 
 import pytest
 
-from cli_runs import STEPS, arguments, check_names, evaluation_rows, message_of, read_jsonl, training_rows, write_jsonl
+from cli_runs import check_names, evaluation_rows, read_jsonl, training_rows, write_jsonl
 from data_cases import look_at_data
 from dschat.programs.levels import weakness
-from launches import launch
 from metric_conditions import CRITIC, OWN_SAMPLING, PROGRAMS
 from published_set_copies import make_rows
 
@@ -61,12 +60,6 @@ def test_scores_by_execution(run, flags, tmp_path):
     assert record["data"]["dropped"]["train"] == {"no tests": 1, "its own solution fails its tests": 2}
 
 
-def test_rows_without_the_column_are_named(run, flags, tmp_path):
-    write_jsonl(tmp_path / "plain" / "train.jsonl", [{"prompt": f"p{i}"} for i in range(8)])
-    refused = run("ppo", flags | {"data_path": tmp_path / "plain"})
-    message_of(refused, "train.jsonl", "input_output", "which holds the tests")
-
-
 def test_reference_solutions_are_run_before_training(flags, capsys):
     assert look_at_data(["check", str(flags["data_path"]), "--data_split", "0,0,1", "--run_solutions", "6"]) == 0
     printed = capsys.readouterr().out
@@ -77,24 +70,3 @@ def test_reference_solutions_are_run_before_training(flags, capsys):
         "  these fail, and --drop_unsolvable leaves them out of step 3:",
     ]
     assert "train.jsonl:3: wrong" in report[4] and "train.jsonl:4: runtime_error EOFError" in report[5]
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("launcher")
-def test_two_processes_give_the_outcomes_of_one(run, flags, tmp_path):
-    """Before training: the same responses, and the same became of them."""
-    run("ppo", flags | {"output_dir": tmp_path / "one", "drop_unsolvable": True}).expect(0)
-    halves = {"per_device_generation_batch_size": 4, "per_device_training_batch_size": 4}
-    words = arguments(flags | halves | {"output_dir": tmp_path / "two", "drop_unsolvable": True})
-    launch(STEPS["ppo"] / "main.py", words).expect(0)
-    columns = ("prompt", "response", "score")
-    one, two = (
-        [
-            [sample[name] for name in columns]
-            for sample in read_jsonl(tmp_path / run / "samples" / "update-000000.jsonl")
-        ]
-        for run in ("one", "two")
-    )
-    assert one == two
-    dropped = [json.loads((tmp_path / run / "run.json").read_text())["data"]["dropped"] for run in ("one", "two")]
-    assert dropped[0] == dropped[1]

@@ -10,12 +10,10 @@ import pytest
 
 from cli_runs import (
     TRAINING,
-    arguments,
     check_names,
     evaluation_rows,
     message_of,
     read_jsonl,
-    run_forked,
     training_rows,
     untimed,
     write_jsonl,
@@ -182,25 +180,3 @@ def test_the_published_settings(gpus, tmp_path):
     assert config.plan_batches(gpus).global_batch == 128
     assert config.total_iterations(500, 128) == 500 and config.pairs.cluster is None
     assert config.data.data_path == [str(tmp_path / "data" / "refuel" / "llama-3-8b-it" / "pairs")]
-
-
-def test_variables_and_flags_win():
-    config = preset("refuel", "llama_3_8b_it", ["--lr", "1e-6"], MODEL="mine", DATA="pairs", CLUSTER="h100").config
-    assert (config.model.model_name_or_path, config.data.data_path, config.pairs.cluster) == (
-        "mine",
-        ["pairs"],
-        "h100",
-    )
-    assert config.model.learning_rate == 1e-6
-
-
-@pytest.mark.slow
-def test_two_updates_of_the_published_run(place):
-    write_jsonl(place / "pairs" / "train.jsonl", small_pairs(8))
-    flags = {"global_batch_size": 4, "total_episodes": 8, "dtype": "fp32"}
-    words = arguments(flags | {"deepspeed_config": as_large_as(7e9, place / "policy")})
-    variables = {"PROJ_PATH": str(place), "MODEL": str(place / "policy"), "DATA": str(place / "pairs")}
-    told = arguments(preset("refuel", "llama_3_8b_it", words, **variables).given())
-    run_forked(REFUEL / "refuel.py", told, place / "printed").expect(0)
-    (folder,) = place.glob("models/*/refuel")
-    assert len(training_rows(folder)) == 2

@@ -2,8 +2,6 @@
 """REFUEL with users from data as its users start it: files, records, messages, and its training script."""
 
 import json
-import re
-import shutil
 import sys
 
 import pytest
@@ -15,15 +13,12 @@ from cli_runs import (
     built_once,
     check_names,
     evaluation_rows,
-    message_of,
     read_jsonl,
     run_command,
     run_forked,
     training_rows,
-    write_jsonl,
 )
 from closeness import UPDATE, near
-from dialogue_cases import dialogue
 from factories import make_classifier
 from flag_cases import config_of
 from metric_conditions import KL, OWN_SAMPLING
@@ -116,32 +111,6 @@ def test_a_reward_model_top_layers_and_a_checkpoint(offload, flags, talks, tmp_p
     assert [row["update"] for row in rows] == [4, 8]
     assert rows[0]["objective/scores"] != 0 and rows[0]["objective/kl"] == near(0, UPDATE)
     assert (tmp_path / "out" / "checkpoints" / "step-8" / "manifest.json").exists()
-
-
-LONG = dialogue("Name some metals.", " tin" * 9)
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (dialogue("a") + dialogue("b"), r"rows.jsonl:\d+: message 2 has the role 'user' instead of 'assistant'"),
-        (LONG, r"--max_answer_seq_len 6, .*: none of the 19 rows is left \(a reply too long: 19;"),
-        (None, r"rows.jsonl:\d+: the row holds no messages"),
-    ],
-)
-def test_bad_dialogues_end_in_one_message(row, message, flags, tmp_path, run_online):
-    rows = [{"prompt": "p", "response": "r"} if row is None else {"messages": row}] * 20
-    file = write_jsonl(tmp_path / "rows.jsonl", rows)
-    result = run_online(flags | {"data_path": file, "reward_function": f"{GOLD}:gold_scores"})
-    assert re.search(message, message_of(result))
-
-
-def test_a_reward_model_without_a_template_ends_in_one_message(flags, talks, tmp_path, run_online):
-    plain = shutil.copytree(talks / "reward", tmp_path / "plain")
-    (plain / "chat_template.jinja").unlink()
-    message_of(
-        run_online(flags | {"reward_model": plain}), f"--reward_model {plain}: its tokenizer has no chat template"
-    )
 
 
 def test_a_function_of_dialogues_alone_is_refused_before_data_are_read(flags, tmp_path, run_online):

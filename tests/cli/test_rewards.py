@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from cli_runs import copy_model, message_of, read_jsonl, result_of, start_forked, training_rows
 from closeness import near
@@ -52,28 +52,6 @@ def test_a_served_reward_model_scores_as_one_in_the_process(run, prompt_flags, s
 def test_a_critic_must_share_the_actors_tokenizer(run, ppo_flags, other):
     result = run("ppo", ppo_flags | {"critic_model_name_or_path": other})
     message_of(result, "--critic_model_name_or_path have different tokenizers", "starts from the actor")
-
-
-def test_an_actor_without_a_pad_token(run, ppo_flags, sft, functions, tmp_path):
-    """As Llama-3's: no pad, EOS is the end of a text, and the ends of turns (letters) stand elsewhere."""
-    folder = copy_model(sft, tmp_path / "instruct", pad_token="<eos>")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    ends = sorted(tokenizer.encode(letter, add_special_tokens=False)[0] for letter in letters)
-    model.generation_config.eos_token_id = [tokenizer.eos_token_id, *ends]
-    model.save_pretrained(folder)
-    own = {"actor_model_name_or_path": folder, "critic_model_name_or_path": None}
-    run("ppo", ppo_flags | own | {"reward_function": f"{functions}:length"}).expect(0)
-    samples = read_jsonl(tmp_path / "out" / "samples" / "update-000004.jsonl")
-    finished = [sample for sample in samples if sample["finished"]]
-    assert len(finished) > 2 and all(sample["length"] == 16 for sample in samples if not sample["finished"])
-    lasts = [sample["tokens"][-1]["text"] for sample in finished]
-    assert all(text.endswith((*letters, "<eos>")) for text in lasts) and any(text in letters for text in lasts)
-    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "actor")
-    assert saved.generation_config.eos_token_id == [tokenizer.eos_token_id, *ends]
-    pad = AutoTokenizer.from_pretrained(tmp_path / "out" / "actor").pad_token_id
-    assert pad not in (None, tokenizer.eos_token_id)
 
 
 class Restarted:
@@ -186,33 +164,3 @@ def test_a_judge_beside_a_function(run, prompt_flags, sft, functions, tmp_path, 
     for sample in samples:
         assert sample["score"] == pytest.approx(0.01 * sample["subreddit"] + 2 * sample["judge"], abs=1e-5)
         assert sample["judge_brevity"] == 0.5
-
-
-@pytest.mark.slow
-def test_sigterm_while_waiting_for_a_judge(prompt_flags, sft, tmp_path, monkeypatch):
-    """Requests that are under way keep no process alive; the resumed run asks for what the cache lacks."""
-    monkeypatch.delenv("JUDGE_API_KEY", raising=False)
-    (tmp_path / "rubric.toml").write_text(RUBRIC)
-    flags = prompt_flags | {
-        "actor_model_name_or_path": sft,
-        "reward_judge": tmp_path / "rubric.toml",
-        "judge_model": "m",
-        "output_dir": tmp_path / "out",
-    }
-    with judge_server() as server:
-        server.answer = points_by_good
-        server.answers_before_gate = 12  # after the self-check, in the first evaluation or rollout
-        process = start_forked("ppo", flags | {"judge_url": server.url}, tmp_path / "printed")
-        while len(server.bodies) < 14:
-            assert process.is_alive()
-            time.sleep(0.1)
-        begun = time.monotonic()
-        process.terminate()
-        result = result_of(process, tmp_path / "printed")
-        assert time.monotonic() - begun < 15 and result.status == 128 + signal.SIGTERM
-        assert "stopped by SIGTERM; to continue, add --resume_from_checkpoint" in result.stderr
-        server.answers_before_gate = None
-        again = flags | {"judge_url": server.url, "resume_from_checkpoint": True}
-        result_of(start_forked("ppo", again, tmp_path / "again"), tmp_path / "again").expect(0)
-        assert max(server.answered.values()) == 1  # what was answered before is not asked again
-    assert [row["update"] for row in training_rows(tmp_path / "out")] == [2, 4]

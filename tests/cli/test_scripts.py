@@ -64,13 +64,6 @@ def test_a_script_runs_through_the_launcher(step, project, inputs, sft, reward):
     assert "tensorboard/events" in files_under(output)
 
 
-def test_a_bad_flag_given_to_a_script_is_reported(tmp_path):
-    variables = launcher_variables(tmp_path)
-    result = run_command(["bash", GEMMA["sft"], "--learning_rats", "1"], cwd=tmp_path, **variables)
-    everything = result.stdout + result.stderr
-    assert result.status != 0 and "--learning_rats" in everything and not list(tmp_path.iterdir())
-
-
 def test_the_cause_of_a_failure_comes_last(tmp_path):
     """Below the launcher's own lines, whichever process failed."""
     bad = tmp_path / "bad.jsonl"
@@ -158,14 +151,6 @@ def test_what_a_script_starts(script, tmp_path):
     assert not list((tmp_path / "scratch").iterdir()), "something is left behind"
 
 
-def test_a_script_that_cannot_start(tmp_path):
-    """What is wrong with its batch is said before anything is launched."""
-    result = run_recorded(GEMMA["sft"], tmp_path, NUM_GPUS="3").expect(2)
-    (message,) = result.stderr.splitlines()
-    assert message.startswith("error: 3 GPUs cannot share the global batch of 512 evenly")
-    assert not (tmp_path / "record.0").exists()
-
-
 def test_other_machines_are_told_where_local_copies_are(tmp_path, monkeypatch):
     hosts = tmp_path / "hosts"
     hosts.write_text("first slots=8\nsecond slots=8")
@@ -213,12 +198,3 @@ def test_what_is_printed_are_the_sizes_for_all_processes(printed):
     assert re.search(
         r"^per_device_train_batch_size: 2 .*# preset, 256 processes", printed("--num_gpus", "256"), re.MULTILINE
     )
-
-
-def test_a_preset_below_another_launcher(printed):
-    """Takes the run's variables, and leaves that launcher's own to it."""
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1"}
-    told = printed(MODEL="mine/base", DATA="rows.jsonl", PROJ_PATH="/p", **rank)
-    lines = {line.split("#")[0].strip() for line in told.splitlines()}
-    assert {"model_name_or_path: mine/base", "data_path: [rows.jsonl]", "master_addr: null"} <= lines
-    assert "output_dir: /p/models/rows-base/sft" in lines

@@ -51,16 +51,6 @@ def test_a_teacher_alone(run, flags, tmp_path):
         assert other["teacher/kl"] == near(first["teacher/kl"], scale=100.0), name
 
 
-def test_a_teacher_beside_a_reward_model(run, flags, ppo_flags, tmp_path):
-    names = ("actor_model_name_or_path", "teacher_model_name_or_path")
-    beside = {name: flags[name] for name in names} | {"teacher_coef": 0.1}
-    result = run("ppo", ppo_flags | beside).expect(0)
-    assert "Traceback" not in result.stderr
-    (row, *_) = training_rows(tmp_path / "out")
-    assert row["teacher/kl"] > 1 and row["loss/value"] > 0
-    assert row["objective/scores"] != near(-row["teacher/kl"], scale=100.0)
-
-
 def test_a_teacher_needs_the_actors_vocabulary(run, flags, sft, tmp_path):
     folder = copy_model(sft, tmp_path / "other")
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -73,17 +63,3 @@ def test_a_teacher_needs_the_actors_vocabulary(run, flags, sft, tmp_path):
         "with the same tokenizer",
     )
     message_of(result, *words)
-
-
-def test_a_teacher_needs_a_row_for_every_token(run, flags, sft, tmp_path):
-    folder = copy_model(sft, tmp_path / "short")
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    model.resize_token_embeddings(len(AutoTokenizer.from_pretrained(folder)) - 1)
-    model.save_pretrained(folder)
-    result = run("ppo", flags | {"teacher_model_name_or_path": folder})
-    message_of(result, "--teacher_model_name_or_path", "rows, but its tokenizer has ids up to", "a model of step 1")
-
-
-def test_scores_are_missing_without_the_estimator(run, flags):
-    result = run("ppo", flags | {"advantage_estimator": "reinforce_pp"})
-    message_of(result, "--teacher_model_name_or_path without a source of scores", "--advantage_estimator distillation")

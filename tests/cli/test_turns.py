@@ -1,26 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 3 with --environment: episodes of several turns from the command line."""
 
-import json
 import shutil
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from cli_runs import (
-    STEPS,
-    arguments,
-    check_names,
-    evaluation_rows,
-    message_of,
-    read_jsonl,
-    training_rows,
-    untimed,
-    write_jsonl,
-)
+from cli_runs import check_names, evaluation_rows, message_of, read_jsonl, training_rows, untimed, write_jsonl
 from fake_judge import judge_server
-from launches import launch
 from metric_conditions import CRITIC, EPISODES, OWN_SAMPLING, SEVERAL, SKIP
 from turn_cases import ENVIRONMENTS
 
@@ -86,10 +72,6 @@ def flags(ppo_flags, sft, tmp_path):
         "eval_interval": 1,
     }
     return ppo_flags | own
-
-
-def weights(folder):
-    return load_file(folder / "actor" / "model.safetensors")
 
 
 def test_one_turn_gives_the_bytes_of_single_responses(run, flags, tmp_path):
@@ -171,19 +153,3 @@ def test_a_simulated_user_and_a_reward_model(run, flags, ppo_flags, tmp_path, mo
         assert [message["role"] for message in sample["messages"]] == ["user", "assistant", "user", "assistant"]
         assert sample["messages"][2]["content"] == "and then?" and sample["turn_rewards"] == [0, 0]
     assert len({sample["score"] for sample in samples}) > 1
-
-
-@pytest.mark.xdist_group("launcher")
-@pytest.mark.slow
-def test_two_processes_train_as_one(run, flags, tmp_path):
-    own = flags | {"environment": f"{tmp_path / 'games.py'}:Talk", "termination_condition": "turn", "dtype": "fp32"}
-    own |= {"actor_learning_rate": 1e-4, "critic_learning_rate": 1e-4}
-    run("ppo", own | {"output_dir": tmp_path / "one"}).expect(0)
-    halves = {"per_device_generation_batch_size": 4, "per_device_training_batch_size": 4}
-    words = arguments(own | halves | {"output_dir": tmp_path / "two"})
-    result = launch(STEPS["ppo"] / "main.py", ["--deepspeed", *words], 2)
-    assert result.status == 0, result.stdout
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
-    for name, weight in one.items():
-        torch.testing.assert_close(two[name], weight, rtol=0, atol=1e-6)
-    assert json.loads((tmp_path / "one" / "run.json").read_text())["step"] == "ppo"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands with their usual flags, as a user types them in a folder that holds what they name."""
 
-import json
 import os
 import re
 import signal
@@ -12,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_runs import PLAIN, ROOT, read_jsonl, write_jsonl
-from fake_judge import always_first, judge_server
+from cli_runs import PLAIN, ROOT
 from published_set_copies import write_all
 from script_runs import bash
 
@@ -25,20 +23,10 @@ dschat data preview tldr --tokenizer google/gemma-2b --step 1
 dschat data prepare tldr --tokenizer google/gemma-2b --output prepared/sft --stage finetune
 dschat data check apps --run_solutions 200
 """
-MACRO_ACTIONS = r"""
-dschat macro-actions --model google/gemma-2b --text "The quick fox jumped over the lazy dog." \
-    --termination_condition fixed ppl parsing --ngram 1 5 --parser chunker --html macro-actions.html
-"""
-SWEEP = r"""
-python inference/best_of_n.py --proj-path ${PROJ_PATH} --dataset summarize --model ${actor_model_path} \
-    --reward-model ${reward_model_path}
-"""
 PROGRAMS = """
 python inference/inference_with_programs.py --proj-path ${PROJ_PATH} --model ${actor_model_path} --num-return 5
 python evaluation/pass-at-k.py ${PROJ_PATH}/results/apps/temperature=1.0/NAME.jsonl
 """
-TURNS = "python evaluation/winrate_by_turn.py --model_name_a A.jsonl --model_name_b B.jsonl --output A-v.s.-B.jsonl"
-TEXT = "dschat text --checkpoints OUTPUT_DIR --data tldr --num-samples 500 --output text"
 CHAT = (
     "dschat demo chat --model runs/quickstart/step3-ma-ppo --other runs/quickstart/step1-sft"
     " --reward-model runs/quickstart/step2-reward"
@@ -94,46 +82,11 @@ def test_data(folder, variables):
     assert (folder / "prepared" / "sft" / "train").is_dir()
 
 
-def test_macro_actions(folder, variables):
-    (command,) = lines(MACRO_ACTIONS)
-    printed = bash(command, folder, **variables).expect(0).stdout
-    assert all(word in printed for word in ("fixed, n = 1", "fixed, n = 5", "perplexity", "chunker"))
-    assert (folder / "macro-actions.html").is_file()
-
-
-def test_best_of_n_and_its_comparison(folder, variables):
-    (command,) = lines(SWEEP)
-    bash(command, folder, **variables).expect(0)
-    sweeps = folder / "results" / "summarize" / "best-of-n"
-    for name in ("SFT", "PPO", "MA-PPO"):
-        (folder / f"{name}.jsonl").symlink_to(sweeps / "NAME.jsonl")
-    report = "python evaluation/report.py SFT.jsonl PPO.jsonl MA-PPO.jsonl --output report"
-    bash(report, folder, **variables).expect(0)
-    assert (folder / "report" / "report.json").is_file()
-
-
 @pytest.mark.xdist_group("sandbox")
 def test_programs(folder, variables):
     for command in lines(PROGRAMS):
         printed = bash(command, folder, **variables).expect(0).stdout
     assert "pass@5" in printed
-
-
-def test_winrate_by_turn(folder, variables):
-    for name in ("A", "B"):
-        messages = [{"role": role, "content": f"{role} {name}"} for role in ("user", "assistant") * 2]
-        messages[0] = {"role": "user", "content": "hello"}
-        write_jsonl(folder / f"{name}.jsonl", [{"number": 0, "messages": messages}])
-    with judge_server() as judge:
-        judge.answer = always_first
-        keys = {"OPENAI_API_KEY": "sk-none", "OPENAI_BASE_URL": judge.url}
-        bash(TURNS, folder, **variables, **keys).expect(0)
-    assert {row["verdict"] for row in read_jsonl(folder / "A-v.s.-B.jsonl")} == {"tie"}
-
-
-def test_text(folder, variables):
-    bash(TEXT, folder, **variables).expect(0)
-    assert json.loads((folder / "text" / "report.json").read_text())
 
 
 def test_plans(folder, variables):

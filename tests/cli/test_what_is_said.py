@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from cli_runs import message_of, read_jsonl, run_forked, run_process
+from cli_runs import read_jsonl, run_forked, run_process
 from fake_hub_for_uploads import TOKEN, upload_server
 from wandb_file import history_of
 
@@ -62,8 +62,3 @@ def test_a_run_pushes_its_model_at_the_end(tmp_path, sft_flags):
     repository = repositories["me/model"]
     assert repository.private and {"README.md", "metrics.jsonl", "model.safetensors"} <= set(repository.files)
     assert repository.files["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()
-
-
-def test_a_push_that_cannot_be_is_refused_before_training(tmp_path, sft_flags):
-    flags = sft_flags | {"push_to_hub": "me/model", "output_dir": tmp_path / "out"}
-    message_of(run_forked("sft", flags, tmp_path), "--push_to_hub", "HF_HUB_OFFLINE is set")

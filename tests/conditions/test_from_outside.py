@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from dschat.base.errors import UserError
+from dschat.evaluation.panel_options import MacroActionsOptions
 from dschat.rollouts import termination
 from dschat.rollouts.termination import Ends, TerminationCondition
 from dschat.settings import flags
 from dschat.settings.conditions import CONDITIONS, Condition
 from dschat.settings.flags import AT_LEAST_1, flag
-from dschat.settings.macro_actions import MacroActionsOptions
 from dschat.settings.parse import parse
 from dschat.settings.parser import FlagParser
 from dschat.settings.ppo import PPOConfig

@@ -89,27 +89,6 @@ def test_files_build_on_each_other_by_extends(words, capsys, tmp_path):
     assert (config.optimisation.seed, config.model.max_seq_len) == (7, 64)
 
 
-@pytest.mark.parametrize(
-    ("words", "name", "value"),
-    [
-        ("--seed 1 --seed 2", "seed", 2),
-        ("--kl_ctl 0.1 --kl_coef=0.2", "kl_coef", 0.2),
-        ("--no_self_checks --self_checks", "self_checks", True),
-        ("--bf16 --bf16 false", "bf16", False),
-    ],
-)
-def test_of_a_flag_with_one_value_the_last_counts_and_a_warning_says_so(words, name, value, caplog):
-    """So that a command can be repeated with a change at its end."""
-    assert config_of("ppo", words).flat()[name] == value
-    assert caplog.messages == [f"--{name}: it is given twice with different values; the last one counts."]
-
-
-@pytest.mark.parametrize("words", ["--seed 1 --seed=1", "--data_path a b --data_path a b", "--bf16 --bf16 true"])
-def test_a_flag_that_is_repeated_unchanged_is_no_matter(words, caplog):
-    config_of("ppo", words)
-    assert not caplog.messages
-
-
 def test_other_spellings():
     config = config_of("ppo", "--kl-coef=0.3 --no-self-checks --local_rank=0")
     assert (config.kl.kl_coef, config.engine.self_checks, config.engine.local_rank) == (0.3, False, 0)

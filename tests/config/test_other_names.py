@@ -62,14 +62,6 @@ def test_a_name_of_another_trainer(step, name, said, capsys):
     assert stop.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_several_of_a_command_line(capsys):
-    with pytest.raises(SystemExit):
-        config_of("sft", "--eval_steps 5 --fp16 --zzzzzz=3")
-    error = capsys.readouterr().err
-    assert "; --eval_steps: did you mean --eval_interval?" in error and "; --fp16: did you mean --dtype fp16?" in error
-    assert error.count("\n") == 1 and "--zzzzzz=3" in error
-
-
 def test_all_of_a_file_at_once(tmp_path):
     file = tmp_path / "axolotl.yaml"
     file.write_text(AXOLOTL)
@@ -138,15 +130,6 @@ def test_no_tracker(step):
     assert "drop none or the others" in refusal(step, "--report_to none wandb")
 
 
-def test_names_that_mean_the_same_share_a_row():
-    rows = list(names_page())
-    quantised = [row for row in rows if "weights are not quantised" in row]
-    assert len(quantised) == 1
-    assert quantised[0].startswith(
-        "| `load_in_4bit`, `load_in_8bit`, `quantization_bit` | TRL, LLaMA-Factory, Axolotl | no flag | "
-    )
-
-
 def test_the_page_has_the_table():
     """Made anew by `python -m dschat.reference names`, between the lines that say so."""
     text = PAGE.read_text("utf-8")
@@ -181,12 +164,6 @@ def test_defaults_of_the_page():
             assert default is False, (command, flag)
         else:
             assert default == type(default)(text), (command, flag)
-
-
-def test_defaults_that_are_not_on_the_page_are_those_of_trl():
-    """Rows that name only some commands: the schedule and the learning rate of the others are TRL's."""
-    assert default_of(FAMILIES["ppo"], "lr_scheduler_type") == "linear"
-    assert default_of(FAMILIES["sft"], "learning_rate") == 2e-5
 
 
 def test_the_python_example_is_the_run_of_the_command():

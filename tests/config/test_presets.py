@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from dschat.base.errors import UserError
-from dschat.data.options import PrepareOptions
 from dschat.settings.parse import resolve, to_yaml
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.presets import batch_sizes, find_preset, preset_names, variables
@@ -93,21 +92,6 @@ def test_variables_stand_in_values(monkeypatch):
         7,
         None,
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("shuffle: false", False), ("no_shuffle: true", False), ("shuffle: on", True)]
-)
-def test_truths_of_a_command_that_takes_words_without_dashes(text, value):
-    """There a flag has no value on the command line, which the next word would be."""
-    file = write("p.yaml", f"output: out\ntokenizer: t\n{text}\n")
-    assert (
-        resolve(PrepareOptions, ["rows.jsonl", "--config", file], command="data prepare").config.prepared.shuffle
-        is value
-    )
-    with pytest.raises(UserError, match="q.yaml:1: argument --shuffle: invalid truth value: 'maybe'"):
-        words = ["rows.jsonl", "--config", write("q.yaml", "shuffle: maybe\n")]
-        resolve(PrepareOptions, words, command="data prepare")
 
 
 def test_every_value_is_shown_with_its_origin(capsys):
@@ -217,16 +201,3 @@ def test_responses_of_a_prompt_stay_together():
     }
     with pytest.raises(UserError, match="4 responses of a prompt together"):
         batch_sizes(most, given, 32)
-
-
-@pytest.mark.parametrize("flag", ["global_batch_size", "samples_per_prompt"])
-@pytest.mark.parametrize("value", [0, -8])
-def test_a_batch_that_is_none_is_refused_by_its_own_rule(flag, value):
-    with pytest.raises(UserError, match=f"--{flag} {value} is out of range"):
-        preset("ppo", "tldr_gemma_2b", [f"--{flag}", str(value)], processes=2)
-
-
-def test_a_file_may_take_the_batch_of_a_preset_back():
-    file = write("own.yaml", "extends: tldr_gemma_2b\nglobal_batch_size: null\n")
-    config = preset("sft", file, processes=2).config
-    assert config.optimisation.global_batch_size is None and config.model.learning_rate == 5e-5

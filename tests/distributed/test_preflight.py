@@ -3,7 +3,6 @@
 
 import json
 import os
-import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +15,7 @@ from cli_runs import STEPS
 from dschat.base.errors import UserError
 from dschat.models.tiny import make_model
 from dschat.plan.minimum import minimum_memory
-from dschat.plan.remedies import warn_of_gpu_memory
 from dschat.quickstart.synthetic import make_rows, row_texts
-from dschat.run import preflight as looks
 from dschat.run.preflight import MinimumMemory, ProcessReport, check_reports, preflight
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.supervised import SFTConfig
@@ -102,36 +99,10 @@ def sft(output_dir, model="a/hub-model", **flags):
     return SFTConfig(data_path=["unused"], output_dir=str(output_dir), model_name_or_path=str(model), **flags)
 
 
-def test_one_process_looks_for_itself(tmp_path):
-    preflight(sft(tmp_path / "new" / "run"))
-    assert not (tmp_path / "new").exists()  # the mark is gone, and the folders that were made for it
-
-
-def test_a_file_in_the_way_is_named(tmp_path):
-    (tmp_path / "run").touch()
-    with pytest.raises(UserError, match=r"--output_dir .*/run: rank 0 .*: cannot be written"):
-        preflight(sft(tmp_path / "run"))
-
-
 def test_a_folder_without_rights_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     with pytest.raises(UserError, match=r"rank 0 .*: cannot be written"):
         preflight(sft(tmp_path))
-
-
-@pytest.mark.parametrize("late", [0.0, 0.3])
-def test_a_file_of_another_node_may_be_seen_late(late, tmp_path):
-    writer = threading.Timer(late, (tmp_path / "mark").touch)
-    writer.start()
-    assert looks._is_visible(tmp_path / "mark")
-    writer.join()
-
-
-def test_a_file_that_never_appears(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(looks, "VISIBLE_WITHIN", 0.3)
-    assert not looks._is_visible(tmp_path / "mark")
-    said = f"rank 0 writes to its --output_dir, but its file does not appear in {tmp_path} here: waiting up to 0 s"
-    assert caplog.messages == [said]
 
 
 def test_a_model_that_does_not_fit_is_refused(tmp_path):
@@ -189,17 +160,6 @@ def test_a_disk_that_may_be_too_small_is_a_warning(tmp_path, caplog, monkeypatch
     caplog.clear()
     preflight(sft(tmp_path / "some" / "run", tmp_path / "model", resume_from_checkpoint="latest", **flags))
     assert "are free" not in caplog.text
-
-
-def test_a_gpu_that_may_be_too_small_is_a_warning(tmp_path, caplog):
-    GemmaConfig(**{**TINY_SIZES, "vocab_size": 4000}).save_pretrained(tmp_path)
-    config = sft("unused", tmp_path, per_device_train_batch_size=64, max_seq_len=1024)
-    warn_of_gpu_memory(config, 1, free=2 * 10**10)
-    assert not caplog.messages
-    warn_of_gpu_memory(config, 1, free=4 * 10**9)
-    (message,) = caplog.messages
-    assert "longest batch (phase 'train'), of which 4.0 GB are free" in message
-    assert "--per_device_train_batch_size 32" in message
 
 
 APART = """

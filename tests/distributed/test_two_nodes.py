@@ -334,30 +334,10 @@ def check_end(started: Started, seconds: float, *words: str) -> None:
     assert "add --resume_from_checkpoint" in last and all(word in last for word in words), started.said
 
 
-def test_a_cable_that_breaks_during_a_save(nodes, inputs, tmp_path):
-    run = Run(nodes, inputs, tmp_path)
-    started = run.start_until_a_save(ddp_timeout=LIMIT, save_timeout=LIMIT)
-    nodes[0].cut_off()
-    check_end(started[0], 3 * LIMIT, "Ranks 1 failed")
-    check_end(started[1], 3 * LIMIT, "from rank 0")
-    run.check_checkpoints()
-
-
 def test_a_machine_that_is_lost_during_a_save(nodes, inputs, tmp_path):
     run = Run(nodes, inputs, tmp_path)
     started = run.start_until_a_save(ddp_timeout=LIMIT, save_timeout=LIMIT)
     nodes[0].cut_off()
     nodes[0].signal(signal.SIGKILL)
     check_end(started[1], 3 * LIMIT, "from rank 0")
-    run.check_checkpoints()
-
-
-def test_a_stop_that_waits_for_a_machine_that_is_lost(nodes, inputs, tmp_path):
-    run = Run(nodes, inputs, tmp_path)
-    started = run.start(ddp_timeout=LIMIT, save_timeout=LIMIT)
-    run.wait(lambda: (run.out / "checkpoints" / "step-2").exists(), started)
-    nodes[1].cut_off()
-    nodes[1].signal(signal.SIGKILL)
-    nodes[0].signal(signal.SIGTERM)
-    check_end(started[0], 3 * LIMIT, "waited --ddp_timeout for it", "Ranks 1 failed")
     run.check_checkpoints()

@@ -11,9 +11,9 @@ import torch
 from cli_runs import run_command, write_jsonl
 from dschat.cli import main
 from dschat.evaluation.macro_actions import MacroToken, macro_text
+from dschat.evaluation.panel_options import MacroActionsOptions
 from dschat.models.tiny import train_tokenizer
 from dschat.settings.flags import flags_of
-from dschat.settings.macro_actions import MacroActionsOptions
 from dschat.settings.ppo import PPOConfig
 from factories import TEXTS, hf_logprobs, make_causal_lm, save_folder
 

@@ -218,7 +218,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "macro-actions": Command(
         "show where termination conditions end macro actions",
-        "settings.macro_actions:MacroActionsOptions",
+        "evaluation.panel_options:MacroActionsOptions",
         "evaluation.show_macro_actions:run",
     ),
     "serve": Command(

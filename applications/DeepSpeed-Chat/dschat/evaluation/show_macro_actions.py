@@ -17,12 +17,13 @@ from dschat.data.encoding import encode_prompts, encode_responses
 from dschat.data.rows import Row
 from dschat.evaluation.macro_actions import MacroToken, macro_text
 from dschat.evaluation.page import Example, MacroPanel, Report, Section
+from dschat.evaluation.panel_options import MacroActionsOptions
 from dschat.evaluation.responses import read_responses
 from dschat.models.load import load_causal_lm
 from dschat.models.policy import PolicyModel
 from dschat.models.tokenizer import load_tokenizer, token_texts
 from dschat.rollouts.termination import TerminationCondition
-from dschat.settings.macro_actions import MacroActionsOptions, TerminationFlags, termination_of
+from dschat.settings.macro_actions import TerminationFlags, termination_of
 from macro_actions.segments import segment
 from macro_actions.types import Rollout, Trajectory, select_rows
 
