@@ -346,9 +346,9 @@ def train_step(name: str, words: Sequence[str], may_launch: bool) -> int:
     Returns:
         The exit status.
     """
-    given = os.environ.pop(GIVEN_VARIABLE, None)
-    if given:
-        return _train_as_given(name, json.loads(given))
+    values_of_launcher = os.environ.pop(GIVEN_VARIABLE, None)
+    if values_of_launcher:
+        return _train_as_given(name, json.loads(values_of_launcher))
     if is_worker(os.environ) or not may_launch:
         return train_in_process(name, words, environ=worker_environment())
     return run_script(partial(_launch_or_train, name, words))
@@ -399,8 +399,8 @@ def _launch_or_train(name: str, words: Sequence[str]) -> int:
     set_data_folder(resolved)
     resolved.config.plan_batches(plan.world_size)  # batch sizes that do not fit are reported once, before the start
     # Ranks get all values, so that none of them depends on a file or an environment variable of its machine.
-    given = {"words": [*name.split(), *words], "flags": resolved.given(without=LAUNCH_ONLY_FLAGS)}
-    return launch(plan, name.split(), flags.log_dir, json.dumps(given, default=str))
+    content = {"words": [*name.split(), *words], "flags": resolved.given(without=LAUNCH_ONLY_FLAGS)}
+    return launch(plan, name.split(), flags.log_dir, json.dumps(content, default=str))
 
 
 def _train_as_given(name: str, given: Mapping[str, Any]) -> int:

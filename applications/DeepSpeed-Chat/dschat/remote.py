@@ -110,11 +110,13 @@ def run_by_ssh(
         ds_env_file = scratch / "variables"
         ds_env_file.write_text(f"{REMOTE_FILE_VARIABLE}={path}\n", encoding="utf-8")
         # Ranks that the launcher starts on this machine read its environment instead of DeepSpeed's file.
-        own = {DS_ENV_FILE: str(ds_env_file), REMOTE_FILE_VARIABLE: path}
-        kept = {name: value for name, value in environment.items() if not _is_passed_on(name) or _is_for_start(name)}
+        variables = {DS_ENV_FILE: str(ds_env_file), REMOTE_FILE_VARIABLE: path}
+        for name, value in environment.items():
+            if not _is_passed_on(name) or _is_for_start(name):
+                variables.setdefault(name, value)
         # Started as a module, because a `deepspeed` on the PATH may belong to another Python.
         launcher = [sys.executable, "-m", "deepspeed.launcher.runner", *options, "--module", "--no_local_rank"]
-        status = run_ranks([*launcher, "dschat", *arguments], [kept | own], signals)
+        status = run_ranks([*launcher, "dschat", *arguments], [variables], signals)
         return status if signals.last is None else 128 + signals.last
 
 

@@ -185,11 +185,6 @@ ADVANTAGE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
         "--drop_equal_groups compares responses to the same prompt: give --samples_per_prompt of at least 2.",
     ),
     Rule(
-        lambda config: config.advantages.refill_rounds > 0 and not config.advantages.drop_equal_groups,
-        "--refill_rounds {refill_rounds} replaces prompts that --drop_equal_groups excludes: add"
-        " --drop_equal_groups, or drop it.",
-    ),
-    Rule(
         lambda config: config.advantages.refill_rounds > 0 and config.vllm.rollouts_ahead > 0,
         "--refill_rounds with --rollouts_ahead: servers generate the next rollout with older weights, while this one"
         " is refilled with the current ones. Drop one of them.",
@@ -302,17 +297,11 @@ def _warn_of_unread_ends(config: PPOConfig) -> None:
 
 WARNINGS: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     Check(_warn_of_unread_flags),
-    Rule(
-        lambda config: config.names_no_critic and not config.advantages.needs.scores,
-        "--critic_model_name_or_path: --advantage_estimator {advantage_estimator} has no critic and reads no scores;"
-        " the model is not read.",
-        warns=True,
-    ),
     # `PPOConfig.derive` makes the critic's model the reward model.
     Rule(
-        lambda config: config.names_no_critic and config.advantages.needs.scores,
+        lambda config: config.names_no_critic,
         "--critic_model_name_or_path: --advantage_estimator {advantage_estimator} has no critic; the model is read as"
-        " the reward model, if no other source of scores is named.",
+        " the reward model, if scores are read and no other source of them is named.",
         warns=True,
     ),
     Check(_warn_of_unread_ends),

@@ -93,6 +93,7 @@ class AdvantageFlags:
         " at most this many times per iteration (dynamic sampling of DAPO)",
         0,
         AT_LEAST_0,
+        only_with="drop_equal_groups",
     )
     max_token_probability: float | None = flag(
         "exclude tokens from the policy loss whose probability was higher than this when they were sampled; 0.9 in"

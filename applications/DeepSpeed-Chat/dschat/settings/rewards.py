@@ -162,6 +162,7 @@ class RewardFlags:
     rm_template: bool = flag(
         "format prompt and response with the reward model's own chat template, as a user and an assistant message",
         False,
+        only_with="reward_model_name_or_path",
     )
     reward_batch: int = flag(
         "maximum responses per request to reward_url", 64, AT_LEAST_1, FREE, only_with="reward_url"
@@ -313,11 +314,6 @@ REWARD_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuratio
         ),
         "--reward_timeout {reward_timeout:g} and --reward_patience {reward_patience:g} are together not below"
         " --ddp_timeout {ddp_timeout}, after which the other processes stop waiting: lower them, or raise it.",
-    ),
-    Rule(
-        lambda config: config.rewards.rm_template and config.rewards.reward_model_name_or_path is None,
-        "--rm_template does nothing on its own: add --reward_model_name_or_path, or drop it. For --reward_url it is a"
-        " flag of the server.",
     ),
 )
 

@@ -6,8 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dschat.settings.flags import ABOVE_0, FREE, NOT_EMPTY, flag
-from dschat.settings.rules import Rule
+from dschat.base.errors import UserError
+from dschat.settings.flags import ABOVE_0, FREE, NOT_EMPTY, default_of, flag
+from dschat.settings.rules import Check, Rule
+
+# Flags that say what becomes of scores, or of advantages that compare them.
+SCORE_FLAGS = ("drop_equal_groups", "normalize_scores", "segment_rewards", "normalize_advantages", "whiten_advantages")
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -35,7 +39,19 @@ def _distils_alone(config: Any) -> bool:
     return not config.advantages.needs.scores
 
 
-TEACHER_RULES: tuple[Rule[Any], ...] = (  # of step 3's configuration
+def _check_score_flags(config: Any) -> None:
+    """Raises UserError for a flag about scores with an estimator that reads none."""
+    if not _distils_alone(config):
+        return
+    for name in SCORE_FLAGS:
+        if config.flat()[name] != default_of(type(config), name):
+            raise UserError(
+                f"--{name} with --advantage_estimator {config.advantages.advantage_estimator}, which reads no scores:"
+                " drop it."
+            )
+
+
+TEACHER_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuration
     Rule(
         lambda config: _distils_alone(config) and not config.has_teacher,
         "--advantage_estimator {advantage_estimator} learns from a teacher: add --teacher_model_name_or_path.",
@@ -46,26 +62,10 @@ TEACHER_RULES: tuple[Rule[Any], ...] = (  # of step 3's configuration
         " or use another estimator, to which --teacher_model_name_or_path adds the teacher's log-ratios.",
         words=lambda config: {"names": ", ".join(config.rewards.source_names)},
     ),
-    Rule(
-        lambda config: _distils_alone(config) and config.advantages.drop_equal_groups,
-        "--drop_equal_groups with --advantage_estimator {advantage_estimator}, which compares no scores: drop it.",
-    ),
+    Check(_check_score_flags),
     Rule(
         lambda config: config.has_teacher and config.advantages.drop_equal_groups,
         "--drop_equal_groups with --teacher_model_name_or_path: prompts whose responses have the same score would be"
         " left out, and with them the teacher's log-ratios on their tokens. Drop one of them.",
-    ),
-    Rule(
-        lambda config: _distils_alone(config) and config.advantages.normalize_scores,
-        "--normalize_scores with --advantage_estimator {advantage_estimator}, which reads no scores: drop it.",
-    ),
-    Rule(
-        lambda config: _distils_alone(config) and config.rewards.segment_rewards is not None,
-        "--segment_rewards with --advantage_estimator {advantage_estimator}, which reads no scores: drop it.",
-    ),
-    Rule(
-        lambda config: _distils_alone(config) and config.advantages.normalized_over is not None,
-        "--normalize_advantages with --advantage_estimator {advantage_estimator}: the teacher's log-ratios are not"
-        " normalised, and nothing else but the KL penalty would be. Drop it.",
     ),
 )
