@@ -13,6 +13,7 @@ from cli_runs import (
     built_once,
     check_names,
     evaluation_rows,
+    message_of,
     read_jsonl,
     run_command,
     run_forked,

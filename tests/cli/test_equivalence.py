@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same training, cut up otherwise: micro-batches, accumulation, processes and ZeRO stages, on the command line."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from cli_runs import STEPS, arguments, read_jsonl, run_process
+from closeness import WEIGHT_GAP
+from factories import largest_difference
+from launches import launch
+from real_size import as_large_as
+
+# Examples of a micro-batch, processes, ZeRO stage; the accumulation follows from the 8 examples of an update.
+WAYS = [(2, 1, 0), (4, 1, 2), (2, 1, 3), (4, 2, 0), (2, 2, 1), (1, 2, 2), (2, 2, 3)]
+OFTEN_EQUAL = """
+def score(prompts, responses, rows):
+    return [len(prompt) % 2 and float(len(response)) for prompt, response in zip(prompts, responses)]
+"""
+START = dict.fromkeys(STEPS, "model_name_or_path") | {"ppo": "actor_model_name_or_path"}
+MICRO = dict.fromkeys(STEPS, "per_device_train_batch_size") | {"ppo": "per_device_training_batch_size"}
+
+
+def run(step, flags, processes):
+    if processes == 1:
+        return run_process(step, flags).expect(0)
+    result = launch(STEPS[step] / "main.py", ["--deepspeed", *arguments(flags)], processes)
+    assert result.status == 0, result.stdout
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("launcher")
+@pytest.mark.parametrize("estimator", ["rloo", "gae", "evpo", "grpo", "tempo", "segment_mc", "reinforce_pp"])
+def test_several_responses_cut_up_otherwise(estimator, ppo_flags, reward, tmp_path):
+    """RLOO with 4 responses to a prompt, and PPO with 2: all those of a prompt are on one process.
+
+    GRPO with what is counted over all of an update: responses, and the groups and tokens that are left. Completions
+    are other numbers of rows on each process, and so are macro actions. They complete responses to prompts that took
+    the places of others, which any process has drawn.
+    """
+    rloo = {"advantage_estimator": estimator, "samples_per_prompt": 4, "reward_model_name_or_path": reward}
+    rloo |= {name: None for name in ppo_flags if name.startswith("critic")}
+    own = rloo
+    if estimator in ("gae", "evpo"):
+        own = {"samples_per_prompt": 2, "advantage_estimator": estimator}
+    if estimator == "grpo":
+        own |= {"kl_in": "loss", "kl_estimator": "k3", "loss_mean": "response", "drop_equal_groups": True}
+    elif estimator == "tempo":
+        own |= {"policy_ratio": "sequence_mean", "max_token_probability": 0.5, "termination_condition": "surprise"}
+    elif estimator == "segment_mc":
+        (tmp_path / "half.py").write_text(OFTEN_EQUAL)
+        own |= {"reward_function": f"{tmp_path / 'half.py'}:score", "reward_model_name_or_path": None}
+        own |= {"samples_per_prompt": 2, "mc_samples": 2, "mc_max_segments": 3}
+        own |= {"drop_equal_groups": True, "refill_rounds": 2}
+    elif estimator == "reinforce_pp":  # the reward model is read where macro actions end
+        own |= {"segment_rewards": "prefix", "ngram": 2}
+    flags = ppo_flags | own | {"dtype": "fp32", "actor_learning_rate": 1e-4, "global_batch_size": 16}
+    check_ways("ppo", flags, 16 // flags["samples_per_prompt"], tmp_path)
+    if estimator == "segment_mc":
+        counted = {file.parent.name: counts(file) for file in tmp_path.glob("*/metrics.jsonl")}
+        assert len(counted) == 2 + len(WAYS) and all(found == counted["whole"] for found in counted.values())
+        assert sum(update["refilled"] for update in counted["whole"]) > 0
+
+
+def counts(file: Path) -> list[dict[str, float]]:
+    """What was drawn beside the rollouts."""
+    rows = [row for row in read_jsonl(file) if "rollout/refilled" in row]
+    return [{name: row[f"rollout/{name}"] for name in ("refilled", "refill_tokens", "mc_tokens")} for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("launcher")
+@pytest.mark.parametrize("step", STEPS)
+def test_cut_up_otherwise(step, request, tmp_path):
+    """Weights are near those of one micro-batch on one process; twice the same way, the same bytes.
+
+    Step 3 makes one update per rollout: several would deal out the rows of each process by themselves.
+    """
+    flags = request.getfixturevalue(f"{step}_flags") | {"global_batch_size": 8, "dtype": "fp32"}
+    rate = "actor_learning_rate" if step == "ppo" else "learning_rate"
+    flags |= {rate: 1e-4}
+    if step == "ppo":
+        flags["global_batch_size"] = 16
+    check_ways(step, flags, 16, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("launcher")
+def test_step_3_goes_on_cut_up_otherwise(ppo_flags, tmp_path):
+    """At ZeRO 3, two processes make four updates; then one makes the last three, and two the last two of those."""
+    model, out = ppo_flags["actor_model_name_or_path"], tmp_path / "out"
+    flags = ppo_flags | {"actor_zero_stage": 3, "critic_zero_stage": 3, "deepspeed_config": as_large_as(7e9, model)}
+    flags |= {"actor_learning_rate": 1e-4, "critic_learning_rate": 1e-4, "global_batch_size": 16, "enable_ema": True}
+    flags |= {"num_train_epochs": 2, "save_steps": 1, "save_total_limit": 0, "resume_from_checkpoint": "latest"}
+    found = []
+    for processes, done in (2, 0), (1, 1), (2, 2):
+        for later in range(done + 1, 5) if found else ():
+            shutil.rmtree(out / "checkpoints" / f"step-{later}")
+        run("ppo", flags | {"output_dir": out, "per_device_generation_batch_size": 16 // processes}, processes)
+        files = {file.parent.name: load_file(file) for file in out.glob("*/model.safetensors")}
+        found.append({f"{folder}.{name}": x for folder, weights in files.items() for name, x in weights.items()})
+    whole, *resumed = found
+    assert {name.split(".")[0] for name in whole} == {"actor", "actor_ema", "critic"}
+    assert json.loads((out / "run.json").read_text())["resumed_at"] == [1, 2]
+    for weights in resumed:
+        assert largest_difference(weights, whole) < WEIGHT_GAP
+
+
+def check_ways(step, flags, prompts, tmp_path):
+    """Runs all ways to make the updates; in step 3, of so many prompts a rollout."""
+    flags = flags | {"output_dir": tmp_path / "whole", MICRO[step]: 8}
+    if step == "ppo":
+        flags["per_device_generation_batch_size"] = prompts
+    run(step, flags, 1)
+    run(step, flags | {"output_dir": tmp_path / "again"}, 1)
+    model = "actor/model.safetensors" if step == "ppo" else "model.safetensors"
+    assert (tmp_path / "again" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
+    whole_model = (tmp_path / "whole" / model).parent
+    whole = load_file(tmp_path / "whole" / model)
+    start = load_file(flags[START[step]] / "model.safetensors")
+    moved = max(float((whole[name] - start[name]).abs().max()) for name in whole.keys() & start.keys())
+    assert moved > 8 * WEIGHT_GAP
+    for micro, processes, stage in WAYS:
+        if step == "ppo":
+            flags["per_device_generation_batch_size"] = prompts // processes
+        stages = {"actor_zero_stage": stage, "critic_zero_stage": stage} if step == "ppo" else {"zero_stage": stage}
+        out = tmp_path / f"{micro}-{processes}-{stage}"
+        stages["deepspeed_config"] = as_large_as(7e9, whole_model)
+        run(step, flags | stages | {"output_dir": out, MICRO[step]: micro}, processes)
+        found = load_file(out / model)
+        assert found.keys() == whole.keys()
+        assert max(float((found[name] - whole[name]).abs().max()) for name in whole) < WEIGHT_GAP, out.name
