@@ -46,14 +46,9 @@ ASKED_BY_ROLE = [("user", "hi"), ("assistant", "yes?"), ("user", "2 + 2?")]
     ("raw", "same"),
     [
         ({"conversations": spoken(*ASKED, ("gpt", "4"))}, {"messages": messages(*ASKED_BY_ROLE, ("assistant", "4"))}),
-        ({"conversations": spoken(*ASKED)}, {"messages": messages(*ASKED_BY_ROLE)}),
         (
             {"messages": spoken(("User", "hi"), ("Assistant", "4"))},
             {"messages": messages(("user", "hi"), ("assistant", "4"))},
-        ),
-        (
-            {"conversations": spoken(("system", "Be brief."), *ASKED)},
-            {"messages": messages(("system", "Be brief."), *ASKED_BY_ROLE)},
         ),
         (
             {"system": "Be brief.", "conversations": spoken(*ASKED)},
@@ -63,7 +58,6 @@ ASKED_BY_ROLE = [("user", "hi"), ("assistant", "yes?"), ("user", "2 + 2?")]
             {"system": "Be brief.", "conversations": spoken(("system", "Be brief."), *ASKED)},
             {"messages": messages(("system", "Be brief."), *ASKED_BY_ROLE)},
         ),
-        ({"system": "", "conversations": spoken(*ASKED)}, {"messages": messages(*ASKED_BY_ROLE)}),
         (
             {"conversations": messages(*ASKED_BY_ROLE, ("assistant", "4"))},
             {"messages": messages(*ASKED_BY_ROLE, ("assistant", "4"))},
@@ -81,31 +75,11 @@ ASKED_BY_ROLE = [("user", "hi"), ("assistant", "yes?"), ("user", "2 + 2?")]
             },
         ),
         (
-            {
-                "messages": messages(*ASKED_BY_ROLE),
-                "chosen": {"role": "assistant", "content": "4"},
-                "rejected": {"role": "assistant", "content": "5"},
-            },
-            {
-                "prompt": messages(*ASKED_BY_ROLE),
-                "chosen": messages(("assistant", "4")),
-                "rejected": messages(("assistant", "5")),
-            },
-        ),
-        (
-            {"conversations": spoken(*ASKED), "chosen": "4", "rejected": "5"},
-            {"messages": messages(*ASKED_BY_ROLE), "chosen": "4", "rejected": "5"},
-        ),
-        (
             {"system": "s", "chosen": spoken(*ASKED, ("gpt", "4")), "rejected": spoken(*ASKED, ("gpt", "5"))},
             {
                 "chosen": messages(("system", "s"), *ASKED_BY_ROLE, ("assistant", "4")),
                 "rejected": messages(("system", "s"), *ASKED_BY_ROLE, ("assistant", "5")),
             },
-        ),
-        (
-            {"prompt": spoken(*ASKED), "response": spoken(("gpt", "4"))},
-            {"prompt": messages(*ASKED_BY_ROLE), "response": messages(("assistant", "4"))},
         ),
     ],
 )
@@ -152,11 +126,6 @@ def test_further_fields_of_sharegpt_messages_are_kept() -> None:
             {"conversations": spoken(("human", "hi"), ("narrator", "so"))},
             "rows:1: message 2 of 'conversations' is from 'narrator', an unknown speaker; known are system, dev",
         ),
-        ({"messages": spoken(("moderator", "hi"))}, "message 1 of 'messages' is from 'moderator'.*Rename the speaker"),
-        (
-            {"prompt": "q", "chosen": spoken(("gpt", "a")), "rejected": spoken(("bard!", "b"))},
-            "message 1 of 'rejected' is from 'bard!'",
-        ),
         ({"conversations": [{"from": 3, "value": "hi"}]}, "'from' of message 1 of 'conversations' must be text"),
         (
             {"conversations": [*spoken(("human", "hi")), {"from": "gpt", "value": None}]},
@@ -174,13 +143,9 @@ def test_further_fields_of_sharegpt_messages_are_kept() -> None:
             {"system": "a", "conversations": spoken(("system", "b"), ("human", "hi"))},
             "two system prompts, the conversation's first message and column 'system'; remove one",
         ),
-        ({"conversations": spoken(("gpt", "hi"))}, "'conversations' holds only the response"),
         ({"instruction": "", "output": "a"}, "column 'instruction' is empty; fill it"),
-        ({"instruction": ["a"], "output": "a"}, "column 'instruction' must be text, not a list"),
         ({"instruction": "a", "output": ["b", "c"]}, "column 'output' must be text, not a list"),
         ({"instruction": "a", "output": "b", "history": [["q"]]}, "column 'history' must hold a list of pairs"),
-        ({"instruction": "a", "output": "b", "history": ["qr", "st"]}, "column 'history' must hold a list of pairs"),
-        ({"instruction": "a", "output": "b", "history": [["q", 1]]}, "the assistant's text of pair 1 in 'history'"),
     ],
 )
 def test_what_is_refused_names_the_row_and_the_remedy(raw, message) -> None:
@@ -193,29 +158,14 @@ def test_what_is_refused_names_the_row_and_the_remedy(raw, message) -> None:
     [
         ({"instruction": "Add.", "input": "2, 2", "output": "4"}, [("user", "Add.\n2, 2")], ("4", None)),
         ({"instruction": "Add.", "input": "", "output": "4"}, [("user", "Add.")], ("4", None)),
-        ({"instruction": "Add.", "input": None, "output": "4"}, [("user", "Add.")], ("4", None)),
         ({"instruction": "", "input": "2, 2", "output": "4"}, [("user", "2, 2")], ("4", None)),
         ({"instruction": "Add.", "input": "2, 2"}, [("user", "Add.\n2, 2")], (None, None)),
         ({"instruction": "Add.", "input": "2", "chosen": "4", "rejected": "5"}, [("user", "Add.\n2")], ("4", "5")),
-        ({"instruction": "Add.", "output": "4", "rejected": "5"}, [("user", "Add.")], ("4", "5")),
         (
-            {
-                "instruction": "And 3?",
-                "output": "5",
-                "system": "Be brief.",
-                "history": [["Add 2.", "4"], ["So?", "So."]],
-            },
-            [
-                ("system", "Be brief."),
-                ("user", "Add 2."),
-                ("assistant", "4"),
-                ("user", "So?"),
-                ("assistant", "So."),
-                ("user", "And 3?"),
-            ],
+            {"instruction": "And 3?", "output": "5", "system": "Be brief.", "history": [["Add 2.", "4"]]},
+            [("system", "Be brief."), ("user", "Add 2."), ("assistant", "4"), ("user", "And 3?")],
             ("5", None),
         ),
-        ({"instruction": "a", "output": "b", "system": "", "history": []}, [("user", "a")], ("b", None)),
     ],
 )
 def test_alpaca_is_read_as_a_conversation(raw, said, responses) -> None:

@@ -19,7 +19,6 @@ from dschat.data.dialogues import (
     encode_replies,
     encode_states,
     messages_of_text,
-    num_turns,
     state,
 )
 from dschat.data.rows import Row
@@ -53,13 +52,10 @@ def test_state_and_reply_are_the_template_up_to_the_end_token(name, turn) -> Non
     ("messages", "complaint"),
     [
         ([], "a dialogue must be a list"),
-        ("hello", "a dialogue must be a list"),
         (dialogue("a", "b")[1:], r"message 1 has the role 'assistant' instead of 'user': roles must alternate"),
         ([*dialogue("a"), *dialogue("b")], r"message 2 has the role 'user' instead of 'assistant'"),
-        ([{"role": "system", "content": "x"}], r"message 1 has the role 'system'"),
         (dialogue("a", "  "), r"message 2 \(assistant\) is empty"),
         ([{"role": "user", "content": None}], "message 1 must be text"),
-        (["a"], "message 1 has the role None"),
     ],
 )
 def test_bad_dialogues_are_named(messages, complaint) -> None:
@@ -72,11 +68,6 @@ def test_an_empty_reply_of_a_policy_is_none_of_the_datas_faults() -> None:
     assert check_dialogue(messages, "x", sampled=True) == messages
     with pytest.raises(UserError, match="message 3"):
         check_dialogue(dialogue("a", "", ""), "x", sampled=True)
-
-
-def test_turns_are_counted_from_the_users_messages() -> None:
-    assert [num_turns(TALK[:length]) for length in range(1, 7)] == [1, 1, 2, 2, 3, 3]
-    assert state(TALK, 1) == TALK[:3]
 
 
 def test_a_template_that_replies_elsewhere_is_refused() -> None:
@@ -139,8 +130,6 @@ def test_messages_and_response_are_put_together_again():
         (dialogue("a", "b", "q" * 6), PROMPT_TOO_LONG),
         (dialogue("a", "q" * 5, "b"), REPLY_TOO_LONG),
         (dialogue("a", "b")[1:] + dialogue("c"), MALFORMED),
-        (dialogue("a", " ", "b", "c"), MALFORMED),
-        ([{"role": "system", "content": "s"}, *dialogue("a", "b")], MALFORMED),
     ],
 )
 def test_what_is_dropped_is_counted_by_reason(messages, reason, caplog):
@@ -183,7 +172,5 @@ def test_where_none_is_left_one_message_says_why():
         kept(dialogue(*"abcdef"), dialogue(*"abcdef"))
     with pytest.raises(UserError, match=r"^talk.jsonl:1: message 2 has the role 'user' instead of 'assistant'"):
         kept(dialogue("a") + dialogue("b"))
-    with pytest.raises(UserError, match=r"^talk.jsonl:1: message 1 \(user\) is empty"):
-        kept(dialogue(" ", "b"))
     with pytest.raises(UserError, match=r"^p.jsonl:1: the row holds no messages"):
         dialogue_examples([Row("text", None, "b", None, {}, "p.jsonl:1")], chat_tokenizer(), LIMITS)

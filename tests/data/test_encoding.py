@@ -8,14 +8,7 @@ from transformers import PreTrainedTokenizerFast
 from data_cases import talk_row, text_row
 from dialogue_cases import dialogue
 from dschat.base.errors import UserError
-from dschat.data.encoding import (
-    AddedTokens,
-    decode_response,
-    encode_continuations,
-    encode_prompts,
-    encode_responses,
-    prompt_text,
-)
+from dschat.data.encoding import AddedTokens, decode_response, encode_continuations, encode_prompts, encode_responses
 from dschat.data.rows import Row
 from factories import put_before_texts
 
@@ -189,12 +182,6 @@ def test_truncation_and_padding_of_the_tokenizer_file_are_ignored():
     assert len(encode_prompt(tokenizer, text_row("the cat sat on"))) == 10
 
 
-def test_no_bos_where_there_is_none():
-    tokenizer = byte_level(bos_token=None)
-    assert encode_prompt(tokenizer, text_row("cat")) == tokenizer.encode("cat", add_special_tokens=False)
-    assert encode_responses(tokenizer, []) == []
-
-
 def test_bos_stands_where_the_tokenizer_puts_one():
     as_gpt2 = byte_level(bos_token="<s>")
     as_gpt2.backend_tokenizer.post_processor = processors.ByteLevel()
@@ -230,14 +217,6 @@ def test_chat_template_gets_one_bos(head):
     ids = encode_prompt(tokenizer, talk_row(dialogue("cat?", "mat.", "why?")))
     assert ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
     assert tokenizer.decode(ids[1:]) == "user: cat?\nassistant: mat.\nuser: why?\nassistant:"
-
-
-def test_conversations_and_prompts_mix():
-    tokenizer = byte_level()
-    tokenizer.chat_template = "{{ bos_token }}" + TEMPLATE
-    rows = [text_row("cat"), talk_row(dialogue("cat"))]
-    assert encode_prompts(tokenizer, rows) == [encode_prompt(tokenizer, row) for row in rows]
-    assert [prompt_text(tokenizer, row) for row in rows] == ["cat", "<s>user: cat\nassistant:"]
 
 
 def test_conversation_without_template_and_one_that_refuses():

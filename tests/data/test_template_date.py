@@ -16,7 +16,7 @@ from data_cases import look_at_data as main
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import template_fingerprint
 from dschat.data.encoding import prompt_text
-from dschat.data.examples import PromptExample, SFTExample
+from dschat.data.examples import SFTExample
 from dschat.models import template_date as clock
 from factories import make_tokenizer
 
@@ -124,38 +124,17 @@ def prepared(talks: Path, folder: Path, tokenizer: Any, *flags: str) -> Path:
     return folder / "prepared"
 
 
-@pytest.mark.parametrize("kind", [SFTExample, PromptExample])
-def test_a_prepared_folder_of_another_template_is_refused(kind, talks, tmp_path) -> None:
+def test_a_prepared_folder_of_another_template_is_refused(talks, tmp_path) -> None:
     folder = prepared(talks, tmp_path, dated_tokenizer(PLAIN))
 
-    def load(template: str, **special: str) -> Any:
-        tokenizer = dated_tokenizer(template)
-        tokenizer.add_special_tokens(special)
-        return data_cases.loader_of(kind, flags_of(folder), 100, tokenizer=tokenizer).read()
+    def load(template: str) -> Any:
+        return data_cases.loader_of(SFTExample, flags_of(folder), 100, tokenizer=dated_tokenizer(template)).read()
 
     assert len(load(PLAIN).train) > 0
     with pytest.raises(
         UserError, match=r"rows of messages were written by the chat template of .*prepare the data ag"
     ):
         load(PLAIN + "!")
-
-
-def test_a_template_named_token_of_a_prepared_folder(talks, tmp_path) -> None:
-    """The template is the same text, and writes another token."""
-    named = PLAIN + "{{ unk_token }}"
-    tokenizer = dated_tokenizer(named)
-    tokenizer.unk_token = "<pad>"
-    folder = prepared(talks, tmp_path, tokenizer)
-    other = dated_tokenizer(named)
-    other.unk_token = "<bos>"
-    with pytest.raises(UserError, match="another template or other special tokens in it"):
-        data_cases.loader_of(SFTExample, flags_of(folder), 100, tokenizer=other)
-
-
-def test_a_prepared_folder_of_plain_texts_has_no_template(tmp_path) -> None:
-    rows = [{"prompt": f"the cat {i}", "response": f"a dog {i}"} for i in range(40)]
-    folder = prepared(write_jsonl(tmp_path / "texts.jsonl", rows), tmp_path, dated_tokenizer(PLAIN))
-    assert data_cases.loader_of(SFTExample, flags_of(folder), 100, tokenizer=dated_tokenizer(DATED)).read().train
 
 
 def test_a_prepared_folder_of_another_day_is_said(talks, tmp_path, monkeypatch, caplog) -> None:

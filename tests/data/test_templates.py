@@ -346,16 +346,6 @@ def test_turns_of_weight_0_are_not_trained_on(tmp_path):
 # what is not read is named
 
 
-@pytest.mark.parametrize("column", ["input", "context", "history"])
-def test_a_column_that_belongs_to_an_instruction_is_a_warning_where_it_is_left_out(column, tmp_path, caplog):
-    """With --prompt_key instruction an Alpaca row's input is read by nobody."""
-    keys = ColumnFlags(prompt_key="instruction", response_key="output")
-    row = {"instruction": "Sum up.", column: "A long text.", "output": "Short.", "id": 7}
-    warn_of_template(byte_tokenizer("chatml"), read(tmp_path, row, keys=keys), EOS, keys)
-    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warned == [f"columns that neither prompts nor responses are made of: {column}: 1"]
-
-
 def test_what_the_template_does_not_write_is_named_with_counts(tmp_path, caplog):
     tokenizer = byte_tokenizer("zephyr")
     talk = [
@@ -398,11 +388,14 @@ def test_every_step_names_it_once(kind, tmp_path, caplog):
 
 
 def test_columns_that_rows_of_texts_do_not_read(tmp_path, caplog):
-    rows = read(tmp_path, *[{"prompt": "a", "chosen": "b", "tools": [TOOL], "source": "x", "margin": 1}] * 3)
+    """A column that users may expect in the prompt is a warning: an Alpaca row's input, for instance."""
+    keys = ColumnFlags(prompt_key="instruction")
+    row = {"instruction": "a", "chosen": "b", "input": "x", "tools": [TOOL], "source": "x", "margin": 1}
+    rows = read(tmp_path, *[row] * 3, keys=keys)
     with caplog.at_level(logging.INFO, logger="dschat"):
-        warn_of_template(byte_tokenizer("chatml"), rows, EOS, reads=("margin",))
+        warn_of_template(byte_tokenizer("chatml"), rows, EOS, keys, reads=("margin",))
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
-        ("WARNING", "columns that neither prompts nor responses are made of: tools: 3"),
+        ("WARNING", "columns that neither prompts nor responses are made of: input: 3, tools: 3"),
         ("INFO", "columns that neither prompts nor responses are made of: source: 3"),
     ]
 

@@ -72,12 +72,10 @@ def warn_of_template(
 
 
 def _log_columns(columns: Mapping[str, int]) -> None:
-    surprising = {name: count for name, count in columns.items() if name in EXPECTED}
-    if surprising:
-        logger.warning("%s: %s", UNREAD_COLUMNS, in_words(surprising))
-    others = {name: count for name, count in columns.items() if name not in EXPECTED}
-    if others:
-        logger.info("%s: %s", UNREAD_COLUMNS, in_words(others))
+    for are_expected, level in ((True, logging.WARNING), (False, logging.INFO)):
+        counts = {name: count for name, count in columns.items() if (name in EXPECTED) == are_expected}
+        if counts:
+            logger.log(level, "%s: %s", UNREAD_COLUMNS, in_words(counts))
 
 
 def template_notes(
@@ -96,31 +94,23 @@ def template_notes(
         reads: fields of messages that the step itself reads: `weight`.
         responses: the responses that the step reads; step 3 reads none.
     """
-    conversations = [_with_responses(row, responses) for row in rows if row.messages is not None]
+    conversations = [row for row in rows if row.messages is not None]
     if tokenizer.chat_template is None or not conversations:
         return []
     notes = []
     if end_id is not None:
         notes += _notes_of_turns(tokenizer, conversations, end_id)
-        notes += _notes_of_second_thoughts(tokenizer, conversations)
-    unwritten = unwritten_parts(tokenizer, conversations, reads)
+        notes += _notes_of_second_thoughts(tokenizer, conversations, responses)
+    unwritten = unwritten_parts(tokenizer, conversations, reads, responses)
     if unwritten:
         notes.append(f"{NOT_IN_TEMPLATE}: {in_words(unwritten)}")
     return notes
 
 
-def _with_responses(row: Row, columns: Sequence[ResponseColumn]) -> Row:
-    """The row without the responses that a step does not read."""
-    if "chosen" not in columns:
-        row = replace(row, chosen=None, chosen_message=None)
-    if "rejected" not in columns:
-        row = replace(row, rejected=None, rejected_message=None)
-    return row
-
-
-def _replies(row: Row) -> list[dict[str, Any]]:
-    """The responses of a row as messages."""
-    return [reply for reply in (row.reply("chosen"), row.reply("rejected")) if reply is not None]
+def _replies(row: Row, columns: Sequence[ResponseColumn]) -> list[dict[str, Any]]:
+    """Responses of a row as messages."""
+    replies = [row.reply(column) for column in columns]
+    return [reply for reply in replies if reply is not None]
 
 
 def _notes_of_turns(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Row], end_id: int | None) -> list[str]:
@@ -185,11 +175,13 @@ def _template_cases(rows: Iterable[Row]) -> list[tuple[str, Mapping[str, Any]]]:
     return cases
 
 
-def _notes_of_second_thoughts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> list[str]:
+def _notes_of_second_thoughts(
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], responses: Sequence[ResponseColumn]
+) -> list[str]:
     """A note if responses hold a thought though the generation prompt holds a closed one."""
     count = 0
     for row in rows:
-        num_thoughts = sum(THOUGHT_END in str(reply.get("content")) for reply in _replies(row))
+        num_thoughts = sum(THOUGHT_END in str(reply.get("content")) for reply in _replies(row, responses))
         if num_thoughts and prompt_text(tokenizer, row).rstrip().endswith(THOUGHT_END):
             count += num_thoughts
     if not count:
@@ -205,7 +197,7 @@ def warn_of_dialogues(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], k
     unread: Counter[str] = Counter()
     for row in rows:
         if row.messages is not None:
-            unread.update(part.name for part in _parts(row, ()) if part.field != "content")
+            unread.update(part.name for part in _parts(row, (), BOTH_RESPONSES) if part.field != "content")
     if unread:
         logger.warning("dialogues keep role and content of messages alone, and leave out: %s", in_words(unread))
     for note in _notes_of_turns(tokenizer, [], None):
@@ -222,7 +214,10 @@ def unread_column_counts(rows: Iterable[Row], keys: ColumnFlags, reads: Sequence
 
 
 def unwritten_parts(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], reads: Sequence[str] = ()
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    reads: Sequence[str] = (),
+    responses: Sequence[ResponseColumn] = BOTH_RESPONSES,
 ) -> dict[str, int]:
     """Parts of rows that the chat template leaves out → number of messages, or rows, that have them.
 
@@ -230,12 +225,13 @@ def unwritten_parts(
         tokenizer: with a chat template.
         rows: with messages.
         reads: fields of messages that count as read in any case.
+        responses: the responses that are looked at.
     """
     counts: Counter[str] = Counter()
     num_probes: Counter[str] = Counter()
     written_names: set[str] = set()
     for row in rows:
-        for part in _parts(row, reads):
+        for part in _parts(row, reads, responses):
             counts[part.name] += 1
             if part.name in written_names or num_probes[part.name] >= PROBES:
                 continue
@@ -272,7 +268,7 @@ def _text_of(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
     return apply_template(tokenizer, messages, needs_prompt, row.template_arguments)
 
 
-def _parts(row: Row, reads: Sequence[str]) -> Iterator[_Part]:
+def _parts(row: Row, reads: Sequence[str], responses: Sequence[ResponseColumn]) -> Iterator[_Part]:
     """The parts of a row's variables, messages and responses; `reads` are fields of messages that are no parts."""
     for name in row.template_arguments:
         column = name if name in (TOOLS, DOCUMENTS) else f"{TEMPLATE_VARIABLES}.{name}"
@@ -283,7 +279,7 @@ def _parts(row: Row, reads: Sequence[str]) -> Iterator[_Part]:
         # Templates treat a system prompt at the beginning and later ones differently.
         order = "later" if message["role"] == "system" and index > 0 else "earlier"
         yield from _parts_of(row, index, f"{order} {message['role']} messages", reads)
-    for reply in _replies(row):
+    for reply in _replies(row, responses):
         yield from _parts_of(replace(row, messages=[*messages, reply]), len(messages), "responses", reads)
 
 
