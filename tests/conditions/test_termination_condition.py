@@ -2,9 +2,7 @@
 """From flags to a termination condition."""
 
 import inspect
-import math
 import re
-import sys
 from dataclasses import replace
 
 import pytest
@@ -14,7 +12,6 @@ from tokenizers import AddedToken
 from dschat.base.errors import UserError
 from dschat.rollouts.termination import TerminationCondition
 from factories import EOS, condition_of, make_rollout, make_tokenizer, ppo_config
-from macro_actions.conditions import at_most, ppl, surprise
 from macro_actions.segments import segment
 from macro_actions.types import Trajectory, mapped, select_rows
 from rl_cases import trajectory_of
@@ -31,20 +28,6 @@ def lengths_of(ends):
 
 def segmented(tmp_path, epoch=0, **flags):
     return condition_of(ppo_config(tmp_path, **flags), None)(TRAJECTORY, epoch).ends
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ({"ngram": 1}, [[1] * 7, [1], [1] * 12, []]),
-        ({"ngram": 5}, [[5, 2], [1], [5, 5, 2], []]),
-        ({"ngram": math.inf}, [[7], [1], [12], []]),
-        ({"ngram": 5, "isolate_last_token": True}, [[5, 1, 1], [1], [5, 5, 1, 1], []]),
-        ({"ngram": math.inf, "isolate_last_token": True}, [[6, 1], [1], [11, 1], []]),
-    ],
-)
-def test_fixed(flags, expected, tmp_path):
-    assert lengths_of(segmented(tmp_path, **flags)) == expected
 
 
 def test_randomized_follows_seed_and_epoch(tmp_path):
@@ -129,34 +112,6 @@ def test_ppl_looks_at_the_reference(mode, tmp_path):
         assert lengths_of(ends)[row] == ([*expected, length - start] if length else [])
 
 
-@pytest.mark.parametrize("mode", ["chunk", "prefix"])
-def test_equal_perplexities_after_another_run_are_no_cut(mode):
-    """The sums of a run are its own: of a long run before it, not even a rounding or an infinity is left."""
-    ties = [-5.96e-7] * 20
-    generator = torch.Generator().manual_seed(1)
-    earlier = torch.rand(400, generator=generator).mul(-9).tolist()
-    earlier[7] = -math.inf
-    logprobs = torch.tensor([[*earlier, 0.0, *ties]])
-    mask = torch.tensor([[True] * 400 + [False] + [True] * 20])
-    assert ppl(mask, logprobs, mode)[0, 401:].tolist() == [False] * 19 + [True]
-    logprobs[0, 410] = -1.0  # a rise is seen there, too
-    assert ppl(mask, logprobs, mode)[0, 401:].nonzero().flatten().tolist() == [8, 19]
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda mask: surprise(mask, -mask.float(), count=0),
-        lambda mask: surprise(mask, -mask.float(), count=1.5),
-        lambda mask: surprise(mask, -mask.float(), probability=0.0),
-        lambda mask: at_most(mask, mask, 0),
-    ],
-)
-def test_numbers_out_of_range_are_refused(call):
-    with pytest.raises(ValueError, match="must be"):
-        call(torch.ones(1, 3, dtype=torch.bool))
-
-
 def write_condition(tmp_path, body):
     file = tmp_path / "mine.py"
     file.write_text(f"import torch\ndef ends(trajectory, tokenizer):\n    {body}\n")
@@ -197,12 +152,6 @@ def test_a_wrong_result_is_refused(body, got, tmp_path):
     condition = condition_of(ppo_config(tmp_path, termination_condition=write_condition(tmp_path, body)), None)
     with pytest.raises(UserError, match=rf"--termination_condition .*mine.py:ends: .*\(4, 13\), not {got}"):
         condition(TRAJECTORY, 0)
-
-
-def test_a_function_that_does_not_exist(tmp_path):
-    spec = write_condition(tmp_path, "pass").replace(":ends", ":other")
-    with pytest.raises(UserError, match="--termination_condition .*no function named 'other'"):
-        condition_of(ppo_config(tmp_path, termination_condition=spec), None)
 
 
 class Words:
@@ -263,15 +212,3 @@ def test_a_parser_that_fails_falls_back_and_says_so(tmp_path, caplog):
     assert (found.totals["parsing/sentences"], found.totals["parsing/fell_back"]) == (2, 2)
     assert torch.equal(found.ends.any(1), trajectory.response_mask.any(1))
     assert "RuntimeError: no" in caplog.text
-
-
-def test_a_parser_of_a_wrong_kind(tmp_path):
-    with pytest.raises(UserError, match="--parser .*parser.py:make: .* lacks name, version, unit, parse"):
-        parser_condition(tmp_path / "parser.py", "def make(model):\n    return 3\n")
-
-
-def test_the_package_of_parsers_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "constituent_treelib.parsing", None)
-    config = ppo_config(tmp_path, termination_condition="parsing", parser="chunker")
-    with pytest.raises(UserError, match="--parser chunker: .* not installed .*cd Constituent-Treelib && pip"):
-        condition_of(config, make_tokenizer())

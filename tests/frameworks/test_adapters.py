@@ -14,11 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import macro_actions.frameworks
 from cli_runs import run_command
 from framework_cases import GAMMA, LAM, LENGTHS, PROMPTS, VALUE_FUNCTIONS, Case, make_case, recorded, right
 from macro_actions.conditions import fixed
-from macro_actions.frameworks import MacroActionsConfig, UnsupportedError, openrlhf, require, skyrl, slime
+from macro_actions.frameworks import MacroActionsConfig, UnsupportedError, openrlhf, skyrl, slime
 from macro_actions.losses import loss_weights, policy_loss
 from macro_actions.segments import macro_logprobs, segment
 
@@ -107,26 +106,6 @@ def test_a_tools_answer_costs_no_kl_in_slime() -> None:
     torch.testing.assert_close(batch["returns"][0], torch.zeros(LENGTHS[0]), atol=1e-6, rtol=0)
 
 
-def test_slime_has_no_reference_for_ppl() -> None:
-    case = make_case("ppl", "equal")
-    with pytest.raises(UnsupportedError, match="slime: termination_condition ppl reads ref_logprobs"):
-        slime.estimator(case.config)(SLIME, slime_batch(case))
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"values": None}, "slime: macro actions need a critic; set --advantage-estimator ppo"),
-        ({"values": [torch.zeros(3)] * len(LENGTHS)}, "slime: --context-parallel-size must be 1"),
-        ({"sample_indices": None}, "slime: termination_condition randomized reads uids"),
-    ],
-)
-def test_what_slime_does_not_give_is_named(change, said) -> None:
-    case = make_case("randomized", "equal")
-    with pytest.raises(UnsupportedError, match=said):
-        slime.estimator(case.config)(SLIME, slime_batch(case) | change)
-
-
 class SkyrlRegistry:
     """A registry of functions, as SkyRL has one for estimators and one for losses."""
 
@@ -191,14 +170,6 @@ def test_skyrls_estimator_forgets_the_batch_of_the_check(skyrl_dispatcher) -> No
         skyrl_dispatcher(mask, mask, ["0", "1"], skyrl.ESTIMATOR_NAME, None, zeros)
 
 
-def test_skyrls_estimator_forgets_a_batch_whose_advantages_could_not_be_computed(skyrl_dispatcher) -> None:
-    mask = torch.ones(2, 5)
-    with pytest.raises(UnsupportedError, match="skyrl: termination_condition ppl reads ref_logprobs"):
-        skyrl.run_dispatcher(MacroActionsConfig("ppl"), mask, mask, mask)
-    with pytest.raises(UnsupportedError, match="call skyrl.register in the function that ray runs"):
-        skyrl_dispatcher(mask, mask, ["0", "1"], skyrl.ESTIMATOR_NAME, None, mask)
-
-
 @pytest.mark.parametrize("is_in_batch", [True, False])
 def test_skyrls_loss_mask_takes_the_place_of_the_response_mask(is_in_batch, skyrl_dispatcher) -> None:
     """Rewards of 1, values of 0, γ = 1 and λ = ½; the third token is a tool's and is left out."""
@@ -259,15 +230,6 @@ def test_openrlhf_gets_what_step_3_computes(condition, value_function) -> None:
         torch.testing.assert_close(torch.cat([getattr(one, name) for one in found]), expected, atol=1e-6, rtol=0)
 
 
-def test_openrlhf_cuts_samples_at_random_by_their_numbers() -> None:
-    case = make_case("randomized", "first")
-    maker = openrlhf.experience_maker(ExperienceMaker, case.config)()
-    found = torch.cat([one.returns for one in maker.compute_advantages_and_returns(experiences(case))])
-    ends = case.config.ends(case.mask, "openrlhf", list(range(6)))
-    expected = case.config.gae(case.values, case.rewards, ends, case.mask, GAMMA, LAM)[1]
-    torch.testing.assert_close(found, expected)
-
-
 class Forgetful(ExperienceMaker):
     """A version that has another GAE."""
 
@@ -302,61 +264,6 @@ def test_an_openrlhf_that_would_compute_something_else_is_refused(base, said) ->
         openrlhf.experience_maker(base, case.config)().compute_advantages_and_returns(experiences(case))
 
 
-@pytest.mark.parametrize(
-    "imported",
-    [pytest.param(True, id="imported before", marks=pytest.mark.slow), pytest.param(False, id="imported later")],
-)
-def test_openrlhfs_trainer_gets_the_subclass(imported, tmp_path) -> None:
-    """Also where ray's hook runs in a process that has not imported OpenRLHF yet."""
-    folder = tmp_path / "openrlhf" / "trainer"
-    folder.mkdir(parents=True)
-    for place in (folder, folder.parent):
-        (place / "__init__.py").write_text("")
-    (folder / "ppo_trainer.py").write_text(
-        "class RemoteExperienceMaker:\n    compute_advantages_and_returns = get_advantages_and_returns = None\n"
-    )
-    (folder / "other.py").write_text("")
-    code = (
-        "import sys\nfrom macro_actions.frameworks import MacroActionsConfig, openrlhf\n"
-        + "import openrlhf.trainer.ppo_trainer as early\n" * imported
-        + "from macro_actions.frameworks import openrlhf\n"
-        "hook = openrlhf.runtime_env(MacroActionsConfig())['worker_process_setup_hook']\n"
-        "hook()\n"
-        f"assert ('openrlhf.trainer' in sys.modules) == {imported}\n"
-        "import importlib.util, openrlhf.trainer.other\n"
-        "importlib.util.find_spec('openrlhf.trainer.ppo_trainer')\n"
-        "from openrlhf.trainer import ppo_trainer\n"
-        "print(ppo_trainer.RemoteExperienceMaker.__name__)"
-    )
-    (tmp_path / "program.py").write_text(code)
-    run = run_command([sys.executable, tmp_path / "program.py"]).expect(0)
-    assert run.stdout == "MacroExperienceMaker\n", run.stderr
-    assert run.stderr.count("openrlhf: advantages over macro actions: fixed") == 1
-
-
-def test_a_missing_hook_is_named_with_its_place() -> None:
-    with pytest.raises(UnsupportedError, match=r"verl: the installed version has no math\.no_such_hook, which"):
-        require("verl", __import__("math"), "sqrt", "no_such_hook")
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"termination_condition": "sentences"}, "must be one of fixed, turn, parsing, ppl, randomized, not"),
-        ({"policy_ratio": "token"}, "policy_ratio must be one of macro, macro_mean"),
-        ({"value_function": "frist"}, "value_function must be one of equal, unit, position, first, not 'frist'"),
-        ({"macro_reward": "avg"}, "reduction must be sum or mean, not 'avg'"),
-        ({"ngram": 0}, "ngram must be an integer of at least 1"),
-        ({"termination_condition": "ppl", "ppl_mode": "x"}, "mode must be chunk, prefix or token"),
-        ({"termination_condition": "randomized", "repeat_times": 0}, "repeat_times"),
-        ({"termination_condition": "parsing"}, "give the policy's tokenizer="),
-    ],
-)
-def test_bad_settings_are_told(settings, said) -> None:
-    with pytest.raises(ValueError, match=said):
-        MacroActionsConfig(**settings)
-
-
 def test_a_uid_of_letters_cuts_the_same_in_every_process(tmp_path: Path) -> None:
     code = (
         "import torch\nfrom macro_actions.frameworks import MacroActionsConfig\n"
@@ -377,8 +284,3 @@ def test_the_check_says_what_is_missing() -> None:
     command = [sys.executable, "-m", "macro_actions.frameworks", "check", "slime"]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 1 and run.stdout == "slime: ModuleNotFoundError: No module named 'slime'\n"
-
-
-def test_every_framework_has_an_adapter() -> None:
-    adapters = {path.stem for path in FRAMEWORKS.glob("[a-z]*.py")}
-    assert adapters == set(macro_actions.frameworks.FRAMEWORKS)

@@ -4,7 +4,6 @@
 import copy
 from types import SimpleNamespace
 
-import cloudpickle
 import pytest
 import torch
 
@@ -150,30 +149,6 @@ def test_corrections_by_log_probabilities_of_tokens_are_refused() -> None:
     own = [right(x) for x in (case.ref_logprobs, case.ref_logprobs, case.advantages)]
     with pytest.raises(UnsupportedError, match=r"skyrl: unset trainer\.algorithm\.off_policy_correction"):
         ppo_utils.PolicyLossRegistry.get(skyrl.LOSS_NAME)(*own, config=config, loss_mask=right(case.mask.float()))
-
-
-def test_the_last_registration_holds() -> None:
-    case = make_case("fixed", "first")
-    skyrl.register(MacroActionsConfig("randomized"))
-    skyrl.register(case.config)
-    assert_that_of_step_3(RayPPOTrainer.compute_advantages_and_returns(trainer(), batch_of(case)), case)
-
-
-def test_registered_elsewhere_than_where_the_trainer_is_it_says_so() -> None:
-    case = make_case("fixed", "equal")
-    skyrl.register(case.config)
-    own = (right(case.rewards), right(case.mask.float()), list(UIDS), skyrl.ESTIMATOR_NAME, None, right(case.values))
-    with pytest.raises(UnsupportedError, match="skyrl: call skyrl.register in the function that ray runs"):
-        ppo_utils.compute_advantages_and_returns(*own)
-
-
-def test_it_reaches_other_processes_by_name() -> None:
-    """SkyRL's registry sends functions to ray's processes by cloudpickle."""
-    case = make_case("fixed", "first")
-    skyrl.register(case.config)
-    functions = ppo_utils.AdvantageEstimatorRegistry._functions, ppo_utils.PolicyLossRegistry._functions
-    for known, name in zip(functions, (skyrl.ESTIMATOR_NAME, skyrl.LOSS_NAME), strict=True):
-        cloudpickle.loads(cloudpickle.dumps(known[name]))
 
 
 def test_a_version_without_the_hook_is_named(monkeypatch) -> None:

@@ -145,35 +145,6 @@ def test_losses_without_a_place_for_the_ratio_are_refused(settings, said, tmp_pa
         make(tmp_path, config=MacroActionsConfig(), **settings)
 
 
-def test_without_a_reference_ppl_is_refused(tmp_path) -> None:
-    with pytest.raises(UnsupportedError, match="trl: .* do not go with termination_condition ppl, since there is"):
-        make(tmp_path, config=MacroActionsConfig("ppl"))
-
-
-def test_without_a_critic_its_settings_are_refused(tmp_path) -> None:
-    with pytest.raises(UnsupportedError, match="trl: .* do not go with value_function and macro_reward"):
-        make(tmp_path, config=MacroActionsConfig("fixed", value_function="first"))
-
-
-@pytest.mark.parametrize("condition", ["fixed", "randomized"])
-def test_rows_without_a_prompt_have_no_uid(condition, tmp_path, monkeypatch) -> None:
-    """TRL takes such rows where environments own the prompts."""
-    trainer = make(tmp_path, config=MacroActionsConfig(condition))
-    output = {"completion_mask": torch.ones(2, 6)}
-    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", lambda self, inputs: dict(output))
-    if condition == "randomized":
-        with pytest.raises(UnsupportedError, match="trl: termination_condition randomized reads uids"):
-            trainer._generate_and_score_completions([{}, {}])
-    else:
-        assert trainer._generate_and_score_completions([{}, {}])["macro_ends"].sum() == 4
-
-
-def test_a_batch_that_lost_its_macro_actions_is_refused(tmp_path) -> None:
-    trainer = make(tmp_path, config=MacroActionsConfig())
-    with pytest.raises(UnsupportedError, match="trl: the batch lost macro_ends"):
-        trainer._compute_loss(trainer.model, {})
-
-
 def test_a_version_without_the_hook_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.delattr(GRPOTrainer, "_get_per_token_logps_and_entropies")
     with pytest.raises(UnsupportedError, match=r"trl: .*GRPOTrainer\._get_per_token_logps_and_entropies, which"):

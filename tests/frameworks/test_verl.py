@@ -128,28 +128,6 @@ def test_the_loss_has_a_ratio_of_each_macro_action() -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-def test_the_last_registration_holds(monkeypatch) -> None:
-    case = make_case("randomized", "first", uids=UIDS)
-    verl.register(MacroActionsConfig("fixed"))
-    verl.register(case.config)
-    torch.testing.assert_close(advantages(monkeypatch, case)["returns"], case.returns, atol=1e-6, rtol=0)
-
-
-def test_another_estimator_is_refused(monkeypatch) -> None:
-    case = make_case("fixed", "equal")
-    verl.register(case.config)
-    with pytest.raises(UnsupportedError, match=r"verl: .*algorithm\.adv_estimator=gae, not grpo"):
-        advantages(monkeypatch, case, "grpo")
-
-
-@pytest.mark.parametrize(("condition", "field"), [("ppl", "ref_log_prob"), ("parsing", "responses")])
-def test_what_the_queue_does_not_hold_is_named(condition, field, monkeypatch) -> None:
-    case = make_case(condition, "equal")
-    verl.register(case.config)
-    with pytest.raises(UnsupportedError, match=f"verl: termination_condition {condition} reads"):
-        advantages(monkeypatch, case, leaves_out=field)
-
-
 def test_a_version_without_the_hook_is_named(monkeypatch) -> None:
     monkeypatch.delattr(core_algos, "compute_gae_advantage_return")
     with pytest.raises(UnsupportedError, match=r"verl: .*core_algos\.compute_gae_advantage_return, which"):

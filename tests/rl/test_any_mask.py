@@ -19,8 +19,7 @@ import rl_references as ref
 from closeness import FORWARD, assert_near
 from factories import make_tokenizer
 from macro_actions import conditions
-from macro_actions.estimators import EstimatorSettings, gae_batch
-from rl_cases import PPL_MODES, PROPERTY, SEEDS, VALUE_FUNCTIONS, draw, mask_of, normal, trajectory_of
+from rl_cases import PPL_MODES, PROPERTY, SEEDS, VALUE_FUNCTIONS, draw, mask_of, normal
 
 README = Path(__file__).resolve().parents[2] / "applications" / "macro-actions" / "README.md"
 MASKS = st.lists(st.lists(st.booleans(), min_size=12, max_size=12), min_size=1, max_size=4)
@@ -56,19 +55,6 @@ def test_every_run_of_a_mask_is_cut_as_a_response_of_its_own(name, masks, seed) 
         whole = torch.ones(1, end - start, dtype=torch.bool)
         expected[row, start:end] = condition(whole, numbers[row : row + 1, start:end])[0]
     assert torch.equal(condition(mask, numbers), expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@PROPERTY
-@given(masks=MASKS, seed=SEEDS)
-def test_a_mask_of_numbers_is_cut_as_one_of_bools(kind, masks, seed) -> None:
-    mask = torch.tensor(masks)
-    numbers = -draw(mask, seed, off_mask=0.0).abs()
-    for condition in CONDITIONS.values():
-        assert torch.equal(condition(mask.to(kind), numbers), condition(mask, numbers))
-    seeds = conditions.make_row_seeds(seed, torch.arange(len(masks)), 0)
-    ends = macro_actions.randomized(mask, (1, 2, 3), 2, seeds)
-    assert torch.equal(macro_actions.randomized(mask.to(kind), (1, 2, 3), 2, seeds), ends)
 
 
 @PROPERTY
@@ -112,16 +98,6 @@ def test_a_macro_action_never_spans_a_hole_whatever_the_ends_say() -> None:
     assert macro.index.tolist() == [[0, 0, -1, -1, 1, 1]] and macro.lengths.tolist() == [[2, 2]]
 
 
-def test_without_a_token_there_is_no_end() -> None:
-    empty = torch.zeros(2, 5)
-    for condition in CONDITIONS.values():
-        assert not condition(empty, empty).any()
-        assert condition(empty[:, :0], empty[:, :0]).shape == (2, 0)
-    assert not macro_actions.randomized(empty).any()
-    advantages, returns = macro_actions.macro_gae(empty, empty, empty, empty)
-    assert not advantages.any() and not returns.any()
-
-
 def by_hand(values: list[float], rewards: list[float], lengths: list[int], gamma: float, lam: float, function: str):
     """Advantage and return of every token of one response, in plain floats."""
     pooled = [ref.pool(values, lengths, function), [sum(part) for part in ref.chunks(rewards, lengths)]]
@@ -145,20 +121,6 @@ def test_gae_follows_the_macro_actions_of_a_row_over_holes(function, masks, seed
         assert_near(advantages[row][own], expected[0])
         assert_near(returns[row][own], expected[1])
         assert not advantages[row][~own].any() and not returns[row][~own].any()
-
-
-@pytest.mark.parametrize("function", VALUE_FUNCTIONS)
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_on_a_rollout_gae_is_that_of_step_3(function, reduction) -> None:
-    trajectory = trajectory_of([9, 4, 0, 12], 14, 3)
-    settings = EstimatorSettings(
-        0.1, gamma=0.97, lam=0.9, value_function=function, macro_reward=reduction, clip_reward_value=5.0
-    )
-    mask = trajectory.response_mask
-    ends = macro_actions.fixed(mask, 5)
-    batch = gae_batch(trajectory, macro_actions.segment(ends, mask), settings)
-    own = macro_actions.macro_gae(trajectory.values, batch.rewards, ends, mask, 0.97, 0.9, function, reduction)
-    assert torch.equal(own[0], batch.advantages) and torch.equal(own[1], batch.returns)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64])
@@ -187,15 +149,6 @@ def test_log_probabilities_of_few_bits_are_pooled_in_float32(mean) -> None:
     assert_near(found[:, 0], expected, FORWARD)
 
 
-def test_whole_numbers_are_pooled_as_numbers() -> None:
-    numbers, mask = torch.tensor([[1, 2, 3, 4]]), torch.ones(1, 4)
-    macro = macro_actions.segment(macro_actions.fixed(mask, 2), mask)
-    assert macro_actions.pool_values(numbers, macro).tolist() == [[1.5, 3.5]]
-    assert macro_actions.pool_rewards(numbers, macro).tolist() == [[3.0, 7.0]]
-    values, rewards = torch.tensor([[1, 3]]), torch.tensor([[1, 4]])  # δ = 3, 1
-    assert macro_actions.gae(values, rewards, torch.ones(1, 2), 1.0, 0.5)[0].tolist() == [[3.5, 1.0]]
-
-
 def test_no_gradient_runs_through_advantages_and_returns() -> None:
     values, mask = torch.ones(1, 4, requires_grad=True), torch.ones(1, 4)
     found = macro_actions.macro_gae(values, values, macro_actions.fixed(mask, 2), mask)
@@ -205,12 +158,6 @@ def test_no_gradient_runs_through_advantages_and_returns() -> None:
 def test_shapes_that_do_not_fit_are_told() -> None:
     with pytest.raises(ValueError, match=r"must be \(B, R\) each, not .*\(2, 3\).*\(2, 4\)"):
         macro_actions.macro_gae(torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 4))
-
-
-@pytest.mark.parametrize("width", [3, 5])
-def test_log_probabilities_of_another_shape_are_told(width) -> None:
-    with pytest.raises(ValueError, match=rf"the mask's shape \(2, 4\), not \(2, {width}\)"):
-        macro_actions.ppl(torch.ones(2, 4), torch.zeros(2, width))
 
 
 def test_parsing_reads_the_tokens_of_each_run() -> None:

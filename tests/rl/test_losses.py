@@ -322,9 +322,3 @@ def test_the_weight_is_the_ratio_of_the_probabilities_up_to_the_clip() -> None:
     drawn = torch.tensor([[0.2, 0.1], [0.4, 0.5]]).log()
     expected = torch.tensor([[1.5, 2.0], [0.25, 1.0]])
     assert_near(importance_weights(own, drawn, 2.0), expected, FORMULA)
-
-
-def test_padding_weighs_one_and_nothing_is_differentiated() -> None:
-    own = torch.zeros(1, 3, requires_grad=True)
-    weights = importance_weights(own, torch.zeros(1, 3), 5.0)
-    assert weights.tolist() == [[1.0, 1.0, 1.0]] and not weights.requires_grad

@@ -12,7 +12,7 @@ import rl_references as ref
 from closeness import FORMULA, assert_near
 from macro_actions.losses import loss_count, loss_weights
 from macro_actions.segments import macro_logprobs, pool_rewards, pool_values, segment, to_tokens
-from rl_cases import PADDING, PROPERTY, SEEDS, SEGMENTS, VALUE_FUNCTIONS, draw, mask_of, masked_case, normal
+from rl_cases import PADDING, PROPERTY, SEEDS, SEGMENTS, VALUE_FUNCTIONS, draw, masked_case, normal
 
 EMPTY = [[], []]
 
@@ -30,20 +30,6 @@ def assert_rows(pooled: torch.Tensor, mask: torch.Tensor, expected: list[list[fl
 
 
 # segment
-
-
-@PROPERTY
-@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=4), seed=SEEDS)
-def test_segment_closes_the_last_macro_action_and_ignores_ends_off_the_mask(lengths, seed) -> None:
-    mask = mask_of(lengths, 10)
-    ends = normal((len(lengths), 10), seed) > 0.3
-    copies = ends.clone(), mask.clone()
-    macro = segment(ends, mask)
-    for i, length in enumerate(lengths):
-        cuts = sorted({j + 1 for j in range(length) if ends[i, j]} | ({length} if length else set()))
-        want = [stop - start for start, stop in zip([0, *cuts], cuts, strict=False)]
-        assert macro.lengths[i][macro.mask[i]].tolist() == want
-    assert torch.equal(ends, copies[0]) and torch.equal(mask, copies[1])
 
 
 def test_segment_by_hand() -> None:
@@ -113,13 +99,6 @@ def test_pool_rewards_sums(segments, padding, seed) -> None:
         assert_rows(pool_rewards(rewards, macro, "mean", value_function), macro.mask, means)
 
 
-def test_pooling_sums_each_action_by_itself() -> None:
-    """Differences of cumulative sums would lose the small numbers behind the large one."""
-    macro = segment(*masked_case([[1, 2, 2]]))
-    rewards = torch.tensor([[1e8, 0.25, 0.5, 1e-3, 2e-3]])
-    assert_near(pool_rewards(rewards, macro)[0, 1:], [0.75, 3e-3], FORMULA)
-
-
 # back to tokens
 
 
@@ -151,22 +130,6 @@ def test_weights_of_macro_actions_are_one_over_length(segments, padding) -> None
 
 
 @pytest.mark.parametrize("mean", [False, True])
-@PROPERTY
-@given(segments=SEGMENTS, padding=PADDING, seed=SEEDS)
-@example(segments=EMPTY, padding=1, seed=0)
-def test_macro_logprobs_give_every_token_its_actions_sum_or_mean(mean, segments, padding, seed) -> None:
-    ends, mask = masked_case(segments, padding)
-    logprobs = draw(mask, seed, off_mask=-math.inf)
-    found = macro_logprobs(logprobs, segment(ends, mask), mean)
-    expected = []
-    for i, row in enumerate(segments):
-        totals = [sum(c) / (len(c) if mean else 1) for c in ref.chunks(logprobs[i].tolist(), row)]
-        expected.append(ref.broadcast(totals, row, mask.shape[1]))
-    assert torch.isfinite(found).all()
-    assert_near(found[mask], torch.tensor(expected, dtype=torch.float64)[mask])
-
-
-@pytest.mark.parametrize("mean", [False, True])
 def test_macro_logprobs_gradient_by_hand(mean) -> None:
     """Tokens weigh 1, 2, 3, 4, 5: each log-prob collects the weights of its whole action, over m for the mean."""
     ends, mask = masked_case([[2, 3]], 1)
@@ -175,11 +138,3 @@ def test_macro_logprobs_gradient_by_hand(mean) -> None:
     found[:, :5].mul(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])).sum().backward()
     expected = [[1.5, 1.5, 4.0, 4.0, 4.0, 0.0]] if mean else [[3.0, 3.0, 12.0, 12.0, 12.0, 0.0]]
     assert_near(logprobs.grad, expected, FORMULA)
-
-
-def test_unknown_names_raise() -> None:
-    macro = segment(*masked_case([[2]]))
-    with pytest.raises(ValueError, match="value_function|value function"):
-        pool_values(torch.ones(1, 2), macro, "median")
-    with pytest.raises(ValueError, match="reduction|macro_reward"):
-        pool_rewards(torch.ones(1, 2), macro, "max")

@@ -8,7 +8,7 @@ from hypothesis import example, given
 
 from closeness import FORMULA, assert_near
 from macro_actions.masked import last_true, masked_moments, masked_sum, whiten, whiten_rows
-from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, draw, mask_of, normal, width_of
+from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, draw, mask_of, width_of
 
 
 def case(lengths: list[int], padding: int, seed: int, off_mask: float = math.nan) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,13 +62,6 @@ def test_constant_and_empty_batches_stay_finite() -> None:
     x, mask = case([0, 0], 3, 0)
     assert not whiten(x, mask, masked_moments(x, mask)).any()
     assert masked_sum(x, mask) == 0.0
-
-
-def test_a_large_common_offset_does_not_spoil_the_variance() -> None:
-    x = 1000.0 + normal((8, 64), 0)
-    mask = torch.ones(8, 64, dtype=torch.bool)
-    white = whiten(x, mask, masked_moments(x, mask))
-    assert abs(white.double().var(unbiased=False).item() - 1.0) < 1e-4
 
 
 def test_whitening_rows_by_hand() -> None:

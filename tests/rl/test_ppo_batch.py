@@ -13,7 +13,6 @@ import rl_references as ref
 from closeness import FORMULA, assert_near
 from macro_actions.conditions import fixed, isolate_last_token
 from macro_actions.types import PPOBatch, Trajectory, join, select_rows, trim
-from macro_actions.types import tensors_of as tensors_by_path
 from rl_cases import (
     PADDING,
     PROPERTY,
@@ -135,13 +134,6 @@ def drawn_by_another(batch: PPOBatch) -> PPOBatch:
     return replace(batch, trajectory=replace(batch.trajectory, rollout=rollout))
 
 
-def test_the_response_of_a_rollout() -> None:
-    batch = batch_of([2, 1], 2)
-    assert batch.trajectory.rollout.response_ids.tolist() == [[3, 4], [8, 9]]
-    assert batch.response_mask.tolist() == [[True, True], [True, False]]
-    assert batch.response_mask is batch.trajectory.response_mask is batch.trajectory.rollout.response_mask
-
-
 @pytest.mark.parametrize("drawn", [False, True])
 def test_select_rows_selects_in_every_tensor(drawn) -> None:
     batch = batch_of([4, 0, 3], 5)
@@ -177,40 +169,6 @@ def test_joined_rows_are_padded_by_hand(swapped) -> None:
     assert found.counted is None
 
 
-def with_every_field(batch: PPOBatch) -> PPOBatch:
-    """The batch with a tensor of different numbers, or of both bools, in every field that may be None."""
-    rows, width = batch.response_mask.shape
-    numbers = torch.arange(1.0, 1 + rows * width).view(rows, width)
-    flags = (numbers % 2 == 1) & batch.response_mask
-    optional = {"drawn_logprobs": -numbers, "sample_index": torch.arange(5, 5 + rows), "cut_turns": flags}
-    rollout = replace(batch.rollout, finished=torch.arange(rows) % 2 == 0, **optional)
-    optional = {"segment_rewards": numbers + 0.5, "teacher_logprobs": numbers - 0.5}
-    trajectory = replace(batch.trajectory, rollout=rollout, **optional)
-    filled = replace(batch, trajectory=trajectory, counted=~flags)
-    assert not any(value is None for part in (filled, trajectory, rollout) for value in vars(part).values())
-    return filled
-
-
-def test_joined_rows_keep_every_tensor() -> None:
-    """Each part lies in its rows, with its prompts at the right end of theirs; what is around it is padding."""
-    parts = [with_every_field(batch_of(*sizes)) for sizes in (([3, 2], 3, 2), ([], 2, 4), ([1], 1, 3))]
-    batch = join(parts, pad_id=99)
-    joined = tensors_by_path(batch)
-    first_row = 0
-    for part in parts:
-        for path, tensor in tensors_by_path(part).items():
-            rows = joined[path][first_row : first_row + len(tensor)]
-            if tensor.dim() == 1:
-                assert torch.equal(rows, tensor), path
-                continue
-            is_of_sequences = path.endswith(("input_ids", "attention_mask"))
-            left = 4 - part.rollout.prompt_width if is_of_sequences else 0
-            inside = slice(left, left + tensor.shape[1])
-            assert torch.equal(rows[:, inside], tensor), path
-            around = torch.cat([rows[:, :left], rows[:, inside.stop :]], 1)
-            assert set(around.unique().tolist()) <= ({99} if path.endswith("input_ids") else {0, -1}), path
-        first_row += len(part.response_mask)
-    assert {len(tensor) for tensor in joined.values()} == {3} and batch.rollout.prompt_width == 4
 
 
 def test_trim_drops_padding_behind_the_responses() -> None:

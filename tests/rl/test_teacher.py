@@ -53,16 +53,6 @@ def test_distillation_reads_neither_scores_nor_later_rewards() -> None:
     assert_near(distilled.advantages, [[1.6, 1.6, 0.3]], FORMULA, 2.0)
 
 
-@pytest.mark.parametrize("value_function", ["equal", "first", "unit"])
-def test_averages_do_not_read_the_value_function(value_function) -> None:
-    """Log-ratios of 1 and .5 are .75 on average, and the KL penalty of the same macro action is .05: half of .1."""
-    settings = EstimatorSettings(kl_coef=0.5, macro_reward="mean", value_function=value_function)
-    options = {"kl_coef": 0.5, "macro_reward": "mean", "value_function": value_function}
-    batch = credit_of(three_tokens(), ENDS, "distillation", **options)
-    distilled = with_teacher(batch, 1.0, True, settings)
-    assert_near(distilled.advantages, [[0.8, 0.8, 0.3]], FORMULA, 2.0)
-
-
 def test_holes_and_padding_have_no_log_ratio() -> None:
     """What stands off the response counts for nothing, also if it is not a number."""
     trajectory = trajectory_of([2, 4], 4, 1)
@@ -75,28 +65,3 @@ def test_holes_and_padding_have_no_log_ratio() -> None:
     distilled = with_teacher(batch, 1.0, True, EstimatorSettings())
     # A macro action never spans a hole: two tokens; one token and two tokens.
     assert_near(distilled.advantages, [[2.0, 2.0, 0.0, 0.0], [1.0, 0.0, 2.0, 2.0]], FORMULA, 8.0)
-
-
-def test_the_expected_gradient_is_that_of_the_kl() -> None:
-    """One token of three: Σ π ∇ log π · (log π_T − log π), summed up exactly, is −∇ KL(π ‖ π_T) by autograd."""
-    logits = torch.tensor([0.3, -1.0, 0.7], dtype=torch.float64, requires_grad=True)
-    teacher = torch.tensor([1.0, 0.2, -0.5], dtype=torch.float64).log_softmax(0)
-    logprobs = logits.log_softmax(0)
-    kl = (logprobs.exp() * (logprobs - teacher)).sum()
-    (expected,) = torch.autograd.grad(-kl, logits)
-
-    gradient = torch.zeros(3, dtype=torch.float64)
-    for token in range(3):
-        trajectory = replace(
-            trajectory_of([1], 1, 0),
-            logprobs=logits.detach().log_softmax(0)[token].view(1, 1),
-            ref_logprobs=torch.zeros(1, 1, dtype=torch.float64),
-            teacher_logprobs=teacher[token].view(1, 1),
-            scores=torch.zeros(1, dtype=torch.float64),
-        )
-        batch = credit_of(trajectory, torch.ones(1, 1, dtype=torch.bool), "distillation")
-        advantage = with_teacher(batch, 1.0, True, EstimatorSettings()).advantages[0, 0]
-        current = logits.log_softmax(0)
-        (score,) = torch.autograd.grad(current[token], logits)
-        gradient += current.detach().exp()[token] * score * advantage
-    assert gradient.tolist() == pytest.approx(expected.tolist(), rel=1e-9, abs=1e-12)

@@ -13,7 +13,7 @@ from closeness import FORMULA, FORWARD, assert_near
 from macro_actions.conditions import fixed
 from macro_actions.estimators import critic_targets, with_mean_baseline
 from macro_actions.settings import EstimatorSettings
-from rl_cases import PADDING, PROPERTY, SEEDS, SEGMENTS, credit_of, masked_case, trajectory_of, width_of
+from rl_cases import PADDING, PROPERTY, SEEDS, SEGMENTS, credit_of, masked_case, trajectory_of
 
 # A response of three tokens in two macro actions, of two tokens and one: values .5 .1 .2, and log-ratios −.2, 0 and 0
 # to the reference, which at a KL coefficient of 1 are rewards .2 0 0; the score is 1.
@@ -69,18 +69,6 @@ def test_sae_is_the_recursion_over_tokens(segments, padding, seed, gamma, lam) -
         assert_near(batch.returns[row, :tokens], [a + v for a, v in zip(advantages, values, strict=True)], FORWARD)
 
 
-@PROPERTY
-@given(lengths=st.lists(st.integers(0, 14), min_size=1, max_size=5), seed=SEEDS)
-def test_sae_of_single_tokens_is_token_ppo(lengths, seed) -> None:
-    trajectory = trajectory_of(lengths, width_of(lengths), seed)
-    ends = fixed(trajectory.response_mask, 1)
-    settings = {"kl_coef": 0.1, "gamma": 0.9, "lam": 0.8}
-    segmental = credit_of(trajectory, ends, "sae", **settings)
-    token_ppo = credit_of(trajectory, ends, "gae", **settings)
-    assert torch.equal(segmental.returns, token_ppo.returns)
-    assert_near(segmental.advantages, token_ppo.advantages, FORMULA)
-
-
 def test_the_mean_baseline_by_hand() -> None:
     """Macro rewards .2 and 1: with γ = .5 the sums are .7 and 1, and a mean return of .4 leaves .3 .3 .6."""
     settings = EstimatorSettings(kl_coef=1.0, gamma=0.5, lam=0.5, value_function="first")
@@ -91,15 +79,6 @@ def test_the_mean_baseline_by_hand() -> None:
     baseline = with_mean_baseline(batch, 0.4, settings)
     assert_near(baseline.advantages, [[0.3, 0.3, 0.6]], FORMULA)
     assert torch.equal(baseline.returns, batch.returns)
-
-
-def test_macro_rewards_of_the_mean_baseline_are_pooled_as_the_flags_say() -> None:
-    """The mean of .2 and 0 is .1, and 1."""
-    settings = EstimatorSettings(kl_coef=1.0, macro_reward="mean")
-    batch = credit_of(three_tokens(), ENDS, "evpo", kl_coef=1.0, macro_reward="mean")
-    values, sums = critic_targets(batch, settings)
-    assert_near(values, [[0.3, 0.2]], FORMULA)
-    assert_near(sums, [[1.1, 1.0]], FORMULA)
 
 
 def test_rows_without_a_token_have_no_baseline() -> None:

@@ -12,30 +12,17 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     PreTrainedTokenizerFast,
-    RobertaConfig,
-    RobertaModel,
 )
 
 from closeness import near
 from dialogue_cases import chat_tokenizer, dialogue
 from dschat.base.errors import UserError
 from dschat.data.rows import Row
-from dschat.models.limits import position_limit
 from dschat.models.reward_notes import note_end_token
 from dschat.refuel.scores import RewardModelDialogueScores
 from dschat.scoring.reward_reader import ClassifierReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
-from factories import (
-    BOS,
-    EOS,
-    KINDS,
-    hf_score,
-    make_causal_lm,
-    make_classifier,
-    make_config,
-    make_tokenizer,
-    save_folder,
-)
+from factories import BOS, EOS, KINDS, hf_score, make_classifier, make_tokenizer, save_folder
 
 TOLERANCE = 1e-5
 PROMPTS = ("POST\nThe cat sat. \nTL;DR: ", "a ", "the lazy dog jumps over a mat, and a table.\n\nAssistant:")
@@ -90,17 +77,6 @@ def test_prompt_response_and_eos(kind, bytes_tokenizer, tmp_path):
     assert all(abs(a - b) > 100 * TOLERANCE for a, b in zip(scores, without_eos, strict=True))
 
 
-def test_a_tokenizer_of_its_own_without_bos_and_pad(tmp_path):
-    """GPT-2's way: one token is BOS and EOS, and there is no pad."""
-    tokenizer = make_tokenizer(90, texts=[*PROMPTS, *RESPONSES], bos_token=None, pad_token=None)
-    path = save_folder(tmp_path, make_classifier("gpt2", vocab_size=90), tokenizer)
-    sequences = [
-        [*encode(tokenizer, prompt), *encode(tokenizer, response), EOS]
-        for prompt, response in zip(PROMPTS, RESPONSES, strict=True)
-    ]
-    assert read(path, rows_of(PROMPTS), RESPONSES) == near(plain_scores(path, sequences))
-
-
 def test_a_chat_template(bytes_tokenizer, tmp_path):
     path, tokenizer = with_template(tmp_path, bytes_tokenizer)
     scores = read(path, rows_of(PROMPTS), RESPONSES, rm_template=True)
@@ -111,19 +87,6 @@ def test_a_chat_template(bytes_tokenizer, tmp_path):
         sequences.append(ids)
     assert scores == near(plain_scores(path, sequences))
     assert scores != pytest.approx(read(path, rows_of(PROMPTS), RESPONSES), abs=100 * TOLERANCE)
-
-
-def test_a_conversation_through_the_template(bytes_tokenizer, tmp_path):
-    path, tokenizer = with_template(tmp_path, bytes_tokenizer)
-    turns = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
-    turns.append({"role": "user", "content": "three"})
-    row = Row(None, turns, None, None, {}, "chat.jsonl:1")
-    pieces = ["[user] one", "\n[assistant] two", "\n[user] three", "\n[assistant] four"]
-    ids = [BOS]
-    for piece in pieces:
-        ids += [*encode(tokenizer, piece), EOS]
-    expected = plain_scores(path, [[*ids, *encode(tokenizer, "\n")]])
-    assert read(path, [row], [" four"], rm_template=True) == near(expected)
 
 
 def test_a_saved_reward_model_is_read_at_the_token_that_it_was_trained_at(bytes_tokenizer, tmp_path):
@@ -208,45 +171,11 @@ def test_an_encoder_reads_a_pair_of_texts(tmp_path):
     assert read(path, rows_of(PROMPTS), RESPONSES) == near(expected)
 
 
-def test_the_form_that_a_run_logs_is_the_one_that_is_read(bytes_tokenizer, tmp_path):
-    bert, bert_tokenizer = bert_folder(tmp_path / "bert")
-    decoder, decoder_tokenizer = with_template(tmp_path / "decoder", bytes_tokenizer)
-    where = (torch.device("cpu"), torch.float32)
-    assert load_reward_model(bert, bert_tokenizer, False, *where).form == "a pair of prompt and response"
-    assert load_reward_model(decoder, decoder_tokenizer, False, *where).form == "prompt + response + EOS"
-    assert load_reward_model(decoder, decoder_tokenizer, True, *where).form == "its chat template"
-
-
 def test_a_text_longer_than_the_model_names_its_row(tmp_path):
     path, tokenizer = bert_folder(tmp_path, positions=40)
     long = " the cat" * 60
     with pytest.raises(UserError, match=r"at most 40 tokens.*set.jsonl:2 have \d+\. Lower --max_new_tokens"):
         read(path, rows_of(PROMPTS), ["", long, ""])
-
-
-def test_the_position_limit_of_roberta_leaves_out_its_pad():
-    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    model = RobertaModel(RobertaConfig(vocab_size=20, max_position_embeddings=42, pad_token_id=1, **size))
-    assert position_limit(model) == 40
-    model(input_ids=torch.full((1, 40), 5))
-    with pytest.raises((IndexError, RuntimeError)):
-        model(input_ids=torch.full((1, 41), 5))
-
-
-def test_what_is_no_reward_model_is_refused(bytes_tokenizer, tmp_path):
-    size = {"vocab_size": len(bytes_tokenizer)}
-    causal = save_folder(tmp_path / "causal", make_causal_lm(**size), bytes_tokenizer)
-    with pytest.raises(UserError, match=r"--reward_model .*causal: not a reward model.*step 2"):
-        read(causal, rows_of(PROMPTS), RESPONSES)
-    three = AutoModelForSequenceClassification.from_config(make_config("gemma", 300, num_labels=3))
-    three = save_folder(tmp_path / "three", three, bytes_tokenizer)
-    with pytest.raises(UserError, match=r"--reward_model .*three: a classifier with 3 labels.*one label"):
-        read(three, rows_of(PROMPTS), RESPONSES)
-    with pytest.raises(UserError, match=r"--reward_model /no/such/rm: no such folder"):
-        load_reward_tokenizer("/no/such/rm", False)
-    bytes_tokenizer.save_pretrained(tmp_path / "bare")
-    with pytest.raises(UserError, match=r"--reward_model .*bare: this folder holds no model"):
-        read(str(tmp_path / "bare"), rows_of(PROMPTS), RESPONSES)
 
 
 def test_a_missing_template_or_eos_is_refused(bytes_tokenizer, tmp_path):
@@ -302,22 +231,6 @@ def test_scores_are_plain_transformers_of_the_templates_text(batch_size, offload
         if number:
             text = text.removesuffix("<|eot|>")
             assert cut[number] == near(hf_score(classifier, encode(tokenizer, text)))
-
-
-def test_a_classifier_of_another_architecture():
-    """BERT's kind: what its own forward gives for the template's text."""
-    tokenizer = chat_tokenizer("llama-3")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    config = BertConfig(vocab_size=len(tokenizer), num_labels=1, max_position_embeddings=40, **sizes)
-    torch.manual_seed(0)
-    model = BertForSequenceClassification(config).eval()
-    reading = ClassifierReader(model, tokenizer.pad_token_id, torch.device("cpu"), 2)
-    scores = RewardModelDialogueScores(reading, tokenizer, "--reward_model rm")
-    text = tokenizer.apply_chat_template(TALKS[0], tokenize=False)
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert scores(TALKS[:1], ROWS[:1], [True])[0] == near(hf_score(model, ids))
-    with pytest.raises(UserError, match="rm reads at most 40 tokens, but a dialogue of talk.jsonl:1 has come to"):
-        scores([dialogue("q" * 30, "r" * 30)], ROWS[1:2], [True])
 
 
 def test_a_reward_model_without_a_template_is_refused():

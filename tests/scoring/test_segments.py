@@ -18,12 +18,11 @@ from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
 from dschat.scoring.segments import Segments
 from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
-from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores, _warn_of_whole_responses
+from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores
 from dschat.scoring.url import UrlScores, UrlSettings
 from dschat.training.steps.functions import function_scores
 from factories import EOS, KINDS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows, save_folder
 from fake_score_server import StandIn
-from macro_actions.token_text import TokenReader, TokenText, texts_of_macro_actions
 
 ROWS = ragged_rows([2, 5], [4, 3])
 LENGTHS = [[1, 3], [2, 1]]
@@ -56,14 +55,6 @@ def test_rewards_of_numbers():
     for of_prefixes in (False, True):  # a response without macro actions
         scores, rewards = Segments([[], ["a"]], [[], [1]], of_prefixes).rewards([[], [2.0]])
         assert scores.tolist() == [0, 2] and rewards.tolist() == [[0], [2]]
-
-
-def test_texts_of_macro_actions_make_up_the_response(bytes_tokenizer):
-    """The three bytes of € are two macro actions: the character is the second's. Also by decoding prefixes."""
-    ids = [*bytes_tokenizer.encode("a €.", add_special_tokens=False), EOS]
-    for reader in (TokenReader(bytes_tokenizer), lambda row: TokenText("", ())):
-        assert texts_of_macro_actions(reader, bytes_tokenizer.decode, "a €.", ids, [3, 3, 1]) == ["a ", "€.", ""]
-        assert texts_of_macro_actions(reader, bytes_tokenizer.decode, "", [], []) == []
 
 
 def test_a_function_gets_the_macro_actions_and_gives_each_a_number():
@@ -112,15 +103,6 @@ def test_a_function_of_three_arguments_is_refused_before_training(tmp_path):
     function_scores(f"{tmp_path / 'f.py'}:g", "--reward_function", with_segments=True)
 
 
-def test_one_number_for_each_response_is_said_once(caplog):
-    assert of_function(lambda *_: [1, 2]).values.tolist() == [1, 2]
-    caplog.clear()
-    _warn_of_whole_responses.cache_clear()
-    assert of_function(lambda *_: [1, None], on_error="skip").values[0] == 1
-    of_function(lambda *_: [1, 2])
-    assert caplog.text.count("gives one number for each response, and none for its macro actions") == 1
-
-
 def test_a_function_that_fails_leaves_the_response_out():
     def function(prompts, responses, rows, segments):
         if "q" in prompts:
@@ -131,15 +113,6 @@ def test_a_function_that_fails_leaves_the_response_out():
     found = source(make_rollout(ROWS), TEXTS)
     assert found.missing.tolist() == [False, True]
     assert found.values.tolist() == [3.0, 3.0] and found.segments.tolist() == [[1, 2], [0, 0]]
-
-
-def test_several_sources_add_up():
-    """2 · (1, 2) and a number for the whole response, which no macro action has."""
-    each = Weighted("each", 2.0, FunctionScores(lambda *_: [[1, 2], [0, 3]], "--f"))
-    whole = Weighted("whole", -1.0, FunctionScores(lambda *_: [10.0, 20.0], "--f"))
-    found = WeightedScores([each, whole])(make_rollout(ROWS), TEXTS)
-    assert found.values.tolist() == [-4.0, -14.0] and found.segments.tolist() == [[2, 4], [0, 6]]
-    assert found.parts["each"].tolist() == [3.0, 3.0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,11 +22,10 @@ from dschat.data.rows import Row
 from dschat.models.scalar import ScalarModel
 from dschat.scoring import serve
 from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
-from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer, readable_rows
+from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
 from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest, ScoreServer, application
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import UrlScores, UrlSettings
-from dschat.settings.commands import ServeOptions
 from factories import BOS, EOS, hf_score, make_classifier, make_prompt, make_rollout, save_folder
 
 PROMPTS, RESPONSES = ("a cat", "the quick brown fox"), (" sat on a mat", " jumps")
@@ -96,14 +95,6 @@ def test_conversations_go_through_the_models_own_template(tmp_path, serving):
     (score,) = ask(url, make_rollout([([5], [6, EOS])]), texts).tolist()
     written = "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\nThis.<|im_end|>\n"
     assert score == near(hf_score(model, tokenizer.encode(written, add_special_tokens=False)))
-
-
-def test_a_tokenizer_without_a_template_reads_conversations_as_the_actor_does(bytes_tokenizer):
-    turns = [{"role": "user", "content": "What?"}]
-    row = Row(None, turns, None, None, {}, "chat.jsonl:1")
-    texts = ResponseTexts(["[u] What? [/u]"], ["This."], [row], [True])
-    assert readable_rows(bytes_tokenizer, texts) == [replace(row, prompt="[u] What? [/u]", messages=None)]
-    assert readable_rows(chat_tokenizer(), texts) == [row]
 
 
 def test_a_text_that_is_too_long(bytes_tokenizer, tmp_path, serving, caplog, monkeypatch):
@@ -200,17 +191,6 @@ def test_the_token_guards_scores(serving, monkeypatch):
         ask(url, rollout, texts)
     monkeypatch.setenv("REWARD_API_KEY", "secret")
     assert ask(url, rollout, texts).tolist() == [1.0]
-
-
-def test_another_address_needs_a_token(monkeypatch):
-    monkeypatch.delenv("REWARD_API_KEY", raising=False)
-    for host in ("0.0.0.0", "::", "gpu-1"):
-        with pytest.raises(UserError, match=f"--host {host}: anyone .* Set REWARD_API_KEY to a secret"):
-            ServeOptions(model="m", host=host)
-    for host in ("127.0.0.1", "127.1.2.3", "localhost", "::1"):
-        assert ServeOptions(model="m", host=host).host == host
-    monkeypatch.setenv("REWARD_API_KEY", "secret")
-    assert ServeOptions(model="m", host="0.0.0.0").host == "0.0.0.0"
 
 
 STUCK = """

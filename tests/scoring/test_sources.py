@@ -13,8 +13,7 @@ import torch
 from closeness import assert_near
 from dialogue_cases import dialogue
 from dschat.base.errors import UserError
-from dschat.base.user_function import call_function, load_function
-from dschat.data.rows import Row
+from dschat.base.user_function import load_function
 from dschat.models.scalar import ScalarModel
 from dschat.refuel.scores import FunctionDialogueScores
 from dschat.scoring.function import FunctionScores
@@ -132,26 +131,6 @@ def test_what_a_function_changes_nobody_else_sees(kind):
     assert (given, rows) == before
 
 
-def test_what_a_function_changes_inside_a_row_nobody_else_sees():
-    """A list of numbers, and objects in a list."""
-    columns = {"numbers": [1.0, 2.0], "tests": [{"inputs": ["a"]}]}
-    texts = ResponseTexts(["p"], ["r"], [Row("p", None, None, None, columns, "rows.jsonl:1")], [True])
-
-    def empties(prompts, responses, rows):
-        rows[0]["numbers"].clear()
-        rows[0]["tests"][0]["inputs"].clear()
-        return [0.0]
-
-    FunctionScores(empties, FLAG)(make_rollout(ragged_rows([2], [1])), texts)
-    assert columns == {"numbers": [1.0, 2.0], "tests": [{"inputs": ["a"]}]}
-
-
-def test_a_score_that_is_not_finite_is_passed_on():
-    """The trainer stops at it or leaves the rollout out, on every process: training/nonfinite.py."""
-    scores = FunctionScores(lambda *_: [0, 0, 0, float("inf"), 0], "--reward_function")(make_rollout(ROWS), TEXT)
-    assert scores.tolist() == [0, 0, 0, float("inf"), 0]
-
-
 FAILING = """\
 import functools
 import json
@@ -175,24 +154,6 @@ def settled(text, more):
 
 part = functools.partial(settled, more=1)
 """
-
-
-@pytest.mark.parametrize(
-    ("name", "where"),
-    [("plain", ", line 6:"), ("decorated", ", line 10:"), ("instance", ", line 14:"), ("part", ", line 19:")],
-)
-def test_a_failure_is_named_by_its_line_in_the_users_file(name, where, tmp_path):
-    """And not by that of the library which the line calls, or of the decorator around the function."""
-    file = tmp_path / "mine.py"
-    file.write_text(FAILING)
-    function = load_function(f"{file}:{name}", FLAG)
-    with pytest.raises(UserError, match=f"failed in {file}{where} JSONDecodeError"):
-        call_function(function, FLAG, "no JSON")
-
-
-def test_a_call_with_other_arguments_has_no_line():
-    with pytest.raises(UserError, match=r"^--reward_function: <lambda> failed: TypeError: .* 0 positional"):
-        call_function(lambda: 1, FLAG, "text")
 
 
 def test_load_function(tmp_path):

@@ -103,14 +103,6 @@ def test_a_wrong_answer_is_asked_for_again_and_then_stops_the_run(name, server, 
     assert "The request was sent 3 times" in message and len(stand_in.requests) == 3
 
 
-def test_wrong_answers_are_counted_apart_from_those_that_do_not_come(server):
-    trouble, wrong = answering(500, b""), answering(200, b"{}")
-    assert ask(server(*[trouble] * 3, wrong, trouble, wrong, by_length).url).tolist() == LENGTHS
-    stand_in = server(wrong, trouble, wrong, trouble, wrong, by_length)
-    with pytest.raises(UserError, match='no list "scores". The request was sent 5 times'):
-        ask(stand_in.url)
-
-
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
 def test_a_server_in_trouble_is_asked_until_it_is_well(status, server):
     trouble = answering(status, b"loading the model")
@@ -188,22 +180,6 @@ def test_after_a_failure_the_rest_of_a_rollout_is_not_waited_for_as_long(server)
     assert torch.isnan(ask(stand_in.url, patience=3.0, skips=True)).all()
     asked = [request["prompts"][0] for request in stand_in.requests]
     assert asked.count("p0") > 1 and asked.count("p2") == asked.count("p4") == 1
-
-
-@pytest.mark.parametrize("body", ["refused", "no JSON"])
-def test_after_a_request_that_was_answered_the_next_is_waited_for(body, server):
-    """One of the first rows cannot be read; then the server is away for a moment."""
-    answers = [answering(400, b"too long")] if body == "refused" else [answering(200, b"")] * 3
-    scores = ask(server(*answers, *[answering(503, b"")] * 3, by_length).url, patience=60.0, skips=True)
-    assert torch.isnan(scores[:2]).all() and scores[2:].tolist() == LENGTHS[2:]
-
-
-def test_why_there_is_no_score_is_told(server, caplog):
-    answer = answering(200, b'{"scores": [1.0, null], "error": "row 1 is\\nempty"}')
-    assert torch.isnan(ask(server(answer, by_length).url, skips=True)[1])
-    assert "--reward_url: 1 of 2 responses have no score (row 1 is empty)." in caplog.text
-    with pytest.raises(UserError, match=r"score 1 of its answer is None, not a finite number \(row 1 is empty\)"):
-        ask(server(answer).url)
 
 
 @pytest.mark.parametrize("where", ["a request", "a pause"])

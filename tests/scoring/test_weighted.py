@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 
-from dschat.base.errors import UserError
 from dschat.models.scalar import ScalarModel
 from dschat.run import stop
 from dschat.run.stop import Stopped
@@ -66,12 +65,6 @@ def test_rows_without_a_number_are_missing_and_leave_means_as_they_are():
     assert parts == {"f": [1, 1, 1], "g": [4, 4, 4], "unscored": [0, 1, 1]}
 
 
-def test_where_no_row_has_a_number_the_scores_are_not_finite():
-    found = score(("", 1.0, source(None, None, None)), skips=True)
-    assert found.missing.all() and torch.isnan(found.values).all()
-    assert found.parts.keys() == {"unscored"}, "a source without a name is not logged beside the score"
-
-
 class Flaky:
     """Fails as often as it is told to, and then scores by length; a response named `bad` always fails."""
 
@@ -105,14 +98,6 @@ def test_a_failing_function_is_called_three_times_more(waits, caplog):
     assert scores.tolist() == [1, 2, 3] and len(flaky.calls) == 4 and waits == [1, 2, 4]
     for words in ("ValueError: down", "returned shape (1,) for 3", "not finite", "called again in 4 s"):
         assert words in caplog.text
-
-
-def test_after_three_times_more_the_run_stops(waits):
-    with pytest.raises(UserError, match="--reward_function: function failed in .*ValueError: down"):
-        FunctionScores(Flaky([ValueError("down")] * 9), "--reward_function", "retry")(make_rollout(ROWS), TEXTS)
-    assert waits == [1, 2, 4]
-    scores = FunctionScores(Flaky([[1.0, NAN, 2.0]] * 9), "--reward_function", "retry")(make_rollout(ROWS), TEXTS)
-    assert not torch.isfinite(scores[1])  # the trainer stops at it, see training/nonfinite.py
 
 
 def test_a_signal_ends_the_wait(monkeypatch):

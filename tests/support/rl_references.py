@@ -6,7 +6,6 @@ Nothing here imports torch or dschat. A row's macro actions are a list of length
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 
 
 def fixed_lengths(length: int, ngram: float) -> list[int]:
@@ -18,34 +17,6 @@ def fixed_lengths(length: int, ngram: float) -> list[int]:
     return lengths
 
 
-def perplexity_lengths(logprobs: Sequence[float], mode: str) -> list[int]:
-    """Macro-action lengths of one response by the perplexity rule, in exact arithmetic.
-
-    Args:
-        logprobs: reference log-prob of each response token.
-        mode: "chunk", "prefix" or "token".
-
-    Returns:
-        The lengths. A tie never cuts.
-    """
-    nll = [-Fraction(x) for x in logprobs]
-    if not nll:
-        return []
-    groups = [[nll[0]]]
-    for j in range(1, len(nll)):
-        if mode == "chunk":
-            old, new = groups[-1], groups[-1] + [nll[j]]
-        elif mode == "prefix":
-            old, new = nll[:j], nll[: j + 1]
-        elif mode == "token":
-            old, new = [nll[j - 1]], [nll[j]]
-        else:
-            raise ValueError(mode)
-        if sum(new) / len(new) > sum(old) / len(old):
-            groups.append([nll[j]])
-        else:
-            groups[-1].append(nll[j])
-    return [len(group) for group in groups]
 
 
 def ends_row(lengths: Sequence[int], width: int) -> list[bool]:

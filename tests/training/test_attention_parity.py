@@ -9,26 +9,12 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from closeness import assert_near
 from dschat.base.errors import UserError
-from dschat.models.lora import add_lora
-from dschat.rollouts.generate import sample
-from dschat.rollouts.static import StaticDecoder
 from dschat.run.state import random_states
 from dschat.training import selfcheck
-from dschat.training.selfcheck import check_packing, check_policy, check_scalar, ragged_rows
-from factories import (
-    PAD,
-    engine_of,
-    frozen_engine_of,
-    make_causal_lm,
-    make_classifier,
-    pad_rows,
-    sampling_of,
-    to_device,
-)
+from dschat.training.selfcheck import check_policy, check_scalar, ragged_rows
+from factories import PAD, engine_of, frozen_engine_of, make_causal_lm, make_classifier, pad_rows, to_device
 from factories import ragged_rows as rows_of
-from rollout_cases import ENDS, model_of, prompts_of, seeds_of
 
 pytestmark = pytest.mark.usefixtures("group")
 NAME = "kernels-community/toy"
@@ -140,26 +126,6 @@ def test_padding_that_is_read_is_found(register: Any) -> None:
         check(frozen_engine_of(with_attention(make_causal_lm("llama"))))
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_under_zero_and_with_adapters_over_recomputed_layers(stage: int, register: Any) -> None:
-    for function in (right, without_gradient_of_keys):
-        register(function)
-        model = with_attention(make_causal_lm("llama"))
-        add_lora(model, 2, None, "base")
-        engine = engine_of(model, zero_stage=stage, gradient_checkpointing=True)
-        if function is right:
-            check(engine)
-            continue
-        with pytest.raises(UserError, match="norms of gradients"):
-            check(engine)
-
-
-def test_the_default_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selfcheck, "_numbers_and_gradient", None)
-    for name in ("sdpa", "eager"):
-        check(engine_of(make_causal_lm("llama", attn_implementation=name)))
-
-
 def test_rows_begin_in_different_columns_and_are_not_long(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.arange(12).reshape(2, 6)
     mask = torch.tensor([[0, 1, 1, 1, 1, 0]] * 2).bool()
@@ -178,40 +144,3 @@ def test_rows_begin_in_different_columns_and_are_not_long(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("kind", "options"), [("llama", {}), ("gemma2", CAPPED)])
 def test_flex_attention_has_the_numbers_of_eager_attention(kind: str, options: Any, make: Any) -> None:
     check(frozen_engine_of(make(kind, attn_implementation="flex_attention", **options)))
-
-
-@pytest.mark.slow
-def test_flex_attention_of_qwen_2() -> None:
-    check(frozen_engine_of(with_attention(model_of("qwen2"), "flex_attention")))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("decoder", [None, StaticDecoder])
-@pytest.mark.parametrize("family", ["gemma2", "mistral"])
-def test_sampling_with_a_named_attention(family: str, decoder: Any, register: Any) -> None:
-    """Prompts go through it, steps of one token do not: the tokens are those of eager attention."""
-    calls = []
-
-    def noted(module: Any, query: Tensor, *args: Any, **options: Any) -> Any:
-        calls.append(query.shape[2])
-        return right(module, query, *args, **options)
-
-    register(noted)
-    decoders = () if decoder is None else (decoder,)
-    results = []
-    for name in ("eager", NAME):
-        causal_lm = with_attention(model_of(family), name)
-        results.append(sample(causal_lm, prompts_of(), sampling_of(24, ENDS), seeds_of(8), 5, *decoders))
-    expected, drawn = results
-    assert drawn.rollout.response_rows() == expected.rollout.response_rows()
-    assert_near(drawn.logprobs, expected.logprobs, 2**9)
-    lengths = {len(prompt) for prompt in prompts_of()}
-    assert calls and set(calls) <= lengths
-
-
-@pytest.mark.slow
-def test_packed_examples_with_flex_attention() -> None:
-    from dschat.data.examples import SFTExample
-
-    examples = [SFTExample([5, 6, 7], [8, 9]), SFTExample([10, 11], [12, 13, 14])]
-    check_packing(frozen_engine_of(make_causal_lm("llama", attn_implementation="flex_attention")), examples, PAD)

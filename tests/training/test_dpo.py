@@ -13,7 +13,6 @@ from dschat.base.errors import UserError
 from dschat.data.examples import PreferenceExample
 from dschat.models.layout import PassSize
 from dschat.models.policy import PolicyModel
-from dschat.training import reference as pairs
 from dschat.training.reference import describe_reference, reference_logprobs
 from factories import (
     PAD,
@@ -218,32 +217,9 @@ def test_the_reference_has_the_temperature_that_it_is_asked_for(group, tmp_path)
             assert number == near(float(logprobs[range(len(response)), response].sum()), UPDATE)
 
 
-def test_another_kind_of_device_is_refused(kept, monkeypatch):
-    _, _, again = kept
-    other = "cuda" if to_device(torch.zeros(1)).device.type == "cpu" else "cpu"
-    monkeypatch.setattr(pairs, "device", lambda: torch.device(other))
-    with pytest.raises(UserError, match="the kind of device differ"):
-        again(describe_reference(TRAIN, "m", torch.float32, 1.0))
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"x" * 100])
-def test_a_damaged_file_is_named(content, kept):
-    file, _, again = kept
-    file.write_bytes(content)
-    with pytest.raises(UserError, match=f"{file}: the reference log-probs cannot be read: .* Remove {file}"):
-        again(describe_reference(TRAIN, "m", torch.float32, 1.0))
-
-
 def test_a_run_names_the_file_that_is_not_its_own(group, tmp_path):
     prepared(tmp_path)
     other = make_trainer(tmp_path)
     other.algorithm.task._model_hash = "another"
     with pytest.raises(UserError, match=f"{tmp_path}/reference/train.safetensors.*the model differ"):
         other.fit()
-
-
-def test_a_file_that_cannot_be_written_is_no_end(group, tmp_path, caplog):
-    (tmp_path / "reference").write_text("a file")
-    trainer = make_trainer(tmp_path)
-    assert "eval/loss" in trainer.fit()
-    assert f"{tmp_path}/reference/train.safetensors could not be written" in caplog.text

@@ -80,22 +80,3 @@ def test_rows_without_a_token_change_nothing_for_the_others(flags, group, tmp_pa
         numbers, others = (getattr(batch, name) for batch in batches_of)
         assert_near(others, numbers, UPDATE, scale=0.1)
     assert stats[1] == near(stats[0], 8 * UPDATE, scale=0.01)  # the gradient norms, too
-
-
-@pytest.mark.parametrize("flags", CONDITIONS, ids=named)
-def test_responses_of_one_token_to_prompts_of_one_token(flags, group, tmp_path):
-    trainer = trainer_for(tmp_path, prompt_lengths=(1,), max_answer_seq_len=1, **flags)
-    metrics = trainer.iterate(batches(0))
-    assert finite(metrics) and metrics["loss/value"] > 0
-    assert metrics["response/length"] == metrics["macro/length"] == metrics["macro/count"] == 1
-
-
-def test_all_responses_at_the_longest(group, tmp_path):
-    """EOS is made impossible, so every row is cut."""
-    trainer = trainer_for(tmp_path, missing_eos_penalty=1.0)
-    trainer.algorithm.models.actor.module.output_head.register_forward_hook(
-        lambda module, inputs, logits: logits.index_fill(-1, torch.tensor(2), -1e4)
-    )
-    metrics = trainer.iterate(batches(0))
-    assert finite(metrics)
-    assert (metrics["response/length"], metrics["response/eos_rate"], metrics["val/num_eos_tokens"]) == (6, 0, 0)

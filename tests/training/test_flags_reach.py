@@ -8,18 +8,16 @@ import pytest
 import torch
 
 from closeness import near
-from dschat.base.errors import UserError
 from dschat.engine.engine import OptimizerSettings
-from dschat.models.reward_notes import note_end_token
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import device
-from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
+from dschat.settings.supervised import RewardConfig, SFTConfig
 from dschat.training.ppo.collect import actor_sampling
 from dschat.training.ppo.credit import assign_credit
-from dschat.training.steps import engines, sft
+from dschat.training.steps import engines
 from dschat.training.steps import ppo as builders
 from dschat.training.steps.engines import RunPlan, build_policy, engine_settings
-from dschat.training.steps.ppo import build_ppo_models, check_ppo_lengths, load_ppo_tokenizer
+from dschat.training.steps.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.training.steps.reward import build_reward_model
 from dschat.training.steps.step3 import frozen_settings
 from dschat.vllm import step3 as vllm
@@ -32,7 +30,6 @@ from factories import (
     engine_of,
     favouring,
     make_causal_lm,
-    make_classifier,
     make_prompts,
     make_rollout,
     make_tokenizer,
@@ -40,7 +37,6 @@ from factories import (
     ppo_loop,
     replace_in_builders,
     save_folder,
-    supervised_config,
     to_device,
 )
 from macro_actions.segments import segment
@@ -89,13 +85,6 @@ def test_credit_flags(name, tmp_path):
     assert advantages(tmp_path, **flags) == near(expected)
 
 
-def test_heads_that_vllm_cannot_divide(tmp_path):
-    path = save_folder(tmp_path / "model", make_causal_lm("llama"), make_tokenizer(100))
-    config = ppo_config(tmp_path, actor_model_name_or_path=path, rollout_engine="vllm", vllm_tensor_parallel=3)
-    with pytest.raises(UserError, match="--vllm_tensor_parallel 3 does not divide the 2 attention heads of"):
-        check_ppo_lengths(config)
-
-
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -114,13 +103,6 @@ def test_vllm_flags(flags, expected, group, tmp_path, monkeypatch):
     sizes = {"max_prompt_seq_len": 6, "max_answer_seq_len": 8}
     config = ppo_config(tmp_path, actor_model_name_or_path="model", rollout_engine="vllm", **sizes, **flags)
     assert builders._rollout_engine(config, engine_of(make_causal_lm()), None) == expected
-
-
-def test_importance_weights_are_on_ahead(tmp_path):
-    flags = {"rollout_engine": "vllm", "vllm_url": ["http://a"]}
-    clips = [ppo_config(tmp_path, **flags, **more).vllm.rollout_is_clip for more in ({}, {"rollouts_ahead": 1})]
-    assert clips == [None, 2.0]
-    assert ppo_config(tmp_path, **flags, rollouts_ahead=1, rollout_is_clip=5.0).vllm.rollout_is_clip == 5.0
 
 
 @pytest.fixture
@@ -203,22 +185,6 @@ def test_steps_1_and_2(build: Any, flags: Any, optimisers: list[OptimizerSetting
     assert optimisers == [OptimizerSettings(3e-3, 0.3, 10, 2, "cosine", 0.5)]
 
 
-@pytest.mark.parametrize("step", ["sft", "ppo"])
-def test_a_model_that_could_not_be_saved_is_refused_before_training(step, group, tmp_path):
-    """transformers would raise an error at the end of the run."""
-    folder = save_folder(tmp_path / "base", make_causal_lm(), make_tokenizer())
-    (tmp_path / "base" / "generation_config.json").write_text('{"num_beams": 1, "early_stopping": true}')
-    message = f"_model_name_or_path {folder}: transformers would not save its generation_config.json"
-    if step == "ppo":
-        config = ppo_config(tmp_path / "out", actor_model_name_or_path=folder, dtype="fp32")
-        with pytest.raises(UserError, match=f"--actor{message}"):
-            build_ppo_models(config, RunPlan.of(config, config.plan_batches(1), 1), make_tokenizer())
-        return
-    config = SFTConfig(data_path=["unused"], output_dir=str(tmp_path / "out"), model_name_or_path=folder, dtype="fp32")
-    with pytest.raises(UserError, match=f"-{message.removeprefix('_')}"):
-        build_policy(config, RunPlan.of(config, config.plan_batches(1), 1), make_tokenizer())
-
-
 def a_score(prompts, responses, rows):
     """0 for all."""
     return [0.0] * len(responses)
@@ -236,34 +202,6 @@ def test_new_rows_of_actor_and_reference_are_the_same(group, tmp_path):
     models = build_ppo_models(config, RunPlan.of(config, config.plan_batches(1), 1), tokenizer)
     rows = [model.module.inner.get_input_embeddings().weight for model in (models.actor, models.reference)]
     assert rows[0].shape[0] == 101 and torch.equal(*rows)
-
-
-@pytest.mark.parametrize("config_class", [SFTConfig, DPOConfig])
-def test_a_models_further_end_tokens_stay_through_training(config_class, group, tmp_path):
-    """As those of Llama 3.1 and Qwen, which end calls of tools or texts."""
-    tokenizer = make_tokenizer()
-    model = make_causal_lm()
-    model.generation_config.eos_token_id = [tokenizer.eos_token_id, 50]
-    folder = save_folder(tmp_path / "instruct", model, tokenizer)
-    config = config_class(model_name_or_path=folder, data_path="rows.jsonl", output_dir=tmp_path / "out", dtype="fp32")
-    engine = build_policy(config, RunPlan.of(config, config.plan_batches(1), 1), tokenizer)
-    assert engine.module.inner.generation_config.eos_token_id == [tokenizer.eos_token_id, 50]
-
-
-@pytest.mark.parametrize(("noted", "flag", "warns"), [("e", None, True), ("e", "e", False), (None, "e", False)])
-def test_a_reward_model_of_another_end_token_is_a_warning(noted, flag, warns, tmp_path, group, caplog):
-    """Step 3 reads its score at the token that ends a response there."""
-    tokenizer = make_tokenizer()
-    model = make_classifier()
-    if noted is not None:
-        note_end_token(model, tokenizer, tokenizer.convert_tokens_to_ids(noted))
-    paths = {
-        "actor_model_name_or_path": save_folder(tmp_path / "actor", make_causal_lm(), tokenizer),
-        "reward_model_name_or_path": save_folder(tmp_path / "rm", model, tokenizer),
-    }
-    flags = {"reward_function": None, "end_of_conversation_token": flag, "dtype": "fp32"}
-    load_ppo_tokenizer(ppo_config(tmp_path / "out", **paths, **flags))
-    assert ("was trained on responses that end with e, but here they end with <eos>" in caplog.text) == warns
 
 
 @pytest.mark.parametrize("segment_rewards", [None, "each"])
@@ -299,20 +237,3 @@ def test_a_models_own_end_tokens_end_responses_but_padding_does_not(tokenizer, t
     sampling = actor_sampling(config, tokenizer, [EOS, 50, PAD])
     assert sampling.end_ids == tuple(sorted({EOS, 50, own})) and PAD in sampling.forbidden
     assert actor_sampling(config, tokenizer).end_ids == tuple(sorted({EOS, own}))
-
-
-@pytest.mark.parametrize(("train_on", "is_every_turn"), [("last", False), ("all", True)])
-def test_turns_that_step_1_trains_on(train_on, is_every_turn, tmp_path, monkeypatch):
-    class Loaded(Exception):
-        """Ends the step as soon as its data are asked for."""
-
-    def load_step_data(config, kind, make, *more):
-        raise Loaded(make)
-
-    monkeypatch.setattr(sft, "load_step_data", load_step_data)
-    path = save_folder(tmp_path / "model", make_causal_lm(), make_tokenizer(100))
-    config = supervised_config("sft", tmp_path, model_name_or_path=path, train_on=train_on)
-    with pytest.raises(Loaded) as caught:
-        sft.train_sft(config, None)
-    (make,) = caught.value.args
-    assert make.keywords["all_turns"] == is_every_turn

@@ -14,21 +14,10 @@ from closeness import FORMULA, assert_near, near
 from dschat.base.errors import UserError
 from dschat.models.layout import PassSize
 from dschat.rollouts.engine import Generation
-from dschat.training.iteration import Clock, Iteration
+from dschat.training.iteration import Clock
 from dschat.training.loop import work_of
 from dschat.training.ppo.logprob_gap import check_gap
-from factories import (
-    collected,
-    hf_logprobs,
-    make_prompts,
-    make_rollout,
-    ppo_config,
-    ppo_loop,
-    random_ids,
-    taken_up,
-    to_device,
-    weights_of,
-)
+from factories import hf_logprobs, make_prompts, make_rollout, ppo_config, ppo_loop, random_ids, to_device, weights_of
 from macro_actions.types import Trajectory
 from resume_runs import AHEAD, DrawsAhead, ppo
 
@@ -61,11 +50,6 @@ def test_other_weights_are_an_error():
     assert metrics["rollout/logprob_gap"] == pytest.approx(0.04)
     with pytest.raises(UserError, match="rounding explains 0.05"):
         gap_of(trajectory_with(0.3, 0.0, 0.0, 0.0), BFLOAT16)
-
-
-def test_an_engine_that_computes_as_the_actor_does_is_not_compared():
-    far = trajectory_with(1.0, 1.0, 1.0, 1.0)
-    assert gap_of(replace(far, rollout=replace(far.rollout, drawn_logprobs=None)), FLOAT32) == {}
 
 
 class OffEngine:
@@ -114,17 +98,6 @@ def test_a_run_whose_engine_has_other_weights_stops_before_it_trains(group, tmp_
         trainer.fit()
     after = weights_of(trainer.algorithm.models.actor)
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_an_iteration_keeps_the_engines_log_probs_in_its_state(group, tmp_path):
-    trainer = trainer_with(OffEngine(2e-4), tmp_path)
-    iteration = collected(trainer, [list(range(8))])
-    drawn = iteration.batch.rollout.drawn_logprobs
-    assert drawn is not None and drawn.any()
-    assert torch.equal(taken_up(iteration).batch.rollout.drawn_logprobs, drawn)
-    scored = iteration.batch.scored
-    batch = replace(iteration.batch, scored=replace(scored, rollout=replace(scored.rollout, drawn_logprobs=None)))
-    assert taken_up(Iteration(batch, {}, {})).batch.rollout.drawn_logprobs is None
 
 
 def test_the_share_of_clipped_weights():

@@ -85,33 +85,6 @@ def test_what_fails_after_training_leaves_the_models(name, fails, tmp_path, capl
 
 
 @everywhere
-def test_without_held_out_rows_there_is_no_evaluation(name, tmp_path):
-    loop = loop_of(name, tmp_path, num_train_epochs=1)
-    if name in STEPS:
-        loop.algorithm.task.eval = []
-    else:
-        loop.algorithm.held_out = []
-    assert loop.fit() == {} and loop.folders.saves == ["final", "described"]
-    assert not [row for row in read_jsonl(tmp_path / "metrics.jsonl") if any("eval/" in name for name in row)]
-
-
-@everywhere
-def test_self_checks_come_before_anything_is_measured_unless_they_are_not_wanted(name, tmp_path, monkeypatch):
-    def broken():
-        raise UserError("self-check: broken")
-
-    for wanted in (True, False):
-        loop = loop_of(name, tmp_path / str(wanted), num_train_epochs=1, self_checks=wanted)
-        monkeypatch.setattr(loop.algorithm, "self_check", broken)
-        if wanted:
-            with pytest.raises(UserError, match="self-check: broken"):
-                loop.fit()
-            assert (tmp_path / "True" / "metrics.jsonl").read_text() == "" and loop.folders.saves == []
-        else:
-            assert loop.fit() and loop.update > 0
-
-
-@everywhere
 def test_every_evaluation_says_the_same(name, tmp_path):
     """Whatever the global random state and the iteration are."""
     loop, found = loop_of(name, tmp_path), []

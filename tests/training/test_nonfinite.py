@@ -124,14 +124,6 @@ def test_an_update_that_is_left_out_is_as_if_it_had_not_been(group, tmp_path):
     assert largest_difference(weights, weights_of_all(actor=others[0], critic=others[1])) == 0
 
 
-def test_a_folder_that_cannot_be_written_does_not_change_what_happens(group, tmp_path, caplog):
-    trainer = trainer_for(tmp_path)
-    (tmp_path / "nonfinite").write_text("a file")
-    with spoiled(trainer, "values", 0), pytest.raises(UserError, match=r"in rows .* of the rollout\. Lower"):
-        trainer.iterate(batches(0))
-    assert "could not be written" in caplog.text
-
-
 SKIPPED = " --on_reward_error skip leaves such responses out. --on_nonfinite skip"
 
 
@@ -161,27 +153,6 @@ def test_of_several_sources_that_which_gave_the_number_is_named_with_its_flag(na
     assert f"eval/scores, eval/{name} of the evaluation is not finite. {remedy}" in str(caught.value)
 
 
-def test_an_evaluation_that_is_not_finite_is_told_and_training_continues(group, tmp_path, caplog):
-    """It has been recorded: nothing is left out."""
-    trainer = trainer_for(tmp_path, on_nonfinite="skip")
-    trainer.algorithm.nonfinite.check_evaluation({"eval/scores": math.nan, "eval/kl": 1.0}, 3)
-    message = "after 3 updates, eval/scores of the evaluation is not finite. Training continues."
-    assert [record.getMessage() for record in caplog.records if "not finite" in record.getMessage()] == [message]
-
-
-@pytest.mark.parametrize("skips", [False, True])
-def test_a_reward_functions_nan_is_no_matter_of_learning_rates(skips, group, tmp_path):
-    trainer = trainer_for(tmp_path, on_reward_error="skip" if skips else "stop")
-    for call in (trainer.evaluate, lambda: trainer.iterate(batches(0))):
-        with spoiled(trainer, "scores", 0), pytest.raises(UserError) as caught:
-            call()
-        message = str(caught.value)
-        assert "--reward_function unused.py:reward must give finite numbers." in message
-        assert "learning rates" not in message and ("--on_reward_error skip" in message) is not skips
-    with spoiled(trainer, "values", 0), pytest.raises(UserError, match="Lower the learning rates"):
-        trainer.iterate(batches(0))
-
-
 ROWS = ragged_rows([2, 5, 3, 1], [7, 1, 4, 3], seed=3)
 
 
@@ -205,18 +176,6 @@ def spoil(trainer, part):
         )
     weight = trainer.algorithm.engine.module.inner.model.layers[0].mlp.up_proj.weight
     return weight.register_hook(lambda gradient: gradient * math.nan)
-
-
-@pytest.mark.parametrize("part", ["losses", "gradients"])
-@pytest.mark.parametrize("step", ["sft", "reward"])
-def test_steps_1_and_2_stop(step, part, group, tmp_path):
-    trainer = supervised(step, tmp_path)
-    trainer.iterate([[0, 1], [2, 3]])
-    spoil(trainer, part)
-    with pytest.raises(UserError, match=f"after 1 update, {part} of the model on rank 0 are not finite"):
-        trainer.iterate([[0, 1], [2, 3]])
-    tensors = load_file(tmp_path / "nonfinite" / "update-1-rank-0.safetensors")
-    assert {"0.input_ids", "0.attention_mask", "1.input_ids", "1.attention_mask"} <= tensors.keys()
 
 
 @pytest.mark.parametrize("stage", [0, 2])
@@ -292,25 +251,7 @@ def test_every_field_of_the_batch(name):
     assert first(replace(batch, **{name: with_nan(getattr(batch, name), 0, 1)})) == (name, [0])
 
 
-def test_advantages_that_are_broken_before_whitening_are_told_from_those_that_it_breaks():
-    batch = batch_of_trajectory()
-    everywhere = torch.full_like(batch.advantages, float("nan"))
-    origin = replace(batch, advantages=everywhere, returns=with_nan(batch.returns, 1, 0))
-    assert first(origin) == ("advantages", [1])
-    names = [name for name, bad in bad_rows(replace(batch, advantages=everywhere), torch.zeros(3), {}) if bad.any()]
-    places = [name for name, _ in bad_rows(batch, torch.zeros(3), {})]
-    assert names == ["advantages"] and places.index("advantages") < places.index("returns") < len(places) - 1
-
-
 def test_only_rows_that_are_broken_on_the_response_are_named():
     batch = batch_of_trajectory()
     broken = replace(batch, kl=with_nan(with_nan(batch.kl, 2, 4), 1, 0))  # row 2 has two tokens
     assert first(broken) == ("kl", [1])
-
-
-def test_a_batch_of_one_position():
-    trajectory = trajectory_of([1, 0], 1, seed=0)
-    assert first(batch_of_trajectory(trajectory)) is None
-    for row in (0, 1):  # a score of an empty response is trained on nowhere, but its mean is logged
-        scores = torch.tensor([float("nan") if i == row else 0.0 for i in (0, 1)])
-        assert first(batch_of_trajectory(replace(trajectory, scores=scores))) == ("scores", [row])

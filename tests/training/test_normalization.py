@@ -1,24 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores and advantages with mean 0 and variance 1, and the coefficient of the critic's loss."""
 
-import json
 import math
 import threading
 
 import pytest
 import torch
 
-from closeness import FORMULA, UPDATE, near
-from dschat.base.errors import UserError
-from dschat.settings.parse import parse
-from dschat.settings.ppo import PPOConfig
+from closeness import UPDATE, near
 from dschat.training.ppo import credit
 from dschat.training.ppo.credit import assign_credit, trained_scores, with_scores
 from factories import EOS, make_rollout, ppo_config, to_device
 from macro_actions.rewards import ScoreMoments
 from macro_actions.segments import segment
 from macro_actions.types import ScoredRollout, Trajectory
-from nonfinite_cases import batches, spoiled, trainer_for
+from nonfinite_cases import batches, trainer_for
 
 
 def scored(scores, lengths):
@@ -81,46 +77,6 @@ def test_scores_are_normalised_before_the_penalty_and_clipping(tmp_path):
     assert rewards(tmp_path, moments, missing_eos_penalty=0.7, clip_reward_value=0.6) == pytest.approx([-0.5, 0.6])
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_run_with_normalised_scores(late, group, tmp_path, monkeypatch):
-    """Scores are lengths: raw ones in the metrics and the evaluation, and the moments are those of all of them."""
-    if not late:
-        monkeypatch.setattr(PPOConfig, "credit_is_fused", lambda config, plan: False)
-    trainer = trainer_for(tmp_path, ppo_epochs=1, normalize_scores=True)
-    assert trainer.algorithm.config.credit_is_fused(trainer.algorithm.plan) == late
-    seen = []
-    scorer = trainer.algorithm.scorer
-    real = scorer.score_rollout
-
-    def noted(*arguments):
-        batch = real(*arguments)
-        seen.append(batch.rows.scored.scores)
-        return batch
-
-    monkeypatch.setattr(scorer, "score_rollout", noted)
-    rows = [trainer.iterate(batches(number)) for number in (0, 1)]
-    for count, row in enumerate(rows, 1):
-        scores = torch.cat(seen[:count]).double()
-        assert row["objective/scores"] == pytest.approx(float(seen[count - 1].mean()))
-        assert row["objective/scores_running_mean"] == pytest.approx(float(scores.mean()))
-        deviation = float(scores.std(unbiased=False))
-        assert row["objective/scores_running_std"] == pytest.approx(deviation)
-        normalised = (row["objective/scores"] - float(scores.mean())) / deviation
-        assert row["objective/normalized_scores"] == near(normalised, FORMULA)
-    before = trainer.algorithm.moments
-    evaluated = trainer.evaluate()["eval/scores"]
-    assert evaluated == pytest.approx(float(seen[-1].mean())) and trainer.algorithm.moments == before
-    assert json.loads(json.dumps(trainer.state_dict().numbers))["scores"]["mean"] == before.mean
-
-
-def test_a_rollout_that_is_left_out_leaves_no_moments(group, tmp_path):
-    trainer = trainer_for(tmp_path, normalize_scores=True, on_nonfinite="skip")
-    with spoiled(trainer, "scores", 0):
-        metrics = trainer.iterate(batches(0))
-    assert metrics["skipped/nonfinite"] == 2 and trainer.algorithm.moments == ScoreMoments()
-    assert trainer.iterate(batches(1))["objective/scores_running_std"] > 0
-
-
 def test_one_token_responses_have_no_advantage_in_their_rows(group, tmp_path):
     trainer = trainer_for(tmp_path, normalize_advantages="row", max_answer_seq_len=1)
     metrics = trainer.iterate(batches(0))
@@ -140,31 +96,6 @@ def test_the_value_coefficient_scales_the_gradient_and_not_the_metric(group, tmp
 PPO = "--data_path rows.jsonl --output_dir out --actor_model_name_or_path a".split()
 CRITIC = ["--critic_model_name_or_path", "c"]
 RLOO = ["--advantage_estimator", "rloo", "--samples_per_prompt", "4", "--reward_model_name_or_path", "r"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([*CRITIC, "--whiten_advantages", "--normalize_advantages", "row"], "--whiten_advantages contradicts"),
-        ([*RLOO, "--normalize_advantages", "row"], "gives all tokens of a response the same"),
-        ([*CRITIC, "--ngram", "inf", "--normalize_advantages", "row"], "--ngram inf"),
-        ([*CRITIC, "--ngram", "512", "--normalize_advantages", "row"], r"\(--ngram 512\): a response is"),
-        ([*CRITIC, "--vf_coef", "0"], "--vf_coef 0"),
-    ],
-)
-def test_refused(words, said):
-    with pytest.raises(UserError, match=said):
-        parse(PPOConfig, [*PPO, *words])
-
-
-def test_spellings(caplog):
-    def over(*words):
-        return parse(PPOConfig, [*PPO, *words]).advantages.normalized_over
-
-    assert over(*CRITIC) is None and over(*CRITIC, "--normalize_advantages", "row") == "row"
-    assert over(*CRITIC, "--whiten_advantages", "--normalize_advantages", "batch") == "batch"
-    assert over(*CRITIC, "--whiten_advantages") == over(*RLOO, "--normalize_advantages", "batch") == "batch"
-    assert not caplog.messages
 
 
 def test_the_longest_response_is_read_when_scores_are_penalised(tmp_path):

@@ -12,12 +12,9 @@ from cli_runs import read_jsonl
 from closeness import UPDATE, assert_near, near
 from dschat.run.state import SeedKind, derive_seed
 from dschat.scoring.function import FunctionScores
-from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import Scores, Weighted, WeightedScores
 from factories import (
-    frozen_engine_of,
     hf_logprobs,
-    hf_score,
     largest_difference,
     make_causal_lm,
     make_classifier,
@@ -140,21 +137,6 @@ def test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature(gr
     assert_near(drawn.logprobs, trajectory.logprobs)
 
 
-def test_scores_can_be_computed_again_from_the_samples(group, tokenizer, tmp_path):
-    """Ten held-out prompts, of which eight are written token by token."""
-    model = make_classifier(seed=5)
-    trainer = make_trainer(tmp_path, reward=RewardModelScores(frozen_engine_of(model), 4))
-    trainer.algorithm.held_out = make_prompts(10)
-    trainer.evaluate()
-    samples = read_jsonl(tmp_path / "samples" / "update-000000.jsonl")
-    assert ["tokens" in sample for sample in samples] == [True] * 8 + [False] * 2
-    for sample, prompt in zip(samples, make_prompts(10), strict=True):
-        assert sample["prompt_ids"] == prompt.prompt_ids and len(sample["response_ids"]) == sample["length"]
-        assert tokenizer.decode(sample["response_ids"], skip_special_tokens=True) == sample["response"]
-        again = hf_score(make_classifier(seed=5), sample["prompt_ids"] + sample["response_ids"])
-        assert sample["score"] == near(again)
-
-
 def test_a_response_without_a_score_is_no_measurement(group, tmp_path):
     """Ten held-out responses, three of them with a score: mean and standard error are those of three numbers."""
 
@@ -180,16 +162,6 @@ def test_a_response_without_a_score_is_no_measurement(group, tmp_path):
     for sample in samples:
         assert (sample["some"] is None) == (sample["length"] is None) == bool(sample["unscored"])
     assert metrics["eval/m"] == near(sum(len(sample["response"]) for sample in samples) / 10)
-
-
-def test_a_reward_function_with_a_graph_of_its_own(group, tmp_path):
-    """It may forget torch.no_grad(); several micro-batches go backward through the same scores."""
-    weight = torch.ones((), requires_grad=True)
-    trainer = make_trainer(
-        tmp_path, reward=lambda p, r, rows: weight * share_of_a(p, r, rows), per_device_training_batch_size=2
-    )
-    trainer.iterate([list(range(8))])
-    assert weight.grad is None
 
 
 class SomeUnscored:

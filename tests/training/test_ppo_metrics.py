@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from closeness import FORMULA, near
-from dschat.training.ppo.metrics import external_metrics, repeated_4grams, rollout_metrics, token_table, token_texts
-from dschat.training.ppo.score import ExternalStats
+from dschat.training.ppo.metrics import repeated_4grams, rollout_metrics, token_table
 from factories import EOS, make_rollout, ragged_rows
 from macro_actions.conditions import fixed
 from macro_actions.types import Trajectory, select_rows, without_responses
@@ -49,17 +48,6 @@ def test_rollout_metrics_by_hand():
     assert metrics == near(expected, FORMULA)
 
 
-def test_a_rollout_without_a_critic():
-    """The same metrics, but for those of a critic and of GAE; and of a token what is known."""
-    trajectory = trajectory_of([3, 1, 4, 2], 5, seed=1)
-    ends = fixed(trajectory.response_mask, 2)
-    with_critic = rollout_metrics(credit_of(trajectory, ends, kl_coef=0.5, gamma=1.0, lam=0.9), 0.9)
-    batch = credit_of(replace(trajectory, values=None), ends, "rloo", samples=2, kl_coef=0.5)
-    gone = {"val/explained_variance", "macro/lambda_eff"}
-    expected = {name: number for name, number in with_critic.items() if name not in gone}
-    assert rollout_metrics(batch, 0.9) == pytest.approx(expected)
-
-
 def test_a_response_without_a_score_counts_in_no_mean():
     """Its tokens are taken away, and its score was filled in."""
     whole = trajectory_of([3, 1, 4, 2], 5, seed=1)
@@ -70,15 +58,6 @@ def test_a_response_without_a_score_counts_in_no_mean():
     expected = rollout_metrics(select_rows(batch, torch.arange(3)), 0.9)
     assert expected["response/length"] == pytest.approx(8 / 3)
     assert rollout_metrics(batch, 0.9) == pytest.approx(expected)
-
-
-def test_what_others_say_of_a_rollout():
-    outside = ExternalStats(
-        {"gold": torch.tensor([0.2, 0.6])}, {"parsing/sentences": 3.0}, {"programs/passed": (3.0, 4.0)}
-    )
-    metrics = external_metrics(outside)
-    assert metrics == pytest.approx({"objective/gold": 0.4, "parsing/sentences": 3.0, "programs/passed": 0.75})
-    assert external_metrics(ExternalStats({}, {}, {})) == {}
 
 
 def test_repeated_4grams_by_hand():
@@ -110,15 +89,6 @@ def test_the_correlation_is_pearsons(offset):
     constant = credit_of(replace(trajectory, scores=torch.full((6,), 1.3)), ends, kl_coef=0.5, gamma=1.0, lam=0.9)
     metrics = rollout_metrics(constant, 0.9)
     assert metrics[name] == metrics["objective/scores_std"] == 0
-
-
-def test_a_character_of_several_tokens_is_shown_once():
-    from dschat.models.tiny import train_tokenizer
-
-    tokenizer = train_tokenizer(["abc"], 259)
-    ids = tokenizer("a\N{GRINNING FACE}b", add_special_tokens=False)["input_ids"]
-    assert token_texts(ids, tokenizer) == ["a", "", "", "", "\N{GRINNING FACE}", "b"]
-    assert "".join(token_texts(ids[:3], tokenizer)) == tokenizer.decode(ids[:3])
 
 
 def test_token_table(tokenizer):

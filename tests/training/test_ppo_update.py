@@ -200,16 +200,6 @@ def test_a_rollout_is_scored_by_the_reference_at_the_sampling_temperature(group,
         assert_near(own, expected)
 
 
-def test_actor_and_critic_run_once_per_micro_batch(group, tmp_path):
-    trainer = one_update(tmp_path)
-    calls = []
-    for name in ("actor", "critic"):
-        module = getattr(trainer.algorithm.models, name).module
-        module.register_forward_hook(lambda m, i, o, name=name: calls.append(name))
-    trainer.iterate(batches(0))
-    assert sorted(calls) == ["actor"] * 2 + ["critic"] * 2
-
-
 def user_ends(trajectory, tokenizer):
     return trajectory.logprobs < -1
 

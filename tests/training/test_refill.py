@@ -22,7 +22,6 @@ from macro_actions.conditions import fixed
 from macro_actions.groups import refilled
 from macro_actions.segments import segment
 from macro_actions.types import ScoredRollout
-from resume_runs import DrawsAhead
 from rl_cases import trajectory_of
 from rollout_cases import by_hand
 
@@ -148,18 +147,6 @@ def test_rounds_end_when_no_place_is_left_or_at_their_number(group: Any, tmp_pat
     assert (9 in numbers_of(found.rows.rollout)) == (last == 0)
 
 
-def test_what_is_drawn_depends_on_seed_iteration_and_round(group: Any, tmp_path: Any) -> None:
-    def drawn(name: str, iteration: int = 0, **flags: Any) -> Any:
-        scores = Scores(set(range(16)))
-        collected(trainer_of(tmp_path / name, scores, refill_rounds=2, **flags), iteration)
-        return [(numbers_of(rollout), rollout.response_rows()) for rollout in scores.asked[1:]]
-
-    once = drawn("once")
-    assert drawn("again") == once and once[0] != once[1]
-    for other in (drawn("seed", seed=5), drawn("later", 1)):
-        assert all(one[0] != another[0] for one, another in zip(once, other, strict=True))
-
-
 def test_a_prompt_that_is_asked_twice_is_answered_anew(group: Any, tmp_path: Any) -> None:
     """In four rounds of four of 16 prompts, the last are the iteration's own; the fifth begins the order again."""
     scores = Scores(set(range(16)))
@@ -167,49 +154,6 @@ def test_a_prompt_that_is_asked_twice_is_answered_anew(group: Any, tmp_path: Any
     first, *_, fourth, fifth = scores.asked[1:]
     assert sorted(numbers_of(fourth)) == [0, 1, 2, 3] and numbers_of(fifth) == numbers_of(first)
     assert fifth.response_rows() != first.response_rows()
-
-
-def test_the_log_probs_of_what_drew_stay_with_their_rows(group: Any, tmp_path: Any) -> None:
-    """An engine whose log-probs are its own, here the actor's: the difference is rounding in every row."""
-    known = collected(trainer_of(tmp_path, Scores(SAME), DrawsAhead(8))).rows.trajectory
-    assert known.rollout.drawn_logprobs is not None and known.rollout.drawn_logprobs[known.response_mask].all()
-    assert_near(known.rollout.drawn_logprobs, known.logprobs)
-
-
-def test_rewards_of_macro_actions_stay_with_their_rows(group: Any, tokenizer: Any, tmp_path: Any) -> None:
-    def characters(prompts: Any, responses: Any, rows: Any, segments: Any) -> list[list[float]]:
-        same = [row["n"] in SAME for row in rows]
-        return [
-            [0.0 if equal else float(len(text)) + i % 2 for text in own]
-            for i, (equal, own) in enumerate(zip(same, segments, strict=True))
-        ]
-
-    flags = {"advantage_estimator": "reinforce_pp", "segment_rewards": "each"}
-    found = collected(trainer_of(tmp_path, characters, **flags))
-    known = found.rows.trajectory
-    assert not SAME & set(numbers_of(known.rollout)) and known.segment_rewards is not None
-    expected = torch.zeros(known.response_mask.shape)
-    for row, ids in enumerate(known.rollout.response_rows()):
-        said = 0
-        for end in [*range(3, len(ids), 3), len(ids)]:
-            length = len(tokenizer.decode(ids[:end], skip_special_tokens=True))
-            expected[row, end - 1] = length - said + row % 2
-            said = length
-    assert_near(known.segment_rewards, expected)
-    assert_near(known.scores, expected.sum(1))
-
-
-def test_completions_are_those_of_the_prompts_that_are_there(group: Any, tmp_path: Any) -> None:
-    """A prompt's scores are its number, or a half more; so are the values of all its states."""
-    flags = {"advantage_estimator": "segment_mc", "mc_samples": 2, "mc_max_segments": 2}
-    trainer = trainer_of(tmp_path, Scores(SAME), **flags)
-    found = collected(trainer)
-    known = found.rows.trajectory
-    totals = found.stats.totals
-    assert not SAME & set(numbers_of(known.rollout)) and known.values is not None
-    whole = known.rollout.prompt_index[:, None].expand_as(known.response_mask)[known.response_mask]
-    assert torch.equal(known.values[known.response_mask].floor(), whole.float())
-    assert totals["rollout/refilled"] == 2 and totals["rollout/mc_tokens"] > 0
 
 
 def test_logits_that_are_not_finite_are_not_passed_over() -> None:

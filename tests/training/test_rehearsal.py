@@ -11,15 +11,12 @@ import pytest
 import torch
 
 from dschat.base.errors import UserError
-from dschat.data.examples import SFTExample
 from dschat.engine.rehearsal import first_update_bytes
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.training import rehearsal
-from dschat.training.supervised.sft import SFTTask
 from factories import engine_of, make_causal_lm, pad_rows, ragged_rows
 from reduction_cases import CASES, DTYPES, update
 from resume_runs import RLOO, Setup, ppo, refuel_online, result_of, supervised
-from shared_base_runs import trainer_of, write_adapter, write_base
 
 DROPOUT = Setup(lora_dim=2, lora_dropout=0.5)
 FUSED = {"ppo_epochs": 1, "generation_batches": 1}
@@ -91,16 +88,6 @@ SIZES = {
     "refuel-online": (refuel_online, {}, (8, 24)),
     "refuel-online-fewer-tokens": (refuel_online, {"max_tokens_per_micro_batch": 4 * 24}, (4, 24)),
 }
-
-
-def test_the_widest_sft_micro_batch_has_the_longest_prompt_and_the_longest_response():
-    """9 + 1 and 1 + 9 tokens make rows of 18 where prompts and responses are padded apart; 5 + 5 alone rows of 10."""
-    train = [SFTExample([3] * prompt, [4] * response) for prompt, response in ((5, 5), (5, 5), (9, 1), (1, 9))]
-    task = SFTTask(train, [], 0)
-    widest = task.with_placeholders(train[:2])
-    assert (len(widest), task.padded_tokens(widest)) == (2, 18)
-    assert task.collate(widest)["input_ids"].shape == (2, 18)
-    assert task.padded_tokens(task.with_placeholders(train[:1])) == 10
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -183,33 +170,6 @@ def test_memory_that_sampling_keeps_by_hand(graphs, slots, prompts, columns):
     assert ContinuousEngine(slots, graphs).kept_bytes(causal_lm, prompts, 200) == expected
 
 
-@pytest.mark.parametrize(("stage", "graphs", "is_kept"), [(0, True, True), (3, True, False), (0, False, False)])
-def test_a_rehearsal_takes_the_memory_that_sampling_keeps(stage, graphs, is_kept, tmp_path, monkeypatch):
-    """8 prompts in 3 slots: 6 tokens and 6 of a response, rounded up to 256 columns."""
-    loop = ppo(tmp_path, rollouts=ContinuousEngine(3, graphs), setup=Setup(zero_stage=stage))
-    sizes = []
-    empty = torch.empty
-
-    def noted(size, **options):
-        sizes.append(size)
-        return empty(size, **options)
-
-    engine = loop.algorithm.models.actor
-    expected = ContinuousEngine(3, True).kept_bytes(make_causal_lm(), 8, 12)
-    monkeypatch.setattr(rehearsal.torch, "empty", noted)
-    monkeypatch.setattr(type(engine), "backward", no_memory)
-    with pytest.raises(UserError) as raised:
-        loop.algorithm.rehearse()
-    assert sizes[0] == (expected if is_kept else 0)
-    assert ("--decode_graphs off frees" in str(raised.value)) == is_kept
-
-
-def test_a_run_on_a_cpu_does_without(tmp_path, monkeypatch):
-    loop = supervised("sft", tmp_path)
-    monkeypatch.setattr(loop.algorithm, "rehearse", None)
-    loop.fit()
-
-
 def test_after_a_resume_it_has_the_optimiser_states_of_the_checkpoint(tmp_path, monkeypatch):
     """And changes nothing either."""
     expected = result_of(ppo(tmp_path / "whole"), tmp_path / "whole")
@@ -229,20 +189,6 @@ def test_after_a_resume_it_has_the_optimiser_states_of_the_checkpoint(tmp_path, 
     assert room == [4 * elements]
     assert metrics == expected[1]
     assert all(torch.equal(x, expected[0][name]) for name, x in weights.items())
-
-
-@pytest.mark.parametrize("stage", [0, 2, 3])
-def test_models_on_one_base(stage, tmp_path, tokenizer):
-    """Neither the base nor an adapter has a gradient afterwards."""
-    base = write_base(tmp_path, tokenizer)
-    reward = write_adapter(tmp_path / "reward", base, tokenizer)
-    flags = {"critic_model_name_or_path": reward, "reward_model_name_or_path": reward, "zero_stage": stage}
-    loop = trainer_of(tmp_path / "run", base, tokenizer, **flags)
-    before = {name: {key: x.clone() for key, x in engine.parts().items()} for name, engine in engines_of(loop)}
-    loop.algorithm.rehearse()
-    for name, engine in engines_of(loop):
-        assert all(parameter.grad is None for parameter in engine.module.parameters())
-        assert all(torch.equal(x, before[name][key]) for key, x in engine.parts().items())
 
 
 def engines_of(loop):

@@ -11,8 +11,7 @@ import torch
 from cli_runs import read_jsonl
 from closeness import FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.programs.run import ProgramOutcome
-from dschat.programs.scores import ProgramScores
-from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
+from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.training.ppo.credit import assign_credit, tokens_that_count
@@ -25,7 +24,6 @@ from factories import (
     ppo_config,
     ppo_loop,
     weights_of,
-    weights_of_all,
 )
 from macro_actions.estimators import rloo_batch
 from macro_actions.segments import segment
@@ -99,13 +97,6 @@ def test_samples_of_a_prompt_depend_on_nothing_else(group, tmp_path):
         trainer.algorithm.sampler.engine = ContinuousEngine(slots)
         others, _ = drawn_by(trainer, 4, numbers)
         assert all(others[place] == rows[place] for place in others)
-
-
-def test_transformers_generate_draws_several_samples(group, tmp_path):
-    trainer = trainer_of(tmp_path)
-    trainer.algorithm.sampler.engine = GenerateEngine(5)
-    rows, _ = drawn_by(trainer, 4)
-    assert all(len({tuple(rows[n, sample]) for sample in range(4)}) > 1 for n in (0, 5, 9))
 
 
 # -- updates
@@ -269,20 +260,6 @@ def test_rloo_is_normalised_with_its_kl_penalty(group, tmp_path):
     assert_near(found, [[-1.0], [1.0]], FORWARD)
 
 
-def test_normalising_each_response_does_not_take_its_kl_penalty_away(group, tmp_path):
-    """TEMPO: a, then b or c, with scores 1 and 3: tokens −1, −2 and 1, 2 in deviations, so −1 and 1 in each row."""
-    trajectory = trajectory_of([2, 2], 2, 0)
-    ids = torch.tensor([[1, 1, 1, 7, 1], [1, 1, 1, 7, 2]])
-    rollout = replace(trajectory.rollout, input_ids=ids)
-    kl = torch.tensor([[0.1, 0.3], [0.0, -0.2]])
-    logprobs = trajectory.ref_logprobs + kl
-    trajectory = replace(trajectory, rollout=rollout, logprobs=logprobs, scores=torch.tensor([1.0, 3.0]))
-    macro = segment(trajectory.response_mask, trajectory.response_mask)
-    config = ppo_config(tmp_path, samples_per_prompt=2, advantage_estimator="tempo", normalize_advantages="row")
-    found = assign_credit(trajectory, macro, 0.5, config, samples=2).advantages
-    assert_near(found, [[1 - 0.2, -1 - 0.2], [-1 + 0.1, 1 + 0.1]], FORWARD)
-
-
 def test_an_estimator_that_is_handed_in_takes_the_place_of_the_flags(group, tmp_path):
     def doubled(trajectory, macro, settings):
         batch = rloo_batch(trajectory, macro, settings)
@@ -338,42 +315,7 @@ class Pool:
         ]
 
 
-def test_programs_that_could_not_be_run_are_no_baseline(group, tmp_path):
-    """Scores of the first prompt 1, 0.35; of the second -0.3, 1, -1, -0.3."""
-    trainer = trainer_of(tmp_path, ProgramScores(Pool(), "paper"), kl_coef=0.0)
-    batch = batch_of_iteration(trainer, [[3, 8]])
-    assert batch.response_mask.any(1).tolist() == [True, False, False, True, True, True, True, True]
-    expected = [0.65, 0.0, 0.0, -0.65, -0.3 + 0.1, 1.0 + 1.6 / 3, -1.0 - 0.4 / 3, -0.3 + 0.1]
-    found = torch.where(batch.response_mask, batch.advantages, 0.0)[:, 0].tolist()
-    assert found == near(expected, FORMULA)
-    metrics = trainer.iterate([[3, 8]])
-    assert metrics["programs/invalid"] == 0.25 and math.isfinite(metrics["loss/policy"])
-
-
 # -- several responses with a critic
-
-
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_ppo_with_two_responses_is_ppo_on_twice_the_rows(epochs, group, tmp_path):
-    """One update (credit is late) and two: as if the second responses were those of other prompts."""
-    flags = {"advantage_estimator": "gae", "per_device_training_batch_size": 4, "ppo_epochs": epochs}
-    flags |= {"global_batch_size": 8}
-    trainer = trainer_of(tmp_path / "two", samples_per_prompt=2, per_device_generation_batch_size=4, **flags)
-    plan = trainer.run.plan
-    assert (plan.global_rollout, plan.global_responses, plan.updates_per_rollout) == (4, 8, epochs)
-    assert trainer.algorithm.config.credit_is_fused(plan) == (epochs == 1)
-    numbers = [3, 8, 2, 6]
-    prompts = [trainer.algorithm.prompts[n] for n in numbers]
-    drawn, texts = trainer.algorithm.sampler.sample(prompts, SeedKind.TRAINING, 0, 2)
-    metrics = trainer.iterate([numbers])
-    other = trainer_of(tmp_path / "one", samples_per_prompt=1, per_device_generation_batch_size=8, **flags)
-    other.algorithm.sampler.sample = already_sampled(drawn, texts)
-    expected = other.iterate([[n for n in numbers for _ in range(2)]])
-    weights = [weights_of_all(**t.algorithm.models.trained) for t in (trainer, other)]
-    assert largest_difference(*weights) == 0
-    same = {name: x for name, x in metrics.items() if not name.startswith("time/")}
-    assert same == {name: x for name, x in expected.items() if not name.startswith("time/")}
-    assert "val/explained_variance" in metrics and "grad_norm/critic" in metrics
 
 
 def already_sampled(drawn, texts):

@@ -51,28 +51,12 @@ def test_a_dialogue_ends_with_the_token_at_which_the_score_was_trained(name):
         assert rendered[0] == rendered[1]
 
 
-def test_the_line_break_that_ends_a_template_s_file_is_not_written():
-    """Jinja drops it, whatever the template's last statement."""
-    tokenizer = byte_tokenizer("chatml")
-    tokenizer.chat_template += "{{ '' }}\n"
-    reading = plain_reading(tokenizer, tokenizer.convert_tokens_to_ids("<|im_end|>"))
-    assert reading.tokenizer.apply_chat_template(DIALOGUE, tokenize=False) == WRITTEN["chatml"][1]
-
-
 @pytest.mark.parametrize("name", sorted((TEMPLATES | SPECIAL_TEMPLATES).keys() - {"r1"}))
 def test_every_template_is_read_as_our_own_commands_read_it(name):
     tokenizer = byte_tokenizer(name)
     reading = plain_reading(tokenizer, tokenizer.eos_token_id)
     expected, _ = encode_dialogues(tokenizer, [DIALOGUE, LONGER], [True, True], end_id=tokenizer.eos_token_id)
     assert [ids_of(reading.tokenizer, dialogue) for dialogue in (DIALOGUE, LONGER)] == [expected[0], expected[1]]
-
-
-def test_what_cannot_be_read_as_trained_is_saved_as_it_is():
-    """R1's generation prompt ends with <think>, which no reply begins with; and one of several templates."""
-    assert plain_reading(byte_tokenizer("r1"), 2) is None
-    several = byte_tokenizer("chatml")
-    several.chat_template = {"default": several.chat_template, "tool_use": several.chat_template}
-    assert plain_reading(several, 2) is None
 
 
 def test_a_template_without_the_bos_that_texts_get_writes_it():

@@ -6,16 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from closeness import UPDATE, assert_near
-from dschat.base.errors import UserError
+from closeness import assert_near
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import Weighted, WeightedScores
-from dschat.settings.parse import parse
-from dschat.settings.ppo import PPOConfig
 from dschat.training.iteration import pass_size
 from dschat.training.ppo.credit import with_scores
 from dschat.training.ppo.models import response_logprobs, response_values
-from factories import make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop, weights_of
+from factories import make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop
 
 
 def characters(prompts, responses, rows, segments):
@@ -70,14 +67,6 @@ def test_rewards_stand_where_macro_actions_end(flags, group, tokenizer, tmp_path
     assert_near(batch.trajectory.scores, rewards.sum(1))
 
 
-def test_of_prefixes_what_each_adds_is_the_reward(group, tokenizer, tmp_path):
-    def upto(prompts, responses, rows, segments):
-        return [[float(len("".join(own[: n + 1]))) for n in range(len(own))] for own in segments]
-
-    batch = batch_of(trainer_of(tmp_path, upto, segment_rewards="prefix"))
-    assert_near(batch.rewards, expected_rewards(batch, tokenizer))
-
-
 @pytest.mark.parametrize("condition", ["ppl", "surprise", "randomized"])
 def test_every_condition_comes_before_the_scores(condition, group, tmp_path):
     """One that reads log-probs gets those of the models, as without such rewards."""
@@ -119,29 +108,3 @@ def test_normalised_scores_scale_the_rewards(group, tokenizer, tmp_path):
     last = batch.response_mask.sum(1) - 1
     expected[torch.arange(len(last)), last] -= float(scores.mean()) / deviation
     assert_near(batch.rewards, expected)
-
-
-def test_fused_credit_gives_the_same_weights(group, tmp_path, monkeypatch):
-    fused = trainer_of(tmp_path / "fused")
-    assert fused.algorithm.config.credit_is_fused(fused.algorithm.plan)
-    fused.fit()
-    monkeypatch.setattr(PPOConfig, "credit_is_fused", lambda config, plan: False)
-    early = trainer_of(tmp_path / "early")
-    early.fit()
-    for name, engine in fused.algorithm.models.trained.items():
-        other = weights_of(early.algorithm.models.trained[name])
-        for weight, found in weights_of(engine).items():
-            assert_near(found, other[weight], UPDATE)
-
-
-def test_evaluations_ask_for_macro_actions_too(group, tmp_path):
-    trainer = trainer_of(tmp_path)
-    metrics, samples = trainer.algorithm.evaluate()
-    assert metrics["eval/scores"] == pytest.approx(sum(len(sample["response"]) for sample in samples) / 6)
-    assert sum(token["reward"] != 0 for token in samples[0]["tokens"]) > 1
-
-
-def test_means_of_rewards_are_refused():
-    given = ["--actor_model_name_or_path", "m", "--data_path", "d", "--output_dir", "o", "--reward_url", "http://h/s"]
-    with pytest.raises(UserError, match="--segment_rewards with --macro_reward mean .* Give --macro_reward sum"):
-        parse(PPOConfig, [*given, "--segment_rewards", "each", "--macro_reward", "mean"])

@@ -8,16 +8,13 @@ import pytest
 import torch
 
 from closeness import FORMULA, assert_near
-from dschat.base.errors import UserError
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import ResponseTexts, Scores, Weighted, WeightedScores
-from dschat.settings.parse import parse
-from dschat.settings.ppo import PPOConfig
 from dschat.training.iteration import Clock
 from dschat.training.ppo.collect import ActorSampler
-from factories import EOS, credit_of_batch, make_causal_lm, make_prompts, ppo_config, ppo_loop
+from factories import credit_of_batch, make_causal_lm, make_prompts, ppo_config, ppo_loop
 from macro_actions.conditions import at_most
 from macro_actions.types import PPOBatch, Rollout
 from rl_cases import credit_of, mask_of, trajectory_of
@@ -132,45 +129,6 @@ def test_weights_are_sent_once_for_all_parts(group: Any, tmp_path: Any, monkeypa
     assert parts > 1 and sessions == [False, False] + [True] * (parts - 1)
 
 
-@pytest.mark.slow
-def test_many_completions_come_to_the_exact_value(group: Any, tokenizer: Any, tmp_path: Any) -> None:
-    """Two tokens of 100 ids: V of the prompt and after the first token, summed over all that may follow."""
-    count = 500
-    trainer = trainer_of(tmp_path, mc_samples=count, ngram=1, max_answer_seq_len=2, samples_per_prompt=1)
-    batch, _ = batch_of(trainer)
-    causal_lm, forbidden = make_causal_lm(), sorted(trainer.algorithm.sampler.sampling.forbidden)
-
-    @torch.no_grad()
-    def following(ids: list[int]) -> torch.Tensor:
-        logits = causal_lm(input_ids=torch.tensor([ids])).logits[0, -1].double()
-        logits[forbidden] = -torch.inf
-        return logits.softmax(-1)
-
-    def score(ids: list[int]) -> float:
-        return len(tokenizer.decode(ids, skip_special_tokens=True)) / 4
-
-    def after(prompt: list[int], token: int) -> tuple[float, float]:
-        """Mean and mean square of the score of what begins with this token."""
-        if token == EOS:
-            return score([token]), score([token]) ** 2
-        scores = torch.tensor([score([token, n]) for n in range(100)], dtype=torch.float64)
-        probs = following([*prompt, token])
-        return float(probs @ scores), float(probs @ scores**2)
-
-    for row, number in enumerate((1, 2, 3, 0)):
-        prompt, response = make_prompts(16)[number].prompt_ids, batch.rollout.response_rows()[row]
-        each = torch.tensor([after(prompt, n) for n in range(100)], dtype=torch.float64)
-        moments = [following(prompt) @ each, *[each[token] for token in response[:-1]]]
-        for place, (mean, square) in enumerate(moments):
-            error = math.sqrt(max(float(square - mean**2), 0.0) / count)
-            assert abs(float(batch.trajectory.values[row, place]) - float(mean)) < 5 * error
-
-
-def test_no_more_macro_actions_than_are_asked_for(group: Any, tmp_path: Any) -> None:
-    batch, _ = batch_of(trainer_of(tmp_path, ngram=1, mc_max_segments=2))
-    assert batch.macro.mask.sum(1).max() == 2 and batch.response_mask.sum(1).max() > 2
-
-
 def test_completions_are_scored_as_they_are_trained_on(group: Any, tmp_path: Any) -> None:
     """A constant score s of which (s − mean) / deviation, less the penalty of a cut response, is clamped."""
     flags = {"missing_eos_penalty": 0.25, "clip_reward_value": 0.5, "ngram": math.inf}
@@ -189,16 +147,6 @@ def test_completions_are_scored_as_they_are_trained_on(group: Any, tmp_path: Any
     assert batch.trajectory.values is not None and plain.trajectory.values is not None
     expected = torch.where(plain.response_mask, (plain.trajectory.values.double() - scores.mean()) / deviation, 0.0)
     assert_near(batch.trajectory.values, expected.float())
-
-
-def test_a_response_without_a_score_has_no_advantage(group: Any, tmp_path: Any) -> None:
-    def picky(prompts: list[str], responses: list[str], rows: list[Any]) -> list[float | None]:
-        return [None if row["n"] == 3 else len(response) / 4 for row, response in zip(rows, responses, strict=True)]
-
-    source = WeightedScores([Weighted("", 1.0, FunctionScores(picky, "--f", "skip"))], skips=True)
-    batch, _ = batch_of(trainer_of(tmp_path, source, on_reward_error="skip", samples_per_prompt=1))
-    assert batch.response_mask.any(1).tolist() == [True, True, False, True]
-    assert not batch.advantages[2].any() and batch.advantages[:2].any()
 
 
 def test_completions_without_a_score_are_left_out(group: Any, tmp_path: Any) -> None:
@@ -237,21 +185,3 @@ def test_completions_are_paid_for(group: Any, tmp_path: Any) -> None:
 
 
 # -- runs
-
-
-@pytest.mark.slow
-def test_a_run_learns_and_says_what_it_drew(group: Any, tmp_path: Any) -> None:
-    from cli_runs import read_jsonl
-
-    trainer = trainer_of(tmp_path, num_train_epochs=6, actor_learning_rate=3e-3, generation_batches=4)
-    trainer.fit()
-    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "objective/scores" in row]
-    assert rows[-1]["objective/scores"] > rows[0]["objective/scores"] + 0.2
-    assert all(row["rollout/mc_tokens"] > 0 and row["time/completions"] > 0 for row in rows)
-
-
-@pytest.mark.parametrize("flag", ["--segment_rewards each", "--gamma 0.9", "--isolate_last_token"])
-def test_refused(flag: str) -> None:
-    given = ["--actor_model_name_or_path", "m", "--data_path", "d", "--output_dir", "o", "--reward_url", "http://h/s"]
-    with pytest.raises(UserError, match=f"{flag.split()[0]}.*--advantage_estimator segment_mc"):
-        parse(PPOConfig, [*given, "--advantage_estimator", "segment_mc", *flag.split()])

@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """One base in memory for all models of step 3 (--share_base)."""
 
-import json
 import logging
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from closeness import WEIGHT_GAP, assert_near, near
 from dschat.base.errors import UserError
-from dschat.base.fingerprints import model_hash
-from dschat.models.lora import WEIGHTS, adapter_settings, find_adapter, load_adapter
 from dschat.run.distributed import device
 from dschat.training.steps.ppo import check_ppo_lengths
 from factories import (
@@ -23,7 +17,6 @@ from factories import (
     hf_logprobs,
     hf_score,
     largest_difference,
-    make_causal_lm,
     make_classifier,
     ragged_rows,
     save_engines,
@@ -177,54 +170,3 @@ def test_what_cannot_share_is_refused_by_name(tokenizer, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         check_ppo_lengths(config_of(tmp_path / "out", base, share_base=True, **without_reward_model))
     assert not caplog.messages, "nothing is said about a reward model"
-
-
-def test_a_base_that_was_moved_is_known_by_its_weights(tokenizer, tmp_path):
-    base, models = paths(tmp_path, tokenizer)
-    shutil.copytree(base, tmp_path / "copy")
-    check_ppo_lengths(config_of(tmp_path / "out", str(tmp_path / "copy"), share_base=True, **models))
-    make_causal_lm(seed=9).save_pretrained(base)
-    assert f"was trained on another base, {base} as it was then" in refused(tmp_path, base, **models)
-
-
-def test_damaged_adapters_are_refused(tokenizer, tmp_path):
-    base, models = paths(tmp_path, tokenizer)
-    folder = find_adapter(models["critic_model_name_or_path"])
-    weights = load_file(folder / WEIGHTS)
-    model = make_classifier()
-    save_file({name: x for name, x in weights.items() if "score" not in name}, folder / WEIGHTS)
-    with pytest.raises(UserError, match=r"not the adapter and score head of a reward model .*score.weight"):
-        load_adapter(model, folder, "--critic_model_name_or_path", base)
-    (folder / WEIGHTS).unlink()
-    with pytest.raises(UserError, match="the adapter .* cannot be read"):
-        load_adapter(make_classifier(), folder, "--critic_model_name_or_path", base)
-    (folder / "adapter_config.json").write_text("{")
-    with pytest.raises(UserError, match="cannot be read"):
-        adapter_settings(folder)
-
-
-def test_the_identity_of_an_adapter_is_its_weights(tokenizer, tmp_path):
-    """A folder that holds an adapter alone, in itself or in adapter/."""
-    base, models = paths(tmp_path, tokenizer)
-    path = models["critic_model_name_or_path"]
-    before = model_hash(path)
-    assert before == model_hash(f"{path}/adapter")
-    write_adapter(tmp_path / "merged", base, tokenizer, merge=True)
-    assert model_hash(str(tmp_path / "merged")) != before
-    weights = load_file(Path(path) / "adapter" / WEIGHTS)
-    save_file({name: x + 1 for name, x in weights.items()}, Path(path) / "adapter" / WEIGHTS)
-    assert model_hash(path) != before
-
-
-def test_an_adapter_trained_with_dropout_has_none_in_step_3(tokenizer, tmp_path):
-    """Values of an update are compared with those of the rollout."""
-    base, flags = paths(tmp_path, tokenizer)
-    file = Path(flags["critic_model_name_or_path"])
-    file = (file if (file / "adapter_config.json").exists() else file / "adapter") / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_dropout": 0.5}))
-    critic = make_classifier()
-    load_adapter(critic, file.parent, "--critic_model_name_or_path", base)
-    assert not [m for m in critic.modules() if isinstance(m, torch.nn.Dropout) and m.p > 0]
-    config = config_of(tmp_path / "out", base, share_base=True, rm_template=True, **flags)
-    with pytest.raises(UserError, match="--rm_template: with --share_base"):
-        check_ppo_lengths(config)

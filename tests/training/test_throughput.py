@@ -11,11 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MixtralConfig
 
-from cli_runs import read_jsonl
 from closeness import FORMULA, near
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.models.layout import Lengths
-from dschat.refuel.models import sampled_lengths
 from dschat.refuel.offline import RefuelTask
 from dschat.refuel.token_pairs import RegressionExample
 from dschat.run.peaks import Gpu
@@ -25,18 +23,7 @@ from dschat.training.supervised.dpo import DPOTask
 from dschat.training.supervised.reward import RewardTask
 from dschat.training.supervised.sft import SFTTask
 from dschat.training.throughput import Throughput
-from dschat.turns.dialogues import AssistantTurn, DialogueRollout, SampledPair
-from factories import (
-    collected,
-    make_causal_lm,
-    make_classifier,
-    make_prompts,
-    ppo_config,
-    ppo_loop,
-    ragged_rows,
-    supervised_loop,
-)
-from refuel_runs import trainer_of
+from factories import collected, make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop
 
 # The models of `factories`: 2 layers, 32 wide, 2 heads of width 16, 1 key-value head, an MLP of 64; 100 ids. By hand:
 # q and o 32 · 32 each, k and v 32 · 16 each, gate, up and down 32 · 64 each.
@@ -133,19 +120,6 @@ def test_the_lengths_of_every_task() -> None:
     assert dpo.lengths([pair]) == RefuelTask([], [], 0, 1.0, 1.0).lengths([regression]) == [3, 4]
 
 
-def test_replies_of_one_turn_are_one_draw() -> None:
-    """The second dialogues have no turn 0 of their own; one dialogue ended after its first turn."""
-
-    def reply(state: int, length: int) -> AssistantTurn:
-        return AssistantTurn([0] * state, [0] * length, "", True)
-
-    first = DialogueRollout([], {0: reply(2, 3), 1: reply(6, 1)})
-    again = DialogueRollout([], {1: reply(6, 4)})
-    short = DialogueRollout([], {0: reply(3, 2)})
-    drawn = sampled_lengths([SampledPair(1, first, again), SampledPair(0, short, short)])
-    assert drawn.prompts.tolist() == [2, 6, 6, 3, 3] and drawn.responses.tolist() == [3, 1, 4, 2, 2]
-
-
 def ppo_trainer(folder: Any, **overrides: Any) -> Any:
     """32 prompts, scored by the length of their responses."""
     config = ppo_config(folder, **overrides)
@@ -197,38 +171,3 @@ def test_refilled_prompts_were_sampled_too(group: Any, tmp_path: Any) -> None:
     refilled = metrics["rollout/refill_tokens"]
     rollout = int(iteration.batch.response_mask.sum())
     assert refilled > 0 and drawn == near(rollout + refilled, FORMULA)
-
-
-def test_a_run_on_a_cpu_has_tokens_per_second_alone(group: Any, tmp_path: Any) -> None:
-    trainer = ppo_trainer(tmp_path)
-    trainer.fit()
-    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "objective/scores" in row]
-    for row in rows:
-        assert row["time/sampled_per_second"] > 0 and row["time/trained_per_second"] > 0
-        assert not {"time/mfu", "time/bandwidth"} & row.keys()
-
-
-def test_steps_that_learn_from_texts(group: Any, tmp_path: Any) -> None:
-    examples = [SFTExample(p, r) for p, r in ragged_rows([2, 5, 9, 1], [7, 1, 4, 3], seed=1)]
-    trainer = supervised_loop("sft", tmp_path, examples, [], per_device_train_batch_size=2, global_batch_size=4)
-    trainer.algorithm.throughput = Throughput([trainer.algorithm.engine], GPU)
-    trainer.fit()
-    (row,) = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "loss/sft" in row]
-    seconds = row["time/training"]
-    assert row["time/trained_per_second"] == near(32 / seconds, FORMULA)
-    assert row["time/mfu"] == near(operations([9, 6, 13, 4]) / (seconds * 1e9), FORMULA)
-
-
-def test_refuel_online(group: Any, tmp_path: Any) -> None:
-    """Every update of a round trains on all replies."""
-    trainer = trainer_of(tmp_path)
-    algorithm = trainer.algorithm
-    algorithm.throughput = Throughput([algorithm.models.policy], GPU, slots=4)
-    count = algorithm.plan.rollout_per_rank
-    metrics = algorithm.iterate([list(range(count))], 0)
-    assert metrics["time/sampled_per_second"] > 0 and metrics["time/bandwidth"] > 0 and metrics["time/mfu"] > 0
-    current = collected(trainer, list(range(count)))
-    lengths = current.batch.rollout.attention_mask.sum(1).tolist()
-    assert algorithm.lengths_left(current).tolist() == lengths * algorithm.plan.updates_per_rollout
-    current.updates.done = algorithm.plan.updates_per_rollout
-    assert len(algorithm.lengths_left(current)) == 0
