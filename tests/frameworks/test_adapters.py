@@ -22,7 +22,6 @@ from macro_actions.losses import loss_weights, policy_loss
 from macro_actions.segments import macro_logprobs, segment
 
 ROOT = Path(__file__).resolve().parents[2]
-FRAMEWORKS = ROOT / "applications" / "macro-actions" / "macro_actions" / "frameworks"
 
 
 @pytest.mark.parametrize("framework", ["skyrl", "verl"])

@@ -131,29 +131,6 @@ def test_what_a_function_changes_nobody_else_sees(kind):
     assert (given, rows) == before
 
 
-FAILING = """\
-import functools
-import json
-import torch
-
-def plain(text):
-    return json.loads(text)
-
-@torch.no_grad()
-def decorated(text):
-    return json.loads(text)
-
-class Callable:
-    def __call__(self, text):
-        return json.loads(text)
-
-instance = Callable()
-
-def settled(text, more):
-    return json.loads(text)
-
-part = functools.partial(settled, more=1)
-"""
 
 
 def test_load_function(tmp_path):

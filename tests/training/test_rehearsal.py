@@ -191,5 +191,3 @@ def test_after_a_resume_it_has_the_optimiser_states_of_the_checkpoint(tmp_path, 
     assert all(torch.equal(x, expected[0][name]) for name, x in weights.items())
 
 
-def engines_of(loop):
-    return loop.checkpoints._engines.items()

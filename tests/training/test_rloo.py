@@ -303,26 +303,8 @@ def test_the_kl_coefficient_is_steered_by_responses(group, tmp_path):
     assert trainer.algorithm.kl.value == pytest.approx(1.2 * KL_COEF)
 
 
-class Pool:
-    """What becomes of each program, by its place; the second and third cannot be run."""
-
-    def run(self, programs, tests, origins):
-        statuses = ["passed passed", "invalid", "invalid", "passed wrong", "wrong wrong", "passed passed"]
-        statuses += ["compile_error", "wrong wrong"]
-        return [
-            ProgramOutcome(tuple(status.split()), 2, "namespaces", 0.1, "no room")
-            for status in statuses[: len(programs)]
-        ]
 
 
 # -- several responses with a critic
 
 
-def already_sampled(drawn, texts):
-    """Samples responses that are there already, as single ones."""
-
-    def sample(examples, kind, iteration, samples):
-        assert samples == 1
-        return replace(drawn, rollout=replace(drawn.rollout, sample_index=None)), texts
-
-    return sample

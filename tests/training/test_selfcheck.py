@@ -206,21 +206,6 @@ def test_numbers_that_training_mode_changes_are_found_and_nothing_else_is_touche
         check_modes(randomised(frozen_engine_of(make_causal_lm())), "numbers", counts, forward)  # it is never trained
 
 
-def updated(make, kind, stage, checked):
-    """Weights after an update with gradient checkpointing, with the self-check before it or without."""
-    engine = engine_of(make(kind), zero_stage=stage, gradient_checkpointing=True)
-    (ids, mask), width = tokens_of([ROWS[0]])
-    if checked and make is make_causal_lm:
-        engine.eval()
-        check(engine, temperature=0.8)
-    elif checked:
-        check_scalar(engine, tokens_of()[0], PAD)
-        assert engine.module.training
-    engine.train()
-    numbers = engine(ids, mask, width)[0] if make is make_causal_lm else engine(ids, mask)
-    engine.backward(numbers.mean())
-    engine.step()
-    return [x.clone() for _, x in engine.whole_weights()]
 
 
 @pytest.mark.parametrize("step", ["sft", "dpo", "reward", "refuel", "refuel online", "actor", "critic"])
