@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from hypothesis import example, given
-from hypothesis import strategies as st
 
 import rl_references as ref
 from closeness import FORMULA, assert_near
@@ -63,22 +62,6 @@ def test_sigma_of_five_tokens_by_hand(value_function, weights) -> None:
     assert found.tolist() == pytest.approx(weights, abs=6e-4)  # the paper gives three decimals
     if value_function == "position":
         assert_near(found, [12 / 137, 15 / 137, 20 / 137, 30 / 137, 60 / 137], FORMULA)
-
-
-@pytest.mark.parametrize("value_function", VALUE_FUNCTIONS)
-@PROPERTY
-@given(segments=SEGMENTS, padding=PADDING, seed=SEEDS, off_mask=st.sampled_from([math.nan, math.inf, -math.inf, 0.0]))
-@example(segments=EMPTY, padding=1, seed=0, off_mask=math.nan)
-@example(segments=[[512], [1] * 512], padding=0, seed=0, off_mask=math.nan)
-def test_pool_values_is_the_scalar_rule(value_function, segments, padding, seed, off_mask) -> None:
-    ends, mask = masked_case(segments, padding)
-    values = draw(mask, seed, off_mask=off_mask)
-    macro = segment(ends, mask)
-    pooled = pool_values(values, macro, value_function)
-    assert pooled.shape == macro.mask.shape and pooled.dtype == torch.float32
-    assert_rows(
-        pooled, macro.mask, [ref.pool(values[i].tolist(), row, value_function) for i, row in enumerate(segments)]
-    )
 
 
 # rewards

@@ -45,15 +45,6 @@ def test_whitening_by_hand() -> None:
     assert_near(white, [[-2 / root, -1 / root, 0.0], [0.0, 3 / root, 0.0]], FORMULA)
 
 
-def test_whitening_a_part_with_the_totals_of_the_whole() -> None:
-    """Ranks add their moments up; each then whitens its own rows as if it held them all."""
-    x, mask = case([5, 2, 0, 4], 1, 3)
-    parts = (slice(0, 1), slice(1, 4))
-    totals = [sum(m) for m in zip(*(masked_moments(x[p], mask[p]) for p in parts), strict=True)]
-    whole = whiten(x, mask, masked_moments(x, mask))
-    assert_near(torch.cat([whiten(x[p], mask[p], totals) for p in parts]), whole, FORMULA)
-
-
 def test_constant_and_empty_batches_stay_finite() -> None:
     constant = torch.full((2, 3), 0.1)
     mask = mask_of([3, 2], 3)

@@ -169,8 +169,6 @@ def test_joined_rows_are_padded_by_hand(swapped) -> None:
     assert found.counted is None
 
 
-
-
 def test_trim_drops_padding_behind_the_responses() -> None:
     """Responses of 6 columns keep their first 4; the prompts' 5 columns and the numbers stay."""
     batch = drawn_by_another(batch_of([4, 0, 3], 6, prompt_width=5))

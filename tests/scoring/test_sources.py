@@ -131,8 +131,6 @@ def test_what_a_function_changes_nobody_else_sees(kind):
     assert (given, rows) == before
 
 
-
-
 def test_load_function(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("CONSTANT = 3\ndef reward(prompts, responses, rows):\n    return [7.0] * len(responses)\n")

@@ -17,8 +17,6 @@ def fixed_lengths(length: int, ngram: float) -> list[int]:
     return lengths
 
 
-
-
 def ends_row(lengths: Sequence[int], width: int) -> list[bool]:
     """One row of `ends`: True on the last token of every macro action, False elsewhere and on the padding."""
     row = [False] * width

@@ -191,8 +191,6 @@ def test_a_rollout_without_a_scored_response_is_no_first_one(caplog):
     assert Alarms(FLAGS, 1, 32).check({"skipped/nonfinite": 2.0}, 1) is None
 
 
-
-
 @pytest.mark.parametrize(
     ("course", "flags", "named", "not_named"),
     [
@@ -217,8 +215,6 @@ def test_remedies_name_what_exists():
         for remedy in symptom.remedies:
             assert known.keys() >= {*remedy.given, *remedy.absent}
             assert set(re.findall(r"{(\w+)", remedy.text)) <= remedy.given
-
-
 
 
 def test_the_first_that_fits_is_logged_once_in_an_interval(caplog):

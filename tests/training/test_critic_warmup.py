@@ -7,7 +7,6 @@ import torch
 from dschat.run.distributed import rank, world_size
 from factories import whole_state
 from resume_runs import Setup, lengths, ppo
-from shared_base_runs import trainer_of, write_adapter, write_base
 
 SEVERAL = {"critic_warmup_updates": 8}  # rollouts of 8 prompts and 4 updates
 FUSED = {"critic_warmup_updates": 2, "ppo_epochs": 1, "generation_batches": 1}  # of 4 prompts and one update
@@ -53,20 +52,3 @@ def test_the_actor_stays_to_the_bit_and_moves_afterwards(name, flags, group, tmp
     trained_actor, trained_critic = map(whole_state, engines)
     assert not are_equal(trained_actor, actor) and not are_equal(trained_critic, critic)
     assert algorithm.kl.value != coefficient
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [{}, pytest.param({"ppo_epochs": 1, "zero_stage": 3}, marks=pytest.mark.slow)],
-    ids=["stage 0", "stage 3, one epoch"],
-)
-def test_with_a_shared_base(flags, group, tokenizer, tmp_path):
-    base = write_base(tmp_path, tokenizer)
-    adapter = write_adapter(tmp_path / "reward", base, tokenizer)
-    models = {"critic_model_name_or_path": adapter, "reward_model_name_or_path": adapter}
-    loop = trainer_of(tmp_path / "out", base, tokenizer, critic_warmup_updates=4, **(models | flags))
-    engines = loop.algorithm.models.actor, loop.algorithm.models.critic
-    actor, critic = map(whole_state, engines)
-    loop.iterate(work_of_rank(8))
-    warm_actor, warm_critic = map(whole_state, engines)
-    assert are_equal(warm_actor, actor) and not are_equal(warm_critic, critic)

@@ -124,35 +124,6 @@ def test_an_update_that_is_left_out_is_as_if_it_had_not_been(group, tmp_path):
     assert largest_difference(weights, weights_of_all(actor=others[0], critic=others[1])) == 0
 
 
-SKIPPED = " --on_reward_error skip leaves such responses out. --on_nonfinite skip"
-
-
-@pytest.mark.parametrize(
-    ("name", "remedy"),
-    [
-        ("length", f"--reward_function rewards.py:length must give finite numbers.{SKIPPED}"),
-        ("brevity", f"--reward_function rewards.py:brevity must give finite numbers.{SKIPPED}"),
-        ("reward_url", f"--reward_url http://server/ must give finite numbers.{SKIPPED}"),
-        ("rouge", "--metric_function metrics.py:rouge must give finite numbers. --on_nonfinite skip"),
-    ],
-)
-def test_of_several_sources_that_which_gave_the_number_is_named_with_its_flag(name, remedy, group, tmp_path):
-    """In a rollout as in an evaluation, which knows means by the sources' names."""
-    flags = {"metric_function": "metrics.py:rouge", "reward_url": "http://server/"}
-    trainer = trainer_for(tmp_path, reward_function=["rewards.py:length", "rewards.py:brevity"], **flags)
-    batch = batch_of_iteration(trainer, batches(0))
-    beside = {"length": torch.zeros(ROLLOUT), name: torch.tensor([0.0] * 7 + [math.inf])}
-    with pytest.raises(UserError) as caught:
-        trainer.algorithm.nonfinite.check_rollout(batch, 0, auxiliary=beside)
-    assert f"numbers of {name} on rank 0 are not finite in rows [7]" in str(caught.value)
-    assert f".safetensors. {remedy}" in str(caught.value)
-    with pytest.raises(UserError) as caught:
-        trainer.algorithm.nonfinite.check_evaluation(
-            {"eval/scores": math.nan, f"eval/{name}": math.nan, "eval/kl": 1.0}, 0
-        )
-    assert f"eval/scores, eval/{name} of the evaluation is not finite. {remedy}" in str(caught.value)
-
-
 ROWS = ragged_rows([2, 5, 3, 1], [7, 1, 4, 3], seed=3)
 
 

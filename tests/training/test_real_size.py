@@ -18,7 +18,6 @@ from dschat.engine.zero3 import parameter_offload
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.vllm.weights import plain_weights
 from factories import HIDDEN, engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows, whole_state
-from real_size import as_large_as, number_of_weights
 from resume_runs import Setup, ppo, refuel_online, result_of, supervised
 
 FLOAT32, BF16, LORA = Setup(), Setup(dtype=torch.bfloat16, gradient_clipping=0.0), Setup(lora_dim=2)
@@ -153,14 +152,3 @@ def test_weights_in_flight_are_waited_for(entry, group, tmp_path):
     ids, attention_mask, mask = pad_rows(ROWS)
     with torch.no_grad():
         assert torch.equal(engine(ids, attention_mask, mask.shape[1])[0], expected)
-
-
-def test_limits_are_those_of_deepspeed_in_proportion(tmp_path):
-    """Of 7e9 weights a seventh may be live, and a twentieth of that fetched ahead."""
-    model = make_causal_lm()
-    zero = json.loads(open(as_large_as(7e9, model, whole=3)).read())["zero_optimization"]
-    assert zero["stage3_max_live_parameters"] == pytest.approx(number_of_weights(model) / 7, abs=1)
-    assert zero["stage3_prefetch_bucket_size"] == pytest.approx(number_of_weights(model) / 140, abs=1)
-    assert zero["stage3_param_persistence_threshold"] == 3
-    model.save_pretrained(tmp_path)
-    assert as_large_as(7e9, tmp_path, 3) == as_large_as(7e9, model, 3)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from cli_runs import read_jsonl
 from closeness import assert_near
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind, derive_seed
@@ -219,16 +218,3 @@ def test_places_of_a_rank_are_taken_by_prompts_of_others(monkeypatch: Any) -> No
         assert found.stats.auxiliary["a"].tolist() == (2 * known.scores).tolist()
         assert found.stats.totals == {"parsing/sentences": 12.0}
         assert found.stats.measured == {"programs/passed": (3.0, 4.0)}
-
-
-def test_a_run_trains_on_what_took_the_places(group: Any, tmp_path: Any) -> None:
-    """As many updates as without; with scores normalised by those that are trained on."""
-    odd = Scores(set(range(1, 16, 2)))
-    trainer = trainer_of(tmp_path, odd, refill_rounds=4, normalize_scores=True, save_steps=1)
-    trainer.fit()
-    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "objective/scores" in row]
-    assert [(row["update"], row["samples"]) for row in rows] == [(2, 8), (4, 16), (6, 24), (8, 32)]
-    assert all(row["policy/counted"] == 1 and row["rollout/refill_tokens"] > 0 for row in rows)
-    assert sum(row["rollout/refilled"] for row in rows) == 8
-    means = [row["objective/scores"] for row in rows]
-    assert rows[-1]["objective/scores_running_mean"] == pytest.approx(sum(means) / 4)

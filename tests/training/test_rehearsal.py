@@ -168,26 +168,3 @@ def test_memory_that_sampling_keeps_by_hand(graphs, slots, prompts, columns):
     rows = min(slots, prompts)
     expected = rows * columns * 2 * 2 * 16 * 4 + 4 * 4 * 100 * rows * bool(graphs)
     assert ContinuousEngine(slots, graphs).kept_bytes(causal_lm, prompts, 200) == expected
-
-
-def test_after_a_resume_it_has_the_optimiser_states_of_the_checkpoint(tmp_path, monkeypatch):
-    """And changes nothing either."""
-    expected = result_of(ppo(tmp_path / "whole"), tmp_path / "whole")
-    result_of(ppo(tmp_path / "out", save_steps=4), tmp_path / "out")
-    monkeypatch.setattr(rehearsal, "is_due", lambda: True)
-    again = ppo(tmp_path / "out", resume_from_checkpoint=f"{tmp_path}/out/checkpoints/step-12")
-    engine = again.checkpoints._engines["actor"]
-    room = []
-
-    def noted(*args):
-        room.append(first_update_bytes(engine._engine, engine._adam))
-        return type(again.algorithm).rehearse(again.algorithm)
-
-    monkeypatch.setattr(again.algorithm, "rehearse", noted)
-    weights, metrics, _ = result_of(again, tmp_path / "out")
-    elements = sum(p.numel() for p in engine.module.parameters())
-    assert room == [4 * elements]
-    assert metrics == expected[1]
-    assert all(torch.equal(x, expected[0][name]) for name, x in weights.items())
-
-

@@ -216,59 +216,9 @@ def test_a_file_that_does_not_reach_the_disk_is_no_part_of_a_checkpoint(group, t
     assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
-def test_a_checkpoint_that_another_process_leaves_unfinished_is_not_blamed_on_the_disk(group, tmp_path, monkeypatch):
-    """A process that the kernel has killed for its memory, say; `report_error` names it."""
-
-    def lose_a_peer(folder):
-        raise RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:53419")
-
-    monkeypatch.setattr(checkpoint, "hash_together", lose_a_peer)
-    with pytest.raises(RuntimeError, match="^.*Connection closed by peer"):
-        supervised("sft", tmp_path, save_steps=1).fit()
-    assert not list((tmp_path / "checkpoints").glob("step-*"))
-
-
 def test_a_save_that_was_cut_short_is_said(group, tmp_path, caplog):
     supervised("sft", tmp_path, save_steps=1, max_steps=1).fit()
     (tmp_path / checkpoint.WRITING / "step-2").mkdir(parents=True)
     supervised("sft", tmp_path, save_steps=1, max_steps=2, resume_from_checkpoint=True).fit()
     assert "the save of step-2 was cut short when its process was ended" in caplog.text
     assert (tmp_path / "checkpoints" / "step-2").exists()
-
-
-@pytest.mark.parametrize("obstacle", ["a link", "a busy file", "a file of that name"])
-def test_a_checkpoint_that_cannot_be_removed_ends_nothing(obstacle, group, tmp_path, monkeypatch, caplog):
-    """A link to another disk, a file that NFS keeps while somebody reads it, a file that is no checkpoint."""
-    supervised("sft", tmp_path, save_steps=1, max_steps=1).fit()
-    first = tmp_path / "checkpoints" / "step-1"
-    if obstacle == "a link":
-        shutil.move(first, tmp_path / "elsewhere")
-        first.symlink_to(tmp_path / "elsewhere")
-    elif obstacle == "a busy file":
-        monkeypatch.setattr("os.rmdir", refuse_rmdir(first))
-    else:
-        first.with_name("step-0").touch()
-
-    resumed = supervised("sft", tmp_path, save_steps=1, save_total_limit=1, max_steps=4, resume_from_checkpoint=True)
-    resumed.fit()
-
-    names = {entry.name for entry in (tmp_path / "checkpoints").iterdir()}
-    kept = {"a link": {"step-1"}, "a busy file": {"step-1"}, "a file of that name": {"step-0"}}[obstacle]
-    assert "step-4" in names and kept < names <= kept | {"step-2", "step-3", "step-4"}
-    warnings = [record.getMessage() for record in caplog.records if "cannot be removed" in record.getMessage()]
-    assert len(warnings) == (0 if obstacle == "a file of that name" else 1), warnings
-    assert all(f"{first} is not needed any more but cannot be removed" in text for text in warnings)
-    if obstacle == "a link":
-        assert (tmp_path / "elsewhere" / checkpoint.MANIFEST).exists()
-
-
-def refuse_rmdir(folder):
-    """`os.rmdir` which finds a file in one folder, as NFS shows it while the file is open elsewhere."""
-    rmdir = os.rmdir
-
-    def refuse(path, **named):
-        if str(path).endswith(folder.name):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
-        rmdir(path, **named)
-
-    return refuse

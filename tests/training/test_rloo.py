@@ -10,7 +10,6 @@ import torch
 
 from cli_runs import read_jsonl
 from closeness import FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
-from dschat.programs.run import ProgramOutcome
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
@@ -303,8 +302,4 @@ def test_the_kl_coefficient_is_steered_by_responses(group, tmp_path):
     assert trainer.algorithm.kl.value == pytest.approx(1.2 * KL_COEF)
 
 
-
-
 # -- several responses with a critic
-
-

@@ -13,7 +13,6 @@ from dschat.base.errors import UserError
 from dschat.run.distributed import device
 from dschat.training.steps.ppo import check_ppo_lengths
 from factories import (
-    collected,
     hf_logprobs,
     hf_score,
     largest_difference,
@@ -127,20 +126,6 @@ def test_families_and_what_is_saved(kind, group, tokenizer, tmp_path):
     reference, _ = trainer.algorithm.models.reference(ids.to(device()), None, len(response))
     expected = hf_logprobs(AutoModelForCausalLM.from_pretrained(base), (prompt, response))[0]
     assert_near(reference[0].cpu(), expected)
-
-
-def test_a_reward_model_of_its_own_and_a_critic_that_starts_from_the_base(group, tokenizer, tmp_path, caplog):
-    """The critic's first values are 0, and the whole reward model's scores are its own."""
-    base, _ = paths(tmp_path, tokenizer)
-    whole = save_folder(tmp_path / "whole", make_classifier(seed=5), tokenizer)
-    trainer = trainer_of(tmp_path / "out", base, tokenizer, reward_model_name_or_path=whole)
-    kept = storages(trainer.algorithm.models.actor.module.inner)
-    assert storages(trainer.algorithm.models.critic.module.inner).items() <= kept.items()
-    assert not storages(trainer.algorithm.models.reward.model.module.inner).items() & kept.items()
-    batch = collected(trainer, [list(range(8))]).batch
-    assert not batch.trajectory.values.any()
-    ids = batch.rollout.input_ids[0][batch.rollout.attention_mask[0]].tolist()
-    assert float(batch.trajectory.scores[0]) == near(hf_score(make_classifier(seed=5), ids))
 
 
 def refused(tmp_path, base, **flags):

@@ -40,18 +40,6 @@ def teacher_logprobs_of(model, rollout, temperature=1.0):
     return result
 
 
-@pytest.mark.parametrize("flags", [ALONE, BESIDE], ids=["alone", "beside"])
-@pytest.mark.parametrize("updates", [1, 2])
-def test_the_pass_before_the_first_update_has_a_teacher(group, tmp_path, flags, updates):
-    """With one update per rollout, credit is fused beside scores: its pass needs a teacher's log-probs, too."""
-    loop = loop_of(tmp_path / "out", make_causal_lm(seed=3), ppo_epochs=updates, generation_batches=1, **flags)
-    weights = list(loop.algorithm.models.actor.module.parameters())
-    before = [weight.clone() for weight in weights]
-    loop.algorithm.rehearse()
-    for old, new in zip(before, weights, strict=True):
-        assert torch.equal(old, new)
-
-
 @torch.no_grad()
 def test_advantages_are_the_teachers_log_ratios(group, tmp_path):
     """Of macro actions of two tokens, at a sampling temperature of .7; nothing else without a KL penalty."""

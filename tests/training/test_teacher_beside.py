@@ -8,7 +8,6 @@ from dschat.scoring.reward_model import RewardModelScores
 from factories import frozen_engine_of, hf_score, make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop
 from resume_runs import result_of
 from rl_references import broadcast, chunks, gae, pool
-from turn_cases import episode_loop, write_environments
 
 TEACHER_COEF = 0.5
 KL_COEF = 0.1
@@ -116,16 +115,6 @@ def check_credit(batch, metrics, turn_rewards=None):
         assert_near(batch.advantages[row][mask[row]], by_hand, scale=16.0)
     assert metrics[0]["teacher/kl"] == near(teacher_kl / len(mask), scale=64.0)
     assert metrics[0]["teacher/kl"] > 0.1 and len(metrics) > 1
-
-
-def test_a_teacher_beside_the_rewards_of_turns(group, tmp_path, monkeypatch):
-    """Its log-ratios are added up over each turn, and never over later ones; rewards go back over turns."""
-    environment = f"{write_environments(tmp_path)}:Random"
-    loop = episode_loop(tmp_path / "out", environment, termination_condition="turn", **models(), **FLAGS)
-    batch, metrics = run_with_first_batch(loop, tmp_path / "out", monkeypatch)
-    turns = [len(runs) for runs in batch.rollout.response_runs()]
-    assert max(turns) > 1 and batch.macro.mask.sum(1).tolist() == turns
-    check_credit(batch, metrics, batch.trajectory.segment_rewards)
 
 
 def test_a_teacher_beside_a_reward_model(group, tmp_path, monkeypatch):

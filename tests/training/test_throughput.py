@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens per second, MFU and the share of the memory's bandwidth: by hand, and in the metrics of every step."""
 
-import logging
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, MixtralConfig
 
 from closeness import FORMULA, near
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
@@ -98,16 +95,6 @@ def test_two_processes_have_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("seconds", "longest", "rank"), [([3.0, 1.0], 3.0, 0), ([1.0, 2.0, 4.0, 4.0], 4.0, 2)])
 def test_the_slowest_rank(seconds: list[float], longest: float, rank: int) -> None:
     assert throughput.slowest_rank(seconds) == {"time/slowest_generation": longest, "time/slowest_rank": rank}
-
-
-def test_a_model_whose_operations_are_not_known(caplog: pytest.LogCaptureFixture) -> None:
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(MixtralConfig(hidden_size=32, num_hidden_layers=1))
-    with caplog.at_level(logging.INFO, logger="dschat"):
-        measured = Throughput([engine_with(model)], GPU, slots=1)
-    assert "time/mfu is not given: the operations of a mixtral model are not known" in caplog.text
-    assert set(measured.trained(np.array([5]), 2.0)) == {"time/trained_per_second"}
-    assert set(measured.sampled([Lengths(np.array([4]), np.array([3]))], 2.0)) == {"time/sampled_per_second"}
 
 
 def test_the_lengths_of_every_task() -> None:
