@@ -93,7 +93,6 @@ def test_the_value_coefficient_scales_the_gradient_and_not_the_metric(group, tmp
     assert scaled["grad_norm/actor"] == near(plain["grad_norm/actor"], UPDATE, scale=0)
 
 
-PPO = "--data_path rows.jsonl --output_dir out --actor_model_name_or_path a".split()
 CRITIC = ["--critic_model_name_or_path", "c"]
 RLOO = ["--advantage_estimator", "rloo", "--samples_per_prompt", "4", "--reward_model_name_or_path", "r"]
 

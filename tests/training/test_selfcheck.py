@@ -217,7 +217,7 @@ def test_every_step_compares_both_modes(step, group, tmp_path):
 
 
 def spoiled_folder(folder, model, tokenizer, name):
-    """A model in several files, one of whose weights holds a NaN; that file."""
+    """A model in several files, one of whose weights holds a NaN."""
     model.save_pretrained(folder, max_shard_size="20KB")
     tokenizer.save_pretrained(folder)
     for file in sorted(folder.glob("*.safetensors")):
@@ -225,15 +225,15 @@ def spoiled_folder(folder, model, tokenizer, name):
         if name in weights:
             weights[name].view(-1)[-1] = torch.nan
             save_file(weights, file, metadata={"format": "pt"})
-            return file
+            return
     raise AssertionError(name)
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-def test_a_weight_that_is_not_finite_is_named_with_its_file(stage, group, tokenizer, tmp_path):
+def test_a_weight_that_is_not_finite_is_named(stage, group, tokenizer, tmp_path):
     name = "model.layers.1.mlp.down_proj.weight"
-    file = spoiled_folder(tmp_path, make_causal_lm(), tokenizer, name)
-    said = re.escape(f"self-check: {name} of {file} holds numbers that are not finite.")
+    spoiled_folder(tmp_path, make_causal_lm(), tokenizer, name)
+    said = re.escape(f"self-check: {name} of {tmp_path} holds numbers that are not finite.")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     opened = load_causal_lm(str(tmp_path), "--m", torch.float32, tokenizer)
     policy = engine_of(opened, zero_stage=stage)

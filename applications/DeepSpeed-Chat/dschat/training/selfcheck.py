@@ -7,11 +7,9 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
@@ -443,7 +441,7 @@ def check_weights(engine: ModelEngine, number: float) -> None:
         number: this rank's number.
 
     Raises:
-        UserError: on every rank, if a rank's number is not finite and a weight is not; it names weight and file.
+        UserError: on every rank, if a rank's number is not finite and a weight is not; it names weight and model.
     """
     if first_over_ranks(None if math.isfinite(number) else 0) is None:
         return
@@ -454,14 +452,7 @@ def check_weights(engine: ModelEngine, number: float) -> None:
     if not bad_weights:
         return
     name = bad_weights[0].removeprefix("inner.").replace(".base_layer.", ".")
-    folder = engine.module.inner.name_or_path
-    file_name = folder
-    for file in sorted(Path(folder).glob("*.safetensors")):
-        with safe_open(file, "pt") as content:
-            is_here = name in content.keys()
-            if is_here and not bool(torch.isfinite(content.get_tensor(name)).all()):
-                file_name = str(file)
     raise UserError(
-        f"self-check: {name} of {file_name} holds numbers that are not finite. Fetch or train it again, or, where this"
-        " run has trained it already, lower the learning rate."
+        f"self-check: {name} of {engine.module.inner.name_or_path} holds numbers that are not finite. Fetch or train it"
+        " again, or, where this run has trained it already, lower the learning rate."
     )

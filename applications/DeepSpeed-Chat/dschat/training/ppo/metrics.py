@@ -26,6 +26,7 @@ from macro_actions.settings import EstimatorSettings
 from macro_actions.types import PPOBatch, Rollout
 
 SMALLEST_VARIANCE = 1e-12  # variance of returns, below which no part of it is explained
+HASH_FACTOR = 6364136223846793005  # an odd number below 2^63, whose products spread over 64 bits
 ROUNDING = 1e-9  # variances below this share of the mean square are rounding
 
 
@@ -219,25 +220,13 @@ def repeated_4grams(rollout: Rollout) -> tuple[Tensor, Tensor]:
         zero = torch.zeros((), device=ids.device)
         return zero, zero
 
-    # A 4-gram as two numbers, one for each pair of tokens.
+    # A 4-gram as one number: a hash in 64 bits of its two pairs of ids.
     pairs = (ids[:, :-1] << 31) + ids[:, 1:]
+    grams = pairs[:, :-2] * HASH_FACTOR + pairs[:, 2:]
     # Columns without a 4-gram get negative numbers that differ, so that they equal nothing.
     unique = -1 - torch.arange(exists.shape[1], device=ids.device)
-    first = torch.where(exists, pairs[:, :-2], unique)
-    second = pairs[:, 2:]
-
-    # Sorted by the second pair, then by the first: a stable sort keeps equal first pairs in order.
-    order = second.argsort(dim=1, stable=True)
-    first = first.gather(1, order)
-    second = second.gather(1, order)
-    order = first.argsort(dim=1, stable=True)
-    first = first.gather(1, order)
-    second = second.gather(1, order)
-
-    # After that, equal 4-grams are neighbours.
-    is_same_first = first[:, 1:] == first[:, :-1]
-    is_same_second = second[:, 1:] == second[:, :-1]
-    is_repeated = is_same_first & is_same_second
+    grams = torch.where(exists, grams, unique).sort(dim=1).values
+    is_repeated = grams[:, 1:] == grams[:, :-1]
     return is_repeated.sum(), exists.sum()
 
 

@@ -219,6 +219,7 @@ def build_ppo_models(
     )
     actor = train_engine(PolicyModel(model), optimizer, settings)
     shared = None if reward is None else shared_scores(plan.batches, settings, reward)
+    teacher = config.teacher.teacher_model_name_or_path
     metric: FunctionScores | None = None
     if config.rewards.metric_function:
         from dschat.training.steps.functions import function_scores
@@ -232,7 +233,7 @@ def build_ppo_models(
         rollouts=_rollout_engine(config, actor, tokenizer, report),
         metric=metric,
         metric_name=config.rewards.metric_name or "",
-        teacher=_build_teacher(config, plan, tokenizer),
+        teacher=None if teacher is None else _frozen_policy(config, plan, tokenizer, teacher, TEACHER),
     )
 
 
@@ -242,20 +243,16 @@ def _build_reference(
     """The SFT model; with LoRA, the actor without its adapters."""
     if config.memory.actor_lora_dim:
         return AdaptersOff(actor)
-    settings = frozen_settings(config, plan)
     seed_new_rows(config, tokenizer)
-    path = config.models.actor_model_name_or_path
-    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, load_options=load_options_of(config, settings))
-    return frozen_engine(PolicyModel(model), settings)
+    return _frozen_policy(config, plan, tokenizer, config.models.actor_model_name_or_path, ACTOR)
 
 
-def _build_teacher(config: PPOConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> PolicyEngine | None:
-    """The teacher, frozen like the reference; None without one."""
-    path = config.teacher.teacher_model_name_or_path
-    if path is None:
-        return None
+def _frozen_policy(
+    config: PPOConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, path: str, flag: str
+) -> PolicyEngine:
+    """The engine of the reference or of the teacher."""
     settings = frozen_settings(config, plan)
-    model = load_causal_lm(path, TEACHER, settings.dtype, tokenizer, load_options=load_options_of(config, settings))
+    model = load_causal_lm(path, flag, settings.dtype, tokenizer, load_options=load_options_of(config, settings))
     return frozen_engine(PolicyModel(model), settings)
 
 
