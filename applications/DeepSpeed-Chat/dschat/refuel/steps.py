@@ -19,7 +19,7 @@ from dschat.models.finetuning import choose_trained, train_top_layers
 from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, require_savable
 from dschat.models.policy import PolicyModel
-from dschat.models.tokenizer import load_tokenizer, own_end_ids
+from dschat.models.tokenizer import own_end_ids
 from dschat.models.vocabulary import id_count
 from dschat.refuel.models import RefuelModels
 from dschat.refuel.offline import RefuelTask, saved_reference
@@ -34,7 +34,7 @@ from dschat.run.output import RunOutput
 from dschat.scoring.reward_reader import load_reward_tokenizer
 from dschat.training.iteration import eval_size
 from dschat.training.loop import loop_of
-from dschat.training.steps.common import check_lengths, plan_run, record_decoding
+from dschat.training.steps.common import open_tokenizer, plan_run, record_decoding
 from dschat.training.steps.engines import (
     MODEL,
     RunPlan,
@@ -50,8 +50,7 @@ from dschat.training.steps.supervised import fit_supervised
 def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
     """REFUEL on pairs of dialogues that `dschat refuel-data` has sampled and scored."""
     base = config.model.model_name_or_path
-    check_lengths(config)
-    tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
+    tokenizer = open_tokenizer(config)
     data = load_regression_data(config.data.data_path, config.model.max_seq_len, id_count(tokenizer))
     plan = plan_run(config, run, data)
     engine = build_policy(config, plan, tokenizer, data.train)
@@ -70,12 +69,11 @@ def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
 
 def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
     """REFUEL on dialogues that are sampled during training, with the user messages of the data."""
-    check_lengths(config)
+    tokenizer = open_tokenizer(config)
     scores: DialogueScores | None = None
     if config.dialogues.reward_function is not None:  # before data and models, so that its mistakes are said at once
         scores = function_scores(config.dialogues.reward_function)
     base = config.model.model_name_or_path
-    tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
     end_id = turn_end(tokenizer).token_id
     share = load_share(config)
     if is_main():

@@ -25,7 +25,7 @@ from dschat.run.distributed import barrier, broadcast_object, first_over_ranks, 
 from dschat.run.metrics import after
 from dschat.run.output import Run
 from dschat.run.state import Json
-from macro_actions.types import PPOBatch, ScoredRollout, tensors_of
+from macro_actions.types import PPOBatch, ScoredRollout, Trajectory, tensors_of
 
 logger = logging.getLogger(__name__)
 
@@ -201,33 +201,23 @@ def bad_rows(
     Positions off the response do not count. For the arguments see `NonFinite.check_rollout`.
     """
     # Quantities up to the rewards, each checked by itself.
-    numbers: list[tuple[str, Tensor]] = []
-    if isinstance(batch, PPOBatch):
-        trajectory = batch.trajectory
-        numbers.append(("logprobs", trajectory.logprobs))
-        numbers.append(("ref_logprobs", trajectory.ref_logprobs))
-        if trajectory.values is not None:
-            numbers.append(("values", trajectory.values))
-        scores = trajectory.scores
-        teacher_logprobs = trajectory.teacher_logprobs
-    else:
-        numbers.append(("ref_logprobs", batch.ref_logprobs))
-        scores = batch.scores
-        teacher_logprobs = batch.teacher_logprobs
-    if teacher_logprobs is not None:
-        numbers.append(("teacher_logprobs", teacher_logprobs))
+    scored = batch.trajectory if isinstance(batch, PPOBatch) else batch
+    numbers: list[tuple[str, Tensor | None]] = [("ref_logprobs", scored.ref_logprobs)]
+    if isinstance(scored, Trajectory):
+        numbers = [("logprobs", scored.logprobs), *numbers, ("values", scored.values)]
+    numbers.append(("teacher_logprobs", scored.teacher_logprobs))
     for name, values in auxiliary.items():
         numbers.append((f"numbers of {name}", values))
-    numbers.append(("scores", scores))
+    numbers.append(("scores", scored.scores))
     if isinstance(batch, PPOBatch):
-        numbers.append(("kl", batch.kl))
-        numbers.append(("rewards", batch.rewards))
+        numbers += [("kl", batch.kl), ("rewards", batch.rewards)]
 
     quantities: list[BadRows] = []
     if bad_logits is not None:
         quantities.append(BadRows("logits", bad_logits))
     for name, x in numbers:
-        quantities.append(BadRows(name, _not_finite(x, batch.response_mask)))
+        if x is not None:
+            quantities.append(BadRows(name, _not_finite(x, batch.response_mask)))
 
     # Advantages and returns. Normalisation carries a NaN of one rank to the advantages of all; the returns, which are
     # not normalised, show on which rank and in which rows it arose.

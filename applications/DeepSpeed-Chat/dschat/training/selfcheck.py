@@ -453,6 +453,6 @@ def check_weights(engine: ModelEngine, number: float) -> None:
         return
     name = bad_weights[0].removeprefix("inner.").replace(".base_layer.", ".")
     raise UserError(
-        f"self-check: {name} of {engine.module.inner.name_or_path} holds numbers that are not finite. Fetch or train it"
-        " again, or, where this run has trained it already, lower the learning rate."
+        f"self-check: {name} of {engine.module.inner.name_or_path} holds numbers that are not finite. Fetch or train"
+        " it again, or, where this run has trained it already, lower the learning rate."
     )

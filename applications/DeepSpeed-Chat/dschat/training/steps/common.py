@@ -21,9 +21,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from transformers import PreTrainedTokenizerBase
+
 from dschat.data.loading import ExampleLoader, Make, StepData, Validate
 from dschat.data.sources import source_line
 from dschat.models.limits import check_length
+from dschat.models.tokenizer import load_tokenizer
 from dschat.run.distributed import barrier, broadcast_object, is_main
 from dschat.run.output import RunOutput
 from dschat.settings.common import CommonConfig
@@ -77,9 +80,18 @@ def load_step_data(
     return loader.read() if data is None else data
 
 
-def check_lengths(config: OneModelConfig) -> None:
-    """Raises UserError, before anything is loaded, if the model reads fewer tokens than --max_seq_len."""
-    check_length(config.model.model_name_or_path, MODEL, config.model.max_seq_len, "--max_seq_len")
+def open_tokenizer(config: OneModelConfig, for_classifier: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model that a step trains; `for_classifier`: it is saved with a classifier.
+
+    Raises:
+        UserError: the model reads fewer tokens than --max_seq_len, or has no tokenizer.
+    """
+    base = config.model.model_name_or_path
+    check_length(base, MODEL, config.model.max_seq_len, "--max_seq_len")
+    tokenizer: PreTrainedTokenizerBase = load_tokenizer(
+        base, MODEL, for_classifier, config.data.end_of_conversation_token
+    )
+    return tokenizer
 
 
 def plan_run(config: CommonConfig, run: RunOutput, data: StepData[E]) -> RunPlan:

@@ -6,11 +6,11 @@ from functools import partial
 from dschat.base.fingerprints import model_hash
 from dschat.data.examples import PreferenceExample, preference_examples
 from dschat.data.template_notes import warn_of_template
-from dschat.models.tokenizer import end_token_id, load_tokenizer
+from dschat.models.tokenizer import end_token_id
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput, warn_unless_made_by
 from dschat.settings.supervised import DPOConfig
-from dschat.training.steps.common import check_lengths, load_step_data, plan_run
+from dschat.training.steps.common import load_step_data, open_tokenizer, plan_run
 from dschat.training.steps.engines import MODEL, build_policy
 from dschat.training.steps.supervised import fit_supervised
 from dschat.training.supervised.dpo import DPOTask
@@ -19,8 +19,7 @@ from dschat.training.supervised.dpo import DPOTask
 def train_dpo(config: DPOConfig, run: RunOutput) -> None:
     """Step 2 as direct preference optimisation, without a reward model."""
     base = config.model.model_name_or_path
-    check_lengths(config)
-    tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
+    tokenizer = open_tokenizer(config)
     warn_unless_made_by("sft", base, MODEL)
     end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
     make = partial(preference_examples, tokenizer=tokenizer, max_seq_len=config.model.max_seq_len, eos_id=end_id)

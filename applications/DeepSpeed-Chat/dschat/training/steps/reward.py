@@ -14,11 +14,11 @@ from dschat.models.heads import add_gain
 from dschat.models.load import load_scalar
 from dschat.models.reward_notes import note_end_token
 from dschat.models.scalar import ScalarModel, note_reward_loss
-from dschat.models.tokenizer import end_token_id, load_tokenizer
+from dschat.models.tokenizer import end_token_id
 from dschat.run.output import RunOutput, warn_unless_made_by
 from dschat.run.state import SeedKind, derive_seed
 from dschat.settings.supervised import RewardConfig
-from dschat.training.steps.common import check_lengths, load_step_data, plan_run
+from dschat.training.steps.common import load_step_data, open_tokenizer, plan_run
 from dschat.training.steps.engines import MODEL, RunPlan, engine_settings, load_options_of, one_optimizer, trained_part
 from dschat.training.steps.score_example import saved_reward_model
 from dschat.training.steps.supervised import fit_supervised
@@ -28,10 +28,9 @@ from dschat.training.supervised.reward import RewardTask
 def train_reward(config: RewardConfig, run: RunOutput) -> None:
     """Step 2: the reward model."""
     base = config.model.model_name_or_path
-    check_lengths(config)
     # If only an adapter is saved, the embeddings are not: they must not grow by a row for a pad token.
     saves_classifier = config.finetuning.merge_lora or config.finetuning.lora_dim == 0
-    tokenizer = load_tokenizer(base, MODEL, saves_classifier, config.data.end_of_conversation_token)
+    tokenizer = open_tokenizer(config, saves_classifier)
     warn_unless_made_by("sft", base, MODEL)
     end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
     margin_key = config.preferences.margin_key

@@ -7,12 +7,12 @@ from dschat.data.examples import SFTExample, sft_examples
 from dschat.data.messages import WEIGHT
 from dschat.data.template_notes import RESPONSES_OF_STEPS, warn_of_template
 from dschat.models.load import warn_without_classifier
-from dschat.models.tokenizer import end_token_id, load_tokenizer
+from dschat.models.tokenizer import end_token_id
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput
 from dschat.settings.supervised import SFTConfig
-from dschat.training.steps.common import check_lengths, load_step_data, plan_run
-from dschat.training.steps.engines import MODEL, build_policy
+from dschat.training.steps.common import load_step_data, open_tokenizer, plan_run
+from dschat.training.steps.engines import build_policy
 from dschat.training.steps.supervised import fit_supervised
 from dschat.training.supervised.sft import SFTTask
 
@@ -20,8 +20,7 @@ from dschat.training.supervised.sft import SFTTask
 def train_sft(config: SFTConfig, run: RunOutput) -> None:
     """Step 1: supervised fine-tuning."""
     base = config.model.model_name_or_path
-    check_lengths(config)
-    tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
+    tokenizer = open_tokenizer(config)
     end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
     make = partial(
         sft_examples,
