@@ -1112,7 +1112,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("every prompt has one response", "CurrentSampler.sample", "_a.sample(*_b, _c)", "_a.sample(*_b, 1)",
      "test_a_run_without_a_critic_leaves_none"),
     ("credit takes every response for a prompt's only one", "PPO.credit_of", "_a.credit(_b, _c, _d, _e)",
-     "_a.credit(_b, _c, 1, _e)", "test_an_update_is_plain_reinforce_with_a_leave_one_out_baseline[4]"),
+     "_a.credit(_b, _c, 1, _e)", "test_an_update_is_plain_grpo"),
     ("all iterations draw alike", "CurrentSampler.sample", "_a.sample(_b, _c, _d, _e)",
      "_a.sample(_b, _c, 0, _e)", DRAWS),
     ("termination in epoch 0 always", "RolloutScorer.score_rollout", "self.find_ends(_a, _b, _c, _d)",

@@ -60,12 +60,6 @@ def drawn_by(trainer, samples, numbers=(0, 5, 9), draw=3):
     return dict(zip(places, rows, strict=True)), found.rollout
 
 
-def test_recorded_seeds_of_rows():
-    """Those of runs that were written down before prompts had several samples."""
-    seeds = [row_seed(1234, SeedKind.TRAINING, 3, index) for index in (0, 17)]
-    assert seeds == [143851559859079339, 6470855623310134839]
-
-
 def test_seeds_of_rows_are_those_of_prompt_and_sample(group, tmp_path, monkeypatch):
     trainer, seeds = trainer_of(tmp_path), []
     real = ContinuousEngine.sampler_for
@@ -99,54 +93,6 @@ def test_samples_of_a_prompt_depend_on_nothing_else(group, tmp_path):
 
 
 # -- updates
-
-
-def reinforce(batch, samples, rate):
-    """REINFORCE with the mean of a prompt's other samples, in plain torch, as a mean over the tokens of the update.
-
-    Returns:
-        Weights after a step, and the norm of its gradient.
-    """
-    model, reference = make_causal_lm(), make_causal_lm(seed=1)
-    rollout, scores = batch.rollout, batch.trajectory.scores.tolist()
-    prompt, everything, returns = rollout.prompt_width, [], []
-    for row, response in enumerate(rollout.response_rows()):
-        ids = rollout.input_ids[row][rollout.attention_mask[row]].cpu()
-        start = int(rollout.attention_mask[row, :prompt].sum())
-
-        def logprobs(causal_lm, ids=ids, start=start):
-            table = causal_lm(input_ids=ids[None]).logits[0, start - 1 : -1].log_softmax(-1)
-            return table.gather(1, ids[start:, None])[:, 0]
-
-        own = logprobs(model)
-        assert len(own) == len(response)
-        with torch.no_grad():
-            returns.append(scores[row] - KL_COEF * float((own - logprobs(reference)).sum()))
-        everything.append(own.sum())
-    loss = 0.0
-    for row, logprob in enumerate(everything):
-        first = row // samples * samples
-        others = [returns[i] for i in range(first, first + samples) if i != row]
-        loss = loss - (returns[row] - sum(others) / len(others)) * logprob
-    (loss / int(batch.response_mask.sum())).backward()
-    norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))
-    for p in model.parameters():
-        p.grad *= min(1.0, 1.0 / norm)
-    torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0).step()
-    return {f"inner.{name}": p.detach() for name, p in model.named_parameters()}, norm
-
-
-@pytest.mark.parametrize("samples", [2, 4])
-def test_an_update_is_plain_reinforce_with_a_leave_one_out_baseline(samples, group, tmp_path):
-    sizes = {"samples_per_prompt": samples, "per_device_generation_batch_size": 8 // samples}
-    trainer = trainer_of(tmp_path, per_device_training_batch_size=4, global_batch_size=8, **sizes)
-    assert trainer.run.plan.updates_per_rollout == 1 and not trainer.algorithm.config.credit_is_fused(trainer.run.plan)
-    numbers = [[11, 4, 7, 2][: 8 // samples]]
-    expected, norm = reinforce(batch_of_iteration(trainer, numbers), samples, 5e-5)
-    metrics = trainer.iterate(numbers)
-    assert metrics["grad_norm/actor"] == near(norm, UPDATE)
-    assert metrics["policy/clipfrac"] == 0 and norm > 0.1
-    assert largest_difference(weights_of(trainer.algorithm.models.actor), expected) < WEIGHT_GAP
 
 
 def grpo(batch, beta, rate):
@@ -300,6 +246,3 @@ def test_the_kl_coefficient_is_steered_by_responses(group, tmp_path):
     trainer = trainer_of(tmp_path, **flags)
     assert trainer.iterate([[3, 8]])["objective/kl"] > 0.1
     assert trainer.algorithm.kl.value == pytest.approx(1.2 * KL_COEF)
-
-
-# -- several responses with a critic
