@@ -1281,7 +1281,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("the reference of another temperature", "_compute", "pair_logprobs(_a, _b, _c, _d)", "pair_logprobs(_a, _b, _c)",
      "test_the_reference_has_the_temperature_that_it_is_asked_for"),
     ("a reference of another run is used", "_read", "changed_names(_a, _b)", "[]",
-     "test_a_run_names_the_file_that_is_not_its_own"),
+     "test_log_probs_of_something_else_are_computed_anew"),
     ("the reference does not look at responses", "describe_reference", "[_a, _b, _c]", "[_a]",
      "test_another_response_is_other_data"),
     ("the self-check compares a mode with itself", "check_modes", "_a.train()", "_a.eval()",

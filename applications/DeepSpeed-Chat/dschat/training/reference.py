@@ -19,7 +19,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dschat.base.atomic import writing
-from dschat.base.errors import UserError
 from dschat.base.fingerprints import contents_hash
 from dschat.base.kept import changed_names
 from dschat.base.progress import progress
@@ -117,7 +116,7 @@ def reference_logprobs(
 ) -> Tensor:
     """Log-probs of the policy before training, (n, 2) float32 on the host. Every rank must call it.
 
-    They are read from the file, or computed and written there.
+    They are read from the file, or computed and written there, also in place of those of another identity.
 
     Args:
         engine: engine of the policy before its first update.
@@ -130,13 +129,8 @@ def reference_logprobs(
 
     Returns:
         The log-probs of the chosen and of the rejected responses.
-
-    Raises:
-        UserError: the file was made with another identity, or cannot be read.
     """
     saved = broadcast_object(_read(file, identity) if is_main() else None)
-    if isinstance(saved, str):
-        raise UserError(saved)
     if saved is not None:
         return saved
     numbers = _compute(engine, examples, pad_id, size, temperature)
@@ -150,20 +144,21 @@ def reference_logprobs(
     return numbers
 
 
-def _read(file: Path, identity: Mapping[str, str]) -> Tensor | str | None:
-    """Log-probs from the file; a message if they cannot be used; None if there is no file."""
+def _read(file: Path, identity: Mapping[str, str]) -> Tensor | None:
+    """Log-probs from the file; None if there is none that can be read and was made with this identity."""
     if not file.exists():
         return None
-    remedy = f"Remove {file} to compute them anew, or give another folder."
     try:
         with safe_open(file, "pt") as content:
             saved_identity = content.metadata() or {}
             numbers: Tensor = content.get_tensor(CONTENT)
     except (OSError, SafetensorError) as error:
-        return f"{file}: the reference log-probs cannot be read: {error}. {remedy}"
+        logger.warning("%s cannot be read, the reference log-probs are computed anew: %s", file, error)
+        return None
     changed = changed_names(saved_identity, identity)
     if changed:
-        return f"{file}: these reference log-probs are not of this run: {', '.join(changed)} differ. {remedy}"
+        logger.warning("%s: the reference log-probs are computed anew: %s differ", file, ", ".join(changed))
+        return None
     return numbers
 
 
