@@ -9,10 +9,11 @@ from dschat.models.finetuning import Finetuning
 from dschat.plan.counts import counts
 from dschat.plan.minimum import minimum_memory
 from dschat.plan.models import roles_of
-from dschat.plan.passes import HeadSize, Model, sampling_logits, scoring_logits, shape_of, training_logits
+from dschat.plan.passes import sampling_logits, scoring_logits, training_logits
 from dschat.plan.phases import GB, Machine, Texts, host_of
 from dschat.plan.plan import make_plan
 from dschat.plan.remedies import changed, smaller
+from dschat.plan.sizes import HeadSize, Model, shape_of
 from dschat.plan.states import (
     Weights,
     Zero,

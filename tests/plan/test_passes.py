@@ -20,7 +20,8 @@ from transformers import (
 
 from dschat.base.errors import UserError
 from dschat.models.heads import keep_float32
-from dschat.plan.passes import AliveBytes, HeadSize, Model, scoring_pass, shape_of, training_logits, training_pass
+from dschat.plan.passes import AliveBytes, scoring_pass, training_logits, training_pass
+from dschat.plan.sizes import HeadSize, Model, shape_of
 from macro_actions import logprobs
 
 ROWS, TOKENS = 3, 40

@@ -11,9 +11,10 @@ from transformers import GemmaConfig, LlamaConfig
 
 from dschat.base.errors import UserError
 from dschat.cli import main as dschat
-from dschat.plan.passes import Model, training_pass
+from dschat.plan.passes import training_pass
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import Plan, make_plan
+from dschat.plan.sizes import Model
 from dschat.plan.states import Weights, Zero
 from dschat.plan.throughput import bytes_of_update, expect, expectation_text, moving_seconds, named_gpu, together
 from dschat.run.peaks import GPUS, Gpu

@@ -11,10 +11,11 @@ from transformers import PreTrainedConfig
 
 from dschat.base.errors import UserError
 from dschat.plan.counts import Counts, count_rows, counts, find_sources
-from dschat.plan.models import ConfigLoader, find_config
+from dschat.plan.models import ConfigLoader
 from dschat.plan.options import STEPS, PlanOptions
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import Plan, make_plan
+from dschat.plan.published import find_config
 from dschat.plan.remedies import remedies
 from dschat.plan.report import PlanReport
 from dschat.plan.throughput import DEFAULT_MEMORY, expect, named_gpu

@@ -18,11 +18,11 @@ from dschat.plan.passes import (
     sampling_logits,
     scoring_logits,
     scoring_pass,
-    shape_of,
     tied_head_gradient,
     training_logits,
     training_pass,
 )
+from dschat.plan.sizes import shape_of
 from dschat.plan.states import (
     ema_bytes,
     keeps_gradients,

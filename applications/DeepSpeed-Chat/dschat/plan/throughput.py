@@ -18,9 +18,9 @@ from dschat.models.layout import WITHOUT_GRADIENT, Integers, Lengths
 from dschat.models.operations import ModelCost, decoding_bytes
 from dschat.plan import shares
 from dschat.plan.models import Role
-from dschat.plan.passes import cost_of_passes
 from dschat.plan.phases import Machine, Texts, uses_graphs
 from dschat.plan.plan import Plan
+from dschat.plan.sizes import cost_of_passes
 from dschat.plan.states import Weights
 from dschat.run.peaks import GPUS, Gpu
 from dschat.settings.batches import BatchPlan
