@@ -94,16 +94,6 @@ def test_the_batch_of_an_episode(environments, group, tmp_path):
     assert_near(torch.tensor(found), expected)
 
 
-def test_reward_functions_read_the_messages(environments, group, tmp_path):
-    """Beside the environment: the sum of both, in which the second counts the messages of both sides."""
-    options = {"reward_function": [f"{environments}:messages_of"], "missing_eos_penalty": None}
-    loop = episode_loop(tmp_path / "out", f"{environments}:Random", **RUNS["gae"] | options)
-    batch = collected(loop, [list(range(8))]).batch
-    replies = torch.tensor([len(runs) for runs in batch.rollout.response_runs()])
-    # The question, and a reply and an answer in each turn.
-    assert_near(batch.scored.scores - batch.scored.segment_rewards.sum(1), 1.0 + 2.0 * replies)
-
-
 def test_all_environments_fail(environments, group, tmp_path):
     """No episode has a token, and the rollout is left out as one without scores."""
     faults = [{"fault": "reset"}] * 16

@@ -176,8 +176,3 @@ def test_rows_with_holes_are_joined_trimmed_and_emptied() -> None:
     assert emptied.response_runs() == [[], *rollout.response_runs()[1:]]
     assert emptied.cut_turns is not None and not emptied.cut_turns[0].any()
     assert emptied.attention_mask[0].tolist() == [True] + [False] * 5
-
-
-def test_runs_of_a_row_are_its_turns() -> None:
-    rollout = episodes().rollout
-    assert rollout.response_runs() == [[[1, 2], [5]], [[7, 8]], [[13], [15]]]
