@@ -15,13 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch.nn.functional import linear
 
 from cli_runs import read_jsonl, write_jsonl
 from closeness import near
 from dialogue_cases import chat_tokenizer
-from dschat.base.fingerprints import END_BYTES, WEIGHT_BYTES, model_hash
 from dschat.data import tokenised
 from dschat.data.encoding import encode_prompts, encode_responses
 from dschat.data.examples import PromptExample, prompt_examples
@@ -127,8 +125,6 @@ ELSEWHERE = {
     "rollouts.slots.ALIGNED_DEVICES": "test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu",
     "models.save.FILE_SIZE": "models/test_save.py::test_a_large_model_lies_in_several_files",
     "data.tokenised.FEW": "test_sizes.py::test_many_characters_are_encoded_by_several_processes",
-    "base.fingerprints.END_BYTES": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
-    "base.fingerprints.WEIGHT_BYTES": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
     "scoring.serve.MAX_REQUEST_BYTES": "scoring/test_serve.py::test_what_is_no_request_is_refused",
     "training.nonfinite.MAX_WRITTEN": "test_sizes.py::test_batches_that_are_kept",
     "plan.states.REDUCE_BUCKET": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
@@ -192,22 +188,6 @@ def test_many_characters_are_encoded_by_several_processes(characters, monkeypatc
     monkeypatch.setattr(tokenised, "num_workers", lambda: 5)
     rows = [Row("a" * 50, None, "b" * (characters - 50), None, {}, "rows:1")]
     assert num_workers() >= 1 and workers_for(rows) == (5 if characters == 100 else None)
-
-
-@pytest.mark.parametrize("large", [False, True])
-def test_the_identity_of_a_large_model_sees_every_weight(large, tmp_path):
-    """Weights in the middle of a file are far from both of its ends; a small file is read whole."""
-    (tmp_path / "config.json").write_text("{}")
-    rows = (2 * END_BYTES + 10 * WEIGHT_BYTES) // 400 if large else 10
-    weights = {f"{place}.weight": torch.full((rows, 100), float(n)) for n, place in enumerate("abcd")}
-    save_file(weights, tmp_path / "model.safetensors")
-    before = model_hash(str(tmp_path))
-    assert large == ((tmp_path / "model.safetensors").stat().st_size > 2 * END_BYTES)
-    for name in weights:
-        save_file(weights | {name: weights[name] + 1}, tmp_path / "model.safetensors")
-        assert model_hash(str(tmp_path)) != before, name
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert load_file(tmp_path / "model.safetensors").keys() == weights.keys()
 
 
 def test_batches_that_are_kept(group, tmp_path, monkeypatch):

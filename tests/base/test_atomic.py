@@ -10,18 +10,7 @@ from pathlib import Path
 import pytest
 
 from dschat.base import atomic
-from dschat.base.atomic import (
-    Backup,
-    move_all,
-    recover,
-    recover_folder,
-    replaced_by,
-    write_file,
-    writing,
-    writing_folder,
-    writing_into,
-    writing_once,
-)
+from dschat.base.atomic import recover, recover_folder, write_file, writing, writing_folder, writing_into, writing_once
 from interruptions import CTRL_C, KILL, stopped_at
 
 WAYS = [KILL, CTRL_C]
@@ -99,14 +88,6 @@ def test_a_link_to_a_folder_that_is_gone(tmp_path):
     assert contents(tmp_path / "gone") == {"model/a": "new", "real/b": "new"}
 
 
-def test_a_folder_behind_a_link_comes_back_after_a_kill(linked, tmp_path):
-    real, link = linked
-    link.symlink_to(real)
-    real.rename(replaced_by(real))
-    recover(tmp_path)
-    assert contents(link) == {"a": "old", "b": "old"}
-
-
 @pytest.mark.parametrize("how", WAYS)
 def test_a_file_is_the_old_or_the_new_one(how, tmp_path):
     found = []
@@ -161,30 +142,15 @@ def test_each_file_and_folder_among_others_is_the_old_or_the_new_one(how, tmp_pa
         assert {*contents(place)} == {"actor/model", "actor/config.json", "config.json", "tokenizer", "notes"}
 
 
-def take_over(place):
-    backup = Backup(place)
-    backup.put_aside([place / name for name in ("actor", "run.json")])
-    move_all(place / ".unfinished", place)
-    save(place)
-    backup.drop()
-
-
-@pytest.mark.parametrize("how", [pytest.param(KILL, marks=pytest.mark.slow), CTRL_C])
-def test_what_made_way_for_several_comes_back_whole_until_all_of_them_stand(how, tmp_path):
-    def begin(place):
-        fill(place, "old", "actor/model", "actor/config.json", "run.json")
-        fill(place / ".unfinished", "new", "run.json")
-
-    found = []
-    for place in points(tmp_path, how, begin, take_over):
-        for point in range(40):  # starts that are stopped themselves
-            if not stopped_at(point, how, Backup(place).restore):
-                break
-        now = contents(place)
-        assert {now["actor/model"], now["actor/config.json"], now["run.json"]} in ({"old"}, {"new"}), now
-        assert not (place / ".given-up").exists() and not (place / ".deleted").exists()
-        found.append(now["run.json"])
-    assert found == sorted(found, reverse=True) and {*found} == {"old", "new"}
+def test_what_is_moved_aside_keeps_its_order(tmp_path, monkeypatch):
+    """After a kill in between the rest goes into a folder of its own."""
+    fill(tmp_path, "old", "actor/model", "run.json", "notes")
+    entries = [tmp_path / "actor", tmp_path / "run.json"]
+    assert stopped_at(1, CTRL_C, lambda: atomic.move_aside(entries, tmp_path))
+    left = {"earlier-1/actor/model": "old", "run.json": "old", "notes": "old"}
+    assert contents(tmp_path) == left
+    assert atomic.move_aside(entries[1:], tmp_path) == tmp_path / "earlier-2"
+    assert contents(tmp_path) == {"earlier-1/actor/model": "old", "earlier-2/run.json": "old", "notes": "old"}
 
 
 def test_an_error_leaves_what_was_there(tmp_path):
@@ -295,14 +261,6 @@ def test_everything_is_on_the_disk_before_it_is_moved(tmp_path, monkeypatch):
     with writing(tmp_path / "file") as new:
         new.write_text("x")
     assert synced == [new]
-
-
-def test_a_pipe_is_written_and_stays_one(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDWR | os.O_NONBLOCK)
-    write_file(tmp_path / "pipe", "ü")
-    assert os.read(reader, 9).decode() == "ü" and not (tmp_path / "pipe").is_file()
-    os.close(reader)
 
 
 @pytest.mark.parametrize("obstacle", ["a file", "a link to itself"])

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dschat.base import progress as module
-from dschat.base.display import for_reading, markdown_table, visible, wrapped
+from dschat.base.display import visible, wrapped
 from dschat.base.errors import UserError
 from dschat.base.progress import progress
 from dschat.base.web_page import launch
@@ -65,28 +65,11 @@ def test_the_end_of_a_long_bar_is_said(clock, capsys) -> None:
     assert counted(text) == ["1/3", "3/3"]
 
 
-def test_without_a_total(clock, capsys) -> None:
-    with progress(desc="rows", unit="row") as bar:
-        for _ in range(3):
-            bar.update()
-            clock[0] += 50.0
-            bar.refresh()
-    text = capsys.readouterr().err
-    assert [line.split(",")[0] for line in text.splitlines()] == ["rows: 2 row", "rows: 3 row"]
-
-
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
     assert list(progress(desc="rows", iterable=[1, 2])) == [1, 2]
     assert "\r" in stream.getvalue() and "2/2" in stream.getvalue()
-
-
-def test_disabled(clock, capsys) -> None:
-    with progress(1, "rows", disable=True) as bar:
-        clock[0] = 100.0
-        bar.update()
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -123,14 +106,6 @@ def test_a_demo_on_another_address_needs_a_password(monkeypatch):
     monkeypatch.delenv("DEMO_PASSWORD", raising=False)
     with pytest.raises(UserError, match=r"--host 0.0.0.0: anyone .* Set DEMO_PASSWORD to a secret, which the page"):
         run_demo(ChatOptions(model="m", host="0.0.0.0"))
-
-
-def test_an_empty_response_is_seen():
-    assert for_reading(" \n") == "(empty)" and for_reading("\n x \n") == "x"
-
-
-def test_a_cell_is_one_line():
-    assert markdown_table(["a"], [["l1\nl|2"]]).splitlines()[-1] == "| l1 l\\|2 |"
 
 
 def test_lines_are_broken_between_words_and_keep_their_ends():

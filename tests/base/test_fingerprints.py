@@ -5,7 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import constants
+from safetensors.torch import save_file
 
 from dschat.base import fingerprints
 from dschat.base.errors import UserError
@@ -40,15 +42,26 @@ def test_an_adapter_whose_base_has_moved_keeps_its_hash(tmp_path):
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-@pytest.mark.parametrize(
-    "start", [b"\xff" * 8, b"\xff" * 7 + b"\x00", b"\x02" + b"\x00" * 7 + b"[]", b"\x07" + b"\x00" * 7 + b'{"a":1}']
-)
-def test_a_damaged_weight_file_is_named(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(fingerprints, "END_BYTES", 8)
+@pytest.mark.parametrize("content", [b"\xff" * 32, b"\x02" + b"\x00" * 7 + b"[]", b""])
+def test_a_damaged_weight_file_is_named(content, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(start.ljust(32, b"\x01"))
-    with pytest.raises(UserError, match=r"model.safetensors has no header of a safetensors file: .* copy the model"):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"model.safetensors is damaged .*: copy the model"):
         model_hash(str(tmp_path))
+
+
+@pytest.mark.parametrize("row", [0, -1])
+def test_a_model_s_hash_sees_both_ends_of_every_weight(row, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    weights = {"a": torch.zeros(3, 4), "b": torch.zeros(5, dtype=torch.bfloat16), "c": torch.tensor(0.0)}
+    hashes = set()
+    for changed in ("none", *weights):
+        tensors = {name: weight.clone() for name, weight in weights.items()}
+        if changed in tensors:
+            tensors[changed].view(-1)[row] = 1.0
+        save_file(tensors, tmp_path / "model.safetensors")
+        hashes.add(model_hash(str(tmp_path)))
+    assert len(hashes) == 4
 
 
 def test_a_model_on_the_hub_is_its_commit(tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ import pytest
 
 from dschat.base.errors import UserError
 from dschat.base.journal import Journal, make_writable
-from dschat.base.lock import Lock
 
 
 def test_a_journal_goes_on_after_what_it_kept(tmp_path):
@@ -62,12 +61,6 @@ def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path):
         Journal(tmp_path / "out.jsonl", {})
 
 
-def test_a_file_that_is_no_journal_is_not_gone_on_with(tmp_path):
-    (tmp_path / "out.jsonl.partial").write_text('{"n": 0}\n{"n": 1}\n')
-    with pytest.raises(UserError, match=r"out\.jsonl\.partial:1: the settings of the run are missing; remove"):
-        Journal(tmp_path / "out.jsonl", {})
-
-
 def appending(file, then):
     """A process that appends to a journal, and goes on as the words say."""
     script = "import os, signal, sys; from pathlib import Path; from dschat.base.journal import Journal\n"
@@ -85,34 +78,6 @@ def test_kill_9_loses_no_row_that_was_appended(tmp_path):
         reported = [20, *map(int, process.stdout.read().split())]
     kept = [row["n"] for row in Journal(file, {}).rows]
     assert kept[: reported[-1] + 1] == list(range(reported[-1] + 1))
-
-
-def test_a_child_of_a_killed_run_does_not_keep_its_journal(tmp_path):
-    file = tmp_path / "out.jsonl"
-    waits = "if os.fork() == 0:\n    print(os.getpid(), flush=True)\nsignal.alarm(60)\nsignal.pause()\n"
-    with appending(file, "journal.append([{'n': 0}])\n" + waits) as process:
-        child = int(process.stdout.readline())
-        try:
-            with pytest.raises(UserError, match=f"{file}: another process is writing it"):
-                Journal(file, {})
-            process.kill()
-            process.wait()
-            assert Journal(file, {}).rows == [{"n": 0}]
-        finally:
-            os.kill(child, signal.SIGKILL)
-
-
-def test_a_run_that_another_one_finished_just_before_does_not_do_it_again(tmp_path, monkeypatch):
-    file = tmp_path / "out.jsonl"
-
-    def lock(*_):
-        file.write_text("{}\n")
-        return Lock(*_)
-
-    monkeypatch.setattr("dschat.base.journal.Lock", lock)
-    with pytest.raises(UserError, match="exists, finished"):
-        Journal(file, {})
-    assert [entry.name for entry in tmp_path.iterdir()] == ["out.jsonl"]
 
 
 def begun(file, rows, overwrite, **settings):

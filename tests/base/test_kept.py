@@ -20,11 +20,7 @@ def test_a_content_is_opened_by_the_settings_that_made_it(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "difference"),
-    [
-        ({"top-k": 2}, "--top_k 1, now it is 2"),
-        ({"top-k": 1, "seed": 0}, "--seed None, now it is 0"),
-        ({}, "--top_k 1, now it is None"),
-    ],
+    [({"top-k": 2}, "--top_k 1, now it is 2"), ({"top-k": 1, "seed": 0}, "--seed None, now it is 0")],
 )
 def test_other_settings_do_not_open_it(settings, difference, tmp_path):
     Kept(tmp_path / "made.json", {"top-k": 1}).write("a")
@@ -34,9 +30,7 @@ def test_other_settings_do_not_open_it(settings, difference, tmp_path):
     assert other.open() == "b"
 
 
-@pytest.mark.parametrize(
-    "content", ["{", "[]", '{"content": 1}', '{"made_from": {}}', '{"made_from": 1, "content": 1}']
-)
+@pytest.mark.parametrize("content", ["{", "[]", '{"made_from": {}}'])
 def test_a_damaged_file_is_named(content, tmp_path):
     file = tmp_path / "made.json"
     file.write_text(content)
@@ -49,9 +43,3 @@ def test_a_damaged_file_is_named(content, tmp_path):
 def test_names_of_what_changed():
     assert changed_names({"a": 1, "b": 2, "c": 3}, {"d": 4, "b": 5, "a": 1}) == ["d", "b", "c"]
     assert changed_names({"a": None}, {}) == [] and first_change({"a": 1}, {"a": 1}) == ""
-
-
-def test_settings_with_a_name_that_is_no_unicode_match_themselves(tmp_path) -> None:
-    made_from = {"data_path": "caf\udce9.jsonl"}
-    Kept(tmp_path / "made.json", made_from).write("rows")
-    assert Kept(tmp_path / "made.json", made_from).open() == "rows"

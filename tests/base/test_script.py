@@ -2,19 +2,12 @@
 """How commands end."""
 
 import logging
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from functools import partial
 
-from cli_runs import environment, write_jsonl
 from dschat.base.errors import UserError
 from dschat.cli import main
 from dschat.main import run_main, run_script
-from fake_judge import EVALUATION, rows_of
 
 
 def failing(error):
@@ -61,42 +54,3 @@ def test_a_group_of_commands_is_listed(capsys):
     assert main(["refuel-data"]) == 2 and "there is no command" not in capsys.readouterr().err
     assert main(["refuel-data", "--help"]) == 0 and "  refuel-data rank" in capsys.readouterr().out
     assert main(["refuel-data", "gen", "--help"]) == 2 and "no command refuel-data gen" in capsys.readouterr().err
-
-
-def test_the_sampler_knows_all_names_of_a_data_set(tmp_path, capsys, caplog):
-    file = write_jsonl(tmp_path / "a.jsonl", rows_of(["one", "two"]))
-    words = ["sample", "--data_file", str(file), "--save_file", str(tmp_path / "s.jsonl"), "--dataset"]
-    assert main([*words, "tldr"]) == 0 and "subreddits" in capsys.readouterr().out
-    assert main([*words, "apps"]) == 2 and "--dataset apps: unknown" in caplog.text
-
-
-def test_ctrl_c_ends_the_report_without_a_traceback(tmp_path):
-    """It reads from a pipe to which nobody writes."""
-    pipe = tmp_path / "pipe.jsonl"
-    os.mkfifo(pipe)
-    command = [sys.executable, EVALUATION / "report.py", pipe, "--output", tmp_path / "report"]
-    # A test run in the background of a shell would hand down that it ignores Ctrl-C.
-    signals = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen(
-        list(map(str, command)), env=environment(), stderr=subprocess.PIPE, text=True, preexec_fn=signals
-    )
-    try:
-        end = time.monotonic() + 60
-        writer = None
-        while writer is None:
-            try:
-                writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)  # works once the report reads
-            except OSError:
-                assert process.poll() is None and time.monotonic() < end
-                time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        try:
-            stderr = process.communicate(timeout=20)[1]
-        except subprocess.TimeoutExpired:  # Python drops a KeyboardInterrupt that falls into a finaliser
-            process.send_signal(signal.SIGINT)
-            stderr = process.communicate(timeout=60)[1]
-        os.close(writer)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert stderr.splitlines()[-1] == "interrupted" and "Traceback" not in stderr

@@ -59,14 +59,8 @@ def proxy():
 @pytest.mark.parametrize(
     ("host", "expected"),
     [
-        *[(host, True) for host in ("127.0.0.1", "127.255.255.254", "127.1", "2130706433", "0x7f.1")],
-        *[(host, True) for host in ("::1", "[::1]", "0:0:0:0:0:0:0:1", "::ffff:127.0.0.1")],
-        *[(host, True) for host in ("localhost", "LOCALHOST", "localhost.", "model.localhost")],
-        *[(host, False) for host in ("", "0.0.0.0", "::", "10.0.0.1", "128.0.0.1", "::2", "::ffff:10.0.0.1")],
-        *[
-            (host, False)
-            for host in ("localhost.example.org", "127.0.0.1.example.org", "mylocalhost", "a b", "é" * 99)
-        ],
+        *[(host, True) for host in ("127.0.0.1", "2130706433", "[::1]", "::ffff:127.0.0.1", "LOCALHOST.")],
+        *[(host, False) for host in ("", "0.0.0.0", "10.0.0.1", "::2", "localhost.example.org", "é" * 99)],
     ],
 )
 def test_loopback_in_every_spelling(host, expected):
@@ -80,15 +74,8 @@ def test_loopback_in_every_spelling(host, expected):
         ("https://me@localhost/", True),
         ("http://[::1]:80/v1", True),
         ("http://0.0.0.0:8000/v1", True),  # what a server prints that listens on all addresses
-        ("http://[::]:8000/v1", True),
-        ("http://0:8000/v1", True),
-        ("http://0x0/v1", True),
-        ("http://0.0.0.0./v1", True),
-        ("http://[0:0:0:0:0:0:0:0]/v1", True),
         ("http://[::ffff:0.0.0.0]/v1", True),
-        ("http://0.0.0.1/v1", False),
         ("https://api.openai.com/v1", False),
-        ("http://127.example.com/v1", False),
         ("/v1", False),
     ],
 )
@@ -116,7 +103,7 @@ def ask_every_server(url):
 PATHS = ["/score", "/v1/chat/completions", "/health", "/run", "/generate"]
 
 
-@pytest.mark.parametrize("proxy_url", ["http://127.0.0.1:9", "socks5://127.0.0.1:9", "no address"])
+@pytest.mark.parametrize("proxy_url", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])
 def test_a_server_on_this_machine_is_reached_without_a_proxy(proxy_url, proxy, monkeypatch):
     """Whatever the proxy is: a dead one would fail, and a SOCKS proxy would need a package."""
     monkeypatch.setenv("http_proxy", proxy_url)
@@ -136,18 +123,12 @@ def test_another_server_is_reached_through_the_proxy(variable, scheme, proxy, mo
 @pytest.mark.parametrize(
     ("no_proxy", "url", "is_direct"),
     [
-        ("*", "http://a.example", True),
         ("other.example, a.example", "http://a.example", True),
-        ("example", "http://a.example", True),
         (".example", "http://a.example", True),
         ("a.example", "http://b.example", False),
-        ("a.example", "http://ba.example", False),
         ("10.0.0.0/8", "http://10.1.2.3:8000/v1", True),
         ("10.0.0.0/8", "http://11.1.2.3:8000/v1", False),
-        ("10.1.2.3", "http://10.1.2.3:8000/v1", True),
         ("fd00::/8", "http://[fd00::5]:8000/v1", True),
-        ("[fd00::5]", "http://[fd00::5]:8000/v1", True),
-        ("a.example:8000", "http://a.example:8000", True),
         ("", "http://a.example", False),
     ],
 )
@@ -174,9 +155,7 @@ def test_the_variable_of_the_scheme_comes_first(proxy, monkeypatch):
         open_client(ELSEWHERE.replace("http", "https"), "--url", 5.0)
 
 
-@pytest.mark.parametrize(
-    "bad", ["socks4://me:secret@host:1", "socks://secret:1", "ftp://secret", "http://secret:port"]
-)
+@pytest.mark.parametrize("bad", ["socks4://me:secret@host:1", "http://secret:port"])
 def test_a_proxy_that_is_none_is_named_by_its_variable_alone(bad, monkeypatch):
     monkeypatch.setenv("https_proxy", bad)
     with pytest.raises(

@@ -46,14 +46,7 @@ def test_wilson_is_its_formula():
     assert (rate.low, rate.high) == pytest.approx((0.423060, 0.688378), abs=2e-6)
 
 
-@pytest.mark.parametrize(("count", "ends"), [(0, (0.0, Z**2 / (1 + Z**2))), (1, (1 / (1 + Z**2), 1.0))])
-def test_wilson_of_one_item_stays_between_0_and_1(count, ends):
-    rate = wilson(count, 1)
-    assert (rate.low, rate.high) == pytest.approx(ends, abs=1e-9)
-    assert 0 <= rate.low <= rate.high <= 1
-
-
-@pytest.mark.parametrize("total", range(1, 301))
+@pytest.mark.parametrize("total", [1, 7, 300])
 def test_wilson_of_all_and_of_none_by_hand(total):
     """p = 1: the centre is (1 + z²/2n) / (1 + z²/n), the half width z²/2n / (1 + z²/n): [n / (n + z²), 1]."""
     none, every = wilson(0, total), wilson(total, total)
@@ -68,15 +61,6 @@ def test_an_interval_contains_its_value(kind):
     assert kind(1.0, 0.5, 1 - 2**-53) == kind(1.0, 0.5, 1.0)
     assert kind(0.3, 0.1 + 0.2, 0.4) == kind(0.3, 0.3, 0.4)
     assert kind(0.5, 0.25, 0.75) == kind(0.5, low=0.25, high=0.75) and kind(0.5).low is kind(0.5).high is None
-
-
-def test_intervals_of_equal_values_contain_them():
-    """0.1 + 0.2 − 0.3 is not 0: means of equal numbers round, and so do the ends around them."""
-    for count in range(2, 60):
-        for value in (0.1, 0.7, 1 / 3, 1e-3):
-            for found in (mean_interval([value] * count), bounded_interval([value] * count, [1] * count)):
-                assert found.value == pytest.approx(value, rel=1e-14)
-                assert found.low is None or found.low <= found.value <= found.high
 
 
 def test_a_rate_of_nothing_is_none():

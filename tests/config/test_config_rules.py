@@ -29,7 +29,6 @@ RANGES = [
         "HH:MM:SS, or D-HH:MM:SS",
         "--max_time 10:00 --max_time 600 --max_time 00:00:00 --max_time 1-00 --max_time 00:60:00 --max_time soon",
     ),
-    (OF_STEPS_1_AND_2, "drop the flag", "--save_command="),
     (OF_STEPS_1_AND_2, "at least 0 and below 1", "--lora_dropout 1"),
     (OF_STEPS_1_AND_2, "below 1", "--warmup_ratio 1"),
     (
@@ -625,16 +624,9 @@ def test_a_run_that_was_killed_while_it_prepared_goes_on(tmp_path):
     config_of("dpo", "--resume_from_checkpoint")
 
 
-def test_a_checkpoint_that_was_put_aside_may_be_named(tmp_path):
-    """A run with --overwrite_output_dir that is killed leaves earlier checkpoints there; they come back later."""
-    (tmp_path / "out" / ".given-up").mkdir(parents=True)
-    config_of("sft", "--resume_from_checkpoint out/checkpoints/step-2")
-
-
-@pytest.mark.parametrize("trace", ["checkpoints/step-2", ".given-up"])
-def test_what_is_left_of_a_run_is_of_no_other_origin(tmp_path, trace):
-    """Copied without run.json, or put aside by a run that was killed; `RunOutput` puts that back."""
-    (tmp_path / "out" / trace).mkdir(parents=True)
+def test_what_is_left_of_a_run_is_of_no_other_origin(tmp_path):
+    """Copied without run.json."""
+    (tmp_path / "out" / "checkpoints" / "step-2").mkdir(parents=True)
     (tmp_path / "out" / "config.yaml").write_text("{}")
     config_of("sft", "--resume_from_checkpoint")
 

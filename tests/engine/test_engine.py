@@ -69,7 +69,7 @@ def reference_update(updates=1, clip=1.0, learning_rate=1e-3, weight_decay=0.0):
     return {name: p.detach().cpu() for name, p in model.named_parameters()}, norms
 
 
-@pytest.mark.parametrize("micro", [1, 2, 4, 8])
+@pytest.mark.parametrize("micro", [1, 2, 8])
 def test_any_accumulation_gives_the_update_of_plain_torch(micro, group):
     engine = engine_of(make_causal_lm(), micro, 8 // micro, weight_decay=0.1)
     before = weights_of(engine)
@@ -80,18 +80,6 @@ def test_any_accumulation_gives_the_update_of_plain_torch(micro, group):
     assert largest_difference(before, expected) > 1e-3
     assert engine.grad_norm == near(norms[-1], UPDATE)
     assert engine._engine.global_steps == 2
-
-
-def test_nothing_moves_before_the_last_micro_batch(group):
-    engine = engine_of(make_causal_lm(), 2, 4)
-    before = weights_of(engine)
-    for start in (0, 2, 4):
-        engine.backward(loss_of(engine, ROWS[start : start + 2]))
-        engine.step()
-        assert largest_difference(weights_of(engine), before) == 0 and engine._engine.global_steps == 0
-    engine.backward(loss_of(engine, ROWS[6:]))
-    engine.step()
-    assert largest_difference(weights_of(engine), before) > 0 and engine._engine.global_steps == 1
 
 
 def test_clipping_acts_and_the_norm_is_that_before_clipping(group):
@@ -128,36 +116,12 @@ def test_schedule_and_warm_up_count_optimiser_updates(group):
     assert engine.learning_rate == pytest.approx(0)
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "constant_with_warmup", "cosine_with_restarts", "inverse_sqrt"])
-def test_every_schedule_starts_with_its_warm_up(schedule, group):
-    engine = engine_of(make_causal_lm(), 8, 1, schedule=schedule, total_updates=9, warmup_updates=2)
-    seen = []
-    for _ in range(3):
-        seen.append(engine.learning_rate)
-        update(engine, 8)
-    assert seen == pytest.approx([5e-4, 1e-3, 1e-3])
-
-
 def test_weight_decay_acts_on_matrices_only(group):
     engine = engine_of(make_causal_lm(), 8, 1, weight_decay=0.1)
     for one_group in engine._engine.optimizer.param_groups:
         dims = {p.dim() for p in one_group["params"]}
         assert (one_group["weight_decay"] == 0.1) == (dims == {2})
         assert one_group["betas"] == (0.9, 0.95)
-
-
-@pytest.mark.parametrize("kind", ["gemma", "llama"])
-def test_gradient_checkpointing_gives_the_same_update(kind, group):
-    weights = []
-    for checkpointing in (False, True):
-        engine = engine_of(make_causal_lm(kind), 4, 2, gradient_checkpointing=checkpointing)
-        calls = []
-        layer = next(m for name, m in engine.module.named_modules() if name.endswith("layers.0.mlp"))
-        layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
-        update(engine, 4)
-        assert len(calls) == (4 if checkpointing else 2)  # twice per micro-batch when recomputed
-        weights.append(weights_of(engine))
-    assert largest_difference(*weights) < WEIGHT_GAP
 
 
 @pytest.mark.parametrize("stage", [0, 3])
@@ -192,16 +156,6 @@ def test_bf16_on_any_device_trains_one_update(group):
     assert engine.grad_norm == pytest.approx(norms[0], rel=0.05)
 
 
-def test_a_gradient_that_is_not_finite_is_no_skipped_update_in_bf16(group):
-    """DeepSpeed leaves the update out; only in fp16 is that ordinary."""
-    engine = engine_of(make_causal_lm(), 8, 1, dtype=torch.bfloat16)
-    layer = engine.module.inner.model.layers[0].mlp.up_proj.weight
-    layer.register_hook(lambda grad: grad * float("nan"))
-    update(engine, 8)
-    assert not math.isfinite(engine.grad_norm) and engine.skipped is False
-    assert engine.nonfinite == "gradients"
-
-
 @pytest.mark.parametrize(
     ("fp16", "applied", "skipped"), [(True, False, True), (True, True, False), (False, False, False)]
 )
@@ -218,19 +172,6 @@ def test_an_update_is_skipped_in_fp16_alone(fp16, applied, skipped):
     engine = Engine(inner)
     engine.step()
     assert engine.skipped is skipped
-
-
-def test_small_updates_are_not_lost_in_bf16(group):
-    """Master weights in float32: 40 steps of 1e-4 add up, though one is below the rounding of a weight of 1."""
-    engine = engine_of(make_causal_lm(), 8, 1, dtype=torch.bfloat16, learning_rate=1e-4)
-    before = weights_of(engine)
-    for _ in range(40):
-        update(engine, 8)
-    expected, _ = reference_update(updates=40, learning_rate=1e-4)
-    after = weights_of(engine)
-    name = next(n for n in after if n.endswith("mlp.gate_proj.weight"))
-    moved, wanted = after[name] - before[name], expected[name] - before[name]
-    assert float(moved.norm()) == pytest.approx(float(wanted.norm()), rel=0.2)
 
 
 def states_of(engine):
@@ -360,40 +301,23 @@ def test_a_users_deepspeed_config_is_merged(given, tmp_path):
     assert deepspeed_config(settings_with(given, tmp_path), 1.0) == expected
 
 
-def test_a_file_may_repeat_batches_that_are_cut_by_tokens(tmp_path):
-    """8 rows of an update may be 8 micro-batches."""
-    given = settings_with({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, tmp_path)
-    config = deepspeed_config(replace(given, plan=replace(given.plan, max_tokens=100)), 1.0)
-    assert (config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]) == (1, 8)
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"train_micro_batch_size_per_gpu": 3}, "train_micro_batch_size_per_gpu is 3, but the flags give 2"),
         ({"gradient_accumulation_steps": 1}, "gradient_accumulation_steps is 1, but the flags give 4"),
-        ({"train_batch_size": 64}, "train_batch_size is 64, but the flags give 8"),
         ({"bf16": {"enabled": True}}, "bf16.enabled is True, .* use --dtype"),
-        ({"fp16": {"enabled": True}}, "fp16.enabled is True, .* use --dtype"),
         ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage is 3, .* use --zero_stage"),
-        ({"bf16": False}, "bf16 must be a JSON object, not false"),
         ({"zero_optimization": 2}, "zero_optimization must be a JSON object, not 2"),
         ({"optimizer": {"type": "AdamW"}}, "optimizer is set by flags here"),
-        ({"scheduler": {"type": "AdamW"}}, "scheduler is set by flags here"),
         # What the memory plan reads.
         ({"zero_optimization": {"reduce_bucket_size": "many"}}, 'reduce_bucket_size must be a number, not "many"'),
-        ({"zero_optimization": {"sub_group_size": True}}, "sub_group_size must be a number, not true"),
         ({"zero_optimization": {"offload_optimizer": "cpu"}}, 'offload_optimizer must be a JSON object, not "cpu"'),
-        ({"data_types": "fp32"}, 'data_types must be a JSON object, not "fp32"'),
         ({"data_types": {"grad_accum_dtype": "fp17"}}, "grad_accum_dtype must be one of fp32, bf16, fp16"),
         # What DeepSpeed refuses, or stumbles over.
         ({"amp": {"enabled": True}}, "DeepSpeed refuses these settings .*AMP"),
-        ({"compression_training": {"x": 1}}, "DeepSpeed refuses these settings .*compression"),
-        ({"zero_optimization": {"stage3_max_reuse_distance": []}}, "DeepSpeed refuses .*reuse_distance"),
-        ({"zero_optimization": {"foo": 1}}, "DeepSpeed refuses these settings .*foo"),
         ({"wall_clock_breakdown": "false"}, "DeepSpeed refuses these settings .*TypeError.*; correct or remove"),
         ('{"gradient_clipping": 1, "gradient_clipping": 2}', "the key 'gradient_clipping' occurs twice"),
-        ("{", "cannot be read as JSON"),
         ("", "cannot be read as JSON"),
         (None, "cannot be read"),
     ],
@@ -410,8 +334,6 @@ def test_a_deepspeed_config_that_contradicts_the_flags_or_cannot_be_read_is_refu
     [
         (0, {"device": "cpu"}, False),
         (2, {"device": "cpu"}, True),
-        (2, {"device": "none"}, False),
-        (2, {}, False),
         (2, None, False),
         (3, {"device": "nvme", "nvme_path": "/tmp"}, True),
     ],

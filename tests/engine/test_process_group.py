@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DeepSpeed says and compiles, and shared memory that runs leave in /dev/shm: its own, and vLLM's on a CPU."""
+"""Joining the group of processes, and what DeepSpeed says and compiles."""
 
-import logging
-import mmap
 import os
 import sys
-import time
 from pathlib import Path
 
-import deepspeed
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,22 +13,10 @@ from torch.utils import cpp_extension
 from cli_runs import run_command
 from dschat.base.errors import UserError
 from dschat.engine import process_group
-from dschat.engine.process_group import SHARED_MEMORY_OP, allow_shared_memory, prepare_op
+from dschat.engine.process_group import prepare_op
 from dschat.main import report_error
 from dschat.run import distributed
 from factories import engine_of, make_causal_lm
-
-LEFT = ("deepspeed_allreduce_buffer_0_127.0.0.1_29500_1", "-tp:0-[0-1]-cpushm_0")
-
-
-@pytest.fixture(name="folder")
-def _folder(tmp_path, monkeypatch):
-    """/dev/shm with files that are an hour old, of which somebody else's has another name."""
-    monkeypatch.setattr(process_group, "SHARED_FOLDER", tmp_path)
-    for name in (*LEFT, "used"):
-        (tmp_path / name).write_bytes(bytes(mmap.PAGESIZE))
-        os.utime(tmp_path / name, (time.time() - 3600,) * 2)
-    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -59,50 +43,47 @@ def test_processes_that_do_not_meet_are_told_of_their_flags(error, said, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("hostname_address", "own_address", "written", "chosen"),
+    ("hostname_address", "own_address", "interfaces", "chosen"),
     [
-        ("127.0.1.1", "10.0.0.2", "", "eth1"),  # not the machine of rank 0
-        ("127.0.1.1", "127.0.0.1", "10.0.0.2", "eth1"),  # that machine, by its own name
-        ("127.0.0.1", "10.0.0.2", "", "eth1"),
-        ("fe80::1%eth0", "10.0.0.2", "", "eth1"),
-        ("10.9.0.1", "10.0.0.2", "", None),  # gloo's own choice can be reached
+        ("127.0.1.1", "10.0.0.2", "eth0 eth1", "eth1"),  # on the way to rank 0
+        ("fe80::1%eth0", "10.0.0.2", "eth0 eth1", "eth1"),
+        ("127.0.1.1", "127.0.0.1", "eth1", "eth1"),  # rank 0's machine, by its own name
+        ("10.9.0.1", "10.0.0.2", "eth0 eth1", None),  # gloo's own choice can be reached
     ],
 )
 def test_the_interface_of_a_hostname_that_only_its_machine_can_reach(
-    hostname_address, own_address, written, chosen, monkeypatch
+    hostname_address, own_address, interfaces, chosen, two_machines
 ) -> None:
-    interfaces = {"127.0.0.1": "lo", "10.9.0.1": "eth0", "10.0.0.2": "eth1"}
-    store = dist.HashStore()
-    store.set("address of rank 0/1", written)
-    for name, value in {"MASTER_ADDR": "node0", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # so that the fixture restores it
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    monkeypatch.setattr(process_group.dist, "rendezvous", lambda url, timeout: iter([(store, 0, 2)]))
-    monkeypatch.setattr(process_group, "address_of_hostname", lambda: hostname_address)
-    monkeypatch.setattr(process_group, "route_to", lambda host: (own_address, "10.0.0.1"))
-    monkeypatch.setattr(process_group, "interface_of", interfaces.get)
-    process_group._choose_interface(9)
+    two_machines(hostname_address, own_address, interfaces)
+    process_group._choose_interface()
     assert os.environ.get("GLOO_SOCKET_IFNAME") == chosen
-    expected = b"" if own_address == "127.0.0.1" else b"10.0.0.1"
-    assert store.get("address of rank 0/0") == expected
-
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
-    process_group._choose_interface(9)
+    os.environ["GLOO_SOCKET_IFNAME"] = "mine"
+    process_group._choose_interface()
     assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
 
 
-def test_a_hostname_that_nobody_can_reach_without_another_interface(monkeypatch) -> None:
-    store = dist.HashStore()
-    for name, value in {"MASTER_ADDR": "10.0.0.1", "RANK": "1", "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(process_group.dist, "rendezvous", lambda url, timeout: iter([(store, 1, 2)]))
-    monkeypatch.setattr(process_group, "address_of_hostname", lambda: "127.0.1.1")
-    monkeypatch.setattr(process_group, "route_to", lambda host: ("10.0.0.2", "10.0.0.1"))
-    monkeypatch.setattr(process_group, "interface_of", lambda address: None)
-    with pytest.raises(UserError, match=r"resolves to 127\.0\.1\.1, .* has 10\.0\.0\.2, .* set GLOO_SOCKET_IFNAME"):
-        process_group._choose_interface(9)
+@pytest.mark.parametrize(("own_address", "interfaces"), [("10.7.0.1", "eth0"), ("127.0.0.1", "eth0 eth1")])
+def test_an_interface_that_is_not_known(own_address, interfaces, two_machines) -> None:
+    two_machines("127.0.1.1", own_address, interfaces)
+    with pytest.raises(UserError, match=r"resolves to 127\.0\.1\.1, .* set GLOO_SOCKET_IFNAME to it, of "):
+        process_group._choose_interface()
+
+
+@pytest.fixture
+def two_machines(monkeypatch):
+    """two_machines(address of the hostname, address on the way to rank 0, names of interfaces)."""
+    addresses = {"eth0": "10.9.0.1", "eth1": "10.0.0.2"}
+    monkeypatch.setenv("MASTER_ADDR", "node0")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # so that the fixture restores it
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+
+    def made(hostname_address, own_address, interfaces):
+        outside = [(name, addresses[name]) for name in interfaces.split()]
+        monkeypatch.setattr(process_group, "address_of_hostname", lambda: hostname_address)
+        monkeypatch.setattr(process_group, "address_towards", lambda host: own_address)
+        monkeypatch.setattr(process_group, "outside_interfaces", lambda: outside)
+
+    return made
 
 
 def test_a_process_that_has_gone_is_named_with_a_remedy(capsys, monkeypatch) -> None:
@@ -118,52 +99,9 @@ def test_a_process_that_has_gone_is_named_with_a_remedy(capsys, monkeypatch) -> 
     assert "another process" not in capsys.readouterr().err.splitlines()[-1]
 
 
-def names(folder) -> set[str]:
-    return {file.name for file in folder.iterdir()}
-
-
-@pytest.mark.parametrize("used", LEFT)
-def test_what_a_process_uses_stays_until_it_ends(used, folder) -> None:
-    """A file in the memory of any process, here of this one, belongs to a run that goes on."""
-    with (folder / used).open("r+b") as file, mmap.mmap(file.fileno(), 0):
-        process_group.remove_stale_memory()
-        assert names(folder) == {used, "used"}
-        process_group.remove_own_memory()
-        assert names(folder) == {"used"}
-
-
-def test_what_is_just_being_made_stays(folder) -> None:
-    """A process may have opened it and not mapped it yet."""
-    os.utime(folder / LEFT[0])
-    process_group.remove_stale_memory()
-    assert names(folder) == {LEFT[0], "used"}
-
-
-def test_one_process_of_a_machine_looks(folder, monkeypatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    process_group.remove_stale_memory()
-    assert names(folder) == {*LEFT, "used"}
-
-
-def test_a_run_keeps_its_hands_off_what_others_left(folder) -> None:
-    """At its end, it removes its own alone."""
-    process_group.remove_own_memory()
-    assert names(folder) == {*LEFT, "used"}
-
-
 def test_an_engine_in_bf16_prints_nothing(group, capfd):
     engine_of(make_causal_lm().to(torch.bfloat16), dtype=torch.bfloat16)
     assert capfd.readouterr().out == ""
-
-
-def test_only_the_wanted_op_is_looked_at(monkeypatch):
-    known = {}
-    monkeypatch.setitem(vars(deepspeed.ops), "__compatible_ops__", known)
-    allow_shared_memory(False)
-    assert known == {SHARED_MEMORY_OP: False}
-    known.clear()
-    allow_shared_memory(True)
-    assert list(known) == [SHARED_MEMORY_OP]
 
 
 def test_a_group_of_one_compiles_no_test_programs(tmp_path):
@@ -222,12 +160,6 @@ def test_neighbours_of_a_rank(rank, ranks, monkeypatch):
     assert distributed.neighbours(2) == ranks and made == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_any_name_of_a_mapped_file_can_be_read(tmp_path):
-    """Of whatever program on this machine: names are bytes."""
-    (tmp_path / "maps").write_bytes(b"7f00-7f01 r--p 0 0:1 3 /tmp/na\xefve\n7f02-7f03 r--p 0 0:1 4 /dev/shm/used\n")
-    assert "/dev/shm/used" in process_group._mapped_files(tmp_path)
-
-
 @pytest.fixture
 def build_folder(tmp_path, monkeypatch):
     """Where torch compiles cpu_adam in this test."""
@@ -259,30 +191,8 @@ def test_another_machine_may_hold_a_young_lock(local, build_folder, monkeypatch)
     assert not (build_folder / "lock").exists()
 
 
-def test_a_lock_that_is_released_meanwhile(build_folder, monkeypatch):
-    (build_folder / "lock").touch()
-
-    def release(lock):
-        lock.unlink()
-        return lock.stat()
-
-    monkeypatch.setattr(process_group, "_is_held", release)
-    prepare_op("cpu_adam")
-    assert not (build_folder / "lock").exists()
-
-
 def test_a_build_folder_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
     with pytest.raises(UserError, match="cpu_adam cannot be compiled: .*Set TORCH_EXTENSIONS_DIR"):
         prepare_op("cpu_adam")
-
-
-def test_a_compilation_is_announced_once(build_folder, caplog):
-    caplog.set_level(logging.INFO)
-    prepare_op("cpu_adam")
-    assert "compiling DeepSpeed's cpu_adam" in caplog.text
-    caplog.clear()
-    (build_folder / "cpu_adam.so").touch()
-    prepare_op("cpu_adam")
-    assert not caplog.text

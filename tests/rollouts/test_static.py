@@ -2,7 +2,7 @@
 """Decoding steps of fixed shapes: a graph of one is one of all, and graphs last as long as weights stay in place."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,17 +10,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers.integrations import sdpa_attention
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from closeness import EPS, FORMULA, assert_near
 from dschat.rollouts import scheduler, static
 from dschat.rollouts.decoder import Capacity
 from dschat.rollouts.generate import ContinuousEngine, sample
 from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.static import HostSyncs, StaticDecoder, rows_of_step
+from dschat.rollouts.static import StaticDecoder, rows_of_step
 from factories import hf_logprobs, make_causal_lm, sampling_of
 from rollout_cases import ENDS, model_of, prompts_of, seeds_of
+
+# Operators whose result has a shape or value that the host must know.
+SYNCING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "bincount", "repeat_interleave"}
 
 
 class Operators(TorchDispatchMode):
@@ -70,9 +71,9 @@ def test_two_steps_of_a_bucket_are_the_same_to_a_gpu(family: str, options: dict[
     before = [*decoder._model.parameters(), *decoder._model.buffers(), *states, *buffers]
     steps = []
     for column in (10, 11):
-        with Operators(before) as operators, HostSyncs() as syncs:
+        with Operators(before) as operators:
             decoder.step(3, 0, column)
-        assert decoder.refusal is None and syncs.operators == []
+        assert decoder.refusal is None and not SYNCING & {name.split(".")[1] for name, _ in operators.list}
         steps.append(operators.list)
     assert steps[0] == steps[1] and len(steps[0]) > 100
     assert decoder.sampled.tolist() == [4, 4, 4, 3]  # the fourth slot fills the bucket
@@ -89,24 +90,13 @@ class Actor:
         yield self
 
 
-SPOILT: dict[str, Callable[[Any], Any]] = {
-    "_local_scalar_dense": lambda x: x.sum().item(),
-    "nonzero": lambda x: x.nonzero(),
-    "index": lambda x: x[x > 0],
-    "_unique2": lambda x: x.unique(),
-    "something inside of an operator": lambda x: warnings.warn("called a synchronizing CUDA operation", stacklevel=1),
-}
-
-
-@pytest.mark.parametrize("operator", SPOILT, ids=lambda name: name.split()[-1])
-def test_a_model_that_makes_the_host_wait_is_launched_as_before(
-    operator: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_that_makes_the_host_wait_is_launched_as_before(caplog: pytest.LogCaptureFixture) -> None:
+    """PyTorch warns of it on a GPU."""
     causal_lm, prompts, sampling, seeds = model_of("llama"), prompts_of(), sampling_of(12, ENDS), seeds_of(8)
     expected = sample(causal_lm, prompts, sampling, seeds, 3)
 
     def wait(module: torch.nn.Module, args: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:
-        SPOILT[operator](result)
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
 
     causal_lm.model.layers[0].mlp.register_forward_hook(wait)
     told: list[str] = []
@@ -115,7 +105,7 @@ def test_a_model_that_makes_the_host_wait_is_launched_as_before(
         drawn = [draw(prompts, sampling, seeds) for _ in range(2)]
     assert engine._decoder is None  # its buffers go
     assert [x.rollout.response_rows() for x in drawn] == [expected.rollout.response_rows()] * 2
-    assert told == [f"launched one by one: the host waits for {operator}"]
+    assert told == ["launched one by one: the host waits for the GPU"]
     assert caplog.text.count("cannot be captured as CUDA graphs") == 1
 
 
@@ -207,24 +197,3 @@ def test_prompts_are_read_in_groups_of_so_many_tokens(monkeypatch: pytest.Monkey
     monkeypatch.setattr(scheduler, "PREFILL_TOKENS", 10_000)
     drawn = sample(causal_lm, prompts, sampling, seeds, 8)
     assert drawn.rollout.response_rows() == whole.rollout.response_rows()
-
-
-@pytest.mark.parametrize("family", ["gemma", "qwen2", "mistral"])
-def test_attention_of_one_token_copies_no_keys(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a transformers that repeats them for every query head."""
-    causal_lm, prompts, sampling, seeds = model_of(family), prompts_of(), sampling_of(12, ENDS), seeds_of(8)
-    expected = sample(causal_lm, prompts, sampling, seeds, 3)
-    repeated: list[int] = []
-
-    def repeat_kv(states: torch.Tensor, times: int) -> torch.Tensor:
-        repeated.append(times)
-        return states.repeat_interleave(times, dim=1)
-
-    monkeypatch.setattr(sdpa_attention, "repeat_kv", repeat_kv)
-    monkeypatch.delattr(sdpa_attention, "pack_gqa", raising=False)
-    drawn = sample(causal_lm, prompts, sampling, seeds, 3)
-    layers = causal_lm.config.num_hidden_layers
-    assert len(repeated) <= 2 * layers * len(prompts)  # keys and values, where prompts are read
-    assert drawn.rollout.response_rows() == expected.rollout.response_rows() and drawn.logprobs is not None
-    assert_near(drawn.logprobs, expected.logprobs)
-    assert "sdpa" not in ALL_ATTENTION_FUNCTIONS._local_mapping

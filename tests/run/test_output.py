@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output folder: what an earlier run left there stays until there are new models."""
+"""The output folder: an earlier run's files are moved aside, and only one run writes there."""
 
 import errno
 import json
@@ -7,16 +7,13 @@ import logging
 
 import pytest
 
-from cli_runs import read_jsonl
 from dschat.base.errors import UserError
 from dschat.base.lock import Lock, close_all
 from dschat.main import report_error
-from dschat.run import metrics, output, record
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.run.output import RunOutput
 from dschat.run.state import Progress
 from factories import checkpoints_of, engine_of, make_causal_lm, ppo_config, run_of
-from interruptions import CTRL_C, KILL, stopped_at
 
 
 @pytest.fixture
@@ -39,22 +36,30 @@ def run_on(folder, **flags):
     return config, run_of("ppo", config)
 
 
-def test_nothing_goes_before_the_first_save(place, group, tokenizer):
-    before = files(place)
-    config, run = run_on(place)
-    run.metrics.log(1, 8, {"loss": 1.0})
-    assert set(before) <= set(files(place)) and (place / "metrics.jsonl").read_text() == '{"update": 0}\n'
-    models = [SavedModel(engine_of(make_causal_lm(), 8), "policy", "base", "actor")]
-    ModelFolders(models, tokenizer, config, run).save_after(4)
-    left = files(place)
-    left.remove(".lock")  # as long as the run lasts
-    assert "notes.txt" in left and "models/step-4/actor/model.safetensors" in left
-    assert not any(name.startswith(("actor/", "critic/", "samples/", ".")) for name in left)
-    run.metrics.log(2, 16, {"loss": 0.5})
+def test_an_earlier_run_is_moved_aside_when_the_new_one_begins(place, group):
+    """As often as it is asked for; files of the user's stay."""
+    for name in ("config.json", "tokenizer.json", "tensorboard/events.out.1", "wandb/offline"):  # step 1's model
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text("old")
+    before = {name: (place / name).read_text() for name in files(place)}
+    config = ppo_config(place, overwrite_output_dir=True)
+    run = RunOutput("ppo", config, config.plan_batches(1))
+    assert before.items() <= {name: (place / name).read_text() for name in files(place)}.items()
+    run.begin()
+    stay = {"notes.txt", "wandb/offline"}
+    aside = {name: (place / "earlier-1" / name).read_text() for name in files(place / "earlier-1")}
+    assert aside == {name: text for name, text in before.items() if name not in stay}
+    assert stay < {*files(place)} and (place / "metrics.jsonl").read_text() == ""
     run.finish()
-    rows = read_jsonl(place / "metrics.jsonl")
-    assert [row["update"] for row in rows] == [1, 2], "the file goes on where it was begun"
-    assert json.loads((place / "run.json").read_text())["finished"] is True
+    close_all()
+    run_on(place)
+    assert {*files(place / "earlier-2")} == {"config.yaml", "metrics.jsonl", "run.json", "train_config.json"}
+
+
+def test_a_run_that_resumes_moves_nothing(place, group):
+    before = files(place)
+    run_on(place, resume_from_checkpoint="latest")
+    assert {*before} <= {*files(place)} and not (place / "earlier-1").exists()
 
 
 def test_a_warm_up_longer_than_the_run_is_said(tmp_path, group, caplog):
@@ -87,33 +92,9 @@ def test_only_models_that_are_whole_count_as_saved(tmp_path, group, tokenizer, m
     assert "no models were saved yet" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("overwrite", [True, False])
-@pytest.mark.parametrize("how", [pytest.param(KILL, marks=pytest.mark.slow), CTRL_C])
-def test_an_earlier_run_comes_back_wherever_taking_over_was_stopped(how, overwrite, place, group):
-    """Whole, when the next run starts; which is refused where it does not replace it."""
-    before, point, reached = {name: (place / name).read_text() for name in files(place)}, 0, True
-    while reached:
-        _, run = run_on(place)
-        reached = stopped_at(point, how, run._take_over)
-        close_all()
-        if overwrite:
-            run_on(place)
-            close_all()
-        else:
-            with pytest.raises(UserError, match="holds a run: add --resume_from_checkpoint"):
-                run_of("ppo", ppo_config(place))
-            close_all()
-        found = {name: (place / name).read_text() for name in files(place)}
-        assert before.items() <= found.items() and not (place / ".given-up").exists()
-        point += 1
-    assert point > 8
-
-
 @pytest.mark.parametrize("flags", [{}, {"resume_from_checkpoint": "latest"}, {"overwrite_output_dir": True}])
 def test_a_folder_that_another_run_has_is_not_touched(flags, place, group):
-    """Whatever the flags are, also where what a killed run put aside waits to be put back."""
-    (place / ".given-up").mkdir()
-    (place / ".given-up" / "metrics.jsonl").write_text("put aside")
+    """Whatever the flags are."""
     lock = Lock(place / ".lock", "another run")
     before = {name: (place / name).read_text() for name in files(place)}
     config = ppo_config(place, **flags)
@@ -124,73 +105,24 @@ def test_a_folder_that_another_run_has_is_not_touched(flags, place, group):
     lock.close()
 
 
-def test_nothing_is_written_before_a_run_begins_and_a_refusal_takes_it_away(tmp_path, group):
-    """Also the folders above. What was measured stays."""
+def test_nothing_is_written_before_a_run_begins(tmp_path, group):
     config = ppo_config(tmp_path / "a" / "b")
     run = RunOutput("ppo", config, config.plan_batches(1))
     assert not (tmp_path / "a").exists()
-    run.discard()
     run.begin()
     assert (tmp_path / "a" / "b" / "run.json").exists() and (tmp_path / "a" / "b" / "metrics.jsonl").exists()
-    run.discard()
-    assert not (tmp_path / "a").exists()
-    resuming = ppo_config(tmp_path / "a" / "b", resume_from_checkpoint="latest")
-    run = RunOutput("ppo", resuming, config.plan_batches(1))
-    run.begin()
-    run.discard()
-    assert not (tmp_path / "a").exists()
-    _, other = run_on(tmp_path / "c")
-    other.metrics.log(0, 0, {"eval/scores": 1.0})
-    other.discard()
-    assert (tmp_path / "c" / "metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize("name", ["nonfinite/update-0-rank-0.safetensors", "reference/logprobs.safetensors"])
-@pytest.mark.parametrize("replaces", [False, True])
-def test_a_refusal_leaves_what_was_written_after_the_beginning(replaces, name, place, group):
-    """The batch that the message names, and hours of log-probs; beside an earlier run, or in a new folder."""
-    before = {file: (place / file).read_text() for file in files(place)} if replaces else {}
-    folder = place if replaces else place / "new"
-    _, run = run_on(folder, report_to="tensorboard")
-    (run.folder / name).parent.mkdir()
-    (run.folder / name).write_text("of this run")
-    run.discard()
-    left = {file: (folder / file).read_text() for file in files(folder)}
-    assert left == before | {str((run.folder / name).relative_to(folder)): "of this run"}
-    assert not (folder / "tensorboard").exists()
-    run_of("ppo", ppo_config(folder, overwrite_output_dir=replaces))  # nobody has the folder
+def test_a_beginning_that_a_full_disk_ends_names_the_flag(place, group, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "run.json")
 
-
-@pytest.mark.parametrize("replaces", [False, True])
-@pytest.mark.parametrize("missing", ["run.json", "config.yaml", "metrics.jsonl"])
-def test_a_beginning_that_a_full_disk_ends_leaves_nothing(missing, replaces, place, group, monkeypatch):
-    before = {file: (place / file).read_text() for file in files(place)} if replaces else {}
-    folder = place if replaces else place / "new"
-    config = ppo_config(folder, overwrite_output_dir=replaces)
+    config = ppo_config(place, overwrite_output_dir=True)
     run = RunOutput("ppo", config, config.plan_batches(1))
-
-    def full(file, *_, **__):
-        if file.name == missing:
-            raise OSError(errno.ENOSPC, "No space left on device", str(file))
-        return real(file, *_, **__)
-
-    modules = {"run.json": record, "config.yaml": output, "metrics.jsonl": metrics}
-    function = "open" if missing == "metrics.jsonl" else "write_file"
-    real = open if function == "open" else output.write_file
-    monkeypatch.setattr(modules[missing], function, full, raising=False)
-    with pytest.raises(UserError, match=f"--output_dir {folder}: cannot be written: .*No space left"):
+    monkeypatch.setattr(run.record, "save", full)
+    with pytest.raises(UserError, match=f"--output_dir {place}: cannot be written: .*No space left"):
         run.begin()
-    run.discard()
-    assert {file: (folder / file).read_text() for file in files(folder)} == before
-    assert folder.exists() == replaces
-
-
-def test_a_refused_run_that_lost_its_folder_leaves_what_the_next_one_writes(tmp_path, group):
-    _, run = run_on(tmp_path / "new")
-    lose_the_lock(tmp_path / "new")
-    before = files(tmp_path)
-    run.discard()
-    assert files(tmp_path) == before
+    assert (place / "earlier-1" / "actor" / "model.safetensors").read_text() == "old"
 
 
 def test_two_runs_that_start_in_a_new_folder_do_not_share_it(tmp_path, group):

@@ -10,7 +10,7 @@ import torch
 from cli_runs import ROOT
 from closeness import FORMULA, assert_near
 from dschat.base.user_function import load_function
-from dschat.rollouts.termination import UserCondition
+from dschat.rollouts.termination import user_condition
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores
 from factories import EOS, make_prompt, make_rollout
@@ -39,7 +39,7 @@ def test_the_condition_of_the_example_ends_sentences(tokenizer):
     rollout = make_rollout([([5], ids[0]), ([5], [*ids[1], EOS])])
     zeros = torch.zeros(rollout.response_mask.shape)
     trajectory = Trajectory(rollout, zeros, zeros, None, torch.zeros(2))
-    condition = UserCondition(f"{EXAMPLES / 'termination_condition.py'}:sentences", tokenizer)
+    condition = user_condition(f"{EXAMPLES / 'termination_condition.py'}:sentences", tokenizer)
     assert condition(trajectory, 0).ends.tolist() == [[False, True, False, False], [False] * 4]
 
 

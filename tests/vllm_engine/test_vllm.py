@@ -105,18 +105,6 @@ def test_ids_without_a_token_are_neither_drawn_nor_in_the_log_probs(pair):
         inner._forward_hooks.clear()
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_new_weights_arrive(name, pair):
-    """Without a push the engine is far off after an update, with one it is not."""
-    actor, engine = pair(name)
-    with engine.session(actor) as draw:
-        assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(12), SEEDS)) < FORWARD * EPS
-        one_update(actor)
-        assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(12), SEEDS)) > 0.05
-    with engine.session(actor) as draw:
-        assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(12), SEEDS)) < FORWARD * EPS
-
-
 def test_prompts_that_begin_alike_share_keys_and_values_of_the_same_weights_alone(group, tmp_path):
     """After an update the same prompts are computed anew."""
     causal_lm = causal_lm_of("llama", max_position_embeddings=LONG_TOKENS)
@@ -144,47 +132,6 @@ def cached_tokens(engine):
         {"prompt_token_ids": LONG_PROMPTS[0]}, SamplingParams(max_tokens=1), use_tqdm=False
     )
     return output.num_cached_tokens
-
-
-def test_the_rollout(pair):
-    """Shapes, padding and masks; prompts in their order."""
-    actor, engine = pair("llama")
-    with engine.session(actor) as draw:
-        rollout = draw(PROMPTS, sampling_of(12), SEEDS).rollout
-    width = rollout.response_mask.shape[1]
-    assert rollout.input_ids.shape == rollout.attention_mask.shape == (5, 8 + width)
-    for row, prompt in enumerate(PROMPTS):
-        padding = 8 - len(prompt)
-        assert rollout.input_ids[row, :8].tolist() == [PAD] * padding + prompt
-        assert rollout.attention_mask[row, :8].tolist() == [False] * padding + [True] * len(prompt)
-    assert torch.equal(rollout.attention_mask[:, 8:], rollout.response_mask)
-    assert rollout.prompt_index.tolist() == [0, 1, 2, 3, 4]
-
-
-def test_a_limit_cuts_a_row_and_nothing_else(pair):
-    """Of rows that may be as long as any, those are the beginnings; one that is cut has not ended."""
-    actor, engine = pair("llama")
-    limits = [1, 3, 12, 5, 2]
-    with engine.session(actor) as draw:
-        whole = draw(PROMPTS, sampling_of(12), SEEDS).rollout.response_rows()
-        drawn = draw(PROMPTS, sampling_of(12), SEEDS, limits=limits)
-    rows = drawn.rollout.response_rows()
-    assert rows == [row[:limit] for row, limit in zip(whole, limits, strict=True)]
-    assert drawn.rollout.finished.tolist() == [row[-1] == EOS for row in rows]
-    assert largest_gap(actor, PROMPTS, drawn, 1.0) < FORWARD * EPS and not drawn.bad_rows.any()
-
-
-@pytest.mark.parametrize("name", ["gemma", "llama"])
-def test_a_row_is_the_same_alone_and_in_another_order(name, pair):
-    actor, engine = pair(name)
-    order = [3, 0, 4, 2, 1]
-    with engine.session(actor) as draw:
-        rows = draw(PROMPTS, sampling_of(12), SEEDS).rollout.response_rows()
-        others = draw([PROMPTS[i] for i in order], sampling_of(12), [SEEDS[i] for i in order])
-        assert others.rollout.response_rows() == [rows[i] for i in order]
-        for prompt, seed, row in zip(PROMPTS, SEEDS, rows, strict=True):
-            assert draw([prompt], sampling_of(12), [seed]).rollout.response_rows() == [row]
-        assert draw(PROMPTS, sampling_of(12), [seed + 100 for seed in SEEDS]).rollout.response_rows() != rows
 
 
 def test_end_tokens_are_kept_and_pad_and_bos_are_never_drawn(group, tmp_path):
@@ -284,17 +231,17 @@ def share_of_a(prompts, responses, rows):
     return torch.tensor([response.count("a") / max(len(response), 1) for response in responses])
 
 
-@pytest.mark.parametrize(("name", "clip", "rows"), [("gemma", None, 8), ("llama", 2.0, 4)])
-def test_ten_ppo_iterations(name, clip, rows, group, tokenizer, tmp_path):
-    """With one update each, or two; the engine follows every one of them."""
+def test_ten_ppo_iterations(group, tokenizer, tmp_path):
+    """With two updates each; the engine follows every one of them."""
+    name = "llama"
     options = {"initializer_range": 0.05}
     folder = save_folder(tmp_path / "model", causal_lm_of(name, **options), tokenizer)
     config = ppo_config(
         tmp_path / "out",
         rollout_engine="vllm",
-        rollout_is_clip=clip,
+        rollout_is_clip=2.0,
         per_device_generation_batch_size=8,
-        per_device_training_batch_size=rows,
+        per_device_training_batch_size=4,
         max_prompt_seq_len=8,
         temperature=0.8,
         actor_learning_rate=1e-2,

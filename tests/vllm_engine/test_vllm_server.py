@@ -2,10 +2,8 @@
 """Sampling by a vLLM server of two processes that share the model. `make test-vllm` runs these."""
 
 import json
-import re
 import threading
 import time
-from dataclasses import replace
 from importlib.util import find_spec
 
 import httpx2
@@ -14,13 +12,13 @@ import torch
 
 from cli_runs import read_jsonl
 from closeness import EPS, FORWARD
-from dschat.base.errors import ServerLost, UserError
+from dschat.base.errors import UserError
 from dschat.vllm.client import UPDATE_WEIGHTS, WEIGHT_HEADER, describe_weight, pieces, send_over_http
 from dschat.vllm.servers import ServerNeeds, VllmServers
 from dschat.vllm.weights import plain_weights
 from factories import engine_of, make_prompts, make_tokenizer, ppo_config, ppo_loop, sampling_of, save_folder
-from launches import WORKERS, free_port, launch
-from vllm_cases import LONG_PROMPTS, LONG_TOKENS, PROMPTS, SEEDS, causal_lm_of, largest_gap, one_update, serving
+from launches import WORKERS, launch
+from vllm_cases import LONG_TOKENS, PROMPTS, SEEDS, causal_lm_of, largest_gap, one_update, serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")]
 
@@ -59,42 +57,6 @@ def test_log_probs_are_the_models_own_after_every_update(server, actor, token):
         assert largest_gap(actor, PROMPTS, drawn, 0.7) < FORWARD * EPS
         assert alone.rollout.response_rows() == drawn.rollout.response_rows()[2:3]
         one_update(actor)
-
-
-def test_prompts_that_begin_alike_share_keys_and_values_of_the_same_weights_alone(server, actor, token):
-    """After an update the same prompts are computed anew."""
-    engine = VllmServers([server.url], NEEDS)
-    hits = []
-    for _ in range(2):
-        with engine.session(actor) as draw:
-            for _ in range(2):
-                drawn = draw(LONG_PROMPTS, sampling_of(12, temperature=0.7), SEEDS)
-                assert largest_gap(actor, LONG_PROMPTS, drawn, 0.7) < FORWARD * EPS
-                metrics = httpx2.get(server.url + "/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).text
-                (hit,) = re.findall(r"^vllm:prefix_cache_hits_total{.*} (.+)$", metrics, re.M)
-                hits.append(float(hit))
-        one_update(actor)
-    assert hits[1] - hits[0] == hits[3] - hits[2] == 5 * 128
-    assert hits[2] - hits[1] <= 4 * 128, "the first prompt of the new weights has no beginning to share"
-
-
-def test_what_a_server_refuses_and_what_the_run_says(server, actor, token, monkeypatch):
-    """Another vocabulary, length or type than the run's; a wrong token; no server; one of another kind."""
-    cases = {
-        r"its vocabulary is 100, not 99\. Start it with --model of the actor": {"vocabulary": 99},
-        r"may have 192 tokens there, but 193 here\. Start it with --max_tokens 193": {"max_tokens": LONG_TOKENS + 1},
-    }
-    for told, change in cases.items():
-        with pytest.raises(UserError, match=told), VllmServers([server.url], replace(NEEDS, **change)).session(actor):
-            pass
-    half = engine_of(causal_lm_of("gemma"), dtype=torch.bfloat16)
-    with pytest.raises(UserError, match="its dtype is float32, not bfloat16. Start it with --dtype"):
-        VllmServers([server.url], NEEDS).session(half).__enter__()
-    with pytest.raises(ServerLost, match="does not answer.*Start it"):
-        VllmServers([f"http://127.0.0.1:{free_port()}"], NEEDS).session(actor).__enter__()
-    monkeypatch.setenv("VLLM_API_KEY", "another")
-    with pytest.raises(UserError, match="the token is missing or wrong.*. Set VLLM_API_KEY to its value where"):
-        VllmServers([server.url], NEEDS).session(actor).__enter__()
 
 
 def test_nobody_gets_in_without_the_token(server):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from dschat.base.atomic import NO_ROOM
-from dschat.base.errors import TIMED_OUT, ServerLost, UserError, is_lost_peer
+from dschat.base.errors import TIMED_OUT, UserError, is_lost_peer
 from dschat.base.lock import close_all
 from dschat.base.progress import LinesAboveBars
 from dschat.cluster import ClusterNode, adopt, process_of, read_number
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=CommonConfig)
 Step: TypeAlias = "Callable[[C, RunOutput], None]"  # trains what a configuration says into a run's output folder
 logger = logging.getLogger("dschat")
+HOW_TO_CONTINUE = "to continue, add --resume_from_checkpoint to the command"
 
 
 def run_script(run: Callable[[], str | int], resumable: bool = False) -> int:
@@ -153,7 +154,7 @@ class TrainingProcess(Generic[C]):
             except Stopped as stop:
                 if is_main():
                     with suppress(OSError):  # the terminal may be closed
-                        print(f"stopped by {stop}; {self._how_to_continue(config)}", file=sys.stderr)
+                        print(f"stopped by {stop}; {HOW_TO_CONTINUE}", file=sys.stderr)
                 _flush_or_discard()
                 return TrainingResult(stop.status, {})
             except BaseException as error:
@@ -182,24 +183,11 @@ class TrainingProcess(Generic[C]):
             logging.getLogger("dschat").setLevel(logging.NOTSET)  # `run_script` has set it in a task of srun
         output = RunOutput(self._step, config, plan)
         self._output = output
-        try:
-            with _disk_errors_reported(config):
-                train = self._load_step()
-                train(config, output)
-                output.finish()
-        except ServerLost:
-            raise  # with a checkpoint, which belongs to what `discard` would remove
-        except UserError:
-            output.discard()
-            raise
+        with _disk_errors_reported(config):
+            train = self._load_step()
+            train(config, output)
+            output.finish()
         return output.record.metrics
-
-    def _how_to_continue(self, config: C) -> str:
-        """How to continue after a stop, as a sentence."""
-        if self._output is not None and self._output.folder != Path(config.output.output_dir):
-            # The earlier run in the output folder has not been replaced yet.
-            return "nothing was saved yet: start the same command again"
-        return "to continue, add --resume_from_checkpoint to the command"
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files and folders that are complete or not there: written under another name, flushed to the disk, then renamed.
 
-No other module renames files. After a kill the next start cleans up: `recover`, `recover_folder`, `Backup.restore`.
+No other module renames files. After a kill the next start cleans up: `recover`, `recover_folder`.
 """
 
 import errno
@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,8 +19,6 @@ from dschat.base.errors import UserError
 LAST = "config.json"  # moved last: a folder counts as a model once it has this file
 WRITING = ".writing"  # suffix of a file or folder that is being written
 REPLACED = ".replaced-by-a-newer-one"  # suffix of a folder that was put aside while its successor is moved
-BACKUP = ".given-up"  # folder of a `Backup`
-DELETED = ".deleted"  # its name while it is being deleted
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a disk that cannot hold more
 ABANDONED = 24 * 3600.0  # seconds without a write after which the writer counts as killed
 
@@ -175,31 +173,16 @@ def recover_folder(folder: Path) -> None:
     _bring_back(replaced_by(folder), folder)
 
 
-class Backup:
-    """Files and folders that are put aside until several new ones have taken their places."""
-
-    def __init__(self, place: Path) -> None:
-        self._place = place
-        self._folder = place / BACKUP
-
-    def put_aside(self, entries: Iterable[Path]) -> None:
-        """Moves some entries of the folder out of the way."""
-        self._folder.mkdir(exist_ok=True)
-        for entry in entries:
-            os.replace(entry, self._folder / entry.name)
-
-    def restore(self) -> None:
-        """After a kill: brings back what was put aside, unless it was being deleted."""
-        remove(self._place / DELETED)
-        recover(self._place)
-        if self._folder.exists():
-            move_all(self._folder, self._place)
-
-    def drop(self) -> None:
-        """Deletes what was put aside, if anything."""
-        if self._folder.exists():
-            os.replace(self._folder, self._place / DELETED)
-            remove(self._place / DELETED)
+def move_aside(entries: Sequence[Path], place: Path) -> Path:
+    """Moves files and folders of `place`, in this order, into a new folder `earlier-N` there, and returns it."""
+    number = 1
+    while (place / f"earlier-{number}").exists():
+        number += 1
+    aside = place / f"earlier-{number}"
+    aside.mkdir()
+    for entry in entries:
+        os.replace(entry, aside / entry.name)
+    return aside
 
 
 def remove(folder: Path) -> None:

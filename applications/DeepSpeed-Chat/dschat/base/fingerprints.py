@@ -9,15 +9,13 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-END_BYTES = 1 << 20  # bytes at either end of a weight file that go into a model's hash
-WEIGHT_BYTES = 1 << 12  # first bytes of each weight that go into it, too, if the file is longer than two END_BYTES
 
 # Cache of fingerprints, since hashing a large vocabulary takes seconds: tokenizer → its length and special ids at that
 # time, and the fingerprint.
@@ -167,40 +165,26 @@ def _base_folder(settings: Mapping[str, object]) -> Path | None:
 
 
 def _weight_samples(file: Path) -> Iterator[bytes]:
-    """Name, length and both ends of a safetensors file and, if it is longer than these, the start of each weight."""
-    size = file.stat().st_size
-    yield f"{file.name} {size}".encode()
-    with open(file, "rb") as stream:
-        yield stream.read(END_BYTES)
-        stream.seek(max(0, size - END_BYTES))
-        yield stream.read(END_BYTES)
-        if size > 2 * END_BYTES:
-            for start, end in _weight_offsets(stream, file):
-                stream.seek(start)
-                yield stream.read(min(WEIGHT_BYTES, end - start))
-
-
-def _weight_offsets(stream: BinaryIO, file: Path) -> list[tuple[int, int]]:
-    """(start, end) of every weight in a safetensors file, in bytes from the file's beginning; `end` is exclusive.
+    """Name, dtype and shape of every weight in a safetensors file, and its first and last row.
 
     Raises:
-        UserError: the file has no header.
+        UserError: the file is damaged.
     """
-    stream.seek(0)
-    header_length = int.from_bytes(stream.read(8), "little")
-    data_start = 8 + header_length
-    offsets = []
+    import torch
+    from safetensors import SafetensorError, safe_open
+
     try:
-        if data_start > file.stat().st_size:
-            raise ValueError("the header is longer than the file")
-        header = json.loads(stream.read(header_length))
-        header.pop("__metadata__", None)
-        for weight in header.values():
-            start, end = weight["data_offsets"]
-            offsets.append((data_start + start, data_start + end))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{file} has no header of a safetensors file: it is damaged; copy the model again.") from error
-    return sorted(offsets)
+        with safe_open(file, "pt") as weights:
+            for name in sorted(weights.keys()):
+                rows = weights.get_slice(name)
+                shape = rows.get_shape()
+                yield f"{file.name} {name} {rows.get_dtype()} {shape}".encode()
+                count = shape[0] if shape else 0
+                ends = [rows[:1], rows[count - 1 :]] if count else [weights.get_tensor(name)]
+                for end in ends:
+                    yield end.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged ({error}): copy the model again.") from error
 
 
 def folder_stamp(path: str) -> str:

@@ -23,17 +23,14 @@ def address_of_hostname() -> str:
     return LOOPBACK
 
 
-def route_to(host: str) -> tuple[str, str] | None:
-    """This machine's address on the way to another machine, and that machine's; None without a way.
-
-    Nothing is sent.
-    """
+def address_towards(host: str) -> str:
+    """This machine's address on the way to another machine; without a way a loopback address. Nothing is sent."""
     with suppress(OSError):
         for *kind, _, address in socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(*kind) as probe:
                 probe.connect(address)
-                return str(probe.getsockname()[0]), str(address[0])
-    return None
+                return str(probe.getsockname()[0])
+    return LOOPBACK
 
 
 def is_reachable(address: str) -> bool:
@@ -42,19 +39,16 @@ def is_reachable(address: str) -> bool:
     return not (parsed.is_loopback or parsed.is_link_local)
 
 
-def interface_of(address: str) -> str | None:
-    """The name of the network interface with an address, such as eth0; None if no interface has it."""
-    for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in entries):
-            return name
-    return None
-
-
-def describe_interfaces() -> str:
-    """Interfaces with addresses that mean this machine on other machines, too: "eth0 (10.0.0.1), ib0 (10.1.0.1)"."""
-    interfaces: list[str] = []
+def outside_interfaces() -> list[tuple[str, str]]:
+    """Names of network interfaces, with their addresses that mean this machine on other machines, too."""
+    interfaces: list[tuple[str, str]] = []
     for name, entries in psutil.net_if_addrs().items():
         for entry in entries:
             if entry.family in (socket.AF_INET, socket.AF_INET6) and is_reachable(entry.address):
-                interfaces.append(f"{name} ({entry.address})")
-    return ", ".join(interfaces) or "none"
+                interfaces.append((name, entry.address))
+    return interfaces
+
+
+def describe_interfaces() -> str:
+    """Interfaces that other machines may reach, as in "eth0 (10.0.0.1), ib0 (10.1.0.1)"."""
+    return ", ".join(f"{name} ({address})" for name, address in outside_interfaces()) or "none"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's own Python function, named on the command line as ``module.py:function``."""
 
-import functools
 import importlib.util
 import inspect
 import sys
@@ -128,13 +127,8 @@ def _location_of(error: BaseException, file: str | None) -> str:
 
 
 def _file_of(function: Callable[..., Any]) -> str | None:
-    """The file in which a function, a method, or the class of a callable object is defined; None of a built-in one."""
-    definition = inspect.unwrap(function)
-    while isinstance(definition, functools.partial):
-        definition = inspect.unwrap(definition.func)
-    if not (inspect.isroutine(definition) or inspect.isclass(definition)):
-        definition = type(definition)
+    """The file in which a function or method is defined; None of another callable."""
     try:
-        return inspect.getfile(definition)
+        return inspect.getfile(inspect.unwrap(function))
     except (TypeError, OSError):
         return None

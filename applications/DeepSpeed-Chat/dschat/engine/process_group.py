@@ -20,30 +20,23 @@ if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it found no GPU
 
 import deepspeed  # noqa: E402
-from deepspeed.accelerator import get_accelerator  # noqa: E402
 from deepspeed.runtime import bf16_optimizer  # noqa: E402
 
 from dschat.base.errors import UserError  # noqa: E402
 from dschat.base.network import (  # noqa: E402
-    LOOPBACK,
     address_of_hostname,
+    address_towards,
     describe_interfaces,
-    interface_of,
     is_reachable,
-    route_to,
+    outside_interfaces,
 )
 from dschat.models.opening import choose_dtype  # noqa: E402
 from dschat.run.distributed import device, make_host_groups  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
-SHARED_MEMORY_OP = "deepspeed_shm_comm"  # DeepSpeed's collectives between processes of one machine
+SHARED_MEMORY_OP = "deepspeed_shm_comm"  # collectives of a machine's processes, which DeepSpeed trains without
 COMPILE_SECONDS = 600  # upper bound on the time to compile an op
-SHARED_FOLDER = Path("/dev/shm")
-# Buffers of collectives between processes of a machine without GPUs. DeepSpeed's have 69 MB per process and are never
-# removed; vLLM does not start if its own exist.
-SHARED_FILES = ("deepspeed_allreduce_buffer_*", "*tp:0-*cpushm*")
-SECONDS_TO_MAP = 10  # maximum time between the creation of a file and its use
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -71,7 +64,6 @@ def process_group(timeout: float = 1800, save_timeout: float = 7200) -> Iterator
     finally:
         if dist.is_initialized() and not was_initialized:
             deepspeed.comm.destroy_process_group()  # also releases the groups that DeepSpeed keeps
-        remove_own_memory()
         if not is_launched:  # processes that are started later do not belong to this group
             for name, value in earlier_variables.items():
                 if value is None:
@@ -83,58 +75,45 @@ def process_group(timeout: float = 1800, save_timeout: float = 7200) -> Iterator
 def _join_group(timeout: float, save_timeout: float) -> None:
     """Selects this process's GPU and joins the group that the launcher's variables describe."""
     has_gpu = torch.cuda.is_available()  # not `device()`, which would create a context on GPU 0
-    if os.environ["WORLD_SIZE"] == "1":
-        # Shared-memory collectives are useless for one process, and take most of a minute to compile.
-        allow_shared_memory(False)
-    elif not has_gpu:
-        remove_stale_memory()
-        allow_shared_memory(True)
-        prepare_op(SHARED_MEMORY_OP)
+    # DeepSpeed would look this op up among the compatibility of all its ops, for which it compiles and links a program
+    # per op: that takes seconds and prints linker errors for unrelated libraries.
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})[SHARED_MEMORY_OP] = False
     if has_gpu:
         _select_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     with _explain_rendezvous(timeout):
-        store = _choose_interface(timeout) if _has_other_machines() else None  # noqa: F841
+        if _has_other_machines():
+            _choose_interface()
         deepspeed.init_distributed(dist_backend="nccl" if has_gpu else "gloo", timeout=timedelta(seconds=timeout))
-    del store  # kept until the group has one of its own
     make_host_groups(timeout, save_timeout)
 
 
-def _choose_interface(timeout: float) -> dist.Store:
+def _choose_interface() -> None:
     """Sets GLOO_SOCKET_IFNAME if this machine's hostname resolves to an address that other machines cannot reach.
 
     gloo would give that address to the other ranks; with Debian's /etc/hosts it is 127.0.1.1. Instead it uses the
-    interface on the way to MASTER_ADDR. On the machine of rank 0 MASTER_ADDR may be such a hostname, too: then the
-    interface with the address by which the others know that machine.
-
-    Returns:
-        The store in which ranks write that address; the group that is created next uses the same one.
+    interface on the way to MASTER_ADDR or, if that is such a hostname of this machine, too, the only interface.
 
     Raises:
         UserError: the interface cannot be found.
     """
-    store: dist.Store
-    store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
-    addresses = dist.PrefixStore("address of rank 0", store)
-    own_address, master_address = route_to(os.environ["MASTER_ADDR"]) or (LOOPBACK, LOOPBACK)
-    addresses.set(os.environ["RANK"], master_address if is_reachable(own_address) else "")
     hostname_address = address_of_hostname()
     if "GLOO_SOCKET_IFNAME" in os.environ or is_reachable(hostname_address):
-        return store
-    if not is_reachable(own_address):
-        ranks = [str(rank) for rank in range(int(os.environ["WORLD_SIZE"]))]
-        written = [address.decode() for address in addresses.multi_get(ranks)]
-        own_address = next(filter(None, written), LOOPBACK)  # all ranks are here if none has written one
-    interface = interface_of(own_address)
+        return
+    own_address = address_towards(os.environ["MASTER_ADDR"])
+    names = set()
+    for name, address in outside_interfaces():
+        if address == own_address or not is_reachable(own_address):
+            names.add(name)
     reason = f"the hostname {socket.gethostname()} resolves to {hostname_address}, which other machines cannot reach"
-    if interface is None:
+    if len(names) != 1:
         raise UserError(
-            f"{reason}, and no network interface of this machine has {own_address}, by which they know it: set"
-            f" GLOO_SOCKET_IFNAME to the one that they reach, of {describe_interfaces()}."
+            f"{reason}, and the network interface by which they reach this one is not known: set GLOO_SOCKET_IFNAME to"
+            f" it, of {describe_interfaces()}."
         )
+    interface = names.pop()
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     if os.environ.get("LOCAL_RANK", "0") == "0":
         logger.warning("GLOO_SOCKET_IFNAME=%s is used, since %s", interface, reason)
-    return store
 
 
 def _has_other_machines() -> bool:
@@ -187,68 +166,6 @@ def quieten_deepspeed() -> None:
     """Limits DeepSpeed's log to warnings, and stops its bf16 optimiser from printing memory use."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     bf16_optimizer.see_memory_usage = lambda message, force=False: None
-
-
-def allow_shared_memory(allowed: bool) -> None:
-    """Decides whether DeepSpeed uses its shared-memory collectives, provided that they can be compiled.
-
-    DeepSpeed would look this up among the compatibility of all its ops, for which it compiles and links a program per
-    op. That takes seconds and prints linker errors for unrelated libraries.
-    """
-    compatibility = vars(deepspeed.ops).setdefault("__compatible_ops__", {})
-    if not allowed:
-        compatibility[SHARED_MEMORY_OP] = False
-    elif SHARED_MEMORY_OP not in compatibility:
-        builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
-        compatibility[SHARED_MEMORY_OP] = builder is not None and builder.is_compatible()
-
-
-def remove_stale_memory() -> None:
-    """On the first process of a machine, removes shared-memory files that killed runs of this user have left."""
-    if int(os.environ.get("LOCAL_RANK", "0")) > 0:
-        return
-    candidates: list[Path] = []
-    for file in _shared_files():
-        with suppress(FileNotFoundError):  # another run has just ended
-            status = file.stat()
-            if status.st_uid == os.getuid() and time.time() - status.st_mtime > SECONDS_TO_MAP:
-                candidates.append(file)
-    used: set[str] = set()
-    if candidates:
-        for process in Path("/proc").glob("[0-9]*"):
-            used |= _mapped_files(process)
-    for file in candidates:
-        if str(file) not in used:
-            logger.info("removing %s, which a killed run left", file)
-            file.unlink(missing_ok=True)
-
-
-def remove_own_memory() -> None:
-    """Removes this process's shared-memory files, which are no longer needed."""
-    used = _mapped_files(Path("/proc/self"))
-    for file in _shared_files():
-        if str(file) in used:
-            file.unlink(missing_ok=True)
-
-
-def _shared_files() -> list[Path]:
-    files: list[Path] = []
-    for pattern in SHARED_FILES:
-        files.extend(SHARED_FOLDER.glob(pattern))
-    return files
-
-
-def _mapped_files(process: Path) -> set[str]:
-    """The files that a process, a folder of /proc, has mapped into memory."""
-    try:
-        lines = (process / "maps").read_text(errors="surrogateescape").splitlines()
-    except OSError:  # another user's, or ended
-        return set()
-    files: set[str] = set()
-    for line in lines:
-        if "/" in line:
-            files.add(line[line.index("/") :])
-    return files
 
 
 def prepare_op(name: str) -> None:

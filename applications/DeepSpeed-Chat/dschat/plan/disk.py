@@ -72,10 +72,9 @@ def _shared_bytes(weights: Weights) -> int:
 
 
 def _checkpoints_at_a_time(config: CommonConfig) -> int:
-    """The newest ones and the best, while another one is written and one is being copied."""
+    """The newest ones and the best, while another one is written."""
     output = config.output
     if not output.saves_checkpoints or not output.save_total_limit:
         return 1
     has_best = output.eval_interval > 0
-    is_copied = output.save_command is not None
-    return output.save_total_limit + 1 + has_best + is_copied
+    return output.save_total_limit + 1 + has_best

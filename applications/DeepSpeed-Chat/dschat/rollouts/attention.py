@@ -3,48 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.integrations import sdpa_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dschat.models.opening import use_attention
 
 ONE_TOKEN = "one_token"  # the name of `attend_by_products` among transformers' attention functions
-
-
-class Attention(Protocol):
-    """A function of transformers' AttentionInterface."""
-
-    def __call__(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        **options: object,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Computes attention.
-
-        Args:
-            module: the attention layer.
-            query: (rows, heads, tokens, width).
-            key: (rows, groups, columns, width).
-            value: like `key`.
-            attention_mask: added to the logits.
-            scaling: scaling of the logits.
-            options: options of the implementation.
-
-        Returns:
-            (rows, tokens, heads, width), and the weights or None.
-        """
 
 
 def attend_by_products(
@@ -103,46 +71,3 @@ def one_token_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     if not model._supports_attention_backend:
         return nullcontext()
     return use_attention(ONE_TOKEN, model.config)
-
-
-@contextmanager
-def grouped_heads() -> Iterator[None]:
-    """Inside, transformers' sdpa attention does not copy keys and values in decoding.
-
-    With a mask, a transformers without `pack_gqa` repeats every key and value for each query head of its group.
-    Instead, the query heads of a group can take the sequence dimension: one token's (rows, heads, 1, width) becomes
-    (rows, groups, heads per group, width), and all heads of a group see the same columns.
-    """
-    if hasattr(sdpa_attention, "pack_gqa"):  # transformers does it itself
-        yield
-        return
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = without_copies(ALL_ATTENTION_FUNCTIONS["sdpa"])
-    try:
-        yield
-    finally:
-        del ALL_ATTENTION_FUNCTIONS["sdpa"]
-
-
-def without_copies(attention: Attention) -> Attention:
-    """Wraps transformers' sdpa function so that a decoding step reads keys and values without repeating them."""
-
-    def attend(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        **options: object,
-    ) -> tuple[Tensor, Tensor | None]:
-        rows, heads, tokens, width = query.shape
-        groups = key.shape[1]
-        shares_mask = attention_mask is not None and attention_mask.shape[1] == 1  # between heads
-        has_bias = options.get("position_bias") is not None
-        if tokens > 1 or heads == groups or not shares_mask or has_bias:
-            return attention(module, query, key, value, attention_mask, scaling=scaling, **options)
-        packed = query.reshape(rows, groups, heads // groups, width)
-        attended = torch.nn.functional.scaled_dot_product_attention(packed, key, value, attention_mask, scale=scaling)
-        return attended.reshape(rows, 1, heads, value.shape[-1]), None
-
-    return attend

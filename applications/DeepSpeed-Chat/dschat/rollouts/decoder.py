@@ -16,7 +16,7 @@ from dschat.models.compiled import compiler_of
 from dschat.models.layout import to_device
 from dschat.models.opening import PLAIN_ATTENTION
 from dschat.models.vocabulary import missing_ids_of
-from dschat.rollouts.attention import grouped_heads, one_token_attention
+from dschat.rollouts.attention import one_token_attention
 from dschat.rollouts.sampling import Sampling, TokenSampler, uniforms
 from dschat.rollouts.slots import SlotCache, StepMasks
 
@@ -183,15 +183,14 @@ class Decoder:
         self, rows: slice[int, int], input_ids: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor]
     ) -> Tensor:
         """Logits (n, V) after the last tokens of n slots."""
-        with grouped_heads():
-            output = self._model(
-                input_ids=input_ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=self.cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
+        output = self._model(
+            input_ids=input_ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
         logits: Tensor = output.logits[:, -1]
         return logits
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -31,17 +30,6 @@ from dschat.run.stop import raise_if_stopped_here
 logger = logging.getLogger(__name__)
 
 Report = Callable[[str], None]
-
-
-class CausalLM(Protocol):
-    """The part of a Hugging Face causal LM that `generate` needs."""
-
-    device: torch.device
-    generation_config: GenerationConfig
-
-    def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]: ...
-
-    def generate(self, **options: object) -> Tensor: ...
 
 
 class ContinuousEngine:
@@ -136,7 +124,7 @@ class GenerateEngine:
         with actor.gathered() as policy:
             yield self.sampler_for(policy.inner)
 
-    def sampler_for(self, causal_lm: CausalLM) -> ResponseSampler:
+    def sampler_for(self, causal_lm: PreTrainedModel) -> ResponseSampler:
         """Samples from a model with whole weights, in evaluation mode."""
         return partial(generate, causal_lm, batch_size=self._batch_size)
 
@@ -261,7 +249,7 @@ class FiniteLogits(LogitsProcessor):
 
 @torch.no_grad()
 def generate(
-    causal_lm: CausalLM,
+    causal_lm: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     seeds: Sequence[int],
@@ -290,7 +278,7 @@ def generate(
     max_tokens = sampling.limits(len(prompts), limits)
     order = sorted(range(len(prompts)), key=lambda row: (max_tokens[row], -len(prompts[row])))
     fork = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-    with fork, _own_generation_config(causal_lm), uncompiled(cast(PreTrainedModel, causal_lm)):
+    with fork, _own_generation_config(causal_lm), uncompiled(causal_lm):
         torch.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))
         for first in range(0, len(order), batch_size):
             raise_if_stopped_here()
@@ -299,7 +287,7 @@ def generate(
             width = max(len(prompts[row]) for row in batch)
             rows = torch.tensor(batch, device=device)
             finite_logits = FiniteLogits(len(rows), device, missing_ids_of(causal_lm))
-            sequences = causal_lm.generate(
+            sequences: Tensor = causal_lm.generate(  # type: ignore[operator]
                 input_ids=input_ids[rows, -width:],
                 attention_mask=attention_mask[rows, -width:].long(),
                 generation_config=replace(sampling, max_new_tokens=longest).generation_config(),
@@ -311,7 +299,7 @@ def generate(
 
 
 @contextmanager
-def _own_generation_config(causal_lm: CausalLM) -> Iterator[None]:
+def _own_generation_config(causal_lm: PreTrainedModel) -> Iterator[None]:
     """Hides the checkpoint's generation config, whose fields would fill whatever is None in the one passed."""
     saved = causal_lm.generation_config
     causal_lm.generation_config = GenerationConfig()

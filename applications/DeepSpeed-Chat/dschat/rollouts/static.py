@@ -11,15 +11,13 @@ from __future__ import annotations
 import itertools
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from dschat.models.layout import COLUMN_STEP
@@ -32,61 +30,14 @@ from dschat.run.distributed import is_main
 logger = logging.getLogger(__name__)
 
 ROW_STEP = 8  # more rows than this are rounded up to a multiple of it, fewer to a power of two
-# Operators whose result's shape or value the host must know.
-SYNCING_OPERATORS = {
-    "_local_scalar_dense",
-    "nonzero",
-    "masked_select",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-    "equal",
-    "bincount",
-    "repeat_interleave",
-}
 
 
-class Operator(Protocol):
-    """An operator of PyTorch as a dispatch mode receives it."""
-
-    def __call__(self, *args: object, **kwargs: object) -> object: ...
-
-
-class HostSyncs(TorchDispatchMode):
-    """Records operators for which the host waits for the device, and which a graph therefore cannot contain."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.operators: list[str] = []
-
-    def __torch_dispatch__(
-        self,
-        func: Operator,
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        result = func(*args, **(kwargs or {}))
-        name = str(func).split(".")[1]  # aten.copy_.default
-        if name in SYNCING_OPERATORS or _indexes_by_mask(name, args) or _crosses_devices(name, args, result):
-            self.operators.append(name)
-        return result
-
-
-def host_syncs(step: Callable[[], None], device: torch.device) -> set[str]:
-    """Runs a step and returns the operators for which the host waited for the device.
-
-    On a GPU, PyTorch also warns of waits inside an operator, for instance where a mixture's experts are counted on the
-    host.
-    """
-    with HostSyncs() as syncs, warnings.catch_warnings(record=True) as caught, _sync_warnings(device):
+def waits_for_device(step: Callable[[], None], device: torch.device) -> bool:
+    """Runs a step; whether the host waited in it for the GPU, of which PyTorch then warns. A graph cannot do that."""
+    with warnings.catch_warnings(record=True) as caught, _sync_warnings(device):
         warnings.simplefilter("always")
         step()
-    if syncs.operators:
-        return set(syncs.operators)
-    if any("synchronizing CUDA operation" in str(warning.message) for warning in caught):
-        return {"something inside of an operator"}
-    return set()
+    return any("synchronizing CUDA operation" in str(warning.message) for warning in caught)
 
 
 @contextmanager
@@ -101,21 +52,6 @@ def _sync_warnings(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
-
-
-def _indexes_by_mask(name: str, args: Sequence[object]) -> bool:
-    """Whether an operator indexes with a mask: the size of its result is the number of True in it."""
-    if name not in ("index", "index_put", "index_put_"):
-        return False
-    indices = cast("Sequence[Tensor | None]", args[1])
-    return any(index is not None and index.dtype == torch.bool for index in indices)
-
-
-def _crosses_devices(name: str, args: Sequence[object], result: object) -> bool:
-    if name not in ("_to_copy", "copy_"):
-        return False
-    tensors = [item for item in (*args[:2], result) if isinstance(item, Tensor)]
-    return len({tensor.device.type for tensor in tensors}) > 1
 
 
 class DeferredCopy:
@@ -213,11 +149,11 @@ class StaticDecoder(Decoder):
         states = (self._column, self.position, self.id, self.ended, self.sampled)
         before = [state.clone() for state in states]
         with self._uncompiled():
-            syncs = host_syncs(step, self._device)
+            waits = waits_for_device(step, self._device)
         for state, value in zip(states, before, strict=True):
             state.copy_(value)
-        if syncs:
-            self._refuse(f"the host waits for {', '.join(sorted(syncs))}")
+        if waits:
+            self._refuse("the host waits for the GPU")
 
     def ended_slots(self, live: int) -> list[bool]:
         """Which of the first `live` slots had ended at the last call, or when the rows changed last."""

@@ -87,7 +87,7 @@ class TerminationCondition:
         condition = flags.condition
         self._find: FindEnds
         if condition is None:
-            self._find = UserCondition(flags.termination_condition, tokenizer)
+            self._find = user_condition(flags.termination_condition, tokenizer)
         else:
             make = resolve_name(f"dschat.{condition.function}")
             self._find = make(flags.conditions[condition.name], RunParts(tokenizer, end_id, seed))
@@ -230,32 +230,29 @@ def _by_row(lengths: Sequence[Sequence[int]], rows: Sequence[int], num_rows: int
     return lengths_of_rows
 
 
-class UserCondition:
-    """Calls ``f(trajectory, tokenizer)`` and checks the ends that it returns."""
+def user_condition(spec: str, tokenizer: PreTrainedTokenizerBase) -> FindEnds:
+    """Calls a user's ``f(trajectory, tokenizer)`` with copies, which it may change, and checks the ends it returns.
 
-    def __init__(self, spec: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Imports the function. Raises UserError if it cannot be imported or does not take two arguments."""
-        self._function = load_function(spec, FLAG, ["trajectory", "tokenizer"])
-        self._spec = spec
-        self._tokenizer = tokenizer
+    Raises:
+        UserError: the function cannot be imported or does not take two arguments; when it is called, it fails or
+            returns something else.
+    """
+    function = load_function(spec, FLAG, ["trajectory", "tokenizer"])
 
-    def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
-        """Finds where macro actions end. The function gets copies, which it may change.
-
-        Raises:
-            UserError: the function fails, or returns something else.
-        """
+    def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
         assert isinstance(trajectory, Trajectory)  # `TerminationFlags.reads_policy` asks for one
         copies = mapped(trajectory, torch.clone)
-        ends = call_function(self._function, FLAG, copies, self._tokenizer)
+        ends = call_function(function, FLAG, copies, tokenizer)
         mask = trajectory.response_mask
         if not isinstance(ends, Tensor) or ends.dtype != torch.bool or ends.shape != mask.shape:
             got = f"{tuple(ends.shape)} {ends.dtype}" if isinstance(ends, Tensor) else type(ends).__name__
             raise UserError(
-                f"{FLAG} {self._spec}: the function must return a bool tensor of shape (B, R) = {tuple(mask.shape)}, "
-                f"not {got}."
+                f"{FLAG} {spec}: the function must return a bool tensor of shape (B, R) = {tuple(mask.shape)}, not"
+                f" {got}."
             )
         return Ends(ends.to(mask.device))
+
+    return find
 
 
 def sentence_ends(text: str) -> list[int]:

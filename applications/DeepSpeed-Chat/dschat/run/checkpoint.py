@@ -33,7 +33,6 @@ A state goes into a checkpoint in these steps, and comes back in the reverse ord
 import json
 import logging
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -64,9 +63,7 @@ from dschat.run.distributed import (
     world_size,
 )
 from dschat.run.identity import Identity, differences
-from dschat.run.metrics import rows_problem
 from dschat.run.output import RunOutput
-from dschat.run.save_command import SaveCommand
 from dschat.run.state import Json, Progress, set_random_states
 from dschat.run.stop import Stopped, stop_signals
 from dschat.settings.common import LATEST, CommonConfig
@@ -116,10 +113,6 @@ class Checkpoints:
         self._folder = self._output_dir / "checkpoints"
         self._last: Progress | None = None  # the last that was saved or loaded
         self._saved_at = time.monotonic()  # end of the last save, or start of the run
-        command = config.output.save_command
-        self._command = SaveCommand(command) if command is not None and is_main() else None
-        self._spared: Path | None = None  # a checkpoint that is not needed but was being copied at the last save
-        self._irremovable: set[Path] = set()  # checkpoints that could not be removed
 
     @property
     def engines(self) -> Mapping[str, Trained]:
@@ -161,9 +154,6 @@ class Checkpoints:
         self._last = progress
         self._saved_at = time.monotonic()
         if is_main():
-            self._run.forget_earlier_run()
-            if self._command is not None:
-                self._command.start(self._folder / name)
             self._remove_old()
 
     def _write(self, folder: Path, progress: Progress) -> None:
@@ -200,7 +190,6 @@ class Checkpoints:
         earlier one.
         """
         assert self._last is not None
-        self._spared = None
         limit = self._config.output.save_total_limit
         folders = []
         for folder in self._newest_first():
@@ -214,18 +203,6 @@ class Checkpoints:
         for folder in folders[limit:]:
             if best is None or folder != best[0]:
                 self._remove(folder)
-
-    def finish(self) -> None:
-        """Waits until --save_command has copied the last checkpoint, for at most half of --save_timeout."""
-        if self._command is not None:
-            seconds = self._config.engine.save_timeout / 2
-            if self._command.folder is not None:
-                logger.info("waiting for --save_command, for at most %.0f s", seconds)
-            self._command.finish(seconds)
-            if self._spared is not None:
-                self._remove(self._spared)
-        if self._config.output.save_command is not None:
-            barrier()  # a launcher may end all processes as soon as one has ended
 
     def name_best(self) -> None:
         """Logs the checkpoint with the best evaluation, if there is one, and how to have its models."""
@@ -244,24 +221,11 @@ class Checkpoints:
             )
 
     def _remove(self, folder: Path) -> bool:
-        """Removes a checkpoint, unless it is being copied, and returns whether it is gone.
-
-        One that cannot be removed is named once and stays.
-        """
-        if self._command is not None and folder == self._command.folder:
-            self._spared = folder
-            return False
-        try:
-            shutil.rmtree(folder)
-        except OSError as error:
-            remove(folder)  # what is left of it
-            if folder not in self._irremovable:
-                logger.warning(
-                    "%s is not needed any more but cannot be removed (%s): remove it yourself", folder, error
-                )
-            self._irremovable.add(folder)
-            return False
-        return True
+        """Removes a checkpoint as far as possible, and returns whether it is gone; a warning names one that is not."""
+        remove(folder)
+        if folder.exists():
+            logger.warning("%s is not needed any more but cannot be removed: remove it yourself", folder)
+        return not folder.exists()
 
     def _best(self, folders: Sequence[Path]) -> tuple[Path, float] | None:
         """The checkpoint with the best evaluation, and the metric that says so; None if none was evaluated."""
@@ -288,7 +252,6 @@ class Checkpoints:
                 current = progress()
                 if self._last is None or not current.equals_but_for_tensors(self._last):
                     self.save(current)
-                self.finish()
                 raise
 
     # -- reading
@@ -371,15 +334,10 @@ class Checkpoints:
                     logger.warning("%d updates are given up: from %s to %s", given_up, folder.name, newest.name)
                 return folder, manifest
             if requested != LATEST:
-                others = []
-                for other in self._newest_first():
-                    _, problem_of_other = self._read_manifest(other)
-                    if problem_of_other is None and other.resolve() != folder.resolve():
-                        others.append(str(other))
-                hint = " Give a checkpoint's folder: OUTPUT_DIR/checkpoints/step-N."
-                if others:
-                    hint = f" Others are {', '.join(others)}."
-                raise UserError(f"--resume_from_checkpoint {requested}: {problem}.{hint}")
+                raise UserError(
+                    f"--resume_from_checkpoint {requested}: {problem}. Give another OUTPUT_DIR/checkpoints/step-N,"
+                    f" or {LATEST} for the newest one that is whole."
+                )
             if is_main():
                 logger.warning("%s is not used: %s", folder, problem)
         if problem is not None:
@@ -409,10 +367,7 @@ class Checkpoints:
         for name in sorted(files.keys() - manifest["files"].keys()):
             if name.endswith(".pt"):
                 return {}, f"its file {name} was not written by the run"
-        if self._differences(manifest):
-            return manifest, None  # `_check` raises
-        problem = rows_problem(folder / METRICS, manifest["update"], self._run.plan.updates_per_rollout)
-        return manifest, problem and f"its file {METRICS} is damaged: {problem}"
+        return manifest, None
 
     def _read_manifest(self, folder: Path) -> tuple[Json, str | None]:
         """A checkpoint's manifest, and what it says is wrong with the checkpoint."""

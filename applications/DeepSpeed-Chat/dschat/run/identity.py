@@ -123,7 +123,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str], may_differ: C
 
 
 def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Files and hub sets whose content only one of two runs has, in parentheses; or that they are in another order."""
+    """Files and hub sets whose content only one of two runs has, in parentheses; none if their order has changed."""
     hashes_before = json.loads(before[FILES])
     hashes_now = json.loads(now[FILES])
     names = []
@@ -135,8 +135,7 @@ def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
             names.append(name)
     names = list(dict.fromkeys(names))
     if not names:
-        is_reordered = list(hashes_before.values()) != list(hashes_now.values())
-        return " (its files are in another order)" if is_reordered else ""
+        return ""
     shown = names[:MOST_NAMED]
     if len(names) > MOST_NAMED:
         shown.append("…")

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -18,11 +19,14 @@ from dschat.base.errors import UserError
 from dschat.base.glossary import HEAD, HEADLINES
 from dschat.base.jsonl import json_value
 from dschat.run.distributed import device, is_main, sum_over_ranks
-from dschat.run.trackers import Sample, Trackers
+from dschat.run.trackers import Sample, Tracker
+
+logger = logging.getLogger(__name__)
 
 EVALUATION = "eval/"
 STANDARD_ERROR = "_stderr"  # suffix of a metric's name: its standard error
 ROWS = "rows"  # number of held-out rows of an evaluation
+SHOWN_SAMPLES = 64  # that trackers show of an evaluation; the file in samples/ has all of them
 FEW_ROWS = 30  # fewer held-out rows than this cause a warning
 
 Number = float | int | Tensor
@@ -39,32 +43,6 @@ def with_variances(metrics: Mapping[str, float]) -> dict[str, float]:
         else:
             result[name] = value
     return result | variances
-
-
-def rows_problem(file: Path, update: int, per_rollout: int) -> str | None:
-    """Checks that a checkpoint's metrics.jsonl has one row per update, or per rollout; evaluation rows are ignored.
-
-    Args:
-        file: the checkpoint's file.
-        update: number of updates when it was written.
-        per_rollout: updates per rollout in step 3, whose last update has a row; 0 in other steps.
-
-    Returns:
-        What is wrong; None if nothing is.
-    """
-    *lines, incomplete_line = file.read_bytes().split(b"\n")
-    step = per_rollout or 1
-    updates: list[int] = []
-    try:
-        for line in lines:
-            row = json.loads(line)
-            if not any(name.startswith(EVALUATION) for name in row):
-                updates.append(row["update"])
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return "a line is not a row of metrics"
-    if incomplete_line or updates != list(range(step, update + 1, step)):
-        return f"it does not have each row until update {update} once"
-    return None
 
 
 class Means:
@@ -192,9 +170,12 @@ class RowMeans:
 
 
 class MetricsLog:
-    """``metrics.jsonl``, one object per line, and trackers. Only the main process writes."""
+    """``metrics.jsonl``, one object per line, and trackers. Only the main process writes.
 
-    def __init__(self, folder: Path, trackers: Trackers | None = None, keep: bool = False) -> None:
+    If a tracker fails, a warning is logged once and the run continues without it.
+    """
+
+    def __init__(self, folder: Path, trackers: Sequence[Tracker] = (), keep: bool = False) -> None:
         """Opens the file in a folder, and trackers.
 
         Args:
@@ -204,14 +185,14 @@ class MetricsLog:
         """
         self._start = time.perf_counter()
         self._file: TextIO | None = None
-        self._trackers = trackers or Trackers()
+        self._trackers = list(trackers)
         self._written: list[str] = []  # expected content of the file
         if not is_main():
             return
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open(folder / "metrics.jsonl", "a+" if keep else "w+", encoding="utf-8", errors="replace")
         if not keep:
-            self._trackers.open([], None)
+            self._each(lambda tracker: tracker.open([], None))
 
     def seconds(self) -> float:
         """Seconds since the beginning of the run."""
@@ -249,7 +230,8 @@ class MetricsLog:
         write_file(file, text)  # a new file: a run that has lost the folder continues writing into the old one
         self._file = open(file, "a+", encoding="utf-8")
         # An evaluation may follow the checkpoint of its update, so trackers show the rows of that update again.
-        self._trackers.open(self.rows(), update)
+        rows = self.rows()
+        self._each(lambda tracker: tracker.open(rows, update))
 
     def log(self, update: int, samples: int, metrics: Mapping[str, float]) -> None:
         """Writes one row; a number that is not finite is written as null.
@@ -270,18 +252,31 @@ class MetricsLog:
             self._file.flush()
         except OSError as error:  # the original names no file
             raise OSError(error.errno, error.strerror, self._file.name) from error
-        self._trackers.log(row)
+        self._each(lambda tracker: tracker.log(row))
 
     def show_samples(self, update: int, samples: Sequence[Sample]) -> None:
         """Shows samples as tables in the trackers."""
-        if self._file is not None:
-            self._trackers.show(update, samples)
+        if self._file is not None and samples:
+            self._each(lambda tracker: tracker.show(update, samples[:SHOWN_SAMPLES]))
 
     def close(self) -> None:
         """Closes the files."""
         if self._file is not None:
             self._file.close()
-            self._trackers.close()
+            self._each(lambda tracker: tracker.close())
+
+    def _each(self, act: Callable[[Tracker], None]) -> None:
+        for tracker in list(self._trackers):
+            try:
+                act(tracker)
+            except Exception as error:
+                self._trackers.remove(tracker)
+                logger.warning(
+                    "--report_to %s: %s: %s; the run continues without it, metrics.jsonl is complete",
+                    tracker.name,
+                    type(error).__name__,
+                    error,
+                )
 
 
 def evaluation_line(

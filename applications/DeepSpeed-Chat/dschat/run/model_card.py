@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import cast
 
 from dschat.base.atomic import write_file
-from dschat.base.jsonl import read_object
 from dschat.run.metrics import EVALUATION, ROWS, STANDARD_ERROR, after
 from dschat.run.record import RunRecord
 
@@ -174,22 +173,16 @@ def _base_card(base: str) -> Mapping[str, object]:
     """
     from huggingface_hub import ModelCard
 
-    folder = Path(base)
-    folders = [folder]
-    if read_object(folder.parent / "run.json"):  # the folder of a step 3 run may have a card, too
-        folders.append(folder.parent)
-    for card_folder in folders:
-        card = card_folder / "README.md"
-        if not card.is_file():
-            continue
-        try:
-            metadata: dict[str, object] = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict()
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            logger.warning("%s cannot be read, so base model and licence stay unknown: %s", card, reason)
-            return {}
-        return metadata
-    return {}
+    card = Path(base) / "README.md"
+    if not card.is_file():
+        return {}
+    try:
+        metadata: dict[str, object] = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict()
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        logger.warning("%s cannot be read, so base model and licence stay unknown: %s", card, reason)
+        return {}
+    return metadata
 
 
 def _metadata(model: CardModel, sources: Iterable[Mapping[str, object]]) -> str:

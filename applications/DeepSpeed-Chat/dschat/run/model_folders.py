@@ -95,8 +95,6 @@ class ModelFolders:
             raise UserError(
                 f"the models could not be written into {folder}: {error}. {self._config.full_disk_remedy}"
             ) from error
-        if is_main():
-            self._run.forget_earlier_run()
         self._run.record.saved.append(str(folder))
         logger.info("models saved in %s", folder)
         barrier()

@@ -11,27 +11,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
-from dschat.base.atomic import (
-    WRITING,
-    Backup,
-    missing_folders,
-    move_all,
-    remove,
-    remove_empty,
-    reporting,
-    write_file,
-    writing_into,
-)
+from dschat.base.atomic import WRITING, move_aside, recover, reporting, write_file, writing_into
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import file_hash
 from dschat.base.jsonl import read_object
 from dschat.base.lock import Lock
 from dschat.models.template_date import begin_date
 from dschat.run.distributed import broadcast_object, is_main, world_size
+from dschat.run.hub import MODEL_FILES
 from dschat.run.metrics import MetricsLog
 from dschat.run.record import RunRecord, new_record
 from dschat.run.state import Json
-from dschat.run.trackers import TensorBoard, Tracker, Trackers, WandB
+from dschat.run.trackers import TensorBoard, Tracker, WandB
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.parse import to_json, to_yaml
@@ -41,11 +32,9 @@ logger = logging.getLogger("dschat")
 
 FLAGS_FILE = "train_config.json"
 CONFIG_FILE = "config.yaml"  # the flags for --config
-UNFINISHED = ".unfinished"  # subfolder of a run that replaces an earlier one, until its first save
-INITIAL_FILES = ("run.json", FLAGS_FILE, CONFIG_FILE, "metrics.jsonl")  # written at the beginning of a run
-TRACKER_FOLDERS = ("tensorboard", "wandb")
-# Files that a run leaves in its folder, besides RUN_FOLDERS.
-RUN_FILES = ("*.safetensors", "*.safetensors.index.json", "metrics.jsonl", "run.json", FLAGS_FILE, CONFIG_FILE)
+# What --overwrite_output_dir moves aside, in this order: the folder counts as a run's until run.json has gone.
+# W&B's folder stays, since offline runs in it may not have been sent yet.
+EARLIER_RUN = (*RUN_FOLDERS, "tensorboard", FLAGS_FILE, CONFIG_FILE, "metrics.jsonl", *MODEL_FILES)
 
 
 def earlier_date(config: CommonConfig) -> str | None:
@@ -73,10 +62,7 @@ class Run(Protocol):
     plan: BatchPlan
     record: RunRecord
     metrics: MetricsLog
-
-    @property
-    def folder(self) -> Path:
-        """The folder that files of the run are currently written to."""
+    folder: Path
 
     def begin(self) -> None:
         """Creates the folder; nothing is written before. Every rank must call it."""
@@ -99,8 +85,7 @@ class RunOutput:
     """The output folder of a run; every rank has this object, and the main process writes and holds the lock.
 
     Nothing is written before `begin`, so a run that is refused while data and models are loaded leaves no folder. With
-    --overwrite_output_dir, the files of an earlier run remain until this one first saves something. Until then, this
-    run writes into a subfolder.
+    --overwrite_output_dir, the files of an earlier run are then moved into a subfolder `earlier-N`.
     """
 
     metrics: MetricsLog  # from `begin` on
@@ -117,21 +102,13 @@ class RunOutput:
             UserError: on every rank, if another run uses the folder, or has left its files there.
         """
         self.plan = plan
+        self.folder = Path(config.output.output_dir)
         self._config = config
-        self._output_dir = Path(config.output.output_dir)
-        self._backup = Backup(self._output_dir)  # an earlier run's files, until this run has saved something
         self._awaits_resume = config.output.resume_from_checkpoint is not None  # until the checkpoint is loaded
         self._has_begun = False
-        self._created_folders: list[Path] = []  # by this run, the innermost first
-        self._initial_paths: list[Path] = []  # files, and trackers' folders, that `begin` wrote
         self._lock: Lock | None = None
-        if broadcast_object(self._output_dir.exists()):
+        if broadcast_object(self.folder.exists()):
             self._lock_folder()
-
-        replaces = config.output.overwrite_output_dir and not self._awaits_resume
-        replaces = replaces and broadcast_object((self._output_dir / "run.json").exists())
-        self._folder = self._output_dir / UNFINISHED if replaces else self._output_dir
-        self._earlier_boards = set(self._output_dir.glob("tensorboard/*")) if replaces else set()
 
         self.record = new_record(step, sys.argv, config.optimisation.seed, world_size())
         date = broadcast_object(begin_date(earlier_date(config)) if is_main() else None)
@@ -139,7 +116,7 @@ class RunOutput:
         self.record.batches = asdict(plan)
         self._wandb: WandB | None = None
         if "wandb" in config.trackers:
-            self._wandb = WandB(self._output_dir, json.loads(to_json(config, plan)))
+            self._wandb = WandB(self.folder, json.loads(to_json(config, plan)))
             self.record.wandb_id = self._wandb.run_id
 
     def begin(self) -> None:
@@ -152,76 +129,41 @@ class RunOutput:
         """
         if self._has_begun:
             return
-        if is_main() and not self._output_dir.exists():
-            self._created_folders = missing_folders(self._output_dir)
         if not broadcast_object(self._lock is not None):
             self._lock_folder()
         self._has_begun = True
-        earlier_tracker_paths = self._tracker_paths()
-        self._initial_paths = [self._folder / name for name in INITIAL_FILES]
-        with reporting(f"--output_dir {self._output_dir}"):
-            if is_main():
-                remove(self._output_dir / UNFINISHED)
-                self._folder.mkdir(parents=True, exist_ok=True)
-                self._save_record()
         trackers: list[Tracker] = []
-        if "tensorboard" in self._config.trackers:
-            trackers.append(TensorBoard(Path(str(self._config.output.tensorboard_path))))
-        if self._wandb is not None:
-            trackers.append(self._wandb)
-        with reporting(f"--output_dir {self._output_dir}"):
-            self.metrics = MetricsLog(self._folder, Trackers(trackers), keep=self._awaits_resume)
-        self._initial_paths += sorted(self._tracker_paths() - earlier_tracker_paths)
+        with reporting(f"--output_dir {self.folder}"):
+            if is_main():
+                self._move_earlier_run()
+                self._save_record()
+            if "tensorboard" in self._config.trackers:
+                trackers.append(TensorBoard(Path(str(self._config.output.tensorboard_path))))
+            if self._wandb is not None:
+                trackers.append(self._wandb)
+            self.metrics = MetricsLog(self.folder, trackers, keep=self._awaits_resume)
 
-    def discard(self) -> None:
-        """Removes what `begin` wrote when a run is refused, unless it has measured, trained or saved anything.
-
-        Other files remain, such as a batch that an error names, or a reference's log-probs; so does the folder of an
-        earlier run that this one was to resume.
-        """
-        resumes_in_place = self._config.output.resume_from_checkpoint is not None and not self._created_folders
-        if not is_main() or not self._has_begun or resumes_in_place or self.record.saved:
+    def _move_earlier_run(self) -> None:
+        """Moves an earlier run's files into a subfolder, with --overwrite_output_dir."""
+        if not self._config.output.overwrite_output_dir or self._awaits_resume:
             return
-        assert self._lock is not None
-        if not self._lock.is_held():  # another run uses the folder by now
-            return
-        if hasattr(self, "metrics"):  # else `begin` has failed
-            if self.metrics.rows():
-                return
-            self.metrics.close()
-        for path in self._initial_paths:
-            if path.is_dir():
-                remove(path)
-            else:
-                path.unlink(missing_ok=True)
-        tracker_folders = [self._output_dir / name for name in TRACKER_FOLDERS]
-        remove_empty([*tracker_folders, self._output_dir / UNFINISHED])
-        self._lock.close()
-        remove_empty(self._created_folders)
-
-    def _tracker_paths(self) -> set[Path]:
-        """Files and folders that trackers have written."""
-        paths: set[Path] = set()
-        for name in TRACKER_FOLDERS:
-            paths.update(self._output_dir.glob(f"{name}/*"))
-        return paths
-
-    @property
-    def folder(self) -> Path:
-        """The folder that files of the run are currently written to."""
-        return self._folder
+        entries: dict[Path, None] = {}
+        for pattern in EARLIER_RUN:
+            entries.update(dict.fromkeys(sorted(self.folder.glob(pattern))))
+        if entries:
+            aside = move_aside(list(entries), self.folder)
+            logger.warning("--overwrite_output_dir: the earlier files of %s are in %s now", self.folder, aside)
 
     def _lock_folder(self) -> None:
         """Acquires the folder's lock on the main process; raises UserError on every rank if another process has it."""
         refusal: UserError | None = None
         try:
             if is_main():
-                with reporting(f"--output_dir {self._output_dir}"):
-                    self._lock = Lock(self._output_dir / ".lock", f"--output_dir {self._output_dir}")
-                    self._backup.restore()
+                with reporting(f"--output_dir {self.folder}"):
+                    self._lock = Lock(self.folder / ".lock", f"--output_dir {self.folder}")
+                    recover(self.folder)
                     overwrite = self._config.output.overwrite_output_dir
-                    models = self._config.saved_models
-                    check_output_dir(str(self._output_dir), overwrite, self._awaits_resume, [], models)
+                    check_output_dir(str(self.folder), overwrite, self._awaits_resume, [], self._config.saved_models)
         except UserError as error:
             refusal = error
         if refusal := broadcast_object(refusal):
@@ -236,33 +178,13 @@ class RunOutput:
         if self._lock is None:
             return nullcontext()
         self._lock.check()
-        return writing_into(target, self._output_dir / WRITING, self._take_over)
+        return writing_into(target, self.folder / WRITING, self._check_alone)
 
-    def _take_over(self) -> None:
-        """Moves an earlier run's files into the backup, and this run's files out of the subfolder."""
+    def _check_alone(self) -> None:
+        """Raises UserError if another process writes into the folder, or has changed the metrics."""
         assert self._lock is not None
         self._lock.check()
-        self.metrics.text()  # raises if anything else has changed the metrics
-        if self._folder == self._output_dir:
-            return
-        self._backup.put_aside(self._earlier_files())
-        move_all(self._folder, self._output_dir)
-        self._folder = self._output_dir
-
-    def forget_earlier_run(self) -> None:
-        """Deletes the backup of an earlier run's files, after this run has saved something."""
-        self._backup.drop()
-        for board in self._earlier_boards:
-            board.unlink(missing_ok=True)
-
-    def _earlier_files(self) -> list[Path]:
-        paths = []
-        for name in RUN_FOLDERS:
-            if (self._output_dir / name).is_dir():
-                paths.append(self._output_dir / name)
-        for pattern in RUN_FILES:
-            paths.extend(self._output_dir.glob(pattern))
-        return paths
+        self.metrics.text()
 
     def describe_data(self, data: Data, **dropped: Mapping[str, int]) -> None:
         """Records sources, row counts, file hashes, and for each split the numbers of dropped rows by reason."""
@@ -326,9 +248,9 @@ class RunOutput:
 
     def start_over(self) -> None:
         """Begins in a folder whose earlier run saved no checkpoint. Raises UserError if that run is finished."""
-        if broadcast_object(read_object(self._output_dir / "run.json").get("finished") is True):
+        if broadcast_object(read_object(self.folder / "run.json").get("finished") is True):
             raise UserError(
-                f"--resume_from_checkpoint: {self._output_dir} holds a finished run without a checkpoint to continue "
+                f"--resume_from_checkpoint: {self.folder} holds a finished run without a checkpoint to continue "
                 "from. Give another --output_dir, or --overwrite_output_dir without --resume_from_checkpoint to"
                 " replace it."
             )
@@ -359,7 +281,7 @@ class RunOutput:
         self.metrics.cut(metrics, seconds, update)
         self._awaits_resume = False
         if is_main():
-            for file in (self._output_dir / "samples").glob("*update-*"):
+            for file in (self.folder / "samples").glob("*update-*"):
                 is_incomplete = file.name.startswith(".")
                 number = re.fullmatch(r"update-(\d+)", file.stem)  # other files are the user's
                 if is_incomplete or (number is not None and int(number[1]) > update):
@@ -368,9 +290,9 @@ class RunOutput:
 
     def _save_record(self) -> None:
         if is_main() and self._has_begun and not self._awaits_resume:
-            self.record.save(self._folder)
-            write_file(self._folder / FLAGS_FILE, to_json(self._config, self.plan))
-            write_file(self._folder / CONFIG_FILE, to_yaml(self._config))
+            self.record.save(self.folder)
+            write_file(self.folder / FLAGS_FILE, to_json(self._config, self.plan))
+            write_file(self.folder / CONFIG_FILE, to_yaml(self._config))
 
 
 def due(interval: int, before: int, after: int) -> bool:

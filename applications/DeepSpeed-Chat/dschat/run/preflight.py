@@ -124,7 +124,8 @@ def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
                 f"{where} has a GPU of {report.gpu_memory / 1e9:.1f} GB, but needs "
                 f"{report.needed_gpu_memory / 1e9:.1f} GB for models and optimiser states and, while responses are "
                 f"sampled, {report.sampling_memory / 1e9:.1f} GB for the whole actor, which ZeRO 3 gathers. "
-                f"{_sampling_remedy(report, len(reports))}"
+                "Use larger GPUs or a smaller model or, in step 3, --rollout_engine vllm with --vllm_tensor_parallel; "
+                "`dschat plan` shows what fits."
             )
 
 
@@ -160,19 +161,6 @@ def _remedy(has_gpu: bool) -> str:
     if has_gpu:
         return "Leave out --offload or --offload_reference_model, use more nodes, or free memory."
     return "Use fewer processes per node or --zero_stage 3, --dtype bf16, --lora_dim, a smaller model, or free memory."
-
-
-def _sampling_remedy(report: ProcessReport, processes: int) -> str:
-    """Suggests the smallest tensor parallelism with which each process has room for its part of the actor."""
-    free = report.gpu_memory - report.needed_gpu_memory
-    for parallel in range(2, processes + 1):
-        if processes % parallel == 0 and report.sampling_memory <= parallel * free:
-            share = report.sampling_memory / parallel / 1e9
-            return (
-                f"Use larger GPUs or a smaller model or, in step 3, --rollout_engine vllm --vllm_tensor_parallel "
-                f"{parallel}, with which each GPU samples with {share:.1f} GB of it; `dschat plan` shows what fits."
-            )
-    return "Use larger GPUs or a smaller model."
 
 
 def _folder_problem(output_dir: Path) -> str | None:

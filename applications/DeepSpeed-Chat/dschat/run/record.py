@@ -94,23 +94,17 @@ def new_record(step: str, command: list[str], seed: int, processes: int) -> RunR
 
 
 def commit_of(folder: Path) -> dict[str, object]:
-    """The commit of a git checkout, and whether tracked files have changed since; {} if git fails.
+    """The commit of a git checkout, with -dirty if tracked files have changed since; {} if git fails.
 
     Without a checkout the commit from which the image was built, if it says one.
     """
     if not (folder / ".git").exists():  # a parent folder may be another project's repository
         commit_of_image = os.environ.get(COMMIT_VARIABLE)
         return {"commit": commit_of_image} if commit_of_image else {}
-    command = ["git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch", "-uno"]
+    command = ["git", "--no-optional-locks", "-C", str(folder)]
+    command += ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]  # no tag
     try:
         result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return {}
-    commit: str | None = None
-    is_changed = False
-    for line in result.stdout.splitlines():
-        if line.startswith("# branch.oid "):
-            commit = line.split()[-1].replace("(initial)", "") or None  # a checkout without commits
-        elif not line.startswith("#"):
-            is_changed = True
-    return {"commit": commit, "changed": is_changed}
+    return {"commit": result.stdout.strip()}

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trackers: TensorBoard and W&B show the rows of metrics.jsonl, and samples. Only the main process uses them.
-
-If a tracker fails, a warning is logged once and the run continues without it.
-"""
+"""TensorBoard and W&B, which `MetricsLog` (run/metrics.py) shows the rows of metrics.jsonl and samples."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SHOWN_SAMPLES = 64  # per evaluation; the file in samples/ has all of them
 HIDDEN_COLUMNS = ("tokens", "prompt_ids", "response_ids", "prompt_messages")  # columns of samples not shown in tables
 
 Row = Mapping[str, float | None]  # row of metrics.jsonl; None is a number that is not finite
@@ -139,43 +135,6 @@ class WandB:
     def close(self) -> None:
         if self._run is not None:
             self._run.finish()
-
-
-class Trackers:
-    """All trackers of a run; one that fails is dropped after a warning."""
-
-    def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
-        self._trackers = list(trackers)
-
-    def open(self, earlier_rows: Sequence[Row], update: int | None) -> None:
-        """See `Tracker.open`."""
-        self._each(lambda tracker: tracker.open(earlier_rows, update))
-
-    def log(self, row: Row) -> None:
-        """See `Tracker.log`."""
-        self._each(lambda tracker: tracker.log(row))
-
-    def show(self, update: int, samples: Sequence[Sample]) -> None:
-        """See `Tracker.show`; shows at most SHOWN_SAMPLES samples."""
-        if samples:
-            self._each(lambda tracker: tracker.show(update, samples[:SHOWN_SAMPLES]))
-
-    def close(self) -> None:
-        """See `Tracker.close`."""
-        self._each(lambda tracker: tracker.close())
-
-    def _each(self, act: Callable[[Tracker], None]) -> None:
-        for tracker in list(self._trackers):
-            try:
-                act(tracker)
-            except Exception as error:
-                self._trackers.remove(tracker)
-                logger.warning(
-                    "--report_to %s: %s: %s; the run continues without it, metrics.jsonl is complete",
-                    tracker.name,
-                    type(error).__name__,
-                    error,
-                )
 
 
 def table_of(samples: Sequence[Sample]) -> tuple[list[str], list[list[Cell]]]:

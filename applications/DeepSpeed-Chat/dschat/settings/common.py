@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from dschat.base.atomic import BACKUP
 from dschat.base.errors import UserError
 from dschat.settings import rules as checks
 from dschat.settings.batches import BatchPlan, BatchSizes
@@ -114,7 +113,9 @@ class OutputFlags:
         "folder for models, checkpoints, metrics and run records", range=NOT_EMPTY, on_resume=FREE, path=True
     )
     overwrite_output_dir: bool = flag(
-        "replace the run in output_dir, once the new run saves its models", False, on_resume=FREE
+        "start anew in a folder that holds a run, whose files are moved into its subfolder earlier-N",
+        False,
+        on_resume=FREE,
     )
     save_steps: int = flag(
         "save a resumable checkpoint every N optimiser updates; 0 = only when the run is stopped", 0, AT_LEAST_0, FREE
@@ -123,13 +124,6 @@ class OutputFlags:
         "also save one after the first update (step 3: iteration) that ends N minutes after the last save; 0 = never",
         0.0,
         AT_LEAST_0,
-        FREE,
-    )
-    save_command: str | None = flag(
-        "shell command that is run in the background after each checkpoint, which $CHECKPOINT names, to copy it"
-        " elsewhere",
-        None,
-        NOT_EMPTY,
         FREE,
     )
     save_total_limit: int = flag(
@@ -341,8 +335,6 @@ def _check_output_dir(config: CommonConfig) -> None:
 
 def _check_checkpoint(config: CommonConfig) -> None:
     requested = config.output.resume_from_checkpoint
-    if (Path(config.output.output_dir) / BACKUP).exists():  # checkpoints that the run puts back are in there
-        return
     if requested not in (None, LATEST) and not Path(requested).is_dir():
         raise UserError(
             f"--resume_from_checkpoint {requested}: there is no such folder. Give a checkpoint's folder"

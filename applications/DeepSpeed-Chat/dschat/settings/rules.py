@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from dschat.base.atomic import BACKUP
 from dschat.base.errors import UserError
 from dschat.base.jsonl import read_object, without_repeats
 from dschat.settings.flags import flags_of, groups_of, value_of
@@ -197,13 +196,13 @@ def check_output_dir(
     if foreign:
         raise UserError(
             f"--output_dir {output_dir} holds {', '.join(foreign)} but no run: a run writes files of these names. Give"
-            " another folder, or --overwrite_output_dir to replace them."
+            " another folder, or --overwrite_output_dir to move them aside."
         )
     if resume or not _holds_run(folder):
         return
     raise UserError(
         f"--output_dir {output_dir} holds a run: add --resume_from_checkpoint to continue with it, or"
-        " --overwrite_output_dir to replace it as soon as there are new models, or give another folder."
+        " --overwrite_output_dir to move its files aside, or give another folder."
     )
 
 
@@ -237,7 +236,7 @@ def _foreign_names(folder: Path, models: Sequence[str]) -> list[str]:
 
     Empty files and folders do not count: a run that is killed before its first checkpoint leaves some.
     """
-    traces_of_a_run = ("run.json", BACKUP, "checkpoints/step-*")
+    traces_of_a_run = ("run.json", "checkpoints/step-*")
     if any(any(folder.glob(pattern)) for pattern in traces_of_a_run):
         return []
     names: dict[str, None] = {}

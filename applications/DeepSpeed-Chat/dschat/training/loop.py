@@ -158,7 +158,6 @@ class Loop:
         self.folders.describe_final()
         self.checkpoints.name_best()
         self.algorithm.conclude(result)
-        self.checkpoints.finish()
         return result
 
     def train_epoch(self, total: int, bar: Bar) -> None:
@@ -188,7 +187,6 @@ class Loop:
         if saves and self.update < total:
             self.checkpoints.save(self.state_dict())
         if why_stop:
-            self.checkpoints.finish()
             raise UserError(why_stop)
         self.evaluate_if_due(total)
 

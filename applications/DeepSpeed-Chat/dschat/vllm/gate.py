@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
 
 INFO_ROUTE = "/run"
+WEIGHT_FIELDS = {"name", "dtype", "shape"}  # of WEIGHT_HEADER, see `dschat.vllm.client.describe_weight`
 UNGUARDED_ROUTE = "/health"  # needs no token
 MAX_BODY_BYTES = 64 << 20  # maximum request body (64 MiB); the largest piece of a weight has 16 MiB
 
@@ -107,7 +108,13 @@ def refuse_body(request: Request) -> JSONResponse | None:
 
 async def pass_bytes_on(request: Request, engine: EngineClient) -> JSONResponse:
     """Gives all workers a piece of a weight, as a `dschat.vllm.worker.WeightUpdate`."""
-    update = json.loads(request.headers[WEIGHT_HEADER])
+    try:
+        update = json.loads(request.headers[WEIGHT_HEADER])
+    except ValueError:
+        update = None
+    if not isinstance(update, dict) or update.keys() != WEIGHT_FIELDS:
+        fields = ", ".join(sorted(WEIGHT_FIELDS))
+        return JSONResponse({"error": f"{WEIGHT_HEADER} must be a JSON object with {fields}"}, 400)
     update["version"] = request.headers[VERSION_HEADER]
     update["data"] = await request.body()
     await engine.collective_rpc("update_weights", kwargs={"update_info": update})
