@@ -5,7 +5,6 @@ import random
 import runpy
 import shutil
 import signal
-import socket
 import time
 from functools import partial
 
@@ -54,9 +53,8 @@ sys.exit(run_main("sft", lambda: parse(SFTConfig), lambda: train))
 
 
 def expect_refused(result, out):
-    """One line, with the flag, the folder, who has it and since when, and what to do."""
-    said = message_of(result, f"--output_dir {out}: another process is writing it.", "Wait for its end")
-    assert f" on {socket.gethostname()}, since " in said
+    """One line, with the flag, the folder and what to do."""
+    message_of(result, f"--output_dir {out}: another process is writing it.", "Wait for its end")
 
 
 @pytest.mark.parametrize("flags", [RESUME, OVERWRITE], ids=["resume", "overwrite"])

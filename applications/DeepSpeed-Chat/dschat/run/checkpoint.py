@@ -336,7 +336,7 @@ class Checkpoints:
             if requested != LATEST:
                 raise UserError(
                     f"--resume_from_checkpoint {requested}: {problem}. Give another OUTPUT_DIR/checkpoints/step-N,"
-                    f" or {LATEST} for the newest one that is whole."
+                    f" or {LATEST} for the newest one that can be used."
                 )
             if is_main():
                 logger.warning("%s is not used: %s", folder, problem)
