@@ -58,8 +58,8 @@ class Beginning:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for beginnings that are read as the same text."""
-        return (*(message["content"] for message in self.dialogue), self.finished)
+        """Equal for beginnings of a row that are read as the same text."""
+        return (self.row.origin, *(message["content"] for message in self.dialogue), self.finished)
 
 
 BothSides = dict[str, list[Beginning]]  # column FIRST and SECOND → the dialogue up to each of its replies

@@ -23,7 +23,6 @@ from dschat.scoring.reward_reader import ClassifierReader, encode_dialogues
 FUNCTION = "--reward_function"
 MODEL = "--reward_model"
 
-
 # B dialogues that end with a reply, their data rows, and whether the last reply of each ended (else it was cut) → one
 # number for each, (B,) float32 on a CPU.
 DialogueScores = Callable[[Sequence[Dialogue], Sequence[Row], Sequence[bool]], Tensor]
