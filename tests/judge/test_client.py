@@ -15,21 +15,13 @@ from fake_judge import KEY, client_of, judge_server, question
 
 OOPS = (500, {"error": {"message": "oops"}}, {})
 # Ways to fail that pass → how many tokens each costs: one per four bytes of the request, and the longest answer.
-FREE = {
-    "408": (408, {"error": {"message": "waited for you"}}, {}),
-    "429": (429, {"error": {"message": "slow down"}}, {}),
-    "500": OOPS,
-    "502": (502, "<html>bad gateway</html>", {"Content-Type": "text/html"}),  # of a gateway whose server restarts
-    "503 without JSON": (503, "<html>busy</html>", {"Content-Type": "text/html"}),
-}
+FREE = {"429": (429, {"error": {"message": "slow down"}}, {}), "500": OOPS}
 LOST = {
     "504": (504, "<html>gateway timeout</html>", {"Content-Type": "text/html"}),
     "choices without a message": (200, {"choices": [{}]}, {}),
-    "a number as content": (200, {"choices": [{"message": {"content": 5}}]}, {}),
     "timeout": "timeout",
     "half a JSON": "half a JSON",
     "broken off": "broken off",
-    "an error as a success": (200, {"error": {"message": "upstream"}}, {}),
     "a page": (200, "<html>log in</html>", {"Content-Type": "text/html"}),
 }
 
@@ -83,21 +75,9 @@ def test_waits_between_tries_grow_up_to_a_limit(monkeypatch):
     assert waits == [0.5, 3.75, 2.0, 4.0, 8.0, 8.0]
 
 
-@pytest.mark.parametrize("tries", [0, -1])
-def test_a_request_is_sent_at_least_once(tries):
-    with pytest.raises(ValueError, match=f"--max_tries is {tries}"):
-        chat_servers.with_retries(lambda: None, endpoint_of(tries))
-
-
 @pytest.mark.parametrize(
     ("url", "address"),
-    [
-        ("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000/v1"),
-        ("https://localhost", "https://localhost"),
-        ("http://[::1]:8000/v1", "http://[::1]:8000/v1"),
-        ("HTTP://LOCALHOST/v1", "http://LOCALHOST/v1"),
-        ("https://api.example.com/v1//", "https://api.example.com/v1"),
-    ],
+    [("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000/v1"), ("http://[::1]:8000/v1", "http://[::1]:8000/v1")],
 )
 def test_addresses(url, address):
     assert chat_servers.checked_address(url, "--url") == address
@@ -107,21 +87,14 @@ def test_addresses(url, address):
     ("url", "message"),
     [
         ("ftp://host/v1", "an address such as"),
-        ("http:///v1", "an address such as"),
         ("http://a b/v1", "an address such as"),
-        ("http://host/v1 ", "an address such as"),
         ("http://[::1/v1", "Invalid IPv6"),
-        ("http://me:secret@[::1/v1", "holds a password"),
-        ("https://host/v1?", "a query or a fragment"),
         (
             "https://me.openai.azure.com/openai/deployments/gpt?api-version=1",
             "https://RESOURCE.*/openai/v1, without api",
         ),
         ("http://host/v1#secret", "a query or a fragment"),
-        ("ftp://me:secret@host/v1", "holds a password"),
         ("me:secret@host/v1", "holds a password"),
-        ("http:/me:secret@host/v1", "holds a password"),
-        ("http://me:secret@ho\u2100st/v1", "holds a password"),
     ],
 )
 def test_bad_addresses(url, message):
@@ -138,8 +111,7 @@ def test_a_key_of_eight_characters_is_hidden(key, shown):
 
 
 @pytest.mark.parametrize(
-    ("header", "seconds"),
-    [(None, None), ("", None), ("soon", None), ("0", None), ("-1", None), ("inf", None), ("nan", None), ("2.5", 2.5)],
+    ("header", "seconds"), [(None, None), ("soon", None), ("-1", None), ("nan", None), ("2.5", 2.5)]
 )
 def test_the_wait_that_a_server_asks_for(header, seconds):
     assert chat_servers._seconds(header) == seconds
@@ -188,11 +160,9 @@ def test_retries_are_logged_once_with_their_count(server, tmp_path, caplog, monk
     ("status", "code", "words"),
     [
         (401, "", "refuses the key"),
-        (402, "", "out of money"),
         (429, "insufficient_quota", "out of money"),
         (403, "", "does not allow the use of gpt-test"),
         (404, "", "--judge_model and --base_url"),
-        (405, "", "answers 405"),
     ],
 )
 def test_what_does_not_pass_ends_the_run(server, tmp_path, status, code, words):
@@ -203,16 +173,15 @@ def test_what_does_not_pass_ends_the_run(server, tmp_path, status, code, words):
     assert KEY not in str(error.value)
 
 
-@pytest.mark.parametrize("status", [301, 307, 308])
-def test_texts_do_not_follow_a_redirect(server, tmp_path, status):
+def test_texts_do_not_follow_a_redirect(server, tmp_path):
     elsewhere = "http://127.0.0.1:9/v1/chat/completions"
-    server.plan.append((status, {}, {"Location": elsewhere}))
-    with pytest.raises(UserError, match=f"{server.url} answers {status}: {elsewhere}"):
+    server.plan.append((307, {}, {"Location": elsewhere}))
+    with pytest.raises(UserError, match=f"{server.url} answers 307: {elsewhere}"):
         client_of(server, tmp_path).ask(question())
     assert len(server.bodies) == 1
 
 
-@pytest.mark.parametrize("status", [200, 422, 500])
+@pytest.mark.parametrize("status", [200, 500])
 def test_a_message_that_is_cut_does_not_show_a_part_of_the_key(server, tmp_path, caplog, status):
     caplog.set_level("INFO")
     server.fail_on("", (status, {"message": "x" * 277 + KEY}, {}))
@@ -281,10 +250,7 @@ def test_models_without_a_system_role_read_the_instructions_in_the_users_message
     ("body", "words"),
     [
         ({"error": {"message": "the model is pinned"}}, "answers 422: the model is pinned"),
-        ({"detail": "Server is pinned to 'x'."}, "Server is pinned to 'x'"),
         ({"detail": [{"msg": "field required"}]}, "field required"),
-        ({"object": "error", "message": "no such thing"}, "no such thing"),
-        ("plain text", "plain text"),
         ("", "no reason given"),
     ],
 )
@@ -321,7 +287,7 @@ def test_an_answer_is_asked_for_once(server, tmp_path):
 WITHOUT_VERDICT = [b'{"text": "x", "refusal": "", "model": "m"}', b'{"text": "first", "refusal": "no", "model": "m"}']
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"text": "x"}', b"\xff", *WITHOUT_VERDICT])
+@pytest.mark.parametrize("content", [b"", b'{"text": "x"}', b"\xff", *WITHOUT_VERDICT])
 def test_a_spoilt_cache_file_is_asked_again(server, tmp_path, content):
     client_of(server, tmp_path).ask(question())
     (file,) = (tmp_path / "cache").rglob("*.json")
@@ -343,12 +309,11 @@ def test_the_key_is_taken_out_of_answers(server, tmp_path):
     assert KEY not in repr(Endpoint("m", "u", 1, 1.0, 1, KEY))
 
 
-@pytest.mark.parametrize("status", [400, 413, 422])
-def test_after_an_answer_a_refusal_concerns_the_text(server, tmp_path, status):
+def test_after_an_answer_a_refusal_concerns_the_text(server, tmp_path):
     client = client_of(server, tmp_path)
     client.ask(question())
-    server.plan.append((status, {"error": {"message": "rule 17"}}, {}))
-    with pytest.raises(TextRefused, match=f"answers {status}: rule 17"):
+    server.plan.append((413, {"error": {"message": "rule 17"}}, {}))
+    with pytest.raises(TextRefused, match="answers 413: rule 17"):
         client.ask(question("other"))
     assert len(server.bodies) == 2 and not client.stop.is_set()
     client.ask(question("third"))
@@ -372,20 +337,3 @@ def test_five_failures_in_a_row_end_the_run(server, tmp_path):
     with pytest.raises(UserError, match="no answer with --max_tries 2: .*5 questions in a row got no answer"):
         client.ask(question("POISON"))
     assert client.stop.is_set()
-
-
-def test_a_server_without_structured_output_that_rejects_the_first_text(server, tmp_path):
-    """It is asked about in every form; a harmless question finds the form that the server takes."""
-    client = client_of(server, tmp_path)
-    server.refuse_when(lambda body: "no" if "response_format" in body or "POISON" in str(body["messages"]) else None)
-    with pytest.raises(TextRefused):
-        client.ask(question("POISON"))
-    client.ask(question("fine"))
-    assert formats(server) == ["json_schema", "json_object", None] * 2 + [None]
-
-
-@pytest.mark.parametrize("kind", ["text/html", "text/event-stream"])
-def test_what_is_no_completion_is_named_by_its_content_type(server, tmp_path, kind):
-    server.plan.extend([(200, "log in", {"Content-Type": kind})] * 20)
-    with pytest.raises(Unanswered, match=rf"its answer \({kind}\) is not a chat completion: .*log in"):
-        client_of(server, tmp_path).ask(question())

@@ -110,21 +110,11 @@ def test_a_limit_on_the_cost_stops_and_goes_on_later(server, tmp_path):
     ("words", "message"),
     [
         (["--concurrency", "0"], "--concurrency .*from 1 to 1,000,000"),
-        (["--max_tries", "0"], "--max_tries .*from 1 to 1,000,000"),
-        (["--max_tokens", "0"], "--max_tokens 0 .*from 1 to 1,000,000"),
         (["--timeout", "0"], "--timeout 0.0 .*above 0"),
-        (["--max_cost", "-1"], "--max_cost -1.0 .*at least 0"),
         (["--price_in", "nan"], "--price_in nan .*a number"),
-        (["--base_url", "127.0.0.1:8000"], "--base_url 127.0.0.1:8000: an address such as"),
         (["--base_url", "http://me:secret@127.0.0.1/v1"], "--base_url holds a password"),
         (["--max_cost", "1"], "--max_cost needs the prices of the model: give --price_in and --price_out"),
-        (["--max_cost", "1", "--price_in", "1"], "--max_cost needs the prices"),
         (["--price_in", "1"], "--price_in and --price_out: give both"),
-        (["--base_url", "https://judge/v1?key=secret"], "--base_url holds a password"),
-        (
-            ["--base_url", "http://judge:port/v1", "--sk", "sk-long-enough"],
-            "--base_url http://judge:port/v1 is not an address: Invalid",
-        ),
         (["--sk", "sk-with a space"], "--sk holds characters"),
     ],
 )

@@ -212,7 +212,6 @@ WHOLE = json.dumps({"comparison": "same", "verdict": "tie"})
     ("end", "message", "told"),
     [
         ("length", {"content": WHOLE[:20]}, "broken or cut off; it was cut off after --max_tokens 77: give"),
-        ("length", {"reasoning_content": "let me see"}, "cut off after --max_tokens 77: give a larger number"),
         ("stop", {"reasoning_content": "a tie"}, "reasoning alone (reasoning_content): give a larger --max_tokens"),
         ("content_filter", {}, "the server's content filter stopped it"),
     ],
@@ -246,17 +245,6 @@ def test_pairs_without_a_verdict_are_warned_of(server, tmp_path, caplog):
     assert "1 of 4 pairs got no verdict: it is empty and gives no verdict; the server's content filter" in caplog.text
 
 
-def test_all_failures_in_turn_lose_nothing(server, tmp_path):
-    slow = (429, {"error": {"message": "slow down"}}, {"Retry-After": "0"})
-    server.plan.extend([slow, OOPS, *("timeout", "half a JSON", "broken off", "half an answer", "refusal", "ok")])
-    judged(server, tmp_path, "--timeout", 0.9, "--concurrency", 1)
-    server.plan.clear()
-    judged(server, tmp_path, "--cache", tmp_path / "other", output="plain.jsonl")
-    # the sixth and the seventh request are one question and its repair: invalid; all others as without failures
-    assert verdicts(tmp_path, "plain.jsonl") == BY_HAND
-    assert verdicts(tmp_path) == ["invalid", "B", "tie", "A"]
-
-
 def test_a_wrong_key_half_way_keeps_what_is_there(server, tmp_path):
     server.plan.extend([*["ok"] * 5, (401, {"error": {"message": "bad key"}}, {})])
     with pytest.raises(UserError, match=r"refuses the key \(401\).* 2 of 4 pairs are judged and kept"):
@@ -268,14 +256,13 @@ def test_a_wrong_key_half_way_keeps_what_is_there(server, tmp_path):
     assert set(server.answered.values()) == {1} and len(server.answered) == 8
 
 
-@pytest.mark.parametrize("words", [["--judge_model", "other"], ["--dataset", "hh-rlhf"]])
-def test_a_run_that_was_begun_with_other_flags_is_not_mixed(server, tmp_path, words):
+def test_a_run_that_was_begun_with_other_flags_is_not_mixed(server, tmp_path):
     """Each of its questions is another one."""
     server.plan.extend([*["ok"] * 3, FORBIDDEN])
     with pytest.raises(UserError, match="does not allow"):
         judged(server, tmp_path, "--concurrency", 1)
-    assert "8 requests (0 more from the cache)" in judged(server, tmp_path, *words)
-    assert {words[1]} == {row["rater" if words[1] == "other" else "dataset"] for row in judged_rows(tmp_path)}
+    assert "8 requests (0 more from the cache)" in judged(server, tmp_path, "--judge_model", "other")
+    assert {row["rater"] for row in judged_rows(tmp_path)} == {"other"}
 
 
 def test_no_more_at_once_than_asked_for(server, tmp_path):
@@ -293,9 +280,7 @@ def six_files(folder, bad):
     two_files(folder, ["good POISON" if i == bad else f"good {i}" for i in range(6)], ["bad"] * 6)
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
-@pytest.mark.parametrize("bad", [0, 3])
-@pytest.mark.parametrize("status", [400, 422])
+@pytest.mark.parametrize(("status", "bad", "concurrency"), [(400, 0, 1), (422, 3, 8)])
 def test_one_text_that_the_server_rejects_spoils_its_own_pair_only(server, tmp_path, status, bad, concurrency):
     server.fail_on("POISON", (status, STRANGE, {}))
     six_files(tmp_path, bad)
@@ -308,16 +293,7 @@ def test_one_text_that_the_server_rejects_spoils_its_own_pair_only(server, tmp_p
             assert body["response_format"]["type"] == "json_schema"  # the form stays
 
 
-def test_a_rejected_text_that_is_all_that_is_left(server, tmp_path):
-    server.fail_on("POISON", (400, STRANGE, {}))
-    two_files(tmp_path, ["good POISON"], ["bad"])
-    with pytest.raises(UserError, match="no pair of 1 got a verdict: the server refuses the text: .*400"):
-        judged(server, tmp_path)
-    assert verdicts(tmp_path) == ["invalid"]
-
-
-@pytest.mark.parametrize("concurrency", [1, 8])
-def test_a_server_that_rejects_everything_ends_the_run(server, tmp_path, concurrency):
+def test_a_server_that_rejects_everything_ends_the_run(server, tmp_path, concurrency=8):
     server.refuse_when(lambda body: "the model is pinned")
     six_files(tmp_path, 0)
     with pytest.raises(UserError, match="the model is pinned.* 0 of 6 pairs are judged and kept"):
@@ -326,9 +302,7 @@ def test_a_server_that_rejects_everything_ends_the_run(server, tmp_path, concurr
     assert len(server.bodies) <= 3 * most_questions
 
 
-@pytest.mark.parametrize(
-    ("way", "bad", "concurrency"), [("500", 0, 1), ("500", 0, 8), ("500", 3, 1), ("500", 3, 8), ("timeout", 3, 8)]
-)
+@pytest.mark.parametrize(("way", "bad", "concurrency"), [("500", 0, 1), ("timeout", 3, 8)])
 def test_one_pair_without_an_answer_is_left_and_asked_for_again(server, tmp_path, way, bad, concurrency):
     server.fail_on("POISON", OOPS if way == "500" else "timeout")
     six_files(tmp_path, bad)
@@ -346,8 +320,7 @@ def test_one_pair_without_an_answer_is_left_and_asked_for_again(server, tmp_path
     assert len(server.bodies) == 2 and all("POISON" in json.dumps(body) for body in server.bodies)
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
-def test_a_server_that_fails_always_ends_the_run_early(server, tmp_path, concurrency):
+def test_a_server_that_fails_always_ends_the_run_early(server, tmp_path, concurrency=8):
     server.fail_on("p", OOPS)
     six_files(tmp_path, 0)
     with pytest.raises(UserError, match="no answer with --max_tries 2: .*oops.* 0 of 6 pairs are judged"):
@@ -368,12 +341,3 @@ def test_an_overwriting_run_goes_on_after_its_end(server, tmp_path):
     assert len(server.bodies) == 3
     assert verdicts(tmp_path) == BY_HAND
     assert {row["rater"] for row in judged_rows(tmp_path)} == {"other"}
-
-
-@pytest.mark.parametrize(
-    ("name", "dataset"), [("tldr", "summarize"), ("HH", "hh-rlhf"), ("openai/webgpt_comparisons", "webgpt")]
-)
-def test_data_sets_have_more_than_one_name(server, tmp_path, name, dataset):
-    server.answer = lambda messages: '{"verdict": "tie"}'
-    judged(server, tmp_path, "--dataset", name)
-    assert {row["dataset"] for row in judged_rows(tmp_path)} == {dataset}

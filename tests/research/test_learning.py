@@ -29,11 +29,11 @@ import tables
 import tasks
 import variants
 from dschat.base.errors import UserError
-from dschat.evaluation.measure import Answer
 from learning import LIMITS
 from macro_actions.estimators import ESTIMATORS, EstimatorSettings
 from macro_actions.segments import segment
 from macro_actions.types import Rollout, Trajectory
+from measuring import Answer
 from trials import Group, Trial, read_groups, trials_of
 
 FOLDER = Path(run_trial.__file__).parent

@@ -18,8 +18,6 @@ from dialogues import train_refuel
 from dschat.data.examples import prompt_examples
 from dschat.data.sources import load_source
 from dschat.data.splits import split_part
-from dschat.evaluation.measure import Answer, best_of, measure
-from dschat.evaluation.runs import Learner, PolicyPoint, draw_learners, learner_table, write_page
 from dschat.evaluation.text import run_models
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.policy import PolicyModel
@@ -41,6 +39,8 @@ from dschat.quickstart.subcommands import ONE, as_arguments, run_steps
 from dschat.quickstart.synthetic import gold_score
 from dschat.rollouts.sampling import Sampling
 from dschat.scoring.reward_model import RewardModelScores
+from learner_page import Learner, PolicyPoint, draw_learners, learner_table, write_page
+from measuring import Answer, best_of, measure
 
 PROMPT_TOKENS = 128
 RESPONSE_TOKENS = 64

@@ -23,8 +23,7 @@ from dschat.base.atomic import write_file
 from dschat.base.jsonl import iterate_rows
 from dschat.base.statistics import MeanInterval, mean_interval
 from dschat.evaluation.run_data import HeldOut, RunData, read_run
-from dschat.evaluation.run_summary import levels_of, updates_to
-from dschat.evaluation.runs import build_report
+from dschat.evaluation.runs import build_report, trailing_means, updates_to
 from dschat.quickstart.options import QuickstartOptions
 from dschat.quickstart.real import gold, package_model
 from dschat.quickstart.real.instructions import held_out_instructions
@@ -279,7 +278,7 @@ def updates_text(runs: Sequence[RunData], baseline: Sequence[RunData]) -> str:
     """Median number of updates until the gold score on training instructions reaches the baseline's final one."""
     updates = []
     for run, reference in zip(runs, baseline, strict=True):
-        level = levels_of(reference, [GOLD])[GOLD]
+        level = float(trailing_means(reference, GOLD).iloc[-1])
         count = updates_to(run, GOLD, level)
         updates.append(math.nan if count is None else count)
     return median_updates(pd.Series(updates, dtype=float))

@@ -117,8 +117,8 @@ class ReportOptions:
     output: Path = flag("folder to write the report to")
     reward_margin: float = flag("rewards that differ by at most this count as a tie", 0.0, MARGIN)
     dataset: str = flag(
-        "data set of files that do not name one: summarize, hh-rlhf, webgpt or any other name; apps (programs) and"
-        " ultrainteract (verdicts by turn) also show published results",
+        "data set of files that do not name one: summarize, hh-rlhf, webgpt or any other name; apps (programs) also"
+        " shows published results",
         "",
     )
     best_of: Sequence[int] | None = flag(

@@ -55,15 +55,6 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Key:
-    """Entry of the legend of the figures."""
-
-    symbol: str
-    name: str
-    colour: str = "inherit"
-
-
-@dataclass(frozen=True)
 class MacroPanel:
     """A segmented text, shown next to others."""
 
@@ -87,9 +78,8 @@ class Section:
 
     title: str = ""
     intro: str = ""
-    keys: Sequence[Key] = ()
-    remark: str = ""  # how to read the figures
-    figures: Sequence[Figure] = ()
+    remark: str = ""  # how to read the figure
+    figure: Figure | None = None
     examples: Sequence[Example] = ()
     numbers: bool = True  # whether the tokens of the examples have values, rewards and advantages
     folded: Table | None = None  # shown on demand, below its caption

@@ -39,7 +39,7 @@ def report(options: ReportOptions) -> str:
     if kinds == {"sweep"}:
         tables = best_of_report(files, options.best_of, output)
     elif kinds == {"turns"}:
-        tables = resolve_name(TURN_REPORT)(files, output, options.dataset)
+        tables = resolve_name(TURN_REPORT)(files, output)
     else:
         dataset = compared_set(options.dataset, own=True) if options.dataset else ""
         tables = build_evaluation_report(files, output, options.reward_margin, dataset).text()

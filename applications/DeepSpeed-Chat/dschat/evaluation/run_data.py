@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,11 @@ import pandas as pd
 
 from dschat.base.errors import UserError
 from dschat.base.glossary import BEST, HEAD, names_under
-from dschat.base.jsonl import CutLine, json_lines, parse_json
+from dschat.base.jsonl import CutLine, iterate_rows, read_object
 from dschat.evaluation.macro_actions import macro_tokens
 
 METRICS = "metrics.jsonl"
+RUN = "RUN"  # how messages name an output folder
 logger = logging.getLogger(__name__)
 
 # Evaluation metrics that every run has. Another name under eval/ is the metric function's.
@@ -31,7 +31,6 @@ SAMPLE_COLUMNS = {"scores": "score", "eos_rate": "finished"}
 SAME_MEAN = 1e-3
 
 Numbers = npt.NDArray[np.float64]
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,7 @@ class HeldOut:
 
     def mean(self, name: str) -> float:
         """Mean over the held-out prompts; NaN if it was not logged."""
-        mean = self.row.get(f"eval/{name}", math.nan)
-        return math.nan if math.isnan(mean) else mean
+        return self.row.get(f"eval/{name}", math.nan)
 
     def values(self, name: str) -> list[float] | None:
         """Values behind a mean, (N,); None when the samples are not all of them or fewer than two."""
@@ -61,17 +59,6 @@ class HeldOut:
         difference = abs(sum(values) / len(values) - mean)
         # A NaN among the values is close to nothing.
         return values if difference <= SAME_MEAN * max(1.0, abs(mean)) else None
-
-    def matches(self, other: HeldOut) -> list[int] | None:
-        """Per sample the index of the other's sample of the same prompt; None when the prompts differ."""
-        prompts = list(self.samples["prompt"])
-        other_prompts = list(other.samples["prompt"])
-        if prompts == other_prompts:
-            return list(range(len(prompts)))
-        if len(set(prompts)) < len(prompts) or sorted(prompts) != sorted(other_prompts):
-            return None
-        index = {prompt: i for i, prompt in enumerate(other_prompts)}
-        return [index[prompt] for prompt in prompts]
 
 
 @dataclass(frozen=True)
@@ -150,15 +137,14 @@ def column_of(rows: pd.DataFrame, key: str) -> Numbers:
 
 def read_log(name: str, folder: Path) -> RunLog:
     """Read the output folder of a run of any step. Raises UserError if a file is missing or malformed."""
-    record = _read_object(folder / "run.json")
-    config = _read_object(folder / "train_config.json")
+    record = read_object(folder / "run.json")
     step = record.get("step")
     if step not in BEST:
         raise UserError(f"{folder / 'run.json'}: step is {step!r}: give the output folder of a training run.")
-    train_rows: list[dict[str, float]] = []
-    eval_rows: list[dict[str, float]] = []
-    for origin, line in _read_lines(folder / METRICS):
-        row = _metrics_row(line, origin)
+    config = read_object(folder / "train_config.json")
+    train_rows: list[dict[str, Any]] = []
+    eval_rows: list[dict[str, Any]] = []
+    for _, row in _complete_rows(folder / METRICS):
         is_evaluation = any(key.startswith("eval/") for key in row)
         (eval_rows if is_evaluation else train_rows).append(row)
     finished = record.get("finished") is True
@@ -181,83 +167,45 @@ def with_samples(log: RunLog) -> RunData:
     evaluations = []
     for model, index in (("SFT", 0), (log.name, -1)):
         row = log.evals.iloc[index].to_dict()
-        samples = _read_samples(log.folder, int(row["update"]), log.metric)
+        samples = _read_samples(log.folder, row["update"], log.metric)
         evaluations.append(HeldOut(model, row, samples))
     return RunData(**vars(log), first=evaluations[0], last=evaluations[1])
 
 
-def samples_file(folder: Path, update: int) -> Path:
+def samples_file(folder: Path, update: float) -> Path:
     """The file of an evaluation's responses."""
-    return folder / "samples" / f"update-{update:06d}.jsonl"
+    return folder / "samples" / f"update-{int(update):06d}.jsonl"
 
 
-def _by_update(rows: Sequence[Mapping[str, float]]) -> pd.DataFrame:
-    """Rows in the order of their updates; if an update has two rows, the later one counts."""
+def _by_update(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows in the order of their updates, null as NaN; if an update has two rows, the later one counts."""
     if not rows:
         return pd.DataFrame(columns=HEAD)
-    table = pd.DataFrame(rows).drop_duplicates("update", keep="last")
+    table = pd.DataFrame(rows).astype(np.float64).drop_duplicates("update", keep="last")
     return table.sort_values("update", ignore_index=True)
 
 
-def _metrics_row(row: Row, origin: str) -> dict[str, float]:
-    numbers = dict(row)
-    for key, value in row.items():
-        if value is None:
-            numbers[key] = math.nan
-    for key in HEAD:
-        if key not in numbers:
-            raise UserError(f"{origin}: no {key}; this is not a metrics file of a training run.")
-    for key, value in numbers.items():
-        if not isinstance(value, int | float):
-            raise UserError(f"{origin}: {key} is {value!r}, not a number.")
-    return numbers
-
-
-def _read_samples(folder: Path, update: int, metric: str | None) -> pd.DataFrame:
-    path = samples_file(folder, update)
+def _read_samples(folder: Path, update: float, metric: str | None) -> pd.DataFrame:
     columns = SAMPLE_COLUMNS | ({metric: metric} if metric else {})
     samples = []
-    for origin, row in _read_lines(path):
-        try:
-            sample: dict[str, Any] = {"prompt": str(row["prompt"])}
-            for name, column in columns.items():
-                value = math.nan if row[column] is None else float(row[column])
-                sample[name] = value if math.isfinite(value) else math.nan
-            sample["tokens"] = macro_tokens(row.get("tokens", []))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(f"{origin}: not a sample of step 3: {error!r} is wrong or missing.") from error
+    for origin, row in _complete_rows(samples_file(folder, update)):
+        if not row.keys() >= {"prompt", *columns.values()}:
+            raise UserError(f"{origin}: not a sample of step 3; its columns are {', '.join(row)}.")
+        sample: dict[str, Any] = {"prompt": row["prompt"], "tokens": macro_tokens(row.get("tokens", []))}
+        for name, column in columns.items():
+            sample[name] = math.nan if row[column] is None else float(row[column])
         samples.append(sample)
     return pd.DataFrame(samples)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    with _readable(path):
-        content = parse_json(path.read_bytes(), str(path))
-    if not isinstance(content, dict):
-        raise UserError(f"{path} does not hold a JSON object.")
-    return content
-
-
-def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Objects of a JSON Lines file, each with its origin "file:line"; a last line that is cut short is skipped."""
+def _complete_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Rows of a file, each with its origin "file:line"; a last line that is cut short is skipped."""
     rows = []
     try:
-        with _readable(path):
-            for origin, row in json_lines(path):
-                if not isinstance(row, dict):
-                    raise UserError(f"{origin} does not hold a JSON object.")
-                rows.append((origin, row))
+        for origin, row in iterate_rows(path, RUN):
+            rows.append((origin, row))
     except CutLine as error:
+        if not rows:
+            raise
         logger.warning("%s The line is skipped: the run may still be writing.", error)
-    if not rows:
-        raise UserError(f"{path} holds no complete row yet: wait for the run, or start it again.")
     return rows
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise UserError(f"{path} {reason}: give the output folder of a training run.") from error

@@ -1,26 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dschat report RUN RUN …`: runs of one step side by side; and pictures of learners."""
+"""`dschat report RUN RUN …`: runs of one step side by side: settings, evaluations, curves and sample responses.
+
+`labels` maps the scores that runs of step 3 are compared by to their names in the report, see `labels_of`.
+"""
 
 import json
-import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from dschat.base.atomic import write_file
-from dschat.base.display import markdown_table, text_table
 from dschat.base.errors import UserError
-from dschat.base.glossary import HEADLINES, RUNS
-from dschat.base.pictures import GREY, MARKERS
-from dschat.base.statistics import Estimate, mean_interval
+from dschat.base.glossary import HEAD, HEADLINES, RUNS
+from dschat.base.statistics import Estimate, paired_difference
 from dschat.evaluation.chart import Chart, Curve, Look, draw_charts, look_of
 from dschat.evaluation.page import (
     NAME,
@@ -28,7 +27,6 @@ from dschat.evaluation.page import (
     OUTPUT,
     Example,
     Figure,
-    Key,
     MacroPanel,
     Report,
     Section,
@@ -37,16 +35,13 @@ from dschat.evaluation.page import (
     write_report,
 )
 from dschat.evaluation.responses import model_names
-from dschat.evaluation.run_data import METRICS, Numbers, RunData, RunLog, column_of, read_log, with_samples
-from dschat.evaluation.run_summary import Labels, Runs, compare_runs, labels_of
-from dschat.settings.rewards import SOURCE_FLAGS
+from dschat.evaluation.run_data import METRICS, RunData, RunLog, column_of, read_log, with_samples
+from dschat.settings.rewards import SCORE_SOURCES, SIMULATED_USER
 
-logger = logging.getLogger(__name__)
+Runs = Sequence[RunData]  # not empty
+Labels = Mapping[str, str]  # of the metrics of which higher is better: the metric function if there is one, scores
 
-# Flags that choose what scores a run.
-SOURCES = (*SOURCE_FLAGS, "reward_weights", "program_reward", "program_block", "judge_model")
 SHOWN_PROMPTS = 4  # held-out prompts whose responses the page shows
-SYMBOLS = "●■▲◆▼✚"  # symbols of the page, for the markers of matplotlib
 SFT_LOOK: Look = {"color": "#444444", "linestyle": "--", "linewidth": 1.2}
 # Title, y axis with the unit, and keys of metrics.jsonl for training and held-out rows. Drawn where a run has them.
 CHARTS = (
@@ -59,7 +54,7 @@ CHARTS = (
 )
 READING = (
     "Faint line: each update, on training rows. Bold line: the same, smoothed over a tenth of the run. Markers: "
-    "evaluations on held-out rows."
+    "evaluations on held-out rows. Dashed line: before the first update."
 )
 EVALUATED = (*HEADLINES, "length", "eos_rate")  # metrics of the table of evaluations
 NO_EXAMPLE = "There is no held-out prompt whose responses were written token by token for every model."
@@ -69,8 +64,24 @@ EVALUATIONS_REMARK = (
     " evaluation is the one by which a checkpoint is the best."
 )
 OUTPUT_FLAGS = ("output_dir", "tensorboard_path")  # flags that always differ and change nothing
-SMOOTHED_PART = 0.1  # a smoothed line is the centred mean over this part of the run
-HEADERS = ("learner", "gold score", "reward-model score", "KL to SFT", "length", "seconds")
+WINDOW_PART = 0.1  # part of a run's updates that curves and final values are averaged over
+TRAINING_HEADERS = [
+    "run",
+    "updates",
+    "responses",
+    "seconds",
+    "macro length (tokens)",
+    "λ_eff per token",
+    "explained variance",
+]
+TRAINING_REMARK = (
+    "SFT is the model before the first update; the runs are compared at their last evaluation. Macro length"
+    " and λ_eff = λ^(1/macro length) are means over the run; explained variance is the mean of its last tenth."
+)
+SPEED_REMARK = (
+    "Updates until a run's score on training prompts, averaged over a trailing window of a tenth of the run, reaches"
+    " the level at which the first run ended. This is one seed; another seed may give another number."
+)
 
 
 def build_report(
@@ -81,41 +92,42 @@ def build_report(
     Runs of step 3 that were evaluated before and after training are also compared by their responses.
 
     Args:
-        runs: the name to show → output folder. Runs of step 3 start from the same SFT model.
+        runs: the name to show → output folder; at least one. Runs of step 3 start from the same SFT model.
         output_dir: folder of the files; made where it is missing.
         title: heading of the page.
         notes: remarks of the caller, one paragraph each.
 
     Raises:
-        UserError: there is no run, runs are of different steps, or a file of a run is missing or malformed; names it.
+        UserError: runs are of different steps, or a file of a run is missing or malformed; names it.
     """
-    if not runs:
-        raise UserError("A report needs the output folder of at least one run.")
     logs = [read_log(name, Path(folder)) for name, folder in runs.items()]
     step = _step_of(logs)
     lacks = [f"{log.name}: {log.lack}." for log in logs if log.lack] if step == "ppo" else []
-    data: list[RunData] = []
+    tables = [*_difference_table(logs), evaluation_table(logs)]
+    findings: list[str] = []
+    remarks: list[str] = []
     labels: Labels = {}
-    report = Report(title, notes=notes)
+    sample_sections: list[Section] = []
     if step == "ppo" and not lacks:
         data = list(map(with_samples, logs))
-        labels = labels_of_runs(data)
-        report = compare_runs(data, labels, title, notes)
-
-    remarks = [*report.remarks, EVALUATIONS_REMARK]
+        labels = labels_of(data)
+        for table, remark in ((speed_table(data, labels), SPEED_REMARK), (_training_table(data), TRAINING_REMARK)):
+            if table is not None:
+                tables.append(table)
+                remarks.append(remark)
+        findings = compare_runs(data, labels)
+        sample_sections.append(_examples(data, labels))
+    remarks.append(EVALUATIONS_REMARK)
     if lacks:
         remarks.append(f"Responses are not compared. {' '.join(lacks)}")
     for log in logs:
         if not log.finished:
             remarks.append(f"{log.name} has not finished: update {log.largest('update'):.0f} is its last so far.")
-    tables = [*_difference_table(logs), evaluation_table(logs), *report.tables]
-    report = replace(report, tables=tables, remarks=remarks)
-    write_report(output_dir, NAME, _numbers(logs), report, flag=OUTPUT)
 
-    sections = [_curves(logs, labels), _settings(logs)]
-    if data:
-        sections.insert(1, _examples(data, labels))
-    report = replace(report, sections=sections)
+    # The numbers are in their files before anything is drawn.
+    report = Report(title, tables, findings, remarks, notes)
+    write_report(output_dir, NAME, _numbers(logs), report, flag=OUTPUT)
+    report = replace(report, sections=[_curves(logs, labels), *sample_sections, _settings(logs)])
     write_file(output_dir / f"{NAME}.html", report.html())
     return report
 
@@ -147,22 +159,35 @@ def _step_of(logs: Sequence[RunLog]) -> str:
     return first.step
 
 
-def labels_of_runs(data: Runs) -> dict[str, str]:
-    """Labels of the scores that runs of step 3 are compared by; warns where they are scored by different things."""
-    first, *others = data
-    same_sources = True
-    same_metric = True
-    for other in others:
-        if other.metric != first.metric:
-            same_metric = False
-        for flag in SOURCES:
-            if other.config.get(flag) != first.config.get(flag):
-                same_sources = False
-    if not same_sources:
-        logger.warning("The runs differ in what scores them: their scores may be numbers of different things.")
-    if not same_metric:
-        logger.warning("The runs differ in --metric_function: the report leaves it out and compares their scores.")
-    return labels_of(data, first.metric if same_metric else None)
+def labels_of(runs: Runs) -> dict[str, str]:
+    """Labels of the scores that runs are compared by: of the metric function if it is the same in all, and of scores.
+
+    The label of `scores` names their source; it is "score" where runs differ in it or add up several.
+    """
+    labels: dict[str, str] = {}
+    metric = runs[0].metric
+    if metric is not None and all(run.metric == metric for run in runs):
+        labels[metric] = metric.replace("_", " ").replace("scores", "score").strip()
+    score_labels = set(map(_score_label, runs))
+    labels["scores"] = score_labels.pop() if len(score_labels) == 1 else "score"
+    return labels
+
+
+def _score_label(run: RunData) -> str:
+    """The source of a run's scores; the reward model if no flag names another."""
+    if run.config.get("advantage_estimator") == "distillation":
+        return "log-ratio of the teacher (nats)"
+    labels: list[str] = []
+    for source in SCORE_SOURCES:
+        value = run.config.get(source.flag)
+        if value and value != SIMULATED_USER:
+            labels += [source.label] * (len(value) if isinstance(value, list) else 1)
+    if len(labels) > 1:
+        return "score"
+    return labels[0] if labels else "reward-model score"
+
+
+# -- tables
 
 
 def _difference_table(logs: Sequence[RunLog]) -> list[Table]:
@@ -172,9 +197,31 @@ def _difference_table(logs: Sequence[RunLog]) -> list[Table]:
     return [Table(["flags that differ", *(log.name for log in logs)], rows, "settings")] if rows else []
 
 
+def flag_rows(runs: Sequence[RunLog]) -> tuple[list[list[str]], list[list[str]]]:
+    """Flags with their value in each run: those that differ, and those that are equal."""
+    flags: set[str] = set()
+    for run in runs:
+        flags.update(run.config)
+    different: list[list[str]] = []
+    equal: list[list[str]] = []
+    for flag in sorted(flags):
+        values = [_flag_text(run, flag) for run in runs]
+        rows = different if len(set(values)) > 1 else equal
+        rows.append([f"--{flag}", *values])
+    return different, equal
+
+
+def _flag_text(run: RunLog, flag: str) -> str:
+    if flag not in run.config:
+        return NONE
+    return json.dumps(run.config[flag], ensure_ascii=False)
+
+
 def evaluation_table(logs: Sequence[RunLog]) -> Table:
     """The first, the best and the last evaluation of each run, each number with its standard error."""
-    names = _evaluated_names(logs)
+    metrics = [log.metric for log in logs if log.metric is not None]
+    logged = [name for name in EVALUATED if any(f"eval/{name}" in log.evals for log in logs)]
+    names = list(dict.fromkeys([*metrics, *logged]))
     rows: list[list[object]] = []
     for log in logs:
         evaluations = _evaluations(log)
@@ -185,29 +232,68 @@ def evaluation_table(logs: Sequence[RunLog]) -> Table:
     return Table(["run", "evaluation", "update", *names], rows, "evaluations")
 
 
-def _evaluated_names(logs: Sequence[RunLog]) -> list[str]:
-    """Names of the metrics EVALUATED that any run was evaluated by, the metric function's first."""
-    names = [log.metric for log in logs if log.metric is not None]
-    names += [name for name in EVALUATED if any(f"eval/{name}" in log.evals for log in logs)]
-    return list(dict.fromkeys(names))
-
-
 def _evaluations(log: RunLog) -> dict[str, dict[str, float]]:
     """The rows of a run's first, best and last evaluation; one that is two of them counts as the last of these."""
-    indices = {"first": 0, "best": log.best, "last": len(log.evals) - 1}
+    last = len(log.evals) - 1
+    if last < 0:
+        return {}
+    indices = {"first": 0, "best": log.best, "last": last}
+    if log.best == last:
+        indices = {"first": 0, "last, best": last}
     rows: dict[str, dict[str, float]] = {}
     for label, index in indices.items():
-        is_later = label != "last" and index == indices["last"]
-        if index is not None and index >= 0 and len(log.evals) and not is_later:
+        if index is not None and (index < last or label.startswith("last")):
             rows[label] = log.evals.iloc[index].to_dict()
-    if "last" in rows and log.best == indices["last"]:
-        rows["last, best"] = rows.pop("last")
     return rows
 
 
 def _estimate(row: Mapping[str, float], name: str) -> Estimate:
     error = row.get(f"eval/{name}_stderr", math.nan)
     return Estimate(row.get(f"eval/{name}", math.nan), error if math.isfinite(error) else None)
+
+
+def trailing_means(run: RunData, name: str) -> "pd.Series[float]":
+    """Rollout metric on training prompts, by update: averaged over a trailing window of a tenth of the run."""
+    numbers = pd.Series(column_of(run.train, f"objective/{name}"), index=run.train["update"]).dropna()
+    window = max(1, round(len(numbers) * WINDOW_PART))
+    return numbers.rolling(window, min_periods=1).mean()
+
+
+def updates_to(run: RunData, name: str, level: float) -> int | None:
+    """Updates until the trailing mean of a metric reaches a level, up to rounding; None if it never does."""
+    means = trailing_means(run, name)
+    reached = means.index[means >= level - 1e-9 * means.abs().max()]
+    return int(reached[0]) if len(reached) else None
+
+
+def speed_table(runs: Runs, labels: Labels) -> Table | None:
+    """Table that compares every run with the first one; None for a single run."""
+    baseline, *others = runs
+    headers = [f"updates to the final score of {baseline.name}"]
+    rows: list[list[object]] = [[run.name] for run in others]
+    for name, label in labels.items():
+        means = trailing_means(baseline, name)
+        if means.empty:
+            continue
+        headers += [label, "speed-up"]
+        level = float(means.iloc[-1])
+        updates_of_baseline = updates_to(baseline, name, level)
+        assert updates_of_baseline is not None  # the baseline ends at this level
+        for run, row in zip(others, rows, strict=True):
+            updates = updates_to(run, name, level)
+            row += ["not reached", None] if updates is None else [updates, f"{updates_of_baseline / updates:.2f}"]
+    return Table(headers, rows, "speed") if rows and len(headers) > 1 else None
+
+
+def _training_table(runs: Runs) -> Table:
+    rows: list[list[object]] = []
+    for run in runs:
+        counts = [f"{run.largest(key):.0f}" for key in HEAD]
+        macro_length = Estimate(run.train_mean("macro/length")).text(2)
+        lam = Estimate(run.train_mean("macro/lambda_eff")).text(3)
+        explained_variance = Estimate(run.train_mean("val/explained_variance", last=0.1)).text(2)
+        rows.append([run.name, *counts, macro_length, lam, explained_variance])
+    return Table(TRAINING_HEADERS, rows, "training")
 
 
 def _numbers(logs: Sequence[RunLog]) -> dict[str, Any]:
@@ -226,21 +312,98 @@ def _numbers(logs: Sequence[RunLog]) -> dict[str, Any]:
     return {"step": logs[0].step, "runs": runs}
 
 
+# -- sentences
+
+
+def compare_runs(runs: Runs, labels: Labels) -> list[str]:
+    """Sentences about the first of the scores: each run against the SFT model, and the best one against the others."""
+    name, label = next(iter(labels.items()))
+    sentences = []
+    for run in runs:
+        start = run.first.mean(name)
+        end = run.last.mean(name)
+        sentences.append(f"{run.name}: {label} from {start:.3f} (SFT) to {end:.3f}.")
+
+    finite = [run for run in runs if math.isfinite(run.last.mean(name))]
+    best, *others = sorted(finite, key=lambda run: -run.last.mean(name)) or [runs[0]]
+    for other in others:
+        sentences.append(_comparison(best, other, name, label))
+    return sentences
+
+
+def _comparison(best: RunData, other: RunData, name: str, label: str) -> str:
+    """How much higher one run ended; with the standard error of the differences if they answered the same prompts."""
+    highest = best.last.mean(name)
+    mean = other.last.mean(name)
+    if highest == mean:
+        return f"{best.name} and {other.name} ended with the same {label}, {highest:.3f}."
+    values = best.last.values(name)
+    other_values = other.last.values(name)
+    difference = f"{highest - mean:.3f} (no standard error: the samples are not of the same prompts, or not of all)"
+    if values and other_values and best.last.samples["prompt"].equals(other.last.samples["prompt"]):
+        paired = paired_difference(values, other_values)
+        difference = f"{paired.text()} (± one standard error, {len(values)} held-out prompts, paired)"
+    return (
+        f"{best.name} ended higher than {other.name} in {label}: {highest:.3f} against {mean:.3f}, a difference of"
+        f" {difference}."
+    )
+
+
+# -- parts of the page
+
+
 def _curves(runs: Sequence[RunLog], labels: Labels) -> Section:
-    symbols = dict(zip(MARKERS, SYMBOLS, strict=True))
-    keys = []
+    title = "Learning curves"
+    charts = run_charts(runs, labels)
+    if not charts:
+        return Section(title, "No run has logged a metric that is drawn.")
+    looks = [look_of(number, run.name) for number, run in enumerate(runs)]
+    height = 3.5 * math.ceil((len(charts) + 1) / 2)
+    picture = drawn(partial(draw_charts, charts, (10, height), columns=2, legend=looks), title)
+    figure = Figure(f"{title} over optimiser updates, all runs", picture) if picture else None
+    return Section(title, remark=READING, figure=figure)
+
+
+def run_charts(runs: Sequence[RunLog], labels: Labels) -> list[Chart]:
+    """Charts in reading order of what any run has logged; the metric function's first, if `labels` name it."""
+    rows = []
+    for name, label in labels.items():
+        if name != "scores":
+            rows.append((label.capitalize(), label, f"objective/{name}", f"eval/{name}"))
+    for title, axis, train_key, eval_key in CHARTS:
+        if train_key == "objective/scores":
+            title = labels.get("scores", title).capitalize()
+        rows.append((title, axis, train_key.replace("<step>", runs[0].step), eval_key))
+    charts = []
+    for title, axis, train_key, eval_key in rows:
+        if any(train_key in run.train or eval_key in run.evals for run in runs):
+            charts.append(_chart(runs, title, axis, train_key, eval_key))
+    return charts
+
+
+def _chart(runs: Sequence[RunLog], title: str, axis: str, train_key: str, eval_key: str) -> Chart:
+    lines = []
+    starts = set()
     for number, run in enumerate(runs):
         look = look_of(number, run.name)
-        symbol = symbols[look["marker"]]
-        keys.append(Key(f"━{symbol}━", run.name, look["color"]))
-    keys.append(Key("╌╌", "before the first update"))
-    figures = []
-    for chart in run_charts(runs, labels):
-        title = f"{chart.title} over optimiser updates, all runs"
-        picture = drawn(partial(draw_charts, [chart], (5, 3.5), dpi=200), title)
-        if picture:
-            figures.append(Figure(title, picture))
-    return Section("Learning curves", keys=keys, remark=READING, figures=figures)
+        colour = look["color"]
+        updates = run.train["update"].tolist()
+        numbers = pd.Series(column_of(run.train, train_key))
+        lines.append(Curve(updates, numbers.tolist(), {"color": colour, "alpha": 0.22, "linewidth": 0.8}))
+        lines.append(Curve(updates, smooth(numbers).tolist(), {"color": colour, "linewidth": 2}))
+        marks = {"color": colour, "linestyle": "none", "marker": look["marker"], "markersize": 7}
+        marks |= {"markeredgecolor": "white", "zorder": 3}
+        evaluated = column_of(run.evals, eval_key)
+        lines.append(Curve(run.evals["update"].tolist(), evaluated.tolist(), marks))
+        starts.update(evaluated[run.evals["update"] == 0].tolist())
+    levels = [(level, SFT_LOOK) for level in sorted(filter(math.isfinite, starts))]
+    return Chart(title, "optimiser updates", axis, lines, levels, scale="whole")
+
+
+def smooth(numbers: "pd.Series[float]") -> "pd.Series[float]":
+    """Centred moving mean over a tenth of the values, which is shorter at both ends; NaN values are left out."""
+    half = max(1, round(len(numbers) * WINDOW_PART / 2))
+    return numbers.rolling(2 * half + 1, center=True, min_periods=1).mean()
 
 
 def _examples(runs: Runs, labels: Labels) -> Section:
@@ -251,8 +414,9 @@ def _examples(runs: Runs, labels: Labels) -> Section:
         for prompt, sample in last_by_prompt.items():
             samples_by_prompt[prompt].append(sample)
 
+    # The SFT model's responses have the macro actions of the run whose macro actions are longest.
+    longest = max(runs, key=lambda run: np.nan_to_num(run.train_mean("macro/length")))
     examples: list[Example] = []
-    longest = max(runs, key=_macro_length)
     for start in _with_tokens(longest.first.samples):
         prompt = start["prompt"]
         samples = samples_by_prompt[prompt]
@@ -263,12 +427,6 @@ def _examples(runs: Runs, labels: Labels) -> Section:
             examples.append(Example(f"Prompt {len(examples) + 1}", prompt, panels))
     intro = f"The first {len(examples)} held-out prompts, with the responses of each model as they were sampled."
     return Section("Sample responses", intro if examples else NO_EXAMPLE, examples=examples)
-
-
-def _macro_length(run: RunData) -> tuple[float, str]:
-    """Key of the run whose macro actions are shown on the SFT model's responses: the longest, then the last name."""
-    # The length of a run without training rows is NaN, for which max() returns 0.
-    return max(0.0, run.train_mean("macro/length")), run.name
 
 
 def _with_tokens(samples: pd.DataFrame) -> list[dict[str, Any]]:
@@ -293,148 +451,3 @@ def _settings(runs: Sequence[RunLog]) -> Section:
     different, equal = flag_rows(runs)
     headers = ["flag", *(run.name for run in runs)]
     return Section("Settings", folded=Table(headers, different + equal, "settings", caption=FLAGS))
-
-
-def flag_rows(runs: Sequence[RunLog]) -> tuple[list[list[str]], list[list[str]]]:
-    """Flags with their value in each run: those that differ, and those that are equal."""
-    flags: set[str] = set()
-    for run in runs:
-        flags.update(run.config)
-    different: list[list[str]] = []
-    equal: list[list[str]] = []
-    for flag in sorted(flags):
-        values = [_flag_text(run, flag) for run in runs]
-        rows = different if len(set(values)) > 1 else equal
-        rows.append([f"--{flag}", *values])
-    return different, equal
-
-
-def _flag_text(run: RunLog, flag: str) -> str:
-    if flag not in run.config:
-        return NONE
-    return json.dumps(run.config[flag], ensure_ascii=False)
-
-
-def run_charts(runs: Sequence[RunLog], labels: Labels) -> list[Chart]:
-    """Charts in reading order of what any run has logged; the metric function's first, if `labels` name it."""
-    charts = []
-    for title, axis, train_key, eval_key in CHARTS:
-        is_score = train_key == "objective/scores" and "scores" in labels
-        train_key = train_key.replace("<step>", runs[0].step)
-        charts.append((labels["scores"].capitalize() if is_score else title, axis, train_key, eval_key))
-    for name, label in labels.items():
-        if name != "scores":
-            charts.insert(0, (label.capitalize(), label, f"objective/{name}", f"eval/{name}"))
-    drawable = []
-    for title, axis, train_key, eval_key in charts:
-        if any(train_key in run.train or eval_key in run.evals for run in runs):
-            drawable.append(_chart(runs, title, axis, train_key, eval_key))
-    return drawable
-
-
-def _chart(runs: Sequence[RunLog], title: str, axis: str, train_key: str, eval_key: str) -> Chart:
-    lines = []
-    starts = set()
-    for number, run in enumerate(runs):
-        look = look_of(number, run.name)
-        colour = look["color"]
-        updates = run.train["update"].tolist()
-        numbers = column_of(run.train, train_key)
-        lines.append(Curve(updates, numbers.tolist(), {"color": colour, "alpha": 0.22, "linewidth": 0.8}))
-        lines.append(Curve(updates, smooth(numbers).tolist(), {"color": colour, "linewidth": 2}))
-        if eval_key:
-            marks = {"color": colour, "linestyle": "none", "marker": look["marker"], "markersize": 7}
-            marks |= {"markeredgecolor": "white", "zorder": 3}
-            lines.append(Curve(run.evals["update"].tolist(), column_of(run.evals, eval_key).tolist(), marks))
-            starts.update(column_of(run.evals[run.evals["update"] == 0], eval_key).tolist())
-    levels = [(level, SFT_LOOK) for level in sorted(filter(math.isfinite, starts))]
-    return Chart(title, "optimiser updates", axis, lines, levels, scale="whole")
-
-
-def smooth(values: Sequence[float] | Numbers) -> Numbers:
-    """(N,): centred moving mean over SMOOTHED_PART of the values (N,), cut off at both ends.
-
-    NaN values are left out; NaN if the window holds no number.
-    """
-    numbers = np.asarray(values, dtype=np.float64)
-    half = max(1, round(len(numbers) * SMOOTHED_PART / 2))
-    means = np.full(len(numbers), math.nan)
-    for index in range(len(numbers)):
-        start = max(0, index - half)
-        window = numbers[start : index + half + 1]
-        finite = window[np.isfinite(window)]
-        if finite.size:
-            means[index] = finite.mean()
-    return means
-
-
-@dataclass(frozen=True)
-class PolicyPoint:
-    """Measurements of a policy on the held-out prompts; one number per prompt in each list."""
-
-    gold: list[float]
-    score: list[float]
-    kl: list[float]
-    tokens: list[float]
-
-
-@dataclass(frozen=True)
-class Learner:
-    """A learning method and its results."""
-
-    name: str
-    points: list[PolicyPoint]  # points of its policies in the order of training; the last one is the result
-    seconds: float | None = None  # seconds of training; None if there was none
-    bound: bool = False  # the KL is an upper bound, not measured
-
-
-def learner_table(learners: Sequence[Learner], as_page: bool = False) -> str:
-    """Results of each learner: a table for a terminal, or as Markdown for a page."""
-    rows = []
-    for learner in learners:
-        end = learner.points[-1]
-        if learner.bound:
-            kl = f"≤ {end.kl[0]:.1f}"
-        else:
-            kl = mean_interval(end.kl).text(1) if any(end.kl) else "0"
-        gold = mean_interval(end.gold).text()
-        score = mean_interval(end.score).text(2)
-        length = mean_interval(end.tokens).text(1)
-        seconds = NONE if learner.seconds is None else f"{learner.seconds:.0f}"
-        rows.append([learner.name, gold, score, kl, length, seconds])
-    return (markdown_table if as_page else text_table)(HEADERS, rows)
-
-
-def draw_learners(learners: Sequence[Learner], file: Path) -> None:
-    """Draw gold score against KL, each learner a line through its points with 95 % intervals of the gold score."""
-    start = mean_interval(learners[0].points[0].gold)
-    lines = []
-    for number, learner in enumerate(learners[1:]):
-        kl = [0.0]
-        gold = [start]
-        for point in learner.points:
-            kl.append(fmean(point.kl))
-            gold.append(mean_interval(point.gold))
-        label = f"{learner.name} (its KL: an upper bound)" if learner.bound else learner.name
-        lines.append(Curve(kl, gold, look_of(number, label)))
-    level: Look = {"color": GREY, "linestyle": "--", "linewidth": 1, "label": learners[0].name}
-    chart = Chart(
-        "What the gold score costs in KL",
-        "KL to SFT (nats per response)",
-        "gold score (mean, 95 %)",
-        lines,
-        levels=[(start.value, level)],
-        legend="below",
-    )
-    picture = draw_charts([chart], (8, 6), dpi=150)
-    write_file(file, picture)
-
-
-def write_page(folder: Path, title: str, parts: Mapping[str, str]) -> Path:
-    """Write README.md of a folder: a title, and a heading with its text for each part."""
-    content = f"# {title}\n"
-    for heading, text in parts.items():
-        content += f"\n## {heading}\n\n{text.rstrip()}\n"
-    page = folder / "README.md"
-    write_file(page, content)
-    return page

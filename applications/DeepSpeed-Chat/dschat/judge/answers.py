@@ -2,67 +2,56 @@
 """Reading a judge's answer, which is JSON or holds JSON inside other text, and asking for a readable one.
 
 Where several objects hold an answer, they must agree: none of them counts more than another, and an answer that
-contradicts itself is asked for again.
+contradicts itself is asked for again. So is JSON that is broken: nothing is guessed from it.
 """
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from dschat.base.jsonl import RepeatedKey, without_repeats
 from dschat.judge.questions import JudgeQuestion
 from dschat.turns.reply_cache import Reply
 
-# An object that begins with a key, which may be cut off at the end of the text. In prose, "{}", "{ 1" and '{"A", "B"}'
-# are none. Keys in other quotes, or in none, are those of an object that is not JSON.
-OBJECT_START = re.compile(
-    r"""\{\s*(?:(?P<json>"(?:[^"\\]|\\.)*+("\s*[:：]|"?\s*\Z))|['‘“][^'’”{}]*['’”]\s*[:：]|[A-Za-z_]\w*\s*:)""",
-    re.DOTALL,
-)
-BRACE = re.compile(r"[{}]")
-NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
-# A key in quotes that no backslash escapes, and its value: text in quotes, or a number or word before the next key.
-QUOTED_KEY = r"""(?<!\\)["'‘“]{name}["'’”]"""
-BARE_KEY = r"""(?<![\w"'\\-]){name}"""
-VALUE = r"""\s*[:：]\s*(?:"((?:[^"\\]|\\.)*)"|['‘“]([^'’”‘“]*)['’”]|([\w.+/-]+)(?=\s*(?:[,\n]|//|\#)))"""
-CODE_BLOCK = re.compile(r"\s*```\w*\n(.*)```\s*", re.DOTALL)
+# The beginning of an object with a key, also where the text ends within the key. In prose, "{}", "{ 1" and
+# '{"A", "B"}' are none.
+OBJECT_START = re.compile(r"""\{\s*"(?:[^"\\]|\\.)*+("\s*:|"?\s*\Z)""", re.DOTALL)
 THOUGHT = r"think|thinking|thought|thoughts|reasoning"
 THOUGHT_START = re.compile(rf"<(?:{THOUGHT})>|\[THINK\]")
 THOUGHT_END = re.compile(rf"</(?:{THOUGHT})>|\[/THINK\]|<\|channel\|>final<\|message\|>")
 MAX_QUOTED = 2000  # characters of an unreadable answer that go into the repair request
 
+Ask = Callable[[JudgeQuestion], Reply]  # asks the judge
+T = TypeVar("T")
+
 
 class UnreadableAnswer(ValueError):
-    """An answer that holds no verdict or scores, or holds them twice. The message tells the judge what is wrong."""
+    """An answer that holds no verdict or scores, or holds them twice. The message tells the judge what is wrong.
+
+    Attributes:
+        replies: the answers to a question and to its repetition, where both were asked.
+    """
+
+    replies: tuple[Reply, ...] = ()
 
 
 def without_thoughts(text: str) -> str:
     """Answer of a reasoning model: the text after its last block of thoughts, empty if the block is not closed.
 
-    Text that is one JSON object, in a code block or not, is returned unchanged: its strings may hold these marks.
+    Text that begins with an object, in a code block or not, is returned unchanged: its strings may hold these marks.
     """
-    block = CODE_BLOCK.fullmatch(text)
-    try:
-        if isinstance(json.loads(block[1] if block else text, strict=False), dict):
-            return text
-    except (ValueError, RecursionError):
-        pass
+    if text.lstrip().startswith(("{", "```")):
+        return text
     ends = [end.end() for end in THOUGHT_END.finditer(text)]
     return THOUGHT_START.split(text[max(ends, default=0) :])[0]
 
 
-def json_objects(text: str, keys: Collection[str]) -> Iterator[dict[str, object]]:
-    """The outermost objects in a text that begin with a key, in their order.
-
-    Line breaks and tabs inside strings are taken as they are. Of an object that is not JSON for another reason, such
-    as `\\(`, a last comma or single quotes, only the wanted keys are read, see `values_of`.
-
-    Args:
-        text: an answer without thoughts.
-        keys: the wanted keys.
+def json_objects(text: str) -> Iterator[dict[str, object]]:
+    """The outermost objects in an answer without thoughts; line breaks and tabs inside strings are taken as they are.
 
     Raises:
-        UnreadableAnswer: an object is cut off, is broken and has none of these keys, or has a key twice.
+        UnreadableAnswer: an object is broken or cut off, or has a key twice.
     """
     decoder = json.JSONDecoder(strict=False, object_pairs_hook=without_repeats)
     position = 0
@@ -72,52 +61,39 @@ def json_objects(text: str, keys: Collection[str]) -> Iterator[dict[str, object]
         except RepeatedKey as error:
             raise UnreadableAnswer(str(error)) from error
         except (ValueError, RecursionError):
-            content, position = _content_of(text, start.start())
-            value = values_of(content, keys)
-            if not value and start["json"]:
-                raise UnreadableAnswer("its JSON is broken") from None
-        if value:
-            yield value
+            raise UnreadableAnswer("its JSON is broken or cut off") from None
+        yield value
 
 
-def _content_of(text: str, start: int) -> tuple[str, int]:
-    """What is between the braces of an object, without objects inside it; and where the object ends.
+def ask_until_read(
+    question: JudgeQuestion, ask: Ask, read: Callable[[Reply], T], expected: str, pattern: str
+) -> tuple[T, list[Reply]]:
+    """Ask a question, and once more if the answer cannot be read.
 
-    Raises:
-        UnreadableAnswer: the object is not closed.
-    """
-    parts: list[str] = []
-    depth = 0
-    last = start
-    for brace in BRACE.finditer(text, start):
-        if depth == 1:
-            parts.append(text[last : brace.start()])
-        depth += 1 if brace[0] == "{" else -1
-        last = brace.end()
-        if depth == 0:
-            return "".join(parts) + "\n", last
-    raise UnreadableAnswer("its JSON is broken or cut off")
+    Args:
+        question: the question.
+        ask: asks the judge.
+        read: reads an answer; raises UnreadableAnswer if it cannot.
+        expected: what the answer should be, such as "a verdict".
+        pattern: the JSON object that is expected, as the judge reads it.
 
-
-def values_of(content: str, keys: Collection[str]) -> dict[str, object]:
-    """The values of some keys in the text of an object that is not JSON: text, or a number that is in no quotes.
+    Returns:
+        What was read, and the answers: two if the first was asked for again.
 
     Raises:
-        UnreadableAnswer: a key has two values.
+        UnreadableAnswer: neither answer can be read; the message may add why the last one is incomplete.
     """
-    for form in (QUOTED_KEY, BARE_KEY):
-        values: dict[str, object] = {}
-        for key in keys:
-            name = re.escape(key).replace("_", "[_ ]")
-            matches = set(re.findall(form.format(name=name) + VALUE, content, re.IGNORECASE))
-            if len(matches) > 1:
-                raise UnreadableAnswer(f"it gives {key} twice")
-            for double_quoted, quoted, bare in matches:
-                is_number = NUMBER.fullmatch(bare) is not None
-                values[key] = float(bare) if is_number else double_quoted or quoted or bare
-        if values:
-            return values
-    return {}
+    first = ask(question)
+    try:
+        return read(first), [first]
+    except UnreadableAnswer as problem:
+        second = ask(repair(question, first, problem, expected, pattern))
+    try:
+        return read(second), [first, second]
+    except UnreadableAnswer as problem:
+        failure = UnreadableAnswer(f"{problem}; {second.flaw}" if second.flaw else str(problem))
+        failure.replies = (first, second)
+        raise failure from problem
 
 
 def repair(

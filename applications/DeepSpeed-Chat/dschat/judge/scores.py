@@ -20,7 +20,7 @@ import torch
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash
 from dschat.data.messages import dialogue_text, quoted_dialogue
-from dschat.judge.answers import UnreadableAnswer, repair
+from dschat.judge.answers import UnreadableAnswer, ask_until_read
 from dschat.judge.client import AskingRound, JudgeClient
 from dschat.judge.costs import LimitReached
 from dschat.judge.grading import (
@@ -162,24 +162,17 @@ class JudgeScores:
         keys = answer_keys(rubric, len(texts.responses))
         lowest, highest = (1, len(keys)) if rubric.ranks else (0, MOST_POINTS)
         read = partial(read_answer, keys=keys, lowest=lowest, highest=highest)
-        is_usable = partial(can_be_read, read=read)
-        reply: Reply | None = None
+        ask = partial(self._client.ask, is_usable=partial(can_be_read, read=read), asking=asking)
+        wanted = "a ranking" if rubric.ranks else "points"
         try:
-            reply = self._client.ask(question, is_usable, asking)
-            try:
-                return read(reply)
-            except UnreadableAnswer as problem:
-                wanted = "a ranking" if rubric.ranks else "points"
-                repetition = repair(question, reply, problem, wanted, answer_form(rubric, keys))
-                reply = self._client.ask(repetition, is_usable, asking)
-                answer = read(reply)
-                self._client.keep(question, reply)
-                return answer
+            answer, replies = ask_until_read(question, ask, read, wanted, answer_form(rubric, keys))
+            if len(replies) > 1:
+                self._client.keep(question, replies[-1])
         except UnreadableAnswer as problem:
-            flaw = f"; {reply.flaw}" if reply is not None and reply.flaw else ""
-            return UnreadableAnswer(f"an answer of the judge cannot be read, nor its repetition: {problem}{flaw}")
+            return UnreadableAnswer(f"an answer of the judge cannot be read, nor its repetition: {problem}")
         except (UserError, Unanswered, TextRefused, JudgingStopped) as failure:
             return failure
+        return answer
 
     def _graded(self, groups: Sequence[JudgedGroup], answers: Mapping[JudgedTexts, Answer], count: int) -> Scores:
         """Scores of `count` responses, with the points on each criterion from 0 to 1; NaN without an answer."""

@@ -2,7 +2,7 @@
 """Dialogues of two policies, compared after each turn: pairs of the dialogues so far, and win rates by turn."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -19,15 +19,6 @@ from dschat.evaluation.responses import Pair, Response, comparison_of, numbers_o
 logger = logging.getLogger(__name__)
 
 REMEDY = "both files must hold the same dialogues, begun by the same messages; roll both out on the same prompts"
-# Gao et al. 2024 (arXiv 2410.04612): win rates against the initial policy, Llama-3-8B-it, in per cent at turns 1 to 5,
-# in dialogues that begin with prompts of this data set.
-PUBLISHED_ON = ("ultrainteract", "ultrainteract_pair", "openbmb/ultrainteract_pair")
-Published = Mapping[str, Sequence[float]]  # policy → rate at each turn
-PUBLISHED = {
-    "Llama-3.1-70B-it": (70.4, 66.4, 61.0, 53.0, 55.4),
-    "REFUEL, iteration 1": (54.6, 53.6, 57.8, 56.2, 59.4),
-    "REFUEL, iteration 2": (55.2, 53.4, 58.8, 57.2, 58.6),
-}
 
 
 @dataclass(frozen=True)
@@ -199,13 +190,3 @@ def rates_by_turn(rows: Iterable[tuple[str, dict[str, Any]]]) -> TurnRates:
 
 def _dialogue_rates(verdicts: pd.DataFrame) -> WinRates:
     return win_rates(verdicts["verdict"], verdicts["number"])
-
-
-def published_rates(dataset: str) -> Published:
-    """Published rates on dialogues which begin with prompts of a data set; empty if there are none."""
-    return PUBLISHED if dataset.lower() in PUBLISHED_ON else {}
-
-
-def published_mean(rates: Sequence[float]) -> float:
-    """Mean of published rates over the turns."""
-    return sum(rates) / len(rates)

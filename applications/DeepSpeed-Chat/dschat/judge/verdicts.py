@@ -5,16 +5,17 @@ An answer is JSON as asked for, JSON inside other text, or one clear line.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash
 from dschat.base.progress import progress
 from dschat.evaluation.responses import Comparison, Pair, Side, Verdict, combined, compared, is_same_scorer, mirrored
-from dschat.judge.answers import UnreadableAnswer, json_objects, repair, without_thoughts
+from dschat.judge.answers import Ask, UnreadableAnswer, ask_until_read, json_objects, without_thoughts
 from dschat.judge.published_rubrics import PLACES, answer_form, question_of
 from dschat.judge.questions import JudgeQuestion, JudgingStopped, TextRefused
 from dschat.judge.rubrics import VERDICT_KEYS, Rubric
@@ -23,8 +24,6 @@ from dschat.turns.reply_cache import Reply
 
 if TYPE_CHECKING:
     from dschat.judge.client import JudgeClient
-
-Ask = Callable[[JudgeQuestion], Reply]  # asks the judge
 
 # Spellings of the three verdicts, without the words in FILLERS.
 SPELLINGS = {
@@ -60,7 +59,7 @@ def read_answer(text: str, criteria: Iterable[str]) -> Reading:
         UnreadableAnswer: there is no verdict, the JSON is broken, or several verdicts contradict each other.
     """
     text = without_thoughts(text)
-    objects = list(json_objects(text, VERDICT_KEYS))
+    objects = list(json_objects(text))
     readings = []
     for row in objects:
         verdict = _verdict_of(row)
@@ -242,30 +241,28 @@ def judge_pairs(pairs: Sequence[Pair], setup: Setup, client: "JudgeClient", conc
 
 
 def _judge_order(question: JudgeQuestion, first: Side, rubric: Rubric, ask: Ask) -> dict[str, Any]:
-    """Judge in one order; the verdict is invalid if neither the answer nor its repair can be read."""
+    """Judge in one order; the verdict is invalid if neither the answer nor its repetition can be read."""
     order: dict[str, Any] = {"first": first, "verdict": "invalid", "reason": "", "repaired": False}
-    criteria = rubric.criteria if rubric.separate else ()
-    reply = None
+    read = partial(_read, criteria=rubric.criteria if rubric.separate else ())
+    replies: Sequence[Reply] = ()
     try:
-        reply = ask(question)
-        try:
-            reading = _read(reply, criteria)
-        except UnreadableAnswer as problem:
-            order["repaired"] = True
-            order["first_reply"] = reply.text or reply.refusal
-            reply = ask(repair(question, reply, problem, "a verdict", answer_form(rubric)))
-            reading = _read(reply, criteria)
-    except (UnreadableAnswer, TextRefused) as problem:
-        flaw = reply.flaw if reply is not None else ""
-        order["problem"] = f"{problem}; {flaw}" if flaw else str(problem)
+        reading, replies = ask_until_read(question, ask, read, "a verdict", answer_form(rubric))
+    except UnreadableAnswer as problem:
+        order["problem"] = str(problem)
+        replies = problem.replies
+    except TextRefused as problem:
+        order["problem"] = str(problem)
     else:
         order["verdict"] = in_terms_of_models(reading.verdict, first)
         for name, aspect in reading.aspects.items():  # without any, no object, since Parquet holds no empty ones
             order.setdefault("aspects", {})[name] = in_terms_of_models(aspect, first)
         order["reason"] = reading.reason
-    if reply is not None:
-        order["reply"] = reply.text or reply.refusal
-        order["served_by"] = reply.model
+    if len(replies) > 1:
+        order["repaired"] = True
+        order["first_reply"] = replies[0].text or replies[0].refusal
+    if replies:
+        order["reply"] = replies[-1].text or replies[-1].refusal
+        order["served_by"] = replies[-1].model
     return order
 
 

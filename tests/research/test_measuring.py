@@ -7,7 +7,6 @@ import torch
 
 from closeness import UPDATE, assert_near, near
 from dschat.data.encoding import decode_response
-from dschat.evaluation.measure import Answer, best_of, log_ratios, measure
 from dschat.models.policy import PolicyModel
 from factories import (
     favouring,
@@ -19,6 +18,7 @@ from factories import (
     ragged_rows,
     sampling_of,
 )
+from measuring import Answer, best_of, log_ratios, measure
 
 
 def policy(seed: int) -> PolicyModel:
