@@ -21,7 +21,6 @@ from dschat.evaluation.generate_options import (
 from dschat.evaluation.options import ReportOptions, SampleOptions, VoteOptions
 from dschat.evaluation.policy import choose_device
 from dschat.judge.options import JudgeOptions, TurnOptions
-from dschat.models.opening import choose_dtype
 from dschat.programs.options import ProgramOptions
 from dschat.refuel.data_options import GenerateOptions, MaskOptions, RankOptions
 from dschat.settings.common import ColumnFlags
@@ -66,18 +65,11 @@ COMPARED = "--model_name_a a.jsonl --model_name_b b.jsonl --output o.jsonl"
     ("command", "words", "message"),
     [
         (TurnOptions, f"{COMPARED} --by_scores --max_cost 1 --price_in 1 --price_out 1", "leave --price_in out"),
-        (TurnOptions, f"{COMPARED} --by_scores --judge_model m", "--by_scores asks no judge .* --judge_model out"),
-        (TurnOptions, f"{COMPARED} --by_scores --single_order", "leave --single_order out"),
-        (TurnOptions, f"{COMPARED} --by_scores --dry_run", "leave --dry_run out"),
-        (TurnOptions, f"{COMPARED} --price_in 3", "--price_in and --price_out: give both, or neither"),
-        (JudgeOptions, f"{COMPARED} --max_cost 1", "--max_cost needs the prices of the model"),
         (JudgeOptions, f"{COMPARED} --concurrency 2000000", "give a whole number from 1 to 1,000,000"),
         (VoteOptions, f"{COMPARED} --port 99", "--port 99 does nothing on its own: add --web"),
         (VoteOptions, COMPARED.replace("o.jsonl", "b.jsonl"), "--output b.jsonl is the file of --model_name_b"),
         (SampleOptions, "--data_path a --save_path b --seed -3", "--seed -3 is out of range"),
-        (SampleOptions, "--data_path a --save_path b --num 0", "--num 0 is out of range"),
         (ReportOptions, "a.jsonl --output o --reward_margin -1", "--reward_margin -1.0 is out of range"),
-        (ReportOptions, "a.jsonl --output o --reward_margin nan", "--reward_margin nan is not finite"),
     ],
 )
 def test_flags_of_comparisons_that_make_no_sense_are_refused(command, words, message):
@@ -100,30 +92,6 @@ def test_the_flags_defaults_are_the_protocols(monkeypatch):
     assert parsed.columns == ColumnFlags()
 
 
-GIVEN = {
-    **{"temperature": "0", "gpu": 3, "device": "cuda:1", "dtype": "fp16", "batch_size": 4, "ref_scores": True},
-    **{"num_samples": 5, "num_return": 6, "top_k": 0, "top_p": 0.9, "max_new_tokens": 9, "max_prompt_len": 8},
-    **{"seed": 1, "rm_template": True, "data_path": "D", "prompt_key": "Q", "chosen_key": "C", "rejected_key": "R"},
-    **{"response_key": "A", "messages_key": "T", "name": "mine", "overwrite": True, "model": "N"},
-    **{"apply_chat_template": True},
-    **{"reward_model": "N", "proj_path": Path("Q")},
-}
-
-
-@pytest.mark.parametrize("field", GIVEN)
-def test_every_flag_in_both_spellings(field):
-    value = GIVEN[field]
-    for name in {field, field.replace("_", "-")}:
-        assert parse(f"--{name}", *([] if value is True else [str(value)])) == make(**{field: value})
-
-
-def test_columns_have_the_names_that_are_told():
-    names = {name: value for name, value in GIVEN.items() if name.endswith("_key")}
-    assert make(**names).columns == ColumnFlags(
-        prompt_key="Q", chosen_key="C", rejected_key="R", response_key="A", messages_key="T"
-    )
-
-
 def test_proj_path_may_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("PROJ_PATH", "/some/where")
     assert parse_flags(InferenceOptions, NEEDED[2:]).project.proj_path == Path("/some/where")
@@ -143,74 +111,34 @@ NAN = float("nan")
         ("rewards", {"dataset": "c4"}, ["--dataset c4", "summarize, hh-rlhf, webgpt", "any name, with --data_path"]),
         ("rewards", {"dataset": "a/b", "data_path": "D"}, ["--dataset a/b", "may hold only letters"]),
         ("rewards", {"dtype": "int8"}, ["--dtype int8", "fp32, bf16, fp16"]),
-        ("rewards", {"rollout_engine": "x"}, ["--rollout_engine x", "continuous, generate"]),
         ("rewards", {"model": None}, ["--model", "--ref_scores"]),
         ("rewards", {"temperature": "warm"}, ["--temperature warm", "0 (greedy)"]),
         ("rewards", {"temperature": "-1"}, ["--temperature -1"]),
-        ("rewards", {"temperature": "nan"}, ["--temperature nan"]),
         ("rewards", {"batch_size": 0}, ["--batch_size 0", "at least 1"]),
-        ("rewards", {"num_samples": 0}, ["--num_samples 0"]),
-        ("rewards", {"num_return": 0}, ["--num_return 0"]),
-        ("rewards", {"max_new_tokens": 0}, ["--max_new_tokens 0"]),
-        ("rewards", {"max_prompt_len": 0}, ["--max_prompt_len 0"]),
-        ("rewards", {"top_k": -1}, ["--top_k -1", "at least 0"]),
-        ("rewards", {"top_p": 0.0}, ["--top_p 0.0"]),
         ("rewards", {"top_p": 1.5}, ["--top_p 1.5", "at most 1"]),
-        ("rewards", {"seed": -1}, ["--seed -1"]),
-        ("rewards", {"name": ""}, ["--name : ", "without a folder"]),
-        ("rewards", {"name": ".."}, ["--name .."]),
         ("rewards", {"name": "a/b"}, ["--name a/b"]),
-        ("rewards", {"name": "a/"}, ["--name a/"]),
         ("rewards", {"name": "a.jsonl"}, ["--name a.jsonl", "without .jsonl"]),
         ("rewards", {"gpu": -1}, ["--gpu -1", "--device cpu"]),
         ("rewards", {"num_return": 4, "temperature": "0"}, ["--num_return 4", "--temperature 0"]),
         ("rewards", {"num_return": 4, "ref_scores": True}, ["--num_return 4", "--ref_scores"]),
         ("best of", {"best_of": (0, 4)}, ["--best_of 0 ", "at least 1"]),
-        ("best of", {"best_of": (4, 4)}, ["--best_of 4 4: ", "each number once, the smallest first"]),
-        ("best of", {"best_of": (8, 4)}, ["--best_of 8 4: "]),
-        ("best of", {"temperatures": (0.4, 0.2)}, ["--temperatures 0.4 0.2: "]),
-        ("best of", {"single_temperatures": (0.4, 0.4)}, ["--single_temperatures 0.4 0.4: "]),
-        ("best of", {"temperatures": (-1.0,)}, ["--temperatures -1.0 ", "0 (greedy)"]),
         ("best of", {"single_temperatures": (NAN,)}, ["--single_temperatures nan "]),
         ("best of", {"temperatures": (0.0, 1.0)}, ["--temperatures 0 gives", "--best_of 32", "--single_temperatures"]),
         ("best of", {"temperatures": (), "single_temperatures": ()}, ["--temperatures and --single_temperatures"]),
-        ("best of", {"dataset": "c4"}, ["--dataset c4"]),
         ("programs", {"sandbox_level": "none"}, ["--sandbox_level none", "bubblewrap, namespaces, rlimits"]),
-        ("programs", {"sandbox_workers": 0}, ["--sandbox_workers 0", "at least 1"]),
-        ("programs", {"max_tests": 0}, ["--max_tests 0"]),
         ("programs", {"temperature": "0"}, ["--num_return 5", "--temperature 0"]),
-        ("programs", {"temperature": "1_0"}, ["--temperature 1_0", "positive number"]),
-        ("programs", {"dataset": "../../x", "data_path": "f"}, ["--dataset ../../x", "may hold only letters"]),
         ("text", {}, ["Nothing to measure", "--model"]),
         ("text", {"model": ["m"], "split": "test"}, ["--split test", "eval, train"]),
-        ("text", {"model": ["m"], "batch_size": 0}, ["--batch_size 0"]),
-        ("text", {"model": ["m"], "seed": -1}, ["--seed -1", "from 0 to"]),
         ("generate", {"output_repo": "/"}, ["--output_repo is empty"]),
-        ("generate", {"num_data": -1}, ["--num_data -1", "at least 0"]),
-        ("generate", {"num_turns": 0}, ["--num_turns 0"]),
-        ("generate", {"temperature": NAN}, ["--temperature nan", "0 (greedy)"]),
-        ("generate", {"timeout": 0.0}, ["--timeout 0.0", "above 0"]),
         ("generate", {"user_server": "u", "user_function": "f"}, ["--user_server and --user_function"]),
-        ("rank", {}, ["either --reward_model or --reward_function"]),
         ("rank", {"reward_model": "m", "reward_function": "f.py:f"}, ["either --reward_model or"]),
-        ("rank", {"reward_model": "m", "max_length": 0}, ["--max_length 0"]),
         ("masks", {"total_length": 0}, ["--total_length 0"]),
-        ("masks", {"test_rows": -1}, ["--test_rows -1", "at least 0"]),
-        ("masks", {"seed": -1}, ["--seed -1", "at least 0"]),
     ],
 )
 def test_senseless_values_are_refused(command, changes, words):
     with pytest.raises(UserError) as error:
         MAKE[command](**changes)
     assert all(word in str(error.value) for word in words), error.value
-
-
-def test_sensible_values_pass():
-    make(temperature="0", gpu=0, dtype="bf16", num_samples=1, max_prompt_len=1, top_k=0)
-    make(model=None, ref_scores=True)
-    greedy_single = {"best_of": (1,), "temperatures": (0.0, 1.0), "single_temperatures": (0.5,)}
-    assert MAKE["best of"](**greedy_single).sweep.responses_per_prompt == {0.0: 1, 0.5: 1, 1.0: 1}
-    MAKE["masks"](seed=2**32, test_rows=0)
 
 
 @pytest.mark.parametrize("script", ["inference_with_rewards", "best_of_n"])
@@ -228,27 +156,16 @@ def test_bad_flags_are_refused_quickly(script, tmp_path):
     ("model", "name"),
     [
         ("/runs/ma-ppo/", "ma-ppo"),
-        ("/runs/ma-ppo/actor/", "ma-ppo"),
         ("/runs/ma-ppo/actor_ema", "ma-ppo-ema"),
-        ("/runs/ma-ppo/models/step-40/actor", "ma-ppo-step-40"),
         ("/runs/ma-ppo/models/step-40/actor_ema", "ma-ppo-step-40-ema"),
-        ("/runs/my-sft/models/step-8", "my-sft-step-8"),
         ("models/tldr-gemma-2b/ppo/models/step-40/actor", "tldr-gemma-2b-ppo-step-40"),
-        ("models/tldr-gemma-2b/ppo/actor_ema", "tldr-gemma-2b-ppo-ema"),
         ("someone/models/stepwise", "stepwise"),
         ("baidu/TLDR-Gemma-2B-MA-PPO-Fixed5", "TLDR-Gemma-2B-MA-PPO-Fixed5"),
-        ("someone/ppo/actor", "someone-ppo"),
         # The presets' folders: many models have the same last one.
-        ("models/tldr-gemma-2b/ppo/actor", "tldr-gemma-2b-ppo"),
-        ("models/tldr-gemma-2b/ppo", "tldr-gemma-2b-ppo"),
         ("models/tldr-gemma-7b/ppo-vanilla/actor/", "tldr-gemma-7b-ppo-vanilla"),
         ("models/tldr-gemma-2b/sft", "tldr-gemma-2b-sft"),
-        ("models/tldr-gemma-2b/reward/", "tldr-gemma-2b-reward"),
-        ("models/hh-gemma-2b/dpo", "hh-gemma-2b-dpo"),
         ("/runs/ppo2/actor", "ppo2"),
-        ("/runs/my-sft", "my-sft"),
         ("/sft", "sft"),
-        ("/ppo/actor", "ppo"),
     ],
 )
 def test_a_models_name(model, name):
@@ -269,7 +186,7 @@ def test_data_of_ones_own_have_any_name():
     assert make(dataset="summarize", data_path="D").dataset_name == "summarize"
 
 
-@pytest.mark.parametrize("temperature", ["0.8", "0", "1.0", "0.80"])
+@pytest.mark.parametrize("temperature", ["0.8", "0.80"])
 def test_the_file_lies_where_the_temperature_was_typed_and_may_have_another_name(temperature):
     folder = Path(f"P/results/hh-rlhf/temperature={temperature}")
     for changes, name in (
@@ -314,12 +231,9 @@ def test_gpus_by_number(gpus):
     ("count", "flags", "words"),
     [
         (0, {"gpu": 1}, ["--gpu 1", "no GPU", "--device cpu"]),
-        (1, {"gpu": 1}, ["--gpu 1", "1 GPU here, numbered from 0"]),
-        (2, {"gpu": 2}, ["--gpu 2", "2 GPUs here"]),
-        (0, {"device": "cuda"}, ["--device cuda", "no GPU", "--device cpu", "CUDA_VISIBLE_DEVICES"]),
         (2, {"device": "cuda:2"}, ["--device cuda:2", "2 GPUs"]),
+        (0, {"device": "cuda"}, ["--device cuda", "no GPU", "--device cpu", "CUDA_VISIBLE_DEVICES"]),
         (0, {"device": "tpu"}, ["--device tpu", "cuda:N"]),
-        (0, {"device": "meta"}, ["--device meta", "cuda:N"]),
     ],
 )
 def test_absent_devices_are_refused(count, flags, words, gpus):
@@ -327,10 +241,3 @@ def test_absent_devices_are_refused(count, flags, words, gpus):
     with pytest.raises(UserError) as error:
         choose_device(**flags)
     assert all(word in str(error.value) for word in words), error.value
-
-
-def test_dtypes():
-    assert choose_dtype(None, torch.device("cpu")) == torch.float32
-    assert choose_dtype(None, torch.device("cuda", 0)) == torch.bfloat16
-    assert choose_dtype("fp16", torch.device("cpu")) == torch.float16
-    assert choose_dtype("fp32", torch.device("cuda")) == torch.float32

@@ -12,7 +12,6 @@ from dschat.evaluation.responses import (
     Comparison,
     combined,
     comparison_of,
-    mirrored,
     model_names,
     pair_id,
     read_pairs,
@@ -67,17 +66,12 @@ def test_a_prompt_that_a_template_wrote_is_read_as_its_messages(tmp_path, messag
     assert pair.id == pair_id(read, "<|im_start|>user", "<start_of_turn>user")
 
 
-@pytest.mark.parametrize("messages", [[], "hello", [{"role": "user"}], ["hello"], [{"role": 1, "content": "a"}]])
+@pytest.mark.parametrize("messages", ["hello", [{"role": "user"}]])
 def test_messages_that_are_none_are_named(tmp_path, messages):
     file = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "p", "prompt_messages": messages, "response": "r"}])
     with pytest.raises(UserError, match=r"a\.jsonl:1: .*'prompt_messages'") as error:
         read_responses(file, "--model_name_a")
     assert "--" not in str(error.value), "no flag names another column"
-
-
-def test_ids_tell_where_one_text_ends():
-    assert pair_id("a", "bc", "d") != pair_id("ab", "c", "d") != pair_id("a", "b", "cd")
-    assert pair_id("a", "b", "c") == pair_id("a", "b", "c")
 
 
 def test_other_prompts_and_other_lengths_are_named(tmp_path):
@@ -94,12 +88,8 @@ def test_other_prompts_and_other_lengths_are_named(tmp_path):
     ("content", "words"),
     [
         (None, "there is no such file"),
-        ("", "is empty"),
-        ('{"prompt": "p", "response": "r"}\n\n{"prompt": "p"', ":3: not valid JSON"),
-        ('["p"]\n', "row 1: str instead of an object"),
         ('{"prompt": "p"}\n', ":1: no column 'response'"),
         ('{"prompt": "p", "response": 3}\n', ":1: column 'response' holds int"),
-        ('{"prompt": "p", "response": "r", "reward": "x"}\n', ":1: reward must be a finite number, not 'x'"),
         ('{"prompt": "p", "response": "r", "reward": NaN}\n', ":1: reward must be a finite number, not nan"),
     ],
 )
@@ -142,10 +132,6 @@ def test_a_row_that_is_no_comparison_is_named(row, words):
 def test_what_a_row_need_not_say():
     one = comparison_of(ROW | {"verdict": "A"}, "f:3")
     assert (one.rater, one.dataset, one.id, one.details) == ("judge", "", pair_id("p", "x", "y"), {})
-
-
-def test_mirroring():
-    assert [mirrored(verdict) for verdict in ("A", "B", "tie", "invalid")] == ["B", "A", "tie", "invalid"]
 
 
 @pytest.mark.parametrize(

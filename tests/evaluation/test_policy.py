@@ -3,13 +3,11 @@
 
 import json
 import shutil
-from typing import get_args
 
 import pytest
 import torch
 
 from dschat.base.errors import UserError
-from dschat.evaluation.generate_options import Engine
 from dschat.evaluation.policy import Compute, load_policy, locate_policy
 from dschat.models.tokenizer import load_tokenizer
 from factories import BOS, EOS, PAD, make_causal_lm, make_prompt, random_ids, save_folder
@@ -43,36 +41,6 @@ def test_an_absent_folder_is_left_for_the_loader(options):
     assert locate_policy("/no/such/model") == "/no/such/model"
     with pytest.raises(UserError, match=r"--model /no/such/model: no such folder"):
         load_tokenizer(locate_policy("/no/such/model"), "--model")
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch, project):
-    """A cache of the hub, offline, with someone/ppo and someone/actor (an actor folder only) and someone/model."""
-    from huggingface_hub import constants
-
-    cache = tmp_path / "hub"
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    for name, below in (("ppo", "actor"), ("model", "."), ("actor", "actor")):
-        repository = cache / f"models--someone--{name}"
-        snapshot = repository / "snapshots" / ("a" * 40)
-        shutil.copytree(project / "run" / "actor", snapshot / below)
-        if below == "actor":
-            (snapshot / "config.json").write_text(json.dumps({"seed": 1}))
-        (repository / "refs").mkdir()
-        (repository / "refs" / "main").write_text("a" * 40)
-    return cache
-
-
-def test_hub_names_with_and_without_actor(hub, options):
-    actor = str(hub / "models--someone--ppo" / "snapshots" / ("a" * 40) / "actor")
-    assert locate_policy("someone/ppo") == actor
-    assert locate_policy("someone/ppo/actor") == actor
-    other = str(hub / "models--someone--actor" / "snapshots" / ("a" * 40) / "actor")
-    assert locate_policy("someone/actor") == locate_policy("someone/actor/actor") == other
-    assert locate_policy("someone/model") == "someone/model"
-    assert policy_of("someone/model", options()).causal_lm.config.model_type == "gemma"
-    assert locate_policy("someone/absent") == "someone/absent"
 
 
 def greedy_by_hand(causal_lm, prompt, count, ends=(EOS,)):
@@ -143,35 +111,12 @@ def test_draws_depend_on_no_other_prompt(project, options):
     assert policy_of(path, options(batch_size=1)).respond(examples[1:2], 2) == [first[1:2], second[1:2]]
 
 
-def test_generate_answers_where_continuous_batching_does_not_know_the_model(
-    options, bytes_tokenizer, tmp_path, caplog
-):
-    from transformers import BloomConfig, BloomForCausalLM
-
-    config = BloomConfig(vocab_size=300, hidden_size=32, n_layer=1, n_head=2, pad_token_id=PAD, eos_token_id=EOS)
-    path = save_folder(tmp_path, BloomForCausalLM(config), bytes_tokenizer)
-    responses = [
-        policy_of(path, options(rollout_engine=name)).respond(examples_of([3, 5])) for name in get_args(Engine)
-    ]
-    assert responses[0] == responses[1]
-    assert caplog.text.count("--rollout_engine continuous: it does not know how models of type bloom") == 1
-
-
 def test_top_k_and_top_p_narrow_the_draws(project, options):
     path, examples = str(project / "run" / "actor"), examples_of([6, 5, 3])
     greedy = policy_of(path, options(temperature="0")).respond(examples)
     assert policy_of(path, options(top_k=1)).respond(examples) == greedy
     assert policy_of(path, options(top_k=0, top_p=1e-6)).respond(examples) == greedy
     assert policy_of(path, options(top_k=0)).respond(examples) != greedy
-
-
-def test_a_model_without_pad_gets_one(options, bytes_tokenizer, tmp_path):
-    path = save_folder(tmp_path, make_causal_lm(vocab_size=300), bytes_tokenizer)
-    file = tmp_path / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"pad_token": "<eos>"}))
-    responses = policy_of(path, options(top_k=0, max_new_tokens=20)).respond(examples_of([3, 9]))[0]
-    assert all(response.tokens for response in responses)
-    assert not any("<pad>" in response.text for response in responses)
 
 
 def test_prompts_that_leave_no_room_in_a_table_of_positions(options, bytes_tokenizer, tmp_path):

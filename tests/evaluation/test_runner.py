@@ -69,13 +69,6 @@ def test_a_conclusion_that_fails_leaves_the_rows_for_the_next_run(tmp_path):
     assert work.opened == work.done == [] and len(read_jsonl(path)) == 8
 
 
-def test_other_settings_are_refused(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        Work(stops_at=("a", 0)).run(tmp_path / "rows.jsonl", seed=1)
-    with pytest.raises(UserError, match="was begun with --seed 1, now it is 2"):
-        Work().run(tmp_path / "rows.jsonl", seed=2)
-
-
 def test_the_longest_come_first_and_equal_ones_stay_in_order():
     assert in_batches([0, 1, 2, 3, 4], 2, [5, 9, 5, 9, 1]) == [[1, 3], [0, 2], [4]]
     assert in_batches(range(5), 2) == [[0, 1], [2, 3], [4]]

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dschat macro-actions`: in the terminal and as a page."""
 
-import json
 import re
-import sys
 
 import pytest
 import torch
 
-from cli_runs import run_command, write_jsonl
+from cli_runs import write_jsonl
 from dschat.cli import main
 from dschat.evaluation.macro_actions import MacroToken, macro_text
 from dschat.evaluation.panel_options import MacroActionsOptions
@@ -75,17 +73,6 @@ def test_perplexity_is_that_of_the_model(model, capsys):
     assert len(expected) > 3 and torch.isfinite(surprise).all()
 
 
-def test_surprise_is_that_of_the_model(model, capsys):
-    """A random model gives no token half: every third of them begins a macro action."""
-    flags = ["--termination_condition", "surprise", "--surprise_probability", "0.5", "--surprise_count", "3"]
-    _, output = shown(capsys, "--model", model, "--text", TEXT, "--prompt", "over", *flags)
-    tokenizer = make_tokenizer()
-    response = [*tokenizer.encode(TEXT, add_special_tokens=False), tokenizer.eos_token_id]
-    starts = [0, *range(2, len(response), 3), len(response)]
-    expected = [tokenizer.decode(response[a:b]) for a, b in zip(starts[:-1], starts[1:], strict=True)]
-    assert panels(output.out)["surprise"] == expected
-
-
 def test_rows_of_a_file_and_a_page_without_live_text(model, tmp_path, capsys):
     rows = [{"prompt": "<b>over</b>", "response": NASTY, "reward": 1.0}, {"prompt": "p", "response": "a cat"}]
     file, page = write_jsonl(tmp_path / "responses.jsonl", rows), tmp_path / "deep" / "page.html"
@@ -98,14 +85,6 @@ def test_rows_of_a_file_and_a_page_without_live_text(model, tmp_path, capsys):
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "&lt;b&gt;over&lt;/b&gt;" in text
     status, output = shown(capsys, "--model", model, "--jsonl", file, "--limit", "1")
     assert "response 1 of 1" in output.out
-
-
-def test_the_last_token_may_be_a_macro_action_of_its_own(model, capsys):
-    flags = ["--model", model, "--text", TEXT, "--ngram", "inf"]
-    _, output = shown(capsys, *flags)
-    assert "1 macro actions" in output.out
-    _, output = shown(capsys, *flags, "--isolate_last_token")
-    assert "2 macro actions" in output.out
 
 
 def test_the_flags_of_a_condition_have_the_defaults_of_step_3():
@@ -145,12 +124,3 @@ def test_bad_flags(flags, words, model, capsys, caplog, tmp_path, monkeypatch):
     status, output = shown(capsys, "--model", model, *flags.split())
     assert status == 2 and all(word in caplog.text for word in words), caplog.text
     assert not output.out
-
-
-def test_as_a_module(model, tmp_path, capsys, caplog):
-    file = write_jsonl(tmp_path / "r.jsonl", [{"prompt": "p", "response": "a cat"}])
-    command = [sys.executable, "-m", "dschat", "macro-actions", "--model", model, "--jsonl", file, "--colour"]
-    assert "\x1b[30;48" in run_command(command).expect(0).stdout
-    status, output = shown(capsys, "--model", model, "--text", "a", "--html", str(tmp_path / "r.jsonl" / "x.html"))
-    assert status == 2 and "--html" in caplog.text and "Traceback" not in output.err
-    assert json.loads(file.read_text())["response"] == "a cat"

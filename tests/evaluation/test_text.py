@@ -4,15 +4,13 @@
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from cli_runs import arguments, read_jsonl, run_command, write_jsonl
+from cli_runs import read_jsonl, run_command, write_jsonl
 from closeness import near
 from dschat.base.errors import UserError
-from dschat.cli import main
 from dschat.data.sources import load_source
 from dschat.evaluation import text
 from dschat.evaluation.generate_options import TextFlags, TextOptions
@@ -170,18 +168,6 @@ def test_all_models_of_a_run(place):
     assert kinds == {"reward"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({"model": ["a/m", "b/m"]}, "Two of the models are called m"),
-        ({"checkpoints": Path("nowhere")}, "--checkpoints nowhere: no run of ours"),
-    ],
-)
-def test_bad_models(tmp_path, flags, words):
-    with pytest.raises(UserError, match=words):
-        subjects_of(TextFlags(data="d", output=tmp_path, **flags))
-
-
 def test_held_out_rows_are_those_of_the_run(place):
     """Data without evaluation rows: those that runs on these data held out, or --seed says; else all."""
     rows = [{"prompt": f"jinx {number}", "chosen": "a cat"} for number in range(60)]
@@ -260,33 +246,6 @@ def test_a_model_that_learnt_another_format_is_named(place, run_with_flags, toke
     assert caplog.text.count("its run had") == 1
 
 
-def test_prepared_folders(place):
-    """The validation rows' own texts, else the test rows'; ids alone and folders without either are refused."""
-
-    def prepare(name, *words):
-        flags = {"output": place / name, "tokenizer": place / "policy1", "minimum_response_length": 0}
-        command = ["prepare", str(place / "data"), *arguments(flags | {"stage": "preference"})]
-        assert main(["data", *command, *words]) == 0
-        return str(place / name)
-
-    flags = {"model": [str(place / "policy1")], "reward_model": [str(place / "rm")], "no_rouge": True}
-    for name, share in (("validation", "0.5"), ("test", "0")):
-        folder = prepare(name, "--data_split", "0,1", "--validation_percentage", share)
-        expected = read_jsonl(place / "data" / ("train.jsonl" if name == "validation" else "eval.jsonl"))
-        rows = measure(place, f"out-{name}", data=folder, **flags)
-        texts = [(row["prompt"], row["chosen"], row["rejected"]) for row in rows if "chosen" in row]
-        assert len(rows) == 2 * len(texts) > 0
-        assert set(texts) <= {(row["prompt"], row["chosen"], row["rejected"]) for row in expected}
-    ids = prepare("ids", "--data_split", "0,1", "--format", "pt")
-    with pytest.raises(UserError, match="ids and no texts; give the data that it was made from"):
-        measure(place, "none", data=ids, **flags)
-    (place / "data" / "eval.jsonl").unlink()
-    alone = prepare("alone", "--data_split", "0,1", "--validation_percentage", "0")
-    with pytest.raises(UserError, match="neither validation nor test rows"):
-        measure(place, "none", data=alone, **flags)
-    assert len(measure(place, "train", data=alone, split="train", **flags)) == 2 * 2
-
-
 def test_a_loss_that_is_no_number_is_said(place, tokenizer, caplog):
     """By name; the files hold null, which is JSON."""
     broken, classifier = make_causal_lm("gpt2", 1), make_classifier("gemma", 3)
@@ -297,8 +256,8 @@ def test_a_loss_that_is_no_number_is_said(place, tokenizer, caplog):
     save_folder(place / "broken-rm", classifier, tokenizer)
     rows = measure(place, model=[str(place / "broken")], reward_model=[str(place / "broken-rm")], no_rouge=True)
     assert rows[0]["loss_sum"] is None and rows[-1]["chosen_score"] is None
-    assert "broken: the loss of 5 of 5 texts is not finite" in caplog.text
-    assert "broken-rm: a score of 5 of 5 texts is not finite" in caplog.text
+    assert "broken: loss_sum of 5 of 5 texts is not finite" in caplog.text
+    assert "broken-rm: chosen_score or rejected_score of 5 of 5 texts is not finite" in caplog.text
     assert "was trained with --reward_loss last_token, which does not train the number at the last" in caplog.text
     report = json.loads((place / "out" / "report.json").read_text(), parse_constant=pytest.fail)
     assert report["policies"][0]["loss"]["value"] is None

@@ -42,13 +42,6 @@ def test_perplexity_is_of_tokens_not_of_texts():
     assert (result["rows"], result["tokens"], result["rouge"], result["length"]) == (2, 10, {}, None)
 
 
-def test_rouge_is_a_mean_over_texts():
-    rows = [text(1.0, 1, **ROUGE), text(1.0, 1, rouge1=1.0, rouge2=0.75, rougeL=0.5, response_tokens=5)]
-    result = policy_result(rows)
-    found = {name: score.value for name, score in result["rouge"].items()}
-    assert (found, result["length"]) == ({"rouge1": 0.75, "rouge2": 0.5, "rougeL": 0.25}, 4.0)
-
-
 def test_reward_loss_and_accuracy_by_hand():
     """Margins 0, 3, −2: losses log 2, log(1 + e⁻³), log(1 + e²); a tie is ranked wrong, as in training."""
     pairs = [(1.0, 1.0), (4.0, 1.0), (0.0, 2.0)]
@@ -84,32 +77,6 @@ def test_numbers_that_are_not_finite(tmp_path):
     none = {"value": None, "low": None, "high": None}
     assert content["policies"][0]["loss"] == content["reward_models"][0]["loss"] == none
     assert content["policies"][0]["perplexity"] == none and table.count("nan") == 3
-
-
-@pytest.mark.parametrize(("right", "pairs"), [(7, 7), (0, 7), (1, 1), (0, 1), (13, 13)])
-def test_all_or_no_pairs_right(right, pairs, tmp_path):
-    margins = [1.0 + n for n in range(right)] + [-1.0 - n for n in range(pairs - right)]
-    rows = [{"model": "r", "update": None, "chosen_score": margin, "rejected_score": 0.0} for margin in margins]
-    table = write_text_report([], [reward_result(rows)], tmp_path)
-    assert f"| {100 * right / pairs:.1f} [" in table
-    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_picture_that_cannot_be_drawn_leaves_the_numbers(tmp_path, monkeypatch, caplog):
-    rows = [{"model": "r", "update": None, "chosen_score": 1.0, "rejected_score": 0.0}] * 2
-    write_text_report([], [reward_result(rows)], tmp_path)
-
-    def broken(*_):
-        assert (tmp_path / "report.json").exists() and (tmp_path / "report.md").exists()
-        raise ZeroDivisionError("no scale")
-
-    (tmp_path / "report.json").unlink()
-    (tmp_path / "report.md").unlink()
-    monkeypatch.setattr("dschat.evaluation.text_metrics.draw_charts", broken)
-    table = write_text_report([], [reward_result(rows)], tmp_path)
-    assert (tmp_path / "report.md").read_text() == table + "\n"
-    assert not (tmp_path / "report.png").exists()  # that of the first report
-    assert "report.png could not be drawn (ZeroDivisionError: no scale)" in caplog.text
 
 
 def test_the_files(tmp_path):

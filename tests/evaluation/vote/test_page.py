@@ -141,23 +141,6 @@ def test_a_reload_and_a_new_browser_come_back_to_the_same_item(server, chromium)
     assert [row["rater"] for row in votes(server.folder) if row["rater"].lower() == "rita"] == ["Rita"] * 3
 
 
-@pytest.mark.slow
-def test_a_second_rater_has_her_own_progress(server, chromium):
-    with opened(chromium, server.address, "First") as first, opened(chromium, server.address, "Second") as second:
-        press(first, "1", "2 of 5")
-        assert at(second, "1 of 5")[0] == "prompt 0"
-        press(second, "2", "2 of 5")
-        press(first, "1", "3 of 5")
-        assert (len(of(server, "First")), len(of(server, "Second"))) == (2, 1)
-        second.get_by_text("change rater").click()
-        second.locator("#human-start").wait_for()
-        second.locator("#human-start").click()
-        second.get_by_text("Give a name of 1 to 60 characters").wait_for()
-        second.locator("#human-name input, #human-name textarea").fill("Third")
-        second.keyboard.press("Enter")
-        assert at(second, "1 of 5")[0] == "prompt 0"
-
-
 def test_a_vote_is_on_the_item_that_was_shown(server, chromium):
     """Two tabs of one rater."""
     with opened(chromium, server.address, "Tabea") as page:
@@ -227,17 +210,6 @@ def test_the_page_asks_no_other_host_and_names_no_model(server, chromium, trappe
     assert trapped[1] == [], "the server called out"
     listening = [c.laddr.ip for c in psutil.Process(server.process.pid).net_connections() if c.status == "LISTEN"]
     assert listening == ["127.0.0.1"]
-
-
-@pytest.mark.slow
-def test_responses_stand_side_by_side_or_on_a_narrow_window_below_each_other(server, chromium):
-    for width, beside in ((1280, True), (390, False)):
-        with opened(chromium, server.address, "Wim", viewport={"width": width, "height": 800}) as page:
-            prompt, first, second = (page.locator(".human-item pre").nth(i).bounding_box() for i in range(3))
-            assert (first["y"] == second["y"]) == beside and (first["x"] == second["x"]) != beside
-            assert prompt["y"] < first["y"] and first["width"] > 0.4 * width / (2 if beside else 1)
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            assert page.locator(".human-key:visible").count() == 5
 
 
 def test_keys_open_the_guidelines_and_combinations_do_not_vote(server, chromium):

@@ -4,13 +4,12 @@
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
-from cli_runs import ROOT, environment, message_of, read_jsonl, run_command, write_jsonl
-from vote_runs import SCRIPT, command, places, votes, write_responses
+from cli_runs import environment, message_of, read_jsonl, run_command, write_jsonl
+from vote_runs import command, places, votes, write_responses
 
 TIMEOUT = 60  # seconds
 
@@ -156,22 +155,6 @@ def test_model_text_cannot_steer_the_terminal(tmp_path, encoding):
     assert r"\x1b]0;title\x07\x1b[2J\x9b1m\x0dhidden\x08" in output
     assert ("naïve \\u202e猫" if encoding == "utf-8" else r"na\xefve \u202e\u732b") in output
     assert votes(tmp_path)[0]["response_a"] == attack, "the file keeps the text as it was"
-
-
-def test_bytes_that_are_no_text_do_not_stop_it(tmp_path):
-    write_responses(tmp_path, 1)
-    typed = b"c caf\xe9\n3\n"
-    done = subprocess.run(command(tmp_path, "--rater", "anna"), input=typed, capture_output=True, env=environment())
-    assert done.returncode == 0 and done.stderr == b""
-    assert (votes(tmp_path)[0]["comment"], votes(tmp_path)[0]["verdict"]) == ("caf\ufffd", "tie")
-
-
-def test_other_spellings_and_the_default_rater_who_is_logged_in(tmp_path):
-    first, second = write_responses(tmp_path, 3)
-    for flags in (("--model_a", "--model_b"), ("--model_name_a", "--model_name_b"), ("--model_a", "--model_b")):
-        words = [sys.executable, SCRIPT, flags[0], first, flags[1], second, "--output", tmp_path / "x" / "votes.jsonl"]
-        done = run_command(words, cwd=ROOT, LOGNAME="carla").expect(0)
-        assert "carla: 0 of 3 voted" in done.stdout and not (tmp_path / "x" / "votes.jsonl").exists()
 
 
 def test_mistakes_are_named(tmp_path):

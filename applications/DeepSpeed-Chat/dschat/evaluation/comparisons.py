@@ -223,25 +223,15 @@ def _positions(section: SectionResult) -> Table:
 
 
 def _agreements(section: SectionResult) -> Table:
-    """Agreement of each two raters; with raters that are no people, several people count as their majority."""
-    people = set()
-    for rater in section.raters.itertuples():
-        if rater.kind == "human" and not rater.pooled:
-            people.add(rater.rater)
+    """Agreement of each two raters."""
     rows = []
     for pair in section.agreement.itertuples():
-        if len(people) > 1 and len(people.intersection(pair.raters)) == 1:
-            continue
         kappa = None if pair.kappa is None else pair.kappa.text(2)
         same_decided = pair.same_decided
         decided = None if same_decided is None else f"{100 * same_decided.value:.1f} of {pair.decided}"
-        names = " – ".join(pair.raters)
-        rows.append([names, pair.items, pair.same, kappa, decided])
-    note = ""
-    if len(rows) < len(section.agreement):
-        note = "Each person by themselves against judges and reward model: report.json."
+        rows.append([" – ".join(pair.raters), pair.items, pair.same, kappa, decided])
     headers = ["agreement, in %", "common items", "same verdict", "Cohen's κ", "same where decided"]
-    return Table(headers, rows, note=note)
+    return Table(headers, rows)
 
 
 def _group_agreements(section: SectionResult) -> Table:

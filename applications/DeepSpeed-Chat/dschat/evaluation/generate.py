@@ -50,12 +50,11 @@ from dschat.scoring.segments import is_finite
 from dschat.scoring.source import ResponseTexts
 
 REWARD_FUNCTION = "--reward_function"
-MODELS_DO_NOT_FIT = "--model, --reward_model: the GPU's memory does not hold both"
-POLICY_DOES_NOT_FIT = "--model: the GPU's memory does not hold it"
-REWARD_MODEL_DOES_NOT_FIT = "--reward_model: the GPU's memory does not hold it"
+MODELS_DO_NOT_FIT = "--model, --reward_model: the GPU's memory does not hold them"
 
 Scorer = Callable[[ResponseTexts], Tensor]  # texts of B responses → their scores (B,)
-Candidate = tuple[float, SampledResponse]  # score and response
+Candidate = tuple[float | None, SampledResponse]  # score, None if nothing scores it, and response
+MakeEntry = Callable[[Sequence[Candidate]], Entry]  # candidates of one prompt in the order of their numbers → entry
 
 
 @dataclass(frozen=True)
@@ -99,10 +98,9 @@ def run_inference(options: InferenceOptions) -> str:
     if options.reference.ref_scores:
         lengths = _lengths_with_references(selection, run.answering.tokenizer)
         prepare = partial(_prepare_references, run)
-    elif run.open_scorer is None:
-        prepare = partial(_prepare_unscored, run, temperature)
     else:
-        prepare = partial(_prepare_best, run, temperature, num_return)
+        open_models = partial(_open_models, run, temperature)
+        prepare = partial(_prepare_sampling, selection, open_models, temperature, num_return, best_entry)
 
     def conclude(entries: list[Entry]) -> Concluded:
         left_out = f" ({selection.dropped} prompts left out)" if selection.dropped else ""
@@ -145,7 +143,14 @@ def run_best_of_n(options: BestOfOptions) -> str:
         parts.append(
             RunPart(
                 batches=selection.batches(options.generation.batch_size),
-                prepare=partial(_prepare_all, selection, open_models, temperature, num_responses),
+                prepare=partial(
+                    _prepare_sampling,
+                    selection,
+                    open_models,
+                    temperature,
+                    num_responses,
+                    partial(sweep_entry, temperature),
+                ),
                 shown=_sweep_progress_values,
                 columns={"temperature": temperature},
                 title=f"temperature {temperature:g}",
@@ -227,53 +232,35 @@ def _lengths_with_references(selection: Selection, tokenizer: PreTrainedTokenize
 def _prepare_references(run: ScoredRun) -> BatchFunction:
     """Loads the scorer, for the data set's own responses."""
     assert run.open_scorer is not None  # the rules of the options require one
-    with enough_memory(REWARD_MODEL_DOES_NOT_FIT):
+    with enough_memory(MODELS_DO_NOT_FIT):
         scorer = run.open_scorer()
     tokenizer = _tokenizer_of_template(scorer, run.answering)
     return run.answering.selection.of_batch(partial(score_references, scorer=scorer, tokenizer=tokenizer))
 
 
-def _prepare_unscored(run: ScoredRun, temperature: float) -> BatchFunction:
-    """Loads the policy alone, for one response to each prompt."""
-    selection = run.answering.selection
-    with enough_memory(POLICY_DOES_NOT_FIT):
-        policy = run.answering.open_policy(temperature)
-    policy.check_lengths(selection.longest)
-    return selection.of_batch(partial(respond, policy=policy))
-
-
-def _prepare_best(run: ScoredRun, temperature: float, num_responses: int) -> BatchFunction:
-    """Loads policy and scorer, for the best of some responses to each prompt."""
-    policy, scorer = _open_models(run, temperature)
-    sample = partial(
-        respond_and_score, policy=policy, scorer=scorer, num_responses=num_responses, make_entry=best_entry
-    )
-    return run.answering.selection.of_batch(sample)
-
-
-def _prepare_all(
+def _prepare_sampling(
     selection: Selection,
-    open_models: Callable[[], tuple[SamplingPolicy, Scorer]],
+    open_models: Callable[[], tuple[SamplingPolicy, Scorer | None]],
     temperature: float,
     num_responses: int,
+    make_entry: MakeEntry,
 ) -> BatchFunction:
-    """Loads policy and scorer, for all responses to each prompt at one temperature of a sweep."""
+    """Loads policy and scorer, for responses to each prompt at one temperature."""
     policy, scorer = open_models()
     sample = partial(
         respond_and_score,
         policy=policy.at(temperature),
         scorer=scorer,
         num_responses=num_responses,
-        make_entry=partial(sweep_entry, temperature),
+        make_entry=make_entry,
     )
     return selection.of_batch(sample)
 
 
-def _open_models(run: ScoredRun, temperature: float) -> tuple[SamplingPolicy, Scorer]:
-    """Loads the scorer, and the policy, which samples at a temperature."""
-    assert run.open_scorer is not None  # the rules of the options require one
+def _open_models(run: ScoredRun, temperature: float) -> tuple[SamplingPolicy, Scorer | None]:
+    """Loads the scorer, if there is one, and the policy, which samples at a temperature."""
     with enough_memory(MODELS_DO_NOT_FIT):
-        scorer = run.open_scorer()
+        scorer = None if run.open_scorer is None else run.open_scorer()
         policy = run.answering.open_policy(temperature)
     policy.check_lengths(run.answering.selection.longest)
     return policy, scorer
@@ -289,39 +276,29 @@ def _tokenizer_of_template(scorer: Scorer, answering: Answering) -> PreTrainedTo
 # -- entries of a batch
 
 
-def respond(examples: list[PromptExample], *, policy: SamplingPolicy) -> list[Entry]:
-    """Samples one response to each prompt, without a score."""
-    [responses] = policy.respond(examples, num_responses=1)
-    entries: list[Entry] = []
-    for example, response in zip(examples, responses, strict=True):
-        row = example.columns
-        row["response"] = response.text
-        row["finished"] = response.finished
-        entries.append({"number": example.index, "row": row, "tokens": response.tokens})
-    return entries
-
-
 def respond_and_score(
     examples: list[PromptExample],
     *,
     policy: SamplingPolicy,
-    scorer: Scorer,
+    scorer: Scorer | None,
     num_responses: int,
-    make_entry: Callable[[Sequence[Candidate]], Entry],
+    make_entry: MakeEntry,
 ) -> list[Entry]:
     """Samples responses to each prompt and scores them.
 
     Args:
         examples: the prompts.
         policy: samples the responses.
-        scorer: scores them.
+        scorer: scores them; None if nothing does.
         num_responses: number of responses to each prompt.
-        make_entry: turns the candidates of one prompt, in the order of their numbers, into an entry of the journal.
+        make_entry: turns the candidates of one prompt into an entry of the journal.
     """
     candidates_by_number: list[list[Candidate]] = []
     for responses in policy.respond(examples, num_responses):  # one response to each prompt
-        texts = [response.text for response in responses]
-        scores = _score(scorer, examples, texts, [response.finished for response in responses])
+        scores: list[float | None] = [None] * len(examples)
+        if scorer is not None:
+            texts = [response.text for response in responses]
+            scores = [*_score(scorer, examples, texts, [response.finished for response in responses])]
         candidates_by_number.append(list(zip(scores, responses, strict=True)))
     candidates_by_prompt = zip(*candidates_by_number, strict=True)
 
@@ -335,11 +312,16 @@ def respond_and_score(
 
 
 def best_entry(candidates: Sequence[Candidate]) -> Entry:
-    """The response with the highest score, the first of equals."""
-    score, response = max(candidates, key=lambda candidate: candidate[0])
-    row = {"response": response.text, "reward": score, "finished": response.finished}
+    """The response with the highest score, the first of equals; without scores the only response."""
+    scores = [candidate[0] or 0.0 for candidate in candidates]
+    best = scores.index(max(scores))
+    score, response = candidates[best]
+    row: dict[str, Any] = {"response": response.text}
+    if score is not None:
+        row["reward"] = score
+    row["finished"] = response.finished
     if len(candidates) > 1:
-        row["rewards"] = [candidate[0] for candidate in candidates]
+        row["rewards"] = scores
     return {"row": row, "tokens": response.tokens}
 
 

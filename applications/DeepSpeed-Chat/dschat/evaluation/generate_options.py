@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from dschat.base.errors import UserError
 from dschat.data.hub import COMPARED_SETS, compared_set, find_known
 from dschat.data.rows import Split
 from dschat.settings.commands import OverwriteFlags
@@ -277,19 +276,6 @@ def _check_reward_function(options: "ScoredOptions") -> None:
         check_function_path("reward_function", options.scores.reward_function)
 
 
-def _check_ascending(options: "BestOfOptions") -> None:
-    """Raise UserError unless each of the three lists ascends strictly."""
-    values_by_flag: dict[str, Sequence[float]] = {
-        "best_of": options.sweep.best_of,
-        "temperatures": options.sweep.temperatures,
-        "single_temperatures": options.sweep.single_temperatures,
-    }
-    for name, values in values_by_flag.items():
-        if list(values) != sorted(set(values)):
-            text = " ".join(f"{value:g}" for value in values)
-            raise UserError(f"--{name} {text}: give each number once, the smallest first.")
-
-
 ANSWERING_RULES: "tuple[Rule[AnsweringOptions] | Check[AnsweringOptions], ...]" = (
     Rule(_names_no_file, "--name {name}: give the file's name without a folder and without .jsonl."),
 )
@@ -335,8 +321,7 @@ INFERENCE_RULES: "tuple[Rule[InferenceOptions], ...]" = (
         "--num_return {num_return}: --ref_scores generates no responses. Leave one of the two out.",
     ),
 )
-BEST_OF_RULES: "tuple[Rule[BestOfOptions] | Check[BestOfOptions], ...]" = (
-    Check(_check_ascending),
+BEST_OF_RULES: "tuple[Rule[BestOfOptions], ...]" = (
     Rule(
         lambda options: not options.sweep.temperatures and not options.sweep.single_temperatures,
         "--temperatures and --single_temperatures: give at least one of them a number.",

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import decode_sampled
 from dschat.data.examples import PromptExample
-from dschat.data.sources import HUB_NAME
 from dschat.evaluation.generate_options import ComputeFlags, GenerationFlags, TokenSamplerFlags
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
@@ -171,35 +170,10 @@ def load_sampler(
 
 
 def locate_policy(path: str) -> str:
-    """The path that transformers can open: a folder or hub id, or the folder `actor` below it if it holds no model.
-
-    `path` comes back unchanged where nothing better exists; then the loader refuses it.
-    """
+    """The path that transformers can open: a folder or hub id, or the folder `actor` below it if it holds no model."""
     folder = Path(path)
-    if folder.is_dir():
-        is_output = (folder / ACTOR).is_dir() and not any(folder.glob("*.safetensors"))
-        return str(folder / ACTOR) if is_output else path
-
-    # On the hub, a repository may be called `actor` itself, or hold a run's output folder.
-    parent = path.removesuffix(f"/{ACTOR}")
-    repository = parent if HUB_NAME.fullmatch(parent) else path
-    if not HUB_NAME.fullmatch(repository) or (repository == path and _is_model(path)):
-        return path
-    from huggingface_hub import snapshot_download
-
-    try:  # from the hub, or from the cache of an earlier download
-        folder = Path(snapshot_download(repository, allow_patterns=[f"{ACTOR}/*"])) / ACTOR
-    except (OSError, ValueError):
-        return path
-    return str(folder) if folder.is_dir() else path
-
-
-def _is_model(repository: str) -> bool:
-    try:
-        AutoConfig.from_pretrained(repository, trust_remote_code=False)
-    except (OSError, ValueError, KeyError):
-        return False
-    return True
+    is_output = (folder / ACTOR).is_dir() and not any(folder.glob("*.safetensors"))
+    return str(folder / ACTOR) if is_output else path
 
 
 def choose_device(gpu: int | None = None, device: str | None = None) -> torch.device:
@@ -209,24 +183,20 @@ def choose_device(gpu: int | None = None, device: str | None = None) -> torch.de
         gpu: --gpu. Number 0 falls back to the CPU, with a warning, where there is no GPU at all.
         device: --device, which takes precedence over `gpu`: "cpu", "cuda" or "cuda:N".
     """
+    if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise UserError(f"--device {device}: must be cpu, cuda or cuda:N with the number of a GPU.")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    numbering = ", numbered from 0" if count else ""
-    inventory = f"PyTorch finds {count or 'no'} GPU{'s' if count > 1 else ''} here{numbering}"
+    asked = f"--device {device}" if device is not None else f"--gpu {gpu}"
+    if device is None and count == 0 and not gpu:
+        if gpu is not None:
+            logger.warning("%s: there is no GPU here, computing on the CPU", asked)
+        device = "cpu"
     if device == "cpu":
         return torch.device("cpu")
-    if device is not None:
-        match = re.fullmatch(r"cuda(?::(\d+))?", device)
-        if match is None:
-            raise UserError(f"--device {device}: must be cpu, cuda or cuda:N with the number of a GPU.")
-        number = int(match[1] or 0)
-        if number >= count:
-            remedy = "check the driver, CUDA_VISIBLE_DEVICES and that PyTorch was installed with CUDA"
-            raise UserError(f"--device {device}: {inventory}. Give --device cpu, or {remedy}.")
-        return torch.device("cuda", number)
-    if gpu is not None and gpu >= max(1, count):
-        raise UserError(f"--gpu {gpu}: {inventory}. Give one that exists, or --device cpu.")
-    if count:
-        return torch.device("cuda", gpu or 0)
-    if gpu is not None:
-        logger.warning("--gpu %d: there is no GPU here, computing on the CPU", gpu)
-    return torch.device("cpu")
+    number = int((device or f"cuda:{gpu or 0}").removeprefix("cuda").removeprefix(":") or 0)
+    if number >= count:
+        raise UserError(
+            f"{asked}: PyTorch finds {count or 'no'} GPUs here. Give one that exists, counted from 0, or --device cpu;"
+            " or check the driver, CUDA_VISIBLE_DEVICES and that PyTorch was installed with CUDA."
+        )
+    return torch.device("cuda", number)

@@ -26,7 +26,6 @@ from dschat.evaluation.table import result_table
 from dschat.evaluation.votes import VoteSection
 
 CATEGORIES = ("A", "tie", "B")  # verdicts that count
-MAJORITY = "humans' majority"
 # Points that each model must have for the regression on length; with fewer its standard errors are unreliable.
 MIN_POINTS = 5
 
@@ -75,7 +74,7 @@ def section_result(section: VoteSection) -> SectionResult:
         items=len(items),
         means=means,
         raters=result_table(_rater_results(votes)),
-        agreement=result_table(agreements(verdicts, kinds)),
+        agreement=result_table(agreements(verdicts)),
         group_agreement=result_table(group_agreements(verdicts, kinds)),
     )
 
@@ -190,37 +189,16 @@ def counted_verdicts(votes: pd.DataFrame) -> pd.DataFrame:
     return table.where(table.isin(CATEGORIES))
 
 
-def agreements(verdicts: pd.DataFrame, kinds: Kinds) -> list[Row]:
-    """Agreement of each two raters.
-
-    With several people also that of their majority with judges and the reward model, first.
-
-    Args:
-        verdicts: rows as `counted_verdicts` returns them.
-        kinds: rater → judge, human or reward.
-    """
-    rows = []
-    people = _raters_of_kind("human", verdicts, kinds)
-    if len(people) > 1:
-        majority_verdicts = majority(verdicts[people])
-        majority_verdicts.name = MAJORITY
-        for rater in verdicts.columns:
-            if rater not in people:
-                rows.append(agreement(verdicts[rater], majority_verdicts))
-    for first, second in combinations(verdicts.columns, 2):
-        rows.append(agreement(verdicts[first], verdicts[second]))
-    return rows
-
-
-def _raters_of_kind(kind: str, verdicts: pd.DataFrame, kinds: Kinds) -> list[str]:
-    return [rater for rater in verdicts.columns if kinds[rater] == kind]
+def agreements(verdicts: pd.DataFrame) -> list[Row]:
+    """Agreement of each two raters; `verdicts` are rows as `counted_verdicts` returns them."""
+    return [agreement(verdicts[first], verdicts[second]) for first, second in combinations(verdicts.columns, 2)]
 
 
 def group_agreements(verdicts: pd.DataFrame, kinds: Kinds) -> list[Row]:
     """Agreement of the people, of the judges, and of all raters, where they are three or more."""
     raters = list(verdicts.columns)
-    people = _raters_of_kind("human", verdicts, kinds)
-    judges = _raters_of_kind("judge", verdicts, kinds)
+    people = [rater for rater in raters if kinds[rater] == "human"]
+    judges = [rater for rater in raters if kinds[rater] == "judge"]
     groups = {"humans": people, "judges": judges}
     if len(raters) not in (len(people), len(judges)):
         groups["all raters"] = raters
@@ -298,19 +276,6 @@ def group_agreement(name: str, verdicts: pd.DataFrame) -> Row:
         if counts.any(axis=0).sum() > 1:
             kappa = float(fleiss_kappa(counts, method="fleiss"))
     return {"name": name, "raters": tuple(verdicts.columns), "items": len(common), "same": same, "kappa": kappa}
-
-
-def majority(verdicts: pd.DataFrame) -> Column:
-    """Most frequent verdict on each item; a tie if several are equally frequent, NaN if there is none.
-
-    Args:
-        verdicts: a column per person, as from `counted_verdicts`.
-    """
-    counts = _category_counts(verdicts)
-    highest = counts.max(axis=1)
-    leaders = counts.eq(highest, axis=0).sum(axis=1)
-    leader = counts.idxmax(axis=1).where(leaders == 1, "tie")
-    return leader.where(highest > 0)
 
 
 def _category_counts(verdicts: pd.DataFrame) -> pd.DataFrame:

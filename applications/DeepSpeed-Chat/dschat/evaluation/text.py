@@ -196,8 +196,7 @@ def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where:
         return selection.of_batch(function)
 
     response_length = options.generation.max_new_tokens if answers else 0
-    batches = _longest_first(selection, texts, response_length, options)
-    return _part(subject, batches, prepare)
+    return _part(subject, selection, texts, response_length, options, prepare)
 
 
 def _reward_part(
@@ -219,22 +218,23 @@ def _reward_part(
         function = partial(score_pairs, model, texts, tokenizer.pad_token_id)
         return selection.of_batch(function)
 
-    batches = _longest_first(selection, texts, 0, options)
-    return _part(subject, batches, prepare)
+    return _part(subject, selection, texts, 0, options, prepare)
 
 
-def _longest_first(
-    selection: Selection, texts: Mapping[int, SFTExample | PairExample], response_length: int, options: TextOptions
-) -> list[list[int]]:
-    """Batches of prompt numbers by the longer of a text, and of its prompt with a response of this many tokens."""
+def _part(
+    subject: Subject,
+    selection: Selection,
+    texts: Mapping[int, SFTExample | PairExample],
+    response_length: int,
+    options: TextOptions,
+    prepare: Callable[[], BatchFunction],
+) -> RunPart:
+    """The work for a model, longest rows first: by the text, or by its prompt with a response of this many tokens."""
     lengths = []
     for prompt in selection.examples:
         text_length = len(texts[prompt.index])
         lengths.append(max(text_length, len(prompt) + response_length))
-    return selection.batches(options.generation.batch_size, lengths)
-
-
-def _part(subject: Subject, batches: list[list[int]], prepare: Callable[[], BatchFunction]) -> RunPart:
+    batches = selection.batches(options.generation.batch_size, lengths)
     return RunPart(batches=batches, prepare=prepare, shown=shown, columns={"model": subject.name}, title=subject.name)
 
 
@@ -408,26 +408,15 @@ def shown(entries: list[Entry]) -> Mapping[str, str]:
 
 
 def warn_not_finite(subject: Subject, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Warn of texts whose loss or scores are not finite; then neither is the mean."""
-    names = ["loss_sum"]
-    quantity = "the loss"
-    consequence = ""
-    if subject.kind == "reward":
-        names = ["chosen_score", "rejected_score"]
-        quantity = "a score"
-        consequence = ", and such pairs count as ranked wrong"
-
-    count = 0
-    for row in rows:
-        if not all(math.isfinite(row[name]) for name in names):
-            count += 1
+    """Warn of texts whose loss or scores are not finite; then neither is the mean, and such pairs are ranked wrong."""
+    names = ("chosen_score", "rejected_score") if subject.kind == "reward" else ("loss_sum",)
+    count = sum(not all(math.isfinite(row[name]) for name in names) for row in rows)
     if count:
         logger.warning(
-            "%s: %s of %d of %d texts is not finite, so there is no mean loss%s. Compute in --dtype bf16 or fp32;"
+            "%s: %s of %d of %d texts is not finite, so there is no mean loss. Compute in --dtype bf16 or fp32;"
             " if it stays so, the model is damaged.",
             subject.name,
-            quantity,
+            " or ".join(names),
             count,
             len(rows),
-            consequence,
         )

@@ -138,20 +138,16 @@ def measured_rows(
     """
     folder = open_prepared(data)
     if folder is not None:
-        _warn_of_unused_seed(flag, data, given_seed)
         rows, names = prepared_rows(folder, split or "eval", flag)
         return rows, f"{len(rows)} {names} rows of the prepared folder"
     source = read_source(data, keys)
     note = ""
     if source.has_eval_rows:
-        _warn_of_unused_seed(flag, data, given_seed)
         split = split or "eval"
     else:
         model_of_split = _splits_of_runs(data, source, models)
         seed, share = next(iter(model_of_split), (TRAINING_SEED, EVAL_SHARE))
-        if given_seed is None:
-            _note_unknown_runs(data, models)
-        else:
+        if given_seed is not None:
             seed = given_seed
         if split is None and not (model_of_split or given_seed is not None or is_published(data)):
             split = "all"
@@ -172,11 +168,6 @@ def measured_rows(
     if not rows:
         raise UserError(f"{flag} {data}: there are no {name}rows{note}. With --split all, all rows are read.")
     return rows, f"{len(rows)} {name}rows{note}"
-
-
-def _warn_of_unused_seed(flag: str, data: str, seed: int | None) -> None:
-    if seed is not None:
-        logger.warning("%s %s has evaluation rows of its own: the seed %d chooses none", flag, data, seed)
 
 
 def _warn_of_other_splits(data: str, split: HeldOut, model_of_split: Mapping[HeldOut, NamedModel]) -> None:
@@ -211,19 +202,6 @@ def _splits_of_runs(data: str, source: Source, models: Sequence[NamedModel]) -> 
                 share = float(flags.get("eval_share", EVAL_SHARE))
                 model_of_split.setdefault((seed, share), model)
     return model_of_split
-
-
-def _note_unknown_runs(data: str, models: Sequence[NamedModel]) -> None:
-    """Logs which models have no run beside them, so that the seed of their training is not known."""
-    models_without_run = [f"{model.flag} {model.path}" for model in models if not runs_behind(model.path)]
-    if models_without_run:
-        logger.info(
-            "no %s of a run beside %s: if one of them was trained on %s, give it in its run's folder, since the --seed"
-            " of the run decides which rows were held out",
-            FLAGS_FILE,
-            ", ".join(models_without_run),
-            data,
-        )
 
 
 def _has_split(run: Path, data: str, hashes: set[str]) -> bool:

@@ -183,27 +183,11 @@ def _comparable_files(files: Sequence[Path], names: Mapping[Path, str]) -> list[
             pairs.append((first, second))
     for file in files:
         if not any(file in pair for pair in pairs):
-            others = [other for other in files if names[other] != names[file]]
             raise UserError(
-                f"{FILE} {file}: no file of another model answers the same prompts{_closest(file, others, prompts)}."
-                " Give one, sampled with the same command, seed and --split-seed."
+                f"{FILE} {file}: no file of another model answers the same {prompts[file].total()} prompts. Give one,"
+                " sampled with the same command, seed and --split-seed."
             )
     return pairs
-
-
-def _closest(file: Path, others: Sequence[Path], prompts: Mapping[Path, Counter[str]]) -> str:
-    """Names, for a message, the other file that shares most prompts with a file; empty if there is none."""
-    if not others:
-        return ""
-
-    def shared_with(other: Path) -> int:
-        shared_prompts = prompts[file] & prompts[other]
-        return shared_prompts.total()
-
-    closest = max(others, key=shared_with)
-    row_count = prompts[file].total()
-    closest_count = prompts[closest].total()
-    return f": of its {row_count} rows {closest}, which has {closest_count}, shares {shared_with(closest)}"
 
 
 def _reward_of(response: Response) -> float:
@@ -299,10 +283,15 @@ def _section(dataset: str, votes: pd.DataFrame, margin: float) -> VoteSection:
     votes["item"] = votes.groupby(ITEM, sort=False).ngroup()
     votes["rater"] = list(map(_rater_name, votes["kind"], votes["rater"]))
     merged = []
-    for _, votes_of_rater in votes.groupby("rater", sort=False):
-        named = _split_by_file(votes_of_rater)
-        for _, votes_of_file in named.groupby("rater", sort=False):
-            merged.append(_merge_orders(votes_of_file))
+    for rater, votes_of_rater in votes.groupby("rater", sort=False):
+        repeated = votes_of_rater[votes_of_rater.duplicated(["item", "turned"], keep=False)]
+        if len(repeated):
+            files = " and ".join(dict.fromkeys(map(str, repeated["file"])))
+            raise UserError(
+                f"{FILE} {files}: several verdicts of {rater} on the same responses, which would pass for more items."
+                " Give each file in a report of its own, or two people of one name two names in the column rater."
+            )
+        merged.append(_merge_orders(votes_of_rater))
     return VoteSection(models, dataset, pd.concat(merged, ignore_index=True))
 
 
@@ -335,20 +324,6 @@ def _rater_name(kind: str, rater: str) -> str:
     """How tables call a rater."""
     name = " ".join(rater.split())
     return name if kind in ("reward", name) else f"{kind} {name}"
-
-
-def _split_by_file(votes: pd.DataFrame) -> pd.DataFrame:
-    """A rater's votes, with the file in the rater's name where files hold verdicts on the same item and order.
-
-    These are two people of one name, or a judge that was asked twice; counted together they would pass for more items.
-    """
-    if not votes.duplicated(["item", "turned"]).any():
-        return votes
-    files = votes["file"]
-    stems = files.map(lambda file: file.stem)
-    stems_are_unique = stems.nunique() == files.nunique()
-    labels = stems if stems_are_unique else files.map(str)
-    return votes.assign(rater=votes["rater"] + " (" + labels + ")")
 
 
 def _merge_orders(votes: pd.DataFrame) -> pd.DataFrame:

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Votes of people: guidelines, a rater's session, and the file of votes."""
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dschat.base.atomic import reporting
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash
 from dschat.base.journal import make_writable
-from dschat.base.jsonl import CutLine, dump_row, iterate_rows, write_rows
+from dschat.base.jsonl import iterate_rows, write_rows
 from dschat.base.lock import Lock
 from dschat.evaluation.responses import Comparison, Pair, Side, Verdict, compared, comparison_of, mirrored
 
@@ -65,9 +63,8 @@ def guidelines(dataset: str) -> list[Point]:
 class VoteFile:
     """A file of votes, one row per vote, in the order of voting.
 
-    Nothing is held in memory: each change locks the file and reads it. A vote is appended; the file is replaced only
-    where one is taken back, or where the last line has no end. A kill at any moment leaves the state before a vote or
-    after it: a last line that is cut short was no vote yet.
+    Nothing is held in memory: each change locks the file, reads it, and replaces it by a whole one. A kill at any
+    moment leaves the state before a vote or after it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,26 +84,8 @@ class VoteFile:
             votes = self.votes()
             before = list(votes)
             yield votes
-            if votes == before:
-                return
-            is_whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
-            if is_whole and votes[: len(before)] == before:
-                self._append(votes[len(before) :])
-            else:
+            if votes != before:
                 write_rows(self.path, [vote.to_row() for vote in votes])
-
-    def _append(self, votes: Sequence[Comparison]) -> None:
-        """Appends votes; they are on the disk when this returns. Raises UserError if that is not possible."""
-        lines = "".join(dump_row(vote.to_row()) for vote in votes).encode("utf-8")
-        with reporting(f"{FLAG} {self.path}"), open(self.path, "ab") as file:
-            end = file.tell()
-            try:
-                file.write(lines)
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:  # a full disk: no half of a vote is left
-                file.truncate(end)
-                raise
 
     def check(self, pairs: Sequence[Pair], models: tuple[str, str]) -> None:
         """Raise UserError, with file and line, unless all rows are people's votes on these pairs of these models."""
@@ -126,9 +105,8 @@ class VoteFile:
         votes: list[tuple[str, Comparison]] = []
         if not self.path.exists() or self.path.stat().st_size == 0:
             return votes
-        with suppress(CutLine):
-            for origin, row in iterate_rows(self.path, FLAG):
-                votes.append((origin, comparison_of(row, origin)))
+        for origin, row in iterate_rows(self.path, FLAG):
+            votes.append((origin, comparison_of(row, origin)))
         return votes
 
 
