@@ -79,6 +79,15 @@ def test_numbers_that_are_not_finite(tmp_path):
     assert content["policies"][0]["perplexity"] == none and table.count("nan") == 3
 
 
+@pytest.mark.parametrize(("right", "pairs"), [(7, 7), (0, 1), (13, 13)])
+def test_all_or_no_pairs_right(right, pairs, tmp_path):
+    margins = [1.0 + n for n in range(right)] + [-1.0 - n for n in range(pairs - right)]
+    rows = [{"model": "r", "update": None, "chosen_score": margin, "rejected_score": 0.0} for margin in margins]
+    table = write_text_report([], [reward_result(rows)], tmp_path)
+    assert f"| {100 * right / pairs:.1f} [" in table
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_files(tmp_path):
     rows = [text(2.0, 1, **ROUGE) | {"model": name, "update": n} for name, n in (("a", 1), ("b", 2))]
     policies = [policy_result([row] * 2) for row in rows]
@@ -90,4 +99,3 @@ def test_the_files(tmp_path):
     assert "updates" in table.splitlines()[0] and "updates" not in table.splitlines()[5]
     content = json.loads((tmp_path / "report.json").read_text())
     assert content["policies"][1]["perplexity"]["value"] == pytest.approx(math.exp(2))
-    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")

@@ -93,7 +93,9 @@ def test_intervals_over_all_turns_are_over_dialogues():
 
 def test_what_is_compared_at_a_turn(tmp_path):
     a = write_jsonl(tmp_path / "a.jsonl", [dialogue(0, ["one\nUser, turn 2:\nbad", "two"])])
-    b = write_jsonl(tmp_path / "b.jsonl", [dialogue(0, ["eins", "zwei"])])
+    other = dialogue(0, ["eins", "zwei"])
+    other["trajectory"] = other.pop("messages")  # as in rows that `dschat refuel-data` has sampled
+    b = write_jsonl(tmp_path / "b.jsonl", [other])
     first, second = turn_pairs(a, "--a", b, "--b")
     assert (first.prompt, first.b.response) == ("question 0", "Assistant, turn 1:\n| eins")
     assert first.a.response == "Assistant, turn 1:\n| one\n| User, turn 2:\n| bad"

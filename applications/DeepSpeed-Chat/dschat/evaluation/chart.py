@@ -76,7 +76,7 @@ class Chart:
     lines: Sequence[Curve]
     levels: Sequence[tuple[float, Look]] = ()  # horizontal lines behind the others
     ticks: Mapping[float, str] = field(default_factory=dict)  # ticks of the x axis; if empty, matplotlib chooses them
-    scale: Literal["linear", "whole", "doubling", "names"] = "linear"  # scale of the x axis
+    scale: Literal["linear", "whole", "doubling"] = "linear"  # scale of the x axis
     legend: Literal["", "inside", "below"] = ""
 
     def draw(self, ax: Axes) -> None:
@@ -89,14 +89,9 @@ class Chart:
             ax.set_xscale("log", base=2)
         elif self.scale == "whole":
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        rotation: dict[str, Any] = {}
-        if self.scale == "names":
-            rotation = {"rotation": 20, "ha": "right"}
         if self.ticks:
-            ax.set_xticks(list(self.ticks), list(self.ticks.values()), parse_math=False, **rotation)
+            ax.set_xticks(list(self.ticks), list(self.ticks.values()), parse_math=False)
             ax.minorticks_off()
-        if self.scale == "names":
-            ax.margins(x=0.2)
         plain_axes(ax, self.title, self.x, self.y)
         if self.legend:
             plain_legend(ax, below=self.legend == "below")

@@ -233,7 +233,7 @@ class TextFlags:
         "output folder of a run whose models are all measured: models/step-N and the final one", None
     )
     data: str = flag("data set to measure on, given as to --data_path of training", path=True)
-    output: Path = flag("folder to write rows, report and chart to")
+    output: Path = flag("folder to write rows and report to")
     split: Split | None = flag(SPLIT_HELP, None)
     seed: int | None = flag(
         "random seed of training that chose the rows held out, if the data have no evaluation rows; if not given, that"
@@ -469,7 +469,7 @@ class BestOfOptions(ScoredOptions):
 class TextOptions(ModelOptions):
     """Perplexity and ROUGE of policies, loss and accuracy of reward models, on a split of a data set.
 
-    Writes into the folder of --output: rows.jsonl, a row for each model and text; report.md, report.json, report.png.
+    Writes into the folder of --output: rows.jsonl, a row for each model and text; report.md and report.json.
     If it is interrupted, the same command continues it.
     """
 

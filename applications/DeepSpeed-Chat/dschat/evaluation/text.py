@@ -121,7 +121,7 @@ def run_text(options: TextOptions) -> str:
         written_rows: list[dict[str, Any]] = []
         for rows_of_model in row_lists:
             written_rows += map(json_value, rows_of_model)
-        return written_rows, f"{table}\n\n{path}; in the same folder report.md, .json and .png"
+        return written_rows, f"{table}\n\n{path}; in the same folder report.md and .json"
 
     settings = settings_of(options, RECORDED) | where.settings
     settings["data"] = f"{options.text.data} (rows {digest_of(rows)})"

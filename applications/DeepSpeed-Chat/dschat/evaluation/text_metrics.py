@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from dschat.base.pictures import short
 from dschat.base.statistics import MeanInterval, bounded_interval, wilson
-from dschat.evaluation.chart import Chart, Curve, draw_charts, look_of
 from dschat.evaluation.page import NAME, OUTPUT, Report, Table, write_report
 from dschat.evaluation.table import result_table
 
@@ -123,7 +121,7 @@ def _softplus(number: float) -> float:
 
 
 def write_text_report(policies: Sequence[Result], rewards: Sequence[Result], folder: Path) -> str:
-    """Write report.md, report.json and report.png; returns the tables. Raises UserError if it cannot.
+    """Write report.md and report.json; returns the tables. Raises UserError if it cannot.
 
     Args:
         policies: results of policies in the order of the table.
@@ -137,7 +135,7 @@ def write_text_report(policies: Sequence[Result], rewards: Sequence[Result], fol
         tables.append(_reward_table(result_table(rewards)))
     content = {"policies": policies, "reward_models": rewards}
     report = Report("", tables, remarks=[REMARK])
-    return write_report(folder, NAME, content, report, lambda: draw_texts(policies, rewards), OUTPUT).rstrip("\n")
+    return write_report(folder, NAME, content, report, flag=OUTPUT).rstrip("\n")
 
 
 def _policy_table(policies: pd.DataFrame) -> Table:
@@ -172,54 +170,3 @@ def _model_table(kind: str, results: pd.DataFrame, columns: Mapping[str, list[ob
     all_columns |= columns
     rows = zip(*all_columns.values(), strict=True)
     return Table(list(all_columns), list(rows))
-
-
-def draw_texts(policies: Sequence[Result], rewards: Sequence[Result]) -> bytes:
-    """Draw perplexity and ROUGE of policies, loss and accuracy of reward models, a chart each, as PNG."""
-    charts = []
-    if policies:
-        perplexities: list[MeanInterval] = []
-        rouges: dict[str, list[MeanInterval]] = defaultdict(list)
-        for policy in policies:
-            perplexities.append(policy["perplexity"])
-            for name, interval in policy["rouge"].items():
-                rouges[ROUGES[name]].append(interval)
-        charts.append(_chart_of_models("Perplexity", "exp(nats per token)", policies, {"": perplexities}))
-        if rouges:
-            charts.append(_chart_of_models("ROUGE against the data's responses", "F1", policies, rouges))
-    if rewards:
-        losses: list[MeanInterval] = []
-        accuracies: list[MeanInterval] = []
-        for reward in rewards:
-            losses.append(reward["loss"])
-            accuracies.append(reward["accuracy"].per_cent)
-        charts.append(_chart_of_models("Loss of the reward model", "nats per pair", rewards, {"": losses}))
-        charts.append(_chart_of_models("Accuracy of the reward model", "%", rewards, {"": accuracies}))
-    return draw_charts(charts, (5.2 * len(charts), 4.2))
-
-
-def _chart_of_models(
-    title: str, unit: str, results: Sequence[Result], estimates: Mapping[str, Sequence[MeanInterval]]
-) -> Chart:
-    """Lines over updates where they are known of all models, else points at the models' names."""
-    updates = [result["update"] for result in results]
-    over_updates = None not in updates
-    ticks: dict[float, str] = {}
-    if not over_updates:
-        for index, result in enumerate(results):
-            ticks[index] = short(result["model"])
-    lines = []
-    for number, (label, values) in enumerate(estimates.items()):
-        look = look_of(number, label)
-        if not over_updates:
-            look = {**look, "linestyle": "none"}
-        lines.append(Curve(updates if over_updates else list(ticks), values, look))
-    return Chart(
-        title,
-        "optimiser updates" if over_updates else "",
-        f"{unit}, 95 % interval over texts",
-        lines,
-        ticks=ticks,
-        scale="linear" if over_updates else "names",
-        legend="inside" if len(lines) > 1 else "",
-    )

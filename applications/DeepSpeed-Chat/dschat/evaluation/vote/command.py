@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `dschat vote`: a terminal that asks one rater, or a page for all."""
 
-import getpass
+import os
 import shutil
 import sys
 import threading
@@ -27,17 +27,10 @@ def vote(options: VoteOptions) -> str:
     if flags.web:
         return _vote_in_browser(study, flags.rater or "", flags.port)
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
-    rater = _login_name() if flags.rater is None else flags.rater
+    rater = flags.rater or os.environ.get("USER", "rater")
     rating = TerminalRating(study.session(rater), input, print)
     rating.run()
     return ""
-
-
-def _login_name() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "rater"
 
 
 def _vote_in_browser(study: Study, rater: str, port: int | None) -> str:
