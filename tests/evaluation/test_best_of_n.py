@@ -2,12 +2,11 @@
 """The sweep over numbers of responses and temperatures: what it draws, and what a kill leaves."""
 
 import json
-import sys
 from statistics import fmean
 
 import pytest
 
-from cli_runs import ROOT, arguments, read_jsonl, run_command
+from cli_runs import read_jsonl
 from closeness import near
 from dschat.base.errors import UserError
 from dschat.evaluation import generate as scored
@@ -15,7 +14,6 @@ from dschat.evaluation import prompts
 from dschat.evaluation.generate import run_best_of_n, run_inference
 from dschat.evaluation.generate_options import BestOfOptions
 from dschat.settings.parse import parse as parse_flags
-from killed_commands import kill_when, rows_kept
 
 SHORT = {"best_of": (2, 3), "temperatures": (0.5, 1.2), "single_temperatures": (0.0, 0.5), "num_samples": 7}
 
@@ -86,23 +84,3 @@ def test_models_are_opened_once_and_not_for_a_finished_sweep(sweep, interrupt):
     run_best_of_n(again)
     assert len(opened) == 2, "everything had been drawn; only table and curves were missing"
     assert files_of(chosen.result_path) == before
-
-
-@pytest.mark.slow
-def test_killed_between_two_temperatures_and_started_again_gives_the_same_files(project, sweep, tmp_path):
-    flags = {"dataset": "hh-rlhf", "max_new_tokens": 16, "batch_size": 2, "num_samples": 8, "name": "killed"}
-    uninterrupted = sweep(**flags)
-    run_best_of_n(uninterrupted)
-    whole = files_of(uninterrupted.result_path)
-    again = sweep(proj_path=tmp_path / "killed", **flags)
-    words = flags | SHORT | {"proj_path": again.project.proj_path, "device": "cpu", "num_samples": 8}
-    words |= {"model": project / "run", "reward_model": project / "rm"}
-    partial = again.result_path.with_name("killed.jsonl.partial")
-    command, data = [sys.executable, "inference/best_of_n.py", *arguments(words)], str(project / "data")
-    kill_when(command, lambda: rows_kept(partial) > 10, ROOT, MA_RLHF_DATA=data)  # 8 rows at 0, 2 at 0.5
-    assert 10 < rows_kept(partial) < 24
-    with pytest.raises(UserError, match="was begun with --best_of .2, 3., now it is .2, 4."):
-        run_best_of_n(sweep(proj_path=again.project.proj_path, **flags | {"best_of": (2, 4)}))
-    done = run_command(command, cwd=ROOT, MA_RLHF_DATA=data).expect(0)
-    assert "| killed " in done.stdout and "N = 3" in done.stdout and "8 prompts: " in done.stdout
-    assert files_of(again.result_path) == whole

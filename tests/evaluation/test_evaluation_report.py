@@ -64,7 +64,7 @@ def response_files(folder, rewards, names=("ma", "ppo")):
 def sections_of(*files, reward_margin=0.0, dataset=""):
     """The sections of `build_evaluation_report`, without its files; tables as lists of named tuples."""
     sections = []
-    for section in sorted_votes(read_votes(files, reward_margin), reward_margin, dataset):
+    for section in sorted_votes(read_votes(files, reward_margin), dataset):
         result = section_result(section)
         names = ("raters", "agreement", "group_agreement")
         tables = {name: list(getattr(result, name).itertuples(index=False)) for name in names}
@@ -279,38 +279,6 @@ def test_files_of_responses_join_the_section_of_the_models_they_are_called_after
     assert section.means["reward"]["first"].mean == pytest.approx(3 / 5)
 
 
-def test_rewards_beside_verdicts_are_used_where_there_are_no_files_of_responses(tmp_path):
-    rows = [verdict_row(i, "A", reward_a=i, reward_b=1) for i in range(3)]
-    judge = verdict_file(tmp_path, "judge", [rows[0], rows[1]])
-    turned = verdict_file(tmp_path, "turned", [swapped(rows[2]) | {"reward_a": 1, "reward_b": 2}])
-    (section,) = sections_of(judge, turned)
-    assert rater_of(section, "reward model").rates.tally == Tally(1, 1, 1)
-    (section,) = sections_of(judge, *response_files(tmp_path, [(5, 4), (5, 4)]))
-    assert rater_of(section, "reward model").rates.tally == Tally(2, 0, 0)
-
-
-def test_three_models_make_three_sections(tmp_path):
-    """Even where a third model gives the very responses of the first. Files of other names are other models."""
-    files = response_files(tmp_path, [(2, 1), (2, 1)]) + response_files(tmp_path, [(1, 3), (1, 3)], ("sft", "big"))[:1]
-    judge = verdict_file(tmp_path, "judge", [verdict_row(0, "B"), verdict_row(1, "B")])
-    sections = sections_of(*files, judge)
-    assert [section.models for section in sections] == [("ma", "ppo"), ("ma", "sft"), ("ppo", "sft")]
-    assert [len(section.raters) for section in sections] == [2, 1, 1]
-    found = sections_of(judge, *response_files(tmp_path, [(1, 0), (1, 0)], names=("run7", "run8")))
-    assert [(one.models, one.dataset) for one in found] == [(("ma", "ppo"), "summarize"), (("run7", "run8"), "")]
-
-
-def test_models_of_one_name_in_two_folders_are_told_apart(tmp_path):
-    for temperature, reward in (("0", 1), ("0.8", 2)):
-        response_files(tmp_path / f"temperature={temperature}", [(reward, 0)])
-    files = [tmp_path / f"temperature={temperature}" / "ma.jsonl" for temperature in ("0", "0.8")]
-    (section,) = sections_of(*files)
-    assert section.models == ("temperature=0/ma", "temperature=0.8/ma")
-    rows = [verdict_row(0, "A", model_b="ma")]
-    (section,) = sections_of(verdict_file(tmp_path, "same", rows))
-    assert section.names == ("ma (A)", "ma (B)")
-
-
 def test_other_models_and_other_data_sets_are_sections_of_their_own(tmp_path):
     rows = [verdict_row(0, "A"), verdict_row(1, "B", model_b="sft"), verdict_row(2, "A", dataset="webgpt")]
     people = verdict_file(tmp_path, "people", [verdict_row(2, "A", "ann", "human", dataset="webgpt")])
@@ -361,29 +329,12 @@ def test_criteria_have_rates_of_their_own(tmp_path):
     assert turned.raters[0].aspects["accuracy"].tally == Tally(0, 0, 1)
 
 
-@pytest.mark.parametrize("verdicts", [["A"], ["skip"], ["tie"] * 30, ["invalid", "skip"]])
-def test_little_to_say_is_said_without_nan(tmp_path, verdicts):
-    rows = [verdict_row(i, v, orders=[]) for i, v in enumerate(verdicts)]
-    rows += [verdict_row(i, v, "ann", "human", first="A") for i, v in enumerate(verdicts)]
-    files = [verdict_file(tmp_path, "j", rows), *response_files(tmp_path, [(1, 1)] * len(verdicts))]
-    assert "nan" not in build_evaluation_report(files, tmp_path / "out").text().lower()
-    json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
-
-
-def test_odd_names_are_drawn(tmp_path, recwarn):
-    row = verdict_row(0, "A", "two\nlines $\\frac$", model_a="$x_^{ \ud800", model_b="_b" * 40)
-    report = build_evaluation_report([verdict_file(tmp_path, "j", [row])], tmp_path / "out")
-    assert "judge two lines" in report.text()
-    assert not [warning for warning in recwarn if "label" in str(warning.message)]
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("{", ":2: not valid JSON"),
         (json.dumps(verdict_row(1, "C")), ":2: verdict must be one of A, B, tie, invalid, skip, not 'C'"),
         (json.dumps(verdict_row(1, "A", orders=[{"first": "A"}])), ":2: orders must be a list"),
-        (json.dumps(verdict_row(1, "A", reward_a=1, reward_b="x")), ":2: reward_b must be a finite number, not 'x'"),
         (json.dumps(verdict_row(1, "A", aspects={"use": 1})), ":2: aspects must be an object of verdicts"),
         (json.dumps({"prompt": "p", "response": "r"}), ":2: no column 'response_a'"),
     ],

@@ -77,16 +77,6 @@ def test_a_folder_that_is_called_as_the_data_set_is_not_taken_for_it(
     assert "./" not in caplog.text, "nobody meant the folder"
 
 
-def test_renamed_columns(options, tmp_path, bytes_tokenizer):
-    rows = [{"q": f"Question {i}:", "good": " yes", "bad": " no"} for i in range(20)]
-    file = write_jsonl(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(UserError, match=r"rows.jsonl:1: no column 'prompt' .*--prompt_key"):
-        select_prompts(options(data_path=str(file)), bytes_tokenizer)
-    keys = {"prompt_key": "q", "chosen_key": "good", "rejected_key": "bad"}
-    row = select_prompts(options(data_path=str(file), **keys), bytes_tokenizer).examples[0].row
-    assert row.prompt.startswith("Question") and (row.chosen, row.rejected) == (" yes", " no")
-
-
 def test_long_prompts_are_dropped_and_counted_and_bring_no_others_in(options, folder, bytes_tokenizer, caplog):
     rows = plain_rows(30)
     for i in range(0, 30, 3):
@@ -104,14 +94,6 @@ def test_long_prompts_are_dropped_and_counted_and_bring_no_others_in(options, fo
     assert f"{limited.dropped} of 12 prompts left out (prompt too long: {limited.dropped})" in caplog.text
     exact = select_prompts(options(max_prompt_len=max(lengths), **flags), bytes_tokenizer)
     assert texts_of(exact) == texts_of(unlimited)
-
-
-def test_fewer_prompts_than_asked_for_are_told(options, folder, bytes_tokenizer, caplog):
-    assert len(select_prompts(options(data_path=str(folder), num_samples=40), bytes_tokenizer).examples) == 30
-    assert "it holds 30 prompts, not the 40 of --num_samples" in caplog.text
-    caplog.clear()
-    select_prompts(options(data_path=str(folder), num_samples=30), bytes_tokenizer)
-    assert "--num_samples" not in caplog.text
 
 
 def test_a_file_of_which_no_row_is_held_out(options, bytes_tokenizer, tmp_path):
@@ -260,23 +242,6 @@ def test_runs_with_different_seeds_are_named(options, trained, bytes_tokenizer, 
     compared = options(data_path=str(data), model=model, split_seed=3)
     assert sorted(texts_of(select_prompts(compared, bytes_tokenizer))) == sorted(held_out_by(data, 3))
     assert f"held out other ones: --model {model} with --seed 7" in caplog.text
-
-
-def test_evaluation_rows_of_the_data_follow_no_seed(options, folder, trained, bytes_tokenizer, caplog):
-    caplog.set_level("INFO")
-    model = trained("run", folder / "train.jsonl", 7)
-    assert len(texts_of(select_prompts(options(data_path=str(folder), model=model), bytes_tokenizer))) == 30
-    assert "30 of 30 evaluation rows" in caplog.text and "--seed" not in caplog.text
-    assert len(texts_of(select_prompts(options(data_path=str(folder), split_seed=3), bytes_tokenizer))) == 30
-
-
-def test_a_published_set_is_known_by_each_of_its_names(options, trained, project, bytes_tokenizer, tmp_path):
-    """WebGPT has no evaluation rows either."""
-    (file,) = (project / "data" / "webgpt").glob("train*")
-    model = trained("run", file, 7, data_path=["webgpt"])
-    (tmp_path / "run" / "run.json").unlink()
-    prompts = texts_of(select_prompts(options(dataset="webgpt", model=model), bytes_tokenizer))
-    assert prompts == held_out_by("webgpt", 7) != held_out_by("webgpt", 1234)
 
 
 # one's own evaluation data

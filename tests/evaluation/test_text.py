@@ -17,7 +17,6 @@ from dschat.evaluation.generate_options import TextFlags, TextOptions
 from dschat.evaluation.text import run_text, subjects_of
 from dschat.models.reward_notes import note_end_token
 from factories import BOS, EOS, hf_score, make_causal_lm, make_classifier, save_folder
-from shared_base_runs import write_adapter
 
 PROMPTS = (
     "the quick ",
@@ -121,20 +120,6 @@ def test_a_reward_model_is_measured_at_the_token_that_it_was_trained_at(place, t
         parts += [tokenizer(response, add_special_tokens=False)["input_ids"] for response in responses]
         better, worse = (hf_score(classifier, [*parts[0], *part, end]) for part in parts[1:])
         assert (row["chosen_score"], row["rejected_score"]) == near((better, worse))
-
-
-def test_an_adapter_alone_is_read_on_its_base(place, tokenizer):
-    """What a run of step 2 leaves with --lora_dim and --no_merge_lora; beside it the merged model."""
-    base = save_folder(place / "base", make_causal_lm("gemma"), tokenizer)
-    whole = write_adapter(place / "whole", base, tokenizer, merge=True)
-    alone = write_adapter(place / "run", base, tokenizer)
-    (place / "run" / "run.json").write_text(json.dumps({"step": "reward", "batches": {"total_updates": 12}}))
-    (place / "run" / "train_config.json").write_text(json.dumps({"seed": 1234}))
-    expected = measure(place, "first", reward_model=[whole])
-    for name, flags in (("second", {"reward_model": [alone]}), ("third", {"checkpoints": place / "run"})):
-        for row, wanted in zip(measure(place, name, **flags), expected, strict=True):
-            for score in ("chosen_score", "rejected_score"):
-                assert row[score] == near(wanted[score])
 
 
 def test_an_interrupted_run_goes_on_with_the_same_rows_alone(place, interrupt):

@@ -108,24 +108,12 @@ def test_the_same_text_twice_is_a_tie_and_not_asked_about(server, tmp_path):
     assert len(server.bodies) == 2
 
 
-def test_rows_that_repeat_are_judged_once_and_kept_with_their_rewards(server, tmp_path):
-    for name, response, reward in (("ma-sampled", "good", 1.5), ("ppo-sampled", "bad", -2)):
-        write_jsonl(tmp_path / f"{name}.jsonl", [{"prompt": "p", "response": response, "reward": reward}] * 3)
+def test_rows_that_repeat_are_judged_once(server, tmp_path):
+    for name, response in (("ma-sampled", "good"), ("ppo-sampled", "bad")):
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"prompt": "p", "response": response}] * 3)
     line = judged(server, tmp_path, models=("ma-sampled", "ppo-sampled"))
     assert verdicts(tmp_path) == ["A"] * 3 and len(server.bodies) == 2
     assert line.startswith("ma against ppo on summarize") and "3 wins" in line and "of 3;" in line
-    assert {(row["reward_a"], row["reward_b"]) for row in judged_rows(tmp_path)} == {(1.5, -2)}
-
-
-def test_rewards_of_different_reward_models_are_left_out(server, tmp_path, caplog):
-    for name, response, scorer in (("ma", "good", "rm 12ab"), ("ppo", "bad", "rm 34cd")):
-        same = {"prompt": "q", "response": f"{response} q", "reward": 1.0, "scorer": "  "}
-        rows = [same, {"prompt": "p", "response": response, "reward": 1.0, "scorer": scorer}]
-        write_jsonl(tmp_path / f"{name}.jsonl", rows)
-    judged(server, tmp_path, models=("ma", "ppo"))
-    assert verdicts(tmp_path) == ["A", "A"]
-    assert ["reward_a" in row for row in judged_rows(tmp_path)] == [True, False]
-    assert "are by rm 12ab, those of " in caplog.text and "left out of 1 of 2 verdicts" in caplog.text
 
 
 def test_responses_that_pose_as_something_else_are_judged_by_what_they_are(server, tmp_path):

@@ -326,12 +326,6 @@ def test_nonsense_stops_the_run_or_costs_its_response(server, tmp_path):
     assert_near(filled.parts["judge_truth"], [0.2, 0.1, 0.0])
 
 
-def test_a_refused_text_costs_its_response_alone(server, tmp_path):
-    server.refuse_when(lambda body: "not this" if "forbidden" in json.dumps(body["messages"]) else None)
-    scores = judge_of(server, tmp_path, skips=True, concurrency=1)(rollout_of(2), texts_of("good", "forbidden"))
-    assert scores.values.isnan().tolist() == [False, True]
-
-
 def test_a_broken_server_stops_the_run_or_costs_the_rollout(server, tmp_path):
     """Five questions in a row without an answer are enough; the next rollout asks again."""
     texts = texts_of(*["good " * n for n in range(8)])

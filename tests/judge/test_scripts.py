@@ -72,15 +72,6 @@ def test_two_runs_do_not_write_one_file(server, tmp_path):
         process.communicate()
 
 
-def test_a_wrong_key_is_one_message(server, tmp_path):
-    two_files(tmp_path, MANY_A, MANY_B)
-    server.plan.extend([(401, {"error": {"message": f"Incorrect API key provided: {KEY}"}}, {})] * 50)
-    result = run_command(words(server, tmp_path), JUDGE_API_KEY=KEY)
-    message = message_of(result, "refuses the key (401)", "JUDGE_API_KEY", "0 of 10 pairs")
-    assert KEY[:12] not in message
-    assert len(server.bodies) <= 8  # those that were on their way
-
-
 def files_with(folder: Path, text: str) -> list[Path]:
     """Files under a folder with a text in their content or name."""
     found = [file for file in folder.rglob("*") if file.is_file()]

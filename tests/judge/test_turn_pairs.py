@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from cli_runs import read_jsonl, write_jsonl
-from dschat.base.errors import UserError
 from dschat.judge.options import TurnOptions
 from dschat.judge.turn_report import run_turns
 from dschat.settings.parse import parse
@@ -51,19 +50,6 @@ def test_verdicts_by_turn_by_hand(server, words, tmp_path):
     assert first["prompt"] == "question 0.0"
     assert {first["first"], first["second"]} == {"Assistant, turn 1:\n| good good", "Assistant, turn 1:\n| good"}
     assert "above all in their last reply" in server.bodies[0]["messages"][0]["content"]
-
-
-def test_one_order_and_a_dry_run(server, words, tmp_path):
-    estimate = run_turns(
-        parse(TurnOptions, words(tmp_path / "o.jsonl", "--dry_run", "--price_in", 1, "--price_out", 1))
-    )
-    assert "6 pairs, 10 requests" in estimate and "about $" in estimate
-    assert server.bodies == [] and not (tmp_path / "o.jsonl").exists()
-    run_turns(parse(TurnOptions, words(tmp_path / "o.jsonl", "--single_order")))
-    assert [len(row["orders"]) for row in read_jsonl(tmp_path / "o.jsonl")] == [1, 1, 1, 1, 0, 1]
-    with pytest.raises(UserError, match="--max_cost 1e-06"):
-        flags = ["--max_cost", 1e-6, "--price_in", 1, "--price_out", 1, "--max_tokens", 50]
-        run_turns(parse(TurnOptions, words(tmp_path / "p.jsonl", *flags)))
 
 
 def test_killed_half_way_and_started_again_gives_the_same_file(server, words, tmp_path):

@@ -175,20 +175,6 @@ def test_a_double_click_and_a_key_held_down_vote_once(server, chromium):
         assert [row["verdict"] for row in of(server, "Dora")] == ["tie", "skip"]
 
 
-@pytest.mark.slow
-def test_a_killed_server_has_lost_nothing(server, chromium):
-    with opened(chromium, server.address, "Kim") as page:
-        before = press(page, "1", "2 of 5")
-        rows = votes(server.folder)
-        server.kill()
-        assert votes(server.folder) == rows
-        server.start()
-        page.goto(f"{server.address}?rater=Kim")
-        assert at(page, "2 of 5") == before
-        press(page, "3", "3 of 5")
-    assert votes(server.folder)[:-1] == rows and of(server, "Kim")[-1]["verdict"] == "tie"
-
-
 def test_the_page_asks_no_other_host_and_names_no_model(server, chromium, trapped):
     asked, answers = [], []
     with opened(chromium, server.address) as page:
@@ -210,18 +196,6 @@ def test_the_page_asks_no_other_host_and_names_no_model(server, chromium, trappe
     assert trapped[1] == [], "the server called out"
     listening = [c.laddr.ip for c in psutil.Process(server.process.pid).net_connections() if c.status == "LISTEN"]
     assert listening == ["127.0.0.1"]
-
-
-def test_keys_open_the_guidelines_and_combinations_do_not_vote(server, chromium):
-    with opened(chromium, server.address, "Gudrun") as page:
-        assert page.get_by_text("relevance").locator("visible=true").count() == 0
-        page.keyboard.press("?")
-        page.get_by_text("relevance").locator("visible=true").wait_for()
-        for keys in ("Control+1", "Alt+2", "5", "Enter"):
-            page.wait_for_timeout(50)
-            page.keyboard.press(keys)
-        page.wait_for_timeout(PAUSE)
-        assert at(page, "1 of 5")[0] == "prompt 0" and of(server, "Gudrun") == []
 
 
 def test_control_c_ends_the_server_with_the_counts_of_every_rater(server):

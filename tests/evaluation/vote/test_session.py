@@ -145,20 +145,6 @@ def test_a_new_session_goes_on_and_case_does_not_make_another_rater(tmp_path):
     assert session.view().item.pair.prompt == "prompt 2" and session.view().voted == 2
 
 
-def test_raters_do_not_meet(tmp_path):
-    """Undo reaches back before a session's start, to the rater's own vote."""
-    study = make_study(tmp_path, 3)
-    anna, ben = study.session("anna"), study.session("ben")
-    vote_all(anna, "11")
-    vote_all(ben, "2")
-    assert ben.view().voted == 1 and anna.view().voted == 2
-    assert ben.undo(votes(tmp_path)[2]["id"]).rater == "ben"
-    assert [row["rater"] for row in votes(tmp_path)] == ["anna", "anna"]
-    assert study.raters() == ["anna"]
-    later = make_study(tmp_path, 3).session("anna")
-    assert later.undo(later.view().last).prompt == "prompt 1"
-
-
 def test_votes_that_are_given_at_the_same_time_are_all_kept(tmp_path):
     """By 4 raters on 6 pairs each, as a page's threads do."""
     study = make_study(tmp_path, 6)
@@ -167,17 +153,6 @@ def test_votes_that_are_given_at_the_same_time_are_all_kept(tmp_path):
     found = Counter(row["rater"] for row in votes(tmp_path))
     assert found == {"anna": 6, "ben": 6, "cleo": 6, "dan": 6}
     assert not list(tmp_path.glob(".*"))
-
-
-def test_a_second_vote_on_an_item_is_ignored(tmp_path):
-    """Two tabs, two terminals: the first vote stays."""
-    one, two = make_study(tmp_path, 3).session("anna"), make_study(tmp_path, 3).session("anna")
-    seen = two.view().item.pair.id
-    vote_all(one, "3")
-    assert not two.vote(seen, "4")
-    assert [row["verdict"] for row in votes(tmp_path)] == ["tie"]
-    assert two.view().item.pair.prompt == "prompt 1"
-    assert not two.vote("no such item", "1") and len(votes(tmp_path)) == 1
 
 
 def test_undo_takes_back_the_vote_that_the_rater_means(tmp_path):

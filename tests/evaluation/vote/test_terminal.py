@@ -118,20 +118,6 @@ def test_a_killed_session_has_lost_nothing(tmp_path):
     assert votes(tmp_path)[:3] == before and len(votes(tmp_path)) == 5
 
 
-def test_raters_who_vote_at_once_lose_nothing(tmp_path):
-    write_responses(tmp_path, 15)
-    processes = [begin(tmp_path, rater, PYTHONUNBUFFERED="1") for rater in ("anna", "ben", "eva")]
-    for process in processes:
-        while "quit" not in process.stdout.readline():  # the line of keys under the first item
-            pass
-    for process in processes:
-        type_into(process, "1" * 15)
-    for process in processes:
-        assert "15 of 15 voted" in process.communicate(timeout=TIMEOUT)[0]
-    rows = votes(tmp_path)
-    assert len({(row["rater"], row["id"]) for row in rows}) == len(rows) == 45
-
-
 def test_control_c_leaves_politely(tmp_path):
     write_responses(tmp_path, 3)
     process = begin(tmp_path, PYTHONUNBUFFERED="1")

@@ -40,7 +40,7 @@ def build_evaluation_report(
         raise UserError("A report needs at least one file of verdicts, or two of responses with rewards.")
     paths = list(map(Path, files))
     votes = read_votes(paths, reward_margin)
-    sections = list(map(section_result, sections_of(votes, reward_margin, dataset)))
+    sections = list(map(section_result, sections_of(votes, dataset)))
     content = {
         "files": list(map(str, paths)),
         "reward_margin": reward_margin,

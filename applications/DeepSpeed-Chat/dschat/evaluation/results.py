@@ -60,7 +60,7 @@ def section_result(section: VoteSection) -> SectionResult:
     items = votes.drop_duplicates("item")
     words = items[["response_a", "response_b"]].map(_word_count)
     characters = items[["response_a", "response_b"]].map(len)
-    rewards = votes[votes["kind"] == "reward"].dropna(subset=["reward_a", "reward_b"])
+    rewards = votes[votes["kind"] == "reward"]
     means = {
         "characters": model_means(characters["response_a"], characters["response_b"]),
         "words": model_means(words["response_a"], words["response_b"]),

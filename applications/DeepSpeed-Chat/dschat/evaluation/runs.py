@@ -360,7 +360,8 @@ def _curves(runs: Sequence[RunLog], labels: Labels) -> Section:
     looks = [look_of(number, run.name) for number, run in enumerate(runs)]
     height = 3.5 * math.ceil((len(charts) + 1) / 2)
     picture = drawn(partial(draw_charts, charts, (10, height), columns=2, legend=looks), title)
-    figure = Figure(f"{title} over optimiser updates, all runs", picture) if picture else None
+    content = ", ".join(chart.title for chart in charts)
+    figure = Figure(f"{title} over optimiser updates, all runs: {content}", picture) if picture else None
     return Section(title, remark=READING, figure=figure)
 
 

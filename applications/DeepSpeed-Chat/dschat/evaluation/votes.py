@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Votes of judges, people and reward models as a table, sorted into sections: a pair of models on a data set."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from dschat.evaluation.responses import (
     comparison_of,
     mirrored,
     model_names,
-    number_of,
     read_pairs,
     read_responses,
     require_same_scorer,
@@ -66,7 +64,7 @@ def read_votes(files: Sequence[Path], margin: float) -> pd.DataFrame:
         One vote per row. `prompt`, `response_a`, `response_b` and `occurrence` identify the item; `kind`, `rater`,
         `model_a` and `model_b` the rater. `verdict` is in terms of the models; `orders` is a tuple of `Order`, empty
         where the file does not record them; `aspects` maps a criterion to its verdict. `reward_a` and `reward_b` are
-        NaN if they are not known. `dataset` may be empty, `file` is where the vote was read, and `turned` says
+        the reward model's alone. `dataset` may be empty, `file` is where the vote was read, and `turned` says
         whether the models have been exchanged since.
 
     Raises:
@@ -101,9 +99,6 @@ def _read_verdicts(file: Path) -> pd.DataFrame:
             vote[name] = getattr(comparison, name)
         vote["orders"] = _orders_of(row, comparison.verdict, origin)
         vote["aspects"] = _aspects_of(row, origin)
-        for name in ("reward_a", "reward_b"):
-            reward = number_of(row, name, origin)
-            vote[name] = math.nan if reward is None else reward
         rows.append(vote)
     votes = pd.DataFrame(rows)
     votes["occurrence"] = votes.groupby([*TEXTS, *RATER]).cumcount()
@@ -143,9 +138,8 @@ def _compare_rewards(files: Sequence[Path], margin: float) -> pd.DataFrame:
     An item counts once for two models, even if both their complete files and samples of them are given.
     """
     names = dict(zip(files, model_names(files), strict=True))
-    tables = []
+    rows: list[dict[str, Any]] = []
     for file_a, file_b in _comparable_files(files, names):
-        rows = []
         pairs = read_pairs(file_a, FILE, file_b, FILE)
         scorers: dict[str, str] = {}
         for pair in pairs:
@@ -153,20 +147,28 @@ def _compare_rewards(files: Sequence[Path], margin: float) -> pd.DataFrame:
             scorers[pair.b.origin] = pair.b.scorer
         require_same_scorer(scorers)
         for pair in pairs:
+            reward_a = _reward_of(pair.a)
+            reward_b = _reward_of(pair.b)
             row = {
                 "prompt": pair.prompt,
                 "response_a": pair.a.response,
                 "response_b": pair.b.response,
-                "reward_a": _reward_of(pair.a),
-                "reward_b": _reward_of(pair.b),
+                "verdict": score_verdict(reward_a, reward_b, margin),
+                "kind": "reward",
+                "rater": REWARD_MODEL,
+                "model_a": names[file_a],
+                "model_b": names[file_b],
+                "dataset": "",
+                "orders": (),
+                "aspects": {},
+                "reward_a": reward_a,
+                "reward_b": reward_b,
+                "file": file_a,
             }
             rows.append(row)
-        items = pd.DataFrame(rows)
-        items["occurrence"] = items.groupby(TEXTS).cumcount()
-        items["file"] = file_a
-        models = (names[file_a], names[file_b])
-        tables.append(_reward_votes(items, models, margin))
-    votes = pd.concat(tables)
+    votes = pd.DataFrame(rows)
+    votes["occurrence"] = votes.groupby([*TEXTS, "file", "model_a", "model_b"]).cumcount()
+    votes["turned"] = False
     return votes.drop_duplicates([*ITEM, "model_a", "model_b"])
 
 
@@ -199,43 +201,13 @@ def _reward_of(response: Response) -> float:
     return response.reward
 
 
-def _with_reward_votes(votes: pd.DataFrame, models: tuple[str, str], margin: float) -> pd.DataFrame:
-    """Votes, with votes of the reward model added from the scores that they hold, unless it has voted already."""
-    scored = votes.dropna(subset=["reward_a", "reward_b"])
-    has_voted = (votes["kind"] == "reward").any()
-    if has_voted or scored.empty:
-        return votes
-    by_item = scored.groupby(ITEM, sort=False)[["reward_a", "reward_b", "file"]]
-    rewards = by_item.last().reset_index()
-    return pd.concat([votes, _reward_votes(rewards, models, margin)], ignore_index=True)
-
-
-def _reward_votes(items: pd.DataFrame, models: tuple[str, str], margin: float) -> pd.DataFrame:
-    """Votes of the reward model on items with the columns ITEM, `reward_a`, `reward_b` and `file`."""
-    verdicts = []
-    for reward_a, reward_b in zip(items["reward_a"], items["reward_b"], strict=True):
-        verdicts.append(score_verdict(reward_a, reward_b, margin))
-    votes = items.copy()
-    votes["verdict"] = verdicts
-    votes["kind"] = "reward"
-    votes["rater"] = REWARD_MODEL
-    votes["model_a"], votes["model_b"] = models
-    votes["dataset"] = ""
-    votes["orders"] = object_column(votes, [()] * len(votes))
-    votes["aspects"] = object_column(votes, [{}] * len(votes))
-    votes["turned"] = False
-    return votes
-
-
-def sections_of(votes: pd.DataFrame, margin: float, dataset: str = "") -> list[VoteSection]:
+def sections_of(votes: pd.DataFrame, dataset: str = "") -> list[VoteSection]:
     """Sort votes into sections by the names of models and data set.
 
     The first vote of a section decides which model comes first; votes on the models in the other order are exchanged.
-    If the reward model has no vote in a section, the rewards in the rows of the verdicts are compared.
 
     Args:
         votes: rows as `read_votes` returns them.
-        margin: rewards that differ by no more than this are a tie.
         dataset: data set of votes that do not name one; if empty, the data set of other votes on the same models.
 
     Raises:
@@ -247,7 +219,7 @@ def sections_of(votes: pd.DataFrame, margin: float, dataset: str = "") -> list[V
     votes["dataset"] = _datasets_of(votes, dataset)
     sections = []
     for (_, name), section in votes.groupby(["models", "dataset"], sort=False):
-        sections.append(_section(str(name), section.drop(columns="models"), margin))
+        sections.append(_section(str(name), section.drop(columns="models")))
     return sections
 
 
@@ -272,13 +244,12 @@ def _datasets_of(votes: pd.DataFrame, dataset: str) -> list[str]:
     return datasets
 
 
-def _section(dataset: str, votes: pd.DataFrame, margin: float) -> VoteSection:
+def _section(dataset: str, votes: pd.DataFrame) -> VoteSection:
     models = (votes["model_a"].iloc[0], votes["model_b"].iloc[0])
     same_order = votes["model_a"] == models[0]
     exchanged = exchange_models(votes[~same_order])
     votes = pd.concat([votes[same_order], exchanged]).sort_index()
 
-    votes = _with_reward_votes(votes, models, margin)
     votes = votes.sort_values("kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable")
     votes["item"] = votes.groupby(ITEM, sort=False).ngroup()
     votes["rater"] = list(map(_rater_name, votes["kind"], votes["rater"]))

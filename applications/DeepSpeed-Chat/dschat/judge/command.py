@@ -12,7 +12,7 @@ from typing import Any
 from dschat.base.errors import UserError
 from dschat.base.journal import Journal
 from dschat.base.statistics import score_verdict
-from dschat.evaluation.responses import Pair, compared, is_same_scorer, read_pairs, with_origins
+from dschat.evaluation.responses import Pair, compared, read_pairs, with_origins
 from dschat.judge.client import JudgeClient
 from dschat.judge.costs import Spending, estimated_tokens
 from dschat.judge.options import BY_SCORES, AskingOptions, JudgeOptions, TurnOptions
@@ -33,17 +33,6 @@ def run_judge(options: JudgeOptions) -> str:
     """Judge two files of responses; returns one line with counts, tokens, cost and file, or a dry run's estimate."""
     files = options.compared
     pairs = read_pairs(files.model_name_a, "--model_name_a", files.model_name_b, "--model_name_b")
-    different = [pair for pair in pairs if not is_same_scorer(pair.a.scorer, pair.b.scorer)]
-    if different:
-        logger.warning(
-            "the rewards of %s are by %s, those of %s by %s: not comparable, they are left out of %d of %d verdicts",
-            different[0].a.origin,
-            different[0].a.scorer,
-            different[0].b.origin,
-            different[0].b.scorer,
-            len(different),
-            len(pairs),
-        )
     rubric_file = options.comparison.rubric
     if rubric_file is None:
         rubric = RUBRICS[options.dataset_name]
@@ -174,11 +163,10 @@ def compare_scores(pairs: Sequence[Pair], models: tuple[str, str], options: Turn
         for side in (pair.a, pair.b):
             if side.reward is None:
                 raise UserError(f"{BY_SCORES}: {side.origin} has no column 'scores'; add one number per turn.")
-        reward_a = float(pair.a.reward or 0)
-        reward_b = float(pair.b.reward or 0)
-        details = {"reward_a": reward_a, "reward_b": reward_b}
-        verdict = score_verdict(reward_a, reward_b)
-        comparison = compared(pair, verdict, "reward", "scores", models, DIALOGUE, details)
+        score_a = float(pair.a.reward or 0)
+        score_b = float(pair.b.reward or 0)
+        details = {"reward_a": score_a, "reward_b": score_b}
+        comparison = compared(pair, score_verdict(score_a, score_b), "reward", "scores", models, DIALOGUE, details)
         rows.append(comparison.to_row())
     with closing(Journal(options.compared.output, {}, options.result.overwrite)) as journal:
         journal.finish(rows)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash
 from dschat.base.progress import progress
-from dschat.evaluation.responses import Comparison, Pair, Side, Verdict, combined, compared, is_same_scorer, mirrored
+from dschat.evaluation.responses import Comparison, Pair, Side, Verdict, combined, compared, mirrored
 from dschat.judge.answers import Ask, UnreadableAnswer, ask_until_read, json_objects, without_thoughts
 from dschat.judge.published_rubrics import PLACES, answer_form, question_of
 from dschat.judge.questions import JudgeQuestion, JudgingStopped, TextRefused
@@ -175,10 +175,6 @@ def judge_pair(pair: Pair, setup: Setup, ask: Ask) -> Comparison:
     aspects = _combined_aspects(orders, rubric.criteria if rubric.separate else ())
     if aspects:
         details["aspects"] = aspects
-    has_rewards = pair.a.reward is not None and pair.b.reward is not None
-    if has_rewards and is_same_scorer(pair.a.scorer, pair.b.scorer):
-        details["reward_a"] = pair.a.reward
-        details["reward_b"] = pair.b.reward
     verdict = combined([order["verdict"] for order in orders]) if orders else "tie"
     return compared(pair, verdict, "judge", setup.rater, setup.models, setup.dataset, details)
 
