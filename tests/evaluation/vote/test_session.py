@@ -259,7 +259,7 @@ def test_a_full_disk_is_said_and_the_item_stays(screens, monkeypatch):
     def fails(_):
         raise OSError("no space")
 
-    monkeypatch.setattr("dschat.evaluation.vote.sessions.os.fsync", fails)
+    monkeypatch.setattr("dschat.base.atomic.flush", fails)
     screen = screens.vote("1", "Anna", item.pair.id, "why")
     assert screen.view is None and "votes.jsonl: cannot be written: no space" in screen.note
     assert screens.undo("Anna", item.pair.id).note == NOT_UNDONE
