@@ -1353,9 +1353,9 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("one update more", "RefuelConfig.total_iterations", "_a // _b", "_a // _b + 1",
      "test_defaults_of_refuel_are_the_published_run"),
     # data
-    ("packing: positions go on over examples", "collate_packed", "_a += range(_b)",
+    ("packing: positions go on over examples", "_collate_rows", "_a += range(_b)",
      "_a += range(len(_a), len(_a) + _b)", "test_a_batch_by_hand"),
-    ("packing: targets of a row's first example", "collate_packed", "_a + len(_b)", "_a", "test_a_batch_by_hand"),
+    ("packing: targets of a row's first example", "_collate_rows", "_a + len(_b)", "_a", "test_a_batch_by_hand"),
     ("packing: rows overflow", "pack", "_a > _b", "_b <= 0", "test_every_example_is_in_one_row_and_no_row_overflows"),
     ("SFT on all turns: the loss divided by all tokens behind the first", "SFTExample.num_targets", "sum(_a)",
      "len(_a)", TURNS_LOSS),

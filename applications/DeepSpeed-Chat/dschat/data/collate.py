@@ -53,13 +53,9 @@ def collate_targets(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: 
     Returns:
         input_ids ``(B, T)`` long, and targets ``(N,)`` long: indices into ``input_ids.flatten()``.
     """
-    sequences = [example.prompt_ids + example.response_ids for example in examples]
-    input_ids, _ = pad(sequences, pad_id, "right")
-    width = input_ids.shape[1]
-    targets: list[int] = []
-    for row, example in enumerate(examples):
-        targets += [row * width + position for position in trained_positions(example, sft_on_prompt)]
-    return {"input_ids": input_ids, "targets": torch.tensor(targets, dtype=torch.long)}
+    batch = _collate_rows([[example] for example in examples], pad_id, sft_on_prompt)
+    del batch["position_ids"]
+    return batch
 
 
 def collate_pairs(examples: Sequence[PairExample], pad_id: int) -> dict[str, Tensor]:
@@ -201,6 +197,11 @@ def collate_packed(
     packed_rows: list[list[SFTExample]] = []
     for indices in pack([len(example) for example in examples], width):
         packed_rows.append([examples[index] for index in indices])
+    return _collate_rows(packed_rows, pad_id, sft_on_prompt)
+
+
+def _collate_rows(packed_rows: Sequence[Sequence[SFTExample]], pad_id: int, sft_on_prompt: bool) -> dict[str, Tensor]:
+    """Pads rows of one or more demonstrations on the right; see `collate_packed`."""
     longest = max(sum(map(len, packed)) for packed in packed_rows)
     input_ids: list[list[int]] = []
     position_ids: list[list[int]] = []
