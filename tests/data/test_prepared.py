@@ -7,7 +7,6 @@ import pickle
 import re
 import shutil
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from dschat.data.prepared.make import Filter
 from dschat.data.prepared.read import prepared_share, read_split
 from dschat.data.rows import Row
 from dschat.data.sources import load_share, open_data
-from dschat.data.template_notes import warn_of_template
 from dschat.plan.counts import count_rows, find_sources
 from factories import make_tokenizer
 from published_set_copies import SETS, write_set
@@ -404,9 +402,8 @@ def test_an_output_that_exists_or_is_being_written_is_refused(source, model, tmp
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("form", ["arrow", "pt"])
-def test_preview_sends_to_check(form, source, model, tmp_path, caplog) -> None:
-    prepare(source, model, tmp_path / "out", "--format", form, *LOOSE)
+def test_preview_sends_to_check(source, model, tmp_path, caplog) -> None:
+    prepare(source, model, tmp_path / "out", *LOOSE)
     assert main(["preview", str(tmp_path / "out")]) == 2
     assert f"`dschat data check {tmp_path / 'out'}` describes it" in caplog.text
 
@@ -448,15 +445,6 @@ def test_each_stage_takes_all_rows_of_a_users_folder(stage, source, model, tmp_p
 def test_the_plan_counts_its_rows(source, model, tmp_path) -> None:
     prepare(source, model, tmp_path / "out", *LOOSE)
     assert count_rows(find_sources(flags_of(tmp_path / "out"))) == (20, 5)
-
-
-def test_a_folder_is_read_with_a_chat_template_and_what_looks_at_messages(source, model, tmp_path) -> None:
-    """Rows of a prepared folder hold no messages; the warning of turns that end otherwise passes them over."""
-    prepare(source, model, tmp_path / "prepared", *LOOSE)
-    loader = loader_of(SFTExample, tmp_path / "prepared")
-    loader._tokenizer.chat_template = "{{ messages[0].content }}"
-    loader._validate = partial(warn_of_template, loader._tokenizer, end_id=2)
-    assert len(loader.read(show=True).train) > 0
 
 
 def test_what_prepared_rows_do_not_hold_is_refused(source, model, tmp_path) -> None:

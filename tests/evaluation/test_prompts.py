@@ -134,7 +134,8 @@ def prepared(chat_model, tmp_path):
         write_jsonl(tmp_path / "source" / "test.jsonl", rows[40:])
         flags = {"output": tmp_path / "prepared", "tokenizer": chat_model, "stage": "finetune"}
         flags |= {"data_split": "1,0", "minimum_response_length": 0}
-        command = ["prepare", str(tmp_path / "source"), *arguments(flags), "--overwrite"]
+        shutil.rmtree(tmp_path / "prepared", ignore_errors=True)
+        command = ["prepare", str(tmp_path / "source"), *arguments(flags)]
         assert main(["data", *command, *words]) == 0
         return tmp_path / "prepared"
 
