@@ -35,7 +35,6 @@ from dschat.models.limits import position_limit, trained_length
 from dschat.models.load import load_causal_lm
 from dschat.models.policy import PolicyModel
 from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, token_texts
-from dschat.rollouts.generate import CausalLM
 from dschat.rollouts.termination import TerminationCondition
 from macro_actions.segments import segment
 from macro_actions.types import Rollout, Trajectory
@@ -198,10 +197,9 @@ class _Generation(threading.Thread):
     @torch.no_grad()
     def _generate(self) -> None:
         model = self._model
-        causal_lm = cast(CausalLM, model.causal_lm)
-        input_ids = torch.tensor([self._prompt_ids], device=causal_lm.device)
+        input_ids = torch.tensor([self._prompt_ids], device=model.causal_lm.device)
         torch.manual_seed(self._seed)
-        sequences = causal_lm.generate(
+        sequences: torch.Tensor = model.causal_lm.generate(  # type: ignore[operator]
             input_ids=input_ids,
             attention_mask=torch.ones_like(input_ids),
             eos_token_id=list(model.end_ids),
