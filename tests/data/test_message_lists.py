@@ -12,15 +12,9 @@ from data_cases import error_of
 from dialogue_cases import bot, dialogue, user
 from dschat.base.errors import UserError
 from dschat.data.check import check_report
-from dschat.data.examples import pair_examples, preference_examples, prompt_examples, sft_examples
 from dschat.data.preview import Settings, preview_report
 from dschat.data.sources import load_source
 from dschat.settings.common import ColumnFlags
-from factories import make_tokenizer
-
-EOS = 2
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
-
 
 SYSTEM = {"role": "system", "content": "be brief"}
 TALK = [SYSTEM, user("hi"), bot("hello"), user("2+2?")]
@@ -137,23 +131,6 @@ def test_texts_that_only_begin_like_messages_stay_texts(tmp_path):
     row = {"prompt": prompt, "response": json.dumps([bot("b")])}
     (loaded,) = load_source(write(tmp_path / "rows.jsonl", [row])).train
     assert (loaded.prompt, loaded.chosen) == (prompt, row["response"])
-
-
-def test_every_step_reads_them(tmp_path):
-    """The prompt is what the template writes for the shared messages, in each step."""
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    rows = load_source(write(tmp_path / "rows.jsonl", [PAIRS["implicit"]] * 20)).train
-    text = "<system>be brief\n<user>hi\n<assistant>hello\n<user>2+2?\n<assistant>"
-    prompt = tokenizer(text)["input_ids"]
-    yes, no = (tokenizer(word, add_special_tokens=False)["input_ids"] for word in ("yes", "no"))
-    (sft, *_), _ = sft_examples(rows, tokenizer, 999, EOS)
-    assert (sft.prompt_ids, sft.response_ids) == (prompt, [*yes, EOS])
-    (pair, *_), _ = pair_examples(rows, tokenizer, 999, EOS)
-    assert (pair.chosen_ids, pair.rejected_ids) == ([*prompt, *yes, EOS], [*prompt, *no, EOS])
-    (preference, *_), _ = preference_examples(rows, tokenizer, 999, EOS)
-    assert (preference.prompt_ids, preference.chosen_ids) == (prompt, [*yes, EOS])
-    assert prompt_examples(rows, tokenizer, 999)[0][0].prompt_text == text
 
 
 def test_check_and_preview_read_them(tmp_path):

@@ -120,10 +120,7 @@ def _with_role(message: Mapping[str, Any], name: str, origin: str) -> dict[str, 
             "speaker in the data, or remove the row."
         )
     check_text(text, f"{VALUE!r} of {name}", origin)
-    converted = {}
-    for field, item in message.items():
-        if field not in (SPEAKER, VALUE):
-            converted[field] = item
+    converted = {field: item for field, item in message.items() if field not in (SPEAKER, VALUE)}
     converted["role"] = ROLES[label]
     if label in CALLS:
         converted |= _call_of(str(text), name, origin)

@@ -51,7 +51,6 @@ THOUGHT = "reasoning_content"
 THOUGHT_END = "</think>"
 EMPTY: tuple[Any, ...] = (None, "", [], {})  # values of fields without content; false and 0 are contents
 TEXT_PARTS = (None, "text", "input_text", "output_text")  # types of a content's parts that are joined
-THOUGHT_PARTS = ("reasoning", "thinking")  # types of parts that are an assistant's thought
 QUOTED = 100  # characters of a tool call that an error shows
 # Roles in other spellings, in lower case → the role that chat templates read.
 ROLE_SPELLINGS: Mapping[str, str] = {
@@ -72,9 +71,8 @@ ROLE_SPELLINGS: Mapping[str, str] = {
 def check_messages(messages: Any, column: str, flag: str | None, origin: str) -> Messages:
     """The messages of a column in the form that chat templates read.
 
-    `content` must be text, or a list of parts of text, which are joined; parts that are thoughts become
-    `reasoning_content`. An assistant's message with `tool_calls` may lack it. Arguments of tool calls that are JSON
-    text become objects, and WEIGHT_ALIASES become `weight`.
+    `content` must be text, or a list of parts of text, which are joined. An assistant's message with `tool_calls` may
+    lack it. Arguments of tool calls that are JSON text become objects, and WEIGHT_ALIASES become `weight`.
 
     Raises:
         UserError: these are no messages; names the row, the column and, if there is one, the flag that names the
@@ -114,8 +112,8 @@ def _convert_message(raw: dict[str, Any], name: str, origin: str) -> dict[str, A
     _convert_weight(message, name, origin)
     content = message.get("content")
     if isinstance(content, list):
-        _join_parts(message, content, name, origin)
-        content = message["content"]
+        content = _joined_parts(content, name, origin)
+        message["content"] = content
     if content is not None or message["role"] != "assistant" or TOOL_CALLS not in message:
         check_text(content, f"content of {name}", origin)
     for field, value in message.items():
@@ -169,37 +167,20 @@ def without_nulls(value: Any) -> Any:
     return value if is_plain(value) else str(value)
 
 
-def _join_parts(message: dict[str, Any], parts: list[Any], name: str, origin: str) -> None:
-    """Joins a content of parts, each {"type": "text", "text": …} or a text; thoughts become `reasoning_content`."""
+def _joined_parts(parts: list[Any], name: str, origin: str) -> str:
+    """The text of a content of parts, each {"type": "text", "text": …} or a text."""
     texts: list[str] = []
-    thoughts: list[str] = []
     for part in parts:
         fields = part if isinstance(part, dict) else {"text": part}
-        kind = fields.get("type")
-        is_thought = kind in THOUGHT_PARTS and message["role"] == "assistant"
         text = fields.get("text")
-        if is_thought and text is None:
-            text = fields.get(kind)
-        if not isinstance(text, str) or not (is_thought or kind in TEXT_PARTS):
-            shown = kind if isinstance(part, dict) else kind_of(part)
+        if not isinstance(text, str) or fields.get("type") not in TEXT_PARTS:
+            shown = fields.get("type") if isinstance(part, dict) else kind_of(part)
             raise UserError(
-                f"{origin}: content of {name} has a part of type {shown!r}; only texts can be read, and thoughts "
-                f"({', '.join(THOUGHT_PARTS)}) of the assistant. Remove the row, or write the part as text."
+                f"{origin}: content of {name} has a part of type {shown!r}; only texts can be read. Remove the row, "
+                f"or write the part as text, and a thought as {THOUGHT} beside the content."
             )
-        if is_thought:
-            thoughts.append(text)
-        else:
-            texts.append(text)
-    message["content"] = "".join(texts)
-    thought = "".join(thoughts)
-    if not thought:
-        return
-    if message.get(THOUGHT) not in (None, "", thought):
-        raise UserError(
-            f"{origin}: {name} has a {THOUGHT} and other thoughts in its content; remove one of them from the row."
-        )
-    check_text(thought, f"thoughts of {name}", origin)
-    message[THOUGHT] = thought
+        texts.append(text)
+    return "".join(texts)
 
 
 def _tool_calls(value: Any, name: str, origin: str) -> list[dict[str, Any]]:
@@ -263,29 +244,19 @@ def template_arguments(raw: Mapping[str, Any], origin: str) -> dict[str, Any]:
     Raises:
         UserError: a column holds something else; names the row and the column.
     """
-    arguments = _template_arguments(raw, origin)
-    for name, value in arguments.items():
-        column = name if name in (TOOLS, DOCUMENTS) else TEMPLATE_VARIABLES
-        check_texts_in(value, f"a text in column {column!r}", origin)
-    return arguments
-
-
-def _template_arguments(raw: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Reads the columns for the chat template; `template_arguments` checks the texts in them."""
     arguments: dict[str, Any] = {}
     for column in (TOOLS, DOCUMENTS):
-        value = _parsed(raw.get(column))
-        if value in (None, "", []):
+        items = _parsed(raw.get(column))
+        if items in (None, "", []):
             continue
-        items = [_parsed(item) for item in value] if isinstance(value, list) else []
-        if not items or not all(isinstance(item, dict) for item in items):
+        objects = [_parsed(item) for item in items] if isinstance(items, list) else []
+        if not objects or not all(isinstance(item, dict) for item in objects):
             raise UserError(
                 f"{origin}: column {column!r} must hold a list of objects, which the chat template reads, or the same "
                 "as JSON text; correct the row, or rename the column."
             )
-        arguments[column] = items
-    if TOOLS in arguments:
-        arguments[TOOLS] = [_whole_tool(tool) for tool in arguments[TOOLS]]
+        check_texts_in(objects, f"a text in column {column!r}", origin)
+        arguments[column] = list(map(_whole_tool, objects)) if column == TOOLS else objects
     variables = _parsed(raw.get(TEMPLATE_VARIABLES))
     if variables in (None, ""):
         return arguments
@@ -300,6 +271,7 @@ def _template_arguments(raw: Mapping[str, Any], origin: str) -> dict[str, Any]:
             f"{origin}: column {TEMPLATE_VARIABLES!r} holds {', '.join(reserved)}, which training sets itself; remove "
             "it from the row."
         )
+    check_texts_in(variables, f"a text in column {TEMPLATE_VARIABLES!r}", origin)
     return _without_null_fields(variables) | arguments
 
 
@@ -320,11 +292,7 @@ def _whole_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_null_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    present: dict[str, Any] = {}
-    for name, value in fields.items():
-        if value is not None:
-            present[name] = value
-    return present
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def is_unwritten(message: Mapping[str, Any] | None, text: str) -> bool:
