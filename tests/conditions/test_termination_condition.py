@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tokenizers import AddedToken
 
 from dschat.base.errors import UserError
 from dschat.rollouts.termination import TerminationCondition
@@ -40,18 +39,6 @@ def test_randomized_follows_seed_and_epoch(tmp_path):
     assert {length for row in lengths_of(first) for length in row[:-1]} <= {1, 2, 3}
 
 
-def test_randomized_cuts_samples_of_a_prompt_otherwise(tmp_path):
-    """Four responses of 12 tokens to one prompt: all differ, and the first is cut as an only one."""
-    same, mask = torch.zeros(4, dtype=torch.long), torch.ones(4, 12, dtype=torch.bool)
-    condition = condition_of(ppo_config(tmp_path, termination_condition="randomized", ngram_lengths=[1, 2, 3]), None)
-    rollout = replace(make_rollout([([5], [6] * 12)] * 4), prompt_index=same, sample_index=torch.arange(4))
-    whole = Trajectory(rollout, -mask.float(), -mask.float(), None, torch.zeros(4))
-    ends = condition(whole, 0).ends
-    assert len({tuple(row) for row in ends.tolist()}) == 4
-    only = replace(whole, rollout=replace(rollout, sample_index=None))
-    assert torch.equal(condition(only, 0).ends, ends[:1].expand(4, -1))
-
-
 @pytest.mark.parametrize(
     ("condition", "text", "expected"),
     [
@@ -73,20 +60,6 @@ def test_units_of_the_text(condition, text, expected, tmp_path):
     ends = TerminationCondition(config.termination, tokenizer, tokenizer.eos_token_id, 0)(whole, 0).ends
     macro = segment(ends, rollout.response_mask)
     assert macro.lengths[0][macro.mask[0]].tolist() == [*(len(unit.encode()) for unit in expected), 1]
-
-
-def test_a_token_that_only_the_vocabulary_marks_as_special_ends_a_response(tmp_path):
-    """As a chat template's end of turn may be: it is a macro action of its own, not a part of the last line."""
-    tokenizer = make_tokenizer(5, ["ab\n"])
-    tokenizer.add_tokens([AddedToken("<|turn_end|>", special=True)])
-    end_id = tokenizer.convert_tokens_to_ids("<|turn_end|>")
-    assert end_id not in tokenizer.all_special_ids
-    ids = [*tokenizer("ab\nab", add_special_tokens=False).input_ids, end_id]
-    whole = replace(trajectory_of([len(ids)], len(ids), 0), rollout=make_rollout([([5], ids)]))
-    config = ppo_config(tmp_path, termination_condition="line")
-    ends = TerminationCondition(config.termination, tokenizer, tokenizer.eos_token_id, 0)(whole, 0).ends
-    macro = segment(ends, whole.response_mask)
-    assert macro.lengths[0][macro.mask[0]].tolist() == [3, 2, 1]
 
 
 def test_surprise_looks_at_the_policy(tmp_path):

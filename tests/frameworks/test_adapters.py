@@ -169,24 +169,6 @@ def test_skyrls_estimator_forgets_the_batch_of_the_check(skyrl_dispatcher) -> No
         skyrl_dispatcher(mask, mask, ["0", "1"], skyrl.ESTIMATOR_NAME, None, zeros)
 
 
-@pytest.mark.parametrize("is_in_batch", [True, False])
-def test_skyrls_loss_mask_takes_the_place_of_the_response_mask(is_in_batch, skyrl_dispatcher) -> None:
-    """Rewards of 1, values of 0, γ = 1 and λ = ½; the third token is a tool's and is left out."""
-    own = torch.tensor([[1.0, 1.0, 0.0, 1.0, 1.0]])
-    batch = {"loss_mask": own} if is_in_batch else {}
-    with skyrl._passed_on(batch):
-        _, returns = skyrl.advantages_and_returns(
-            MacroActionsConfig("fixed", 1),
-            token_level_rewards=own,
-            values=torch.zeros(1, 5),
-            response_mask=torch.ones(1, 5) if is_in_batch else own,
-            index=["0"],
-            gamma=1.0,
-            lambd=0.5,
-        )
-    torch.testing.assert_close(returns, torch.tensor([[1.875, 1.75, 0.0, 1.5, 1.0]]))
-
-
 class ExperienceMaker:
     """The part of OpenRLHF's experience maker that an adapter meets, as version 0.11.2 has it."""
 

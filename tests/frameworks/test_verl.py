@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The adapter in the real verl, called by verl's trainer and dispatcher: `make test-frameworks FRAMEWORK=verl`."""
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -132,27 +129,3 @@ def test_a_version_without_the_hook_is_named(monkeypatch) -> None:
     monkeypatch.delattr(core_algos, "compute_gae_advantage_return")
     with pytest.raises(UnsupportedError, match=r"verl: .*core_algos\.compute_gae_advantage_return, which"):
         verl.register(MacroActionsConfig())
-
-
-def test_verls_way_of_importing_a_users_module_is_in_time_and_fails_where_it_cannot(tmp_path) -> None:
-    """external_lib: verl calls this function with it in the trainer and in every worker, when all else is imported."""
-    (tmp_path / "my_credit.py").write_text(
-        "from macro_actions.frameworks import MacroActionsConfig, verl\n"
-        "verl.register(MacroActionsConfig('fixed', ngram=5, value_function='first'))\n"
-    )
-    code = (
-        "from verl.trainer.ppo import core_algos as c; from verl.trainer.ppo.v1 import trainer_base, trainer_sync\n"
-        "from verl.utils.import_utils import import_external_libs\nimport sys\n"
-        "import_external_libs(sys.argv[1])\n"
-        "print(c.compute_gae_advantage_return.__module__, trainer_sync.PPOTrainerSync._compute_advantage.__module__,"
-        "trainer_sync.PPOTrainerSync._compute_advantage.__wrapped__.__module__)"
-    )
-    places = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
-
-    def imported(module: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", code, module]
-        return subprocess.run(command, env=os.environ | {"PYTHONPATH": places}, capture_output=True, text=True)
-
-    gae, method, theirs = imported("my_credit").stdout.split()[-3:]
-    assert gae == "macro_actions.frameworks.verl" and method == theirs == "verl.trainer.ppo.v1.trainer_base"
-    assert imported("no_such_credit").returncode != 0

@@ -12,7 +12,7 @@ from dschat.programs.run import ProgramOutcome
 from dschat.programs.scores import ProgramScores, solutions_report
 from dschat.programs.step3 import rows_with_tests
 from dschat.scoring.source import EpisodeRecords, ResponseTexts
-from dschat.training.steps.scores import reward_source
+from dschat.training.steps.scores import SourceParts, reward_source
 from factories import make_rollout, ppo_config, ragged_rows
 
 ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3])
@@ -77,7 +77,7 @@ def test_a_row_without_an_outcome_has_no_score_and_leaves_the_mean():
 
 def test_a_process_without_any_outcome_goes_on_with_skip(tmp_path, caplog):
     flags = {"reward_function": None, "reward_source": "programs", "on_reward_error": "skip"}
-    source = reward_source(ppo_config(tmp_path, **flags), None, None, Pool())
+    source = reward_source(SourceParts(ppo_config(tmp_path, **flags), None, None, Pool()))
     found = source(make_rollout(ROWS), ResponseTexts(["p"] * 4, ["invalid"] * 4, [row("{}")] * 4, [True] * 4))
     assert found.missing.all() and torch.isnan(found.values).all()
     assert found.measured["programs/invalid"] == (4, 4) and found.parts["unscored"].tolist() == [1, 1, 1, 1]
@@ -94,7 +94,7 @@ def test_weights_go_by_the_names_of_sources(tmp_path):
     config = ppo_config(tmp_path / "run", reward_function=functions, reward_weights=["three=-.5"])
     assert config.rewards.formula == "score = 1 × ten − 0.5 × three"
     texts = ResponseTexts(["p"] * 4, ["r"] * 4, [row("{}")] * 4, [True] * 4)
-    scores = reward_source(config, None, None, None)(make_rollout(ROWS), texts)
+    scores = reward_source(SourceParts(config, None, None, None))(make_rollout(ROWS), texts)
     assert scores.values.tolist() == [8.5] * 4
     assert {name: part.tolist() for name, part in scores.parts.items()} == {"ten": [10.0] * 4, "three": [3.0] * 4}
 

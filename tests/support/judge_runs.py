@@ -35,7 +35,7 @@ def judged_loop(folder: Path, url: str, judge: str = "m", **flags: Any) -> Any:
         flags: others.
     """
     from dschat.run.distributed import barrier, is_main, world_size
-    from dschat.training.steps.scores import reward_source
+    from dschat.training.steps.scores import SourceParts, reward_source
     from factories import make_prompts, make_tokenizer, ppo_config, ppo_loop
 
     rubric = folder.with_suffix(".toml")
@@ -55,7 +55,7 @@ def judged_loop(folder: Path, url: str, judge: str = "m", **flags: Any) -> Any:
     }
     asked = {"reward_function": None, "reward_judge": str(rubric), "judge_model": judge, "judge_url": url}
     config = ppo_config(folder, **(sizes | asked | PRICES | {"judge_tries": 1} | flags))
-    source = reward_source(config, None, make_tokenizer(), None)  # type: ignore[arg-type]
+    source = reward_source(SourceParts(config, None, make_tokenizer(), None))  # type: ignore[arg-type]
     prompts = make_prompts(16)
     return ppo_loop(config, source, prompts, prompts[:4])
 

@@ -295,7 +295,7 @@ def episode_loop(
     from dschat.rollouts.generate import ContinuousEngine
     from dschat.run.distributed import world_size
     from dschat.training.ppo.models import PPOModels
-    from dschat.training.steps.scores import reward_source
+    from dschat.training.steps.scores import SourceParts, reward_source
     from dschat.turns.step3 import build_episode_sampler, open_environments
 
     sizes = {
@@ -329,7 +329,7 @@ def episode_loop(
         actor=trained(make_causal_lm()),
         reference=frozen_engine_of(reference or make_causal_lm()),
         critic=critic,
-        reward=reward_source(config, None, tokenizer, None),  # type: ignore[arg-type]
+        reward=reward_source(SourceParts(config, None, tokenizer, None)),  # type: ignore[arg-type]
         rollouts=engine or ContinuousEngine(8),
         teacher=None if teacher is None else frozen_engine_of(teacher),
     )

@@ -44,7 +44,7 @@ from dschat.training.ppo.collect import ActorSampler
 from dschat.training.ppo.models import MovingAverage, PPOModels
 from dschat.training.steps.common import load_step_data, plan_run, record_decoding
 from dschat.training.steps.engines import RunPlan, engine_settings, load_options_of, optimizer_settings, trained_part
-from dschat.training.steps.scores import RunsPrograms, reward_source
+from dschat.training.steps.scores import RunsPrograms, SourceParts, reward_source
 from dschat.training.steps.shared_base import beside_actor, check_shared_base, is_on_base, shared_scores
 from dschat.training.steps.step3 import ACTOR, CRITIC, REWARD, TEACHER, frozen_settings, seed_new_rows
 
@@ -229,7 +229,7 @@ def build_ppo_models(
         actor=actor,
         reference=_build_reference(config, plan, tokenizer, actor),
         critic=_build_critic(config, plan, tokenizer, critic) if config.advantages.needs.critic else None,
-        reward=reward_source(config, plan, tokenizer, programs, shared),
+        reward=reward_source(SourceParts(config, plan, tokenizer, programs, shared)),
         rollouts=_rollout_engine(config, actor, tokenizer, report),
         metric=metric,
         metric_name=config.rewards.metric_name or "",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Protocol
@@ -41,8 +41,8 @@ class SourceParts:
     config: PPOConfig
     plan: RunPlan
     tokenizer: PreTrainedTokenizerBase
-    programs: RunsPrograms | None
-    on_base: ScoreSource | None
+    programs: RunsPrograms | None = None
+    on_base: ScoreSource | None = None
 
     @property
     def skips(self) -> bool:
@@ -50,67 +50,40 @@ class SourceParts:
         return self.config.rewards.on_reward_error == "skip"
 
 
-def reward_source(
-    config: PPOConfig,
-    plan: RunPlan,
-    tokenizer: PreTrainedTokenizerBase,
-    programs: RunsPrograms | None,
-    on_base: ScoreSource | None = None,
-) -> ScoreSource:
-    """The source of scores of a run, or the weighted sum of several; zeros for an estimator that reads none.
+def reward_source(parts: SourceParts) -> ScoreSource:
+    """The source of scores of a run: a single one, the weighted sum of several, or zeros if the flags name none.
 
-    Args:
-        config: the flags.
-        plan: batch sizes and placement of the run.
-        tokenizer: the actor's tokenizer.
-        programs: runs the programs in responses, with --reward_source programs.
-        on_base: scores of a reward model that is an adapter on the actor's base, with --share_base.
+    Each source of a sum has its name in --reward_weights, metrics and samples.
 
     Raises:
         UserError: a function, a model, a rubric, a key or an address cannot be used.
     """
-    parts = SourceParts(config, plan, tokenizer, programs, on_base)
-    return combine_sources(parts, named_sources(parts))
-
-
-def named_sources(parts: SourceParts) -> list[tuple[str, ScoreSource]]:
-    """The sources that the flags name, each with its name in --reward_weights, metrics and samples.
-
-    A simulated user, who gives no rewards, is not among them.
-    """
-    rewards = parts.config.rewards
+    config = parts.config
+    rewards = config.rewards
     sources = []
     for name, (kind, value) in zip(rewards.source_names, rewards.sources, strict=True):
         sources.append((name, build_source(parts, kind, value)))
-    return sources
+    if not sources and not config.has_simulated_user:
+        return NoScores()
+    is_sum = len(sources) > 1 or rewards.reward_weights is not None
+    # Beside sums, `WeightedScores` leaves out responses without a score, and adds metrics of a simulated user.
+    if not (is_sum or parts.skips or config.has_simulated_user):
+        return sources[0][1]
+
+    weighted = []
+    for name, source in sources:
+        weighted.append(Weighted(name if is_sum else "", rewards.weights[name], source))
+    if config.has_simulated_user:
+        # It rewards nothing. Its source counts turns, and gives no score to dialogues whose user failed.
+        environment = next(kind for kind in SCORE_SOURCES if kind.flag == "environment")
+        weighted.append(Weighted("", 1.0, build_source(parts, environment, SIMULATED_USER)))
+    return WeightedScores(weighted, parts.skips)
 
 
 def build_source(parts: SourceParts, kind: SourceKind, value: str) -> ScoreSource:
     """Imports the builder of a kind of source, and builds the one that a flag's value names."""
     builder: Callable[[SourceParts, str], ScoreSource] = resolve_name(f"dschat.{kind.builder}")
     return builder(parts, value)
-
-
-def combine_sources(parts: SourceParts, sources: Sequence[tuple[str, ScoreSource]]) -> ScoreSource:
-    """One source of scores for a run: the weighted sum of named sources, a single source itself, or zeros for none."""
-    config = parts.config
-    if not sources and not config.has_simulated_user:
-        return NoScores()
-    weights = config.rewards.weights
-    skips = config.rewards.on_reward_error == "skip"
-    is_sum = len(sources) > 1 or config.rewards.reward_weights is not None
-    # Beside sums, `WeightedScores` leaves out responses without a score, and adds metrics of a simulated user.
-    if not (is_sum or skips or config.has_simulated_user):
-        return sources[0][1]
-
-    weighted = []
-    for name, source in sources:
-        weighted.append(Weighted(name if is_sum else "", weights[name], source))
-    if config.has_simulated_user:
-        # It rewards nothing. Its source counts turns, and gives no score to dialogues whose user failed.
-        environment = next(kind for kind in SCORE_SOURCES if kind.flag == "environment")
-        weighted.append(Weighted("", 1.0, build_source(parts, environment, SIMULATED_USER)))
-    return WeightedScores(weighted, skips)
 
 
 def longest_wait(config: PPOConfig) -> float:
