@@ -258,15 +258,15 @@ def complete(client: httpx2.Client, endpoint: Endpoint, body: Mapping[str, objec
 
     try:
         answer = response.json()
-        choice = _choice_of(answer)
-    except ValueError as error:
+        choice = answer["choices"][0]
+        message = choice["message"]
+        text = without_surrogates(text_of(message))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         content_type = response.headers.get("content-type", "of no content type")
         content = short(endpoint.hide_key(response.text))
         problem = f"its answer ({content_type}) is not a chat completion: {content}"
         raise Unanswered(f"{endpoint.base_url} gives no answer: {problem}", may_be_charged=True) from error
 
-    message = choice["message"]
-    text = without_surrogates(text_of(message))
     reply = Reply(
         text=endpoint.hide_key(text),
         refusal=endpoint.hide_key(without_surrogates(str(message.get("refusal") or ""))),
@@ -277,20 +277,6 @@ def complete(client: httpx2.Client, endpoint: Endpoint, body: Mapping[str, objec
     if not isinstance(usage, Mapping):
         usage = {}
     return Completion(reply, _count_or_none(usage, "prompt_tokens"), _count_or_none(usage, "completion_tokens"))
-
-
-def _choice_of(answer: object) -> Mapping[str, Any]:
-    """The first choice of a chat completion.
-
-    Raises:
-        ValueError: the answer is not a chat completion whose first choice has a message.
-    """
-    choices = answer.get("choices") if isinstance(answer, Mapping) else None
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    if isinstance(choice, Mapping) and isinstance(choice.get("message"), Mapping):
-        if isinstance(choice["message"].get("content"), str | list | None):
-            return choice
-    raise ValueError("the answer is not a chat completion")
 
 
 def text_of(message: Mapping[str, Any]) -> str:
