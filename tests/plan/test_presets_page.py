@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of every preset in the README is what `dschat.plan` says of the scripts, and fits."""
+"""The memory of every preset in docs/presets.md is what `dschat.plan` says of the scripts, and fits."""
 
 import re
 from pathlib import Path
@@ -14,14 +14,14 @@ from dschat.plan.plan import make_plan
 from dschat.settings.ppo import PPOConfig
 from script_runs import SCRIPTS
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 ROW = re.compile(r"^\| (`\w+`.*?) \| ([123, ]+) \| (\d.+?) \|", re.MULTILINE)
 
 
 def rows() -> dict[str, tuple[list[int], str]]:
     """Script → its steps and what its row says of memory."""
     found = {}
-    for scripts, steps, memory in ROW.findall(README.read_text(encoding="utf-8")):
+    for scripts, steps, memory in ROW.findall((DOCS / "presets.md").read_text(encoding="utf-8")):
         for name in re.findall(r"`(\w+)`", scripts):
             found[name] = [int(step) for step in steps.split(",")], memory
     return found
@@ -38,7 +38,7 @@ def test_the_largest_actor_of_step_3():
     """bf16, 80 GB: 2.5 are CUDA's, and actor and critic have a bucket of 5 · 10⁸ elements each, so that 75.5 GB hold
     at most 37.7 · 10⁹ weights. With keys and values of 4 responses fewer fit."""
     sentence = r"the largest actor of step 3\s+has about (\d+) billion\s+parameters"
-    (told,) = re.findall(sentence, README.read_text("utf-8"))
+    (told,) = re.findall(sentence, (DOCS / "support.md").read_text("utf-8"))
     fitting = []
     for layers in (10, 11):
         sizes = {"hidden_size": 16384, "intermediate_size": 57344, "num_attention_heads": 128}
