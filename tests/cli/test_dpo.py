@@ -2,12 +2,11 @@
 """DPO's main: what its own flags do, what it refuses, and what becomes of the log-probs that it keeps."""
 
 import json
-import shutil
 
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from cli_runs import evaluation_rows, message_of, untimed
+from cli_runs import evaluation_rows, untimed
 
 
 def reference_of(folder):
@@ -28,22 +27,6 @@ def test_without_a_reference(run, dpo_flags, dpo, tmp_path):
     assert last["eval/margin"] > first["eval/margin"]
     flags = json.loads((tmp_path / "out" / "train_config.json").read_text())
     assert (flags["reference_free"], flags["label_smoothing"], flags["beta"]) == (True, 0.2, 0.1)
-
-
-def test_a_run_that_is_replaced_takes_its_reference_along(run, dpo_flags, dpo, inputs, tmp_path):
-    """The new one's comes from another model; nothing of the old one is left."""
-    out = tmp_path / "out"
-    shutil.copytree(dpo, out)
-    old = reference_of(out)
-    message_of(run("dpo", dpo_flags), f"--output_dir {out} holds a run")
-    changed = {"model_name_or_path": inputs / "model", "overwrite_output_dir": True}
-    run("dpo", dpo_flags | changed).expect(0)
-    new = reference_of(out)
-    assert new.keys() == old.keys()
-    for name, (numbers, identity) in new.items():
-        assert numbers != old[name][0]
-        assert {what for what in identity if identity[what] != old[name][1][what]} == {"the model"}
-    assert {place.name for place in out.iterdir() if place.name.startswith(".")} == set()
 
 
 def test_a_run_goes_on_with_its_reference(run, dpo_flags, tmp_path):

@@ -49,13 +49,6 @@ def test_clipping_schedule_and_evaluation(sft_flags, run, tmp_path):
     assert [row["update"] for row in evaluation_rows(tmp_path / "out")] == [0, 3, 6, 8]
 
 
-def test_no_self_checks_and_inert_flags(run, ppo_flags):
-    inert = {"print_loss": True, "num_padding_at_beginning": 0, "enable_hybrid_engine": True, "inference_tp_size": 1}
-    extra = {"no_self_checks": True, "deepspeed": True, "local_rank": 0}
-    screen = run("ppo", ppo_flags | inert | extra).expect(0).stderr
-    assert all(screen.count(f"--{name} does nothing here") == 1 for name in inert)
-
-
 def test_a_model_without_pad_goes_through_all_steps(run, inputs, sft_flags, reward_flags, prompt_flags, tmp_path):
     base = tmp_path / "base"
     shutil.copytree(inputs / "model", base)

@@ -186,27 +186,6 @@ def test_run_json_and_the_flags_that_are_kept(step, train, held_out, request, in
         assert flags["kl_coef"] == 0.05 and flags["termination_condition"] == "fixed"
 
 
-@pytest.mark.parametrize(
-    ("step", "model", "base"),
-    [("sft", ".", "model"), ("reward", ".", "sft"), ("dpo", ".", "sft"), ("ppo", "actor", "sft")]
-    + [("ppo", "critic", "reward")],
-)
-def test_the_model_card(step, model, base, request, shared):
-    folder = request.getfixturevalue(step)
-    card = (folder / model / "README.md").read_text()
-    assert card.startswith("---\n") and "library_name: transformers" in card
-    assert f"/{base}`" in card
-    assert ("`demonstrations`: 32 training and 16 held-out" if step == "sft" else "`comparisons`: 32 training") in card
-    rate = "learning_rate" if step != "ppo" else "actor_learning_rate"
-    assert f"`--{rate}`: 0.00" in card
-    metric = {"sft": "eval/perplexity", "reward": "eval/accuracy", "dpo": "eval/loss", "ppo": "eval/scores"}[step]
-    value = evaluation_rows(folder)[-1][metric]
-    assert f"{metric}: {value:.4g}" in card
-    assert "transformers 5" in card
-    early = (folder / "models" / "step-2" / model / "README.md").read_text()
-    assert "eval/" in early.partition("## Metrics")[2], "the section is empty"
-
-
 TRAIN_TWICE = """
 import sys
 from dschat import SFTConfig, train

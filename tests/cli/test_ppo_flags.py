@@ -71,13 +71,6 @@ def test_a_separate_reward_model(run, ppo_flags, sft, reward, ppo, tmp_path):
     assert {token["value"] for token in sample["tokens"]} == {0.0}  # a new value head is zero
 
 
-def test_an_own_termination_condition(run, ppo_flags, functions, tmp_path):
-    run("ppo", ppo_flags | {"termination_condition": f"{functions}:thirds"}).expect(0)
-    for sample in read_jsonl(tmp_path / "out" / "samples" / "update-000004.jsonl"):
-        actions = [token["macro_action"] for token in sample.get("tokens", [])]
-        assert actions == [position // 3 for position in range(len(actions))]
-
-
 def test_the_other_variants_together(run, ppo_flags, tmp_path):
     flags = {
         "adaptive_kl_target": 0.5,

@@ -8,16 +8,7 @@ from typing import Any
 
 import pytest
 
-from cli_runs import (
-    TRAINING,
-    check_names,
-    evaluation_rows,
-    message_of,
-    read_jsonl,
-    training_rows,
-    untimed,
-    write_jsonl,
-)
+from cli_runs import check_names, evaluation_rows, message_of, read_jsonl, training_rows, untimed, write_jsonl
 from closeness import UPDATE, near
 from dialogue_cases import chat_tokenizer
 from factories import make_causal_lm, save_folder
@@ -25,7 +16,6 @@ from killed_commands import kill_when, rows_kept
 from launches import launch
 from real_size import as_large_as
 from refuel_cases import REFUEL, command, forked, make_models, make_prompts, script, small_pairs
-from script_runs import called, preset
 
 SLOW_SCORE = """
 import time
@@ -159,24 +149,3 @@ def test_kept_log_probs_of_another_policy_are_refused(place):
 
 
 # -- the script of the published run, and a run with its flags
-
-
-SCRIPT = TRAINING / "refuel" / "training_scripts" / "llama_3_8b_it.sh"
-PUBLISHED = {
-    **{"model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct", "max_seq_len": 2048, "temperature": 0.8},
-    **{"eta": 1000.0, "learning_rate": 3e-7, "weight_decay": 1e-6, "seed": 555134},
-    **{"lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "total_episodes": 64000, "gradient_clipping": 0.0},
-    **{"per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "eval_interval": 100, "zero_stage": 3},
-    **{"dtype": "bf16"},
-}
-
-
-@pytest.mark.parametrize("gpus", [1, 8])
-def test_the_published_settings(gpus, tmp_path):
-    """They are written down here once more."""
-    assert called(SCRIPT) == ("refuel", "llama_3_8b_it")
-    config = preset("refuel", "llama_3_8b_it", processes=gpus, PROJ_PATH=str(tmp_path)).config
-    assert {name: config.flat()[name] for name in PUBLISHED} == PUBLISHED
-    assert config.plan_batches(gpus).global_batch == 128
-    assert config.total_iterations(500, 128) == 500 and config.pairs.cluster is None
-    assert config.data.data_path == [str(tmp_path / "data" / "refuel" / "llama-3-8b-it" / "pairs")]

@@ -10,7 +10,6 @@ import sys
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from cli_runs import read_jsonl, untimed
 from dschat.cli import main
 
 # -- saved models in plain transformers
@@ -90,10 +89,3 @@ def test_a_finished_output_dir_is_refused_then_overwritten_whole(run, ppo_flags,
 
 
 # -- the same seed
-
-
-def test_a_run_repeats_exactly(reward, run, reward_flags, tmp_path):
-    """Steps 1 and 3: tests/faults, where runs go on; DPO: test_dpo.py; weights of all steps: test_equivalence.py."""
-    run("reward", reward_flags | {"eval_interval": 2}).expect(0)
-    first, again = (read_jsonl(folder / "metrics.jsonl") for folder in (reward, tmp_path / "out"))
-    assert [untimed(row) for row in first] == [untimed(row) for row in again]

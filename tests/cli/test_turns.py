@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from cli_runs import check_names, evaluation_rows, message_of, read_jsonl, training_rows, untimed, write_jsonl
+from cli_runs import check_names, message_of, read_jsonl, training_rows, untimed, write_jsonl
 from fake_judge import judge_server
-from metric_conditions import CRITIC, EPISODES, OWN_SAMPLING, SEVERAL, SKIP
+from metric_conditions import CRITIC, EPISODES, OWN_SAMPLING
 from turn_cases import ENVIRONMENTS
 
 TEMPLATE = (
@@ -109,27 +109,6 @@ def test_episodes_of_several_turns(run, flags, tmp_path):
         assert [action >= 0 for action in actions] == sample["response_mask"]
         assert max(actions) == len(sample["turn_rewards"]) - 1
     assert any(len(sample["turn_rewards"]) > 1 for sample in samples)
-
-
-def test_a_failure_is_left_out_or_ends_the_run(run, flags, tmp_path):
-    own = flags | {"environment": f"{tmp_path / 'games.py'}:Breaks", "max_turns": 2, "advantage_estimator": "gae"}
-    message_of(run("ppo", own), "test.jsonl:3: ", "no eggs", "--on_reward_error skip")
-    own |= {"on_reward_error": "skip", "output_dir": tmp_path / "skips", "reward_function": None}
-    result = run("ppo", own).expect(0)
-    assert "Episodes without a score: " in result.stdout + result.stderr
-    check_names(tmp_path / "skips", CRITIC, EPISODES, OWN_SAMPLING, SKIP)
-    shares = [row["objective/unscored"] for row in training_rows(tmp_path / "skips")]
-    assert sum(shares) / 2 == pytest.approx(0.25)  # a quarter of the 16 conversations is about eggs
-    assert evaluation_rows(tmp_path / "skips")[-1]["eval/unscored"] == pytest.approx(0.25)
-
-
-def test_group_baselines_by_turn_and_a_second_source(run, flags, tmp_path):
-    own = {"environment": f"{tmp_path / 'games.py'}:Talk", "advantage_estimator": "rloo_turns"}
-    own |= {"samples_per_prompt": 2, "per_device_generation_batch_size": 4}
-    own |= {"reward_function": f"{tmp_path / 'games.py'}:length_of", "reward_weights": "length_of=0.1"}
-    own |= {name: None for name in flags if name.startswith("critic")}
-    run("ppo", flags | own).expect(0)
-    check_names(tmp_path / "out", EPISODES, OWN_SAMPLING, SEVERAL, source=("length_of", "environment"))
 
 
 def test_a_simulated_user_and_a_reward_model(run, flags, ppo_flags, tmp_path, monkeypatch):

@@ -144,10 +144,3 @@ def test_flags_without_a_meaning_in_refuel_warn_once_and_say_why(caplog):
     assert len(caplog.messages) == 3
     assert all(" does nothing here: " in message for message in caplog.messages)
     assert caplog.messages[0].startswith("--task.cluster") and "not kept" in caplog.messages[0]
-
-
-def test_the_parsers_are_those_of_the_package():
-    from constituent_treelib.parsing import NAMES
-    from dschat.settings.conditions import PARSERS
-
-    assert PARSERS == NAMES

@@ -9,7 +9,7 @@ import pytest
 
 from dschat.settings.flags import flags_on_resume
 from dschat.settings.ppo import PPOConfig
-from flag_cases import ACTOR, FAMILIES, config_of
+from flag_cases import FAMILIES, config_of
 
 
 def test_what_a_resume_may_change_is_what_the_document_says():
@@ -81,20 +81,10 @@ def test_gradient_checkpointing_is_that_of_both_models_unless_one_has_its_own(fl
     assert (config.memory.actor_gradient_checkpointing, config.memory.critic_gradient_checkpointing) == (actor, critic)
 
 
-def test_reward_function_needs_neither_critic_nor_reward_model():
-    config = config_of("ppo", "--reward_function score.py:f", ACTOR)
-    assert (config.models.critic_model_name_or_path, config.rewards.reward_model_name_or_path) == (None, None)
-
-
 def test_ngram_is_a_number_or_infinite():
     lengths = [config_of("ppo", f"--ngram {text}").termination.ngram for text in ("1", "10", "inf")]
     assert lengths == [1, 10, math.inf]
     assert isinstance(lengths[1], int)
-
-
-def test_metric_name_is_the_name_of_the_function():
-    assert config_of("ppo").rewards.metric_name is None
-    assert config_of("ppo", "--metric_function score.py:f").rewards.metric_name == "f"
 
 
 def test_warmup_updates():

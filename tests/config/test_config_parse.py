@@ -11,7 +11,6 @@ A change of a default there is a change for every user.
 import dataclasses
 import logging
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ import pytest
 from dschat.base.errors import UserError
 from dschat.settings.flags import flags_of, seconds_of
 from dschat.settings.parse import parse, resolve
-from dschat.settings.parser import INERT_FLAGS, FlagParser
+from dschat.settings.parser import INERT_FLAGS
 from dschat.settings.ppo import PPOConfig
 from flag_cases import FAMILIES, REQUIRED, config_of
 
@@ -135,12 +134,6 @@ def test_a_whole_number_may_have_a_point():
     assert (flat["num_train_epochs"], flat["max_seq_len"], flat["max_steps"]) == (3, 1000, 20)
 
 
-@pytest.mark.parametrize("text", ["-1", "-.5", "-1e-3", "-2.E+2", "-inf"])
-def test_a_negative_number_is_a_value(text):
-    values, other_words = FlagParser(PPOConfig).read(["--missing_eos_penalty", text])
-    assert values["missing_eos_penalty"] == float(text) and not other_words
-
-
 def test_missing_flags_are_named(capsys):
     with pytest.raises(SystemExit) as stop:
         parse(FAMILIES["ppo"], [])
@@ -148,12 +141,6 @@ def test_missing_flags_are_named(capsys):
     assert stop.value.code == 2
     assert error.count("\n") == 1
     assert all(flag in error for flag in ("--data_path", "--output_dir", "--actor_model_name_or_path"))
-
-
-def test_arguments_come_from_the_process_by_default(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["main.py", *REQUIRED["sft"], "--seed", "7"])
-    Path("main.args").write_text("--seed 8")  # only the command line counts
-    assert parse(FAMILIES["sft"]).optimisation.seed == 7
 
 
 def test_none_takes_a_number_of_a_preset_away():

@@ -182,14 +182,6 @@ def test_a_rollout_is_the_batch_of_one_update(gpus, flags, expected):
     assert (config.sampling.per_device_generation_batch_size, config.rollouts.generation_batches, rollout) == expected
 
 
-def test_another_global_batch_for_another_number_of_gpus():
-    """The error's own advice: 170 examples for each of 3 GPUs, in passes of 2 because 4 and 3 do not divide them."""
-    with pytest.raises(UserError, match="add --global_batch_size 510 or another multiple of 3"):
-        preset("sft", "tldr_gemma_2b", processes=3)
-    plan = preset("sft", "tldr_gemma_2b", ["--global_batch_size", "510"], 3).config.plan_batches(3)
-    assert (plan.global_batch, plan.update_per_rank, plan.micro_batch) == (510, 170, 2)
-
-
 def test_responses_of_a_prompt_stay_together():
     """4 samples of each of 2 prompts on 8 processes, 32 responses at once at most."""
     most = {"per_device_training_batch_size": 4, "per_device_generation_batch_size": 32}

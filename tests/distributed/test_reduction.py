@@ -58,15 +58,6 @@ def test_a_gradient_that_is_lost_is_named(stage, dtype, fault, outputs):
     assert "1 of " in said and "--no_self_checks" in said
 
 
-@pytest.mark.parametrize("stage", [3, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 1, 2))])
-def test_weights_with_more_elements_than_are_sampled(stage, outputs):
-    """16,384 elements, of which one process loses the last tenth: far from the first 4,096."""
-    assert said_by(outputs, f"large-{stage}") is None
-    said = said_by(outputs, f"large-lost-{stage}")
-    assert said is not None and f"another gradient of {SPOILED} than the 2 processes computed" in said
-    assert "1 of " in said
-
-
 @pytest.mark.parametrize(("model", "stage"), with_slow(LATER_CASES, FAST_LATER_CASES))
 def test_a_gradient_that_is_zero_in_the_first_update_is_checked_in_the_second(model, stage, outputs):
     """LoRA's A matrices, or the backbone of a critic whose head is zero; the check changes nothing."""
@@ -75,12 +66,6 @@ def test_a_gradient_that_is_zero_in_the_first_update_is_checked_in_the_second(mo
     said = said_by(outputs, f"{model}-lost-second-{stage}")
     assert said is not None and "before update 2 since the start" in said and LATER[model] in said
     assert [outputs.numbers("reduction", rank)["moved"][f"{model}-{stage}"] for rank in (0, 1)] == [False] * 2
-
-
-@pytest.mark.slow
-def test_gradients_that_stay_zero_are_given_up(outputs):
-    """After the same number of updates on each process."""
-    assert said_by(outputs, "bound") is None
 
 
 def test_what_rounding_explains_by_hand():

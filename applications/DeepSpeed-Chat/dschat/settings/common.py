@@ -20,6 +20,7 @@ from dschat.base.errors import UserError
 from dschat.settings import rules as checks
 from dschat.settings.batches import BatchPlan, BatchSizes
 from dschat.settings.config import Config
+from dschat.settings.deepspeed import read_deepspeed_file
 from dschat.settings.flags import (
     AT_LEAST_0,
     AT_LEAST_1,
@@ -351,6 +352,11 @@ def _check_trackers(config: CommonConfig) -> None:
             raise UserError(f"--report_to {name}: there is no such tracker; give {' or '.join(TRACKERS)}.")
 
 
+def _check_deepspeed_file(config: CommonConfig) -> None:
+    if config.engine.deepspeed_config is not None:
+        read_deepspeed_file(config.engine.deepspeed_config)
+
+
 def _warn_without_adapters(config: CommonConfig) -> None:
     if any(config.lora_ranks):
         return
@@ -367,7 +373,7 @@ def _holds_no_example(config: CommonConfig) -> bool:
 
 COMMON_RULES: tuple[Rule[CommonConfig] | Check[CommonConfig], ...] = (
     Check(lambda config: checks.check_data_split(config.data.data_split, config.step)),
-    Check(lambda config: checks.check_json_object("deepspeed_config", config.engine.deepspeed_config)),
+    Check(_check_deepspeed_file),
     Check(_check_output_dir),
     Check(_check_checkpoint),
     Check(_check_trackers),

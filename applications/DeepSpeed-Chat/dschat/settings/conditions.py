@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from dschat.base.errors import UserError
-from dschat.settings.flags import AT_LEAST_1, NOT_EMPTY, flag
+from dschat.settings.flags import AT_LEAST_1, NOT_EMPTY, UP_TO_1, flag
 from dschat.settings.rules import check_function_path
 
 PARSERS = ("benepar", "chunker", "tree-sitter")
@@ -130,9 +130,7 @@ class SurpriseFlags:
     section = "macro actions"
 
     surprise_probability: float = flag(
-        "surprise: a token is unlikely if the policy gave it less than this probability",
-        0.9,
-        (lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
+        "surprise: a token is unlikely if the policy gave it less than this probability", 0.9, UP_TO_1
     )
     surprise_count: int = flag("surprise: begin a macro action at every N-th unlikely token", 5, AT_LEAST_1)
 

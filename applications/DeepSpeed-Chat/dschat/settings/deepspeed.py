@@ -70,15 +70,19 @@ def deepspeed_settings(
     if dtype == "bf16" and zero_stage:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if file is not None:
-        _merge(config, _read(file), file)
+        _merge(config, read_deepspeed_file(file), file)
     if plan.max_tokens:  # an update may have as many micro-batches as rows, see `Engine.begin_update`
         config["train_micro_batch_size_per_gpu"] = 1
         config["gradient_accumulation_steps"] = plan.update_per_rank
     return config
 
 
-def _read(file: str) -> dict[str, Any]:
-    """The user's file, without sections that flags decide."""
+def read_deepspeed_file(file: str) -> dict[str, Any]:
+    """The user's file, without sections that flags decide.
+
+    Raises:
+        UserError: it is missing, holds anything but a JSON object, or has a section that flags decide.
+    """
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"), object_pairs_hook=without_repeats)
     except (OSError, ValueError) as error:

@@ -25,9 +25,6 @@ from dschat.settings.variables import expand_path, expand_text
 TAG = "tag:yaml.org,2002:"
 NULL = f"{TAG}null"
 FLOAT = f"{TAG}float"
-# Tags that YAML gives to plain values by itself.
-PLAIN_KINDS = ("str", "int", "float", "bool", "null", "timestamp", "value", "seq")
-PLAIN_TAGS = {f"{TAG}{kind}" for kind in PLAIN_KINDS}
 INFINITY = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf"}  # YAML's spelling → ours
 
 
@@ -155,24 +152,16 @@ def _read(path: Path, command: str, below: tuple[Path, ...], environ: Mapping[st
 
 def _top_level(path: Path) -> list[tuple[yaml.Node, yaml.Node]]:
     """Keys and values of a file as nodes, not yet converted; an empty file has none."""
-    line = 1
     try:
-        content = path.read_bytes()
-        loader = yaml.SafeLoader(content.decode("utf-8-sig"))
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
         loader.name = str(path)  # in messages
         root = loader.get_single_node()
-    except UnicodeDecodeError as error:
-        line += content.count(b"\n", 0, error.start)
-        raise UserError(f"{path}:{line} is not in UTF-8 ({error.reason}): save the file in that encoding.") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}; correct the file.") from error
-    except RecursionError as error:
-        line += loader.line
-        raise UserError(f"{path}:{line} is nested too deeply: flags are not nested; write `flag: value`.") from error
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
-        line += root.start_mark.line
+        line = root.start_mark.line + 1
         raise UserError(f"{path}:{line}: the file must hold `flag: value` on each line, not a list or a single value.")
     return list(root.value)
 
@@ -215,9 +204,6 @@ def _preset(node: yaml.Node, path: Path, line: str) -> dict[str, Any]:
 
 def _text(node: yaml.Node, source: str) -> str | list[str] | None:
     """A value as it is written. YAML's own types do not matter, as `on` for true or `1e-5` for a text."""
-    if node.tag not in PLAIN_TAGS and not isinstance(node, yaml.MappingNode):
-        tag = node.tag.replace(TAG, "!!")
-        raise UserError(f"{source} has the tag {tag}: remove the tag; a flag takes plain values.")
     if isinstance(node, yaml.ScalarNode):
         return _scalar(node)
     items = node.value if isinstance(node, yaml.SequenceNode) else [None]

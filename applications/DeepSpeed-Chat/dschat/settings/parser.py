@@ -102,25 +102,21 @@ class FlagParser(argparse.ArgumentParser):
             self.error(f"argument {name}: {EMPTY_PATH}")
         value = super()._get_values(action, arg_strings)
         if action.option_strings and action.dest != argparse.SUPPRESS:
-            self._note_repetition(action, value)
+            self._refuse_repetition(action, value)
         return value
 
-    def _note_repetition(self, action: argparse.Action, value: Any) -> None:
-        """Answer another value for a flag that the command line has given already.
+    def _refuse_repetition(self, action: argparse.Action, value: Any) -> None:
+        """Refuse another value for --config or a flag with several values that the command line has given already.
 
-        Of a flag with one value the last counts, so that a command can be repeated with a change at its end. For a
-        flag with several values and for --config, the first may be meant to count as well.
+        Of a flag with one value the last counts, so that a command can be repeated with a change at its end.
         """
-        value = action.const if action.nargs == 0 else value
         if self._values.setdefault(action.dest, value) == value:
             return
-        self._values[action.dest] = value
         twice = "it is given twice with different values"
         if action.dest == "config":
             self.error(f"argument --config: {twice}: give one file, which may build on another: `extends: FILE`")
         if action.nargs in ("+", "*"):
             self.error(f"argument --{action.dest}: {twice}: give it once, followed by all of its values")
-        logger.warning("--%s: %s; the last one counts.", action.dest, twice)
 
     def _may_be_left_out(self, name: str) -> bool:
         """Whether a flag is a path that is not required. Required paths have rules that refuse empty ones."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dschat.settings.common import ZeroStage
-from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
+from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, UP_TO_1, flag
 from macro_actions.settings import NEEDS, Needs
 
 
@@ -99,7 +99,7 @@ class AdvantageFlags:
         "exclude tokens from the policy loss whose probability was higher than this when they were sampled; 0.9 in"
         " SPO",
         None,
-        (lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
+        UP_TO_1,
     )
     normalize_scores: bool = flag(
         "normalise scores by the running mean and standard deviation of all scores so far; missing_eos_penalty,"

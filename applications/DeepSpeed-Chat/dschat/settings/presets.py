@@ -31,7 +31,6 @@ TRAINING = "per_device_training_batch_size"
 GENERATION = "per_device_generation_batch_size"
 GLOBAL = "global_batch_size"
 SAMPLES = "samples_per_prompt"
-MOST_NAMED = 128  # GPUs named in a message
 
 
 def preset_names(command: str) -> list[str]:
@@ -108,21 +107,13 @@ def batch_sizes(limits: Mapping[str, int], values: Mapping[str, int], processes:
 
 
 def _uneven(global_batch: int, samples: int, processes: int) -> UserError:
-    """Error for a global batch that cannot be shared evenly, with the numbers of GPUs and batch sizes that can."""
+    """Error for a global batch that cannot be shared evenly, with one that can."""
     together = f", {samples} responses of a prompt together" if samples > 1 else ""
-    even_counts = []
-    for count in range(1, MOST_NAMED + 1):
-        if global_batch % (count * samples) == 0:
-            even_counts.append(str(count))
-    other_count = ""
-    if even_counts:
-        counts = ", ".join(even_counts)
-        other_count = f"give --num_gpus (NUM_GPUS) so that the number of GPUs is one of {counts}, or "
     unit = processes * samples
     nearest = global_batch // unit * unit or unit
     return UserError(
-        f"{processes} GPUs cannot share the global batch of {global_batch} evenly{together}: {other_count}add"
-        f" --global_batch_size {nearest} or another multiple of {unit}."
+        f"{processes} GPUs cannot share the global batch of {global_batch} evenly{together}: give another number of"
+        f" GPUs by --num_gpus (NUM_GPUS), or add --global_batch_size {nearest} or another multiple of {unit}."
     )
 
 

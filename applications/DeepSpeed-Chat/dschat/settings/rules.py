@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from dschat.base.errors import UserError
-from dschat.base.jsonl import read_object, without_repeats
+from dschat.base.jsonl import read_object
 from dschat.settings.flags import flags_of, groups_of, value_of
 
 C = TypeVar("C")
@@ -141,25 +141,6 @@ def _bound_names(tree: ast.AST) -> set[str]:
         else:
             names |= _bound_names(node)
     return names
-
-
-def check_json_object(name: str, value: str | None) -> None:
-    """Check that `value` is the path of a file that holds one JSON object; None passes.
-
-    Raises:
-        UserError: when the file is missing or holds anything else.
-    """
-    if value is None:
-        return
-    path = Path(value)
-    if not path.is_file():
-        raise UserError(f"--{name} {value}: there is no such file; give the path of a JSON file.")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=without_repeats)
-    except ValueError as error:
-        raise UserError(f"--{name} {value} is not JSON ({error}); correct the file.") from error
-    if not isinstance(content, dict):
-        raise UserError(f"--{name} {value} must hold a JSON object, like {{...}}; correct the file.")
 
 
 def check_output_dir(
