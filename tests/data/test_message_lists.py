@@ -101,7 +101,7 @@ ASK, FOUR = [user("a")], dialogue(*"abcd")
             {"chosen": FOUR, "rejected": dialogue(*"axce")},
             "differ in message 2 already (assistant: 'b' and assistant: 'x')",
         ),
-        ({"chosen": FOUR, "rejected": dialogue("a", "x")}, "'chosen' comes to 4 messages, 'rejected' to 2"),
+        ({"chosen": FOUR, "rejected": dialogue("a", "x")}, "(assistant: 'b' and the response: '')"),
         (
             {"prompt": ASK, "chosen": [SYSTEM, *ASK, bot("b")]},
             "other messages than 'prompt' holds (system: 'be brief')",

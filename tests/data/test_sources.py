@@ -223,7 +223,7 @@ def test_empty_file(tmp_path, name, text):
         ({"info": {"post": 3}}, "'post' must be text"),
         ({"summaries": [{"text": "a"}]}, "not enough values"),
         ({"summaries": [{"text": "a"}, {}]}, "KeyError: 'text'"),
-        ({"choice": 2}, "KeyError: 2"),
+        ({"choice": 2}, "'choice' must be 0 or 1, not 2"),
     ],
 )
 def test_bad_comparison_is_named(tmp_path, change, wanted):

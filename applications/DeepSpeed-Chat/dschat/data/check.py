@@ -257,7 +257,9 @@ def prepared_report(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase |
     """
     title = str(folder.path)
     lines = [title, "=" * len(title), "prepared data with splits of their own: --data_split does not cut them"]
-    lengths_by_split = {split: list(map(len, read_split(folder, split))) for split in folder.files}
+    lengths_by_split = {}
+    for split in folder.files:
+        lengths_by_split[split] = list(map(len, read_split(folder, split)))
     if folder.info:
         lines += summary_of(folder.info)
     else:
@@ -278,5 +280,6 @@ def prepared_report(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase |
 
 def summary(lengths: Sequence[int]) -> str:
     """Smallest, median, mean, 95th and 99th percentile (nearest rank) and largest of at least one number."""
-    low, median, high, highest, top = np.percentile(lengths, (0, 50, 95, 99, 100), method="inverted_cdf")
+    percentiles = np.percentile(lengths, (0, 50, 95, 99, 100), method="inverted_cdf")
+    low, median, high, highest, top = percentiles
     return f"min {low}, median {median}, mean {np.mean(lengths):.1f}, 95 % {high}, 99 % {highest}, max {top}"

@@ -541,15 +541,13 @@ def warn_of_responses(rows: Sequence[Row], chosen_alone: bool) -> None:
 
 def margin_of(row: Row, key: str) -> float:
     """The number in a row's column. Raises UserError, which names the row, unless it is a number of at least 0."""
-    margin: Any = row.extra.get(key)
-    if isinstance(margin, str):  # as CSV files hold numbers
-        with suppress(ValueError):
-            margin = float(margin)
-    if isinstance(margin, int) and not isinstance(margin, bool):
-        with suppress(OverflowError):
-            margin = float(margin)
-    if not isinstance(margin, float) or not 0 <= margin < math.inf:
-        problem = f"holds {margin!r}" if key in row.extra else "is missing"
+    content: Any = row.extra.get(key)
+    margin = math.nan
+    if not isinstance(content, bool):
+        with suppress(TypeError, ValueError, OverflowError):
+            margin = float(content)  # CSV files hold numbers as text
+    if not 0 <= margin < math.inf:
+        problem = f"holds {content!r}" if key in row.extra else "is missing"
         raise UserError(
             f"{row.origin}: --margin_key {key}: the column {problem}; it must hold a number of at least 0, by how"
             " much the chosen response is better."

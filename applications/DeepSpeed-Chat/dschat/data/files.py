@@ -221,7 +221,8 @@ def _column_rows(file: Path, suffix: str) -> Iterator[tuple[str, dict[str, Any]]
             _check_columns(file, batches.schema.names)
         number = 0
         for batch in batches:
-            for row in batch.rename_columns([name.strip() for name in batch.schema.names]).to_pylist():
+            columns = [name.strip() for name in batch.schema.names]
+            for row in batch.rename_columns(columns).to_pylist():
                 number += 1
                 yield f"{file} row {number}", row
     except (pyarrow.ArrowException, ValueError) as error:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from dschat.base.errors import UserError
@@ -33,6 +34,7 @@ CONVERSATION = "conversation"
 TEXTS = "prompt and responses"
 MESSAGE_LISTS = "prompt and responses as messages"
 COMPLETION = "completion"  # read as the response if no column has the name of --response_key
+NO_MESSAGE = {"role": "the response", "content": ""}  # stands for what a shorter conversation lacks
 QUOTED = 60  # characters of a message that an error shows
 PROMPT_MESSAGES = "prompt_messages"  # column of results: the messages from which a chat template made the prompt
 NO_TEXT = "neither post nor article"  # why a TL;DR row is skipped
@@ -349,9 +351,9 @@ def _check_same_prompt(conversations: dict[str, Messages], origin: str) -> None:
     if len(conversations) < 2:
         return
     first_column, second_column = conversations
-    first = conversations[first_column]
-    second = conversations[second_column]
-    pairs = zip(first[:-1], second[:-1], strict=False)
+    first = conversations[first_column][:-1]
+    second = conversations[second_column][:-1]
+    pairs = zip_longest(first, second, fillvalue=NO_MESSAGE)
     for number, (left, right) in enumerate(pairs, start=1):
         if _without_weights([left]) != _without_weights([right]):
             raise UserError(
@@ -359,11 +361,6 @@ def _check_same_prompt(conversations: dict[str, Messages], origin: str) -> None:
                 f"({_quoted(left)} and {_quoted(right)}); only their last messages, the responses, may differ. "
                 "Correct or remove the row."
             )
-    if len(first) != len(second):
-        raise UserError(
-            f"{origin}: {first_column!r} comes to {len(first)} messages, {second_column!r} to {len(second)}; both "
-            "must be the same up to their last message, the response. Correct or remove the row."
-        )
 
 
 def _without_weights(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -408,7 +405,9 @@ def tldr_row(raw: dict[str, Any], origin: str) -> Row | None:
     if prompt is None:
         return None
     first, second = (_text_in(summary, "text") for summary in raw["summaries"])
-    chosen, rejected = {0: (first, second), 1: (second, first)}[raw["choice"]]
+    if raw["choice"] not in (0, 1):
+        raise ValueError(f"'choice' must be 0 or 1, not {raw['choice']!r}")
+    chosen, rejected = (second, first) if raw["choice"] else (first, second)
     return Row(prompt, None, chosen, rejected, raw, origin)
 
 

@@ -322,7 +322,10 @@ def special_notes(
             f"the texts of responses contain special tokens, which the tokenizer reads as these tokens: {counts} "
             f"({len(origins)} rows, the first is {origins[0]}); remove them from the texts, or spell them differently"
         )
-    doubled = [row.origin for row, row_length in zip(rows, tokens, strict=True) if row_length.twice_bos]
+    doubled = []
+    for row, row_length in zip(rows, tokens, strict=True):
+        if row_length.twice_bos:
+            doubled.append(row.origin)
     if doubled:
         notes.append(
             f"prompts that begin with {tokenizer.bos_token} twice: {len(doubled)} (the first is {doubled[0]}); the "

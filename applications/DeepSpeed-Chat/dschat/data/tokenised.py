@@ -120,7 +120,10 @@ def lengths_of(examples: Sequence[Any]) -> list[int]:
 
 def open_table(kind: type, files: Sequence[Path]) -> pa.Table:
     """The table of a kind of example in Arrow files, mapped into memory. Raises OSError or ValueError if damaged."""
-    tables = [pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in files]
+    tables = []
+    for file in files:
+        stream = pa.ipc.open_stream(pa.memory_map(str(file)))
+        tables.append(stream.read_all())
     return pa.concat_tables(tables) if tables else schema_of(kind).empty_table()
 
 
@@ -238,7 +241,8 @@ def encode_rows(
         datasets.disable_progress_bars()
     # Pickles, since rows may hold any value; they stay in memory.
     pickled_rows = pa.array(map(pickle.dumps, rows), pa.large_binary())
-    source = datasets.Dataset(InMemoryTable(pa.table({ROW: pickled_rows}))).with_format("arrow")
+    table = InMemoryTable(pa.table({ROW: pickled_rows}))
+    source = datasets.Dataset(table).with_format("arrow")
     with _ending_with_this_process():
         encoded = source.map(
             _encode_batch,
@@ -253,8 +257,9 @@ def encode_rows(
             new_fingerprint="examples",
             desc=title,
         )
-    table = encoded.data.table
-    return Examples(kind, table), Counter(table[REASON].drop_null().to_pylist())
+    examples = Examples(kind, encoded.data.table)
+    reasons = encoded.data.table[REASON].drop_null().to_pylist()
+    return examples, Counter(reasons)
 
 
 def _encode_batch(batch: pa.Table, numbers: Sequence[int], kind: type[E], make: MakeExamples[E]) -> pa.Table:

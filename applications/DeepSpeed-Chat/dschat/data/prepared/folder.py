@@ -46,7 +46,8 @@ class PreparedExample:
 
     def __len__(self) -> int:
         """Tokens of prompt and longer response."""
-        return len(self.prompt_ids) + max(len(self.chosen_ids), len(self.rejected_ids or ()))
+        rejected_ids = self.rejected_ids or ()
+        return len(self.prompt_ids) + max(len(self.chosen_ids), len(rejected_ids))
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,9 @@ def open_prepared(path: str | Path) -> PreparedFolder | None:
         return _open_undescribed(folder)
     try:
         info = json.loads((folder / INFO).read_text(encoding="utf-8"))
-        files = {split: _split_files(folder, info["stage"], split, info["format"]) for split in info["kept"]}
+        files = {}
+        for split in info["kept"]:
+            files[split] = _split_files(folder, info["stage"], split, info["format"])
         prepared = PreparedFolder(
             folder,
             info["stage"],

@@ -6,13 +6,11 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from dschat.base.atomic import reporting, writing_folder
 from dschat.base.errors import UserError
@@ -36,7 +34,7 @@ from dschat.data.prepared.folder import INFO, SKIPPED, STAGES, PreparedExample, 
 from dschat.data.prepared.sheeprl import write_pt
 from dschat.data.rows import Row, in_words, is_plain
 from dschat.data.sources import Share, read_share
-from dschat.data.splits import parts_of_rows, prompt_of_rows
+from dschat.data.splits import prompt_of_rows, split_part
 from dschat.data.template_notes import RESPONSES_OF_STEPS, warn_of_template
 from dschat.data.tokenised import encode_rows, table_of
 from dschat.models.template_date import date_read_by
@@ -91,31 +89,34 @@ def prepare(path: str, options: PrepareOptions, tokenizer: PreTrainedTokenizerBa
     splits = {"train": train, "validation": validation, "test": remaining["test"]}
     filled_splits = {split: examples for split, examples in splits.items() if examples}
 
-    (source,) = share.sources
     info = {
         "stage": flags.stage,
         "format": flags.format,
         "flags": options.flat(),
-        "source": {
-            "name": source["name"],
-            "hub": source.get("hub"),
-            "sha256": {str(file): file_hash(file) for file in share.files},
-        },
+        "source": _source_record(share),
         "tokenizer": {"name": options.source.tokenizer, "fingerprint": tokenizer_fingerprint(tokenizer)},
-        "template": {
-            "rows": sum(row.messages is not None for row in (*rows["train"], *rows["test"])),
-            "fingerprint": template_fingerprint(tokenizer),
-            "date": date_read_by(tokenizer),
-        },
+        "template": _template_record(tokenizer, [*rows["train"], *rows["test"]]),
         "end_id": end_id,
         "read": {split: len(split_rows) for split, split_rows in rows.items()},
-        "unusable": source["dropped"],
+        "unusable": share.sources[0]["dropped"],
         "left_out": left_out,
         "kept": {split: len(examples) for split, examples in filled_splits.items()},
     }
     skipped = row_filter.skipped if flags.save_skipped else None
     _write_folder(Path(flags.output), info, filled_splits, skipped)
     return info
+
+
+def _source_record(share: Share[Row]) -> dict[str, Any]:
+    (source,) = share.sources
+    hashes = {str(file): file_hash(file) for file in share.files}
+    return {"name": source["name"], "hub": source.get("hub"), "sha256": hashes}
+
+
+def _template_record(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> dict[str, Any]:
+    num_conversations = sum(row.messages is not None for row in rows)
+    fingerprint = template_fingerprint(tokenizer)
+    return {"rows": num_conversations, "fingerprint": fingerprint, "date": date_read_by(tokenizer)}
 
 
 def _read_rows(path: str, options: PrepareOptions, tokenizer: PreTrainedTokenizerBase, end_id: int) -> Share[Row]:
@@ -217,10 +218,12 @@ class Filter:
         flags = self._flags
         if flags.length_unit == "characters":
             prompt_length = len(example.prompt)
-            response_lengths = [len(text) for text in (example.chosen, example.rejected) if text is not None]
+            texts = (example.chosen, example.rejected)
+            response_lengths = [len(text) for text in texts if text is not None]
         else:
             prompt_length = len(example.prompt_ids)
-            response_lengths = [len(ids) - 1 for ids in (example.chosen_ids, example.rejected_ids) if ids]
+            responses = (example.chosen_ids, example.rejected_ids)
+            response_lengths = [len(ids) - 1 for ids in responses if ids]
         if flags.remove_same_inputs and (example.prompt, example.chosen) in self._seen:
             return DUPLICATE
         if prompt_length > flags.max_prompt_length:
@@ -246,17 +249,14 @@ def _split_validation(
     examples: list[PreparedExample], share: float
 ) -> tuple[list[PreparedExample], list[PreparedExample]]:
     """The first examples, a share of all in whole prompts, and the others."""
-    rows = [example.row for example in examples]
-    count = len(rows)
-    prompt_of = prompt_of_rows(rows)
-    prompts: Sequence[Hashable] = range(count)
-    if prompt_of is not None:
-        prompts = list(map(prompt_of, rows))
-    parts = parts_of_rows(prompts, (0, int(count * share), count), np.arange(count))
-    validation: list[PreparedExample] = []
-    train: list[PreparedExample] = []
-    for example, part in zip(examples, parts, strict=True):
-        (train if part else validation).append(example)
+    prompt_of_row = prompt_of_rows([example.row for example in examples])
+
+    def prompt_of(example: PreparedExample) -> str:
+        return example.origin if prompt_of_row is None else prompt_of_row(example.row)
+
+    split = f"{share},{1 - share}"
+    validation = split_part(examples, split, 0, None, prompt_of)
+    train = split_part(examples, split, 1, None, prompt_of)
     return validation, train
 
 

@@ -84,13 +84,15 @@ def read_pt(file: Path, tokenizer: PreTrainedTokenizerBase | None) -> list[Prepa
             prompt_length = int(row["prompt_len"])
             chosen = _ids(row["chosen_input_ids" if is_pair else "input_ids"])
             rejected = _ids(row["rejected_input_ids"]) if is_pair else None
-            if not 0 < prompt_length <= len(chosen) or (rejected or chosen)[:prompt_length] != chosen[:prompt_length]:
+            prompt_ids = chosen[:prompt_length]
+            has_same_prompt = rejected is None or rejected[:prompt_length] == prompt_ids
+            if not 0 < prompt_length <= len(chosen) or not has_same_prompt:
                 raise ValueError(f"row {number}: prompt_len {prompt_length} does not fit its ids")
             example = PreparedExample(
                 prompt="",
                 chosen="",
                 rejected=None,
-                prompt_ids=chosen[:prompt_length],
+                prompt_ids=prompt_ids,
                 chosen_ids=chosen[prompt_length:],
                 rejected_ids=None if rejected is None else rejected[prompt_length:],
                 row=Row("", None, None, None, {}, f"{file} row {number}"),
