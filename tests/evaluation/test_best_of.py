@@ -4,13 +4,12 @@
 import json
 import math
 import random
-import sys
 from itertools import combinations
 from statistics import fmean
 
 import pytest
 
-from cli_runs import ROOT, message_of, read_jsonl, run_command, write_jsonl
+from cli_runs import read_jsonl, write_jsonl
 from dschat.base.errors import UserError
 from dschat.base.jsonl import read_rows
 from dschat.evaluation import best_of
@@ -133,13 +132,3 @@ def test_other_files_are_refused(change, message, tmp_path):
     rows[1] |= change
     with pytest.raises(UserError, match=message):
         sweep_of("ours", read_rows(write_jsonl(tmp_path / "m.jsonl", rows), "FILE"))
-
-
-def test_the_report_script(file, tmp_path):
-    def report(*words):
-        command = [sys.executable, ROOT / "evaluation" / "report.py", file, "--output", tmp_path / "out", *words]
-        return run_command(command)
-
-    done = report("--best_of", 2, 4).expect(0)
-    assert "N = 4" in done.stdout and "report.png" in done.stdout
-    message_of(report("--best_of", 0), "--best_of 0 is out of range")

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -109,7 +108,7 @@ def run_inference(options: InferenceOptions) -> str:
 
     settings = run.settings | {"num-return": num_return, "temperature": temperature}
     batches = selection.batches(options.generation.batch_size, lengths)
-    part = RunPart(batches=batches, prepare=prepare, shown=_progress_values)
+    part = RunPart(batches=batches, prepare=prepare)
     return run_batches(options.result_path, settings, options.result.overwrite, [part], conclude)
 
 
@@ -151,7 +150,6 @@ def run_best_of_n(options: BestOfOptions) -> str:
                     num_responses,
                     partial(sweep_entry, temperature),
                 ),
-                shown=_sweep_progress_values,
                 columns={"temperature": temperature},
                 title=f"temperature {temperature:g}",
             )
@@ -404,23 +402,3 @@ def _mean_text(rows: list[dict[str, Any]], column: str, digits: int, factor: flo
     """The mean of a column ± one standard error."""
     values = [float(row[column]) for row in rows]
     return mean_estimate(values).text(digits, factor)
-
-
-def _progress_values(entries: list[Entry]) -> dict[str, str]:
-    """Mean score for the progress bar; without scores the mean length."""
-    rows = entry_rows(entries)
-    if "reward" not in rows[0]:
-        length = fmean(entry["tokens"] for entry in entries)
-        return {"tokens": f"{length:.1f}"}
-    score = fmean(row["reward"] for row in rows)
-    return {"reward": f"{score:.3f}"}
-
-
-def _sweep_progress_values(entries: list[Entry]) -> dict[str, str]:
-    """Mean score, and mean of the best score of each prompt, for the progress bar."""
-    means = []
-    maxima = []
-    for row in entry_rows(entries):
-        means.append(fmean(row["rewards"]))
-        maxima.append(max(row["rewards"]))
-    return {"reward": f"{fmean(means):.3f}", "best": f"{fmean(maxima):.3f}"}

@@ -31,7 +31,6 @@ class RunPart:
     Attributes:
         batches: row numbers of each batch.
         prepare: opens the models; called only if a batch is left to do.
-        shown: from all entries so far, the values to show next to the progress bar, by name.
         columns: added to each entry; they tell the entries of this part from those of others.
         title: text before the progress bar.
         unit: what a row is called there.
@@ -39,7 +38,6 @@ class RunPart:
 
     batches: Sequence[list[int]]
     prepare: Callable[[], BatchFunction]
-    shown: Callable[[list[Entry]], Mapping[str, str]] | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     title: str = ""
     unit: str = "prompt"
@@ -95,11 +93,7 @@ def _run_part(journal: Journal, part: RunPart) -> list[Entry]:
                         new_entries[number] = {**part.columns, **entry}
                 journal.append(list(new_entries.values()))
                 entries |= new_entries
-
                 bar.update(len(batch))
-                if part.shown is not None:
-                    values = part.shown(list(entries.values()))
-                    bar.set_postfix(values)
     return [entries[number] for number in sorted(entries)]
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -235,7 +234,7 @@ def _part(
         text_length = len(texts[prompt.index])
         lengths.append(max(text_length, len(prompt) + response_length))
     batches = selection.batches(options.generation.batch_size, lengths)
-    return RunPart(batches=batches, prepare=prepare, shown=shown, columns={"model": subject.name}, title=subject.name)
+    return RunPart(batches=batches, prepare=prepare, columns={"model": subject.name}, title=subject.name)
 
 
 def subjects_of(flags: TextFlags) -> list[Subject]:
@@ -390,21 +389,6 @@ def score_pairs(
         row["rejected_score"] = rejected_score
         entries.append({"number": prompt.index, "row": row})
     return entries
-
-
-def shown(entries: list[Entry]) -> Mapping[str, str]:
-    """Means so far, for the progress bar."""
-    rows = entry_rows(entries)
-    if "chosen_score" in rows[0]:
-        accuracy = fmean(row["chosen_score"] > row["rejected_score"] for row in rows)
-        return {"accuracy": f"{accuracy:.1%}"}
-    loss_sum = sum(row["loss_sum"] for row in rows)
-    num_tokens = sum(row["loss_tokens"] for row in rows)
-    means = {"loss": f"{loss_sum / num_tokens:.3f}"}
-    if "rougeL" in rows[0]:
-        rouge_l = fmean(row["rougeL"] for row in rows)
-        means["rougeL"] = f"{rouge_l:.3f}"
-    return means
 
 
 def warn_not_finite(subject: Subject, rows: Sequence[Mapping[str, Any]]) -> None:

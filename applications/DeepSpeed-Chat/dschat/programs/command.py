@@ -61,7 +61,7 @@ def run_programs(options: ProgramOptions) -> str:
     settings = answering.settings | settings_of(options, ("num_return", "max_tests", "program_block"))
     settings |= {"temperature": temperature, "sandbox-level": pool.level}
     batches = selection.batches(options.generation.batch_size)
-    part = RunPart(batches=batches, prepare=prepare, shown=_status_shares)
+    part = RunPart(batches=batches, prepare=prepare)
     return run_batches(options.result_path, settings, options.result.overwrite, [part], conclude)
 
 
