@@ -95,7 +95,9 @@ def sweep_of(model: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
         if prompts[temperature] != prompts[first]:
             temperatures = f"the prompts at temperature {temperature:g} are not those at {first:g}"
             raise UserError(f"{model}: {temperatures}; give the file of one finished run.")
-    return Sweep(model, dict(sorted(rewards.items())), prompts[first], next(filter(None, scorers.values()), ""))
+    by_temperature = dict(sorted(rewards.items()))
+    scorer = next(filter(None, scorers.values()), "")
+    return Sweep(model, by_temperature, prompts[first], scorer)
 
 
 def published_numbers(sweeps: Sequence[Sweep]) -> list[int]:
@@ -213,7 +215,8 @@ def draw_best_of(means: pd.DataFrame) -> bytes:
     for number, model in enumerate(models):
         single = means[(means["n"] == 1) & (means["model"] == model)]
         x = single["temperature"] + TEMPERATURE_APART * offset_of(number, len(models))
-        lines.append(Curve(x.tolist(), single["expected"].tolist(), look_of(number, legend_label(model))))
+        look = look_of(number, legend_label(model))
+        lines.append(Curve(x.tolist(), single["expected"].tolist(), look))
     charts.append(Chart("A single response", "temperature (0 = greedy)", REWARD, lines, legend="inside"))
     return draw_charts(charts, (5.6 * len(charts), 4.6), level_with_first=level_with_first)
 
@@ -224,7 +227,8 @@ def _chart_by_n(model: str, means: pd.DataFrame, temperatures: Sequence[float]) 
     for number, temperature in enumerate(temperatures):
         line = means[means["temperature"] == temperature]
         if len(line):
-            colour = matplotlib.colormaps["plasma"](0.85 * number / max(1, len(temperatures) - 1))
+            brightness = 0.85 * number / max(1, len(temperatures) - 1)
+            colour = matplotlib.colormaps["plasma"](brightness)
             x = line["n"] * 2 ** (DOUBLINGS_APART * offset_of(number, len(temperatures)))
             look = {**look_of(number, f"temperature {temperature:g}"), "color": colour}
             lines.append(Curve(x.tolist(), line["expected"].tolist(), look))

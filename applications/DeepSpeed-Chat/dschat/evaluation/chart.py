@@ -163,7 +163,8 @@ class Bar:
             ax.barh(row, width, BAR_HEIGHT, left=left, color=fill, edgecolor="white", linewidth=1)
             if width >= MIN_LABELLED_WIDTH:
                 text = ax.text(left + width / 2, row + 0.17, f"{width:.0f} %", color=ink, zorder=3, fontsize=9)
-                text.set(ha="center", va="center", path_effects=[withStroke(linewidth=3, foreground=fill)])
+                outline = withStroke(linewidth=3, foreground=fill)
+                text.set(ha="center", va="center", path_effects=[outline])
             left += width
         for marker in self.markers:
             self._draw_marker(ax, row + marker.below, marker)

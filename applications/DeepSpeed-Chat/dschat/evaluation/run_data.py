@@ -191,7 +191,8 @@ def _read_samples(folder: Path, update: float, metric: str | None) -> pd.DataFra
     for origin, row in _complete_rows(samples_file(folder, update)):
         if not row.keys() >= {"prompt", *columns.values()}:
             raise UserError(f"{origin}: not a sample of step 3; its columns are {', '.join(row)}.")
-        sample: dict[str, Any] = {"prompt": row["prompt"], "tokens": macro_tokens(row.get("tokens", []))}
+        tokens = macro_tokens(row.get("tokens", []))
+        sample: dict[str, Any] = {"prompt": row["prompt"], "tokens": tokens}
         for name, column in columns.items():
             sample[name] = math.nan if row[column] is None else float(row[column])
         samples.append(sample)

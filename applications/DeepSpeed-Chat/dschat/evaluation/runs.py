@@ -111,10 +111,12 @@ def build_report(
     if step == "ppo" and not lacks:
         data = list(map(with_samples, logs))
         labels = labels_of(data)
-        for table, remark in ((speed_table(data, labels), SPEED_REMARK), (_training_table(data), TRAINING_REMARK)):
-            if table is not None:
-                tables.append(table)
-                remarks.append(remark)
+        speed = speed_table(data, labels)
+        if speed is not None:
+            tables.append(speed)
+            remarks.append(SPEED_REMARK)
+        tables.append(_training_table(data))
+        remarks.append(TRAINING_REMARK)
         findings = compare_runs(data, labels)
         sample_sections.append(_examples(data, labels))
     remarks.append(EVALUATIONS_REMARK)
@@ -127,7 +129,8 @@ def build_report(
     # The numbers are in their files before anything is drawn.
     report = Report(title, tables, findings, remarks, notes)
     write_report(output_dir, NAME, _numbers(logs), report, flag=OUTPUT)
-    report = replace(report, sections=[_curves(logs, labels), *sample_sections, _settings(logs)])
+    sections = [_curves(logs, labels), *sample_sections, _settings(logs)]
+    report = replace(report, sections=sections)
     write_file(output_dir / f"{NAME}.html", report.html())
     return report
 
@@ -226,7 +229,8 @@ def evaluation_table(logs: Sequence[RunLog]) -> Table:
     for log in logs:
         evaluations = _evaluations(log)
         for label, row in evaluations.items():
-            rows.append([log.name, label, f"{row['update']:.0f}", *(_estimate(row, name) for name in names)])
+            estimates = [_estimate(row, name) for name in names]
+            rows.append([log.name, label, f"{row['update']:.0f}", *estimates])
         if not evaluations:
             rows.append([log.name, "none", *[None] * (1 + len(names))])
     return Table(["run", "evaluation", "update", *names], rows, "evaluations")
@@ -254,7 +258,8 @@ def _estimate(row: Mapping[str, float], name: str) -> Estimate:
 
 def trailing_means(run: RunData, name: str) -> "pd.Series[float]":
     """Rollout metric on training prompts, by update: averaged over a trailing window of a tenth of the run."""
-    numbers = pd.Series(column_of(run.train, f"objective/{name}"), index=run.train["update"]).dropna()
+    values = column_of(run.train, f"objective/{name}")
+    numbers = pd.Series(values, index=run.train["update"]).dropna()
     window = max(1, round(len(numbers) * WINDOW_PART))
     return numbers.rolling(window, min_periods=1).mean()
 
@@ -325,9 +330,9 @@ def compare_runs(runs: Runs, labels: Labels) -> list[str]:
         sentences.append(f"{run.name}: {label} from {start:.3f} (SFT) to {end:.3f}.")
 
     finite = [run for run in runs if math.isfinite(run.last.mean(name))]
-    best, *others = sorted(finite, key=lambda run: -run.last.mean(name)) or [runs[0]]
-    for other in others:
-        sentences.append(_comparison(best, other, name, label))
+    ranked = sorted(finite, key=lambda run: -run.last.mean(name))
+    for other in ranked[1:]:
+        sentences.append(_comparison(ranked[0], other, name, label))
     return sentences
 
 
@@ -340,7 +345,8 @@ def _comparison(best: RunData, other: RunData, name: str, label: str) -> str:
     values = best.last.values(name)
     other_values = other.last.values(name)
     difference = f"{highest - mean:.3f} (no standard error: the samples are not of the same prompts, or not of all)"
-    if values and other_values and best.last.samples["prompt"].equals(other.last.samples["prompt"]):
+    same_prompts = best.last.samples["prompt"].equals(other.last.samples["prompt"])
+    if values and other_values and same_prompts:
         paired = paired_difference(values, other_values)
         difference = f"{paired.text()} (± one standard error, {len(values)} held-out prompts, paired)"
     return (
@@ -390,13 +396,16 @@ def _chart(runs: Sequence[RunLog], title: str, axis: str, train_key: str, eval_k
         colour = look["color"]
         updates = run.train["update"].tolist()
         numbers = pd.Series(column_of(run.train, train_key))
-        lines.append(Curve(updates, numbers.tolist(), {"color": colour, "alpha": 0.22, "linewidth": 0.8}))
-        lines.append(Curve(updates, smooth(numbers).tolist(), {"color": colour, "linewidth": 2}))
+        faint: Look = {"color": colour, "alpha": 0.22, "linewidth": 0.8}
+        bold: Look = {"color": colour, "linewidth": 2}
+        lines.append(Curve(updates, numbers.tolist(), faint))
+        lines.append(Curve(updates, smooth(numbers).tolist(), bold))
         marks = {"color": colour, "linestyle": "none", "marker": look["marker"], "markersize": 7}
         marks |= {"markeredgecolor": "white", "zorder": 3}
         evaluated = column_of(run.evals, eval_key)
-        lines.append(Curve(run.evals["update"].tolist(), evaluated.tolist(), marks))
-        starts.update(evaluated[run.evals["update"] == 0].tolist())
+        evaluated_at = run.evals["update"]
+        lines.append(Curve(evaluated_at.tolist(), evaluated.tolist(), marks))
+        starts.update(evaluated[evaluated_at == 0].tolist())
     levels = [(level, SFT_LOOK) for level in sorted(filter(math.isfinite, starts))]
     return Chart(title, "optimiser updates", axis, lines, levels, scale="whole")
 

@@ -394,7 +394,10 @@ def score_pairs(
 def warn_not_finite(subject: Subject, rows: Sequence[Mapping[str, Any]]) -> None:
     """Warn of texts whose loss or scores are not finite; then neither is the mean, and such pairs are ranked wrong."""
     names = ("chosen_score", "rejected_score") if subject.kind == "reward" else ("loss_sum",)
-    count = sum(not all(math.isfinite(row[name]) for name in names) for row in rows)
+    count = 0
+    for row in rows:
+        if not all(math.isfinite(row[name]) for name in names):
+            count += 1
     if count:
         logger.warning(
             "%s: %s of %d of %d texts is not finite, so there is no mean loss. Compute in --dtype bf16 or fp32;"

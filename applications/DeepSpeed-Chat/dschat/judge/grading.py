@@ -48,7 +48,10 @@ def grading_question(rubric: Rubric, texts: JudgedTexts) -> JudgeQuestion:
     rules: list[str] = []
     if texts.is_episode:
         rules.append(EPISODE.format(prompt=rubric.prompt_name))
-    rules.append(PLACES.format(count=len(texts.responses)) if rubric.ranks else POINTS.format(most=MOST_POINTS))
+    if rubric.ranks:
+        rules.append(PLACES.format(count=len(texts.responses)))
+    else:
+        rules.append(POINTS.format(most=MOST_POINTS))
     keys = answer_keys(rubric, len(texts.responses))
     names = keys if rubric.ranks else [rubric.response_name]
     material = {rubric.prompt_name: texts.prompt}

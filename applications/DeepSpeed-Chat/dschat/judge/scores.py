@@ -162,7 +162,8 @@ class JudgeScores:
         keys = answer_keys(rubric, len(texts.responses))
         lowest, highest = (1, len(keys)) if rubric.ranks else (0, MOST_POINTS)
         read = partial(read_answer, keys=keys, lowest=lowest, highest=highest)
-        ask = partial(self._client.ask, is_usable=partial(can_be_read, read=read), asking=asking)
+        is_usable = partial(can_be_read, read=read)
+        ask = partial(self._client.ask, is_usable=is_usable, asking=asking)
         wanted = "a ranking" if rubric.ranks else "points"
         try:
             answer, replies = ask_until_read(question, ask, read, wanted, answer_form(rubric, keys))
