@@ -45,20 +45,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"base", "settings", "data", "models", "macro_actions", "rollouts", "scoring"},
     "programs": {"base", "settings", "data", "macro_actions", "run", "scoring", "training", "evaluation"},
     "turns": {
-        *{
-            "base",
-            "settings",
-            "data",
-            "models",
-            "macro_actions",
-            "run",
-            "rollouts",
-            "scoring",
-            "training",
-            "evaluation",
-        }
+        *{"base", "settings", "data", "models", "macro_actions", "run", "rollouts", "scoring", "training"},
+        *{"evaluation"},
     },
-    "judge": {"base", "settings", "data", "macro_actions", "run", "scoring", "training", "evaluation", "turns"},
+    "judge": {"base", "settings", "data", "macro_actions", "run", "scoring", "training", "evaluation"},
     "refuel": {
         *{"base", "settings", "data", "engine", "models", "macro_actions", "run", "rollouts", "scoring", "training"},
         *{"evaluation", "turns"},

@@ -10,10 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from dschat.base.chat_servers import Endpoint, complete, open_chat
 from dschat.base.errors import UserError
 from dschat.base.servers import is_local, is_loopback, open_async_client, open_client
 from dschat.scoring.url import UrlScores, UrlSettings
-from dschat.turns.chat_servers import Endpoint, complete, open_chat
 from dschat.vllm.client import ServerClient, is_healthy
 
 ELSEWHERE = "http://scores.invalid:8500"  # a name that no server of names knows

@@ -11,7 +11,7 @@ from fake_judge import FakeJudge, judge_server
 @pytest.fixture(autouse=True)
 def quick_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits between tries begin with half a second."""
-    monkeypatch.setattr("dschat.turns.chat_servers.FIRST_DELAY", 0.002)
+    monkeypatch.setattr("dschat.base.chat_servers.FIRST_DELAY", 0.002)
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
+from dschat.base import chat_servers
+from dschat.base.chat_servers import Endpoint, Unanswered
 from dschat.base.errors import UserError
 from dschat.base.progress import RepeatedLines
 from dschat.judge.published_rubrics import RUBRICS, answer_schema
 from dschat.judge.questions import Form, TextRefused
-from dschat.turns import chat_servers
-from dschat.turns.chat_servers import Endpoint, Unanswered
 from fake_judge import KEY, client_of, judge_server, question
 
 OOPS = (500, {"error": {"message": "oops"}}, {})

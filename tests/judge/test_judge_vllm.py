@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from closeness import assert_near
+from dschat.base.chat_servers import Endpoint
+from dschat.base.reply_cache import ReplyCache
 from dschat.judge.client import JudgeClient
 from dschat.judge.costs import Prices, Spending
 from dschat.judge.grading import harmless_question
 from dschat.judge.rubrics import Rubric
 from dschat.judge.scores import JudgeScores, JudgeSettings
 from dschat.settings.rewards import SIMULATED_USER
-from dschat.turns.chat_servers import Endpoint
 from dschat.turns.environment import StepResult
 from dschat.turns.environments import EnvironmentPool, Failure
-from dschat.turns.reply_cache import ReplyCache
 from dschat.turns.simulated_user import SERVER, UserSettings
 from factories import batch_of_iteration, make_causal_lm, make_prompts, ppo_config, ppo_loop
 from launches import free_port

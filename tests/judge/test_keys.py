@@ -3,10 +3,10 @@
 
 import pytest
 
+from dschat.base.chat_servers import OPENAI_URL, Endpoint, EndpointFlags, with_key
 from dschat.base.errors import UserError
 from dschat.judge.step3 import JUDGE_FLAGS
 from dschat.refuel.generate import SERVER as REFUEL_USER
-from dschat.turns.chat_servers import OPENAI_URL, Endpoint, EndpointFlags, with_key
 from dschat.turns.simulated_user import SERVER as USER
 from fake_judge import judged
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from cli_runs import ROOT
+from dschat.base.chat_servers import Endpoint
 from dschat.base.errors import UserError
 from dschat.judge.grading import JudgedTexts, grading_question
 from dschat.judge.published_rubrics import RUBRICS, answer_form, answer_schema, answer_tokens, question_of
 from dschat.judge.rubrics import Rubric, read_rubric
-from dschat.turns.chat_servers import Endpoint
 from fake_judge import better, judged, judged_rows, shown_in, two_files, verdicts
 
 EXAMPLE = ROOT / "evaluation" / "rubrics" / "support.toml"

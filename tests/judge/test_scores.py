@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from closeness import assert_near
+from dschat.base.chat_servers import Endpoint
 from dschat.base.errors import UserError
+from dschat.base.reply_cache import ReplyCache
 from dschat.judge.answers import UnreadableAnswer
 from dschat.judge.client import JudgeClient
 from dschat.judge.costs import Prices, Spending
@@ -20,8 +22,6 @@ from dschat.judge.scores import JudgeScores, JudgeSettings, shuffled
 from dschat.run import stop
 from dschat.run.stop import Stopped
 from dschat.scoring.source import EpisodeRecords, ResponseTexts, Weighted, WeightedScores
-from dschat.turns.chat_servers import Endpoint
-from dschat.turns.reply_cache import ReplyCache
 from factories import EOS, make_prompt, make_rollout, ragged_rows
 from fake_judge import graded_in, judge_server, places_by_good, points_by_good
 
@@ -37,7 +37,7 @@ OOPS = (500, {"error": {"message": "oops"}}, {})
 
 @pytest.fixture(autouse=True)
 def quick_repeats(monkeypatch):
-    monkeypatch.setattr("dschat.turns.chat_servers.FIRST_DELAY", 0.002)
+    monkeypatch.setattr("dschat.base.chat_servers.FIRST_DELAY", 0.002)
 
 
 @pytest.fixture
@@ -406,7 +406,7 @@ UNREADABLE = {
 
 
 def reply_of(text, refusal=""):
-    from dschat.turns.reply_cache import Reply
+    from dschat.base.reply_cache import Reply
 
     return Reply(text, refusal, "served")
 

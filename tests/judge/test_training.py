@@ -5,13 +5,13 @@ from functools import partial
 
 import pytest
 
+from dschat.base.chat_servers import Endpoint
+from dschat.base.reply_cache import ReplyCache
 from dschat.judge.client import JudgeClient
 from dschat.judge.costs import Spending
 from dschat.judge.grading import harmless_question
 from dschat.judge.rubrics import Rubric
 from dschat.judge.scores import JudgeScores, JudgeSettings
-from dschat.turns.chat_servers import Endpoint
-from dschat.turns.reply_cache import ReplyCache
 from fake_judge import graded_in, judge_server
 from resume_runs import RLOO, check_every_stop, ppo, result_of
 

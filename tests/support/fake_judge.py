@@ -267,12 +267,12 @@ def question(first: str = "good", second: str = "bad", prompt: str = "p") -> Any
 
 def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint: Any) -> Any:
     """A client of the server with the key KEY; its cache lies in the folder."""
+    from dschat.base.chat_servers import Endpoint
+    from dschat.base.reply_cache import ReplyCache
     from dschat.judge.client import JudgeClient
     from dschat.judge.command import HARMLESS
     from dschat.judge.costs import Spending
     from dschat.judge.verdicts import has_verdict
-    from dschat.turns.chat_servers import Endpoint
-    from dschat.turns.reply_cache import ReplyCache
 
     settings: dict[str, Any] = {
         "model": "gpt-test",

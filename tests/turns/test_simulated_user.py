@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from closeness import assert_near
+from dschat.base.chat_servers import Endpoint
 from dschat.base.errors import UserError
+from dschat.base.reply_cache import Reply, ReplyCache
 from dschat.data.rows import Row
 from dschat.settings.rewards import SIMULATED_USER
-from dschat.turns.chat_servers import Endpoint
 from dschat.turns.environment import StepResult
 from dschat.turns.environments import EnvironmentPool, Failure
-from dschat.turns.reply_cache import Reply, ReplyCache
 from dschat.turns.simulated_user import SERVER, UserSettings, prompt_columns
 from dschat.turns.users import has_message, simulator_prompt
 from factories import collected

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from dschat.base.jsonl import RepeatedKey, without_repeats
+from dschat.base.reply_cache import Reply
 from dschat.judge.questions import JudgeQuestion
-from dschat.turns.reply_cache import Reply
 
 # The beginning of an object with a key, also where the text ends within the key. In prose, "{}", "{ 1" and
 # '{"A", "B"}' are none.

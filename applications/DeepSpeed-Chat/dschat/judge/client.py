@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from dschat.base.chat_servers import Endpoint, RequestRejected, Unanswered, complete, open_chat, with_retries
 from dschat.base.errors import UserError
 from dschat.base.journal import make_writable
+from dschat.base.reply_cache import Reply, ReplyCache, accept_any
 from dschat.judge.costs import Spending, estimated_tokens
 from dschat.judge.questions import Form, JudgeQuestion, JudgingStopped, TextRefused
-from dschat.turns.chat_servers import Endpoint, RequestRejected, Unanswered, complete, open_chat, with_retries
-from dschat.turns.reply_cache import Reply, ReplyCache, accept_any
 
 MOST_FAILURES = 5  # questions in a row without an answer, after which the server counts as broken
 

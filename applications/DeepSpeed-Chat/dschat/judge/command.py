@@ -9,8 +9,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from dschat.base.chat_servers import with_key
 from dschat.base.errors import UserError
 from dschat.base.journal import Journal
+from dschat.base.reply_cache import ReplyCache
 from dschat.base.statistics import score_verdict
 from dschat.evaluation.responses import Pair, compared, read_pairs, with_origins
 from dschat.judge.client import JudgeClient
@@ -21,8 +23,6 @@ from dschat.judge.questions import Form, JudgeQuestion
 from dschat.judge.rubrics import read_rubric
 from dschat.judge.turn_pairs import TurnRates, rates_by_turn, turn_pairs
 from dschat.judge.verdicts import Setup, has_verdict, judge_pairs, questions_of
-from dschat.turns.chat_servers import with_key
-from dschat.turns.reply_cache import ReplyCache
 
 logger = logging.getLogger(__name__)
 

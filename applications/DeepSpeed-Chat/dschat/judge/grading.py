@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dschat.base.reply_cache import Reply
 from dschat.judge.answers import UnreadableAnswer, json_objects, without_thoughts
 from dschat.judge.questions import JudgeQuestion, object_schema, question_about
 from dschat.judge.rubrics import REASON, Rubric
-from dschat.turns.reply_cache import Reply
 
 MOST_POINTS = 10
 POINTS = (

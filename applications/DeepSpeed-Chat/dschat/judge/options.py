@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+from dschat.base.chat_servers import OPENAI_URL, Endpoint, checked_address
 from dschat.base.errors import UserError
 from dschat.data.hub import compared_set
 from dschat.evaluation.options import COUNT, ComparedFlags, RequestFlags, check_output_is_no_input
@@ -16,7 +17,6 @@ from dschat.settings.commands import OverwriteFlags
 from dschat.settings.config import Config
 from dschat.settings.flags import AT_LEAST_0, flag, flags_of
 from dschat.settings.rules import Check, Rules
-from dschat.turns.chat_servers import OPENAI_URL, Endpoint, checked_address
 
 DEFAULT_JUDGE = "gpt-4o-2024-05-13"
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from dschat.base.chat_servers import Endpoint
 from dschat.base.fingerprints import content_hash
+from dschat.base.reply_cache import digest_of
 from dschat.judge.rubrics import Rubric
-from dschat.turns.chat_servers import Endpoint
-from dschat.turns.reply_cache import digest_of
 
 MATERIAL = (
     "The material stands between tags whose names end in -{code}; these tags cannot occur inside it, where <, > and & "

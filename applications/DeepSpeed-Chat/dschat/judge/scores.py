@@ -17,8 +17,10 @@ from functools import partial
 
 import torch
 
+from dschat.base.chat_servers import Unanswered
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash
+from dschat.base.reply_cache import Reply
 from dschat.data.messages import dialogue_text, quoted_dialogue
 from dschat.judge.answers import UnreadableAnswer, ask_until_read
 from dschat.judge.client import AskingRound, JudgeClient
@@ -41,8 +43,6 @@ from dschat.run.stop import stopping_together
 from dschat.scoring.source import ResponseTexts, Scores
 from dschat.scoring.waiting import run_in_threads
 from dschat.settings.rewards import JUDGED
-from dschat.turns.chat_servers import Unanswered
-from dschat.turns.reply_cache import Reply
 from macro_actions.types import Rollout
 
 logger = logging.getLogger(__name__)

@@ -3,6 +3,8 @@
 
 from pathlib import Path
 
+from dschat.base.chat_servers import OPENAI_URL, Endpoint, EndpointFlags, checked_address, with_key
+from dschat.base.reply_cache import ReplyCache
 from dschat.judge.client import JudgeClient
 from dschat.judge.costs import Prices, Spending
 from dschat.judge.grading import harmless_question
@@ -11,8 +13,6 @@ from dschat.judge.scores import JudgeScores, JudgeSettings
 from dschat.judge.settings import RewardJudgeFlags
 from dschat.run.distributed import world_size
 from dschat.training.steps.scores import SourceParts, longest_wait
-from dschat.turns.chat_servers import OPENAI_URL, Endpoint, EndpointFlags, checked_address, with_key
-from dschat.turns.reply_cache import ReplyCache
 
 JUDGE_CACHE = ".judge-cache"  # below the output folder
 JUDGE_FLAGS = EndpointFlags(

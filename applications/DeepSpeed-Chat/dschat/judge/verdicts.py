@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dschat.base.chat_servers import Unanswered
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash
 from dschat.base.progress import progress
+from dschat.base.reply_cache import Reply
 from dschat.evaluation.responses import Comparison, Pair, Side, Verdict, combined, compared, mirrored
 from dschat.judge.answers import Ask, UnreadableAnswer, ask_until_read, json_objects, without_thoughts
 from dschat.judge.published_rubrics import PLACES, answer_form, question_of
 from dschat.judge.questions import JudgeQuestion, JudgingStopped, TextRefused
 from dschat.judge.rubrics import VERDICT_KEYS, Rubric
-from dschat.turns.chat_servers import Unanswered
-from dschat.turns.reply_cache import Reply
 
 if TYPE_CHECKING:
     from dschat.judge.client import JudgeClient

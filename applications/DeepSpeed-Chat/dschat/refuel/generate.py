@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from dschat.base.chat_servers import Endpoint, EndpointFlags, checked_address, with_key
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import folder_stamp
 from dschat.base.user_function import load_function
@@ -36,7 +37,6 @@ from dschat.refuel.data_options import GenerateOptions
 from dschat.refuel.datasets import OutputLocation, digest, make_rows, open_rows
 from dschat.refuel.dialogue_pairs import FINISHED, FIRST, LAST, SECOND, TURN
 from dschat.rollouts.sampling import row_seed
-from dschat.turns.chat_servers import Endpoint, EndpointFlags, checked_address, with_key
 from dschat.turns.dialogues import PairStart, PolicyAssistant, User, UserFromData, roll_out_pairs
 from dschat.turns.users import FunctionUser, ModelWriter, ServerWriter, SimulatedUser
 

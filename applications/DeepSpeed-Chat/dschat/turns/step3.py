@@ -6,6 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from dschat.base.chat_servers import Endpoint, checked_address, with_key
 from dschat.data.messages import TOOLS
 from dschat.data.observations import ConversationEncoder
 from dschat.run.distributed import is_main, world_size
@@ -13,7 +14,6 @@ from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.collect import build_actor_sampler
 from dschat.training.ppo.models import PPOModels
 from dschat.training.steps.scores import SourceParts
-from dschat.turns.chat_servers import Endpoint, checked_address, with_key
 from dschat.turns.environments import EnvironmentPool
 from dschat.turns.episodes import EpisodeLimits, EpisodePlayer, all_columns
 from dschat.turns.sampler import EpisodeSampler

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from dschat.base.chat_servers import Endpoint, RequestRejected, Unanswered, complete, open_chat, with_retries
 from dschat.base.errors import UserError
+from dschat.base.reply_cache import Reply, ReplyCache, digest_of
 from dschat.base.user_function import call_function
 from dschat.data.dialogues import Dialogue
-from dschat.turns.chat_servers import Endpoint, RequestRejected, Unanswered, complete, open_chat, with_retries
-from dschat.turns.reply_cache import Reply, ReplyCache, digest_of
 
 if TYPE_CHECKING:
     from dschat.turns.dialogues import Assistant

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from dschat.base.errors import UserError
 from dschat.base.progress import RepeatedLines
+from dschat.base.reply_cache import Reply
 from dschat.base.servers import is_local, open_client
-from dschat.turns.reply_cache import Reply
 
 if TYPE_CHECKING:
     import httpx2
