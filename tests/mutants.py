@@ -1433,6 +1433,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("a launcher gets SIGHUP", "_send_to_launcher", "signal.SIGTERM if _a == signal.SIGHUP else _b", "_b",
      "test_a_closed_terminal_is_told_to_the_launcher_as_sigterm"),
     ("a stopped rank counts as failed", "_first_failed", "128 + _a", "129 + _a", "test_a_save_is_never_cut"),
+    ("a rank that noticed a killed one is the cause", "_first_failed", "_a.returncode > 0", "_a.returncode < 0",
+     "test_a_killed_rank_is_the_cause_of_failures_that_are_seen_with_it"),
     ("a failure during a stop counts as saved", "_first_failed", "_a.add(-_b)", "_a.update(range(-64, 64))",
      "test_a_failure_during_a_stop_is_the_status"),
     ("mpirun's processes inside Slurm are srun's", "process_of", "_a[1] in _b or not _c", "not _c", "test_a_rank"),

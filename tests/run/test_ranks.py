@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from threading import Timer
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -70,6 +71,14 @@ def test_a_failure_during_a_stop_is_the_status(tmp_path):
     fails = f"trap 'exit 2' TERM; touch {tmp_path}/there; while :; do sleep 0.05; done"
     Timer(1.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     assert run(fails) == 2
+
+
+def test_a_killed_rank_is_the_cause_of_failures_that_are_seen_with_it():
+    """Rank 0 has noticed at once that rank 1 was killed; rank 2 has been stopped after its checkpoint."""
+    ended = [SimpleNamespace(returncode=status) for status in (1, -signal.SIGKILL, 128 + signal.SIGTERM, None, 0)]
+    assert ranks._first_failed(ended, None) == 1
+    assert ranks._first_failed([ended[0], ended[2]], None) == 0
+    assert ranks._first_failed(ended[2:], None) is None
 
 
 @pytest.mark.parametrize("ranks_too", [False, True])

@@ -165,16 +165,18 @@ def _wait_for(ranks: Sequence[Child], signals: PassedOnSignals, first_rank: int)
 def _first_failed(ranks: Sequence[Child], signal_number: signal.Signals | None) -> int | None:
     """The local number of a rank that has failed; None if none has.
 
-    A rank that a signal has stopped has not failed: it ends with 128 + the signal's number after its checkpoint, or by
+    Of several, it is one that a signal has ended: others may have failed because that one has gone. A rank that a
+    signal has stopped has not failed: it ends with 128 + the signal's number after its checkpoint, or by
     `signal_number`, which it was sent, before it began to train.
     """
     stops = {128 + number for number in signals_that_stop()}
     if signal_number is not None:
         stops.add(-signal_number)
+    failures = []
     for number, rank in enumerate(ranks):
         if rank.returncode not in (None, 0) and rank.returncode not in stops:
-            return number
-    return None
+            failures.append(number)
+    return min(failures, key=lambda number: ranks[number].returncode > 0, default=None)
 
 
 def _end_of(rank: Child) -> str:
