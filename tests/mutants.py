@@ -1407,7 +1407,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("what is held out follows no seed", "_split_off", "split_part(_a, _b, 1, seed, _c)",
      "split_part(_a, _b, 1, 0, _c)", "test_without_shuffling_the_last_rows_are_held_out"),
     ("a dialogue that ends with the user is not trained on", "sft_examples", "any(prompt.targets)  # 2", "False",
-     "test_a_dialogue_without_a_last_reply[last0-chatml]"),
+     "test_a_dialogue_without_a_last_reply[chatml]"),
     ("of few prompts the most frequent is held out", "_split_off", "min(_a, key=_b)", "max(_a, key=_b)",
      "test_of_few_prompts_the_one_with_the_fewest_rows_is_held_out"),
     ("rows of one prompt are on both sides", "_split_off", "split_part(_a, _b, 1, seed, _c)",
