@@ -151,7 +151,7 @@ NO_PAIRS = {
     "no column": (pair(chosen_mask=None), "no column 'chosen_mask'; give .*`dschat refuel-data tokenize` makes"),
     "other states": (pair(reject_token=[1, 6, 8, 0, 0, 0]), "differ before their replies"),
     "mask with a gap": (pair(chosen_mask=[0, 0, 1, 0, 1, 0]), "a mask must be 1"),
-    "mask with a 2": (pair(chosen_mask=[0, 0, 1, 2, 0, 0]), "a mask must be 1"),
+    "mask with a 2": (pair(chosen_mask=[0, 0, 1, 1, 1, 2]), "a mask must be 1"),
     "other model": (pair(chosen_token=[1, 5, 6, 10, 0, 0]), "token id 10 is not below the model's 10 ids"),
     "no number": (pair(chosen_reward="high"), "must be numbers"),
 }
