@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -121,14 +120,14 @@ def test_stop_ends_an_answer_and_the_next_one_can_begin(chromium, models, tmp_pa
         say(page, "how are you?")
         page.wait_for_function("() => document.querySelector('.demo-text')?.innerText.length > 40")
         page.locator(".stop-button").click()
-        page.wait_for_timeout(500)
+        page.locator(".submit-button").wait_for()  # the buttons are back
+        page.wait_for_timeout(2000)
         shown = page.locator(".demo-text").inner_text()
         page.get_by_text("Sampling").click()
         page.get_by_label("Max new tokens").first.fill("5")
-        start = time.monotonic()
         say(page, "how are you?")
         page.locator(".demo-caption", has_text="5 tokens").wait_for()
-        assert time.monotonic() - start < 30 and page.locator(".demo-text").first.inner_text() == shown
+        assert page.locator(".demo-text").first.inner_text() == shown
 
 
 @needs_browser
