@@ -145,7 +145,7 @@ def test_kept_log_probs_of_another_policy_are_computed_anew(place):
     forked("refuel", flags, place).expect(0)
     save_folder(place / "policy", make_causal_lm("llama", 8, len(chat_tokenizer())), chat_tokenizer("llama-3"))
     result = forked("refuel", flags | {"output_dir": "out2"}, place).expect(0)
-    assert "pairs_box.safetensors: the reference log-probs are computed anew, the model is another" in result.stderr
+    assert "pairs_box.safetensors: the reference log-probs are computed anew; changed: the model" in result.stderr
 
 
 # -- the script of the published run, and a run with its flags

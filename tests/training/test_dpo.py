@@ -180,8 +180,8 @@ def test_log_probs_of_something_else_are_computed_anew(group, tmp_path, caplog):
 
     numbers = numbers_of(engine)
     assert torch.equal(numbers_of(None), numbers) and not caplog.records
-    assert not torch.equal(numbers_of(engine, temperature=0.5), numbers) and "the temperature is another" in caplog.text
-    assert torch.equal(numbers_of(engine, "other"), numbers) and "the model, the temperature is another" in caplog.text
+    assert not torch.equal(numbers_of(engine, temperature=0.5), numbers) and "changed: the temperature" in caplog.text
+    assert torch.equal(numbers_of(engine, "other"), numbers) and "changed: the model, the temperature" in caplog.text
     file.write_bytes(b"nothing")
     assert torch.equal(numbers_of(engine), numbers) and "cannot be read" in caplog.text
 

@@ -157,7 +157,7 @@ def _read(file: Path, identity: Mapping[str, str]) -> Tensor | None:
         return None
     changed = changed_names(saved_identity, identity)
     if changed:
-        logger.warning("%s: the reference log-probs are computed anew, %s is another", file, " and ".join(changed))
+        logger.warning("%s: the reference log-probs are computed anew; changed: %s", file, ", ".join(changed))
         return None
     return numbers
 
