@@ -12,7 +12,7 @@ import pytest
 
 from cli_runs import TRAINING, Result, evaluation_rows, read_jsonl, run_command, warm_programs
 from dschat.programs.levels import weakness
-from dschat.quickstart.inputs import RUNS
+from dschat.quickstart.inputs import RUNS, SFT_CRITIC_RUNS
 from warm_python import PROGRAM_OF_CHILDREN
 
 
@@ -36,32 +36,35 @@ def record_of(run: Path) -> dict[str, Any]:
 
 def test_small(tmp_path):
     folder = tmp_path / "quick"
-    result = run_small("main.py", folder, "--seed", 1234)
-    assert len(json.loads((folder / "report.json").read_text())["runs"]) == len(RUNS)
+    result = run_small("main.py", folder, "--seed", 1234, "--all")
+    names = [*SFT_CRITIC_RUNS, *RUNS]
+    assert len(json.loads((folder / "report.json").read_text())["runs"]) == len(names)
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page.count("<table") >= 1 and page.count("<html") == 1
     assert not re.search(r"""(src|href)=["']?(https?:|//)""", page), "it opens without network"
-    for name in ("SFT", *RUNS, "updates to the final score of PPO, SFT critic"):
+    for name in ("SFT", *names, "the gold score of"):
         assert name in page and name in result.stdout
+    assert "updates to the final score of PPO" in page
     for step in ("sft", "reward", "ppo"):
         assert f"== dschat {step} " in result.stdout
     assert "report.html" in result.stdout.splitlines()[-1]
-    differences = [line for line in result.stdout.splitlines() if " in gold score: " in line]
+    differences = [line for line in (folder / "report.md").read_text().splitlines() if " in gold score: " in line]
     assert len(differences) == 4, "the best run against each other one"
     assert all("± one standard error" in line for line in differences)
 
     runs = {
-        "step3-ppo": (1, 0.95, "step2-reward"),
-        "step3-ma-ppo": (5, 0.95, "step2-reward"),
-        "step3-ppo-sft-critic": (1, 0.95, "step1-sft"),
-        "step3-ma-ppo-sft-critic": (5, 0.95, "step1-sft"),
-        "step3-ppo-99-sft-critic": (1, 0.99, "step1-sft"),
+        "step3-ppo": (1, 0.95, "equal", "step2-reward"),
+        "step3-ma-ppo": (5, 0.95, "first", "step2-reward"),
+        "step3-ppo-sft-critic": (1, 0.95, "equal", "step1-sft"),
+        "step3-ma-ppo-sft-critic": (5, 0.95, "equal", "step1-sft"),
+        "step3-ppo-99-sft-critic": (1, 0.99, "equal", "step1-sft"),
     }
     assert config_of(folder / "step2-reward")["reward_loss"] == "per_sample"
     before = {}
-    for name, (ngram, lam, critic) in runs.items():
+    for name, (ngram, lam, value_function, critic) in runs.items():
         config = config_of(folder / name)
         assert (config["termination_condition"], config["ngram"], config["lam"]) == ("fixed", ngram, lam)
+        assert config["value_function"] == value_function
         assert config["critic_model_name_or_path"].endswith(critic) and config["whiten_advantages"]
         assert config["missing_eos_penalty"] == 5
         rows = evaluation_rows(folder / name)

@@ -52,7 +52,7 @@ def two_runs(tmp_path):
 def built(tmp_path_factory):
     """The report on the two runs."""
     folder = tmp_path_factory.mktemp("report")
-    outcome = build_report(make_two_runs(folder), folder / "out", notes=["A remark."])
+    outcome = build_report(make_two_runs(folder), folder / "out", about=["About."], notes=["A remark."])
     return Built(outcome, folder / "out", Page((folder / "out" / "report.html").read_text(encoding="utf-8")))
 
 

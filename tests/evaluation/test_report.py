@@ -6,8 +6,17 @@ import json
 import pytest
 
 from dschat.evaluation.run_data import read_log, read_run
-from dschat.evaluation.runs import compare_runs, evaluation_table, labels_of, speed_table, trailing_means, updates_to
-from handmade_runs import edit_rows, make_run, table_of, write_lines
+from dschat.evaluation.runs import (
+    compare_runs,
+    evaluation_table,
+    headline,
+    labels_of,
+    results_table,
+    speed_table,
+    trailing_means,
+    updates_to,
+)
+from handmade_runs import edit_rows, make_run, tables_of, write_lines
 
 
 def read_runs(runs):
@@ -18,6 +27,12 @@ def sentences_of(runs) -> list[str]:
     """The sentences of a report."""
     data = read_runs(runs)
     return compare_runs(data, labels_of(data))
+
+
+def headline_of(runs) -> str:
+    """The first sentence of a report."""
+    data = read_runs(runs)
+    return headline(data, labels_of(data))
 
 
 def names_of(runs) -> list[str]:
@@ -33,14 +48,15 @@ def speed_of(runs):
 def test_table_holds_the_hand_computed_numbers(built):
     outcome = built.outcome
     # Updates, prompts, seconds, macro length, 0.95 and √0.95 = 0.9747, explained variance of update 10 (last tenth).
-    assert table_of(outcome, "training").rows == [
+    assert tables_of(outcome)["training"].rows == [
         ["PPO", "10", "80", "15", "1.00", "0.950", "1.00"],
         ["MA-PPO", "10", "80", "15", "2.00", "0.975", "1.00"],
     ]
     lines = outcome.text().splitlines()
     cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
-    assert all(row in cells for table in outcome.tables for row in (table.headers, *table.rows))
-    assert all(sentence in lines for sentence in [*outcome.findings, *outcome.remarks, "A remark."])
+    assert all(row in cells for table in tables_of(outcome).values() for row in (table.headers, *table.rows))
+    assert all(sentence in lines for sentence in [outcome.lead, *outcome.remarks, "About.", "A remark."])
+    assert "A remark." not in outcome.without_details().text()
 
 
 def test_the_first_the_best_and_the_last_evaluation_by_hand(two_runs):
@@ -77,14 +93,41 @@ def test_the_higher_run_is_named_whatever_the_order(tmp_path, order):
     # By prompt MA-PPO − PPO is 0.1 and 0.28: mean 0.19, standard error 0.09.
     runs = {"PPO": make_run(tmp_path / "a", [0.4, 0.6]), "MA-PPO": make_run(tmp_path / "b", [0.5, 0.88], ngram=2)}
     findings = sentences_of({name: runs[name] for name in order})
-    assert findings[-1] == (
+    assert findings == [
         "MA-PPO ended higher than PPO in gold score: 0.690 against 0.500, a difference of 0.190 ± 0.090"
         " (± one standard error, 2 held-out prompts, paired)."
-    )
-    assert sorted(findings[:-1]) == [
-        "MA-PPO: gold score from 0.200 (SFT) to 0.690.",
-        "PPO: gold score from 0.200 (SFT) to 0.500.",
     ]
+
+
+def test_the_result_in_one_sentence(tmp_path):
+    """By prompt the runs differ by 0.1 and 0.28, twice their standard error of 0.09 and more; or by 0.1 and 0.3."""
+    low = make_run(tmp_path / "low", [0.4, 0.6])
+    same = make_run(tmp_path / "same", [0.5, 0.9])
+    runs = {"PPO": low, "MA-PPO": make_run(tmp_path / "high", [0.5, 0.88], ngram=2)}
+    start = "PPO raised the gold score of 2 held-out prompts from 0.200 to 0.500; MA-PPO raised it from 0.200 to"
+    assert headline_of(runs) == f"{start} 0.690; the difference of 0.190 ± 0.090 is more than two standard errors."
+    less = headline_of({"PPO": low, "MA-PPO": same})
+    assert less == f"{start} 0.700; the difference of 0.200 ± 0.100 is within two standard errors."
+    worse = make_run(tmp_path / "worse", [0.0, 0.1])
+    assert headline_of({"PPO": worse}) == "PPO lowered the gold score of 2 held-out prompts from 0.200 to 0.050."
+
+
+def test_the_table_of_results_has_the_start_once(two_runs):
+    """Scores are those that runs are compared by; two runs that start from different models have a start each."""
+    data = read_runs(two_runs)
+    table = results_table(data, labels_of(data))
+    assert table.headers == ["model", "gold score", "KL to SFT (nats)", "length (tokens)", "ended by EOS (%)"]
+    assert table.rows == [
+        ["SFT", "0.200", "1.50", "3.0", "100.0"],
+        ["PPO", "0.500", "1.50", "3.0", "100.0"],
+        ["MA-PPO", "0.700", "1.50", "3.0", "100.0"],
+    ]
+    metrics = two_runs["PPO"] / "metrics.jsonl"
+    more = {"eval/gold_scores": 0.3, "eval/gold_scores_stderr": 0.01}
+    edit_rows(metrics, lambda index, row: row | (more if index == 0 else {}))
+    data = read_runs(two_runs)
+    rows = results_table(data, labels_of(data)).rows
+    assert [row[:2] for row in rows[:2]] == [["PPO, SFT", "0.300 ± 0.010"], ["MA-PPO, SFT", "0.200"]]
 
 
 def test_runs_that_ended_alike(tmp_path):
@@ -94,7 +137,7 @@ def test_runs_that_ended_alike(tmp_path):
 
 def test_the_highest_of_three_runs_is_set_against_each_other_one(tmp_path):
     runs = {name: make_run(tmp_path / name, gold) for name, gold in [("a", [0, 1]), ("b", [0.8, 0.8]), ("c", [0, 0])]}
-    findings = sentences_of(runs)[3:]
+    findings = sentences_of(runs)
     assert [finding.split(" in ")[0] for finding in findings] == ["b ended higher than a", "b ended higher than c"]
 
 
@@ -114,7 +157,6 @@ def test_scores_are_called_after_their_source(tmp_path):
     edit_rows(folder / "metrics.jsonl", lambda _, row: {key: row[key] for key in row if "gold" not in key})
     (folder / "train_config.json").write_text('{"reward_function": ["m.py:f"]}')
     assert names_of({"a": folder}) == ["reward-function score"]
-    assert sentences_of({"a": folder}) == ["a: reward-function score from 2.000 (SFT) to 5.000."]
     for sources in ('{"reward_function": ["m.py:f", "m.py:g"]}', '{"reward_function": ["m.py:f"], "reward_url": "h"}'):
         (folder / "train_config.json").write_text(sources)
         assert names_of({"a": folder}) == ["score"]

@@ -11,7 +11,7 @@ from dschat.evaluation.options import ReportOptions
 from dschat.evaluation.report import report
 from dschat.evaluation.run_data import read_run
 from dschat.evaluation.runs import build_report
-from handmade_runs import make_run, table_of
+from handmade_runs import make_run, tables_of
 
 
 def test_a_cut_last_line_is_skipped_with_a_warning(two_runs, tmp_path, caplog, no_pictures):
@@ -21,7 +21,7 @@ def test_a_cut_last_line_is_skipped_with_a_warning(two_runs, tmp_path, caplog, n
         outcome = build_report(two_runs, tmp_path / "out")
     for place in ("metrics.jsonl:13", "update-000010.jsonl:3"):
         assert f"{place}: not valid JSON" in caplog.text and "skipped: the run may still be writing" in caplog.text
-    assert table_of(outcome, "training").rows[0][1] == "10"
+    assert tables_of(outcome)["training"].rows[0][1] == "10"
 
 
 def test_rows_logged_twice_count_once(two_runs):
@@ -73,7 +73,7 @@ def test_runs_without_responses_to_compare_are_compared_by_their_metrics(two_run
         (two_runs["PPO"] / "metrics.jsonl").write_text(metrics)
         (two_runs["PPO"] / "run.json").write_text('{"step": "ppo"}')
     outcome = build_report(two_runs, tmp_path / "out")
-    assert {table.kind for table in outcome.tables} == {"settings", "evaluations"}
+    assert tables_of(outcome).keys() == {"results", "settings", "evaluations"}
     assert f"Responses are not compared. PPO: {lack}" in outcome.text()
     assert ("PPO has not finished: update 0 is its last so far." in outcome.text()) == (metrics is not None)
     with pytest.raises(UserError, match=lack):
@@ -89,10 +89,8 @@ def test_the_command_takes_folders_and_their_metrics(two_runs, tmp_path, no_pict
     (tmp_path / "again").mkdir()
     other = two_runs["MA-PPO"].rename(tmp_path / "again" / "ppo")
     said = written({"files": [two_runs["PPO"], other / "metrics.jsonl"], "output": tmp_path / "out"})
-    assert [line.split() for line in said.splitlines()[2:5:2]] == [
-        ["flags", "that", "differ", "ppo", "again/ppo"],
-        ["--ngram", '"1"', '"2"'],
-    ]
+    words = [line.split() for line in said.splitlines()]
+    assert ["flag", "ppo", "again/ppo"] in words and ["--ngram", '"1"', '"2"'] in words
     assert said.endswith(f"report: {tmp_path / 'out' / 'report.html'}, {tmp_path / 'out' / 'report.json'}")
     content = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [run["evaluations"]["last, best"]["eval/scores"] for run in content["runs"]] == [5.0, 7.0]

@@ -12,7 +12,7 @@ import pytest
 from dschat.evaluation.chart import draw_charts
 from dschat.evaluation.run_data import read_log
 from dschat.evaluation.runs import build_report, run_charts, smooth
-from handmade_runs import Page, edit_rows, make_run, write_lines
+from handmade_runs import Page, edit_rows, make_run, tables_of, write_lines
 
 SCRIPT = "<script>alert('x')</script>"
 
@@ -31,11 +31,13 @@ def read_page(folder) -> Page:
 def test_text_of_models_prompts_and_names_is_escaped(tmp_path, no_pictures):
     name = f"run {SCRIPT}"
     run = make_run(tmp_path / "a", [0.4, 0.6], prompts=(f"p {SCRIPT}", "p1"), text=f" {SCRIPT}\n")
-    build_report({name: run}, tmp_path / "out", title=f"title {SCRIPT}", notes=[f"note {SCRIPT}"])
+    build_report(
+        {name: run}, tmp_path / "out", title=f"title {SCRIPT}", about=[f"about {SCRIPT}"], notes=[f"note {SCRIPT}"]
+    )
     page = read_page(tmp_path / "out")
     assert not any(tag == "script" for tag, _ in page.elements)
     assert not any(attribute.startswith("on") for _, attrs in page.elements for attribute in attrs)
-    for text in (name, f"p {SCRIPT}", f" {SCRIPT}\n" * 3, f"title {SCRIPT}", f"note {SCRIPT}"):
+    for text in (name, f"p {SCRIPT}", f" {SCRIPT}\n" * 3, f"title {SCRIPT}", f"about {SCRIPT}", f"note {SCRIPT}"):
         assert text in page.text
     assert json.dumps([f" {SCRIPT}\n"]) in page.text  # a flag in the settings
 
@@ -44,10 +46,12 @@ def test_page_needs_nothing_from_outside(built):
     page = built.page
     assert not {"link", "iframe", "object", "script"} & {tag for tag, _ in page.elements}
     assert not any("href" in attrs for _, attrs in page.elements)
-    (image,) = [attrs["src"] for tag, attrs in page.elements if tag == "img"]
-    kind, _, data = image.partition(",")
-    assert kind == "data:image/png;base64"
-    assert png_size(base64.b64decode(data)) == (1200, 1260), "five charts and the legend in three rows"
+    images = [attrs["src"] for tag, attrs in page.elements if tag == "img"]
+    assert len(images) == 5
+    for image in images:
+        kind, _, data = image.partition(",")
+        assert kind == "data:image/png;base64"
+        assert png_size(base64.b64decode(data)) == (624, 432)
 
 
 def test_page_shows_every_model_with_its_spans(built):
@@ -62,11 +66,14 @@ def test_page_shows_every_model_with_its_spans(built):
 
 def test_page_holds_the_tables_and_sentences(built):
     outcome, text = built.outcome, built.page.text
-    kinds = {"settings", "evaluations", "speed", "training"}
-    assert {table.kind for table in outcome.tables} == kinds
-    assert all("".join(row) in text for table in outcome.tables for row in (table.headers, *table.rows))
+    tables = tables_of(outcome)
+    assert list(tables) == ["results", "speed", "training", "evaluations", "settings"]
+    assert all("".join(row) in text for table in tables.values() for row in (table.headers, *table.rows))
     assert text.count("final score of PPO") == 1
-    assert all(sentence in text for sentence in [*outcome.findings, *outcome.remarks, "A remark."])
+    order = [outcome.title, outcome.lead, "About.", "Learning curves", "Responses before and after", "Results"]
+    places = [text.rindex(part) for part in [*order, "Differences between the runs", "A remark.", "All flags"]]
+    assert places == sorted(places), "the result, how it came about, the numbers, and what few read"
+    assert sum(tag == "details" for tag, _ in built.page.elements) == len(outcome.details)
 
 
 def test_page_says_when_no_prompt_is_common(tmp_path, no_pictures):
@@ -81,7 +88,7 @@ def test_responses_without_tokens_are_counted_but_not_shown(two_runs, tmp_path, 
     path = two_runs["PPO"] / "samples" / "update-000010.jsonl"
     edit_rows(path, lambda index, row: row if index == 0 else {key: row[key] for key in row if key != "tokens"})
     outcome = build_report(two_runs, tmp_path / "out")
-    assert "2 held-out prompts, paired" in outcome.findings[-1]
+    assert "2 held-out prompts, paired" in outcome.text()
     assert len(read_page(tmp_path / "out").of_class("ma-panel")) == 3
 
 
@@ -92,7 +99,7 @@ def test_curves_are_drawn_whatever_runs_are_called(two_runs, recwarn):
     assert [chart.title for chart in charts] == [
         *("Score", "KL to SFT per sequence", "Response length", "Critic's explained variance")
     ]
-    assert len(draw_charts(charts, (10, 9), columns=2)) > 50_000
+    assert len(draw_charts(charts, (20, 4))) > 50_000
     assert not [warning for warning in recwarn if "label" in str(warning.message)]
 
 
@@ -111,7 +118,7 @@ def test_a_run_has_the_curves_of_what_it_logged(tmp_path, step, row, titles):
     charts = run_charts([read_log("run", tmp_path)], {})
     assert [chart.title for chart in charts] == titles
     build_report({"run": tmp_path}, tmp_path / "out")
-    assert sum(tag == "img" for tag, _ in read_page(tmp_path / "out").elements) == bool(titles)
+    assert sum(tag == "img" for tag, _ in read_page(tmp_path / "out").elements) == len(titles)
 
 
 def test_a_curve_that_cannot_be_drawn_leaves_the_page(two_runs, tmp_path, monkeypatch, caplog):
@@ -122,8 +129,8 @@ def test_a_curve_that_cannot_be_drawn_leaves_the_page(two_runs, tmp_path, monkey
     monkeypatch.setattr("dschat.evaluation.runs.draw_charts", broken)
     build_report(two_runs, tmp_path / "out")
     page = read_page(tmp_path / "out")
-    assert "from 0.200 (SFT) to 0.700" in page.text and not any(tag == "img" for tag, _ in page.elements)
-    assert "Learning curves could not be drawn (RuntimeError: no font)" in caplog.text
+    assert "from 0.200 to 0.700" in page.text and not any(tag == "img" for tag, _ in page.elements)
+    assert "KL to SFT per sequence could not be drawn (RuntimeError: no font)" in caplog.text
 
 
 def test_smoothing_is_a_centred_mean():

@@ -198,7 +198,7 @@ def test_a_row_of_quickstarts_by_hand() -> None:
     ramp = pd.Series(range(1, 11)) / 10
     tables_of_seeds = []
     for factor, end, eos_rate in ((2.0, 0.4, 0.95), (0.5, 0.2, 0.91)):
-        table = quickstarts.count_updates({quickstarts.BASELINE: ramp, "PPO (n = 1)": factor * ramp})
+        table = quickstarts.count_updates({quickstarts.BASELINE: ramp, "PPO": factor * ramp})
         table["gold_scores"] = [0.3, end]
         table["kl"] = 4.0
         table["explained_variance"] = 0.55

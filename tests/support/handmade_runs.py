@@ -102,6 +102,9 @@ def edit_rows(path: Path, change: Callable[[int, Row], Row]) -> None:
     write_lines(path, [change(index, row) for index, row in enumerate(rows)])
 
 
-def table_of(outcome: Any, kind: str) -> Any:
-    """The table of a report of this kind, such as evaluations; None if there is none."""
-    return next((table for table in outcome.tables if table.kind == kind), None)
+def tables_of(outcome: Any) -> dict[str, Any]:
+    """The tables of a report by their kind, such as evaluations."""
+    tables = list(outcome.tables)
+    for part in outcome.details:
+        tables += part.tables
+    return {table.kind: table for table in tables}

@@ -23,6 +23,7 @@ from dschat.quickstart.inputs import (
     MISSING_EOS_PENALTY,
     REWARD_LOSS,
     RUNS,
+    SFT_CRITIC_RUNS,
     critic_flags,
     ppo_flags,
     reward_model_flags,
@@ -31,7 +32,8 @@ from dschat.quickstart.subcommands import ONE
 from tables import final, markdown, median_updates, over_seeds, updates_to
 
 SEEDS = range(10)
-BASELINE = next(iter(RUNS))  # updates are counted to the final score of this run
+ALL_RUNS = SFT_CRITIC_RUNS | RUNS
+BASELINE = next(iter(ALL_RUNS))  # updates are counted to the final score of this run
 # Name → variables that choose the kernels of torch and of oneDNN. They round differently, which makes another reward
 # model.
 KERNELS: Mapping[str, Mapping[str, str]] = {
@@ -40,7 +42,7 @@ KERNELS: Mapping[str, Mapping[str, str]] = {
 }
 NATIVE = {"OMP_NUM_THREADS": "1"}
 # Run → its name in the table, where other runs have the SFT model's critic.
-LABELS = {"PPO (n = 1)": "PPO, RM critic", "MA-PPO (n = 5)": "MA-PPO, RM critic"}
+LABELS = {"PPO": "PPO, RM critic", "MA-PPO": "MA-PPO, RM critic"}
 
 
 def run_quickstarts(folder: Path, seeds: Sequence[int], jobs: int) -> None:
@@ -59,7 +61,7 @@ def run_quickstarts(folder: Path, seeds: Sequence[int], jobs: int) -> None:
 def _run_quickstart(folder: Path, seed: int) -> None:
     output = folder / f"seed-{seed}"
     output.mkdir(parents=True, exist_ok=True)
-    flags = ["--output_dir", str(output), "--seed", str(seed), "--jobs", "1"]
+    flags = ["--output_dir", str(output), "--seed", str(seed), "--jobs", "1", "--all"]
     run_logged([sys.executable, "-m", "dschat", "quickstart", *flags], output / "log.txt", NATIVE)
 
 
@@ -69,7 +71,7 @@ def is_finished(folder: Path, seed: int) -> bool:
 
 
 def run_kernels(folder: Path, seeds: Sequence[int], jobs: int) -> None:
-    """Step 2 and PPO (n = 1) of every finished seed again, from its SFT model, with the kernels of other processors.
+    """Step 2 and PPO of every finished seed again, from its SFT model, with the kernels of other processors.
 
     Raises:
         RuntimeError: one failed; the message names its log.
@@ -98,7 +100,7 @@ def _run_with_kernels(folder: Path, seed: int, kernels: str) -> None:
     run_logged(ONE.command("reward", [*flags, *REWARD_LOSS, *common]), output.parent / "reward.txt", variables)
 
     flags = ppo_flags(start / "data", sft, reward, output, FULL, ONE, MISSING_EOS_PENALTY)
-    flags += [*critic_flags(reward), *RUNS["PPO (n = 1)"].flags, "--termination_condition", "fixed"]
+    flags += [*critic_flags(reward), *RUNS["PPO"].flags, "--termination_condition", "fixed"]
     run_logged(ONE.command("ppo", [*flags, *common]), output.parent / "ppo.txt", variables)
 
 
@@ -143,9 +145,9 @@ def read_gold(run: Path) -> pd.Series[float]:
 def read_seed(folder: Path, seed: int) -> pd.DataFrame:
     """The runs of a quickstart: one row each, with `read_run`, updates and speed-up over the baseline."""
     folder = folder / f"seed-{seed}"
-    golds = {name: read_gold(folder / run.folder) for name, run in RUNS.items()}
-    numbers = [read_run(folder / run.folder) for run in RUNS.values()]
-    return pd.DataFrame(numbers, index=list(RUNS)).join(count_updates(golds)).assign(seed=seed)
+    golds = {name: read_gold(folder / run.folder) for name, run in ALL_RUNS.items()}
+    numbers = [read_run(folder / run.folder) for run in ALL_RUNS.values()]
+    return pd.DataFrame(numbers, index=list(ALL_RUNS)).join(count_updates(golds)).assign(seed=seed)
 
 
 def count_updates(golds: Mapping[str, pd.Series[float]]) -> pd.DataFrame:
@@ -181,7 +183,7 @@ def quickstart_table(runs: pd.DataFrame) -> str:
             "ended by EOS, lowest": f"{baseline['sft eos_rate'].min():.3f}",
         }
     ]
-    for name in RUNS:
+    for name in ALL_RUNS:
         if name not in runs.index:
             continue
         seeds = runs.loc[[name]]

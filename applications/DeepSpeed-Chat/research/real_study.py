@@ -165,7 +165,7 @@ def run_seed(real: RealModel, names: Sequence[str], by_program: bool, jobs: int,
         outputs,
         real.folder / "program" if by_program else real.folder,
         title=title,
-        notes=[GOLD_NOTE, PROGRAM_NOTE if by_program else REWARD_MODEL_NOTE],
+        about=[GOLD_NOTE, PROGRAM_NOTE if by_program else REWARD_MODEL_NOTE],
     )
     return outputs
 

@@ -98,13 +98,7 @@ class Chart:
 
 
 def draw_charts(
-    charts: Sequence[Chart],
-    size: tuple[float, float],
-    dpi: int = 120,
-    columns: int = 0,
-    title: str = "",
-    legend: Sequence[Look] = (),
-    level_with_first: int = 0,
+    charts: Sequence[Chart], size: tuple[float, float], dpi: int = 120, level_with_first: int = 0
 ) -> bytes:
     """Draw charts next to each other, as PNG.
 
@@ -112,27 +106,14 @@ def draw_charts(
         charts: at least one.
         size: size of the whole picture, in inches.
         dpi: pixels per inch.
-        columns: charts in a row, 0 = all.
-        title: above the charts.
-        legend: legend of all charts, in the last cell.
         level_with_first: number of charts that share the first one's y axis.
     """
     figure = Figure(figsize=size, dpi=dpi, layout="constrained")
-    if title:
-        figure.suptitle(title, fontsize=15, parse_math=False)
-    cells = len(charts) + bool(legend)
-    columns = columns or cells
-    axes = figure.subplots(-(-cells // columns), columns, squeeze=False).flatten()
+    axes = figure.subplots(1, len(charts), squeeze=False)[0]
     for ax in axes[1:level_with_first]:
         ax.sharey(axes[0])
-    for chart, ax in zip(charts, axes, strict=False):
+    for chart, ax in zip(charts, axes, strict=True):
         chart.draw(ax)
-    for ax in axes[len(charts) :]:
-        ax.set_axis_off()
-    if legend:
-        handles = [Line2D([], [], **look) for look in legend]
-        drawn_legend = axes[-1].legend(handles=handles, loc="center", frameon=False, fontsize=12)
-        show_as_it_is(drawn_legend.get_texts())
     return png(figure)
 
 

@@ -5,7 +5,7 @@ import base64
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,27 +74,36 @@ class Example:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page below the results."""
+    """A part of a page above the tables."""
 
     title: str = ""
     intro: str = ""
-    remark: str = ""  # how to read the figure
-    figure: Figure | None = None
+    remark: str = ""  # how to read the figures
+    figures: Sequence[Figure] = ()
     examples: Sequence[Example] = ()
     numbers: bool = True  # whether the tokens of the examples have values, rewards and advantages
-    folded: Table | None = None  # shown on demand, below its caption
+
+
+@dataclass(frozen=True)
+class Details:
+    """Numbers and sentences that few readers need: below all else, and folded on a page."""
+
+    title: str
+    tables: Sequence[Table] = ()
+    sentences: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Report:
-    """Content of a report. Text shows the tables before the sentences, a page the findings before the tables."""
+    """Content of a report."""
 
     title: str
     tables: Sequence[Table] = ()
-    findings: Sequence[str] = ()  # results in sentences
-    remarks: Sequence[str] = ()  # how to read the numbers
-    notes: Sequence[str] = ()  # from the caller
+    remarks: Sequence[str] = ()  # how to read the tables
+    lead: str = ""  # the result in one sentence
+    about: Sequence[str] = ()  # paragraphs on what was done
     sections: Sequence[Section] = ()  # on a page only
+    details: Sequence[Details] = ()
 
     def text(self) -> str:
         """Tables and sentences as plain text for a terminal."""
@@ -104,18 +113,25 @@ class Report:
         """Tables and sentences as Markdown."""
         return self._render(markdown_table)
 
+    def without_details(self) -> "Report":
+        """The same report, short."""
+        return replace(self, details=())
+
     def _render(self, render_table: Callable[[Sequence[str], Sequence[Sequence[str]]], str]) -> str:
-        blocks = [self.title]
-        for table in self.tables:
-            above = [table.caption]
-            if table.heading:
-                underline = "=" * text_width(table.heading)
-                above = [table.heading, underline, table.caption]
-            blocks.append("\n".join(filter(None, above)))
-            blocks.append(render_table(table.headers, table.rows))
-            blocks.append(table.note)
-        for sentences in (self.findings, self.remarks, self.notes):
-            blocks.append("\n".join(sentences))
+        parts = [Details(self.title, sentences=[self.lead]), Details("", sentences=self.about)]
+        parts += [Details("", self.tables, self.remarks), *self.details]
+        blocks = []
+        for part in parts:
+            blocks.append(part.title)
+            for table in part.tables:
+                above = [table.caption]
+                if table.heading:
+                    underline = "=" * text_width(table.heading)
+                    above = [table.heading, underline, table.caption]
+                blocks.append("\n".join(filter(None, above)))
+                blocks.append(render_table(table.headers, table.rows))
+                blocks.append(table.note)
+            blocks.append("\n".join(part.sentences))
         text = "\n\n".join(filter(None, blocks))
         return f"{text}\n"
 

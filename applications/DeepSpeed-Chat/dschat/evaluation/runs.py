@@ -19,12 +19,14 @@ import pandas as pd
 from dschat.base.atomic import write_file
 from dschat.base.errors import UserError
 from dschat.base.glossary import HEAD, HEADLINES, RUNS
+from dschat.base.pictures import legend_label
 from dschat.base.statistics import Estimate, paired_difference
 from dschat.evaluation.chart import Chart, Curve, Look, draw_charts, look_of
 from dschat.evaluation.page import (
     NAME,
     NONE,
     OUTPUT,
+    Details,
     Example,
     Figure,
     MacroPanel,
@@ -41,8 +43,8 @@ from dschat.settings.rewards import SCORE_SOURCES, SIMULATED_USER
 Runs = Sequence[RunData]  # not empty
 Labels = Mapping[str, str]  # of the metrics of which higher is better: the metric function if there is one, scores
 
-SHOWN_PROMPTS = 4  # held-out prompts whose responses the page shows
-SFT_LOOK: Look = {"color": "#444444", "linestyle": "--", "linewidth": 1.2}
+SHOWN_PROMPTS = 3  # held-out prompts whose responses the page shows
+START_LOOK: Look = {"label": "before training", "color": "#444444", "linestyle": "--", "linewidth": 1.2}
 # Title, y axis with the unit, and keys of metrics.jsonl for training and held-out rows. Drawn where a run has them.
 CHARTS = (
     ("Loss", "loss", "loss/<step>", "eval/loss"),
@@ -52,18 +54,22 @@ CHARTS = (
     ("Response length", "length (tokens)", "response/length", "eval/length"),
     ("Critic's explained variance", "part of variance (1 = all)", "val/explained_variance", ""),
 )
-READING = (
-    "Faint line: each update, on training rows. Bold line: the same, smoothed over a tenth of the run. Markers: "
-    "evaluations on held-out rows. Dashed line: before the first update."
-)
+CHART_INCHES = (5.2, 3.6)
+READING = "Markers: evaluations on held-out rows. Lines: training rows, bold where averaged over a tenth of the run."
 EVALUATED = (*HEADLINES, "length", "eos_rate")  # metrics of the table of evaluations
-NO_EXAMPLE = "There is no held-out prompt whose responses were written token by token for every model."
-FLAGS = "All flags of the runs, those that differ first"
-EVALUATIONS_REMARK = (
-    "± is the standard error over held-out rows, not over seeds: runs of other seeds may differ by more. The best"
-    " evaluation is the one by which a checkpoint is the best."
+# Columns of the table of results: metric, header, decimals, factor.
+RESULTS = (
+    ("loss", "loss", 3, 1),
+    ("perplexity", "perplexity", 2, 1),
+    ("accuracy", "accuracy", 3, 1),
+    ("scores", "score", 3, 1),
+    ("kl", "KL to SFT (nats)", 2, 1),
+    ("length", "length (tokens)", 1, 1),
+    ("eos_rate", "ended by EOS (%)", 1, 100),
 )
-OUTPUT_FLAGS = ("output_dir", "tensorboard_path")  # flags that always differ and change nothing
+NO_EXAMPLE = "There is no held-out prompt whose responses were written token by token for every model."
+RESULTS_REMARK = "± is the standard error over held-out rows, not over seeds: runs of other seeds may differ by more."
+BEST_REMARK = "The best evaluation is the one by which a checkpoint is the best."
 WINDOW_PART = 0.1  # part of a run's updates that curves and final values are averaged over
 TRAINING_HEADERS = [
     "run",
@@ -85,7 +91,11 @@ SPEED_REMARK = (
 
 
 def build_report(
-    runs: Mapping[str, Path], output_dir: Path, title: str = "PPO with macro actions", notes: Sequence[str] = ()
+    runs: Mapping[str, Path],
+    output_dir: Path,
+    title: str = "PPO with macro actions",
+    about: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> Report:
     """Write `report.json`, `report.md` and `report.html` about runs of one step; `.text()` is for the terminal.
 
@@ -95,7 +105,8 @@ def build_report(
         runs: the name to show → output folder; at least one. Runs of step 3 start from the same SFT model.
         output_dir: folder of the files; made where it is missing.
         title: heading of the page.
-        notes: remarks of the caller, one paragraph each.
+        about: what was done, one paragraph each.
+        notes: remarks of the caller for those who read on.
 
     Raises:
         UserError: runs are of different steps, or a file of a run is missing or malformed; names it.
@@ -103,36 +114,36 @@ def build_report(
     logs = [read_log(name, Path(folder)) for name, folder in runs.items()]
     step = _step_of(logs)
     lacks = [f"{log.name}: {log.lack}." for log in logs if log.lack] if step == "ppo" else []
-    tables = [*_difference_table(logs), evaluation_table(logs)]
-    findings: list[str] = []
-    remarks: list[str] = []
-    labels: Labels = {}
-    sample_sections: list[Section] = []
-    if step == "ppo" and not lacks:
-        data = list(map(with_samples, logs))
-        labels = labels_of(data)
-        speed = speed_table(data, labels)
-        if speed is not None:
-            tables.append(speed)
-            remarks.append(SPEED_REMARK)
-        tables.append(_training_table(data))
-        remarks.append(TRAINING_REMARK)
-        findings = compare_runs(data, labels)
-        sample_sections.append(_examples(data, labels))
-    remarks.append(EVALUATIONS_REMARK)
+    remarks = [RESULTS_REMARK]
     if lacks:
         remarks.append(f"Responses are not compared. {' '.join(lacks)}")
     for log in logs:
         if not log.finished:
             remarks.append(f"{log.name} has not finished: update {log.largest('update'):.0f} is its last so far.")
+    labels: Labels = {}
+    lead = ""
+    details: list[Details] = []
+    sample_sections: list[Section] = []
+    if step == "ppo" and not lacks:
+        data = list(map(with_samples, logs))
+        labels = labels_of(data)
+        lead = headline(data, labels)
+        sample_sections.append(_examples(data, labels))
+        details = _comparisons(data, labels)
+    details.append(Details("All evaluations", [evaluation_table(logs)], [BEST_REMARK]))
+    if notes:
+        details.append(Details("Notes", sentences=notes))
+    different, equal = flag_rows(logs)
 
     # The numbers are in their files before anything is drawn.
-    report = Report(title, tables, findings, remarks, notes)
-    write_report(output_dir, NAME, _numbers(logs), report, flag=OUTPUT)
-    sections = [_curves(logs, labels), *sample_sections, _settings(logs)]
-    report = replace(report, sections=sections)
-    write_file(output_dir / f"{NAME}.html", report.html())
-    return report
+    text_details = [*details, Details("Flags that differ", [_flag_table(logs, different)])] if different else details
+    text = Report(title, [results_table(logs, labels)], remarks, lead, about, details=text_details)
+    write_report(output_dir, NAME, _numbers(logs), text, flag=OUTPUT)
+    all_flags = Details("All flags, those that differ first", [_flag_table(logs, different + equal)])
+    sections = [_curves(logs, labels), *sample_sections]
+    page = replace(text, sections=sections, details=[*details, all_flags])
+    write_file(output_dir / f"{NAME}.html", page.html())
+    return text
 
 
 def runs_report(paths: Sequence[Path], output_dir: Path) -> str:
@@ -193,11 +204,34 @@ def _score_label(run: RunData) -> str:
 # -- tables
 
 
-def _difference_table(logs: Sequence[RunLog]) -> list[Table]:
-    """A table of the flags that differ between runs, if any do."""
-    different, _ = flag_rows(logs)
-    rows = [row for row in different if row[0].removeprefix("--") not in OUTPUT_FLAGS]
-    return [Table(["flags that differ", *(log.name for log in logs)], rows, "settings")] if rows else []
+def results_table(logs: Sequence[RunLog], labels: Labels) -> Table:
+    """The first evaluation, once if it is the same in every run, and the last one of each run.
+
+    The score is the first one of `labels`, if there are any.
+    """
+    columns = [column for column in RESULTS if any(f"eval/{column[0]}" in log.evals for log in logs)]
+    if labels:
+        score, label = next(iter(labels.items()))
+        columns = [(score, label, *column[2:]) if column[0] == "scores" else column for column in columns]
+
+    def cells(row: Mapping[str, float]) -> list[str]:
+        return [_estimate(row, name).text(digits, factor) for name, _, digits, factor in columns]
+
+    start_name = "SFT" if logs[0].step == "ppo" else "before training"
+    starts: list[list[object]] = []
+    ends: list[list[object]] = []
+    for log in logs:
+        if not log.evals.empty:
+            starts.append([f"{log.name}, {start_name}", *cells(log.evals.iloc[0])])
+        if len(log.evals) > 1:
+            ends.append([log.name, *cells(log.evals.iloc[-1])])
+    if starts and all(start[1:] == starts[0][1:] for start in starts):
+        starts = [[start_name, *starts[0][1:]]]
+    return Table(["model", *(header for _, header, _, _ in columns)], starts + ends, "results")
+
+
+def _flag_table(logs: Sequence[RunLog], rows: Sequence[Sequence[str]]) -> Table:
+    return Table(["flag", *(log.name for log in logs)], rows, "settings")
 
 
 def flag_rows(runs: Sequence[RunLog]) -> tuple[list[list[str]], list[list[str]]]:
@@ -320,20 +354,51 @@ def _numbers(logs: Sequence[RunLog]) -> dict[str, Any]:
 # -- sentences
 
 
-def compare_runs(runs: Runs, labels: Labels) -> list[str]:
-    """Sentences about the first of the scores: each run against the SFT model, and the best one against the others."""
+def headline(runs: Runs, labels: Labels) -> str:
+    """The result in one sentence: the first of the scores before and after training, and whether two runs differ."""
     name, label = next(iter(labels.items()))
-    sentences = []
+    held_out = f"the {label} of {len(runs[0].last.samples)} held-out prompts"
+    clauses: list[str] = []
     for run in runs:
         start = run.first.mean(name)
         end = run.last.mean(name)
-        sentences.append(f"{run.name}: {label} from {start:.3f} (SFT) to {end:.3f}.")
+        verb = "lowered" if end < start else "raised"
+        clauses.append(f"{run.name} {verb} {'it' if clauses else held_out} from {start:.3f} to {end:.3f}")
+    if len(runs) == 2:
+        difference = _difference(runs[0], runs[1], name)
+        if difference is not None:
+            is_clear = abs(difference.mean) > 2 * (difference.error or 0)
+            apart = Estimate(abs(difference.mean), difference.error).text()
+            clauses.append(f"the difference of {apart} is {'more than' if is_clear else 'within'} two standard errors")
+    return f"{'; '.join(clauses)}."
 
+
+def _difference(run: RunData, other: RunData, name: str) -> Estimate | None:
+    """How much higher a run ended, paired by prompt; None if the samples are not those of all of the same prompts."""
+    values = run.last.values(name)
+    other_values = other.last.values(name)
+    same_prompts = run.last.samples["prompt"].equals(other.last.samples["prompt"])
+    return paired_difference(values, other_values) if values and other_values and same_prompts else None
+
+
+def _comparisons(runs: Runs, labels: Labels) -> list[Details]:
+    """Differences between the runs, their speeds and how they were trained."""
+    details = []
+    differences = compare_runs(runs, labels)
+    if differences:
+        details.append(Details("Differences between the runs", sentences=differences))
+    speed = speed_table(runs, labels)
+    if speed is not None:
+        details.append(Details("Speed", [speed], [SPEED_REMARK]))
+    return [*details, Details("Training", [_training_table(runs)], [TRAINING_REMARK])]
+
+
+def compare_runs(runs: Runs, labels: Labels) -> list[str]:
+    """Sentences about the first of the scores: the best run against each other one."""
+    name, label = next(iter(labels.items()))
     finite = [run for run in runs if math.isfinite(run.last.mean(name))]
     ranked = sorted(finite, key=lambda run: -run.last.mean(name))
-    for other in ranked[1:]:
-        sentences.append(_comparison(ranked[0], other, name, label))
-    return sentences
+    return [_comparison(ranked[0], other, name, label) for other in ranked[1:]]
 
 
 def _comparison(best: RunData, other: RunData, name: str, label: str) -> str:
@@ -342,13 +407,11 @@ def _comparison(best: RunData, other: RunData, name: str, label: str) -> str:
     mean = other.last.mean(name)
     if highest == mean:
         return f"{best.name} and {other.name} ended with the same {label}, {highest:.3f}."
-    values = best.last.values(name)
-    other_values = other.last.values(name)
     difference = f"{highest - mean:.3f} (no standard error: the samples are not of the same prompts, or not of all)"
-    same_prompts = best.last.samples["prompt"].equals(other.last.samples["prompt"])
-    if values and other_values and same_prompts:
-        paired = paired_difference(values, other_values)
-        difference = f"{paired.text()} (± one standard error, {len(values)} held-out prompts, paired)"
+    paired = _difference(best, other, name)
+    if paired is not None:
+        prompts = len(best.last.samples)
+        difference = f"{paired.text()} (± one standard error, {prompts} held-out prompts, paired)"
     return (
         f"{best.name} ended higher than {other.name} in {label}: {highest:.3f} against {mean:.3f}, a difference of"
         f" {difference}."
@@ -363,12 +426,12 @@ def _curves(runs: Sequence[RunLog], labels: Labels) -> Section:
     charts = run_charts(runs, labels)
     if not charts:
         return Section(title, "No run has logged a metric that is drawn.")
-    looks = [look_of(number, run.name) for number, run in enumerate(runs)]
-    height = 3.5 * math.ceil((len(charts) + 1) / 2)
-    picture = drawn(partial(draw_charts, charts, (10, height), columns=2, legend=looks), title)
-    content = ", ".join(chart.title for chart in charts)
-    figure = Figure(f"{title} over optimiser updates, all runs: {content}", picture) if picture else None
-    return Section(title, remark=READING, figure=figure)
+    figures = []
+    for chart in charts:
+        picture = drawn(partial(draw_charts, [chart], CHART_INCHES), chart.title)
+        if picture:
+            figures.append(Figure(f"{chart.title} over optimiser updates", picture))
+    return Section(title, remark=READING, figures=figures)
 
 
 def run_charts(runs: Sequence[RunLog], labels: Labels) -> list[Chart]:
@@ -381,18 +444,19 @@ def run_charts(runs: Sequence[RunLog], labels: Labels) -> list[Chart]:
         if train_key == "objective/scores":
             title = labels.get("scores", title).capitalize()
         rows.append((title, axis, train_key.replace("<step>", runs[0].step), eval_key))
-    charts = []
+    charts: list[Chart] = []
     for title, axis, train_key, eval_key in rows:
         if any(train_key in run.train or eval_key in run.evals for run in runs):
-            charts.append(_chart(runs, title, axis, train_key, eval_key))
+            charts.append(_chart(runs, title, axis, train_key, eval_key, legend=not charts))
     return charts
 
 
-def _chart(runs: Sequence[RunLog], title: str, axis: str, train_key: str, eval_key: str) -> Chart:
+def _chart(runs: Sequence[RunLog], title: str, axis: str, train_key: str, eval_key: str, legend: bool) -> Chart:
     lines = []
     starts = set()
     for number, run in enumerate(runs):
-        look = look_of(number, run.name)
+        look = look_of(number, legend_label(run.name))
+        lines.append(Curve([], [], look))  # for the legend
         colour = look["color"]
         updates = run.train["update"].tolist()
         numbers = pd.Series(column_of(run.train, train_key))
@@ -406,8 +470,8 @@ def _chart(runs: Sequence[RunLog], title: str, axis: str, train_key: str, eval_k
         evaluated_at = run.evals["update"]
         lines.append(Curve(evaluated_at.tolist(), evaluated.tolist(), marks))
         starts.update(evaluated[evaluated_at == 0].tolist())
-    levels = [(level, SFT_LOOK) for level in sorted(filter(math.isfinite, starts))]
-    return Chart(title, "optimiser updates", axis, lines, levels, scale="whole")
+    levels = [(level, START_LOOK) for level in sorted(filter(math.isfinite, starts))]
+    return Chart(title, "updates", axis, lines, levels, scale="whole", legend="inside" if legend else "")
 
 
 def smooth(numbers: "pd.Series[float]") -> "pd.Series[float]":
@@ -436,7 +500,7 @@ def _examples(runs: Runs, labels: Labels) -> Section:
                 panels.append(_panel(run.name, sample, labels))
             examples.append(Example(f"Prompt {len(examples) + 1}", prompt, panels))
     intro = f"The first {len(examples)} held-out prompts, with the responses of each model as they were sampled."
-    return Section("Sample responses", intro if examples else NO_EXAMPLE, examples=examples)
+    return Section("Responses before and after", intro if examples else NO_EXAMPLE, examples=examples)
 
 
 def _with_tokens(samples: pd.DataFrame) -> list[dict[str, Any]]:
@@ -454,10 +518,3 @@ def _panel(title: str, sample: Mapping[str, Any], labels: Labels, remark: str = 
     if remark:
         parts.append(remark)
     return MacroPanel(title, sample["tokens"], " · ".join(parts))
-
-
-def _settings(runs: Sequence[RunLog]) -> Section:
-    """Flags with their value in each run, those that differ between the runs first."""
-    different, equal = flag_rows(runs)
-    headers = ["flag", *(run.name for run in runs)]
-    return Section("Settings", folded=Table(headers, different + equal, "settings", caption=FLAGS))

@@ -92,7 +92,7 @@ def write_page(file: Path, shown: Sequence[Shown], model: str) -> None:
     for number, item in enumerate(shown, start=1):
         examples.append(Example(f"Response {number}", item.prompt, item.panels))
     section = Section(examples=examples, numbers=False)
-    report = Report("Macro actions", notes=[f"Tokens of {model}"], sections=[section])
+    report = Report("Macro actions", about=[f"Tokens of {model}"], sections=[section])
     with reporting(f"--html {file}"):
         write_file(file, report.html())
 

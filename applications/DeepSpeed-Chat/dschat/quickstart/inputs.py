@@ -52,16 +52,17 @@ class Step3Run:
     flags: Sequence[str]
 
 
-# The runs of step 3 by name. The last two start the critic from the reward model, as in the paper. The first three
-# start it from the SFT model with a zero head; reports count updates until a run reaches the score at which the first
-# one ends. "PPO, λ = .99" shows why MA-PPO is faster: with λ = .95^(1/5) = .99, the advantages of token-level PPO
-# reach as far back over tokens.
+# The runs of step 3 by name. Their critic starts from the reward model, as in the paper.
 RUNS = {
+    "PPO": Step3Run("step3-ppo", "reward", ["--ngram", "1"]),
+    "MA-PPO": Step3Run("step3-ma-ppo", "reward", ["--ngram", "5", "--value_function", "first"]),
+}
+# Runs that are added by --all. Their critic starts from the SFT model with a zero head. The last one shows why MA-PPO
+# is faster: with λ = .95^(1/5) = .99, the advantages of token-level PPO reach as far back over tokens.
+SFT_CRITIC_RUNS = {
     "PPO, SFT critic": Step3Run("step3-ppo-sft-critic", "sft", ["--ngram", "1"]),
     "MA-PPO, SFT critic": Step3Run("step3-ma-ppo-sft-critic", "sft", ["--ngram", "5"]),
     "PPO, SFT critic, λ = .99": Step3Run("step3-ppo-99-sft-critic", "sft", ["--ngram", "1", "--lam", "0.99"]),
-    "PPO (n = 1)": Step3Run("step3-ppo", "reward", ["--ngram", "1"]),
-    "MA-PPO (n = 5)": Step3Run("step3-ma-ppo", "reward", ["--ngram", "5"]),
 }
 # This loss trains a score at every token, so that truncated responses get meaningful scores, and a critic that starts
 # from the reward model has meaningful values for unfinished ones.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dschat.base.errors import UserError
 from dschat.settings.common import SEED, OptimisationFlags
 from dschat.settings.flags import AT_LEAST_1, check_values, default_of, flag
 
@@ -23,7 +24,7 @@ class ExampleFlags:
 
 @dataclass(kw_only=True)
 class QuickstartOptions(ExampleFlags):
-    """Run the whole pipeline on this machine, in minutes: corpus, model, three steps, with and without macro actions.
+    """Run the whole pipeline on this machine, in minutes: data, model, three steps, with and without macro actions.
 
     Runs the same commands as any training, as separate processes, on a synthetic corpus and a small Gemma.
     """
@@ -37,11 +38,20 @@ class QuickstartOptions(ExampleFlags):
     output_dir: Path | None = flag(
         "folder for data, models and results; if not given, runs/quickstart, or runs/real with --model", None
     )
+    all: bool = flag(
+        "run step 3 three times more, with critics that start from the SFT model; not with --model", False
+    )
     num_gpus: Literal[1, 2, 4, 8] = flag(
         "number of training processes, one per GPU, or on the CPU", 1, environment="NUM_GPUS"
     )
     zero_stage: Literal[0, 1, 2, 3] = flag("ZeRO stage of DeepSpeed for every model", 0)
     jobs: int = flag("runs of step 3 at the same time, if each has one process", 2, AT_LEAST_1)
+
+    def __post_init__(self) -> None:
+        """Raises UserError, which names the flag."""
+        super().__post_init__()
+        if self.all and self.model:
+            raise UserError("--all adds runs on the synthetic reviews: leave it out, or --model.")
 
     @property
     def folder(self) -> Path:

@@ -62,7 +62,7 @@ def run(options: ProgramsOptions) -> str:
             shares = f"pass@1 {row['pass@1'].text()} %, pass@5 {row['pass@5'].text()} %"
             notes.append(f"{names[row['model']]}, {row['problems']} held-out problems, five programs each: {shares}.")
     runs = {name: folder / run_folder for name, (run_folder, _) in RUNS.items()}
-    summary = build_report(runs, folder, title="Programs: PPO and MA-PPO with rewards by execution", notes=notes)
+    summary = build_report(runs, folder, title="Programs: PPO and MA-PPO with rewards by execution", about=notes)
     seconds = f"{time.perf_counter() - start_time:.0f} s in all"
     return f"{summary.text()}\n\n{table}\n\nreport: {folder / 'report.html'} ({seconds})"
 

@@ -14,6 +14,7 @@ from dschat.quickstart.inputs import (
     MISSING_EOS_PENALTY,
     REWARD_LOSS,
     RUNS,
+    SFT_CRITIC_RUNS,
     SMALL,
     critic_flags,
     make_inputs,
@@ -24,12 +25,16 @@ from dschat.quickstart.inputs import (
 from dschat.quickstart.options import QuickstartOptions
 from dschat.quickstart.subcommands import Processes, run_step, run_steps
 
-GOLD_NOTE = "Gold score: counts complaints in the first half of a review and praise in the second; never trained on."
-REGIME_NOTE = (
-    "Setting: responses of 64 tokens, one score at the end, whitened advantages. A critic that starts from the reward"
-    " model, as published, explains part of the returns from the first update on. One that starts from the SFT model"
-    " with a zero head explains none within 40 updates; then it matters how far back a score reaches, by macro actions"
-    " or by a larger λ. This is one seed; docs/results.md has ten."
+ABOUT = (
+    "A small model writes reviews of products. The gold score, 0 to 1, counts complaints in the first half of a review"
+    " and praise in the second. PPO does not train on it, but on a reward model that learned from pairs of reviews,"
+    " ranked by the gold score. MA-PPO is PPO with macro actions of five tokens."
+)
+CRITIC_NOTE = (
+    "Responses have up to 64 tokens, one score at the end, and whitened advantages. The critic starts from the reward"
+    " model, as published, and explains part of the returns from the first update on. One that starts from the SFT"
+    " model with a zero head (--all) explains none within 40 updates; then it matters how far back a score reaches, by"
+    " macro actions or by a larger λ. This is one seed; docs/results.md has ten."
 )
 
 
@@ -51,20 +56,22 @@ def run(options: QuickstartOptions) -> str:
     # Step 3.
     critics = {"reward": reward, "sft": sft}
     commands = []
-    for step3 in RUNS.values():
+    runs = RUNS | SFT_CRITIC_RUNS if options.all else RUNS
+    for step3 in runs.values():
         flags = ppo_flags(data, sft, reward, folder / step3.folder, scale, processes, MISSING_EOS_PENALTY)
         flags += critic_flags(critics[step3.critic])
         commands.append([*flags, *step3.flags, "--termination_condition", "fixed", *common])
     train_policies(commands, options.jobs, processes)
 
     summary = build_report(
-        {name: folder / step3.folder for name, step3 in RUNS.items()},
+        {name: folder / step3.folder for name, step3 in runs.items()},
         folder,
-        title="Quickstart: PPO and MA-PPO on the synthetic reviews",
-        notes=[GOLD_NOTE, REGIME_NOTE],
+        title="Quickstart: a model learns to write reviews",
+        about=[ABOUT],
+        notes=[CRITIC_NOTE],
     )
     seconds = time.perf_counter() - start_time
-    return f"{summary.text()}\n\nreport: {folder / 'report.html'} ({seconds:.0f} s in total)"
+    return f"{summary.without_details().text()}\nreport: {folder / 'report.html'} ({seconds:.0f} s in total)"
 
 
 def train_policies(runs: Sequence[Sequence[str]], at_once: int, processes: Processes) -> None:

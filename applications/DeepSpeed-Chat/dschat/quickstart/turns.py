@@ -80,7 +80,7 @@ def play_game(game: Game, options: TurnsOptions, scale: TurnScale) -> str:
         notes.append(f"{name}: {share:.0%} of what the best strategy gets, on {len(samples)} held-out episodes.")
         title = f"{name}: the longest of the episodes that were written token by token"
         tables.append(episode_table(longest_episode(samples), title))
-    summary = build_report(runs, folder, title=f"Episodes of several turns: {game}", notes=notes)
+    summary = build_report(runs, folder, title=f"Episodes of several turns: {game}", about=notes)
     sections = []
     for table in tables:
         sections.append(f"{table.heading}\n\n{text_table(table.headers, table.rows)}")

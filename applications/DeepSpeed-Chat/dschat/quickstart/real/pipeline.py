@@ -102,8 +102,8 @@ SMALL = RealScale(
 )
 # Name of a run of step 3 → its folder and flags. The critic starts from the reward model, as published.
 RUNS: Mapping[str, tuple[str, Sequence[str]]] = {
-    "PPO (n = 1)": ("step3-ppo", ["--ngram", "1"]),
-    "MA-PPO (n = 5)": ("step3-ma-ppo", ["--ngram", "5", "--value_function", "first"]),
+    "PPO": ("step3-ppo", ["--ngram", "1"]),
+    "MA-PPO": ("step3-ma-ppo", ["--ngram", "5", "--value_function", "first"]),
 }
 
 
@@ -157,9 +157,9 @@ def run(options: QuickstartOptions) -> str:
     train_policies(real, steps, options.jobs)
     runs = {name: output for name, (output, _) in steps.items()}
     title = f"PPO and MA-PPO on {options.model}"
-    summary = build_report(runs, real.folder, title=title, notes=[GOLD_NOTE, REWARD_MODEL_NOTE])
+    summary = build_report(runs, real.folder, title=title, about=[GOLD_NOTE], notes=[REWARD_MODEL_NOTE])
     seconds = time.perf_counter() - start_time
-    return f"{summary.text()}\n\nreport: {real.folder / 'report.html'} ({seconds:.0f} s in this start)"
+    return f"{summary.without_details().text()}\nreport: {real.folder / 'report.html'} ({seconds:.0f} s in this start)"
 
 
 def training_dtype() -> str:
