@@ -4,7 +4,6 @@
 import functools
 import hashlib
 import importlib.metadata
-import logging
 import os
 import pickle
 import warnings
@@ -17,8 +16,6 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 from constituent_treelib.trees import Tree, TreelibError
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "benepar_en3"
 MAX_WORDS = 200  # of a sentence; time and memory grow at least with the square of the number of words
@@ -62,13 +59,11 @@ class BeneparBackend:
         for label, label_id in self._parser.label_vocab.items():
             self._labels[label_id] = label.split("::") if label else []
         self.version = describe_model(path)
-        self._has_failed = False
 
     def parse(self, units: Sequence[str]) -> list[Tree | None]:
         """Parses sentences in one call of the model.
 
-        A tree is None if its sentence has no words, too many words, or makes the model fail; other sentences are not
-        affected.
+        A tree is None if its sentence has no words, or too many.
         """
         import torch
 
@@ -78,37 +73,14 @@ class BeneparBackend:
         # The best tree is found through gradients, which inference mode would forbid.
         with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*does not define `arg_constraints`")
-            outputs = self._outputs([sentences[i] for i in fitting])
+            fitting_sentences = [sentences[i] for i in fitting]
+            outputs = list(
+                self._parser.parse(fitting_sentences, return_compressed=True, subbatch_max_tokens=WORDS_PER_PASS)
+            )
         for i, output in zip(fitting, outputs, strict=True):
-            if output is None:
-                continue
             with suppress(IndexError):  # the constituents do not form a tree
                 trees[i] = self._build_tree(sentences[i], output)
         return trees
-
-    def _outputs(self, sentences: list[_Sentence]) -> list[Any]:
-        """The model's output per sentence, None for those that make it fail; they are located by halving."""
-        if not sentences:
-            return []
-        try:
-            return list(self._parser.parse(sentences, return_compressed=True, subbatch_max_tokens=WORDS_PER_PASS))
-        except Exception as error:  # a model may fail in any way
-            if len(sentences) == 1:
-                self._log_failure(sentences[0], error)
-                return [None]
-        middle = len(sentences) // 2
-        return self._outputs(sentences[:middle]) + self._outputs(sentences[middle:])
-
-    def _log_failure(self, sentence: _Sentence, error: Exception) -> None:
-        """The first failure is a warning, later ones are information."""
-        logger.log(
-            logging.INFO if self._has_failed else logging.WARNING,
-            "benepar failed on a sentence of %d words: %s: %s",
-            len(sentence.words),
-            type(error).__name__,
-            error,
-        )
-        self._has_failed = True
 
     def _build_tree(self, sentence: _Sentence, output: Any) -> Tree | None:
         """Builds the tree from a list of constituents, each before those inside it, one for every word included."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import nltk
 
 logger = logging.getLogger(__name__)
+_have_failed: set[str] = set()  # names of backends that have raised: the first time is a warning, later ones are not
 
 NAMES = ("benepar", "chunker", "tree-sitter")
 
@@ -160,14 +161,30 @@ def _unit_spans(text: str, backend: Backend) -> list[tuple[int, int]]:
 
 def _parse(units: list[str], backend: Backend) -> list[Tree | str]:
     """For each unit the backend's tree, or the reason why there is none."""
+    errors: list[Exception] = []
+    results = _parse_or_halve(units, backend, errors)
+    if errors:
+        level = logging.INFO if backend.name in _have_failed else logging.WARNING
+        _have_failed.add(backend.name)
+        count = f"{len(errors)} of {len(units)} {backend.unit}s"
+        kind = type(errors[0]).__name__
+        logger.log(level, "%s failed on %s, first with %s: %s", backend.name, count, kind, errors[0])
+    return results
+
+
+def _parse_or_halve(units: list[str], backend: Backend, errors: list[Exception]) -> list[Tree | str]:
+    """What `_parse` returns; the units that make the backend raise are located by halving, and their errors added."""
     if not units:
         return []
     try:
         trees = list(backend.parse(list(units)))
     except Exception as error:  # a parser may fail in any way; the run goes on
-        name = type(error).__name__
-        logger.warning("%s failed on %d %ss: %s: %s", backend.name, len(units), backend.unit, name, error)
-        return [f"failed: {type(error).__name__}"] * len(units)
+        if len(units) == 1:
+            errors.append(error)
+            return [f"failed: {type(error).__name__}"]
+        middle = len(units) // 2
+        first_half = _parse_or_halve(units[:middle], backend, errors)
+        return first_half + _parse_or_halve(units[middle:], backend, errors)
     if len(trees) != len(units):
         return ["wrong number of trees"] * len(units)
     checked_trees: list[Tree | str] = []

@@ -181,6 +181,17 @@ def test_a_reply_that_cannot_be_read_is_asked_for_once_more(server, tmp_path):
     assert repair[2]["content"].startswith('{"compar') and "broken or cut off" in repair[3]["content"]
 
 
+def test_an_answer_that_was_repaired_costs_nothing_when_the_comparison_is_repeated(server, tmp_path):
+    """The judge would answer otherwise the second time."""
+    server.plan.append("half an answer")
+    judged(server, tmp_path)
+    verdicts_before = verdicts(tmp_path)
+    assert len(server.bodies) == 9
+    server.answer = lambda messages: json.dumps({"verdict": "tie"})
+    assert "0 requests (8 more from the cache)" in judged(server, tmp_path, "--overwrite")
+    assert verdicts(tmp_path) == verdicts_before
+
+
 def test_invalid_is_counted_never_dropped(server, tmp_path):
     def answer(messages):
         return "I cannot say." if shown_in(messages)["prompt"] == "p1" else json.dumps({"verdict": "tie"})

@@ -48,6 +48,16 @@ def test_the_files_hold_the_documented_columns_and_can_be_trained_on(models, tmp
     assert len(held_out) == 2 and {e.chosen_reward for e in data.train} | held_out == set(range(2, 22))
 
 
+def test_pairs_that_are_made_anew_replace_those_held_out_before(models, tmp_path):
+    """In the folder in which they are made, and in that to which they are copied."""
+    rows = [row() for _ in range(12)]
+    make(models, tmp_path, rows, output_dir=tmp_path / "made", test_rows=2)
+    assert (tmp_path / "pairs" / "test.parquet").exists()
+    make(models, tmp_path, rows, output_dir=tmp_path / "made", test_rows=0, overwrite=True)
+    for folder in ("made", "pairs"):
+        assert not (tmp_path / folder / "test.parquet").exists(), folder
+
+
 def test_the_same_command_again_writes_the_same_and_another_is_refused(models, tmp_path, monkeypatch):
     """Also where the rows are read in several parts."""
     rows = [row() for _ in range(12)]

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parsing with benepar, on sentences of a toy grammar: the trees of spaCy's component, and those of the grammar."""
 
-import logging
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -104,10 +102,10 @@ def test_what_cannot_be_parsed_leaves_the_others_alone(backend):
     [alone] = backend.parse([FOX])
     too_long = "fox " * (LONGEST + 1)
     assert backend.parse([]) == [] and backend.parse(["", " "]) == [None, None]
-    trees = backend.parse(["", FOX, " \t\u3000", too_long, "a \ud800 b", FOX, "fox " * LONGEST])
-    assert [tree is None for tree in trees] == [True, False, True, True, True, False, False]
-    assert trees[1] == trees[5] == alone
-    assert len(trees[6].leaves()) == LONGEST
+    trees, counts = parse_texts(["", FOX, " \t\u3000", too_long, "a \ud800 b", FOX, "fox " * LONGEST], backend)
+    assert dict(counts.reasons) == {"failed: ValueError": 1, "not parsed": 1}
+    assert trees[1] == trees[5] == [alone]
+    assert len(trees[6][0].leaves()) == LONGEST
 
 
 def test_a_long_sentence_is_not_given_to_the_model(backend, monkeypatch):
@@ -153,10 +151,12 @@ def test_a_sentence_that_fails(backend, sentences, monkeypatch, caplog):
         return encode(example)
 
     monkeypatch.setattr(backend._parser, "encode", failing)
-    with caplog.at_level(logging.INFO):
-        found = backend.parse(texts)
-    assert found == [None if i in (2, 7) else tree for i, tree in enumerate(expected)]
-    assert caplog.text.count("worn out") == 2
+    monkeypatch.setattr("constituent_treelib.parsing._have_failed", set())
+    trees, counts = parse_texts(texts, backend)
+    for i, tree in enumerate(expected):
+        assert i in (2, 7) or trees[i] == [tree]
+    assert (counts.parsed, dict(counts.reasons)) == (7, {"failed: StopIteration": 2})
+    assert "benepar failed on 2 of 9 sentences, first with StopIteration: worn out" in caplog.text
 
 
 def test_an_output_that_does_not_cover_the_sentence(backend, monkeypatch):
@@ -191,7 +191,7 @@ def test_texts_with_a_fallback(backend):
     trees, counts = parse_texts(texts, backend)
     assert [len(found) for found in trees] == [2, 0, 2]
     assert (counts.sentences, counts.parsed, counts.fell_back) == (4, 3, 1)
-    assert counts.reasons == {"not parsed": 1}
+    assert counts.reasons == {"failed: ValueError": 1}
     for text, found in zip(texts, trees, strict=True):
         check_trees(found, text)
 
@@ -210,14 +210,3 @@ def test_brackets_without_end_are_not_read(backend, monkeypatch):
     monkeypatch.setattr(english, "tokenizer", lambda text, read=english.tokenizer: (seen.append(text), read(text))[1])
     assert backend.parse(["(" * 100_000, FOX]) == [None, *backend.parse([FOX])]
     assert max(map(len, seen)) <= loading.MAX_CHARACTERS
-
-
-def test_a_model_that_always_fails_says_so_once(backend, monkeypatch, caplog):
-    def fails(*args, **options):
-        raise RuntimeError("no")
-
-    monkeypatch.setattr(backend, "_parser", SimpleNamespace(parse=fails))
-    monkeypatch.setattr(backend, "_has_failed", False)
-    assert backend.parse([FOX] * 5) == [None] * 5
-    assert [record.levelname for record in caplog.records if record.levelname == "WARNING"] == ["WARNING"]
-    assert "RuntimeError: no" in caplog.text

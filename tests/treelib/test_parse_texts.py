@@ -120,6 +120,24 @@ def test_what_a_backend_cannot_do_the_chunker_does(many, reason):
     assert dict(counts.reasons) == {reason: 2}
 
 
+def test_a_sentence_that_raises_costs_no_other(monkeypatch, caplog):
+    """Three sentences in one call; the second raises."""
+
+    def parse(unit):
+        if "dogs" in unit:
+            raise KeyError("dogs")
+        return letters(unit)
+
+    monkeypatch.setattr("constituent_treelib.parsing._have_failed", set())
+    own = Own(parse)
+    trees, counts = parse_texts([f"{TEXT} a b."], own)
+    assert [tree.label == "LETTERS" for tree in trees[0]] == [True, False, True]
+    assert (counts.parsed, dict(counts.reasons)) == (2, {"failed: KeyError": 1})
+    parse_texts([TEXT], own)
+    assert len(caplog.records) == 1, "a second failure is no warning"
+    assert "failed on 1 of 3 sentences, first with KeyError" in caplog.text
+
+
 def test_per_sentence():
     """One of two is parsed, the other falls back, at its place."""
     trees, counts = parse_texts([TEXT], Own(lambda unit: letters(unit) if "dogs" in unit else None))

@@ -75,7 +75,8 @@ def run_main(step: str, read_config: Callable[[], C], load_step: Callable[[], St
         load_step: imports the training step, after the flags are checked.
 
     Returns:
-        The exit status: 0; 2 after a UserError; 143 after SIGTERM or --max_time, 130 after Ctrl-C; else 1.
+        The exit status: 0; 2 after a UserError; 143 after SIGTERM or --max_time, 130 after Ctrl-C; else 1. One of
+        several ranks ends here with this status.
     """
     time_stamp = "" if sys.stderr.isatty() else "%(asctime)s "
     form = f"{time_stamp}{_rank_prefix()}%(message)s"
@@ -86,13 +87,17 @@ def run_main(step: str, read_config: Callable[[], C], load_step: Callable[[], St
     follow_launcher()
     process = TrainingProcess(step, load_step)
     try:
-        return process.train(read_config()).status
+        status = process.train(read_config()).status
     except SystemExit:
         raise
     except BaseException as error:
-        return report_error(error, process.saved_models)
+        status = report_error(error, process.saved_models)
     finally:
         close_all()
+    if _has_peers():
+        # gloo's threads may release tensors while the interpreter is being taken down, which would abort the process.
+        _leave_at_once(status)
+    return status
 
 
 def run_training(step: str, config: C, load_step: Callable[[], Step[C]]) -> dict[str, float]:

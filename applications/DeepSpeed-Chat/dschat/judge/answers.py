@@ -23,6 +23,7 @@ THOUGHT_END = re.compile(rf"</(?:{THOUGHT})>|\[/THINK\]|<\|channel\|>final<\|mes
 MAX_QUOTED = 2000  # characters of an unreadable answer that go into the repair request
 
 Ask = Callable[[JudgeQuestion], Reply]  # asks the judge
+Keep = Callable[[JudgeQuestion, Reply], None]  # caches a reply as the answer to a question
 T = TypeVar("T")
 
 
@@ -66,13 +67,16 @@ def json_objects(text: str) -> Iterator[dict[str, object]]:
 
 
 def ask_until_read(
-    question: JudgeQuestion, ask: Ask, read: Callable[[Reply], T], expected: str, pattern: str
+    question: JudgeQuestion, ask: Ask, keep: Keep, read: Callable[[Reply], T], expected: str, pattern: str
 ) -> tuple[T, list[Reply]]:
     """Ask a question, and once more if the answer cannot be read.
+
+    A second answer that can be read is cached as the question's own, so that the question costs nothing later.
 
     Args:
         question: the question.
         ask: asks the judge.
+        keep: caches a reply.
         read: reads an answer; raises UnreadableAnswer if it cannot.
         expected: what the answer should be, such as "a verdict".
         pattern: the JSON object that is expected, as the judge reads it.
@@ -89,11 +93,13 @@ def ask_until_read(
     except UnreadableAnswer as problem:
         second = ask(repair(question, first, problem, expected, pattern))
     try:
-        return read(second), [first, second]
+        result = read(second)
     except UnreadableAnswer as problem:
         failure = UnreadableAnswer(f"{problem}; {second.flaw}" if second.flaw else str(problem))
         failure.replies = (first, second)
         raise failure from problem
+    keep(question, second)
+    return result, [first, second]
 
 
 def repair(

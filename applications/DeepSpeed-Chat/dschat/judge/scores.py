@@ -166,9 +166,7 @@ class JudgeScores:
         ask = partial(self._client.ask, is_usable=is_usable, asking=asking)
         wanted = "a ranking" if rubric.ranks else "points"
         try:
-            answer, replies = ask_until_read(question, ask, read, wanted, answer_form(rubric, keys))
-            if len(replies) > 1:
-                self._client.keep(question, replies[-1])
+            answer, _ = ask_until_read(question, ask, self._client.keep, read, wanted, answer_form(rubric, keys))
         except UnreadableAnswer as problem:
             return UnreadableAnswer(f"an answer of the judge cannot be read, nor its repetition: {problem}")
         except (UserError, Unanswered, TextRefused, JudgingStopped) as failure:

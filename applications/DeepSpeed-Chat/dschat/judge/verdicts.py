@@ -17,7 +17,7 @@ from dschat.base.fingerprints import content_hash
 from dschat.base.progress import progress
 from dschat.base.reply_cache import Reply
 from dschat.evaluation.responses import Comparison, Pair, Side, Verdict, combined, compared, mirrored
-from dschat.judge.answers import Ask, UnreadableAnswer, ask_until_read, json_objects, without_thoughts
+from dschat.judge.answers import Ask, Keep, UnreadableAnswer, ask_until_read, json_objects, without_thoughts
 from dschat.judge.published_rubrics import PLACES, answer_form, question_of
 from dschat.judge.questions import JudgeQuestion, JudgingStopped, TextRefused
 from dschat.judge.rubrics import VERDICT_KEYS, Rubric
@@ -166,11 +166,11 @@ def has_verdict(reply: Reply) -> bool:
     return True
 
 
-def judge_pair(pair: Pair, setup: Setup, ask: Ask) -> Comparison:
+def judge_pair(pair: Pair, setup: Setup, ask: Ask, keep: Keep) -> Comparison:
     """Judge one pair: a model wins only if the orders agree; equal responses are a tie and not asked about."""
     rubric = setup.rubric
     questions = questions_of(pair, setup)
-    orders = [_judge_order(question, first, rubric, ask) for first, question in questions.items()]
+    orders = [_judge_order(question, first, rubric, ask, keep) for first, question in questions.items()]
     details: dict[str, Any] = {"orders": orders}
     aspects = _combined_aspects(orders, rubric.criteria if rubric.separate else ())
     if aspects:
@@ -205,7 +205,7 @@ def judge_pairs(pairs: Sequence[Pair], setup: Setup, client: "JudgeClient", conc
     failures: list[UserError] = []
     unanswered: list[tuple[Pair, Unanswered]] = []
     with progress(len(pair_by_id), "judged", unit="pair") as bar, ThreadPoolExecutor(concurrency) as pool:
-        waiting = {pool.submit(judge_pair, pair, setup, client.ask): pair for pair in pair_by_id.values()}
+        waiting = {pool.submit(judge_pair, pair, setup, client.ask, client.keep): pair for pair in pair_by_id.values()}
         try:
             for done in as_completed(waiting):
                 try:
@@ -236,13 +236,13 @@ def judge_pairs(pairs: Sequence[Pair], setup: Setup, client: "JudgeClient", conc
     return [rows[pair.id] for pair in pairs]
 
 
-def _judge_order(question: JudgeQuestion, first: Side, rubric: Rubric, ask: Ask) -> dict[str, Any]:
+def _judge_order(question: JudgeQuestion, first: Side, rubric: Rubric, ask: Ask, keep: Keep) -> dict[str, Any]:
     """Judge in one order; the verdict is invalid if neither the answer nor its repetition can be read."""
     order: dict[str, Any] = {"first": first, "verdict": "invalid", "reason": "", "repaired": False}
     read = partial(_read, criteria=rubric.criteria if rubric.separate else ())
     replies: Sequence[Reply] = ()
     try:
-        reading, replies = ask_until_read(question, ask, read, "a verdict", answer_form(rubric))
+        reading, replies = ask_until_read(question, ask, keep, read, "a verdict", answer_form(rubric))
     except UnreadableAnswer as problem:
         order["problem"] = str(problem)
         replies = problem.replies

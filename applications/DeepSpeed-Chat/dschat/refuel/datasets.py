@@ -87,6 +87,9 @@ class OutputLocation:
                 for name in files:
                     with writing(target / name) as temporary:
                         shutil.copyfile(self.folder / name, temporary)
+                held_out = Path(files[0]).with_stem("test").name
+                if held_out not in files:  # that of an earlier data set may hold rows that are now trained on
+                    (target / held_out).unlink(missing_ok=True)
             except OSError as error:
                 raise UserError(
                     f"{OUTPUT} {target}: cannot be written: {error}; the rows are in {self.folder}"
