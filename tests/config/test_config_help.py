@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from dschat.settings.flags import flags_of
+from dschat.settings.other_names import inert_flags
 from dschat.settings.parse import parse, to_json
-from dschat.settings.parser import INERT_FLAGS
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.supervised import DPOFlags, RewardConfig, SFTConfig, SFTFlags
 from flag_cases import FAMILIES
@@ -33,7 +33,7 @@ def test_help_is_complete_and_loads_neither_torch_nor_deepspeed():
     _, *helps = done.stdout.split("HELP OF ")
     for config_class, text in zip(FAMILIES.values(), helps, strict=True):
         assert text.startswith(config_class.__name__)
-        for name in [*flags_of(config_class), *INERT_FLAGS]:
+        for name in [*flags_of(config_class), *inert_flags(config_class)]:
             assert f"  --{name}" in text, name
         assert "None" not in text
         assert "--data-path" not in text  # each flag is listed once, by its documented name

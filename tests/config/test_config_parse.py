@@ -17,8 +17,8 @@ import pytest
 
 from dschat.base.errors import UserError
 from dschat.settings.flags import flags_of, seconds_of
+from dschat.settings.other_names import inert_flags
 from dschat.settings.parse import parse, resolve
-from dschat.settings.parser import INERT_FLAGS
 from dschat.settings.ppo import PPOConfig
 from flag_cases import FAMILIES, REQUIRED, config_of
 
@@ -39,7 +39,7 @@ def declared(flag) -> str:
 def test_the_table_of_flags_and_defaults(step):
     flags = flags_of(FAMILIES[step])
     shown = {name: declared(flag) for name, flag in flags.items()}
-    shown |= dict.fromkeys([*INERT_FLAGS, *FAMILIES[step].own_inert_flags], "inert")
+    shown |= dict.fromkeys(inert_flags(FAMILIES[step]), "inert")
     assert shown == {name: line[0] for (of, name), line in TABLE.items() if of == step}
     assert all(len(flag.help) > 10 for flag in flags.values())
 
@@ -96,10 +96,11 @@ def test_other_spellings():
 @ALL_STEPS
 @pytest.mark.parametrize("form", ["--{}", "--{} 0.5", "--{}=-1", "--{} 1 --{} 2"])
 def test_inert_flags_warn_once_and_take_an_optional_value(step, form, caplog):
-    words = [word for name in INERT_FLAGS for word in form.replace("{}", name).split()]
+    inert = inert_flags(FAMILIES[step])
+    words = [word for name in inert for word in form.replace("{}", name).split()]
     assert parse(FAMILIES[step], [*words, *REQUIRED[step]]) == config_of(step)
     said = [(record.levelno, record.getMessage()) for record in caplog.records]
-    assert said == [(logging.WARNING, f"--{name} does nothing here: {why}.") for name, why in INERT_FLAGS.items()]
+    assert said == [(logging.WARNING, f"--{name} does nothing here: {why}.") for name, why in inert.items()]
 
 
 @pytest.mark.parametrize(

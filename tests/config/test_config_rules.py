@@ -36,12 +36,7 @@ RANGES = [
         "flex_attention, or a kernel of the hub as kernels-community/NAME",
         "--attn_implementation flash --attn_implementation kernels-community/ --attn_implementation other/flash-attn3",
     ),
-    (
-        OF_STEPS_1_AND_2,
-        "give a value",
-        "--data_path= --output_dir= --prompt_key= --chosen_key= --rejected_key= --response_key= --messages_key="
-        " --model_name_or_path=",
-    ),
+    (OF_STEPS_1_AND_2, "give a value", "--prompt_key= --chosen_key= --rejected_key= --response_key= --messages_key="),
     (OF_STEPS_1_AND_2, "drop the flag", "--end_of_conversation_token="),
     (
         OF_STEPS_1_AND_2,
@@ -81,7 +76,6 @@ RANGES = [
     ("ppo", "from 0 to 1", "--gamma 1.1 --lam -0.1"),
     ("ppo", "above 0 and at most 1", "--top_p 0 --top_p 1.5 --vllm_gpu_memory 1.1"),
     ("ppo", "at least 1 (1 = vanilla PPO), or inf", "--ngram 0 --ngram -5 --ngram 2.5 --ngram many"),
-    ("ppo", "give a value", "--actor_model_name_or_path="),
 ]
 
 

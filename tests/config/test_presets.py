@@ -55,7 +55,7 @@ def test_flags_win_over_the_file_and_that_over_what_it_extends(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seed: 1\nngrams: 3\n", r"bad.yaml:2: ngrams is not a flag of `dschat ppo`; did you mean ngram\?"),
+        ("seed: 1\nngrams: 3\n", r"bad.yaml:2: ngrams is not a flag of `dschat ppo`; did you mean --ngram\?"),
         ("ngram: many\n", "bad.yaml:1: .*--ngram many is out of range|--ngram many is out of range"),
         ("ppo_epochs: x\n", "bad.yaml:1: argument --ppo_epochs.*: invalid int value: 'x'"),
         ("seed: 1\nseed: 2\n", "bad.yaml:2: seed is there twice"),

@@ -5,17 +5,18 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dschat.cli import COMMANDS
+from dschat.settings.conditions import parse_ngram
 from dschat.settings.files import read_file
-from dschat.settings.flag_types import type_of
+from dschat.settings.flag_types import KINDS, holds_paths, type_of
 from dschat.settings.flags import Flag, flags_of
-from dschat.settings.parse import _merge, as_yaml, resolve, to_yaml
+from dschat.settings.parse import as_yaml, read_values, resolve, to_yaml
 from dschat.settings.parser import FlagParser
 from flag_cases import FAMILIES, REQUIRED, config_of
 
@@ -56,21 +57,17 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 def values_of(flag: Flag) -> st.SearchStrategy[Any]:
     """Values that a command line can give a flag."""
     flag_type = type_of(flag.type)
-    kind, convert = flag_type.kind, flag_type.convert
-    choices = flag.options.get("choices") or (get_args(kind) if get_origin(kind) is Literal else ())
-    if choices:
-        values = st.sampled_from([convert(str(choice)) for choice in choices])
-    elif kind in PLAIN and convert is kind or kind is bool:
-        values = PLAIN[kind]
-    elif kind in (int, float):
-        values = st.sampled_from(["1", "7"]).map(convert)
+    (kind,) = [kind for kind, form in KINDS.items() if form.metavar == flag_type.kind.metavar]
+    if flag.choices:
+        values = st.sampled_from(flag.choices)
+    elif kind is float and flag_type.read is parse_ngram:
+        values = st.sampled_from([1, 7, math.inf])
     else:
-        values = TEXTS.map(convert)
-    if flag.path and flag.default is None:
-        values = values.filter(bool)  # a path may be left out, and not be empty
+        values = PLAIN[kind]
+    if holds_paths(flag):
+        values = values.filter(bool)
     if flag_type.several:
-        empty = flag.options.get("nargs") == "*" or flag.default == []
-        return st.lists(values, min_size=0 if empty else 1, max_size=4)
+        return st.lists(values, min_size=0 if flag.may_be_empty else 1, max_size=4)
     return values
 
 
@@ -102,7 +99,7 @@ def test_a_file_says_any_values(command, tmp_path):
     def check(values):
         path.write_text(as_yaml(flags, values, dict.fromkeys(values, "here")), encoding="utf-8")
         assert len(path.read_text("utf-8").split("\n")) == len(values) + 1  # a line for each
-        found, _ = _merge(flags, parser, read_file(str(path), command, {}), {})
+        found, _ = read_values(flags, parser, {}, read_file(str(path), command, {}), {})
         assert comparable(flags, found) == comparable(flags, values)
 
     checked(flags, all_values(flags), check)

@@ -10,12 +10,13 @@
 import re
 import sys
 from argparse import SUPPRESS, Action
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from dschat.cli import COMMANDS, Command
 from dschat.settings import other_names
 from dschat.settings.commands import CompletionOptions
-from dschat.settings.flags import flags_of
+from dschat.settings.flags import flags_by_spelling, flags_of
 from dschat.settings.parser import FlagParser
 from dschat.settings.presets import preset_names
 
@@ -59,24 +60,24 @@ def page() -> Iterator[str]:
             yield f"Presets: {', '.join(f'`{preset}`' for preset in presets)}.\n"
         yield "| flag | description |"
         yield "|---|---|"
+        flags = flags_of(command.flags_class())
         for action in _actions(command):
-            yield _table_row(action)
+            yield _table_row(action, flags[action.dest].choices)
 
 
-def _table_row(action: Action) -> str:
+def _table_row(action: Action, choices: Collection[Any]) -> str:
     """A flag's row in the table of its command."""
     spellings = _spellings(action) or [str(action.dest).upper()]
     names = ", ".join(f"`{spelling}`" for spelling in spellings)
     text = str(action.help).replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
-    if action.choices:
-        choices = ", ".join(str(choice) for choice in action.choices)
-        text += f" ({choices})"
+    if choices and action.option_strings:
+        text += f" ({', '.join(map(str, choices))})"
     return f"| {names} | {text} |"
 
 
 def commands_with_flag(flag: str) -> list[str]:
     """Names of the subcommands that have a flag, without dashes; those of one word first."""
-    names = [name for name, command in COMMANDS.items() if FlagParser(command.flags_class()).has(flag)]
+    names = [name for name, command in COMMANDS.items() if flag in flags_by_spelling(command.flags_class())]
     return sorted(names, key=lambda name: len(name.split()))
 
 

@@ -202,13 +202,13 @@ class SweepFlags:
         "sampling temperatures at which N responses per prompt are generated",
         (0.2, 0.4, 0.6, 0.8, 1.0, 1.2),
         TEMPERATURE,
-        nargs="*",
+        may_be_empty=True,
     )
     single_temperatures: Sequence[float] = flag(
         "sampling temperatures at which one response per prompt is generated; 0 = greedy decoding",
         (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
         TEMPERATURE,
-        nargs="*",
+        may_be_empty=True,
     )
 
     @property
@@ -224,11 +224,9 @@ class TextFlags:
     """Models and texts of `dschat text`."""
 
     model: Sequence[str] = flag(
-        "policies to measure: models' folders, step 3's output folders, or hub ids", (), path=True, nargs="+"
+        "policies to measure: models' folders, step 3's output folders, or hub ids", (), path=True
     )
-    reward_model: Sequence[str] = flag(
-        "reward models of step 2 to measure: folders or hub ids", (), path=True, nargs="+"
-    )
+    reward_model: Sequence[str] = flag("reward models of step 2 to measure: folders or hub ids", (), path=True)
     checkpoints: Path | None = flag(
         "output folder of a run whose models are all measured: models/step-N and the final one", None
     )

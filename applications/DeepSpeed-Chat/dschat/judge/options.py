@@ -40,7 +40,7 @@ class JudgeFlags:
         "API key; prefer the environment variable JUDGE_API_KEY, or OPENAI_API_KEY for OpenAI's own server",
         None,
         secret=True,
-        nargs="?",
+        alone=None,
     )
     single_order: bool = flag("show each pair once, in random order, instead of once in each order", False)
     max_tokens: int = flag("maximum length of the judge's answer, in tokens", 1024, COUNT)

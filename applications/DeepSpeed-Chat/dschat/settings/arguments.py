@@ -1,42 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that a configuration is made from in Python. Each is read from its text, as on a command line."""
 
-import argparse
 import os
 from collections.abc import Mapping
-from numbers import Real
-from pathlib import Path
+from dataclasses import MISSING
 from typing import Any
 
 from dschat.settings.flag_types import as_text, holds_paths, type_of
-from dschat.settings.flags import Flag
+from dschat.settings.flags import Flag, flags_by_spelling
 from dschat.settings.other_names import suggestion
 
 
-def checked_arguments(command: str, flags: Mapping[str, Flag], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def checked_arguments(command: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Values under the flags' own names, of the types that a command line gives.
 
     Args:
-        command: name of the configuration, for messages.
-        flags: the configuration's flags by name.
+        command: the class of the configuration.
         arguments: values by the names of flags, or by other spellings of them.
 
     Raises:
         TypeError: there is no such flag, one is given twice, or a value is of another type.
     """
-    name_of_spelling = {name: name for name in flags}
-    for name, flag in flags.items():
-        for alias in flag.aliases:
-            name_of_spelling[alias.lstrip("-").replace("-", "_")] = name
+    flags = flags_by_spelling(command)
     values: dict[str, Any] = {}
     for spelling, value in arguments.items():
-        if spelling not in name_of_spelling:
+        where = f"{command.__name__}: {spelling}"
+        if spelling not in flags:
             hint = suggestion(spelling, flags.__contains__)
-            raise TypeError(f"{command} has no flag {spelling}{f'; {hint}' if hint else ''}")
-        name = name_of_spelling[spelling]
+            raise TypeError(f"{command.__name__} has no flag {spelling}{f'; {hint}' if hint else ''}")
+        name = flags[spelling].name
         if name in values:
-            raise TypeError(f"{command}: {spelling} is given twice, under two of its names")
-        values[name] = _checked_value(f"{command}: {spelling}", flags[name], value)
+            raise TypeError(f"{where} is given twice, under two of its names")
+        values[name] = _checked_value(where, flags[spelling], value)
     return values
 
 
@@ -48,8 +43,8 @@ def _checked_value(where: str, flag: Flag, value: Any) -> Any:
             raise TypeError(f"{where} needs a value, not None")
         return None
     # True is a flag that needs no value, as `--resume_from_checkpoint` alone.
-    if isinstance(value, bool) and flag_type.kind is not bool and "const" in flag.options:
-        return flag.options["const"] if value else flag.default
+    if isinstance(value, bool) and flag.alone is not MISSING:
+        return flag.alone if value else flag.default
     if not flag_type.several:
         return _checked_item(where, flag, value)
     if isinstance(value, list | tuple):
@@ -60,13 +55,11 @@ def _checked_value(where: str, flag: Flag, value: Any) -> Any:
 def _checked_item(where: str, flag: Flag, value: Any) -> Any:
     """A value of a flag that takes one, or one of several."""
     flag_type = type_of(flag.type)
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    is_text = isinstance(value, str | Path) and flag_type.kind not in (int, float, bool)
-    is_truth = isinstance(value, bool) and flag_type.kind is bool
-    if is_text or is_truth or (is_number and flag_type.kind not in (str, Path, bool)):
+    kind = flag_type.kind
+    if isinstance(value, kind.python) and isinstance(value, bool) == (bool in kind.python):
         text = as_text(value)
         try:
-            return flag_type.convert(os.path.expanduser(text) if holds_paths(flag) else text)
-        except (ValueError, argparse.ArgumentTypeError):
+            return flag_type.read(os.path.expanduser(text) if holds_paths(flag) else text)
+        except ValueError:
             pass
-    raise TypeError(f"{where} must be {flag_type.name}, not {value!r} of type {type(value).__name__}")
+    raise TypeError(f"{where} must be {kind.name}, not {value!r} of type {type(value).__name__}")

@@ -137,8 +137,7 @@ class OutputFlags:
         "resume from a checkpoint: its folder, or latest (also without a value)",
         None,
         on_resume=FREE,
-        nargs="?",
-        const=LATEST,
+        alone=LATEST,
         path=True,
     )
     max_time: str | None = flag(

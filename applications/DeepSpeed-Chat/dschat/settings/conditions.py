@@ -50,7 +50,7 @@ class Condition:
 
 def parse_ngram(text: str) -> float:
     """`5` → 5, `inf` → math.inf. Raises UserError if it is neither a whole number nor inf."""
-    if text == "inf":
+    if text in ("inf", ".inf"):
         return math.inf
     try:
         return int(text)

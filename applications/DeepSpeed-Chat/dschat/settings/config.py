@@ -47,15 +47,13 @@ class Config:
         Raises:
             TypeError: there is no such flag, a required one is missing, or a value is of another type.
         """
-        command = type(self).__name__
-        flags = flags_of(type(self))
-        arguments = checked_arguments(command, flags, arguments)
+        arguments = checked_arguments(type(self), arguments)
 
         values: dict[str, Any] = {}
-        for name, flag in flags.items():
+        for name, flag in flags_of(type(self)).items():
             value = arguments.get(name, flag.default)
             if value is MISSING:
-                raise TypeError(f"{command} needs a value for {name}")
+                raise TypeError(f"{type(self).__name__} needs a value for {name}")
             values[name] = list(value) if isinstance(value, list) else value
         self.derive(values)
 

@@ -34,7 +34,7 @@ def flags_of_settings() -> dict[str, Flag]:
             setting.summary,
             None if setting.bounds is None else RANGES[setting.bounds],
             only_with=setting.only_with,
-            options={"choices": setting.choices} if setting.choices else {},
+            choices=setting.choices,
         )
     return flags
 

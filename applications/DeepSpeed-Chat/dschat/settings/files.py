@@ -20,27 +20,50 @@ import yaml
 from dschat.base.errors import UserError
 from dschat.settings.other_names import value_hint
 from dschat.settings.presets import PRESETS, find_preset, preset_names, variables
-from dschat.settings.variables import expand_path, expand_text
+from dschat.settings.variables import expand_path
 
-TAG = "tag:yaml.org,2002:"
-NULL = f"{TAG}null"
-FLOAT = f"{TAG}float"
-INFINITY = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf"}  # YAML's spelling → ours
+NULL = "tag:yaml.org,2002:null"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A flag's value in a file, as text, which the flag converts.
+    """The value of a key.
 
     Attributes:
-        value: None stands for the flag's default.
+        key: the key, with underscores.
+        node: the value, which YAML has not converted.
         line: FILE:LINE.
-        fault: why no flag can have this value; empty for a valid one.
     """
 
-    value: str | list[str] | None
+    key: str
+    node: yaml.Node
     line: str
-    fault: str = ""
+
+    def text(self) -> str | list[str] | None:
+        """The value as it is written, or several; YAML's own types, as `on` for true, do not matter. None for null.
+
+        Raises:
+            UserError: the value is nested, or a list has an empty item.
+        """
+        if isinstance(self.node, yaml.ScalarNode):
+            return _scalar(self.node)
+        items = self.node.value if isinstance(self.node, yaml.SequenceNode) else [None]
+        texts: list[str] = []
+        for item in items:
+            if not isinstance(item, yaml.ScalarNode):
+                hint = value_hint(self.key) or "flags are not nested"
+                raise UserError(f"{self.line}: {self.key} must be a value or a list of values: {hint}.")
+            text = _scalar(item)
+            if text is None:
+                raise UserError(
+                    f"{self.line}: {self.key} has an empty item in its list: remove it, or write '' for an empty text."
+                )
+            texts.append(text)
+        return texts
+
+
+def _scalar(node: yaml.ScalarNode) -> str | None:
+    return None if node.tag == NULL else str(node.value)
 
 
 @dataclass(frozen=True)
@@ -56,29 +79,6 @@ class ConfigFile:
     settings: dict[str, Setting]
     preset: dict[str, Any]
     environ: Mapping[str, str]
-
-    def value_of(self, key: str, in_path: bool) -> str | list[str] | None:
-        """Value of a key with its variables filled in; None if that leaves it empty.
-
-        Raises:
-            UserError: a flag cannot have this value, or a variable is not set.
-        """
-        setting = self.settings[key]
-        if setting.fault:
-            hint = value_hint(key)
-            raise UserError(f"{setting.fault} {key}: {hint}." if hint else setting.fault)
-        source = f"{setting.line}: {key}"
-        expand = expand_path if in_path else expand_text
-        if isinstance(setting.value, list):
-            return [expand(text, source, self.environ) for text in setting.value]
-        if not setting.value:
-            return setting.value
-        return expand(setting.value, source, self.environ) or None
-
-
-def file_of(line: str) -> str:
-    """The file of a FILE:LINE."""
-    return line.rpartition(":")[0]
 
 
 def read_file(name: str, command: str, environ: Mapping[str, str]) -> ConfigFile:
@@ -127,24 +127,22 @@ def _read(path: Path, command: str, below: tuple[Path, ...], environ: Mapping[st
     if path.resolve() in below:
         raise UserError(f"{path} extends itself: remove `extends` from one of {', '.join(map(str, below))}.")
     settings: dict[str, Setting] = {}
-    preset: dict[str, Any] = {}
-    base = ConfigFile({}, {}, environ)
-    line_of: dict[str, str] = {}
     for key_node, node in _top_level(path):
         line = f"{path}:{key_node.start_mark.line + 1}"
         key = _key(key_node, line)
-        if key in line_of:
-            raise UserError(f"{line}: {key} is there twice, first at {line_of[key]}; keep one of them.")
-        line_of[key] = line
-        if key == "extends":
-            name = _extended(node, line, environ)
-            base_path = _find(name, command, path.parent, f"{line}: extends: {name}")
-            base = _read(base_path, command, (*below, path.resolve()), environ)
-        elif key == "preset":
-            preset = _preset(node, path, line)
-        else:
-            settings[key] = _setting(node, key, line)
+        if key in settings:
+            raise UserError(f"{line}: {key} is there twice, first at {settings[key].line}; keep one of them.")
+        settings[key] = Setting(key, node, line)
 
+    base = ConfigFile({}, {}, environ)
+    extends = settings.pop("extends", None)
+    if extends is not None:
+        name = _extended(extends, environ)
+        base_path = _find(name, command, path.parent, f"{extends.line}: extends: {name}")
+        base = _read(base_path, command, (*below, path.resolve()), environ)
+    preset: dict[str, Any] = {}
+    if "preset" in settings:
+        preset = _preset(settings.pop("preset"), path)
     # Keys of the file that is extended come first.
     inherited = {key: setting for key, setting in base.settings.items() if key not in settings}
     return ConfigFile(inherited | settings, base.preset | preset, environ)
@@ -153,9 +151,8 @@ def _read(path: Path, command: str, below: tuple[Path, ...], environ: Mapping[st
 def _top_level(path: Path) -> list[tuple[yaml.Node, yaml.Node]]:
     """Keys and values of a file as nodes, not yet converted; an empty file has none."""
     try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
-        loader.name = str(path)  # in messages
-        root = loader.get_single_node()
+        with path.open(encoding="utf-8-sig") as stream:
+            root = yaml.compose(stream, yaml.SafeLoader)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}; correct the file.") from error
     if root is None:
@@ -166,14 +163,6 @@ def _top_level(path: Path) -> list[tuple[yaml.Node, yaml.Node]]:
     return list(root.value)
 
 
-def _setting(node: yaml.Node, key: str, line: str) -> Setting:
-    """Value of a key. A fault is reported later, because a key that is not a flag is reported first."""
-    try:
-        return Setting(_text(node, f"{line}: {key}"), line)
-    except UserError as error:
-        return Setting(None, line, str(error))
-
-
 def _key(node: yaml.Node, line: str) -> str:
     """A flag's name in the spelling with underscores."""
     if not isinstance(node, yaml.ScalarNode) or not node.value:
@@ -181,48 +170,22 @@ def _key(node: yaml.Node, line: str) -> str:
     return str(node.value).removeprefix("--").replace("-", "_")
 
 
-def _extended(node: yaml.Node, line: str, environ: Mapping[str, str]) -> str:
+def _extended(extends: Setting, environ: Mapping[str, str]) -> str:
     """The file or preset that `extends` names."""
-    name = _text(node, f"{line}: extends")
+    name = extends.text()
     if not isinstance(name, str) or not name:
         raise UserError(
-            f"{line}: extends must be one file or preset; to combine several, let each of them extend the next."
+            f"{extends.line}: extends must be one file or preset; to combine several, let each of them extend the next"
+            " one."
         )
-    return expand_path(name, f"{line}: extends", environ)
+    return expand_path(name, f"{extends.line}: extends", environ)
 
 
-def _preset(node: yaml.Node, path: Path, line: str) -> dict[str, Any]:
+def _preset(preset: Setting, path: Path) -> dict[str, Any]:
     """The key `preset` of a preset that is shipped."""
     if not path.resolve().is_relative_to(PRESETS):
         raise UserError(
-            f"{line}: only shipped presets have the key preset; to start from a preset, write `extends: NAME`."
+            f"{preset.line}: only shipped presets have the key preset; to start from a preset, write `extends: NAME`."
         )
-    loader = yaml.SafeLoader("")
-    content: dict[str, Any] = loader.construct_object(node, deep=True)
+    content: dict[str, Any] = yaml.SafeLoader("").construct_object(preset.node, deep=True)
     return content
-
-
-def _text(node: yaml.Node, source: str) -> str | list[str] | None:
-    """A value as it is written. YAML's own types do not matter, as `on` for true or `1e-5` for a text."""
-    if isinstance(node, yaml.ScalarNode):
-        return _scalar(node)
-    items = node.value if isinstance(node, yaml.SequenceNode) else [None]
-    if not all(isinstance(item, yaml.ScalarNode) for item in items):
-        raise UserError(f"{source} must be a value or a list of values: flags are not nested.")
-    texts: list[str] = []
-    for item in items:
-        text = _text(item, source)
-        if not isinstance(text, str):
-            raise UserError(f"{source} has an empty item in its list: remove it, or write '' for an empty text.")
-        texts.append(text)
-    return texts
-
-
-def _scalar(node: yaml.ScalarNode) -> str | None:
-    """A single value as it is written, with infinity in our spelling; None for null."""
-    text = str(node.value)
-    if node.tag == NULL:
-        return None
-    if node.tag == FLOAT:
-        return INFINITY.get(text.lower(), text)
-    return text

@@ -9,7 +9,7 @@ of a run) goes through `flags_of`.
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pkgutil import resolve_name
@@ -74,7 +74,9 @@ class Flag:
         positional: the flag is a word without dashes.
         secret: the value is never repeated in a message.
         path: the value, or each of several, may be a path, in which `~` and variables are expanded.
-        options: other arguments of argparse's `add_argument`: choices, nargs, const.
+        choices: the values to choose from; empty if the value is free.
+        alone: value of the flag without a value; MISSING if it needs one.
+        may_be_empty: a list without values is a value, too.
         name: name of its field.
         type: type of its field.
         default: MISSING if the flag is required.
@@ -91,17 +93,14 @@ class Flag:
     positional: bool = False
     secret: bool = False
     path: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
+    choices: Collection[Any] = ()
+    alone: Any = field(default_factory=lambda: MISSING)
+    may_be_empty: bool = False
     name: str = ""
     type: Any = None
     default: Any = field(default_factory=lambda: MISSING)
     section: str | None = None
     holder: tuple[str, ...] = ()
-
-    @property
-    def choices(self) -> tuple[Any, ...]:
-        """The values to choose from; empty if the value is free."""
-        return tuple(self.options.get("choices") or choices_of(self.type))
 
 
 def flag(
@@ -112,26 +111,11 @@ def flag(
     *,
     factory: Any = MISSING,
     aliases: Sequence[str] = (),
-    only_with: str | None = None,
-    environment: str | None = None,
-    positional: bool = False,
-    secret: bool = False,
-    path: bool = False,
-    **options: Any,
+    choices: Collection[Any] = (),
+    **attributes: Any,
 ) -> Any:
     """Declare a field of a group as a flag; without a default the flag is required. For the arguments see `Flag`."""
-    made = Flag(
-        help=help,
-        range=range,
-        on_resume=on_resume,
-        aliases=tuple(aliases),
-        only_with=only_with,
-        environment=environment,
-        positional=positional,
-        secret=secret,
-        path=path,
-        options=options,
-    )
+    made = Flag(help, range, on_resume, tuple(aliases), choices=choices, **attributes)
     return field(default=default, default_factory=factory, metadata={FLAG: made})
 
 
@@ -261,6 +245,15 @@ def _flags_of(command: Any) -> Mapping[str, Flag]:
     return flags
 
 
+def flags_by_spelling(command: type) -> dict[str, Flag]:
+    """Flags of a command by each of their spellings, without dashes at the beginning and with underscores."""
+    flags: dict[str, Flag] = {}
+    for name, flag in flags_of(command).items():
+        for spelling in (name, *flag.aliases):
+            flags[spelling.lstrip("-").replace("-", "_")] = flag
+    return flags
+
+
 def _flags_of_group(group: FlagGroup) -> list[Flag]:
     hints = get_type_hints(group.type, include_extras=True)
     section = getattr(group.type, "section", None) if group.table is None else group.table.section
@@ -272,8 +265,16 @@ def _flags_of_group(group: FlagGroup) -> list[Flag]:
         default = declared.default
         if default is MISSING:
             default = default_of_field(item)
+        hint = hints[item.name]
         flag = replace(
-            declared, name=item.name, type=hints[item.name], default=default, section=section, holder=group.holder
+            declared,
+            choices=declared.choices or choices_of(hint),
+            may_be_empty=declared.may_be_empty or default == [],
+            name=item.name,
+            type=hint,
+            default=default,
+            section=section,
+            holder=group.holder,
         )
         flags.append(flag)
     return flags
@@ -377,7 +378,7 @@ def check_values(config: Any) -> None:
             raise UserError(f"--{name} {value} does nothing on its own: add --{flag.only_with}, or drop it{instead}.")
 
 
-def _check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+def _check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
     if not choices:
         return
     for item in value if isinstance(value, list | tuple) else [value]:

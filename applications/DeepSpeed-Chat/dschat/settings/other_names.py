@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What settings and commands of TRL, LLaMA-Factory and Axolotl are called here.
-
-The names are in other_names.toml, which is read when a message about an unknown word is written.
-"""
+"""What settings and commands of other trainers are called here, or why they do nothing; read from other_names.toml."""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +44,16 @@ def command_suggestion(name: str) -> str:
             note = f" ({command['note']})" if "note" in command else ""
             return f"did you mean {alternatives(command['here'])}?{note}"
     return ""
+
+
+def inert_flags(command: type) -> dict[str, str]:
+    """Flags that a training step accepts with a warning, and why they do nothing here; empty for other commands.
+
+    Args:
+        command: class of the flags; `own_inert_flags` of a training step are those of the step alone.
+    """
+    own: Mapping[str, str] | None = getattr(command, "own_inert_flags", None)
+    return {} if own is None else {**tables()["inert"], **own}
 
 
 def value_hint(name: str) -> str:

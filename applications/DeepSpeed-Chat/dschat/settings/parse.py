@@ -12,9 +12,9 @@ a preset sets:
 3. config.py: a configuration fills in what follows from other flags (`derive`).
 """
 
-import argparse
 import dataclasses
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -28,14 +28,17 @@ from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.config import Config
-from dschat.settings.files import ConfigFile, file_of, read_file
-from dschat.settings.flag_types import is_path, texts_of
-from dschat.settings.flags import default_of, flags_of
+from dschat.settings.files import ConfigFile, read_file
+from dschat.settings.flag_types import as_text, holds_paths, read_value
+from dschat.settings.flags import Flag, flags_by_spelling, flags_of
 from dschat.settings.parser import FlagParser
 from dschat.settings.presets import batch_sizes
-from dschat.settings.variables import escape_text, expand_path
+from dschat.settings.schema import json_schema
+from dschat.settings.variables import escape_path, escape_text, expand_path, expand_text
 
 T = TypeVar("T")
+Text = str | list[str]  # of a flag with one value, or of one with several
+logger = logging.getLogger(__name__)
 DEFAULT = "default"
 PRINTS = ("--print_config", "--print-config")
 
@@ -102,38 +105,29 @@ def resolve(
     if processes is None:
         processes = int(os.environ.get("WORLD_SIZE") or 1)
 
-    # The command line.
+    # Texts: of the command line, files and the environment.
     parser = FlagParser(config_class, f"dschat {command}" if command else None)
-    config_is_a_flag = "config" in flags_of(config_class)  # `dschat plan` has a --config with another meaning
-    if not config_is_a_flag:
-        _add_file_flags(parser, config_class)
-    values_of_words, other_words = parser.read(words)
+    words_of_flags, other_words = parser.read(words)
     if other_words and all_known:
         parser.error_unknown(other_words)
-    prints = False
-    if not config_is_a_flag:
-        config = values_of_words.pop("config", config)
-        prints = values_of_words.pop("print_config", False)
-
-    # Files, the preset's batch sizes, the environment.
+    if words_of_flags.pop("print_schema", False):
+        print(json.dumps(json_schema(config_class, parser.prog), indent=2), flush=True)
+        raise SystemExit(0)
+    prints = words_of_flags.pop("print_config", False)
+    if parser.takes_files:
+        config = words_of_flags.pop("config", config)
     file = ConfigFile({}, {}, environ) if config is None else read_file(config, command, environ)
-    values, origins = _merge(config_class, parser, file, values_of_words)
+    _warn_of_inert_flags(parser, [*words_of_flags, *file.settings])
+    values, origins = read_values(config_class, parser, words_of_flags, file, environ)
+
+    # The preset's batch sizes, defaults.
     sizes = batch_sizes(file.preset.get("most_per_gpu", {}), values, processes)
     for name, size in sizes.items():
         if name not in values:
             values[name] = size
             origins[name] = f"preset, {processes} processes"
-    _add_environment(config_class, parser, environ, values, origins)
-
-    # Defaults.
-    complete: dict[str, Any] = {}
-    missing: list[str] = []
-    for name, flag in flags_of(config_class).items():
-        complete[name] = values.get(name, flag.default)
-        if complete[name] is MISSING:
-            missing.append(name)
-    _check_nulls(parser, file, missing)
-    parser.require(missing)
+    complete = {name: values.get(name, flag.default) for name, flag in flags_of(config_class).items()}
+    parser.require([name for name, value in complete.items() if value is MISSING])
 
     if prints:
         print(as_yaml(config_class, complete, origins), end="", flush=True)
@@ -147,41 +141,114 @@ def resolve(
     return Resolved(made, complete, origins, other_words, file.preset)
 
 
-class _PrintSchema(argparse.Action):
-    """Prints the JSON schema of a command's files, and ends."""
+@dataclass(frozen=True)
+class Given:
+    """The text of a flag's value.
 
-    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
-        """Print and end."""
-        from dschat.settings.schema import json_schema
+    Attributes:
+        text: None for a flag that is given without a value, which stands for None.
+        origin: the flag, FILE:LINE or $VARIABLE.
+    """
 
-        print(json.dumps(json_schema(self.const, parser.prog), indent=2), flush=True)
-        parser.exit()
+    text: Text | None
+    origin: str
+
+    def filled(self, flag: Flag, environ: Mapping[str, str]) -> Text | None:
+        """The text with its variables filled in: in a path, wherever it comes from, and in any text of a file."""
+        if holds_paths(flag):
+            fill = expand_path
+        elif self.origin.startswith(("--", "$")):
+            return self.text
+        else:
+            fill = expand_text
+        if self.text is None:
+            return None
+        source = self.origin if self.origin.startswith("--") else f"{self.origin}: {flag.name}"
+        if isinstance(self.text, list):
+            return [fill(item, source, environ) for item in self.text]
+        return fill(self.text, source, environ)
 
 
-def _add_file_flags(parser: FlagParser, config_class: type) -> None:
-    """Add the flags of every command that are about files."""
-    group = parser.add_argument_group("files")
-    group.add_argument("--config", metavar="FILE", help="YAML file of flags, or the name of a preset; flags win")
-    group.add_argument(*PRINTS, action="store_true", help="print every value with where it comes from, and end")
-    group.add_argument(
-        *("--print_schema", "--print-schema"),
-        action=_PrintSchema,
-        nargs=0,
-        const=config_class,
-        help="print a JSON schema for such files, with which editors complete and check them, and end",
-    )
+def read_values(
+    config_class: type,
+    parser: FlagParser,
+    words_of_flags: Mapping[str, Text | None],
+    file: ConfigFile,
+    environ: Mapping[str, str],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values and where each comes from, by flag, of all flags that are given.
+
+    Raises:
+        UserError: a key of the file is no flag, or a flag cannot have its value.
+    """
+    flags = flags_of(config_class)
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for name, item in _collect(config_class, parser, words_of_flags, file, environ).items():
+        text = item.filled(flags[name], file.environ)
+        if text == "" and item.text != "":  # a variable that is empty stands for the default
+            continue
+        values[name] = None if text is None else _value(flags[name], text, item.origin, parser)
+        origins[name] = item.origin
+    return values, origins
 
 
-def _add_environment(
-    config_class: type, parser: FlagParser, environ: Mapping[str, str], values: dict[str, Any], origins: dict[str, str]
-) -> None:
-    """Add the values of flags that have an environment variable and no value yet."""
+def _warn_of_inert_flags(parser: FlagParser, names: Sequence[str]) -> None:
+    """Log a warning for each flag that does nothing here."""
+    for name in dict.fromkeys(names):
+        if name in parser.inert:
+            logger.warning("--%s does nothing here: %s.", name, parser.inert[name])
+
+
+def _collect(
+    config_class: type,
+    parser: FlagParser,
+    words_of_flags: Mapping[str, Text | None],
+    file: ConfigFile,
+    environ: Mapping[str, str],
+) -> dict[str, Given]:
+    """The texts of all flags that are given: words win over files, and files over the environment."""
+    unknown = [parser.unknown(key, setting.line) for key, setting in file.settings.items() if not parser.has(key)]
+    if unknown:
+        raise UserError("\n".join(unknown))
+    of_file: dict[str, Given] = {}
+    flags = flags_by_spelling(config_class)
+    for key, setting in file.settings.items():
+        text = setting.text() if key in flags else None
+        if text is None:  # null stands for the default
+            continue
+        name = flags[key].name
+        earlier = of_file.get(name)
+        if earlier is not None and _file_of(earlier.origin) == _file_of(setting.line):
+            raise UserError(f"{setting.line}: {key} is --{name}, which {earlier.origin} gives; keep one of them.")
+        of_file[name] = Given(text, setting.line)
+
+    texts: dict[str, Given] = {}
     for name, flag in flags_of(config_class).items():
-        text = environ.get(flag.environment) if flag.environment else None
-        if text and name not in values:
-            value = parser.value_of(name, text, str(flag.environment))
-            values |= _with_paths(config_class, value, environ)
-            origins[name] = f"${flag.environment}"
+        variable = flag.environment
+        if name in words_of_flags:
+            texts[name] = Given(words_of_flags[name], f"--{name}")
+        elif name in of_file:
+            texts[name] = of_file[name]
+        elif variable is not None and environ.get(variable):
+            texts[name] = Given(environ[variable], f"${variable}")
+    return texts
+
+
+def _file_of(line: str) -> str:
+    """The file of a FILE:LINE."""
+    return line.rpartition(":")[0]
+
+
+def _value(flag: Flag, text: Text, origin: str, parser: FlagParser) -> Any:
+    """The value of a flag. Its error is that of the parser for a word, else a UserError."""
+    try:
+        return read_value(flag, text)
+    except ValueError as error:
+        problem = f"argument --{flag.name}: {error}"
+        if origin.startswith("--"):
+            parser.error(problem)
+        raise UserError(f"{origin}: {problem}.") from error
 
 
 def parse(config_class: type[T], argv: Sequence[str] | None = None, runs_here: bool = True) -> T:
@@ -207,7 +274,8 @@ def to_yaml(config: CommonConfig) -> str:
     values = config.flat()
     if values["tensorboard_path"] == str(Path(values["output_dir"]) / "tensorboard"):
         values["tensorboard_path"] = None
-    return "".join(f"{name}: {_yaml_value(type(config), name, value)}\n" for name, value in values.items())
+    flags = flags_of(type(config))
+    return "".join(f"{name}: {_yaml_value(flags[name], value)}\n" for name, value in values.items())
 
 
 def as_yaml(flags: type, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
@@ -218,7 +286,8 @@ def as_yaml(flags: type, values: Mapping[str, Any], origins: Mapping[str, str]) 
         values: by flag.
         origins: for each value that is not a default: its flag, FILE:LINE or $VARIABLE.
     """
-    line_of = {name: f"{name}: {_yaml_value(flags, name, value)}" for name, value in values.items()}
+    declared = flags_of(flags)
+    line_of = {name: f"{name}: {_yaml_value(declared[name], value)}" for name, value in values.items()}
     widest = max((len(line) for line in line_of.values()), default=0)
     width = min(48, widest)
     lines = []
@@ -227,75 +296,16 @@ def as_yaml(flags: type, values: Mapping[str, Any], origins: Mapping[str, str]) 
     return "".join(lines)
 
 
-def _merge(
-    config_class: type, parser: FlagParser, file: ConfigFile, values_of_words: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values of a file and of a command line, which wins.
-
-    Returns:
-        Values and origins by flag, in the order of the flags.
-    """
-    unknown = []
-    for key, setting in file.settings.items():
-        if not parser.has(key):
-            unknown.append(parser.unknown(key, setting.line))
-    if unknown:
-        raise UserError("\n".join(unknown))
-
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for key, setting in file.settings.items():
-        name = parser.field_of(key)
-        value = file.value_of(key, in_path=name is not None and is_path(config_class, name))
-        if value is None:
-            continue
-        if name in origins and file_of(origins[name]) == file_of(setting.line):
-            raise UserError(f"{setting.line}: {key} is --{name}, which {origins[name]} gives; keep one of them.")
-        values |= parser.value_of(key, value, setting.line)
-        if name is not None:
-            origins[name] = setting.line
-
-    values |= _with_paths(config_class, values_of_words, file.environ)
-    origins |= {name: f"--{name}" for name in values_of_words}
-    in_order = {name: values[name] for name in flags_of(config_class) if name in values}
-    return in_order, origins
-
-
-def _check_nulls(parser: FlagParser, file: ConfigFile, missing: Sequence[str]) -> None:
-    """Raise UserError if a file names a required flag without a value, and nothing else gives one."""
-    for key, setting in file.settings.items():
-        if parser.field_of(key) in missing:
-            raise UserError(f"{setting.line}: {key} has no value, and must have one: give it here or as --{key}.")
-
-
-def _with_paths(flags: type, values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Values by flag, with `~` and variables expanded in paths."""
-    expanded = dict(values)
-    for name, value in values.items():
-        if value is None or not is_path(flags, name):
-            continue
-        if isinstance(value, list | tuple):
-            expanded[name] = [_expanded(path, name, environ) for path in value]
-        else:
-            expanded[name] = _expanded(value, name, environ)
-    return expanded
-
-
-def _expanded(path: str | Path, name: str, environ: Mapping[str, str]) -> str | Path:
-    return type(path)(expand_path(str(path), f"--{name}", environ))
-
-
-def _yaml_value(flags: type, name: str, value: object) -> str:
+def _yaml_value(flag: Flag, value: object) -> str:
     """A value on one line, which a file gives back as it is."""
     if value is None:
-        return "null" if default_of(flags, name) is None else "none"
-    texts = texts_of(flags, name, value)
-    if not is_path(flags, name):
-        texts = [escape_text(text) for text in texts]
+        return "null" if flag.default is None else "none"
+    escape = escape_path if holds_paths(flag) else escape_text
     if isinstance(value, list | tuple):
-        items = ", ".join(_yaml_scalar(text) for text in texts)
+        items = ", ".join(_yaml_scalar(escape(as_text(item))) for item in value)
         return f"[{items}]"
-    return _yaml_scalar(texts[0]) if isinstance(value, str | Path) else texts[0]
+    text = escape(as_text(value))
+    return _yaml_scalar(text) if isinstance(value, str | Path) else text
 
 
 def _yaml_scalar(text: str) -> str:

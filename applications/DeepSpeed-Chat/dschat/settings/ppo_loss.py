@@ -38,18 +38,10 @@ class PPOMemoryFlags:
     section = "memory of actor, critic and reference"
 
     actor_gradient_checkpointing: bool | None = flag(
-        "gradient checkpointing of the actor; gradient_checkpointing if not given",
-        None,
-        on_resume=FREE,
-        nargs="?",
-        const=True,
+        "gradient checkpointing of the actor; gradient_checkpointing if not given", None, on_resume=FREE
     )
     critic_gradient_checkpointing: bool | None = flag(
-        "gradient checkpointing of the critic; gradient_checkpointing if not given",
-        None,
-        on_resume=FREE,
-        nargs="?",
-        const=True,
+        "gradient checkpointing of the critic; gradient_checkpointing if not given", None, on_resume=FREE
     )
     actor_zero_stage: ZeroStage | None = flag("ZeRO stage of the actor; zero_stage if not given", None)
     critic_zero_stage: ZeroStage | None = flag("ZeRO stage of the critic; zero_stage if not given", None)

@@ -11,11 +11,9 @@ The schema knows types, choices, ranges and the names of flags. Rules between fl
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, get_origin
+from collections.abc import Iterable, Mapping
 
-from dschat.settings.flag_types import FALSE, TRUE, type_of
+from dschat.settings.flag_types import ANY_TEXT, Schema, type_of
 from dschat.settings.flags import (
     ABOVE_0,
     AT_LEAST_0,
@@ -28,13 +26,9 @@ from dschat.settings.flags import (
     Range,
     flags_of,
 )
-from dschat.settings.parser import INERT_FLAGS
+from dschat.settings.other_names import inert_flags
 
-Schema = dict[str, Any]  # a JSON schema
-
-VARIABLE = r"\$\{"  # a value may name variables of the environment
-# Numbers that YAML 1.1 reads as text, such as 1e-5, and the words inf and none.
-NUMBER = r"^([-+]?(\.?[iI]nf|([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?)|[nN]one)$"
+VARIABLE: Schema = {"type": "string", "pattern": r"\$\{"}  # a value may name variables of the environment
 LIMITS: Mapping[Range, Schema] = {
     AT_LEAST_0: {"minimum": 0},
     AT_LEAST_1: {"minimum": 1},
@@ -61,10 +55,8 @@ def json_schema(command: type, title: str) -> Schema:
         properties[name] = schema
         for alias in flag.aliases:
             properties[alias.lstrip("-")] = schema | {"description": f"same as {name}"}
-    inert_flags: Mapping[str, str] | None = getattr(command, "own_inert_flags", None)
-    if inert_flags is not None:
-        for name, reason in (INERT_FLAGS | dict(inert_flags)).items():
-            properties[name] = {"deprecated": True, "description": f"without effect: {reason}"}
+    for name, reason in inert_flags(command).items():
+        properties[name] = {"deprecated": True, "description": f"without effect: {reason}"}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": title,
@@ -83,10 +75,9 @@ def _other_spellings(names: Iterable[str]) -> str:
 
 def _flag_schema(flag: Flag) -> Schema:
     """Schema of a flag's value; null stands for the default."""
-    flag_type = type_of(flag.type)
-    value_schemas = _value_schemas(flag_type.kind, flag)
+    value_schemas = _value_schemas(flag)
     alternatives = [*value_schemas, {"type": "null"}]
-    if flag_type.several:
+    if type_of(flag.type).several:
         alternatives.append({"type": "array", "items": {"anyOf": value_schemas}})
     schema: Schema = {"description": flag.help, "anyOf": alternatives}
     is_finite = not isinstance(flag.default, float) or math.isfinite(flag.default)
@@ -97,26 +88,17 @@ def _flag_schema(flag: Flag) -> Schema:
     return schema
 
 
-def _value_schemas(kind: Any, flag: Flag) -> list[Schema]:
+def _value_schemas(flag: Flag) -> list[Schema]:
     """Alternatives for a single value of a flag, as YAML may read it."""
-    variable: Schema = {"type": "string", "pattern": VARIABLE}
-    if kind is bool:
-        return [{"type": "boolean"}, _words((*TRUE, *FALSE)), variable]
-    if flag.choices or get_origin(kind) is Literal:
+    if flag.choices:
         # YAML 1.1 reads `on` and `off` as booleans.
         choices = list(flag.choices)
         choices += [str(choice) for choice in choices if isinstance(choice, int)]
         if "on" in choices:
             choices += [True, False]
-        return [{"enum": choices}, variable]
-    if kind in (int, float):
-        limits = {} if flag.range is None else LIMITS.get(flag.range, {})
-        number = {"type": "integer" if kind is int else "number"}
-        return [number | limits, {"type": "string", "pattern": NUMBER}, variable]
-    if kind in (str, Path):
-        return [{"type": ["string", "number", "boolean"]}]
-    return [{}]
-
-
-def _words(words: Sequence[str]) -> Schema:
-    return {"type": "string", "enum": list(words)}
+        return [{"enum": choices}, VARIABLE]
+    first, *others = type_of(flag.type).kind.schemas
+    if first is ANY_TEXT:
+        return [ANY_TEXT]
+    limits = {} if flag.range is None else LIMITS.get(flag.range, {})
+    return [first | limits, *others, VARIABLE]
