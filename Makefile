@@ -2,8 +2,7 @@
 # make real         the same with a language model of 135 million parameters from the package index; small without a GPU
 # make programs     the same for programs: rewards by execution in a sandbox, pass@1 and pass@5 before and after
 # make turns        episodes of several turns: a guessing game and a calculator as environments, with a report on each
-# make learners     DPO, PPO, MA-PPO, RLOO, GRPO, GSPO, TEMPO, segment values and the limit side by side, and REFUEL on dialogues
-# make reward-losses  the four losses of step 2 side by side
+# make learners     DPO, PPO, MA-PPO, RLOO, GRPO, GSPO, TEMPO and segment values side by side, and REFUEL on dialogues
 # make test         the test suite
 # make test-frameworks FRAMEWORK=verl   the adapters of macro_actions in the real framework (skyrl, verl or trl), in an
 #                   environment of its own: .venv-verl, 2 to 4 GB; skyrl wants PYTHON_skyrl=python3.12
@@ -30,7 +29,7 @@ DOCS := .venv-docs
 FRAMEWORK ?= verl
 FRAMEWORK_BIN := $(CURDIR)/.venv-$(FRAMEWORK)/bin
 
-.PHONY: quickstart real programs turns learners reward-losses test test-frameworks test-vllm test-processors test-lowest mutants check docs benchmark install clean
+.PHONY: quickstart real programs turns learners test test-frameworks test-vllm test-processors test-lowest mutants check docs benchmark install clean
 
 install: $(INSTALLED)
 
@@ -61,9 +60,6 @@ turns: $(INSTALLED)
 
 learners: $(INSTALLED)
 	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/research/learners.py --output_dir runs/learners $(LEARNERS_ARGS)
-
-reward-losses: $(INSTALLED)
-	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/research/reward_losses.py --output_dir runs/reward-losses $(REWARD_LOSSES_ARGS)
 
 # One test process more than there are processors, because many tests wait for programs that they start.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,11 @@ import function_task
 import learners
 import limit
 import quickstarts
-import reward_losses
 import run_trial
 import starts
 import tables
 import tasks
 import variants
-from dschat.base.errors import UserError
 from learning import LIMITS
 from macro_actions.estimators import ESTIMATORS, EstimatorSettings
 from macro_actions.segments import segment
@@ -128,14 +125,12 @@ def test_every_setting_is_valid_and_sees_every_prompt_once(group: Group, tmp_pat
         plan = config.plan_batches(1)
         assert config.total_updates(rows, plan) == trial.updates * plan.updates_per_iteration
         assert trial.estimator == "product" or trial.estimator in variants.VARIANTS
-        assert trial.condition == "product" or callable(getattr(variants, trial.condition))
 
 
 KINDS = """
 [settings]
 "PPO, λ .95" = { ngram = 1 }
-"mixture" = { ngram = 5, estimator = "mixture" }
-"unsure" = { condition = "high_entropy" }
+"values alone" = { ngram = 5, estimator = "value_only" }
 "GRPO" = { advantage_estimator = "grpo", samples_per_prompt = 4, kl_in = "loss", kl_estimator = "k3" }
 "inside" = { ngram = 5, segment_rewards = "each" }
 
@@ -146,7 +141,7 @@ task = "style-32"
 seeds = 1
 updates = 2
 critic = "regressed"
-settings = ["PPO, λ .95", "mixture", "unsure", "GRPO", "inside"]
+settings = ["PPO, λ .95", "values alone", "GRPO", "inside"]
 
 [[groups]]
 name = "models"
@@ -168,7 +163,7 @@ def test_every_kind_of_trial(tmp_path: Path) -> None:
     result = learn(tmp_path)
     assert result.returncode == 0, result.stderr
     kinds, models = [group.curves(tmp_path) for group in read_groups(tmp_path / "trials.toml")]
-    assert len(kinds) == 10 and len(models) == 1
+    assert len(kinds) == 8 and len(models) == 1
     assert (kinds.loc[kinds["update"] == 1, "kl"].abs() < 1e-4).all()
     critics = kinds[kinds["setting"] != "GRPO"]
     assert not critics.drop(columns="lambda_eff").isna().any(axis=None)
@@ -183,9 +178,7 @@ def test_every_kind_of_trial(tmp_path: Path) -> None:
 
 def test_the_document_has_a_place_for_every_group() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "results-tables.md").read_text(encoding="utf-8")
-    names = {"quickstart", "quickstart kernels", *(f"limit, {name}" for name in LIMITS)} | {
-        group.name for group in read_groups()
-    }
+    names = {f"limit, {name}" for name in LIMITS} | {group.name for group in read_groups()}
     assert (
         names == set(re.findall(r"<!-- learning (.+) -->", text)) == set(re.findall(r"<!-- /learning (.+) -->", text))
     )
@@ -412,14 +405,7 @@ def test_ratio_alone() -> None:
     assert torch.equal(macro.advantages, tokens.advantages) and macro.macro.lengths.tolist() == [[2, 2], [2, 1]]
 
 
-def test_lambda_of_the_token() -> None:
-    """With pairs everywhere λ = √.25 = .5 on each token; the second row's last token is alone and needs no λ."""
-    batch, tokens = credit("token_lambda", PAIRS, lam=0.25), credit("gae", [[1] * 4] * 2)
-    assert batch.advantages.tolist() == [pytest.approx(row) for row in tokens.advantages.tolist()]
-    assert batch.returns.tolist() == [pytest.approx(row) for row in tokens.returns.tolist()]
-
-
-@pytest.mark.parametrize("name", ["value_only", "reward_only", "token_lambda"])
+@pytest.mark.parametrize("name", ["value_only", "reward_only"])
 def test_single_tokens_are_token_level_ppo_whatever_holes_a_response_has(name: str) -> None:
     """A turn of two tokens, two tokens of the other side, a turn of one: δ = −.2, −.1 and 1.8, with λ = .5."""
     mask = torch.tensor([[True, True, False, False, True]])
@@ -432,63 +418,9 @@ def test_single_tokens_are_token_level_ppo_whatever_holes_a_response_has(name: s
     assert batch.returns is not None and batch.returns[0].tolist() == pytest.approx([0.7, 1.1, 0.0, 0.0, 2.0])
 
 
-def test_mixture_is_the_mean_over_its_lengths() -> None:
-    batch = credit("mixture", PAIRS)
-    parts = [credit("gae", ends).advantages for ends in ([[1] * 4] * 2, [[0] * 4] * 2)]
-    # Of four tokens, n = 5 and n = ∞ are the same: one macro action.
-    expected = (parts[0] + 2 * parts[1]) / 3
-    assert batch.advantages.tolist() == [pytest.approx(row) for row in expected.tolist()]
-
-
-def test_decoupled_returns() -> None:
-    """At λ = 1 every return is the score."""
-    batch = credit("decoupled", [[1] * 4] * 2)
-    assert batch.returns[0].tolist() == pytest.approx([2.0] * 4) and batch.returns[1, :3].tolist() == [4.0] * 3
-    assert torch.equal(batch.advantages, credit("gae", [[1] * 4] * 2).advantages)
-
-
-def test_cuts_at_the_highest() -> None:
-    """One token in five of eleven and of four: two cuts beside the end, and none."""
-    x = torch.tensor([[0.0, 3, 0, 0, 9, 1, 0, 0, 2, 0, 0], [5.0, 5, 5, 5] + [0] * 7])
-    mask = torch.arange(11) < torch.tensor([[11], [4]])
-    ends = variants.cut_at_highest(x, mask)
-    assert [row.nonzero().flatten().tolist() for row in ends] == [[1, 4, 10], [3]]
-
-
-def test_cuts_at_the_highest_in_several_runs() -> None:
-    """Of eleven tokens in two runs, three end a macro action: the last of each run, and one that is highest."""
-    x = torch.tensor([[0.0, 3, 0, 0, 2, 8, 9, 7, 0, 0, 0, 0, 0]])
-    mask = torch.tensor([[True] * 5 + [False] * 2 + [True] * 6])
-    assert variants.cut_at_highest(x, mask)[0].nonzero().flatten().tolist() == [4, 7, 12]
-
-
-def test_macro_actions_shrink_as_the_critic_learns() -> None:
-    """A critic that knows half of the variance is good enough for tokens; one that knows nothing gets tens."""
-    mask = torch.ones(4, 20, dtype=torch.bool)
-    scores = torch.tensor([-3.0, -1, 1, 3])
-    for share, length in ((0.0, 10), (1.0, 1), (1 - math.sqrt(0.8), 5.5)):
-        given = SimpleNamespace(response_mask=mask, scores=scores, values=(share * scores)[:, None].repeat(1, 20))
-        count = variants.shrinking(given, None)[0].sum().item()
-        assert count == pytest.approx(20 / length, abs=0.5), share
-
-
-@pytest.mark.parametrize("scores", [torch.zeros(4), torch.full((4,), 0.1), torch.ones(1)])
-def test_macro_actions_are_long_while_all_scores_are_equal(scores: torch.Tensor) -> None:
-    """As in a first rollout with a critic of zeros and answers that are all wrong, or with one response."""
-    mask = torch.ones(len(scores), 20, dtype=torch.bool)
-    given = SimpleNamespace(response_mask=mask, scores=scores, values=torch.zeros(len(scores), 20))
-    assert variants.shrinking(given, None).sum(1).tolist() == [2] * len(scores)  # type: ignore[arg-type]
-
-
 def test_the_middle_of_a_response_with_holes() -> None:
     rows = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]]).bool()
     assert variants.middle_columns(rows).tolist() == [3, 1, 0, 0]
-
-
-def test_cuts_where_the_reference_is_unsure_need_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(variants.REFERENCE_MODEL, raising=False)
-    with pytest.raises(UserError, match="MA_RLHF_RESEARCH_REFERENCE: set this variable"):
-        variants.high_entropy(trajectory(), None)  # type: ignore[arg-type]
 
 
 def test_the_limit_by_hand() -> None:
@@ -581,7 +513,7 @@ def test_shares_of_the_limit_by_hand() -> None:
     assert [float(cell) for cell in row.split("|")[2:4]] == pytest.approx([0.5, 0.5], abs=0.05)
 
 
-# ---- Learners and reward losses ----
+# ---- Learners ----
 
 
 def run_small(script: str, folder: Path, *flags: str) -> str:
@@ -597,47 +529,36 @@ def test_learners_small(tmp_path: Path) -> None:
     folder = tmp_path / "learners"
     printed = run_small("learners.py", folder)
     page = (folder / "README.md").read_text(encoding="utf-8")
-    for name in ("SFT", *learners.TRAINED, "best of 16 of SFT", "limit"):
+    for name in ("SFT", learners.DPO, *learners.LEARNERS, "best of 16 of SFT"):
         assert f"| {name} " in page and name in printed
     assert "refuel against sft, scores" in page
     assert "published" not in page, "the published rates are of other dialogues"
-    for picture in ("gold-against-kl.png", "dialogues/win-rates.png"):
-        assert f"({picture})" in page and (folder / picture).read_bytes().startswith(b"\x89PNG")
-    config = json.loads((folder / "rloo" / "train_config.json").read_text())
+    assert "(dialogues/win-rates.png)" in page and (folder / "dialogues" / "win-rates.png").exists()
+    config = json.loads((folder / "RLOO, K = 4" / "train_config.json").read_text())
     assert (config["advantage_estimator"], config["samples_per_prompt"]) == ("rloo", 4)
-    assert not (folder / "rloo" / "critic").exists() and (folder / "ma-ppo" / "critic").exists()
-    records = [json.loads((folder / name / "run.json").read_text()) for name in ("rloo", "ppo")]
+    assert not (folder / "RLOO, K = 4" / "critic").exists() and (folder / "MA-PPO, n = 5" / "critic").exists()
+    records = [json.loads((folder / name / "run.json").read_text()) for name in ("RLOO, K = 4", "PPO, n = 1")]
     updates = {record["batches"]["total_updates"] for record in records}
     assert len(updates) == 1, "RLOO samples as many responses as PPO"
 
 
-def test_the_limit_of_learners_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 16 responses half have gold 1: at s they have the share e^s / (1 + e^s), and KL ln 2 − H(share)."""
-    monkeypatch.setattr(learners, "gold_score", float)
-    points = learners.limit_points([[Answer(str(n % 2), -float(n % 2), 0.0, 5 + n % 2) for n in range(16)]] * 3)
-    assert len(points) == 24, "the better half of 16 is 8"
-    share = math.e**2 / (1 + math.e**2)
-    kl = math.log(2) + share * math.log(share) + (1 - share) * math.log(1 - share)
-    assert points[2].gold == [pytest.approx(share)] * 3 and points[2].kl == [pytest.approx(kl)] * 3
-    assert points[2].score == [pytest.approx(-share)] * 3 and points[2].tokens == [pytest.approx(5 + share)] * 3
+def test_sizes_of_learners_by_hand() -> None:
+    """Of 64 responses a rollout: 16 groups of four in one update, or in four; all learners see 40 rollouts."""
+    sizes = {}
+    for name, flags in learners.LEARNERS.items():
+        words = learners.step3_flags(flags, Path("sft"), learners.FULL)
+        values = dict(zip(words[::2], words[1::2], strict=True))
+        assert ("--critic_model_name_or_path" in values) == ("PPO" in name)
+        sizes[name] = [values[f"--{size}"] for size in ("per_device_generation_batch_size", "global_batch_size")]
+        assert values["--data_split"] == ("0,6144,2560" if "PPO" in name else "0,8064,640")
+    assert sizes["PPO, n = 1"] == ["64", "64"] and sizes["RLOO, K = 4"] == ["16", "64"]
+    assert sizes["GSPO, K = 4"] == sizes["segment values, 2 of 2"] == ["16", "16"]
 
 
-def test_the_table_of_losses_by_hand() -> None:
-    """Accuracies of 0.5 and 0.7 have the mean 0.6 and, of two, the standard error 0.1."""
-    rows = [
-        {"loss": "end", "eval/accuracy": 0.5},
-        {"loss": "end", "eval/accuracy": 0.7},
-        {"loss": "average", "eval/accuracy": 0.5, "eval/end_accuracy": 0.25, "eval/mean_accuracy": 0.75},
-    ]
-    assert reward_losses.loss_table(pd.DataFrame(rows)).splitlines()[2:] == [
-        "| `end` |  | 60.0 ± 10.0 % | 60.0 ± 10.0 % |",
-        "| `average` | 75.0 % | 50.0 % | 25.0 % |",
-    ]
-
-
-@pytest.mark.slow
-def test_reward_losses_small(tmp_path: Path) -> None:
-    printed = run_small("reward_losses.py", tmp_path / "out", "--seeds", "1")
-    table = (tmp_path / "out" / "reward-losses.md").read_text(encoding="utf-8")
-    assert table.strip() in printed and "27 held-out pairs" in printed
-    assert [row.split("`")[1] for row in table.splitlines()[2:]] == ["end", "last_token", "per_sample", "average"]
+def test_a_row_of_learners_by_hand() -> None:
+    """Two answers: half a range is the standard error, Student's t with one degree of freedom is 12.706."""
+    answers = [Answer("", 1.0, 1.0, 10), Answer("It was slow.", 3.0, 2.0, 12)]
+    row = learners.learner_row("name", answers)
+    assert row[0] == "name" and row[-1] == ""
+    assert row[1].startswith("0.042 [")  # no point, and 1 of 12
+    assert row[2:5] == ["2.00 [-10.71, 14.71]", "1.5 [-4.9, 7.9]", "11.0 [-1.7, 23.7]"]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-import turn_credit
 from dschat.quickstart.turns import RUNS
 from turn_credit import SETTINGS, TOKEN, TurnRun, credit_table, read_curves, read_seed
 
@@ -64,9 +63,3 @@ def test_settings_are_compared_at_equal_tokens(tmp_path) -> None:
     lines = credit_table(rows.reset_index()).splitlines()
     cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
     assert cells[0] == f"calculator: {TURN}" and cells[4:7] == ["0.500", "-0.100", "0/1"]
-
-
-def test_results_without_a_finished_seed(tmp_path) -> None:
-    run = TurnRun("guess", 0, TOKEN)
-    turn_credit.write_results(tmp_path / "results.json", tmp_path, [run])
-    assert json.loads((tmp_path / "results.json").read_text())["runs"] == []

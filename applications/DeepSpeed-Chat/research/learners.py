@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DPO, estimators of step 3 and best-of-16 side by side on the quickstart's reviews; REFUEL on dialogues.
+"""DPO, estimators of step 3 (learners.toml) and best of 16 on the quickstart's reviews; REFUEL on dialogues.
 
-Trains with the same commands as any run, on data and models made in code. Each gold score is compared with the limit:
-the best score that any policy can have at the same KL.
+Trains with the same commands as any run, on data and models made in code. Every model answers the same held-out
+prompts with the same random numbers.
 """
 
 import argparse
 import json
 import time
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,10 +16,12 @@ import torch
 import transformers
 
 from dialogues import train_refuel
+from dschat.base.atomic import write_file
+from dschat.base.display import markdown_table
+from dschat.base.statistics import mean_interval
 from dschat.data.examples import prompt_examples
 from dschat.data.sources import load_source
 from dschat.data.splits import split_part
-from dschat.evaluation.text import run_models
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
@@ -39,38 +42,21 @@ from dschat.quickstart.subcommands import ONE, as_arguments, run_steps
 from dschat.quickstart.synthetic import gold_score
 from dschat.rollouts.sampling import Sampling
 from dschat.scoring.reward_model import RewardModelScores
-from learner_page import Learner, PolicyPoint, draw_learners, learner_table, write_page
 from measuring import Answer, best_of, measure
 
-PROMPT_TOKENS = 128
-RESPONSE_TOKENS = 64
-ROWS = 64  # sequences of a forward pass
-BEST_OF = (2, 4, 8, 16)
-SFT_SAMPLES = 64  # responses of the SFT model to each prompt, which give the limit
-FEWEST = 8  # least effective number of responses behind a point of the limit
-SAVED_MODELS = 4  # models that each run saves, the final one included
-GROUP_SIZE = 4  # responses to a prompt, for estimators that compare them
+LEARNERS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+DPO = "DPO, β = .3"
+HEADERS = ("learner", "gold score", "reward-model score", "KL to SFT", "length", "seconds")
 NOTE = (
     "Seconds are those of the learner's own run with its evaluations, beside another run, without the models that it"
-    " starts from; best of 16 generates 16 responses for every answer instead. The limit is the gold score of the"
-    f" best policy at each KL, π ∝ π_SFT · exp(gold / β), from {SFT_SAMPLES} of the SFT model's responses to each"
-    f" prompt, up to where its effective sample size falls below {FEWEST}."
+    " starts from; best of 16 generates 16 responses for every answer instead, and its KL is an upper bound."
 )
-# Learner → the folder of its run.
-TRAINED = {
-    "DPO": "dpo",
-    "RLOO, K = 4": "rloo",
-    "GRPO, K = 4": "grpo",
-    "GSPO, K = 4": "gspo",
-    "TEMPO, K = 4, n = 5": "tempo",
-    "segment values, 2 of 2": "segment-mc",
-    "PPO, n = 1": "ppo",
-    "MA-PPO, n = 5": "ma-ppo",
-}
+BEST_OF = 16
+ROWS = 64  # sequences of a forward pass
 
 
 def main() -> None:
-    """Makes data and models, trains every learner, measures all on the same prompts and writes the page."""
+    """Makes data and models, trains every learner, measures all and writes the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output_dir", type=Path, default=Path("runs/learners"), help="folder of all results")
     parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
@@ -80,27 +66,17 @@ def main() -> None:
     scale = SMALL if options.small else FULL
     start_time = time.perf_counter()
 
-    # Learners on the reviews.
-    pairs = train_learners(folder, options.seed, scale)
-    learners = measure_learners(folder, pairs, options.seed, scale)
-    draw_learners(learners, folder / "gold-against-kl.png")
-    table = learner_table(learners)
+    train_learners(folder, options.seed, scale)
+    table = markdown_table(HEADERS, measure_learners(folder, options.seed, scale))
     print(table, flush=True)
-
-    # REFUEL on dialogues.
     refuel = train_refuel(folder / "dialogues", options.seed, options.small)
-
-    table_of_page = learner_table(learners, as_page=True)
-    parts = {
-        "Learners on the reviews": f"{table_of_page}\n\n{NOTE}\n\n![Gold score](gold-against-kl.png)\n",
-        "REFUEL on dialogues": refuel,
-    }
-    page = write_page(folder, "Learners side by side", parts)
-    print(f"\n{table}\n\npage: {page} ({time.perf_counter() - start_time:.0f} s in all)")
+    page = folder / "README.md"
+    write_file(page, f"# Learners side by side\n\n{table}\n\n{NOTE}\n\n## REFUEL on dialogues\n\n{refuel}")
+    print(f"page: {page} ({time.perf_counter() - start_time:.0f} s in all)")
 
 
-def train_learners(folder: Path, seed: int, scale: ReviewScale) -> Path:
-    """Trains the models of steps 1 and 2, then every learner. Returns the comparisons."""
+def train_learners(folder: Path, seed: int, scale: ReviewScale) -> None:
+    """Trains the models of steps 1 and 2, then every learner into a folder of its name."""
     data, model = make_inputs(folder, seed, scale)
     pairs = data / "comparisons"
     sft = folder / "sft"
@@ -109,183 +85,75 @@ def train_learners(folder: Path, seed: int, scale: ReviewScale) -> Path:
     train_sft(data, model, sft, scale, common, ONE)
     train_reward_model(pairs, sft, reward, scale, common, ONE)
 
-    commands = [("dpo", [*dpo_flags(pairs, sft, folder / "dpo", scale), *common])]
-    for name, flags in step3_runs(sft, scale).items():
+    dpo = supervised_flags(pairs, scale.data_split, sft, folder / DPO, 1, 2 * scale.batch)
+    commands = [("dpo", [*dpo, "--learning_rate", "2e-4", "--beta", "0.3", *common])]
+    for name, flags in LEARNERS.items():
         shared = ppo_flags(data, sft, reward, folder / name, scale, ONE)
-        commands.append(("ppo", [*shared, *flags, *common]))
-    print("== eight learners, two at a time", flush=True)
+        commands.append(("ppo", [*shared, *step3_flags(flags, sft, scale), *common]))
+    print(f"== {len(commands)} learners, two at a time", flush=True)
     run_steps(commands)
-    return pairs
 
 
-def dpo_flags(pairs: Path, sft: Path, output: Path, scale: ReviewScale) -> list[str]:
-    """DPO on the comparisons that the reward model learns from."""
-    batch = 2 * scale.batch
-    flags = {"--learning_rate": 2e-4, "--beta": 0.3, "--save_models": max(1, scale.pairs // batch // SAVED_MODELS)}
-    return [*supervised_flags(pairs, scale.data_split, sft, output, 1, batch), *as_arguments(flags)]
-
-
-def step3_runs(sft: Path, scale: ReviewScale) -> dict[str, list[str]]:
-    """Folder → flags of each run of step 3; groups see fewer prompts, and as many responses as the others."""
-    interval = max(1, scale.iterations // SAVED_MODELS)
-    groups = scale.rollout // GROUP_SIZE
-    prompts = groups * scale.iterations
-    group = {
-        "--samples_per_prompt": GROUP_SIZE,
-        "--per_device_generation_batch_size": groups,
-        "--data_split": f"0,{scale.pairs + scale.prompts - prompts},{prompts}",
+def step3_flags(learner: dict[str, object], sft: Path, scale: ReviewScale) -> list[str]:
+    """Flags of a learner of learners.toml."""
+    flags = dict(learner)
+    prompts = round(float(str(flags.pop("prompts", 1))) * scale.rollout)
+    batch = round(float(str(flags.pop("batch", 1))) * scale.rollout)
+    all_prompts = prompts * scale.iterations
+    sizes = {
+        "per_device_generation_batch_size": prompts,
+        "per_device_training_batch_size": batch,
+        "global_batch_size": batch,
+        "data_split": f"0,{scale.pairs + scale.prompts - all_prompts},{all_prompts}",
     }
-    rloo = {**group, "--advantage_estimator": "rloo"}
-    grpo = {
-        **group,
-        "--advantage_estimator": "grpo",
-        "--kl_in": "loss",
-        "--kl_estimator": "k3",
-        "--loss_mean": "response",
-    }
-    # Four updates per rollout, since with one update every ratio is 1, each with a quarter of the learning rate.
-    gspo = {
-        **grpo,
-        "--policy_ratio": "sequence_mean",
-        "--cliprange": 3e-4,
-        "--cliprange_high": 4e-4,
-        "--per_device_training_batch_size": groups,
-        "--global_batch_size": groups,
-        "--actor_learning_rate": 2.5e-4,
-    }
-    # A response of two macro actions with two completions of each has as many tokens as about four responses.
-    segment_mc = {
-        **group,
-        "--samples_per_prompt": 1,
-        "--per_device_training_batch_size": groups,
-        "--advantage_estimator": "segment_mc",
-        "--ngram": 5,
-        "--mc_samples": 2,
-        "--mc_max_segments": 2,
-    }
-    tempo = {**group, "--advantage_estimator": "tempo", "--ngram": 5}
-    saved = ["--save_models", str(interval)]
-    saved_gspo = ["--save_models", str(max(1, 4 * scale.iterations // SAVED_MODELS))]
-    return {
-        "ppo": [*saved, *critic_flags(sft), "--ngram", "1"],
-        "ma-ppo": [*saved, *critic_flags(sft), "--ngram", "5"],
-        "rloo": [*saved, *as_arguments(rloo)],
-        "grpo": [*saved, *as_arguments(grpo)],
-        "gspo": [*saved_gspo, *as_arguments(gspo)],
-        "segment-mc": [*saved, *as_arguments(segment_mc)],
-        "tempo": [*saved, *as_arguments(tempo)],
-    }
+    words = as_arguments({f"--{name}": value for name, value in (sizes | flags).items()})
+    return words if "advantage_estimator" in flags else [*words, *critic_flags(sft)]
 
 
-def measure_learners(folder: Path, pairs: Path, seed: int, scale: ReviewScale) -> list[Learner]:
-    """Every learner's models answer the same held-out prompts with the same random numbers."""
+def measure_learners(folder: Path, seed: int, scale: ReviewScale) -> list[list[str]]:
+    """A row of the table for every learner, by its answers to the held-out prompts of step 3."""
     print("== every model answers the held-out prompts", flush=True)
-    meter = PolicyMeter(folder / "sft", folder / "reward", pairs, scale.data_split, seed)
-    sft, best, limit = meter.measure_sft(BEST_OF)
-    learners = [Learner("SFT", [sft])]
-    for name, run in TRAINED.items():
-        points = [meter.measure(Path(model.path)) for model in run_models(folder / run)]
-        learners.append(Learner(name, points, read_seconds(folder / run)))
-    learners.append(Learner(f"best of {max(BEST_OF)} of SFT", best, bound=True))
-    learners.append(Learner("limit", limit))
-    return learners
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)  # the models are small: threads would wait for each other
+    tokenizer = load_tokenizer(str(folder / "sft"), "sft")
+    source = load_source(folder / "data" / "comparisons", None, seed)
+    held_out = split_part(source.eval, scale.data_split, 2, seed, source.prompt_of)
+    prompts, _ = prompt_examples(held_out, tokenizer, 128)
+    sampling = Sampling(64, (tokenizer.eos_token_id,), tokenizer.pad_token_id, tokenizer.bos_token_id)
+    classifier = load_scalar(str(folder / "reward"), "reward", torch.float32, tokenizer)
+    score = RewardModelScores(ScalarModel(classifier).eval(), ROWS)  # type: ignore[arg-type]
+
+    def load(model: Path) -> PolicyModel:
+        return PolicyModel(load_causal_lm(str(model), "model", torch.float32, tokenizer)).eval()
+
+    reference = load(folder / "sft")
+
+    def answers_of(policy: PolicyModel, samples: int = 1) -> list[list[Answer]]:
+        return measure(policy, reference, score, tokenizer, prompts, sampling, seed, samples, ROWS)
+
+    sft_answers = answers_of(reference, BEST_OF)
+    rows = [learner_row("SFT", [of_prompt[0] for of_prompt in sft_answers])]
+    for name in (DPO, *LEARNERS):
+        model = folder / name if name == DPO else folder / name / "actor"
+        answers = [of_prompt[0] for of_prompt in answers_of(load(model))]
+        rows.append([*learner_row(name, answers)[:-1], f"{read_seconds(folder / name):.0f}"])
+    best = [best_of(of_prompt, BEST_OF) for of_prompt in sft_answers]
+    return [*rows, learner_row(f"best of {BEST_OF} of SFT", best)]
+
+
+def learner_row(name: str, answers: Sequence[Answer]) -> list[str]:
+    """Means over the prompts with 95 % intervals; no seconds."""
+    gold = mean_interval([gold_score(answer.text) for answer in answers])
+    score = mean_interval([answer.score for answer in answers])
+    kl = mean_interval([answer.kl for answer in answers])
+    length = mean_interval([float(answer.tokens) for answer in answers])
+    return [name, gold.text(), score.text(2), kl.text(1), length.text(1), ""]
 
 
 def read_seconds(run: Path) -> float:
     """How long a run took, evaluations included."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return float(json.loads(lines[-1])["seconds"])
-
-
-class PolicyMeter:
-    """Measures policies on the same held-out prompts with the same random numbers."""
-
-    def __init__(self, sft: Path, reward: Path, pairs: Path, data_split: str, seed: int) -> None:
-        """Loads the models and the prompts.
-
-        Args:
-            sft: the model of step 1, reference of the KL.
-            reward: the model of step 2.
-            pairs: comparisons; the held-out rows of step 3's share are answered.
-            data_split: shares of the steps.
-            seed: seed of the split and of sampling.
-        """
-        transformers.utils.logging.disable_progress_bar()
-        torch.set_num_threads(1)  # the models are small: threads would wait for each other
-        self._seed = seed
-        tokenizer = load_tokenizer(str(sft), "sft")
-        self._tokenizer = tokenizer
-        source = load_source(pairs, None, seed)
-        rows = split_part(source.eval, data_split, 2, seed, source.prompt_of)
-        self._prompts, _ = prompt_examples(rows, tokenizer, PROMPT_TOKENS)
-        end_ids = (tokenizer.eos_token_id,)
-        self._sampling = Sampling(RESPONSE_TOKENS, end_ids, tokenizer.pad_token_id, tokenizer.bos_token_id)
-        self._reference = self._load(sft)
-        classifier = load_scalar(str(reward), "reward", torch.float32, tokenizer)
-        self._score = RewardModelScores(ScalarModel(classifier).eval(), ROWS)  # type: ignore[arg-type]
-
-    def measure(self, model: Path) -> PolicyPoint:
-        """Measures a model by one answer to each prompt."""
-        answers = self._answers(self._load(model), 1)
-        return _point([answers_to_prompt[0] for answers_to_prompt in answers])
-
-    def measure_sft(self, counts: Sequence[int]) -> tuple[PolicyPoint, list[PolicyPoint], list[PolicyPoint]]:
-        """The SFT model's first answers; the best of its first N, for each count; the limit at some KLs."""
-        answers = self._answers(self._reference, SFT_SAMPLES)
-        best = []
-        for count in counts:
-            best.append(_point([best_of(answers_to_prompt, count) for answers_to_prompt in answers]))
-        return _point([answers_to_prompt[0] for answers_to_prompt in answers]), best, limit_points(answers)
-
-    def _answers(self, policy: PolicyModel, samples: int) -> list[list[Answer]]:
-        return measure(
-            policy,
-            self._reference,
-            self._score,
-            self._tokenizer,
-            self._prompts,
-            self._sampling,
-            self._seed,
-            samples,
-            ROWS,
-        )
-
-    def _load(self, model: Path) -> PolicyModel:
-        policy = load_causal_lm(str(model), "model", torch.float32, self._tokenizer)
-        return PolicyModel(policy).eval()
-
-
-def limit_points(answers: Sequence[Sequence[Answer]]) -> list[PolicyPoint]:
-    """The best policy at some KLs: π ∝ π_SFT · exp(s · gold) for s = 1, √2, 2, …
-
-    The SFT model's responses to each prompt are weighted so, while their effective number 1 / Σ w² is at least FEWEST
-    in the mean over the prompts.
-    """
-    points = [_point(answers_to_prompt) for answers_to_prompt in answers]
-    gold = torch.tensor([point.gold for point in points], dtype=torch.float64)
-    scores = torch.tensor([point.score for point in points], dtype=torch.float64)
-    tokens = torch.tensor([point.tokens for point in points], dtype=torch.float64)
-    limit: list[PolicyPoint] = []
-    for exponent in range(24):
-        steepness = 2.0 ** (exponent / 2)
-        weights = (steepness * gold).softmax(1)
-        if float((1 / weights.square().sum(1)).mean()) < FEWEST:
-            break
-        kl = (weights * (weights * gold.shape[1]).clamp(min=1e-300).log()).sum(1)
-        means = []
-        for numbers in (gold, scores, tokens):
-            means.append((weights * numbers).sum(1).tolist())
-        limit.append(PolicyPoint(gold=means[0], score=means[1], kl=kl.tolist(), tokens=means[2]))
-    return limit
-
-
-def _point(answers: Sequence[Answer]) -> PolicyPoint:
-    return PolicyPoint(
-        gold=[gold_score(answer.text) for answer in answers],
-        score=[answer.score for answer in answers],
-        kl=[answer.kl for answer in answers],
-        tokens=[float(answer.tokens) for answer in answers],
-    )
 
 
 if __name__ == "__main__":

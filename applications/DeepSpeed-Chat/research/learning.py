@@ -2,9 +2,8 @@
 """Does PPO learn faster with macro actions? Small runs of step 3, with the controls that explain the answer.
 
 The runs are those of a file, trials.toml; with --all also the quickstart with one seed after another
-(quickstarts.py): do its runs agree with its report? --quickstarts runs these alone, and --kernels its reward model
-and PPO again with the kernels of other processors: do responses still end? Finished runs are kept: the same command
-continues where it was stopped.
+(quickstarts.py): do its runs agree with its report? --quickstarts runs these alone. Finished runs are kept:
+the same command continues where it was stopped.
 """
 
 import argparse
@@ -21,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from limit import limit_table, load_scores
-from quickstarts import SEEDS, quickstart_tables, run_kernels, run_quickstarts
+from quickstarts import SEEDS, quickstart_tables, run_quickstarts
 from run_trial import run_trial
 from starts import Starts
 from tables import compare_runs, draw, kl_table, learning_table, write_sections
@@ -33,7 +32,6 @@ PICTURES = {
     "learning-critics": ("fresh critic", "faster critic", "regressed critic"),
     "learning-lengths": ("32 tokens", "fresh critic", "128 tokens"),
     "learning-tasks": ("opener", "reviews", "learned reward model"),
-    "learning-ideas": ("ideas",),
     "learning-programs": ("programs",),
     "learning-groups": ("without a critic",),
     "learning-ratios": ("ratios of responses",),
@@ -50,7 +48,6 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one seed of everything that is asked for")
     parser.add_argument("--all", action="store_true", help="all groups, not only the core, and the quickstart")
     parser.add_argument("--quickstarts", type=int, default=0, help="seeds of the quickstart, and no trials")
-    parser.add_argument("--kernels", type=int, default=0, help="its seeds with the kernels of other processors")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each on one core")
     parser.add_argument("--limit", type=int, default=0, help="seeds whose limit is computed, from 131,072 responses")
     parser.add_argument("--markdown", type=Path, help="document whose tables are replaced: docs/results-tables.md")
@@ -61,9 +58,8 @@ def main() -> None:
     """Runs what the flags ask for, then writes tables and pictures of everything that is finished."""
     options = read_options()
     quickstarts = options.output_dir / "quickstart"
-    if options.quickstarts or options.kernels:
+    if options.quickstarts:
         run_quickstarts(quickstarts, SEEDS[: options.quickstarts], options.jobs)
-        run_kernels(quickstarts, SEEDS[: options.kernels], options.jobs)
         publish(quickstart_tables(quickstarts), options)
         return
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quickstart with one seed after another, and its reward model and PPO again with the kernels of other processors.
+"""The quickstart with one seed after another.
 
 Finished runs are kept: the same command continues where it was stopped.
 """
@@ -17,29 +17,12 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
-from dschat.quickstart.inputs import (
-    COMMON,
-    FULL,
-    MISSING_EOS_PENALTY,
-    REWARD_LOSS,
-    RUNS,
-    SFT_CRITIC_RUNS,
-    critic_flags,
-    ppo_flags,
-    reward_model_flags,
-)
-from dschat.quickstart.subcommands import ONE
+from dschat.quickstart.inputs import RUNS, SFT_CRITIC_RUNS
 from tables import final, markdown, median_updates, over_seeds, updates_to
 
 SEEDS = range(10)
 ALL_RUNS = SFT_CRITIC_RUNS | RUNS
 BASELINE = next(iter(ALL_RUNS))  # updates are counted to the final score of this run
-# Name → variables that choose the kernels of torch and of oneDNN. They round differently, which makes another reward
-# model.
-KERNELS: Mapping[str, Mapping[str, str]] = {
-    "sse": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"},
-    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "2"},
-}
 NATIVE = {"OMP_NUM_THREADS": "1"}
 # Run → its name in the table, where other runs have the SFT model's critic.
 LABELS = {"PPO": "PPO, RM critic", "MA-PPO": "MA-PPO, RM critic"}
@@ -68,45 +51,6 @@ def _run_quickstart(folder: Path, seed: int) -> None:
 def is_finished(folder: Path, seed: int) -> bool:
     """Whether the quickstart of a seed is finished."""
     return (folder / f"seed-{seed}" / "report.html").exists()
-
-
-def run_kernels(folder: Path, seeds: Sequence[int], jobs: int) -> None:
-    """Step 2 and PPO of every finished seed again, from its SFT model, with the kernels of other processors.
-
-    Raises:
-        RuntimeError: one failed; the message names its log.
-    """
-    unfinished = []
-    for seed in seeds:
-        for kernels in KERNELS:
-            if is_finished(folder, seed) and not is_run_finished(kernel_run(folder, seed, kernels)):
-                unfinished.append((seed, kernels))
-    with ThreadPoolExecutor(jobs) as pool:
-        results = pool.map(lambda case: _run_with_kernels(folder, *case), unfinished)
-        for _ in tqdm(results, "other kernels", len(unfinished)):
-            pass
-
-
-def _run_with_kernels(folder: Path, seed: int, kernels: str) -> None:
-    start = folder / f"seed-{seed}"
-    output = kernel_run(folder, seed, kernels)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    sft = start / "step1-sft"
-    reward = output.parent / "step2-reward"
-    common = [*COMMON, "--seed", str(seed)]
-    variables = {**NATIVE, **KERNELS[kernels]}
-
-    flags = reward_model_flags(start / "data" / "comparisons", sft, reward, FULL, ONE)
-    run_logged(ONE.command("reward", [*flags, *REWARD_LOSS, *common]), output.parent / "reward.txt", variables)
-
-    flags = ppo_flags(start / "data", sft, reward, output, FULL, ONE, MISSING_EOS_PENALTY)
-    flags += [*critic_flags(reward), *RUNS["PPO"].flags, "--termination_condition", "fixed"]
-    run_logged(ONE.command("ppo", [*flags, *common]), output.parent / "ppo.txt", variables)
-
-
-def kernel_run(folder: Path, seed: int, kernels: str) -> Path:
-    """The folder of step 3 of a seed with other kernels."""
-    return folder / f"{kernels}-{seed}" / "step3-ppo"
 
 
 def is_run_finished(run: Path) -> bool:
@@ -162,12 +106,12 @@ def count_updates(golds: Mapping[str, pd.Series[float]]) -> pd.DataFrame:
 
 
 def quickstart_tables(folder: Path) -> dict[str, str]:
-    """Tables of all finished seeds, and of the ends of responses with other kernels; none if no seed is finished."""
+    """The table of all finished seeds; none if no seed is finished."""
     finished = [seed for seed in SEEDS if is_finished(folder, seed)]
     if not finished:
         return {}
     runs = pd.concat([read_seed(folder, seed) for seed in finished])
-    return {"quickstart": quickstart_table(runs), "quickstart kernels": ends_table(folder, runs)}
+    return {"quickstart": quickstart_table(runs)}
 
 
 def quickstart_table(runs: pd.DataFrame) -> str:
@@ -201,24 +145,3 @@ def quickstart_table(runs: pd.DataFrame) -> str:
             }
         )
     return markdown(pd.DataFrame(rows).fillna(""))
-
-
-def ends_table(folder: Path, runs: pd.DataFrame) -> str:
-    """Table of the shares of responses that end with EOS, for each set of kernels."""
-    rates = {"this processor's": runs["eos_rate"].tolist()}
-    for kernels in KERNELS:
-        folders = [kernel_run(folder, seed, kernels) for seed in SEEDS]
-        rates[kernels] = [read_run(run)["eos_rate"] for run in folders if is_run_finished(run)]
-    rows = []
-    for kernels, shares in rates.items():
-        if shares:
-            models = runs["seed"].nunique() if kernels not in KERNELS else len(shares)
-            row = {
-                "kernels": kernels,
-                "reward models": str(models),
-                "runs of step 3": str(len(shares)),
-                "lowest share ended by EOS": f"{min(shares):.3f}",
-                "runs above .9": str(sum(share > 0.9 for share in shares)),
-            }
-            rows.append(row)
-    return markdown(pd.DataFrame(rows))

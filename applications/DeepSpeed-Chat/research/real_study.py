@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares ways to assign credit (PPO, MA-PPO, GRPO, RLOO) on a real language model.
+"""Compares PPO and MA-PPO on a real language model, over seeds.
 
 All runs of step 3 of a seed start from the same SFT and reward model. Writes into --output_dir: study.md (the table),
 responses.md (answers to held-out instructions, unedited) and seed-N/report.html with the curves. With --scores program
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -33,15 +33,14 @@ from dschat.quickstart.real.pipeline import (
     REWARD_MODEL_NOTE,
     RealModel,
     RealScale,
-    actor_flags,
     best_of_n,
-    critic_flags,
     open_pipeline,
+    ppo_flags,
     train_first_steps,
     train_policies,
 )
 from dschat.quickstart.real.samples import Answers
-from tables import NONE, markdown, median_updates, over_seeds
+from tables import markdown, median_updates, over_seeds
 
 CPU = RealScale(
     instructions=256,
@@ -62,31 +61,11 @@ GOLD = "gold_scores"
 HELD_OUT = "held-out"  # name of the data set of best of N, in the results folder
 SHOWN_INSTRUCTIONS = 20  # held-out instructions whose answers responses.md shows
 BEST_OF_SIZES = (4, 8)
-SAMPLES_PER_PROMPT = 4  # for estimators without a critic
-
-
-@dataclass(frozen=True)
-class StudyRun:
-    """A run of step 3."""
-
-    folder: str
-    flags: Sequence[str]
-    critic: str = "reward"  # the model that the critic starts from: reward, sft, or none
-
-
-FIRST_VALUE = ("--value_function", "first")
-RUNS: Mapping[str, StudyRun] = {
-    "PPO, λ = .95": StudyRun("ppo", ["--ngram", "1"]),
-    "PPO, λ = .99": StudyRun("ppo-99", ["--ngram", "1", "--lam", "0.99"]),
-    "MA-PPO, n = 5, first": StudyRun("ma-first", ["--ngram", "5", *FIRST_VALUE]),
-    "MA-PPO, n = 5, equal": StudyRun("ma-equal", ["--ngram", "5"]),
-    "MA-PPO, sentences": StudyRun("ma-sentence", ["--termination_condition", "sentence", *FIRST_VALUE]),
-    "PPO, λ = .95, SFT critic": StudyRun("ppo-sft", ["--ngram", "1"], "sft"),
-    "PPO, λ = .99, SFT critic": StudyRun("ppo-99-sft", ["--ngram", "1", "--lam", "0.99"], "sft"),
-    "MA-PPO, n = 5, first, SFT critic": StudyRun("ma-first-sft", ["--ngram", "5", *FIRST_VALUE], "sft"),
-    "MA-PPO, n = 5, equal, SFT critic": StudyRun("ma-equal-sft", ["--ngram", "5"], "sft"),
-    "GRPO": StudyRun("grpo", ["--advantage_estimator", "grpo"], "none"),
-    "RLOO": StudyRun("rloo", ["--advantage_estimator", "rloo"], "none"),
+# Name of a run → its folder and flags.
+RUNS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "PPO, λ = .95": ("ppo", ["--ngram", "1"]),
+    "MA-PPO, n = 5, first": ("ma-first", ["--ngram", "5", "--value_function", "first"]),
+    "MA-PPO, n = 5, equal": ("ma-equal", ["--ngram", "5"]),
 }
 RunsByName = Mapping[str, Sequence[RunData]]  # name of a run → its data, one for each seed
 
@@ -119,12 +98,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The flags, checked. Without --runs, `runs` are all that differ from each other."""
+    """The flags, checked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=package_model.NAME, help="smollm2, a folder or a hub id")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/real-study"))
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds: 1, 2, … up to it")
-    parser.add_argument("--runs", nargs="+", choices=list(RUNS), metavar="NAME", help="all if not given")
+    parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS), metavar="NAME")
     parser.add_argument(
         "--scores",
         choices=["reward_model", "program"],
@@ -137,14 +116,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.seeds < 1:
         parser.error(f"--seeds {arguments.seeds}: give at least 1")
-    # With the gold score as the reward there is no reward model, and every critic starts from the SFT model.
-    with_sft_critic = [name for name, run in RUNS.items() if run.critic == "sft"]
-    if arguments.runs is None:
-        arguments.runs = [name for name in RUNS if arguments.scores != "program" or name not in with_sft_critic]
-    if arguments.scores == "program":
-        for name in arguments.runs:
-            if name in with_sft_critic:
-                parser.error(f'--scores program: all critics start from the SFT model; leave out --runs "{name}"')
     return arguments
 
 
@@ -178,24 +149,21 @@ def steps_of(real: RealModel, names: Sequence[str], by_program: bool = False) ->
         names: names of runs.
         by_program: step 3 trains on the gold score; critics start from the SFT model.
     """
-    scores = ["--reward_function", f"{gold.__file__}:gold_scores"] if by_program else []
+    critic = real.sft if by_program else real.reward
+    scores = ["--reward_model_name_or_path", str(real.reward)]
+    if by_program:
+        scores = ["--reward_function", f"{gold.__file__}:gold_scores"]
     steps = {}
     for name in names:
-        run = RUNS[name]
-        if run.critic == "none":
-            group = ["--samples_per_prompt", str(SAMPLES_PER_PROMPT)]
-            flags = [*actor_flags(real, SAMPLES_PER_PROMPT, scores), *group, *run.flags]
-        else:
-            critic = real.sft if by_program or run.critic == "sft" else real.reward
-            flags = [*actor_flags(real, scores=scores), *critic_flags(real, critic), *run.flags]
-        steps[name] = (output_of(real.folder, name, by_program), flags)
+        _, flags = RUNS[name]
+        steps[name] = (output_of(real.folder, name, by_program), [*ppo_flags(real, critic, scores), *flags])
     return steps
 
 
 def output_of(folder: Path, name: str, by_program: bool) -> Path:
     """Output folder of a run."""
-    run = RUNS[name]
-    return folder / (f"program-{run.folder}" if by_program else run.folder)
+    name_of_folder, _ = RUNS[name]
+    return folder / (f"program-{name_of_folder}" if by_program else name_of_folder)
 
 
 # -- Best of N
@@ -248,7 +216,7 @@ def study_table(finished: RunsByName, best: Sequence[pd.DataFrame]) -> str:
     for name, runs in finished.items():
         row = {"": name, **policy_columns([run.last for run in runs])}
         explained = [run.train_mean("val/explained_variance") for run in runs]
-        row["explained variance, mean"] = NONE if math.isnan(explained[0]) else over_seeds(explained).text(2)
+        row["explained variance, mean"] = over_seeds(explained).text(2)
         row[f"updates to the final score of “{next(iter(finished))}”"] = updates_text(runs, baseline)
         rows.append(row)
     return markdown(pd.DataFrame(rows).fillna("")) + "\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from macro_actions.types import MacroActions, PPOBatch, Trajectory
 from starts import Starts
 from tasks import TASKS, LearningTask
 from trials import BATCH, Trial
-from variants import REFERENCE_MODEL, VARIANTS, critic_values, middle_columns
+from variants import VARIANTS, critic_values, middle_columns
 
 HERE = Path(__file__).resolve().parent
 # Column of the curves → metric of step 3, one value per rollout.
@@ -54,7 +53,6 @@ def run_trial(trial: Trial, folder: Path) -> None:
     output = folder / "runs" / trial.key
     config = make_config(trial, task, starts, output)
 
-    os.environ[REFERENCE_MODEL] = start.sft
     start_time = time.perf_counter()
     with recorded_credit(trial, config) as recorder:
         dschat.train(config)
@@ -85,8 +83,6 @@ def make_config(trial: Trial, task: LearningTask, starts: Starts, output: Path) 
     """
     flags = _common_flags(trial, task, starts.sft(task, trial.seed).sft, output)
     flags |= _score_flags(trial, task, starts)
-    if trial.condition != "product":
-        flags["termination_condition"] = f"{HERE / 'variants.py'}:{trial.condition}"
     flags |= trial.flags
 
     # One pass over as many prompts as the updates need.

@@ -27,7 +27,6 @@ class Trial:
     scores: str = "gold"  # gold scores, or those of the `reward` model
     critic_rate: float = 1e-3  # its learning rate
     estimator: str = "product"  # an estimator of `variants`; product: that of --advantage_estimator
-    condition: str = "product"  # a condition of `variants`; product: that of --termination_condition
     updates: int = 100  # rollouts; each is one optimizer update unless flags say otherwise
     flags: Mapping[str, Value] = field(default_factory=dict)  # flags of step 3 by name
 
@@ -47,10 +46,10 @@ class Group:
     """Settings that are compared with each other. `critic` to `updates` hold for every trial of the group."""
 
     name: str
-    part: str  # core, around or search
+    part: str  # core or around
     task: str
     seeds: int
-    settings: dict[str, dict[str, Value]]  # flags of step 3, and `estimator` and `condition`
+    settings: dict[str, dict[str, Value]]  # flags of step 3, and `estimator`
     critic: str = Trial.critic
     scores: str = Trial.scores
     critic_rate: float = Trial.critic_rate
@@ -67,7 +66,6 @@ class Group:
         """The run of a setting with a seed."""
         flags = {**self.flags, **self.settings[setting]}
         estimator = flags.pop("estimator", Trial.estimator)
-        condition = flags.pop("condition", Trial.condition)
         return Trial(
             task=self.task,
             seed=seed,
@@ -75,7 +73,6 @@ class Group:
             scores=self.scores,
             critic_rate=self.critic_rate,
             estimator=str(estimator),
-            condition=str(condition),
             updates=self.updates,
             flags=flags,
         )

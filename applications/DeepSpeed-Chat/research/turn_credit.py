@@ -1,25 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Credit by turn against credit by token: the two games of `make turns`, over seeds, at equal sampled tokens.
 
-Finished runs are kept: the same command continues where it was stopped. The results file is written anew after every
-run, so that a run which is cut short leaves the results of what it has finished.
+Finished runs are kept: the same command continues where it was stopped. The table is turn-credit.md in the output
+folder, over the seeds of which all settings are finished.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
-import transformers
 from tqdm import tqdm
 
 from dschat.base.atomic import write_file
@@ -36,7 +32,6 @@ SETTINGS = {name: flags for name, (_, flags) in RUNS.items()} | {
     "PPO (token), λ = .99": ["--ngram", "1", "--lam", "0.99"]
 }
 ONE_CORE = {**NATIVE, "NUM_GPUS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-DIGITS = 5  # digits of the numbers in the results file
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,6 @@ def read_options() -> argparse.Namespace:
     """The flags."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output_dir", type=Path, default=Path("runs/turn-credit"), help="folder of all runs")
-    parser.add_argument("--results", type=Path, help="file of the results; results.json in output_dir if not given")
     parser.add_argument("--seeds", type=int, default=10, help="seeds of each game and setting")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each on one core")
     parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
@@ -68,10 +62,9 @@ def read_options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Makes the runs that are not finished, and writes and prints the results."""
+    """Makes the runs that are not finished, and writes and prints the table."""
     options = read_options()
     folder = options.output_dir
-    results = options.results or folder / "results.json"
     scale = SMALL if options.small else FULL
     runs = []
     for seed in range(options.seeds):
@@ -80,14 +73,15 @@ def main() -> None:
     make_starts(folder, runs, scale, options.jobs)
     with ThreadPoolExecutor(options.jobs) as pool:
         unfinished = [run for run in runs if not is_run_finished(run.output(folder))]
-        futures = [pool.submit(train, folder, run, scale) for run in unfinished]
-        for future in tqdm(as_completed(futures), "runs", len(futures)):
-            if future.exception() is not None:
-                pool.shutdown(cancel_futures=True)
-            future.result()
-            write_results(results, folder, runs)
-    write_results(results, folder, runs)
-    print(json.loads(results.read_text(encoding="utf-8"))["table"])
+        for _ in tqdm(pool.map(lambda run: train(folder, run, scale), unfinished), "runs", len(unfinished)):
+            pass
+    rows = []
+    for seed in range(options.seeds):
+        for game in CLASSES:
+            rows += read_seed(folder, game, seed)
+    table = credit_table(pd.DataFrame(rows))
+    write_file(folder / "turn-credit.md", f"{table}\n")
+    print(table)
 
 
 # ---- Training ----
@@ -106,11 +100,9 @@ def make_starts(folder: Path, runs: Sequence[TurnRun], scale: TurnScale, jobs: i
             # Here, and not in a thread of the pool: the random model comes from torch's global generator.
             unfinished[start] = (run.seed, *make_inputs(start, run.game, run.seed, scale))
     with ThreadPoolExecutor(jobs) as pool:
-        futures = []
-        for start, (seed, data, model) in unfinished.items():
-            futures.append(pool.submit(train_sft, start, seed, data, model, scale))
-        for future in tqdm(as_completed(futures), "SFT models", len(futures)):
-            future.result()
+        results = pool.map(lambda start: train_sft(start, *unfinished[start], scale), unfinished)
+        for _ in tqdm(results, "SFT models", len(unfinished)):
+            pass
 
 
 def train_sft(start: Path, seed: int, data: Path, model: Path, scale: TurnScale) -> None:
@@ -180,33 +172,14 @@ def read_seed(folder: Path, game: Game, seed: int) -> list[dict[str, object]]:
             **asdict(runs[setting]),
             "held_out_start": start,
             "held_out_end": end,
-            "sampled_tokens": curve["tokens"].iloc[-1],
             "equal_tokens": tokens,
             "early": at_tokens(curve, "score", tokens / 3),
             "score": at_tokens(curve, "score", tokens),
             "kl": at_tokens(curve, "kl", tokens),
             "lambda_eff": curve["lambda_eff"].mean(),
-            "curve_tokens": curve["tokens"].tolist(),
-            "curve_score": [round(score, DIGITS) for score in curve["score"]],
-            "curve_kl": [round(kl, DIGITS) for kl in curve["kl"]],
         }
         rows.append(row)
     return rows
-
-
-def write_results(file: Path, folder: Path, runs: Sequence[TurnRun]) -> None:
-    """Writes what is finished: a table as text, and a row for each run."""
-    rows = []
-    for seed in sorted({run.seed for run in runs}):
-        for game in CLASSES:
-            rows += read_seed(folder, game, seed)
-    versions = (
-        f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
-    )
-    table = credit_table(pd.DataFrame(rows)) if rows else ""
-    content = {"versions": versions, "table": table, "runs": rows}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_file(file, f"{json.dumps(content, ensure_ascii=False)}\n")
 
 
 def credit_table(runs: pd.DataFrame) -> str:

@@ -122,14 +122,9 @@ def train_reward_model(
     pairs: Path, sft: Path, output: Path, scale: ReviewScale, more_flags: Sequence[str], processes: Processes
 ) -> None:
     """Runs step 2 on the first share of the comparisons."""
-    flags = reward_model_flags(pairs, sft, output, scale, processes)
-    run_step("reward", [*flags, *more_flags], processes)
-
-
-def reward_model_flags(pairs: Path, sft: Path, output: Path, scale: ReviewScale, processes: Processes) -> list[str]:
-    """Flags of step 2 on the first share of the comparisons."""
     batch = processes.share(scale.batch)
-    return supervised_flags(pairs, scale.data_split, sft, output, scale.reward_epochs, batch)
+    flags = supervised_flags(pairs, scale.data_split, sft, output, scale.reward_epochs, batch)
+    run_step("reward", [*flags, *more_flags], processes)
 
 
 def ppo_flags(

@@ -152,8 +152,9 @@ def run(options: QuickstartOptions) -> str:
     real = open_pipeline(options, FULL if is_full else SMALL)
     train_first_steps(real)
     steps = {}
+    scores = ["--reward_model_name_or_path", str(real.reward)]
     for name, (folder, more) in RUNS.items():
-        steps[name] = (real.folder / folder, [*actor_flags(real), *critic_flags(real, real.reward), *more])
+        steps[name] = (real.folder / folder, [*ppo_flags(real, real.reward, scores), *more])
     train_policies(real, steps, options.jobs)
     runs = {name: output for name, (output, _) in steps.items()}
     title = f"PPO and MA-PPO on {options.model}"
@@ -319,22 +320,21 @@ def supervised_flags(real: RealModel, model: str, output: Path, data: Path) -> l
     return [*as_arguments(flags), *real.common]
 
 
-def actor_flags(real: RealModel, samples_per_prompt: int = 1, scores: Sequence[str] = ()) -> list[str]:
-    """Step 3 without a critic; all runs start from the same models and see the same instructions.
+def ppo_flags(real: RealModel, critic: Path, scores: Sequence[str]) -> list[str]:
+    """Step 3; all runs start from the same models and see the same instructions.
 
     Args:
         real: the pipeline.
-        samples_per_prompt: answers to one instruction in a rollout.
-        scores: flags of what scores the answers; the reward model of step 2 if empty.
+        critic: the model that the critic starts from. It has more to learn than the actor.
+        scores: flags of what scores the answers.
     """
-    scores = scores or ["--reward_model_name_or_path", str(real.reward)]
     scale = real.scale
     flags = {
         "--data_path": real.data / "instructions",
         "--actor_model_name_or_path": real.sft,
         "--metric_function": f"{gold.__file__}:gold_scores",
         "--temperature": TEMPERATURE,
-        "--per_device_generation_batch_size": real.processes.share(scale.rollout // samples_per_prompt),
+        "--per_device_generation_batch_size": real.processes.share(scale.rollout),
         "--per_device_training_batch_size": min(scale.micro_batch, real.processes.share(scale.rollout)),
         "--global_batch_size": scale.rollout,
         "--per_device_eval_batch_size": scale.rollout,
@@ -346,18 +346,14 @@ def actor_flags(real: RealModel, samples_per_prompt: int = 1, scores: Sequence[s
         "--max_prompt_seq_len": MAX_PROMPT,
         "--max_answer_seq_len": scale.max_answer,
         "--actor_learning_rate": scale.actor_rate,
+        "--critic_model_name_or_path": critic,
+        "--critic_learning_rate": 2 * scale.actor_rate,
         "--lr_scheduler_type": "constant_with_warmup",
         "--num_warmup_steps": 2,
         "--kl_ctl": 0.05,
         "--missing_eos_penalty": 1,
     }
     return [*as_arguments(flags), *scores, "--normalize_scores", "--whiten_advantages", *real.common]
-
-
-def critic_flags(real: RealModel, start: Path) -> list[str]:
-    """The critic of step 3, which starts from a model; it has more to learn than the actor."""
-    flags = {"--critic_model_name_or_path": start, "--critic_learning_rate": 2 * real.scale.actor_rate}
-    return as_arguments(flags)
 
 
 def train_policies(real: RealModel, steps: Mapping[str, tuple[Path, Sequence[str]]], at_once: int) -> None:
