@@ -114,7 +114,7 @@ class Report:
         return self._render(markdown_table)
 
     def without_details(self) -> "Report":
-        """The same report, short."""
+        """A short report for a terminal."""
         return replace(self, details=())
 
     def _render(self, render_table: Callable[[Sequence[str], Sequence[Sequence[str]]], str]) -> str:
