@@ -12,6 +12,7 @@
 # make test-lowest  the small quickstart and the numeric tests with the lowest versions that setup.py accepts, in an
 #                   environment of its own: .venv-lowest, 8 GB (torch 2.8 comes with CUDA), half an hour on 2 cores
 # make check        ruff, format, types
+# make pages      docs/flags.md and docs/metrics.md from the declarations
 # make docs       the documents as a site in build/site; a dead link is an error
 # make benchmark    how fast step 3 is beside what must be computed at least (an hour)
 # All but test-vllm, test-frameworks and test-lowest make .venv (docs .venv-docs as well) and install into it when requirements.txt or setup.py changed.
@@ -29,7 +30,7 @@ DOCS := .venv-docs
 FRAMEWORK ?= verl
 FRAMEWORK_BIN := $(CURDIR)/.venv-$(FRAMEWORK)/bin
 
-.PHONY: quickstart real programs turns learners test test-frameworks test-vllm test-processors test-lowest mutants check docs benchmark install clean
+.PHONY: quickstart real programs turns learners test test-frameworks test-vllm test-processors test-lowest mutants check pages docs benchmark install clean
 
 install: $(INSTALLED)
 
@@ -142,9 +143,11 @@ $(DOCS)/installed: requirements-docs.txt
 	$(DOCS)/bin/python -m pip install --quiet --requirement requirements-docs.txt
 	touch $@
 
-docs: $(DOCS)/installed $(INSTALLED)
+pages: $(INSTALLED)
 	$(BIN)/python -m dschat.base.glossary > docs/metrics.md
 	$(BIN)/python -m dschat.reference > docs/flags.md
+
+docs: $(DOCS)/installed pages
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 benchmark: $(INSTALLED)

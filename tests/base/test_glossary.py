@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dschat.base.glossary import BEST, HEADLINES, METRICS, RUNS, metrics_of, page
+from dschat.base.glossary import HEADLINES, METRICS, metrics_of, page
+from dschat.base.steps import STEPS
 from dschat.evaluation.run_data import EVAL_NAMES
 from dschat.settings.rewards import METRIC_NAMES
 from dschat.training.symptoms import LIMITS, symptoms
@@ -22,12 +23,12 @@ def test_the_page_is_up_to_date() -> None:
     assert text == page(), "python -m dschat.base.glossary > docs/metrics.md"
 
 
-@pytest.mark.parametrize("step", RUNS)
+@pytest.mark.parametrize("step", STEPS)
 def test_a_step_declares_each_name_once(step: str) -> None:
     declared = metrics_of(step)
     assert max(Counter(metric.name for metric in declared).values()) == 1
-    assert all(set(metric.steps) <= RUNS.keys() for metric in METRICS)
-    assert BEST[step][0] in {metric.name for metric in declared if not metric.when}
+    assert all(set(metric.runs.split()) <= {*STEPS, "all"} for metric in METRICS)
+    assert STEPS[step].best in {metric.name for metric in declared if not metric.when}
 
 
 def test_names_are_fitted_by_their_family_alone() -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from dschat.base.errors import UserError
 from dschat.base.extras import require_extra
 from dschat.base.jsonl import read_object
+from dschat.base.steps import STEPS
 from dschat.cluster import Rank, adopt, is_worker, process_of
 from dschat.launch import (
     GIVEN_VARIABLE,
@@ -89,36 +90,7 @@ NOT_EXPORTED = (
     *("report_to", "enable_tensorboard", "tensorboard_path", "push_to_hub"),
 )
 COMMANDS: dict[str, Command] = {
-    "sft": Command(
-        "step 1: supervised fine-tuning", "settings.supervised:SFTConfig", "training.steps.sft:train_sft", "sft"
-    ),
-    "reward": Command(
-        "step 2: reward model", "settings.supervised:RewardConfig", "training.steps.reward:train_reward", "reward"
-    ),
-    "dpo": Command(
-        "direct preference optimisation (DPO), instead of steps 2 and 3",
-        "settings.supervised:DPOConfig",
-        "training.steps.dpo:train_dpo",
-        "dpo",
-    ),
-    "ppo": Command(
-        "step 3: PPO with macro actions; also RLOO, GRPO and others",
-        "settings.ppo:PPOConfig",
-        "training.steps.ppo:train_ppo",
-        "ppo",
-    ),
-    "refuel": Command(
-        "REFUEL on pairs of dialogues that `refuel-data` has made",
-        "refuel.settings:RefuelConfig",
-        "refuel.steps:train_refuel",
-        "refuel",
-    ),
-    "refuel-online": Command(
-        "REFUEL on dialogues sampled in training, with the user messages of the data",
-        "refuel.settings:RefuelOnlineConfig",
-        "refuel.steps:train_refuel_online",
-        "refuel_online",
-    ),
+    **{step.command: Command(step.summary, step.flags, step.train, step.name) for step in STEPS.values()},
     "refuel-data generate": Command(
         "sample dialogues of a policy with a simulated user",
         "refuel.data_options:GenerateOptions",

@@ -15,27 +15,11 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-RUNS = {  # name of a step in run.json → its name in texts
-    "sft": "SFT",
-    "reward": "reward model",
-    "dpo": "DPO",
-    "refuel": "REFUEL on pairs",
-    "ppo": "step 3",
-    "refuel_online": "REFUEL online",
-}
+from dschat.base.steps import STEPS
 
 HEAD = ("update", "samples", "seconds")  # the first keys of every row
 # The first metrics of an evaluation that is written in one line.
 HEADLINES = ("loss", "perplexity", "accuracy", "scores", "kl", "kl_per_token")
-# Step → the metric that makes a checkpoint the best, and whether a larger one is better.
-BEST = {
-    "sft": ("eval/loss", False),
-    "reward": ("eval/accuracy", True),
-    "dpo": ("eval/loss", False),
-    "ppo": ("eval/scores", True),
-    "refuel_online": ("eval/scores", True),
-    "refuel": ("eval/loss", False),
-}
 
 
 @dataclass(frozen=True)
@@ -52,7 +36,7 @@ class Metric:
     @property
     def steps(self) -> list[str]:
         """The steps that write it, by their names in run.json."""
-        return list(RUNS) if self.runs == "all" else self.runs.split()
+        return [name for name in STEPS if self.runs == "all" or name in self.runs.split()]
 
     def fits(self, name: str) -> bool:
         """Whether a key of metrics.jsonl is this metric, or one of its family."""
@@ -103,7 +87,7 @@ def _lines() -> Iterator[str]:
         "finite is `null`. This page is made from `dschat/base/metrics.toml`.\n"
     )
     yield 'Means are over all processes. "Step 3" is PPO; other estimators write those numbers that need no critic.\n'
-    best = ", ".join(f"{RUNS[step]} `{name}`" for step, (name, _) in BEST.items())
+    best = ", ".join(f"{step.label} `{step.best}`" for step in STEPS.values())
     yield f"The best checkpoint (`--save_total_limit`) is chosen by: {best}."
     for heading, rows in TABLES.items():
         yield f"\n## {heading}\n"
@@ -112,7 +96,7 @@ def _lines() -> Iterator[str]:
         for metric in rows:
             runs = "all"
             if metric.runs != "all":
-                runs = ", ".join(RUNS[step] for step in metric.steps)
+                runs = ", ".join(STEPS[step].label for step in metric.steps)
             condition = f" (with {metric.when})" if metric.when else ""
             yield f"| `{metric.name}` | {runs} | {metric.unit} | {metric.meaning}{condition} | {metric.worry} |"
 

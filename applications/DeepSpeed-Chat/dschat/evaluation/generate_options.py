@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from dschat.base.steps import STEPS_BY_COMMAND
 from dschat.data.hub import COMPARED_SETS, compared_set, find_known
 from dschat.data.rows import Split
 from dschat.settings.commands import OverwriteFlags
@@ -29,7 +30,6 @@ MODEL_HELP = "policy: a model's folder, step 3's output folder, or a hub id"
 TRAINING_SEED: int = default_of(OptimisationFlags, "seed")
 ACTORS = {"actor": "", "actor_ema": "-ema"}  # folder of a policy of step 3 → what its name adds to the run's
 # Last folder of a preset's models, which does not tell them apart.
-STEP_FOLDERS = ("sft", "reward", "dpo", "ppo", "refuel")
 Dtype = Literal["fp32", "bf16", "fp16"]
 Engine = Literal["continuous", "generate"]
 # Numbers of responses to choose from in Chai et al., ICLR 2025, section 4.4.
@@ -508,7 +508,7 @@ def model_name(path: str) -> str:
     if folder.parent.name == "models" and folder.name.startswith("step-"):
         part = f"-{folder.name}{part}"
         folder = folder.parent.parent
-    is_step = folder.name in STEP_FOLDERS or folder.name.startswith("ppo-")
+    is_step = folder.name in STEPS_BY_COMMAND or folder.name.startswith("ppo-")
     if folder.parent.name and is_step:
         return f"{folder.parent.name}-{folder.name}{part}"
     return f"{folder.name}{part}"

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from dschat.base.errors import UserError
-from dschat.base.glossary import BEST, HEAD, names_under
+from dschat.base.glossary import HEAD, names_under
 from dschat.base.jsonl import CutLine, iterate_rows, read_object
+from dschat.base.steps import STEPS
 from dschat.evaluation.macro_actions import macro_tokens
 
 METRICS = "metrics.jsonl"
@@ -76,11 +77,11 @@ class RunLog:
     @property
     def best(self) -> int | None:
         """Index of the evaluation by which a checkpoint is the best; None without one."""
-        key, larger_is_better = BEST[self.step]
-        numbers = column_of(self.evals, key)
+        step = STEPS[self.step]
+        numbers = column_of(self.evals, step.best)
         if not np.isfinite(numbers).any():
             return None
-        return int(np.nanargmax(numbers) if larger_is_better else np.nanargmin(numbers))
+        return int(np.nanargmax(numbers) if step.larger_is_better else np.nanargmin(numbers))
 
     @property
     def metric(self) -> str | None:
@@ -139,7 +140,7 @@ def read_log(name: str, folder: Path) -> RunLog:
     """Read the output folder of a run of any step. Raises UserError if a file is missing or malformed."""
     record = read_object(folder / "run.json")
     step = record.get("step")
-    if step not in BEST:
+    if step not in STEPS:
         raise UserError(f"{folder / 'run.json'}: step is {step!r}: give the output folder of a training run.")
     config = read_object(folder / "train_config.json")
     train_rows: list[dict[str, Any]] = []

@@ -18,9 +18,10 @@ import pandas as pd
 
 from dschat.base.atomic import write_file
 from dschat.base.errors import UserError
-from dschat.base.glossary import HEAD, HEADLINES, RUNS
+from dschat.base.glossary import HEAD, HEADLINES
 from dschat.base.pictures import legend_label
 from dschat.base.statistics import Estimate, paired_difference
+from dschat.base.steps import STEPS
 from dschat.evaluation.chart import Chart, Curve, Look, draw_charts, look_of
 from dschat.evaluation.page import (
     NAME,
@@ -166,8 +167,9 @@ def _step_of(logs: Sequence[RunLog]) -> str:
     first = logs[0]
     for log in logs:
         if log.step != first.step:
+            labels = [STEPS[run.step].label for run in (first, log)]
             raise UserError(
-                f"{first.name} ({RUNS[first.step]}) and {log.name} ({RUNS[log.step]}) are runs of different steps:"
+                f"{first.name} ({labels[0]}) and {log.name} ({labels[1]}) are runs of different steps:"
                 " their numbers cannot be compared. Give the runs of each step in a report of their own."
             )
     return first.step

@@ -11,8 +11,6 @@ from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMP
 from dschat.settings.rewards import longest_rollout
 from dschat.settings.rules import ADDRESS, Check, Rule
 
-LONGEST_PAUSE = 8.0  # seconds between two tries, at most, unless the server asks for more
-
 
 @dataclass(kw_only=True, frozen=True)
 class RewardJudgeFlags:
@@ -77,7 +75,9 @@ def _check_rubric(config: Any) -> None:
 
 def _longest_wait(config: Any) -> float:
     """Seconds until a request to a judge that does not answer has failed, if it asks for no longer pauses."""
-    wait: float = (config.judge.judge_timeout + LONGEST_PAUSE) * config.judge.judge_tries
+    from dschat.base.chat_servers import LONGEST_DELAY  # which a run without a judge does not load
+
+    wait: float = (config.judge.judge_timeout + LONGEST_DELAY) * config.judge.judge_tries
     return wait
 
 

@@ -10,32 +10,21 @@ from pathlib import Path
 from transformers import PreTrainedConfig
 
 from dschat.base.errors import UserError
+from dschat.base.steps import STEPS_BY_COMMAND
 from dschat.plan.counts import Counts, count_rows, counts, find_sources
 from dschat.plan.models import ConfigLoader
-from dschat.plan.options import STEPS, PlanOptions
+from dschat.plan.options import PlanOptions
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import Plan, make_plan
 from dschat.plan.published import find_config
 from dschat.plan.remedies import remedies
 from dschat.plan.report import PlanReport
 from dschat.plan.throughput import DEFAULT_MEMORY, expect, named_gpu
-from dschat.refuel.settings import RefuelConfig, RefuelOnlineConfig
-from dschat.settings.common import CommonConfig
 from dschat.settings.parse import resolve
-from dschat.settings.ppo import PPOConfig
 from dschat.settings.presets import find_preset, preset_names
-from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 
 # A plan starts no run, but the flags of a step are checked together with an output folder.
 OUTPUT_FLAGS = ["--output_dir", "planned/nowhere", "--overwrite_output_dir"]
-CONFIGS: dict[str, type[CommonConfig]] = {
-    "sft": SFTConfig,
-    "reward": RewardConfig,
-    "dpo": DPOConfig,
-    "ppo": PPOConfig,
-    "refuel": RefuelConfig,
-    "refuel-online": RefuelOnlineConfig,
-}
 
 
 def run(options: PlanOptions) -> int:
@@ -48,7 +37,7 @@ def run(options: PlanOptions) -> int:
     elif options.step is not None:
         files.append((options.step, None))
     else:
-        raise UserError(f"nothing to plan: give a preset, or --step ({', '.join(STEPS)}) with its flags.")
+        raise UserError(f"nothing to plan: give a preset, or --step ({', '.join(STEPS_BY_COMMAND)}) with its flags.")
 
     reports = [plan_step(step, options, flags, file) for step, file in files]
     if options.json:
@@ -72,12 +61,12 @@ def find_files(name: str, step: str | None) -> list[tuple[str, str]]:
     if path.is_file():
         if step is None:
             raise UserError(
-                f"{name}: --step is missing: name the step whose flags the file holds ({', '.join(STEPS)})."
+                f"{name}: --step is missing: name the step whose flags the file holds ({', '.join(STEPS_BY_COMMAND)})."
             )
         return [(step, name)]
 
     files = []
-    for subcommand in STEPS:
+    for subcommand in STEPS_BY_COMMAND:
         if step in (None, subcommand) and find_preset(subcommand, name):
             files.append((subcommand, name.removesuffix(".sh")))
     if not files:
@@ -87,10 +76,10 @@ def find_files(name: str, step: str | None) -> list[tuple[str, str]]:
 
 def _unknown_preset(name: str, step: str | None) -> str:
     """The message for a preset that does not exist, with the names of those that do."""
-    if name in STEPS:
+    if name in STEPS_BY_COMMAND:
         return f"{name} is a step: write --step {name}, with a preset, a YAML file or the flags of the step."
     names: set[str] = set()
-    for subcommand in [step] if step else STEPS:
+    for subcommand in [step] if step else STEPS_BY_COMMAND:
         names.update(preset_names(subcommand))
     of_step = f" of {step}" if step else ""
     return f"{name}: there is no such preset{of_step}. Give a YAML file, or one of {', '.join(sorted(names))}."
@@ -109,13 +98,14 @@ def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: 
         UserError: see `resolve`, `make_plan` and `counts`.
     """
     machine = _machine(options)
+    training_step = STEPS_BY_COMMAND[step]
 
     # Settings. A plan needs no data, although the step does.
     arguments = [*flags, *OUTPUT_FLAGS]
     if file is None and "--data_path" not in flags and "--task.query_dataset" not in flags:
         arguments += ["--data_path", "unnamed"]
     settings = resolve(
-        CONFIGS[step], arguments, command=step, processes=machine.processes, runs_here=False, config=file
+        training_step.flags_class(), arguments, command=step, processes=machine.processes, runs_here=False, config=file
     )
 
     # Memory.
@@ -128,6 +118,7 @@ def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: 
     if file:
         title += f" --config {file}"
     return PlanReport(
+        step=training_step,
         title=title,
         plan=plan,
         counts=_counts(plan, options, sources),

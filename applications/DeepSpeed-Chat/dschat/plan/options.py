@@ -4,15 +4,13 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from dschat.base.steps import STEPS, STEPS_BY_COMMAND
 from dschat.settings.flags import ABOVE_0, AT_LEAST_1, check_values, flag
-
-# Subcommand that is planned → what --step calls it, too.
-STEPS = {"sft": "1", "reward": "2", "dpo": "dpo", "ppo": "3", "refuel": "refuel", "refuel-online": "refuel_online"}
 
 
 def step_name(word: str) -> str:
     """A value of --step as the name of a subcommand."""
-    return next((name for name, number in STEPS.items() if word in (name, number)), word)
+    return next((step.command for step in STEPS.values() if word in (step.command, step.plan_name)), word)
 
 
 @dataclass(kw_only=True)
@@ -34,7 +32,7 @@ class PlanOptions:
         "training step to plan: sft (1), reward (2), dpo, ppo (3), refuel (on pairs) or refuel-online; all steps of"
         " the preset if not given",
         None,
-        choices=tuple(STEPS),
+        choices=tuple(STEPS_BY_COMMAND),
     )
     gpus: int = flag("number of GPUs on all nodes together, with one process each", 8, AT_LEAST_1)
     gpus_per_node: int = flag("number of GPUs per node", 8, AT_LEAST_1)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dschat.base.display import text_table
+from dschat.base.steps import TrainingStep
 from dschat.data.sources import source_line
 from dschat.plan.counts import Counts
 from dschat.plan.disk import DISK_RATE
@@ -17,22 +18,16 @@ from dschat.plan.plan import Plan
 from dschat.plan.remedies import Change, change_as_flags, hardware_advice
 from dschat.plan.states import model_states
 from dschat.plan.throughput import Expectation, expectation_text
-from dschat.refuel.settings import RefuelConfig, RefuelOnlineConfig
+from dschat.refuel.settings import RefuelOnlineConfig
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
-from dschat.settings.supervised import DPOConfig
-
-STEP_NAMES: dict[type[CommonConfig], str] = {
-    DPOConfig: "dpo",
-    RefuelConfig: "refuel",
-    RefuelOnlineConfig: "refuel_online",
-}
 
 
 @dataclass(frozen=True)
 class PlanReport:
     """A plan, and everything else that `dschat plan` prints with it."""
 
+    step: TrainingStep
     title: str
     plan: Plan
     counts: Counts | None
@@ -44,7 +39,7 @@ class PlanReport:
         """Tables of models and phases, whether they fit, main memory, and counts."""
         plan = self.plan
         parts = [
-            f"{self.title}: {_setting(plan)}; GB (10⁹ bytes) per process",
+            f"{self.title}: {_setting(self.step, plan)}; GB (10⁹ bytes) per process",
             _model_table(plan),
             _phase_table(plan),
             _verdict(plan, self.remedies),
@@ -69,7 +64,7 @@ class PlanReport:
             remedies.append({"flags": change_as_flags(change), "peak": attempt.peak})
         return {
             "title": self.title,
-            "step": _step(plan.config),
+            "step": self.step.plan_name,
             "machine": asdict(plan.machine),
             "models": [_model_json(role, plan.machine.processes) for role in plan.roles],
             "phases": phases,
@@ -97,12 +92,7 @@ def _model_json(role: Role, processes: int) -> dict[str, Any]:
     }
 
 
-def _step(config: CommonConfig) -> int | str:
-    """The step as --step names it."""
-    return STEP_NAMES.get(type(config), config.step)
-
-
-def _setting(plan: Plan) -> str:
+def _setting(step: TrainingStep, plan: Plan) -> str:
     """Step, dtype and machine."""
     machine = plan.machine
     dtype = str(plan.roles[0].model.dtype).removeprefix("torch.")
@@ -110,7 +100,7 @@ def _setting(plan: Plan) -> str:
         device = "on CPUs"
     else:
         device = f"GPUs of {machine.device_memory / GB:g} GB"
-    setting = f"step {_step(plan.config)}, {dtype}, {machine.processes} {device}"
+    setting = f"step {step.plan_name}, {dtype}, {machine.processes} {device}"
     if machine.processes > machine.on_a_node:
         setting += f", {machine.on_a_node} on a node"
     if any(role.compiled for role in plan.roles):

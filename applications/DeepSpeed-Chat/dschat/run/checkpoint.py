@@ -48,8 +48,8 @@ from torch import Tensor
 from dschat.base.atomic import WRITING, flush, recover, remove, write_file
 from dschat.base.errors import ServerLost, UserError, is_lost_peer
 from dschat.base.fingerprints import content_hash, file_hash
-from dschat.base.glossary import BEST
 from dschat.base.jsonl import read_object
+from dschat.base.steps import STEPS
 from dschat.models.engines import Trained
 from dschat.models.tensor_files import save_tensors
 from dschat.run.distributed import (
@@ -210,7 +210,7 @@ class Checkpoints:
             return
         best = self._best(self._newest_first())
         if best is not None:
-            name, _ = BEST[self._run.record.step]
+            name = STEPS[self._run.record.step].best
             folder, value = best
             logger.info(
                 "the best checkpoint is %s with %s %.4g: `dschat export %s FOLDER` writes its models",
@@ -229,14 +229,14 @@ class Checkpoints:
 
     def _best(self, folders: Sequence[Path]) -> tuple[Path, float] | None:
         """The checkpoint with the best evaluation, and the metric that says so; None if none was evaluated."""
-        name, larger_is_better = BEST[self._run.record.step]
+        step = STEPS[self._run.record.step]
         values: dict[int, float] = {}
         for row in self._run.metrics.rows():
-            value = row.get(name)
+            value = row.get(step.best)
             if value is not None:
                 values[int(row["update"] or 0)] = value
         evaluated = [(folder, values[_update_of(folder)]) for folder in folders if _update_of(folder) in values]
-        sign = 1 if larger_is_better else -1
+        sign = 1 if step.larger_is_better else -1
         return max(evaluated, key=lambda checkpoint: sign * checkpoint[1], default=None)
 
     @contextmanager

@@ -9,18 +9,12 @@ from pathlib import Path
 from typing import cast
 
 from dschat.base.atomic import write_file
+from dschat.base.steps import STEPS
 from dschat.run.metrics import EVALUATION, ROWS, STANDARD_ERROR, after
 from dschat.run.record import RunRecord
 
 logger = logging.getLogger(__name__)
 
-_TITLES = {
-    "sft": "Supervised fine-tuning (step 1)",
-    "reward": "Reward model (step 2)",
-    "dpo": "Direct preference optimisation (step 2)",
-    "refuel": "REFUEL on pairs of replies",
-    "refuel_online": "REFUEL with users from data (step 3)",
-}
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")  # owner/name, or the name of an early model such as gpt2
 SNAPSHOT = "models--"  # begins the name of a model's folder in the hub's cache
 CARD = """\
@@ -120,7 +114,7 @@ def write_model_card(folder: Path, model: CardModel, settings: Mapping[str, obje
         name=model.name,
         role=model.role,
         base=model.base,
-        title=_TITLES[record.step] if record.step in _TITLES else f"{_algorithm(settings)} (step 3)",
+        title=STEPS[record.step].title or f"{_algorithm(settings)} (step 3)",
         example=_example(model),
         data=_listed(source_line.format_map(source) for source in sources),
         settings=_listed(f"`--{flag}`: {value}" for flag, value in settings.items()),
