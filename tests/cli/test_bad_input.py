@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags, data and folders that cannot be used: one clear message on stderr, exit status 2, no traceback."""
+"""Flags, data, models and folders that cannot be used: one clear message on stderr, exit status 2, no traceback."""
+
+import shutil
 
 import pytest
 
-from cli_runs import Result, message_of, write_jsonl
+from cli_runs import STEPS, Result, message_of, write_jsonl
 from dschat.cli import main
 from flag_cases import REQUIRED
-
-# -- flags
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,6 @@ def test_a_refused_command_line(step, flags, words, tmp_path, monkeypatch, capsy
     assert not (tmp_path / "out").exists()
 
 
-# -- real processes
-
-
-# -- data
-
-
 ROWS = [{"prompt": f"question {i}", "chosen": f" yes {i}", "rejected": f" no {i}"} for i in range(40)]
 
 
@@ -50,33 +44,6 @@ def changed(place: int, **columns) -> list[dict]:
     """ROWS with one row changed; None removes a column."""
     row = {name: value for name, value in (ROWS[place] | columns).items() if value is not None}
     return [*ROWS[:place], row, *ROWS[place + 1 :]]
-
-
-DATA = {
-    "missing prompt in step 3": ("ppo", changed(6, prompt=None), ["rows.jsonl:7", "'prompt'", "--prompt_key"]),
-    "missing response": ("sft", changed(3, chosen=None, rejected=None), ["rows.jsonl:4", "--response_key"]),
-    "missing rejected": ("reward", changed(3, rejected=None), ["rows.jsonl:4", "rejected", "--rejected_key"]),
-    "empty file": ("ppo", [], ["rows.jsonl", "empty"]),
-    "fewer than a batch": ("sft", ROWS[:6], ["--data_path", "8"]),
-    "fewer than a batch in step 2": ("reward", ROWS[:6], ["--data_path", "8"]),
-    "fewer than a rollout": ("ppo", ROWS[:6], ["--data_path", "16"]),
-}
-
-
-@pytest.mark.parametrize("name", DATA)
-def test_data(name, request, run, tmp_path):
-    step, rows, words = DATA[name]
-    file = write_jsonl(tmp_path / "rows.jsonl", rows)
-    split = {"sft": "1,0,0", "reward": "0,1,0", "ppo": "0,0,1"}[step]
-    result = run(step, request.getfixturevalue(f"{step}_flags") | {"data_path": file, "data_split": split})
-    message_of(result, *words)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_corrupt_row(run, sft_flags, tmp_path):
-    file = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "a", "response": "b"}] * 3)
-    file.write_text(file.read_text().replace('"a", "response"', '"a" "response"', 2).replace('"a" "', '"a", "', 1))
-    message_of(run("sft", sft_flags | {"data_path": file}), "rows.jsonl:2", "JSON")
 
 
 def test_a_refused_run_changes_no_folder(run, sft_flags, tmp_path):
@@ -94,17 +61,24 @@ def test_a_refused_run_changes_no_folder(run, sft_flags, tmp_path):
         assert after == before
 
 
-# -- the rest
+@pytest.mark.parametrize("step", [*STEPS, "critic"])
+def test_an_encoder_decoder_is_refused_before_the_data_are_read(step, request, run, tmp_path):
+    from transformers import T5Config
+
+    T5Config(vocab_size=100).save_pretrained(tmp_path / "t5")
+    flag = {"ppo": "actor_model_name_or_path", "critic": "critic_model_name_or_path"}.get(step, "model_name_or_path")
+    step = "ppo" if step == "critic" else step
+    flags = request.getfixturevalue(f"{step}_flags") | {flag: tmp_path / "t5", "data_path": "absent.jsonl"}
+    message_of(run(step, flags), f"--{flag} {tmp_path / 't5'}: a t5 model is an encoder-decoder")
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ('{"train_batch_size": 1024}', ["--deepspeed_config", "train_batch_size"]),
-        ('{"train_micro_batch_size_per_gpu": 3}', ["--deepspeed_config", "train_micro_batch_size_per_gpu"]),
-    ],
-)
-def test_a_deepspeed_config_that_contradicts(content, words, run, sft_flags, tmp_path):
-    file = tmp_path / "ds.json"
-    file.write_text(content)
-    message_of(run("sft", sft_flags | {"deepspeed_config": file}), *words)
+@pytest.mark.parametrize("mistake", [{"data_path": "absent.jsonl"}, {"model_name_or_path": "./absent"}, "output"])
+def test_a_mistake_loses_no_earlier_model(mistake, run, sft_flags, sft, tmp_path):
+    """With --overwrite_output_dir, whether data or model cannot be read, or the old model is the new one's base."""
+    folder = tmp_path / "old"
+    shutil.copytree(sft, folder)
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    changes = {"model_name_or_path": folder} if mistake == "output" else mistake
+    result = run("sft", sft_flags | {"output_dir": folder, "overwrite_output_dir": True} | changes)
+    message_of(result, "--")
+    assert all(file.read_bytes() == content for file, content in before.items())

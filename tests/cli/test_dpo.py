@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DPO's main: what its own flags do, what it refuses, and what becomes of the log-probs that it keeps."""
 
-import json
-
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -16,17 +14,6 @@ def reference_of(folder):
         with safe_open(file, "pt") as content:
             found[file.name] = content.get_tensor("logprobs").tolist(), content.metadata()
     return found
-
-
-def test_without_a_reference(run, dpo_flags, dpo, tmp_path):
-    """Smoothing changes the loss; nothing is computed before training, and the margin starts anywhere."""
-    run("dpo", dpo_flags | {"reference_free": True, "label_smoothing": 0.2, "eval_interval": 2}).expect(0)
-    assert not (tmp_path / "out" / "reference").exists()
-    first, last = evaluation_rows(tmp_path / "out")[0], evaluation_rows(tmp_path / "out")[-1]
-    assert abs(first["eval/margin"]) > 0.01 and first["eval/chosen"] < -1
-    assert last["eval/margin"] > first["eval/margin"]
-    flags = json.loads((tmp_path / "out" / "train_config.json").read_text())
-    assert (flags["reference_free"], flags["label_smoothing"], flags["beta"]) == (True, 0.2, 0.1)
 
 
 def test_a_run_goes_on_with_its_reference(run, dpo_flags, tmp_path):

@@ -3,12 +3,11 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from cli_runs import STEPS, arguments, read_jsonl, run_process
+from cli_runs import STEPS, arguments, run_process
 from closeness import WEIGHT_GAP
 from factories import largest_difference
 from launches import launch
@@ -16,10 +15,6 @@ from real_size import as_large_as
 
 # Examples of a micro-batch, processes, ZeRO stage; the accumulation follows from the 8 examples of an update.
 WAYS = [(2, 1, 0), (4, 1, 2), (2, 1, 3), (4, 2, 0), (2, 2, 1), (1, 2, 2), (2, 2, 3)]
-OFTEN_EQUAL = """
-def score(prompts, responses, rows):
-    return [len(prompt) % 2 and float(len(response)) for prompt, response in zip(prompts, responses)]
-"""
 START = dict.fromkeys(STEPS, "model_name_or_path") | {"ppo": "actor_model_name_or_path"}
 MICRO = dict.fromkeys(STEPS, "per_device_train_batch_size") | {"ppo": "per_device_training_batch_size"}
 
@@ -30,46 +25,6 @@ def run(step, flags, processes):
     result = launch(STEPS[step] / "main.py", ["--deepspeed", *arguments(flags)], processes)
     assert result.status == 0, result.stdout
     return result
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("launcher")
-@pytest.mark.parametrize("estimator", ["rloo", "gae", "evpo", "grpo", "tempo", "segment_mc", "reinforce_pp"])
-def test_several_responses_cut_up_otherwise(estimator, ppo_flags, reward, tmp_path):
-    """RLOO with 4 responses to a prompt, and PPO with 2: all those of a prompt are on one process.
-
-    GRPO with what is counted over all of an update: responses, and the groups and tokens that are left. Completions
-    are other numbers of rows on each process, and so are macro actions. They complete responses to prompts that took
-    the places of others, which any process has drawn.
-    """
-    rloo = {"advantage_estimator": estimator, "samples_per_prompt": 4, "reward_model_name_or_path": reward}
-    rloo |= {name: None for name in ppo_flags if name.startswith("critic")}
-    own = rloo
-    if estimator in ("gae", "evpo"):
-        own = {"samples_per_prompt": 2, "advantage_estimator": estimator}
-    if estimator == "grpo":
-        own |= {"kl_in": "loss", "kl_estimator": "k3", "loss_mean": "response", "drop_equal_groups": True}
-    elif estimator == "tempo":
-        own |= {"policy_ratio": "sequence_mean", "max_token_probability": 0.5, "termination_condition": "surprise"}
-    elif estimator == "segment_mc":
-        (tmp_path / "half.py").write_text(OFTEN_EQUAL)
-        own |= {"reward_function": f"{tmp_path / 'half.py'}:score", "reward_model_name_or_path": None}
-        own |= {"samples_per_prompt": 2, "mc_samples": 2, "mc_max_segments": 3}
-        own |= {"drop_equal_groups": True, "refill_rounds": 2}
-    elif estimator == "reinforce_pp":  # the reward model is read where macro actions end
-        own |= {"segment_rewards": "prefix", "ngram": 2}
-    flags = ppo_flags | own | {"dtype": "fp32", "actor_learning_rate": 1e-4, "global_batch_size": 16}
-    check_ways("ppo", flags, 16 // flags["samples_per_prompt"], tmp_path)
-    if estimator == "segment_mc":
-        counted = {file.parent.name: counts(file) for file in tmp_path.glob("*/metrics.jsonl")}
-        assert len(counted) == 2 + len(WAYS) and all(found == counted["whole"] for found in counted.values())
-        assert sum(update["refilled"] for update in counted["whole"]) > 0
-
-
-def counts(file: Path) -> list[dict[str, float]]:
-    """What was drawn beside the rollouts."""
-    rows = [row for row in read_jsonl(file) if "rollout/refilled" in row]
-    return [{name: row[f"rollout/{name}"] for name in ("refilled", "refill_tokens", "mc_tokens")} for row in rows]
 
 
 @pytest.mark.slow

@@ -50,18 +50,3 @@ def talk(text, column):
     """Two turns; the second is a row of the corpus."""
     said = (("user", "Hi."), ("assistant", "Yes?"), ("user", text["prompt"]), ("assistant", text[column]))
     return [{"role": role, "content": content} for role, content in said]
-
-
-def test_too_long_rows_are_counted(run, sft_flags, ppo_flags, texts, tmp_path):
-    rows = [dict(text, prompt=text["prompt"] * (20 if i % 4 == 0 else 1)) for i, text in enumerate(texts)]
-    folder = tmp_path / "mixed"
-    write_jsonl(folder / "train.jsonl", rows)
-    write_jsonl(folder / "eval.jsonl", texts[:8])
-    common = {"data_path": folder, "data_split": "1,0,0"}
-    screen = run("sft", sft_flags | common | {"output_dir": tmp_path / "sft"}).expect(0).stderr
-    record = json.loads((tmp_path / "sft" / "run.json").read_text())
-    assert sum(record["data"]["dropped"]["train"].values()) == 16 and record["data"]["dropped"]["eval"] == {}
-    assert "16 rows dropped" in screen
-    screen = run("ppo", ppo_flags | common | {"data_split": "0,0,1", "output_dir": tmp_path / "ppo"}).expect(0).stderr
-    assert "16 rows dropped (prompt too long)" in screen
-    assert training_rows(tmp_path / "ppo")[-1]["samples"] == 48

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from cli_runs import check_names, message_of, read_jsonl, training_rows
+from cli_runs import check_names, read_jsonl, training_rows
 from metric_conditions import CRITIC, OWN_SAMPLING, PARSING
 
 CUT = {"termination_condition": "parsing", "per_device_generation_batch_size": 8, "per_device_training_batch_size": 8}
@@ -48,10 +48,3 @@ def test_benepar_with_a_users_model(run, flags, tmp_path, benepar_model):
     rows = check_run(tmp_path / "out", "benepar")
     assert sum(row["parsing/parsed"] for row in rows) > 0
     assert json.loads((tmp_path / "out" / "train_config.json").read_text())["parsing_cutoff"] == 4
-
-
-def test_benepar_without_a_model(run, flags, tmp_path):
-    absent = flags | {"parser_model": tmp_path / "none.pt"}
-    message_of(run("ppo", absent), "--parser benepar", "none.pt", "no such file")
-    message_of(run("ppo", flags), "--parser benepar", "benepar.download", "chunker")
-    assert not (tmp_path / "out" / "metrics.jsonl").exists() or not training_rows(tmp_path / "out")

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoModelForSequenceClassification
 
 from cli_runs import check_names, evaluation_rows, files_under, read_jsonl, training_rows
-from closeness import FORMULA, near
+from closeness import near
 from dschat.evaluation.runs import build_report
 from metric_conditions import CRITIC, OWN_SAMPLING, SEVERAL, SKIP
 
@@ -62,15 +62,6 @@ def test_several_sources_of_scores(run, prompt_flags, sft, reward, functions, tm
     check_names(tmp_path / "out", CRITIC, SEVERAL, SKIP, OWN_SAMPLING, source=["subreddit", "words", "reward_model"])
 
 
-def test_a_separate_reward_model(run, ppo_flags, sft, reward, ppo, tmp_path):
-    models = {"critic_model_name_or_path": sft, "reward_model_name_or_path": reward}
-    run("ppo", ppo_flags | models).expect(0)
-    before, same = evaluation_rows(tmp_path / "out")[0], evaluation_rows(ppo)[0]
-    assert before["eval/scores"] == near(same["eval/scores"], FORMULA)  # the critic differs, the score not
-    sample = read_jsonl(tmp_path / "out" / "samples" / "update-000000.jsonl")[0]
-    assert {token["value"] for token in sample["tokens"]} == {0.0}  # a new value head is zero
-
-
 def test_the_other_variants_together(run, ppo_flags, tmp_path):
     flags = {
         "adaptive_kl_target": 0.5,
@@ -104,23 +95,6 @@ def test_the_other_variants_together(run, ppo_flags, tmp_path):
     for sample in read_jsonl(tmp_path / "out" / "samples" / "update-000000.jsonl"):
         actions = [token["macro_action"] for token in sample.get("tokens", [])]
         assert actions[-1:] != actions[-2:-1]
-
-
-def test_a_learnable_reward_rises(run, prompt_flags, sft, functions, tmp_path):
-    functions.write_text("def spaces(p, responses, rows):\n    return [r.count(' ') / 4 for r in responses]\n")
-    own = {
-        "actor_model_name_or_path": sft,
-        "reward_function": f"{functions}:spaces",
-        "data_split": "0,0,1",
-        "ngram": 1,
-        "ppo_epochs": 2,
-        "num_train_epochs": 8,
-        "actor_learning_rate": 3e-3,
-        "kl_ctl": 0,
-    }
-    run("ppo", prompt_flags | own).expect(0)
-    evaluated = evaluation_rows(tmp_path / "out")
-    assert evaluated[-1]["eval/scores"] > 1.3 * evaluated[0]["eval/scores"] > 0
 
 
 def test_a_run_without_a_critic(run, prompt_flags, sft, reward, ppo, tmp_path):

@@ -6,7 +6,6 @@ import json
 import pytest
 
 from cli_runs import check_names, evaluation_rows, read_jsonl, training_rows, write_jsonl
-from data_cases import look_at_data
 from dschat.programs.levels import weakness
 from metric_conditions import CRITIC, OWN_SAMPLING, PROGRAMS
 from published_set_copies import make_rows
@@ -58,15 +57,3 @@ def test_scores_by_execution(run, flags, tmp_path):
     # Row 1 has no tests; the solutions of row 2 read an integer of 5,000 digits, which Python does not convert, and
     # that of row 3 defines no function.
     assert record["data"]["dropped"]["train"] == {"no tests": 1, "its own solution fails its tests": 2}
-
-
-def test_reference_solutions_are_run_before_training(flags, capsys):
-    assert look_at_data(["check", str(flags["data_path"]), "--data_split", "0,0,1", "--run_solutions", "6"]) == 0
-    printed = capsys.readouterr().out
-    report = printed[printed.index("reference solutions, sandbox level") :].splitlines()
-    assert report[1:4] == [
-        "  6 rows: 1 without tests, 1 without a solution",
-        "  2 of 4 solutions pass",
-        "  these fail, and --drop_unsolvable leaves them out of step 3:",
-    ]
-    assert "train.jsonl:3: wrong" in report[4] and "train.jsonl:4: runtime_error EOFError" in report[5]

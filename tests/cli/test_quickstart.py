@@ -2,7 +2,6 @@
 """The quickstart with --small: every part runs and the report stands."""
 
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -75,35 +74,6 @@ def test_small(tmp_path):
         assert f"{rows[-1]['eval/gold_scores']:.3f}" in page, "the table shows the last evaluation"
     assert all(row == before["step3-ppo"] for row in before.values()), "all start from the same model and prompts"
     assert {record_of(folder / name)["seeds"]["seed"] for name in runs} == {1234}
-
-
-@pytest.mark.slow
-def test_two_processes_that_shard_everything(tmp_path):
-    """The same three steps through the launcher at ZeRO 3; the models open in plain transformers."""
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
-    folder = tmp_path / "quick"
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    result = run_small("main.py", folder, "--num_gpus", 2, "--zero_stage", 3, PATH=path, DS_ACCELERATOR="cpu")
-    assert "2 processes" in result.stderr + result.stdout
-    for name in ("step3-ppo", "step3-ma-ppo"):
-        config = config_of(folder / name)
-        assert (config["actor_zero_stage"], config["critic_zero_stage"]) == (3, 3)
-        assert record_of(folder / name)["batches"]["world_size"] == 2
-        weights = AutoModelForCausalLM.from_pretrained(folder / name / "actor").parameters()
-        assert all(weight.isfinite().all() for weight in weights)
-    AutoModelForSequenceClassification.from_pretrained(folder / "step2-reward")
-
-
-@pytest.mark.slow
-def test_turns_small(tmp_path):
-    """Two games, each with macro actions of a token and of a turn, and an episode drawn turn by turn."""
-    folder = tmp_path / "turns"
-    result = run_small("turns.py", folder)
-    for game in ("guess", "calculator"):
-        assert "MA-PPO (turn)" in (folder / game / "report.html").read_text(encoding="utf-8")
-        episodes = (folder / game / "episodes.txt").read_text(encoding="utf-8")
-        assert "value before" in episodes and "policy" in episodes and episodes.rstrip() in result.stdout
 
 
 @pytest.mark.slow

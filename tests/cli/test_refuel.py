@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from cli_runs import check_names, evaluation_rows, read_jsonl, training_rows, untimed, write_jsonl
+from cli_runs import check_names, evaluation_rows, read_jsonl, training_rows, untimed
 from closeness import UPDATE, near
-from dialogue_cases import chat_tokenizer
-from factories import make_causal_lm, save_folder
 from killed_commands import kill_when, rows_kept
-from launches import launch
-from real_size import as_large_as
-from refuel_cases import REFUEL, command, forked, make_models, make_prompts, script, small_pairs
+from refuel_cases import command, forked, make_models, make_prompts, script
 
 SLOW_SCORE = """
 import time
@@ -116,36 +112,6 @@ def test_after_a_kill_in_each_step_the_same_command_comes_to_the_same_bytes(plac
             assert script("generate", again, place).expect(0).stdout.startswith("2 dialogues")  # the next round
         else:
             assert content(place / folder) == content(whole), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 3])
-def test_two_processes_train_to_the_same_weights(place, stage):
-    from safetensors.torch import load_file
-
-    write_jsonl(place / "pairs" / "train.jsonl", small_pairs(16))
-    write_jsonl(place / "pairs" / "test.jsonl", small_pairs(3))
-    flags = TRAIN | {"task.query_dataset": str(place / "pairs"), "base_model": str(place / "policy")}
-    flags |= {"task.cluster": None, "total_episodes": 16, "output_dir": str(place / "one")}
-    script("refuel", flags, place).expect(0)
-    flags |= {"output_dir": str(place / "two"), "gradient_accumulation_steps": 2, "zero_stage": stage}
-    flags |= {"deepspeed_config": as_large_as(7e9, place / "policy")}
-    launch(REFUEL / "refuel.py", command("refuel", flags)[2:]).expect(0)
-    one, two = (load_file(place / name / "model.safetensors") for name in ("one", "two"))
-    assert one.keys() == two.keys()
-    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 2e-4
-    assert (place / "two" / "reference" / "logprobs.safetensors").exists()
-    losses = [[row["eval/loss"] for row in evaluation_rows(place / name)] for name in ("one", "two")]
-    assert losses[1] == pytest.approx(losses[0], rel=2e-2)
-
-
-def test_kept_log_probs_of_another_policy_are_computed_anew(place):
-    write_jsonl(place / "pairs" / "train.jsonl", small_pairs(8))
-    flags = TRAIN | {"total_episodes": 4, "gradient_accumulation_steps": 1}
-    forked("refuel", flags, place).expect(0)
-    save_folder(place / "policy", make_causal_lm("llama", 8, len(chat_tokenizer())), chat_tokenizer("llama-3"))
-    result = forked("refuel", flags | {"output_dir": "out2"}, place).expect(0)
-    assert "pairs_box.safetensors: the reference log-probs are computed anew; changed: the model" in result.stderr
 
 
 # -- the script of the published run, and a run with its flags

@@ -13,7 +13,6 @@ from cli_runs import (
     built_once,
     check_names,
     evaluation_rows,
-    message_of,
     read_jsonl,
     run_command,
     run_forked,
@@ -112,13 +111,6 @@ def test_a_reward_model_top_layers_and_a_checkpoint(offload, flags, talks, tmp_p
     assert [row["update"] for row in rows] == [4, 8]
     assert rows[0]["objective/scores"] != 0 and rows[0]["objective/kl"] == near(0, UPDATE)
     assert (tmp_path / "out" / "checkpoints" / "step-8" / "manifest.json").exists()
-
-
-def test_a_function_of_dialogues_alone_is_refused_before_data_are_read(flags, tmp_path, run_online):
-    (tmp_path / "own.py").write_text("def score(dialogues):\n    return [0.0 for _ in dialogues]\n")
-    (tmp_path / "rows.jsonl").write_text("no JSON\n")
-    own = {"reward_function": f"{tmp_path / 'own.py'}:score", "data_path": tmp_path / "rows.jsonl"}
-    message_of(run_online(flags | own), "own.py:score", "make it score(dialogues, rows)")
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 8])

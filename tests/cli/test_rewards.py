@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where step 3's scores come from: a server that goes away and comes back, and models that need some care."""
 
-import signal
 import threading
 import time
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from cli_runs import copy_model, message_of, read_jsonl, result_of, start_forked, training_rows
+from cli_runs import copy_model, message_of, read_jsonl, training_rows
 from closeness import near
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
 from dschat.scoring.serve import Scorer, ScoreServer, application
@@ -76,20 +75,6 @@ class Restarted:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_restarted_in_the_middle_of_a_run(run, prompt_flags, sft, tmp_path):
-    flags = prompt_flags | {"actor_model_name_or_path": sft, "reward_batch": 8}
-    server = Restarted(after=3, seconds=3)
-    result = run("ppo", flags | {"reward_url": server.url}).expect(0)
-    server.server.stop()
-    assert "The request is repeated for up to 300 s" in result.stderr
-    whole = run("ppo", flags | {"reward_url": (steady := StandIn()).url, "output_dir": tmp_path / "steady"}).expect(0)
-    steady.stop()
-    assert whole.status == 0
-    for one, other in zip(training_rows(tmp_path / "out"), training_rows(tmp_path / "steady"), strict=True):
-        assert one["objective/scores"] == other["objective/scores"] and one["loss/policy"] == other["loss/policy"]
-
-
-@pytest.mark.slow
 def test_a_run_that_lost_its_server_goes_on_from_its_checkpoint(run, prompt_flags, sft, tmp_path):
     flags = prompt_flags | {"actor_model_name_or_path": sft, "save_steps": 2}
     server = Restarted(after=3, seconds=None)  # after the self-check, the first evaluation and a rollout
@@ -99,22 +84,6 @@ def test_a_run_that_lost_its_server_goes_on_from_its_checkpoint(run, prompt_flag
     run("ppo", flags | {"reward_url": again.url, "resume_from_checkpoint": True}).expect(0)
     again.stop()
     assert [row["update"] for row in training_rows(tmp_path / "out")] == [2, 4]
-
-
-@pytest.mark.slow
-def test_sigterm_while_waiting_for_a_server(prompt_flags, sft, tmp_path):
-    server = Restarted(after=3, seconds=None)
-    flags = prompt_flags | {"actor_model_name_or_path": sft, "reward_url": server.url, "output_dir": tmp_path / "out"}
-    process = start_forked("ppo", flags, tmp_path / "printed")
-    log = tmp_path / "printed" / "stderr.txt"
-    while "The request is repeated" not in (log.read_text() if log.exists() else ""):
-        assert process.is_alive()
-        time.sleep(0.1)
-    begun = time.monotonic()
-    process.terminate()
-    result = result_of(process, tmp_path / "printed")
-    assert time.monotonic() - begun < 30 and result.status == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM; to continue, add --resume_from_checkpoint" in result.stderr
 
 
 RUBRIC = """

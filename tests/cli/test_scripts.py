@@ -110,28 +110,6 @@ def wait_until(true, seconds=20.0):
         time.sleep(0.05)
 
 
-@pytest.mark.slow
-def test_one_rank_that_fails_ends_the_others_at_once(inputs, sft, tmp_path):
-    """Rank 0 waits for it in a collective; the cause stands last, long before the collective's time-out."""
-    function = tmp_path / "mine.py"
-    function.write_text(
-        "import os\ndef reward(p, r, rows):\n"
-        "    if os.environ['RANK'] == '1':\n        raise RuntimeError('the judge is gone')\n"
-        "    return [float(len(t)) for t in r]\n"
-    )
-    variables = launcher_variables(
-        tmp_path, MODEL=str(sft), DATA=str(inputs / "data" / "comparisons"), NUM_GPUS="2", DS_ACCELERATOR="cpu"
-    )
-    words = [*shlex.split(SMALL["ppo"]), "--critic_model_name_or_path", str(sft), "--global_batch_size", "16"]
-    start = time.monotonic()
-    result = run_command(
-        ["bash", GEMMA["ppo"], *words, "--reward_function", f"{function}:reward"], cwd=tmp_path, **variables
-    )
-    assert result.status != 0 and time.monotonic() - start < 120
-    last = result.stderr.strip().splitlines()[-1]
-    assert "[rank 1]" in last and "the judge is gone" in last and str(function) in last
-
-
 # One of each command; tests/cli/test_presets.py reads all of them.
 @pytest.mark.parametrize(
     "script", {called(script)[0]: script for script in reversed(SCRIPTS)}.values(), ids=lambda s: "-".join(called(s))

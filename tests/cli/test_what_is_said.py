@@ -3,10 +3,7 @@
 
 import re
 
-import pytest
-
-from cli_runs import read_jsonl, run_forked, run_process
-from fake_hub_for_uploads import TOKEN, upload_server
+from cli_runs import run_forked
 
 
 def test_a_bf16_run_says_what_matters_and_nothing_else(tmp_path, sft_flags):
@@ -34,28 +31,3 @@ def test_a_bf16_run_says_what_matters_and_nothing_else(tmp_path, sft_flags):
     ]
     assert "perplexity" in last and "−" in last
     assert saved == f"models saved in {tmp_path / 'out'}"
-
-
-def test_step_3_reports_its_rows_and_samples_to_wandb(tmp_path, monkeypatch, ppo_flags):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    flags = ppo_flags | {"report_to": "wandb", "output_dir": tmp_path / "out"}
-    run_forked("ppo", flags, tmp_path).expect(0)
-    evaluations = [row for row in read_jsonl(tmp_path / "out/metrics.jsonl") if "eval/scores" in row]
-    (folder,) = (tmp_path / "out" / "wandb").glob("offline-run-*")
-    assert len(list((folder / "files" / "media" / "table").glob("samples_table*.json"))) == len(evaluations) > 1
-    (file,) = folder.glob("*.wandb")
-    assert all(name in file.read_bytes() for name in (b"eval/scores", b"objective/kl"))
-
-
-@pytest.mark.slow
-def test_a_run_pushes_its_model_at_the_end(tmp_path, sft_flags):
-    repositories = {}
-    flags = sft_flags | {"push_to_hub": "me/model", "output_dir": tmp_path / "out"}
-    with upload_server(repositories) as address:
-        variables = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": None, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
-        done = run_process("sft", flags, **variables).expect(0)
-    assert done.stderr.splitlines()[-1].endswith("/me/model")
-    repository = repositories["me/model"]
-    assert repository.private and {"README.md", "metrics.jsonl", "model.safetensors"} <= set(repository.files)
-    assert repository.files["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()

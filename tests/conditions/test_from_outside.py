@@ -100,5 +100,5 @@ def test_an_estimator(monkeypatch):
     macro = segment(trajectory.response_mask, trajectory.response_mask)
     batch = assign_credit(trajectory, macro, config.kl.kl_coef, config)
     assert batch.advantages.tolist() == [[1.0] * 5 + [0.0], [-2.0] * 2 + [0.0] * 4]
-    with pytest.raises(UserError, match="--advantage_estimator constant adds up all rewards"):
+    with pytest.raises(UserError, match="--advantage_estimator constant adds up the rewards"):
         parse(PPOConfig, [*WORDS, "--advantage_estimator", "constant", "--gamma", "0.9"])

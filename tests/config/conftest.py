@@ -30,7 +30,6 @@ FILES = {
     "star.py": "from os.path import *\n",
     "null.py": "x = 1\0",
     "broken.py": "def (:\n",
-    "later.py": "async def f(prompts, responses, rows): ...\n",
     "metric.py": "def kl(prompts, responses, rows): ...\n",
     "ds.json": '{"steps_per_print": 1}',
     "list.json": "[]",

@@ -134,8 +134,7 @@ REFUSALS = [
     (
         f"{OF_STEPS_1_AND_2} ppo",
         "--checkpoint_every 2",
-        "--gradient_checkpointing_every 2 does nothing on its own",
-        "add --gradient_checkpointing",
+        "--gradient_checkpointing_every: of no effect without --gradient_checkpointing",
     ),
     ("sft", "--data_split 0,4,4", "--data_split 0,4,4", "no rows for step 1: make number 1 larger than 0"),
     (
@@ -396,7 +395,7 @@ REFUSALS = [
             ("--teacher_model_name_or_path t --normalize_scores", "--normalize_scores", "drop it"),
             ("--teacher_model_name_or_path t --segment_rewards each", "--segment_rewards", "drop it"),
             ("--teacher_model_name_or_path t --whiten_advantages", "--whiten_advantages", "drop it"),
-            ("--teacher_model_name_or_path t --gamma 0.5", "--gamma 0.5", "Drop the flag"),
+            ("--teacher_model_name_or_path t --gamma 0.5", "--gamma: ", "Drop the flag"),
             ("--teacher_model_name_or_path t --teacher_coef 0", "--teacher_coef 0", "above 0"),
         )
     ),
@@ -416,10 +415,6 @@ REFUSALS = [
     ("ppo", "--reward_function score.py:inner", "--reward_function", "does not define inner", "Scorer", "score"),
     ("ppo", "--reward_function broken.py:f", "--reward_function", "cannot read broken.py", "correct the file"),
     *(("ppo", f"--{flag} none.py:f", f"--{flag}", "no file none.py") for flag in (*FUNCTIONS, "parser")),
-    *(
-        ("ppo", f"--{flag} later.py:f", f"--{flag} later.py:f", "f is an async function", "plain")
-        for flag in FUNCTIONS
-    ),
     ("ppo", "--metric_function null.py:x", "cannot read null.py"),
     ("ppo", "--metric_function metric.py:kl", "--metric_function", "rename the function"),
     ("ppo", "--termination_condition score.py:inner", "--termination_condition", "does not define inner"),
@@ -449,8 +444,8 @@ REFUSALS = [
     ("actor", "", "--critic_model_name_or_path is missing", "--reward_function module.py:function"),
     ("unscored", "", "--reward_model_name_or_path is missing", "--reward_function", "--reward_source programs"),
     ("rloo", "--samples_per_prompt 1", "--samples_per_prompt of at least 2", "published runs sample 4"),
-    ("rloo", "--gamma 0.9", "--gamma 0.9", "--advantage_estimator rloo adds up", "Drop the flag"),
-    ("rloo", "--macro_reward mean", "--macro_reward mean", "adds up all rewards"),
+    ("rloo", "--gamma 0.9", "--gamma: --advantage_estimator rloo adds up", "Drop the flag"),
+    ("rloo", "--macro_reward mean", "--macro_reward: --advantage_estimator rloo adds up"),
     (
         "rloo",
         "--per_device_generation_batch_size 3 --per_device_training_batch_size 5",
@@ -591,13 +586,6 @@ def test_files_of_other_origin_are_not_replaced_unasked(tmp_path, name, flags):
     config_of("sft", "--overwrite_output_dir")
 
 
-def test_a_run_that_was_killed_while_it_prepared_goes_on(tmp_path):
-    """It leaves its empty metrics, and no record while it waits for the state of a checkpoint."""
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "metrics.jsonl").touch()
-    config_of("dpo", "--resume_from_checkpoint")
-
-
 def test_what_is_left_of_a_run_is_of_no_other_origin(tmp_path):
     """Copied without run.json."""
     (tmp_path / "out" / "checkpoints" / "step-2").mkdir(parents=True)
@@ -612,12 +600,6 @@ def test_a_run_does_not_write_over_what_it_reads(tmp_path, used):
     assert f"--output_dir ./out: the run reads {used}, which its own models would" in refusal("sft", [], words)
 
 
-def test_data_may_lie_in_the_output_folder(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "d.jsonl").touch()
-    config_of("sft", "--data_path out/d.jsonl")
-
-
 @pytest.mark.parametrize(("warmup", "warned"), [(10, False), (11, True)])
 def test_a_warm_up_that_never_ends_is_warned_of(caplog, warmup, warned):
     config_of("sft", f"--num_warmup_steps {warmup}").warn_of_warmup(11)
@@ -628,11 +610,6 @@ def test_an_output_folder_is_no_address():
     """As a path it would be a folder called "s3:"."""
     message = refusal("sft", "--output_dir s3://bucket/run")
     assert "--output_dir s3://bucket/run is an address: give a folder of this machine" in message
-
-
-def test_infinity_is_refused_for_what_it_is():
-    """It is a number of at least 0."""
-    assert "--learning_rate inf is not finite: give a number of at least 0" in refusal("sft", "--learning_rate inf")
 
 
 @pytest.mark.parametrize("given", ["true", "out/checkpoints/step-9"])

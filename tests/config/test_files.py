@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """YAML that is no file of flags is refused with file, line and remedy; `~` and variables in paths of any origin."""
 
-import os
 import re
 from pathlib import Path
 
@@ -67,14 +66,6 @@ def test_a_file_that_is_refused(text, message, tmp_path, monkeypatch):
     with pytest.raises(UserError) as refused:
         settings_of(text)
     assert re.search(message, str(refused.value)), str(refused.value)
-
-
-@pytest.mark.parametrize(("name", "words"), [("folder", "is a folder"), ("pipe", "is no regular file")])
-def test_a_folder_or_a_pipe_is_no_settings_file(name, words, tmp_path):
-    (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match=f"--config .*{name} {words}.*; give the path of a YAML file"):
-        resolve(SFTConfig, [*SFT, "--config", str(tmp_path / name)], command="sft")
 
 
 @pytest.mark.parametrize("flag", ["tensorboard_path", "deepspeed_config", "hostfile"])

@@ -18,7 +18,7 @@ from dschat.settings.flags import default_of
 from dschat.settings.other_names import TRAINERS, alternatives, tables
 from dschat.settings.parse import parse, resolve
 from dschat.settings.parser import FlagParser
-from flag_cases import FAMILIES, REQUIRED, config_of, refusal
+from flag_cases import FAMILIES, REQUIRED, config_of
 
 PAGE = ROOT / "docs" / "coming-from-trl.md"
 AXOLOTL = """\
@@ -122,12 +122,6 @@ def test_commands_of_other_trainers_work(row, capsys):
     for name in row["names"]:
         assert main([name]) == 2
         assert alternatives(row["here"]) in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("step", FAMILIES)
-def test_no_tracker(step):
-    assert config_of(step, "--report_to none") == config_of(step) == config_of(step, "--report_to")
-    assert "drop none or the others" in refusal(step, "--report_to none wandb")
 
 
 def test_the_page_has_the_table():

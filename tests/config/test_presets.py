@@ -8,7 +8,7 @@ import pytest
 from dschat.base.errors import UserError
 from dschat.settings.parse import resolve, to_yaml
 from dschat.settings.ppo import PPOConfig
-from dschat.settings.presets import batch_sizes, find_preset, preset_names, variables
+from dschat.settings.presets import find_preset, preset_names, variables
 from dschat.settings.supervised import SFTConfig
 from flag_cases import FAMILIES, REQUIRED, config_of
 from script_runs import preset
@@ -50,36 +50,6 @@ def test_flags_win_over_the_file_and_that_over_what_it_extends(monkeypatch):
     assert [found.origins[name] for name in names] == places and "lam" not in found.origins
     assert "gamma: 0.9" in found.yaml and "# own.yaml:2" in found.yaml and "# default" in found.yaml
     assert PPOConfig(**found.given()) == config
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("seed: 1\nngrams: 3\n", r"bad.yaml:2: ngrams is not a flag of `dschat ppo`; did you mean --ngram\?"),
-        ("ngram: many\n", "bad.yaml:1: .*--ngram many is out of range|--ngram many is out of range"),
-        ("ppo_epochs: x\n", "bad.yaml:1: argument --ppo_epochs.*: invalid int value: 'x'"),
-        ("seed: 1\nseed: 2\n", "bad.yaml:2: seed is there twice"),
-        ("ngram: {dim: 3}\n", "bad.yaml:1: ngram must be a value or a list of values"),
-        ("- a\n", "bad.yaml:1: the file must hold"),
-        ("a: [\n", "bad.yaml cannot be read as YAML"),
-        ("extends: bad.yaml\n", "bad.yaml extends itself"),
-        ("extends: absent\n", "bad.yaml:1: extends: absent: there is no such file; .*tldr_gemma_2b_vanilla"),
-        ("seed: ${NO_SUCH}\n", r"bad.yaml:1: seed: the variable NO_SUCH is not set; .*\$\{NO_SUCH:-DEFAULT\}"),
-        ("seed: ${EMPTY}\n", r"bad.yaml:1: seed: the variable EMPTY is empty; .*\$\{EMPTY:-DEFAULT\}"),
-    ],
-)
-def test_files_that_are_refused(text, message, monkeypatch):
-    monkeypatch.setenv("EMPTY", "")
-    file = write("bad.yaml", text)
-    with pytest.raises(UserError, match=message):
-        resolve(PPOConfig, [*REQUIRED["ppo"], "--config", file], command="ppo")
-
-
-def test_a_file_that_is_not_there():
-    with pytest.raises(
-        UserError, match="--config tldr_gema: there is no such file; .*presets of `dschat sft` are apps_"
-    ):
-        resolve(SFTConfig, [*REQUIRED["sft"], "--config", "tldr_gema"], command="sft")
 
 
 def test_variables_stand_in_values(monkeypatch):
@@ -180,16 +150,3 @@ def test_a_rollout_is_the_batch_of_one_update(gpus, flags, expected):
     config = preset("ppo", "tldr_gemma_2b", flags.split(), gpus).config
     rollout = config.plan_batches(gpus).rollout_per_rank * gpus
     assert (config.sampling.per_device_generation_batch_size, config.rollouts.generation_batches, rollout) == expected
-
-
-def test_responses_of_a_prompt_stay_together():
-    """4 samples of each of 2 prompts on 8 processes, 32 responses at once at most."""
-    most = {"per_device_training_batch_size": 4, "per_device_generation_batch_size": 32}
-    given = {"global_batch_size": 64, "samples_per_prompt": 4}
-    assert batch_sizes(most, given, 8) == {
-        "per_device_training_batch_size": 4,
-        "per_device_generation_batch_size": 2,
-        "generation_batches": 1,
-    }
-    with pytest.raises(UserError, match="4 responses of a prompt together"):
-        batch_sizes(most, given, 32)

@@ -51,6 +51,8 @@ class EstimatorSettings:
         samples: K, the responses per prompt, which are consecutive rows; 1 in evaluations.
     """
 
+    section = "credit assignment"  # title where programs show the settings
+
     # These follow from the run.
     kl_coef: float = 0.0
     longest: int = 0

@@ -31,12 +31,11 @@ from dschat.settings.flags import (
     NOT_EMPTY,
     SHARE,
     Range,
-    default_of,
     flag,
     seconds_of,
 )
 from dschat.settings.processes import LaunchFlags
-from dschat.settings.rules import Check, Rule, Rules
+from dschat.settings.rules import Check, Rule, Rules, Unread
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +45,7 @@ Schedule = Literal[
 SEED: Range = (lambda seed: 0 <= seed < 2**32, "a whole number from 0 to 4294967295")
 ZeroStage = Literal[0, 1, 2, 3]
 LATEST = "latest"  # value of --resume_from_checkpoint for the newest checkpoint
+LORA_FLAGS = ("lora_module_name", "lora_alpha", "lora_dropout", "merge_lora")
 DEFAULT_RANK = 8  # of --finetune_mode lora
 COMPILED_UPDATES = 100  # of the shortest run whose layers are compiled without being told so: the first takes longer
 
@@ -356,21 +356,12 @@ def _check_deepspeed_file(config: CommonConfig) -> None:
         read_deepspeed_file(config.engine.deepspeed_config)
 
 
-def _warn_without_adapters(config: CommonConfig) -> None:
-    if any(config.lora_ranks):
-        return
-    for name in ("lora_module_name", "lora_alpha", "lora_dropout", "merge_lora"):
-        if getattr(config.finetuning, name) != default_of(type(config), name):
-            shown = "--no_merge_lora" if name == "merge_lora" else f"--{name}"
-            logger.warning("%s does nothing without --lora_dim.", shown)
-
-
 def _holds_no_example(config: CommonConfig) -> bool:
     budget = config.optimisation.max_tokens_per_micro_batch
     return budget is not None and budget < config.longest_example[0]
 
 
-COMMON_RULES: tuple[Rule[CommonConfig] | Check[CommonConfig], ...] = (
+COMMON_RULES: Rules = (
     Check(lambda config: checks.check_data_split(config.data.data_split, config.step)),
     Check(_check_deepspeed_file),
     Check(_check_output_dir),
@@ -401,10 +392,10 @@ COMMON_RULES: tuple[Rule[CommonConfig] | Check[CommonConfig], ...] = (
         lambda config: config.engine.offload and 0 in config.zero_stages and config.offload_needs_zero,
         "--offload needs ZeRO: give --zero_stage 1, 2 or 3 (in step 3 for both actor and critic), or drop it.",
     ),
-    Rule(
-        lambda config: config.engine.gradient_checkpointing_every > 1 and not config.recomputes,
-        "--gradient_checkpointing_every {gradient_checkpointing_every} does nothing on its own: add"
-        " --gradient_checkpointing, or drop it.",
+    Unread(
+        lambda config: () if config.recomputes else ("gradient_checkpointing_every",),
+        "of no effect without --gradient_checkpointing: add that, or drop it.",
+        refused=True,
     ),
     Rule(
         lambda config: config.finetuning.finetune_mode == "lora" and not any(config.lora_ranks),
@@ -419,7 +410,7 @@ COMMON_RULES: tuple[Rule[CommonConfig] | Check[CommonConfig], ...] = (
         "--lora_dropout {lora_dropout}: log-probs of an update are compared with those of the policy that"
         " sampled the responses; with dropout they would differ before the first update. Drop the flag.",
     ),
-    Check(_warn_without_adapters),
+    Unread(lambda config: () if any(config.lora_ranks) else LORA_FLAGS, "of no effect without --lora_dim."),
 )
 
 

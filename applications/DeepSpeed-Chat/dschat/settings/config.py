@@ -61,7 +61,7 @@ class Config:
         state["arguments"] = arguments
         for group in groups_of(type(self)):
             if len(group.holder) == 1:
-                state[group.holder[0]] = make_group(group.type, values, group.table)
+                state[group.holder[0]] = make_group(group.type, values)
 
     @classmethod
     def derive(cls, values: dict[str, Any]) -> None:

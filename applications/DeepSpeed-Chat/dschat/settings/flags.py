@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How flags are declared: fields of groups, which a command's configuration holds.
 
-A group is a dataclass whose fields are flags. A command is a class that annotates its groups and says what differs
-for it, see `dschat.settings.config`. Everything that reads declarations (parser, files, help, documents, the identity
-of a run) goes through `flags_of`.
+A group is a dataclass whose fields are flags, or `EstimatorSettings`, whose settings become flags. A command annotates
+its groups and says what differs for it, see `dschat.settings.config`. Everything that reads declarations (parser,
+files, help, documents, the identity of a run) goes through `flags_of`.
 """
 
 import inspect
@@ -16,6 +16,7 @@ from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from dschat.base.errors import UserError
+from macro_actions.settings import DESCRIPTION, Bounds, SettingDescription
 
 Range = tuple[Callable[[Any], bool], str]  # a predicate of a value, and the words that say what it accepts
 OnResume = Literal["same", "free", "share"]
@@ -32,6 +33,12 @@ ZERO_TO_ONE: Range = (lambda number: 0 <= number <= 1, "a number from 0 to 1")
 BELOW_1: Range = (lambda number: 0 <= number < 1, "a number of at least 0 and below 1")
 UP_TO_1: Range = (lambda share: 0 < share <= 1, "a number above 0 and at most 1")
 FINITE: Range = (lambda number: True, "a number")
+RANGE_OF_BOUNDS: Mapping[Bounds, Range] = {
+    "above 0": ABOVE_0,
+    "at least 0": AT_LEAST_0,
+    "at least 1": AT_LEAST_1,
+    "0 to 1": ZERO_TO_ONE,
+}
 NOT_EMPTY: Range = (bool, "a value")  # a text, or each of several
 
 TIME = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")  # days, hours, minutes, seconds
@@ -133,19 +140,6 @@ def parts(groups: Callable[[], Mapping[str, type]]) -> Any:
 
 
 @dataclass(frozen=True)
-class FlagTable:
-    """Flags for a dataclass that declares none itself, in `Annotated[Group, FlagTable(…)]`.
-
-    Attributes:
-        section: title in --help.
-        flags: by field; the dataclass's other fields are no flags.
-    """
-
-    section: str
-    flags: Mapping[str, Flag]
-
-
-@dataclass(frozen=True)
 class GroupRow:
     """A group that another folder declares, in `Annotated[Any, GroupRow(…)]`; imported when the flags are read.
 
@@ -165,13 +159,11 @@ class FlagGroup:
     Attributes:
         holder: attributes and keys that lead from a configuration to the group.
         type: its dataclass.
-        table: its flags, if the dataclass declares none itself.
         rules: of `dschat.settings.rules`, which it brings with it.
     """
 
     holder: tuple[str, ...]
     type: Any
-    table: FlagTable | None = None
     rules: tuple[Any, ...] = ()
 
 
@@ -199,11 +191,9 @@ def _group_of_attribute(name: str, hint: Any) -> FlagGroup:
     """The group that an attribute of a command is annotated with."""
     if get_origin(hint) is not Annotated:
         return FlagGroup((name,), hint)
-    kind, declared = get_args(hint)
-    if not isinstance(declared, GroupRow):
-        return FlagGroup((name,), kind, declared)
-    rules = resolve_name(f"dschat.{declared.rules}") if declared.rules else ()
-    return FlagGroup((name,), resolve_name(f"dschat.{declared.group}"), rules=rules)
+    row: GroupRow = get_args(hint)[1]
+    rules = resolve_name(f"dschat.{row.rules}") if row.rules else ()
+    return FlagGroup((name,), resolve_name(f"dschat.{row.group}"), rules)
 
 
 def _parts_of(holder: tuple[str, ...], group: Any) -> list[FlagGroup]:
@@ -256,10 +246,10 @@ def flags_by_spelling(command: type) -> dict[str, Flag]:
 
 def _flags_of_group(group: FlagGroup) -> list[Flag]:
     hints = get_type_hints(group.type, include_extras=True)
-    section = getattr(group.type, "section", None) if group.table is None else group.table.section
+    section = getattr(group.type, "section", None)
     flags: list[Flag] = []
     for item in _in_order(group.type):
-        declared = item.metadata.get(FLAG) if group.table is None else group.table.flags.get(item.name)
+        declared = _declaration_of(item)
         if declared is None:
             continue
         default = declared.default
@@ -280,6 +270,16 @@ def _flags_of_group(group: FlagGroup) -> list[Flag]:
     return flags
 
 
+def _declaration_of(item: "Field[Any]") -> Flag | None:
+    """The flag that a field is declared as; None for a field that is no flag."""
+    setting: SettingDescription | None = item.metadata.get(DESCRIPTION)
+    if setting is None:
+        flag: Flag | None = item.metadata.get(FLAG)
+        return flag
+    bounds = None if setting.bounds is None else RANGE_OF_BOUNDS[setting.bounds]
+    return Flag(setting.summary, bounds, only_with=setting.only_with, choices=setting.choices)
+
+
 def _in_order(group: Any) -> "list[Field[Any]]":
     """Fields of a dataclass, before those of its bases."""
     classes: list[Any] = [base for base in group.__mro__ if is_dataclass(base)]
@@ -298,15 +298,14 @@ def _merged(command: type, table: str) -> dict[str, Any]:
     return merged
 
 
-def make_group(group: type, values: Mapping[str, Any], table: FlagTable | None = None) -> Any:
+def make_group(group: type, values: Mapping[str, Any]) -> Any:
     """Make a group from values by the names of flags; other flags have the group's defaults."""
     arguments: dict[str, Any] = {}
     for item in fields(group):
-        is_flag = FLAG in item.metadata if table is None else item.name in table.flags
         if PARTS in item.metadata:
             parts_of_group = item.metadata[PARTS]().items()
             arguments[item.name] = {name: make_group(part, values) for name, part in parts_of_group}
-        elif is_flag and item.name in values:
+        elif item.name in values and _declaration_of(item) is not None:
             arguments[item.name] = values[item.name]
     return group(**arguments)
 

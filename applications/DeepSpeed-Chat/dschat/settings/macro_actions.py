@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flags of where a macro action ends."""
 
-import logging
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dschat.base.errors import UserError
@@ -14,10 +15,8 @@ from dschat.settings.conditions import (
     groups_of_conditions,
     names_with_notes,
 )
-from dschat.settings.flags import check_values, default_of, flag, flags_of, make_group, parts
-from dschat.settings.rules import check_function_path
-
-logger = logging.getLogger(__name__)
+from dschat.settings.flags import check_values, flag, flags_of, make_group, parts
+from dschat.settings.rules import Unread, check_function_path
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -78,13 +77,11 @@ class TerminationFlags:
             names = ", ".join(CONDITIONS)
             raise UserError(f"--termination_condition {chosen} is unknown: use {names} or module.py:function.")
         for name in CONDITIONS:
-            changed = [f"--{flag}" for flag in changed_flags(self.conditions[name])]
-            if changed and chosen != name:
-                logger.warning("%s: of no effect without --termination_condition %s.", ", ".join(changed), name)
-        parsing: ParsingFlags = self.conditions["parsing"]
-        device = parsing.parser_device
-        if chosen == "parsing" and parsing.parser != "benepar" and device != default_of(ParsingFlags, "parser_device"):
-            logger.warning("--parser_device %s: of no effect, only benepar uses it.", device)
+            unread = Unread(
+                partial(_flags_of_condition, name=name), f"of no effect without --termination_condition {name}."
+            )
+            unread.check(self)
+        Unread(_unread_device, "of no effect, only benepar uses it.").check(self)
 
 
 def termination_of(**values: Any) -> TerminationFlags:
@@ -93,10 +90,12 @@ def termination_of(**values: Any) -> TerminationFlags:
     return group
 
 
-def changed_flags(group: Any) -> list[str]:
-    """The flags of a group whose value is not the default."""
-    changed: list[str] = []
-    for name, declared in flags_of(type(group)).items():
-        if getattr(group, name) != declared.default:
-            changed.append(name)
-    return changed
+def _flags_of_condition(flags: TerminationFlags, name: str) -> Collection[str]:
+    """The flags of a condition that is not chosen."""
+    return () if name == flags.termination_condition else flags_of(CONDITIONS[name].flags)
+
+
+def _unread_device(flags: TerminationFlags) -> Collection[str]:
+    parsing: ParsingFlags = flags.conditions["parsing"]
+    is_read = flags.termination_condition != "parsing" or parsing.parser == "benepar"
+    return () if is_read else ("parser_device",)

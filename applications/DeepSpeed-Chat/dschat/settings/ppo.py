@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan, BatchSizes, plan_batches
 from dschat.settings.common import COMMON_RULES, CommonConfig
-from dschat.settings.estimators import ESTIMATOR_FLAGS, flags_of_some
 from dschat.settings.flags import GroupRow, default_of
 from dschat.settings.kl import KL_RULES, KLFlags
 from dschat.settings.macro_actions import TerminationFlags
@@ -41,20 +40,19 @@ from dschat.settings.rollouts import (
     VllmFlags,
     require_vllm,
 )
-from dschat.settings.rules import PPO_MODELS, Check, Rule, Rules, check_rules_of_groups
+from dschat.settings.rules import PPO_MODELS, Check, Rule, Rules, Unread, check_rules_of_groups
 from dschat.settings.teacher import TEACHER_RULES, TeacherFlags
 from macro_actions.settings import NEEDS, EstimatorSettings
 
 # Flags whose values --actor_NAME and --critic_NAME take if they are not given.
 SHARED_DEFAULT_FLAGS = ("gradient_checkpointing", "zero_stage", "lora_dim")
 
-logger = logging.getLogger(__name__)
-
-# Flags that decide where macro actions end, as a warning names them. The flags of other conditions than `fixed` have
-# an effect only beside --termination_condition, which is named already.
-NOTED_END_FLAGS = ("termination_condition", "ngram", "isolate_last_token")
-REWARD_CHANGING_FLAGS = ("gamma", "macro_reward")
-# Flags that a run without a critic does not read, unless its estimator reads them.
+# Flags that a run does not read, by what it lacks. Most warn; those that would change the run otherwise than their
+# users expect are refused.
+END_FLAGS = ("termination_condition", "ngram", "isolate_last_token")  # other conditions' flags need the first one
+REWARD_FLAGS = ("gamma", "macro_reward")
+SCORE_FLAGS = ("drop_equal_groups", "normalize_scores", "segment_rewards", "normalize_advantages", "whiten_advantages")
+WHOLE_RESPONSE_FLAGS = ("segment_rewards", "rollouts_ahead", "isolate_last_token")
 CRITIC_FLAGS = (
     "critic_learning_rate",
     "critic_weight_decay",
@@ -70,10 +68,56 @@ CRITIC_FLAGS = (
 )
 
 
-def _is_changed(config: PPOConfig, name: str) -> bool:
-    """Whether a flag's value is not its default."""
-    value: object = config.flat()[name]
-    return value != default_of(type(config), name)
+def _unread_by_estimator(config: PPOConfig) -> list[str]:
+    """Flags that other estimators read, and without a critic those of one. REWARD_FLAGS have a rule of their own."""
+    needs = config.advantages.needs
+    names = [] if needs.critic else list(CRITIC_FLAGS)
+    for other in NEEDS.values():
+        names += sorted(other.reads)
+    # The critic's values follow from flags of both models.
+    values = config.flat()
+    shared = [f"critic_{name}" for name in SHARED_DEFAULT_FLAGS if values[f"critic_{name}"] == values[name]]
+    return [name for name in names if name not in (*needs.reads, *REWARD_FLAGS, *shared)]
+
+
+def _only_if(unread: bool, names: Sequence[str]) -> Sequence[str]:
+    return names if unread else ()
+
+
+UNREAD: tuple[Unread[PPOConfig], ...] = (
+    Unread(_unread_by_estimator, "of no effect with --advantage_estimator {advantage_estimator}."),
+    Unread(
+        lambda config: _only_if(
+            not (config.advantages.needs.macro_actions or config.loss.is_by_macro_action), END_FLAGS
+        ),
+        "with --advantage_estimator {advantage_estimator} macro actions change the training only with --policy_ratio"
+        " macro or macro_mean, or with --loss_mean macro.",
+    ),
+)
+REFUSED: tuple[Unread[PPOConfig], ...] = (
+    Unread(
+        lambda config: [name for name in REWARD_FLAGS if name not in config.advantages.needs.reads],
+        "--advantage_estimator {advantage_estimator} adds up the rewards of a response, or of a macro action, as they"
+        " are. Drop the flag.",
+        refused=True,
+    ),
+    Unread(
+        lambda config: _only_if(not config.advantages.needs.scores, SCORE_FLAGS),
+        "--advantage_estimator {advantage_estimator} reads no scores: drop it.",
+        refused=True,
+    ),
+    Unread(
+        lambda config: _only_if(not config.advantages.needs.critic, ("critic_warmup_updates",)),
+        "--advantage_estimator {advantage_estimator} has no critic. Drop the flag.",
+        refused=True,
+    ),
+    Unread(
+        lambda config: _only_if(config.advantages.needs.segment_values, WHOLE_RESPONSE_FLAGS),
+        "the completions of --advantage_estimator {advantage_estimator} are sampled with the current weights, and"
+        " scored as whole responses, of at most --mc_max_segments macro actions: drop it.",
+        refused=True,
+    ),
+)
 
 
 def _check_score_source(config: PPOConfig) -> None:
@@ -146,33 +190,14 @@ NORMALIZATION_RULES: tuple[Rule[PPOConfig], ...] = (
 # Advantages and the loss
 
 
-def _check_unread_rewards(config: PPOConfig) -> None:
-    """Raises UserError if a flag that changes rewards was changed and the estimator does not read it."""
-    for name in REWARD_CHANGING_FLAGS:
-        if name not in config.advantages.needs.reads and _is_changed(config, name):
-            estimator_effect = "adds up all rewards of a response as they are"
-            if not config.advantages.needs.scores:
-                estimator_effect = "gives a macro action its own rewards alone, and none of the later ones"
-            raise UserError(
-                f"--{name} {getattr(config.estimator, name)}: --advantage_estimator"
-                f" {config.advantages.advantage_estimator} {estimator_effect}. Drop the flag."
-            )
-
-
-ADVANTAGE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
-    Rule(
-        lambda config: config.optimizers.critic_warmup_updates > 0 and not config.advantages.needs.critic,
-        "--critic_warmup_updates {critic_warmup_updates}: --advantage_estimator {advantage_estimator} has no critic."
-        " Drop the flag.",
-    ),
+ADVANTAGE_RULES: tuple[Rule[PPOConfig], ...] = (
     Rule(
         lambda config: config.advantages.needs.group and config.rollouts.samples_per_prompt < 2,
         "--advantage_estimator {advantage_estimator} compares responses to the same prompt with each other: give"
         " --samples_per_prompt of at least 2 (the published runs sample 4).",
     ),
-    Check(_check_unread_rewards),
     Rule(
-        lambda config: config.estimator.lam_alpha is not None and _is_changed(config, "lam"),
+        lambda config: config.estimator.lam_alpha is not None and config.changes_lam,
         "--lam {lam:g} and --lam_alpha {lam_alpha:g}: drop one of them; --lam_alpha none removes the value of a"
         " preset.",
     ),
@@ -197,40 +222,14 @@ ADVANTAGE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
         " tokens. Give --policy_ratio token.",
     ),
     Rule(
-        lambda config: (config.estimator.length_buffer or 0) > config.sampling.max_answer_seq_len,
-        "--length_buffer {length_buffer} is longer than a response: give at most --max_answer_seq_len"
-        " {max_answer_seq_len}.",
-    ),
-)
-
-
-# Values and rewards of macro actions
-
-
-def _check_segment_values(config: PPOConfig) -> None:
-    """Raises UserError for flags that contradict values which completions from each macro action measure."""
-    if not config.advantages.needs.segment_values:
-        return
-    values = {"segment_rewards": config.rewards.segment_rewards, "rollouts_ahead": config.vllm.rollouts_ahead}
-    for name, value in values.items():
-        if value:
-            raise UserError(
-                f"--{name} with --advantage_estimator {config.advantages.advantage_estimator}, whose completions are"
-                " sampled with the current weights, and scored as whole responses: drop it."
-            )
-
-
-SEGMENT_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
-    Rule(
-        lambda config: config.advantages.needs.segment_values and config.termination.isolate_last_token,
-        "--isolate_last_token with --advantage_estimator {advantage_estimator}, which joins macro actions where there"
-        " are more than --mc_max_segments: drop it.",
-    ),
-    Check(_check_segment_values),
-    Rule(
         lambda config: config.rewards.segment_rewards is not None and config.estimator.macro_reward == "mean",
         "--segment_rewards with --macro_reward mean divides each reward by the length of its macro action. Give"
         " --macro_reward sum.",
+    ),
+    Rule(
+        lambda config: (config.estimator.length_buffer or 0) > config.sampling.max_answer_seq_len,
+        "--length_buffer {length_buffer} is longer than a response: give at most --max_answer_seq_len"
+        " {max_answer_seq_len}.",
     ),
 )
 
@@ -252,51 +251,10 @@ SHARED_BASE_RULES: tuple[Rule[PPOConfig], ...] = (
 )
 
 
-# Warnings of flags that are unwise or have no effect
+# Warnings
 
 
-def _warn_of_unread_flags(config: PPOConfig) -> None:
-    """Warns of changed flags that the estimator, or a run without a critic, does not read."""
-    needs = config.advantages.needs
-    names = [name for name in flags_of_some() if name not in REWARD_CHANGING_FLAGS]
-    if not needs.critic:
-        names += CRITIC_FLAGS
-    shared_defaults = {
-        "critic_gradient_checkpointing": config.engine.gradient_checkpointing,
-        "critic_zero_stage": config.engine.zero_stage,
-        "critic_lora_dim": config.finetuning.lora_dim,
-    }
-    values = config.flat()
-    changed = []
-    for name in dict.fromkeys(names):
-        usual_value = shared_defaults.get(name, default_of(type(config), name))
-        if name not in needs.reads and values[name] != usual_value:
-            changed.append(f"--{name}")
-    if changed:
-        estimator = config.advantages.advantage_estimator
-        logger.warning("%s: of no effect with --advantage_estimator %s.", ", ".join(changed), estimator)
-
-
-def _warn_of_unread_ends(config: PPOConfig) -> None:
-    """Warns of flags that decide where macro actions end, if neither the estimator nor the loss reads the ends."""
-    if config.advantages.needs.macro_actions or config.loss.is_by_macro_action:
-        return
-    values = config.flat()
-    changed = []
-    for name in NOTED_END_FLAGS:
-        if _is_changed(config, name):
-            changed.append(f"--{name} {values[name]}")
-    if changed:
-        logger.warning(
-            "%s: with --advantage_estimator %s macro actions change the training only with --policy_ratio macro or"
-            " macro_mean, or with --loss_mean macro.",
-            ", ".join(changed),
-            config.advantages.advantage_estimator,
-        )
-
-
-WARNINGS: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
-    Check(_warn_of_unread_flags),
+WARNINGS: tuple[Rule[PPOConfig], ...] = (
     # `PPOConfig.derive` makes the critic's model the reward model.
     Rule(
         lambda config: config.names_no_critic,
@@ -304,7 +262,6 @@ WARNINGS: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
         " the reward model, if scores are read and no other source of them is named.",
         warns=True,
     ),
-    Check(_warn_of_unread_ends),
     Rule(
         lambda config: (
             config.rewards.segment_rewards is not None
@@ -335,8 +292,9 @@ WARNINGS: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     ),
 )
 
-PPO_RULES: tuple[Rule[Any] | Check[Any], ...] = (
+PPO_RULES: Rules = (
     Check(_check_score_source),
+    *REFUSED,
     *TEACHER_RULES,
     Rule(
         lambda config: config.sampling.eval_prompts is not None and config.rollouts.eval_iters is not None,
@@ -349,7 +307,6 @@ PPO_RULES: tuple[Rule[Any] | Check[Any], ...] = (
     Check(check_rules_of_groups),
     *SERVER_RULES,
     *ADVANTAGE_RULES,
-    *SEGMENT_RULES,
     *INNER_REWARD_RULES,
     *SHARED_BASE_RULES,
     Rule(
@@ -361,6 +318,7 @@ PPO_RULES: tuple[Rule[Any] | Check[Any], ...] = (
         "--macro_reward mean with --value_function first gives no weight to the score, which is on the last token:"
         " add --isolate_last_token.",
     ),
+    *UNREAD,
     *WARNINGS,
 )
 
@@ -392,7 +350,7 @@ class PPOConfig(CommonConfig):
     user_requests: Annotated[Any, GroupRow("turns.user_settings:UserRequestFlags")]
     vllm: VllmFlags
     termination: TerminationFlags
-    estimator: Annotated[EstimatorSettings, ESTIMATOR_FLAGS]
+    estimator: EstimatorSettings
     advantages: AdvantageFlags
     loss: LossFlags
     optimizers: OptimizerFlags
@@ -425,6 +383,11 @@ class PPOConfig(CommonConfig):
     def names_no_critic(self) -> bool:
         """Whether --critic_model_name_or_path was given though the estimator has no critic."""
         return not self.advantages.needs.critic and self.arguments.get("critic_model_name_or_path") is not None
+
+    @property
+    def changes_lam(self) -> bool:
+        """Whether --lam has another value than its default."""
+        return bool(self.estimator.lam != default_of(type(self), "lam"))
 
     @property
     def has_teacher(self) -> bool:

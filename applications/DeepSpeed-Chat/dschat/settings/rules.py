@@ -9,12 +9,12 @@
 A message names the flag, its value and the remedy; `{name}` in it stands for the value of a flag.
 """
 
-import ast
 import json
 import logging
 import math
 import re
-from collections.abc import Callable, Sequence
+import symtable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 ADDRESS = re.compile(r"https?://[^/\s@?]+(/[^\s?]*)?")  # without a user's name, password or query
-FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 # Folders that a run writes below its output folder.
 FOLDERS_WITH_MODELS = ("actor", "actor_ema", "critic", "adapter", "models", "checkpoints", "samples")
 RUN_FOLDERS = (*FOLDERS_WITH_MODELS, "nonfinite", "reference")  # the last two also by a run that is refused
@@ -57,13 +56,43 @@ class Rule(Generic[C]):
 
     def check(self, config: C) -> None:
         """Raise UserError, or log a warning, if the configuration breaks the rule."""
-        if not self.when(config):
-            return
-        values = {name: value_of(config, flag) for name, flag in flags_of(type(config)).items()}
-        text = self.message.format_map(values | self.words(config))
-        if not self.warns:
-            raise UserError(text)
-        logger.warning("%s", text)
+        if self.when(config):
+            _say(config, self.message, self.words(config), self.warns)
+
+
+def _say(config: Any, message: str, words: dict[str, Any], warns: bool) -> None:
+    """Fill in the values of flags and further words, and raise UserError or log a warning."""
+    values = {name: value_of(config, flag) for name, flag in flags_of(type(config)).items()}
+    text = message.format_map(values | words)
+    if not warns:
+        raise UserError(text)
+    logger.warning("%s", text)
+
+
+@dataclass(frozen=True)
+class Unread(Generic[C]):
+    """Flags that have no effect in a configuration. Where they have another value than their default, users are told.
+
+    Attributes:
+        flags: names of the flags that the configuration does not read.
+        why: end of the message, after the flags; `{name}` stands for the value of a flag.
+        refused: raise UserError instead of logging a warning.
+    """
+
+    flags: Callable[[C], Iterable[str]]
+    why: str
+    refused: bool = False
+
+    def check(self, config: C) -> None:
+        """Raise UserError, or log a warning, if one of the flags was changed."""
+        changed: list[str] = []
+        declared = flags_of(type(config))
+        for name in dict.fromkeys(self.flags(config)):
+            default = declared[name].default
+            if value_of(config, declared[name]) != default:
+                changed.append(f"--no_{name}" if default is True else f"--{name}")
+        if changed:
+            _say(config, f"{', '.join(changed)}: {self.why}", {}, not self.refused)
 
 
 @dataclass(frozen=True)
@@ -73,7 +102,7 @@ class Check(Generic[C]):
     check: Callable[[C], None]
 
 
-Rules = Sequence[Rule[Any] | Check[Any]]
+Rules = Sequence[Rule[Any] | Unread[Any] | Check[Any]]
 
 
 def check_rules(config: Any, rules: Rules) -> None:
@@ -111,36 +140,16 @@ def check_function_path(name: str, value: str) -> None:
     if not path.is_file():
         raise UserError(f"--{name} {value}: there is no file {file_name}; give its path from {Path.cwd()}.")
     try:
-        tree = ast.parse(path.read_bytes(), filename=file_name)
-        names = _bound_names(tree)
+        source = path.read_text(encoding="utf-8")
+        symbols = symtable.symtable(source, file_name, "exec").get_symbols()
     except (SyntaxError, ValueError, OSError) as error:
         raise UserError(f"--{name} {value}: cannot read {file_name} as Python ({error}); correct the file.") from error
-    if function not in names and "*" not in names:
+    names = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+    if function not in names and "import *" not in source:
         defined = ", ".join(sorted(names)) or "nothing"
         raise UserError(
             f"--{name} {value}: {file_name} does not define {function}; give one of what it does: {defined}."
         )
-    definitions = []
-    for node in tree.body:
-        if isinstance(node, FUNCTIONS) and node.name == function:
-            definitions.append(node)
-    if definitions and isinstance(definitions[-1], ast.AsyncFunctionDef):
-        raise UserError(f"--{name} {value}: {function} is an async function; give a plain one (def).")
-
-
-def _bound_names(tree: ast.AST) -> set[str]:
-    """Names that a module binds at its top level, also inside of blocks; "*" for a star import."""
-    names: set[str] = set()
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, FUNCTIONS | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names.update(alias.asname or alias.name for alias in node.names)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        else:
-            names |= _bound_names(node)
-    return names
 
 
 def check_output_dir(

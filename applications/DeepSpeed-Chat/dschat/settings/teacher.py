@@ -6,12 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dschat.base.errors import UserError
-from dschat.settings.flags import ABOVE_0, FREE, NOT_EMPTY, default_of, flag
-from dschat.settings.rules import Check, Rule
-
-# Flags that say what becomes of scores, or of advantages that compare them.
-SCORE_FLAGS = ("drop_equal_groups", "normalize_scores", "segment_rewards", "normalize_advantages", "whiten_advantages")
+from dschat.settings.flags import ABOVE_0, FREE, NOT_EMPTY, flag
+from dschat.settings.rules import Rule
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -39,19 +35,7 @@ def _distils_alone(config: Any) -> bool:
     return not config.advantages.needs.scores
 
 
-def _check_score_flags(config: Any) -> None:
-    """Raises UserError for a flag about scores with an estimator that reads none."""
-    if not _distils_alone(config):
-        return
-    for name in SCORE_FLAGS:
-        if config.flat()[name] != default_of(type(config), name):
-            raise UserError(
-                f"--{name} with --advantage_estimator {config.advantages.advantage_estimator}, which reads no scores:"
-                " drop it."
-            )
-
-
-TEACHER_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuration
+TEACHER_RULES: tuple[Rule[Any], ...] = (  # of step 3's configuration
     Rule(
         lambda config: _distils_alone(config) and not config.has_teacher,
         "--advantage_estimator {advantage_estimator} learns from a teacher: add --teacher_model_name_or_path.",
@@ -62,7 +46,6 @@ TEACHER_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configurati
         " or use another estimator, to which --teacher_model_name_or_path adds the teacher's log-ratios.",
         words=lambda config: {"names": ", ".join(config.rewards.source_names)},
     ),
-    Check(_check_score_flags),
     Rule(
         lambda config: config.has_teacher and config.advantages.drop_equal_groups,
         "--drop_equal_groups with --teacher_model_name_or_path: prompts whose responses have the same score would be"
