@@ -122,17 +122,6 @@ def test_check_without_a_tokenizer(folder):
     assert lines_of(report, "lengths") == ["--tokenizer MODEL counts tokens, and the rows that each step leaves out"]
 
 
-def test_check_counts_empty_responses(folder):
-    """Of both splits and of either kind; the first three places."""
-    empty = [{"prompt": "f", "chosen": "", "rejected": "x"}, {"prompt": "g", "chosen": "y", "rejected": " "}]
-    write(folder / "test.jsonl", [*empty, PAIRS[0], {"prompt": "h", "chosen": "", "rejected": ""}])
-    told = f"(first: {folder}/test.jsonl:1, {folder}/test.jsonl:2, {folder}/test.jsonl:4)"
-    line = f"empty      4 responses without any text, which end at once {told}"
-    assert line in check(folder, "0,1,1").splitlines()
-    write(folder / "test.jsonl", PAIRS)
-    assert "empty  " not in check(folder, "0,1,1")
-
-
 def test_check_with_a_tokenizer(folder, words):
     report = check(folder, "1,1,1", tokenizer=words, **limits(4, 4))
     assert lines_of(report, "length of the prompts, in tokens, with BOS") == [
@@ -176,13 +165,6 @@ def test_check_says_why_rows_are_missing(tmp_path, words, monkeypatch):
     assert "step 1 (SFT): 2 of 10 training rows (no reference solution: 2)" in report
     report = check("apps", "0,1,0", tokenizer=words)
     assert "step 2 (reward model): not possible: " in report and "the row has no rejected response" in report
-
-
-def test_check_counts_skipped_rows(tmp_path):
-    summaries = [{"text": "a"}, {"text": "b"}]
-    rows = [{"info": {"post": post}, "summaries": summaries, "choice": 0} for post in ("p", None, "q", None)]
-    report = check(write(tmp_path / "rows.jsonl", rows))
-    assert "format     TL;DR comparison: 2" in report and "skipped    neither post nor article: 2" in report
 
 
 def test_check_of_conversations(tmp_path):
@@ -293,15 +275,6 @@ def test_preview_marks_by_colour_and_disarms_control_characters(tmp_path):
 def saved(words, tmp_path):
     words.save_pretrained(tmp_path / "model")
     return str(tmp_path / "model")
-
-
-def test_command_check(folder, saved, capsys):
-    flags = ["--tokenizer", saved, "--max_seq_len", "4", "--max_prompt_seq_len", "4", "--data_split", "1,0,0"]
-    assert main(["check", str(folder), *flags]) == 0
-    printed = capsys.readouterr().out
-    assert "(--max_seq_len 4, --max_prompt_seq_len 4)" in printed
-    assert "shares of --data_split 1,0,0, seed 1234" in printed
-    assert "step 1 (SFT): 1 of 4 training rows" in printed
 
 
 def test_command_of_several_paths_and_renamed_columns(tmp_path, capsys):

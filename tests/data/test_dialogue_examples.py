@@ -70,13 +70,6 @@ def test_an_empty_reply_of_a_policy_is_none_of_the_datas_faults() -> None:
         check_dialogue(dialogue("a", "", ""), "x", sampled=True)
 
 
-def test_a_template_that_replies_elsewhere_is_refused() -> None:
-    tokenizer = chat_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ 'x' if add_generation_prompt }}"
-    with pytest.raises(UserError, match="does not write a reply behind its generation prompt"):
-        turn_end(tokenizer)
-
-
 def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = (
@@ -116,13 +109,6 @@ def test_rows_of_hh_are_read_as_they_are():
     assert [m["content"].strip() for m in example.messages] == ["a", "b", "c", "d"] and not dropped
 
 
-def test_messages_and_response_are_put_together_again():
-    examples, dropped = kept(dialogue("a", "b", "c", "d"), dialogue("e"))
-    assert [example.messages for example in examples] == [dialogue("a", "b", "c", "d"), dialogue("e")]
-    assert [(example.num_turns, example.index) for example in examples] == [(2, 0), (1, 1)]
-    assert not dropped
-
-
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
@@ -140,18 +126,6 @@ def test_what_is_dropped_is_counted_by_reason(messages, reason, caplog):
     if reason in (PROMPT_TOO_LONG, REPLY_TOO_LONG):
         limits = replace(LIMITS, prompt_tokens=6, reply_tokens=5)
         assert len(kept(dialogue("a", "b"), messages, limits=limits)[0]) == 2
-
-
-def test_the_length_of_replies_whose_blanks_a_template_drops():
-    """Counted with what the template drops, a reply would make the dialogue seem shorter."""
-    lengths = []
-    for number, reply in enumerate(["b", "b \n \n", "b b b"], start=1):
-        row = row_of(dialogue("a", reply, "c", "d"), number)
-        (example,), _ = dialogue_examples(
-            [row], chat_tokenizer("llama-3"), replace(LIMITS, reply_tokens=40, total_tokens=200)
-        )
-        lengths.append(example.length)
-    assert lengths[0] == lengths[1] == lengths[2]
 
 
 def test_the_length_counts_every_reply_as_the_longest_that_may_be_drawn():

@@ -41,11 +41,6 @@ def test_sft_dropped_rows_are_counted():
     assert dropped == {"response cut to nothing": 2}
 
 
-def test_sft_end_of_conversation_token():
-    examples, _ = sft_examples([text_row("a", "b")], word_tokenizer(), 9, END)
-    assert examples == [SFTExample([1, 3], [4, 8])]
-
-
 def test_prompt_without_tokens():
     rows = [text_row("", "b"), text_row("a", "b")]
     assert sft_examples(rows, word_tokenizer(), 9, EOS)[0][0] == SFTExample([1], [4, 2])
@@ -112,13 +107,6 @@ def test_nothing_left():
             build(rows, tokenizer, 3, EOS)
 
 
-def test_no_rows_no_examples():
-    tokenizer = word_tokenizer()
-    assert sft_examples([], tokenizer, 3, EOS) == ([], {})
-    assert pair_examples([], tokenizer, 3, EOS) == ([], {})
-    assert prompt_examples([], tokenizer, 3) == ([], {})
-
-
 def test_missing_responses_are_named():
     tokenizer = word_tokenizer()
     with pytest.raises(UserError, match="rows.jsonl:4: .*no response.* --chosen_key or --response_key"):
@@ -140,14 +128,6 @@ def test_preferences_end_with_eos_and_are_cut_to_length() -> None:
     assert len(whole) == prompt + len(whole.chosen_ids)
     (cut,), _ = preference_examples([text_row("ab", "cd", "e")], tokenizer, prompt + 1, EOS)
     assert cut.chosen_ids == whole.chosen_ids[:1] and cut.rejected_ids == whole.rejected_ids[:1]
-
-
-def test_preferences_that_are_dropped_are_counted() -> None:
-    tokenizer = make_tokenizer()
-    rows = [text_row("ab", "c", "d"), text_row("ab", "same", "same"), text_row("ab" * 40, "c", "d")]
-    examples, dropped = preference_examples(rows, tokenizer, 40, EOS)
-    assert len(examples) == 1
-    assert dropped == {"pair equal after cutting": 1, "response cut to nothing": 1}
 
 
 def test_targets_of_preferences_are_the_response_tokens() -> None:

@@ -6,13 +6,10 @@ import gzip
 import json
 import re
 
-import pandas as pd
 import pytest
 from datasets import Dataset, DatasetDict
 
 from data_cases import error_of
-from dschat.base.errors import UserError
-from dschat.base.jsonl import read_rows
 from dschat.data.sources import load_source, open_data
 
 ROWS = [
@@ -91,18 +88,6 @@ def test_bad_csv_is_named(tmp_path, content, wanted):
     assert re.search(wanted, error_of(path))
 
 
-def test_columns_without_a_name(tmp_path):
-    """pandas' index, once or twice, and the commas that spreadsheets leave at the ends of lines: nothing is lost."""
-    table = pd.DataFrame([{"prompt": f"Q{number}", "response": f"a,{number}"} for number in range(40)])
-    table.to_csv(tmp_path / "once.csv")
-    pd.read_csv(tmp_path / "once.csv").to_csv(tmp_path / "twice.csv.gz")
-    table.assign(**{"": None}).to_csv(tmp_path / "end.csv", index=False)
-    for name in ("once.csv", "twice.csv.gz", "end.csv"):
-        source = load_source(tmp_path / name, seed=None)
-        rows = source.train + source.eval
-        assert [(row.prompt, row.chosen) for row in rows] == [(f"Q{n}", f"a,{n}") for n in range(40)]
-
-
 def test_packed_json(folder):
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     for name, text in (("a.jsonl", lines), ("b.json", lines), ("c.json", "\ufeff\n" + json.dumps(ROWS))):
@@ -113,27 +98,6 @@ def test_packed_json(folder):
     assert {row.origin for row in load_source(folder / "a.jsonl.gz").train} == {
         f"{folder}/a.jsonl.gz:{line}" for line in (1, 2)
     }
-
-
-def test_a_packed_folder_and_two_suffixes(folder):
-    for name in ("train", "test"):
-        (folder / "jsonl" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-        pack(folder / "jsonl" / f"{name}.jsonl")
-    assert texts_of(load_source(folder / "jsonl")) == ROWS
-    write_csv(folder / "jsonl" / "train.csv", ROWS)
-    assert "train* exists both as .csv and as .jsonl.gz" in error_of(folder / "jsonl")
-
-
-def test_damaged_packed_files(tmp_path):
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": str(i)}) + "\n" for i in range(5000)))
-    path = pack(tmp_path / "a.jsonl")
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    assert f"cannot read {path} (the packed file is damaged or cut off" in error_of(path)
-    with pytest.raises(UserError, match=r"--file .*a.jsonl.gz: cannot be read: the packed file is damaged"):
-        read_rows(path, "--file")
-    path.write_bytes(b"plain text")
-    assert f"cannot read {path}" in error_of(path) and "gzip" in error_of(path)
 
 
 def test_saved_splits(folder):
@@ -150,13 +114,6 @@ def test_saved_splits(folder):
     # one split alone is divided, and lists of messages stay lists
     alone = load_source(folder / "saved" / "other")
     assert [row.chosen for row in alone.train + alone.eval] == ["hello"]
-
-
-def test_saved_with_a_format(tmp_path):
-    """What the library is told to give out as tensors is read as it lies on the disk."""
-    Dataset.from_list(ROWS).add_column("n", [1, 2]).with_format("numpy").save_to_disk(tmp_path / "saved")
-    rows = load_source(tmp_path / "saved").train
-    assert {type(row.extra["n"]) for row in rows} == {int} and {type(row.prompt) for row in rows} == {str}
 
 
 def test_bad_saved_folders(folder, tmp_path):

@@ -153,21 +153,6 @@ def test_not_available(error, hub):
     assert "Please pick one" not in message  # the first line is enough
 
 
-def test_not_available_with_a_folder_of_copies(hub, tmp_path, monkeypatch):
-    hub.answer = FAILURES[0]
-    monkeypatch.setenv("MA_RLHF_DATA", str(tmp_path / "copies"))
-    message = error_of("codeparrot/apps")
-    place = tmp_path / "copies" / "apps"
-    assert f"--local-dir {place}`, and set MA_RLHF_DATA={place.parent}." in message
-
-
-def test_another_set_that_is_not_available(hub):
-    hub.answer = FAILURES[0]
-    message = error_of("me/mine")
-    assert "--data_path me/mine: there is no such local file" in message and "DatasetNotFoundError" in message
-    assert "`hf download me/mine --repo-type dataset --local-dir DIR`" in message
-
-
 @pytest.mark.parametrize("path", ["mine", "./me/mine", "me/mine.jsonl", "a/b/c"])
 def test_paths_are_not_looked_up_on_the_hub(path, hub):
     message = error_of(path)
@@ -191,11 +176,6 @@ def test_a_cache_that_cannot_be_written(hub):
             assert os.strerror(number) in message and "set HF_HOME" in message and "hf download" not in message
 
 
-def test_a_bad_row_of_the_hub_is_named(hub):
-    hub.answer = splits(train=[{"question": "a"}])
-    assert error_of("me/mine").startswith("me/mine train row 1: no column 'prompt'")
-
-
 # files on this machine, with the library's own builders
 
 
@@ -215,21 +195,6 @@ def test_the_json_builder_reads_apps(tmp_path, cache, small_sets, monkeypatch):
     assert [row.extra["input_output"] for row in source.train] == [row["input_output"] for row in rows]
     assert BIG in source.train[2].extra["input_output"]
     assert "Call-Based" in source.train[3].prompt and source.train[1].no_response == "no reference solution"
-
-
-@pytest.mark.parametrize("name", ["tldr", "webgpt"])
-def test_the_parquet_builder_reads_the_others(name, tmp_path, cache, small_sets, monkeypatch):
-    parts = {"train": 12} | ({EVAL_SPLITS[name]: 6} if EVAL_SPLITS[name] else {})
-    for part, count in parts.items():
-        write_rows(tmp_path / "hub" / part / "0000.parquet", make_rows(name, count, part), name)
-    files = {part: str(tmp_path / "hub" / part / "*.parquet") for part in parts}
-    use_options(monkeypatch, name, "parquet", {"data_files": files})
-    source = load_source(name)
-    rows = {row.origin: row for row in source.train + source.eval}
-    for place, raw in enumerate(make_rows(name, 12), start=1):
-        kept = {column: value for column, value in raw.items() if not column.startswith("tokens_")}
-        assert rows[f"{registry.find_known(name).hub_id} train row {place}"].extra == kept
-    assert len(rows) == sum(parts.values())
 
 
 def use_options(monkeypatch, name, load, options):

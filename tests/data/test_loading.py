@@ -5,7 +5,6 @@ import datetime
 import logging
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from cli_runs import write_jsonl
 from data_cases import KINDS, flags_of
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import tokenizer_fingerprint
-from dschat.data import loading, tokenised
+from dschat.data import tokenised
 from dschat.data.check import check_report
 from dschat.data.examples import (
     PairExample,
@@ -48,7 +47,7 @@ from dschat.data.tokenised import (
     row_text,
 )
 from factories import make_tokenizer
-from fault_runs import small_files_only, without_override
+from fault_runs import small_files_only
 
 TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")
 
@@ -116,10 +115,6 @@ def test_workers_keep_the_order(is_written, tmp_path, monkeypatch) -> None:
         assert list(Examples(PromptExample, open_table(PromptExample, sorted(tmp_path.glob("rows*"))))) == expected
 
 
-def refuse_in_worker(rows, tokenizer, held_out=False):
-    raise UserError(f"{rows[0].origin}: bad")
-
-
 def kill_parent_in_worker(rows, pid_file, held_out=False):
     if not pid_file.exists():
         pid_file.write_text(str(os.getpid()))
@@ -140,13 +135,6 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=300)
     assert done.returncode == -signal.SIGKILL and (tmp_path / "pid").exists(), done.stderr.decode()
-
-
-def test_a_bad_row_in_a_worker(monkeypatch) -> None:
-    monkeypatch.setattr(tokenised, "workers_for", lambda rows: 2)
-    rows = [Row("a", None, "b", None, {}, f"rows:{i}") for i in range(2 * BATCH)]
-    with pytest.raises(UserError, match="rows:0: bad"):
-        encode_rows(SFTExample, partial(refuse_in_worker, tokenizer=None), rows, "tokenising rows")
 
 
 def test_workers_share_the_cores(monkeypatch) -> None:
@@ -203,22 +191,6 @@ def test_damaged_entries_are_made_anew(tmp_path, caplog) -> None:
         caplog.clear()
 
 
-def test_a_second_process_may_be_first(tmp_path, monkeypatch) -> None:
-    """Both write, one is in place first; nothing is left of the other."""
-    folder = write(tmp_path / "data")
-    loader, inner = loader_of(SFTExample, folder), loader_of(SFTExample, folder)
-    encode = loading.encode_rows
-
-    def encode_while_another_finishes(*arguments: Any, **settings: Any) -> Any:
-        monkeypatch.setattr(loading, "encode_rows", encode)
-        inner.make()
-        return encode(*arguments, **settings)
-
-    monkeypatch.setattr(loading, "encode_rows", encode_while_another_finishes)
-    assert list(loader.make().train) == inner.read().train
-    assert [entry.name for entry in cache_folder().iterdir()] == [loader.key]
-
-
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, caplog) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MA_RLHF_CACHE", str(tmp_path / "file"))
@@ -252,19 +224,6 @@ def test_a_cache_on_a_full_disk(tmp_path, caplog) -> None:
     assert train == loader.read().train
     assert "tokenised data cannot be kept" in text and "File too large" in text
     assert not list(cache_folder().glob("*")), "nothing is left on the full disk"
-
-
-def test_a_cache_that_may_not_be_read(tmp_path, monkeypatch) -> None:
-    """No entry is found where the folder's parent is closed to this user."""
-    monkeypatch.setenv("MA_RLHF_CACHE", str(tmp_path / "closed" / "cache"))
-    loader = loader_of(SFTExample, write(tmp_path / "data"))
-    (tmp_path / "closed").mkdir(mode=0)
-
-    def find() -> object:
-        without_override()
-        return found_by(loader)
-
-    assert on_a_full_disk(find, largest=10**6) is None
 
 
 def test_rows_that_json_would_change_are_not_kept(tmp_path, caplog) -> None:
@@ -331,56 +290,32 @@ def test_a_tokenizer_is_the_same_before_and_after_use_and_with_a_pad_token() -> 
     assert tokenizer_fingerprint(other) != before
 
 
-@pytest.mark.parametrize(("kind", "lines"), [(SFTExample, "256"), (PairExample, "2456"), (PromptExample, "")])
-def test_empty_responses_are_said_once(kind, lines, tmp_path, caplog) -> None:
-    """Also from the cache. Lines 2, 5 and 6 have an empty response, line 4 a rejected one."""
-    texts = zip(["a", "", "b", "c", " \n", ""], ["x", "y", "z", "", "u", "v"], strict=True)
-    rows = [{"prompt": f"q {i}", "chosen": a, "rejected": b} for i, (a, b) in enumerate(texts)]
-    for name in ("train", "test"):
-        write_jsonl(tmp_path / f"{name}.jsonl", rows)
-    loader = loader_of(kind, tmp_path, data_split="1,0,0")
-    for read in (lambda: loader.read(show=True), loader.make, lambda: found_by(loader, show=True)):
-        read()
-        told = [message for message in caplog.messages if "without any text" in message]
-        caplog.clear()
-        assert len(told) == bool(lines)
-        if told:
-            assert told[0].startswith(f"{len(lines)} responses without any text, which end at once")
-            places = re.findall(r"train\.jsonl:(\d)", told[0])
-            assert len(places) == 3 and set(places) <= set(lines), "the first three in the order of the shuffle"
-
-
-@pytest.mark.parametrize(("column", "label"), [("label", False), ("kto_tag", "False")])
-def test_step_1_warns_of_responses_that_are_labelled_as_bad_ones(column, label, tmp_path, caplog) -> None:
-    """Rows for KTO; the label of a row that is not true or false, such as a class, says nothing."""
-    rows: list[dict[str, object]] = [{"prompt": f"q {number}", "completion": "a", column: True} for number in range(4)]
-    rows.append({"prompt": "q", "completion": "a", column: 0})
-    rows[2][column] = label
-    for name in ("train", "test"):
-        write_jsonl(tmp_path / f"{name}.jsonl", rows)
-    for kind, expected in ((SFTExample, 1), (PromptExample, 0)):
-        loader_of(kind, tmp_path, data_split="1,0,0").read(show=True)
-        told = [message for message in caplog.messages if "labelled false" in message]
-        caplog.clear()
-        assert len(told) == expected
-        assert all(text.startswith("1 of 5 responses are labelled false") and "train.jsonl:3" in text for text in told)
-    assert "labelled   2 of 10 responses are labelled false" in check_report(str(tmp_path), None, Settings())
-
-
-@pytest.mark.parametrize(("repeats", "expected"), [(2, True), (1, False)])
-def test_responses_that_begin_with_their_prompts_are_warned_of(repeats, expected, tmp_path, caplog) -> None:
-    """In half of the four rows or more; a short prompt may begin a response by chance."""
+def test_notes_on_responses(tmp_path, caplog) -> None:
+    """Empty, labelled as bad, beginning with their prompts; a step reads its own responses, in training alone."""
     question = "What is the capital of France?"
-    rows = [{"prompt": question, "chosen": f"{question} {number}", "rejected": "b"} for number in range(repeats)]
-    rows += [{"prompt": "It is", "chosen": f"It is {number}", "rejected": "b"} for number in range(4 - repeats)]
+    rows: list[dict[str, object]] = [
+        {"prompt": question, "chosen": f"{question} Paris.", "rejected": "b"},
+        {"prompt": question, "chosen": f"{question} It is Paris.", "rejected": " \n", "label": "False"},
+        {"prompt": "It is", "chosen": "It is so", "rejected": "b", "label": 0},  # short, and a class
+        {"prompt": "a", "chosen": "", "rejected": "b", "kto_tag": True},
+    ]
     for name in ("train", "test"):
         write_jsonl(tmp_path / f"{name}.jsonl", rows)
-    note = f"the responses of {repeats} of 4 rows begin with their prompt"
-    for kind in (SFTExample, PairExample, PreferenceExample):
-        loader_of(kind, tmp_path, data_split="1,0,0").read(show=True)
-        assert any(note in message for message in caplog.messages) is expected
-        caplog.clear()
-    assert ("repeated   the responses of 4 of 8 rows" in check_report(str(tmp_path), None, Settings())) is expected
+    repeated = "the responses of 2 of 4 rows begin with their prompt"
+    labelled = "1 of 4 responses are labelled false"
+    for kind, expected in (
+        (SFTExample, ["1 responses without any text", labelled, repeated]),
+        (PairExample, ["2 responses without any text", repeated]),
+        (PromptExample, []),
+    ):
+        loader = loader_of(kind, tmp_path, data_split="1,0,0")
+        for read in (lambda loader=loader: loader.read(show=True), loader.make):
+            read()
+            notes = [message for message in caplog.messages if "correct or remove these rows" in message]
+            assert len(notes) == len(expected) and all(map(str.startswith, notes, expected))
+            caplog.clear()
+    report = check_report(str(tmp_path), None, Settings())
+    assert "empty      4 responses" in report and "labelled   2 of 8" in report and "repeated   the" in report
 
 
 def test_what_validates_is_part_of_the_key_and_is_said_again(tmp_path, caplog) -> None:

@@ -3,12 +3,9 @@
 
 import pytest
 
-from chat_templates import byte_tokenizer
 from cli_runs import write_jsonl
 from data_cases import error_of
 from dialogue_cases import bot, user
-from dschat.data.rows import Row
-from dschat.data.template_notes import unwritten_parts
 
 HALF = "\ud83d"  # the first half of an emoji
 
@@ -52,10 +49,3 @@ def test_calls_without_a_name_or_arguments_are_refused(function, tmp_path):
     speakers = [{"from": "human", "value": "a"}, {"from": "function_call", "value": value}]
     error = error_of(write_jsonl(tmp_path / "more.jsonl", [{"conversations": speakers}]))
     assert "more.jsonl:1: a tool call of message 2 in 'conversations' must hold" in error
-
-
-def test_no_calls_are_no_part_that_a_template_could_leave_out():
-    """An environment's first messages may be OpenAI's objects, whose absent fields are null."""
-    answer = {**bot("b"), "tool_calls": None}
-    row = Row(None, [user("a"), answer, user("c")], None, None, {}, "an episode")
-    assert not unwritten_parts(byte_tokenizer("chatml"), [row])

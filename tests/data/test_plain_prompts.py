@@ -11,9 +11,9 @@ from cli_runs import write_jsonl
 from data_cases import KINDS, flags_of, talk_row, text_row
 from data_cases import look_at_data as main
 from dschat.base.errors import UserError
-from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
+from dschat.data.examples import PairExample, PreferenceExample, PromptExample
 from dschat.data.formats import parse_row
-from dschat.data.plain_prompts import plain_prompt_note
+from dschat.data.notes import plain_prompt_note
 from dschat.settings.common import ColumnFlags
 from factories import make_tokenizer
 
@@ -119,19 +119,6 @@ def test_training_reads_the_templates_text_with_the_flag(kind, source, caplog) -
         assert written.removeprefix("<bos>") == f"<|im_start|>user {text}<|im_end|> <|im_start|>assistant "
 
 
-def test_cached_examples_know_the_flag(source, tmp_path, monkeypatch, caplog) -> None:
-    monkeypatch.setenv("MA_RLHF_CACHE", str(tmp_path / "cache"))
-    keys = []
-    for flags in ({}, {"apply_chat_template": True}):
-        loader = data_cases.loader_of(SFTExample, flags_of(source, **flags), 100, tokenizer=chat_tokenizer())
-        loader.make()
-        caplog.clear()
-        assert loader.open(loader.key, show=True) is not None
-        assert ("are plain text" in caplog.text) == (not flags)
-        keys.append(loader.key)
-    assert keys[0] != keys[1]
-
-
 def test_check_and_preview_say_it(source, tmp_path, capsys) -> None:
     chat_tokenizer(SPACED).save_pretrained(tmp_path / "model")
     flags = ["--tokenizer", str(tmp_path / "model")]
@@ -159,22 +146,3 @@ def test_prepare_says_it_and_training_does_not_apply_it_again(source, tmp_path, 
     with pytest.raises(UserError, match="--apply_chat_template: the rows of .*plain were prepared without it"):
         load("plain")
     assert load("chat").train[0].prompt_text.endswith("<|im_end|>\n<|im_start|>assistant\n")
-
-
-def test_it_is_not_said_of_prompts_that_an_environment_writes(source, tmp_path, monkeypatch, caplog) -> None:
-    """The policy reads the environment's messages, which the template writes; also after a run without one."""
-    from dschat.training.steps.common import load_step_data
-
-    monkeypatch.setenv("MA_RLHF_CACHE", str(tmp_path / "cache"))
-    make = data_cases.make_of(PromptExample, chat_tokenizer(), 100)
-    for reads_prompts in (True, False):
-        load_step_data(flags_of(source), PromptExample, make, reads_prompts=reads_prompts)
-        assert ("are plain text" in caplog.text) == reads_prompts
-        caplog.clear()
-
-
-def test_a_prompt_that_is_a_table_as_json_is_a_text() -> None:
-    """Its objects have a key of messages, but not both of them."""
-    prompt = '[{"value": "1984", "header": "Year"}]'
-    row = parse_row({"prompt": prompt, "response": "In 1984."}, ColumnFlags(), "rows.jsonl:1")
-    assert row.prompt == prompt

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepared folders: which rows are kept, what is written, what training reads of it, and what it refuses."""
 
-import gzip
 import json
 import pickle
 import re
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset, DatasetDict
 
 import data_cases
 from cli_runs import write_jsonl
@@ -20,17 +18,16 @@ from data_cases import KINDS, flags_of
 from data_cases import look_at_data as main
 from dschat.base.errors import UserError
 from dschat.base.lock import Lock
-from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
+from dschat.data.examples import EncodedRow, PairExample, PreferenceExample, PromptExample, SFTExample
 from dschat.data.loading import ExampleLoader
 from dschat.data.options import PrepareFlags
-from dschat.data.prepared.folder import PreparedExample, find_prepared, open_prepared
+from dschat.data.prepared.folder import find_prepared, open_prepared
 from dschat.data.prepared.make import Filter
-from dschat.data.prepared.read import prepared_share, read_split
+from dschat.data.prepared.read import read_split
 from dschat.data.rows import Row
 from dschat.data.sources import load_share, open_data
 from dschat.plan.counts import count_rows, find_sources
 from factories import make_tokenizer
-from published_set_copies import SETS, write_set
 
 TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")
 LOOSE = ["--minimum_response_length", "0", "--validation_percentage", "0", "--max_length", "100"]
@@ -67,11 +64,11 @@ def loader_of(kind: type, folder: Path, limit: int = 100, **more: Any) -> Exampl
     return data_cases.loader_of(kind, flags_of(folder), limit, **more)
 
 
-def example(prompt: str, chosen: str, rejected: str | None = None) -> PreparedExample:
+def example(prompt: str, chosen: str, rejected: str | None = None) -> EncodedRow:
     """A character is a token."""
     ids = [None if text is None else [*map(ord, text), 2] for text in (chosen, rejected)]
     row = Row(prompt, None, chosen, rejected, {}, "rows:1")
-    return PreparedExample(prompt, chosen, rejected, list(map(ord, prompt)), ids[0], ids[1], row)
+    return EncodedRow(prompt, chosen, rejected, list(map(ord, prompt)), ids[0], ids[1], row)
 
 
 def filter_of(max_length: int, max_prompt_length: int, minimum_response_length: int, **flags: Any) -> Filter:
@@ -108,14 +105,6 @@ def test_reasons_in_their_order() -> None:
     assert dropped == Counter(reason for _, reason in filtered.skipped)
 
 
-def test_a_row_that_was_left_out_makes_no_other_a_duplicate() -> None:
-    """The second pair is the only one that can be trained on."""
-    filtered, dropped = filter_of(9, 9, 0), Counter[str]()
-    pairs = [example("a", "b", "b"), example("a", "b", "c")]
-    assert [row.rejected for row in filtered.passing(pairs, dropped)] == ["c"]
-    assert dropped == {"same response": 1}
-
-
 def test_a_test_row_that_stands_in_training_is_a_duplicate() -> None:
     filtered, dropped = filter_of(9, 9, 0), Counter[str]()
     assert len(list(filtered.passing([example("a", "b")], dropped))) == 1
@@ -126,7 +115,7 @@ def test_a_test_row_that_stands_in_training_is_a_duplicate() -> None:
 
 def test_lengths_in_characters() -> None:
     """Ids count in one case, characters in the other: é is two bytes, here two tokens."""
-    row = PreparedExample("é", "éé", None, [1, 8, 9], [8, 9, 8, 9, 2], None, Row("é", None, "éé", None, {}, "r"))
+    row = EncodedRow("é", "éé", None, [1, 8, 9], [8, 9, 8, 9, 2], None, Row("é", None, "éé", None, {}, "r"))
     for unit, most, least, is_kept in (
         *(("tokens", 3, 4, True), ("tokens", 2, 4, False), ("tokens", 3, 5, False)),
         *(("characters", 1, 2, True), ("characters", 0, 2, False), ("characters", 1, 3, False)),
@@ -155,14 +144,6 @@ def test_a_folder_trains_like_its_source(kind, form, source, model, tmp_path) ->
         assert list(read.train) == expected and list(read.eval) == held_out
 
 
-def test_the_cache_serves_folders_too(source, model, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("MA_RLHF_CACHE", str(tmp_path / "cache"))
-    prepare(source, model, tmp_path / "prepared", *LOOSE)
-    loader = loader_of(SFTExample, tmp_path / "prepared")
-    assert list(loader.make().train) == list(loader.read().train)
-    assert loader_of(SFTExample, tmp_path / "prepared").open(loader.key) is not None
-
-
 def test_what_the_folder_says(source, model, tmp_path) -> None:
     info = prepare(
         source, model, tmp_path / "out", "--minimum_response_length", "3", "--save_skipped", "--num_samples", "15"
@@ -188,98 +169,14 @@ def test_the_parts_are_disjoint(source, model, tmp_path) -> None:
     assert rows == {"finetune": list(range(20)), "preference": list(range(20, 40))}
 
 
-ROWS = [{"prompt": f"q {i}", "chosen": f" yes {i}", "rejected": f" no {i}"} for i in range(60)]
-
-
-def write_form(form: str, place: Path) -> str:
-    """60 rows, or a published set with as many, in one of the forms that a source may have; what --data_path takes.
-
-    A form that ends in +eval has 20 evaluation rows of its own.
-    """
-    form, _, own = form.partition("+")
-    if form in SETS:
-        write_set(place / form, form, rows=60, eval_rows=20)
-        return form
-    parts = {"train": ROWS, "test": [{**row, "prompt": f"e {row['prompt']}"} for row in ROWS[:20]]}
-    if form == "saved":
-        saved = {name: Dataset.from_list(rows) for name, rows in parts.items()}
-        (DatasetDict(saved) if own else saved["train"]).save_to_disk(place / "saved")
-        return str(place / "saved")
-    suffix = form.removesuffix("-folder")
-    files = {name: place / f"{name}.{suffix}" for name in (parts if own else ["train"])}
-    for name, file in files.items():
-        rows = parts[name]
-        if suffix == "parquet":
-            Dataset.from_list(rows).to_parquet(file)
-            continue
-        lines = [f"{row['prompt']},{row['chosen']},{row['rejected']}" for row in rows]
-        text = {
-            "json": json.dumps(rows),
-            "csv": "\n".join(["prompt,chosen,rejected", *lines, ""]),
-            "jsonl": "".join(json.dumps(row) + "\n" for row in rows),
-        }[suffix.removesuffix(".gz")]
-        file.write_bytes(gzip.compress(text.encode()) if suffix.endswith(".gz") else text.encode())
-    return str(place if form.endswith("-folder") else files["train"])
-
-
-FILES = ("jsonl", "csv.gz", "parquet")
-FOLDERS = ("jsonl-folder", "parquet-folder+eval", "saved+eval")
-
-
-SPLITS_AND_SEEDS = (("2,4,4", 1234), ("3,1,1", 7))
-
-
-@pytest.mark.parametrize(
-    ("form", "split", "seed"),
-    [(form, *SPLITS_AND_SEEDS[i % 2]) for i, form in enumerate((*FILES, *FOLDERS, "tldr", "apps"))],
-)
-def test_a_folder_holds_the_rows_of_its_step(form, split, seed, model, tmp_path, monkeypatch) -> None:
-    """Whatever the source: those that training reads, in their order, none of another step's, none held out there.
-
-    Of 60 rows without others to evaluate on, 57 train: at 2,4,4 they make 11, 23 and 23.
-    """
-    monkeypatch.setenv("MA_RLHF_DATA", str(tmp_path / "data"))
-    (tmp_path / "data").mkdir()
-    path = write_form(form, tmp_path / "data")
-    steps = {k: load_share(flags_of(path, step=k, data_split=split, seed=seed)) for k in (1, 2, 3)}
-    if form in FILES and split == "2,4,4":
-        assert [len(share.train) for share in steps.values()] == [11, 23, 23]
-    for step, stage in ((1, "finetune"), (2, "preference")) if form != "apps" else ((1, "finetune"),):
-        folder = tmp_path / stage
-        command = ["prepare", path, "--output", str(folder), "--tokenizer", model, "--stage", stage, *LOOSE]
-        command += ["--data_split", split, "--seed", str(seed), "--max_length", "4000", "--max_prompt_length", "4000"]
-        assert main([*command, "--no_remove_same_inputs", "--no_remove_same_responses"]) == 0
-        for part, rows in (("train", steps[step].train), ("test", steps[step].eval)):
-            expected = [row.origin for row in rows if row.chosen is not None]
-            found = open_prepared(folder)
-            assert found is not None
-            read = [e.row.origin for e in read_split(found, part)] if part in found.files else []
-            assert read == expected, (stage, part)
-            assert not set(read) & {row.origin for k in steps if k != step for row in steps[k].train}
-
-
-def test_several_folders_are_several_sources(model, tmp_path) -> None:
-    """One folder a source: the training rows one source after another, the evaluation rows as of a run on both."""
-    paths, folders = [], []
-    for form in ("csv", "jsonl-folder+eval"):
-        (tmp_path / form).mkdir()
-        paths.append(write_form(form, tmp_path / form))
-        folders.append(tmp_path / f"{form}-prepared")
-        prepare(Path(paths[-1]), model, folders[-1], "--stage", "preference", "--data_split", "2,4,4", *LOOSE)
-    shares = [load_share(flags_of(path, step=2)) for path in paths]
-    read = prepared_share(find_prepared(list(map(str, folders))))
-    assert [e.row.origin for e in read.train] == [row.origin for share in shares for row in share.train]
-    both = load_share(flags_of(*paths, step=2))
-    assert [e.row.origin for e in read.eval] == [row.origin for row in both.eval]
-    assert all(share.eval for share in shares)
-    assert [len(share.train) for share in shares] == [23, 24]
-
-
 def test_without_shuffling_the_last_rows_are_held_out(model, tmp_path) -> None:
     """Of 60 rows the last 3; the two parts of the 57 follow each other, and those of the 3."""
     rows = {}
+    path = write_jsonl(
+        tmp_path / "rows.jsonl", [{"prompt": f"q {i}", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(60)]
+    )
     for stage in ("finetune", "preference"):
-        prepare(Path(write_form("jsonl", tmp_path)), model, tmp_path / stage, "--stage", stage, "--no_shuffle", *LOOSE)
+        prepare(path, model, tmp_path / stage, "--stage", stage, "--no_shuffle", *LOOSE)
         folder = open_prepared(tmp_path / stage)
         assert folder is not None
         splits = [entry.name for entry in (tmp_path / stage).iterdir() if entry.is_dir()]
@@ -402,18 +299,6 @@ def test_an_output_that_exists_or_is_being_written_is_refused(source, model, tmp
     assert not list(tmp_path.glob(".*"))
 
 
-def test_preview_sends_to_check(source, model, tmp_path, caplog) -> None:
-    prepare(source, model, tmp_path / "out", *LOOSE)
-    assert main(["preview", str(tmp_path / "out")]) == 2
-    assert f"`dschat data check {tmp_path / 'out'}` describes it" in caplog.text
-
-
-def test_a_folder_has_no_programs_to_run(source, model, tmp_path, caplog) -> None:
-    prepare(source, model, tmp_path / "out", *LOOSE)
-    assert main(["check", str(tmp_path / "out"), "--run_solutions", "3"]) == 2
-    assert "--run_solutions 3" in caplog.text and "check the data that it was made from" in caplog.text
-
-
 def test_check_describes_a_folder(source, model, tmp_path, capsys) -> None:
     folder = tmp_path / "out"
     prepare(source, model, folder, "--format", "pt", *LOOSE)
@@ -431,15 +316,6 @@ def test_check_describes_a_folder(source, model, tmp_path, capsys) -> None:
     (folder / "prepared.json").unlink()
     assert main(["check", str(folder)]) == 0
     assert "rows       train: 20, test: 5" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("stage", ["finetune", "preference"])
-def test_each_stage_takes_all_rows_of_a_users_folder(stage, source, model, tmp_path) -> None:
-    """Without --data_split: 40 training rows, a tenth of them for validation, and 10 test rows."""
-    command = ["prepare", str(source), "--output", str(tmp_path / "out"), "--tokenizer", model, "--stage", stage]
-    assert main([*command, *LOOSE, "--validation_percentage", "0.1"]) == 0
-    info = json.loads((tmp_path / "out" / "prepared.json").read_text())
-    assert info["read"] == {"train": 40, "test": 10}
 
 
 def test_the_plan_counts_its_rows(source, model, tmp_path) -> None:

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names, row counts and commands of the published sets, and where local copies are looked for."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
 from dschat.base.errors import UserError
-from dschat.data.hub import compared_set, data_folder, fetch_command, find_known, local_copy
+from dschat.data.hub import compared_set, fetch_command, find_known
 from dschat.data.sources import load_source
 from dschat.data.splits import split_indices
 from published_set_copies import make_rows, write_all, write_rows, write_set
@@ -84,20 +83,6 @@ def test_fetch_commands(name, options):
 # local copies
 
 
-def test_copies(tmp_path, monkeypatch):
-    monkeypatch.setenv("MA_RLHF_DATA", str(tmp_path))
-    assert local_copy(by_name("hh")) is None
-    parquet = write_rows(tmp_path / "hh.parquet", make_rows("hh", 2), "hh")
-    assert local_copy(by_name("hh-rlhf")) == parquet
-    lines = write_rows(tmp_path / "hh.jsonl", make_rows("hh", 2))
-    assert local_copy(by_name("hh")) == lines
-    folder = write_set(tmp_path / "hh", "hh", 2)
-    assert local_copy(by_name("Dahoas/full-hh-rlhf")) == folder
-    monkeypatch.setenv("MA_RLHF_DATA", "~/data")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert data_folder() == tmp_path / "data"
-
-
 @pytest.fixture
 def copies(tmp_path, monkeypatch):
     monkeypatch.setenv("MA_RLHF_DATA", str(tmp_path))
@@ -114,13 +99,6 @@ def test_the_local_copy_comes_first(path, copies, caplog, monkeypatch):
     assert all(file.parent == copies[known.name] for file in source.files)
     assert f"{copies[known.name]} has 20 training and" in caplog.text
     assert f"the published {known.hub_id} has {known.train_rows:,} training and" in caplog.text
-
-
-def test_a_copy_of_the_published_size_is_not_warned_of(copies, caplog, monkeypatch):
-    small = dataclasses.replace(by_name("hh"), train_rows=20, eval_rows=6)
-    monkeypatch.setattr("dschat.data.hub.KNOWN_SETS", (small,))
-    load_source("hh")
-    assert caplog.text == ""
 
 
 @pytest.fixture
@@ -143,12 +121,6 @@ def test_a_short_name_never_means_what_lies_in_the_current_folder(path, copies, 
     assert len(source.train) + len(source.eval) == (4 if name == "webgpt" else 6)
     assert {str(file.parent) for file in source.files} == {path}
     assert load_source(Path(path)).files == source.files, "a Path is no name"
-
-
-def test_from_inside_the_folder_of_copies(copies, tmp_path, monkeypatch, caplog):
-    monkeypatch.chdir(tmp_path)
-    assert len(load_source("tldr").train) == 20
-    assert "give ./" not in caplog.text, "both are the same"
 
 
 def test_an_owner_and_name_that_exist_here_come_before_the_copy(copies, here):
@@ -181,27 +153,12 @@ def test_downloaded_folders(name, files, tmp_path):
     assert len(source.train) + len(source.eval) == 10 * len(files)
 
 
-def test_a_file_of_its_own_comes_before_a_sub_folder(tmp_path):
-    write_rows(tmp_path / "train.jsonl", make_rows("hh", 3))
-    write_rows(tmp_path / "train/0000.jsonl", make_rows("hh", 9))
-    write_rows(tmp_path / "data/train.jsonl", make_rows("hh", 9))
-    write_rows(tmp_path / "test/a.jsonl", make_rows("hh", 2, "test"))
-    source = load_source(tmp_path)
-    assert [str(file.relative_to(tmp_path)) for file in source.files] == ["train.jsonl", "test/a.jsonl"]
-
-
 def test_names_under_which_responses_are_compared():
     for given in ("summarize", "TLDR", "openai/summarize_from_feedback"):
         assert compared_set(given) == "summarize"
     assert (
         compared_set("hh") == compared_set("Dahoas/full-hh-rlhf") == "hh-rlhf" and compared_set("webgpt") == "webgpt"
     )
-
-
-@pytest.mark.parametrize("given", ["apps", "summarise"])
-def test_sets_whose_responses_nobody_compares(given):
-    with pytest.raises(UserError, match=f"--dataset {given}: unknown; give summarize, hh-rlhf, webgpt"):
-        compared_set(given)
 
 
 def test_names_for_data_of_ones_own(caplog):

@@ -42,13 +42,6 @@ def test_preference_row(tmp_path):
     assert row.origin == f"{tmp_path}/one.jsonl:1"
 
 
-def test_response_and_prompt_only(tmp_path):
-    row = only_row(tmp_path, {"prompt": "Q", "response": "A", "chosen": None})
-    assert (row.chosen, row.rejected) == ("A", None)
-    row = only_row(tmp_path, {"prompt": "Q"})
-    assert (row.prompt, row.chosen) == ("Q", None)
-
-
 def test_renamed_columns(tmp_path):
     keys = ColumnFlags(prompt_key="q", chosen_key="good", rejected_key="bad", response_key="a", messages_key="talk")
     row = only_row(tmp_path, {"q": "Q", "good": "A", "bad": "B"}, keys)
@@ -69,21 +62,11 @@ def test_messages(tmp_path):
     assert (row.messages, row.chosen) == ([asked], None)
 
 
-def test_text_columns_come_before_messages(tmp_path):
-    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-    assert only_row(tmp_path, PAIR | {"messages": talk}).prompt == "Q"
-    assert only_row(tmp_path, {"prompt": "Q", "messages": talk}).chosen == "hello"
-
-
 def test_tldr_rows_without_text_are_skipped_and_counted(tmp_path):
     rows = [comparison(0, post="P"), comparison(1, title="only"), comparison(1, post=None, article=None)]
     source = load_source(write(tmp_path / "c.jsonl", rows))
     assert [(row.chosen, row.rejected) for row in source.train] == [(" first", " second")]
     assert source.dropped == {"neither post nor article": 2}
-
-
-def test_only_skipped_rows(tmp_path):
-    assert "no usable row in" in error_of(write(tmp_path / "c.jsonl", [comparison(title="t")]))
 
 
 # files and folders
@@ -231,14 +214,6 @@ def test_bad_comparison_is_named(tmp_path, change, wanted):
     assert re.match(f"{path}:1: .*{wanted}", error_of(path))
 
 
-@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
-def test_an_object_over_several_lines_is_no_file_of_rows(name, tmp_path):
-    path = tmp_path / name
-    path.write_text(json.dumps({"data": [{"prompt": "a", "response": "b"}]}, indent=2))
-    message = f"--data_path: {path} holds one JSON object over several lines, not rows; give a list of rows, or one"
-    assert error_of(path).startswith(message)
-
-
 def test_bad_array_and_bad_parquet(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('[{"prompt": "a"},\n{"prompt": }]')
@@ -349,23 +324,6 @@ def test_every_step_takes_all_rows_of_a_users_file(step, tmp_path):
     assert list(map(source_line, share.sources)) == ["mine: 190 of 200 rows to train on, 10 to evaluate on"]
 
 
-def test_a_given_split_holds_for_a_users_file(tmp_path):
-    """2 of 10 parts of 190 and of 10 rows."""
-    path = write(tmp_path / "mine.jsonl", [{"prompt": str(n)} for n in range(200)])
-    share = load_share(flags_of(path, data_split="2,4,4"))
-    (line,) = map(source_line, share.sources)
-    assert line == "mine: 38 of 200 rows to train on, 2 to evaluate on (this step's part of 2,4,4)"
-
-
-def test_rows_of_a_source_with_evaluation_files_and_skipped_rows(tmp_path):
-    write(tmp_path / "train.jsonl", [comparison(post="P"), comparison(title="only"), comparison(post="Q")])
-    write(tmp_path / "test.jsonl", [comparison(post="R")])
-    share = load_share(flags_of(tmp_path, step=2, data_split=None))
-    skipped = "neither post nor article: 1"
-    counts = f"2 of 3 training rows, 1 of 1 evaluation rows; {skipped}"
-    assert list(map(source_line, share.sources)) == [f"{tmp_path.name}: {counts}"]
-
-
 def test_published_sets_keep_their_shares_in_a_mixture(tmp_path, monkeypatch):
     """By short name, by hub id and as the local copy's folder; another folder of that name is the user's own."""
     monkeypatch.setenv("MA_RLHF_DATA", str(tmp_path / "data"))
@@ -389,19 +347,6 @@ def test_the_order_of_several_sources_by_hand():
     """Row i of n is at i / n: a 0, b 1/4, c 1/2, d 3/4; x 0, y 1/2. At the same place the first source is first."""
     assert in_proportion([list("abcd"), [], list("xy")]) == list("axbcyd")
     assert in_proportion([list("abcd")]) == list("abcd")
-
-
-@pytest.mark.parametrize("sizes", [(4000, 2000), (3, 900), (1, 1, 1, 500)])
-def test_any_first_evaluation_rows_come_from_all_sources_in_proportion(sizes):
-    rows = [[(number, index) for index in range(size)] for number, size in enumerate(sizes)]
-    mixed = in_proportion(rows)
-    assert sorted(mixed) == [row for source in rows for row in source]
-    for count in (len(sizes), 40, 500, len(mixed)):
-        first = mixed[:count]
-        for number, size in enumerate(sizes):
-            taken = [index for source, index in first if source == number]
-            assert taken == list(range(len(taken))) and taken, "in their order, and not none"
-            assert abs(len(taken) - count * size / sum(sizes)) <= len(sizes)
 
 
 def test_a_short_evaluation_reads_every_data_path(tmp_path):

@@ -9,8 +9,8 @@ from data_cases import talk_row, text_row
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
 from dschat.data.check import check_report
 from dschat.data.encoding import encode_prompts
+from dschat.data.notes import template_notes, warn_of_template
 from dschat.data.preview import Settings, preview_report, row_tokens, special_notes
-from dschat.data.template_notes import template_notes, warn_of_template
 from factories import make_tokenizer
 
 BOS, EOS = 1, 2  # of make_tokenizer: <bos>, <eos>
@@ -30,13 +30,6 @@ def test_special_tokens_inside_responses():
     (note,) = notes(rows, make_tokenizer())
     assert "<eos> in 3, <pad> in 1 (2 rows, the first is rows.jsonl:2)" in note
     assert notes(rows[:1], make_tokenizer()) == []
-
-
-def test_the_end_token_inside_a_response_even_if_it_is_no_special_token():
-    tokenizer = make_tokenizer()
-    end = tokenizer.convert_tokens_to_ids("e")
-    assert notes([text_row("a", "bc")], tokenizer, end) == []
-    assert "e in 1 (1 rows" in notes([text_row("a", "bec")], tokenizer, end)[0]
 
 
 def test_bos_twice():

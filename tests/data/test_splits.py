@@ -60,13 +60,6 @@ def test_pairs_of_one_prompt_are_held_out_together(tmp_path, step):
     assert (len(share.train), len(share.eval)) == (228, 12), "5 % of 240 rows: three prompts of four pairs"
 
 
-def test_steps_take_whole_prompts(tmp_path):
-    path = write(tmp_path / "pairs.jsonl", [pair(f"What is {number // 4}?", number) for number in range(240)])
-    parts = [openings(load_share(flags_of(path, step=step, data_split="2,4,4")).train) for step in (1, 2, 3)]
-    assert sum(map(len, parts)) == len(set.union(*parts)) == 57
-    assert parts[0] and parts[1] and parts[2]
-
-
 def test_a_prompt_written_in_other_ways_is_the_same_prompt(tmp_path):
     """A letter with its accent is one character or two; white space is of any kind and length."""
     rows = []

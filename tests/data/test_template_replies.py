@@ -16,10 +16,10 @@ from dschat.base.errors import UserError
 from dschat.data.check import check_report
 from dschat.data.encoding import prompt_text
 from dschat.data.examples import sft_examples
+from dschat.data.notes import template_notes, warn_of_template
 from dschat.data.preview import Settings, preview_report
 from dschat.data.rows import Row
 from dschat.data.sources import load_source
-from dschat.data.template_notes import template_notes, warn_of_template
 from dschat.data.turn_end import response_texts, turn_end, turn_end_of
 
 TOOL = {"type": "function", "function": {"name": "sun", "parameters": {"type": "object"}}}
@@ -107,36 +107,11 @@ def test_a_thought_in_a_field_is_written_where_the_template_writes_it():
     assert response_texts(byte_tokenizer("qwen-3-thinking"), [row], "chosen") == ["foo\n</think>\n\nbar"]
 
 
-def test_a_thought_behind_a_closed_one_is_told_or_refused():
+def test_a_thought_in_a_field_behind_a_closed_one_is_refused():
     tokenizer = byte_tokenizer("qwen-3")
-    end_id = turn_end(tokenizer).token_id
-    rows = [message_row(bot(TIGHT), enable_thinking=False), message_row(bot("b"), enable_thinking=False)]
-    (note,) = template_notes(tokenizer, rows, end_id)
-    assert "a thought after a generation prompt that holds a closed one: 1;" in note
     for message in (bot("b") | {"reasoning_content": "so"}, caller(content="<think>so</think>")):
         with pytest.raises(UserError, match="rows.jsonl:1: .*behind its generation prompt.*remove enable_thinking"):
             response_texts(tokenizer, [message_row(message, enable_thinking=False)], "chosen")
-
-
-def test_lost_thoughts_are_told():
-    """One is trained on where the content itself is the response, and is not where a call follows it."""
-    tokenizer = byte_tokenizer("deepseek-v3.1")
-    row = message_row(caller(content="so</think>b"))
-    assert response_texts(tokenizer, [row], "chosen") == ['b<|call|>sun{"city": "Rome"}']
-    (note,) = template_notes(tokenizer, [row])
-    assert note.endswith("does not write: thoughts in the content of responses: 1")
-    (note,) = template_notes(tokenizer, [message_row(bot("so</think>b"))])
-    assert note.endswith("thoughts in the content of responses, which are trained on all the same: 1")
-
-
-def test_other_text_of_training_is_told_once_with_its_variables():
-    tokenizer = byte_tokenizer("deepseek-v3.1")
-    quiet, thinking = message_row(bot("b")), message_row(bot("b"), thinking=True)
-    assert template_notes(tokenizer, [quiet], 2) == []
-    notes = template_notes(tokenizer, [quiet, thinking, message_row(bot("b"), thinking=True, tools=[TOOL])], 2)
-    (note,) = [note for note in notes if "training reads" in note]
-    assert note.startswith("with thinking of rows.jsonl:1, for the user's 'a'")
-    assert "<|Assistant|><think></think>b'" in note and "<|Assistant|></think>b<eos>'" in note
 
 
 # ends of turns and calls
@@ -155,15 +130,6 @@ def test_a_call_keeps_the_end_that_the_template_gives_it(name):
     assert response_texts(tokenizer, [row], "chosen") == [text]
     (example,), _ = sft_examples([row], tokenizer, 999, tokenizer.convert_tokens_to_ids(usual))
     assert tokenizer.decode(example.response_ids) == text + usual
-
-
-def test_what_the_template_itself_says_against_calls_is_told():
-    """The form without a content fails inside Llama 2's template, before the template looks at roles."""
-    messages = [user("a"), caller(), {"role": "tool", "content": "6:40"}]
-    with pytest.raises(UserError, match="rows.jsonl:1: .*refuses the messages .Conversation roles must alternate"):
-        prompt_text(byte_tokenizer("llama-2"), talk_row(messages))
-    with pytest.raises(UserError, match="supports single tool-calls at once!.; correct these messages or leave them"):
-        prompt_text(byte_tokenizer("llama-3.1"), talk_row([user("a"), caller(2), user("b")]))
 
 
 @pytest.mark.parametrize(("name", "is_told"), [("gpt-oss", True), ("qwen-2.5", False)])
@@ -191,15 +157,6 @@ def test_an_added_token_that_is_not_special_ends_turns_too():
     assert tokenizer.decode(trained, clean_up_tokenization_spaces=False) == "b\n\n[END]d\n\n[END]"
 
 
-def test_special_tokens_that_belong_to_a_turn_stay():
-    """The end of a list of calls, and what a content itself ends with."""
-    tokenizer = byte_tokenizer("chatml")
-    calls = "{% if m.tool_calls %}<|calls_begin|>sun<|calls_end|>{% else %}{{ m.content }}<eos>{% endif %}"
-    tokenizer.chat_template = "{% for m in messages %}" + calls + "{% endfor %}"
-    rows = [message_row(caller()), message_row(bot("b<|call|>"))]
-    assert response_texts(tokenizer, rows, "chosen") == ["<|calls_begin|>sun<|calls_end|>", "b<|call|>"]
-
-
 def trained_text(tokenizer, messages, end):
     """What --train_on all trains on in a conversation whose response is "d"."""
     end_id = tokenizer.convert_tokens_to_ids(end)
@@ -218,18 +175,6 @@ def test_a_turn_that_ends_with_another_token_once_others_follow_is_refused():
 
 
 # system prompts
-
-
-def test_system_prompts_that_the_template_reads_at_one_place_alone_are_told():
-    """SmolLM3 writes the first alone, DeepSeek R1 the last alone."""
-    tokenizer = byte_tokenizer("chatml")
-    turns = "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}<eos>{% endfor %}"
-    row = talk_row([system("Be brief."), user("a"), bot("b"), system("Be loud."), user("c")], "d")
-    last = "{{ (messages | selectattr('role', 'equalto', 'system') | list)[-1].content }}"
-    for written, unwritten in (("{{ messages[0].content }}", "later"), (last, "earlier")):
-        tokenizer.chat_template = written + turns
-        (note,) = template_notes(tokenizer, [row])
-        assert note.endswith(f"does not write: the content of {unwritten} system messages: 1")
 
 
 def test_a_system_prompt_that_only_a_last_question_holds_loses_no_reply():
@@ -259,7 +204,7 @@ def test_notes_are_on_the_responses_that_a_step_reads(step, count, tmp_path):
     tokenizer = byte_tokenizer("qwen-3")
     settings = Settings(tokenizer=tokenizer, end_of_response=turn_end(tokenizer).token_id)
     notes_text = preview_report(str(write_jsonl(tmp_path / "rows.jsonl", [row])), 1, step, False, settings)
-    assert (f"a closed one: {count};" in notes_text) == (f"'audio' of responses: {count}" in notes_text) == (count > 0)
+    assert (f"'audio' of responses: {count}" in notes_text) == (count > 0)
     assert ("note: " in notes_text) == (count > 0)
 
 

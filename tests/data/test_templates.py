@@ -6,7 +6,6 @@ Expected texts are written out from what the templates of chat_templates.py say,
 
 import json
 import logging
-from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -14,30 +13,24 @@ from pyarrow import parquet
 
 from chat_templates import TEMPLATES, byte_tokenizer
 from cli_runs import write_jsonl
-from data_cases import flags_of, loader_of, talk_row, text_row
+from data_cases import talk_row
 from dialogue_cases import bot, dialogue, user
 from dschat.base.errors import UserError
 from dschat.data.check import check_report
 from dschat.data.encoding import prompt_text
 from dschat.data.examples import (
-    EQUAL_PAIR,
     NO_WEIGHT,
     NOTHING_WRITTEN,
-    PairExample,
-    PreferenceExample,
-    PromptExample,
-    SFTExample,
-    empty_responses,
     pair_examples,
     preference_examples,
     prompt_examples,
     sft_examples,
 )
+from dschat.data.notes import response_notes, template_notes, warn_of_dialogues, warn_of_template
 from dschat.data.preview import Settings, preview_report
-from dschat.data.sources import load_share, load_source
-from dschat.data.template_notes import template_notes, warn_of_dialogues, warn_of_template
+from dschat.data.sources import load_source
 from dschat.data.tokenised import row_of, row_text
-from dschat.data.turn_end import reply_contents, response_texts, template_form, turn_end
+from dschat.data.turn_end import reply_contents, response_texts, turn_end
 from dschat.settings.common import ColumnFlags
 
 EOS = 2
@@ -131,12 +124,6 @@ def test_all_turns_are_those_that_the_template_marks():
     assert targets == marked["assistant_masks"][: len(ids)] and sum(targets) == sum(marked["assistant_masks"])
 
 
-def test_texts_keep_their_own_response():
-    """A row of texts does not go through the template."""
-    tokenizer = byte_tokenizer("llama-2")
-    assert response_texts(tokenizer, [text_row("a", "b")], "chosen") == ["b"]
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_sampled_reply_goes_back_into_the_template_once(name):
     tokenizer = byte_tokenizer(name)
@@ -151,7 +138,6 @@ def test_a_sampled_reply_goes_back_into_the_template_once(name):
     ("name", "texts"),
     [
         ("r1", [repr("<bos><|User|>a<|Assistant|><think>\nb"), repr("<bos><|User|>a<|Assistant|>b<eos>")]),
-        ("chatml without generation prompt", ["the chat template has no generation prompt"]),
         ("qwen-3", []),
         ("mistral", []),
     ],
@@ -210,31 +196,13 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("content", [None, ""])
 @pytest.mark.parametrize("arguments", [{"city": "Rome"}, '{"city": "Rome"}'], ids=["object", "JSON"])
-def test_tool_calls_are_the_response_whatever_form_their_arguments_have(name, content, arguments, tmp_path):
+def test_tool_calls_are_the_response_whatever_form_their_arguments_have(name, arguments, tmp_path):
     tokenizer = byte_tokenizer(name)
-    (row,) = read(tmp_path, {"messages": [user("a"), caller(arguments, content=content)], "tools": [TOOL]})
+    (row,) = read(tmp_path, {"messages": [user("a"), caller(arguments, content="")], "tools": [TOOL]})
     prompt = tokenizer.apply_chat_template([user("a")], tools=[TOOL], add_generation_prompt=True, tokenize=False)
     assert prompt_text(tokenizer, row) == prompt
     assert response_texts(tokenizer, [row], "chosen") == [CALLS[name]]
-
-
-def test_pairs_of_tool_calls_are_compared_by_their_calls(tmp_path):
-    tokenizer = byte_tokenizer("qwen-2.5")
-    rome, oslo = caller({"city": "Rome"}, content=""), caller({"city": "Oslo"}, content="")
-    rows = read(
-        tmp_path,
-        {"chosen": [user("a"), rome], "rejected": [user("a"), oslo]},
-        {"prompt": [user("a")], "chosen": [rome], "rejected": [rome]},
-        {"prompt": [user("a")], "chosen": [rome], "rejected": [bot("I do not know.")]},
-    )
-    examples, dropped = pair_examples(rows, tokenizer, 999, EOS)
-    assert dropped == {EQUAL_PAIR: 1}
-    texts = [(decoded(tokenizer, e.chosen_ids), decoded(tokenizer, e.rejected_ids)) for e in examples]
-    assert all("Rome" in chosen and "<tool_call>" in chosen for chosen, _ in texts)
-    assert "Oslo" in texts[0][1] and texts[1][1].endswith("I do not know.<eos>")
-    assert len(preference_examples(rows, tokenizer, 999, EOS)[0]) == 2
 
 
 @pytest.mark.parametrize("field", [{"tool_calls": [call({})]}, {"reasoning_content": "so"}, {"audio": {"id": "x"}}])
@@ -253,7 +221,7 @@ def test_calls_that_the_template_does_not_write_are_left_out_and_counted(field, 
         assert len(examples) == 1 and dropped == {NOTHING_WRITTEN: 2}
     examples, dropped = sft_examples(rows, tokenizer, 999, EOS)
     assert len(examples) == 2 and dropped == {NOTHING_WRITTEN: 1}
-    assert empty_responses(rows).startswith("1 responses without any text")  # the only one that is trained on
+    assert response_notes(rows)["empty"].startswith("1 responses without any text")  # the only one that is trained on
     warn_of_template(tokenizer, rows, EOS)
     assert f"does not write: '{next(iter(field))}' of responses: 2" in caplog.text
 
@@ -270,27 +238,6 @@ def test_earlier_calls_that_a_template_of_required_contents_does_not_write_are_n
     assert note.endswith("does not write: 'tool_calls' of earlier assistant messages: 1")
 
 
-def test_results_of_tools_are_in_the_prompt_and_other_turns_are_never_trained_on(tmp_path):
-    tokenizer = byte_tokenizer("qwen-2.5")
-    talk = [
-        *(user("a"), caller({"city": "Rome"}, content=""), {"role": "tool", "content": "6:40", "tool_call_id": "1"}),
-        bot("At 6:40."),
-    ]
-    (row,) = read(tmp_path, {"messages": talk, "tools": [TOOL]})
-    (example,), _ = sft_examples([row], tokenizer, 9999, turn_end(tokenizer).token_id, all_turns=True)
-    whole = tokenizer.apply_chat_template(row.messages + [bot("At 6:40.")], tools=[TOOL], tokenize=False)
-    assert decoded(tokenizer, example.prompt_ids + example.response_ids) == whole.removesuffix("\n")
-    trained = [i for i, t in zip(example.response_ids, example.targets, strict=True) if t]
-    assert decoded(tokenizer, trained) == f"{CALLS['qwen-2.5']}<|im_end|>At 6:40.<|im_end|>"
-
-
-def test_a_thought_of_an_earlier_turn_that_the_template_drops_is_named(tmp_path):
-    thinks = bot("b") | {"reasoning_content": "so"}
-    rows = read(tmp_path, {"messages": [user("a"), thinks]}, {"messages": [user("a"), thinks, user("c"), bot("d")]})
-    (note,) = template_notes(byte_tokenizer("qwen-3"), rows)
-    assert note.endswith("does not write: 'reasoning_content' of earlier assistant messages: 1")
-
-
 @pytest.mark.parametrize(("field", "no", "yes"), [("train", False, True), ("training", 0, 1), ("loss", False, 1)])
 def test_switches_of_other_trainers_are_weights(field, no, yes, tmp_path):
     talk = dialogue("a", "b", "c", "d")
@@ -305,17 +252,6 @@ def test_switches_of_other_trainers_are_weights(field, no, yes, tmp_path):
         read(tmp_path, {"messages": [user("a"), bot("b") | {field: 0.5}]})
     with pytest.raises(UserError, match=f"rows.jsonl:1: weight and {field} of message 2 .*contradict"):
         read(tmp_path, {"messages": [user("a"), bot("b") | {field: no, "weight": 1}]})
-
-
-def test_a_field_that_is_false_or_0_is_named_where_the_template_does_not_write_it(tmp_path):
-    rows = read(
-        tmp_path,
-        {"messages": [user("a"), bot("b") | {"prefix": False}]},
-        {"messages": [user("a"), bot("b") | {"score": 0}]},
-        {"messages": [user("a"), bot("b") | {"name": "", "tags": [], "more": {}, "id": None}]},
-    )
-    (note,) = template_notes(byte_tokenizer("chatml"), rows)
-    assert note.endswith("does not write: 'prefix' of responses: 1, 'score' of responses: 1")
 
 
 def test_turns_of_weight_0_are_not_trained_on(tmp_path):
@@ -372,20 +308,6 @@ def test_what_the_template_does_not_write_is_named_with_counts(tmp_path, caplog)
     assert "columns that neither prompts nor responses are made of: id, system" in shown
 
 
-@pytest.mark.parametrize("kind", [SFTExample, PairExample, PreferenceExample, PromptExample])
-def test_every_step_names_it_once(kind, tmp_path, caplog):
-    row = {"chosen": [user("a"), bot("b") | {"mood": "glad"}], "rejected": dialogue("a", "c"), "tools": [TOOL]}
-    flags = flags_of(write_jsonl(tmp_path / "rows.jsonl", [row] * 20))
-    tokenizer = byte_tokenizer("zephyr")
-    loader = loader_of(kind, flags, 999, tokenizer=tokenizer)
-    loader._validate = partial(warn_of_template, tokenizer, end_id=EOS, keys=ColumnFlags())
-    with caplog.at_level(logging.INFO, logger="dschat"):
-        loader.read(show=True)
-    count = len(load_share(flags).train)
-    (message,) = [m for m in caplog.messages if "does not write" in m]
-    assert f"column 'tools': {count}" in message and f"'mood' of responses: {count}" in message
-
-
 def test_columns_that_rows_of_texts_do_not_read(tmp_path, caplog):
     """A column that users may expect in the prompt is a warning: an Alpaca row's input, for instance."""
     keys = ColumnFlags(prompt_key="instruction")
@@ -437,20 +359,6 @@ def test_variables_of_the_template_come_from_a_column(tmp_path):
         read(tmp_path, row | {"chat_template_kwargs": {"tokenize": True}})
     with pytest.raises(UserError, match="'tools' must hold a list of objects"):
         read(tmp_path, row | {"tools": ["search"]})
-
-
-def test_rows_with_tools_or_documents_have_forms_of_their_own(tmp_path):
-    """The second row of tools has another one, which is no other form."""
-    texts = {"messages": dialogue("a", "b")}
-    rows = [
-        texts,
-        texts | {"tools": [TOOL]},
-        texts | {"documents": [{"title": "T", "text": "x"}]},
-        texts | {"tools": [TOOL], "documents": [{"title": "T", "text": "x"}]},
-        texts | {"tools": [{"type": "other"}]},
-    ]
-    forms = [template_form(row) for row in read(tmp_path, *rows)]
-    assert len(set(forms[:4])) == 4 and forms[4] == forms[1]
 
 
 def test_documents_reach_the_template(tmp_path):

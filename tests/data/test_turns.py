@@ -7,14 +7,13 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
-from tokenizers import AddedToken
 
 from cli_runs import write_jsonl
 from closeness import near
 from data_cases import talk_row, text_row
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
 from dschat.base.errors import UserError
-from dschat.data.encoding import encode_prompt_texts, encode_responses
+from dschat.data.encoding import encode_prompt_texts, encode_responses, prompt_text
 from dschat.data.examples import CUT_TO_NOTHING, sft_examples
 from dschat.data.preview import Settings, preview_report
 from dschat.data.sources import load_source
@@ -28,6 +27,12 @@ TALK = dialogue("Who?", "me.", "And why?", "so it is.", "bye", "see you.")
 
 def row_of(messages, response="see you."):
     return talk_row(messages, response)
+
+
+def marked(tokenizer, messages):
+    """The prompt of messages, with the earlier turns marked."""
+    row = row_of(messages)
+    return encode_turns(tokenizer, [row], [prompt_text(tokenizer, row)])
 
 
 def made(tokenizer, row, length=9999, all_turns=True):
@@ -123,34 +128,10 @@ def test_the_text_between_turns_has_the_ids_of_the_whole_text(family, name):
         reply = blank + TALK[count]["content"] + end
         expected += encode_responses(tokenizer, [reply])[0]
         expected += ids_up_to(count + 2)[len(ids_up_to(count, reply)) :]
-    [prompt] = encode_turns(tokenizer, [row_of(TALK[:-1])])
+    [prompt] = marked(tokenizer, TALK[:-1])
     assert tokenizer.convert_ids_to_tokens(prompt.ids) == tokenizer.convert_ids_to_tokens(expected)
     if name in ("zephyr", "headers"):  # no blank before a reply, which could join it
         assert prompt.ids == ids_up_to(5)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_blanks_that_a_token_takes_away_are_not_trained_on(family):
-    """As after Phi-3's <|end|>, whose rstrip removes the template's line break."""
-    tokenizer = copy.deepcopy(FAMILIES[family]().tokenizer)
-    tokenizer.add_special_tokens({"extra_special_tokens": [AddedToken("<|end|>", rstrip=True, special=True)]})
-    tokenizer.chat_template = OF_FAMILIES["zephyr"].replace("eos_token", "'<|end|>'")
-    whole = tokenizer.apply_chat_template(TALK[:-1], add_generation_prompt=True, tokenize=False)
-    [prompt] = encode_turns(tokenizer, [row_of(TALK[:-1])])
-    assert prompt.ids == encode_prompt_texts(tokenizer, [whole])[0]
-
-
-def test_a_turn_that_another_token_ends():
-    """The line break after Llama 3's <|eom_id|>, here <|turn|>, is the template's: it is not trained on."""
-    tokenizer = copy.deepcopy(FAMILIES["byte-fallback, prefix"]().tokenizer)
-    tokenizer.chat_template = OF_FAMILIES["zephyr"].replace(
-        "eos_token", "('<|turn|>' if m.content == 'me.' else eos_token)"
-    )
-    whole = tokenizer.apply_chat_template(TALK[:-1], add_generation_prompt=True, tokenize=False)
-    [prompt] = encode_turns(tokenizer, [row_of(TALK[:-1])])
-    assert prompt.ids == encode_prompt_texts(tokenizer, [whole])[0]
-    trained_ids = [token_id for token_id, target in zip(prompt.ids, prompt.targets, strict=True) if target]
-    assert tokenizer.decode(trained_ids) == "me.<|turn|>so it is.<eos>"
 
 
 def test_rows_without_earlier_turns_are_as_before(caplog):
@@ -198,13 +179,13 @@ def test_a_template_that_rewrites_earlier_turns():
         "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     with pytest.raises(UserError, match="rows.jsonl:1: the chat template writes message 2.*give --train_on last"):
-        encode_turns(tokenizer, [row_of(TALK[:3])])
+        marked(tokenizer, TALK[:3])
     tokenizer.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if loop.last or m.role == 'user' else '...' }}"
         "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     with pytest.raises(UserError, match="rows.jsonl:1: the chat template writes message 2.*give --train_on last"):
-        encode_turns(tokenizer, [row_of(TALK[:3])])
+        marked(tokenizer, TALK[:3])
 
 
 # the loss

@@ -12,17 +12,16 @@ import numpy as np
 
 from dschat.base.errors import UserError
 from dschat.base.progress import progress
-from dschat.data.examples import bad_responses, empty_responses, repeated_prompts
 from dschat.data.formats import format_of
 from dschat.data.hub import find_known
 from dschat.data.messages import WEIGHT
+from dschat.data.notes import UNREAD_COLUMNS, response_notes, template_notes, unread_column_counts
 from dschat.data.prepared.folder import PreparedFolder, summary_of
 from dschat.data.prepared.read import check_folder, read_split
 from dschat.data.preview import RowTokens, Settings, examples_of, prompt_notes, row_tokens, special_notes
 from dschat.data.rows import Row, in_words
 from dschat.data.sources import Source, load_source, split_for
 from dschat.data.splits import STEPS, step_rows, whole_prompt
-from dschat.data.template_notes import UNREAD_COLUMNS, template_notes, unread_column_counts
 from dschat.data.tokenised import encode_rows
 from dschat.settings.common import ColumnFlags
 
@@ -115,10 +114,7 @@ def _describe_rows(path: str, source: Source, keys: ColumnFlags) -> list[str]:
         f"format     {in_words(Counter(format_of(row.extra, keys) for row in rows))}",
         f"responses  {in_words(Counter(map(_responses, rows)))}",
     ]
-    notes = {"empty": empty_responses(rows), "labelled": bad_responses(rows), "repeated": repeated_prompts(rows)}
-    for name, note in notes.items():
-        if note:
-            lines.append(f"{name:10} {note}")
+    lines += [f"{name:10} {note}" for name, note in response_notes(rows).items()]
     lines.append(f"skipped    {in_words(source.dropped) or 'none'}")
     return lines
 
@@ -260,12 +256,8 @@ def prepared_report(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase |
     lengths_by_split = {}
     for split in folder.files:
         lengths_by_split[split] = list(map(len, read_split(folder, split)))
-    if folder.info:
-        lines += summary_of(folder.info)
-    else:
-        counts = {split: len(lengths) for split, lengths in lengths_by_split.items()}
-        lines.append(f"for        {folder.stage}, tokenizer {folder.tokenizer_name}, pt files")
-        lines.append(f"rows       {in_words(counts)}")
+    counts = {split: len(lengths) for split, lengths in lengths_by_split.items()}
+    lines += summary_of({"kept": counts, **folder.info})
     if tokenizer is not None:
         try:
             check_folder(folder, tokenizer, None, None)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes examples from rows: token ids cut to length, with a count of dropped rows by reason.
+"""Rows → examples: token ids cut to length, with a count of dropped rows by reason.
 
-`sft_examples`, `pair_examples`, `preference_examples` and `prompt_examples` make those of step 1, step 2, DPO and
-step 3.
+A row becomes an `EncodedRow` (`encoded_rows`), and that an example of the step (`fitted_examples`). The rows of a
+prepared folder are encoded already. `sft_examples`, `pair_examples`, `preference_examples` and `prompt_examples` do
+both for step 1, step 2, DPO and step 3.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import encode_prompt_texts, encode_responses, prompt_text
 from dschat.data.formats import NO_SOLUTION, PROMPT_MESSAGES
-from dschat.data.messages import WEIGHT, has_further_fields, is_unwritten, message_text
-from dschat.data.rows import Row, in_words
+from dschat.data.messages import WEIGHT, is_unwritten
+from dschat.data.rows import BOTH_RESPONSES, ResponseColumn, Row, in_words
 from dschat.data.turn_end import response_texts
 from dschat.data.turns import MarkedPrompt, encode_turns
 
@@ -38,9 +39,6 @@ NOTHING_WRITTEN = "a response without content, whose other fields the chat templ
 NO_WEIGHT = "every turn that could be trained on has weight 0"
 
 REASONS_AT_ANY_LENGTH = {EMPTY_PROMPT, NOTHING_WRITTEN, NO_WEIGHT, NO_SOLUTION}
-
-LABELS = ("label", "kto_tag")  # columns of KTO data: whether the response is a good one
-LONG_PROMPT = 20  # minimum prompt length in characters at which a repeated prompt is no coincidence
 
 Example = TypeVar("Example")
 
@@ -137,6 +135,183 @@ def texts_of(examples: Iterable[SFTExample | PairExample | PreferenceExample]) -
                 yield value
 
 
+@dataclass(frozen=True)
+class EncodedRow:
+    """Texts and token ids of a row, uncut. A response that the row lacks, or that is not read, has no ids."""
+
+    prompt: str  # as the model reads it; a conversation as its chat template writes it
+    chosen: str  # the response, or the better one
+    rejected: str | None  # the worse response
+    prompt_ids: list[int]  # including BOS
+    chosen_ids: list[int]  # with the token that ends the response, as in `rejected_ids`
+    rejected_ids: list[int] | None
+    row: Row = field(repr=False)  # row of the data
+    # Which tokens of the prompt belong to earlier turns of the assistant that are trained on; empty = none.
+    prompt_targets: tuple[bool, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        """File and row of the data, for messages."""
+        return self.row.origin
+
+    @property
+    def is_unwritten(self) -> bool:
+        """Whether the chat template writes nothing of a response that holds something, for instance tool calls."""
+        is_rejected_unwritten = self.rejected is not None and is_unwritten(self.row.rejected_message, self.rejected)
+        return is_rejected_unwritten or is_unwritten(self.row.chosen_message, self.chosen)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether step 1 trains on the response: unless its weight is 0."""
+        # Only a response with further fields is kept as a message; one of them may be its weight.
+        return (self.row.chosen_message or {}).get(WEIGHT) != 0
+
+    def __len__(self) -> int:
+        """Tokens of prompt and longer response."""
+        return len(self.prompt_ids) + max(len(self.chosen_ids), len(self.rejected_ids or ()))
+
+
+def encoded_rows(
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    end_id: int = 0,
+    columns: Sequence[ResponseColumn] = BOTH_RESPONSES,
+    all_turns: bool = False,
+) -> list[EncodedRow]:
+    """Encodes rows.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        rows: rows of the data.
+        end_id: id of the token that ends a response.
+        columns: the responses that are read.
+        all_turns: mark the earlier turns of the assistant in prompts, see `dschat.data.turns.encode_turns`.
+    """
+    prompts = [prompt_text(tokenizer, row) for row in rows]
+    if all_turns:
+        marked_prompts = encode_turns(tokenizer, rows, prompts)
+    else:
+        marked_prompts = [MarkedPrompt(ids, ()) for ids in encode_prompt_texts(tokenizer, prompts)]
+    responses: dict[tuple[int, str], tuple[str, list[int]]] = {}  # (row, column) → text and ids
+    for column in columns:
+        texts = response_texts(tokenizer, rows, column, prompts)
+        for number, ids in enumerate(encode_responses(tokenizer, texts)):
+            if rows[number].reply(column) is not None:
+                responses[number, column] = (texts[number], [*ids, end_id])
+
+    encoded = []
+    for number, row in enumerate(rows):
+        marked = marked_prompts[number]
+        chosen, chosen_ids = responses.get((number, "chosen"), ("", []))
+        rejected, rejected_ids = responses.get((number, "rejected"), (None, None))
+        encoded.append(
+            EncodedRow(
+                prompt=prompts[number],
+                chosen=chosen,
+                rejected=rejected,
+                prompt_ids=marked.ids,
+                chosen_ids=chosen_ids,
+                rejected_ids=rejected_ids,
+                row=row,
+                prompt_targets=marked.targets,
+            )
+        )
+    return encoded
+
+
+def fitted_examples(
+    rows: Sequence[EncodedRow],
+    *,
+    kind: type[Any],
+    limit: int,
+    held_out: bool = False,
+    margins: Sequence[float] | None = None,
+) -> tuple[list[Any], Counter[str]]:
+    """Encoded rows as examples of a step: cut or dropped at its limit.
+
+    Args:
+        rows: encoded rows.
+        kind: SFTExample, PairExample, PreferenceExample or PromptExample.
+        limit: maximum length of an example in tokens (--max_seq_len); for PromptExample, of the prompt.
+        held_out: whether the rows are for evaluation, which may have no example.
+        margins: of pairs; None = all are 0.
+
+    Returns:
+        The examples in the order of the rows; and reason → number of rows dropped.
+
+    Raises:
+        UserError: no example is left, and the rows are not held out.
+    """
+
+    def make_example(index: int, row: EncodedRow) -> Any:
+        if kind is SFTExample:
+            return fit_demonstration(row, limit)
+        if kind is PromptExample:
+            return fit_prompt(row, limit, index)
+        if kind is PreferenceExample and not row.prompt_ids:
+            return EMPTY_PROMPT
+        pair = fit_comparison(row, limit)
+        if kind is PairExample and isinstance(pair, PreferenceExample):
+            margin = 0.0 if margins is None else margins[index]
+            return PairExample(pair.prompt_ids + pair.chosen_ids, pair.prompt_ids + pair.rejected_ids, margin)
+        return pair
+
+    results = map(make_example, range(len(rows)), rows)
+    flag = "--max_prompt_seq_len" if kind is PromptExample else "--max_seq_len"
+    return collect_examples(rows, results, f"{flag} {limit}", held_out)
+
+
+def fit_prompt(row: EncodedRow, limit: int, index: int) -> PromptExample | DropReason:
+    """A prompt, which is never cut, or the reason why there is no example."""
+    if not row.prompt_ids:
+        return EMPTY_PROMPT
+    if len(row.prompt_ids) > limit:
+        return PROMPT_TOO_LONG
+    return PromptExample(row.prompt_ids, row.prompt, row.row, index)
+
+
+def fit_demonstration(row: EncodedRow, limit: int) -> SFTExample | DropReason:
+    """Prompt and response cut to length, or the reason why there is no example.
+
+    The example's prompt ends where training begins. With the messages user A, assistant B, user C and the response D,
+    it is A B C if D alone is trained on. If B is trained on, too, the prompt is A and the response B C D, whose
+    targets are the tokens of B and D.
+    """
+    has_trained_turns = any(row.prompt_targets)
+    if row.row.no_response is not None and not has_trained_turns:
+        return row.row.no_response  # of a dialogue without a last reply, the earlier turns can be trained on
+    if row.is_unwritten:
+        return NOTHING_WRITTEN
+    if not row.is_trained and not has_trained_turns:
+        return NO_WEIGHT
+    token_ids = [*row.prompt_ids, *row.chosen_ids]
+    prompt_length = len(row.prompt_ids)
+    targets = None  # all tokens of the response
+    if has_trained_turns:
+        prompt_length = row.prompt_targets.index(True)
+        targets = [*row.prompt_targets, *[row.is_trained] * len(row.chosen_ids)][prompt_length:limit]
+    response_ids = token_ids[prompt_length:limit]
+    if not prompt_length:
+        return EMPTY_PROMPT
+    if not response_ids:
+        return CUT_TO_NOTHING
+    return SFTExample(token_ids[:prompt_length], response_ids, targets)
+
+
+def fit_comparison(row: EncodedRow, limit: int) -> PreferenceExample | DropReason:
+    """Two responses cut to length, or the reason why there is no example."""
+    if row.is_unwritten:
+        return NOTHING_WRITTEN
+    room = max(0, limit - len(row.prompt_ids))
+    chosen_ids = row.chosen_ids[:room]
+    rejected_ids = (row.rejected_ids or [])[:room]
+    if not chosen_ids:
+        return CUT_TO_NOTHING
+    if chosen_ids == rejected_ids:
+        return EQUAL_PAIR
+    return PreferenceExample(row.prompt_ids, chosen_ids, rejected_ids)
+
+
 def sft_examples(
     rows: Sequence[Row],
     tokenizer: PreTrainedTokenizerBase,
@@ -171,73 +346,15 @@ def sft_examples(
             held out.
     """
     require_responses(rows)
-    if all_turns:
-        prompts = encode_turns(tokenizer, rows)
-        texts = response_texts(tokenizer, rows, "chosen")
-        num_single = sum(not any(prompt.targets) for prompt in prompts)
-        if num_single and not held_out:
-            logger.info(
-                "--train_on all: %d of %d rows hold no earlier turn of the assistant: only their response is trained "
-                "on",
-                num_single,
-                len(prompts),
-            )
-    else:
-        prompt_texts = [prompt_text(tokenizer, row) for row in rows]
-        prompts = [MarkedPrompt(ids, []) for ids in encode_prompt_texts(tokenizer, prompt_texts)]
-        texts = response_texts(tokenizer, rows, "chosen", prompt_texts)
-    responses = encode_responses(tokenizer, texts)
-
-    def make_demonstration(
-        row: Row, prompt: MarkedPrompt, response_ids: list[int], text: str
-    ) -> SFTExample | DropReason:
-        if row.chosen is None:
-            # Of a dialogue without a last reply, the earlier turns can be trained on.
-            return fit_demonstration(prompt, [], max_seq_len) if any(prompt.targets) else str(row.no_response)
-        if is_unwritten(row.chosen_message, text):
-            return NOTHING_WRITTEN
-        # Only a response with further fields is kept as a message; one of them may be its weight.
-        message = row.chosen_message or {}
-        is_trained = message.get(WEIGHT) != 0
-        return fit_demonstration(prompt, [*response_ids, eos_id], max_seq_len, is_trained)
-
-    results = map(make_demonstration, rows, prompts, responses, texts)
-    return collect_examples(rows, results, f"--max_seq_len {max_seq_len}", held_out)
-
-
-def fit_demonstration(
-    prompt: MarkedPrompt, response_ids: list[int], limit: int, is_trained: bool = True
-) -> SFTExample | DropReason:
-    """Prompt and response cut to length, or the reason why there is no example.
-
-    The example's prompt ends where training begins. With the messages user A, assistant B, user C and the response D,
-    it is A B C if D alone is trained on. If B is trained on, too, the prompt is A and the response B C D, whose
-    targets are the tokens of B and D.
-
-    Args:
-        prompt: everything before the response, with the earlier turns that are trained on marked.
-        response_ids: with the token that ends it.
-        limit: maximum length of the example, in tokens.
-        is_trained: whether the response is trained on.
-    """
-    has_trained_turns = any(prompt.targets)
-    if not is_trained and not has_trained_turns:
-        return NO_WEIGHT
-    token_ids = [*prompt.ids, *response_ids]
-    if has_trained_turns:
-        prompt_length = prompt.targets.index(True)
-        token_targets = [*prompt.targets, *[is_trained] * len(response_ids)]
-        targets = token_targets[prompt_length:limit]
-    else:
-        prompt_length = len(prompt.ids)
-        targets = None  # all tokens of the response
-    prompt_ids = token_ids[:prompt_length]
-    trained_ids = token_ids[prompt_length:limit]
-    if not prompt_ids:
-        return EMPTY_PROMPT
-    if not trained_ids:
-        return CUT_TO_NOTHING
-    return SFTExample(prompt_ids, trained_ids, targets)
+    encoded = encoded_rows(tokenizer, rows, eos_id, ("chosen",), all_turns)
+    num_single = sum(not any(row.prompt_targets) for row in encoded)
+    if all_turns and num_single and not held_out:
+        logger.info(
+            "--train_on all: %d of %d rows hold no earlier turn of the assistant: only their response is trained on",
+            num_single,
+            len(encoded),
+        )
+    return fitted_examples(encoded, kind=SFTExample, limit=max_seq_len, held_out=held_out)
 
 
 def pair_examples(
@@ -257,11 +374,7 @@ def pair_examples(
     - rows whose sequences are equal after cutting.
 
     Args:
-        rows: rows of the data.
-        tokenizer: the model's tokenizer.
-        max_seq_len: maximum length of each sequence, in tokens.
-        eos_id: id of the token that ends a response.
-        held_out: whether the rows are for evaluation, which may have no example.
+        rows, tokenizer, max_seq_len, eos_id, held_out: see `sft_examples`.
         margin_key: the column of the margins; None = all margins are 0.
 
     Returns:
@@ -271,16 +384,9 @@ def pair_examples(
         UserError: a row lacks a response, or its margin; or no example is left, and the rows are not held out.
     """
     require_both_responses(rows, "Step 2")
-    margins = []
-    for row in rows:
-        margins.append(0.0 if margin_key is None else margin_of(row, margin_key))
-
-    def make_pair(encoded: EncodedRow, margin: float) -> PairExample | DropReason:
-        pair = encoded.fitted(max_seq_len, eos_id)
-        return pair if isinstance(pair, str) else join_pair(pair, margin)
-
-    results = map(make_pair, encode_pairs(tokenizer, rows), margins)
-    return collect_examples(rows, results, f"--max_seq_len {max_seq_len}", held_out)
+    margins = None if margin_key is None else [margin_of(row, margin_key) for row in rows]
+    encoded = encoded_rows(tokenizer, rows, eos_id)
+    return fitted_examples(encoded, kind=PairExample, limit=max_seq_len, held_out=held_out, margins=margins)
 
 
 def preference_examples(
@@ -288,19 +394,7 @@ def preference_examples(
 ) -> tuple[list[PreferenceExample], Counter[str]]:
     """Comparisons, each response cut so that prompt and response together have at most `max_seq_len` tokens.
 
-    Dropped are:
-
-    - rows whose prompt has no token;
-    - rows with a response that has no content, but other fields that the chat template omits;
-    - rows whose chosen response is cut to nothing;
-    - rows whose responses are equal after cutting.
-
-    Args:
-        rows: rows of the data.
-        tokenizer: the model's tokenizer.
-        max_seq_len: maximum length of the prompt with either response, in tokens.
-        eos_id: id of the token that ends a response.
-        held_out: whether the rows are for evaluation, which may have no example.
+    Rows are dropped as by `pair_examples`, and those whose prompt has no token. For arguments see `sft_examples`.
 
     Returns:
         The examples in the order of the rows; and reason → number of rows dropped.
@@ -309,33 +403,8 @@ def preference_examples(
         UserError: a row lacks a response; or no example is left, and the rows are not held out.
     """
     require_both_responses(rows, "DPO")
-
-    def make_preference(encoded: EncodedRow) -> PreferenceExample | DropReason:
-        return encoded.fitted(max_seq_len, eos_id) if encoded.prompt_ids else EMPTY_PROMPT
-
-    results = map(make_preference, encode_pairs(tokenizer, rows))
-    return collect_examples(rows, results, f"--max_seq_len {max_seq_len}", held_out)
-
-
-def fit_pair(
-    prompt: list[int], chosen: list[int], rejected: list[int], limit: int, end_ids: Sequence[int] = ()
-) -> PreferenceExample | DropReason:
-    """Two responses, each ended by `end_ids` and cut to length, or the reason why there is no example."""
-    room = max(0, limit - len(prompt))
-    chosen_ids = [*chosen, *end_ids][:room]
-    rejected_ids = [*rejected, *end_ids][:room]
-    if not chosen_ids:
-        return CUT_TO_NOTHING
-    if chosen_ids == rejected_ids:
-        return EQUAL_PAIR
-    return PreferenceExample(prompt, chosen_ids, rejected_ids)
-
-
-def join_pair(pair: PreferenceExample, margin: float = 0.0) -> PairExample:
-    """A comparison with prompt and response joined in each sequence."""
-    chosen = pair.prompt_ids + pair.chosen_ids
-    rejected = pair.prompt_ids + pair.rejected_ids
-    return PairExample(chosen, rejected, margin)
+    encoded = encoded_rows(tokenizer, rows, eos_id)
+    return fitted_examples(encoded, kind=PreferenceExample, limit=max_seq_len, held_out=held_out)
 
 
 def prompt_examples(
@@ -343,13 +412,7 @@ def prompt_examples(
 ) -> tuple[list[PromptExample], Counter[str]]:
     """Prompts of at most `max_prompt_seq_len` tokens, BOS included.
 
-    Dropped are prompts without tokens, and longer prompts, which are never cut.
-
-    Args:
-        rows: rows of the data.
-        tokenizer: the model's tokenizer.
-        max_prompt_seq_len: maximum length of a prompt, in tokens.
-        held_out: whether the rows are for evaluation, which may have no example.
+    Dropped are prompts without tokens, and longer prompts, which are never cut. For arguments see `sft_examples`.
 
     Returns:
         The examples in the order of the rows; and reason → number of rows dropped.
@@ -357,57 +420,8 @@ def prompt_examples(
     Raises:
         UserError: no example is left, and the rows are not held out.
     """
-
-    def make_prompt(index: int, row: Row, text: str, ids: list[int]) -> PromptExample | DropReason:
-        if not ids:
-            return EMPTY_PROMPT
-        if len(ids) > max_prompt_seq_len:
-            return PROMPT_TOO_LONG
-        return PromptExample(ids, text, row, index)
-
-    texts = [prompt_text(tokenizer, row) for row in rows]
-    ids = encode_prompt_texts(tokenizer, texts)
-    results = map(make_prompt, range(len(rows)), rows, texts, ids)
-    return collect_examples(rows, results, f"--max_prompt_seq_len {max_prompt_seq_len}", held_out)
-
-
-@dataclass(frozen=True)
-class EncodedRow:
-    """Texts and ids of a row's prompt and both responses. A response that the row lacks is empty.
-
-    Ids of responses do not include the token that ends them.
-    """
-
-    row: Row
-    prompt: str
-    chosen: str
-    rejected: str
-    prompt_ids: list[int]  # including BOS
-    chosen_ids: list[int]
-    rejected_ids: list[int]
-
-    @property
-    def is_unwritten(self) -> bool:
-        """Whether the chat template writes nothing of a response that holds something, for instance tool calls."""
-        is_chosen_unwritten = is_unwritten(self.row.chosen_message, self.chosen)
-        return is_chosen_unwritten or is_unwritten(self.row.rejected_message, self.rejected)
-
-    def fitted(self, limit: int, end_id: int) -> PreferenceExample | DropReason:
-        """The comparison cut to length, or the reason why there is none; responses get the token that ends them."""
-        if self.is_unwritten:
-            return NOTHING_WRITTEN
-        return fit_pair(self.prompt_ids, self.chosen_ids, self.rejected_ids, limit, [end_id])
-
-
-def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> Iterator[EncodedRow]:
-    """Texts and ids of several rows, see `EncodedRow`."""
-    prompts = [prompt_text(tokenizer, row) for row in rows]
-    chosen = response_texts(tokenizer, rows, "chosen", prompts)
-    rejected = response_texts(tokenizer, rows, "rejected", prompts)
-    prompt_ids = encode_prompt_texts(tokenizer, prompts)
-    chosen_ids = encode_responses(tokenizer, chosen)
-    rejected_ids = encode_responses(tokenizer, rejected)
-    return map(EncodedRow, rows, prompts, chosen, rejected, prompt_ids, chosen_ids, rejected_ids)
+    encoded = encoded_rows(tokenizer, rows, columns=())
+    return fitted_examples(encoded, kind=PromptExample, limit=max_prompt_seq_len, held_out=held_out)
 
 
 def collect_examples(
@@ -466,77 +480,6 @@ def require_both_responses(rows: Sequence[Row], step: str) -> None:
                 f"{row.origin}: the row has no {missing} response. {step} needs a chosen and a rejected one per row: "
                 f"name the column with --{missing}_key."
             )
-
-
-def empty_responses(rows: Sequence[Row], chosen_alone: bool = False) -> str:
-    """A note on responses without text: their number and the first of their rows; empty if there are none."""
-    columns: Sequence[Literal["chosen", "rejected"]] = ("chosen",) if chosen_alone else ("chosen", "rejected")
-    origins = []
-    for row in rows:
-        for column in columns:
-            reply = row.reply(column)
-            if reply is not None and not has_further_fields(reply) and not message_text(reply).strip():
-                origins.append(row.origin)
-    if not origins:
-        return ""
-    first = ", ".join(dict.fromkeys(origins[:3]))
-    return f"{len(origins)} responses without any text, which end at once (first: {first})"
-
-
-def bad_responses(rows: Sequence[Row]) -> str:
-    """A note on responses that data for KTO label as bad ones; empty if there are none.
-
-    Step 1 trains on every response.
-    """
-    origins = []
-    for row in rows:
-        is_bad = any(_is_false(row.extra.get(column)) for column in LABELS)
-        if is_bad and row.chosen is not None:
-            origins.append(row.origin)
-    if not origins:
-        return ""
-    return (
-        f"{len(origins)} of {len(rows)} responses are labelled false ({' or '.join(LABELS)}, as in data for KTO), and "
-        f"step 1 trains on them like on the others (first: {origins[0]})"
-    )
-
-
-def _is_false(label: object) -> bool:
-    """Whether a label says false, also as the text in a CSV cell; a number may be a class."""
-    if isinstance(label, str):
-        return label.strip().lower() == "false"
-    return label is False
-
-
-def repeated_prompts(rows: Sequence[Row], chosen_alone: bool = False) -> str:
-    """A note if at least half of the rows have a response that begins with its plain-text prompt; else empty.
-
-    Some preference data repeat the prompt in `chosen` and `rejected`, and training would read it twice.
-    """
-    origins = []
-    for row in rows:
-        prompt = (row.prompt or "").strip()
-        responses = [row.chosen] if chosen_alone else [row.chosen, row.rejected]
-        begins_with_prompt = any((response or "").lstrip().startswith(prompt) for response in responses)
-        if len(prompt) >= LONG_PROMPT and begins_with_prompt:
-            origins.append(row.origin)
-    if not origins or 2 * len(origins) < len(rows):
-        return ""
-    return (
-        f"the responses of {len(origins)} of {len(rows)} rows begin with their prompt, so that training would "
-        f"read the prompt twice (first: {origins[0]})"
-    )
-
-
-def warn_of_responses(rows: Sequence[Row], chosen_alone: bool) -> None:
-    """Warns of responses that are empty, labelled as bad ones, or repeat their prompts.
-
-    `chosen_alone`: the step trains on the chosen responses, and reads no others.
-    """
-    bad = bad_responses(rows) if chosen_alone else ""
-    for note in (empty_responses(rows, chosen_alone), bad, repeated_prompts(rows, chosen_alone)):
-        if note:
-            logger.warning("%s; correct or remove these rows if that is not intended", note)
 
 
 def margin_of(row: Row, key: str) -> float:

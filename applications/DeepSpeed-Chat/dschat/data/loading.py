@@ -32,9 +32,9 @@ from dschat.base.fingerprints import (
     template_fingerprint,
     tokenizer_fingerprint,
 )
-from dschat.data.examples import PromptExample, SFTExample, warn_of_responses
+from dschat.data.examples import PromptExample, SFTExample
 from dschat.data.files import os_error_behind
-from dschat.data.plain_prompts import warn_of_plain_prompts
+from dschat.data.notes import warn_of_plain_prompts, warn_of_responses
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.rows import RawSource
 from dschat.data.sources import Share, load_share, open_source, split_for
@@ -119,7 +119,7 @@ class ExampleLoader(Generic[E]):
 
             for folder in self._prepared:
                 check_folder(folder, self._tokenizer, make.keywords.get("eos_id"), on_prompt, kind)
-                if config.columns.apply_chat_template and not folder.applied_chat_template:
+                if config.columns.apply_chat_template and not folder.info["flags"]["apply_chat_template"]:
                     raise UserError(
                         f"--apply_chat_template: the rows of {folder.path} were prepared without it and are encoded "
                         "already. Drop the flag, or give it to `dschat data prepare`."

@@ -15,17 +15,23 @@ from dschat.data.examples import (
     PairExample,
     PromptExample,
     SFTExample,
-    encode_pairs,
+    encoded_rows,
+    fit_comparison,
     pair_examples,
     prompt_examples,
     require_both_responses,
     sft_examples,
 )
 from dschat.data.messages import WEIGHT, message_text
-from dschat.data.plain_prompts import plain_prompt_note
+from dschat.data.notes import (
+    RESPONSES_OF_STEPS,
+    UNREAD_COLUMNS,
+    plain_prompt_note,
+    template_notes,
+    unread_column_counts,
+)
 from dschat.data.rows import Row
 from dschat.data.sources import load_source
-from dschat.data.template_notes import RESPONSES_OF_STEPS, UNREAD_COLUMNS, template_notes, unread_column_counts
 from dschat.models.template_date import date_note
 from dschat.settings.common import ColumnFlags
 from macro_actions.token_text import special_ids
@@ -198,8 +204,8 @@ def _encoded_parts(row: Row, step: int, tokenizer: PreTrainedTokenizerBase, sett
     end_id = settings.end_id
     if step == 2:
         require_both_responses([row], "Step 2")
-        (encoded,) = encode_pairs(tokenizer, [row])
-        pair = encoded.fitted(settings.max_seq_len, end_id)
+        (encoded,) = encoded_rows(tokenizer, [row], end_id)
+        pair = fit_comparison(encoded, settings.max_seq_len)
         if isinstance(pair, str):
             return pair
         return [
@@ -286,13 +292,13 @@ def row_tokens(tokenizer: PreTrainedTokenizerBase, end_id: int, rows: Sequence[R
     special = ends_and_special(tokenizer, end_id)
     bos = tokenizer.bos_token_id
     measured = []
-    for encoded in encode_pairs(tokenizer, rows):
+    for encoded in encoded_rows(tokenizer, rows, end_id):
         inside = []
-        for ids in (encoded.chosen_ids, encoded.rejected_ids):
+        responses = [ids[:-1] for ids in (encoded.chosen_ids, encoded.rejected_ids or [])]
+        for ids in responses:
             inside += [special[token_id] for token_id in special.keys() & set(ids)]
-        response_length = max(len(encoded.chosen_ids), len(encoded.rejected_ids))
         twice_bos = bos is not None and encoded.prompt_ids[:2] == [bos, bos]
-        measured.append(RowTokens(len(encoded.prompt_ids), response_length, inside, twice_bos))
+        measured.append(RowTokens(len(encoded.prompt_ids), max(map(len, responses)), inside, twice_bos))
     return measured
 
 

@@ -2,7 +2,7 @@
 """One row of data, whatever format it came in, and the checks that every format shares."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,8 @@ from typing import Any, Literal
 from dschat.base.errors import UserError
 
 Split = Literal["all", "eval", "train"]  # rows of a source that a command without training reads
+ResponseColumn = Literal["chosen", "rejected"]
+BOTH_RESPONSES: Sequence[ResponseColumn] = ("chosen", "rejected")
 COLUMNAR = (".parquet", ".arrow")  # suffixes of files that hold columns, not rows
 
 
@@ -33,7 +35,7 @@ class Row:
     # Further variables of the chat template: tools, documents and those of column chat_template_kwargs.
     template_arguments: dict[str, Any] = field(default_factory=dict)
 
-    def reply(self, column: Literal["chosen", "rejected"]) -> dict[str, Any] | None:
+    def reply(self, column: ResponseColumn) -> dict[str, Any] | None:
         """A response as a message of the assistant; None if the row has none."""
         if column == "chosen":
             message = self.chosen_message

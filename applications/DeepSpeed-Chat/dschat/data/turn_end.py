@@ -22,12 +22,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import decode_response, encode_responses, prompt_text
 from dschat.data.messages import DOCUMENTS, THOUGHT_END, TOOLS
-from dschat.data.rows import Row
+from dschat.data.rows import ResponseColumn, Row
 from dschat.models.templates import render_messages
 from macro_actions.token_text import special_ids
 
@@ -137,7 +137,7 @@ def template_form(row: Row) -> str:
 def response_texts(
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[Row],
-    column: Literal["chosen", "rejected"],
+    column: ResponseColumn,
     prompts: Sequence[str] | None = None,
 ) -> list[str]:
     """The chosen or the rejected responses of rows as texts, without the token that ends them.

@@ -9,7 +9,7 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import AddedTokens, encode_continuations, encode_prompt_texts, encode_responses, prompt_text
+from dschat.data.encoding import AddedTokens, encode_continuations, encode_prompt_texts, encode_responses
 from dschat.data.messages import WEIGHT, is_unwritten
 from dschat.data.rows import Row
 from dschat.data.turn_end import TurnEnd, turn_end_of
@@ -24,28 +24,30 @@ class MarkedPrompt:
     """The tokens before a response, with the earlier turns of the assistant marked."""
 
     ids: list[int]
-    targets: list[bool]  # whether a token belongs to an earlier turn that is trained on
+    targets: tuple[bool, ...]  # whether a token belongs to an earlier turn that is trained on
 
 
-def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> list[MarkedPrompt]:
-    """Encodes the prompts of rows and marks the earlier turns of the assistant, each up to the token that ends it.
+def encode_turns(
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], prompts: Sequence[str]
+) -> list[MarkedPrompt]:
+    """Encodes the prompts of rows, and marks the earlier turns of the assistant up to the tokens that end them.
 
     The text is the chat template's. Each turn of the assistant is encoded alone, as it is when it is sampled, and the
     text between two turns as the tokenizer encodes it behind the first of them. If the template ends a turn without a
     special token, no token is added, and the text of the turn is marked. Turns of weight 0 are not marked, nor is a
     turn that begins the conversation, nor one of which the template writes nothing though it holds tool calls, for
-    instance: it would teach the model to end at once. Rows without earlier turns are encoded as by `encode_prompts`.
+    instance: it would teach the model to end at once. Rows without earlier
+    turns are encoded as by `encode_prompts`. `prompts` are the rows' texts.
 
     Raises:
-        UserError: see `dschat.data.encoding.prompt_text`; or the template writes a turn differently once others
-            follow.
+        UserError: the template writes a turn differently once others follow.
     """
     # Cut every prompt into pieces of text: before the first turn, that turn, the text up to the next turn, …
     ends: dict[str, TurnEnd] = {}
     added_tokens = AddedTokens(tokenizer)
     pieces_of_rows: list[list[str]] = []
-    for row in rows:
-        pieces_of_rows.append(_cut_at_turns(tokenizer, row, ends, added_tokens))
+    for row, prompt in zip(rows, prompts, strict=True):
+        pieces_of_rows.append(_cut_at_turns(tokenizer, row, prompt, ends, added_tokens))
 
     # Encode the pieces of one kind at once; only the first one of a prompt gets BOS.
     first_ids = encode_prompt_texts(tokenizer, [pieces[0] for pieces in pieces_of_rows])
@@ -55,7 +57,7 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
     ids_after_turns = iter(encode_continuations(tokenizer, texts_after_turns, turns, added_tokens))
 
     # Join the pieces of every prompt and mark the turns, which are its pieces 1, 3, 5, …
-    prompts = []
+    marked_prompts = []
     for row, ids, pieces in zip(rows, first_ids, pieces_of_rows, strict=True):
         prompt_ids = list(ids)
         targets = [False] * len(ids)
@@ -65,8 +67,8 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
             later_ids = next(ids_after_turns)
             prompt_ids += [*piece_ids, *later_ids]
             targets += [is_trained] * len(piece_ids) + [False] * len(later_ids)
-        prompts.append(MarkedPrompt(prompt_ids, targets))
-    return prompts
+        marked_prompts.append(MarkedPrompt(prompt_ids, tuple(targets)))
+    return marked_prompts
 
 
 def _is_trained(message: Mapping[str, Any], turn: str, added_tokens: AddedTokens) -> bool:
@@ -76,13 +78,12 @@ def _is_trained(message: Mapping[str, Any], turn: str, added_tokens: AddedTokens
 
 
 def _cut_at_turns(
-    tokenizer: PreTrainedTokenizerBase, row: Row, ends: dict[str, TurnEnd], added_tokens: AddedTokens
+    tokenizer: PreTrainedTokenizerBase, row: Row, whole: str, ends: dict[str, TurnEnd], added_tokens: AddedTokens
 ) -> list[str]:
-    """A prompt's text in pieces: up to the first turn of the assistant, that turn, up to the next one, and so on.
+    """A whole prompt in pieces: up to the first turn of the assistant, that turn, up to the next one, and so on.
 
     A turn ends with the token that ends it; what the template writes after the token belongs to the next piece.
     """
-    whole = prompt_text(tokenizer, row)
     messages = row.messages or []
     cuts = [0]
     for number in _earlier_turns(row):

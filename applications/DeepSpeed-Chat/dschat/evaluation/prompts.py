@@ -14,7 +14,7 @@ from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash, folder_stamp, template_fingerprint
 from dschat.data.examples import PromptExample, prompt_examples
 from dschat.data.hub import find_known
-from dschat.data.plain_prompts import warn_of_plain_prompts
+from dschat.data.notes import warn_of_plain_prompts
 from dschat.data.rows import Row, in_words
 from dschat.evaluation.generate_options import UNSHUFFLED, AnsweringOptions, ScoredOptions
 from dschat.evaluation.policy import Compute, SamplingPolicy, load_policy, locate_policy

@@ -21,7 +21,7 @@ from dschat.base.jsonl import json_value
 from dschat.data.collate import collate_pairs, collate_sft
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
 from dschat.data.messages import message_text
-from dschat.data.plain_prompts import warn_of_plain_prompts
+from dschat.data.notes import warn_of_plain_prompts
 from dschat.data.rows import Row, in_words
 from dschat.data.turn_end import response_texts
 from dschat.evaluation.generate_options import TextFlags, TextOptions, TokenSamplerFlags, model_name

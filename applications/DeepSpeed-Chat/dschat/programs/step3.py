@@ -10,7 +10,7 @@ from typing import cast
 
 from dschat.data.examples import PromptExample
 from dschat.data.loading import StepData, Validate
-from dschat.data.plain_prompts import warn_of_plain_prompts
+from dschat.data.notes import warn_of_plain_prompts
 from dschat.data.rows import Row
 from dschat.data.sources import load_share
 from dschat.programs.blocks import ProgramBlock

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerBase
 from dschat.base.fingerprints import model_hash
 from dschat.data.dialogues import DialogueLimits, dialogue_examples
 from dschat.data.loading import StepData
+from dschat.data.notes import warn_of_dialogues
 from dschat.data.sources import load_share
-from dschat.data.template_notes import warn_of_dialogues
 from dschat.data.turn_end import turn_end
 from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
 from dschat.engine.process_group import training_dtype

@@ -10,62 +10,47 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from dschat.base.errors import UserError
 from dschat.base.jsonl import read_object
-from dschat.data.rows import Row, in_words
+from dschat.data.rows import in_words
 
 Stage = Literal["finetune", "preference"]
 STAGES: tuple[Stage, ...] = ("finetune", "preference")
 SPLITS = ("train", "validation", "test")
 INFO = "prepared.json"
+NEEDED = {"stage", "format", "flags", "tokenizer", "template", "end_id", "kept"}  # fields of INFO that training reads
 ARGUMENTS = "args.json"  # SheepRL's
 SKIPPED = "skipped.jsonl"
 PREPARE_COMMAND = "`dschat data prepare SOURCE --output FOLDER --tokenizer MODEL`"
 
 
 @dataclass(frozen=True)
-class PreparedExample:
-    """A row of a prepared folder. Ids of responses include the token that ends them, unless they were cut."""
-
-    prompt: str  # as the model reads it; a conversation as its chat template writes it
-    chosen: str  # the response, or the better one
-    rejected: str | None  # the worse response; None in data for fine-tuning
-    prompt_ids: list[int]  # including BOS
-    chosen_ids: list[int]
-    rejected_ids: list[int] | None
-    row: Row = field(repr=False)  # row of the data
-
-    @property
-    def origin(self) -> str:
-        """File and row of the data, for messages."""
-        return self.row.origin
-
-    def __len__(self) -> int:
-        """Tokens of prompt and longer response."""
-        rejected_ids = self.rejected_ids or ()
-        return len(self.prompt_ids) + max(len(self.chosen_ids), len(rejected_ids))
-
-
-@dataclass(frozen=True)
 class PreparedFolder:
-    """A prepared folder that was opened."""
+    """A prepared folder that was opened. Its rows are of `dschat.data.examples.EncodedRow`."""
 
     path: Path
-    stage: Stage
-    format: Literal["arrow", "pt"]
     files: dict[str, list[Path]]  # split → its files
-    mask_prompt: bool  # whether step 1 is to train on the responses alone
-    tokenizer_name: str  # the tokenizer that the folder was made with
-    info: dict[str, Any]  # the content of `prepared.json`; empty without that file
+    info: dict[str, Any]  # the content of `prepared.json`; without that file, what is known of it
 
     @property
-    def applied_chat_template(self) -> bool:
-        """Whether prompts of plain text were written as messages (`--apply_chat_template`)."""
-        return bool(self.info) and bool(self.info["flags"]["apply_chat_template"])
+    def stage(self) -> Stage:
+        """The training that it is for."""
+        stage: Stage = self.info["stage"]
+        return stage
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The tokenizer that it was made with."""
+        return str(self.info["tokenizer"]["name"])
+
+    @property
+    def is_described(self) -> bool:
+        """Whether `prepared.json` says what the folder was made from."""
+        return "kept" in self.info
 
 
 def open_prepared(path: str | Path) -> PreparedFolder | None:
@@ -79,25 +64,19 @@ def open_prepared(path: str | Path) -> PreparedFolder | None:
         return _open_undescribed(folder)
     try:
         info = json.loads((folder / INFO).read_text(encoding="utf-8"))
+        missing = NEEDED.difference(info)
+        if missing:
+            raise KeyError(", ".join(sorted(missing)))
         files = {}
         for split in info["kept"]:
             files[split] = _split_files(folder, info["stage"], split, info["format"])
-        prepared = PreparedFolder(
-            folder,
-            info["stage"],
-            info["format"],
-            files,
-            mask_prompt=info["flags"]["mask_prompt"],
-            tokenizer_name=info["tokenizer"]["name"],
-            info=info,
-        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"--data_path {folder}: {INFO} cannot be read ({reason}); prepare the data again.") from error
     for split, split_files in files.items():
         if not split_files:
             raise UserError(f"--data_path {folder}: its files of {split} rows are missing; prepare the data again.")
-    return prepared
+    return PreparedFolder(folder, files, info)
 
 
 def _open_undescribed(folder: Path) -> PreparedFolder | None:
@@ -108,21 +87,15 @@ def _open_undescribed(folder: Path) -> PreparedFolder | None:
     if len(stages) > 1:
         names = " and ".join(f"{stage}_*.pt" for stage in stages)
         raise UserError(f"--data_path {folder}: it holds {names}; leave the files of one stage in a folder.")
-    files = {}
-    for split in SPLITS:
-        split_files = _split_files(folder, stages[0], split, "pt")
-        if split_files:
-            files[split] = split_files
+    files = {split: _split_files(folder, stages[0], split, "pt") for split in SPLITS}
     arguments = read_object(folder / ARGUMENTS)
-    return PreparedFolder(
-        folder,
-        stages[0],
-        "pt",
-        files,
-        mask_prompt=bool(arguments.get("mask_prompt", True)),
-        tokenizer_name=str(arguments.get("tokenizer_name", "unknown")),
-        info={},
-    )
+    info = {
+        "stage": stages[0],
+        "format": "pt",
+        "flags": {"mask_prompt": bool(arguments.get("mask_prompt", True)), "apply_chat_template": False},
+        "tokenizer": {"name": str(arguments.get("tokenizer_name", "unknown"))},
+    }
+    return PreparedFolder(folder, {split: paths for split, paths in files.items() if paths}, info)
 
 
 def _split_files(folder: Path, stage: Stage, split: str, file_format: str) -> list[Path]:
@@ -154,13 +127,20 @@ def find_prepared(paths: Sequence[str]) -> list[PreparedFolder]:
 
 
 def summary_of(info: Mapping[str, Any]) -> list[str]:
-    """Lines that say what a folder holds and what was left out. `info`: the content of `prepared.json`."""
+    """Lines that say what a folder holds and what was left out.
+
+    `info`: the content of `prepared.json`, or what is known of it.
+    """
     flags = info["flags"]
     lines = [
         f"for        {info['stage']}, tokenizer {info['tokenizer']['name']}, {info['format']} files",
         f"rows       {in_words(info['kept'])}",
+    ]
+    if "read" not in info:
+        return lines
+    lines += [
         f"limits     {flags['max_length']} tokens in all, prompts of at most {flags['max_prompt_length']} and "
-        f"responses of at least {flags['minimum_response_length']} {flags['length_unit']}",
+        f"responses of at least {flags['minimum_response_length']} {flags['length_unit']}"
     ]
     for split, left_out in info["left_out"].items():
         reasons = f" ({in_words(left_out)})" if left_out else ""

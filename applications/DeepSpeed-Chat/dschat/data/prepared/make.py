@@ -22,20 +22,19 @@ from dschat.data.examples import (
     EQUAL_PAIR,
     NO_WEIGHT,
     NOTHING_WRITTEN,
-    encode_pairs,
+    EncodedRow,
+    encoded_rows,
     require_both_responses,
     require_responses,
-    warn_of_responses,
 )
 from dschat.data.messages import WEIGHT
+from dschat.data.notes import RESPONSES_OF_STEPS, warn_of_plain_prompts, warn_of_responses, warn_of_template
 from dschat.data.options import PrepareFlags, PrepareOptions
-from dschat.data.plain_prompts import warn_of_plain_prompts
-from dschat.data.prepared.folder import INFO, SKIPPED, STAGES, PreparedExample, Stage
+from dschat.data.prepared.folder import INFO, SKIPPED, STAGES, Stage
 from dschat.data.prepared.sheeprl import write_pt
 from dschat.data.rows import Row, in_words, is_plain
 from dschat.data.sources import Share, read_share
 from dschat.data.splits import prompt_of_rows, split_part
-from dschat.data.template_notes import RESPONSES_OF_STEPS, warn_of_template
 from dschat.data.tokenised import encode_rows, table_of
 from dschat.models.template_date import date_read_by
 
@@ -49,7 +48,7 @@ DUPLICATE = "duplicate input"
 TOO_LONG = "too long"
 TOO_SHORT = "too short"
 SAME = "same response"
-Splits = Mapping[str, Sequence[PreparedExample]]
+Splits = Mapping[str, Sequence[EncodedRow]]
 
 
 def prepare(path: str, options: PrepareOptions, tokenizer: PreTrainedTokenizerBase, end_id: int) -> dict[str, Any]:
@@ -74,11 +73,11 @@ def prepare(path: str, options: PrepareOptions, tokenizer: PreTrainedTokenizerBa
 
     row_filter = Filter(flags)
     left_out: dict[str, Counter[str]] = {}
-    remaining: dict[str, list[PreparedExample]] = {}
+    remaining: dict[str, list[EncodedRow]] = {}
     make = partial(prepared_examples, tokenizer=tokenizer, stage=flags.stage, end_id=end_id)
     for split, split_rows in rows.items():
         _warn_of_values(split_rows, split)
-        examples, left_out[split] = encode_rows(PreparedExample, make, split_rows, f"tokenising {split}")
+        examples, left_out[split] = encode_rows(EncodedRow, make, split_rows, f"tokenising {split}")
         remaining[split] = list(row_filter.passing(examples, left_out[split]))
     validation, train = _split_validation(remaining["train"], flags.validation_percentage)
     if not train:
@@ -145,7 +144,7 @@ def _warn_of_values(rows: Sequence[Row], split: str) -> None:
 
 def prepared_examples(
     rows: Sequence[Row], *, tokenizer: PreTrainedTokenizerBase, stage: Stage, end_id: int, held_out: bool = False
-) -> tuple[list[PreparedExample], Counter[str]]:
+) -> tuple[list[EncodedRow], Counter[str]]:
     """Encodes rows without cutting them; counts the rows that have no response, by their reasons.
 
     Raises:
@@ -156,35 +155,17 @@ def prepared_examples(
         require_both_responses(rows, "Preference data")
     else:
         require_responses(rows)
-    dropped: Counter[str] = Counter()
-    usable_rows = []
-    for row in rows:
-        if row.chosen is None:
-            dropped[str(row.no_response)] += 1
-        else:
-            usable_rows.append(row)
-    rows_to_encode = usable_rows
-    if not is_pair:
-        rows_to_encode = [replace(row, rejected=None, rejected_message=None) for row in usable_rows]
-
+    dropped = Counter(str(row.no_response) for row in rows if row.chosen is None)
+    usable_rows = [row for row in rows if row.chosen is not None]
     examples = []
-    for row, encoded in zip(usable_rows, encode_pairs(tokenizer, rows_to_encode), strict=True):
-        weight = (row.chosen_message or {}).get(WEIGHT)
+    for encoded in encoded_rows(tokenizer, usable_rows, end_id, RESPONSES_OF_STEPS[2 if is_pair else 1]):
+        row = encoded.row
         if encoded.is_unwritten:
             dropped[NOTHING_WRITTEN] += 1
-        elif not is_pair and weight == 0:
+        elif not is_pair and not encoded.is_trained:
             dropped[NO_WEIGHT] += 1
         else:
-            example = PreparedExample(
-                prompt=encoded.prompt,
-                chosen=encoded.chosen,
-                rejected=encoded.rejected if is_pair else None,
-                prompt_ids=encoded.prompt_ids,
-                chosen_ids=[*encoded.chosen_ids, end_id],
-                rejected_ids=[*encoded.rejected_ids, end_id] if is_pair else None,
-                row=row if is_plain(row.extra) else replace(row, extra={}),
-            )
-            examples.append(example)
+            examples.append(encoded if is_plain(row.extra) else replace(encoded, row=replace(row, extra={})))
     return examples, dropped
 
 
@@ -197,9 +178,9 @@ class Filter:
     def __init__(self, flags: PrepareFlags) -> None:
         self._flags = flags
         self._seen: set[tuple[str, str]] = set()
-        self.skipped: list[tuple[PreparedExample, str]] = []  # rows that were left out, and the reasons
+        self.skipped: list[tuple[EncodedRow, str]] = []  # rows that were left out, and the reasons
 
-    def passing(self, examples: Iterable[PreparedExample], dropped: Counter[str]) -> Iterator[PreparedExample]:
+    def passing(self, examples: Iterable[EncodedRow], dropped: Counter[str]) -> Iterator[EncodedRow]:
         """The rows that pass, cut to length; the others are counted in `dropped` and listed in `skipped`."""
         for example in examples:
             reason = self._reason(example)
@@ -213,7 +194,7 @@ class Filter:
                 dropped[reason] += 1
                 self.skipped.append((example, reason))
 
-    def _reason(self, example: PreparedExample) -> str | None:
+    def _reason(self, example: EncodedRow) -> str | None:
         """Why a row is left out; None if it is not."""
         flags = self._flags
         if flags.length_unit == "characters":
@@ -239,19 +220,17 @@ class Filter:
         return None
 
 
-def _cut(example: PreparedExample, max_length: int) -> PreparedExample:
+def _cut(example: EncodedRow, max_length: int) -> EncodedRow:
     room = max(0, max_length - len(example.prompt_ids))
     rejected_ids = None if example.rejected_ids is None else example.rejected_ids[:room]
     return replace(example, chosen_ids=example.chosen_ids[:room], rejected_ids=rejected_ids)
 
 
-def _split_validation(
-    examples: list[PreparedExample], share: float
-) -> tuple[list[PreparedExample], list[PreparedExample]]:
+def _split_validation(examples: list[EncodedRow], share: float) -> tuple[list[EncodedRow], list[EncodedRow]]:
     """The first examples, a share of all in whole prompts, and the others."""
     prompt_of_row = prompt_of_rows([example.row for example in examples])
 
-    def prompt_of(example: PreparedExample) -> str:
+    def prompt_of(example: EncodedRow) -> str:
         return example.origin if prompt_of_row is None else prompt_of_row(example.row)
 
     split = f"{share},{1 - share}"
@@ -261,7 +240,7 @@ def _split_validation(
 
 
 def _write_folder(
-    folder: Path, info: Mapping[str, Any], splits: Splits, skipped: Sequence[tuple[PreparedExample, str]] | None
+    folder: Path, info: Mapping[str, Any], splits: Splits, skipped: Sequence[tuple[EncodedRow, str]] | None
 ) -> None:
     """Writes the whole folder.
 
@@ -282,7 +261,7 @@ def _write_folder(
             write_pt(new_folder, info, splits)
         else:
             for split, examples in splits.items():
-                table = InMemoryTable(table_of(PreparedExample, examples))
+                table = InMemoryTable(table_of(EncodedRow, examples))
                 datasets.Dataset(table).save_to_disk(new_folder / split)
             (new_folder / "dataset_dict.json").write_text(json.dumps({"splits": list(splits)}))
         if skipped is not None:
@@ -290,7 +269,7 @@ def _write_folder(
         (new_folder / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
 
 
-def _skipped_row(example: PreparedExample, reason: str) -> dict[str, object]:
+def _skipped_row(example: EncodedRow, reason: str) -> dict[str, object]:
     row: dict[str, object] = {"reason": reason, "origin": example.row.origin}
     for name in ("prompt", "chosen", "rejected"):
         text = getattr(example, name)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
@@ -13,22 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import template_fingerprint, tokenizer_fingerprint
-from dschat.data.examples import (
-    PROMPT_TOO_LONG,
-    PairExample,
-    PreferenceExample,
-    PromptExample,
-    SFTExample,
-    collect_examples,
-    fit_demonstration,
-    fit_pair,
-    join_pair,
-)
-from dschat.data.prepared.folder import PreparedExample, PreparedFolder
+from dschat.data.examples import EncodedRow, PairExample, PreferenceExample, fitted_examples
+from dschat.data.prepared.folder import PreparedFolder
 from dschat.data.rows import Row, Split
 from dschat.data.sources import Share, described, in_proportion
 from dschat.data.tokenised import Examples, open_table
-from dschat.data.turns import MarkedPrompt
 from dschat.models.template_date import DATE_VARIABLE, template_date
 
 if TYPE_CHECKING:
@@ -62,7 +50,7 @@ def check_folder(
             f"{flag}: it was prepared with --stage finetune, and this step compares two responses; prepare the data "
             "with --stage preference."
         )
-    if folder.info:
+    if folder.is_described:
         _check_tokenizer(folder, tokenizer)
         if end_id is not None and folder.info["end_id"] != end_id:
             folder_end = repr(tokenizer.convert_ids_to_tokens(folder.info["end_id"]))
@@ -75,7 +63,7 @@ def check_folder(
         from dschat.data.prepared.sheeprl import check_example_prompt
 
         check_example_prompt(folder, tokenizer)
-    if on_prompt is not None and on_prompt == folder.mask_prompt:
+    if on_prompt is not None and on_prompt == folder.info["flags"]["mask_prompt"]:
         problem = "it was prepared with --no_mask_prompt; add --sft_on_prompt, or prepare it with --mask_prompt"
         if on_prompt:
             problem = "it was prepared with --mask_prompt; drop --sft_on_prompt, or prepare it with --no_mask_prompt"
@@ -117,8 +105,8 @@ def prepared_share(folders: Sequence[PreparedFolder], tokenizer: PreTrainedToken
 
     The tokenizer decodes the texts of `.pt` files, which hold only ids.
     """
-    train: list[Sequence[PreparedExample]] = []
-    held_out: list[Sequence[PreparedExample]] = []
+    train: list[Sequence[EncodedRow]] = []
+    held_out: list[Sequence[EncodedRow]] = []
     sources: list[dict[str, Any]] = []
     files: list[Path] = []
     for folder in folders:
@@ -131,7 +119,8 @@ def prepared_share(folders: Sequence[PreparedFolder], tokenizer: PreTrainedToken
         counts = (len(folder_train), len(folder_eval))
         sources.append(described(str(folder.path), folder_train, folder_eval, {}, counts))
         files += chain.from_iterable(folder.files.values())
-    return Share(_joined(train), in_proportion(held_out), sources, tuple(files))
+    all_train = train[0] if len(train) == 1 else list(chain.from_iterable(train))
+    return Share(all_train, in_proportion(held_out), sources, tuple(files))
 
 
 def held_out_split(folder: PreparedFolder) -> str | None:
@@ -153,7 +142,7 @@ def prepared_rows(folder: PreparedFolder, split: Split, flag: str) -> tuple[list
     Raises:
         UserError: the folder holds no texts, or no such split.
     """
-    if folder.format == "pt":
+    if folder.info["format"] == "pt":
         raise UserError(
             f"{flag} {folder.path}: a prepared folder of .pt files, which hold ids and no texts; give the data that "
             "it was made from, or prepare them with --format arrow."
@@ -175,15 +164,15 @@ def prepared_rows(folder: PreparedFolder, split: Split, flag: str) -> tuple[list
 
 def read_split(
     folder: PreparedFolder, split: str, tokenizer: PreTrainedTokenizerBase | None = None
-) -> Sequence[PreparedExample]:
+) -> Sequence[EncodedRow]:
     """The rows of one split. Raises UserError if it cannot be read."""
     files = folder.files[split]
-    if folder.format == "pt":
+    if folder.info["format"] == "pt":
         from dschat.data.prepared.sheeprl import read_pt
 
-        return read_pt(files[0], tokenizer)
+        return read_pt(files[0], folder.stage == "preference", tokenizer)
     try:
-        return Examples(PreparedExample, open_table(PreparedExample, files))
+        return Examples(EncodedRow, open_table(EncodedRow, files))
     except (OSError, ValueError, KeyError) as error:  # Arrow's errors are of these kinds
         raise UserError(f"--data_path {files[0]}: not readable ({error}); prepare the data again.") from error
 
@@ -200,47 +189,5 @@ def from_prepared(make: partial[Any], kind: type[Any]) -> partial[Any]:
         raise UserError(
             "--train_on all: a prepared folder holds one response per row; give the source itself as --data_path."
         )
-    flag = "max_seq_len" if "max_seq_len" in make.keywords else "max_prompt_seq_len"
-    return partial(cut_examples, kind=kind, flag=flag, limit=make.keywords[flag])
-
-
-def cut_examples(
-    rows: Sequence[PreparedExample], *, kind: type[Any], flag: str, limit: int, held_out: bool = False
-) -> tuple[list[Any], Counter[str]]:
-    """Prepared rows as examples of a step, cut or dropped at the step's limit like rows of texts.
-
-    Args:
-        rows: rows of a folder.
-        kind: SFTExample, PairExample, PreferenceExample or PromptExample.
-        flag: the flag that gave the limit.
-        limit: maximum length of an example in tokens; for PromptExample, of the prompt.
-        held_out: allow an empty result, as in an evaluation.
-
-    Raises:
-        UserError: a row has no second response, or no example is left.
-    """
-
-    def make_example(index: int, row: PreparedExample) -> Any:
-        if kind is PromptExample:
-            if len(row.prompt_ids) > limit:
-                return PROMPT_TOO_LONG
-            return PromptExample(row.prompt_ids, row.prompt, row.row, index)
-        if kind is SFTExample:
-            return fit_demonstration(MarkedPrompt(row.prompt_ids, []), row.chosen_ids, limit)
-        if row.rejected_ids is None:
-            raise UserError(
-                f"{row.row.origin}: there is no second response; prepare the data with --stage preference."
-            )
-        pair = fit_pair(row.prompt_ids, row.chosen_ids, row.rejected_ids, limit)
-        if kind is PairExample and isinstance(pair, PreferenceExample):
-            return join_pair(pair)
-        return pair
-
-    results = map(make_example, range(len(rows)), rows)
-    return collect_examples(rows, results, f"--{flag} {limit}", held_out)
-
-
-def _joined(parts: Sequence[Sequence[PreparedExample]]) -> Sequence[PreparedExample]:
-    if len(parts) == 1:
-        return parts[0]
-    return list(chain.from_iterable(parts))
+    limit = make.keywords.get("max_seq_len") or make.keywords["max_prompt_seq_len"]
+    return partial(fitted_examples, kind=kind, limit=limit)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import decode_response
-from dschat.data.prepared.folder import ARGUMENTS, PreparedExample, PreparedFolder
+from dschat.data.examples import EncodedRow
+from dschat.data.prepared.folder import ARGUMENTS, PreparedFolder
 from dschat.data.rows import Row
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ IGNORE_INDEX = -1  # target of a prompt's token
 MAX_BOS_TOKENS = 16  # tokens that a text for BOS before the example prompt may take
 
 
-def write_pt(folder: Path, info: Mapping[str, Any], splits: Mapping[str, Sequence[PreparedExample]]) -> None:
+def write_pt(folder: Path, info: Mapping[str, Any], splits: Mapping[str, Sequence[EncodedRow]]) -> None:
     """Writes a file for each split, `args.json` and `example_prompt.pt`, the first training prompt. Raises OSError."""
     import torch
 
@@ -46,7 +47,7 @@ def write_pt(folder: Path, info: Mapping[str, Any], splits: Mapping[str, Sequenc
     _save_tensors(prompt, folder / EXAMPLE_PROMPT)
 
 
-def _row_of(example: PreparedExample, mask_prompt: bool) -> dict[str, object]:
+def _row_of(example: EncodedRow, mask_prompt: bool) -> dict[str, object]:
     """A row of a file: whole sequences, and the length of the prompt in them."""
     import torch
 
@@ -71,60 +72,57 @@ def _save_tensors(content: object, file: Path) -> None:
         raise OSError(f"{file}: {error}") from error
 
 
-def read_pt(file: Path, tokenizer: PreTrainedTokenizerBase | None) -> list[PreparedExample]:
-    """The rows of a file. Texts are decoded from the ids; without a tokenizer they are empty.
+def read_pt(file: Path, is_pair: bool, tokenizer: PreTrainedTokenizerBase | None) -> list[EncodedRow]:
+    """The rows of a file, which holds pairs or single responses.
+
+    Texts, which reward functions get, are decoded from the ids; without a tokenizer they are empty.
 
     Raises:
         UserError: the file holds something else, or ids that the tokenizer does not have.
     """
-    examples = []
+    vocabulary = None if tokenizer is None else set(tokenizer.get_vocab().values())
+    rows = []
     try:
         for number, row in enumerate(_load(file), start=1):
-            is_pair = "chosen_input_ids" in row
             prompt_length = int(row["prompt_len"])
             chosen = _ids(row["chosen_input_ids" if is_pair else "input_ids"])
-            rejected = _ids(row["rejected_input_ids"]) if is_pair else None
-            prompt_ids = chosen[:prompt_length]
-            has_same_prompt = rejected is None or rejected[:prompt_length] == prompt_ids
-            if not 0 < prompt_length <= len(chosen) or not has_same_prompt:
+            rejected = _ids(row["rejected_input_ids"]) if is_pair else chosen
+            if not 0 < prompt_length <= len(chosen) or rejected[:prompt_length] != chosen[:prompt_length]:
                 raise ValueError(f"row {number}: prompt_len {prompt_length} does not fit its ids")
-            example = PreparedExample(
-                prompt="",
-                chosen="",
-                rejected=None,
-                prompt_ids=prompt_ids,
-                chosen_ids=chosen[prompt_length:],
-                rejected_ids=None if rejected is None else rejected[prompt_length:],
-                row=Row("", None, None, None, {}, f"{file} row {number}"),
-            )
-            examples.append(example)
+            origin = f"{file} row {number}"
+            unknown = set() if vocabulary is None else {*chosen, *rejected} - vocabulary
+            if tokenizer is not None and unknown:
+                raise UserError(
+                    f"{origin}: token {max(unknown)} is none of the {len(tokenizer)} of {tokenizer.name_or_path}: the "
+                    "data were prepared with another tokenizer; prepare them again."
+                )
+            rejected_ids = rejected[prompt_length:] if is_pair else None
+            rows.append(_decoded(tokenizer, chosen[:prompt_length], chosen[prompt_length:], rejected_ids, origin))
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(
             f"--data_path {file}: not rows of prompt_len and ids ({reason}); prepare the data again."
         ) from error
-    if tokenizer is None:
-        return examples
-    vocabulary = frozenset(tokenizer.get_vocab().values())
-    return [_with_texts(example, tokenizer, vocabulary) for example in examples]
+    return rows
 
 
-def _with_texts(
-    example: PreparedExample, tokenizer: PreTrainedTokenizerBase, vocabulary: frozenset[int]
-) -> PreparedExample:
-    """An example with its texts, which reward functions get. `vocabulary`: the tokenizer's ids."""
-    rejected_ids = example.rejected_ids
-    unknown = {*example.prompt_ids, *example.chosen_ids, *(rejected_ids or ())} - vocabulary
-    if unknown:
-        raise UserError(
-            f"{example.origin}: token {max(unknown)} is none of the {len(tokenizer)} of {tokenizer.name_or_path}: the "
-            "data were prepared with another tokenizer; prepare them again."
-        )
-    prompt = str(tokenizer.decode(example.prompt_ids, skip_special_tokens=True))
-    chosen = decode_response(tokenizer, example.chosen_ids) if example.chosen_ids else None
-    rejected = decode_response(tokenizer, rejected_ids) if rejected_ids else None
-    row = Row(prompt, None, chosen, rejected, {}, example.origin)
-    return PreparedExample(prompt, chosen or "", rejected, example.prompt_ids, example.chosen_ids, rejected_ids, row)
+def _decoded(
+    tokenizer: PreTrainedTokenizerBase | None,
+    prompt_ids: list[int],
+    chosen_ids: list[int],
+    rejected_ids: list[int] | None,
+    origin: str,
+) -> EncodedRow:
+    """A row with the texts of its ids; without a tokenizer they are empty."""
+    prompt = ""
+    chosen = None
+    rejected = None
+    if tokenizer is not None:
+        prompt = str(tokenizer.decode(prompt_ids, skip_special_tokens=True))
+        chosen = decode_response(tokenizer, chosen_ids) if chosen_ids else None
+        rejected = decode_response(tokenizer, rejected_ids) if rejected_ids else None
+    row = Row(prompt, None, chosen, rejected, {}, origin)
+    return EncodedRow(prompt, chosen or "", rejected, prompt_ids, chosen_ids, rejected_ids, row)
 
 
 def check_example_prompt(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase) -> None:

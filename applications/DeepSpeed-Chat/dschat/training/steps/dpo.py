@@ -5,7 +5,7 @@ from functools import partial
 
 from dschat.base.fingerprints import model_hash
 from dschat.data.examples import PreferenceExample, preference_examples
-from dschat.data.template_notes import warn_of_template
+from dschat.data.notes import warn_of_template
 from dschat.models.tokenizer import end_token_id
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput, warn_unless_made_by

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.data.examples import PromptExample, prompt_examples
-from dschat.data.template_notes import RESPONSES_OF_STEPS, warn_of_template
+from dschat.data.notes import RESPONSES_OF_STEPS, warn_of_template
 from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
 from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import choose_trained

@@ -7,7 +7,7 @@ from functools import partial
 from transformers import PreTrainedTokenizerBase
 
 from dschat.data.examples import PairExample, pair_examples, texts_of
-from dschat.data.template_notes import warn_of_template
+from dschat.data.notes import warn_of_template
 from dschat.engine.engine import Engine, train_engine
 from dschat.models.finetuning import choose_trained, require_trainable_tokens
 from dschat.models.heads import add_gain

@@ -5,7 +5,7 @@ from functools import partial
 
 from dschat.data.examples import SFTExample, sft_examples
 from dschat.data.messages import WEIGHT
-from dschat.data.template_notes import RESPONSES_OF_STEPS, warn_of_template
+from dschat.data.notes import RESPONSES_OF_STEPS, warn_of_template
 from dschat.models.load import warn_without_classifier
 from dschat.models.tokenizer import end_token_id
 from dschat.run.model_folders import SavedModel

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes on a chat template before training: what it leaves out, and where training reads other text than it writes.
+"""Notes on data before training: responses, prompts, and what the chat template leaves out or writes otherwise.
 
 A field of messages counts as written if the template's text changes without it. That is tried on the first messages
 that have the field, at most PROBES of a kind, and assumed for all.
@@ -13,14 +13,23 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import prompt_text
 from dschat.data.formats import unread_columns
-from dschat.data.messages import DOCUMENTS, EMPTY, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, THOUGHT_END, TOOL_CALLS, TOOLS
-from dschat.data.rows import Row, in_words
-from dschat.data.turn_end import QUESTION, TurnEnd, template_form, turn_end, where_texts_differ
+from dschat.data.messages import (
+    DOCUMENTS,
+    EMPTY,
+    TEMPLATE_COLUMNS,
+    TEMPLATE_VARIABLES,
+    THOUGHT_END,
+    TOOL_CALLS,
+    TOOLS,
+    has_further_fields,
+    message_text,
+)
+from dschat.data.rows import BOTH_RESPONSES, ResponseColumn, Row, in_words
+from dschat.data.turn_end import QUESTION, template_form, turn_end, where_texts_differ
 from dschat.models.templates import TemplateRefusal, apply_template
 from dschat.settings.common import ColumnFlags
 from macro_actions.token_text import special_ids
@@ -30,9 +39,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PROBE = "dschat-probe"  # a message whose text is located in the output of the template
 PROBES = 8  # cases of a kind that are tried
-ResponseColumn = Literal["chosen", "rejected"]
-BOTH_RESPONSES: Sequence[ResponseColumn] = ("chosen", "rejected")
+LABELS = ("label", "kto_tag")  # columns of KTO data: whether the response is a good one
+LONG_PROMPT = 20  # minimum prompt length in characters at which a repeated prompt is no coincidence
 # Step → the responses that it reads.
 RESPONSES_OF_STEPS: Mapping[int, Sequence[ResponseColumn]] = {1: ("chosen",), 2: BOTH_RESPONSES, 3: ()}
 UNREAD_COLUMNS = "columns that neither prompts nor responses are made of"
@@ -52,6 +62,130 @@ EXPECTED = (
     "context",
     "history",
 )
+
+
+def response_notes(rows: Sequence[Row], columns: Sequence[ResponseColumn] = BOTH_RESPONSES) -> dict[str, str]:
+    """Notes on responses that are empty, labelled as bad ones in data for KTO, or repeat their plain-text prompt.
+
+    The last note is made if at least half of the rows repeat it: training would read the prompt twice.
+    """
+    empty = []
+    labelled = []
+    repeated = []
+    for row in rows:
+        replies = _replies(row, columns)
+        texts = [message_text(reply) for reply in replies]
+        for reply, text in zip(replies, texts, strict=True):
+            if not text.strip() and not has_further_fields(reply):
+                empty.append(row.origin)
+        if row.chosen is not None and any(_is_false(row.extra.get(column)) for column in LABELS):
+            labelled.append(row.origin)
+        prompt = (row.prompt or "").strip()
+        if len(prompt) >= LONG_PROMPT and any(text.lstrip().startswith(prompt) for text in texts):
+            repeated.append(row.origin)
+    notes = {}
+    if empty:
+        first = ", ".join(dict.fromkeys(empty[:3]))
+        notes["empty"] = f"{len(empty)} responses without any text, which end at once (first: {first})"
+    if labelled:
+        notes["labelled"] = (
+            f"{len(labelled)} of {len(rows)} responses are labelled false ({' or '.join(LABELS)}, as in data for KTO),"
+            f" and step 1 trains on them like on the others (first: {labelled[0]})"
+        )
+    if repeated and 2 * len(repeated) >= len(rows):
+        notes["repeated"] = (
+            f"the responses of {len(repeated)} of {len(rows)} rows begin with their prompt, so that training would "
+            f"read the prompt twice (first: {repeated[0]})"
+        )
+    return notes
+
+
+def _is_false(label: object) -> bool:
+    """Whether a label says false, also as the text in a CSV cell; a number may be a class."""
+    return label is False or (isinstance(label, str) and label.strip().lower() == "false")
+
+
+def warn_of_responses(rows: Sequence[Row], chosen_alone: bool) -> None:
+    """Logs the notes of `response_notes` as warnings.
+
+    `chosen_alone`: the step trains on the chosen responses, whatever their labels, and reads no others.
+    """
+    notes = response_notes(rows, ("chosen",) if chosen_alone else BOTH_RESPONSES)
+    if not chosen_alone:
+        notes.pop("labelled", None)
+    for note in notes.values():
+        logger.warning("%s; correct or remove these rows if that is not intended", note)
+
+
+def plain_prompt_note(
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, apply_chat_template: bool
+) -> str | None:
+    """A note on prompts of plain text and the chat template, with the remedy; None if there is nothing to note.
+
+    Args:
+        rows: rows as read from the source.
+        tokenizer: tokenizer of the model.
+        apply_chat_template: whether prompts of plain text were made messages (`--apply_chat_template`).
+
+    Raises:
+        UserError: `--apply_chat_template` without a chat template.
+    """
+    if tokenizer.chat_template is None:
+        if not apply_chat_template:
+            return None
+        raise UserError(
+            f"--apply_chat_template: the tokenizer of {tokenizer.name_or_path} has no chat template. Drop the flag, "
+            "or give a model whose folder holds chat_template.jinja."
+        )
+    special_tokens, end = _template_marks(tokenizer)
+    marked = []
+    plain = []
+    for row in rows:
+        text = row.prompt
+        if text is None and row.messages and [message["role"] for message in row.messages] == ["user"]:
+            text = str(row.messages[0].get("content") or "")
+        if text is None:
+            continue
+        is_marked = any(token in text for token in special_tokens) or (end != "" and text.rstrip().endswith(end))
+        if row.prompt is None and is_marked:
+            marked.append(row.origin)
+        elif row.prompt is not None and not is_marked:
+            plain.append(row.origin)
+    if apply_chat_template and marked:
+        return (
+            f"{len(marked)} prompts of {len(rows)} hold the chat template's marks in their text already, and "
+            f"--apply_chat_template writes it around them once more (first: {marked[0]}): drop the flag, or remove "
+            "the marks from the texts"
+        )
+    if plain and not apply_chat_template:
+        return (
+            f"{len(plain)} prompts of {len(rows)} are plain text, and the tokenizer's chat template is not written "
+            f"around them (first: {plain[0]}): a chat model reads them in another form than it was trained on. "
+            "--apply_chat_template writes each as a message of the user and its response as the assistant's"
+        )
+    return None
+
+
+def _template_marks(tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], str]:
+    """What a chat template writes around a user's message: special tokens without BOS, and the stripped text behind.
+
+    Nothing if it refuses a single message of the user.
+    """
+    try:
+        whole = apply_template(tokenizer, [{"role": "user", "content": PROBE}], True)
+    except TemplateRefusal:
+        return [], ""
+    before, _, after = whole.rpartition(PROBE)
+    tokens = {str(token) for token in tokenizer.convert_ids_to_tokens(list(special_ids(tokenizer)))}
+    tokens.discard(str(tokenizer.bos_token))
+    return sorted(token for token in tokens if token in before + after), after.strip()
+
+
+def warn_of_plain_prompts(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, apply_chat_template: bool) -> None:
+    """Logs the note of `plain_prompt_note` as a warning. Raises UserError as that function does."""
+    note = plain_prompt_note(rows, tokenizer, apply_chat_template)
+    if note is not None:
+        logger.warning("%s.", note)
 
 
 def warn_of_template(
@@ -97,10 +231,7 @@ def template_notes(
     conversations = [row for row in rows if row.messages is not None]
     if tokenizer.chat_template is None or not conversations:
         return []
-    notes = []
-    if end_id is not None:
-        notes += _notes_of_turns(tokenizer, conversations, end_id)
-        notes += _notes_of_second_thoughts(tokenizer, conversations, responses)
+    notes = [] if end_id is None else _notes_of_turns(tokenizer, conversations, end_id)
     unwritten = unwritten_parts(tokenizer, conversations, reads, responses)
     if unwritten:
         notes.append(f"{NOT_IN_TEMPLATE}: {in_words(unwritten)}")
@@ -116,11 +247,17 @@ def _replies(row: Row, columns: Sequence[ResponseColumn]) -> list[dict[str, Any]
 def _notes_of_turns(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Row], end_id: int | None) -> list[str]:
     """Notes on how the template writes turns, each once: their end, and where training reads other text.
 
-    A template that refuses a plain dialogue is not asked. `end_id`: the token that ends a response in training; None
-    if the template's own does.
+    It is asked without arguments, and with those of the first row of every form of turns, at most PROBES times. A
+    template that refuses a plain dialogue is not asked. `end_id`: the token that ends a response in training; None if
+    the template's own does.
     """
+    cases: dict[str, tuple[str, Mapping[str, Any]]] = {"": ("", {})}  # condition, for notes, and arguments
+    for row in rows:
+        if row.template_arguments:
+            condition = f"with {' and '.join(row.template_arguments)} of {row.origin}, "
+            cases.setdefault(template_form(row), (condition, row.template_arguments))
     notes: dict[str, str] = {}
-    for condition, arguments in _template_cases(rows):
+    for condition, arguments in islice(cases.values(), PROBES):
         try:
             end = turn_end(tokenizer, arguments)
         except UserError:
@@ -133,63 +270,16 @@ def _notes_of_turns(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Row], end
                 f"{shlex.quote(end.token)} ends both with the template's"
             )
             notes.setdefault(note, condition + note)
-        other_text = _note_of_other_text(tokenizer, arguments, end)
-        if other_text:
-            notes.setdefault(other_text, condition + other_text)
+        prompt = apply_template(tokenizer, QUESTION, True, arguments)
+        written = apply_template(tokenizer, [*QUESTION, {"role": "assistant", "content": "b"}], False, arguments)
+        if not written.startswith(prompt):  # the generation prompt opens a thought, for instance
+            trained_end, written_end = where_texts_differ(f"{prompt}{end.lead}b", written)
+            note = (
+                f"for the user's 'a' and the assistant's 'b' training reads {trained_end!r}, but the chat template "
+                f"writes {written_end!r}: begin responses with what follows the generation prompt, such as a thought"
+            )
+            notes.setdefault(note, condition + note)
     return list(notes.values())
-
-
-def _note_of_other_text(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], end: TurnEnd) -> str | None:
-    """A note if the generation prompt opens a thought that written turns lack, or if there is no such prompt."""
-    answer = [{"role": "assistant", "content": "b"}]
-    prompt = apply_template(tokenizer, QUESTION, True, arguments)
-    written = apply_template(tokenizer, [*QUESTION, *answer], False, arguments)
-    if not written.startswith(prompt):
-        trained_end, written_end = where_texts_differ(prompt + end.lead + answer[0]["content"], written)
-        return (
-            f"for the user's 'a' and the assistant's 'b' training reads {trained_end!r}, but the chat template writes "
-            f"{written_end!r}: begin responses with what follows the generation prompt, such as a thought"
-        )
-    special_tokens = tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer)))
-    has_prompt = prompt != apply_template(tokenizer, QUESTION, False, arguments)
-    if not has_prompt and any(str(token) in end.lead for token in special_tokens):
-        return (
-            f"the chat template has no generation prompt: {end.lead!r} before the assistant's text is part of the "
-            "response, for the model to write. Use a template that reads add_generation_prompt"
-        )
-    return None
-
-
-def _template_cases(rows: Iterable[Row]) -> list[tuple[str, Mapping[str, Any]]]:
-    """A condition in words, for notes, and the template's arguments, for the first row of every form of turns.
-
-    At most PROBES cases. The first is the template without arguments, whose condition is empty.
-    """
-    first_rows: dict[str, Row] = {}
-    for row in rows:
-        if row.template_arguments:
-            first_rows.setdefault(template_form(row), row)
-    cases: list[tuple[str, Mapping[str, Any]]] = [("", {})]
-    for row in islice(first_rows.values(), PROBES - 1):
-        cases.append((f"with {' and '.join(row.template_arguments)} of {row.origin}, ", row.template_arguments))
-    return cases
-
-
-def _notes_of_second_thoughts(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], responses: Sequence[ResponseColumn]
-) -> list[str]:
-    """A note if responses hold a thought though the generation prompt holds a closed one."""
-    count = 0
-    for row in rows:
-        num_thoughts = sum(THOUGHT_END in str(reply.get("content")) for reply in _replies(row, responses))
-        if num_thoughts and prompt_text(tokenizer, row).rstrip().endswith(THOUGHT_END):
-            count += num_thoughts
-    if not count:
-        return []
-    return [
-        f"responses with a thought after a generation prompt that holds a closed one: {count}; it is trained on as a "
-        f"second one. Remove enable_thinking: false from {TEMPLATE_VARIABLES}, or the thoughts from the responses"
-    ]
 
 
 def warn_of_dialogues(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], keys: ColumnFlags) -> None:

@@ -113,13 +113,6 @@ def test_demonstrations_are_mediocre(demonstrations):
     assert 0.45 < sum(row["choice"] for row in demonstrations) / len(demonstrations) < 0.55
 
 
-def test_demonstrations_use_every_word_in_both_halves(demonstrations):
-    texts = [summary["text"] for row in demonstrations for summary in row["summaries"]]
-    before = set(" ".join(".".join(text.split(".")[:3]) for text in texts).replace(",", " ").replace(".", " ").split())
-    after = set(" ".join(".".join(text.split(".")[3:]) for text in texts).replace(",", " ").replace(".", " ").split())
-    assert set(COMPLAINTS + PRAISES) <= before & after
-
-
 def test_comparisons_span_poor_to_good_with_label_noise(comparisons):
     scores = torch.tensor([[synthetic.gold_score(side["text"]) for side in row["summaries"]] for row in comparisons])
     choices = torch.tensor([row["choice"] for row in comparisons])
