@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 
-from cli_runs import write_jsonl
-from data_cases import error_of
 from dschat.base.errors import UserError
 from dschat.data.formats import format_of, parse_row, unread_columns
 from dschat.data.rows import Row
-from dschat.data.sources import load_source
 from dschat.settings.common import ColumnFlags
 
 KEYS = ColumnFlags()
@@ -196,13 +193,3 @@ def test_columns_that_no_format_reads_are_named() -> None:
     assert unread_columns(parsed({"instruction": "i", "output": "o", "category": "c"}), KEYS) == ["category"]
     raw = {"conversations": spoken(*ASKED), "system": "s", "source": "x", "id": None}
     assert unread_columns(parsed(raw), KEYS) == ["source"] and format_of(raw, KEYS) == "ShareGPT conversation"
-
-
-def test_files_of_both_kinds(tmp_path) -> None:
-    """Also CSV, whose empty cells are absent; a bad row is named by file and line."""
-    (tmp_path / "alpaca.csv").write_text("instruction,input,output\nAdd.,,4\nAdd.,2,5\n")
-    rows = load_source(tmp_path / "alpaca.csv", seed=None)
-    assert [row.messages for row in rows.train] == [messages(("user", "Add.")), messages(("user", "Add.\n2"))]
-    bad = [{"conversations": spoken(*ASKED)}, {"conversations": spoken(("who", "hi"))}]
-    file = write_jsonl(tmp_path / "talks.jsonl", bad)
-    assert error_of(file).startswith(f"{file}:2: message 1 of 'conversations' is from 'who'")

@@ -13,7 +13,6 @@ from data_cases import word_tokenizer
 from dschat.base.errors import UserError
 from dschat.data.check import check_report, describe_columns, summary
 from dschat.data.preview import Settings, preview_report
-from dschat.settings.common import ColumnFlags
 from published_set_copies import write_set
 
 
@@ -165,14 +164,6 @@ def test_check_says_why_rows_are_missing(tmp_path, words, monkeypatch):
     assert "step 1 (SFT): 2 of 10 training rows (no reference solution: 2)" in report
     report = check("apps", "0,1,0", tokenizer=words)
     assert "step 2 (reward model): not possible: " in report and "the row has no rejected response" in report
-
-
-def test_check_of_conversations(tmp_path):
-    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    report = check(write(tmp_path / "rows.jsonl", [{"talk": talk}] * 40), keys=ColumnFlags(messages_key="talk"))
-    assert "format     conversation: 40" in report and "responses  one: 40" in report
-    assert "1 different ones in 38 training rows, 1 in 2 evaluation rows" in report
-    assert "talk[].role     text 80" in report
 
 
 # preview

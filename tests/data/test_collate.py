@@ -35,13 +35,6 @@ def test_sft_on_prompt_layout():
     assert batch["response_mask"].tolist() == [[True] * 4, [True, False, False, False]]
 
 
-def test_masks_do_not_depend_on_the_pad_id():
-    # 5 also occurs as a real token
-    batch = collate_sft(DEMONSTRATIONS, pad_id=5)
-    assert batch["input_ids"].tolist() == [[5, 5, 1, 5, 6, 7, 2], [1, 8, 9, 10, 2, 5, 5]]
-    assert torch.equal(batch["attention_mask"], collate_sft(DEMONSTRATIONS, PAD)["attention_mask"])
-
-
 def test_pairs_layout():
     batch = collate_pairs([PairExample([1, 5, 2], [1, 6]), PairExample([1], [1, 7, 8, 2])], PAD)
     assert batch["input_ids"].tolist() == [[1, 5, 2, 0], [1, 0, 0, 0], [1, 6, 0, 0], [1, 7, 8, 2]]

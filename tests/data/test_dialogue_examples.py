@@ -18,9 +18,9 @@ from dschat.data.dialogues import (
     dialogue_examples,
     encode_replies,
     encode_states,
-    messages_of_text,
     state,
 )
+from dschat.data.messages import messages_of_text
 from dschat.data.rows import Row
 from dschat.data.turn_end import turn_end
 
@@ -76,7 +76,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
         "{% for m in messages %}{{ m.content if messages | length < 3 else m.content | upper }}|{% endfor %}"
         "{{ '' if add_generation_prompt }}"
     )
-    with pytest.raises(UserError, match="differently once it is answered"):
+    with pytest.raises(UserError, match="does not write a reply behind its generation prompt"):
         encode_replies(tokenizer, [dialogue("a", "b", "c", "d")[1:]], turn_end(tokenizer), "x")
     tokenizer.chat_template = None
     with pytest.raises(UserError, match="no chat template"):

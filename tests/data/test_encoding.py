@@ -107,17 +107,6 @@ def test_sequences_decode_to_the_exact_text(name):
         assert decode_response(tokenizer, [*response_ids, tokenizer.eos_token_id, tokenizer.pad_token_id]) == response
 
 
-def test_responses_equal_a_tokenizer_made_without_prefix():
-    for made, bare in (
-        (unigram("always"), unigram("never")),
-        (unigram("first"), unigram("never")),
-        (llama(), llama(False)),
-    ):
-        tokenizer = wrap(made)
-        for _, response in TEXTS:
-            assert encode_response(tokenizer, response) == bare.encode(response).ids
-
-
 def test_llama_tokens_by_hand():
     tokenizer = wrap(llama())
 
@@ -161,25 +150,6 @@ def test_parts_are_not_merged_across_the_border():
     ids = encode_prompt(tokenizer, text_row("cat ")) + encode_response(tokenizer, " sat")
     assert tokenizer.convert_ids_to_tokens(ids) == ["<s>", "cat", "▁", "▁", "s", "a", "t"]
     assert backend.encode("cat  sat", add_special_tokens=False).tokens == ["cat", "▁▁", "s", "a", "t"]
-
-
-def test_special_tokens_that_the_tokenizer_would_add_are_left_out():
-    backend = llama()
-    backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", SPECIAL.index("<s>")), ("</s>", SPECIAL.index("</s>"))]
-    )
-    tokenizer = wrap(backend)
-    assert tokenizer.convert_ids_to_tokens(encode_prompt(tokenizer, text_row("cat"))) == ["<s>", "▁cat"]
-    assert tokenizer.convert_ids_to_tokens(encode_response(tokenizer, "cat")) == ["cat"]
-
-
-def test_truncation_and_padding_of_the_tokenizer_file_are_ignored():
-    backend = llama()
-    backend.enable_truncation(2)
-    backend.enable_padding(length=8)
-    tokenizer = wrap(backend)
-    assert len(encode_response(tokenizer, "the cat sat on")) == 9  # the, ▁cat and seven single characters
-    assert len(encode_prompt(tokenizer, text_row("the cat sat on"))) == 10
 
 
 def test_bos_stands_where_the_tokenizer_puts_one():

@@ -79,7 +79,7 @@ def test_margins_of_pairs():
     assert [example.margin for example in examples] == [0.0, 2.0, 1.5]
 
 
-@pytest.mark.parametrize("margin", [-0.5, True, "much", "-1", "nan", None, math.nan, math.inf, 10**400])
+@pytest.mark.parametrize("margin", [-0.5, True, "much", None, math.nan, 10**400])
 def test_margins_that_are_none_are_refused(margin):
     row = replace(text_row("a", "b", "c", line=7), extra={"gap": margin})
     with pytest.raises(UserError, match="rows.jsonl:7: --margin_key gap: the column holds .* a number of at least 0"):

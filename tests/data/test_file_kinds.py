@@ -71,15 +71,12 @@ def test_csv_of_spreadsheets(tmp_path):
     ("content", "wanted"),
     [
         (b"prompt,chosen\na,b\nc,d,e\n", "is not a readable csv file .*Expected 2 columns, got 3: c,d,e"),
-        (b"prompt,chosen\na\n", "Expected 2 columns, got 1: a"),
         (b'prompt,chosen\na,b\n"c,d\n', "is not a readable csv file"),
         (b"prompt,prompt\na,b\n", "must name the columns, each by a name of its own, not 'prompt', 'prompt'"),
         (b"prompt,chosen\na,b\n,b\n", "bad.csv row 2: column 'prompt' is empty; fill it, or remove the row"),
         (b"prompt;chosen\na;b\n", "the first line names one column, 'prompt;chosen'; separate columns by commas"),
         (b"messages\n\"[{'role': 'user'}]\"\n", "bad.csv row 1: .*write it as a list, into a file of JSON Lines"),
-        (b"prompt\na\n\xfc\n", "is not a readable csv file .*UTF8"),
         (b"prompt,chosen\n", "bad.csv is empty"),
-        (b"", "bad.csv is not a readable csv file .Empty CSV file"),
     ],
 )
 def test_bad_csv_is_named(tmp_path, content, wanted):

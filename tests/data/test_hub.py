@@ -16,7 +16,7 @@ from dschat.base.errors import UserError
 from dschat.data import hub as registry
 from dschat.data.sources import load_share, load_source
 from dschat.settings.supervised import RewardConfig
-from published_set_copies import BIG, EVAL_SPLITS, make_rows, write_rows
+from published_set_copies import EVAL_SPLITS, make_rows, write_rows
 
 
 @pytest.fixture(autouse=True)
@@ -177,32 +177,6 @@ def test_a_cache_that_cannot_be_written(hub):
 
 
 # files on this machine, with the library's own builders
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-def test_the_json_builder_reads_apps(tmp_path, cache, small_sets, monkeypatch):
-    rows = make_rows("apps", 12)
-    rows[7]["input_output"] = json.dumps({"inputs": ["1 " * 200_000], "outputs": ["1"]})
-    for name, content in (("train", rows), ("test", make_rows("apps", 6, "test"))):
-        write_rows(tmp_path / "hub" / f"{name}.jsonl", content)
-    files = {name: str(tmp_path / "hub" / f"{name}.jsonl") for name in ("train", "test")}
-    use_options(monkeypatch, "apps", "json", {"data_files": files})
-    source = load_source("apps")
-    assert [row.extra["input_output"] for row in source.train] == [row["input_output"] for row in rows]
-    assert BIG in source.train[2].extra["input_output"]
-    assert "Call-Based" in source.train[3].prompt and source.train[1].no_response == "no reference solution"
-
-
-def use_options(monkeypatch, name, load, options):
-    changed = [
-        dataclasses.replace(known, load=load, load_options=options) if known.name == name else known
-        for known in registry.KNOWN_SETS
-    ]
-    monkeypatch.setattr(registry, "KNOWN_SETS", tuple(changed))
 
 
 # several training splits

@@ -100,19 +100,3 @@ def test_downloaded_copies_are_read(name, served, monkeypatch):
     for path in (name, folder):
         source = load_source(path)
         assert (len(source.train), len(source.eval), source.hub) == (train, held_out, None)
-
-
-def test_offline(tmp_path):
-    """Nothing was loaded before."""
-    program = (
-        "from dschat.data.sources import load_source\nfrom dschat.base.errors import UserError\n"
-        "for path in ('hh', 'codeparrot/apps', 'me/mine'):\n"
-        "    try: load_source(path)\n"
-        "    except UserError as error: print(error)\n"
-    )
-    result = result_of(start([sys.executable, "-c", program], HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path)))
-    hh, apps, mine = result["stdout"].splitlines()
-    assert "no data set Dahoas/full-hh-rlhf" in hh and "hf download Dahoas/full-hh-rlhf" in hh
-    assert "no data set codeparrot/apps" in apps and "hf download codeparrot/apps" in apps
-    assert "me/mine: there is no such local file" in mine and "Offline" in hh + apps + mine
-    assert "Traceback" not in result["stderr"]

@@ -20,11 +20,9 @@ def calling(function):
     ("row", "place"),
     [
         ({"messages": [user("a"), bot("b") | {"reasoning_content": HALF}]}, "reasoning_content of message 2 in "),
-        ({"messages": [user("a") | {"name": HALF}, bot("b")]}, "name of message 1 in 'messages'"),
         (calling({"name": "sun", "arguments": {"city": [f"Rome {HALF}"]}}), "tool_calls of message 2 in 'messages'"),
         ({"messages": [user("a"), bot("b")], "tools": [{"name": "sun", "description": HALF}]}, "in column 'tools'"),
         ({"messages": [user("a")], "chat_template_kwargs": {"mood": HALF}}, "in column 'chat_template_kwargs'"),
-        ({"chosen": [user("a"), bot("b") | {"thinking": HALF}]}, "thinking of message 2 in 'chosen'"),
         (
             {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "thinking": HALF}]},
             "thinking of message 2 in 'conversations'",

@@ -11,10 +11,7 @@ from cli_runs import write_jsonl as write
 from data_cases import error_of
 from dialogue_cases import bot, dialogue, user
 from dschat.base.errors import UserError
-from dschat.data.check import check_report
-from dschat.data.preview import Settings, preview_report
 from dschat.data.sources import load_source
-from dschat.settings.common import ColumnFlags
 
 SYSTEM = {"role": "system", "content": "be brief"}
 TALK = [SYSTEM, user("hi"), bot("hello"), user("2+2?")]
@@ -61,14 +58,6 @@ def test_one_response(column, tmp_path):
 def test_a_prompt_alone(tmp_path):
     assert read(tmp_path, {"prompt": TALK}) == (None, TALK, None, None)
     assert read(tmp_path, {"prompt": TALK, "rejected": [bot("no")]}) == (None, TALK, None, "no")
-
-
-def test_renamed_columns(tmp_path):
-    keys = ColumnFlags(prompt_key="ask", chosen_key="good", rejected_key="bad")
-    assert read(tmp_path, {"ask": TALK, "good": [bot("yes")], "bad": [bot("no")]}, keys) == (None, TALK, "yes", "no")
-    # a prompt that says something else is passed over with a name that no column has
-    row = {"prompt": "elsewhere", "chosen": [*TALK, bot("yes")], "rejected": [*TALK, bot("no")]}
-    assert read(tmp_path, row, ColumnFlags(prompt_key="none")) == (None, TALK, "yes", "no")
 
 
 def test_parquet_with_empty_columns(tmp_path):
@@ -131,21 +120,3 @@ def test_texts_that_only_begin_like_messages_stay_texts(tmp_path):
     row = {"prompt": prompt, "response": json.dumps([bot("b")])}
     (loaded,) = load_source(write(tmp_path / "rows.jsonl", [row])).train
     assert (loaded.prompt, loaded.chosen) == (prompt, row["response"])
-
-
-def test_check_and_preview_read_them(tmp_path):
-    path = str(write(tmp_path / "rows.jsonl", [PAIRS["explicit"]] * 40))
-    report = check_report(path, "2,4,4", Settings())
-    assert "format     prompt and responses as messages: 40" in report and "chosen and rejected: 40" in report
-    assert "chosen[].content    text 40" in report
-    shown = preview_report(path, 1, None, False, Settings())
-    assert "step 2" in shown and "user: 2+2?" in shown and "[[chosen: scored]]yes" in shown
-
-
-def test_a_whole_conversation_in_the_column_of_prompts(tmp_path):
-    """The remedy of the message is right."""
-    path = write(tmp_path / "rows.jsonl", [{"prompt": PAIRS["implicit"]["chosen"]}])
-    with pytest.raises(UserError, match="with --messages_key, and with --prompt_key a column that is not there"):
-        load_source(path)
-    (row,) = load_source(path, ColumnFlags(messages_key="prompt", prompt_key="none")).train
-    assert row.chosen == PAIRS["implicit"]["chosen"][-1]["content"]

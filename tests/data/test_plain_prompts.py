@@ -119,18 +119,6 @@ def test_training_reads_the_templates_text_with_the_flag(kind, source, caplog) -
         assert written.removeprefix("<bos>") == f"<|im_start|>user {text}<|im_end|> <|im_start|>assistant "
 
 
-def test_check_and_preview_say_it(source, tmp_path, capsys) -> None:
-    chat_tokenizer(SPACED).save_pretrained(tmp_path / "model")
-    flags = ["--tokenizer", str(tmp_path / "model")]
-    for command in (["check", str(source), *flags], ["preview", str(source), *flags, "--rows", "2"]):
-        assert main(command) == 0
-        assert capsys.readouterr().out.count("are plain text") == 1
-        assert main([*command, "--apply_chat_template"]) == 0
-        assert "plain text" not in capsys.readouterr().out
-    assert main(["preview", str(source), *flags, "--apply_chat_template", "--rows", "1", "--step", "1"]) == 0
-    assert "<|im_end|> <|im_start|>assistant " in capsys.readouterr().out
-
-
 def test_prepare_says_it_and_training_does_not_apply_it_again(source, tmp_path, caplog) -> None:
     chat_tokenizer().save_pretrained(tmp_path / "model")
     loose = ["--tokenizer", str(tmp_path / "model"), "--minimum_response_length", "0"]

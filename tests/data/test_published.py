@@ -7,10 +7,10 @@ import pytest
 
 from dschat.base.errors import UserError
 from dschat.data.examples import prompt_examples, sft_examples
-from dschat.data.formats import format_of, parse_row, without_citations
+from dschat.data.formats import parse_row, without_citations
 from dschat.data.sources import load_source
 from dschat.settings.common import ColumnFlags
-from published_set_copies import BIG, apps_row, hh_row, tldr_row, webgpt_row, write_set
+from published_set_copies import BIG, write_set
 
 KEYS = ColumnFlags()
 SUMMARIES = [{"text": " first ", "policy": "a", "note": None}, {"text": "second", "policy": "b", "note": None}]
@@ -46,12 +46,6 @@ def test_tldr(info, prompt):
 # HH
 
 
-def test_hh_is_unchanged():
-    prompt = "\n\nHuman: Hello\n\nAssistant: Hi\n\nHuman: Why?\n\nAssistant:"
-    row = parsed({"prompt": prompt, "response": " Because.", "chosen": " Because.", "rejected": " No. "})
-    assert (row.prompt, row.chosen, row.rejected) == (prompt, " Because.", " No. ")
-
-
 # WebGPT
 
 
@@ -78,11 +72,9 @@ def test_webgpt(scores, chosen, rejected):
     ("answer", "clean"),
     [
         ("It rains [1]. Then [2, 3] it stops.", "It rains. Then it stops."),
-        ("[1] It rains[2].", " It rains."),
         ("Light (a wave) bends[1].", "Light bends."),
         ("A (b [c] d) e", "A d) e"),  # up to the first closing bracket of either kind
         ("Open [1 and\nclosed] on the next line", "Open [1 and\nclosed] on the next line"),
-        ("none", "none"),
     ],
 )
 def test_citations(answer, clean):
@@ -128,7 +120,7 @@ def test_apps_call_based_with_starter_code():
     assert row.prompt == "\nQUESTION:\nAdd one.\ndef f(n):\n    \nUse Call-Based format\nANSWER:\n"
 
 
-NAMELESS = ["", None, "{}", '{"fn_name": null}', '{"fn_name": ""}', '{"inputs": ["fn_name"]}', '["fn_name"]']
+NAMELESS = ["", '{"fn_name": null}', '["fn_name"]']
 
 
 @pytest.mark.parametrize("tests", [*NAMELESS, '{"inputs": [1]}'])
@@ -144,12 +136,7 @@ def test_apps_integers_of_any_length():
         json.loads(tests)  # what an ordinary parser does
 
 
-def test_apps_values_that_are_parsed_already():
-    row = parsed(apps(solutions=["a"], input_output={"fn_name": "f"}))
-    assert row.chosen == "a" and "Call-Based" in row.prompt
-
-
-@pytest.mark.parametrize("solutions", ["", " \n", None, "[]", "null", "[null]"])
+@pytest.mark.parametrize("solutions", [" \n", None, "[null]"])
 def test_apps_without_a_solution(solutions):
     row = parsed(apps(solutions=solutions))
     assert (row.chosen, row.no_response) == (None, "no reference solution")
@@ -159,9 +146,7 @@ def test_apps_without_a_solution(solutions):
     ("change", "wanted"),
     [
         ({"question": None}, "'question' must be text, not null"),
-        ({"solutions": '["a"'}, "JSONDecodeError"),
         ({"solutions": "[" * 100_000}, "RecursionError"),
-        ({"solutions": '{"a": 1}'}, "KeyError"),
         ({"solutions": "[[3]]"}, "a text of the format APPS problem must be text, not a list"),
     ],
 )
@@ -193,12 +178,3 @@ def test_step_3_keeps_them_as_prompts(apps_rows, tokenizer):
 
 
 # formats and fixtures
-
-
-def test_formats():
-    rows = [tldr_row(0), webgpt_row(0), apps_row(0), hh_row(0), {"messages": []}, {"prompt": "a", "messages": []}]
-    published = ["TL;DR comparison", "WebGPT comparison", "APPS problem"]
-    found = [format_of(row, KEYS) for row in rows]
-    assert found == [*published, "prompt and responses", "conversation", "conversation"]
-    keys = ColumnFlags(prompt_key="q", response_key="a")
-    assert format_of({"q": "a", "a": "b", "messages": []}, keys) == "prompt and responses"

@@ -67,12 +67,7 @@ def test_row_counts_and_shares(name):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("tldr", "--revision refs/convert/parquet --include 'comparisons/*.parquet'"),
-        ("hh", "--include '*.parquet'"),
-        ("webgpt", "--revision refs/convert/parquet --include 'default/train/*.parquet'"),
-        ("apps", "--include '*.jsonl'"),
-    ],
+    [("tldr", "--revision refs/convert/parquet --include 'comparisons/*.parquet'"), ("apps", "--include '*.jsonl'")],
 )
 def test_fetch_commands(name, options):
     command = f"hf download {IDS[name]} --repo-type dataset {options} --local-dir '/my data/{name}'"

@@ -52,16 +52,6 @@ def test_renamed_columns(tmp_path):
     ]
 
 
-def test_messages(tmp_path):
-    asked, answered = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
-    row = only_row(tmp_path, {"messages": [asked, answered], "rejected": "no"})
-    assert (row.prompt, row.messages, row.chosen, row.rejected) == (None, [asked], "hello", "no")
-    row = only_row(tmp_path, {"messages": [asked, answered, asked], "chosen": "yes"})
-    assert (row.messages, row.chosen) == ([asked, answered, asked], "yes")
-    row = only_row(tmp_path, {"messages": [asked]})
-    assert (row.messages, row.chosen) == ([asked], None)
-
-
 def test_tldr_rows_without_text_are_skipped_and_counted(tmp_path):
     rows = [comparison(0, post="P"), comparison(1, title="only"), comparison(1, post=None, article=None)]
     source = load_source(write(tmp_path / "c.jsonl", rows))
@@ -111,14 +101,6 @@ def test_parquet_folder(tmp_path):
     assert source.eval[0].extra == rows[1]
 
 
-def test_parquet_null_column_counts_as_absent(tmp_path):
-    rows = [PAIR | {"messages": None}, {"prompt": None, "messages": [{"role": "user", "content": "hi"}]}]
-    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
-    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "eval.parquet")
-    train = load_source(tmp_path).train
-    assert train[0].prompt == "Q" and train[1].messages == [{"role": "user", "content": "hi"}]
-
-
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
 @pytest.mark.parametrize("text", ["\n [\n{}\n]", "\ufeff[{}]"])
 def test_json_array(tmp_path, text, name):
@@ -166,22 +148,16 @@ CALL = b'{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name"
     [
         (b'{"prompt": "a"', "not valid JSON"),
         (b'{"prompt": "\xff"}', "UTF-8"),
-        (b'{"prompt": "a", "n": ' + b"9" * 5000 + b"}", "not readable"),
         (b'["a", "b"]', "a list instead of an object"),
         (b'{"question": "a", "answer": "b"}', "'question', 'answer'; name the prompt's column with --prompt_key"),
         (b'{"prompt": 3}', "column 'prompt' must be text, not a value of type int; .* --prompt_key"),
-        (b'{"prompt": "a", "chosen": 1}', "column 'chosen' must be text, not a value of type int; .* --chosen_key"),
         (b'{"prompt": "a\\ud800"}', "lone surrogate.* at position 1"),
-        (b'{"prompt": "caf\xe9"}', "not readable as UTF-8 .*; save the file as UTF-8"),
         (b'{"prompt": "a", "response": "b", "response": "c"}', "the key 'response' occurs twice.*remove the row"),
         (b'{"messages": "hi"}', "non-empty list of messages.*not text; write it as a list"),
-        (b'{"messages": ["hi"]}', "message 1 of 'messages' must be an object"),
         (b'{"messages": [{"role": "user"}]}', "content of message 1 in 'messages' must be text, not null"),
         (b'{"messages": [{"role": "assistant", "content": "a"}]}', "holds only the response"),
         (CALL.replace(b"ARGUMENTS", b'"{city: 1"'), "a tool call of message 1 .* has the arguments '{city: 1'; they"),
-        (CALL.replace(b"ARGUMENTS", b"[1]"), "has the arguments .1.; they must be an object"),
         (b'{"messages": [{"role": "human", "content": "a"}]}', "role of message 1 .* is 'human'.*; write 'user'"),
-        (b'{"messages": [{"role": "user", "content": "a"}, {"role": "gpt", "content": "b"}]}', "write 'assistant'"),
         (
             b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "chosen": "c"}',
             "two responses",
@@ -194,7 +170,7 @@ def test_bad_line_is_named(tmp_path, line, wanted):
     assert re.match(f"{path}:2: .*{wanted}", error_of(path))
 
 
-@pytest.mark.parametrize(("name", "text"), [("e.jsonl", " \n\n"), ("e.json", " \n\n"), ("e.json", "[]")])
+@pytest.mark.parametrize(("name", "text"), [("e.jsonl", " \n\n"), ("e.json", "[]")])
 def test_empty_file(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     assert f"{tmp_path / name} is empty" in error_of(tmp_path / name)
@@ -205,7 +181,6 @@ def test_empty_file(tmp_path, name, text):
     [
         ({"info": {"post": 3}}, "'post' must be text"),
         ({"summaries": [{"text": "a"}]}, "not enough values"),
-        ({"summaries": [{"text": "a"}, {}]}, "KeyError: 'text'"),
         ({"choice": 2}, "'choice' must be 0 or 1, not 2"),
     ],
 )
@@ -225,17 +200,6 @@ def test_bad_array_and_bad_parquet(tmp_path):
     assert f"{path} is not a readable parquet file" in error_of(path)
     parquet.write_table(pa.Table.from_pylist([{"prompt": "a"}, {"prompt": None}]), path)
     assert error_of(path).startswith(f"{path} row 2: column 'prompt' is empty")
-
-
-def test_file_that_cannot_be_opened(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.jsonl", [PAIR])
-
-    def refuse(*args, **kwargs):
-        raise PermissionError("denied")
-
-    monkeypatch.setattr("builtins.open", refuse)
-    with pytest.raises(UserError, match="cannot read .*a.jsonl .denied"):
-        load_source(path)
 
 
 def reference_shuffle(num_rows: int, seed: int) -> list[int]:

@@ -10,14 +10,15 @@ from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
 from dschat.data.check import check_report
 from dschat.data.encoding import encode_prompts
 from dschat.data.notes import template_notes, warn_of_template
-from dschat.data.preview import Settings, preview_report, row_tokens, special_notes
+from dschat.data.preview import Settings, preview_report, row_reports, special_notes
 from factories import make_tokenizer
 
 BOS, EOS = 1, 2  # of make_tokenizer: <bos>, <eos>
 
 
 def notes(rows, tokenizer, end_id=EOS):
-    return special_notes(rows, row_tokens(tokenizer, end_id, rows), tokenizer, end_id)
+    settings = Settings(tokenizer=tokenizer, end_of_response=end_id)
+    return special_notes(rows, row_reports(rows, settings), tokenizer)
 
 
 def test_special_tokens_inside_responses():

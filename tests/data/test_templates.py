@@ -226,18 +226,6 @@ def test_calls_that_the_template_does_not_write_are_left_out_and_counted(field, 
     assert f"does not write: '{next(iter(field))}' of responses: 2" in caplog.text
 
 
-def test_earlier_calls_that_a_template_of_required_contents_does_not_write_are_named(tmp_path):
-    """Such a template, like Phi-4's, raises an error for a message with neither content nor calls."""
-    tokenizer = byte_tokenizer("chatml")
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    )
-    row = {"messages": [user("a"), caller({"city": "Rome"}), {"role": "tool", "content": "6:40"}, bot("b")]}
-    (note,) = template_notes(tokenizer, read(tmp_path, row))
-    assert note.endswith("does not write: 'tool_calls' of earlier assistant messages: 1")
-
-
 @pytest.mark.parametrize(("field", "no", "yes"), [("train", False, True), ("training", 0, 1), ("loss", False, 1)])
 def test_switches_of_other_trainers_are_weights(field, no, yes, tmp_path):
     talk = dialogue("a", "b", "c", "d")

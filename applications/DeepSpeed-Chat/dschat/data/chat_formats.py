@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from dschat.base.errors import UserError
-from dschat.data.messages import ROLE_SPELLINGS, THOUGHT_END, Messages, check_messages, template_arguments
+from dschat.data.messages import ROLE_SPELLINGS, THOUGHT_END, Messages, check_messages, conversation_row
 from dschat.data.rows import Row, check_text
 from dschat.settings.common import ColumnFlags
 
@@ -202,15 +202,7 @@ def alpaca_row(raw: dict[str, Any], keys: ColumnFlags, response: str, origin: st
     for column in (chosen_column, keys.rejected_key):
         if raw.get(column) is not None:
             check_text(raw[column], f"column {column!r}", origin)
-    return Row(
-        prompt=None,
-        messages=messages,
-        chosen=raw.get(chosen_column),
-        rejected=raw.get(keys.rejected_key),
-        extra=raw,
-        origin=origin,
-        template_arguments=template_arguments(raw, origin),
-    )
+    return conversation_row(messages, raw.get(chosen_column), raw.get(keys.rejected_key), raw, origin)
 
 
 def alpaca_messages(raw: Mapping[str, Any], origin: str) -> Messages:

@@ -18,7 +18,7 @@ from dschat.data.messages import WEIGHT
 from dschat.data.notes import UNREAD_COLUMNS, response_notes, template_notes, unread_column_counts
 from dschat.data.prepared.folder import PreparedFolder, summary_of
 from dschat.data.prepared.read import check_folder, read_split
-from dschat.data.preview import RowTokens, Settings, examples_of, prompt_notes, row_tokens, special_notes
+from dschat.data.preview import RowReport, Settings, prompt_notes, require_responses_of, row_reports, special_notes
 from dschat.data.rows import Row, in_words
 from dschat.data.sources import Source, load_source, split_for
 from dschat.data.splits import STEPS, step_rows, whole_prompt
@@ -85,19 +85,24 @@ def _token_sections(
     rows: Sequence[Row], shares: Shares, tokenizer: PreTrainedTokenizerBase, settings: Settings
 ) -> dict[str, list[str]]:
     """The sections of the report that need a tokenizer."""
-    measure = partial(_measure_rows, tokenizer, settings.end_id)
-    encoded, _ = encode_rows(RowTokens, measure, rows, "tokenising")
-    tokens = list(encoded)
-    sections = _lengths_in_tokens(tokens, settings)
-    sections["special tokens"] = special_notes(rows, tokens, tokenizer, settings.end_id) or ["nothing to note"]
+    encoded, _ = encode_rows(RowReport, partial(_report_batch, settings=settings), rows, "tokenising")
+    reports = list(encoded)
+    sections = _describe_lengths(reports, settings)
+    sections["special tokens"] = special_notes(rows, reports, tokenizer) or ["nothing to note"]
     notes = template_notes(tokenizer, rows, settings.end_id, (WEIGHT,))
     notes += prompt_notes(rows, tokenizer, settings.keys)
     if notes:
         sections["chat template"] = notes
     limits = f"--max_seq_len {settings.max_seq_len}, --max_prompt_seq_len {settings.max_prompt_seq_len}"
     title = f"left out at these lengths, of the steps' shares ({limits})"
-    sections[title] = [_left_out(step, shares, settings) for step in ALL_STEPS]
+    report_of = dict(zip(map(id, rows), reports, strict=True))
+    sections[title] = [_left_out(step, shares, report_of) for step in ALL_STEPS]
     return sections
+
+
+def _report_batch(rows: Sequence[Row], *, settings: Settings, held_out: bool) -> tuple[list[RowReport], Counter[str]]:
+    """Reports on rows, for `encode_rows`; no row is dropped."""
+    return row_reports(rows, settings), Counter()
 
 
 def _describe_rows(path: str, source: Source, keys: ColumnFlags) -> list[str]:
@@ -153,10 +158,10 @@ def _describe_shares(shares: Shares, source: Source) -> list[str]:
     return lines
 
 
-def _lengths_in_tokens(tokens: Sequence[RowTokens], settings: Settings) -> dict[str, list[str]]:
+def _describe_lengths(reports: Sequence[RowReport], settings: Settings) -> dict[str, list[str]]:
     """Lengths as training encodes the rows: with BOS and EOS."""
-    prompts = [row.prompt for row in tokens]
-    totals = [len(row) for row in tokens]
+    prompts = [report.prompt for report in reports]
+    totals = [len(report) for report in reports]
     longer_prompts = _longer("--max_prompt_seq_len", settings.max_prompt_seq_len, prompts, "dropped in step 3")
     longer_totals = _longer("--max_seq_len", settings.max_seq_len, totals, "cut in steps 1 and 2")
     return {
@@ -171,35 +176,20 @@ def _longer(flag: str, limit: int, lengths: Sequence[int], consequence: str) -> 
     return f"longer than {flag} {limit}: {share}, {consequence}"
 
 
-def _left_out(step: int, shares: Shares, settings: Settings) -> str:
-    """The rows that a step drops of its share, with reasons."""
+def _left_out(step: int, shares: Shares, report_of: Mapping[int, RowReport]) -> str:
+    """The rows that a step drops of its share, with reasons. `report_of`: reports by the `id` of their rows."""
     texts = []
-    count = partial(_count_dropped, step, settings)
     try:
         for name, share_by_step in shares.items():
             rows = share_by_step[step]
-            _, dropped = encode_rows(RowTokens, count, rows, f"step {step}, {name}")
-            reasons = f" ({in_words(dropped)})" if dropped else ""
-            texts.append(f"{dropped.total()} of {len(rows)} {name} rows{reasons}")
+            require_responses_of(step, rows)
+            reasons = [report_of[id(row)].reasons[step - 1] for row in rows]
+            dropped = Counter(filter(None, reasons))
+            in_detail = f" ({in_words(dropped)})" if dropped else ""
+            texts.append(f"{dropped.total()} of {len(rows)} {name} rows{in_detail}")
     except UserError as error:
         return f"{_step(step)}: not possible: {error}"
     return f"{_step(step)}: {', '.join(texts)}"
-
-
-def _measure_rows(
-    tokenizer: PreTrainedTokenizerBase, end_id: int, rows: Sequence[Row], *, held_out: bool
-) -> tuple[list[RowTokens], Counter[str]]:
-    """Lengths of rows, for `encode_rows`; no row is dropped."""
-    return row_tokens(tokenizer, end_id, rows), Counter()
-
-
-def _count_dropped(
-    step: int, settings: Settings, rows: Sequence[Row], *, held_out: bool
-) -> tuple[list[RowTokens], Counter[str]]:
-    """Reason → number of rows that a step drops, for `encode_rows`; no examples are returned."""
-    assert settings.tokenizer is not None
-    _, dropped = examples_of(step, rows, settings.tokenizer, settings)
-    return [], dropped
 
 
 def _step(step: int) -> str:

@@ -8,17 +8,17 @@ Turns are counted from 0. The state of turn h is everything up to and including 
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import encode_prompts, encode_responses, render
+from dschat.data.encoding import encode_prompts, encode_responses
 from dschat.data.examples import DropReason, collect_examples
+from dschat.data.messages import messages_of_text
 from dschat.data.rows import Row, check_text, kind_of
-from dschat.data.turn_end import TurnEnd
+from dschat.data.turn_end import TurnEnd, response_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 Message = dict[str, str]  # role (user or assistant) and content
 Dialogue = list[Message]
 ROLES = ("user", "assistant")
-SPEAKER = re.compile(r"\n\n(Human|Assistant):")  # in the prompts of HH-RLHF
 MALFORMED = "user and assistant do not alternate, or a turn is empty"
 TOO_MANY_TURNS = "too many turns"
 PROMPT_TOO_LONG = "a user's message too long"
@@ -70,26 +69,6 @@ def check_dialogue(messages: Any, origin: str, sampled: bool = False) -> Dialogu
     return dialogue
 
 
-def messages_of_text(prompt: str) -> Dialogue | None:
-    """A prompt of HH-RLHF as messages; None for other texts.
-
-    Every speaker comes after a blank line, and the last one is to reply.
-
-    Example: "\\n\\nHuman: Hi.\\n\\nAssistant: Hello.\\n\\nHuman: Bye.\\n\\nAssistant:" has three messages.
-    """
-    pieces = SPEAKER.split(prompt)
-    has_text_before = bool(pieces[0].strip())
-    if has_text_before or len(pieces) < 3 or pieces[-2] != "Assistant" or pieces[-1].strip():
-        return None
-    messages = []
-    speakers = pieces[1:-2:2]
-    texts = pieces[2:-2:2]
-    for speaker, text in zip(speakers, texts, strict=True):
-        role = "assistant" if speaker == "Assistant" else "user"
-        messages.append({"role": role, "content": text.strip()})
-    return messages
-
-
 def num_turns(dialogue: Dialogue) -> int:
     """Turns that have begun: the number of user messages."""
     return (len(dialogue) + 1) // 2
@@ -118,18 +97,9 @@ def encode_replies(
     The ids of the state followed by these are the ids of the dialogue. State and reply are encoded separately, as they
     are when the reply is sampled. Messages of errors begin with `origin`.
     """
-    texts = []
-    for messages in dialogues:
-        before = render(tokenizer, messages[:-1], origin)
-        whole = render(tokenizer, messages, origin)
-        if not whole.startswith(before):
-            raise UserError(
-                f"{origin}: the chat template writes turn {num_turns(messages)} differently once it is answered, so "
-                "its reply cannot be separated from its state; use a template that writes earlier turns the same way."
-            )
-        texts.append(end.with_end(whole.removeprefix(before)))
-    added_end = [] if end.written else [end.token_id]
-    return [[*ids, *added_end] for ids in encode_responses(tokenizer, texts)]
+    rows = [Row(None, state, reply["content"], None, {}, origin) for *state, reply in dialogues]
+    replies = encode_responses(tokenizer, response_texts(tokenizer, rows, "chosen"))
+    return [[*reply, end.token_id] for reply in replies]
 
 
 @dataclass(frozen=True)

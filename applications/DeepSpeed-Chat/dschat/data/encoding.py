@@ -11,7 +11,7 @@ Conversations are written by the chat template: see `dschat.data.turn_end`.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dschat.data.dummy_prefix import backend_without_prefix
 from dschat.data.rows import Row
@@ -32,11 +32,6 @@ def prompt_text(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
     if row.messages is None:
         return row.prompt or ""
     return render_messages(tokenizer, row.messages, True, row.origin, row.template_arguments)
-
-
-def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], origin: str) -> str:
-    """Messages as text; if the last one is not the assistant's, up to where the reply begins."""
-    return render_messages(tokenizer, messages, messages[-1]["role"] != "assistant", origin)
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> list[list[int]]:

@@ -147,7 +147,7 @@ class EncodedRow:
     rejected_ids: list[int] | None
     row: Row = field(repr=False)  # row of the data
     # Which tokens of the prompt belong to earlier turns of the assistant that are trained on; empty = none.
-    prompt_targets: tuple[bool, ...] = ()
+    prompt_targets: Sequence[bool] = ()
 
     @property
     def origin(self) -> str:
@@ -280,7 +280,7 @@ def fit_demonstration(row: EncodedRow, limit: int) -> SFTExample | DropReason:
     has_trained_turns = any(row.prompt_targets)
     if row.row.no_response is not None and not has_trained_turns:
         return row.row.no_response  # of a dialogue without a last reply, the earlier turns can be trained on
-    if row.is_unwritten:
+    if is_unwritten(row.row.chosen_message, row.chosen):
         return NOTHING_WRITTEN
     if not row.is_trained and not has_trained_turns:
         return NO_WEIGHT

@@ -23,6 +23,7 @@ from dschat.data.messages import (
     WEIGHT,
     Messages,
     check_messages,
+    conversation_row,
     message_text,
     template_arguments,
     without_nulls,
@@ -179,11 +180,10 @@ def messages_row(
     """
     chosen, rejected = texts
     conversation = check_messages(messages, keys.messages_key, "--messages_key", origin)
-    arguments = template_arguments(raw, origin)
     if conversation[-1]["role"] != "assistant":
         has_replies = any(message["role"] == "assistant" for message in conversation)
         no_response = NO_LAST_REPLY if has_replies and chosen is None else None
-        return Row(None, conversation, chosen, rejected, raw, origin, no_response, template_arguments=arguments)
+        return conversation_row(conversation, chosen, rejected, raw, origin, no_response)
     if chosen is not None:
         raise UserError(
             f"{origin}: two responses, the last message of {keys.messages_key!r} and another column; remove one of "
@@ -193,16 +193,7 @@ def messages_row(
         raise UserError(
             f"{origin}: {keys.messages_key!r} holds only the response; put at least one message before it."
         )
-    return Row(
-        prompt=None,
-        messages=conversation[:-1],
-        chosen=conversation[-1].get("content", ""),
-        rejected=rejected,
-        extra=raw,
-        origin=origin,
-        chosen_message=_with_other_fields(conversation[-1]),
-        template_arguments=arguments,
-    )
+    return conversation_row(conversation[:-1], conversation[-1], rejected, raw, origin)
 
 
 def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, response: str, origin: str) -> Row:
@@ -219,7 +210,6 @@ def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, response: str, ori
         prompt = check_messages(prompt, keys.prompt_key, "--prompt_key", origin)
     elif prompt is not None:
         check_text(prompt, f"column {keys.prompt_key!r}", origin)
-    arguments = template_arguments(raw, origin)
     responses = {}
     for column in (response, keys.rejected_key):
         if raw.get(column) is not None:
@@ -238,9 +228,7 @@ def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, response: str, ori
             )
         for column, text in responses.items():
             check_text(text, f"column {column!r}", origin)
-        chosen = responses.get(response)
-        rejected = responses.get(keys.rejected_key)
-        return Row(None, prompt, chosen, rejected, raw, origin, template_arguments=arguments)
+        return conversation_row(prompt, responses.get(response), responses.get(keys.rejected_key), raw, origin)
 
     flags = {keys.chosen_key: "--chosen_key", keys.rejected_key: "--rejected_key"}
     conversations: dict[str, Messages] = {}
@@ -250,26 +238,9 @@ def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, response: str, ori
     _check_same_prompt(conversations, origin)
     shared_messages = next(iter(conversations.values()))[:-1]
     last_messages = {column: messages[-1] for column, messages in conversations.items()}
-    chosen_message = last_messages.get(response)
-    rejected_message = last_messages.get(keys.rejected_key)
-    return Row(
-        prompt=None,
-        messages=shared_messages,
-        chosen=None if chosen_message is None else chosen_message.get("content", ""),
-        rejected=None if rejected_message is None else rejected_message.get("content", ""),
-        extra=raw,
-        origin=origin,
-        chosen_message=_with_other_fields(chosen_message),
-        rejected_message=_with_other_fields(rejected_message),
-        template_arguments=arguments,
+    return conversation_row(
+        shared_messages, last_messages.get(response), last_messages.get(keys.rejected_key), raw, origin
     )
-
-
-def _with_other_fields(message: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The message of a response if it has other fields than role and content, else None."""
-    if message is None or message.keys() == {"role", "content"}:
-        return None
-    return message
 
 
 def unread_columns(row: Row, keys: ColumnFlags) -> list[str]:

@@ -10,12 +10,13 @@ fill the fields that only other rows have with null, at every depth: these are r
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dschat.base.errors import UserError
 from dschat.base.jsonl import without_repeats
-from dschat.data.rows import check_text, check_texts_in, is_plain, kind_of
+from dschat.data.rows import Row, check_text, check_texts_in, is_plain, kind_of
 
 Messages = list[dict[str, Any]]
 # Columns of a row that its chat template reads.
@@ -51,6 +52,7 @@ THOUGHT = "reasoning_content"
 THOUGHT_END = "</think>"
 EMPTY: tuple[Any, ...] = (None, "", [], {})  # values of fields without content; false and 0 are contents
 TEXT_PARTS = (None, "text", "input_text", "output_text")  # types of a content's parts that are joined
+SPEAKERS = re.compile(r"\n\n(Human|Assistant):")  # in the prompts of HH-RLHF
 QUOTED = 100  # characters of a tool call that an error shows
 # Roles in other spellings, in lower case → the role that chat templates read.
 ROLE_SPELLINGS: Mapping[str, str] = {
@@ -275,6 +277,41 @@ def template_arguments(raw: Mapping[str, Any], origin: str) -> dict[str, Any]:
     return _without_null_fields(variables) | arguments
 
 
+def conversation_row(
+    messages: Messages,
+    chosen: str | dict[str, Any] | None,
+    rejected: str | dict[str, Any] | None,
+    raw: dict[str, Any],
+    origin: str,
+    no_response: str | None = None,
+) -> Row:
+    """A row of messages, whose responses are texts or messages of the assistant.
+
+    A response is kept as a message if it has other fields than role and content.
+    """
+    return Row(
+        prompt=None,
+        messages=messages,
+        chosen=_text_of(chosen),
+        rejected=_text_of(rejected),
+        extra=raw,
+        origin=origin,
+        no_response=no_response,
+        chosen_message=_with_other_fields(chosen),
+        rejected_message=_with_other_fields(rejected),
+        template_arguments=template_arguments(raw, origin),
+    )
+
+
+def _text_of(response: str | dict[str, Any] | None) -> str | None:
+    return response.get("content", "") if isinstance(response, dict) else response
+
+
+def _with_other_fields(response: str | dict[str, Any] | None) -> dict[str, Any] | None:
+    """A response that is a message with other fields than role and content, else None."""
+    return response if isinstance(response, dict) and response.keys() != {"role", "content"} else None
+
+
 def reserved_names(variables: Mapping[str, Any]) -> list[str]:
     """The names among a chat template's variables that only the caller of the template may set."""
     return [name for name in RESERVED if name in variables]
@@ -316,6 +353,26 @@ def message_text(message: Mapping[str, Any]) -> str:
         return content
     calls_text = json.dumps(calls, ensure_ascii=False, default=str)
     return f"{content}\n{calls_text}" if content else calls_text
+
+
+def messages_of_text(prompt: str) -> Messages | None:
+    """A prompt of HH-RLHF as messages; None for other texts.
+
+    Every speaker comes after a blank line, and the last one is to reply.
+
+    Example: "\\n\\nHuman: Hi.\\n\\nAssistant: Hello.\\n\\nHuman: Bye.\\n\\nAssistant:" has three messages.
+    """
+    pieces = SPEAKERS.split(prompt)
+    has_text_before = bool(pieces[0].strip())
+    if has_text_before or len(pieces) < 3 or pieces[-2] != "Assistant" or pieces[-1].strip():
+        return None
+    messages = []
+    speakers = pieces[1:-2:2]
+    texts = pieces[2:-2:2]
+    for speaker, text in zip(speakers, texts, strict=True):
+        role = "assistant" if speaker == "Assistant" else "user"
+        messages.append({"role": role, "content": text.strip()})
+    return messages
 
 
 def dialogue_text(messages: Sequence[Mapping[str, Any]]) -> str:

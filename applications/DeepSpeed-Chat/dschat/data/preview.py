@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 from dschat.base.errors import UserError
 from dschat.data.encoding import decode_response
 from dschat.data.examples import (
-    PairExample,
-    PromptExample,
-    SFTExample,
+    DropReason,
+    EncodedRow,
     encoded_rows,
     fit_comparison,
-    pair_examples,
-    prompt_examples,
+    fit_demonstration,
+    fit_prompt,
     require_both_responses,
-    sft_examples,
+    require_responses,
 )
 from dschat.data.messages import WEIGHT, message_text
 from dschat.data.notes import (
@@ -51,7 +50,6 @@ PROMPT_USE = {1: "masked", 2: "read", 3: "read"}
 RESPONSE_USE = {1: "trained", 2: "scored"}
 EPISODES = "prompts: the messages with which the environment begins an episode of each row"
 BeginEpisodes = Callable[[Sequence[Row]], list[Row]]
-Examples = Sequence[SFTExample] | Sequence[PairExample] | Sequence[PromptExample]
 
 
 @dataclass(frozen=True)
@@ -74,23 +72,6 @@ class Settings:
         if self.tokenizer is None:
             return 0
         return self.tokenizer.eos_token_id or 0
-
-
-def examples_of(
-    step: int, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, settings: Settings
-) -> tuple[Examples, Counter[str]]:
-    """The examples of step 1, 2 or 3, and reason → number of rows dropped.
-
-    Raises:
-        UserError: a row lacks a response that the step needs.
-    """
-    if step == 3:
-        return prompt_examples(rows, tokenizer, settings.max_prompt_seq_len, held_out=True)
-    limit = settings.max_seq_len
-    end_id = settings.end_id
-    if step == 1:
-        return sft_examples(rows, tokenizer, limit, end_id, held_out=True, all_turns=settings.all_turns)
-    return pair_examples(rows, tokenizer, limit, end_id, held_out=True)
 
 
 @dataclass(frozen=True)
@@ -142,13 +123,13 @@ def preview_report(
         lines.append("texts as they are read; --tokenizer MODEL shows tokens and what is cut")
         shown = [_text_parts(row, step, settings.all_turns) for row in rows]
     else:
-        tokens = row_tokens(settings.tokenizer, settings.end_id, rows)
+        encoded = encoded_rows(settings.tokenizer, rows, settings.end_id, all_turns=step == 1 and settings.all_turns)
         fields_read = (WEIGHT,) if step == 1 else ()
-        notes = special_notes(rows, tokens, settings.tokenizer, settings.end_id)
+        notes = special_notes(rows, row_reports(rows, settings), settings.tokenizer)
         notes += template_notes(settings.tokenizer, rows, settings.end_id, fields_read, RESPONSES_OF_STEPS[step])
         notes += prompt_notes(rows, settings.tokenizer, settings.keys)
         lines += [f"note: {note}" for note in notes]
-        shown = [_encoded_parts(row, step, settings.tokenizer, settings) for row in rows]
+        shown = [_encoded_parts(row, step, settings.tokenizer, settings) for row in encoded]
     for row, parts in zip(rows, shown, strict=True):
         lines.append("")
         if isinstance(parts, str):
@@ -194,18 +175,25 @@ def _text_parts(row: Row, step: int, all_turns: bool) -> list[RowSpan] | str:
     return parts
 
 
-def _encoded_parts(row: Row, step: int, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> list[RowSpan] | str:
-    """The parts of a row as the step encodes it, or the reason why it is dropped.
+def _encoded_parts(
+    row: EncodedRow, step: int, tokenizer: PreTrainedTokenizerBase, settings: Settings
+) -> list[RowSpan] | DropReason:
+    """The parts of a row as the step reads it, or the reason why it is dropped.
 
     If only some of the tokens after the prompt are trained on, every run of them is a response, and the runs in
     between are prompts.
     """
     use = PROMPT_USE[step]
     end_id = settings.end_id
+    require_responses_of(step, [row.row])
+    if step == 3:
+        prompt = fit_prompt(row, settings.max_prompt_seq_len, 0)
+        if isinstance(prompt, str):
+            return prompt
+        end = tokenizer.convert_ids_to_tokens(end_id)
+        return [_prompt_part(prompt.prompt_ids, use, tokenizer), RowSpan("response", f"sampled, up to {end}", 0, "")]
     if step == 2:
-        require_both_responses([row], "Step 2")
-        (encoded,) = encoded_rows(tokenizer, [row], end_id)
-        pair = fit_comparison(encoded, settings.max_seq_len)
+        pair = fit_comparison(row, settings.max_seq_len)
         if isinstance(pair, str):
             return pair
         return [
@@ -213,14 +201,9 @@ def _encoded_parts(row: Row, step: int, tokenizer: PreTrainedTokenizerBase, sett
             _response_part(pair.chosen_ids, "chosen", True, tokenizer, end_id),
             _response_part(pair.rejected_ids, "rejected", True, tokenizer, end_id),
         ]
-    examples, dropped = examples_of(step, [row], tokenizer, settings)
-    if not examples:
-        return next(iter(dropped))
-    (example,) = examples
-    if isinstance(example, PromptExample):
-        end = tokenizer.convert_ids_to_tokens(end_id)
-        return [_prompt_part(example.prompt_ids, use, tokenizer), RowSpan("response", f"sampled, up to {end}", 0, "")]
-    assert isinstance(example, SFTExample)
+    example = fit_demonstration(row, settings.max_seq_len)
+    if isinstance(example, str):
+        return example
     parts = [_prompt_part(example.prompt_ids, use, tokenizer)]
     targets = example.targets or [True] * len(example.response_ids)
     start = 0
@@ -273,35 +256,6 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], response: bo
     return "".join(texts)
 
 
-@dataclass(frozen=True)
-class RowTokens:
-    """Lengths and special tokens of an encoded row; a response that the row lacks is empty."""
-
-    prompt: int  # tokens of the prompt
-    response: int  # tokens of the longer response, without the one that ends it
-    special: list[str]  # special tokens inside the responses, each once per response
-    twice_bos: bool  # whether the prompt begins with BOS twice
-
-    def __len__(self) -> int:
-        """Tokens of prompt and longer response, with the one that ends it."""
-        return self.prompt + self.response + 1
-
-
-def row_tokens(tokenizer: PreTrainedTokenizerBase, end_id: int, rows: Sequence[Row]) -> list[RowTokens]:
-    """Rows as training encodes them."""
-    special = ends_and_special(tokenizer, end_id)
-    bos = tokenizer.bos_token_id
-    measured = []
-    for encoded in encoded_rows(tokenizer, rows, end_id):
-        inside = []
-        responses = [ids[:-1] for ids in (encoded.chosen_ids, encoded.rejected_ids or [])]
-        for ids in responses:
-            inside += [special[token_id] for token_id in special.keys() & set(ids)]
-        twice_bos = bos is not None and encoded.prompt_ids[:2] == [bos, bos]
-        measured.append(RowTokens(len(encoded.prompt_ids), max(map(len, responses)), inside, twice_bos))
-    return measured
-
-
 def ends_and_special(tokenizer: PreTrainedTokenizerBase, end_id: int) -> dict[int, str]:
     """Id → token for tokens that nobody expects inside a response: special tokens, and the one that ends responses."""
     token_ids = special_ids(tokenizer) | {end_id}
@@ -311,27 +265,74 @@ def ends_and_special(tokenizer: PreTrainedTokenizerBase, end_id: int) -> dict[in
     return texts
 
 
-def special_notes(
-    rows: Sequence[Row], tokens: Sequence[RowTokens], tokenizer: PreTrainedTokenizerBase, end_id: int
-) -> list[str]:
+@dataclass(frozen=True)
+class RowReport:
+    """Lengths and special tokens of an encoded row, and why steps leave it out."""
+
+    prompt: int  # tokens of the prompt
+    response: int  # tokens of the longer response, without the one that ends it
+    special: list[str]  # special tokens inside the responses, each once per response
+    twice_bos: bool  # whether the prompt begins with BOS twice
+    reasons: list[str]  # why steps 1, 2 and 3 leave the row out; empty texts if they do not
+
+    def __len__(self) -> int:
+        """Tokens of prompt and longer response, with the one that ends it."""
+        return self.prompt + self.response + 1
+
+
+def row_reports(rows: Sequence[Row], settings: Settings) -> list[RowReport]:
+    """Reports on rows as training encodes them; `settings` have a tokenizer."""
+    tokenizer = settings.tokenizer
+    assert tokenizer is not None
+    special = ends_and_special(tokenizer, settings.end_id)
+    bos = tokenizer.bos_token_id
+    encoded = encoded_rows(tokenizer, rows, settings.end_id)
+    demonstrations = encoded
+    if settings.all_turns:
+        demonstrations = encoded_rows(tokenizer, rows, settings.end_id, ("chosen",), all_turns=True)
+    reports = []
+    for row, demonstration in zip(encoded, demonstrations, strict=True):
+        responses = [ids[:-1] for ids in (row.chosen_ids, row.rejected_ids or [])]
+        inside: list[str] = []
+        for ids in responses:
+            inside += [special[token_id] for token_id in special.keys() & set(ids)]
+        results = (
+            fit_demonstration(demonstration, settings.max_seq_len),
+            fit_comparison(row, settings.max_seq_len),
+            fit_prompt(row, settings.max_prompt_seq_len, 0),
+        )
+        reasons = [result if isinstance(result, str) else "" for result in results]
+        twice_bos = bos is not None and row.prompt_ids[:2] == [bos, bos]
+        reports.append(RowReport(len(row.prompt_ids), max(map(len, responses)), inside, twice_bos, reasons))
+    return reports
+
+
+def require_responses_of(step: int, rows: Sequence[Row]) -> None:
+    """Raises UserError, which names the row, unless every row has the responses that a step needs."""
+    if step == 1:
+        require_responses(rows)
+    elif step == 2:
+        require_both_responses(rows, "Step 2")
+
+
+def special_notes(rows: Sequence[Row], reports: Sequence[RowReport], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Notes on special tokens in rows, a line each; empty if there is nothing to note."""
-    notes = []
-    inside: Counter[str] = Counter()
+    inside: Counter[str] = Counter()  # token → number of responses that hold it
     origins = []
-    for row, row_length in zip(rows, tokens, strict=True):
-        inside.update(row_length.special)
-        if row_length.special:
+    doubled = []
+    for row, report in zip(rows, reports, strict=True):
+        inside.update(report.special)
+        if report.special:
             origins.append(row.origin)
+        if report.twice_bos:
+            doubled.append(row.origin)
+    notes = []
     if inside:
         counts = ", ".join(f"{name} in {count}" for name, count in inside.most_common())
         notes.append(
             f"the texts of responses contain special tokens, which the tokenizer reads as these tokens: {counts} "
             f"({len(origins)} rows, the first is {origins[0]}); remove them from the texts, or spell them differently"
         )
-    doubled = []
-    for row, row_length in zip(rows, tokens, strict=True):
-        if row_length.twice_bos:
-            doubled.append(row.origin)
     if doubled:
         notes.append(
             f"prompts that begin with {tokenizer.bos_token} twice: {len(doubled)} (the first is {doubled[0]}); the "

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dschat.base.errors import UserError
-from dschat.data.dialogues import messages_of_text
-from dschat.data.messages import message_text
+from dschat.data.messages import message_text, messages_of_text
 from dschat.data.rows import Row
 
 STEPS = ("SFT", "reward model", "PPO")

@@ -24,7 +24,7 @@ class MarkedPrompt:
     """The tokens before a response, with the earlier turns of the assistant marked."""
 
     ids: list[int]
-    targets: tuple[bool, ...]  # whether a token belongs to an earlier turn that is trained on
+    targets: Sequence[bool]  # whether a token belongs to an earlier turn that is trained on
 
 
 def encode_turns(
@@ -67,7 +67,7 @@ def encode_turns(
             later_ids = next(ids_after_turns)
             prompt_ids += [*piece_ids, *later_ids]
             targets += [is_trained] * len(piece_ids) + [False] * len(later_ids)
-        marked_prompts.append(MarkedPrompt(prompt_ids, tuple(targets)))
+        marked_prompts.append(MarkedPrompt(prompt_ids, targets))
     return marked_prompts
 
 

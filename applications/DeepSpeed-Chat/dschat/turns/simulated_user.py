@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dschat.base.chat_servers import Endpoint, EndpointFlags, with_key
 from dschat.base.errors import UserError
 from dschat.base.user_function import load_function
-from dschat.data.dialogues import messages_of_text
+from dschat.data.messages import messages_of_text
 from dschat.data.rows import Row
 from dschat.turns.environment import ASSISTANT, Message
 from dschat.turns.users import FunctionUser, ServerWriter, SimulatedUser
