@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.base.jsonl import json_rows, opened, parse_json
+from dschat.base.jsonl import json_rows
 from dschat.base.lfs import refuse_pointer
 from dschat.data.rows import RawSource
 
@@ -174,31 +174,7 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
     if suffix in (".parquet", ".csv"):
         yield from _column_rows(file, suffix)
     else:
-        yield from _json_file_rows(file)
-
-
-def _json_file_rows(file: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of a file of JSON; for one JSON object over several lines, the error is on the file, not a line."""
-    try:
         yield from json_rows(file)
-    except UserError as error:
-        if not _is_one_text(file):
-            raise
-        raise UserError(
-            f"--data_path: {file} holds one JSON object over several lines, not rows; give a list of rows, or one row "
-            "per line."
-        ) from error
-
-
-def _is_one_text(file: Path) -> bool:
-    """Whether a file holds a single JSON text, on however many lines."""
-    with opened(file) as stream:
-        content = stream.read()
-    try:
-        parse_json(content, str(file))
-    except UserError:
-        return False
-    return True
 
 
 def _column_rows(file: Path, suffix: str) -> Iterator[tuple[str, dict[str, Any]]]:
