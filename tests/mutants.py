@@ -1633,7 +1633,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("text metrics: padding is read", "read_and_answer",
      "model(_a, attention_mask, _b, with_entropy=False)", "model(_a, None, _b, with_entropy=False)", BATCHES),
     ("text metrics: padding is counted", "read_and_answer", "torch.where(_a, _b, 0.0)", "_b", BATCHES),
-    ("text metrics: responses are drawn, not the likeliest", "_policy_part.prepare",
+    ("text metrics: responses are drawn, not the likeliest", "_part.prepare",
      "load_policy(*_a, 0.0, _b)", "load_policy(*_a, 1.0, _b)",
      "test_responses_are_greedy_and_compared_with_the_data"),
     ("the best evaluation is the worst", "RunLog.best", "np.nanargmax(_a)", "np.nanargmin(_a)",

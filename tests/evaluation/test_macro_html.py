@@ -3,7 +3,7 @@
 
 import pytest
 
-from dschat.evaluation.macro_actions import PALETTE, STYLE, MacroToken, macro_spans, macro_tokens
+from dschat.evaluation.macro_actions import STYLE, MacroToken, macro_spans, macro_tokens
 from dschat.evaluation.page import Example, MacroPanel, Report, Section
 from handmade_runs import Page
 
@@ -52,7 +52,7 @@ NUMBERS = "\nvalue: +0.5000\nreward: −0.2500\nadvantage: +1.2346"
     ("token", "title"),
     [
         (MacroToken(' "hi"\n', 0, 0.5, -0.25, 1.23456), "token: ' \"hi\"\\n'\nmacro action 1 (1 token)" + NUMBERS),
-        *((MacroToken("b", 3, value, float("nan")), UNKNOWN) for value in (None, float("nan"), float("inf"))),
+        (MacroToken("b", 3, None, float("nan")), UNKNOWN),
         (MacroToken("b", 3), "token: 'b'\nmacro action 4 (1 token)"),
     ],
 )
@@ -62,20 +62,10 @@ def test_tooltip_holds_token_and_the_numbers_that_there_are(token, title):
     assert both == title.replace("(1 token)", "(2 tokens)")
 
 
-def test_colours_repeat_after_the_palette():
-    page = Page(macro_spans([MacroToken("x", number) for number in range(len(PALETTE) + 1)]))
-    classes = [attrs["class"] for attrs in page.of_class("ma")]
-    assert classes[0] == classes[-1]
-    assert len(set(classes)) == len(PALETTE)
-    assert all(f".ma{number} {{" in STYLE for number in range(len(PALETTE)))
-
-
 def test_rows_of_a_samples_file_become_tokens():
     rows = [{"text": "a", "macro_action": 2, "value": 1.0, "reward": 2.0, "advantage": 3.0, "logprob": -1.0}]
     assert macro_tokens(rows) == [MacroToken("a", 2, 1.0, 2.0, 3.0)]
     assert macro_tokens([{"text": "a", "macro_action": 0}]) == [MacroToken("a", 0)]
-    with pytest.raises(KeyError):
-        macro_tokens([{"text": "a"}])
 
 
 def test_panels_escape_titles_and_captions():

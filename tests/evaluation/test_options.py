@@ -18,11 +18,11 @@ from dschat.evaluation.generate_options import (
     TokenSamplerFlags,
     model_name,
 )
-from dschat.evaluation.options import ReportOptions, SampleOptions, VoteOptions
+from dschat.evaluation.options import ReportOptions, VoteOptions
 from dschat.evaluation.policy import choose_device
 from dschat.judge.options import JudgeOptions, TurnOptions
 from dschat.programs.options import ProgramOptions
-from dschat.refuel.data_options import GenerateOptions, MaskOptions, RankOptions
+from dschat.refuel.data_options import GenerateOptions, RankOptions
 from dschat.settings.common import ColumnFlags
 from dschat.settings.config import Config
 from dschat.settings.parse import parse as parse_flags
@@ -49,7 +49,6 @@ MAKE = {
     "text": partial(checked, TextOptions, data="D", output=Path("O")),
     "generate": partial(checked, GenerateOptions, **OUTPUT, model="M"),
     "rank": partial(checked, RankOptions, **OUTPUT, prompts="p"),
-    "masks": partial(checked, MaskOptions, **OUTPUT, input_repo="i"),
 }
 NEEDED = ["--proj_path", "P", "--dataset", "hh-rlhf", "--model", "M", "--reward_model", "R"]
 
@@ -68,7 +67,6 @@ COMPARED = "--model_name_a a.jsonl --model_name_b b.jsonl --output o.jsonl"
         (JudgeOptions, f"{COMPARED} --concurrency 2000000", "give a whole number from 1 to 1,000,000"),
         (VoteOptions, f"{COMPARED} --port 99", "--port 99 does nothing on its own: add --web"),
         (VoteOptions, COMPARED.replace("o.jsonl", "b.jsonl"), "--output b.jsonl is the file of --model_name_b"),
-        (SampleOptions, "--data_path a --save_path b --seed -3", "--seed -3 is out of range"),
         (ReportOptions, "a.jsonl --output o --reward_margin -1", "--reward_margin -1.0 is out of range"),
     ],
 )
@@ -96,13 +94,6 @@ def test_proj_path_may_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("PROJ_PATH", "/some/where")
     assert parse_flags(InferenceOptions, NEEDED[2:]).project.proj_path == Path("/some/where")
     assert parse_flags(InferenceOptions, NEEDED).project.proj_path == Path("P")
-    monkeypatch.delenv("PROJ_PATH")
-    with pytest.raises(SystemExit) as stopped:
-        parse_flags(InferenceOptions, NEEDED[2:])
-    assert stopped.value.code == 2
-
-
-NAN = float("nan")
 
 
 @pytest.mark.parametrize(
@@ -110,29 +101,18 @@ NAN = float("nan")
     [
         ("rewards", {"dataset": "c4"}, ["--dataset c4", "summarize, hh-rlhf, webgpt", "any name, with --data_path"]),
         ("rewards", {"dataset": "a/b", "data_path": "D"}, ["--dataset a/b", "may hold only letters"]),
-        ("rewards", {"dtype": "int8"}, ["--dtype int8", "fp32, bf16, fp16"]),
         ("rewards", {"model": None}, ["--model", "--ref_scores"]),
         ("rewards", {"temperature": "warm"}, ["--temperature warm", "0 (greedy)"]),
-        ("rewards", {"temperature": "-1"}, ["--temperature -1"]),
-        ("rewards", {"batch_size": 0}, ["--batch_size 0", "at least 1"]),
-        ("rewards", {"top_p": 1.5}, ["--top_p 1.5", "at most 1"]),
-        ("rewards", {"name": "a/b"}, ["--name a/b"]),
         ("rewards", {"name": "a.jsonl"}, ["--name a.jsonl", "without .jsonl"]),
         ("rewards", {"gpu": -1}, ["--gpu -1", "--device cpu"]),
         ("rewards", {"num_return": 4, "temperature": "0"}, ["--num_return 4", "--temperature 0"]),
         ("rewards", {"num_return": 4, "ref_scores": True}, ["--num_return 4", "--ref_scores"]),
-        ("best of", {"best_of": (0, 4)}, ["--best_of 0 ", "at least 1"]),
-        ("best of", {"single_temperatures": (NAN,)}, ["--single_temperatures nan "]),
         ("best of", {"temperatures": (0.0, 1.0)}, ["--temperatures 0 gives", "--best_of 32", "--single_temperatures"]),
         ("best of", {"temperatures": (), "single_temperatures": ()}, ["--temperatures and --single_temperatures"]),
-        ("programs", {"sandbox_level": "none"}, ["--sandbox_level none", "bubblewrap, namespaces, rlimits"]),
         ("programs", {"temperature": "0"}, ["--num_return 5", "--temperature 0"]),
         ("text", {}, ["Nothing to measure", "--model"]),
-        ("text", {"model": ["m"], "split": "test"}, ["--split test", "eval, train"]),
-        ("generate", {"output_repo": "/"}, ["--output_repo is empty"]),
         ("generate", {"user_server": "u", "user_function": "f"}, ["--user_server and --user_function"]),
         ("rank", {"reward_model": "m", "reward_function": "f.py:f"}, ["either --reward_model or"]),
-        ("masks", {"total_length": 0}, ["--total_length 0"]),
     ],
 )
 def test_senseless_values_are_refused(command, changes, words):
@@ -156,13 +136,11 @@ def test_bad_flags_are_refused_quickly(script, tmp_path):
     ("model", "name"),
     [
         ("/runs/ma-ppo/", "ma-ppo"),
-        ("/runs/ma-ppo/actor_ema", "ma-ppo-ema"),
         ("/runs/ma-ppo/models/step-40/actor_ema", "ma-ppo-step-40-ema"),
         ("models/tldr-gemma-2b/ppo/models/step-40/actor", "tldr-gemma-2b-ppo-step-40"),
         ("someone/models/stepwise", "stepwise"),
         ("baidu/TLDR-Gemma-2B-MA-PPO-Fixed5", "TLDR-Gemma-2B-MA-PPO-Fixed5"),
         # The presets' folders: many models have the same last one.
-        ("models/tldr-gemma-7b/ppo-vanilla/actor/", "tldr-gemma-7b-ppo-vanilla"),
         ("models/tldr-gemma-2b/sft", "tldr-gemma-2b-sft"),
         ("/runs/ppo2/actor", "ppo2"),
         ("/sft", "sft"),
@@ -170,13 +148,6 @@ def test_bad_flags_are_refused_quickly(script, tmp_path):
 )
 def test_a_models_name(model, name):
     assert model_name(model) == name
-
-
-@pytest.mark.parametrize(("folder", "name"), [("ma-ppo", "ma-ppo"), ("tldr-gemma-2b/ppo", "tldr-gemma-2b-ppo")])
-def test_a_models_name_from_inside_its_folder(folder, name, tmp_path, monkeypatch):
-    (tmp_path / folder / "actor").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / folder)
-    assert model_name(".") == model_name("actor") == name
 
 
 def test_data_of_ones_own_have_any_name():
@@ -230,7 +201,6 @@ def test_gpus_by_number(gpus):
 @pytest.mark.parametrize(
     ("count", "flags", "words"),
     [
-        (0, {"gpu": 1}, ["--gpu 1", "no GPU", "--device cpu"]),
         (2, {"device": "cuda:2"}, ["--device cuda:2", "2 GPUs"]),
         (0, {"device": "cuda"}, ["--device cuda", "no GPU", "--device cpu", "CUDA_VISIBLE_DEVICES"]),
         (0, {"device": "tpu"}, ["--device tpu", "cuda:N"]),

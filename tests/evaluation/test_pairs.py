@@ -49,9 +49,7 @@ ASKED = say("user", "Why is\nthe sky blue?")
 TALKS = [
     ([ASKED], "Why is\nthe sky blue?"),
     ([say("system", "Be brief."), ASKED], "System: Be brief.\n\nUser: Why is\nthe sky blue?"),
-    ([ASKED, say("assistant", "It scatters."), say("user", "What?")], "User: Why is\nthe sky blue?\n\nAssistant: It "
-     "scatters.\n\nUser: What?"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("messages", "read"), TALKS)
@@ -66,9 +64,8 @@ def test_a_prompt_that_a_template_wrote_is_read_as_its_messages(tmp_path, messag
     assert pair.id == pair_id(read, "<|im_start|>user", "<start_of_turn>user")
 
 
-@pytest.mark.parametrize("messages", ["hello", [{"role": "user"}]])
-def test_messages_that_are_none_are_named(tmp_path, messages):
-    file = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "p", "prompt_messages": messages, "response": "r"}])
+def test_messages_that_are_none_are_named(tmp_path):
+    file = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "p", "prompt_messages": "hello", "response": "r"}])
     with pytest.raises(UserError, match=r"a\.jsonl:1: .*'prompt_messages'") as error:
         read_responses(file, "--model_name_a")
     assert "--" not in str(error.value), "no flag names another column"
@@ -87,16 +84,13 @@ def test_other_prompts_and_other_lengths_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "there is no such file"),
-        ('{"prompt": "p"}\n', ":1: no column 'response'"),
         ('{"prompt": "p", "response": 3}\n', ":1: column 'response' holds int"),
         ('{"prompt": "p", "response": "r", "reward": NaN}\n', ":1: reward must be a finite number, not nan"),
     ],
 )
 def test_a_bad_file_of_responses_is_named_with_its_line(tmp_path, content, words):
     file = tmp_path / "a.jsonl"
-    if content is not None:
-        file.write_text(content)
+    file.write_text(content)
     with pytest.raises(UserError, match=f"{file}.*{words}"):
         read_responses(file, "--model_name_a")
 
@@ -138,7 +132,6 @@ def test_what_a_row_need_not_say():
     ("files", "names"),
     [
         (["r/t=0.8/ppo-sampled.jsonl", "r/t=0.8/ma.jsonl"], ["ppo", "ma"]),
-        (["x/ppo/m.jsonl", "x/ma/m.jsonl"], ["ppo/m", "ma/m"]),
         (["ppo/t=0/m.jsonl", "ma/t=0/m.jsonl"], ["ppo/t=0/m", "ma/t=0/m"]),
         (["x/m.jsonl", "x/m.jsonl"], ["m", "m"]),
     ],

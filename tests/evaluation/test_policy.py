@@ -17,7 +17,7 @@ def policy_of(path, options):
     tokenizer = load_tokenizer(path, "--model")
     where = Compute(torch.device("cpu"), torch.float32)
     temperature = options.responses.temperature_value
-    return load_policy(path, tokenizer, options.generation, options.sampler, temperature, where)
+    return load_policy(path, "--model", tokenizer, options.generation, options.sampler, temperature, where)
 
 
 def examples_of(lengths):
@@ -35,12 +35,6 @@ def test_a_model_that_has_a_folder_called_actor_is_itself(project, tmp_path):
     shutil.copytree(project / "run" / "actor", tmp_path / "model")
     (tmp_path / "model" / "actor").mkdir()
     assert locate_policy(str(tmp_path / "model")) == str(tmp_path / "model")
-
-
-def test_an_absent_folder_is_left_for_the_loader(options):
-    assert locate_policy("/no/such/model") == "/no/such/model"
-    with pytest.raises(UserError, match=r"--model /no/such/model: no such folder"):
-        load_tokenizer(locate_policy("/no/such/model"), "--model")
 
 
 def greedy_by_hand(causal_lm, prompt, count, ends=(EOS,)):

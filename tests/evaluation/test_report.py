@@ -1,21 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables and sentences of a report, against numbers worked out by hand: evaluations, differences, speed."""
+"""The tables and sentences of a report, against numbers worked out by hand: evaluations and differences."""
 
 import json
 
 import pytest
 
 from dschat.evaluation.run_data import read_log, read_run
-from dschat.evaluation.runs import (
-    compare_runs,
-    evaluation_table,
-    headline,
-    labels_of,
-    results_table,
-    speed_table,
-    trailing_means,
-    updates_to,
-)
+from dschat.evaluation.runs import compare_runs, evaluation_table, headline, labels_of, results_table
 from handmade_runs import edit_rows, make_run, tables_of, write_lines
 
 
@@ -38,11 +29,6 @@ def headline_of(runs) -> str:
 def names_of(runs) -> list[str]:
     """What the report calls the scores that runs are compared by."""
     return list(labels_of(read_runs(runs)).values())
-
-
-def speed_of(runs):
-    data = read_runs(runs)
-    return speed_table(data, labels_of(data))
 
 
 def test_table_holds_the_hand_computed_numbers(built):
@@ -130,9 +116,6 @@ def test_the_table_of_results_has_the_start_once(two_runs):
     assert [row[:2] for row in rows[:2]] == [["PPO, SFT", "0.300 ± 0.010"], ["MA-PPO, SFT", "0.200"]]
 
 
-def test_runs_that_ended_alike(tmp_path):
-    runs = {name: make_run(tmp_path / name, gold) for name, gold in {"b": [0.4, 0.6], "a": [0.6, 0.4]}.items()}
-    assert sentences_of(runs)[-1] == "b and a ended with the same gold score, 0.500."
 
 
 def test_the_highest_of_three_runs_is_set_against_each_other_one(tmp_path):
@@ -162,52 +145,9 @@ def test_scores_are_called_after_their_source(tmp_path):
         assert names_of({"a": folder}) == ["score"]
 
 
-def test_runs_with_different_metric_functions_or_sources_compare_scores(two_runs):
-    for path in [two_runs["PPO"] / "metrics.jsonl", *(two_runs["PPO"] / "samples").iterdir()]:
-        path.write_text(path.read_text().replace("gold_scores", "silver"))
-    assert names_of(two_runs) == ["reward-model score"]
-    config = two_runs["PPO"] / "train_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"reward_url": "http://a"}))
-    assert names_of(two_runs) == ["score"]
 
 
 def test_the_metric_function_of_the_flags_is_chosen_among_several(tmp_path):
     folder = make_run(tmp_path / "a", [0.4, 0.6])
     edit_rows(folder / "metrics.jsonl", lambda _, row: row | {"eval/another": 1.0, "eval/unscored": 0.5})
     assert names_of({"a": folder})[0] == "gold score"
-
-
-# speed
-
-
-def test_a_level_is_reached_by_means_over_a_tenth_of_the_run(tmp_path):
-    """Of 20 numbers two are averaged: 0, 1, 3, 6, 8, …; the fifth has none, and is left out."""
-    folder = make_run(tmp_path / "a", [0.4, 0.6])
-    numbers = [0.0, 2, 4, 8] + [8] * 16
-    rows = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
-    evaluations = [rows | {"update": update} for update in (0, 10)]
-    head = {"samples": 0, "seconds": 0.0}
-    train = [head | {"update": 4 * n, "objective/scores": x} for n, x in enumerate(numbers, start=1)]
-    train.append(head | {"update": 1, "objective/scores": None})
-    write_lines(folder / "metrics.jsonl", [*evaluations, *train])
-    run = read_run("a", folder)
-    assert trailing_means(run, "scores").tolist()[:5] == [0, 1, 3, 6, 8]
-    assert updates_to(run, "scores", 5.0) == 16, "the fourth row is of update 16"
-    assert updates_to(run, "scores", 8.0 + 1e-12) == 20, "up to rounding"
-    assert updates_to(run, "scores", 9.0) is None
-
-
-def test_speed_is_against_the_first_run(two_runs):
-    """Gold and scores of MA-PPO grow twice as fast; those of PPO end at 1 and 10 after ten updates."""
-
-    def change(_, row):
-        return row | {key: 2 * row[key] for key in ("objective/gold_scores", "objective/scores") if key in row}
-
-    edit_rows(two_runs["MA-PPO"] / "metrics.jsonl", change)
-    table = speed_of(two_runs)
-    times = ("gold score", "speed-up", "reward-model score", "speed-up")
-    assert table.headers == ["updates to the final score of PPO", *times]
-    assert table.rows == [["MA-PPO", "5", "2.00", "5", "2.00"]]
-    turned = dict(reversed(two_runs.items()))
-    assert speed_of(turned).rows == [["PPO", "not reached", "–", "not reached", "–"]]
-    assert speed_of({"PPO": two_runs["PPO"]}) is None

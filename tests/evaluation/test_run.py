@@ -13,7 +13,7 @@ from cli_runs import read_jsonl, write_jsonl
 from closeness import near
 from dschat.base.errors import UserError
 from dschat.evaluation import generate as scored
-from dschat.evaluation import prompts
+from dschat.evaluation import policy, prompts
 from dschat.evaluation.generate import run_best_of_n, run_inference
 from dschat.evaluation.generate_options import BestOfOptions
 from dschat.evaluation.responses import read_responses
@@ -232,8 +232,8 @@ def test_too_little_memory_names_the_flag(options, monkeypatch):
     monkeypatch.setattr(scored, "respond_and_score", too_much)
     with pytest.raises(UserError, match=r"--batch_size: .*16 prompts of up to \d+ tokens.*smaller --batch_size"):
         run_inference(options())
-    monkeypatch.setattr(prompts, "load_policy", too_much)
-    with pytest.raises(UserError, match=r"--model, --reward_model: .*--dtype bf16"):
+    monkeypatch.setattr(policy, "load_causal_lm", too_much)
+    with pytest.raises(UserError, match=r"--model: the GPU's memory does not hold .*--dtype bf16"):
         run_inference(options())
 
 

@@ -12,8 +12,8 @@ from cli_runs import message_of, read_jsonl, run_command, write_jsonl
 from dschat.base.errors import UserError
 from dschat.evaluation import sampling
 from dschat.evaluation.options import SampleOptions
-from dschat.evaluation.responses import Response, read_pairs
-from dschat.evaluation.sampling import choose_rows, group_of
+from dschat.evaluation.responses import read_pairs
+from dschat.evaluation.sampling import group_of
 from fake_judge import EVALUATION
 
 SCRIPT = EVALUATION / "tools" / "sample_from_dataset.py"
@@ -43,10 +43,6 @@ def sample(tmp_path, content, name="a", **options):
     return read_jsonl(tmp_path / f"{name}-sampled.jsonl"), line
 
 
-def responses(content):
-    return [Response(row["prompt"], row["response"], None, "file:1", row) for row in content]
-
-
 def groups(sampled):
     return Counter(group_of(row["prompt"]) for row in sampled)
 
@@ -55,12 +51,9 @@ def groups(sampled):
     ("prompt", "group"),
     [
         (post("relationships", 1), "r/relationships"),
-        ("\n" + post("AskReddit", 1), "r/AskReddit"),
         (post(None, 1), "POST without a subreddit"),
         (post("ARTICLE", 1), "ARTICLE"),
-        ("ARTICLE\nnews\nTL;DR: ", "ARTICLE"),
         ("POST\nI saw\nSubreddit: r/late\nTL;DR: ", "POST without a subreddit"),
-        ("Human: hi", "other prompts"),
         ("", "other prompts"),
     ],
 )
@@ -74,28 +67,7 @@ def test_at_most_five_of_each_subreddit(tmp_path):
     sampled, line = sample(tmp_path, rows(sizes))
     assert len(sampled) == 50 and max(groups(sampled).values()) <= 5
     assert line.startswith("50 rows of 180, ")
-    everything = rows(sizes)
-    assert all(row in everything for row in sampled)
     assert len({row["prompt"] for row in sampled}) == 50
-
-
-def test_small_groups_count_as_much_as_large_ones():
-    """One group of 1,000 and 19 of 5: what is trimmed does not prefer the large one.
-
-    Half of 100 candidates stay, so 2.5 of the large group's five are expected; over 40 seeds 100 of 200.
-    """
-    sizes = {"large": 1000} | {f"sub{i}": 5 for i in range(19)}
-    given = responses(rows(sizes))
-    found = [response.prompt for seed in range(40) for response in choose_rows(given, "summarize", 50, seed)]
-    drawn = [group_of(prompt) for prompt in found].count("r/large")
-    assert 70 < drawn < 130  # 7 per cent is the standard deviation of a share of 200 fair draws
-
-
-def test_filled_up_to_fifty(tmp_path):
-    """3 groups give 15; the other 35 come from anywhere, so a group may have more than five."""
-    sampled, _ = sample(tmp_path, rows({"x": 40, "y": 40, "z": 5}))
-    counts = groups(sampled)
-    assert len(sampled) == 50 and counts["r/z"] == 5 and min(counts["r/x"], counts["r/y"]) > 5
 
 
 def test_fewer_rows_than_asked_for(tmp_path):
@@ -142,16 +114,10 @@ def test_the_documented_command_and_data_of_ones_own(tmp_path):
     message_of(script(*files, "--num", "0"), "--num 0 is out of range: give a whole number of at least 1")
     result = script(*files, "--dataset", "mine").expect(0)
     assert result.stdout == "50 rows of 140; A-sampled.jsonl\n"
-    assert "--dataset mine: a data set of your own (published ones: summarize" in result.stderr
-    drawn = (tmp_path / "A-sampled.jsonl").read_bytes()
-    script(*files, "--dataset", "webgpt").expect(0)
-    assert (tmp_path / "A-sampled.jsonl").read_bytes() == drawn, "both are drawn from uniformly"
 
 
 def test_bad_input(tmp_path):
     with pytest.raises(UserError, match=r"bad\.jsonl:2: no column 'response'"):
         sample(tmp_path, [{"prompt": "p", "response": "r"}, {"prompt": "p"}], "bad")
-    with pytest.raises(UserError, match="--data_path .*none.jsonl: there is no such file"):
-        sample_file(tmp_path / "none.jsonl", tmp_path / "x.jsonl")
     with pytest.raises(UserError, match="--save_path .*bad.jsonl is the file of --data_path"):
         sample_file(tmp_path / "bad.jsonl", tmp_path / "bad.jsonl")

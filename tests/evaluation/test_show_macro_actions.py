@@ -108,15 +108,11 @@ def test_colours():
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--text a --ngram 0", ["--ngram 0", "at least 1"]),
         ("--text a --termination_condition words", ["--termination_condition words", "module.py:function"]),
         ("--text a --termination_condition parsing --parser_cutoff 2", ["--parsing_cutoff 2", "at least 3"]),
-        ("--text a --termination_condition parsing --parser nobody", ["--parser nobody"]),
         ("--text a --termination_condition parsing --parser chunker x --parser_model m", ["--parser_model", "2 par"]),
-        ("--text a --termination_condition randomized --repeat_times 0", ["--repeat_times"]),
         ("--jsonl none.jsonl --prompt p", ["--prompt belongs to --text"]),
         ("--text a --limit 1", ["--limit belongs to --jsonl"]),
-        ("--jsonl none.jsonl", ["--jsonl none.jsonl", "no such file"]),
     ],
 )
 def test_bad_flags(flags, words, model, capsys, caplog, tmp_path, monkeypatch):

@@ -258,7 +258,7 @@ def test_what_is_left_out_is_said(place, caplog):
         measure(place, "none", model=[str(place / "policy1")], max_prompt_len=1)
     (place / "empty").mkdir()
     (place / "empty" / "run.json").write_text('{"step": "sft"}')
-    with pytest.raises(UserError, match="kept no models yet. With --save_models"):
+    with pytest.raises(UserError, match="no output folder of a run that has kept models. With --save_models"):
         measure(place, "none", checkpoints=place / "empty")
 
 

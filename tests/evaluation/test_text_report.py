@@ -54,18 +54,6 @@ def test_reward_loss_and_accuracy_by_hand():
     assert far["loss"].value == pytest.approx(1e4), "no overflow"
 
 
-def test_no_interval_leaves_the_range_of_its_number():
-    """19 pairs ranked right by far and one wrong; 19 responses without a common word and one that is the text."""
-    scores = [{"model": "r", "update": None, "chosen_score": c, "rejected_score": 0.0} for c in [30.0] * 19 + [-5.0]]
-    loss = reward_result(scores)["loss"]
-    assert loss.value == pytest.approx((math.log(1 + math.exp(5)) + 19 * math.exp(-30)) / 20)
-    assert 0 < loss.low < loss.value < loss.high
-    for found, other in ((1.0, 0.0), (0.0, 1.0)):
-        rows = [text(1.0, 1, **(ROUGE | {"rouge1": x})) for x in [found] + [other] * 19]
-        rate = policy_result(rows)["rouge"]["rouge1"]
-        assert 0 <= rate.low <= rate.value <= rate.high <= 1
-
-
 def test_numbers_that_are_not_finite(tmp_path):
     """One of two is enough: the means are no numbers, without intervals, and null in the file."""
     policy = policy_result([text(2.0, 1), text(math.nan, 1)])

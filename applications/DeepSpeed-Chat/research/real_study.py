@@ -22,8 +22,8 @@ import torch
 from dschat.base.atomic import write_file
 from dschat.base.jsonl import iterate_rows
 from dschat.base.statistics import MeanInterval, mean_interval
-from dschat.evaluation.run_data import HeldOut, RunData, read_run
-from dschat.evaluation.runs import build_report, trailing_means, updates_to
+from dschat.evaluation.run_data import HeldOut, RunData, column_of, read_run
+from dschat.evaluation.runs import build_report
 from dschat.quickstart.options import QuickstartOptions
 from dschat.quickstart.real import gold, package_model
 from dschat.quickstart.real.instructions import held_out_instructions
@@ -40,7 +40,7 @@ from dschat.quickstart.real.pipeline import (
     train_policies,
 )
 from dschat.quickstart.real.samples import Answers
-from tables import markdown, median_updates, over_seeds
+from tables import final, markdown, median_updates, over_seeds, smooth
 
 CPU = RealScale(
     instructions=256,
@@ -246,10 +246,16 @@ def updates_text(runs: Sequence[RunData], baseline: Sequence[RunData]) -> str:
     """Median number of updates until the gold score on training instructions reaches the baseline's final one."""
     updates = []
     for run, reference in zip(runs, baseline, strict=True):
-        level = float(trailing_means(reference, GOLD).iloc[-1])
-        count = updates_to(run, GOLD, level)
-        updates.append(math.nan if count is None else count)
+        level = final(gold_of(reference))
+        means = smooth(gold_of(run))
+        reached = means.index[means >= level - 1e-9 * means.abs().max()]  # up to rounding
+        updates.append(reached[0] if len(reached) else math.nan)
     return median_updates(pd.Series(updates, dtype=float))
+
+
+def gold_of(run: RunData) -> pd.Series[float]:
+    """Gold score on training instructions, by update."""
+    return pd.Series(column_of(run.train, f"objective/{GOLD}"), index=run.train["update"]).dropna()
 
 
 def responses_page(outputs: Mapping[str, Path]) -> str:

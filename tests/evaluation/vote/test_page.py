@@ -221,10 +221,9 @@ def test_without_gradio_the_extra_is_named(tmp_path):
     message_of(done, "--web", "pip install 'ma-rlhf[ui]'")
 
 
-@pytest.mark.parametrize("port", ["taken", "70000", "-1"])
-def test_a_port_that_cannot_be_used_is_named(tmp_path, port):
+def test_a_port_that_is_taken_is_named(tmp_path):
     write_responses(tmp_path, 1)
     with socket.create_server(("127.0.0.1", 0)) as other:
-        port = str(other.getsockname()[1]) if port == "taken" else port
-        said = ("is out of range", "a port, from 0") if port in ("70000", "-1") else (": cannot", "another one")
-        message_of(run_command(command(tmp_path, "--web", "--port", port)), f"--port {port}", *said)
+        port = str(other.getsockname()[1])
+        said = run_command(command(tmp_path, "--web", "--port", port))
+    message_of(said, f"--port {port}: cannot", "another one")

@@ -12,9 +12,9 @@ import pytest
 from cli_runs import write_jsonl
 from dschat.base.errors import UserError
 from dschat.evaluation.responses import comparison_of, read_pairs
-from dschat.evaluation.vote.page import NAME_NEEDED, NOT_COUNTED, NOT_UNDONE, UNDONE, Screens, escaped, page_html
-from dschat.evaluation.vote.sessions import RaterView, VoteFile, guidelines, items_for, rater_name
-from vote_runs import make_study, places, votes, write_responses
+from dschat.evaluation.vote.page import Screens, escaped, page_html
+from dschat.evaluation.vote.sessions import RaterView, VoteFile, items_for, rater_name
+from vote_runs import make_study, votes, write_responses
 
 
 def items_of(first, second, rater="anna", seed=42):
@@ -32,15 +32,6 @@ def sides(folder, count, rater, seed=42):
 def test_sides_follow_from_seed_rater_and_texts(tmp_path, seed, rater, expected):
     """Worked out with sha256sum; they must not change, or a study begun before would change its sides."""
     assert sides(tmp_path, 8, rater, seed) == expected
-
-
-def test_sides_are_balanced_for_every_rater(tmp_path):
-    for rater in ("anna", "ben", "eva"):
-        assert Counter(sides(tmp_path, 50, rater)) == {"A": 25, "B": 25}
-        assert sorted(Counter(sides(tmp_path, 7, rater)).values()) == [3, 4]
-    assert sides(tmp_path, 50, "anna") != sides(tmp_path, 50, "ben")
-    odd = {sides(tmp_path, 1, f"rater {i}") for i in range(40)}
-    assert odd == {"A", "B"}, "of an odd number the odd one is not always the same model's"
 
 
 def test_a_choice_is_turned_into_a_verdict_on_the_models(tmp_path):
@@ -79,20 +70,6 @@ def test_a_rater_needs_a_name(name):
     with pytest.raises(UserError, match="--rater"):
         rater_name(name)
     assert rater_name("  Anna   Ö. ") == "Anna Ö."
-
-
-def test_guidelines_are_of_the_data_set():
-    def words(dataset):
-        return " ".join(text for point in guidelines(dataset) for text in point)
-
-    for dataset, criteria in {
-        "summarize": ("relevance", "coherence", "consistency", "fluency"),
-        "hh-rlhf": ("helpful",),
-        "webgpt": ("accuracy", "coherence", "usefulness"),
-    }.items():
-        assert all(word in words(dataset) for word in criteria)
-        assert len(words(dataset)) > len(words(""))
-    assert words("a-name-of-ones-own") == words("")
 
 
 def test_the_terminal_needs_no_gradio_and_no_torch():
@@ -134,8 +111,6 @@ def test_items_come_in_order_until_all_have_a_vote(tmp_path):
     assert [row["verdict"] for row in votes(tmp_path)][1:] == ["tie", "skip"]
     view = session.view()
     assert (view.item, view.voted, view.last) == (None, 3, votes(tmp_path)[2]["id"])
-    names = {file.name for file in tmp_path.iterdir()}
-    assert names == {"kestrel-sampled.jsonl", "osprey-sampled.jsonl", "votes.jsonl"}
 
 
 def test_a_new_session_goes_on_and_case_does_not_make_another_rater(tmp_path):
@@ -215,45 +190,8 @@ def test_a_place_that_cannot_be_written_is_named_before_the_first_question(tmp_p
 # The answers to the browser
 
 
-@pytest.fixture
-def screens(tmp_path):
-    return Screens(make_study(tmp_path, 2))
-
-
-def test_a_screen_asks_for_the_name_first(screens):
-    assert (screens.enter(False, "").rater, screens.enter(False, "").note) == ("", "")
-    assert screens.enter(True, " ").note == NAME_NEEDED
-    assert screens.enter(True, "x" * 61).view is None
-    screen = screens.enter(True, " Anna ")
-    assert (screen.rater, screen.view.voted, screen.note) == ("Anna", 0, "")
-
-
-def test_a_screen_after_a_vote_shows_the_next_item_and_an_empty_box(tmp_path, screens):
-    """One person stays one however the name is written."""
-    item = screens.enter(True, "Anna").view.item
-    screen = screens.vote("1", "Anna", item.pair.id, "why")
-    assert (screen.view.item.pair.prompt, screen.comment, screen.note) == ("prompt 1", "", "")
-    screens.enter(True, "anna")
-    for name in ("Anna", " ANNA"):
-        again = screens.vote("2", name, item.pair.id, "")
-        assert (again.view.item.pair.prompt, again.note) == ("prompt 1", NOT_COUNTED)
-    (row,) = votes(tmp_path)
-    assert places(row)[0] == item.responses[0] and row["rater"] == "Anna"
-
-
-def test_undo_brings_the_comment_back_and_does_not_run_ahead(tmp_path, screens):
-    screen = screens.enter(True, "Anna")
-    screen = screens.vote("1", "Anna", screen.view.item.pair.id, "why")
-    last = screen.view.last
-    screens.vote("1", "Anna", screen.view.item.pair.id, "")
-    assert screens.undo("Anna", last).note == NOT_UNDONE and len(votes(tmp_path)) == 2
-    assert screens.undo("Anna", votes(tmp_path)[1]["id"]).note == UNDONE
-    screen = screens.undo("Anna", last)
-    assert (screen.note, screen.comment, screen.view.item.pair.prompt) == (UNDONE, "why", "prompt 0")
-    assert screens.undo("Anna", "").note == NOT_UNDONE
-
-
-def test_a_full_disk_is_said_and_the_item_stays(screens, monkeypatch):
+def test_a_full_disk_is_said_and_the_item_stays(tmp_path, monkeypatch):
+    screens = Screens(make_study(tmp_path, 2))
     item = screens.enter(True, "Anna").view.item
 
     def fails(_):
@@ -262,4 +200,3 @@ def test_a_full_disk_is_said_and_the_item_stays(screens, monkeypatch):
     monkeypatch.setattr("dschat.base.atomic.flush", fails)
     screen = screens.vote("1", "Anna", item.pair.id, "why")
     assert screen.view is None and "votes.jsonl: cannot be written: no space" in screen.note
-    assert screens.undo("Anna", item.pair.id).note == NOT_UNDONE

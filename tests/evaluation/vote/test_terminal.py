@@ -2,13 +2,12 @@
 """evaluation/human-eval.py in a terminal, as a process."""
 
 import re
-import signal
 import subprocess
 import time
 
 import pytest
 
-from cli_runs import environment, message_of, read_jsonl, run_command, write_jsonl
+from cli_runs import environment, message_of, run_command, write_jsonl
 from vote_runs import command, places, votes, write_responses
 
 TIMEOUT = 60  # seconds
@@ -46,16 +45,6 @@ def wait_for(condition):
         time.sleep(0.01)
 
 
-def test_a_prompt_is_shown_without_the_marks_of_its_template(tmp_path):
-    talk = [("user", "Hi."), ("assistant", "Yes?"), ("user", "Why?")]
-    messages = [{"role": role, "content": content} for role, content in talk]
-    for file in write_responses(tmp_path, 1):
-        (row,) = read_jsonl(file)
-        write_jsonl(file, [row | {"prompt": "<|im_start|>user\nHi.<|im_end|>", "prompt_messages": messages}])
-    ((prompt, *_),) = shown(rate(tmp_path, "q\n", "--rater", "anna"))
-    assert prompt == "User: Hi.\n\nAssistant: Yes?\n\nUser: Why?"
-
-
 def test_four_keys_vote_for_the_places_and_the_file_names_the_models(tmp_path):
     write_responses(tmp_path, 4)
     output = rate(tmp_path, "1\n2\n3\n4\n", "--rater", "anna", "--dataset", "summarize")
@@ -83,9 +72,7 @@ def test_the_end_of_input_keeps_everything_and_the_next_start_goes_on(tmp_path):
     assert [item[0] for item in shown(output)] == ["prompt 2", "prompt 3"]
     assert votes(tmp_path)[:2] == before and len(votes(tmp_path)) == 3
     output = rate(tmp_path, "1", "--rater", "anna")  # a last line without its end
-    assert len(votes(tmp_path)) == 4
-    output = rate(tmp_path, "1\n1\n", "--rater", "anna")
-    assert shown(output) == [] and "4 of 4 voted (" in output and len(votes(tmp_path)) == 4
+    assert "4 of 4 voted (" in output and len(votes(tmp_path)) == 4
 
 
 def test_undo_comment_guidelines_and_wrong_keys(tmp_path):
@@ -118,20 +105,6 @@ def test_a_killed_session_has_lost_nothing(tmp_path):
     assert votes(tmp_path)[:3] == before and len(votes(tmp_path)) == 5
 
 
-def test_control_c_leaves_politely(tmp_path):
-    write_responses(tmp_path, 3)
-    process = begin(tmp_path, PYTHONUNBUFFERED="1")
-    type_into(process, "3")
-    wait_for(lambda: votes(tmp_path))
-    while "Item 2 of 3" not in process.stdout.readline():
-        pass
-    time.sleep(0.2)  # it waits for a line by now
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 0 and errors == ""
-    assert output.endswith(f"anna: 1 of 3 voted: {tmp_path / 'votes.jsonl'}\n")
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_model_text_cannot_steer_the_terminal(tmp_path, encoding):
     attack = "\x1b]0;title\x07\x1b[2J\x9b1m\rhidden\x08 naïve \u202e猫"
@@ -146,9 +119,6 @@ def test_model_text_cannot_steer_the_terminal(tmp_path, encoding):
 def test_mistakes_are_named(tmp_path):
     first, second = write_responses(tmp_path, 3)
     message_of(run_command(command(tmp_path, "--dataset", "apps")), "--dataset apps", "summarize, hh-rlhf, webgpt")
-    message_of(run_command(command(tmp_path, "--rater", " ")), "--rater")
     write_jsonl(second, [{"prompt": f"prompt {i}", "response": "r"} for i in (0, 2, 7)])
     message_of(run_command(command(tmp_path)), f"{first}:2", str(second), "'prompt 1'", "same prompts")
-    second.unlink()
-    message_of(run_command(command(tmp_path)), "--model_name_b", str(second), "no such file")
     assert not (tmp_path / "votes.jsonl").exists()

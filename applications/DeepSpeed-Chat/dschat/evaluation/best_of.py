@@ -19,7 +19,6 @@ from dschat.evaluation.chart import Chart, Curve, draw_charts, look_of, offset_o
 from dschat.evaluation.generate_options import PUBLISHED_NUMBERS
 from dschat.evaluation.page import NAME, Report, Table, write_report
 from dschat.evaluation.responses import FILE, model_names, number_of, numbers_of, require_same_scorer, scorer_of
-from dschat.evaluation.table import result_table
 
 REMARK = (
     "Mean over the prompts of the reward model's score, with a 95 % interval (Student's t over prompts). All subsets: "
@@ -122,7 +121,7 @@ def best_of_n(sweeps: Sequence[Sweep], numbers: Sequence[int]) -> pd.DataFrame:
                 if n <= len(rewards[0]):
                     row = {"model": sweep.model, "temperature": temperature}
                     rows.append(row | _estimates(n, rewards))
-    return result_table(rows)
+    return pd.DataFrame(rows, dtype=object)  # estimates and None stay Python objects
 
 
 def _estimates(n: int, rewards: Sequence[Sequence[float]]) -> dict[str, Any]:

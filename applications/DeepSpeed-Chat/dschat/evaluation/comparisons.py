@@ -9,7 +9,7 @@ from typing import Any
 from dschat.base.errors import UserError
 from dschat.base.pictures import short
 from dschat.base.statistics import BOOTSTRAP, Rate, Tally, WinRates
-from dschat.evaluation.chart import INK, LOSS, NO_DIFFERENCE, TIE, WIN, Bar, BarMarker, Bars, Look, draw_bars
+from dschat.evaluation.chart import INK, Chart, Curve, Look, draw_charts, offset_of
 from dschat.evaluation.page import NAME, OUTPUT, Report, Table, write_report
 from dschat.evaluation.results import SectionResult, section_result
 from dschat.evaluation.votes import read_votes, sections_of
@@ -21,8 +21,11 @@ REMARKS = (
     "κ: 1 is full agreement, 0 what chance gives at the raters' own rates. Decided: neither rater said tie.",
 )
 POOLED = "All humans: every vote counts, and all intervals are bootstraps over items, whose votes hang together."
-HALF: Look = {"marker": "D", "markerfacecolor": "white", "markersize": 7}
-EQUAL_LENGTH: Look = {"marker": "o", "markerfacecolor": INK, "markersize": 7}
+# Looks of the two estimates of a rater in the picture.
+HALF: Look = {"label": "wins + ½ ties", "marker": "D", "markerfacecolor": "white"}
+EQUAL_LENGTH: Look = {"label": "the same at equal length", "marker": "o"}
+ESTIMATE: Look = {"color": INK, "linestyle": "none", "markersize": 7}
+NO_DIFFERENCE: Look = {"label": "no difference", "color": INK, "linestyle": (0, (4, 3)), "linewidth": 1}
 
 
 def build_evaluation_report(
@@ -50,64 +53,49 @@ def build_evaluation_report(
     write_report(output_dir, NAME, content, draw=lambda: draw_comparisons(sections), flag=OUTPUT)
 
     tables: list[Table] = []
-    has_pooled_votes = False
-    has_rewards = False
+    remarks = list(REMARKS)
     for section in sections:
         tables += _section_tables(section)
-        if section.raters["pooled"].any():
-            has_pooled_votes = True
-        if section.means["reward"] is not None:
-            has_rewards = True
-    remarks = list(REMARKS)
-    if has_pooled_votes:
+    if any(rater["pooled"] for section in sections for rater in section.raters):
         remarks.append(POOLED)
-    if has_rewards:
+    if any(section.means["reward"] is not None for section in sections):
         tie = f"a difference of at most {reward_margin:g} is a tie."
         remarks.append(f"Reward model: the higher reward wins; {tie}")
     return Report("", tables, remarks=remarks)
 
 
 def draw_comparisons(sections: Sequence[SectionResult]) -> bytes:
-    """Panels of all sections (at least one) below each other, as PNG."""
-    panels = []
-    for section in sections:
-        first, second = section.names
-        dataset = f" · {section.dataset}" if section.dataset else ""
-        title = f"{short(first)} against {short(second)}{dataset} · {section.items} items"
-        bars = list(map(_bar, section.raters.itertuples()))
-        panels.append(Bars(title, bars))
-
-    first = "the first model"
-    second = "the second model"
-    if len(sections) == 1:
-        first, second = sections[0].names
-    whisker: Look = {"color": INK, "linewidth": 1.8}
-    legend: list[tuple[str, str] | Look] = [
-        (WIN[0], f"win of {short(first)}"),
-        (TIE[0], "tie"),
-        (LOSS[0], f"win of {short(second)}"),
-        {**whisker, "label": "win + ½ tie, 95 % interval", **HALF},
-        {**whisker, "label": "the same at equal length, 95 % interval", **EQUAL_LENGTH},
-        {"label": "no difference", **NO_DIFFERENCE},
-    ]
-    return draw_bars(panels, legend)
+    """Draw the win rates of each section's raters with their intervals, sections (at least one) below each other."""
+    charts = list(map(_chart, sections))
+    return draw_charts(charts, (11, 4.4 * len(charts)), below=True)
 
 
-def _bar(rater: Any) -> Bar:
-    """Bar of a rater, a row of `SectionResult.raters`."""
-    rates: WinRates = rater.rates
-    label = f"{short(rater.rater)}\nn = {rates.tally.counted}{_uncounted(rates.tally)}"
-    if rates.half is None:
-        return Bar(label, [])
-    shares = []
-    for rate in (rates.win, rates.tie, rates.loss):
-        if rate is not None:
-            shares.append(rate.per_cent)
-    markers = [BarMarker(rates.half.per_cent, -0.12, HALF)]
-    at_equal_length = rater.length_controlled.rate
-    if at_equal_length is not None:
-        markers.append(BarMarker(at_equal_length.per_cent, 0.42, EQUAL_LENGTH))
-    return Bar(label, shares, markers)
+def _chart(section: SectionResult) -> Chart:
+    first, second = section.names
+    dataset = f" · {section.dataset}" if section.dataset else ""
+    ticks: dict[float, str] = {}
+    for number, rater in enumerate(section.raters):
+        tally = rater["rates"].tally
+        ticks[number] = f"{short(rater['rater'])}\nn = {tally.counted}{_uncounted(tally)}"
+    lines = []
+    for number, look in enumerate((HALF, EQUAL_LENGTH)):
+        x = []
+        y = []
+        for place, rater in enumerate(section.raters):
+            rate = rater["rates"].half if look is HALF else rater["length_controlled"].rate
+            if rate is not None:
+                x.append(place + 0.12 * offset_of(number, 2))
+                y.append(rate.per_cent)
+        lines.append(Curve(x, y, {**ESTIMATE, **look}))
+    return Chart(
+        f"{short(first)} against {short(second)}{dataset} · {section.items} items",
+        "",
+        f"% for {short(first)}, 95 % interval",
+        lines,
+        levels=[(50, NO_DIFFERENCE)],
+        ticks=ticks,
+        legend="inside",
+    )
 
 
 def _uncounted(tally: Tally) -> str:
@@ -119,27 +107,13 @@ def _uncounted(tally: Tally) -> str:
 
 def _section_row(section: SectionResult) -> dict[str, Any]:
     """Section of report.json; `a` is the first model, `win` its win."""
-    model_a, model_b = section.models
-    raters = section.raters.to_dict("records")
-    return {
-        "model_a": model_a,
-        "model_b": model_b,
-        "dataset": section.dataset,
-        "items": section.items,
-        "means": section.means,
-        "raters": list(map(_rater_row, raters)),
-        "agreement": section.agreement.to_dict("records"),
-        "group_agreement": section.group_agreement.to_dict("records"),
-    }
-
-
-def _rater_row(rater: dict[Any, Any]) -> dict[str, Any]:
-    row = dict(rater)
-    rates = row.pop("rates")
-    row["aspects"] = {}
-    for name, rates_on_criterion in rater["aspects"].items():
-        row["aspects"][name] = _rates_row(rates_on_criterion)
-    return row | _rates_row(rates)
+    row = dict(vars(section))
+    model_a, model_b = row.pop("models")
+    raters = []
+    for rater in section.raters:
+        aspects = {name: _rates_row(rates) for name, rates in rater["aspects"].items()}
+        raters.append(rater | {"aspects": aspects} | _rates_row(rater["rates"]))
+    return {"model_a": model_a, "model_b": model_b} | row | {"raters": raters}
 
 
 def _rates_row(rates: WinRates) -> dict[str, Any]:
@@ -166,10 +140,10 @@ def _counts(section: SectionResult) -> Table:
     first, second = section.names
     dataset = f", {section.dataset}" if section.dataset else ""
     rows = []
-    for rater in section.raters.itertuples():
-        tally = rater.rates.tally
-        counts = [rater.items, tally.total, tally.counted, *astuple(tally)]
-        rows.append([rater.rater, *counts])
+    for rater in section.raters:
+        tally = rater["rates"].tally
+        counts = [rater["items"], tally.total, tally.counted, *astuple(tally)]
+        rows.append([rater["rater"], *counts])
     return Table(
         ["rater", "items", "verdicts", "counted", "win", "tie", "loss", "invalid", "skipped"],
         rows,
@@ -181,13 +155,13 @@ def _counts(section: SectionResult) -> Table:
 def _shares(section: SectionResult) -> Table:
     rows = []
     remarks = []
-    for rater in section.raters.itertuples():
-        rates = rater.rates
-        at_equal_length = rater.length_controlled
+    for rater in section.raters:
+        rates = rater["rates"]
+        at_equal_length = rater["length_controlled"]
         shares = [rates.win, rates.tie, rates.loss, rates.half]
-        rows.append([rater.rater, *shares, at_equal_length.rate])
+        rows.append([rater["rater"], *shares, at_equal_length.rate])
         if at_equal_length.remark:
-            remarks.append(f"At equal length, {rater.rater}: {at_equal_length.remark}.")
+            remarks.append(f"At equal length, {rater['rater']}: {at_equal_length.remark}.")
     return Table(["in %", "win", "tie", "loss", "win + ½ tie", "at equal length"], rows, note="\n".join(remarks))
 
 
@@ -205,18 +179,18 @@ def _means(section: SectionResult) -> Table:
 
 def _aspects(section: SectionResult) -> Table:
     rows = []
-    for rater in section.raters.itertuples():
-        for name, rates in rater.aspects.items():
+    for rater in section.raters:
+        for name, rates in rater["aspects"].items():
             shares = [rates.win, rates.tie, rates.loss, rates.half]
-            rows.append([f"{rater.rater}: {name}", rates.tally.counted, *shares])
+            rows.append([f"{rater['rater']}: {name}", rates.tally.counted, *shares])
     return Table(["by criterion, in %", "counted", "win", "tie", "loss", "win + ½ tie"], rows)
 
 
 def _positions(section: SectionResult) -> Table:
     rows = []
-    for rater in section.raters.itertuples():
-        if rater.position is not None:
-            rows.append([rater.rater, *rater.position.values()])
+    for rater in section.raters:
+        if rater["position"] is not None:
+            rows.append([rater["rater"], *rater["position"].values()])
     return Table(
         ["place, in %", "items in both orders", "same verdict in both", "wins by place", "of first place"], rows
     )
@@ -225,19 +199,19 @@ def _positions(section: SectionResult) -> Table:
 def _agreements(section: SectionResult) -> Table:
     """Agreement of each two raters."""
     rows = []
-    for pair in section.agreement.itertuples():
-        kappa = None if pair.kappa is None else pair.kappa.text(2)
-        same_decided = pair.same_decided
-        decided = None if same_decided is None else f"{100 * same_decided.value:.1f} of {pair.decided}"
-        rows.append([" – ".join(pair.raters), pair.items, pair.same, kappa, decided])
+    for pair in section.agreement:
+        kappa = None if pair["kappa"] is None else pair["kappa"].text(2)
+        same_decided = pair["same_decided"]
+        decided = None if same_decided is None else f"{100 * same_decided.value:.1f} of {pair['decided']}"
+        rows.append([" – ".join(pair["raters"]), pair["items"], pair["same"], kappa, decided])
     headers = ["agreement, in %", "common items", "same verdict", "Cohen's κ", "same where decided"]
     return Table(headers, rows)
 
 
 def _group_agreements(section: SectionResult) -> Table:
     rows = []
-    for group in section.group_agreement.itertuples():
-        same = None if group.same is None else Rate(group.same)
-        kappa = None if group.kappa is None else f"{group.kappa:.2f}"
-        rows.append([f"{group.name} ({len(group.raters)})", group.items, same, kappa])
+    for group in section.group_agreement:
+        same = None if group["same"] is None else Rate(group["same"])
+        kappa = None if group["kappa"] is None else f"{group['kappa']:.2f}"
+        rows.append([f"{group['name']} ({len(group['raters'])})", group["items"], same, kappa])
     return Table(["agreement of groups, in %", "common items", "same verdict", "Fleiss' κ"], rows)

@@ -23,13 +23,12 @@ from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash, file_hash, folder_stamp, model_hash
 from dschat.base.statistics import mean_estimate
 from dschat.base.user_function import load_function
-from dschat.data.encoding import encode_responses
 from dschat.data.examples import PromptExample
 from dschat.data.turn_end import response_texts
 from dschat.evaluation.best_of import sweep_of, write_best_of
-from dschat.evaluation.generate_options import BestOfOptions, InferenceOptions, ScoredOptions, model_name
-from dschat.evaluation.policy import SampledResponse, SamplingPolicy
-from dschat.evaluation.prompts import Answering, Selection, refuse_finished
+from dschat.evaluation.generate_options import BestOfOptions, InferenceOptions, ScoreFlags, model_name
+from dschat.evaluation.policy import Compute, SampledResponse, SamplingPolicy
+from dschat.evaluation.prompts import Answering, Selection
 from dschat.evaluation.responses import SCORER, with_origins
 from dschat.evaluation.runner import (
     BatchFunction,
@@ -49,7 +48,6 @@ from dschat.scoring.segments import is_finite
 from dschat.scoring.source import ResponseTexts
 
 REWARD_FUNCTION = "--reward_function"
-MODELS_DO_NOT_FIT = "--model, --reward_model: the GPU's memory does not hold them"
 
 Scorer = Callable[[ResponseTexts], Tensor]  # texts of B responses → their scores (B,)
 Candidate = tuple[float | None, SampledResponse]  # score, None if nothing scores it, and response
@@ -57,26 +55,26 @@ MakeEntry = Callable[[Sequence[Candidate]], Entry]  # candidates of one prompt i
 
 
 @dataclass(frozen=True)
-class ScoredRun:
-    """A run before its models are loaded.
+class Scoring:
+    """What scores responses, before it is loaded.
 
     Attributes:
-        answering: prompts and policy.
-        settings: the settings that the rows depend on.
-        open_scorer: loads what scores responses; None if nothing scores them.
-        scorer_name: its name with a hash of its content, for the column SCORER; empty if nothing scores responses.
+        settings: the settings that scores depend on.
+        load: loads it; None if nothing scores responses.
+        name: its name with a hash of its content, for the column SCORER; empty if nothing scores responses.
+        tokenizer: the reward model's.
     """
 
-    answering: Answering
     settings: dict[str, Any]
-    open_scorer: Callable[[], Scorer] | None
-    scorer_name: str = ""
+    load: Callable[[Compute], Scorer] | None = None
+    name: str = ""
+    tokenizer: PreTrainedTokenizerBase | None = None
 
     def rows_of(self, entries: list[Entry]) -> list[dict[str, Any]]:
         """The rows of entries as the file will hold them, with the column SCORER if they have rewards."""
         rows = entry_rows(entries)
-        if self.scorer_name:
-            rows = [row | {SCORER: self.scorer_name} for row in rows]
+        if self.name:
+            rows = [row | {SCORER: self.name} for row in rows]
         return rows
 
 
@@ -89,26 +87,25 @@ def run_inference(options: InferenceOptions) -> str:
     Raises:
         UserError: bad models or data, a finished file, or an interrupted run with other settings.
     """
-    run = _find_run(options)
-    selection = run.answering.selection
+    scoring = find_scoring(options.scores)
+    answering = Answering.find(options, scoring.tokenizer)
+    selection = answering.selection
     num_return = options.responses.num_return
     temperature = options.responses.temperature_value
-    lengths = [len(example) for example in selection.examples]
-    if options.reference.ref_scores:
-        lengths = _lengths_with_references(selection, run.answering.tokenizer)
-        prepare = partial(_prepare_references, run)
-    else:
-        open_models = partial(_open_models, run, temperature)
-        prepare = partial(_prepare_sampling, selection, open_models, temperature, num_return, best_entry)
+
+    def prepare() -> BatchFunction:
+        if options.reference.ref_scores:
+            return _reference_function(answering, scoring)
+        policy, scorer = _open_models(answering, scoring, temperature)
+        return _sampling_function(selection, policy, scorer, num_return, best_entry)
 
     def conclude(entries: list[Entry]) -> Concluded:
         left_out = f" ({selection.dropped} prompts left out)" if selection.dropped else ""
         line = f"mean {_summary(entries)}, {len(entries)} rows{left_out}: {options.result_path}"
-        return run.rows_of(entries), line
+        return scoring.rows_of(entries), line
 
-    settings = run.settings | {"num-return": num_return, "temperature": temperature}
-    batches = selection.batches(options.generation.batch_size, lengths)
-    part = RunPart(batches=batches, prepare=prepare)
+    settings = scoring.settings | answering.settings | {"num-return": num_return, "temperature": temperature}
+    part = RunPart(batches=selection.batches(options.generation.batch_size), prepare=prepare)
     return run_batches(options.result_path, settings, options.result.overwrite, [part], conclude)
 
 
@@ -121,35 +118,34 @@ def run_best_of_n(options: BestOfOptions) -> str:
         UserError: bad models or data, a finished file, or an interrupted run with other settings.
     """
     path = options.result_path
-    run = _find_run(options)
-    selection = run.answering.selection
+    scoring = find_scoring(options.scores)
+    answering = Answering.find(options, scoring.tokenizer)
+    selection = answering.selection
     num_responses_at = options.sweep.responses_per_prompt
-    lowest_temperature = min(num_responses_at)
     # Loaded once for all temperatures, and only if a batch is left to do.
-    open_models = cache(partial(_open_models, run, lowest_temperature))
+    open_models = cache(partial(_open_models, answering, scoring, min(num_responses_at)))
+
+    def prepare(temperature: float) -> BatchFunction:
+        policy, scorer = open_models()
+        make_entry = partial(sweep_entry, temperature)
+        return _sampling_function(selection, policy.at(temperature), scorer, num_responses_at[temperature], make_entry)
 
     def conclude(entries: list[Entry]) -> Concluded:
-        rows = run.rows_of(entries)
+        rows = scoring.rows_of(entries)
         sweep = sweep_of(path.stem, with_origins(path, rows))
         table = write_best_of([sweep], options.sweep.best_of, path.parent, path.stem)
         left_out = f", {selection.dropped} prompts left out" if selection.dropped else ""
         files = f"{path}, and the same name with .md, .json and .png"
         return rows, f"{table}\n{len(selection.examples)} prompts{left_out}: {files}"
 
-    settings = run.settings | settings_of(options, ("best_of", "temperatures", "single_temperatures"))
+    settings = scoring.settings | answering.settings
+    settings |= settings_of(options, ("best_of", "temperatures", "single_temperatures"))
     parts: list[RunPart] = []
-    for temperature, num_responses in num_responses_at.items():
+    for temperature in num_responses_at:
         parts.append(
             RunPart(
                 batches=selection.batches(options.generation.batch_size),
-                prepare=partial(
-                    _prepare_sampling,
-                    selection,
-                    open_models,
-                    temperature,
-                    num_responses,
-                    partial(sweep_entry, temperature),
-                ),
+                prepare=partial(prepare, temperature),
                 columns={"temperature": temperature},
                 title=f"temperature {temperature:g}",
             )
@@ -157,47 +153,38 @@ def run_best_of_n(options: BestOfOptions) -> str:
     return run_batches(path, settings, options.result.overwrite, parts, conclude)
 
 
-# -- before the models are loaded
+# -- what scores responses
 
 
-def _find_run(options: ScoredOptions) -> ScoredRun:
-    """Finds prompts, policy and scorer of a run, without loading a model."""
-    refuse_finished(options)
-    scores = options.scores
-    if scores.reward_model is not None:
-        return _run_with_model(options, scores.reward_model)
-    if scores.reward_function is not None:
-        return _run_with_function(options, scores.reward_function)
-    answering = Answering.find(options)
-    return ScoredRun(answering, {"reward-model": None} | answering.settings, None)
+def find_scoring(flags: ScoreFlags) -> Scoring:
+    """What the flags name, checked before data are read, without loading a model."""
+    if flags.reward_model is not None:
+        return _scoring_by_model(flags.reward_model, flags.rm_template)
+    if flags.reward_function is not None:
+        return _scoring_by_function(flags.reward_function)
+    return Scoring({"reward-model": None})
 
 
-def _run_with_model(options: ScoredOptions, model: str) -> ScoredRun:
-    """A run that a reward model scores."""
-    template = options.scores.rm_template
+def _scoring_by_model(model: str, template: bool) -> Scoring:
     open_config(model, "--reward_model")  # so that a folder without a model is refused
     content = content_hash(f"{model_hash(model)} {template}")
     tokenizer = load_reward_tokenizer(model, template)
-    answering = Answering.find(options, tokenizer)
-    settings = {"reward-model": folder_stamp(model), "rm-template": template} | answering.settings
-    where = answering.where
 
-    def open_scorer() -> RewardReader:
-        return load_reward_model(model, tokenizer, template, where.device, where.dtype)
+    def load(where: Compute) -> RewardReader:
+        with enough_memory(f"--reward_model: the GPU's memory does not hold {model}"):
+            return load_reward_model(model, tokenizer, template, where.device, where.dtype)
 
-    return ScoredRun(answering, settings, open_scorer, f"{model_name(model)} {content[:12]}")
+    settings = {"reward-model": folder_stamp(model), "rm-template": template}
+    return Scoring(settings, load, f"{model_name(model)} {content[:12]}", tokenizer)
 
 
-def _run_with_function(options: ScoredOptions, name: str) -> ScoredRun:
-    """A run that a function scores; it is loaded first, so that a wrong name is reported before data are read."""
+def _scoring_by_function(name: str) -> Scoring:
     function = load_function(name, REWARD_FUNCTION)
     require_arguments(function, name, REWARD_FUNCTION, with_segments=False)
     scorer = partial(score_texts, FunctionScores(function, REWARD_FUNCTION))
-    answering = Answering.find(options)
-    settings = {"reward-function": described_function(name)} | answering.settings
     path, _, function_name = name.rpartition(":")
     scorer_name = f"{Path(path).name}:{function_name} {file_hash(path)[:12]}"
-    return ScoredRun(answering, settings, lambda: scorer, scorer_name)
+    return Scoring({"reward-function": described_function(name)}, lambda _: scorer, scorer_name)
 
 
 def score_texts(function: FunctionScores, texts: ResponseTexts) -> Tensor:
@@ -212,63 +199,33 @@ def score_texts(function: FunctionScores, texts: ResponseTexts) -> Tensor:
     return torch.tensor(scores)
 
 
-def _lengths_with_references(selection: Selection, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens of each prompt and the longer one of its two responses in the data set."""
-    chosen, rejected = _references(selection.examples, tokenizer)
-    chosen_ids = encode_responses(tokenizer, chosen)
-    rejected_ids = encode_responses(tokenizer, rejected)
-    lengths = []
-    for number, example in enumerate(selection.examples):
-        longest_response = max(len(chosen_ids[number]), len(rejected_ids[number]))
-        lengths.append(len(example) + longest_response)
-    return lengths
+# -- loading the models, and what makes the entries of a batch with them
 
 
-# -- loading the models: each function returns what makes the entries of a batch
+def _open_models(answering: Answering, scoring: Scoring, temperature: float) -> tuple[SamplingPolicy, Scorer | None]:
+    """Loads the policy, which samples at a temperature, and the scorer, if there is one."""
+    scorer = None if scoring.load is None else scoring.load(answering.where)
+    return answering.open_policy(temperature), scorer
 
 
-def _prepare_references(run: ScoredRun) -> BatchFunction:
-    """Loads the scorer, for the data set's own responses."""
-    assert run.open_scorer is not None  # the rules of the options require one
-    with enough_memory(MODELS_DO_NOT_FIT):
-        scorer = run.open_scorer()
-    tokenizer = _tokenizer_of_template(scorer, run.answering)
-    return run.answering.selection.of_batch(partial(score_references, scorer=scorer, tokenizer=tokenizer))
-
-
-def _prepare_sampling(
-    selection: Selection,
-    open_models: Callable[[], tuple[SamplingPolicy, Scorer | None]],
-    temperature: float,
-    num_responses: int,
-    make_entry: MakeEntry,
+def _sampling_function(
+    selection: Selection, policy: SamplingPolicy, scorer: Scorer | None, num_responses: int, make_entry: MakeEntry
 ) -> BatchFunction:
-    """Loads policy and scorer, for responses to each prompt at one temperature."""
-    policy, scorer = open_models()
+    """Samples responses to each prompt."""
     sample = partial(
-        respond_and_score,
-        policy=policy.at(temperature),
-        scorer=scorer,
-        num_responses=num_responses,
-        make_entry=make_entry,
+        respond_and_score, policy=policy, scorer=scorer, num_responses=num_responses, make_entry=make_entry
     )
     return selection.of_batch(sample)
 
 
-def _open_models(run: ScoredRun, temperature: float) -> tuple[SamplingPolicy, Scorer | None]:
-    """Loads the scorer, if there is one, and the policy, which samples at a temperature."""
-    with enough_memory(MODELS_DO_NOT_FIT):
-        scorer = None if run.open_scorer is None else run.open_scorer()
-        policy = run.answering.open_policy(temperature)
-    policy.check_lengths(run.answering.selection.longest)
-    return policy, scorer
-
-
-def _tokenizer_of_template(scorer: Scorer, answering: Answering) -> PreTrainedTokenizerBase:
-    """The tokenizer whose chat template writes scored messages: the reward model's, if it has a template."""
-    if isinstance(scorer, RewardReader) and scorer.tokenizer.chat_template is not None:
-        return scorer.tokenizer
-    return answering.tokenizer
+def _reference_function(answering: Answering, scoring: Scoring) -> BatchFunction:
+    """Scores the data set's own responses, in the chat template of the reward model, if it has one."""
+    assert scoring.load is not None  # the rules of the options require one
+    scorer = scoring.load(answering.where)
+    tokenizer = answering.tokenizer
+    if scoring.tokenizer is not None and scoring.tokenizer.chat_template is not None:
+        tokenizer = scoring.tokenizer
+    return answering.selection.of_batch(partial(score_references, scorer=scorer, tokenizer=tokenizer))
 
 
 # -- entries of a batch

@@ -14,6 +14,7 @@ from dschat.base.errors import UserError
 from dschat.data.encoding import decode_sampled
 from dschat.data.examples import PromptExample
 from dschat.evaluation.generate_options import ComputeFlags, GenerationFlags, TokenSamplerFlags
+from dschat.evaluation.runner import enough_memory
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
 from dschat.models.opening import choose_dtype
@@ -118,19 +119,6 @@ class SamplingPolicy:
 
 def load_policy(
     path: str,
-    tokenizer: PreTrainedTokenizerBase,
-    generation: GenerationFlags,
-    sampler: TokenSamplerFlags,
-    temperature: float,
-    where: Compute,
-) -> SamplingPolicy:
-    """Load the policy at a path from `locate_policy`; raises UserError if there is no such model."""
-    causal_lm, sampling, sample = load_sampler(path, "--model", tokenizer, generation, sampler, temperature, where)
-    return SamplingPolicy(causal_lm, tokenizer, sampling, sampler.seed, sample)
-
-
-def load_sampler(
-    path: str,
     flag: str,
     tokenizer: PreTrainedTokenizerBase,
     generation: GenerationFlags,
@@ -138,7 +126,7 @@ def load_sampler(
     temperature: float,
     where: Compute,
     ends: Collection[int] = (),
-) -> tuple[PreTrainedModel, Sampling, ResponseSampler]:
+) -> SamplingPolicy:
     """Load the causal LM at a path from `locate_policy`, and choose the engine that samples from it.
 
     Args:
@@ -146,15 +134,16 @@ def load_sampler(
         flag: that named it, for messages.
         tokenizer: tokenizer of the model.
         generation: engine, batch size and longest response.
-        sampler: top-k and top-p; its seed is not read.
+        sampler: seed, top-k and top-p.
         temperature: 0 is greedy.
         where: device and dtype.
         ends: ids that end a response, in addition to EOS and the checkpoint's own end ids.
 
-    Returns:
-        The model, its sampling parameters, and the function that samples.
+    Raises:
+        UserError: there is no such model, or the GPU's memory does not hold it.
     """
-    causal_lm = load_causal_lm(path, flag, where.dtype, tokenizer).to(where.device)
+    with enough_memory(f"{flag}: the GPU's memory does not hold {path}"):
+        causal_lm = load_causal_lm(path, flag, where.dtype, tokenizer).to(where.device)
     end_ids = {tokenizer.eos_token_id, *ends, *own_end_ids(path)}
     sampling = Sampling(
         max_new_tokens=generation.max_new_tokens,
@@ -166,7 +155,7 @@ def load_sampler(
         top_p=sampler.top_p,
     )
     engine = choose_engine(generation.rollout_engine, generation.batch_size, causal_lm, "--rollout_engine")
-    return causal_lm, sampling, engine.sampler_for(causal_lm)
+    return SamplingPolicy(causal_lm, tokenizer, sampling, sampler.seed, engine.sampler_for(causal_lm))
 
 
 def locate_policy(path: str) -> str:

@@ -18,7 +18,7 @@ from dschat.data.notes import warn_of_plain_prompts
 from dschat.data.rows import Row, in_words
 from dschat.evaluation.generate_options import UNSHUFFLED, AnsweringOptions, ScoredOptions
 from dschat.evaluation.policy import Compute, SamplingPolicy, load_policy, locate_policy
-from dschat.evaluation.runner import BatchFunction, Entry, enough_memory, in_batches, restore_date, settings_of
+from dschat.evaluation.runner import BatchFunction, Entry, begin, enough_memory, in_batches, settings_of
 from dschat.evaluation.training_runs import NamedModel, measured_rows
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import load_tokenizer
@@ -183,9 +183,9 @@ class Answering:
         """Locate the policy, load the tokenizer and read the prompts.
 
         Raises:
-            UserError: one of them is missing.
+            UserError: one of them is missing, or the result is finished.
         """
-        restore_date(options.result_path, options.result.overwrite)
+        begin(options.result_path, options.result.overwrite, "--name")
         where = Compute.chosen(options.compute, options.hardware.gpu)
         model = options.policy.model
         path = None if model is None else locate_policy(model)
@@ -207,17 +207,11 @@ class Answering:
         return settings
 
     def open_policy(self, temperature: float) -> SamplingPolicy:
-        """Load the policy, which samples at a temperature."""
+        """Load the policy, which samples at a temperature; raises UserError if it has no room for the prompts."""
         options = self.options
-        return load_policy(
-            str(self.path), self.tokenizer, options.generation, options.sampler, temperature, self.where
+        path = str(self.path)
+        policy = load_policy(
+            path, "--model", self.tokenizer, options.generation, options.sampler, temperature, self.where
         )
-
-
-def refuse_finished(options: AnsweringOptions) -> None:
-    """Raise UserError if the result file exists and is not to be overwritten; called before the data set is read."""
-    if options.result_path.exists() and not options.result.overwrite:
-        raise UserError(
-            f"{options.result_path} exists, finished. Remove it or give --overwrite to make it again, or --name for a "
-            "file next to it."
-        )
+        policy.check_lengths(self.selection.longest)
+        return policy

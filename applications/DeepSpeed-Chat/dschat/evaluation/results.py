@@ -2,6 +2,7 @@
 """Statistics of a section of votes: win rates, position and length bias, agreement of raters."""
 
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -22,7 +23,6 @@ from dschat.base.statistics import (
     wilson,
     win_rates,
 )
-from dschat.evaluation.table import result_table
 from dschat.evaluation.votes import VoteSection
 
 CATEGORIES = ("A", "tie", "B")  # verdicts that count
@@ -37,15 +37,15 @@ Kinds = Mapping[str, str]  # rater → judge, human or reward
 
 @dataclass(frozen=True)
 class SectionResult:
-    """Statistics of one pair of models on one data set. The columns of the tables are those of report.json."""
+    """Statistics of one pair of models on one data set. The keys of the rows are those of report.json."""
 
     models: tuple[str, str]  # names of the first and the second model
     dataset: str  # its name, or empty
     items: int  # number of different items
     means: dict[str, Row | None]  # means of characters, words and rewards (None if unknown), see `model_means`
-    raters: pd.DataFrame  # judges; all people together where there are several, then each; the reward model
-    agreement: pd.DataFrame  # agreement of each two raters, see `agreement`
-    group_agreement: pd.DataFrame  # of three or more raters of a kind or of any, see `group_agreement`
+    raters: list[Row]  # judges; all people together where there are several, then each; the reward model
+    agreement: list[Row]  # agreement of each two raters, see `agreement`
+    group_agreement: list[Row]  # of three or more raters of a kind or of any, see `group_agreement`
 
     @property
     def names(self) -> tuple[str, str]:
@@ -58,8 +58,9 @@ def section_result(section: VoteSection) -> SectionResult:
     """Compute the statistics of a section."""
     votes = section.votes
     items = votes.drop_duplicates("item")
-    words = items[["response_a", "response_b"]].map(_word_count)
-    characters = items[["response_a", "response_b"]].map(len)
+    responses = items[["response_a", "response_b"]]
+    words = responses.map(str.split).map(len)
+    characters = responses.map(len)
     rewards = votes[votes["kind"] == "reward"]
     means = {
         "characters": model_means(characters["response_a"], characters["response_b"]),
@@ -73,9 +74,11 @@ def section_result(section: VoteSection) -> SectionResult:
         dataset=section.dataset,
         items=len(items),
         means=means,
-        raters=result_table(_rater_results(votes)),
-        agreement=result_table(agreements(verdicts)),
-        group_agreement=result_table(group_agreements(verdicts, kinds)),
+        raters=_rater_results(votes),
+        agreement=[
+            agreement(verdicts[first], verdicts[second]) for first, second in combinations(verdicts.columns, 2)
+        ],
+        group_agreement=group_agreements(verdicts, kinds),
     )
 
 
@@ -92,10 +95,6 @@ def _rater_results(votes: pd.DataFrame) -> list[Row]:
             pooled_is_due = False
         rows.append(row)
     return rows
-
-
-def _word_count(text: str) -> int:
-    return len(text.split())
 
 
 def rater_result(rater: str, votes: pd.DataFrame, pooled: bool = False) -> Row:
@@ -122,15 +121,13 @@ def rater_result(rater: str, votes: pd.DataFrame, pooled: bool = False) -> Row:
 
 def aspect_rates(votes: pd.DataFrame) -> dict[str, WinRates]:
     """Rates of the verdicts on each criterion, by its name, in the order in which the votes mention them."""
-    rows = []
+    items: dict[str, list[int]] = defaultdict(list)
+    verdicts: dict[str, list[str]] = defaultdict(list)
     for item, aspects in zip(votes["item"], votes["aspects"], strict=True):
         for name, verdict in aspects.items():
-            rows.append((item, name, verdict))
-    verdicts = pd.DataFrame(rows, columns=["item", "name", "verdict"])
-    rates = {}
-    for name, on_criterion in verdicts.groupby("name", sort=False):
-        rates[str(name)] = win_rates(on_criterion["verdict"], on_criterion["item"])
-    return rates
+            items[name].append(item)
+            verdicts[name].append(verdict)
+    return {name: win_rates(verdicts[name], items[name]) for name in verdicts}
 
 
 def position_bias(votes: pd.DataFrame) -> Row:
@@ -142,30 +139,23 @@ def position_bias(votes: pd.DataFrame) -> Row:
         these showings in which the response shown first was preferred, bootstrapped by item; 1/2 means no bias. Rates
         without a verdict are None.
     """
-    shown = votes[["item", "orders"]].reset_index(drop=True)
-    shown = shown.explode("orders").dropna()
-    shown["first"] = shown["orders"].str[0]
-    shown["verdict"] = shown["orders"].str[1]
-    shown["counts"] = shown["verdict"].isin(POINTS)
-
-    # Whether the two orders of a vote agree.
-    by_vote = shown.groupby(level=0)
-    all_count = by_vote["counts"].all()
-    in_both_orders = all_count & (by_vote["first"].nunique() == 2)
-    both_orders = int(in_both_orders.sum())
-    different_verdicts = by_vote["verdict"].nunique()
-    consistent = int((different_verdicts[in_both_orders] == 1).sum())
-
-    # Whether the response shown first is preferred.
-    decided = shown[shown["verdict"].isin(["A", "B"])]
-    first_won = decided["verdict"] == decided["first"]
-    first_won_by_item = first_won.groupby(decided["item"], sort=False)
-    first_place = bootstrap_ratio(first_won_by_item.sum(), first_won_by_item.count())
+    both_orders = 0
+    consistent = 0
+    first_won: dict[Any, list[bool]] = defaultdict(list)  # item → whether the response shown first was preferred
+    for item, orders in zip(votes["item"], votes["orders"], strict=True):
+        first_models = {first for first, _ in orders}
+        verdicts = {verdict for _, verdict in orders}
+        if len(first_models) == 2 and verdicts <= POINTS.keys():
+            both_orders += 1
+            consistent += len(verdicts) == 1
+        for first, verdict in orders:
+            if verdict in ("A", "B"):
+                first_won[item].append(verdict == first)
     return {
         "both_orders": both_orders,
         "consistent": wilson(consistent, both_orders),
-        "decided": len(decided),
-        "first_place": first_place,
+        "decided": sum(map(len, first_won.values())),
+        "first_place": bootstrap_ratio(map(sum, first_won.values()), map(len, first_won.values())),
     }
 
 
@@ -187,11 +177,6 @@ def counted_verdicts(votes: pd.DataFrame) -> pd.DataFrame:
     table = votes.pivot(index="item", columns="rater", values="verdict")
     table = table.reindex(columns=raters)
     return table.where(table.isin(CATEGORIES))
-
-
-def agreements(verdicts: pd.DataFrame) -> list[Row]:
-    """Agreement of each two raters; `verdicts` are rows as `counted_verdicts` returns them."""
-    return [agreement(verdicts[first], verdicts[second]) for first, second in combinations(verdicts.columns, 2)]
 
 
 def group_agreements(verdicts: pd.DataFrame, kinds: Kinds) -> list[Row]:
@@ -263,27 +248,19 @@ def group_agreement(name: str, verdicts: pd.DataFrame) -> Row:
         A row with the `name`, the `raters`, the number of common `items`, `same` (share of equal pairs of verdicts on
         an item, mean over items; None without an item) and Fleiss' `kappa` (None if all verdicts are the same).
     """
-    from statsmodels.stats.inter_rater import fleiss_kappa
+    from statsmodels.stats.inter_rater import aggregate_raters, fleiss_kappa
 
     common = verdicts.dropna()
     size = verdicts.shape[1]
     same = None
     kappa = None
     if len(common):
-        counts = _category_counts(common).to_numpy()
+        counts, categories = aggregate_raters(common.to_numpy())
         equal_pairs = int((counts * (counts - 1)).sum())
         same = equal_pairs / (len(common) * size * (size - 1))
-        if counts.any(axis=0).sum() > 1:
+        if len(categories) > 1:
             kappa = float(fleiss_kappa(counts, method="fleiss"))
     return {"name": name, "raters": tuple(verdicts.columns), "items": len(common), "same": same, "kappa": kappa}
-
-
-def _category_counts(verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Number of raters by item and verdict, (items, CATEGORIES)."""
-    counts = {}
-    for category in CATEGORIES:
-        counts[category] = (verdicts == category).sum(axis=1)
-    return pd.DataFrame(counts)
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,21 @@ def in_batches(numbers: Sequence[int], size: int, lengths: Sequence[int] | None 
     return batches
 
 
+def begin(path: Path, overwrite: bool, another: str) -> None:
+    """Called before models and data are read: gives chat templates the date of an interrupted run.
+
+    Args:
+        path, overwrite: the result file, see `Journal`.
+        another: flag that names another file, for the message.
+
+    Raises:
+        UserError: the result is finished and not to be overwritten.
+    """
+    if path.exists() and not overwrite:
+        raise UserError(f"{path} exists, finished. Give --overwrite to make it again, or another {another}.")
+    restore_date(path, overwrite)
+
+
 def restore_date(path: Path, overwrite: bool, finished_settings: Mapping[str, Any] | None = None) -> None:
     """Gives chat templates the date of the interrupted run whose result file is continued.
 

@@ -85,10 +85,6 @@ TRAINING_REMARK = (
     "SFT is the model before the first update; the runs are compared at their last evaluation. Macro length"
     " and λ_eff = λ^(1/macro length) are means over the run; explained variance is the mean of its last tenth."
 )
-SPEED_REMARK = (
-    "Updates until a run's score on training prompts, averaged over a trailing window of a tenth of the run, reaches"
-    " the level at which the first run ended. This is one seed; another seed may give another number."
-)
 
 
 def build_report(
@@ -292,40 +288,6 @@ def _estimate(row: Mapping[str, float], name: str) -> Estimate:
     return Estimate(row.get(f"eval/{name}", math.nan), error if math.isfinite(error) else None)
 
 
-def trailing_means(run: RunData, name: str) -> "pd.Series[float]":
-    """Rollout metric on training prompts, by update: averaged over a trailing window of a tenth of the run."""
-    values = column_of(run.train, f"objective/{name}")
-    numbers = pd.Series(values, index=run.train["update"]).dropna()
-    window = max(1, round(len(numbers) * WINDOW_PART))
-    return numbers.rolling(window, min_periods=1).mean()
-
-
-def updates_to(run: RunData, name: str, level: float) -> int | None:
-    """Updates until the trailing mean of a metric reaches a level, up to rounding; None if it never does."""
-    means = trailing_means(run, name)
-    reached = means.index[means >= level - 1e-9 * means.abs().max()]
-    return int(reached[0]) if len(reached) else None
-
-
-def speed_table(runs: Runs, labels: Labels) -> Table | None:
-    """Table that compares every run with the first one; None for a single run."""
-    baseline, *others = runs
-    headers = [f"updates to the final score of {baseline.name}"]
-    rows: list[list[object]] = [[run.name] for run in others]
-    for name, label in labels.items():
-        means = trailing_means(baseline, name)
-        if means.empty:
-            continue
-        headers += [label, "speed-up"]
-        level = float(means.iloc[-1])
-        updates_of_baseline = updates_to(baseline, name, level)
-        assert updates_of_baseline is not None  # the baseline ends at this level
-        for run, row in zip(others, rows, strict=True):
-            updates = updates_to(run, name, level)
-            row += ["not reached", None] if updates is None else [updates, f"{updates_of_baseline / updates:.2f}"]
-    return Table(headers, rows, "speed") if rows and len(headers) > 1 else None
-
-
 def _training_table(runs: Runs) -> Table:
     rows: list[list[object]] = []
     for run in runs:
@@ -384,14 +346,11 @@ def _difference(run: RunData, other: RunData, name: str) -> Estimate | None:
 
 
 def _comparisons(runs: Runs, labels: Labels) -> list[Details]:
-    """Differences between the runs, their speeds and how they were trained."""
+    """Differences between the runs, and how they were trained."""
     details = []
     differences = compare_runs(runs, labels)
     if differences:
         details.append(Details("Differences between the runs", sentences=differences))
-    speed = speed_table(runs, labels)
-    if speed is not None:
-        details.append(Details("Speed", [speed], [SPEED_REMARK]))
     return [*details, Details("Training", [_training_table(runs)], [TRAINING_REMARK])]
 
 

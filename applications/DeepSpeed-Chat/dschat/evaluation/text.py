@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dschat text`: losses of a data set's responses, ROUGE of greedy responses, and scores of pairs, text by text."""
 
-import json
 import logging
 import math
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import folder_stamp
-from dschat.base.jsonl import json_value
+from dschat.base.jsonl import json_value, read_object
 from dschat.data.collate import collate_pairs, collate_sft
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
 from dschat.data.messages import message_text
@@ -25,16 +26,16 @@ from dschat.data.notes import warn_of_plain_prompts
 from dschat.data.rows import Row, in_words
 from dschat.data.turn_end import response_texts
 from dschat.evaluation.generate_options import TextFlags, TextOptions, TokenSamplerFlags, model_name
-from dschat.evaluation.policy import ACTOR, STEP, Compute, SamplingPolicy, load_policy, locate_policy
+from dschat.evaluation.policy import STEP, Compute, SamplingPolicy, load_policy, locate_policy
 from dschat.evaluation.prompts import Selection, digest_of, shuffled
 from dschat.evaluation.runner import (
     BatchFunction,
     Concluded,
     Entry,
     RunPart,
+    begin,
     enough_memory,
     entry_rows,
-    restore_date,
     run_batches,
     settings_of,
 )
@@ -71,26 +72,22 @@ RECORDED = (
 LONGEST = "the longest text (--max_seq_len cuts it)"
 GREEDY = TokenSamplerFlags(top_k=0, top_p=1.0)
 
-E = TypeVar("E", SFTExample, PairExample)
 Kind = Literal["policy", "reward"]
+Encode = Callable[..., tuple[list[Any], Counter[str]]]  # rows, tokenizer, … → SFT examples or pairs, and those dropped
 
 
 @dataclass(frozen=True)
-class Subject:
+class Subject(NamedModel):
     """A model to be measured.
 
     Attributes:
         kind: policy or reward model.
         name: in table and rows.
-        path: folder or hub id.
-        flag: that named it.
         update: optimiser updates it had; None if that is unknown.
     """
 
     kind: Kind
     name: str
-    path: str
-    flag: str
     update: int | None = None
 
 
@@ -105,63 +102,38 @@ def run_text(options: TextOptions) -> str:
     output = options.text.output
     path = output / ROWS
     overwrite = options.result.overwrite
-    if path.exists() and not overwrite:
-        raise UserError(f"{path} exists, finished. Give another --output, or --overwrite to make it again.")
-    restore_date(path, overwrite)
+    begin(path, overwrite, "--output")
     given_end = options.text.end_of_conversation_token
     if options.text.checkpoints is not None:
         options = with_flags_of_run(options, options.text.checkpoints)
-    models = [NamedModel(subject.flag, subject.path) for subject in subjects]
-    warn_of_formats(options, models, given_end)
-    rows = _rows(options, models)
+    warn_of_formats(options, subjects, given_end)
+    rows = _rows(options, subjects)
 
     def conclude(entries: list[Entry]) -> Concluded:
-        table, row_lists = _write_report(subjects, entries, output)
+        policies = []
+        rewards = []
         written_rows: list[dict[str, Any]] = []
-        for rows_of_model in row_lists:
-            written_rows += map(json_value, rows_of_model)
+        # Entries come model by model.
+        for subject, (_, entries_of_model) in zip(subjects, groupby(entries, itemgetter("model")), strict=True):
+            model_rows = []
+            for row in entry_rows(entries_of_model):
+                model_rows.append({"model": subject.name, "update": subject.update} | row)
+            warn_not_finite(subject, model_rows)
+            if subject.kind == "policy":
+                policies.append(policy_result(model_rows))
+            else:
+                rewards.append(reward_result(model_rows))
+            written_rows += map(json_value, model_rows)
+        table = write_text_report(policies, rewards, output)
         return written_rows, f"{table}\n\n{path}; in the same folder report.md and .json"
 
     settings = settings_of(options, RECORDED) | where.settings
     settings["data"] = f"{options.text.data} (rows {digest_of(rows)})"
     settings[SETTING] = template_date()
     settings["models"] = [f"{subject.name}: {folder_stamp(subject.path)}" for subject in subjects]
-    return run_batches(path, settings, overwrite, _parts(subjects, rows, options, where, given_end), conclude)
-
-
-def _parts(
-    subjects: Sequence[Subject], rows: list[Row], options: TextOptions, where: Compute, given_end: str | None
-) -> Iterator[RunPart]:
-    """The work for each model; a tokenizer is loaded only when the models before it are done."""
-    for subject in subjects:
-        if subject.kind == "policy":
-            yield _policy_part(subject, rows, options, where)
-        else:
-            yield _reward_part(subject, rows, options, where, given_end)
-
-
-def _write_report(
-    subjects: Sequence[Subject], entries: list[Entry], output: Path
-) -> tuple[str, list[list[dict[str, Any]]]]:
-    """Write the report; returns its tables, and the rows of each model."""
-    entries_by_model: dict[str, list[Entry]] = defaultdict(list)
-    for entry in entries:
-        entries_by_model[entry["model"]].append(entry)
-
-    row_lists = []
-    policies = []
-    rewards = []
-    for subject in subjects:
-        rows = []
-        for row in entry_rows(entries_by_model[subject.name]):
-            rows.append({"model": subject.name, "update": subject.update} | row)
-        row_lists.append(rows)
-        warn_not_finite(subject, rows)
-        if subject.kind == "policy":
-            policies.append(policy_result(rows))
-        else:
-            rewards.append(reward_result(rows))
-    return write_text_report(policies, rewards, output), row_lists
+    # A tokenizer is loaded only when the models before it are done.
+    parts = (_part(subject, rows, options, where, given_end) for subject in subjects)
+    return run_batches(path, settings, overwrite, parts, conclude)
 
 
 def _rows(options: TextOptions, models: Sequence[NamedModel]) -> list[Row]:
@@ -178,61 +150,32 @@ def _rows(options: TextOptions, models: Sequence[NamedModel]) -> list[Row]:
     return rows
 
 
-def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> RunPart:
-    """The work of measuring a policy."""
+def _part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute, given_end: str | None) -> RunPart:
+    """The work of measuring a model, longest rows first; `given_end` is the end token of the command line, if any."""
+    flags = options.text
+    end_token = flags.end_of_conversation_token
     path = locate_policy(subject.path)
-    tokenizer = load_tokenizer(path, subject.flag, end_token=options.text.end_of_conversation_token)
-    selection, texts = choose_texts(subject, rows, tokenizer, options, sft_examples)
+    if subject.kind == "reward":
+        end_token = given_end or noted_end_token(open_config(path, subject.flag)) or end_token
+    tokenizer = load_tokenizer(path, subject.flag, end_token=end_token)
+    encode: Encode = sft_examples if subject.kind == "policy" else pair_examples
+    selection, texts = choose_texts(subject, rows, tokenizer, options, encode, end_token)
     check_length(path, subject.flag, max(map(len, texts.values())), LONGEST)
-    answers = not options.text.no_rouge
 
     def prepare() -> BatchFunction:
-        with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}"):
-            policy = load_policy(path, tokenizer, options.generation, GREEDY, 0.0, where)
-        if answers:
+        if subject.kind == "reward":
+            with enough_memory(f"{subject.flag}: the GPU's memory does not hold {path}"):
+                classifier = load_trained_scalar(path, subject.flag, where.dtype, tokenizer).to(where.device)
+            warn_of_reward_loss(classifier.config, f"{subject.flag} {path}")
+            return selection.of_batch(partial(score_pairs, ScalarModel(classifier), texts, tokenizer.pad_token_id))
+        policy = load_policy(path, subject.flag, tokenizer, options.generation, GREEDY, 0.0, where)
+        if not flags.no_rouge:
             policy.check_lengths(selection.longest)
-        function = partial(read_and_answer, policy, texts, options.text.all_tokens, answers)
-        return selection.of_batch(function)
+        return selection.of_batch(partial(read_and_answer, policy, texts, flags.all_tokens, not flags.no_rouge))
 
-    response_length = options.generation.max_new_tokens if answers else 0
-    return _part(subject, selection, texts, response_length, options, prepare)
-
-
-def _reward_part(
-    subject: Subject, rows: list[Row], options: TextOptions, where: Compute, given_end: str | None
-) -> RunPart:
-    """The work of measuring a reward model; `given_end` is the end token of the command line, if it names one."""
-    end_token = given_end or noted_end_token(open_config(subject.path, subject.flag))
-    end_token = end_token or options.text.end_of_conversation_token
-    options = options.changed(end_of_conversation_token=end_token)
-    tokenizer = load_tokenizer(subject.path, subject.flag, end_token=end_token)
-    selection, texts = choose_texts(subject, rows, tokenizer, options, pair_examples)
-    check_length(subject.path, subject.flag, max(map(len, texts.values())), LONGEST)
-
-    def prepare() -> BatchFunction:
-        with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}"):
-            classifier = load_trained_scalar(subject.path, subject.flag, where.dtype, tokenizer)
-            warn_of_reward_loss(classifier.config, f"{subject.flag} {subject.path}")
-            model = ScalarModel(classifier.to(where.device))
-        function = partial(score_pairs, model, texts, tokenizer.pad_token_id)
-        return selection.of_batch(function)
-
-    return _part(subject, selection, texts, 0, options, prepare)
-
-
-def _part(
-    subject: Subject,
-    selection: Selection,
-    texts: Mapping[int, SFTExample | PairExample],
-    response_length: int,
-    options: TextOptions,
-    prepare: Callable[[], BatchFunction],
-) -> RunPart:
-    """The work for a model, longest rows first: by the text, or by its prompt with a response of this many tokens."""
-    lengths = []
-    for prompt in selection.examples:
-        text_length = len(texts[prompt.index])
-        lengths.append(max(text_length, len(prompt) + response_length))
+    has_responses = subject.kind == "policy" and not flags.no_rouge
+    response_length = options.generation.max_new_tokens if has_responses else 0
+    lengths = [max(len(texts[prompt.index]), len(prompt) + response_length) for prompt in selection.examples]
     batches = selection.batches(options.generation.batch_size, lengths)
     return RunPart(batches=batches, prepare=prepare, columns={"model": subject.name}, title=subject.name)
 
@@ -241,9 +184,9 @@ def subjects_of(flags: TextFlags) -> list[Subject]:
     """The models, in the order of the flags, a run's by updates. Raises UserError if two share a name."""
     subjects: list[Subject] = []
     for path in flags.model:
-        subjects.append(Subject("policy", model_name(path), path, "--model"))
+        subjects.append(Subject("--model", path, "policy", model_name(path)))
     for path in flags.reward_model:
-        subjects.append(Subject("reward", model_name(path), path, "--reward_model"))
+        subjects.append(Subject("--reward_model", path, "reward", model_name(path)))
     if flags.checkpoints:
         subjects += run_models(flags.checkpoints)
     ((name, count),) = Counter(subject.name for subject in subjects).most_common(1)
@@ -256,12 +199,9 @@ def run_models(folder: Path) -> list[Subject]:
     """The models that a run has saved, by updates; the final one last.
 
     Raises:
-        UserError: there is no run, or it has saved no models yet.
+        UserError: the folder is no run's, or it has saved no models yet.
     """
-    try:
-        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"--checkpoints {folder}: no run of ours, its run.json cannot be read: {error}.") from error
+    record = read_object(folder / "run.json")
     kind: Kind = "reward" if record.get("step") == "reward" else "policy"
     total_updates = record.get("batches", {}).get("total_updates")
 
@@ -272,22 +212,19 @@ def run_models(folder: Path) -> list[Subject]:
             folder_by_update[int(match[1])] = model_folder
     subjects: list[Subject] = []
     for update, model_folder in sorted(folder_by_update.items()):
-        subjects.append(Subject(kind, f"step-{update}", str(_model_in(model_folder)), "--checkpoints", update))
+        path = locate_policy(str(model_folder))
+        subjects.append(Subject("--checkpoints", path, kind, f"step-{update}", update))
 
-    final = _model_in(folder)
-    if (final / "config.json").is_file() or adapter_alone(str(final)) is not None:
+    final = locate_policy(str(folder))
+    if (Path(final) / "config.json").is_file() or adapter_alone(final) is not None:
         subjects = [subject for subject in subjects if subject.update != total_updates]
-        subjects.append(Subject(kind, "final", str(final), "--checkpoints", total_updates))
+        subjects.append(Subject("--checkpoints", final, kind, "final", total_updates))
     if not subjects:
         raise UserError(
-            f"--checkpoints {folder}: the run has kept no models yet. With --save_models 50, training keeps them "
-            "after every 50 updates."
+            f"--checkpoints {folder}: no output folder of a run that has kept models. With --save_models 50, training "
+            "keeps them after every 50 updates."
         )
     return subjects
-
-
-def _model_in(folder: Path) -> Path:
-    return folder / ACTOR if (folder / ACTOR).is_dir() else folder
 
 
 def choose_texts(
@@ -295,20 +232,21 @@ def choose_texts(
     rows: list[Row],
     tokenizer: PreTrainedTokenizerBase,
     options: TextOptions,
-    encode: Callable[..., tuple[list[E], Counter[str]]],
-) -> tuple[Selection, dict[int, E]]:
+    encode: Encode,
+    end_token: str | None,
+) -> tuple[Selection, dict[int, Any]]:
     """The prompts, and for their indices the examples that training makes from their rows with `encode`.
 
-    Rows that are left out are counted and reported.
+    Rows that are left out are counted and reported. Responses end with `end_token`, or EOS if it is None.
 
     Raises:
         UserError: nothing is left.
     """
     warn_of_plain_prompts(rows, tokenizer, options.columns.apply_chat_template)
     limit = options.prompts.max_prompt_len or sys.maxsize
-    end_id = end_token_id(tokenizer, options.text.end_of_conversation_token)
+    end_id = end_token_id(tokenizer, end_token)
     prompts, dropped = prompt_examples(rows, tokenizer, limit, held_out=True)
-    texts: dict[int, E] = {}
+    texts: dict[int, Any] = {}
     for prompt in prompts:
         examples, reasons = encode([prompt.row], tokenizer, options.text.max_seq_len, end_id, held_out=True)
         dropped += reasons

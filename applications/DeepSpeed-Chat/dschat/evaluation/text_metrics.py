@@ -12,7 +12,6 @@ import pandas as pd
 
 from dschat.base.statistics import MeanInterval, bounded_interval, wilson
 from dschat.evaluation.page import NAME, OUTPUT, Report, Table, write_report
-from dschat.evaluation.table import result_table
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
@@ -130,43 +129,44 @@ def write_text_report(policies: Sequence[Result], rewards: Sequence[Result], fol
     """
     tables = []
     if policies:
-        tables.append(_policy_table(result_table(policies)))
+        tables.append(_policy_table(policies))
     if rewards:
-        tables.append(_reward_table(result_table(rewards)))
+        tables.append(_reward_table(rewards))
     content = {"policies": policies, "reward_models": rewards}
     report = Report("", tables, remarks=[REMARK])
     return write_report(folder, NAME, content, report, flag=OUTPUT).rstrip("\n")
 
 
-def _policy_table(policies: pd.DataFrame) -> Table:
-    has_responses = policies["rouge"].map(len).any()
+def _policy_table(policies: Sequence[Result]) -> Table:
+    has_responses = any(policy["rouge"] for policy in policies)
     columns: dict[str, list[object]] = defaultdict(list)
-    for policy in policies.itertuples():
-        columns["texts"].append(policy.rows)
-        columns["tokens"].append(policy.tokens)
-        columns["loss"].append(policy.loss.text(4))
-        columns["perplexity"].append(policy.perplexity.text(2))
+    for policy in policies:
+        columns["texts"].append(policy["rows"])
+        columns["tokens"].append(policy["tokens"])
+        columns["loss"].append(policy["loss"].text(4))
+        columns["perplexity"].append(policy["perplexity"].text(2))
         if has_responses:
             for name, label in ROUGES.items():
-                columns[label].append(policy.rouge[name])
-            columns["length"].append(f"{policy.length:.1f}")
+                columns[label].append(policy["rouge"][name])
+            columns["length"].append(f"{policy['length']:.1f}")
     return _model_table("policy", policies, columns)
 
 
-def _reward_table(rewards: pd.DataFrame) -> Table:
+def _reward_table(rewards: Sequence[Result]) -> Table:
     columns: dict[str, list[object]] = defaultdict(list)
-    for reward in rewards.itertuples():
-        columns["pairs"].append(reward.rows)
-        columns["loss"].append(reward.loss.text(4))
-        columns["accuracy, %"].append(reward.accuracy)
+    for reward in rewards:
+        columns["pairs"].append(reward["rows"])
+        columns["loss"].append(reward["loss"].text(4))
+        columns["accuracy, %"].append(reward["accuracy"])
     return _model_table("reward model", rewards, columns)
 
 
-def _model_table(kind: str, results: pd.DataFrame, columns: Mapping[str, list[object]]) -> Table:
+def _model_table(kind: str, results: Sequence[Result], columns: Mapping[str, list[object]]) -> Table:
     """Table with the models' names before the columns, and with updates where they are known of any model."""
-    all_columns: dict[str, list[object]] = {kind: results["model"].tolist()}
-    if results["update"].notna().any():
-        all_columns["updates"] = results["update"].tolist()
+    all_columns: dict[str, list[object]] = {kind: [result["model"] for result in results]}
+    updates = [result["update"] for result in results]
+    if any(update is not None for update in updates):
+        all_columns["updates"] = updates
     all_columns |= columns
     rows = zip(*all_columns.values(), strict=True)
     return Table(list(all_columns), list(rows))

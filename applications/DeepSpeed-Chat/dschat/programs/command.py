@@ -9,17 +9,8 @@ from dschat.base.errors import UserError
 from dschat.data.examples import PromptExample
 from dschat.data.hub import find_known
 from dschat.evaluation.policy import SamplingPolicy
-from dschat.evaluation.prompts import Answering, Selection, refuse_finished
-from dschat.evaluation.runner import (
-    BatchFunction,
-    Concluded,
-    Entry,
-    RunPart,
-    enough_memory,
-    entry_rows,
-    run_batches,
-    settings_of,
-)
+from dschat.evaluation.prompts import Answering, Selection
+from dschat.evaluation.runner import BatchFunction, Concluded, Entry, RunPart, entry_rows, run_batches, settings_of
 from dschat.programs.blocks import ProgramBlock, program_of
 from dschat.programs.options import ProgramOptions
 from dschat.programs.run import STATUSES, ProgramPool
@@ -33,7 +24,6 @@ def run_programs(options: ProgramOptions) -> str:
         UserError: bad models or data, a machine without a sandbox, a finished file, or an interrupted run with other
             settings.
     """
-    refuse_finished(options)
     flags = options.programs
     pool = ProgramPool(flags.sandbox_level, flags.sandbox_workers, max_tests=flags.max_tests)
     answering = Answering.find(options)
@@ -43,9 +33,7 @@ def run_programs(options: ProgramOptions) -> str:
     temperature = options.responses.temperature_value
 
     def prepare() -> BatchFunction:
-        with enough_memory("--model: the GPU's memory does not hold it"):
-            policy = answering.open_policy(temperature)
-        policy.check_lengths(selection.longest)
+        policy = answering.open_policy(temperature)
         return selection.of_batch(partial(respond_and_run, policy, pool, num_return, flags.program_block))
 
     def conclude(entries: list[Entry]) -> Concluded:

@@ -15,7 +15,6 @@ from dschat.base.statistics import Rate, bootstrap_ratio
 from dschat.data.hub import find_known
 from dschat.evaluation.page import NAME, OUTPUT, Report, Table, write_report
 from dschat.evaluation.responses import FILE
-from dschat.evaluation.table import result_table
 from dschat.programs.options import PassOptions
 
 ALL = "all"
@@ -60,7 +59,7 @@ def pass_rates(files: Sequence[Path], ks: Sequence[int], dataset: str = "") -> p
             for k in ks:
                 row[f"pass@{k}"] = _mean_pass_rate(group, k)
             rows.append(row)
-    return result_table(rows)
+    return pd.DataFrame(rows, dtype=object)  # rates and None stay Python objects
 
 
 def _read_problems(file: Path, dataset: str) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from dschat.data.dialogues import Message, check_dialogue, encode_states
 from dschat.data.rows import check_text, in_words
 from dschat.data.turn_end import turn_end
 from dschat.evaluation.generate_options import TokenSamplerFlags
-from dschat.evaluation.policy import Compute, load_sampler, locate_policy
+from dschat.evaluation.policy import Compute, load_policy, locate_policy
 from dschat.evaluation.runner import (
     LARGER,
     BatchFunction,
@@ -164,11 +164,11 @@ def _open_assistant(
     """A model that writes replies, which end at the end of a turn, too."""
     ends = [turn_end(tokenizer).token_id]
     sampler = TokenSamplerFlags(top_k=0, top_p=options.dialogues.top_p)
-    causal_lm, sampling, sample = load_sampler(
+    policy = load_policy(
         path, flag, tokenizer, options.generation, sampler, options.dialogues.temperature, where, ends
     )
-    longest = position_limit(causal_lm) or trained_length(causal_lm.config)
-    return PolicyAssistant(sample, tokenizer, sampling, longest, may_end=True)
+    longest = position_limit(policy.causal_lm) or trained_length(policy.causal_lm.config)
+    return PolicyAssistant(policy.sampler, tokenizer, policy.sampling, longest, may_end=True)
 
 
 def _open_user(options: GenerateOptions, endpoint: Endpoint | None, where: Compute) -> User:
