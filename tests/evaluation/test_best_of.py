@@ -2,7 +2,6 @@
 """The best of N: estimators against hand arithmetic and counting, files, tables, curves."""
 
 import json
-import math
 import random
 from itertools import combinations
 from statistics import fmean
@@ -96,9 +95,6 @@ def test_a_report_on_several_models(file, tmp_path):
     write_jsonl(other, [row | {"scorer": "rm 34cd"} for row in read_jsonl(other)])
     with pytest.raises(UserError, match="ours-v1.5.jsonl are by rm 12ab, those of .*theirs.jsonl by rm 34cd"):
         best_of_report([file, other], None, tmp_path / "out")
-    write_jsonl(file, [*scored[:-1], scored[-1] | {"scorer": "rm 34cd"}])
-    with pytest.raises(UserError, match="rm 12ab, those of .*ours-v1.5.jsonl:[0-9]+ by rm 34cd"):
-        best_of_report([file], None, tmp_path / "out")
     write_jsonl(file, scored)
     other = write_jsonl(tmp_path / "theirs.jsonl", rows_of({1.0: [[1.0, 2.0, 0.0, 0.0]]}))
     with pytest.raises(UserError, match="theirs.jsonl holds other prompts than .*ours"):
@@ -120,9 +116,7 @@ def test_curves_show_the_mean_over_all_subsets(file, monkeypatch):
     ("change", "message"),
     [
         ({"rewards": [1.0]}, r"m.jsonl:2: 1 rewards, and 4 in the rows before it"),
-        ({"rewards": []}, r"m.jsonl:2: column 'rewards' must be a list of numbers"),
         ({"rewards": [1.0, None, 2.0, 2.0]}, r"m.jsonl:2: column 'rewards' must be a list of numbers"),
-        ({"rewards": [1.0, math.nan, 2.0, 2.0]}, r"m.jsonl:2: rewards must be a finite number"),
         ({"temperature": None}, r"m.jsonl:2: no column 'temperature'"),
         ({"prompt": "other"}, r"ours: the prompts at temperature 0 are not those at 0.5"),
     ],

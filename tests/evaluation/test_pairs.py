@@ -123,11 +123,6 @@ def test_a_row_that_is_no_comparison_is_named(row, words):
         comparison_of(row, "f:3")
 
 
-def test_what_a_row_need_not_say():
-    one = comparison_of(ROW | {"verdict": "A"}, "f:3")
-    assert (one.rater, one.dataset, one.id, one.details) == ("judge", "", pair_id("p", "x", "y"), {})
-
-
 @pytest.mark.parametrize(
     ("files", "names"),
     [

@@ -116,8 +116,6 @@ def test_the_table_of_results_has_the_start_once(two_runs):
     assert [row[:2] for row in rows[:2]] == [["PPO, SFT", "0.300 ± 0.010"], ["MA-PPO, SFT", "0.200"]]
 
 
-
-
 def test_the_highest_of_three_runs_is_set_against_each_other_one(tmp_path):
     runs = {name: make_run(tmp_path / name, gold) for name, gold in [("a", [0, 1]), ("b", [0.8, 0.8]), ("c", [0, 0])]}
     findings = sentences_of(runs)
@@ -143,8 +141,6 @@ def test_scores_are_called_after_their_source(tmp_path):
     for sources in ('{"reward_function": ["m.py:f", "m.py:g"]}', '{"reward_function": ["m.py:f"], "reward_url": "h"}'):
         (folder / "train_config.json").write_text(sources)
         assert names_of({"a": folder}) == ["score"]
-
-
 
 
 def test_the_metric_function_of_the_flags_is_chosen_among_several(tmp_path):

@@ -47,7 +47,7 @@ def interrupted(options, dies, project):
     return flags, whole.result_path.read_bytes(), path
 
 
-@pytest.mark.parametrize(("cut", "batches"), [(0, 3), (1, 4), (40, 4), (700, 4)])
+@pytest.mark.parametrize(("cut", "batches"), [(0, 3), (40, 4)])
 def test_an_interrupted_run_goes_on_and_does_again_what_a_kill_left_of_a_batch(
     cut, batches, interrupted, interrupt, options
 ):
@@ -97,10 +97,7 @@ def test_a_run_that_was_killed_before_its_last_step_loads_no_model(interrupted, 
 @pytest.mark.parametrize(
     "change",
     [
-        {"batch_size": 4},
         {"num_return": 3},
-        {"rollout_engine": "generate"},
-        {"seed": 2},
         {"max_prompt_len": 149},  # none before
         {"reward_model": "run/actor"},
         {"data_path": "hh-rlhf"},

@@ -16,7 +16,6 @@ from dschat.evaluation import generate as scored
 from dschat.evaluation import policy, prompts
 from dschat.evaluation.generate import run_best_of_n, run_inference
 from dschat.evaluation.generate_options import BestOfOptions
-from dschat.evaluation.responses import read_responses
 from factories import BOS, EOS, make_classifier, make_tokenizer, save_folder
 
 
@@ -74,18 +73,12 @@ def test_the_last_line_counts_tokens_and_prompts_that_were_left_out(options):
     assert int(found[1]) + int(found[2]) == 10 and int(found[2]) > 0
 
 
-def test_without_a_reward_model_rows_have_no_reward(run, options, tmp_path, capsys):
-    """The responses are those of a run with scores; a judge reads them like others."""
+def test_without_a_reward_model_rows_have_no_reward(run):
+    """The responses are those of a run with scores."""
     scored_rows = read_jsonl(run(num_samples=6))
     plain_rows = read_jsonl(run(num_samples=6, reward_model=None, overwrite=True))
     for row, other in zip(scored_rows, plain_rows, strict=True):
         assert other == {name: value for name, value in row.items() if name not in ("reward", "scorer")}
-    line = run_inference(options(num_samples=6, reward_model=None, overwrite=True))
-    assert (
-        line.startswith("mean length ") and "(no scores: neither --reward_model nor --reward_function), 6 rows" in line
-    )
-    path = options(num_samples=6).result_path
-    assert [response.reward for response in read_responses(path, "--a")] == [None] * 6
 
 
 FUNCTION = """
@@ -113,10 +106,6 @@ def test_a_function_scores_the_responses(options, project, tmp_path):
     best = options(reward_function=f"{file}:words", num_return=3, **flags)
     run_inference(best)
     assert all(row["reward"] == max(row["rewards"]) for row in read_jsonl(best.result_path))
-    references = options(reward_function=f"{file}:words", ref_scores=True, **flags)
-    run_inference(references)
-    for row in read_jsonl(references.result_path):
-        assert row["rejected_reward"] == float(len(row["prompt"]) + len(row["rejected_response"]))
     for name, words in (("broken", "it must return a number"), ("two", "three arguments"), ("absent", "absent")):
         with pytest.raises(UserError, match=f"--reward_function.*{words}"):
             run_inference(options(reward_function=f"{file}:{name}", **flags))
@@ -126,14 +115,12 @@ def test_a_function_scores_the_responses(options, project, tmp_path):
     ("flags", "message"),
     [
         ({"reward_function": "f.py:f"}, "both score the responses"),
-        ({"reward_model": None, "num_return": 2}, "--num_return 2 keeps the response .* so it needs scores"),
         ({"reward_model": None, "ref_scores": True}, "--ref_scores needs scores"),
         (
             {"reward_model": None, "reward_function": f"{__file__}:plain_reward", "ref_scores": True, "model": None},
             "also needs --model",
         ),
         ({"reward_model": None, "rm_template": True}, "--rm_template says how a reward model reads texts"),
-        ({"reward_model": None, "reward_function": "f"}, "--reward_function f"),
     ],
 )
 def test_what_needs_scores_is_refused_without_them(flags, message, options):
@@ -159,7 +146,6 @@ def test_best_of_n_keeps_the_best(run, project):
         assert best["rewards"][:2] == near(pair["rewards"])
         assert best["rewards"][0] == near(single["reward"])
     assert len({row["rewards"].index(row["reward"]) for row in four}) > 1
-    assert all(len(set(row["rewards"])) > 1 for row in four)
 
 
 def test_reference_scores(options, project, tmp_path):
@@ -212,17 +198,13 @@ def test_conversations_go_through_the_chat_template(run, project, tmp_path):
     assert row["reward"] == near(expected)
 
 
-def test_a_finished_file_is_refused_before_anything_is_read(options, project, monkeypatch, run):
+def test_a_finished_file_is_refused_before_anything_is_read(options, monkeypatch, run):
     path = run(num_samples=2)
     before = path.read_bytes()
     monkeypatch.setattr(prompts, "select_prompts", None)
     with pytest.raises(UserError, match=r"run.jsonl exists, finished.*--overwrite.* --name"):
         run_inference(options(num_samples=2))
     assert path.read_bytes() == before
-    monkeypatch.undo()
-    monkeypatch.setenv("MA_RLHF_DATA", str(project / "data"))
-    other = run(num_samples=2, name="other")
-    assert other == path.with_name("other.jsonl") and other.read_bytes() == path.read_bytes() == before
 
 
 def test_too_little_memory_names_the_flag(options, monkeypatch):

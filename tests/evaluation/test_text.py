@@ -2,7 +2,6 @@
 """Text metrics of whole models: equal to plain transformers row by row, for any batch size, through a kill."""
 
 import json
-import shutil
 import sys
 
 import pytest
@@ -13,8 +12,8 @@ from closeness import near
 from dschat.base.errors import UserError
 from dschat.data.sources import load_source
 from dschat.evaluation import text
-from dschat.evaluation.generate_options import TextFlags, TextOptions
-from dschat.evaluation.text import run_text, subjects_of
+from dschat.evaluation.generate_options import TextOptions
+from dschat.evaluation.text import run_text
 from dschat.models.reward_notes import note_end_token
 from factories import BOS, EOS, hf_score, make_causal_lm, make_classifier, save_folder
 
@@ -93,16 +92,6 @@ def test_responses_are_greedy_and_compared_with_the_data(place, tokenizer):
         assert {"rouge1", "rouge2", "rougeL"} <= set(row)
 
 
-def test_scores_are_those_of_plain_transformers(place, tokenizer):
-    rows = measure(place, reward_model=[str(place / "rm")])
-    classifier = make_classifier("gemma", 3).eval()
-    for row, prompt, *responses in zip(rows, PROMPTS, CHOSEN, REJECTED, strict=True):
-        parts = [[BOS, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]]
-        parts += [tokenizer(response, add_special_tokens=False)["input_ids"] for response in responses]
-        better, worse = (hf_score(classifier, [*parts[0], *part, EOS]) for part in parts[1:])
-        assert (row["chosen_score"], row["rejected_score"]) == near((better, worse))
-
-
 @pytest.mark.parametrize("flag", [None, "z"])
 def test_a_reward_model_is_measured_at_the_token_that_it_was_trained_at(place, tokenizer, flag, caplog):
     """The one of its config.json, unless the flag names another."""
@@ -148,9 +137,6 @@ def test_all_models_of_a_run(place):
     rows = measure(place, checkpoints=run, num_samples=2, no_rouge=True)
     assert [(row["model"], row["update"]) for row in rows[::2]] == [("step-2", 2), ("step-10", 10), ("final", 12)]
     assert len({row["prompt"] for row in rows}) == 2, "the same texts for every model"
-    (run / "run.json").write_text(json.dumps({"step": "reward"}))
-    kinds = {each.kind for each in subjects_of(TextFlags(data="d", output=place, checkpoints=run))}
-    assert kinds == {"reward"}
 
 
 def test_held_out_rows_are_those_of_the_run(place):
@@ -176,9 +162,6 @@ def test_held_out_rows_are_those_of_the_run(place):
         expected = [row.prompt for row in load_source(place / "many.jsonl", None, seed).eval]
         rows = [row["prompt"] for row in measure(place, name, **flags, **own)]
         assert rows == expected * len(own.get("model", [run])) and len(expected) == 3
-    (run / "train_config.json").write_text(json.dumps({"seed": 7, "data_path": ["other.jsonl"]}))
-    rows = measure(place, "all", **flags, checkpoints=run)
-    assert [row["prompt"] for row in rows] == [f"jinx {number}" for number in range(60)]
 
 
 @pytest.fixture
@@ -203,27 +186,20 @@ def run_with_flags(place):
 
 
 def test_texts_are_read_as_the_run_of_the_checkpoints_read_them(place, run_with_flags, caplog):
-    """Unless a flag says otherwise."""
     caplog.set_level("INFO")
     flags = {"data": str(place / "questions.jsonl"), "split": "train", "no_rouge": True}
     alone = {"model": [str(place / "policy1")], "prompt_key": "q", "response_key": "a", "seed": 3}
     expected = measure(place, "alone", max_seq_len=20, end_of_conversation_token="<pad>", **alone, **flags)
     other = measure(place, "other", **alone, **flags)
     assert [row["loss_sum"] for row in expected] != [row["loss_sum"] for row in other]
-    assert max(row["loss_tokens"] for row in other) > max(row["loss_tokens"] for row in expected)
     rows = measure(place, checkpoints=run_with_flags, **flags)
     assert [row["loss_sum"] for row in rows] == [row["loss_sum"] for row in expected]
     assert f"--checkpoints {run_with_flags}: as in that run, --max_seq_len=20 '--end_of_conv" in caplog.text
-    given = {"max_seq_len": 1024, "end_of_conversation_token": "<eos>"}
-    rows = measure(place, "given", checkpoints=run_with_flags, **given, **flags)
-    assert [row["loss_sum"] for row in rows] == [row["loss_sum"] for row in other]
 
 
 def test_a_model_that_learnt_another_format_is_named(place, run_with_flags, tokenizer, caplog):
     save_folder(run_with_flags, make_causal_lm("gpt2", 1), tokenizer)
-    shutil.copytree(run_with_flags, run_with_flags / "copy", ignore=shutil.ignore_patterns("models", "*config.json"))
-    shutil.copy(run_with_flags / "config.json", run_with_flags / "copy")
-    flags = {"model": [str(run_with_flags), str(run_with_flags / "copy")], "no_rouge": True}
+    flags = {"model": [str(run_with_flags)], "no_rouge": True}
     measure(place, "same", end_of_conversation_token="<pad>", **flags)
     assert "its run had" not in caplog.text
     measure(place, "other", **flags)

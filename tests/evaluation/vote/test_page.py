@@ -2,7 +2,6 @@
 """The human page in a real browser: one server, one headless Chromium, a rater of her own for every test."""
 
 import importlib.util
-import os
 import shutil
 import signal
 import socket
@@ -210,15 +209,6 @@ def test_control_c_ends_the_server_with_the_counts_of_every_rater(server):
     counts = [f"{name}: {len(of(server, name))} of 5 voted: {file}" for name in others]
     counts.append(f"{tom}: 5 of 5 voted (kestrel better 0, osprey better 0, equal 3, passed 2): {file}")
     assert tom == "Tom" and output.splitlines()[-len(counts) :] == counts
-
-
-def test_without_gradio_the_extra_is_named(tmp_path):
-    """A folder ahead on the path, in which the import fails as it does where Gradio is not installed."""
-    write_responses(tmp_path, 1)
-    (tmp_path / "gradio.py").write_text("raise ModuleNotFoundError(\"No module named 'gradio'\", name='gradio')\n")
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = run_command(command(tmp_path, "--web"), PYTHONPATH=path)
-    message_of(done, "--web", "pip install 'ma-rlhf[ui]'")
 
 
 def test_a_port_that_is_taken_is_named(tmp_path):

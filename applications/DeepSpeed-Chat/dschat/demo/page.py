@@ -61,7 +61,7 @@ def build(session: Session, task: str) -> Component:
                 "Sampling" if is_chat else "Subreddit, title and sampling", open=not is_chat, render=False
             ),
             additional_outputs=[turns],
-            description=_html(legend_html(numbers=False)),
+            description=_html(legend_html()),
             api_visibility="private",
         )
     return blocks

@@ -81,10 +81,10 @@ def _chart(section: SectionResult) -> Chart:
     for number, look in enumerate((HALF, EQUAL_LENGTH)):
         x = []
         y = []
-        for place, rater in enumerate(section.raters):
+        for position, rater in enumerate(section.raters):
             rate = rater["rates"].half if look is HALF else rater["length_controlled"].rate
             if rate is not None:
-                x.append(place + 0.12 * offset_of(number, 2))
+                x.append(position + 0.12 * offset_of(number, 2))
                 y.append(rate.per_cent)
         lines.append(Curve(x, y, {**ESTIMATE, **look}))
     return Chart(

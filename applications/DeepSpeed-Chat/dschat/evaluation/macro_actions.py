@@ -15,30 +15,11 @@ from typing import Any
 
 from dschat.base.display import pictures
 
-# Tints of the Okabe-Ito colours (fill, edge). Neighbours differ for every common form of colour blindness, and the
-# edge on the left marks the beginning of a macro action without any colour.
-PALETTE = (
-    ("#cfe8f8", "#0072b2"),
-    ("#fbe3b5", "#b37400"),
-    ("#c5ebdd", "#00795a"),
-    ("#f3d7e7", "#a3467b"),
-    ("#f4efb0", "#8a7f00"),
-)
-
+STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
+COLOURS = 5  # the classes ma0 … ma4 of the style sheet
 # Backgrounds of the 256-colour palette for black text; neighbours differ in lightness, too.
 TERMINAL_COLOURS = (153, 223, 115, 182, 229)
 RESET = "\x1b[0m"
-
-
-def _style_sheet() -> str:
-    rules = []
-    for index, (fill, edge) in enumerate(PALETTE):
-        rules.append(f".ma{index} {{ background: {fill}; border-left-color: {edge}; }}")
-    general = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
-    return general + "\n".join(rules)
-
-
-STYLE = _style_sheet()
 
 
 @dataclass(frozen=True)
@@ -77,21 +58,20 @@ def macro_spans(tokens: Iterable[MacroToken]) -> str:
     for number, group in groupby(tokens, key=lambda token: token.macro_action):
         members = list(group)
         inner = "".join(_token_span(token, len(members)) for token in members)
-        kind = f"ma ma{number % len(PALETTE)}" if number >= 0 else "ma-environment"
+        kind = f"ma ma{number % COLOURS}" if number >= 0 else "ma-environment"
         spans.append(f'<span class="{kind}">{inner}</span>')
     return f'<div class="ma-text">{"".join(spans)}</div>'
 
 
-def legend_html(numbers: bool = True) -> str:
-    """HTML of a line that explains the spans; `numbers`: the tokens have values, rewards and advantages."""
+def legend_html() -> str:
+    """HTML of a line that explains the spans."""
     swatches = ""
     for index, word in enumerate(("one", "macro", "action", "each", "colour")):
-        swatches += f'<span class="ma ma{index % len(PALETTE)}">&nbsp;{word}&nbsp;</span>'
-    shown = "its value, reward and advantage" if numbers else "its macro action"
+        swatches += f'<span class="ma ma{index % COLOURS}">&nbsp;{word}&nbsp;</span>'
     return (
         f'<p class="ma-legend">{swatches} A bar and a new colour begin a macro action; the colours repeat.'
         ' <span class="nl"></span> is a line break, <span class="tk-empty"></span> a token without text of its own.'
-        f" Hover over a token for {shown}.</p>"
+        " Hover over a token for its macro action and what is known of it.</p>"
     )
 
 

@@ -81,7 +81,6 @@ class Section:
     remark: str = ""  # how to read the figures
     figures: Sequence[Figure] = ()
     examples: Sequence[Example] = ()
-    numbers: bool = True  # whether the tokens of the examples have values, rewards and advantages
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ class Report:
         return template.render(
             report=self,
             style=Markup(STYLE),
-            legend=lambda numbers: Markup(legend_html(numbers)),
+            legend=Markup(legend_html()),
             spans=lambda tokens: Markup(macro_spans(tokens)),
         )
 
@@ -193,7 +192,12 @@ def write_report(
         if text:
             write_file(folder / f"{name}.md", text)
         if draw is not None:
-            write_picture(folder / f"{name}.png", draw)
+            file = folder / f"{name}.png"
+            picture = drawn(draw, str(file))
+            if picture:
+                write_file(file, picture)
+            else:  # the numbers of an earlier report were others
+                file.unlink(missing_ok=True)
     return text
 
 
@@ -206,12 +210,3 @@ def drawn(draw: Callable[[], bytes], name: str) -> bytes:
             "%s could not be drawn (%s: %s). The numbers are complete without it.", name, type(error).__name__, error
         )
         return b""
-
-
-def write_picture(file: Path, draw: Callable[[], bytes]) -> None:
-    """Write a PNG; if it cannot be drawn, remove that of an earlier report, whose numbers were others."""
-    picture = drawn(draw, str(file))
-    if picture:
-        write_file(file, picture)
-    else:
-        file.unlink(missing_ok=True)

@@ -53,21 +53,9 @@ class PanelFlags:
 
 
 def _groups_of_conditions() -> dict[str, type]:
-    """Condition → its group of flags, but for groups whose flags `PanelFlags` declares.
-
-    Raises:
-        ValueError: `PanelFlags` declares some of a group's flags, so that the others would be missing.
-    """
+    """Condition → its group of flags, but for groups whose flags `PanelFlags` declares."""
     declared = flags_of(PanelFlags).keys()
-    independent: dict[str, type] = {}
-    for name, group in groups_of_conditions().items():
-        missing = flags_of(group).keys() - declared
-        if not missing:
-            continue
-        if len(missing) < len(flags_of(group)):
-            raise ValueError(f"PanelFlags lacks {', '.join(sorted(missing))} of the condition {name}")
-        independent[name] = group
-    return independent
+    return {name: group for name, group in groups_of_conditions().items() if not flags_of(group).keys() <= declared}
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -102,9 +90,5 @@ class MacroActionsOptions(Config):
         """The flags of a condition that have one value for all panels."""
         if condition not in CONDITIONS:
             return {}
-        values = self.flat()
-        names = []
-        for name in flags_of(CONDITIONS[condition].flags):
-            if name not in PANEL_AXES:
-                names.append(name)
-        return {name: values[name] for name in names}
+        names = flags_of(CONDITIONS[condition].flags).keys() - PANEL_AXES
+        return {name: value for name, value in self.flat().items() if name in names}

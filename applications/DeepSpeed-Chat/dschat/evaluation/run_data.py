@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output folders of training runs as a report reads them: a RunLog of any step, a RunData of step 3 with samples."""
+"""Output folders of training runs as a report reads them, and the samples of runs of step 3."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,11 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class RunLog:
-    """One run of any step. The tables have a row per logged update and the metrics' names as columns."""
+class RunData:
+    """One run of any step. The tables have a row per logged update and the metrics' names as columns.
+
+    `first` and `last` are evaluations of step 3 with their samples, read when they are asked for; see `lack`.
+    """
 
     name: str  # as the report shows it
     folder: Path
@@ -108,6 +112,20 @@ class RunLog:
                 return f"samples/{file.name} is missing"
         return ""
 
+    @cached_property
+    def first(self) -> HeldOut:
+        """The first evaluation, of the SFT model."""
+        return self._held_out("SFT", 0)
+
+    @cached_property
+    def last(self) -> HeldOut:
+        """The last evaluation, of the trained model."""
+        return self._held_out(self.name, -1)
+
+    def _held_out(self, model: str, index: int) -> HeldOut:
+        row = self.evals.iloc[index].to_dict()
+        return HeldOut(model, row, _read_samples(self.folder, row["update"], self.metric))
+
     def largest(self, key: str) -> float:
         """Largest value of a number in every row: update, samples (responses) or seconds so far."""
         rows = pd.concat([self.train, self.evals])
@@ -121,14 +139,6 @@ class RunLog:
         return float(tail.mean()) if len(tail) else math.nan
 
 
-@dataclass(frozen=True)
-class RunData(RunLog):
-    """One run of step 3 with the samples of its evaluations."""
-
-    first: HeldOut  # the first evaluation, of the SFT model
-    last: HeldOut  # the last evaluation, of the trained model
-
-
 def column_of(rows: pd.DataFrame, key: str) -> Numbers:
     """Column of a table of metrics, (N,) float64; NaN if it was not logged."""
     if key not in rows:
@@ -136,7 +146,7 @@ def column_of(rows: pd.DataFrame, key: str) -> Numbers:
     return rows[key].to_numpy(dtype=np.float64)
 
 
-def read_log(name: str, folder: Path) -> RunLog:
+def read_log(name: str, folder: Path) -> RunData:
     """Read the output folder of a run of any step. Raises UserError if a file is missing or malformed."""
     record = read_object(folder / "run.json")
     step = record.get("step")
@@ -149,28 +159,19 @@ def read_log(name: str, folder: Path) -> RunLog:
         is_evaluation = any(key.startswith("eval/") for key in row)
         (eval_rows if is_evaluation else train_rows).append(row)
     finished = record.get("finished") is True
-    return RunLog(name, folder, step, finished, config, _by_update(train_rows), _by_update(eval_rows))
+    return RunData(name, folder, step, finished, config, _by_update(train_rows), _by_update(eval_rows))
 
 
 def read_run(name: str, folder: Path) -> RunData:
-    """Read the output folder of a run of step 3 with its samples.
+    """Read the output folder of a run of step 3 that has samples before and after training.
 
     Raises:
         UserError: a file is missing or malformed, or there is no evaluation after the first.
     """
-    return with_samples(read_log(name, folder))
-
-
-def with_samples(log: RunLog) -> RunData:
-    """Add the samples of the first and the last evaluation. Raises UserError if a run lacks them."""
-    if log.lack:
-        raise UserError(f"{log.folder}: {log.lack}.")
-    evaluations = []
-    for model, index in (("SFT", 0), (log.name, -1)):
-        row = log.evals.iloc[index].to_dict()
-        samples = _read_samples(log.folder, row["update"], log.metric)
-        evaluations.append(HeldOut(model, row, samples))
-    return RunData(**vars(log), first=evaluations[0], last=evaluations[1])
+    run = read_log(name, folder)
+    if run.lack:
+        raise UserError(f"{folder}: {run.lack}.")
+    return run
 
 
 def samples_file(folder: Path, update: float) -> Path:

@@ -38,7 +38,7 @@ from dschat.evaluation.page import (
     write_report,
 )
 from dschat.evaluation.responses import model_names
-from dschat.evaluation.run_data import METRICS, RunData, RunLog, column_of, read_log, with_samples
+from dschat.evaluation.run_data import METRICS, RunData, column_of, read_log
 from dschat.settings.rewards import SCORE_SOURCES, SIMULATED_USER
 
 Runs = Sequence[RunData]  # not empty
@@ -122,11 +122,10 @@ def build_report(
     details: list[Details] = []
     sample_sections: list[Section] = []
     if step == "ppo" and not lacks:
-        data = list(map(with_samples, logs))
-        labels = labels_of(data)
-        lead = headline(data, labels)
-        sample_sections.append(_examples(data, labels))
-        details = _comparisons(data, labels)
+        labels = labels_of(logs)
+        lead = headline(logs, labels)
+        sample_sections.append(_examples(logs, labels))
+        details = _comparisons(logs, labels)
     details.append(Details("All evaluations", [evaluation_table(logs)], [BEST_REMARK]))
     if notes:
         details.append(Details("Notes", sentences=notes))
@@ -158,7 +157,7 @@ def runs_report(paths: Sequence[Path], output_dir: Path) -> str:
     return build_report(runs, output_dir, title=f"Runs: {', '.join(names)}").text().rstrip("\n")
 
 
-def _step_of(logs: Sequence[RunLog]) -> str:
+def _step_of(logs: Runs) -> str:
     """The step of all runs. Raises UserError if they differ."""
     first = logs[0]
     for log in logs:
@@ -202,7 +201,7 @@ def _score_label(run: RunData) -> str:
 # -- tables
 
 
-def results_table(logs: Sequence[RunLog], labels: Labels) -> Table:
+def results_table(logs: Runs, labels: Labels) -> Table:
     """The first evaluation, once if it is the same in every run, and the last one of each run.
 
     The score is the first one of `labels`, if there are any.
@@ -228,11 +227,11 @@ def results_table(logs: Sequence[RunLog], labels: Labels) -> Table:
     return Table(["model", *(header for _, header, _, _ in columns)], starts + ends, "results")
 
 
-def _flag_table(logs: Sequence[RunLog], rows: Sequence[Sequence[str]]) -> Table:
+def _flag_table(logs: Runs, rows: Sequence[Sequence[str]]) -> Table:
     return Table(["flag", *(log.name for log in logs)], rows, "settings")
 
 
-def flag_rows(runs: Sequence[RunLog]) -> tuple[list[list[str]], list[list[str]]]:
+def flag_rows(runs: Runs) -> tuple[list[list[str]], list[list[str]]]:
     """Flags with their value in each run: those that differ, and those that are equal."""
     flags: set[str] = set()
     for run in runs:
@@ -246,13 +245,13 @@ def flag_rows(runs: Sequence[RunLog]) -> tuple[list[list[str]], list[list[str]]]
     return different, equal
 
 
-def _flag_text(run: RunLog, flag: str) -> str:
+def _flag_text(run: RunData, flag: str) -> str:
     if flag not in run.config:
         return NONE
     return json.dumps(run.config[flag], ensure_ascii=False)
 
 
-def evaluation_table(logs: Sequence[RunLog]) -> Table:
+def evaluation_table(logs: Runs) -> Table:
     """The first, the best and the last evaluation of each run, each number with its standard error."""
     metrics = [log.metric for log in logs if log.metric is not None]
     logged = [name for name in EVALUATED if any(f"eval/{name}" in log.evals for log in logs)]
@@ -268,7 +267,7 @@ def evaluation_table(logs: Sequence[RunLog]) -> Table:
     return Table(["run", "evaluation", "update", *names], rows, "evaluations")
 
 
-def _evaluations(log: RunLog) -> dict[str, dict[str, float]]:
+def _evaluations(log: RunData) -> dict[str, dict[str, float]]:
     """The rows of a run's first, best and last evaluation; one that is two of them counts as the last of these."""
     last = len(log.evals) - 1
     if last < 0:
@@ -299,7 +298,7 @@ def _training_table(runs: Runs) -> Table:
     return Table(TRAINING_HEADERS, rows, "training")
 
 
-def _numbers(logs: Sequence[RunLog]) -> dict[str, Any]:
+def _numbers(logs: Runs) -> dict[str, Any]:
     """Content of report.json."""
     runs = []
     for log in logs:
@@ -382,7 +381,7 @@ def _comparison(best: RunData, other: RunData, name: str, label: str) -> str:
 # -- parts of the page
 
 
-def _curves(runs: Sequence[RunLog], labels: Labels) -> Section:
+def _curves(runs: Runs, labels: Labels) -> Section:
     title = "Learning curves"
     charts = run_charts(runs, labels)
     if not charts:
@@ -395,7 +394,7 @@ def _curves(runs: Sequence[RunLog], labels: Labels) -> Section:
     return Section(title, remark=READING, figures=figures)
 
 
-def run_charts(runs: Sequence[RunLog], labels: Labels) -> list[Chart]:
+def run_charts(runs: Runs, labels: Labels) -> list[Chart]:
     """Charts in reading order of what any run has logged; the metric function's first, if `labels` name it."""
     rows = []
     for name, label in labels.items():
@@ -412,7 +411,7 @@ def run_charts(runs: Sequence[RunLog], labels: Labels) -> list[Chart]:
     return charts
 
 
-def _chart(runs: Sequence[RunLog], title: str, axis: str, train_key: str, eval_key: str, legend: bool) -> Chart:
+def _chart(runs: Runs, title: str, axis: str, train_key: str, eval_key: str, legend: bool) -> Chart:
     lines = []
     starts = set()
     for number, run in enumerate(runs):

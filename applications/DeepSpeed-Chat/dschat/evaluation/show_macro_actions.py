@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows where termination conditions cut responses: `dschat macro-actions --help`."""
 
-import dataclasses
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -28,52 +26,45 @@ from macro_actions.segments import segment
 from macro_actions.types import Rollout, Trajectory, select_rows
 
 
-@dataclasses.dataclass(frozen=True)
-class Shown:
-    """A response under several conditions: its prompt, and a panel for each."""
-
-    prompt: str
-    panels: list[MacroPanel]
-
-
 def run(options: MacroActionsOptions) -> str:
     """Cuts and shows."""
-    shown = cut_all(options)
+    examples = cut_all(options)
     in_colour = sys.stdout.isatty() or options.panels.colour
-    for number, item in enumerate(shown, start=1):
-        print(_terminal(item, number, len(shown), in_colour))
-    if options.panels.html is None:
+    for example in examples:
+        print(_terminal(example, len(examples), in_colour))
+    page = options.panels.html
+    if page is None:
         return ""
-    write_page(options.panels.html, shown, options.panels.model)
-    return f"page: {options.panels.html}"
+    section = Section(examples=examples)
+    report = Report("Macro actions", about=[f"Tokens of {options.panels.model}"], sections=[section])
+    with reporting(f"--html {page}"):
+        write_file(page, report.html())
+    return f"page: {page}"
 
 
-def cut_all(options: MacroActionsOptions) -> list[Shown]:
+def cut_all(options: MacroActionsOptions) -> list[Example]:
     """Every response under every condition; raises UserError if a flag, file, model or parser cannot be used."""
-    titled: list[tuple[str, TerminationFlags]] = []
-    for name in options.panels.termination_condition:
-        titled += _titled_flags(name, options)
-    for _, flags in titled:
-        flags.check_termination()
+    flags_of_panels = _flags_of_panels(options)
     texts = _texts(options)
     tokenizer = load_tokenizer(options.panels.model, "--model")
     conditions = []
-    for _, flags in titled:
+    for flags in flags_of_panels:
         conditions.append(TerminationCondition(flags, tokenizer, tokenizer.eos_token_id, options.panels.seed))
 
-    trajectory = _trajectory(options, texts, tokenizer)
-    shown = []
+    trajectory = _trajectory(options, flags_of_panels, texts, tokenizer)
     words_of_response = []
-    for (prompt, _), token_ids in zip(texts, trajectory.rollout.response_rows(), strict=True):
-        shown.append(Shown(prompt, []))
+    for token_ids in trajectory.rollout.response_rows():
         words_of_response.append(token_texts(token_ids, tokenizer))
-
-    for (title, _), condition in zip(titled, conditions, strict=True):
+    panels: list[list[MacroPanel]] = [[] for _ in texts]
+    for flags, condition in zip(flags_of_panels, conditions, strict=True):
         macro_actions = segment(condition(trajectory, 0).ends, trajectory.response_mask)
         for row, words in enumerate(words_of_response):
             numbers = macro_actions.index[row, : len(words)].tolist()
-            shown[row].panels.append(_panel(title, words, numbers))
-    return shown
+            panels[row].append(_panel(flags.title, words, numbers))
+    examples = []
+    for number, (prompt, _) in enumerate(texts, start=1):
+        examples.append(Example(f"Response {number}", prompt, panels[number - 1]))
+    return examples
 
 
 def _panel(title: str, words: Sequence[str], numbers: Sequence[int]) -> MacroPanel:
@@ -86,49 +77,29 @@ def _panel(title: str, words: Sequence[str], numbers: Sequence[int]) -> MacroPan
     return MacroPanel(title, tokens, f"{count} macro actions, {mean_length:.1f} tokens each")
 
 
-def write_page(file: Path, shown: Sequence[Shown], model: str) -> None:
-    """Writes the HTML page; raises UserError if it cannot."""
-    examples = []
-    for number, item in enumerate(shown, start=1):
-        examples.append(Example(f"Response {number}", item.prompt, item.panels))
-    section = Section(examples=examples, numbers=False)
-    report = Report("Macro actions", about=[f"Tokens of {model}"], sections=[section])
-    with reporting(f"--html {file}"):
-        write_file(file, report.html())
-
-
-def _titled_flags(condition: str, options: MacroActionsOptions) -> list[tuple[str, TerminationFlags]]:
-    """The title and the flags of each panel: `fixed` once per length, `parsing` once per parser."""
-    common = {
-        "termination_condition": condition,
-        "isolate_last_token": options.panels.isolate_last_token,
-        **options.values_of(condition),
-    }
-    if condition == "fixed":
-        panels = [common | {"ngram": length} for length in options.panels.ngram]
-    elif condition == "parsing":
-        panels = [common | parser for parser in _parsers(options)]
-    else:
-        panels = [common]
-    titled = []
-    for values in panels:
-        flags = termination_of(**values)
-        titled.append((flags.title, flags))
-    return titled
-
-
-def _parsers(options: MacroActionsOptions) -> list[dict[str, str | None]]:
-    """The flags of each parser: its name and its model, where - stands for its default model."""
-    models = options.panels.parser_model or ["-"] * len(options.panels.parser)
-    if len(models) != len(options.panels.parser):
-        raise UserError(
-            f"--parser_model: give one for each of {len(options.panels.parser)} parsers; - is a parser's default."
-        )
-    pairs = zip(options.panels.parser, models, strict=True)
-    changes: list[dict[str, str | None]] = []
-    for name, model in pairs:
-        changes.append({"parser": name, "parser_model": None if model == "-" else model})
-    return changes
+def _flags_of_panels(options: MacroActionsOptions) -> list[TerminationFlags]:
+    """The checked flags of each panel: `fixed` has one per length, `parsing` one per parser."""
+    panels = options.panels
+    flags_of_panels = []
+    for condition in panels.termination_condition:
+        variants: list[dict[str, object]] = [{}]
+        if condition == "fixed":
+            variants = [{"ngram": length} for length in panels.ngram]
+        elif condition == "parsing":
+            models = panels.parser_model or ["-"] * len(panels.parser)
+            if len(models) != len(panels.parser):
+                raise UserError(
+                    f"--parser_model: give one for each of {len(panels.parser)} parsers; - is a parser's default."
+                )
+            variants = []
+            for name, model in zip(panels.parser, models, strict=True):
+                variants.append({"parser": name, "parser_model": None if model == "-" else model})
+        common = options.values_of(condition) | {"isolate_last_token": panels.isolate_last_token}
+        for variant in variants:
+            flags = termination_of(termination_condition=condition, **common, **variant)
+            flags.check_termination()
+            flags_of_panels.append(flags)
+    return flags_of_panels
 
 
 def _texts(options: MacroActionsOptions) -> list[tuple[str, str]]:
@@ -146,7 +117,10 @@ def _texts(options: MacroActionsOptions) -> list[tuple[str, str]]:
 
 
 def _trajectory(
-    options: MacroActionsOptions, texts: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase
+    options: MacroActionsOptions,
+    flags_of_panels: Sequence[TerminationFlags],
+    texts: Sequence[tuple[str, str]],
+    tokenizer: PreTrainedTokenizerBase,
 ) -> Trajectory:
     """The responses, each with its EOS, as a trajectory; log-probs only where a condition reads them."""
     prompt_rows = []
@@ -173,8 +147,7 @@ def _trajectory(
 
     zeros = torch.zeros(response_mask.shape)
     logprobs = zeros
-    names = options.panels.termination_condition
-    if any(termination_of(termination_condition=name).reads_logprobs for name in names):
+    if any(flags.reads_logprobs for flags in flags_of_panels):
         logprobs = _logprobs(options, rollout, tokenizer)
     return Trajectory(rollout, logprobs, logprobs, zeros, torch.zeros(count))
 
@@ -197,9 +170,9 @@ def _logprobs(options: MacroActionsOptions, rollout: Rollout, tokenizer: PreTrai
     return torch.where(rollout.response_mask, torch.cat(logprobs_by_row), 0.0)
 
 
-def _terminal(item: Shown, number: int, total: int, colour: bool) -> str:
-    text = f"── response {number} of {total}\n"
-    for panel in item.panels:
+def _terminal(example: Example, total: int, colour: bool) -> str:
+    text = f"── {example.title.lower()} of {total}\n"
+    for panel in example.panels:
         response = macro_text(panel.tokens, colour)
         text += f"\n{panel.title}: {panel.caption}\n{response}\n"
     return text

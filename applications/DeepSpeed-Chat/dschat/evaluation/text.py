@@ -175,7 +175,9 @@ def _part(subject: Subject, rows: list[Row], options: TextOptions, where: Comput
 
     has_responses = subject.kind == "policy" and not flags.no_rouge
     response_length = options.generation.max_new_tokens if has_responses else 0
-    lengths = [max(len(texts[prompt.index]), len(prompt) + response_length) for prompt in selection.examples]
+    lengths = []
+    for prompt in selection.examples:
+        lengths.append(max(len(texts[prompt.index]), len(prompt) + response_length))
     batches = selection.batches(options.generation.batch_size, lengths)
     return RunPart(batches=batches, prepare=prepare, columns={"model": subject.name}, title=subject.name)
 

@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
-
-import pandas as pd
 
 from dschat.base.statistics import MeanInterval, bounded_interval, wilson
 from dschat.evaluation.page import NAME, OUTPUT, Report, Table, write_report
@@ -52,31 +51,32 @@ def policy_result(rows: Sequence[Row]) -> Result:
         per token), `rouge` (name → mean) and `length` (mean tokens of a response; None without responses), and
         `perplexity`. Intervals are of 95 % over texts; there is none where a loss is not finite.
     """
-    table = pd.DataFrame(rows)
-    loss_sums = list(map(float, table["loss_sum"]))
-    loss_tokens = list(map(int, table["loss_tokens"]))
-    token_count = sum(loss_tokens)
-    total = sum(loss_sums)
-    if math.isfinite(total):
-        loss = bounded_interval(loss_sums, loss_tokens)
-    else:
-        loss = MeanInterval(total / token_count)
+    token_counts = [int(row["loss_tokens"]) for row in rows]
+    loss = _mean_loss([float(row["loss_sum"]) for row in rows], token_counts)
     rouges = {}
     length = None
-    if "rouge1" in table:
-        ones = [1] * len(table)
-        rouges = {name: bounded_interval(table[name], ones) for name in ROUGES}
-        length = sum(table["response_tokens"]) / len(table)
+    if "rouge1" in rows[0]:
+        ones = [1] * len(rows)
+        rouges = {name: bounded_interval([row[name] for row in rows], ones) for name in ROUGES}
+        length = fmean(row["response_tokens"] for row in rows)
     return {
         "model": rows[0]["model"],
         "update": rows[0]["update"],
-        "rows": len(table),
-        "tokens": token_count,
+        "rows": len(rows),
+        "tokens": sum(token_counts),
         "loss": loss,
         "rouge": rouges,
         "length": length,
         "perplexity": _perplexity(loss),
     }
+
+
+def _mean_loss(sums: Sequence[float], counts: Sequence[int]) -> MeanInterval:
+    """Mean of a loss, from its sum over each text and the number of its values; no interval if one is not finite."""
+    total = sum(sums)
+    if not math.isfinite(total):
+        return MeanInterval(total / sum(counts))
+    return bounded_interval(sums, counts)
 
 
 def _perplexity(loss: MeanInterval) -> MeanInterval:
@@ -96,21 +96,14 @@ def reward_result(rows: Sequence[Row]) -> Result:
         `model`, `update`, number of `rows`, `loss`: mean of −log σ(chosen − rejected), and `accuracy`: share of pairs
         whose chosen response has the higher score.
     """
-    table = pd.DataFrame(rows)
-    margins = list(map(float, table["chosen_score"] - table["rejected_score"]))
+    margins = [float(row["chosen_score"]) - float(row["rejected_score"]) for row in rows]
     losses = [_softplus(-margin) for margin in margins]
-    total = sum(losses)
-    if math.isfinite(total):
-        loss = bounded_interval(losses, [1] * len(losses))
-    else:
-        loss = MeanInterval(total / len(losses))
-    accuracy = wilson(sum(margin > 0 for margin in margins), len(margins))
     return {
         "model": rows[0]["model"],
         "update": rows[0]["update"],
-        "rows": len(table),
-        "loss": loss,
-        "accuracy": accuracy,
+        "rows": len(rows),
+        "loss": _mean_loss(losses, [1] * len(losses)),
+        "accuracy": wilson(sum(margin > 0 for margin in margins), len(margins)),
     }
 
 

@@ -3,9 +3,10 @@
 
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import file_hash
@@ -73,18 +74,26 @@ def runs_behind(path: str) -> list[Path]:
 
 def with_flags_of_run(options: TextOptions, run: Path) -> TextOptions:
     """Options that read texts as a run did: with its values of the TEXT_FLAGS that the command line does not give."""
-    run_flags = read_object(run / FLAGS_FILE)
-    current = options.flat()
     changes = {}
-    for name in TEXT_FLAGS:
-        is_given = name in options.arguments
-        if name in run_flags and not is_given and run_flags[name] != current[name]:
-            changes[name] = run_flags[name]
+    for name, value in _other_flags(run, TEXT_FLAGS, options).items():
+        if name not in options.arguments:
+            changes[name] = value
     if not changes:
         return options
     words = [f"--{name}={as_text(value)}" for name, value in changes.items()]
     logger.info("--checkpoints %s: as in that run, %s", run, shlex.join(words))
     return options.changed(**changes)
+
+
+def _other_flags(run: Path, names: Iterable[str], options: TextOptions) -> dict[str, Any]:
+    """Flags of a run, among these, whose values are not those of the options."""
+    run_flags = read_object(run / FLAGS_FILE)
+    current = options.flat()
+    others = {}
+    for name in names:
+        if run_flags.get(name, current[name]) != current[name]:
+            others[name] = run_flags[name]
+    return others
 
 
 def warn_of_formats(options: TextOptions, models: Sequence[NamedModel], given_end: str | None) -> None:
@@ -99,21 +108,19 @@ def warn_of_formats(options: TextOptions, models: Sequence[NamedModel], given_en
             model_of_run.setdefault(run.resolve(), model)
     current = options.flat()
     for run, model in model_of_run.items():
-        run_flags = read_object(run / FLAGS_FILE)
-        for name in FORMAT_FLAGS:
+        for name, value in _other_flags(run, FORMAT_FLAGS, options).items():
             if name == END_TOKEN and model.flag == "--reward_model" and given_end is None:
                 continue
-            if name in run_flags and run_flags[name] != current[name]:
-                logger.warning(
-                    "%s %s: its run had --%s %s, and this measurement has %s: the texts are not those of training. "
-                    "Give the same --%s.",
-                    model.flag,
-                    model.path,
-                    name,
-                    run_flags[name],
-                    current[name],
-                    name,
-                )
+            logger.warning(
+                "%s %s: its run had --%s %s, and this measurement has %s: the texts are not those of training. "
+                "Give the same --%s.",
+                model.flag,
+                model.path,
+                name,
+                value,
+                current[name],
+                name,
+            )
 
 
 def measured_rows(
@@ -209,15 +216,14 @@ def _has_split(run: Path, data: str, hashes: set[str]) -> bool:
 
     It did not if the files are a part of a folder with evaluation rows of its own.
     """
-    paths = read_object(run / FLAGS_FILE).get("data_path")
-    record = read_object(run / RECORD_FILE).get("data")
-    files = record.get("sha256") if isinstance(record, dict) else None
-    sources = record.get("sources") if isinstance(record, dict) else None
-    for number, path in enumerate(paths if isinstance(paths, list) else ()):
+    paths = read_object(run / FLAGS_FILE).get("data_path") or []
+    record = read_object(run / RECORD_FILE).get("data") or {}
+    sources = record.get("sources")
+    for number, path in enumerate(paths):
         if sources and sources[number]["rows"]["eval"] is not None:
             continue
         own_hashes = set()
-        for file, content in (files or {}).items():
+        for file, content in record.get("sha256", {}).items():
             if Path(path) in (Path(file), *Path(file).parents):
                 own_hashes.add(content)
         if _is_same_source(data, path) or not hashes.isdisjoint(own_hashes):

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def _read_verdicts(file: Path) -> list[Vote]:
 def _vote(comparison: Comparison, file: Path, occurrences: Counter[tuple[str, ...]], **columns: Any) -> Vote:
     """The vote of a comparison in a file, whose earlier votes `occurrences` counts by their texts and rater."""
     vote = vars(comparison) | columns
-    key = tuple(vote[name] for name in (*ITEM[:3], *RATER))
+    key = itemgetter(*ITEM[:3], *RATER)(vote)
     vote |= {"file": file, "occurrence": occurrences[key]}
     occurrences[key] += 1
     return vote
@@ -158,7 +159,7 @@ def _compare_rewards(files: Sequence[Path], margin: float) -> list[Vote]:
             comparison = compared(pair, verdict, "reward", REWARD_MODEL, models, "", {})
             rewards = {"reward_a": reward_a, "reward_b": reward_b}
             vote = _vote(comparison, file_a, occurrences, orders=(), aspects={}, **rewards)
-            votes.setdefault(tuple(vote[name] for name in (*ITEM, *RATER)), vote)
+            votes.setdefault(itemgetter(*ITEM, *RATER)(vote), vote)
     return list(votes.values())
 
 
@@ -258,7 +259,10 @@ def exchange_models(vote: Vote) -> Vote:
             exchanged[f"{name}_a"] = vote[f"{name}_b"]
             exchanged[f"{name}_b"] = vote[f"{name}_a"]
     exchanged["verdict"] = mirrored(vote["verdict"])
-    exchanged["orders"] = tuple((OTHER_SIDE[first], mirrored(verdict)) for first, verdict in vote["orders"])
+    orders: list[Order] = []
+    for first, verdict in vote["orders"]:
+        orders.append((OTHER_SIDE[first], mirrored(verdict)))
+    exchanged["orders"] = tuple(orders)
     exchanged["aspects"] = {name: mirrored(verdict) for name, verdict in vote["aspects"].items()}
     return exchanged
 

@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable
 
 from dschat.base.display import for_reading, wrapped
 from dschat.data.hub import compared_set
@@ -28,8 +27,7 @@ def vote(options: VoteOptions) -> str:
         return _vote_in_browser(study, flags.rater or "", flags.port)
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
     rater = flags.rater or os.environ.get("USER", "rater")
-    rating = TerminalRating(study.session(rater), input, print)
-    rating.run()
+    TerminalRating(study.session(rater)).run()
     return ""
 
 
@@ -46,41 +44,37 @@ def _vote_in_browser(study: Study, rater: str, port: int | None) -> str:
     page.close(verbose=False)
     summaries = []
     for name in study.raters():
-        session = study.session(name)
-        summaries.append(session.summary())
+        summaries.append(study.session(name).summary())
     return "\n".join(summaries)
 
 
 class TerminalRating:
     """Asks a rater until all items have a vote, the rater quits or the input ends."""
 
-    def __init__(self, session: HumanSession, ask: Callable[[str], str], say: Callable[[str], None]) -> None:
-        """Prepares a session in a terminal; EOFError of `ask`, or Ctrl-C, ends it."""
+    def __init__(self, session: HumanSession) -> None:
         self._session = session
-        self._ask = ask
-        self._say = say
         self._comment = ""
 
     def run(self) -> None:
         """Ask about item after item; a vote is saved before the next. Raises UserError if it cannot be saved."""
-        self._say(self._guidelines())
+        print(self._guidelines())
         view: RaterView | None = self._session.view()
         try:
             while view is not None and view.item is not None:
                 self._show(view, view.item)
                 view = self._answer(view, view.item)
         except (EOFError, KeyboardInterrupt):
-            self._say("")
-        self._say(self._session.summary())
+            print()
+        print(self._session.summary())
 
     def _answer(self, view: RaterView, item: ShownPair) -> RaterView | None:
         """Handle keys until the screen changes; returns the next screen, or None to quit."""
         while True:
-            word, _, rest = self._ask("> ").strip().partition(" ")
+            word, _, rest = input("> ").strip().partition(" ")
             key = word.lower()
             if key in CHOICES and not rest:
                 if not self._session.vote(item.pair.id, key, self._comment):
-                    self._say("You have voted on this one already, elsewhere; that vote stays.")
+                    print("You have voted on this one already, elsewhere; that vote stays.")
                 self._comment = ""
                 return self._session.view()
             if key == "q":
@@ -89,29 +83,29 @@ class TerminalRating:
                 undone_vote = self._session.undo(view.last) if view.last is not None else None
                 if undone_vote is not None:
                     self._comment = str(undone_vote.details.get("comment") or "")
-                    self._say("Taken back; this was your last vote:")
+                    print("Taken back; this was your last vote:")
                     return self._session.view(undone_vote.id)
-                self._say("There is no vote to take back.")
+                print("There is no vote to take back.")
             elif key == "c":
                 question = "Comment (kept with your vote; empty removes it): "
-                self._comment = rest.strip() or self._ask(question).strip()
-                self._say("Comment noted; now vote." if self._comment else "No comment.")
+                self._comment = rest.strip() or input(question).strip()
+                print("Comment noted; now vote." if self._comment else "No comment.")
             elif key == "?":
-                self._say(self._guidelines())
+                print(self._guidelines())
             else:
-                self._say(f"Type one of the keys, then Enter. {KEYS}")
+                print(f"Type one of the keys, then Enter. {KEYS}")
 
     def _show(self, view: RaterView, item: ShownPair) -> None:
         first, second = item.responses
         width = self._width()
         heading = f"== Item {view.voted + 1} of {view.total} "
-        self._say("\n" + heading.ljust(width, "="))
+        print("\n" + heading.ljust(width, "="))
         for title, text in (("PROMPT", item.pair.prompt), ("RESPONSE A", first), ("RESPONSE B", second)):
             line = f"-- {title} ".ljust(width, "-")
-            self._say(f"{line}\n{wrapped(for_reading(text), width)}\n")
+            print(f"{line}\n{wrapped(for_reading(text), width)}\n")
         if self._comment:
-            self._say(f"Comment: {for_reading(self._comment)}")
-        self._say(KEYS)
+            print(f"Comment: {for_reading(self._comment)}")
+        print(KEYS)
 
     def _guidelines(self) -> str:
         width = self._width()

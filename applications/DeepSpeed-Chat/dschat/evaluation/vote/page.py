@@ -35,7 +35,6 @@ RATER_INTO_ADDRESS = """(name) => {
 }"""
 TO_THE_TOP = "() => { window.scrollTo(0, 0); }"
 Parts = dict[str, Component]  # the components of `build` that a screen changes, by name
-NAME_NEEDED = f"Give a name of 1 to {LONGEST_NAME} characters."
 NOT_COUNTED = "That vote did not count: the item had your vote already, from another tab or a second click."
 UNDONE = "Taken back. This was your last vote."
 NOT_UNDONE = "Nothing was taken back: you have voted in another tab since."
@@ -48,57 +47,48 @@ class Screen:
     """A new state of the page.
 
     Attributes:
-        rater: whose screen it is; empty asks for the name.
         view: item and progress; None leaves everything as it is, but for the note.
+        rater: whose screen it is.
         note: message above the item.
         comment: content of the comment box.
     """
 
-    rater: str
     view: RaterView | None
+    rater: str = ""
     note: str = ""
     comment: str = ""
 
 
 class Screens:
-    """The screens of all raters; may be called by several threads."""
+    """The screens of all raters; may be called by several threads. They raise UserError where nothing was done."""
 
     def __init__(self, study: Study) -> None:
         self._study = study
         self._sessions: dict[str, HumanSession] = {}
         self._lock = threading.Lock()
 
-    def enter(self, asked: bool, rater: str) -> Screen:
-        """The first screen of a rater; `asked` if the name was typed, so that a bad one gets a note."""
-        try:
-            rater_name(rater)
-        except UserError:
-            return Screen("", None, NAME_NEEDED if asked else "")
-        try:
-            session = self._session(rater)
-            return Screen(session.rater, session.view())
-        except UserError as error:
-            return Screen("", None, str(error))
+    def enter(self, rater: str) -> Screen:
+        """The first screen of a rater."""
+        session = self._session(rater)
+        return Screen(session.view(), session.rater)
+
+    def reload(self, rater: str) -> Screen:
+        """The screen of a page that is opened: of the rater in its address; without one the form stays."""
+        return self.enter(rater) if rater else Screen(None)
 
     def vote(self, choice: str, rater: str, item_id: str, comment: str) -> Screen:
         """The screen after a vote, one of CHOICES, on the item that was shown."""
-        try:
-            session = self._session(rater)
-            saved = session.vote(item_id, choice, comment)
-            return Screen(rater, session.view(), "" if saved else NOT_COUNTED)
-        except UserError as error:
-            return Screen(rater, None, f"Not saved! {error}")
+        session = self._session(rater)
+        saved = session.vote(item_id, choice, comment)
+        return Screen(session.view(), rater, "" if saved else NOT_COUNTED)
 
     def undo(self, rater: str, last: str) -> Screen:
         """The screen after undoing the vote that was the last on the screen before; its comment is in the box."""
-        try:
-            session = self._session(rater)
-            taken = session.undo(last)
-            if taken is None:
-                return Screen(rater, session.view(), NOT_UNDONE)
-            return Screen(rater, session.view(taken.id), UNDONE, str(taken.details.get("comment") or ""))
-        except UserError as error:
-            return Screen(rater, None, f"Not taken back! {error}")
+        session = self._session(rater)
+        taken = session.undo(last)
+        if taken is None:
+            return Screen(session.view(), rater, NOT_UNDONE)
+        return Screen(session.view(taken.id), rater, UNDONE, str(taken.details.get("comment") or ""))
 
     def _session(self, rater: str) -> HumanSession:
         """The session of a rater, shared by all tabs."""
@@ -107,6 +97,14 @@ class Screens:
             if name not in self._sessions:
                 self._sessions[name] = self._study.session(rater)
             return self._sessions[name]
+
+
+def answer(screen_of: Callable[..., Screen], *inputs: str) -> Screen:
+    """The screen of a method of `Screens`; if it fails, everything stays as it is and the note says why."""
+    try:
+        return screen_of(*inputs)
+    except UserError as error:
+        return Screen(None, note=str(error))
 
 
 def serve(study: Study, rater: str, port: int | None) -> tuple[Any, str]:
@@ -141,7 +139,7 @@ def build(study: Study, rater: str) -> Any:
     instructions = page_html().guidelines(guidelines(study.dataset))
     parts: Parts = {}
     with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
-        with gr.Column(elem_id="human-entry", visible=False) as parts["entry"]:
+        with gr.Column(elem_id="human-entry") as parts["entry"]:
             html(f"<h1>{TITLE}</h1>")
             html(instructions)
             name = gr.Textbox(rater, label="Your name", max_length=LONGEST_NAME, elem_id="human-name", autofocus=True)
@@ -153,7 +151,14 @@ def build(study: Study, rater: str) -> Any:
                 html(instructions)
             parts["item_text"] = html()
             with gr.Column(elem_id="human-bar"):
-                parts["comment"] = _comment_box(gr)
+                parts["comment"] = gr.Textbox(
+                    placeholder="Comment (optional), saved with your vote. Esc: back to the keys",
+                    show_label=False,
+                    container=False,
+                    max_lines=4,
+                    max_length=LONGEST_COMMENT,
+                    elem_id="human-comment",
+                )
                 keys: list[tuple[str, Component]] = []
                 with gr.Row(elem_id="human-keys"):
                     for key, label in BUTTONS:
@@ -166,17 +171,6 @@ def build(study: Study, rater: str) -> Any:
         screens = Screens(study)
         _connect(gr, blocks, parts, screens, (name, start), keys)
     return blocks
-
-
-def _comment_box(gr: Any) -> Component:
-    return gr.Textbox(
-        placeholder="Comment (optional), saved with your vote. Esc: back to the keys",
-        show_label=False,
-        container=False,
-        max_lines=4,
-        max_length=LONGEST_COMMENT,
-        elem_id="human-comment",
-    )
 
 
 def _button(gr: Any, key: str, label: str) -> Component:
@@ -202,15 +196,13 @@ def _connect(
     }
 
     def updating(screen_of: Callable[..., Screen]) -> Callable[..., dict[Component, Any]]:
-        return lambda *inputs: _updates(gr, parts, screen_of(*inputs))
+        return lambda *inputs: _updates(gr, parts, answer(screen_of, *inputs))
 
     # The page is opened, or the form is sent.
-    enter_from_address = updating(partial(screens.enter, False))
-    blocks.load(enter_from_address, inputs=parts["rater"], js=RATER_FROM_ADDRESS, **common)
+    blocks.load(updating(screens.reload), inputs=parts["rater"], js=RATER_FROM_ADDRESS, **common)
     name, start = form
-    enter_from_form = updating(partial(screens.enter, True))
     for event in (start.click, name.submit):
-        event(enter_from_form, inputs=name, js=RATER_INTO_ADDRESS, **common)
+        event(updating(screens.enter), inputs=name, js=RATER_INTO_ADDRESS, **common)
 
     # A button of the ballot is pressed.
     for key, button in keys:
@@ -241,8 +233,6 @@ def _updates(gr: Any, parts: Parts, screen: Screen) -> dict[Component, Any]:
             "item": view.item.pair.id if view.item else "",
             "last": view.last or "",
         }
-    elif not screen.rater:
-        values["entry"] = gr.update(visible=True)
     updates = {}
     for kind, value in values.items():
         updates[parts[kind]] = value

@@ -151,7 +151,7 @@ def rater_name(text: str) -> str:
     """A rater's name, with single spaces; raises UserError if it is empty, too long or has invisible characters."""
     name = " ".join(text.split())
     if not name or len(name) > LONGEST_NAME or not name.isprintable():
-        raise UserError(f"--rater {name!r}: a name of 1 to {LONGEST_NAME} visible characters is needed.")
+        raise UserError(f"Give a name of 1 to {LONGEST_NAME} visible characters (--rater), not {name!r}.")
     return name
 
 
