@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmarks run and print one JSON object with their figures. What the figures say is not tested here."""
 
-import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from benchmark_runs import FOLDER, figures_of, run_benchmark
+from benchmark_runs import run_benchmark
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from factories import make_causal_lm, make_classifier
-from launches import launch
 from pieces import learners
 
 
@@ -86,22 +83,3 @@ def test_what_counts_as_memory_of_a_learner(tmp_path: Path) -> None:
         ("dpo", "data-4"),
         ("ppo, gae", "data-8"),
     }
-
-
-def run_on_two(script: str, flags: str) -> Any:
-    """The figures of two processes: of the one JSON object among the launcher's own lines."""
-    output = launch(FOLDER / script, flags.split()).expect(0).stdout
-    report, _ = json.JSONDecoder().raw_decode(output[output.index("{\n") :])
-    assert report["settings"]["processes"] == 2
-    return figures_of(report)
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("launcher")
-def test_memory_of_models() -> None:
-    figures = run_on_two("memory.py", "models --vocabulary 300 --hidden 16 --layers 1 --file_size 20000")
-    assert figures.pop("weights_gb") >= 0
-    assert {len(peaks) for peaks in figures.values()} == {2}
-    lora = {f"{what} at ZeRO 3, with LoRA" for what in ("opened", "engine", "reference")}
-    plain = {f"{what} at ZeRO 3" for what in ("opened", "engine", "average", "saved", "reference")}
-    assert set(figures) == {"opened at ZeRO 2", "saved at ZeRO 3, in files"} | plain | lora

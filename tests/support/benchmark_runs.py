@@ -15,11 +15,7 @@ def run_benchmark(script: str, flags: str) -> dict[str, Any]:
     command = [sys.executable, str(FOLDER / script), *flags.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
-    return figures_of(json.loads(done.stdout))
-
-
-def figures_of(report: dict[str, Any]) -> dict[str, Any]:
-    """Of a whole report."""
+    report = json.loads(done.stdout)
     assert set(report) == {"machine", "settings", "figures"}
     assert {"cpu", "cpu_cores", "gpus", "torch"} <= set(report["machine"])
     figures: dict[str, Any] = report["figures"]

@@ -16,6 +16,7 @@ import platform
 import runpy
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date
@@ -32,7 +33,6 @@ GB = 1e9  # bytes
 SAMPLE_SECONDS = 0.002  # between two readings of the memory
 C = ctypes.CDLL(None)
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
-OUTPUT_SETTINGS = ("markdown", "local_rank")  # settings that do not affect figures
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
@@ -81,10 +81,10 @@ def settings_parser(doc: str | None, document: str = "", **numbers: float) -> ar
     return parser
 
 
-def report(settings: argparse.Namespace, figures: object, **more: object) -> None:
-    """Prints one JSON object: machine, settings, figures; `more` is added to the settings."""
-    used = {name: value for name, value in vars(settings).items() if name not in OUTPUT_SETTINGS}
-    content = {"machine": machine(), "settings": used | more, "figures": figures}
+def report(settings: argparse.Namespace, figures: object) -> None:
+    """Prints one JSON object: machine, settings, figures."""
+    used = {name: value for name, value in vars(settings).items() if name != "markdown"}
+    content = {"machine": machine(), "settings": used, "figures": figures}
     print(json.dumps(content, indent=2, default=str), flush=True)
 
 
@@ -170,7 +170,6 @@ class SampledPeak:
         give_back()
         self._read = read
         self._interval = interval
-        self._done = threading.Event()
         self._before = read()
         self._highest = self._before
         threading.Thread(target=self._watch, daemon=True).start()
@@ -179,13 +178,9 @@ class SampledPeak:
         """The peak so far."""
         return max(self._highest, self._read()) - self._before
 
-    def stop(self) -> int:
-        """Ends the thread and returns the peak."""
-        self._done.set()
-        return self.bytes()
-
     def _watch(self) -> None:
-        while not self._done.wait(self._interval):
+        while True:
+            time.sleep(self._interval)
             self._highest = max(self._highest, self._read())
 
 

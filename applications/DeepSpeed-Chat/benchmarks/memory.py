@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory do log-probs, models, learners and the phases of a run take?
+"""How much memory do log-probs, learners and the phases of a run take?
 
     python memory.py logprobs                     # log-probs of a response at a vocabulary of 256,000
     python memory.py learners [--share_base]      # the models that each learner holds, and its peak
     python memory.py plan                         # the memory that `dschat plan` expects, and the measured one
-    deepspeed --num_gpus 2 memory.py models       # opening, training and saving a model, by process
 
 Each piece prints one JSON object; `pieces/PIECE.py` says how its figures are measured.
 """
@@ -14,16 +13,15 @@ from collections.abc import Callable
 from types import ModuleType
 
 from harness import report
-from pieces import learners, logprobs, models, plan
+from pieces import learners, logprobs, plan
 
-PIECES: dict[str, ModuleType] = {"logprobs": logprobs, "learners": learners, "models": models, "plan": plan}
+PIECES: dict[str, ModuleType] = {"logprobs": logprobs, "learners": learners, "plan": plan}
 
 
 def main() -> None:
     """Measures the piece that the command line names."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], formatter_class=raw)
-    parser.add_argument("--local_rank", type=int, default=0, help="set by the launcher of deepspeed")
     subparsers = parser.add_subparsers(dest="piece", required=True)
     usages = []
     for name, piece in PIECES.items():
@@ -35,9 +33,7 @@ def main() -> None:
     parser.epilog = "\n".join(usages)
     settings = parser.parse_args()
     measure: Callable[[argparse.Namespace], object] = PIECES[settings.piece].measure
-    figures = measure(settings)
-    if figures is not None:
-        report(settings, figures)
+    report(settings, measure(settings))
 
 
 if __name__ == "__main__":

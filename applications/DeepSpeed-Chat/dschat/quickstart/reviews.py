@@ -5,7 +5,6 @@ Runs the same commands as any training, as separate processes, on a synthetic co
 """
 
 import time
-from collections.abc import Sequence
 
 from dschat.evaluation.runs import build_report
 from dschat.quickstart.inputs import (
@@ -23,7 +22,7 @@ from dschat.quickstart.inputs import (
     train_sft,
 )
 from dschat.quickstart.options import QuickstartOptions
-from dschat.quickstart.subcommands import Processes, run_step, run_steps
+from dschat.quickstart.subcommands import Processes, run_policies
 
 ABOUT = (
     "A small model writes reviews of products. The gold score, 0 to 1, counts complaints in the first half of a review"
@@ -61,7 +60,7 @@ def run(options: QuickstartOptions) -> str:
         flags = ppo_flags(data, sft, reward, folder / step3.folder, scale, processes, MISSING_EOS_PENALTY)
         flags += critic_flags(critics[step3.critic])
         commands.append([*flags, *step3.flags, "--termination_condition", "fixed", *common])
-    train_policies(commands, options.jobs, processes)
+    run_policies(commands, options.jobs, processes)
 
     summary = build_report(
         {name: folder / step3.folder for name, step3 in runs.items()},
@@ -72,13 +71,3 @@ def run(options: QuickstartOptions) -> str:
     )
     seconds = time.perf_counter() - start_time
     return f"{summary.without_details().text()}\nreport: {folder / 'report.html'} ({seconds:.0f} s in total)"
-
-
-def train_policies(runs: Sequence[Sequence[str]], at_once: int, processes: Processes) -> None:
-    """Runs step 3 with each run's flags: several runs at a time, or one at a time if each has several processes."""
-    if processes.count > 1:
-        for flags in runs:
-            run_step("ppo", flags, processes)
-        return
-    print(f"== {len(runs)} runs of step 3, {at_once} at a time; the output of each is shown when it ends", flush=True)
-    run_steps([("ppo", flags) for flags in runs], at_once)

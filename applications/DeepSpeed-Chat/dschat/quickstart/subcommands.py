@@ -82,6 +82,16 @@ def run_steps(steps: Sequence[tuple[str, Sequence[str]]], at_once: int = 2, thre
         pool.shutdown(cancel_futures=True)
 
 
+def run_policies(runs: Sequence[Sequence[str]], at_once: int, processes: Processes, threads: int = 1) -> None:
+    """Runs step 3 with each run's flags: several runs at a time, or one at a time if each has several processes."""
+    if processes.count > 1:
+        for flags in runs:
+            run_step("ppo", flags, processes)
+        return
+    print(f"== {len(runs)} runs of step 3, {at_once} at a time; the output of each is shown when it ends", flush=True)
+    run_steps([("ppo", flags) for flags in runs], at_once, threads)
+
+
 def free_port() -> str:
     """A port of this machine that no process listens on."""
     with socket.socket() as listener:

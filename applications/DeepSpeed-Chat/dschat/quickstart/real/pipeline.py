@@ -28,7 +28,7 @@ from dschat.quickstart.options import QuickstartOptions
 from dschat.quickstart.real import gold, package_model
 from dschat.quickstart.real.instructions import held_out_instructions, training_instructions
 from dschat.quickstart.real.samples import Answers, make_comparisons, make_demonstrations, read_answers
-from dschat.quickstart.subcommands import Processes, as_arguments, run_step, run_steps
+from dschat.quickstart.subcommands import Processes, as_arguments, run_policies, run_step
 
 TEMPERATURE = 0.8  # temperature of all sampling: at 1, answers of so small a model are half nonsense
 MAX_PROMPT = 128  # tokens
@@ -373,18 +373,10 @@ def train_policies(real: RealModel, steps: Mapping[str, tuple[Path, Sequence[str
     if not unfinished:
         return
     try:
-        if real.processes.count > 1:
-            for _, flags in unfinished:
-                run_step("ppo", flags, real.processes)
-        else:
-            # The number of threads must not depend on how many runs are left: a resumed run would round differently.
-            threads = max(1, real.processes.threads // min(at_once, len(steps)))
-            at_once = min(at_once, runs_that_fit(), len(unfinished))
-            print(
-                f"== runs of step 3: {len(unfinished)}, {at_once} at a time; output follows the end of each",
-                flush=True,
-            )
-            run_steps([("ppo", flags) for _, flags in unfinished], at_once, threads)
+        # The number of threads must not depend on how many runs are left: a resumed run would round differently.
+        threads = max(1, real.processes.threads // min(at_once, len(steps)))
+        at_once = min(at_once, runs_that_fit(), len(unfinished))
+        run_policies([flags for _, flags in unfinished], at_once, real.processes, threads)
     finally:
         for output, _ in unfinished:
             if is_finished(output):
