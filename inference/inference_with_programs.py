@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs run in a sandbox: `dschat programs`."""
+"""Programs that a model writes, run on tests in a sandbox: `dschat programs`."""
 
 import sys
 

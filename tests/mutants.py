@@ -684,7 +684,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("simulated user: the last answer to a question stays", "writing_once", "os.link(_a, _b)", "os.replace(_a, _b)",
      "test_the_first_answer_to_a_question_stays"),
     ("simulated user: a dialogue whose user failed has a score", "reward_source",
-     'weighted.append(Weighted("", 1.0, _a))', "pass", "test_a_user_that_fails_is_left_out_and_counted"),
+     'weighted.append(_simulated_user(parts))', "pass", "test_a_user_that_fails_is_left_out_and_counted"),
     ("simulated user: a preview has other seeds than training", "begin_episodes", "environment_seed(_a, _b, 0, _c)",
      "environment_seed(_a, _b, 1, _c)", "test_the_messages_of_reset_are_shown"),
     # models
@@ -956,7 +956,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("the share is of the tests that were run", "ratio_reward", "_a.total", "len(_a.tests)", PROGRAMS),
     ("what was not run counts", "ProgramScores.__call__", "_a[_b] = _c", "pass",
      "test_a_row_without_an_outcome_has_no_score_and_leaves_the_mean"),
-    ("weights do not go by name", "reward_source", "_a[name]", "1.0", "test_weights_go_by_the_names_of_sources"),
+    ("weights do not go by name", "_weighted_sources", "_a[name]", "1.0", "test_weights_go_by_the_names_of_sources"),
     ("a frozen weight counts as trained", "describe_trained", "sum(_a(_b) for _b in _c if _d)",
      "sum(_a(_b) for _b in _c)", "test_what_is_trained_in_words"),
     ("weights of scores are not used", "WeightedScores.__call__", "weighted.weight * scores.values.float()",
@@ -1350,7 +1350,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("refuel: evaluations are counted in updates", "RefuelOnlineConfig.derive", "_a * _b", "_a * 1",
      "test_evaluations_of_refuel_are_counted_in_rounds"),
     ("steps 1 and 2: the schedule is over one epoch", "CommonConfig.total_iterations", "_a * _b", "_a", TOTAL),
-    ("one update more", "RefuelConfig.total_iterations", "_a // _b", "_a // _b + 1",
+    ("one update more", "RegressionConfig.total_iterations", "_a // _b", "_a // _b + 1",
      "test_defaults_of_refuel_are_the_published_run"),
     # data
     ("packing: positions go on over examples", "_collate_rows", "_a += range(_b)",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dschat.base.errors import UserError
 from dschat.settings.flags import flags_on_resume
 from dschat.settings.ppo import PPOConfig
 from flag_cases import FAMILIES, config_of
@@ -37,11 +38,13 @@ def test_defaults_of_refuel_are_the_published_run():
 
 
 def test_what_follows_from_refuels_flags():
-    assert config_of("refuel", "--num_warmup_steps 3").optimisation.warmup_ratio is None
+    for steps in (0, 3):  # also no warm-up at all
+        assert config_of("refuel", f"--num_warmup_steps {steps}").warmup_updates(500) == steps
     assert config_of("refuel", "--global_batch_size 6").plan_batches(2).accumulation == 3
     epochs = config_of("refuel", "--total_episodes 0 --num_train_epochs 3")
     assert epochs.total_iterations(per_epoch=7, size=10) == 21
-    assert config_of("refuel", "--total_episodes 3").total_iterations(7, 10) == 1
+    with pytest.raises(UserError, match="--total_episodes 9 is less than one batch of 10 pairs"):
+        config_of("refuel", "--total_episodes 9").total_iterations(7, 10)
 
 
 def test_a_round_of_refuel_is_one_batch():

@@ -18,7 +18,6 @@ from dschat.base.chat_servers import Endpoint
 from dschat.base.reply_cache import ReplyCache
 from dschat.judge.client import JudgeClient
 from dschat.judge.costs import Prices, Spending
-from dschat.judge.grading import harmless_question
 from dschat.judge.rubrics import Rubric
 from dschat.judge.scores import JudgeScores, JudgeSettings
 from dschat.settings.rewards import SIMULATED_USER
@@ -36,7 +35,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 POINTS = Rubric("Grade it.", criteria={"brevity": "Short?", "truth": "True?"}, weights={"brevity": 1, "truth": 3})
-RANKING = Rubric("Rank them.", judge="ranking")
 
 
 def save_judge(folder):
@@ -110,7 +108,7 @@ def wait_for(address, server, log):
 def judge_of(url, folder, rubric, spending=None):
     endpoint = Endpoint("judge", url, 60, 120.0, 2, "none")
     cache = ReplyCache(folder / "cache")
-    client = JudgeClient(endpoint, cache, spending or Spending(None), harmless_question(rubric))
+    client = JudgeClient(endpoint, cache, spending or Spending(None))
     return JudgeScores(client, JudgeSettings(rubric, 4, 60.0, False))
 
 
@@ -132,16 +130,6 @@ def test_points_of_a_real_server_beside_a_teacher(url, group, tmp_path):
     assert torch.equal(repeated.trajectory.scores, batch.trajectory.scores) and asked.requests == 0
     plain = batch.advantages - batch.trajectory.teacher_log_ratios
     assert batch.trajectory.teacher_log_ratios.any() and plain.isfinite().all()
-
-
-def test_a_ranking_of_a_real_server(url, group, tmp_path):
-    """The judge puts all in the second place, so that nobody beats anybody."""
-    flags = {"advantage_estimator": "rloo", "samples_per_prompt": 2, "per_device_generation_batch_size": 4}
-    spending = Spending(None)
-    loop = loop_of(tmp_path / "out", judge_of(url, tmp_path, RANKING, spending), **flags)
-    batch = batch_of_iteration(loop, [list(range(4))])
-    assert_near(batch.trajectory.scores, [0.0] * 8)
-    assert 1 <= spending.requests <= 4
 
 
 def test_a_simulated_user_of_a_real_server(url, tmp_path):

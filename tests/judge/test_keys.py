@@ -82,16 +82,6 @@ def test_a_key_given_by_flag_is_sent_where_the_command_says(keys):
     assert key_for(FOREIGN, given=" ") == "of-judge"
 
 
-def test_a_blank_variable_is_none(keys, monkeypatch):
-    keys("OPENAI_API_KEY")
-    monkeypatch.setenv("JUDGE_API_KEY", " ")
-    assert key_for(OPENAI_URL) == "sk-openai"
-    monkeypatch.setenv("JUDGE_API_KEY", "of\njudge")
-    with pytest.raises(UserError, match="JUDGE_API_KEY holds characters that no key has") as error:
-        key_for(OPENAI_URL)
-    assert "of\n" not in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("url", "is_warned_of"),
     [("http://10.0.0.5:8000/v1", True), (FOREIGN, False), (LOCAL, False), ("http://0.0.0.0:8000/v1", False)],

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A judge model as a source of scores: points and ranks by hand, what is asked, and what happens where it fails."""
 
-import json
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -16,7 +14,7 @@ from dschat.base.reply_cache import ReplyCache
 from dschat.judge.answers import UnreadableAnswer
 from dschat.judge.client import JudgeClient
 from dschat.judge.costs import Prices, Spending
-from dschat.judge.grading import centred_ranks, harmless_question, read_answer, weighted_points
+from dschat.judge.grading import centred_ranks, read_answer, weighted_points
 from dschat.judge.rubrics import Rubric
 from dschat.judge.scores import JudgeScores, JudgeSettings, shuffled
 from dschat.run import stop
@@ -32,7 +30,6 @@ POINTS = Rubric(
     weights={"brevity": 1.0, "truth": 3.0},
 )
 RANKING = Rubric("Rank the answers.", judge="ranking", prompt_name="question", response_name="answer")
-OOPS = (500, {"error": {"message": "oops"}}, {})
 
 
 @pytest.fixture(autouse=True)
@@ -64,8 +61,7 @@ def rollout_of(count, samples=1):
 def judge_of(server, folder, rubric=POINTS, skips=False, spending=None, concurrency=4, **endpoint):
     settings = {"model": "m", "base_url": server.url, "max_tokens": 50, "timeout": 5.0, "tries": 2, "key": "none"}
     cache = ReplyCache(folder / "cache")
-    harmless = harmless_question(rubric)
-    client = JudgeClient(Endpoint(**(settings | endpoint)), cache, spending or Spending(None), harmless)
+    client = JudgeClient(Endpoint(**(settings | endpoint)), cache, spending or Spending(None))
     return JudgeScores(client, JudgeSettings(rubric, concurrency, 60.0, skips))
 
 
@@ -157,20 +153,6 @@ def test_a_group_is_one_question(server, tmp_path):
     assert schema["properties"]["answer-1"]["enum"] == [1, 2, 3]
 
 
-def test_equal_responses_share_a_place_and_order_says_nothing(server, tmp_path):
-    """Shown once, in an order that follows from the texts: other orders of the rows ask the same question."""
-    server.answer = places_by_good
-    judge = judge_of(server, tmp_path, RANKING)
-    scores = judge(rollout_of(4, samples=4), texts_of("good", "bad", "good", "worse", prompts=["p"] * 4))
-    # Each "good" beats two of three and ties with one; "bad" and "worse" tie with each other.
-    assert_near(scores.values, [1 / 3, -1 / 3, 1 / 3, -1 / 3])
-    texts = texts_of("worse", "good", "good", "bad", prompts=["p"] * 4)
-    assert_near(judge(rollout_of(4, samples=4), texts).values, [-1 / 3, 1 / 3, 1 / 3, -1 / 3])
-    assert len(server.bodies) == 1
-    prompt, *shown = graded_in(server.bodies[0]["messages"]).values()
-    assert prompt == "p" and sorted(shown) == ["bad", "good", "worse"]
-
-
 def test_no_response_chooses_the_place_where_it_is_shown():
     """Of 200 pairs, one that begins with "!" comes first in about half: 100 ± 28 are four standard deviations."""
     first = [shuffled([f"good {number}", f"!bad {number}"])[0] for number in range(200)]
@@ -244,39 +226,6 @@ def test_an_answer_that_was_repaired_is_not_asked_for_again(server, tmp_path):
     assert len(server.bodies) == 2 and again.measured == {"judge/cached": (1.0, 1.0)}
 
 
-@pytest.mark.parametrize("places", [[0, 1, 2], [1, 2]], ids=["from 0", "one missing"])
-def test_a_ranking_that_cannot_be_read_is_not_cached(server, tmp_path, places):
-    """Asked again, a judge that has come to its senses is understood."""
-    wrong = json.dumps({"reason": "x"} | {f"answer-{n}": place for n, place in enumerate(places, start=1)})
-    server.answer = lambda messages: wrong
-    texts = texts_of("good", "bad", "good good", prompts=["p"] * 3)
-    with pytest.raises(UserError, match="cannot be read, nor its repetition"):
-        judge_of(server, tmp_path, RANKING)(rollout_of(3, samples=3), texts)
-    server.answer = places_by_good
-    assert_near(judge_of(server, tmp_path, RANKING)(rollout_of(3, samples=3), texts).values, [0.0, -0.5, 0.5])
-
-
-def test_a_judge_that_takes_too_long_costs_what_it_has_not_answered(server, tmp_path, caplog):
-    """The others keep their scores; nobody waits for the whole timeout."""
-    released = threading.Event()
-
-    def answer(messages):
-        if "slow" in graded_in(messages).values():
-            released.wait(20)
-        return points_by_good(messages)
-
-    server.answer = answer
-    judge = judge_of(server, tmp_path, skips=True, timeout=60.0)
-    judge._settings = replace(judge._settings, patience=1.0)
-    begun = time.monotonic()
-    scores = judge(rollout_of(2), texts_of("good", "slow"))
-    assert time.monotonic() - begun < 10
-    released.set()
-    assert scores.values[1].isnan()
-    assert_near(scores.values[:1], [0.175])
-    assert "not all answered within 1 s" in caplog.text and "--ddp_timeout" in caplog.text
-
-
 def test_requests_that_a_rollout_gave_up_do_not_touch_the_next_one(server, tmp_path):
     """Their answers cannot be read: the repetition is not sent, and the next rollout has all of its scores."""
     released = threading.Event()
@@ -319,25 +268,11 @@ def test_nonsense_stops_the_run_or_costs_its_response(server, tmp_path):
     scores = judge_of(server, tmp_path, skips=True)(rollout_of(3), texts)
     assert scores.values.isnan().tolist() == [False, True, False]
     assert scores.parts["judge_truth"].isnan().tolist() == [False, True, False]
-    weighted = WeightedScores([Weighted("", 1.0, judge_of(server, tmp_path, skips=True))], skips=True)
+    weighted = WeightedScores([Weighted(None, 1.0, judge_of(server, tmp_path, skips=True))], skips=True)
     filled = weighted(rollout_of(3), texts)
     assert filled.missing.tolist() == [False, True, False]
     assert_near(filled.values, [0.175, 0.0875, 0.0])  # the mean of the others
     assert_near(filled.parts["judge_truth"], [0.2, 0.1, 0.0])
-
-
-def test_a_broken_server_stops_the_run_or_costs_the_rollout(server, tmp_path):
-    """Five questions in a row without an answer are enough; the next rollout asks again."""
-    texts = texts_of(*["good " * n for n in range(8)])
-    server.plan.extend([OOPS] * 100)
-    with pytest.raises(UserError, match="--reward_judge: no answer with --max_tries 2: .* answers 500: oops"):
-        judge_of(server, tmp_path)(rollout_of(8), texts)
-    judge = judge_of(server, tmp_path, skips=True, concurrency=1)
-    sent = len(server.bodies)
-    assert judge(rollout_of(8), texts).values.isnan().all()
-    assert len(server.bodies) == sent + 5 * 2
-    server.plan.clear()
-    assert judge(rollout_of(8), texts).values.isfinite().all()
 
 
 def test_the_limit_of_costs_ends_the_run_even_if_failures_are_skipped(server, tmp_path):

@@ -60,18 +60,6 @@ def test_nothing_is_judged_twice_after_an_end_half_way(server, tmp_path, end):
     assert (tmp_path / "whole.jsonl").read_bytes() == (tmp_path / "o.jsonl").read_bytes()
 
 
-def test_two_runs_do_not_write_one_file(server, tmp_path):
-    server.answers_before_gate = 0
-    process = start(words(server, tmp_path))
-    try:
-        until(lambda: server.busy > 0, process)
-        second = run_command(words(server, tmp_path), JUDGE_API_KEY=None)
-        message_of(second, "another process is writing it")
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def files_with(folder: Path, text: str) -> list[Path]:
     """Files under a folder with a text in their content or name."""
     found = [file for file in folder.rglob("*") if file.is_file()]
@@ -106,15 +94,6 @@ def test_a_key_at_a_wrong_place_is_not_repeated(tmp_path, place, key):
     result = run_command([sys.executable, SCRIPT, *flags, *wrong])
     assert result.status == 2 and "error: " in result.stderr
     assert key not in result.stdout + result.stderr and "Traceback" not in result.stderr
-
-
-def test_a_server_on_this_machine_needs_no_key_and_no_proxy(server, tmp_path):
-    variables = {name: "http://127.0.0.1:9" for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY")}
-    variables |= {"NO_PROXY": None, "no_proxy": None}
-    result = run_command(words(server, tmp_path, "--sk"), JUDGE_API_KEY=None, **variables).expect(0)
-    assert result.stdout.count("\n") == 1 and result.stdout.endswith(f"; {tmp_path / 'o.jsonl'}\n")
-    assert "Traceback" not in result.stderr and KEY not in result.stderr
-    assert set(server.keys) == {"Bearer none"}
 
 
 def test_the_webgpt_script_as_documented(server, tmp_path):

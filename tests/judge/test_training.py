@@ -9,7 +9,6 @@ from dschat.base.chat_servers import Endpoint
 from dschat.base.reply_cache import ReplyCache
 from dschat.judge.client import JudgeClient
 from dschat.judge.costs import Spending
-from dschat.judge.grading import harmless_question
 from dschat.judge.rubrics import Rubric
 from dschat.judge.scores import JudgeScores, JudgeSettings
 from fake_judge import graded_in, judge_server
@@ -40,7 +39,7 @@ def judged_ppo(folder, server, rubric, **flags):
     """Runs of step 3 whose cache lies in the output folder."""
     endpoint = Endpoint("m", server.url, 50, 5.0, 2, "none")
     cache = ReplyCache(folder / ".judge-cache")
-    client = JudgeClient(endpoint, cache, Spending(None), harmless_question(rubric))
+    client = JudgeClient(endpoint, cache, Spending(None))
     return ppo(folder, reward=JudgeScores(client, JudgeSettings(rubric, 3, 60.0, False)), **flags)
 
 

@@ -2,7 +2,6 @@
 """The judge on dialogues turn by turn: what it is shown, the verdicts, and what a run that was stopped leaves."""
 
 import json
-import sys
 
 import pytest
 
@@ -10,7 +9,7 @@ from cli_runs import read_jsonl, write_jsonl
 from dschat.judge.options import TurnOptions
 from dschat.judge.turn_report import run_turns
 from dschat.settings.parse import parse
-from fake_judge import EVALUATION, shown_in, start, until
+from fake_judge import shown_in
 
 # By `more_good`, which counts in all that is shown: dialogue 0 A, A; 1 B, tie; 2 the same text at turn 1, then B.
 REPLIES_A = [["good good", "bad"], ["bad", "good good"], ["same", "bad"]]
@@ -50,21 +49,3 @@ def test_verdicts_by_turn_by_hand(server, words, tmp_path):
     assert first["prompt"] == "question 0.0"
     assert {first["first"], first["second"]} == {"Assistant, turn 1:\n| good good", "Assistant, turn 1:\n| good"}
     assert "above all in their last reply" in server.bodies[0]["messages"][0]["content"]
-
-
-def test_killed_half_way_and_started_again_gives_the_same_file(server, words, tmp_path):
-    server.answers_before_gate = 5
-    script = str(EVALUATION / "winrate_by_turn.py")
-    process = start([sys.executable, script, *words(tmp_path / "o.jsonl", "--concurrency", 1)])
-    try:
-        until(lambda: len(server.bodies) == 6, process)
-    finally:
-        process.kill()
-        process.communicate()
-    server.gate.set()
-    server.answers_before_gate = None
-    assert "5 requests" in run_turns(parse(TurnOptions, words(tmp_path / "o.jsonl")))
-    assert len(server.answered) == 10 and set(server.answered.values()) == {1}, "nothing was paid for twice"
-    run_turns(parse(TurnOptions, words(tmp_path / "whole.jsonl", "--cache", tmp_path / "new")))
-    for end in (".jsonl", ".json", ".md", ".png"):
-        assert (tmp_path / f"whole{end}").read_bytes() == (tmp_path / f"o{end}").read_bytes()

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from dschat.judge.answers import UnreadableAnswer
-from dschat.judge.verdicts import in_terms_of_models, place_of, read_answer
+from dschat.judge.verdicts import read_answer
 
 ASPECTS = ("factual_accuracy", "coherence", "usefulness")
 WHOLE = {
@@ -86,13 +86,3 @@ def test_criteria_have_verdicts_and_reasons():
     partly = read_answer('{"coherence": "first", "usefulness": "?", "verdict": "tie"}', ASPECTS)
     assert partly.verdict == "tie" and partly.aspects == {"coherence": "first"}
     assert read_answer('{"comparison": "shorter", "verdict": "tie"}', ()).reason == "shorter"
-
-
-@pytest.mark.parametrize("value", [None, 1.5, True, {}, 3, "first or second", "x" * 100])
-def test_no_place(value):
-    assert place_of(value) is None
-
-
-def test_places_are_turned_into_models():
-    assert [in_terms_of_models(place, "A") for place in ("first", "second", "tie")] == ["A", "B", "tie"]
-    assert [in_terms_of_models(place, "B") for place in ("first", "second", "tie")] == ["B", "A", "tie"]

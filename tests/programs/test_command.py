@@ -5,7 +5,6 @@ import pytest
 
 from cli_runs import read_jsonl
 from dschat.base.errors import UserError
-from dschat.programs import command as programs
 from dschat.programs.command import run_programs
 from dschat.programs.levels import weakness
 from dschat.programs.options import ProgramOptions
@@ -36,22 +35,3 @@ def test_every_problem_with_tests_is_answered_and_run(options):
     assert all(len(row["samples"]) == 2 for row in rows) and statuses <= {"compile_error", "runtime_error", "wrong"}
     with pytest.raises(UserError, match="exists, finished"):
         run_programs(chosen)
-
-
-def test_rows_do_not_call_another_place_by_the_name_of_the_published_set(options, project):
-    (place,) = (project / "data").glob("apps*")
-    chosen = options(data_path=str(place), num_samples=2)
-    run_programs(chosen)
-    assert {row["dataset"] for row in read_jsonl(chosen.result_path)} == {""}
-
-
-def test_an_interrupted_run_gives_the_same_file(options, tmp_path, interrupt):
-    whole, stopped = options(num_samples=15), options(num_samples=15, proj_path=tmp_path / "stopped")
-    run_programs(whole)
-    interrupt(programs, "respond_and_run", 1)
-    with pytest.raises(KeyboardInterrupt):
-        run_programs(stopped)
-    assert stopped.result_path.with_name("run.jsonl.partial").exists()
-    interrupt(programs, "respond_and_run")
-    run_programs(stopped)
-    assert stopped.result_path.read_bytes() == whole.result_path.read_bytes()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cli_runs import ROOT, message_of, read_jsonl, run_command, write_jsonl
+from cli_runs import ROOT, message_of, run_command, write_jsonl
 from dschat.base.errors import UserError
-from dschat.programs.pass_at_k import PUBLISHED, pass_at_k, pass_rates, pass_table, write_pass_report
+from dschat.programs.pass_at_k import pass_at_k, pass_rates, pass_table
 
 
 def problem(difficulty: str, *statuses: str) -> dict:
@@ -34,13 +34,6 @@ def test_the_estimator_by_hand(n, c, k, by_hand):
     assert pass_at_k(n, c, k) == pytest.approx(by_hand, abs=1e-12)
 
 
-def test_the_difficulties_weigh_as_the_published_rows_say():
-    """3,000 problems of interview, 1,000 of the others: the published parts give the published whole."""
-    for rates in PUBLISHED["rates"].values():
-        for parts in zip(rates["interview"], rates["introductory"], rates["competition"], rates["all"], strict=True):
-            assert (3 * parts[0] + parts[1] + parts[2]) / 5 == pytest.approx(parts[3], abs=0.0101)
-
-
 def test_rates_of_a_file(results):
     rates = pass_rates([results], (1, 5))
     interview, introductory, everything = rates.to_dict("records")
@@ -51,20 +44,6 @@ def test_rates_of_a_file(results):
     assert everything["pass@1"].low < 0.2 < everything["pass@1"].high
     table = pass_table(rates)
     assert "model" in table and "20.0 [" in table
-
-
-def test_published_rows_stand_beside_apps_alone(results, tmp_path):
-    """Also where problems of one's own have APPS's difficulties, or where one model answered others."""
-    rows = read_jsonl(results)
-    apps = write_jsonl(tmp_path / "apps.jsonl", [{"dataset": "apps"} | row for row in rows])
-    own = write_jsonl(tmp_path / "own.jsonl", [{"dataset": ""} | row for row in rows])
-    mixed = write_jsonl(tmp_path / "mixed.jsonl", [{"dataset": "apps"} | rows[0], *rows[1:]])
-    for files in ([results], [own], [apps, own], [mixed]):
-        assert "published" not in pass_table(pass_rates(files, (1, 5)))
-    table = pass_table(pass_rates([apps], (1, 5)))
-    assert "published by the paper" in table and "9.48" in table
-    assert "9.48" in write_pass_report([results, apps], tmp_path / "report", "codeparrot/apps")
-    assert "9.48" in write_pass_report([own], tmp_path / "report", "apps"), "rows of a local copy name no set"
 
 
 def test_programs_that_were_not_run_are_no_samples(tmp_path):

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Right and wrong programs on tests of both kinds; what APPS's columns may hold; how outputs are compared."""
 
-import itertools
 import json
 import random
 import time
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 
 from correct_programs import correct_programs
 from dschat.base.errors import UserError
-from dschat.data.sources import load_source
-from dschat.programs import ProgramOutcome, SandboxLimits, levels, run, run_tests, sandbox, scores
+from dschat.programs import ProgramOutcome, SandboxLimits, levels, run, run_tests, sandbox
 from dschat.programs.inside.values import UNKNOWN, plain
 from dschat.programs.levels import weakness
 from dschat.programs.problem import exact_int, parse_problem, same_text, same_value
@@ -79,15 +76,6 @@ def test_outcomes(program, tests) -> None:
     found = run_tests(program, ECHO, SandboxLimits(seconds=3 if "timeout" in tests else 30, output_bytes=2**20))
     assert (found.tests, found.total, found.level) == (tests, 2, "namespaces")
     assert found.status == next((test for test in tests if test != "passed"), "passed")
-
-
-def test_a_method_goes_before_what_a_star_import_brings() -> None:
-    """Problems' own sites put such lines above the class; a function of the program still needs no class."""
-    tests = json.dumps({"fn_name": "merge", "inputs": [[[3, 1], [2]]], "outputs": [[1, 2, 3]]})
-    method = "from heapq import *\nclass Solution:\n    def merge(self, a, b):\n        return sorted(a + b)\n"
-    helper = "class Solution:\n    pass\ndef merge(a, b):\n    return sorted(a + b)\n"
-    assert run_tests(method, tests).tests == run_tests(helper, tests).tests == ("passed",)
-    assert "NameError: the program defines no function merge" in run_tests("def f(): pass", tests).message
 
 
 def test_a_run_to_the_end_goes_on_after_an_error() -> None:
@@ -198,19 +186,6 @@ def test_values(value, expected, same) -> None:
 def test_quirks_of_apps(program, tests, status) -> None:
     assert run_tests(program, tests).status == status
     assert run_tests(program, json.dumps(tests)).status == status
-
-
-GUARDS = [
-    "if __name__ == '__main__':\n    print(f(int(input())))",
-    "import sys\nif __name__ == '__main__':\n    sys.exit(f(3))",
-    "import sys\nsys.exit()",
-]
-
-
-@pytest.mark.parametrize("end", GUARDS)
-def test_what_a_main_program_does_besides_leaves_its_function_right(end) -> None:
-    tests = {"fn_name": "f", "inputs": [[1], [4]], "outputs": [2, 8]}
-    assert run_tests(f"def f(x):\n    return 2 * x\n{end}\n", tests).tests == ("passed", "passed")
 
 
 @pytest.mark.parametrize(
@@ -336,40 +311,6 @@ def test_tests_of_another_form_name_their_row(tests, words) -> None:
         parse_problem(tests, "apps.jsonl:3")
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_tests_may_be_objects_instead_of_their_json_text(tmp_path, suffix) -> None:
-    """Parquet fills the objects of all rows with the same fields, and a column without tests with null."""
-    stdin = {"inputs": ["21\n"], "outputs": ["42\n"]}
-    calls = {"fn_name": "double", "inputs": [[21]], "outputs": [42]}
-    for name, tests, cases in (("stdin", stdin, 1), ("calls", calls, 1), ("none", None, 0)):
-        raw = {"question": "Double it.", "solutions": ["x"], "input_output": tests}
-        path = tmp_path / f"{name}.{suffix}"
-        if suffix == "parquet":
-            pd.DataFrame([raw]).to_parquet(path)
-        else:
-            path.write_text(json.dumps(raw))
-        (row,) = load_source(path, seed=None).train
-        problem = parse_problem(scores.tests_of(row), row.origin)
-        assert len(problem.cases) == cases
-        assert problem == parse_problem(json.dumps(tests) if tests else "", row.origin)
-        assert ("Call-Based" in row.prompt) == (name == "calls")
-
-
-@pytest.mark.parametrize(("ran", "status"), [(5, "passed"), (7, "timeout")])
-def test_only_the_programs_own_seconds_count(ran, status, monkeypatch) -> None:
-    """12 tests of 5 s, or of 7, of a limit of 60; whatever a sandbox takes to start is the machine's."""
-    tests = {"inputs": ["1"] * 12, "outputs": ["1"] * 12}
-    real = run.execute
-
-    def timed(*args, **options):
-        found = real(*args, **options)
-        assert found.seconds_since_setup > 0
-        return replace(found, seconds_since_setup=ran)
-
-    monkeypatch.setattr(run, "execute", timed)
-    assert run_tests("print(input())", tests).status == status
-
-
 def test_only_the_first_tests() -> None:
     assert len(parse_problem(ECHO, "row", most=1).cases) == 1
     pool = ProgramPool("namespaces", max_tests=1)
@@ -389,39 +330,6 @@ def test_trouble_with_a_sandbox_is_no_verdict(monkeypatch) -> None:
     assert (found.status, found.message, len(calls)) == ("invalid", "no process could be started", run.ATTEMPTS)
     monkeypatch.undo()
     assert pool.run(["print(1)"], [json.dumps(ECHO)], ["row"])[0].status == "wrong"
-
-
-def test_luck_does_not_last(monkeypatch) -> None:
-    """A program that prints 0, 1, 2 … passes the test 2 when it prints that, of equal programs and later ones."""
-    draws = itertools.count()
-
-    def draw(*arguments: object) -> sandbox.Execution:
-        return sandbox.Execution(True, True, "exit", 0, b"%d" % next(draws), "", 0.1)
-
-    monkeypatch.setattr(run, "execute", draw)
-    pool = ProgramPool("namespaces", workers=1)
-    tests = [json.dumps({"inputs": [""], "outputs": ["2"]})] * 4
-    statuses = [found.status for found in pool.run(["print(draw())"] * 4, tests, ["row"] * 4)]
-    assert statuses == ["wrong", "wrong", "passed", "wrong"]
-
-
-def test_what_waits_is_given_up_when_a_run_ends_early(monkeypatch) -> None:
-    """A row of another form ends the run; programs that nobody waits for any more are not run, but can be later."""
-    started = []
-    real = run.execute
-
-    def slow(job, limits, level):
-        started.append(job)
-        time.sleep(1)
-        return real(job, limits, level)
-
-    monkeypatch.setattr(run, "execute", slow)
-    pool = ProgramPool("namespaces", workers=1)
-    tests = [json.dumps({"inputs": ["1"], "outputs": ["1"]})] * 8
-    with pytest.raises(UserError, match="bad row"):
-        pool.run(["print(input())"] * 9, [*tests, "no JSON"], [*["row"] * 8, "bad row"])
-    assert pool.run(["print(input())"], tests[:1], ["row"])[0].status == "passed"
-    assert len(started) <= 3
 
 
 def test_a_machine_without_walls_is_refused(monkeypatch) -> None:

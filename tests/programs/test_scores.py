@@ -75,15 +75,6 @@ def test_a_row_without_an_outcome_has_no_score_and_leaves_the_mean():
         scores_of(["invalid"] * 4)
 
 
-def test_a_process_without_any_outcome_goes_on_with_skip(tmp_path, caplog):
-    flags = {"reward_function": None, "reward_source": "programs", "on_reward_error": "skip"}
-    source = reward_source(SourceParts(ppo_config(tmp_path, **flags), None, None, Pool()))
-    found = source(make_rollout(ROWS), ResponseTexts(["p"] * 4, ["invalid"] * 4, [row("{}")] * 4, [True] * 4))
-    assert found.missing.all() and torch.isnan(found.values).all()
-    assert found.measured["programs/invalid"] == (4, 4) and found.parts["unscored"].tolist() == [1, 1, 1, 1]
-    assert "4 of 4 programs could not be run: no room." in caplog.text
-
-
 def test_weights_go_by_the_names_of_sources(tmp_path):
     """Whatever their order, and 1 for a source without weight: −.5 × 3 + 1 × 10."""
     (tmp_path / "f.py").write_text(

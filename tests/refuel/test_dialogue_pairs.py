@@ -7,7 +7,7 @@ from cli_runs import write_jsonl
 from dialogue_cases import TEMPLATES, chat_tokenizer
 from dschat.base.errors import UserError
 from dschat.data.turn_end import turn_end
-from dschat.refuel.dialogue_pairs import FIRST, read_dialogue_pair, tokenize_pairs
+from dschat.refuel.dialogue_pairs import read_dialogue_pair, tokenize_pairs
 from dschat.refuel.token_pairs import load_regression_data
 from refuel_cases import row
 
@@ -70,21 +70,6 @@ def test_what_is_left_out_is_counted_by_reason():
     assert -99999 not in [kept[n][f"{side}_reward"] for n in range(2) for side in ("chosen", "reject")]
 
 
-def test_a_beginning_may_be_longer_than_the_whole_dialogue():
-    """A template that drops thoughts of earlier turns: the first reply is too long although the dialogue is not."""
-    tokenizer = chat_tokenizer("chatml")
-    tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        "{{ m.content if loop.last else m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    raw = row()
-    raw[FIRST][3]["content"] = f"<think>{'z' * 150}</think>second"
-    made = read_dialogue_pair(raw, "rows:1", scored=True)
-    kept, left_out = tokenize_pairs([made], tokenizer, turn_end(tokenizer), 120)
-    assert not kept and left_out == {"the first dialogue is too long": 1}
-
-
 def broken(column, value):
     return row() | {column: value}
 
@@ -126,15 +111,6 @@ def test_tokens_come_apart_where_the_mask_begins(tmp_path):
     assert [held_out.chosen_reward for held_out in data.eval] == [3.0]
     counts = {"train": 1, "eval": 1, "dropped": {}, "rows": {"train": 1, "eval": 1}, "data_split": None}
     assert data.sources == [{"name": tmp_path.name} | counts]
-
-
-def test_evaluation_pairs_of_several_data_sets_take_turns(tmp_path):
-    """An evaluation may read the first ones only (--eval_iters)."""
-    for name, rewards in (("a", (0, 1)), ("b", (2, 3))):
-        for split in ("train", "test"):
-            write_jsonl(tmp_path / name / f"{split}.jsonl", [pair(chosen_reward=r) for r in rewards])
-    data = load_regression_data([str(tmp_path / "a"), str(tmp_path / "b")], 10, 10)
-    assert [example.chosen_reward for example in data.eval] == [0, 2, 1, 3]
 
 
 def test_failed_rewards_and_long_pairs_are_left_out(tmp_path):

@@ -150,30 +150,6 @@ def test_finished_dialogues_are_handed_over_again_and_other_settings_refused(mod
     assert read_jsonl(tmp_path / "dialogues" / "train.jsonl") != rows
 
 
-def test_an_interrupted_run_goes_on_with_another_batch_size(models, tmp_path, interrupt):
-    run_generate(options(models, tmp_path / "whole", num_data=5))
-    whole = read_jsonl(tmp_path / "whole" / "dialogues" / "train.jsonl")
-    first = interrupt(DialogueSampling, "sample", 1)
-    with pytest.raises(KeyboardInterrupt):
-        run_generate(options(models, tmp_path, num_data=5, batch_size=3))
-    calls = interrupt(DialogueSampling, "sample")
-    run_generate(options(models, tmp_path, num_data=5, batch_size=1))
-    assert [len(numbers) for _, numbers, _ in [*first, *calls]] == [3, 1, 1]  # three were finished
-    assert read_jsonl(tmp_path / "dialogues" / "train.jsonl") == whole
-
-
-def test_a_hub_that_cannot_be_reached_leaves_the_data_set_here(models, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    flags = {"output_repo": "somebody/dialogues", "num_turns": 1, "num_data": 2}
-    with pytest.raises(UserError, match="--output_repo somebody/dialogues: the data set is complete in .*/work"):
-        run_generate(options(models, tmp_path, **flags))
-    assert len(read_jsonl(tmp_path / "work" / "train.jsonl")) == 2
-    with pytest.raises(UserError, match="same command again, which then only uploads"):
-        run_generate(options(models, tmp_path, **flags))
-
-
 def test_a_name_on_the_hub_gets_a_private_data_set(models, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("huggingface_hub.HfApi.create_repo", lambda self, name, **rest: calls.append((name, rest)))

@@ -6,7 +6,6 @@ from pyarrow import parquet
 
 from cli_runs import write_jsonl
 from dschat.base.errors import UserError
-from dschat.data.sources import is_folder
 from dschat.refuel.data_options import MaskOptions
 from dschat.refuel.rank import held_out_rows, run_masks
 from dschat.refuel.token_pairs import load_regression_data
@@ -69,11 +68,3 @@ def test_the_same_command_again_writes_the_same_and_another_is_refused(models, t
     monkeypatch.setattr("dschat.refuel.rank.CHUNK", 5)
     make(models, tmp_path, rows, overwrite=True)
     assert files == {file.name: file.read_bytes() for file in (tmp_path / "pairs").iterdir()}
-
-
-def test_a_name_is_a_folder_unless_it_is_somebodys(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert is_folder("./a/b") and is_folder("a") and is_folder("a/b/c") and is_folder("../a")
-    assert not is_folder("owner/name")
-    (tmp_path / "owner").mkdir()
-    assert is_folder("owner/name")

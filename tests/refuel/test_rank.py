@@ -86,15 +86,6 @@ def test_failures_are_marked_and_counted(tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()[-1].split(",")) == 5  # the shared beginning was scored once
 
 
-def test_a_dialogue_beyond_the_limit_fails_alone(models, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(models / "rm")
-    text = tokenizer.apply_chat_template(UNSCORED["trajectory"], tokenize=False)
-    most = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-    _, (found,) = rank(tmp_path, reward_model=str(models / "rm"), max_length=most)
-    assert -99999 not in found["trajectory_reward"]
-    assert found["trajectory_sampled_h_from_sampled_len_reward"].count(-99999) == 1  # two characters longer
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [("nothing", "not one of 6 dialogues got a finite reward"), ("one", r"returned shape \(1,\) for 5 dialogues")],

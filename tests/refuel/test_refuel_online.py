@@ -12,10 +12,9 @@ import torch
 
 from cli_runs import read_jsonl
 from closeness import FORMULA, UPDATE, WEIGHT_GAP, assert_near, near
-from dschat.base.errors import UserError
 from dschat.data.dialogues import state
 from dschat.refuel.models import compared_turn
-from dschat.refuel.online import check_pairs, pair_metrics, refuel_update
+from dschat.refuel.online import pair_metrics, refuel_update
 from dschat.settings.batches import BatchPlan
 from dschat.training.ppo.update import UpdateProgress
 from factories import (
@@ -162,21 +161,6 @@ def test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards(g
     assert metrics["val/ratio"] == near(1) and metrics["val/ratio_variance"] < 1e-4
 
 
-def test_the_self_check_leaves_rewards_that_are_not_finite_to_the_run(group, tmp_path):
-    trainer, examples = trainer_of(tmp_path), examples_of(2)
-    batch = trainer.algorithm.score_pairs(trainer.algorithm.sampler.sample_pairs(examples, 0), examples)
-    for broken in ([True, False], [True, True]):
-        differences = batch.reward_differences.masked_fill(torch.tensor(broken), math.nan)
-        found = replace(batch, rewards=torch.cat([differences, torch.zeros_like(differences)]))
-        assert found.reward_differences.isnan().tolist() == broken
-        check_pairs(trainer.algorithm.models.policy, found, trainer.algorithm.config, trainer.algorithm.plan)
-    with torch.no_grad():
-        next(trainer.algorithm.models.policy.module.parameters()).mul_(2)
-    found = replace(batch, rewards=batch.rewards.masked_fill(torch.tensor([True, False, False, False]), math.nan))
-    with pytest.raises(UserError, match="self-check"):  # by the pair that is left
-        check_pairs(trainer.algorithm.models.policy, found, trainer.algorithm.config, trainer.algorithm.plan)
-
-
 def test_the_gradient_is_that_of_the_mean_over_pairs_by_autograd(group):
     """mean (D − η ΔR)² of plain transformers, one pair at a time without padding; one step of SGD-like Adam."""
     rows = paired_rows(3)
@@ -273,18 +257,3 @@ def test_evaluations_draw_the_likeliest_tokens_or_the_same_ones_every_time(group
         logits[[PAD, BOS]] = -torch.inf
         assert int(logits.argmax()) == token
         row.append(token)
-
-
-def test_numbers_that_are_not_finite_stop_the_run_or_are_left_out(group, tmp_path):
-    def bad(dialogues, rows):
-        return [float("nan")] * len(dialogues)
-
-    said = "--reward_function unused.py:f must give finite numbers. --on_nonfinite skip"
-    with pytest.raises(UserError, match=f"eval/scores_turn_1.* of the evaluation is not finite. {said}"):
-        trainer_of(tmp_path / "evaluated", reward=bad).evaluate()
-    with pytest.raises(UserError, match=f"after 0 updates, scores on rank 0 are not finite in rows .* {said}"):
-        trainer_of(tmp_path / "stop", reward=bad).iterate([range(8)])
-    trainer = trainer_of(tmp_path / "skip", reward=bad, on_nonfinite="skip")
-    before = weights_of(trainer.algorithm.models.policy)
-    assert trainer.iterate([range(8)])["skipped/nonfinite"] == 4.0
-    assert trainer.update == 4 and largest_difference(before, weights_of(trainer.algorithm.models.policy)) == 0

@@ -3,7 +3,6 @@
 
 import re
 from dataclasses import fields
-from typing import Any
 
 import torch
 
@@ -51,15 +50,3 @@ def test_the_documented_fields_are_all_there_are():
     rollout = {field.name for field in fields(Rollout)} - {"response_mask"}
     rollout |= {"prompt_width", "response_ids", "response_rows", "response_runs"}
     assert sorted(documented) == sorted(own | {f"rollout.{name}" for name in rollout})
-
-
-def test_the_condition_of_the_page_ends_macro_actions_at_commas(tokenizer):
-    page = (ROOT / "docs" / "macro-actions.md").read_text("utf-8")
-    names: dict[str, Any] = {}
-    exec(re.findall(r"```python\n(def commas.*?)```", page, re.DOTALL)[0], names)
-    text = "a,b"
-    ids = [tokenizer.encode(c, add_special_tokens=False)[0] for c in text]
-    rollout = make_rollout([([5], [*ids, EOS])])
-    zeros = torch.zeros(rollout.response_mask.shape)
-    ends = names["commas"](Trajectory(rollout, zeros, zeros, None, torch.zeros(1)), tokenizer)
-    assert ends.tolist() == [[False, True, False, False]]

@@ -187,12 +187,6 @@ def test_a_missing_template_or_eos_is_refused(bytes_tokenizer, tmp_path):
         read(endless, rows_of(PROMPTS), RESPONSES)
 
 
-def test_a_template_that_refuses_names_the_row(bytes_tokenizer, tmp_path):
-    path, _ = with_template(tmp_path, bytes_tokenizer, "{{ raise_exception('no user turns') }}")
-    with pytest.raises(UserError, match=r"--rm_template.*refuses set.jsonl:1: no user turns"):
-        read(path, rows_of(PROMPTS), RESPONSES, rm_template=True)
-
-
 def test_a_score_that_is_no_number_names_its_row(bytes_tokenizer, tmp_path):
     model = make_classifier(vocab_size=300)
     model.score.weight.data.fill_(float("inf"))
@@ -231,10 +225,3 @@ def test_scores_are_plain_transformers_of_the_templates_text(batch_size, offload
         if number:
             text = text.removesuffix("<|eot|>")
             assert cut[number] == near(hf_score(classifier, encode(tokenizer, text)))
-
-
-def test_a_reward_model_without_a_template_is_refused():
-    with pytest.raises(UserError, match="--reward_model rm: its tokenizer has no chat template"):
-        dialogue_reader(chat_template=None)
-    with pytest.raises(UserError, match="its chat template refuses a dialogue of one turn: no assistants"):
-        dialogue_reader(chat_template="{{ raise_exception('no assistants') }}")

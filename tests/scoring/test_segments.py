@@ -20,7 +20,6 @@ from dschat.scoring.segments import Segments
 from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
 from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores
 from dschat.scoring.url import UrlScores, UrlSettings
-from dschat.training.steps.functions import function_scores
 from factories import EOS, KINDS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows, save_folder
 from fake_score_server import StandIn
 
@@ -75,41 +74,13 @@ def test_a_function_gets_the_macro_actions_and_gives_each_a_number():
     assert found.values.tolist() == [7.0, 3.0] and found.segments.tolist() == [[0, 0], [1, 2]]
 
 
-@pytest.mark.parametrize(
-    "result, said",
-    [
-        ([[1, 2], [3]], "response 1 of the call, returned shape .1,. for 2 macro actions"),
-        ([[1, 2]], "returned 1 lists for 2 responses"),
-        ([1, 2, 3], "returned shape .3,. for 2 responses"),
-        ([[1, "x"], [3, 4]], "which is not a list of numbers"),
-    ],
-)
-def test_another_number_of_them_is_refused(result, said):
-    with pytest.raises(UserError, match=said):
-        of_function(lambda *_: result)
-
-
-def test_a_function_of_three_arguments_is_refused_before_training(tmp_path):
-    (tmp_path / "f.py").write_text("def f(prompts, responses, rows): pass\ndef g(*texts): pass\n", "utf-8")
-    for on_error in ("stop", "retry", "skip"):
-        with pytest.raises(UserError, match="f.py:f: --segment_rewards calls it with a fourth argument.*segments"):
-            function_scores(f"{tmp_path / 'f.py'}:f", "--reward_function", on_error, with_segments=True)
-    function_scores(f"{tmp_path / 'f.py'}:f", "--reward_function")
-    (tmp_path / "h.py").write_text("def h(prompts, responses, rows, segments): pass\n", "utf-8")
-    with pytest.raises(UserError, match=r"h.py:h: it is called with three arguments.*comes with --segment_rewards\.$"):
-        function_scores(f"{tmp_path / 'h.py'}:h", "--reward_function")
-    with pytest.raises(UserError, match=r"--metric_function .*h.py:h: .*make it f\(prompts, responses, rows\)\.$"):
-        function_scores(f"{tmp_path / 'h.py'}:h", "--metric_function")
-    function_scores(f"{tmp_path / 'f.py'}:g", "--reward_function", with_segments=True)
-
-
 def test_a_function_that_fails_leaves_the_response_out():
     def function(prompts, responses, rows, segments):
         if "q" in prompts:
             raise ValueError("no")
         return [[1.0, None]] if rows[0]["n"] == 9 else [[1.0, 2.0]]
 
-    source = WeightedScores([Weighted("", 1.0, FunctionScores(function, "--f", "skip"))], skips=True)
+    source = WeightedScores([Weighted(None, 1.0, FunctionScores(function, "--f", "skip"))], skips=True)
     found = source(make_rollout(ROWS), TEXTS)
     assert found.missing.tolist() == [False, True]
     assert found.values.tolist() == [3.0, 3.0] and found.segments.tolist() == [[1, 2], [0, 0]]

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server of a reward model: the numbers of the model itself, and requests that it cannot read."""
 
-import json
 import math
 import signal
 import socket
@@ -23,7 +22,7 @@ from dschat.models.scalar import ScalarModel
 from dschat.scoring import serve
 from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
-from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest, ScoreServer, application
+from dschat.scoring.serve import Scorer, ScoreRequest, ScoreServer, application
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import UrlScores, UrlSettings
 from factories import BOS, EOS, hf_score, make_classifier, make_prompt, make_rollout, save_folder
@@ -117,20 +116,6 @@ def test_a_text_that_is_too_long(bytes_tokenizer, tmp_path, serving, caplog, mon
     assert "1 of 2 responses have no score (--reward_model" in caplog.text and "at most 128 tokens" in caplog.text
 
 
-def test_a_conversation_that_the_template_refuses_costs_no_other(tmp_path, serving):
-    tokenizer = chat_tokenizer("chatml")
-    tokenizer.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + (
-        tokenizer.chat_template
-    )
-    url = serving(save_folder(tmp_path, make_classifier(vocab_size=len(tokenizer)), tokenizer), rm_template=True)
-    turns = [[{"role": role, "content": "What?"}] for role in ("user", "system", "user")]
-    body = {"prompts": ["p"] * 3, "responses": ["one", "two", "three"], "messages": turns}
-    answer = httpx2.post(url, json=body).json()
-    alone = [httpx2.post(url, json={n: x[k : k + 1] for n, x in body.items()}).json()["scores"][0] for k in (0, 2)]
-    assert answer["scores"] == [near(alone[0]), None, near(alone[1])]
-    assert "refuses response 1: no system" in answer["error"]
-
-
 BAD = {
     b"prompts=a": "Invalid JSON",
     b"[]": "the request: Input should be an object",
@@ -162,21 +147,6 @@ def test_what_is_no_request_is_refused(folder, serving, monkeypatch):
     assert answer.status_code == 413 and "lower --reward_batch" in answer.json()["error"]
 
 
-def test_long_texts_are_refused_unread_or_get_no_score(bytes_tokenizer, tmp_path, folder):
-    """A limit of 100 tokens: 400,000 characters are not even encoded, 150 bytes are 150 tokens and more."""
-    reader = load_reward_model(folder, bytes_tokenizer, False, torch.device("cpu"), torch.float32)
-    scorer = Scorer(reader, 100)
-    with pytest.raises(BadRequest, match=r"response 1 and its prompt have 400,001 characters.*--max_tokens") as found:
-        scorer(ScoreRequest(["a", "a"], ["b", "b" * 400_000], [True] * 2, [None] * 2))
-    assert found.value.status == 422
-    turns = [{"role": "user", "content": "a" * 1600}]
-    with pytest.raises(BadRequest, match=r"response 0 and its prompt have 1,6\d\d characters"):
-        scorer(ScoreRequest(["a"], ["b"], [True], [turns]))
-    answer = scorer(ScoreRequest(["a", "a"], ["b", "b" * 150], [True] * 2, [None] * 2))
-    assert answer["scores"][1] is None and "reads at most 100 tokens" in str(answer["error"])
-    assert math.isfinite(answer["scores"][0])
-
-
 def test_the_token_guards_scores(serving, monkeypatch):
     url = serving.app(application(lambda request: {"scores": [1.0]}, "m", "secret")).url
     body = {"prompts": ["a"], "responses": ["b"]}
@@ -193,88 +163,15 @@ def test_the_token_guards_scores(serving, monkeypatch):
     assert ask(url, rollout, texts).tolist() == [1.0]
 
 
-STUCK = """
-import time
-from dschat.scoring import serve
-def stuck(request):
-    print("asked", flush=True)
-    time.sleep(60)
-server = serve.ScoreServer("127.0.0.1", 0, serve.application(stuck, "m"))
-print(server.url, flush=True)
-server.answer()
-"""
-
-
-def test_a_second_signal_ends_it_though_the_model_is_busy(tmp_path):
-    (tmp_path / "stuck.py").write_text(STUCK)
-    command = [warm_programs() / "python", tmp_path / "stuck.py"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
-    assert process.stdout is not None
-    alarm = threading.Timer(60, process.kill)
-    alarm.start()
-    port = port_of(process.stdout.readline().strip())
-    with socket.create_connection(("127.0.0.1", port), 30) as connection:
-        connection.sendall((HEAD + BODY).encode())
-        assert process.stdout.readline() == "asked\n"
-        begun = time.monotonic()
-        for _ in range(2):
-            process.send_signal(signal.SIGTERM)
-            time.sleep(0.2)
-        assert process.wait(30) == 143 and time.monotonic() - begun < 10
-    alarm.cancel()
-    process.stdout.close()
-
-
-def said_to(port, text):
-    """What a server says to these first bytes of a request."""
-    with socket.create_connection(("127.0.0.1", port), 30) as connection:
-        connection.sendall(text.encode())
-        return connection.makefile("rb").read()
-
-
 def port_of(url):
     return int(url.split(":")[2].split("/")[0])
-
-
-BODY = json.dumps({"prompts": ["a"], "responses": ["b"]})
-HEAD = f"POST / HTTP/1.0\r\nContent-Length: {len(BODY)}\r\n\r\n"
-NOT_WHOLE = {"silent": "", "half a head": HEAD[:20]}
-
-
-def test_the_end_waits_for_what_has_been_asked_and_for_no_silent_connection(serving):
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow(request):
-        begun.set()
-        go_on.wait(30)
-        return {"scores": [1.0]}
-
-    server = serving.app(application(slow, "m"), "0.0.0.0")
-    answers = {}
-
-    def say(name, text):
-        answers[name] = said_to(port_of(server.url), text)
-
-    threads = [threading.Thread(target=say, args=item) for item in {**NOT_WHOLE, "whole": HEAD + BODY}.items()]
-    for thread in threads:
-        thread.start()
-    assert begun.wait(30)
-    while len(server.server_state.connections) < len(threads):
-        time.sleep(0.01)
-    server.should_exit = True
-    for thread in threads[:-1]:
-        thread.join(10)
-    assert answers == dict.fromkeys(NOT_WHOLE, b"")
-    go_on.set()
-    threads[-1].join(10)
-    assert answers["whole"].endswith(b'{"scores": [1.0]}')
 
 
 def test_a_model_that_fails_is_status_500(serving):
     def failing(request):
         raise IndexError("no such id")
 
-    answer = httpx2.post(serving.app(application(failing, "m")).url, content=BODY)
+    answer = httpx2.post(serving.app(application(failing, "m")).url, json={"prompts": ["a"], "responses": ["b"]})
     assert answer.status_code == 500 and answer.json() == {"error": "IndexError: no such id"}
 
 

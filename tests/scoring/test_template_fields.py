@@ -2,7 +2,6 @@
 """What reads responses behind messages gives the chat template its tools, and its own blanks once."""
 
 import json
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,11 +13,10 @@ from dschat.base.errors import UserError
 from dschat.data.examples import PromptExample, pair_examples
 from dschat.data.rows import Row
 from dschat.data.turn_end import response_texts
-from dschat.demo.session import chat_prompt
 from dschat.evaluation.generate import _references
 from dschat.refuel.scores import RewardModelDialogueScores
 from dschat.scoring.reward_reader import RewardReader
-from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
+from dschat.scoring.serve import BadRequest, ScoreRequest
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import _body
 
@@ -142,25 +140,3 @@ def test_a_reward_server_refuses_what_it_gives_to_the_template_itself(name):
     with pytest.raises(BadRequest, match=f"template_arguments of response 1 hold {name}, which the server") as refusal:
         ScoreRequest.read(json.dumps(body).encode())
     assert refusal.value.status == 422
-
-
-@pytest.mark.parametrize(
-    "long",
-    [
-        {"template_arguments": [{"documents": [{"text": "x" * 200}]}]},  # read beside a prompt, too
-        {"messages": [[user("x" * 200)]]},
-        {"messages": [[user("a")]], "prompts": ["x" * 200]},  # read by a model without a template
-    ],
-)
-def test_a_reward_server_counts_all_that_a_template_may_read(long):
-    """16 characters for each of 10 tokens."""
-    scorer = Scorer(Mock(), max_tokens=10)
-    short = {"prompts": ["p"], "responses": ["b"]}
-    scorer._require_short(ScoreRequest.read(json.dumps(short).encode()))
-    with pytest.raises(BadRequest, match="refuses more than 160 characters"):
-        scorer._require_short(ScoreRequest.read(json.dumps(short | long).encode()))
-
-
-def test_the_demo_goes_on_from_contents():
-    prompt = chat_prompt(byte_tokenizer("llama-2"), [("a", " b ")], "c")
-    assert prompt.messages == [user("a"), bot("b"), user("c")]

@@ -119,17 +119,6 @@ def test_a_refusal_stops_at_once(status, server):
     assert len(stand_in.requests) == 1
 
 
-def test_a_server_that_is_gone_and_comes_back(server, caplog):
-    first = server()
-    port = first.port
-    source = UrlScores(UrlSettings(first.url, 2, 5.0, 10.0, False))
-    assert source(ROLLOUT, TEXTS).tolist() == LENGTHS
-    first.stop()
-    threading.Timer(0.4, lambda: server(port=port)).start()
-    assert source(ROLLOUT, TEXTS).tolist() == LENGTHS
-    assert f"--reward_url {first.url}: no answer:" in caplog.text
-
-
 def test_a_server_that_stays_away(server):
     stand_in = server()
     stand_in.stop()
@@ -150,17 +139,6 @@ def test_requests_of_a_rollout_end_before_other_processes_stop_waiting(server):
         UrlScores(settings)(ROLLOUT, TEXTS)
     skipped = UrlScores(replace(settings, skips=True, longest=0.4))(ROLLOUT, TEXTS)
     assert skipped.isnan().sum() == len(TEXTS.responses) - 2, "the second request was not waited for to its end"
-
-
-def test_a_slow_server(server):
-    def slow(request):
-        time.sleep(0.5)
-        return by_length(request)
-
-    found = ask(server(slow, by_length).url, timeout=0.2, patience=60.0)  # the second time it is not
-    assert found.tolist() == LENGTHS
-    with pytest.raises(UserError, match=r"no answer within 0.1 s \(--reward_timeout\)"):
-        ask(server(slow).url, timeout=0.1, patience=0.2)
 
 
 def test_rows_without_an_answer_are_left_out_if_asked_for(server, caplog):

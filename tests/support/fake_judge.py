@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -266,11 +267,10 @@ def question(first: str = "good", second: str = "bad", prompt: str = "p") -> Any
 
 
 def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint: Any) -> Any:
-    """A client of the server with the key KEY; its cache lies in the folder."""
+    """A client of the server with the key KEY; its cache lies in the folder, and holds answers with a verdict."""
     from dschat.base.chat_servers import Endpoint
     from dschat.base.reply_cache import ReplyCache
     from dschat.judge.client import JudgeClient
-    from dschat.judge.command import HARMLESS
     from dschat.judge.costs import Spending
     from dschat.judge.verdicts import has_verdict
 
@@ -283,8 +283,10 @@ def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint:
         "key": KEY,
     }
     whom = Endpoint(**(settings | endpoint))
-    cache = ReplyCache(folder / "cache", has_verdict)
-    return JudgeClient(whom, cache, spending or Spending(None), HARMLESS)
+    cache = ReplyCache(folder / "cache")
+    client: Any = JudgeClient(whom, cache, spending or Spending(None))
+    client.ask = partial(client.ask, is_usable=has_verdict)
+    return client
 
 
 def always_first(messages: list[dict[str, str]]) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dschat.base.errors import UserError
-from dschat.refuel.settings import RefuelConfig, RefuelOnlineConfig
+from dschat.refuel.offline_settings import RefuelConfig
+from dschat.refuel.online_settings import RefuelOnlineConfig
 from dschat.settings.parse import parse
 from dschat.settings.parser import FlagParser
 from dschat.settings.ppo import PPOConfig

@@ -15,8 +15,8 @@ from dschat.engine.engine import AdaptersOff
 from dschat.models.lora import add_lora
 from dschat.refuel.models import RefuelModels
 from dschat.refuel.online import Refuel
+from dschat.refuel.online_settings import RefuelOnlineConfig
 from dschat.refuel.scores import FunctionDialogueScores
-from dschat.refuel.settings import RefuelOnlineConfig
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.run.distributed import world_size
 from factories import (

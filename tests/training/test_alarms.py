@@ -11,7 +11,7 @@ import pytest
 
 from cli_runs import read_jsonl
 from dschat.base.errors import UserError
-from dschat.refuel.settings import RefuelOnlineConfig
+from dschat.refuel.online_settings import RefuelOnlineConfig
 from dschat.settings.flags import flags_of
 from dschat.settings.ppo import PPOConfig
 from dschat.training.alarms import Alarms

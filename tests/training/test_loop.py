@@ -194,7 +194,7 @@ def test_max_steps_inside_a_rollout_is_refused(steps, nearest, tmp_path):
         (ppo_config, {}, 7, "7 prompts are fewer than one rollout of 8. Give --per_device_training_batch_size 7"),
         (sft_config, {"per_device_train_batch_size": 4}, 3, "3 training examples are fewer than one global batch"),
         (refuel_config, {}, 7, "7 dialogues are fewer than one round of 8"),
-        (refuel_config, {"total_episodes": 7}, 17, "--total_episodes 7 is less than one round of 8"),
+        (refuel_config, {"total_episodes": 7}, 17, "--total_episodes 7 is less than one batch of 8"),
     ],
 )
 def test_fewer_examples_than_an_iteration_takes_are_refused(make, flags, examples, said, tmp_path):

@@ -87,7 +87,7 @@ def test_a_response_without_a_score_is_left_out(group, tmp_path):
             for row, own in zip(rows, characters(prompts, responses, rows, segments), strict=True)
         ]
 
-    source = WeightedScores([Weighted("", 1.0, FunctionScores(picky, "--f", "skip"))], skips=True)
+    source = WeightedScores([Weighted(None, 1.0, FunctionScores(picky, "--f", "skip"))], skips=True)
     batch = batch_of(trainer_of(tmp_path, source, ppo_epochs=2, on_reward_error="skip"))
     row = batch.rollout.prompt_index.tolist().index(3)
     assert batch.response_mask.any(1).sum() == 15 and not batch.response_mask[row].any()

@@ -159,7 +159,7 @@ def test_completions_without_a_score_are_left_out(group: Any, tmp_path: Any) -> 
         return [2.0 if n % 5 == 0 else None for n in range(len(prompts))]
 
     calls: list[int] = []
-    source = WeightedScores([Weighted("", 1.0, FunctionScores(some, "--f", "skip"))], skips=True)
+    source = WeightedScores([Weighted(None, 1.0, FunctionScores(some, "--f", "skip"))], skips=True)
     batch, _ = batch_of(trainer_of(tmp_path, source, on_reward_error="skip"))
     assert batch.trajectory.values is not None
     assert_near(batch.trajectory.values, 2.0 * batch.response_mask.float())

@@ -41,14 +41,6 @@ def test_turns_alternate_until_each_dialogue_has_its_own() -> None:
     assert sorted(found[0].replies) == [0, 1, 2] and sorted(found[1].replies) == [0]
 
 
-def test_a_second_rollout_keeps_what_was_said() -> None:
-    start = dialogue("a", "given", "b")
-    (found,) = roll_out([start], [2], Echo(), UserFromData([start]), [0])
-    assert found.messages == dialogue("a", "given", "b", "after 3") and sorted(found.replies) == [1]
-    done = dialogue("a", "given")
-    assert roll_out([done], [1], Echo(), UserFromData([done]), [0])[0].messages == done
-
-
 def policy(most: int | None = None, tokens: int = 6) -> PolicyAssistant:
     tokenizer = chat_tokenizer()
     model = make_causal_lm("gemma", vocab_size=len(tokenizer)).eval()
@@ -176,19 +168,6 @@ def test_a_server_plays_the_user_and_is_asked_once(tmp_path):
     assert KEY not in "".join(file.read_text() for file in (tmp_path / "cache").rglob("*.json"))
 
 
-def test_a_server_that_does_not_answer_ends_the_run_and_keeps_what_it_said(tmp_path):
-    with judge_server() as server:
-        server.answer = says
-        server.fail_on("broken", (500, {"error": {"message": "down"}}, {}))
-        with pytest.raises(
-            UserError, match="--user_server .*no answer with --max_tries 2: .*down. Finished.*again to go on"
-        ):
-            on(server, tmp_path)([dialogue("a", "b"), dialogue("broken", "b")], [0, 1], [0, 1])
-        before = len(server.bodies)
-        assert on(server, tmp_path)([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]
-        assert len(server.bodies) == before
-
-
 def test_a_text_that_a_server_refuses_ends_its_dialogue_once_others_were_answered(tmp_path):
     with judge_server() as server:
         server.answer = says
@@ -198,17 +177,3 @@ def test_a_text_that_a_server_refuses_ends_its_dialogue_once_others_were_answere
         user = on(server, tmp_path)
         assert user([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]
         assert user([dialogue("rude", "b"), dialogue("a", "b")], [0, 1], [0, 0]) == [None, "after 1 answers"]
-
-
-def test_an_answer_that_is_cut_off_before_the_question_ends_its_dialogue_and_is_not_kept(tmp_path, caplog):
-    cut = ("length", {"role": "assistant", "content": "I think about it for very"})
-    asked = ("length", {"role": "assistant", "content": "Well. Question: why not"})
-    with judge_server() as server:
-        server.answer = says
-        server.plan.extend([cut, asked])
-        user = on(server, tmp_path)
-        assert user([dialogue("a", "b")], [0], [0]) == [None]
-        assert "no message of a user" in caplog.text
-        assert user([dialogue("c", "d")], [0], [0]) == ["why not"]
-        assert user([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]  # asked anew
-        assert len(server.bodies) == 3

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Episodes turn by turn: ids as they were sampled, seeds, limits, and environments that fail."""
 
-import copy
-import re
 import time
 from dataclasses import replace
 from typing import Any
@@ -10,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from chat_templates import SPECIAL_TEMPLATES, TEMPLATES, byte_tokenizer
+from chat_templates import TEMPLATES, byte_tokenizer
 from dschat.base.errors import UserError
 from dschat.data.encoding import encode_responses
 from dschat.data.observations import ConversationEncoder, check_template
@@ -20,7 +18,6 @@ from dschat.turns.environments import EnvironmentPool
 from dschat.turns.episodes import EpisodeLimits, EpisodePlayer
 from dschat.turns.sampler import agreed_source, assemble_episodes
 from factories import EOS, PAD, sampling_of
-from tokenizer_families import FAMILIES
 from turn_cases import TEMPLATE, Scripted, chat_tokenizer, ended, make_row, write_environments
 
 LIMITS = EpisodeLimits(turns=4, prompt_tokens=64, tokens=64)
@@ -133,17 +130,6 @@ def test_five_values_of_gymnasium(pools) -> None:
     assert episodes[0].rewards == [11.0, 21.0, 31.0] and episodes[0].done
 
 
-def test_objects_of_a_users_classes_become_plain_ones(pools) -> None:
-    replies = [[ended(*ids_of("a"))]] * 3
-    episodes, _ = play(pools("Subclasses"), replies, [make_row("we make")])
-    (episode,) = episodes
-    assert episode.failure is None and episode.rewards == [11.0, 21.0, 31.0]
-    assert type(episode.prompt_messages) is list and episode.messages[2]["ids"] == [1, 2]
-    for message in episode.messages:
-        assert type(message["role"]) is str and type(message["content"]) is str
-    assert {type(role) for role in pools("Subclasses").traits.roles} == {str}
-
-
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -243,26 +229,6 @@ def test_a_system_prompt_in_the_last_question_only_is_refused() -> None:
         check_template(chat_tokenizer(moving), None, ["user"])
 
 
-FORGETS_REPLIES = (
-    "{% for m in messages %}{% if m.role != 'assistant' or loop.last %}{{ m.content }}<eos>{% endif %}{% endfor %}"
-)
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        (FORGETS_REPLIES, "does not write a reply that other messages"),
-        (SPECIAL_TEMPLATES["gpt-oss"], "ends a reply with <|return|> only if no other message follows"),
-        ("{% for m in messages %}{{ messages[0].content }}{{ m.content }}<eos>{% endfor %}", "older messages behind"),
-    ],
-)
-def test_new_messages_that_cannot_be_told_from_old_ones_are_refused(template, said) -> None:
-    tokenizer = byte_tokenizer("chatml")
-    tokenizer.chat_template = template
-    with pytest.raises(UserError, match=f"--environment: .*{re.escape(said)}.*chat_template.jinja"):
-        check_template(tokenizer, None, ["user"])
-
-
 def test_a_template_without_system_messages_is_tried_without_one() -> None:
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
     check_template(chat_tokenizer(refusing), None, ["user"])
@@ -279,13 +245,6 @@ def test_a_template_that_leaves_out_what_the_environment_says_is_refused() -> No
     """The policy would never read a tool's results."""
     with pytest.raises(UserError, match="the role 'tool'.*not in what the chat template writes"):
         check_template(chat_tokenizer(TWO_ROLES), None, ["user", "tool"])
-
-
-def test_a_role_that_the_template_was_not_tried_with() -> None:
-    encoder = ConversationEncoder(chat_tokenizer(TWO_ROLES), None, ["user"])
-    answer = [{"role": "tool", "content": "fox"}]
-    with pytest.raises(UserError, match="rows.jsonl:1: step returned a message of the role 'tool'.*`roles`"):
-        encoder.following([{"role": "user", "content": "we"}], answer, True, None, "rows.jsonl:1")
 
 
 def test_what_the_template_leaves_out_of_first_messages_is_said_once(pools, caplog) -> None:
@@ -315,25 +274,6 @@ def test_what_follows_a_reply_is_what_the_template_writes() -> None:
     assert ids == encode_responses(tokenizer, [rest])[0]
     ids = encoder.following(messages, more, False, None, "rows.jsonl:1")
     assert ids == encode_responses(tokenizer, ["<|im_end|>" + rest])[0]
-
-
-@pytest.mark.parametrize("has_end", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_what_follows_a_reply_has_the_ids_of_the_whole_text(family, has_end) -> None:
-    """Expected: transformers' ids of the whole text behind the token that ends the reply."""
-    tokenizer = copy.deepcopy(FAMILIES[family]().tokenizer)
-    tokenizer.chat_template = (
-        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content + eos_token }}\n{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-    )
-    messages = [{"role": "user", "content": "fox"}]
-    more = [{"role": "user", "content": "no"}]
-    ids = ConversationEncoder(tokenizer, None, ["user"]).following(messages, more, has_end, None, "rows.jsonl:1")
-    replied = [*messages, {"role": "assistant", "content": "dog"}]
-    text = tokenizer.apply_chat_template([*replied, *more], add_generation_prompt=True, tokenize=False)
-    whole = tokenizer(text, add_special_tokens=False)["input_ids"]
-    ends = [index for index, token_id in enumerate(whole) if token_id == tokenizer.eos_token_id]
-    assert ids == whole[ends[1] + (1 if has_end else 0) :]
 
 
 def test_masks_of_assembled_episodes(pools) -> None:

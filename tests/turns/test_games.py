@@ -3,10 +3,8 @@
 
 import pytest
 
-from cli_runs import read_jsonl
 from dschat.base.errors import UserError
-from dschat.evaluation.macro_actions import macro_spans, macro_text, macro_tokens
-from dschat.quickstart.games import Calculator, Guess, write_game
+from dschat.quickstart.games import Calculator, Guess
 from dschat.turns.environment import reset_environment, step_environment, traits_of
 from dschat.turns.show import episode_table, longest_episode
 
@@ -42,21 +40,6 @@ def test_the_calculator_adds_and_judges() -> None:
     assert traits.roles == ["tool"] and traits.tools is not None and traits.tools[0]["function"]["name"] == "add"
 
 
-@pytest.mark.parametrize("game", ["guess", "calculator"])
-def test_demonstrations_follow_the_rules(game, tmp_path) -> None:
-    write_game(tmp_path, game, 50, 10, 5, seed=3)
-    rows = read_jsonl(tmp_path / "demonstrations" / "train.jsonl")
-    assert len(rows) == 50 and len(read_jsonl(tmp_path / "episodes" / "test.jsonl")) == 5
-    for row in rows:
-        roles = [message["role"] for message in row["messages"]]
-        answers = "user" if game == "guess" else "tool"
-        assert roles[:2] == ["user", "assistant"] and roles[-1] == "assistant"
-        assert set(roles[2::2]) <= {answers} and set(roles[1::2]) == {"assistant"}
-    for row in read_jsonl(tmp_path / "episodes" / "train.jsonl"):
-        environment = Guess() if game == "guess" else Calculator()
-        assert environment.reset(row, 0) == row["messages"]
-
-
 def sample(turns: int = 2) -> dict:
     """An episode of some turns of two tokens each, with one token of the environment between them."""
     tokens = []
@@ -84,20 +67,3 @@ def test_an_episode_turn_by_turn() -> None:
     assert longest_episode([sample(1), sample(2), sample(1)])["turn_rewards"] == [0.0, 0.9]
     with pytest.raises(UserError, match="--environment"):
         longest_episode([{"tokens": []}])
-
-
-def test_examples_of_replies_in_the_prompt_are_no_turns() -> None:
-    episode = sample()
-    shots = [{"role": "user", "content": "7"}, {"role": "assistant", "content": "8"}]
-    episode["messages"] = shots + episode["messages"]
-    episode["prompt_messages"] = shots + episode["prompt_messages"]
-    table = episode_table(episode, "an episode")
-    assert table.rows[:2] == [["", "user", "7", "–", "–", "–"], ["", "assistant", "8", "–", "–", "–"]]
-    assert table.rows[3] == ["1", "policy", "reply 0", "0.00", "0.50", "0.25"] and len(table.rows) == 6
-
-
-def test_an_environments_tokens_have_no_colour() -> None:
-    tokens = macro_tokens(sample()["tokens"])
-    page = macro_spans(tokens)
-    assert '<span class="ma-environment">' in page and "of the environment" in page
-    assert macro_text(tokens, colour=False) == "xx|hxx|"

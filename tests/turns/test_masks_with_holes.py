@@ -9,28 +9,13 @@ import pytest
 import torch
 
 from closeness import assert_near
-from dschat.base.errors import UserError
-from dschat.models.layout import Lengths, PassSize, lay_out
-from dschat.models.policy import PolicyModel
-from dschat.models.scalar import ScalarModel
+from dschat.models.layout import Lengths, lay_out
 from dschat.rollouts.termination import _runs_of
 from dschat.scoring.source import EpisodeRecords, ResponseTexts
 from dschat.training.ppo.credit import assign_credit, with_scores
 from dschat.training.ppo.metrics import repeated_4grams, rollout_metrics, token_table
-from dschat.training.ppo.models import response_logprobs, response_values
-from dschat.training.selfcheck import check_sampled_tokens
 from dschat.turns.scores import EnvironmentScores
-from factories import (
-    EOS,
-    condition_of,
-    make_causal_lm,
-    make_classifier,
-    make_rollout,
-    make_tokenizer,
-    ppo_config,
-    ragged_rows,
-    sampling_of,
-)
+from factories import EOS, condition_of, make_rollout, make_tokenizer, ppo_config, ragged_rows
 from macro_actions.masked import last_true
 from macro_actions.rewards import ScoreMoments
 from macro_actions.segments import segment
@@ -65,20 +50,6 @@ def holed_rollout(ends: bool = False) -> Rollout:
 def whole(rollout: Rollout) -> Rollout:
     """The rollout without holes: the environment's tokens are the policy's, too."""
     return replace(rollout, response_mask=rollout.attention_mask[:, rollout.prompt_width :], cut_turns=None)
-
-
-def test_logprobs_and_values_stand_where_their_tokens_are() -> None:
-    """They are those of the text as a whole, on the policy's tokens; 0 on the others."""
-    rollout = holed_rollout()
-    actor, critic = PolicyModel(make_causal_lm()), ScalarModel(make_classifier())
-    size = PassSize(2)
-    mask = rollout.response_mask
-    for compute in (
-        lambda rollout: response_logprobs(actor, rollout, 1.0, size),
-        lambda rollout: response_values(critic, rollout, size),
-    ):
-        expected = torch.where(mask, compute(whole(rollout)), 0.0)
-        assert_near(compute(rollout), expected)
 
 
 def test_lengths_tell_prompts_episodes_and_sampled_tokens_apart() -> None:
@@ -185,17 +156,6 @@ def test_the_token_table_shows_both_sides() -> None:
     batch = PPOBatch(numbers, segment(last_true(mask), mask), zeros, zeros, zeros, zeros)
     table = token_table(batch, 0, make_tokenizer())
     assert [token["macro_action"] for token in table] == [0, 0, 0, -1, -1, 1, -1, 2, 2]
-
-
-def test_the_self_check_knows_turns() -> None:
-    sampling = sampling_of()
-    for ends in (True, False):
-        check_sampled_tokens(holed_rollout(ends), sampling)
-    wrong = replace(holed_rollout(True), cut_turns=last_true(holed_rollout().response_mask))
-    with pytest.raises(UserError, match="a finished turn does not end with EOS"):
-        check_sampled_tokens(wrong, sampling)
-    with pytest.raises(UserError, match="not a prefix of its row"):
-        check_sampled_tokens(replace(holed_rollout(True), cut_turns=None), sampling)
 
 
 @pytest.mark.parametrize("condition", ["turn", "fixed", "ppl", "sentence"])

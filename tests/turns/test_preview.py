@@ -7,7 +7,6 @@ from cli_runs import write_jsonl
 from data_cases import look_at_data as main
 from dschat.run.state import SeedKind
 from dschat.turns.environments import environment_seed
-from turn_cases import TEMPLATE, chat_tokenizer
 
 GAMES = """
 class Seeded:
@@ -42,29 +41,7 @@ def test_the_messages_of_reset_are_shown(arguments, capsys):
     assert f"[[prompt: read]]user: fox {first}\n" in shown and f"[[prompt: read]]user: cat {second}" in shown
 
 
-def test_a_chat_template_writes_them_with_the_tools(arguments, tmp_path, capsys):
-    tokenizer = chat_tokenizer("{% for tool in tools %}mat{% endfor %} " + TEMPLATE)
-    tokenizer.save_pretrained(tmp_path / "model")
-    assert main([*arguments, "--tokenizer", str(tmp_path / "model")]) == 0
-    (line, _) = [line for line in capsys.readouterr().out.splitlines() if "[[prompt" in line]
-    text = line.partition("]]")[2]
-    assert text.startswith("<bos>mat fox") and text.endswith(" dog ")
-
-
 def test_an_environment_that_fails_is_named_with_its_row(arguments, tmp_path, caplog):
     write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "a", "animal": "fox"}, {"prompt": "a", "breaks": True}])
     assert main(arguments) == 2
     assert f"{tmp_path / 'rows.jsonl'}:2: --environment: reset failed in " in caplog.messages[-1]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--step", "1"], "--environment with --step 1: only step 3 has environments"),
-        (["--environment", "simulated_user"], "begins with the prompts of the rows as they are: drop the flag"),
-        (["--environment", "games.py"], "--environment games.py is not of the form"),
-    ],
-)
-def test_what_a_preview_of_environments_refuses(arguments, words, said, caplog):
-    assert main([*arguments, *words]) == 2
-    assert said in caplog.messages[-1]

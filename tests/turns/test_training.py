@@ -18,7 +18,7 @@ from factories import batch_of_iteration, collected, ppo_config
 from fake_judge import graded_in, judge_server
 from macro_actions.masked import last_true
 from resume_runs import check_every_stop
-from turn_cases import chat_tokenizer, episode_loop, write_environments
+from turn_cases import episode_loop, write_environments
 
 RUNS = {
     "gae": {"termination_condition": "turn", "ppo_epochs": 2, "gamma": 0.9, "missing_eos_penalty": 0.5},
@@ -157,15 +157,3 @@ def test_a_judge_reads_whole_episodes(judged, environments, group, tmp_path):
     turns = torch.tensor([len(runs) for runs in batch.rollout.response_runs()])
     assert_near(batch.scored.scores - batch.scored.segment_rewards.sum(1), turns / 10.0)
     assert len(set(turns.tolist())) > 1
-
-
-@pytest.mark.slow
-def test_a_judged_run_on_episodes_stops_anywhere(judged, environments, group, tmp_path):
-    make = partial(episode_loop, environment=f"{environments}:Random", **(RUNS["rloo_turns"] | judged))
-    assert check_every_stop(make, tmp_path, every=29, first=9) > 20
-
-
-def test_a_template_that_cannot_be_used_is_refused_before_models_are_loaded(environments, tmp_path):
-    config = ppo_config(tmp_path, reward_function=None, environment=f"{environments}:Counts")
-    with pytest.raises(UserError, match=r"chat_template\.jinja"):
-        build.open_environments(config, chat_tokenizer("{{ messages[0].content }}"))

@@ -13,7 +13,6 @@ from closeness import FORMULA, assert_near
 from macro_actions.estimators import ESTIMATORS, EstimatorSettings
 from macro_actions.groups import rloo, rloo_turns
 from macro_actions.masked import last_of_row, last_true, widths
-from macro_actions.rewards import token_rewards
 from macro_actions.segments import segment
 from macro_actions.types import PPOBatch, Rollout, Trajectory, join, trim, without_responses
 
@@ -51,13 +50,6 @@ def test_the_last_token_and_the_width_of_a_row_with_holes() -> None:
     assert last_of_row(mask).long().tolist() == [[0, 0, 0, 1, 0], [0, 0, 0, 0, 0], [0, 1, 0, 0, 0]]
     assert widths(mask).tolist() == [4, 0, 2]
     assert widths(mask[:, :0]).tolist() == [0, 0, 0]
-
-
-def test_the_score_stands_on_the_last_token_of_the_episode_alone() -> None:
-    zeros = torch.zeros(3, 5)
-    rewards, _ = token_rewards(zeros, zeros, torch.tensor([6.0, 3.0, 9.0]), MASK, 0.0, segment_rewards=TURN_REWARDS)
-    # One more point for each episode at its end, beside the environment's.
-    assert rewards.tolist() == [[0, 1, 0, 0, 5], [0, 3, 0, 0, 0], [3, 0, 6, 0, 0]]
 
 
 def test_a_missing_end_is_punished_in_its_turn() -> None:

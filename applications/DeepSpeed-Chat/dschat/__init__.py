@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dschat.cli import train
-    from dschat.refuel.settings import RefuelConfig, RefuelOnlineConfig
+    from dschat.refuel.offline_settings import RefuelConfig
+    from dschat.refuel.online_settings import RefuelOnlineConfig
     from dschat.settings.ppo import PPOConfig
     from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 
@@ -22,8 +23,8 @@ __all__ = ["DPOConfig", "PPOConfig", "RefuelConfig", "RefuelOnlineConfig", "Rewa
 _MODULES = {
     "DPOConfig": "settings.supervised",
     "PPOConfig": "settings.ppo",
-    "RefuelConfig": "refuel.settings",
-    "RefuelOnlineConfig": "refuel.settings",
+    "RefuelConfig": "refuel.offline_settings",
+    "RefuelOnlineConfig": "refuel.online_settings",
     "RewardConfig": "settings.supervised",
     "SFTConfig": "settings.supervised",
 }

@@ -28,7 +28,7 @@ from dschat.models.pretrained import open_config
 from dschat.plan.phases import Machine
 from dschat.plan.plan import make_plan
 from dschat.quickstart.subcommands import as_arguments
-from dschat.refuel.settings import RefuelOnlineConfig
+from dschat.refuel.online_settings import RefuelOnlineConfig
 from dschat.settings.parse import parse
 from dschat.settings.ppo import PPOConfig
 from dschat.training.iteration import Clock

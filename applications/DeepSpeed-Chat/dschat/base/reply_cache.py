@@ -29,11 +29,6 @@ class Reply:
     flaw: str = ""
 
 
-def accept_any(reply: Reply) -> bool:
-    """The default predicate: every answer is usable."""
-    return True
-
-
 class ReplyCache:
     """A folder with one small file per answer, named by `digest_of` everything that the answer depends on.
 
@@ -41,13 +36,11 @@ class ReplyCache:
     that cannot be read and an unusable answer count as missing: their questions are asked again.
     """
 
-    def __init__(self, folder: Path, is_usable: Callable[[Reply], bool] = accept_any) -> None:
-        """Makes a cache; `is_usable` says which answers are kept; `get` and `put` may be given another predicate."""
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._is_usable = is_usable
 
-    def get(self, digest: str, is_usable: Callable[[Reply], bool] | None = None) -> Reply | None:
-        """The saved usable answer to a question, None if there is none. `is_usable` replaces the cache's predicate."""
+    def get(self, digest: str, is_usable: Callable[[Reply], bool]) -> Reply | None:
+        """The saved usable answer to a question; None if there is none."""
         try:
             fields = json.loads(self._file(digest).read_text(encoding="utf-8"))
             reply = Reply(**fields)
@@ -55,14 +48,9 @@ class ReplyCache:
             return None
         if not all(isinstance(value, str) for value in fields.values()):
             return None
-        return reply if (is_usable or self._is_usable)(reply) else None
+        return reply if is_usable(reply) else None
 
-    def put(self, digest: str, reply: Reply, is_usable: Callable[[Reply], bool] | None = None) -> None:
-        """Saves an answer if it is usable. Raises UserError if the folder cannot be written."""
-        if (is_usable or self._is_usable)(reply):
-            write_rows(self._file(digest), [asdict(reply)])
-
-    def put_first(self, digest: str, reply: Reply) -> Reply:
+    def put(self, digest: str, reply: Reply, is_usable: Callable[[Reply], bool]) -> Reply:
         """Saves a usable answer unless another process has saved one to the same question.
 
         A file that cannot be read, or holds an unusable answer, is replaced.
@@ -73,10 +61,10 @@ class ReplyCache:
         Raises:
             UserError: the folder cannot be written.
         """
-        if not self._is_usable(reply):
+        if not is_usable(reply):
             return reply
         write_rows_once(self._file(digest), [asdict(reply)])
-        saved = self.get(digest)
+        saved = self.get(digest, is_usable)
         if saved is not None:
             return saved
         write_rows(self._file(digest), [asdict(reply)])

@@ -11,7 +11,7 @@ from functools import partial
 from dschat.base.chat_servers import Endpoint, RequestRejected, Unanswered, complete, open_chat, with_retries
 from dschat.base.errors import UserError
 from dschat.base.journal import make_writable
-from dschat.base.reply_cache import Reply, ReplyCache, accept_any
+from dschat.base.reply_cache import Reply, ReplyCache
 from dschat.judge.costs import Spending, estimated_tokens
 from dschat.judge.questions import Form, JudgeQuestion, JudgingStopped, TextRefused
 
@@ -41,14 +41,13 @@ class JudgeClient:
         cached: number of answers that came from the cache.
     """
 
-    def __init__(self, endpoint: Endpoint, cache: ReplyCache, spending: Spending, harmless: JudgeQuestion) -> None:
+    def __init__(self, endpoint: Endpoint, cache: ReplyCache, spending: Spending) -> None:
         """Open the client; nothing is sent.
 
         Args:
             endpoint: the judge's server and model.
             cache: cache of its answers.
             spending: counts and limits what is sent.
-            harmless: a question that every server answers, which is asked if the first one is refused.
 
         Raises:
             UserError: cache or address cannot be used.
@@ -59,11 +58,9 @@ class JudgeClient:
         self._endpoint = endpoint
         self._cache = cache
         self._spending = spending
-        self._harmless = harmless
         self._client = open_chat(endpoint)
         self._form: Form | None = None  # the form of the first request that was answered
         self._lock = threading.Lock()
-        self._checking = threading.Lock()  # held while the harmless question is asked
 
     @property
     def stop(self) -> threading.Event:
@@ -81,16 +78,13 @@ class JudgeClient:
         return self._spending.has_prices
 
     def ask(
-        self,
-        question: JudgeQuestion,
-        is_usable: Callable[[Reply], bool] | None = None,
-        asking: AskingRound | None = None,
+        self, question: JudgeQuestion, is_usable: Callable[[Reply], bool], asking: AskingRound | None = None
     ) -> Reply:
         """The answer to a question.
 
         Args:
             question: question to the judge.
-            is_usable: whether an answer is worth caching; the cache's own predicate if not given.
+            is_usable: whether an answer is worth caching.
             asking: the round that the question belongs to; the current one if not given.
 
         Raises:
@@ -106,15 +100,14 @@ class JudgeClient:
             return cached_reply
         try:
             reply = self._ask_server(question, asking)
-            self._cache.put(digest, reply, is_usable)
+            return self._cache.put(digest, reply, is_usable)
         except UserError:
             asking.stop.set()
             raise
-        return reply
 
-    def keep(self, question: JudgeQuestion, reply: Reply) -> None:
+    def keep(self, question: JudgeQuestion, reply: Reply, is_usable: Callable[[Reply], bool]) -> None:
         """Cache the answer to the repetition of a question as that question's own, so that it is not asked again."""
-        self._cache.put(question.digest(self._endpoint), reply, accept_any)
+        self._cache.put(question.digest(self._endpoint), reply, is_usable)
 
     def new_round(self) -> AskingRound:
         """Begin a round of questions, whatever became of the one before."""
@@ -124,16 +117,14 @@ class JudgeClient:
     def _ask_server(self, question: JudgeQuestion, asking: AskingRound) -> Reply:
         """Send a question, and raise UserError if the server is broken.
 
-        It is broken if too many questions in a row got no answer, or if it refuses a harmless question before it has
-        answered any. Otherwise a refusal is due to the text.
+        It is broken if too many questions in a row got no answer. Before its first answer a refusal counts as none,
+        too; afterwards it is due to the text.
         """
         try:
             reply = self._try_forms(question, asking)
-        except TextRefused as refusal:
-            if self._answers_harmless_question(asking):
+        except (TextRefused, Unanswered) as failure:
+            if isinstance(failure, TextRefused) and self._form is not None:
                 raise
-            raise UserError(str(refusal)) from refusal
-        except Unanswered as failure:
             with self._lock:
                 asking.failures += 1
                 is_broken = asking.failures >= MOST_FAILURES
@@ -143,20 +134,6 @@ class JudgeClient:
         with self._lock:
             asking.failures = 0
         return reply
-
-    def _answers_harmless_question(self, asking: AskingRound) -> bool:
-        """Whether the server has answered a question, or now answers a harmless one; it is asked once."""
-        with self._checking:
-            if self._form is not None:
-                return True
-            if asking.stop.is_set():
-                return False
-            try:
-                self._try_forms(self._harmless, asking)
-            except (TextRefused, Unanswered):
-                asking.stop.set()
-                return False
-            return True
 
     def _try_forms(self, question: JudgeQuestion, asking: AskingRound) -> Reply:
         """Send a question in the form that was answered before; before the first answer, in one after the other."""

@@ -18,15 +18,13 @@ from dschat.evaluation.responses import Pair, compared, read_pairs, with_origins
 from dschat.judge.client import JudgeClient
 from dschat.judge.costs import Spending, estimated_tokens
 from dschat.judge.options import BY_SCORES, AskingOptions, JudgeOptions, TurnOptions
-from dschat.judge.published_rubrics import DIALOGUE, DIALOGUES, RUBRICS, answer_tokens, question_of
+from dschat.judge.published_rubrics import DIALOGUE, DIALOGUES, RUBRICS, answer_tokens
 from dschat.judge.questions import Form, JudgeQuestion
 from dschat.judge.rubrics import read_rubric
 from dschat.judge.turn_pairs import TurnRates, rates_by_turn, turn_pairs
 from dschat.judge.verdicts import Setup, has_verdict, judge_pairs, questions_of
 
 logger = logging.getLogger(__name__)
-
-HARMLESS = question_of(RUBRICS["summarize"], "It rained all day.", "It rained.", "There was rain.")
 
 
 def run_judge(options: JudgeOptions) -> str:
@@ -62,7 +60,7 @@ def judge(pairs: Sequence[Pair], setup: Setup, options: AskingOptions) -> tuple[
         logger.warning("--sk shows the key to everybody on this machine; better set JUDGE_API_KEY or OPENAI_API_KEY")
     endpoint = with_key(options.endpoint(), options.judge.sk)
     spending = Spending(prices, options.costs.max_cost)
-    client = JudgeClient(endpoint, ReplyCache(options.cache_folder, has_verdict), spending, HARMLESS)
+    client = JudgeClient(endpoint, ReplyCache(options.cache_folder), spending)
     with closing(Journal(output, {}, options.result.overwrite)) as journal:
         rows = judge_pairs(pairs, setup, client, options.requests.concurrency)
         journal.finish(rows)
@@ -108,7 +106,7 @@ def estimate(pairs: Sequence[Pair], setup: Setup, options: AskingOptions) -> str
     """The requests and tokens that a run would send: of questions that differ and are not in the cache."""
     prices = options.costs.prices()
     endpoint = options.endpoint()
-    cache = ReplyCache(options.cache_folder, has_verdict)
+    cache = ReplyCache(options.cache_folder)
     questions: dict[str, JudgeQuestion] = {}
     for pair in pairs:
         for question in questions_of(pair, setup).values():
@@ -118,7 +116,7 @@ def estimate(pairs: Sequence[Pair], setup: Setup, options: AskingOptions) -> str
     cached = 0
     sent = 0
     for digest, question in questions.items():
-        if cache.get(digest) is not None:
+        if cache.get(digest, has_verdict) is not None:
             cached += 1
             continue
         requests += 1

@@ -59,12 +59,6 @@ def grading_question(rubric: Rubric, texts: JudgedTexts) -> JudgeQuestion:
     return question_about(material, rubric, rules, answer_form(rubric, keys), _answer_schema(rubric, keys))
 
 
-def harmless_question(rubric: Rubric) -> JudgeQuestion:
-    """A question that every server answers, in the words of a rubric."""
-    responses = ("It rained.", "Rain.") if rubric.ranks else ("It rained.",)
-    return grading_question(rubric, JudgedTexts("It rained all day.", responses))
-
-
 def answer_keys(rubric: Rubric, count: int) -> list[str]:
     """Keys of the numbers in an answer: criteria, or the names of `count` responses that are ranked."""
     if not rubric.ranks:

@@ -5,21 +5,29 @@
 """
 
 import json
-import math
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from dschat.base.errors import UserError
 from dschat.base.jsonl import without_repeats
 
-TAG = re.compile(r"[a-z][a-z0-9-]*")  # a word in a tag around the material
+TAG = r"^[a-z][a-z0-9-]*$"  # a word in a tag around the material
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # of a criterion, which is a key of the answer
-KEYS = ("task", "judge", "prompt", "response", "criteria", "separate")
-CRITERION_KEYS = ("question", "weight")
 # Keys of answers.
 REASON = "reason"  # why, in words
 WHOLE = "score"  # points without criteria
@@ -63,6 +71,63 @@ class Rubric:
         return tuple(self.criteria) or (WHOLE,)
 
 
+# -- files
+
+
+def _free_name(name: str) -> str:
+    """The name of a criterion, which is a key of the answer beside those that it has anyway."""
+    if not NAME.fullmatch(name) or name.lower() in TAKEN:
+        raise ValueError(f"a name must be letters, digits and _, and none of {', '.join(TAKEN)}")
+    return name
+
+
+def _with_question(value: object) -> object:
+    """A criterion of which only the question is written."""
+    return {"question": value} if isinstance(value, str) else value
+
+
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Tag = Annotated[str, StringConstraints(pattern=TAG)]
+
+
+class _Criterion(BaseModel):
+    """A criterion in a file: its question alone, or a table."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    question: Text
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+
+
+class _RubricFile(BaseModel):
+    """The keys of a file."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    task: Text
+    judge: Judging = "points"
+    prompt: Tag = "prompt"
+    response: Tag = "response"
+    criteria: dict[
+        Annotated[str, AfterValidator(_free_name)], Annotated[_Criterion, BeforeValidator(_with_question)]
+    ] = {}
+    separate: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Raises ValueError if keys contradict each other."""
+        # A tag of the prompt that also stands around a response would take its place.
+        tags = rf"{self.response}|(first|second)-{self.response}|{self.response}-\d+"
+        if re.fullmatch(tags, self.prompt):
+            raise ValueError(f"'prompt' is {self.prompt!r}, the tag of a response: give another word")
+        if self.separate and not self.criteria:
+            raise ValueError("'separate' asks for a verdict on each of 'criteria': add some")
+        weighted = [name for name, criterion in self.criteria.items() if "weight" in criterion.model_fields_set]
+        if self.judge == "ranking" and weighted:
+            raise ValueError(f"'criteria.{weighted[0]}.weight': a ranking gives no points to weight")
+        return self
+
+
 def read_rubric(path: str | Path, flag: str) -> Rubric:
     """Read the rubric that a flag names.
 
@@ -70,92 +135,31 @@ def read_rubric(path: str | Path, flag: str) -> Rubric:
         UserError: the file cannot be read, or a key is missing, unknown or has a bad value; names all three.
     """
     try:
-        content = _read_content(Path(path))
-        task = _read_task(content)
-        judge = content.get("judge", "points")
-        if judge not in ("points", "ranking"):
-            raise UserError(f'key \'judge\' must be "points" or "ranking", not {judge!r}.')
-        prompt_name = _read_tag(content, "prompt")
-        response_name = _read_tag(content, "response")
-        if prompt_name == response_name:
-            raise UserError(f"keys 'prompt' and 'response' are both {prompt_name!r}: give two words.")
-        # A tag of the prompt that also stands around a response would take its place.
-        if re.fullmatch(rf"(first|second)-{response_name}|{response_name}-\d+", prompt_name):
-            raise UserError(f"key 'prompt' is {prompt_name!r}, the tag of a response: give another word.")
-        criteria, weights = _read_criteria(content.get("criteria", {}), judge)
-        separate = content.get("separate", False)
-        if not isinstance(separate, bool):
-            raise UserError("key 'separate' must be true or false.")
-        if separate and not criteria:
-            raise UserError("key 'separate' asks for a verdict on each of 'criteria': add some.")
-    except UserError as error:
-        raise UserError(f"{flag} {path}: {error}") from error
-    return Rubric(task, judge, prompt_name, response_name, criteria, weights, separate)
-
-
-def _read_content(path: Path) -> dict[str, Any]:
-    """The object in a TOML or JSON file, whose keys are known."""
-    if path.suffix not in (".toml", ".json"):
-        raise UserError("give a file that ends in .toml or .json.")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        is_toml = path.suffix == ".toml"
-        content = tomllib.loads(text) if is_toml else json.loads(text, object_pairs_hook=without_repeats)
+        content = _RubricFile.model_validate(_read_content(Path(path)))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "its keys"
+        raise UserError(
+            f"{flag} {path}: {key}: {first['msg']}. docs/evaluation.md describes the keys of a rubric."
+        ) from error
     except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror}); give the file of a rubric.") from error
+        raise UserError(f"{flag} {path}: cannot be read ({error.strerror}); give the file of a rubric.") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"not readable as {path.suffix[1:].upper()} ({error}); correct it.") from error
-    if not isinstance(content, dict):
-        raise UserError(f"must hold one object with the keys {', '.join(KEYS)}.")
-    unknown = [key for key in content if key not in KEYS]
-    if unknown:
-        raise UserError(f"unknown key {unknown[0]!r}; a rubric has {', '.join(KEYS)}.")
-    return content
+        raise UserError(f"{flag} {path}: not readable as TOML or JSON ({error}); correct it.") from error
+    return Rubric(
+        content.task,
+        content.judge,
+        content.prompt,
+        content.response,
+        {name: criterion.question for name, criterion in content.criteria.items()},
+        {name: criterion.weight for name, criterion in content.criteria.items()},
+        content.separate,
+    )
 
 
-def _read_task(content: Mapping[str, Any]) -> str:
-    value = content.get("task")
-    if not isinstance(value, str) or not value.strip():
-        problem = "is missing or empty" if value is None or isinstance(value, str) else "must be text"
-        raise UserError(f"key 'task' {problem}; say what is graded or compared, and what makes a good response.")
-    return value.strip()
-
-
-def _read_tag(content: Mapping[str, Any], key: str) -> str:
-    """The word for a prompt or a response; by default its key."""
-    value = content.get(key, key)
-    if not isinstance(value, str) or not TAG.fullmatch(value):
-        example = "question" if key == "prompt" else "answer"
-        form = f'one word of lower-case letters, digits and -, such as "{example}", not {value!r}'
-        raise UserError(f"key {key!r} must be {form}.")
-    return value
-
-
-def _read_criteria(value: object, judge: Judging) -> tuple[dict[str, str], dict[str, float]]:
-    """Questions and weights by criterion: each is a question as text, or a table of question and weight."""
-    if not isinstance(value, dict):
-        raise UserError("key 'criteria' must hold names, each with a question, or with question and weight.")
-    criteria: dict[str, str] = {}
-    weights: dict[str, float] = {}
-    for name, item in value.items():
-        criterion = item if isinstance(item, dict) else {"question": item}
-        unknown = [key for key in criterion if key not in CRITERION_KEYS]
-        if unknown:
-            raise UserError(f"unknown key 'criteria.{name}.{unknown[0]}'; a criterion has question and weight.")
-        question = criterion.get("question")
-        if not NAME.fullmatch(name) or name.lower() in TAKEN:
-            form = f"letters, digits and _, and none of {', '.join(TAKEN)}, which the answer needs itself"
-            raise UserError(f"key 'criteria.{name}': a criterion's name must be {form}.")
-        if not isinstance(question, str) or not question.strip():
-            raise UserError(f"key 'criteria.{name}' must be text: the question that it asks.")
-        weight = criterion.get("weight", 1.0)
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-            raise UserError(f"key 'criteria.{name}.weight' must be a number above 0, not {weight!r}.")
-        if judge == "ranking" and "weight" in criterion:
-            raise UserError(
-                f"key 'criteria.{name}.weight': a ranking gives no points to weight. Drop it, or set judge ="
-                ' "points".'
-            )
-        criteria[name] = question.strip()
-        weights[name] = float(weight)
-    return criteria, weights
+def _read_content(path: Path) -> object:
+    """What a TOML or JSON file holds."""
+    text = path.read_text(encoding="utf-8-sig")
+    if path.suffix == ".json":
+        return json.loads(text, object_pairs_hook=without_repeats)
+    return tomllib.loads(text)

@@ -164,9 +164,10 @@ class JudgeScores:
         read = partial(read_answer, keys=keys, lowest=lowest, highest=highest)
         is_usable = partial(can_be_read, read=read)
         ask = partial(self._client.ask, is_usable=is_usable, asking=asking)
+        keep = partial(self._client.keep, is_usable=is_usable)
         wanted = "a ranking" if rubric.ranks else "points"
         try:
-            answer, _ = ask_until_read(question, ask, self._client.keep, read, wanted, answer_form(rubric, keys))
+            answer, _ = ask_until_read(question, ask, keep, read, wanted, answer_form(rubric, keys))
         except UnreadableAnswer as problem:
             return UnreadableAnswer(f"an answer of the judge cannot be read, nor its repetition: {problem}")
         except (UserError, Unanswered, TextRefused, JudgingStopped) as failure:

@@ -7,12 +7,11 @@ from dschat.base.chat_servers import OPENAI_URL, Endpoint, EndpointFlags, checke
 from dschat.base.reply_cache import ReplyCache
 from dschat.judge.client import JudgeClient
 from dschat.judge.costs import Prices, Spending
-from dschat.judge.grading import harmless_question
 from dschat.judge.rubrics import read_rubric
 from dschat.judge.scores import JudgeScores, JudgeSettings
 from dschat.judge.settings import RewardJudgeFlags
 from dschat.run.distributed import world_size
-from dschat.training.steps.scores import SourceParts, longest_wait
+from dschat.training.steps.scores import SourceParts, patience_of
 
 JUDGE_CACHE = ".judge-cache"  # below the output folder
 JUDGE_FLAGS = EndpointFlags(
@@ -55,6 +54,6 @@ def build_judge(parts: SourceParts, rubric_file: str) -> JudgeScores:
     spending = Spending(prices, limit, limit_name)
 
     folder = Path(flags.judge_cache or Path(config.output.output_dir) / JUDGE_CACHE)
-    client = JudgeClient(with_key(endpoint), ReplyCache(folder), spending, harmless_question(rubric))
-    patience = longest_wait(config)
+    client = JudgeClient(with_key(endpoint), ReplyCache(folder), spending)
+    patience = patience_of(config)
     return JudgeScores(client, JudgeSettings(rubric, flags.judge_concurrency, patience, parts.skips))

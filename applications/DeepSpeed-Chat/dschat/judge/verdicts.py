@@ -205,7 +205,9 @@ def judge_pairs(pairs: Sequence[Pair], setup: Setup, client: "JudgeClient", conc
     failures: list[UserError] = []
     unanswered: list[tuple[Pair, Unanswered]] = []
     with progress(len(pair_by_id), "judged", unit="pair") as bar, ThreadPoolExecutor(concurrency) as pool:
-        waiting = {pool.submit(judge_pair, pair, setup, client.ask, client.keep): pair for pair in pair_by_id.values()}
+        ask = partial(client.ask, is_usable=has_verdict)
+        keep = partial(client.keep, is_usable=has_verdict)
+        waiting = {pool.submit(judge_pair, pair, setup, ask, keep): pair for pair in pair_by_id.values()}
         try:
             for done in as_completed(waiting):
                 try:

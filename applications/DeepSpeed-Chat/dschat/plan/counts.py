@@ -14,7 +14,7 @@ from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import prepared_share
 from dschat.data.sources import described, read_share
 from dschat.data.splits import PUBLISHED_SPLIT, parse_fractions, split_bounds, with_eval_share
-from dschat.refuel.settings import RefuelConfig
+from dschat.refuel.offline_settings import RefuelConfig
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 

@@ -32,7 +32,7 @@ from dschat.plan.states import (
     sampling_weight_bytes,
     step_bytes,
 )
-from dschat.refuel.settings import RefuelOnlineConfig
+from dschat.refuel.online_settings import RefuelOnlineConfig
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig

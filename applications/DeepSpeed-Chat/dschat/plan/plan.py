@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dschat.plan.disk import Disk, disk_of
 from dschat.plan.models import ConfigLoader, Role, roles_of
 from dschat.plan.phases import CUDA_BYTES, Host, Machine, Phase, host_of, phases_of
-from dschat.refuel.settings import RefuelOnlineConfig
+from dschat.refuel.online_settings import RefuelOnlineConfig
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
 

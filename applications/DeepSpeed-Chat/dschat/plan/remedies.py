@@ -12,7 +12,7 @@ from dschat.models.limits import open_decoder_config
 from dschat.plan.models import ConfigLoader
 from dschat.plan.phases import CUDA_BYTES, GB, Machine
 from dschat.plan.plan import Plan, make_plan
-from dschat.refuel.settings import RefuelOnlineConfig
+from dschat.refuel.online_settings import RefuelOnlineConfig
 from dschat.settings.batches import largest_part
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import SHARED_DEFAULT_FLAGS, PPOConfig

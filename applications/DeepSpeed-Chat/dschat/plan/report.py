@@ -18,7 +18,7 @@ from dschat.plan.plan import Plan
 from dschat.plan.remedies import Change, change_as_flags, hardware_advice
 from dschat.plan.states import model_states
 from dschat.plan.throughput import Expectation, expectation_text
-from dschat.refuel.settings import RefuelOnlineConfig
+from dschat.refuel.online_settings import RefuelOnlineConfig
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
 

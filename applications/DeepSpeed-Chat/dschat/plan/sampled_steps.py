@@ -11,7 +11,7 @@ from dschat.models.lora import adapter_settings, find_adapter
 from dschat.plan.models import ModelPath, Role, RoleBuilder, frozen_stage, one_model_roles, recompute_every
 
 if TYPE_CHECKING:
-    from dschat.refuel.settings import RefuelOnlineConfig
+    from dschat.refuel.online_settings import RefuelOnlineConfig
     from dschat.settings.ppo import PPOConfig
 
 

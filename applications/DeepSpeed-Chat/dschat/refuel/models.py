@@ -19,8 +19,8 @@ from dschat.models.engines import PolicyEngine, PolicyForward, TrainedPolicy
 from dschat.models.layout import Layout, Lengths, PassSize, group_by_length, lay_out
 from dschat.models.limits import position_limit
 from dschat.models.tokenizer import end_token_id
+from dschat.refuel.online_settings import RefuelOnlineConfig
 from dschat.refuel.scores import DialogueScores
-from dschat.refuel.settings import RefuelOnlineConfig
 from dschat.rollouts.engine import Generation, PolicySampler, RolloutEngine, pad_prompts
 from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.run.distributed import device, largest_over_ranks

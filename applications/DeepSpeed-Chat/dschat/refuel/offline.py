@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """REFUEL on prepared pairs: regresses the difference of two replies' log-ratios on η times that of their rewards."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,15 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dschat.base.errors import UserError
 from dschat.data.collate import collate_preferences
 from dschat.models.engines import TrainedPolicy
-from dschat.refuel.settings import RefuelConfig
+from dschat.refuel.offline_settings import RefuelConfig
+from dschat.refuel.start_check import check_start
 from dschat.refuel.token_pairs import RegressionExample
 from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.training.iteration import eval_size, on_device
 from dschat.training.reference import REFERENCE_FOLDER, pair_logprobs, with_reference
-from dschat.training.selfcheck import check_weights, tolerance_of
 from dschat.training.supervised.algorithm import RowStatistics, statistics_of_rows
 from dschat.training.supervised.dpo import PairTask
 from macro_actions.losses import regression_loss
@@ -109,27 +107,12 @@ class RefuelTask(PairTask[RegressionExample]):
 
     @torch.no_grad()
     def check_start(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
-        """Checks that the policy is the reference before the first update, so that the loss is the mean of (η ΔR)².
-
-        Leaves the engine in evaluation mode.
-
-        Raises:
-            UserError: its log-probs are others.
-        """
+        """Checks log-probs of a few pairs. Leaves the engine in evaluation mode. Raises UserError."""
         engine.eval()
         logprobs = torch.stack(pair_logprobs(engine, examples, self.pad_id, self.temperature), dim=1)
-        for example, now in zip(examples, logprobs.tolist(), strict=True):
-            tokens = max(len(example.chosen_ids), len(example.rejected_ids))
-            # Rounding errors of single tokens add up like a random walk.
-            tolerance = 2 * tolerance_of(engine, math.sqrt(tokens))
-            for logprob, reference in zip(now, example.ref_logprobs or (), strict=False):
-                check_weights(engine, logprob - reference)
-                if not abs(logprob - reference) <= tolerance:
-                    raise UserError(
-                        f"self-check: the log-probs of a reply of up to {tokens} tokens are {logprob:.6g}, and were "
-                        f"{reference:.6g} when the reference was computed (rounding explains {tolerance:g}). Remove "
-                        "the file of reference log-probs, or report the model. --no_self_checks skips this check."
-                    )
+        earlier = torch.tensor([example.ref_logprobs for example in examples], device=logprobs.device)
+        tokens = max(max(len(example.chosen_ids), len(example.rejected_ids)) for example in examples)
+        check_start(engine, logprobs.flatten(), earlier.flatten(), tokens)
 
     def collate(self, examples: Sequence[RegressionExample]) -> dict[str, Tensor]:
         return on_device(collate_preferences(examples, self.pad_id))

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.base.errors import UserError
 from dschat.data.dialogues import DialogueExample, encode_states
 from dschat.engine.process_group import training_dtype
 from dschat.models.engines import TrainedPolicy
@@ -26,7 +25,8 @@ from dschat.refuel.models import (
     sampled_lengths,
     summed_logprobs,
 )
-from dschat.refuel.settings import RefuelOnlineConfig
+from dschat.refuel.online_settings import RefuelOnlineConfig
+from dschat.refuel.start_check import check_start
 from dschat.rollouts.generate import decoding_bytes
 from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import device, largest_over_ranks, sum_over_ranks
@@ -43,7 +43,7 @@ from dschat.training.loop import Algorithm, Work
 from dschat.training.nonfinite import SKIPPED_NONFINITE, BadRows, NonFinite
 from dschat.training.ppo.models import response_logprobs
 from dschat.training.rehearsal import filled_rollout, rehearsal, rows_of
-from dschat.training.selfcheck import check_rollout, tolerance_of
+from dschat.training.selfcheck import check_rollout
 from dschat.training.throughput import Throughput
 from dschat.turns.dialogues import AssistantTurn, DialogueRollout, SampledPair
 from macro_actions.losses import regression_loss
@@ -229,7 +229,10 @@ class Refuel(Algorithm):
         examples = self.dialogues[:2]
         check_sampling(self.models, self.sampler, examples, self.tokenizer, self.config.optimisation.seed)
         pairs = self.sampler.sample_pairs(examples, iteration=0)
-        check_pairs(self.models.policy, self.score_pairs(pairs, examples), self.config, self.plan)
+        batch = self.score_pairs(pairs, examples)
+        layouts = pair_layouts(batch.rollout, pass_size(self.plan))
+        logprobs = reply_logprobs(self.models.policy, layouts, self.config.sampling.temperature)
+        check_start(self.models.policy, logprobs, batch.logprobs, batch.rollout.response_mask.shape[1])
 
     def rehearse(self) -> None:
         """Trains without effect on a micro-batch of pairs of the longest dialogue that the data can come to."""
@@ -371,34 +374,3 @@ def check_sampling(
     zeros = torch.zeros_like(logprobs)
     trajectory = Trajectory(rollout, logprobs, ref_logprobs, values=zeros, scores=zeros[:, 0])
     check_rollout(models.policy, trajectory, sampler.sampling, generation.logprobs)
-
-
-def check_pairs(policy: TrainedPolicy, batch: PairBatch, config: RefuelOnlineConfig, plan: BatchPlan) -> None:
-    """Checks that log-ratios of the first pairs are 0 before any update, so that the loss is the mean of (η ΔR)².
-
-    Raises:
-        UserError: they are not.
-    """
-    layouts = pair_layouts(batch.rollout, pass_size(plan))
-    logprobs = reply_logprobs(policy, layouts, config.sampling.temperature)
-    first, second = (logprobs - batch.logprobs).chunk(2)
-    is_finite = batch.reward_differences.isfinite()  # others are met later, as --on_nonfinite says
-    if not bool(is_finite.any()):
-        return
-    first = first[is_finite]
-    second = second[is_finite]
-    differences = batch.reward_differences[is_finite]
-
-    eta = config.regression.eta
-    loss, _ = regression_loss(first, second, differences, eta)
-    expected = (eta * differences).double().square().mean()
-    gap = float((first - second).abs().max())
-    tolerance = tolerance_of(policy, float(batch.logprobs.abs().max()))
-    largest = eta * float(differences.abs().max())
-    loss_tolerance = tolerance * (tolerance + 2 * largest) + 1e-6 + 1e-5 * float(expected)
-    if not gap <= tolerance or not abs(float(loss) - float(expected)) <= loss_tolerance:
-        raise UserError(
-            f"self-check: before the first update the log-ratios of a pair differ by {gap:.3g} (rounding explains "
-            f"{tolerance:.3g}) and the loss is {float(loss):.6g} where the rewards alone give {float(expected):.6g}: "
-            "the model does not give the same numbers twice. Please report it; --no_self_checks skips this check."
-        )

@@ -23,9 +23,10 @@ from dschat.models.tokenizer import own_end_ids
 from dschat.models.vocabulary import id_count
 from dschat.refuel.models import RefuelModels
 from dschat.refuel.offline import RefuelTask, saved_reference
+from dschat.refuel.offline_settings import RefuelConfig
 from dschat.refuel.online import Refuel
+from dschat.refuel.online_settings import RefuelOnlineConfig
 from dschat.refuel.scores import DialogueScores, RewardModelDialogueScores, function_scores, reward_model_scores
-from dschat.refuel.settings import RefuelConfig, RefuelOnlineConfig
 from dschat.refuel.token_pairs import load_regression_data
 from dschat.rollouts.generate import Report, choose_engine
 from dschat.run.distributed import device, is_main

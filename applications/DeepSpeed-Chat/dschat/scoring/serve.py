@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dschat.scoring.serve")
 
 MAX_REQUEST_BYTES = 32 << 20
-MAX_CHARACTERS_PER_TOKEN = 16  # longer texts are refused before they are encoded
 SILENCE = 60  # seconds until an idle connection is closed
 GRACE = 30  # seconds after a signal in which requests may be completed
 
@@ -46,18 +44,12 @@ class Scorer:
     def __init__(self, reader: RewardReader, max_tokens: int | None = None) -> None:
         """Takes a reward model, and the maximum number of tokens of a text; the model's own limit if not given."""
         self._reader = reader
-        self._max_tokens = max_tokens
         if max_tokens is not None:
             reader.shorten(max_tokens)
         self._lock = threading.Lock()
 
     def __call__(self, request: ScoreRequest) -> dict[str, object]:
-        """The answer: "scores" with a number or None for each response, and the reason for the first None as "error".
-
-        Raises:
-            BadRequest: a text is so long that it is not even encoded.
-        """
-        self._require_short(request)
+        """The answer: "scores", a number or None for each response, and the reason for the first None as "error"."""
         from dschat.data.rows import Row
         from dschat.scoring.segments import Segments
         from dschat.scoring.source import ResponseTexts, prefix_texts
@@ -87,22 +79,6 @@ class Scorer:
         if problems:
             answer["error"] = problems[min(problems)]
         return answer
-
-    def _require_short(self, request: ScoreRequest) -> None:
-        """Raises BadRequest if a text has too many characters."""
-        if self._max_tokens is None:
-            return
-        limit = MAX_CHARACTERS_PER_TOKEN * self._max_tokens
-        for number, response in enumerate(request.responses):
-            conversation = len(str(request.messages[number] or "")) if request.messages else 0
-            variables = len(str(request.template_arguments[number])) if request.template_arguments else 0
-            characters = max(len(request.prompts[number]), conversation) + len(response) + variables
-            if characters > limit:
-                raise BadRequest(
-                    f"response {number} and its prompt have {characters:,} characters; this server reads"
-                    f" {self._max_tokens:,} tokens, and refuses more than {limit:,} characters. Send shorter texts, or"
-                    " raise --max_tokens of the server"
-                )
 
     def _read(self, texts: ResponseTexts) -> tuple[list[float], dict[int, str]]:
         """Scores of texts, and problems by number of the text. If a text is refused, each is read alone."""
@@ -195,8 +171,7 @@ def _answer(status: int, content: Mapping[str, object], headers: Mapping[str, st
 class ScoreServer(uvicorn.Server):
     """Receives requests in threads; the model answers one after another.
 
-    At SIGTERM or Ctrl-C it answers pending requests, waiting at most `GRACE` seconds for incomplete ones; a second
-    signal ends it at once.
+    At SIGTERM or Ctrl-C it answers pending requests, waiting at most `GRACE` seconds for incomplete ones.
     """
 
     def __init__(self, host: str, port: int, app: FastAPI, note: str = "") -> None:
@@ -235,13 +210,6 @@ class ScoreServer(uvicorn.Server):
     def answer(self) -> None:
         """Answers until SIGTERM or Ctrl-C, or `should_exit` is set."""
         self.run([self._socket])
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stops at the first signal, and ends the process at the second; a forward pass cannot be interrupted."""
-        if self.should_exit:
-            logger.warning("stopped: a second signal; a run repeats requests without an answer")
-            os._exit(128 + sig)
-        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Logs the address."""

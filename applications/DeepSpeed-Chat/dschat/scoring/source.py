@@ -185,9 +185,9 @@ def with_segments(
 
 @dataclass(frozen=True)
 class Weighted:
-    """A source in a weighted sum; its own number is reported under its name, unless that is empty."""
+    """A source in a weighted sum; its own number is reported under its name, if it has one."""
 
-    name: str
+    name: str | None
     weight: float
     source: ScoreSource
 
@@ -199,7 +199,7 @@ class WeightedScores:
         """Takes the sources.
 
         Args:
-            sources: at least one, with different names.
+            sources: at least one; names, where there are any, differ.
             skips: exclude responses whose sum is not finite. Then every rank must call it, for equally many responses.
         """
         self._sources = sources
@@ -224,7 +224,7 @@ class WeightedScores:
         for weighted in self._sources:
             scores = scores_of(weighted.source(rollout, texts))
             total = total + weighted.weight * scores.values.float()
-            if weighted.name:
+            if weighted.name is not None:
                 parts[weighted.name] = scores.values.float()
             parts |= scores.parts
             segments = _added(segments, weighted.weight, scores.segments)

@@ -61,6 +61,7 @@ SCORE_SOURCES = (
     SourceKind("reward_judge", "judge", "score of a judge", "judge.step3:build_judge"),
     SourceKind("environment", "environment", "reward of the environment", "turns.step3:build_environment"),
 )
+SOURCE_BY_FLAG = {source.flag: source for source in SCORE_SOURCES}
 SOURCE_FLAGS = tuple(source.flag for source in SCORE_SOURCES)
 SOURCE_NAMES = tuple(source.name for source in SCORE_SOURCES if source.name)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, SupportsFloat
 
 from dschat.base.errors import UserError
-from dschat.base.user_function import call_function
+from dschat.base.user_function import call_function, takes
 from dschat.data.rows import kind_of
 
 FLAG = "--environment"
@@ -85,13 +85,14 @@ class EnvironmentTraits:
 def traits_of(environment_class: object) -> EnvironmentTraits:
     """The attributes of a user's class. Raises UserError if they have another form, or a method cannot be called."""
     for method, arguments in METHODS.items():
-        if not callable(getattr(environment_class, method, None)):
-            raise UserError(
-                f"{FLAG}: the class has no method {method}: give a class with reset(row, seed) and"
-                " step(messages, reply)."
-            )
-        _check_method(environment_class, method, arguments)
-    _check_call(environment_class, (), "the class is made without arguments")
+        function = getattr(environment_class, method, None)
+        usage = f"{method}({', '.join(arguments)})"
+        if not callable(function) or not takes(function, 1 + len(arguments)):
+            raise UserError(f"{FLAG}: the class has no method {usage}: give one with reset and step.")
+        if inspect.iscoroutinefunction(function):
+            raise UserError(f"{FLAG}: {method} is an async function; give a plain one (def).")
+    if not callable(environment_class) or not takes(environment_class, 0):
+        raise UserError(f"{FLAG}: the class is made without arguments: give each of its own a default.")
     tools = getattr(environment_class, "tools", None)
     if tools is not None:
         if not isinstance(tools, list):
@@ -104,25 +105,6 @@ def traits_of(environment_class: object) -> EnvironmentTraits:
     if not roles or ASSISTANT in roles or not all(isinstance(role, str) for role in roles):
         raise UserError(f"{FLAG}: `roles` must name the roles of the environment's messages, such as ['user'].")
     return EnvironmentTraits(tools, roles)
-
-
-def _check_method(environment_class: object, method: str, arguments: Sequence[str]) -> None:
-    """Raises UserError if a method is async, or does not take these arguments."""
-    function = inspect.getattr_static(environment_class, method, None)
-    if inspect.iscoroutinefunction(function):
-        raise UserError(f"{FLAG}: {method} is an async function; give a plain one (def).")
-    if inspect.isfunction(function):  # of an object; others, such as static methods, are as rare as they are various
-        _check_call(function, ("self", *arguments), f"{method} is called as {method}({', '.join(arguments)})")
-
-
-def _check_call(function: object, arguments: Sequence[str], usage: str) -> None:
-    """Raises UserError, which tells the usage, if a function does not take so many arguments."""
-    try:
-        inspect.signature(function, follow_wrapped=False).bind(*arguments)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise UserError(f"{FLAG}: {usage}: {error}.") from error
-    except ValueError:  # a function without a signature
-        return
 
 
 def reset_environment(environment: Environment, row: dict[str, object], seed: int) -> list[Message]:

@@ -108,7 +108,7 @@ class ServerWriter:
         self._endpoint = endpoint
         self._temperature = temperature
         self._concurrency = concurrency
-        self._cache = ReplyCache(cache, has_message)
+        self._cache = ReplyCache(cache)
         self._remedy = remedy
         self._has_answered = False
         self._client = open_chat(endpoint)
@@ -135,12 +135,12 @@ class ServerWriter:
             "seed": seed & (2**31 - 1),
         }
         digest = digest_of(body)
-        reply = self._cache.get(digest)
+        reply = self._cache.get(digest, has_message)
         if reply is None:
             reply = self._send(body)
             if reply is None:
                 return None
-            reply = self._cache.put_first(digest, reply)
+            reply = self._cache.put(digest, reply, has_message)
         self._has_answered = True
         if has_message(reply):
             return reply.text

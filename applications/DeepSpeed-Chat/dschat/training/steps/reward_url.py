@@ -2,7 +2,7 @@
 """Scores of a server (--reward_url), from the flags of a run."""
 
 from dschat.scoring.url import UrlScores, UrlSettings
-from dschat.training.steps.scores import SourceParts, longest_wait
+from dschat.training.steps.scores import SourceParts, patience_of
 
 
 def build_server(parts: SourceParts, address: str) -> UrlScores:
@@ -14,6 +14,6 @@ def build_server(parts: SourceParts, address: str) -> UrlScores:
         flags.reward_timeout,
         flags.reward_patience,
         parts.skips,
-        longest_wait(parts.config),
+        patience_of(parts.config),
     )
     return UrlScores(settings)

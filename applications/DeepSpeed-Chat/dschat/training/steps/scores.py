@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of scores of a run, made of those that its flags name: rows of `SCORE_SOURCES`, settings/rewards.py."""
+"""Builds the source of scores of a run from its flags.
+
+Each flag that names a source has a row of `SCORE_SOURCES` in settings/rewards.py, which says what builds it.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from transformers import PreTrainedTokenizerBase
 from dschat.run.distributed import world_size
 from dschat.scoring.source import NoScores, ScoreSource, Weighted, WeightedScores
 from dschat.settings.ppo import PPOConfig
-from dschat.settings.rewards import SCORE_SOURCES, SIMULATED_USER, SourceKind, longest_rollout
+from dschat.settings.rewards import SIMULATED_USER, SOURCE_BY_FLAG, SourceKind, longest_rollout
 from dschat.training.steps.engines import RunPlan
 
 
 class RunsPrograms(Protocol):
-    """What runs programs, made by `PROGRAM_POOL` (training/steps/ppo.py) for the rows that read it."""
+    """A pool that runs programs (`PROGRAM_POOL`, training/steps/ppo.py)."""
 
     @property
     def level(self) -> str:
@@ -35,7 +38,7 @@ class SourceParts:
         plan: batch sizes and placement of the run.
         tokenizer: the actor's tokenizer.
         programs: runs the programs in responses, with --reward_source programs.
-        on_base: scores of a reward model that is an adapter on the actor's base, with --share_base.
+        on_base: with --share_base, the scores of the reward model, which is an adapter on the actor's base.
     """
 
     config: PPOConfig
@@ -53,31 +56,39 @@ class SourceParts:
 def reward_source(parts: SourceParts) -> ScoreSource:
     """The source of scores of a run: a single one, the weighted sum of several, or zeros if the flags name none.
 
-    Each source of a sum has its name in --reward_weights, metrics and samples.
-
     Raises:
         UserError: a function, a model, a rubric, a key or an address cannot be used.
     """
     config = parts.config
-    rewards = config.rewards
-    sources = []
-    for name, (kind, value) in zip(rewards.source_names, rewards.sources, strict=True):
-        sources.append((name, build_source(parts, kind, value)))
-    if not sources and not config.has_simulated_user:
-        return NoScores()
-    is_sum = len(sources) > 1 or rewards.reward_weights is not None
-    # Beside sums, `WeightedScores` leaves out responses without a score, and adds metrics of a simulated user.
-    if not (is_sum or parts.skips or config.has_simulated_user):
-        return sources[0][1]
-
-    weighted = []
-    for name, source in sources:
-        weighted.append(Weighted(name if is_sum else "", rewards.weights[name], source))
+    weighted = _weighted_sources(parts)
     if config.has_simulated_user:
-        # It rewards nothing. Its source counts turns, and gives no score to dialogues whose user failed.
-        environment = next(kind for kind in SCORE_SOURCES if kind.flag == "environment")
-        weighted.append(Weighted("", 1.0, build_source(parts, environment, SIMULATED_USER)))
-    return WeightedScores(weighted, parts.skips)
+        weighted.append(_simulated_user(parts))
+    if not weighted:
+        return NoScores()
+    # Beside sums, `WeightedScores` reports scores by name, leaves out responses without one, and adds metrics.
+    reports_names = any(source.name is not None for source in weighted)
+    if reports_names or parts.skips or config.has_simulated_user:
+        return WeightedScores(weighted, parts.skips)
+    return weighted[0].source
+
+
+def _weighted_sources(parts: SourceParts) -> list[Weighted]:
+    """The sources that flags name. Those of a sum have their names in --reward_weights; a single one has none."""
+    rewards = parts.config.rewards
+    is_sum = len(rewards.sources) > 1 or rewards.reward_weights is not None
+    weighted: list[Weighted] = []
+    for name, (kind, value) in zip(rewards.source_names, rewards.sources, strict=True):
+        source = build_source(parts, kind, value)
+        weighted.append(Weighted(name if is_sum else None, rewards.weights[name], source))
+    return weighted
+
+
+def _simulated_user(parts: SourceParts) -> Weighted:
+    """What counts the turns of dialogues with a simulated user.
+
+    Nothing is rewarded; dialogues whose user failed get no score.
+    """
+    return Weighted(None, 1.0, build_source(parts, SOURCE_BY_FLAG["environment"], SIMULATED_USER))
 
 
 def build_source(parts: SourceParts, kind: SourceKind, value: str) -> ScoreSource:
@@ -86,6 +97,6 @@ def build_source(parts: SourceParts, kind: SourceKind, value: str) -> ScoreSourc
     return builder(parts, value)
 
 
-def longest_wait(config: PPOConfig) -> float:
-    """Seconds for all answers of a rollout. Other processes wait for this one, and give up after --ddp_timeout."""
+def patience_of(config: PPOConfig) -> float:
+    """Seconds in which all answers of a rollout must come, since other processes wait; unlimited without others."""
     return longest_rollout(config) if world_size() > 1 else math.inf
