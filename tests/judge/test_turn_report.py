@@ -103,12 +103,6 @@ def test_what_is_compared_at_a_turn(tmp_path):
     assert dict(second.columns) == {"number": 0, "turn": 2} and first.id != second.id
 
 
-def test_dialogues_of_the_same_texts_are_judged_apart(tmp_path):
-    rows = [dialogue(n, ["yes"], [1.0], opening="the same?") for n in (1, 2)]
-    pairs = turn_pairs(write_jsonl(tmp_path / "a.jsonl", rows), "--a", write_jsonl(tmp_path / "b.jsonl", rows), "--b")
-    assert len({pair.id for pair in pairs}) == 2
-
-
 def say(role, content):
     return {"role": role, "content": content}
 

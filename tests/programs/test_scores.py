@@ -9,7 +9,7 @@ import torch
 from dschat.base.errors import UserError
 from dschat.data.rows import Row
 from dschat.programs.run import ProgramOutcome
-from dschat.programs.scores import ProgramScores, solutions_report
+from dschat.programs.scores import ProgramScores
 from dschat.programs.step3 import rows_with_tests
 from dschat.scoring.source import EpisodeRecords, ResponseTexts
 from dschat.training.steps.scores import SourceParts, reward_source
@@ -101,14 +101,3 @@ def test_rows_without_tests_and_without_a_working_solution():
     assert dropped == {"no tests": 2, "its own solution fails its tests": 1}
     with pytest.raises(UserError, match="apps.jsonl:7: no column 'input_output', which holds the tests"):
         rows_with_tests([Row("p", None, None, None, {}, "apps.jsonl:7")], Pool())
-
-
-def test_the_report_on_solutions():
-    tests = json.dumps({"inputs": ["1"], "outputs": ["1"]})
-    rows = [row("", number=1), row(tests, "passed passed", 2), row(tests, "passed wrong", 3), row(tests, None, 4)]
-    assert solutions_report(rows, Pool()) == [
-        "4 rows: 1 without tests, 1 without a solution",
-        "1 of 2 solutions pass",
-        "these fail, and --drop_unsolvable leaves them out of step 3:",
-        "apps.jsonl:3: wrong no room",
-    ]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cli_runs import read_jsonl, write_jsonl
+from cli_runs import write_jsonl
 from dialogue_cases import chat_tokenizer, dialogue
 from dschat.base.errors import UserError
 from dschat.data.turn_end import turn_end
@@ -135,19 +135,6 @@ def options(models, folder, **changes):
     flags = {"model": str(models / "policy"), "user_model": str(models / "user"), "num_turns": 2, "max_new_tokens": 6}
     flags |= {"prompts": str(make_prompts(folder, 6)), "output_dir": folder / "work", "batch_size": 4}
     return GenerateOptions(**(flags | {"output_repo": str(folder / "dialogues")} | changes))
-
-
-def test_finished_dialogues_are_handed_over_again_and_other_settings_refused(models, tmp_path):
-    said = run_generate(options(models, tmp_path, num_data=5))
-    rows = read_jsonl(tmp_path / "dialogues" / "train.jsonl")
-    assert said.startswith("5 dialogues of 2 turns, 0 prompts were repeated: ") and len(rows) == 5
-    (tmp_path / "dialogues" / "train.jsonl").unlink()
-    assert "finished before" in run_generate(options(models, tmp_path, num_data=5))
-    assert read_jsonl(tmp_path / "dialogues" / "train.jsonl") == rows
-    with pytest.raises(UserError, match="made with --temperature 0.8, now it is 0.5: .*--overwrite"):
-        run_generate(options(models, tmp_path, num_data=5, temperature=0.5))
-    run_generate(options(models, tmp_path, num_data=5, temperature=0.5, overwrite=True))
-    assert read_jsonl(tmp_path / "dialogues" / "train.jsonl") != rows
 
 
 def test_a_name_on_the_hub_gets_a_private_data_set(models, tmp_path, monkeypatch):

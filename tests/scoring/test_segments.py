@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from closeness import assert_near, near
-from dschat.base.errors import UserError
 from dschat.models.scalar import ScalarModel
 from dschat.programs.run import ProgramOutcome, ProgramPool
 from dschat.programs.scores import ProgramScores, ends_of, rewards_by_segment, rewards_of_tests
@@ -17,11 +16,9 @@ from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
 from dschat.scoring.segments import Segments
-from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
-from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores
-from dschat.scoring.url import UrlScores, UrlSettings
+from dschat.scoring.serve import Scorer, ScoreRequest
+from dschat.scoring.source import ResponseTexts
 from factories import EOS, KINDS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows, save_folder
-from fake_score_server import StandIn
 
 ROWS = ragged_rows([2, 5], [4, 3])
 LENGTHS = [[1, 3], [2, 1]]
@@ -74,18 +71,6 @@ def test_a_function_gets_the_macro_actions_and_gives_each_a_number():
     assert found.values.tolist() == [7.0, 3.0] and found.segments.tolist() == [[0, 0], [1, 2]]
 
 
-def test_a_function_that_fails_leaves_the_response_out():
-    def function(prompts, responses, rows, segments):
-        if "q" in prompts:
-            raise ValueError("no")
-        return [[1.0, None]] if rows[0]["n"] == 9 else [[1.0, 2.0]]
-
-    source = WeightedScores([Weighted(None, 1.0, FunctionScores(function, "--f", "skip"))], skips=True)
-    found = source(make_rollout(ROWS), TEXTS)
-    assert found.missing.tolist() == [False, True]
-    assert found.values.tolist() == [3.0, 3.0] and found.segments.tolist() == [[1, 2], [0, 0]]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reward_model_is_read_where_macro_actions_end(kind):
     model = make_classifier(kind)
@@ -116,40 +101,6 @@ def test_a_reward_model_with_a_tokenizer_of_its_own_and_its_server(bytes_tokeniz
     assert_near(found.segments, read)
     request = ScoreRequest(["p", "q"], ["ab", "cd"], [True, False], [None, None], TEXTS.segments.texts)
     assert_near(torch.tensor(Scorer(reader)(request)["scores"]), read)
-
-
-BAD = [
-    ({"segments": [["a"], ["cd"]]}, "segments must be lists"),
-    ({"segments": [["ab"]]}, "there are 1 segments for 2 responses"),
-    ({"segments": [["ab"], []]}, "segments must be lists"),
-]
-
-
-@pytest.mark.parametrize("content, said", BAD)
-def test_requests_with_macro_actions_that_cannot_be_answered(content, said):
-    body = {"prompts": ["p", "q"], "responses": ["ab", "cd"]} | content
-    with pytest.raises(BadRequest, match=said):
-        ScoreRequest.read(json.dumps(body).encode())
-
-
-def test_a_server_answers_for_macro_actions_too(monkeypatch):
-    """In the second request one response has a number alone, which is its score."""
-    monkeypatch.setattr("dschat.scoring.url.FIRST_WAIT", 0.01)
-    lists, alone, short = (json.dumps({"scores": scores}).encode() for scores in ([[1, 2]], [4], [[1]]))
-    server = StandIn(*(lambda request, body=body: (200, body) for body in (lists, alone)))
-    try:
-        settings = UrlSettings(server.url, 1, 5.0, 2.0, False)
-        found = UrlScores(settings)(make_rollout(ROWS), TEXTS)
-        assert [request["segments"] for request in server.requests] == [[["a", "b"]], [["", "cd"]]]
-    finally:
-        server.stop()
-    assert found.values.tolist() == [3.0, 4.0] and found.segments.tolist() == [[1, 2], [0, 0]]
-    server = StandIn(*[lambda request: (200, short)] * 3)
-    try:
-        with pytest.raises(UserError, match="score 0 of its answer has 1 numbers for 2 segments"):
-            UrlScores(replace(settings, url=server.url))(make_rollout(ROWS), TEXTS)
-    finally:
-        server.stop()
 
 
 PROGRAM = "def f(x):\n    return 2 * x\n\n    # of f\ndef g(x):\n    return x + 1\nprint(1)\n"

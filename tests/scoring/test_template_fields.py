@@ -18,7 +18,6 @@ from dschat.refuel.scores import RewardModelDialogueScores
 from dschat.scoring.reward_reader import RewardReader
 from dschat.scoring.serve import BadRequest, ScoreRequest
 from dschat.scoring.source import ResponseTexts
-from dschat.scoring.url import _body
 
 TOOLS = [{"type": "function", "function": {"name": "sun", "parameters": {"type": "object"}}}]
 WITH_TOOLS = Row(None, [user("a")], "b", "c", {}, "rows.jsonl:1", template_arguments={"tools": TOOLS})
@@ -118,19 +117,6 @@ def test_tools_reach_the_reward_models_template(rm_template):
 def test_responses_of_the_data_are_scored_as_they_are_trained_on():
     example = PromptExample([1], "unused", WITH_TOOLS, 0)
     assert _references([example], byte_tokenizer("llama-2")) == ([" b "], [" c "])
-
-
-def test_a_reward_server_gets_tools_and_calls():
-    calls = {"role": "assistant", "tool_calls": [{"function": {"name": "sun", "arguments": {}}}]}
-    row = Row(None, [user("a"), calls, {"role": "tool", "content": "6"}], None, None, {}, "x")
-    row = Row(**vars(row) | {"template_arguments": {"tools": TOOLS}})
-    body = _body(ResponseTexts(["p", "q"], ["b", "c"], [row, talk_row([user("a")])], [True, True]), range(2))
-    request = ScoreRequest.read(body.encode())
-    assert request.messages[0] == row.messages and request.template_arguments == [{"tools": TOOLS}, {}]
-    with pytest.raises(BadRequest, match="template_arguments.0: Input should be an object"):
-        ScoreRequest.read(json.dumps(json.loads(body) | {"template_arguments": [1, 2]}).encode())
-    plain = _body(ResponseTexts(["p"], ["b"], [talk_row([user("a")])], [True]), range(1))
-    assert "template_arguments" not in json.loads(plain)
 
 
 @pytest.mark.parametrize("name", ["chat_template", "messages"])

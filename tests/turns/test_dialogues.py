@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-turn rollouts: who speaks when, which seeds decide, and what simulated users are told and say."""
 
-import json
 from collections.abc import Sequence
 
 import pytest
@@ -166,14 +165,3 @@ def test_a_server_plays_the_user_and_is_asked_once(tmp_path):
         assert len(server.bodies) == 2  # the second time, from the disk
         assert on(server, tmp_path)(dialogues[:1], [0], [9]) == ["otherwise"]  # another seed asks anew
     assert KEY not in "".join(file.read_text() for file in (tmp_path / "cache").rglob("*.json"))
-
-
-def test_a_text_that_a_server_refuses_ends_its_dialogue_once_others_were_answered(tmp_path):
-    with judge_server() as server:
-        server.answer = says
-        server.refuse_when(lambda body: "no such text" if "rude" in json.dumps(body) else None)
-        with pytest.raises(UserError, match="it refuses the request: .*no such text"):
-            on(server, tmp_path)([dialogue("rude", "b")], [0], [0])
-        user = on(server, tmp_path)
-        assert user([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]
-        assert user([dialogue("rude", "b"), dialogue("a", "b")], [0, 1], [0, 0]) == [None, "after 1 answers"]

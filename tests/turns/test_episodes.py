@@ -2,7 +2,6 @@
 """Episodes turn by turn: ids as they were sampled, seeds, limits, and environments that fail."""
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -308,19 +307,3 @@ def test_log_probs_are_those_that_the_engine_of_any_rank_reports(pools, monkeypa
         generation = assemble_episodes(episodes, PAD, source)
         assert (generation.logprobs is not None) == (source == "actor")
         assert (generation.rollout.drawn_logprobs is not None) == (source == "sampler")
-
-
-def test_log_probs_of_another_sampler_stay_beside_the_tokens(pools) -> None:
-    class Elsewhere(Scripted):
-        def __call__(self, *arguments: Any, **options: Any) -> Any:
-            generation = super().__call__(*arguments, **options)
-            rollout = replace(generation.rollout, drawn_logprobs=generation.logprobs)
-            return replace(generation, rollout=rollout, logprobs=None)
-
-    reply = ended(*ids_of("the cat"))
-    player = EpisodePlayer(chat_tokenizer(), sampling_of(), pools("Counts"), LIMITS, False)
-    episodes, _ = player.play(Elsewhere([[reply]] * 3), [make_row("we make")], [100], [7])
-    rollout = assemble_episodes(episodes, PAD, agreed_source(episodes)).rollout
-    expected = [-0.5 * (1 + number) for number in range(len(reply))]
-    assert rollout.drawn_logprobs[rollout.response_mask].tolist() == expected * 3
-    assert not rollout.drawn_logprobs[~rollout.response_mask].any()

@@ -108,7 +108,7 @@ COMMANDS: dict[str, Command] = {
         "refuel.data_options:MaskOptions",
         "refuel.rank:run_masks",
     ),
-    "data check": Command("check data before training", "data.options:CheckOptions", "programs.check:run"),
+    "data check": Command("check data before training", "data.options:CheckOptions", "data.command:check"),
     "data preview": Command("show rows as training sees them", "data.options:PreviewOptions", "turns.preview:run"),
     "data prepare": Command("filter and encode data once", "data.options:PrepareOptions", "data.command:prepare"),
     "plan": Command(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from dschat.base.errors import UserError
 from dschat.base.lock import Lock
@@ -19,14 +19,11 @@ from dschat.data.preview import BeginEpisodes, Settings, preview_report
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Runs the reference solutions of the source at a path, for --run_solutions; returns lines to print.
-SolutionReport: TypeAlias = Callable[[str, CheckOptions, Settings], str]
 
-
-def check(options: CheckOptions, report_solutions: SolutionReport) -> str:
+def check(options: CheckOptions) -> str:
     """Prints a report on each source, or on each prepared folder. Returns no last line for the command."""
     settings = _row_settings(options)
-    _print_each(options.source.paths, partial(_check_path, options, settings, report_solutions))
+    _print_each(options.source.paths, partial(_check_path, options, settings))
     return ""
 
 
@@ -88,22 +85,14 @@ def _row_settings(options: CheckOptions | PreviewOptions) -> Settings:
     )
 
 
-def _check_path(options: CheckOptions, settings: Settings, report_solutions: SolutionReport, path: str) -> str:
+def _check_path(options: CheckOptions, settings: Settings, path: str) -> str:
     """The report on a source, or on a prepared folder."""
     from dschat.data.check import check_report, prepared_report
 
     folder = open_prepared(path)
     if folder is not None:
-        if options.check.run_solutions:
-            raise UserError(
-                f"--run_solutions {options.check.run_solutions}: {path} is a prepared folder without programs; "
-                "check the data that it was made from."
-            )
         return prepared_report(folder, settings.tokenizer)
-    report = check_report(path, options.check.data_split, settings)
-    if options.check.run_solutions:
-        report += report_solutions(path, options, settings)
-    return report
+    return check_report(path, options.check.data_split, settings)
 
 
 def _preview_path(options: PreviewOptions, settings: Settings, begin_episodes: BeginEpisodes | None, path: str) -> str:

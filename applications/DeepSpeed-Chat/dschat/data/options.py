@@ -9,7 +9,7 @@ from dschat.data.prepared.folder import SKIPPED
 from dschat.settings.common import SEED, ColumnFlags, OptimisationFlags
 from dschat.settings.config import Config
 from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, BELOW_1, NOT_EMPTY, Range, default_of, flag
-from dschat.settings.rewards import SIMULATED_USER, SandboxLevel
+from dschat.settings.rewards import SIMULATED_USER
 from dschat.settings.rules import Check, Rule, Rules, check_function_path
 
 PATH_HELP = (
@@ -55,8 +55,6 @@ class CheckFlags:
         " (tldr, hh, webgpt, apps), and all rows in every step for any other source",
         None,
     )
-    run_solutions: int = flag("run the reference solutions of the first N rows of APPS on their tests", 0, AT_LEAST_0)
-    sandbox_level: SandboxLevel = flag("minimum isolation level of the sandbox for programs", "namespaces")
 
 
 @dataclass(kw_only=True, frozen=True)

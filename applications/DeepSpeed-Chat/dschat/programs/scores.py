@@ -283,26 +283,3 @@ def run_solutions(rows: Sequence[Row], pool: ProgramPool, which: ProgramBlock = 
     tests = [tests_of(row) for row in solved.values()]
     outcomes = pool.run(programs, tests, [row.origin for row in solved.values()])
     return dict(zip(solved, outcomes, strict=True))
-
-
-def solutions_report(rows: Sequence[Row], pool: ProgramPool) -> list[str]:
-    """Lines about how many rows have tests and a solution, how many solutions fail, and which.
-
-    Raises:
-        UserError: a row's tests have another form.
-    """
-    tested = [row for row in rows if has_tests(row)]
-    outcomes = run_solutions(tested, pool)
-    failures: list[str] = []
-    for number, outcome in outcomes.items():
-        if outcome.status != "passed":
-            failures.append(f"{tested[number].origin}: {outcome.status} {outcome.message}".rstrip())
-    untested = len(rows) - len(tested)
-    unsolved = len(tested) - len(outcomes)
-    lines = [
-        f"{len(rows):,} rows: {untested:,} without tests, {unsolved:,} without a solution",
-        f"{len(outcomes) - len(failures):,} of {len(outcomes):,} solutions pass",
-    ]
-    if failures:
-        lines.append("these fail, and --drop_unsolvable leaves them out of step 3:")
-    return lines + failures
