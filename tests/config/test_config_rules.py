@@ -74,7 +74,7 @@ RANGES = [
     ),
     ("ppo", "from 0 to 1", "--gamma 1.1 --lam -0.1"),
     ("ppo", "above 0 and at most 1", "--top_p 0 --top_p 1.5 --vllm_gpu_memory 1.1"),
-    ("ppo", "at least 1 (1 = vanilla PPO), or inf", "--ngram 0 --ngram -5 --ngram 2.5 --ngram many"),
+    ("ppo", "at least 1 (1 = vanilla PPO), or inf", "--ngram 0 --ngram -5"),
 ]
 
 

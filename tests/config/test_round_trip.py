@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dschat.cli import COMMANDS
-from dschat.settings.conditions import parse_ngram
+from dschat.settings.conditions import read_ngram
 from dschat.settings.files import read_file
 from dschat.settings.flag_types import KINDS, holds_paths, type_of
 from dschat.settings.flags import Flag, flags_of
@@ -60,7 +60,7 @@ def values_of(flag: Flag) -> st.SearchStrategy[Any]:
     (kind,) = [kind for kind, form in KINDS.items() if form.metavar == flag_type.kind.metavar]
     if flag.choices:
         values = st.sampled_from(flag.choices)
-    elif kind is float and flag_type.read is parse_ngram:
+    elif kind is float and flag_type.read is read_ngram:
         values = st.sampled_from([1, 7, math.inf])
     else:
         values = PLAIN[kind]

@@ -182,8 +182,11 @@ def test_machines_of_a_cluster(variables, flags, expected, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"num_nodes": 1}, "--num_nodes 1 .*, but srun .* starts this command on 2 machines, which would"),
-        ({"hostfile": "hosts"}, "--hostfile hosts, but srun .* on 2 machines, each of which would start the others"),
+        (
+            {"num_nodes": 1},
+            r"--num_nodes 1 \(NUM_NODES\), but srun .* starts this command on 2 machines, of which this is number",
+        ),
+        ({"hostfile": "hosts"}, "--hostfile hosts .*, but srun .* on 2 machines"),
     ],
 )
 def test_flags_against_a_cluster(flags, said, monkeypatch):
@@ -256,8 +259,11 @@ def test_a_port_has_a_range():
     ("flags", "message"),
     [
         ({"num_nodes": 2, "node_rank": 0}, "--master_addr"),
-        ({"num_nodes": 2, "node_rank": 2, "master_addr": "10.0.0.1"}, "the last of 2 machines"),
-        (HERE, "--num_nodes .* is 1, but --node_rank is given: give the number of machines"),
+        (
+            {"num_nodes": 2, "node_rank": 2, "master_addr": "10.0.0.1"},
+            "--node_rank 2 with --num_nodes 2 .*; the last one has number 1",
+        ),
+        (HERE, "--node_rank 0 with --num_nodes 1 .*: give the number of machines"),
     ],
 )
 def test_what_several_machines_need(flags, message):

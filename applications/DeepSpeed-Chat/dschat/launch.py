@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,17 +109,15 @@ def plan_launch(flags: LaunchFlags, machine: ClusterNode | None) -> LaunchPlan:
             what the cluster says contradict each other.
     """
     check_values(flags)
+    if machine is not None:
+        allowed = {"hostfile": (None,), "num_nodes": (None, machine.count), "node_rank": (None, machine.number)}
+        does = f"starts this command on {machine.count} machines, of which this is number {machine.number}"
+        _refuse_others(flags, allowed, machine.source, does)
+        return _plan_machine(flags, machine)
     if flags.hostfile:
-        if machine is not None:
-            raise UserError(
-                f"--hostfile {flags.hostfile}, but {machine.source} starts this command on {machine.count} machines,"
-                " each of which would start the others: leave --hostfile out, or start the command once."
-            )
         return _plan_hostfile(flags, flags.hostfile)
     if flags.node_rank is not None or (flags.num_nodes or 1) > 1:
-        machine = _machine_of_flags(flags, machine)
-    if machine is not None:
-        return _plan_machine(flags, machine)
+        return _plan_machine(flags, _machine_of_flags(flags))
     if flags.num_nodes is None:
         check_alone(os.environ)
     count = _count_ranks(flags)
@@ -128,50 +126,42 @@ def plan_launch(flags: LaunchFlags, machine: ClusterNode | None) -> LaunchPlan:
 
 def check_against_rank(flags: LaunchFlags, rank: Rank) -> None:
     """Raises UserError if flags ask a process that a cluster has started as one rank to start others."""
-    if flags.log_dir:
-        raise UserError(
-            f"--log_dir {flags.log_dir}, but {rank.source} starts every rank itself and gets their output: leave the"
-            " flag out. `srun --output=rank-%t.log` writes a file for each rank."
-        )
     allowed: dict[str, tuple[int | None, ...]] = {
+        "log_dir": (None,),
         "hostfile": (None,),
         "node_rank": (None,),
         "num_nodes": (None, 1),
         "num_gpus": (None, 1, rank.local_size),
     }
+    does = f"starts every rank itself, {rank.local_size} on this machine, and gets its output"
+    _refuse_others(flags, allowed, rank.source, does)
+
+
+def _refuse_others(flags: LaunchFlags, allowed: Mapping[str, Sequence[int | None]], source: str, does: str) -> None:
+    """Raises UserError for the first flag whose value is not among those that are allowed beside a cluster."""
     for name, values in allowed.items():
         value = getattr(flags, name)
         if value not in values:
-            raise UserError(
-                f"--{name} {value} ({name.upper()}), but {rank.source} starts every rank itself, {rank.local_size} on"
-                " this machine: leave the flag and the variable out, or start one task per machine."
-            )
+            variable = flags_of(LaunchFlags)[name].environment
+            shown = f"--{name} {value} ({variable})" if variable else f"--{name} {value}"
+            raise UserError(f"{shown}, but {source} {does}: leave it out, or start `dschat` another way.")
 
 
-def _machine_of_flags(flags: LaunchFlags, machine: ClusterNode | None) -> ClusterNode:
-    """One of several machines, by the flags. Raises UserError if they contradict each other or what a cluster says."""
+def _machine_of_flags(flags: LaunchFlags) -> ClusterNode:
+    """One of several machines, by the flags. Raises UserError if they contradict each other."""
     if flags.node_rank is None:
         raise UserError("--node_rank (NODE_RANK) is missing: give 0 on the first machine, 1 on the second, …")
     count = flags.num_nodes or 1
-    if count == 1:
-        raise UserError("--num_nodes (NUM_NODES) is 1, but --node_rank is given: give the number of machines.")
-    if flags.node_rank >= count:
-        raise UserError(f"--node_rank {flags.node_rank}: the last of {count} machines is number {count - 1}.")
-    if machine is not None and machine.count != count:
+    if flags.node_rank >= count or count == 1:
         raise UserError(
-            f"--num_nodes {count} (NUM_NODES), but {machine.source} starts this command on {machine.count}"
-            " machines: leave --num_nodes and --node_rank out."
+            f"--node_rank {flags.node_rank} with --num_nodes {count} (NUM_NODES): give the number of machines;"
+            f" the last one has number {count - 1}."
         )
     return ClusterNode(flags.node_rank, count, None, None, None, f"--num_nodes {count}")
 
 
 def _plan_machine(flags: LaunchFlags, machine: ClusterNode) -> LaunchPlan:
     """The plan for one of several machines, on each of which this command runs."""
-    if flags.num_nodes == 1:
-        raise UserError(
-            f"--num_nodes 1 (NUM_NODES), but {machine.source} starts this command on {machine.count} machines, which"
-            " would train a model each: leave the flag out, or start the command once."
-        )
     address = flags.master_addr or machine.master_addr
     if address is None:
         raise UserError(f"{machine.source}: give the address of the first machine, --master_addr (MASTER_ADDR).")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from dschat.settings.common import SEED, OptimisationFlags
-from dschat.settings.conditions import CONDITIONS, FixedFlags, ParsingFlags, groups_of_conditions, parse_ngram
+from dschat.settings.conditions import CONDITIONS, FixedFlags, ParsingFlags, groups_of_conditions, read_ngram
 from dschat.settings.config import Config
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, NOT_EMPTY, default_of, flag, flags_of, parts
 from dschat.settings.macro_actions import TerminationFlags
@@ -38,7 +38,7 @@ class PanelFlags:
     termination_condition: list[str] = flag(
         _help_of(TerminationFlags, "termination_condition"), factory=lambda: ["fixed"]
     )
-    ngram: list[Annotated[float, parse_ngram]] = flag(_help_of(FixedFlags, "ngram"), factory=lambda: [5])
+    ngram: list[Annotated[float, read_ngram]] = flag(_help_of(FixedFlags, "ngram"), factory=lambda: [5])
     parser: list[str] = flag(_help_of(ParsingFlags, "parser"), factory=lambda: ["benepar"])
     parser_model: list[str] | None = flag(
         "parsing: model of each --parser, in the same order; - = its default", None, NOT_EMPTY, path=True

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from dschat.base.errors import UserError
+from dschat.settings.flag_types import read_whole_number
 from dschat.settings.flags import AT_LEAST_1, NOT_EMPTY, UP_TO_1, flag
-from dschat.settings.rules import check_function_path
+from dschat.settings.rules import check_choice_or_function
 
 PARSERS = ("benepar", "chunker", "tree-sitter")
 
@@ -48,14 +49,9 @@ class Condition:
     title: Callable[[Any], str] = field(default=lambda flags: "")
 
 
-def parse_ngram(text: str) -> float:
-    """`5` → 5, `inf` → math.inf. Raises UserError if it is neither a whole number nor inf."""
-    if text in ("inf", ".inf"):
-        return math.inf
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(_wrong_ngram(text)) from None
+def read_ngram(text: str) -> float:
+    """`5` → 5, `inf` → math.inf. Raises ValueError if it is neither a whole number nor inf."""
+    return math.inf if text in ("inf", ".inf") else read_whole_number(text)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -64,8 +60,10 @@ class FixedFlags:
 
     section = "macro actions"
 
-    ngram: Annotated[float, parse_ngram] = flag(
-        "fixed: tokens per macro action; 1 = token-level PPO, inf = the whole response", 5
+    ngram: Annotated[float, read_ngram] = flag(
+        "fixed: tokens per macro action; 1 = token-level PPO, inf = the whole response",
+        5,
+        (lambda ngram: ngram >= 1, "a whole number of at least 1 (1 = vanilla PPO), or inf"),
     )
 
 
@@ -135,34 +133,14 @@ class SurpriseFlags:
     surprise_count: int = flag("surprise: begin a macro action at every N-th unlikely token", 5, AT_LEAST_1)
 
 
-def _check_ngram(flags: FixedFlags) -> None:
-    ngram = flags.ngram
-    is_whole = math.isinf(ngram) or ngram == int(ngram)
-    if not (ngram >= 1 and is_whole):
-        raise UserError(_wrong_ngram(f"{ngram:g}"))
-
-
-def _wrong_ngram(text: str) -> str:
-    return f"--ngram {text} is out of range: give a whole number of at least 1 (1 = vanilla PPO), or inf."
-
-
 def _check_parser(flags: ParsingFlags) -> None:
-    if ":" in flags.parser:
-        check_function_path("parser", flags.parser)
-    elif flags.parser not in PARSERS:
-        raise UserError(f"--parser {flags.parser} is unknown: use {', '.join(PARSERS)} or module.py:function.")
+    check_choice_or_function("parser", flags.parser, PARSERS)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", flags.parser_device):
         raise UserError(f"--parser_device {flags.parser_device}: give cpu, cuda or cuda:0 and the like.")
 
 
 _TABLE = (
-    Condition(
-        "fixed",
-        "rollouts.termination:fixed",
-        FixedFlags,
-        check=_check_ngram,
-        title=lambda flags: f"fixed, n = {flags.ngram:g}",
-    ),
+    Condition("fixed", "rollouts.termination:fixed", FixedFlags, title=lambda flags: f"fixed, n = {flags.ngram:g}"),
     Condition("randomized", "rollouts.termination:randomized", RandomizedFlags),
     Condition(
         "parsing",

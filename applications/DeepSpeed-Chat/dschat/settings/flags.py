@@ -25,14 +25,14 @@ SHARE: OnResume = "share"
 FLAG = "flag"  # key of a field's metadata that holds its Flag
 PARTS = "parts"  # key of a field's metadata for a field that holds groups; its value returns their classes by name
 
-AT_LEAST_0: Range = (lambda number: number >= 0, "a number of at least 0")
-AT_LEAST_1: Range = (lambda number: number >= 1, "a whole number of at least 1")
+AT_LEAST_0: Range = (lambda number: 0 <= number < math.inf, "a number of at least 0")
+AT_LEAST_1: Range = (lambda number: 1 <= number < math.inf, "a whole number of at least 1")
 PORT: Range = (lambda number: 1 <= number <= 65535, "a port from 1 to 65535")
-ABOVE_0: Range = (lambda number: number > 0, "a number above 0")
+ABOVE_0: Range = (lambda number: 0 < number < math.inf, "a number above 0")
 ZERO_TO_ONE: Range = (lambda number: 0 <= number <= 1, "a number from 0 to 1")
 BELOW_1: Range = (lambda number: 0 <= number < 1, "a number of at least 0 and below 1")
 UP_TO_1: Range = (lambda share: 0 < share <= 1, "a number above 0 and at most 1")
-FINITE: Range = (lambda number: True, "a number")
+FINITE: Range = (math.isfinite, "a number")
 RANGE_OF_BOUNDS: Mapping[Bounds, Range] = {
     "above 0": ABOVE_0,
     "at least 0": AT_LEAST_0,
@@ -393,8 +393,6 @@ def _check_range(name: str, value: Any, range: Range) -> None:
         return
     accepts, wanted = range
     for number in value if isinstance(value, list | tuple) else [value]:
-        if not isinstance(number, str) and not math.isfinite(number):
-            raise UserError(f"--{name} {number} is not finite: give {wanted}.")
         if not accepts(number):
             raise UserError(f"--{name} {number} is out of range: give {wanted}.")
 

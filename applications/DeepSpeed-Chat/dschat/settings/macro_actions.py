@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dschat.base.errors import UserError
 from dschat.settings.conditions import (
     CONDITIONS,
     Condition,
@@ -16,7 +15,7 @@ from dschat.settings.conditions import (
     names_with_notes,
 )
 from dschat.settings.flags import check_values, flag, flags_of, make_group, parts
-from dschat.settings.rules import Unread, check_function_path
+from dschat.settings.rules import Unread, check_choice_or_function
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -71,11 +70,7 @@ class TerminationFlags:
         for name, condition in CONDITIONS.items():
             condition.check(self.conditions[name])
         chosen = self.termination_condition
-        if ":" in chosen:
-            check_function_path("termination_condition", chosen)
-        elif chosen not in CONDITIONS:
-            names = ", ".join(CONDITIONS)
-            raise UserError(f"--termination_condition {chosen} is unknown: use {names} or module.py:function.")
+        check_choice_or_function("termination_condition", chosen, CONDITIONS)
         for name in CONDITIONS:
             unread = Unread(
                 partial(_flags_of_condition, name=name), f"of no effect without --termination_condition {name}."

@@ -14,7 +14,7 @@ import logging
 import math
 import re
 import symtable
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -119,6 +119,14 @@ def check_rules_of_groups(config: Any) -> None:
     """Check a configuration by the rules that its groups bring with them (`GroupRow`)."""
     for group in groups_of(type(config)):
         check_rules(config, group.rules)
+
+
+def check_choice_or_function(name: str, value: str, choices: Collection[str]) -> None:
+    """Raise UserError unless a flag's value is one of the choices or a function as `check_function_path` wants it."""
+    if ":" in value:
+        check_function_path(name, value)
+    elif value not in choices:
+        raise UserError(f"--{name} {value} is unknown: use {', '.join(choices)} or module.py:function.")
 
 
 def check_function_path(name: str, value: str) -> None:
