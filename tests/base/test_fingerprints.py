@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from dschat.base import fingerprints
 from dschat.base.errors import UserError
-from dschat.base.fingerprints import content_hash, model_hash
+from dschat.base.fingerprints import content_hash, model_hash, tokenizer_fingerprint
+from factories import make_tokenizer
 
 
 def write_adapter(folder: Path, base: Path) -> None:
@@ -81,3 +82,19 @@ def test_a_model_on_the_hub_is_its_commit(tmp_path, monkeypatch):
 def test_two_models_whose_commits_are_not_known_are_not_the_same(monkeypatch):
     monkeypatch.setattr(fingerprints, "hub_commit", lambda path: None)
     assert model_hash("owner/name") == "owner/name"
+
+
+def test_a_tokenizer_is_the_same_before_and_after_use_and_with_a_pad_token() -> None:
+    tokenizer = make_tokenizer()
+    before = tokenizer_fingerprint(tokenizer)
+    tokenizer(["the cat", "a"], padding=True, truncation=True, max_length=3)
+    assert tokenizer_fingerprint(tokenizer) == before
+    tokenizer.pad_token = tokenizer.eos_token  # a reserved token becomes the pad token, or the other way round
+    assert tokenizer_fingerprint(tokenizer) == before
+    tokenizer.add_special_tokens({"pad_token": "<filler>"})  # as step 1 does
+    assert tokenizer_fingerprint(tokenizer) == before
+    tokenizer.add_tokens(["newword"])
+    assert tokenizer_fingerprint(tokenizer) != before
+    other = make_tokenizer()
+    other.eos_token = "a"
+    assert tokenizer_fingerprint(other) != before

@@ -103,12 +103,6 @@ def kept(*dialogues, limits=LIMITS, **options):
     return dialogue_examples(rows, chat_tokenizer(), limits, **options)
 
 
-def test_rows_of_hh_are_read_as_they_are():
-    row = Row("\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:", None, " d", " e", {}, "hh.jsonl:1")
-    (example,), dropped = dialogue_examples([row], chat_tokenizer(), LIMITS)
-    assert [m["content"].strip() for m in example.messages] == ["a", "b", "c", "d"] and not dropped
-
-
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [

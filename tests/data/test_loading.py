@@ -21,7 +21,6 @@ import dschat
 from cli_runs import write_jsonl
 from data_cases import KINDS, flags_of
 from dschat.base.errors import UserError
-from dschat.base.fingerprints import tokenizer_fingerprint
 from dschat.data import tokenised
 from dschat.data.check import check_report
 from dschat.data.examples import (
@@ -272,22 +271,6 @@ def test_the_step_takes_its_examples_from_the_cache(tmp_path, caplog) -> None:
         second = load_step_data(flags, SFTExample, make)
     assert f"tokenised data of an earlier run are used: {cache_folder()}" in caplog.text
     assert list(first.train) == list(second.train) == expected.train
-
-
-def test_a_tokenizer_is_the_same_before_and_after_use_and_with_a_pad_token() -> None:
-    tokenizer = make_tokenizer()
-    before = tokenizer_fingerprint(tokenizer)
-    tokenizer(["the cat", "a"], padding=True, truncation=True, max_length=3)
-    assert tokenizer_fingerprint(tokenizer) == before
-    tokenizer.pad_token = tokenizer.eos_token  # a reserved token becomes the pad token, or the other way round
-    assert tokenizer_fingerprint(tokenizer) == before
-    tokenizer.add_special_tokens({"pad_token": "<filler>"})  # as step 1 does
-    assert tokenizer_fingerprint(tokenizer) == before
-    tokenizer.add_tokens(["newword"])
-    assert tokenizer_fingerprint(tokenizer) != before
-    other = make_tokenizer()
-    other.eos_token = "a"
-    assert tokenizer_fingerprint(other) != before
 
 
 def test_notes_on_responses(tmp_path, caplog) -> None:

@@ -118,13 +118,6 @@ def test_a_short_name_never_means_what_lies_in_the_current_folder(path, copies, 
     assert load_source(Path(path)).files == source.files, "a Path is no name"
 
 
-def test_an_owner_and_name_that_exist_here_come_before_the_copy(copies, here):
-    write_set(here / "Dahoas" / "full-hh-rlhf", "hh", 4, 2)
-    source = load_source("Dahoas/full-hh-rlhf")
-    assert [str(file) for file in source.files] == [f"Dahoas/full-hh-rlhf/{part}.jsonl" for part in ("train", "test")]
-    assert (len(source.train), len(source.eval)) == (4, 2)
-
-
 # folders as `hf download` leaves them
 
 

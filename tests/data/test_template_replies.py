@@ -196,18 +196,6 @@ def test_a_template_that_demands_a_system_prompt_is_asked_with_the_rows_own():
 # several templates, and others that are refused
 
 
-@pytest.mark.parametrize(("step", "count"), [(1, 1), (2, 2), (3, 0)])
-def test_notes_are_on_the_responses_that_a_step_reads(step, count, tmp_path):
-    """Prompts of step 3 often come from data for steps 1 and 2."""
-    answer = [user("a"), bot(TIGHT) | {"audio": "x"}]
-    row = {"chosen": answer, "rejected": answer, "chat_template_kwargs": {"enable_thinking": False}}
-    tokenizer = byte_tokenizer("qwen-3")
-    settings = Settings(tokenizer=tokenizer, end_of_response=turn_end(tokenizer).token_id)
-    notes_text = preview_report(str(write_jsonl(tmp_path / "rows.jsonl", [row])), 1, step, False, settings)
-    assert (f"'audio' of responses: {count}" in notes_text) == (count > 0)
-    assert ("note: " in notes_text) == (count > 0)
-
-
 def test_a_reply_that_does_not_follow_the_generation_prompt_is_refused_with_both_texts(tmp_path):
     tokenizer = byte_tokenizer("chatml")
     tokenizer.chat_template = OTHER_OPENING

@@ -91,26 +91,6 @@ def test_prompt_and_response_are_the_templates_text(name):
         assert whole.removesuffix("\n") == trained
 
 
-@pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - {"r1"}))
-def test_every_step_reads_the_same_prompt_and_response(name):
-    tokenizer = byte_tokenizer(name)
-    end = turn_end(tokenizer).token_id
-    row = talk_row(TALK[:3], TALK[3]["content"])
-    other = talk_row(TALK[:3], TALK[3]["content"])
-    pair = row.__class__(**vars(row) | {"rejected": "no."})
-    (sft,), _ = sft_examples([row], tokenizer, 999, end)
-    (compared,), _ = pair_examples([pair], tokenizer, 999, end)
-    (preference,), _ = preference_examples([pair], tokenizer, 999, end)
-    (prompt,), _ = prompt_examples([other], tokenizer, 999)
-    text = tokenizer.apply_chat_template(TALK[:3], add_generation_prompt=True, tokenize=False)
-    assert decoded(tokenizer, prompt.prompt_ids) == prompt.prompt_text == text
-    assert sft.prompt_ids == preference.prompt_ids == prompt.prompt_ids
-    assert compared.chosen_ids == sft.prompt_ids + sft.response_ids
-    assert preference.chosen_ids == sft.response_ids
-    whole = tokenizer.apply_chat_template([*TALK[:3], bot("no.")], tokenize=False)
-    assert decoded(tokenizer, compared.rejected_ids) == whole.removesuffix("\n")
-
-
 def test_all_turns_are_those_that_the_template_marks():
     """Against the mask of `return_assistant_tokens_mask`, which only templates with {% generation %} give."""
     tokenizer = byte_tokenizer("chatml with generation")

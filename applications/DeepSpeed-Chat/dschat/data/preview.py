@@ -45,7 +45,6 @@ NOTES = {
     3: "step 3: responses are sampled after the prompts",
 }
 ALL_TURNS = "step 1: the loss is taken on every turn of the assistant; text between these turns is masked"
-RESPONSES = {1: ("response",), 2: ("chosen", "rejected"), 3: ()}  # responses that each step reads
 PROMPT_USE = {1: "masked", 2: "read", 3: "read"}
 RESPONSE_USE = {1: "trained", 2: "scored"}
 EPISODES = "prompts: the messages with which the environment begins an episode of each row"
@@ -165,8 +164,9 @@ def _text_parts(row: Row, step: int, all_turns: bool) -> list[RowSpan] | str:
     if prompt is None:
         prompt = "\n".join(f"{message['role']}: {message_text(message)}" for message in row.messages or [])
     parts = [RowSpan("prompt", PROMPT_USE[step], 0, prompt)]
-    for kind in RESPONSES[step]:
-        reply = row.reply("rejected" if kind == "rejected" else "chosen")
+    for column in RESPONSES_OF_STEPS[step]:
+        kind = "response" if step == 1 else column
+        reply = row.reply(column)
         if reply is None and row.no_response is not None and step == 1:
             return parts if all_turns and row.messages else row.no_response
         if reply is None:

@@ -9,8 +9,8 @@ a line of a JSON Lines file to a training batch is the same in steps 1, 2 and 3:
 3. data/sources.py: `load_share` reads every --data_path and takes the step's part of its rows (--data_split).
 4. data/files.py: `read_file` yields the lines of a file as objects.
 5. data/formats.py: `parse_row` makes a `Row` of the columns of an object: a prompt, and its responses.
-6. data/examples.py: `sft_examples`, `pair_examples`, `preference_examples` and `prompt_examples` encode rows to token
-   ids, and cut or drop what is too long.
+6. data/examples.py: `encoded_rows` makes token ids of rows, and `fitted_examples` the step's examples of these. What
+   is too long is cut or dropped.
 7. data/collate.py: `update_batches` chooses the examples of each update, for the loop (training/loop.py), and
    `collate_sft` or `collate_pairs` pads them, for the step's task. The prompts of step 3 are sampled from (`PPO`).
 """
