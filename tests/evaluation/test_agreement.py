@@ -83,14 +83,6 @@ def test_fleiss_kappa_of_three_raters():
     assert group["kappa"] == pytest.approx(1 / 3)
 
 
-def test_fleiss_kappa_with_ties_and_passes():
-    """The pass leaves AtB and AAA: pairs agree in 0 and 1; A 4/6, tie 1/6, B 1/6, chance 18/36: kappa 0."""
-    group = agreement_of_three("AAA", "tA-", "BAA")
-    assert group["items"] == 2
-    assert group["same"] == pytest.approx(0.5)
-    assert group["kappa"] == pytest.approx(0.0, abs=1e-12)
-
-
 # At equal length
 #
 # With two values of the length term, ±t, a regression of two coefficients meets both shares exactly:

@@ -237,14 +237,6 @@ def measured(path, models, split=None):
     return [row.prompt for row in rows], description
 
 
-def test_a_folder_with_evaluation_files_alone(tmp_path):
-    write_jsonl(tmp_path / "own" / "test.jsonl", plain_rows(7))
-    for split in (None, "eval", "all"):
-        assert len(measured(tmp_path / "own", [], split)[0]) == 7
-    with pytest.raises(UserError, match="own: there are no training rows. With --split all, all rows are read"):
-        measured(tmp_path / "own", [], "train")
-
-
 def test_rows_that_a_run_held_out_of_one_of_its_files(tmp_path):
     """The share that it held out, of the second of its sources; --split reads the others."""
     write_jsonl(tmp_path / "own" / "train.jsonl", plain_rows(60))

@@ -116,12 +116,6 @@ def test_the_table_of_results_has_the_start_once(two_runs):
     assert [row[:2] for row in rows[:2]] == [["PPO, SFT", "0.300 ± 0.010"], ["MA-PPO, SFT", "0.200"]]
 
 
-def test_the_highest_of_three_runs_is_set_against_each_other_one(tmp_path):
-    runs = {name: make_run(tmp_path / name, gold) for name, gold in [("a", [0, 1]), ("b", [0.8, 0.8]), ("c", [0, 0])]}
-    findings = sentences_of(runs)
-    assert [finding.split(" in ")[0] for finding in findings] == ["b ended higher than a", "b ended higher than c"]
-
-
 def test_only_all_responses_to_the_same_prompts_give_a_standard_error(tmp_path):
     """Other prompts; and a mean over more prompts than the samples hold."""
     low = make_run(tmp_path / "a", [0.4, 0.6])

@@ -75,14 +75,6 @@ def test_page_holds_the_tables_and_sentences(built):
     assert sum(tag == "details" for tag, _ in built.page.elements) == len(outcome.details)
 
 
-def test_page_says_when_no_prompt_is_common(tmp_path, no_pictures):
-    runs = {"a": make_run(tmp_path / "a", [0.4, 0.6]), "b": make_run(tmp_path / "b", [0.4, 0.6], prompts=("x", "y"))}
-    build_report(runs, tmp_path / "out")
-    page = read_page(tmp_path / "out")
-    assert "no held-out prompt whose responses" in page.text
-    assert len(page.of_class("ma-panel")) == 0
-
-
 def test_responses_without_tokens_are_counted_but_not_shown(two_runs, tmp_path, no_pictures):
     path = two_runs["PPO"] / "samples" / "update-000010.jsonl"
     edit_rows(path, lambda index, row: row if index == 0 else {key: row[key] for key in row if key != "tokens"})

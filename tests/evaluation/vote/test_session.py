@@ -92,25 +92,6 @@ def test_a_vote_becomes_a_row_that_the_report_reads(tmp_path, monkeypatch):
     assert (vote.kind, vote.details["first"]) == ("human", item.first)
 
 
-def test_items_come_in_order_until_all_have_a_vote(tmp_path):
-    """An empty file holds no votes, and nothing is left beside the full one."""
-    (tmp_path / "votes.jsonl").touch()
-    session = make_study(tmp_path, 3).session("anna")
-    assert (session.view().voted, session.view().total, session.view().last) == (0, 3, None)
-    vote_all(session, "134")
-    assert [row["prompt"] for row in votes(tmp_path)] == ["prompt 0", "prompt 1", "prompt 2"]
-    assert [row["verdict"] for row in votes(tmp_path)][1:] == ["tie", "skip"]
-    view = session.view()
-    assert (view.item, view.voted, view.last) == (None, 3, votes(tmp_path)[2]["id"])
-
-
-def test_a_new_session_goes_on_and_case_does_not_make_another_rater(tmp_path):
-    vote_all(make_study(tmp_path, 4).session("Anna"), "12")
-    session = make_study(tmp_path, 4).session("  anna ")
-    assert session.rater == "Anna"
-    assert session.view().item.pair.prompt == "prompt 2" and session.view().voted == 2
-
-
 def test_votes_that_are_given_at_the_same_time_are_all_kept(tmp_path):
     """By 4 raters on 6 pairs each, as a page's threads do."""
     study = make_study(tmp_path, 6)
@@ -134,16 +115,6 @@ def test_undo_takes_back_the_vote_that_the_rater_means(tmp_path):
     last = session.study.pairs[2].id  # is shown again even if others are open before it
     session.vote(last, "1")
     assert session.view(session.undo(last).id).item.pair.prompt == "prompt 2"
-
-
-def test_who_won_is_said_at_the_end_alone(tmp_path):
-    session = make_study(tmp_path, 4).session("anna")
-    vote_all(session, "34")
-    assert session.summary() == f"anna: 2 of 4 voted: {tmp_path / 'votes.jsonl'}"
-    for _ in range(2):  # for the second model, on whichever side it stands
-        item = session.view().item
-        session.vote(item.pair.id, "1" if item.first == "B" else "2")
-    assert "4 of 4 voted (kestrel better 0, osprey better 2, equal 1, passed 1): " in session.summary()
 
 
 @pytest.mark.parametrize(
