@@ -10,6 +10,7 @@
 import re
 import sys
 from argparse import SUPPRESS, Action
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -22,20 +23,15 @@ from dschat.settings.presets import preset_names
 
 BASH = """_dschat() {
     local IFS=$'\\n' current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} words=""
-    local two="${COMP_WORDS[1]:-} ${COMP_WORDS[2]:-}" one=${COMP_WORDS[1]:-}
+    local two="${COMP_WORDS[1]:-} ${COMP_WORDS[2]:-}" one=${COMP_WORDS[1]:-} command
     case "$previous:$two" in
 @PRESETS@
     esac
-    if [[ -z $words ]]; then
-        case "$two" in
-@TWO@
+    for command in "$two" "$one"; do
+        [[ -n $words ]] || case "$command" in
+@COMMANDS@
         esac
-    fi
-    if [[ -z $words ]]; then
-        case "$one" in
-@ONE@
-        esac
-    fi
+    done
     [[ $COMP_CWORD -eq 1 ]] && words="@NAMES@"
     mapfile -t COMPREPLY < <(compgen -W "$(tr ' ' '\\n' <<<"$words")" -- "$current")
     [[ ${#COMPREPLY[@]} -gt 0 ]] || mapfile -t COMPREPLY < <(compgen -f -- "$current")
@@ -129,52 +125,25 @@ def _as_markdown(note: str) -> str:
 
 def completion(options: CompletionOptions) -> str:
     """A script for bash. zsh can read it with its bashcompinit."""
-    script = BASH
-    for mark, text in _completion_parts().items():
-        script = script.replace(mark, text)
-    if options.shell == "zsh":
-        return f"autoload -U +X bashcompinit && bashcompinit\n{script}"
-    return script
-
-
-def _completion_parts() -> dict[str, str]:
-    """What replaces the marks of `BASH`: cases of its statements, and the first words of the commands."""
+    # Flags of a command; of its first word also the second ones, such as `check` of `data check`.
+    words_of: defaultdict[str, list[str]] = defaultdict(list)
     presets: list[str] = []
-    two_words: list[str] = []
-    one_word: list[str] = []
     for name, command in COMMANDS.items():
-        words = _second_words(name)
+        first, _, second = name.partition(" ")
+        if second:
+            words_of[first].append(second)
         for action in _actions(command):
-            words += _spellings(action)
-        case = f'            "{name}") words="{" ".join(words)}" ;;'
-        if " " in name:
-            two_words.append(case)
-        else:
-            one_word.append(case)
+            words_of[name] += _spellings(action)
         names = preset_names(name)
         if names:
             presets.append(f'        --config:"{name} "*) words="{" ".join(names)}" ;;')
-
-    # First words that are no command by themselves, such as `data` of `data check`.
-    first_words = list(dict.fromkeys(name.split()[0] for name in COMMANDS))
-    for first in first_words:
-        if first not in COMMANDS:
-            one_word.append(f'            "{first}") words="{" ".join(_second_words(first))}" ;;')
-    return {
-        "@PRESETS@": "\n".join(presets),
-        "@TWO@": "\n".join(two_words),
-        "@ONE@": "\n".join(one_word),
-        "@NAMES@": " ".join(first_words),
-    }
-
-
-def _second_words(first: str) -> list[str]:
-    """Second words of the commands that begin with a word."""
-    subcommands: list[str] = []
-    for name in COMMANDS:
-        if name.startswith(f"{first} "):
-            subcommands.append(name.split()[1])
-    return subcommands
+    cases = [f'            "{name}") words="{" ".join(words)}" ;;' for name, words in words_of.items()]
+    first_words = dict.fromkeys(name.split()[0] for name in COMMANDS)
+    script = BASH.replace("@PRESETS@", "\n".join(presets)).replace("@COMMANDS@", "\n".join(cases))
+    script = script.replace("@NAMES@", " ".join(first_words))
+    if options.shell == "zsh":
+        return f"autoload -U +X bashcompinit && bashcompinit\n{script}"
+    return script
 
 
 def _actions(command: Command) -> list[Action]:
