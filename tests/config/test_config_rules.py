@@ -352,8 +352,6 @@ REFUSALS = [
         for file, flags, *words in (
             ("rubric.toml", "", "--reward_judge rubric.toml", "add --judge_model"),
             ("none.toml", "--judge_model m", "--reward_judge none.toml: cannot be read"),
-            ("list.json", "--judge_model m", "--reward_judge list.json: its keys"),
-            ("file", "--judge_model m", "--reward_judge file: give a file that ends in .toml or .json"),
             ("rubric.toml", "--judge_model m --judge_url a:1", "--judge_url a:1 is not an address", "JUDGE_API_KEY"),
             ("rubric.toml", "--judge_model m --judge_price_in 1", "--judge_price_in and --judge_price_out", "both"),
             ("rubric.toml", "--judge_model m --judge_max_cost 1", "--judge_max_cost 1", "--judge_price_out"),
