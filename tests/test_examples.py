@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import dschat
-from closeness import near
+from closeness import FORMULA, UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.base.errors import UserError
+from dschat.models.tiny import make_model
+from factories import largest_difference, make_causal_lm, make_classifier, to_device
+from macro_actions.conditions import fixed
+from recorded_updates import scored_batch, updated
+from rl_cases import credit_of
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -37,6 +43,51 @@ def test_the_notebook():
     assert "macro action of each token: [0, 0, 0, 1, 1, 1, 2]" in said.getvalue()
     history = names["history"]
     assert history[0] < 0.1 < 0.3 < history[-1], "a token in 32 at first"
+
+
+def test_ppo_in_one_file_computes_what_the_pipeline_computes(group):
+    """Eight recorded responses, macro actions of three tokens: credit, losses and weights after two updates."""
+    import ppo_macro_actions as one_file
+
+    trajectory = to_device(scored_batch()).trajectory
+    ends = fixed(trajectory.response_mask, 3)
+    batch = credit_of(trajectory, ends, kl_coef=0.05, gamma=1.0, lam=0.95, value_function="first")
+    weights, stats = updated(batch, epochs=2)
+    recorded = one_file.SampledResponses(
+        trajectory.rollout.input_ids,
+        trajectory.rollout.attention_mask,
+        trajectory.response_mask,
+        trajectory.scores,
+        trajectory.logprobs,
+        trajectory.ref_logprobs,
+        trajectory.values,
+    )
+    settings = one_file.Hyperparameters(ngram=3, kl_coef=0.05, epochs=2)
+    advantages, returns = one_file.assign_credit(recorded, settings)
+    assert_near(advantages, batch.advantages, FORMULA)
+    assert_near(returns, batch.returns, FORMULA)
+
+    actor = make_causal_lm().to(advantages.device)
+    classifier = make_classifier(seed=2).to(advantages.device)
+    critic = one_file.Critic(classifier.model, classifier.score)
+    optimizers = [one_file.optimizer_of(model, 5e-5) for model in (actor, critic)]
+    losses = torch.tensor(one_file.update(actor, critic, *optimizers, recorded, settings))
+    assert losses.mean(0).tolist() == near([stats["loss/policy"], stats["loss/value"]], UPDATE)
+    expected = {f"actor.inner.{name}": weight for name, weight in actor.state_dict().items()}
+    expected |= {f"critic.inner.{name}": weight for name, weight in classifier.state_dict().items()}
+    found = {name: weight for name, weight in expected.items() if name in weights}
+    assert len(found) == len(weights)
+    assert largest_difference(weights, {name: weight.cpu() for name, weight in found.items()}) < WEIGHT_GAP
+
+
+def test_ppo_in_one_file_learns(tmp_path):
+    """A random model learns the number of words; it reaches .8 after 15 iterations, from .47."""
+    import ppo_macro_actions as one_file
+
+    model = make_model(tmp_path, [f"{prompt} word word" for prompt in one_file.PROMPTS], 0)
+    settings = one_file.Hyperparameters(kl_coef=0.0, samples=8, actor_learning_rate=3e-3, critic_learning_rate=3e-3)
+    history = one_file.train(str(model), 15, settings)
+    assert history[-1] > history[0] + 0.2
 
 
 def test_names_of_the_package(monkeypatch):

@@ -26,6 +26,7 @@ from factories import (
     score,
     supervised_loop,
     update_flags,
+    weights_of_all,
     whole_state,
 )
 from macro_actions.conditions import fixed
@@ -56,6 +57,9 @@ PREFERENCES = [
         strict=True,
     )
 ]
+
+
+MEANS = {"token": "token", "macro": "macro", "macro_mean": "token", "sequence_mean": "response"}  # loss by ratio
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,30 @@ def ppo_updates(
     share = GLOBAL_BATCH // world_size()
     settings = update_flags(share, share // accumulation, 1, tokens)
     return ppo_update(UpdateContext(actor, critic, Credit(batch), *settings), seed=number)
+
+
+def updated(
+    batch: PPOBatch,
+    micro: int = 8,
+    update_size: int = 8,
+    epochs: int = 1,
+    seed: int = 0,
+    learning_rate: float = 5e-5,
+    **options: Any,
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Weights of actor and critic after ppo_update, and its statistics.
+
+    Adam's first step is the sign of the gradient times the learning rate, whatever the gradient's size: where it is 0
+    but for rounding, a step of 1e-3 would show as much. The gradient norms in the statistics see the size.
+    """
+    sizes = micro, update_size // micro
+    engines = {"actor": engine_of(make_causal_lm(), *sizes, learning_rate=learning_rate)}
+    if batch.returns is not None:
+        engines["critic"] = engine_of(make_classifier(seed=2), *sizes, learning_rate=learning_rate)
+    mean = MEANS[options.get("policy_ratio", "token")]
+    settings = update_flags(update_size, micro, epochs, **{"loss_mean": mean} | options)
+    stats = ppo_update(UpdateContext(engines["actor"], engines.get("critic"), Credit(batch), *settings), seed)
+    return weights_of_all(**engines), stats
 
 
 def run_case(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, float]]:

@@ -11,42 +11,22 @@ from cli_runs import read_jsonl
 from closeness import EPS, FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.base.errors import UserError
 from dschat.settings.ppo import PPOConfig
-from dschat.training.ppo.credit import Credit, whiten_advantages
-from dschat.training.ppo.update import UpdateContext, ppo_update
+from dschat.training.ppo.credit import whiten_advantages
 from factories import (
     collected,
-    engine_of,
     hf_logprobs,
     largest_difference,
     make_causal_lm,
     make_classifier,
     taken_up,
     to_device,
-    update_flags,
     weights_of_all,
 )
 from macro_actions.losses import loss_weights
 from nonfinite_cases import batches, spoiled, trainer_for
-from recorded_updates import ROWS, scored_batch
+from recorded_updates import MEANS, ROWS, scored_batch, updated
 
 TOKENS = 39
-MEANS = {"token": "token", "macro": "macro", "macro_mean": "token", "sequence_mean": "response"}
-
-
-def updated(batch, micro=8, update_size=8, epochs=1, seed=0, learning_rate=5e-5, **options):
-    """Weights of actor and critic after ppo_update, and its statistics.
-
-    Adam's first step is the sign of the gradient times the learning rate, whatever the gradient's size: where it is 0
-    but for rounding, a step of 1e-3 would show as much. The gradient norms in the statistics see the size.
-    """
-    sizes = micro, update_size // micro
-    engines = {"actor": engine_of(make_causal_lm(), *sizes, learning_rate=learning_rate)}
-    if batch.returns is not None:
-        engines["critic"] = engine_of(make_classifier(seed=2), *sizes, learning_rate=learning_rate)
-    mean = MEANS[options.get("policy_ratio", "token")]
-    settings = update_flags(update_size, micro, epochs, **{"loss_mean": mean} | options)
-    stats = ppo_update(UpdateContext(engines["actor"], engines.get("critic"), Credit(batch), *settings), seed)
-    return weights_of_all(**engines), stats
 
 
 @pytest.fixture
