@@ -218,7 +218,7 @@ REFUSALS = [
         "ppo",
         "--reward_function score.py:score metric.py:kl",
         "--reward_function",
-        "would be called score",
+        "would be called kl",
         "rename the function",
     ),
     (

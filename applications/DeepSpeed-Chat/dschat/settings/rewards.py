@@ -2,6 +2,7 @@
 """Flags of where step 3's scores come from (functions, models, servers, programs, environments), and their rules."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, Literal
@@ -272,37 +273,26 @@ def _is_finite(text: str) -> bool:
         return False
 
 
-def _check_source_names(config: Any) -> None:
+def _repeated_name(config: Any) -> str | None:
+    """The first name that two numbers of a response would have in metrics and samples; None if there is none."""
     rewards = config.rewards
-    names = rewards.source_names
-    if rewards.reward_weights is None and len(names) == 1:
-        names = []
-    criteria = rewards.criterion_names
-    names = names + criteria
-    taken = list(METRIC_NAMES)
+    names = [*dict.fromkeys(METRIC_NAMES), *rewards.criterion_names]
     if rewards.metric_name is not None:
-        taken.append(rewards.metric_name)
-    for number, name in enumerate(names):
-        if name in taken or name in names[:number]:
-            renamed = "--reward_function"
-            if name == rewards.metric_name:
-                renamed = "--metric_function"
-            elif name in criteria and name not in names[:number]:
-                renamed = f"--reward_judge {rewards.reward_judge}"
-            raise UserError(
-                f"{renamed}: two numbers of a response would be called {name}: rename the function or the criterion."
-            )
+        names.append(rewards.metric_name)
+    if rewards.reward_weights is not None or len(rewards.source_names) > 1:  # otherwise it is the score
+        names += rewards.source_names
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 REWARD_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuration
     Check(_check_functions),
-    Rule(
-        lambda config: config.rewards.metric_name in METRIC_NAMES,
-        "--metric_function: a metric is called {metric} already; rename the function.",
-        words=lambda config: {"metric": config.rewards.metric_name},
-    ),
     Check(_check_weights),
-    Check(_check_source_names),
+    Rule(
+        lambda config: _repeated_name(config) is not None,
+        "two numbers of a response would be called {name}: rename the function (--reward_function, --metric_function),"
+        " or the criterion of --reward_judge.",
+        words=lambda config: {"name": _repeated_name(config)},
+    ),
     Rule(
         lambda config: config.rewards.reward_url is not None and not ADDRESS.fullmatch(config.rewards.reward_url),
         "--reward_url {reward_url} is not an address: give one such as http://127.0.0.1:8500/score, without a user's"
