@@ -19,8 +19,8 @@ from dschat.evaluation.generate_options import (
     model_name,
 )
 from dschat.evaluation.options import ReportOptions, VoteOptions
-from dschat.evaluation.policy import choose_device
 from dschat.judge.options import JudgeOptions, TurnOptions
+from dschat.models.opening import choose_device
 from dschat.programs.options import ProgramOptions
 from dschat.refuel.data_options import GenerateOptions, RankOptions
 from dschat.settings.common import ColumnFlags

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policy: its model's location, the device it computes on, and its responses."""
+"""The policy: where its model is, and its responses."""
 
-import logging
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +16,11 @@ from dschat.evaluation.generate_options import ComputeFlags, GenerationFlags, To
 from dschat.evaluation.runner import enough_memory
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
-from dschat.models.opening import choose_dtype
+from dschat.models.opening import choose_device, choose_dtype
 from dschat.models.tokenizer import own_end_ids
 from dschat.rollouts.engine import ResponseSampler
 from dschat.rollouts.generate import choose_engine
 from dschat.rollouts.sampling import Sampling, row_seed
-
-logger = logging.getLogger(__name__)
 
 ACTOR = "actor"  # folder of the policy below a step-3 output folder
 STEP = re.compile(r"step-(\d+)")  # folder of a model that was saved during a run
@@ -163,29 +160,3 @@ def locate_policy(path: str) -> str:
     folder = Path(path)
     is_output = (folder / ACTOR).is_dir() and not any(folder.glob("*.safetensors"))
     return str(folder / ACTOR) if is_output else path
-
-
-def choose_device(gpu: int | None = None, device: str | None = None) -> torch.device:
-    """The device that the flags ask for; with neither flag the first GPU, or else the CPU.
-
-    Args:
-        gpu: --gpu. Number 0 falls back to the CPU, with a warning, where there is no GPU at all.
-        device: --device, which takes precedence over `gpu`: "cpu", "cuda" or "cuda:N".
-    """
-    if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise UserError(f"--device {device}: must be cpu, cuda or cuda:N with the number of a GPU.")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    asked = f"--device {device}" if device is not None else f"--gpu {gpu}"
-    if device is None and count == 0 and not gpu:
-        if gpu is not None:
-            logger.warning("%s: there is no GPU here, computing on the CPU", asked)
-        device = "cpu"
-    if device == "cpu":
-        return torch.device("cpu")
-    number = int((device or f"cuda:{gpu or 0}").removeprefix("cuda").removeprefix(":") or 0)
-    if number >= count:
-        raise UserError(
-            f"{asked}: PyTorch finds {count or 'no'} GPUs here. Give one that exists, counted from 0, or --device cpu;"
-            " or check the driver, CUDA_VISIBLE_DEVICES and that PyTorch was installed with CUDA."
-        )
-    return torch.device("cuda", number)

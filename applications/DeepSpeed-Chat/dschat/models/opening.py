@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options for loading a model: its dtype, its attention (``--attn_implementation``) and where its weights are."""
+"""Options for loading a model: device, dtype, attention (``--attn_implementation``) and where its weights are."""
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,32 @@ PLAIN_ATTENTION = (AUTO, SDPA, EAGER)  # supported by every model and device
 REFUSAL_WORDS = ("flash", "flex", "attn_implementation", "attention implementation", "kernels")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def choose_device(gpu: int | None = None, device: str | None = None) -> torch.device:
+    """The device that the flags ask for; with neither flag the first GPU, or else the CPU.
+
+    Args:
+        gpu: --gpu. Number 0 falls back to the CPU, with a warning, where there is no GPU at all.
+        device: --device, which takes precedence over `gpu`: "cpu", "cuda" or "cuda:N".
+    """
+    if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise UserError(f"--device {device}: must be cpu, cuda or cuda:N with the number of a GPU.")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    asked = f"--device {device}" if device is not None else f"--gpu {gpu}"
+    if device is None and count == 0 and not gpu:
+        if gpu is not None:
+            logger.warning("%s: there is no GPU here, computing on the CPU", asked)
+        device = "cpu"
+    if device == "cpu":
+        return torch.device("cpu")
+    number = int((device or f"cuda:{gpu or 0}").removeprefix("cuda").removeprefix(":") or 0)
+    if number >= count:
+        raise UserError(
+            f"{asked}: PyTorch finds {count or 'no'} GPUs here. Give one that exists, counted from 0, or --device cpu;"
+            " or check the driver, CUDA_VISIBLE_DEVICES and that PyTorch was installed with CUDA."
+        )
+    return torch.device("cuda", number)
 
 
 def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:

@@ -227,19 +227,12 @@ class ScoreServer(uvicorn.Server):
 
 def serve(options: ServeOptions) -> str:
     """`dschat serve`: opens the model and answers until SIGTERM or Ctrl-C. Raises UserError."""
-    import torch
-
-    from dschat.models.opening import choose_dtype
+    from dschat.models.opening import choose_device, choose_dtype
     from dschat.scoring.reward_reader import ReaderFlags, load_reward_model, load_reward_tokenizer
 
     flags = ReaderFlags("--model", "--rm_template", "Send shorter texts")
     tokenizer = load_reward_tokenizer(options.model, options.rm_template, flags)
-    try:
-        device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise UserError(f"--device {options.device}: must be cpu, cuda or cuda:N.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"--device {options.device}: PyTorch finds no GPU here. Give --device cpu.")
+    device = choose_device(device=options.device)
     dtype = choose_dtype(options.dtype, device)
     reader = load_reward_model(options.model, tokenizer, options.rm_template, device, dtype, options.batch_size, flags)
     note = f"scores of {options.model} on {device} ({dtype})"
