@@ -2,6 +2,8 @@
 """Credit over the turns of episodes by hand; baselines by turn are unbiased."""
 
 import math
+from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -118,6 +120,44 @@ def test_with_one_turn_each_it_is_rloo() -> None:
 
 # An episode ends at once with reward .3, or goes on with reward .1 to a second choice, of reward 0 or 1.
 GOES_ON, CHOOSES = 0.4, 0.7  # probabilities of going on, and of the better choice
+OUTCOMES = [("stop",), ("on", "worse"), ("on", "better")]
+REWARDS = {"stop": 0.3, "on": 0.1, "worse": 0.0, "better": 1.0}
+PROBABILITIES = [1 - GOES_ON, GOES_ON * (1 - CHOOSES), GOES_ON * CHOOSES]
+# ∂ log π / ∂ (logit of going on, logit of the better choice).
+SCORES = {
+    "stop": torch.tensor([-GOES_ON, 0.0], dtype=torch.float64),
+    "on": torch.tensor([1 - GOES_ON, 0.0], dtype=torch.float64),
+    "worse": torch.tensor([0.0, -CHOOSES], dtype=torch.float64),
+    "better": torch.tensor([0.0, 1 - CHOOSES], dtype=torch.float64),
+}
+
+
+def expected_gradient(baseline: Callable[[Tensor, Tensor], Tensor], samples: int) -> Tensor:
+    """E[(1/K) Σ_k Σ_h Â_k,h ∇ log π] over all groups of K episodes, each with its probability; (2,)."""
+    total = torch.zeros(2, dtype=torch.float64)
+    for group in product(range(3), repeat=samples):
+        returns = torch.zeros(1, samples, 2, dtype=torch.float64)
+        reached = torch.zeros(1, samples, 2, dtype=torch.bool)
+        for sample, outcome in enumerate(group):
+            rewards = [REWARDS[action] for action in OUTCOMES[outcome]]
+            for turn in range(len(rewards)):
+                returns[0, sample, turn] = sum(rewards[turn:])
+                reached[0, sample, turn] = True
+        advantages = baseline(returns, reached)
+        probability = math.prod(PROBABILITIES[outcome] for outcome in group)
+        for sample, outcome in enumerate(group):
+            for turn, action in enumerate(OUTCOMES[outcome]):
+                total += probability / samples * advantages[0, sample, turn] * SCORES[action]
+    return total
+
+
+# J = .6 · .3 + .4 · (.1 + .7): ∂J/∂θ₁ = .4 · .6 · (.8 − .3) = .12 and ∂J/∂θ₂ = .4 · .7 · .3 = .084.
+GRADIENT = [0.12, 0.084]
+
+
+@pytest.mark.parametrize("samples", [2, 3])
+def test_baselines_by_turn_are_unbiased(samples) -> None:
+    assert expected_gradient(rloo_turns, samples).tolist() == pytest.approx(GRADIENT, rel=1e-12)
 
 
 def test_rows_with_holes_are_joined_trimmed_and_emptied() -> None:
