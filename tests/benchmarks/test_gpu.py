@@ -12,8 +12,8 @@ import pytest
 
 import gpu
 from benchmark_runs import run_benchmark
-from contenders import limits, process, work
-from contenders.process import PHASES, IterationFigures
+from contenders import limits, work
+from contenders.meter import PHASES, IterationFigures
 
 LIMITS = limits.DeviceLimits(operations_per_second=1e6, bytes_per_second=1e6)
 
@@ -107,7 +107,7 @@ class Canned:
 
 def test_parts_and_the_whole_of_an_iteration_by_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """4 responses of 16 tokens, drawn in a second of four; the peak of 3 GB stands on 2 GB of models."""
-    monkeypatch.setattr(process, "Contender", Canned)
+    monkeypatch.setattr(gpu, "Contender", Canned)
     settings = Namespace(size="tiny", device="cpu", micro_batches=[8], prompts=[4], repeats=1, flags="--seed 7")
     same = work.IterationWork(work.SIZES["tiny"], 4, 4, 4, 16, 16)
     (row,) = gpu.iterations(settings, LIMITS, tmp_path)[0][1]()

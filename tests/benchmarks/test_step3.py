@@ -10,8 +10,8 @@ from transformers import AutoModel, AutoTokenizer
 
 import harness
 from benchmark_runs import run_benchmark
-from contenders import process, work
-from contenders.process import PHASES
+from contenders import work
+from contenders.meter import PHASES, Meter
 
 TINY = "--sizes tiny --repeats 1"
 
@@ -34,7 +34,7 @@ def test_equal_lengths(tmp_path: Path) -> None:
         assert min(cpu[phase] for phase in PHASES[:3]) > 0
     positions = rows["ours"]["positions_per_token"]
     assert positions.keys() == {"scoring", "training"} and min(positions.values()) >= 1
-    inside = rows["ours"]["inside_cpu_seconds"]
+    inside = rows["ours"]["function_seconds"]
     assert inside.keys() == {"macro actions", "model forward", "model backward", "sampling", "optimiser"}
     assert min(inside.values()) > 0 and sum(inside.values()) < rows["ours"]["cpu_seconds"]["total"]
     text = document.read_text(encoding="utf-8")
@@ -45,12 +45,12 @@ def test_equal_lengths(tmp_path: Path) -> None:
 def test_parts_of_the_time_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward pass inside sampling is booked once, as what it is; the clock shows one second more at every look."""
     clock = count(0.0)
-    monkeypatch.setattr(process.time, "process_time", lambda: next(clock))
-    meter = process.Meter(None)
-    forward = meter.inside("forward", lambda: None)
-    meter.inside("sampling", lambda: [forward(), forward()])()
+    monkeypatch.setattr("contenders.meter.time.process_time", lambda: next(clock))
+    meter = Meter(None)
+    forward = meter.measured("forward", lambda: None)
+    meter.measured("sampling", lambda: [forward(), forward()])()
     forward()
-    assert meter.now.inside_cpu_seconds == {"forward": 3, "sampling": 3}
+    assert meter.figures.function_seconds == {"forward": 3, "sampling": 3}
 
 
 @pytest.mark.parametrize("wanted", [11.0, 39.5])

@@ -27,6 +27,8 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+import torch
+
 from contenders.gpu_jobs import choice_of, fits, job_choices, job_of, planned_memory, work_of
 from contenders.limits import (
     DeviceLimits,
@@ -38,8 +40,9 @@ from contenders.limits import (
     phase_rates,
     rollout_limit,
 )
-from contenders.process import PHASES, ContenderJob, IterationFigures, run_alone
-from contenders.work import SIZES
+from contenders.meter import PHASES, IterationFigures, median_figures
+from contenders.process import Contender, ContenderJob
+from contenders.work import SIZES, make_files
 from harness import GB, MB, in_process, report, settings_parser
 
 Tasks = list[tuple[Figures, Task]]  # how rows begin, and what measures them
@@ -141,6 +144,32 @@ def iteration_figures(job: ContenderJob, run: IterationFigures, limits: DeviceLi
     figures["tokens_per_second"] = tokens / seconds["total"]
     figures["peak_gb"] = peak_gb(run)
     return figures
+
+
+def run_alone(job: ContenderJob, repeats: int) -> IterationFigures:
+    """Runs step 3 without other contenders; the phases of each iteration are printed to standard error.
+
+    Args:
+        job: its settings; missing models are made. The contender gets a folder of its own below the job's.
+        repeats: iterations that count, after one that does not.
+
+    Returns:
+        The median iteration.
+
+    Raises:
+        RuntimeError: its process ended early.
+    """
+    runs = []
+    work = job.work
+    make_files(work, Path(job.files))
+    torch.cuda.empty_cache()  # so that the contender has the memory that this process has cached
+    with tempfile.TemporaryDirectory(dir=job.folder) as folder:
+        with Contender(sys.executable, "ours", replace(job, folder=folder)) as contender:
+            for number in range(repeats + 1):
+                runs.append(contender.iterate())
+                phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in runs[-1].wall_seconds.items())
+                print(f"batch {work.batch}, iteration {number}: {phases}", file=sys.stderr, flush=True)
+    return median_figures(runs[1:])
 
 
 def peak_gb(run: IterationFigures) -> float:

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import torch
 
-from contenders.process import PHASES, Contender, ContenderJob, IterationFigures, usual
+from contenders.meter import PHASES, IterationFigures, median_figures
+from contenders.process import Contender, ContenderJob
 from contenders.work import SIZES, IterationWork, make_files
 from harness import origin, report, settings_parser, table, write_section
 
@@ -163,7 +164,7 @@ def summary(runs: Sequence[IterationFigures], work: IterationWork) -> ContenderR
         per_token = [run.counts[name] / (prompts + run.tokens) for run in runs]
         positions[name] = round(statistics.median(per_token), 4)
     return ContenderRow(
-        **vars(usual(runs)),
+        **vars(median_figures(runs)),
         batch=work.batch,
         positions_per_token=positions,
         tokens_per_cpu_second=median,
@@ -188,7 +189,7 @@ def step3_table(rows: Mapping[str, ContenderRow | None]) -> str:
 def row_cells(row: ContenderRow) -> list[str]:
     """The figures of a contender as the table shows them."""
     speed = f"{row.tokens_per_cpu_second:.0f} tokens/s" if row.speed is None else f"{row.speed:.2f}"
-    macro_seconds = row.inside_cpu_seconds.get("macro actions")
+    macro_seconds = row.function_seconds.get("macro actions")
     macro_share = ""
     if macro_seconds is not None:
         macro_share = f"{100 * macro_seconds / row.cpu_seconds['total']:.2f} %"

@@ -5,19 +5,19 @@ An iteration is a call of the trainer's `iterate`, and its phases are those of t
 decides what a phase includes: with one update per rollout, for instance, log-probs and values may come from training.
 
 Beside the phases, time is recorded by kind of work: model forward (log-probs included, also inside sampling), model
-backward, sampling (everything else of the rollout engine), optimizer, and macro actions.
+backward, sampling (everything else of the rollout engine), optimiser, and macro actions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Concatenate, ParamSpec
 
 import torch
 from torch import nn
 from transformers import GemmaForCausalLM
 
-from contenders.process import ContenderJob, Meter, read_job
+from contenders.meter import Meter
+from contenders.process import ContenderJob, read_job
 from contenders.work import FIRST_WORD, PAD
 from dschat.models.engines import TrainedPolicy
 from dschat.models.policy import PolicyModel
@@ -29,6 +29,7 @@ from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.termination import TerminationCondition
 from dschat.run.distributed import device
 from dschat.training.iteration import Clock
+from dschat.training.loop import Work
 from dschat.training.ppo.algorithm import PPO
 from dschat.training.ppo.collect import ActorSampler
 from harness import run_step
@@ -36,14 +37,13 @@ from macro_actions.estimators import ESTIMATORS
 
 STEP = "step3_rlhf_finetuning"
 MACRO_ACTIONS = "macro actions"  # termination condition, segments, pooling, GAE, back to tokens
-P = ParamSpec("P")
-Iterate = Callable[Concatenate[PPO, P], dict[str, float]]
+Iterate = Callable[[PPO, Work, int], dict[str, float]]
 
 
 def main() -> None:
     """Runs step 3; the meter ends the process."""
     job, meter = read_job()
-    ESTIMATORS["gae"] = meter.inside(MACRO_ACTIONS, ESTIMATORS["gae"])
+    ESTIMATORS["gae"] = meter.measured(MACRO_ACTIONS, ESTIMATORS["gae"])
     for owner, name, part in (
         (TerminationCondition, "__call__", MACRO_ACTIONS),
         (PolicyModel, "forward", "model forward"),
@@ -53,11 +53,14 @@ def main() -> None:
         (ActorSampler, "sample", "sampling"),
         (torch.optim.AdamW, "step", "optimiser"),
     ):
-        setattr(owner, name, meter.inside(part, getattr(owner, name)))
-    setattr(PPO, "iterate", measured(PPO.iterate, job, meter))  # noqa: B010  # a method for mypy
-    setattr(Clock, "record", booking(Clock.record, meter))  # noqa: B010
+        setattr(owner, name, meter.measured(part, getattr(owner, name)))
+    for owner, name, replacement in (
+        (PPO, "iterate", with_measurement(PPO.iterate, job, meter)),
+        (Clock, "record", with_laps(Clock.record, meter)),
+    ):
+        setattr(owner, name, replacement)
     if job.random_responses:
-        setattr(ContinuousEngine, "session", random_session)  # noqa: B010
+        ContinuousEngine.session = uniform_session  # type: ignore[method-assign]
     run_step(STEP, flags(job))
 
 
@@ -86,7 +89,7 @@ def flags(job: ContenderJob) -> list[str]:
 
 
 @contextmanager
-def random_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[ResponseSampler]:
+def uniform_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[ResponseSampler]:
     """Samples words uniformly, at no cost; every response has the full length."""
 
     def draw(
@@ -105,46 +108,46 @@ def random_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[R
     yield draw
 
 
-def measured(iterate: Iterate[P], job: ContenderJob, meter: Meter) -> Iterate[P]:
-    """The trainer's `iterate`, measured."""
+def with_measurement(iterate: Iterate, job: ContenderJob, meter: Meter) -> Iterate:
+    """`PPO.iterate` between the beginning and the end of a measured iteration."""
     number = 0
 
-    def run(trainer: PPO, *args: P.args, **kwargs: P.kwargs) -> dict[str, float]:
+    def measured_iterate(trainer: PPO, work: Work, iteration: int) -> dict[str, float]:
         nonlocal number
         if number == 0:
-            count_positions(trainer.models.reference.module.inner, "scoring", meter, training=False)
-            count_positions(trainer.models.actor.module.inner, "training", meter, training=True)
+            count_positions(trainer.models.reference.module.inner, "scoring", meter, with_gradients=False)
+            count_positions(trainer.models.actor.module.inner, "training", meter, with_gradients=True)
         meter.begin()
-        metrics = iterate(trainer, *args, **kwargs)
+        metrics = iterate(trainer, work, iteration)
         number += 1
         meter.end(metrics["response/length"] * job.work.batch)
         return metrics
 
-    return run
+    return measured_iterate
 
 
-def count_positions(causal_lm: nn.Module, name: str, meter: Meter, training: bool) -> None:
-    """Counts the positions, padding included, that a model computes outside of sampling, with or without gradients."""
+def count_positions(causal_lm: nn.Module, name: str, meter: Meter, with_gradients: bool) -> None:
+    """Counts positions, padding included, that a model computes outside of sampling, with gradients or without."""
 
     def count(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
-        if torch.is_grad_enabled() == training:
+        if torch.is_grad_enabled() == with_gradients:
             ids = kwargs.get("input_ids", args[0] if args else None)
             if ids is None:
                 ids = kwargs["inputs_embeds"][..., 0]
-            meter.now.counts[name] += ids.numel()
+            meter.figures.counts[name] += ids.numel()
 
     base = causal_lm.get_submodule(str(causal_lm.base_model_prefix))
     base.register_forward_pre_hook(count, with_kwargs=True)
 
 
-def booking(record: Callable[[Clock, str], None], meter: Meter) -> Callable[[Clock, str], None]:
-    """The trainer's `Clock.record`, which also notifies the meter."""
+def with_laps(record: Callable[[Clock, str], None], meter: Meter) -> Callable[[Clock, str], None]:
+    """`Clock.record`, which also ends a lap of the meter."""
 
-    def run(clock: Clock, name: str) -> None:
+    def recorded_lap(clock: Clock, name: str) -> None:
         record(clock, name)
         meter.lap(name)
 
-    return run
+    return recorded_lap
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, GemmaForCausalLM, GemmaForSequenceClassification, TrainerCallback
 from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
-from contenders.process import ContenderJob, Meter, read_job
+from contenders.meter import Meter
+from contenders.process import ContenderJob, read_job
 from contenders.work import DTYPES, EOS, PAD
 
 ROLLOUT_FORWARD = 32  # rows
