@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dschat.cli import COMMANDS
@@ -88,7 +88,11 @@ def comparable(flags: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked(flags: type, values: st.SearchStrategy[dict[str, Any]], check: Callable[[dict[str, Any]], None]) -> None:
-    settings(max_examples=EXAMPLES, deadline=None, database=None, derandomize=True)(given(values)(check))()
+    slow = [HealthCheck.too_slow]  # on a busy machine
+    options = settings(
+        max_examples=EXAMPLES, deadline=None, database=None, derandomize=True, suppress_health_check=slow
+    )
+    options(given(values)(check))()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
