@@ -155,7 +155,8 @@ def best_of_report(files: Sequence[Path], numbers: Sequence[int] | None, output_
     sweeps = []
     for file, name in zip(files, model_names(files), strict=True):
         sweeps.append(sweep_of(name, iterate_rows(file, FILE)))
-    require_same_scorer({str(file): sweep.scorer for file, sweep in zip(files, sweeps, strict=True)})
+    scorers = [sweep.scorer for sweep in sweeps]
+    require_same_scorer(dict(zip(map(str, files), scorers, strict=True)))
     reference = sweeps[0].prompts
     for file, sweep in zip(files, sweeps, strict=True):
         if sweep.prompts != reference:

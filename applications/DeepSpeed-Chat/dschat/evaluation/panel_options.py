@@ -55,7 +55,11 @@ class PanelFlags:
 def _groups_of_conditions() -> dict[str, type]:
     """Condition → its group of flags, but for groups whose flags `PanelFlags` declares."""
     declared = flags_of(PanelFlags).keys()
-    return {name: group for name, group in groups_of_conditions().items() if not flags_of(group).keys() <= declared}
+    independent: dict[str, type] = {}
+    for name, group in groups_of_conditions().items():
+        if not flags_of(group).keys() <= declared:
+            independent[name] = group
+    return independent
 
 
 @dataclass(kw_only=True, frozen=True)

@@ -5,7 +5,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, starmap
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -69,15 +69,15 @@ def section_result(section: VoteSection) -> SectionResult:
     }
     kinds = dict(zip(votes["rater"], votes["kind"], strict=True))
     verdicts = counted_verdicts(votes)
+    columns = [column for _, column in verdicts.items()]
+    pairs = combinations(columns, 2)
     return SectionResult(
         models=section.models,
         dataset=section.dataset,
         items=len(items),
         means=means,
         raters=_rater_results(votes),
-        agreement=[
-            agreement(verdicts[first], verdicts[second]) for first, second in combinations(verdicts.columns, 2)
-        ],
+        agreement=list(starmap(agreement, pairs)),
         group_agreement=group_agreements(verdicts, kinds),
     )
 

@@ -57,7 +57,9 @@ def policy_result(rows: Sequence[Row]) -> Result:
     length = None
     if "rouge1" in rows[0]:
         ones = [1] * len(rows)
-        rouges = {name: bounded_interval([row[name] for row in rows], ones) for name in ROUGES}
+        for name in ROUGES:
+            scores = [row[name] for row in rows]
+            rouges[name] = bounded_interval(scores, ones)
         length = fmean(row["response_tokens"] for row in rows)
     return {
         "model": rows[0]["model"],
@@ -156,8 +158,12 @@ def _reward_table(rewards: Sequence[Result]) -> Table:
 
 def _model_table(kind: str, results: Sequence[Result], columns: Mapping[str, list[object]]) -> Table:
     """Table with the models' names before the columns, and with updates where they are known of any model."""
-    all_columns: dict[str, list[object]] = {kind: [result["model"] for result in results]}
-    updates = [result["update"] for result in results]
+    models: list[object] = []
+    updates: list[object] = []
+    for result in results:
+        models.append(result["model"])
+        updates.append(result["update"])
+    all_columns = {kind: models}
     if any(update is not None for update in updates):
         all_columns["updates"] = updates
     all_columns |= columns

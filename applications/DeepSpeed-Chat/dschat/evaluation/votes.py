@@ -98,7 +98,8 @@ def _read_verdicts(file: Path) -> list[Vote]:
     for origin, row in read_rows(file, FILE):
         comparison = comparison_of(row, origin)
         orders = _orders_of(row, comparison.verdict, origin)
-        votes.append(_vote(comparison, file, occurrences, orders=orders, aspects=_aspects_of(row, origin)))
+        aspects = _aspects_of(row, origin)
+        votes.append(_vote(comparison, file, occurrences, orders=orders, aspects=aspects))
     return votes
 
 
@@ -263,7 +264,9 @@ def exchange_models(vote: Vote) -> Vote:
     for first, verdict in vote["orders"]:
         orders.append((OTHER_SIDE[first], mirrored(verdict)))
     exchanged["orders"] = tuple(orders)
-    exchanged["aspects"] = {name: mirrored(verdict) for name, verdict in vote["aspects"].items()}
+    exchanged["aspects"] = {}
+    for name, verdict in vote["aspects"].items():
+        exchanged["aspects"][name] = mirrored(verdict)
     return exchanged
 
 

@@ -88,7 +88,8 @@ class Screens:
         taken = session.undo(last)
         if taken is None:
             return Screen(session.view(), rater, NOT_UNDONE)
-        return Screen(session.view(taken.id), rater, UNDONE, str(taken.details.get("comment") or ""))
+        comment = str(taken.details.get("comment") or "")
+        return Screen(session.view(taken.id), rater, UNDONE, comment)
 
     def _session(self, rater: str) -> HumanSession:
         """The session of a rater, shared by all tabs."""

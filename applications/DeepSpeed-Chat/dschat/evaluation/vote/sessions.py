@@ -216,7 +216,9 @@ class HumanSession:
     def __init__(self, study: Study, rater: str) -> None:
         self.study = study
         self.rater = rater
-        self._items = {item.pair.id: item for item in items_for(study.pairs, rater, study.seed)}
+        self._items: dict[str, ShownPair] = {}
+        for item in items_for(study.pairs, rater, study.seed):
+            self._items[item.pair.id] = item
         self._shown: dict[str, float] = {}  # item → time when it was shown last
 
     def view(self, item_id: str | None = None) -> RaterView:
