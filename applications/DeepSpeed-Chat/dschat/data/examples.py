@@ -196,7 +196,7 @@ def encoded_rows(
     for column in columns:
         texts = response_texts(tokenizer, rows, column, prompts)
         for number, ids in enumerate(encode_responses(tokenizer, texts)):
-            if rows[number].reply(column) is not None:
+            if getattr(rows[number], column) is not None:
                 responses[number, column] = (texts[number], [*ids, end_id])
 
     encoded = []
