@@ -110,7 +110,11 @@ def plan_launch(flags: LaunchFlags, machine: ClusterNode | None) -> LaunchPlan:
     """
     check_values(flags)
     if machine is not None:
-        allowed = {"hostfile": (None,), "num_nodes": (None, machine.count), "node_rank": (None, machine.number)}
+        allowed: dict[str, tuple[int | None, ...]] = {
+            "hostfile": (None,),
+            "num_nodes": (None, machine.count),
+            "node_rank": (None, machine.number),
+        }
         does = f"starts this command on {machine.count} machines, of which this is number {machine.number}"
         _refuse_others(flags, allowed, machine.source, does)
         return _plan_machine(flags, machine)

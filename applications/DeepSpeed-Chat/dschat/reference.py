@@ -139,7 +139,8 @@ def completion(options: CompletionOptions) -> str:
             presets.append(f'        --config:"{name} "*) words="{" ".join(names)}" ;;')
     cases = [f'            "{name}") words="{" ".join(words)}" ;;' for name, words in words_of.items()]
     first_words = dict.fromkeys(name.split()[0] for name in COMMANDS)
-    script = BASH.replace("@PRESETS@", "\n".join(presets)).replace("@COMMANDS@", "\n".join(cases))
+    script = BASH.replace("@PRESETS@", "\n".join(presets))
+    script = script.replace("@COMMANDS@", "\n".join(cases))
     script = script.replace("@NAMES@", " ".join(first_words))
     if options.shell == "zsh":
         return f"autoload -U +X bashcompinit && bashcompinit\n{script}"

@@ -126,7 +126,9 @@ def resolve(
         if name not in values:
             values[name] = size
             origins[name] = f"preset, {processes} processes"
-    complete = {name: values.get(name, flag.default) for name, flag in flags_of(config_class).items()}
+    complete: dict[str, Any] = {}
+    for name, flag in flags_of(config_class).items():
+        complete[name] = values.get(name, flag.default)
     parser.require([name for name, value in complete.items() if value is MISSING])
 
     if prints:
@@ -188,7 +190,9 @@ def read_values(
         text = item.filled(flags[name], file.environ)
         if text == "" and item.text != "":  # a variable that is empty stands for the default
             continue
-        values[name] = None if text is None else _value(flags[name], text, item.origin, parser)
+        values[name] = None
+        if text is not None:
+            values[name] = _value(flags[name], text, item.origin, parser)
         origins[name] = item.origin
     return values, origins
 
@@ -208,7 +212,10 @@ def _collect(
     environ: Mapping[str, str],
 ) -> dict[str, Given]:
     """The texts of all flags that are given: words win over files, and files over the environment."""
-    unknown = [parser.unknown(key, setting.line) for key, setting in file.settings.items() if not parser.has(key)]
+    unknown: list[str] = []
+    for key, setting in file.settings.items():
+        if not parser.has(key):
+            unknown.append(parser.unknown(key, setting.line))
     if unknown:
         raise UserError("\n".join(unknown))
     of_file: dict[str, Given] = {}

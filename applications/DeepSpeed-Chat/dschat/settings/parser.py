@@ -115,7 +115,10 @@ class FlagParser(argparse.ArgumentParser):
         """Exit as `error` does, with a suggestion for each unknown flag that is like a flag of the command."""
         if self._has_secrets:
             self.error("some words are no flags of this command (not repeated here: one may be a key)")
-        options = [option.removeprefix("--") for option in self._option_string_actions if "-" not in option[2:]]
+        options: list[str] = []
+        for option in self._option_string_actions:
+            if "-" not in option[2:]:
+                options.append(option.removeprefix("--"))
         hints: dict[str, str] = {}
         for word in unknown:
             name = word.partition("=")[0]

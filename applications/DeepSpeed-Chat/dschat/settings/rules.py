@@ -62,7 +62,9 @@ class Rule(Generic[C]):
 
 def _say(config: Any, message: str, words: dict[str, Any], warns: bool) -> None:
     """Fill in the values of flags and further words, and raise UserError or log a warning."""
-    values = {name: value_of(config, flag) for name, flag in flags_of(type(config)).items()}
+    values: dict[str, Any] = {}
+    for name, flag in flags_of(type(config)).items():
+        values[name] = value_of(config, flag)
     text = message.format_map(values | words)
     if not warns:
         raise UserError(text)
@@ -152,7 +154,10 @@ def check_function_path(name: str, value: str) -> None:
         symbols = symtable.symtable(source, file_name, "exec").get_symbols()
     except (SyntaxError, ValueError, OSError) as error:
         raise UserError(f"--{name} {value}: cannot read {file_name} as Python ({error}); correct the file.") from error
-    names = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+    names: set[str] = set()
+    for symbol in symbols:
+        if symbol.is_assigned() or symbol.is_imported():
+            names.add(symbol.get_name())
     if function not in names and "import *" not in source:
         defined = ", ".join(sorted(names)) or "nothing"
         raise UserError(
