@@ -73,7 +73,10 @@ def _table_row(action: Action, choices: Collection[Any]) -> str:
 
 def commands_with_flag(flag: str) -> list[str]:
     """Names of the subcommands that have a flag, without dashes; those of one word first."""
-    names = [name for name, command in COMMANDS.items() if flag in flags_by_spelling(command.flags_class())]
+    names: list[str] = []
+    for name, command in COMMANDS.items():
+        if flag in flags_by_spelling(command.flags_class()):
+            names.append(name)
     return sorted(names, key=lambda name: len(name.split()))
 
 
@@ -137,7 +140,9 @@ def completion(options: CompletionOptions) -> str:
         names = preset_names(name)
         if names:
             presets.append(f'        --config:"{name} "*) words="{" ".join(names)}" ;;')
-    cases = [f'            "{name}") words="{" ".join(words)}" ;;' for name, words in words_of.items()]
+    cases: list[str] = []
+    for name, words in words_of.items():
+        cases.append(f'            "{name}") words="{" ".join(words)}" ;;')
     first_words = dict.fromkeys(name.split()[0] for name in COMMANDS)
     script = BASH.replace("@PRESETS@", "\n".join(presets))
     script = script.replace("@COMMANDS@", "\n".join(cases))

@@ -122,9 +122,9 @@ class FlagParser(argparse.ArgumentParser):
         hints: dict[str, str] = {}
         for word in unknown:
             name = word.partition("=")[0]
-            if name.startswith("--"):
-                hints[name] = self._hint(name.removeprefix("--").replace("-", "_"), options)
-        hints = {name: hint for name, hint in hints.items() if hint}
+            hint = self._hint(name.removeprefix("--").replace("-", "_"), options) if name.startswith("--") else ""
+            if hint:
+                hints[name] = hint
         message = f"unrecognized arguments: {' '.join(unknown)}"
         for name, hint in hints.items():
             message += f"; {name}: {hint}" if len(hints) > 1 else f"; {hint}"

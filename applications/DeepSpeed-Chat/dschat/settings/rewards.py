@@ -281,7 +281,10 @@ def _repeated_name(config: Any) -> str | None:
         names.append(rewards.metric_name)
     if rewards.reward_weights is not None or len(rewards.source_names) > 1:  # otherwise it is the score
         names += rewards.source_names
-    return next((name for name, count in Counter(names).items() if count > 1), None)
+    for name, count in Counter(names).items():
+        if count > 1:
+            return name
+    return None
 
 
 REWARD_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuration
