@@ -89,7 +89,9 @@ def main() -> None:
         for lengths in settings.lengths:
             title = f"{size}, {lengths}"
             rows = measure(size, lengths, settings)
-            figures[title] = {name: NOT_MEASURED if row is None else asdict(row) for name, row in rows.items()}
+            figures[title] = {}
+            for name, row in rows.items():
+                figures[title][name] = NOT_MEASURED if row is None else asdict(row)
             if settings.markdown is not None:
                 write_section(settings.markdown, f"step3 {title}", f"{origin()}\n\n{step3_table(rows)}")
     report(settings, figures)
@@ -137,7 +139,10 @@ def take_turns(
         for _ in range(settings.repeats + 1):
             for name, contender in contenders.items():
                 runs[name].append(contender.iterate())
-    return {ENTRIES[name].name: summary(runs[name][1:], work) for name in names}
+    rows = {}
+    for name in names:
+        rows[ENTRIES[name].name] = summary(runs[name][1:], work)
+    return rows
 
 
 def start(name: str, work: IterationWork, folder: Path, settings: argparse.Namespace) -> Contender:

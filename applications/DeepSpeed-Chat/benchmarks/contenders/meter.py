@@ -65,7 +65,11 @@ def median_figures(runs: Sequence[IterationFigures]) -> IterationFigures:
 
 def _medians(numbers: Sequence[dict[str, float]]) -> dict[str, float]:
     """The median of each name."""
-    return {name: round(statistics.median(run[name] for run in numbers), 4) for name in numbers[0]}
+    medians = {}
+    for name in numbers[0]:
+        median = statistics.median(run[name] for run in numbers)
+        medians[name] = round(median, 4)
+    return medians
 
 
 class Meter:

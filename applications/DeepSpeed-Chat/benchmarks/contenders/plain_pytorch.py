@@ -36,7 +36,9 @@ class Models:
         self.reward = load_scalar(files / "reward")
         for model in (self.actor, self.reference, self.critic, self.reward):
             nn.Module.to(model, device)
-        self.optimizers = [torch.optim.AdamW(m.parameters(), lr=LEARNING_RATE) for m in (self.actor, self.critic)]
+        self.optimizers = []
+        for trained in (self.actor, self.critic):
+            self.optimizers.append(torch.optim.AdamW(trained.parameters(), lr=LEARNING_RATE))
 
 
 def main() -> None:

@@ -284,7 +284,11 @@ def text_of(message: Mapping[str, Any]) -> str:
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
-    return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    texts = []
+    for part in content:
+        if isinstance(part, Mapping):
+            texts.append(str(part.get("text") or ""))
+    return "".join(texts)
 
 
 def without_surrogates(text: str) -> str:

@@ -74,7 +74,7 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str
     """Markdown table whose columns also line up as plain text; pipes in cells are escaped, line ends are blanks."""
     escaped = []
     for row in (headers, *rows):
-        escaped.append([" ".join(cell.splitlines()).replace("|", "\\|") for cell in row])
+        escaped.append([_escaped(cell) for cell in row])
     table = _padded(escaped, min_width=3)
     lines = [f"| {' | '.join(row)} |" for row in table]
     widths = [text_width(cell) for cell in table[0]]
@@ -82,6 +82,11 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str
     rules += ["-" * (width + 1) + ":" for width in widths[1:]]
     lines.insert(1, f"|{'|'.join(rules)}|")
     return "\n".join(lines)
+
+
+def _escaped(cell: str) -> str:
+    """A cell of a Markdown table in one line."""
+    return " ".join(cell.splitlines()).replace("|", "\\|")
 
 
 def _padded(table: Sequence[Sequence[str]], min_width: int = 0) -> list[list[str]]:

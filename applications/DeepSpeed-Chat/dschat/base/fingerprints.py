@@ -93,7 +93,11 @@ def template_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 def _rules(tokenizer: PreTrainedTokenizerBase, pad: str | None) -> object:
     """The state of a tokenizer without padding, truncation and the token `pad`."""
     state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
-    state["added_tokens"] = [token for token in state.get("added_tokens") or [] if token["content"] != pad]
+    added_tokens = []
+    for token in state.get("added_tokens") or []:
+        if token["content"] != pad:
+            added_tokens.append(token)
+    state["added_tokens"] = added_tokens
     vocabulary = state["model"].get("vocab")
     if isinstance(vocabulary, dict):  # the list of a Unigram model does not hold tokens that were added to it
         state["model"]["vocab"] = {token: number for token, number in vocabulary.items() if token != pad}

@@ -97,7 +97,9 @@ def encode_replies(
     The ids of the state followed by these are the ids of the dialogue. State and reply are encoded separately, as they
     are when the reply is sampled. Messages of errors begin with `origin`.
     """
-    rows = [Row(None, state, reply["content"], None, {}, origin) for *state, reply in dialogues]
+    rows = []
+    for *state, reply in dialogues:
+        rows.append(Row(None, state, reply["content"], None, {}, origin))
     replies = encode_responses(tokenizer, response_texts(tokenizer, rows, "chosen"))
     return [[*reply, end.token_id] for reply in replies]
 

@@ -101,7 +101,9 @@ def in_terms_of_models(verdict: str, first: Side) -> Verdict:
 
 
 def _verdict_of(row: dict[str, Any]) -> str | None:
-    values = {key.lower().replace(" ", "_"): value for key, value in row.items()}
+    values = {}
+    for key, value in row.items():
+        values[key.lower().replace(" ", "_")] = value
     for key in VERDICT_KEYS:
         verdict = place_of(values.get(key))
         if verdict is not None:
@@ -207,7 +209,9 @@ def judge_pairs(pairs: Sequence[Pair], setup: Setup, client: "JudgeClient", conc
     with progress(len(pair_by_id), "judged", unit="pair") as bar, ThreadPoolExecutor(concurrency) as pool:
         ask = partial(client.ask, is_usable=has_verdict)
         keep = partial(client.keep, is_usable=has_verdict)
-        waiting = {pool.submit(judge_pair, pair, setup, ask, keep): pair for pair in pair_by_id.values()}
+        waiting = {}
+        for pair in pair_by_id.values():
+            waiting[pool.submit(judge_pair, pair, setup, ask, keep)] = pair
         try:
             for done in as_completed(waiting):
                 try:

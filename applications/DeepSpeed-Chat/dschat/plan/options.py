@@ -10,7 +10,10 @@ from dschat.settings.flags import ABOVE_0, AT_LEAST_1, check_values, flag
 
 def step_name(word: str) -> str:
     """A value of --step as the name of a subcommand."""
-    return next((step.command for step in STEPS.values() if word in (step.command, step.plan_name)), word)
+    for step in STEPS.values():
+        if word in (step.command, step.plan_name):
+            return step.command
+    return word
 
 
 @dataclass(kw_only=True)

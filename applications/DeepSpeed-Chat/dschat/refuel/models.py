@@ -183,7 +183,8 @@ def summed_logprobs(model: PolicyForward, layout: Layout, temperature: float) ->
 @torch.no_grad()
 def reply_logprobs(model: PolicyForward, layouts: Sequence[Layout], temperature: float) -> Tensor:
     """Σ log π(y_j | s, y_<j) of all B rows of some layouts, (B,) float32 by row number; without gradient."""
-    result = torch.zeros(sum(len(layout.rows) for layout in layouts), device=layouts[0].rows.device)
+    count = sum(len(layout.rows) for layout in layouts)
+    result = torch.zeros(count, device=layouts[0].rows.device)
     for layout in layouts:
         raise_if_stopped()
         result[layout.rows] = summed_logprobs(model, layout, temperature)

@@ -486,8 +486,11 @@ def hash_together(folder: Path) -> tuple[dict[str, File], dict[str, str]]:
         Size and hash of each file by its name, and of files that could not be flushed or read the reason by name; the
         same on every rank. Names are paths relative to the folder.
     """
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    names = broadcast_object([name for name in names if name != MANIFEST])
+    names = []
+    for path in folder.rglob("*"):
+        if path.is_file() and path != folder / MANIFEST:
+            names.append(str(path.relative_to(folder)))
+    names = broadcast_object(sorted(names))
     local_names = [name for name in names if writer_of(name) % world_size() == rank()]
     with ThreadPoolExecutor() as pool:
         local_results = list(pool.map(_flush_and_hash, [folder / name for name in local_names]))

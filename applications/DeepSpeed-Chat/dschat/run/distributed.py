@@ -117,8 +117,9 @@ def neighbours(size: int) -> dist.ProcessGroup | None:
     """
     if size == 1 or world_size() == 1:
         return None
-    starts = range(0, world_size(), size)
-    groups = [dist.new_group(list(range(start, start + size)), backend="gloo") for start in starts]
+    groups = []
+    for start in range(0, world_size(), size):
+        groups.append(dist.new_group(list(range(start, start + size)), backend="gloo"))
     local_group: dist.ProcessGroup = groups[rank() // size]
     return local_group
 

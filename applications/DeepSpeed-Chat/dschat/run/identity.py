@@ -53,9 +53,10 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
     identity["examples of an update"] = _text(plan.global_batch)
     identity["prompts of a rollout"] = _text(plan.global_rollout)
 
-    sources = [[source["train"], source["eval"], source.get("hub")] for source in data["sources"]]
+    sources = []
     revisions = {}
     for source in data["sources"]:
+        sources.append([source["train"], source["eval"], source.get("hub")])
         if source.get("hub"):
             revisions[source["name"]] = source["hub"]
     identity[DATA] = content_hash(json.dumps([list(data["sha256"].values()), sources]))

@@ -147,7 +147,10 @@ class ModelFolders:
         """The flags for the model card: required ones and those that were changed, unless a resume may change them."""
         flags = flags_of(type(self._config))
         values = self._config.flat()
-        required = {name: values[name] for name, flag in flags.items() if flag.default is dataclasses.MISSING}
+        required = {}
+        for name, flag in flags.items():
+            if flag.default is dataclasses.MISSING:
+                required[name] = values[name]
         defaults = type(self._config)(**required).flat()
         irrelevant = flags_on_resume(type(self._config), FREE) - {"num_train_epochs"}
         settings: dict[str, object] = {}

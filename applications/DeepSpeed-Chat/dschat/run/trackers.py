@@ -123,7 +123,8 @@ class WandB:
 
     def log(self, row: Row) -> None:
         assert self._run is not None
-        self._run.log({name: value for name, value in row.items() if value is not None})
+        numbers = {name: value for name, value in row.items() if value is not None}
+        self._run.log(numbers)
 
     def show(self, update: int, samples: Sequence[Sample]) -> None:
         assert self._run is not None

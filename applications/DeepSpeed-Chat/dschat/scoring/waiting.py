@@ -69,7 +69,9 @@ def run_in_threads(
             except BaseException as error:
                 errors.append(error)
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(concurrency, len(items)))]
+    threads = []
+    for _ in range(min(concurrency, len(items))):
+        threads.append(threading.Thread(target=work, daemon=True))
     for thread in threads:
         thread.start()
     for thread in threads:
