@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from cli_runs import Result, evaluation_rows, training_rows, write_jsonl
+from cli_runs import Result, evaluation_rows, message_of, training_rows, write_jsonl
 from closeness import assert_near, near
-from model_families import MODEL_FAMILIES
+from model_families import MODEL_FAMILIES, WITHOUT_CLASSIFIER
 
 TRAIN, HELD_OUT = 16, 4
 QUICK = ("opt", "qwen2")  # the others are slow in the sum
@@ -213,3 +213,21 @@ def test_a_family_in_all_steps(family, run, texts, tmp_path):
         check_policy(folder, chain.held_out)
     for folder in (chain.reward, chain.ppo / "critic"):
         check_scalar(folder, chain.held_out)
+
+
+def test_a_family_without_classifiers_trains_on_a_reward_function(run, functions, texts, tmp_path):
+    """Step 1 says so, step 2 refuses it, step 3 makes a critic of it."""
+    base = WITHOUT_CLASSIFIER.save(tmp_path / "base", [text["prompt"] for text in texts])
+    rows = rows_for(AutoTokenizer.from_pretrained(base), texts[: TRAIN + HELD_OUT])
+    write_jsonl(tmp_path / "data" / "train.jsonl", rows[:TRAIN])
+    write_jsonl(tmp_path / "data" / "eval.jsonl", rows[TRAIN:])
+    sft, common = tmp_path / "sft", {"data_path": tmp_path / "data"}
+    one = run("sft", common | SUPERVISED | {"data_split": "1,0,0", "model_name_or_path": base, "output_dir": sft})
+    assert "no sequence classifier of the family granite" in one.expect(0).stderr
+    two = run("reward", common | SUPERVISED | {"data_split": "0,1,0", "model_name_or_path": sft})
+    message_of(two, f"--model_name_or_path {sft}", "granite", "--reward_function")
+    models = {"actor_model_name_or_path": sft, "reward_function": f"{functions}:length"}
+    run("ppo", common | PPO | models | {"data_split": "0,0,1", "output_dir": tmp_path / "ppo"}).expect(0)
+    assert len(training_rows(tmp_path / "ppo")) == 2
+    for folder in (sft, tmp_path / "ppo" / "actor"):
+        check_policy(folder, rows[TRAIN:])

@@ -89,9 +89,10 @@ def main() -> None:
         for lengths in settings.lengths:
             title = f"{size}, {lengths}"
             rows = measure(size, lengths, settings)
-            figures[title] = {}
+            measured = {}
             for name, row in rows.items():
-                figures[title][name] = NOT_MEASURED if row is None else asdict(row)
+                measured[name] = NOT_MEASURED if row is None else asdict(row)
+            figures[title] = measured
             if settings.markdown is not None:
                 write_section(settings.markdown, f"step3 {title}", f"{origin()}\n\n{step3_table(rows)}")
     report(settings, figures)

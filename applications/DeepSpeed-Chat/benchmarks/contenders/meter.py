@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from multiprocessing.connection import Connection
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -27,7 +27,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass
+@dataclass(frozen=True)
 class IterationFigures:
     """Figures of one iteration.
 
@@ -75,7 +75,7 @@ def _medians(numbers: Sequence[dict[str, float]]) -> dict[str, float]:
 class Meter:
     """Measures the iterations of this process, each when it is asked for."""
 
-    def __init__(self, pipe: Connection[IterationFigures, Any]) -> None:
+    def __init__(self, pipe: Connection[IterationFigures, object]) -> None:
         """Takes the process's end of the pipe; see `contenders.process`."""
         self._pipe = pipe
         self._peak: Peak | None = None
