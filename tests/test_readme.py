@@ -24,6 +24,7 @@ DOCUMENTS = sorted(
     for pattern in ("*.md", "docs/*.md", "docs/llms.txt", "applications/**/*.md", "Constituent-Treelib/*.md")
     for path in ROOT.glob(pattern)
 )
+DOCUMENTS += sorted(ROOT.glob("skills/*/SKILL.md"))
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 OPERATORS = {"&&", "||", "|", ";"}
 PYTHONS = {"python", "python3", ".venv/bin/python"}
