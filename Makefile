@@ -14,8 +14,10 @@
 # make check        ruff, format, types
 # make pages      docs/flags.md and docs/metrics.md from the declarations
 # make docs       the documents as a site in build/site; a dead link is an error
+# make release    wheels and sdists of the last commit in dist/, checked, installed and run in an environment of their own in
+#                   build/release: 3 GB; docs/releasing.md
 # make benchmark    how fast step 3 is beside what must be computed at least (an hour)
-# All but test-vllm, test-frameworks and test-lowest make .venv (docs .venv-docs as well) and install into it when requirements.txt or setup.py changed.
+# All but test-vllm, test-frameworks, test-lowest and release make .venv (docs .venv-docs as well) and install into it when requirements.txt or setup.py changed.
 
 PYTHON ?= python3
 VENV := .venv
@@ -27,10 +29,12 @@ VLLM_BIN := $(CURDIR)/$(VLLM)/bin
 LOWEST := .venv-lowest
 LOWEST_BIN := $(CURDIR)/$(LOWEST)/bin
 DOCS := .venv-docs
+RELEASE := build/release
+RELEASE_BIN := $(CURDIR)/$(RELEASE)/installed/bin
 FRAMEWORK ?= verl
 FRAMEWORK_BIN := $(CURDIR)/.venv-$(FRAMEWORK)/bin
 
-.PHONY: quickstart real programs turns learners test test-frameworks test-vllm test-processors test-lowest mutants check pages docs benchmark install clean
+.PHONY: quickstart real programs turns learners test test-frameworks test-vllm test-processors test-lowest mutants check pages docs release benchmark install clean
 
 install: $(INSTALLED)
 
@@ -150,8 +154,30 @@ pages: $(INSTALLED)
 docs: $(DOCS)/installed pages
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
+# A checkout of the last commit is built, so that nothing but what git knows can get in. `build` makes each wheel from the
+# sdist. The quickstart runs with the extra that it needs, before the others come. Packages are the newest that pip
+# accepts, but torch, of which requirements.txt names the build for this machine.
+release:
+	rm -rf $(RELEASE) dist
+	mkdir -p $(RELEASE)/source
+	git archive HEAD | tar -x -C $(RELEASE)/source
+	$(PYTHON) -m venv $(RELEASE)/tools
+	$(RELEASE)/tools/bin/python -m pip install --quiet --requirement requirements-release.txt
+	for folder in applications/macro-actions Constituent-Treelib .; do \
+		$(RELEASE)/tools/bin/python -m build --outdir dist $(RELEASE)/source/$$folder > $(RELEASE)/build.log 2>&1 || \
+			{ cat $(RELEASE)/build.log; exit 1; }; done
+	$(RELEASE)/tools/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv $(RELEASE)/installed
+	$(RELEASE_BIN)/python -m pip install --quiet "$$(grep '^torch==' requirements.txt)"
+	$(RELEASE_BIN)/python -m pip install --quiet dist/macro_actions-*.whl "$$(ls dist/ma_rlhf-*.whl)[evaluation]"
+	cd $(RELEASE) && PATH="$(RELEASE_BIN):$$PATH" dschat quickstart --small --output_dir quickstart
+	$(RELEASE_BIN)/python -m pip install --quiet dist/ma_rlhf_constituent_treelib-*.whl \
+		"$$(ls dist/ma_rlhf-*.whl)[programs,serve,parsing,real,ui,wandb]"
+	cd $(RELEASE) && $(RELEASE_BIN)/python -I $(CURDIR)/tests/support/import_wings.py
+	$(RELEASE_BIN)/python -m pip check
+
 benchmark: $(INSTALLED)
 	$(BIN)/python applications/DeepSpeed-Chat/benchmarks/step3.py $(BENCHMARK_ARGS)
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(LOWEST) .venv-skyrl .venv-verl .venv-trl $(DOCS) build/site runs
+	rm -rf $(VENV) $(VLLM) $(LOWEST) .venv-skyrl .venv-verl .venv-trl $(DOCS) $(RELEASE) build/site dist runs
