@@ -280,6 +280,13 @@ def test_bad_flags(flags, message, source, model, tmp_path, caplog) -> None:
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
 
 
+def test_the_share_of_validation_is_rounded_down(source, model, tmp_path) -> None:
+    """A tenth of 19 rows are 1.9; SheepRL holds out 1."""
+    flags = [*LOOSE, "--num_samples", "19", "--validation_percentage", "0.1"]
+    kept = prepare(source, model, tmp_path / "out", *flags)["kept"]
+    assert (kept["train"], kept["validation"]) == (18, 1)
+
+
 def test_an_output_that_exists_or_is_being_written_is_refused(source, model, tmp_path, caplog) -> None:
     prepare(source, model, tmp_path / "out", *LOOSE)
     before = {file: file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()}

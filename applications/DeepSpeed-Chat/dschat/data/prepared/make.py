@@ -233,7 +233,10 @@ def _split_validation(examples: list[EncodedRow], share: float) -> tuple[list[En
     def prompt_of(example: EncodedRow) -> str:
         return example.origin if prompt_of_row is None else prompt_of_row(example.row)
 
-    split = f"{share},{1 - share}"
+    if not examples:
+        return [], []
+    count = int(len(examples) * share)  # rounded down, as SheepRL does
+    split = f"{count},{len(examples) - count}"
     validation = split_part(examples, split, 0, None, prompt_of)
     train = split_part(examples, split, 1, None, prompt_of)
     return validation, train
