@@ -32,7 +32,7 @@ EOS = 1
 FIRST_WORD = 2
 
 CHANNEL = 0  # channel of the residual stream that no layer writes to
-CONSTANT = 0.1  # its value, which all embeddings hold there
+CONSTANT = 0.1  # what the embeddings of words hold in that channel
 NEVER = -8.0  # embedding in that channel which makes a token impossible: a logit of about -40
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
