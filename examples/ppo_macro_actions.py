@@ -209,13 +209,14 @@ def optimizer_of(model: nn.Module, learning_rate: float) -> torch.optim.Optimize
 def train(model_path: str, iterations: int, settings: Hyperparameters, seed: int = 0) -> list[float]:
     """Trains a model; returns the mean score of each iteration."""
     torch.manual_seed(seed)
-    tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left", trust_remote_code=False)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    actor = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    options = {"dtype": torch.float32}
+    actor = AutoModelForCausalLM.from_pretrained(model_path, **options, trust_remote_code=False)
     reference = copy.deepcopy(actor).requires_grad_(False)
     head = nn.Linear(actor.config.hidden_size, 1, bias=False)
     nn.init.zeros_(head.weight)  # before it has learnt anything, the critic expects a return of 0
-    critic = Critic(AutoModel.from_pretrained(model_path, dtype=torch.float32), head)
+    critic = Critic(AutoModel.from_pretrained(model_path, **options, trust_remote_code=False), head)
     for model in (actor, reference, critic):
         model.eval()  # without dropout, so that the first ratio is 1
     actor_optimizer = optimizer_of(actor, settings.actor_learning_rate)
