@@ -36,7 +36,7 @@ REQUIREMENTS = [
     "tokenizers>=0.23.1",
     "multiprocess>=0.70.16",
     "httpx2>=2.7",
-    "filelock>=4.3",
+    "filelock>=3.20",
     "pydantic>=2.11,<3",
 ]
 STARLETTE = "starlette>=0.37.2"
