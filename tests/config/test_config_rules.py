@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from dschat.settings.rules import check_function_path
 from flag_cases import ACTOR, REQUIRED, RLOO, SCORED, config_of, refusal
 
 # Steps, what the message says, and flags with values, each of which it says this of.
@@ -614,3 +615,18 @@ def test_a_checkpoint_that_is_not_there_is_refused_before_models_are_loaded(give
     """`resume_from_checkpoint: true` in a file of transformers means the newest checkpoint."""
     message = refusal("sft", f"--resume_from_checkpoint {given}")
     assert f"--resume_from_checkpoint {given}: there is no such folder" in message and "latest" in message
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"\xef\xbb\xbfdef score(): ...",
+        b"# -*- coding: latin-1 -*-\nname = '\xe9'\ndef score(): ...",
+        b"from elsewhere import  *",
+        b"try:\n    from fast import score\nexcept ImportError:\n    score = None",
+    ],
+    ids=["byte order mark", "latin-1", "star import", "in a block"],
+)
+def test_a_file_is_read_as_python_reads_it(source, tmp_path):
+    (tmp_path / "own.py").write_bytes(source)
+    check_function_path("reward_function", f"{tmp_path}/own.py:score")

@@ -11,6 +11,7 @@ import torch
 from dschat.base.errors import UserError
 from dschat.run.state import SeedKind, derive_seed
 from dschat.turns.environment import _checked_flag as checked_flag
+from dschat.turns.environment import traits_of
 from dschat.turns.environments import EnvironmentPool, Failure, environment_seed
 from turn_cases import write_environments
 
@@ -66,6 +67,19 @@ def test_classes_that_cannot_be_used(tmp_path, text, said) -> None:
     file.write_text(text)
     with pytest.raises(UserError, match=said):
         EnvironmentPool(f"{file}:Environment", 30.0, 2)
+
+
+def test_methods_of_other_kinds_are_not_counted() -> None:
+    """A static method has no self, and a class method is bound already."""
+
+    class Environment:
+        @staticmethod
+        def reset(row, seed): ...
+
+        @classmethod
+        def step(cls, messages, reply): ...
+
+    assert list(traits_of(Environment).roles) == ["user"]
 
 
 def test_programs_end_with_their_episode(tmp_path, capfd) -> None:

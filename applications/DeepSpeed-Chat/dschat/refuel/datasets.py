@@ -76,8 +76,11 @@ class OutputLocation:
         with reporting(str(file)):
             Kept(file, settings).write(summary)
 
-    def hand_over(self, files: Sequence[str]) -> str:
-        """Copies or uploads finished files; returns where they are. Raises UserError if it cannot."""
+    def hand_over(self, files: Sequence[str], gone: Sequence[str] = ()) -> str:
+        """Copies or uploads finished files; returns where they are. Raises UserError if it cannot.
+
+        Copies of the files `gone`, which an earlier data set had and this one has not, are removed.
+        """
         if not is_folder(self.repo):
             return push(self.folder, files, self.repo, self.options.public, OUTPUT)
         target = Path(self.repo)
@@ -87,9 +90,8 @@ class OutputLocation:
                 for name in files:
                     with writing(target / name) as temporary:
                         shutil.copyfile(self.folder / name, temporary)
-                held_out = Path(files[0]).with_stem("test").name
-                if held_out not in files:  # that of an earlier data set may hold rows that are now trained on
-                    (target / held_out).unlink(missing_ok=True)
+                for name in gone:
+                    (target / name).unlink(missing_ok=True)
             except OSError as error:
                 raise UserError(
                     f"{OUTPUT} {target}: cannot be written: {error}; the rows are in {self.folder}"

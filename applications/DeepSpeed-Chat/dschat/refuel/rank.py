@@ -264,5 +264,7 @@ def _write(pairs: pa.Table, left_out: Counter[str], settings: dict[str, Any], op
         with reporting(str(file)), writing(file) as temporary:
             parquet.write_table(pairs.take(rows), temporary)
     location.record(settings, summary)
-    files = [TRAIN, TEST] if test_rows else [TRAIN]
-    return f"{summary}: {location.hand_over(files)}"
+    if test_rows:
+        return f"{summary}: {location.hand_over([TRAIN, TEST])}"
+    # Rows that an earlier data set held out may be trained on now.
+    return f"{summary}: {location.hand_over([TRAIN], gone=[TEST])}"

@@ -14,6 +14,7 @@ import logging
 import math
 import re
 import symtable
+import tokenize
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from dschat.settings.flags import flags_of, groups_of, value_of
 C = TypeVar("C")
 logger = logging.getLogger(__name__)
 
+STAR_IMPORT = re.compile(r"\bimport\s*\*")
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 ADDRESS = re.compile(r"https?://[^/\s@?]+(/[^\s?]*)?")  # without a user's name, password or query
 # Folders that a run writes below its output folder.
@@ -150,7 +152,8 @@ def check_function_path(name: str, value: str) -> None:
     if not path.is_file():
         raise UserError(f"--{name} {value}: there is no file {file_name}; give its path from {Path.cwd()}.")
     try:
-        source = path.read_text(encoding="utf-8")
+        with tokenize.open(path) as file:  # in the encoding that it declares
+            source = file.read()
         symbols = symtable.symtable(source, file_name, "exec").get_symbols()
     except (SyntaxError, ValueError, OSError) as error:
         raise UserError(f"--{name} {value}: cannot read {file_name} as Python ({error}); correct the file.") from error
@@ -158,7 +161,7 @@ def check_function_path(name: str, value: str) -> None:
     for symbol in symbols:
         if symbol.is_assigned() or symbol.is_imported():
             names.add(symbol.get_name())
-    if function not in names and "import *" not in source:
+    if function not in names and not STAR_IMPORT.search(source):
         defined = ", ".join(sorted(names)) or "nothing"
         raise UserError(
             f"--{name} {value}: {file_name} does not define {function}; give one of what it does: {defined}."

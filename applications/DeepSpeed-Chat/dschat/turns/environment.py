@@ -87,7 +87,9 @@ def traits_of(environment_class: object) -> EnvironmentTraits:
     for method, arguments in METHODS.items():
         function = getattr(environment_class, method, None)
         usage = f"{method}({', '.join(arguments)})"
-        if not callable(function) or not takes(function, 1 + len(arguments)):
+        # Arguments of static methods, class methods and the like are counted otherwise; they are tried by the call.
+        is_plain = inspect.isfunction(inspect.getattr_static(environment_class, method, None))
+        if not callable(function) or (is_plain and not takes(function, 1 + len(arguments))):
             raise UserError(f"{FLAG}: the class has no method {usage}: give one with reset and step.")
         if inspect.iscoroutinefunction(function):
             raise UserError(f"{FLAG}: {method} is an async function; give a plain one (def).")
