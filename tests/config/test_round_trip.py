@@ -59,7 +59,7 @@ def values_of(flag: Flag) -> st.SearchStrategy[Any]:
     flag_type = type_of(flag.type)
     (kind,) = [kind for kind, form in KINDS.items() if form.metavar == flag_type.kind.metavar]
     if flag.choices:
-        values = st.sampled_from(flag.choices)
+        values = st.sampled_from(list(flag.choices))
     elif kind is float and flag_type.read is read_ngram:
         values = st.sampled_from([1, 7, math.inf])
     else:
