@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 from dschat.base.atomic import NO_ROOM
 from dschat.base.errors import TIMED_OUT, UserError, is_lost_peer
 from dschat.base.lock import close_all
-from dschat.base.progress import LinesAboveBars
+from dschat.base.progress import LinesAboveBars, is_interactive, log_plainly
 from dschat.cluster import ClusterNode, adopt, process_of, read_number
 from dschat.launch import ERROR_FILE, follow_launcher
 from dschat.settings.common import CommonConfig
@@ -78,16 +78,16 @@ def run_main(step: str, read_config: Callable[[], C], load_step: Callable[[], St
         The exit status: 0; 2 after a UserError; 143 after SIGTERM or --max_time, 130 after Ctrl-C; else 1. One of
         several ranks ends here with this status.
     """
-    time_stamp = "" if sys.stderr.isatty() else "%(asctime)s "
-    form = f"{time_stamp}{_rank_prefix()}%(message)s"
     logging.basicConfig(level=logging.INFO, handlers=[LinesAboveBars()], force=_has_peers())
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, LinesAboveBars):  # possibly that of `run_script`
-            handler.setFormatter(logging.Formatter(form, "%Y-%m-%d %H:%M:%S"))
+    _format_lines()
     follow_launcher()
     process = TrainingProcess(step, load_step)
     try:
-        status = process.train(read_config()).status
+        config = read_config()
+        if config.output.log == "plain":
+            log_plainly()
+            _format_lines()
+        status = process.train(config).status
     except SystemExit:
         raise
     except BaseException as error:
@@ -98,6 +98,15 @@ def run_main(step: str, read_config: Callable[[], C], load_step: Callable[[], St
         # gloo's threads may release tensors while the interpreter is being taken down, which would abort the process.
         _leave_at_once(status)
     return status
+
+
+def _format_lines() -> None:
+    """Log lines begin with the time, except for a person at a terminal; those of several ranks with the rank."""
+    time_stamp = "" if is_interactive() else "%(asctime)s "
+    form = f"{time_stamp}{_rank_prefix()}%(message)s"
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LinesAboveBars):  # possibly that of `run_script`
+            handler.setFormatter(logging.Formatter(form, "%Y-%m-%d %H:%M:%S"))
 
 
 def run_training(step: str, config: C, load_step: Callable[[], Step[C]]) -> dict[str, float]:

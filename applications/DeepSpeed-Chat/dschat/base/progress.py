@@ -21,6 +21,20 @@ LINE = "{desc}{percentage:.0f}% ({n_fmt}/{total_fmt}), {elapsed} gone, {remainin
 LINE_WITHOUT_TOTAL = "{desc}{n_fmt} {unit}, {elapsed} gone, {rate_fmt}{postfix}"
 
 
+_is_plain = False  # set by --log plain
+
+
+def log_plainly() -> None:
+    """From now on, writes lines with time stamps as in a file, and no bars, also on a terminal."""
+    global _is_plain
+    _is_plain = True
+
+
+def is_interactive() -> bool:
+    """Whether a person watches standard error on a terminal, where bars and tables can be shown."""
+    return sys.stderr.isatty() and not _is_plain
+
+
 class LineFile:
     """Standard error for one bar: a line after every minute and, if the bar takes longer, one at its end.
 
@@ -109,7 +123,7 @@ def progress(
     """
     from tqdm import tqdm
 
-    if sys.stderr.isatty():
+    if is_interactive():
         return tqdm(iterable, desc or None, total, initial=initial, disable=disable, unit=unit)
     has_total = total is not None or hasattr(iterable, "__len__")
     return tqdm(

@@ -25,6 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar, get_args, get_type_hints, ov
 import numpy as np
 import pyarrow as pa
 
+from dschat.base.progress import is_interactive
 from dschat.data.rows import Row, is_plain
 
 LENGTH = "tokens"  # column of the examples' lengths
@@ -237,7 +238,7 @@ def encode_rows(
     schema = schema_of(kind)
     if not rows:
         return Examples(kind, schema.empty_table()), Counter()
-    if not sys.stderr.isatty():
+    if not is_interactive():
         datasets.disable_progress_bars()
     # Pickles, since rows may hold any value; they stay in memory.
     pickled_rows = pa.array(map(pickle.dumps, rows), pa.large_binary())

@@ -44,7 +44,7 @@ from dschat.training.nonfinite import SKIPPED_NONFINITE, BadRows, NonFinite
 from dschat.training.ppo.models import response_logprobs
 from dschat.training.rehearsal import filled_rollout, rehearsal, rows_of
 from dschat.training.selfcheck import check_rollout
-from dschat.training.throughput import Throughput
+from dschat.training.throughput import ROLLOUT_SPEEDS, Throughput
 from dschat.turns.dialogues import AssistantTurn, DialogueRollout, SampledPair
 from macro_actions.losses import regression_loss
 from macro_actions.masked import masked_moments
@@ -68,6 +68,7 @@ class Refuel(Algorithm):
 
     name = "refuel"
     shown: Mapping[str, str] = {"scores": "objective/scores", "kl": "objective/kl"}
+    columns: Mapping[str, str] = ROLLOUT_SPEEDS
     checks_trained = False
 
     def __init__(

@@ -3,7 +3,6 @@
 
 import importlib.metadata
 import json
-import logging
 import os
 import platform
 import subprocess
@@ -16,10 +15,6 @@ import torch
 
 from dschat.base.atomic import write_file
 from dschat.base.jsonl import json_value
-from dschat.run.distributed import is_main
-from dschat.run.metrics import evaluation_line, few_rows_warning
-
-logger = logging.getLogger("dschat")
 
 PACKAGES = ("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "tokenizers", "numpy")
 COMMIT_VARIABLE = "MA_RLHF_COMMIT"  # the commit of an image, which has no .git folder
@@ -53,11 +48,7 @@ class RunRecord:
     finished: bool = False
 
     def record_evaluation(self, metrics: dict[str, float], update: int) -> None:
-        """Records an evaluation for model cards, and logs its changes since the previous and the first one."""
-        warning = few_rows_warning(metrics)
-        if warning and not self.metrics and is_main():
-            logger.warning("%s", warning)
-        logger.info("%s", evaluation_line(update, metrics, self.metrics, self.first_metrics))
+        """Records an evaluation, for model cards."""
         self.first_metrics = self.first_metrics or metrics
         self.metrics = metrics
         self.metrics_update = update

@@ -149,6 +149,12 @@ class OutputFlags:
     eval_interval: int = flag(
         "evaluate every N optimiser updates; 0 = only before the first and after the last update", 0, AT_LEAST_0, FREE
     )
+    log: Literal["table", "plain"] | None = flag(
+        "evaluations as rows of a table, above a progress bar; or plain: lines with time stamps that name every"
+        " number, without bars; by default a table on a terminal, and plain in files",
+        None,
+        on_resume=FREE,
+    )
     per_device_eval_batch_size: int = flag("examples per forward pass and process in evaluation", 16, AT_LEAST_1)
     enable_tensorboard: bool = flag("same as --report_to tensorboard", False, on_resume=FREE)
     tensorboard_path: str | None = flag(

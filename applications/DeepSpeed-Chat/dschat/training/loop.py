@@ -14,13 +14,15 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.base.jsonl import write_rows
-from dschat.base.progress import Bar, progress
+from dschat.base.progress import Bar, is_interactive, progress
 from dschat.data.collate import update_batches
 from dschat.models.engines import Trained
 from dschat.models.finetuning import describe_trained
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import is_main, rank, world_size
+from dschat.run.evaluation_table import EvaluationTable
 from dschat.run.identity import check_same_everywhere, identity_of
+from dschat.run.metrics import evaluation_line, few_rows_warning
 from dschat.run.model_folders import ModelFolders, SavedModel, evaluation_after_saving
 from dschat.run.output import Run, RunOutput, due
 from dschat.run.state import Progress, random_states, set_random_states
@@ -44,6 +46,7 @@ class Algorithm(Protocol):
         lengths: lengths of the training examples, in tokens.
         work_batch: examples in a batch of `Work`.
         shown: what the progress bar shows: label → metric.
+        columns: metrics of the updates that the table of evaluations shows: heading → metric.
         checks_trained: whether `self_check` holds for trained weights, too, not only at the start.
         nonfinite: what happens to numbers that are not finite.
     """
@@ -52,6 +55,7 @@ class Algorithm(Protocol):
     lengths: Sequence[int]
     work_batch: int
     shown: Mapping[str, str]
+    columns: Mapping[str, str]
     checks_trained: bool
     nonfinite: NonFinite
 
@@ -112,6 +116,9 @@ class Loop:
         self.evaluated = -1  # updates before the last evaluation
         # The global random states after the last iteration or evaluation; users' functions may use them.
         self.random = random_states()
+        self.table: EvaluationTable | None = None
+        if is_interactive() or config.output.log == "table":
+            self.table = EvaluationTable(run.record.step, algorithm.columns)
 
     @property
     def update(self) -> int:
@@ -197,6 +204,8 @@ class Loop:
         self.random = random_states()
         self.run.record.layers = {name: engine.layers for name, engine in self.checkpoints.engines.items()}
         self._log(metrics)
+        if self.table:
+            self.table.add_updates(metrics)
         return metrics
 
     def evaluate_if_due(self, total: int) -> None:
@@ -216,6 +225,7 @@ class Loop:
         if not metrics:
             return {}
         self._log(metrics)
+        self._show(metrics)
         self.run.record.record_evaluation(metrics, self.update)
         self.evaluated = self.update
         self.random = random_states()
@@ -255,6 +265,17 @@ class Loop:
         self.evaluated = progress.numbers["evaluated"]
         self.random = progress.random
         self.algorithm.load_state_dict(progress)
+
+    def _show(self, metrics: Metrics) -> None:
+        """Shows an evaluation to the user: as a row of the table, or in a line of its own."""
+        record = self.run.record
+        warning = few_rows_warning(metrics)
+        if warning and not record.metrics and is_main():
+            logger.warning("%s", warning)
+        if self.table:
+            logger.info("%s", self.table.row(self.update, metrics))
+        else:
+            logger.info("%s", evaluation_line(self.update, metrics, record.metrics, record.first_metrics))
 
     def _log(self, metrics: Metrics) -> None:
         plan = self.run.plan

@@ -18,6 +18,9 @@ from dschat.training.iteration import Metrics
 
 logger = logging.getLogger("dschat")
 
+# Tokens per second that the table of evaluations shows, of steps that sample: heading → metric.
+ROLLOUT_SPEEDS = {"sampled/s": "time/sampled_per_second", "trained/s": "time/trained_per_second"}
+
 
 def slowest_rank(seconds: Sequence[float]) -> Metrics:
     """The rank that samples longest, and its seconds: the others wait for it.

@@ -59,7 +59,7 @@ from dschat.training.ppo.score import ExternalStats, RolloutScorer, ScoredBatch,
 from dschat.training.ppo.update import UpdateContext, ppo_update, rows_of_updates
 from dschat.training.rehearsal import filled_rollout, rehearsal, rows_of
 from dschat.training.selfcheck import check_rollout, check_scalar
-from dschat.training.throughput import Throughput
+from dschat.training.throughput import ROLLOUT_SPEEDS, Throughput
 from macro_actions.estimators import Estimator
 from macro_actions.rewards import ScoreMoments, kl_controller
 from macro_actions.segments import segment
@@ -172,6 +172,8 @@ class PPO(Algorithm):
             sampler: sampler that replaces the one that the flags ask for.
         """
         self.models = models
+        critic_columns = {} if models.critic is None else {"explained": "val/explained_variance"}
+        self.columns = critic_columns | ROLLOUT_SPEEDS
         self.prompts = prompts
         self.held_out = held_out[: config.num_eval_prompts(world_size()) or None]
         self.tokenizer = tokenizer

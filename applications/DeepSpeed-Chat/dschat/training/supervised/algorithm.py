@@ -108,6 +108,7 @@ class Task(Protocol[Example, AnyEngine]):
 class Supervised(Algorithm, Generic[Example, EngineT]):
     """Trains one engine on one task."""
 
+    columns: Mapping[str, str] = {"tokens/s": "time/trained_per_second"}
     checks_trained = True
 
     def __init__(self, engine: EngineT, task: Task[Example, EngineT], config: SupervisedConfig, run: Run) -> None:
