@@ -4,8 +4,9 @@
 # make turns        episodes of several turns: a guessing game and a calculator as environments, with a report on each
 # make learners     DPO, PPO, MA-PPO, RLOO, GRPO, GSPO, TEMPO and segment values side by side, and REFUEL on dialogues
 # make test         the test suite
-# make test-frameworks FRAMEWORK=verl   the adapters of macro_actions in the real framework (skyrl, verl or trl), in an
-#                   environment of its own: .venv-verl, 2 to 4 GB; skyrl wants PYTHON_skyrl=python3.12
+# make test-frameworks FRAMEWORK=verl   the adapters of macro_actions in the real framework (skyrl, verl or trl), or
+#                   `dschat evaluate` in the real lm_eval, in an environment of its own: .venv-verl, 2 to 4 GB; skyrl
+#                   wants PYTHON_skyrl=python3.12
 # make test-vllm    the tests of --rollout_engine vllm, in an environment of their own: .venv-vllm, 4 GB
 # make mutants      one-line changes of the formulas, seeds, denominators and schedules: the tests must notice each
 # make test-processors   the numeric tests with the kernels of older processors and this one's, on 1 and 2 threads
@@ -88,13 +89,14 @@ $(VLLM)/installed: requirements.txt requirements-dev.txt setup.py
 test-vllm: $(VLLM)/installed
 	PATH="$(VLLM_BIN):$$PATH" OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest tests/vllm_engine tests/judge -m vllm $(PYTEST_ARGS)
 
-# What each trainer needs on a CPU to compute advantages, or to train; SkyRL's configuration needs Python 3.12.
+# What each trainer needs on a CPU to compute advantages, or to train, and lm_eval to evaluate; SkyRL's configuration needs Python 3.12.
 PYTHON_skyrl ?= python3.12
 PACKAGES_skyrl := "transformers>=5.6.1,<=5.8.0" peft==0.18.1 ray jaxtyping loguru omegaconf hydra-core pydantic tensordict pandas \
 	datasets accelerate torchdata tqdm func_timeout fastapi uvicorn s3fs polars requests
 ALONE_skyrl := skyrl==0.3.0 skyrl-gym==0.4.0
 PACKAGES_verl := verl==0.9.1 TransferQueue cachetools fastapi uvicorn matplotlib IPython
 PACKAGES_trl := trl==1.16.0 "transformers<6" datasets accelerate
+PACKAGES_lm_eval := --requirement requirements.txt lm-eval==0.4.13
 
 .venv-$(FRAMEWORK)/installed: requirements.txt
 	test -x $(FRAMEWORK_BIN)/python || $(or $(PYTHON_$(FRAMEWORK)),$(PYTHON)) -m venv .venv-$(FRAMEWORK)
@@ -104,7 +106,7 @@ PACKAGES_trl := trl==1.16.0 "transformers<6" datasets accelerate
 	touch $@
 
 test-frameworks: .venv-$(FRAMEWORK)/installed
-	PYTHONPATH=tests/support:applications/macro-actions $(FRAMEWORK_BIN)/python -m pytest --noconftest -p no:cacheprovider \
+	PYTHONPATH=tests/support:applications/macro-actions:applications/DeepSpeed-Chat $(FRAMEWORK_BIN)/python -m pytest --noconftest -p no:cacheprovider \
 		-o addopts=--import-mode=importlib -o pythonpath= tests/frameworks/test_$(FRAMEWORK).py $(PYTEST_ARGS)
 
 WINGS := vllm_engine programs judge turns refuel evaluation
@@ -180,4 +182,4 @@ benchmark: $(INSTALLED)
 	$(BIN)/python applications/DeepSpeed-Chat/benchmarks/step3.py $(BENCHMARK_ARGS)
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(LOWEST) .venv-skyrl .venv-verl .venv-trl $(DOCS) $(RELEASE) build/site dist runs
+	rm -rf $(VENV) $(VLLM) $(LOWEST) .venv-skyrl .venv-verl .venv-trl .venv-lm_eval $(DOCS) $(RELEASE) build/site dist runs

@@ -99,7 +99,7 @@ def options_of(flags: type) -> set[str]:
     ("name", "said"),
     [
         ("rm", "; did you mean dschat reward?\n"),
-        ("eval", "; did you mean dschat text or dschat judge?\n"),
+        ("eval", "; did you mean dschat evaluate or dschat text?\n"),
         ("train", "; did you mean dschat sft, dschat reward, dschat dpo or dschat ppo?\n"),
         ("kto", "; did you mean dschat dpo? (KTO is not offered; DPO is the nearest and needs pairs)\n"),
         ("judg", "; did you mean judge?\n"),

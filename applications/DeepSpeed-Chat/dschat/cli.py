@@ -144,6 +144,12 @@ COMMANDS: dict[str, Command] = {
         resumable=True,
         extras=("evaluation",),
     ),
+    "evaluate": Command(
+        "benchmarks of the lm-evaluation-harness, such as gsm8k and mmlu",
+        "evaluation.generate_options:BenchmarkOptions",
+        "evaluation.benchmarks:run_benchmarks",
+        extras=("bench",),
+    ),
     "sample": Command(
         "choose rows for judges and people to compare",
         "evaluation.options:SampleOptions",

@@ -7,6 +7,7 @@ from dschat.base.errors import UserError
 
 # Extra → the modules that it brings, and that are imported without a message of their own.
 EXTRAS = {
+    "bench": ("lm_eval",),
     "evaluation": ("matplotlib", "pandas", "rouge_score", "scipy", "statsmodels"),
     "programs": ("markdown_it",),
     "serve": ("fastapi", "starlette", "uvicorn"),

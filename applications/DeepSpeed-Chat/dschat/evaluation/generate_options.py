@@ -254,6 +254,28 @@ class TextFlags:
     )
 
 
+@dataclass(kw_only=True, frozen=True)
+class BenchmarkFlags:
+    """Model and benchmarks of `dschat evaluate`."""
+
+    model: str = flag(MODEL_HELP, positional=True, path=True)
+    tasks: Sequence[str] = flag(
+        "benchmarks by their names in lm_eval, such as gsm8k,mmlu; separated by commas or blanks; * = any characters",
+        range=NOT_EMPTY,
+    )
+    include_path: Path | None = flag("folder of your own task files (.yaml), whose Python functions are run", None)
+    num_fewshot: int | None = flag(
+        "solved examples before each question, except in tasks that always have none; if not given, the task's own"
+        " number",
+        None,
+        AT_LEAST_0,
+    )
+    limit: int | None = flag("number of rows of each task, the first ones; all if not given", None, AT_LEAST_1)
+    batch_size: int = flag("rows per forward pass", 16, AT_LEAST_1)
+    apply_chat_template: bool = flag("write prompts as messages, by the model's chat template", False)
+    output_dir: Path = flag("folder to write the results to, as MODEL.jsonl")
+
+
 # -- rules between flags
 
 
@@ -491,6 +513,18 @@ class TextOptions(ModelOptions):
     compute: ComputeFlags
     result: OverwriteFlags
     columns: ColumnFlags
+
+
+class BenchmarkOptions(ModelOptions):
+    """Benchmarks of EleutherAI's lm-evaluation-harness, such as GSM8K, MMLU or ARC.
+
+    Writes OUTPUT_DIR/MODEL.jsonl: a row for each task and metric with value, standard error, number of rows, and
+    versions of task and harness. `dschat report` compares such files.
+    """
+
+    benchmarks: BenchmarkFlags
+    compute: ComputeFlags
+    result: OverwriteFlags
 
 
 def model_name(path: str) -> str:

@@ -106,12 +106,12 @@ class ReportOptions:
     and curves; runs of step 3 also sample responses. Files of verdicts and of scored responses give win
     rates, position, length and agreement; programs that were run (`dschat programs`) pass@1 and pass@5; sweeps
     (`dschat best-of-n`), one per model, the rewards of the best of N; verdicts by turn (`dschat judge-turns`) win
-    rates.
+    rates; benchmarks (`dschat evaluate`), one file per model, their results side by side.
     """
 
     files: Sequence[Path] = flag(
         "output folders of runs of one step; or files of one kind: verdicts of judges and people and scored responses"
-        " of both models; programs that were run; best-of-n sweeps; or verdicts by turn",
+        " of both models; programs that were run; best-of-n sweeps; verdicts by turn; or results of benchmarks",
         positional=True,
     )
     output: Path = flag("folder to write the report to")

@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 from dschat.base.errors import UserError
 from dschat.base.jsonl import iterate_rows
 from dschat.data.hub import compared_set
+from dschat.evaluation.benchmarks import benchmarks_report
 from dschat.evaluation.best_of import best_of_report
 from dschat.evaluation.comparisons import build_evaluation_report
 from dschat.evaluation.options import ReportOptions
@@ -17,10 +18,11 @@ from dschat.evaluation.runs import runs_report
 # Reports of other folders, imported when there is a file of theirs.
 PROGRAM_REPORT = "dschat.programs.pass_at_k:write_pass_report"
 TURN_REPORT = "dschat.judge.turn_report:turns_report"
-# Columns that tell programs that were run, sweeps, and verdicts by turn from other files.
+# Columns that tell programs that were run, sweeps, verdicts by turn, and benchmarks from other files.
 PROGRAM_COLUMNS = {"samples"}
 SWEEP_COLUMNS = {"temperature", "responses", "rewards"}
 TURN_COLUMNS = {"verdict", "number", "turn"}
+BENCHMARK_COLUMNS = {"task", "metric", "value"}
 
 
 def report(options: ReportOptions) -> str:
@@ -29,13 +31,15 @@ def report(options: ReportOptions) -> str:
     output = options.output
     kinds = {"runs" if _is_run(file) else _kind_of(file) for file in files}
     if len(kinds) > 1:
-        names = "Runs, files of programs, of sweeps, of verdicts by turn, and of verdicts or rewards"
+        names = "Runs, files of programs, of sweeps, of verdicts by turn, of benchmarks, and of verdicts or rewards"
         raise UserError(f"{names}: give each kind in a report of its own.")
     if kinds == {"runs"}:
         return f"{runs_report(files, output)}\nreport: {output / 'report.html'}, {output / 'report.json'}"
 
     if kinds == {"programs"}:
         return f"{resolve_name(PROGRAM_REPORT)(files, output, options.dataset)}\nreport: {output / 'report.json'}"
+    if kinds == {"benchmarks"}:
+        return f"{benchmarks_report(files, output)}\nreport: {output / 'report.json'}"
     if kinds == {"sweep"}:
         tables = best_of_report(files, options.best_of, output)
     elif kinds == {"turns"}:
@@ -59,4 +63,6 @@ def _kind_of(file: Path) -> str:
         return "sweep"
     if columns >= TURN_COLUMNS:
         return "turns"
+    if columns >= BENCHMARK_COLUMNS:
+        return "benchmarks"
     return "verdicts or rewards"
