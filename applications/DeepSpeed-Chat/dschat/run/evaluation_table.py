@@ -119,9 +119,9 @@ def held_out_columns(metrics: Mapping[str, float], known: frozenset[str]) -> lis
     """
     columns = [column for column in HELD_OUT if column.metric in metrics]
     for name in metrics:
-        own = name.removeprefix(EVALUATION)
-        if own not in known and not own.endswith(STANDARD_ERROR) and "/" not in own:
-            columns.append(Column(own.replace("_", " "), name, with_error=True))
+        metric = name.removeprefix(EVALUATION)
+        if metric not in known and not metric.endswith(STANDARD_ERROR) and "/" not in metric:
+            columns.append(Column(metric.replace("_", " "), name, with_error=True))
     return columns
 
 
