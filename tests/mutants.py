@@ -1052,6 +1052,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_every_step_takes_all_rows_of_a_users_file"),
     ("a published set is not shared out", "split_for", "_a if _b else None", "None",
      "test_published_sets_keep_their_shares_in_a_mixture"),
+    ("dialogues that part before their last turns are compared", "shared_turns", "_a > _b + 1", "False",
+     "test_what_is_no_comparison_of_replies_is_skipped"),
     ("step 3: the schedule is over rollouts", "CommonConfig.total_updates", "_a * _b", "_a", TOTAL),
     ("a skipped update has a norm", "run_updates", "_a.skipped  # 2", "not _a.skipped",
      "test_an_update_that_fp16_left_out_is_counted_and_has_no_norm"),

@@ -13,7 +13,7 @@ import pytest
 
 from data_cases import error_of, flags_of
 from dschat.base.errors import UserError
-from dschat.data import hub as registry
+from dschat.data import known_sets as registry
 from dschat.data.sources import load_share, load_source
 from dschat.settings.supervised import RewardConfig
 from published_set_copies import EVAL_SPLITS, make_rows, write_rows

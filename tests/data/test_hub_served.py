@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real `datasets` and `hf` against a stand-in for the hub that holds the four sets as they lie there."""
+"""The real `datasets` and `hf` against a stand-in for the hub that holds all sets as they are there."""
 
 import json
 import os
@@ -11,19 +11,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from dschat.data.hub import KNOWN_SETS
+from dschat.data.known_sets import KNOWN_SETS
 from dschat.data.sources import load_source
 from fake_hub import hub_server
-from published_set_copies import write_hub
+from published_set_copies import ANTHROPIC_PARTS, write_hub
 
 pytestmark = pytest.mark.xdist_group("hub")  # one process makes what they share
 
 PACKAGE = Path(__file__).resolve().parents[2] / "applications" / "DeepSpeed-Chat"
 PROGRAM = """
 import dataclasses, json
-from dschat.data import hub as registry
+from dschat.data import known_sets as registry
 from dschat.data.sources import load_source
-small = [dataclasses.replace(k, train_rows=40, eval_rows=k.eval_rows and 20) for k in registry.KNOWN_SETS]
+small = []
+for known in registry.KNOWN_SETS:
+    parts = 4 if known.name == "anthropic-hh" else 1
+    small.append(dataclasses.replace(known, train_rows=40 * parts, eval_rows=known.eval_rows and 20 * parts))
 registry.KNOWN_SETS = tuple(small)
 for known in small:
     source = load_source(known.name)
@@ -73,9 +76,12 @@ def test_every_form_works_with_the_library(served):
         "hh": [40, 20],
         "webgpt": [38, 2],
         "apps": [40, 20],
-    }
+        "gsm8k": [40, 20],
+        "anthropic-hh": [160, 80],
+    } | dict.fromkeys(ANTHROPIC_PARTS, [40, 20])
     assert found["tldr"][2].startswith("POST\nSubreddit: r/")
     assert found["tldr"][3]["revision"] == "refs/convert/parquet"
+    assert found["helpful-base"][3]["id"] == "Anthropic/hh-rlhf/helpful-base"
 
 
 def test_no_script_of_a_repository_is_fetched(served):
@@ -89,13 +95,13 @@ def test_what_was_loaded_once_loads_offline(served):
     assert "using an earlier download in" in served.offline["stderr"]
 
 
-@pytest.mark.parametrize("name", ["tldr", "hh", "webgpt", "apps"])
+@pytest.mark.parametrize("name", ["tldr", "hh", "webgpt", "apps", "gsm8k", "anthropic-hh", "helpful-online"])
 def test_downloaded_copies_are_read(name, served, monkeypatch):
     assert served.fetched[name]["returncode"] == 0, served.fetched[name]["stderr"]
     folder = served.copies / name
     files = [file for file in folder.rglob("*") if file.is_file() and ".cache" not in file.parts]
-    assert files and not [file for file in files if file.suffix not in (".jsonl", ".parquet")]
-    train, held_out = (38, 2) if name == "webgpt" else (40, 20)
+    assert files and not [file for file in files if file.suffix not in (".jsonl", ".parquet", ".gz")]
+    train, held_out = {"webgpt": (38, 2), "anthropic-hh": (160, 80)}.get(name, (40, 20))
     monkeypatch.setenv("MA_RLHF_DATA", str(served.copies))
     for path in (name, folder):
         source = load_source(path)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dschat.base.errors import UserError
-from dschat.data.hub import compared_set, fetch_command, find_known
+from dschat.data.compared_sets import compared_set
+from dschat.data.known_sets import fetch_command, find_known
 from dschat.data.sources import load_source
 from dschat.data.splits import split_indices
 from published_set_copies import make_rows, write_all, write_rows, write_set
@@ -16,6 +17,9 @@ IDS = {
     "hh": "Dahoas/full-hh-rlhf",
     "webgpt": "openai/webgpt_comparisons",
     "apps": "codeparrot/apps",
+    "gsm8k": "openai/gsm8k",
+    "anthropic-hh": "Anthropic/hh-rlhf",
+    "helpful-online": "Anthropic/hh-rlhf",
 }
 
 
@@ -32,6 +36,9 @@ def by_name(name):
         ("hh", ["hh", "hh-rlhf", "HH-RLHF", "dahoas/Full-HH-RLHF"]),
         ("webgpt", ["webgpt", "openai/webgpt_comparisons"]),
         ("apps", ["apps", "codeparrot/apps"]),
+        ("gsm8k", ["gsm8k", "openai/gsm8k"]),
+        ("anthropic-hh", ["anthropic-hh", "Anthropic/hh-rlhf"]),
+        ("helpful-online", ["helpful-online", "Anthropic/hh-rlhf/helpful-online"]),
     ],
 )
 def test_names(name, paths):
@@ -67,7 +74,12 @@ def test_row_counts_and_shares(name):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("tldr", "--revision refs/convert/parquet --include 'comparisons/*.parquet'"), ("apps", "--include '*.jsonl'")],
+    [
+        ("tldr", "--revision refs/convert/parquet --include 'comparisons/*.parquet'"),
+        ("apps", "--include '*.jsonl'"),
+        ("anthropic-hh", "--include 'h*/*.jsonl.gz'"),
+        ("helpful-online", "--include 'helpful-online/*.jsonl.gz'"),
+    ],
 )
 def test_fetch_commands(name, options):
     command = f"hf download {IDS[name]} --repo-type dataset {options} --local-dir '/my data/{name}'"

@@ -300,6 +300,7 @@ def test_published_sets_keep_their_shares_in_a_mixture(tmp_path, monkeypatch):
     assert [split_for(path, None) for path in published] == ["2,4,4"] * 5
     assert split_for(own, None) is None and not is_published("owner/name")
     assert split_for(own, "1,0,0") == split_for("hh", "1,0,0") == "1,0,0"
+    assert split_for("gsm8k", None) is None and split_for("harmless-base", None) is None  # not sets of the paper
     share = load_share(flags_of("hh", own, step=2, data_split=None))
     assert [(source["train"], source["eval"]) for source in share.sources] == [(20, 4), (20, 10)]
 

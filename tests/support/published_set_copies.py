@@ -16,6 +16,7 @@ split and its number alone, so a larger file begins with the smaller one. Odd ca
 | apps | 4 | solutions is an empty list |
 """
 
+import gzip
 import json
 import random
 from collections.abc import Callable
@@ -202,8 +203,29 @@ def write_all(folder: Path, rows: int = 40, eval_rows: int | None = None, suffix
     return {name: write_set(Path(folder) / name, name, rows, eval_rows, suffix) for name in SETS}
 
 
+ANTHROPIC_PARTS = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled")
+
+
+def anthropic_rows(count: int, split: str = "train") -> list[dict[str, Any]]:
+    """Rows of Anthropic/hh-rlhf: the rows of `hh_row`, with the prompt in both columns."""
+    rows = []
+    for index in range(count):
+        row = hh_row(index, split)
+        rows.append({column: row["prompt"] + row[column] for column in ("chosen", "rejected")})
+    return rows
+
+
+def gsm8k_rows(count: int) -> list[dict[str, Any]]:
+    """Rows of openai/gsm8k."""
+    rows = []
+    for index in range(count):
+        solution = f"{index} and one are {index}+1 = <<{index}+1={index + 1}>>{index + 1}.\n#### {index + 1}"
+        rows.append({"question": f"Ann has {index} apples and buys one. How many has she?", "answer": solution})
+    return rows
+
+
 def write_hub(folder: Path, rows: int = 40, eval_rows: int | None = None) -> dict[str, dict[str, Path]]:
-    """Writes the repositories of the four sets as they lie on the hub, each with its loading script where it has one.
+    """Writes the repositories of all sets as they are on the hub, with the loading scripts that some have.
 
     Returns:
         Hub id → branch → folder. The scripts end the process that runs them.
@@ -227,6 +249,26 @@ def write_hub(folder: Path, rows: int = 40, eval_rows: int | None = None) -> dic
         (main / "README.md").write_text("A data set.\n", encoding="utf-8")
         if name != "hh":
             (main / f"{hub_id.split('/')[1]}.py").write_text("import os\n\nos._exit(77)\n", encoding="utf-8")
+    gsm8k = folder / "gsm8k"
+    anthropic = folder / "anthropic"
+    configs = "---\nconfigs:\n"
+    for name in ("main", "socratic"):
+        configs += f"- config_name: {name}\n  data_files:\n"
+        for split, count in (("train", rows), ("test", held_out)):
+            configs += f"  - split: {split}\n    path: {name}/{split}-*\n"
+            write_rows(gsm8k / f"{name}/{split}-00000-of-00001.parquet", gsm8k_rows(count))
+    (gsm8k / "README.md").write_text(f"{configs}---\n", encoding="utf-8")
+    for part in ANTHROPIC_PARTS:
+        for split, count in (("train", rows), ("test", held_out)):
+            lines = "".join(json.dumps(row) + "\n" for row in anthropic_rows(count, split))
+            file = anthropic / part / f"{split}.jsonl.gz"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(gzip.compress(lines.encode()))
+    attempts = anthropic / "red-team-attempts" / "red_team_attempts.jsonl.gz"
+    attempts.parent.mkdir()
+    attempts.write_bytes(gzip.compress(b'{"transcript": "no comparison"}\n'))
+    (anthropic / "README.md").write_text("A data set.\n", encoding="utf-8")
+    repositories |= {"openai/gsm8k": {"main": gsm8k}, "Anthropic/hh-rlhf": {"main": anthropic}}
     axis = [{"info": {"id": "x", "post": "not a comparison"}, "summary": {"text": " none"}}] * 7
     write_rows(repositories["openai/summarize_from_feedback"][parquet_branch] / "axis/validation/0000.parquet", axis)
     return repositories

@@ -100,7 +100,7 @@ class LearningTask:
         parsed = []
         for number, row in enumerate(rows):
             parsed.append(parse_row(dict(row), ColumnFlags(), str(number)))
-        return [row for row in parsed if row is not None]
+        return [row for row in parsed if isinstance(row, Row)]
 
 
 TASKS = {
@@ -126,7 +126,7 @@ def review_rows(count: int, seed: int, kind: synthetic.Kind, split: str = "train
     rows = []
     for number, raw in enumerate(synthetic.make_rows(count, seed, kind, split)):
         row = parse_row(raw, ColumnFlags(), str(number))
-        if row is not None:
+        if isinstance(row, Row):
             rows.append({"prompt": row.prompt or "", "chosen": row.chosen or "", "rejected": row.rejected or ""})
     return rows
 

@@ -13,7 +13,7 @@ import numpy as np
 from dschat.base.errors import UserError
 from dschat.base.progress import progress
 from dschat.data.formats import format_of
-from dschat.data.hub import find_known
+from dschat.data.known_sets import find_known
 from dschat.data.messages import WEIGHT
 from dschat.data.notes import UNREAD_COLUMNS, response_notes, template_notes, unread_column_counts
 from dschat.data.prepared.folder import PreparedFolder, summary_of

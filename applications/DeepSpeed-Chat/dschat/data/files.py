@@ -19,8 +19,11 @@ FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz", ".json.gz",
 FOLDER_SUFFIXES = (".jsonl", ".parquet", ".csv", ".jsonl.gz", ".json.gz", ".csv.gz")
 TRAIN_PREFIX = "train"
 EVAL_PREFIXES = ("valid", "eval", "test")  # the first that has files is used; "valid" includes "validation"
-# Subfolders with the files of a data set that was downloaded from the hub.
-DOWNLOAD_FOLDERS = ("comparisons", "default", "data", "all")
+# Subfolders with the files of a data set that was downloaded from the hub; several hold a part each.
+DOWNLOAD_FOLDERS: tuple[tuple[str, ...], ...] = (
+    *(("comparisons",), ("default",), ("data",), ("all",), ("main",)),
+    ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled"),
+)
 DATASET_DICT = "dataset_dict.json"  # `save_to_disk` writes it for several splits
 DATASET = "state.json"  # for a single data set
 LARGEST_CSV_ROW = 1 << 26  # bytes
@@ -61,10 +64,13 @@ def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
     Raises:
         UserError: no file of either kind, files of two suffixes, or of several splits of a data set of the hub.
     """
-    for parent in (folder, *(folder / name for name in DOWNLOAD_FOLDERS)):
-        train_files = _matching_files(parent, TRAIN_PREFIX)
-        all_eval_files = (_matching_files(parent, prefix) for prefix in EVAL_PREFIXES)
-        eval_files: list[Path] = next(filter(None, all_eval_files), [])
+    for parts in ((".",), *DOWNLOAD_FOLDERS):
+        train_files: list[Path] = []
+        eval_files: list[Path] = []
+        for part in parts:
+            train_files += _matching_files(folder / part, TRAIN_PREFIX)
+            all_eval_files = (_matching_files(folder / part, prefix) for prefix in EVAL_PREFIXES)
+            eval_files += next(filter(None, all_eval_files), [])
         if train_files or eval_files:
             _require_one_split(folder, train_files)
             _require_one_split(folder, eval_files)

@@ -2,7 +2,8 @@
 """Makes a `Row` from the columns of a data file: texts, lists of messages, the published data sets.
 
 Preference data come in two forms: `prompt` holds the messages that both responses answer (explicit), or `chosen` and
-`rejected` repeat them (implicit). The messages that both share are the prompt, the last message of each the response.
+`rejected` repeat them (implicit; for texts see `dschat.data.transcripts`). The messages that both share are the
+prompt, the last message of each the response.
 
 Prompts and responses of the published sets are those of the published runs, character by character: a reward model
 that was trained on one form scores another form differently. HH-RLHF has the columns of `ColumnFlags`.
@@ -12,7 +13,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Any
 
 from dschat.base.errors import UserError
@@ -28,14 +28,18 @@ from dschat.data.messages import (
     template_arguments,
     without_nulls,
 )
-from dschat.data.rows import Row, check_text, kind_of
+from dschat.data.rows import Row, SkipReason, check_text, kind_of
+from dschat.data.transcripts import ASSISTANT, shared_turns, transcripts_row
 from dschat.settings.common import ColumnFlags
 
 CONVERSATION = "conversation"
 TEXTS = "prompt and responses"
 MESSAGE_LISTS = "prompt and responses as messages"
+TRANSCRIPTS = "dialogues as chosen and rejected"
+GSM8K = "GSM8K problem"
+# The instruction of the published runs of PPO on GSM8K.
+GSM8K_INSTRUCTION = ' Let\'s think step by step and output the final answer after "####".'
 COMPLETION = "completion"  # read as the response if no column has the name of --response_key
-NO_MESSAGE = {"role": "the response", "content": ""}  # stands for what a shorter conversation lacks
 QUOTED = 60  # characters of a message that an error shows
 PROMPT_MESSAGES = "prompt_messages"  # column of results: the messages from which a chat template made the prompt
 NO_TEXT = "neither post nor article"  # why a TL;DR row is skipped
@@ -75,10 +79,19 @@ def format_of(raw: dict[str, Any], keys: ColumnFlags) -> str:
     keys = chat_formats.sharegpt_keys(raw, keys)
     if chat_formats.is_alpaca(raw, keys):
         return ALPACA
-    has_prompt_and_response = raw.get(keys.prompt_key) is not None and raw.get(response) is not None
-    if raw.get(keys.messages_key) is not None and not has_prompt_and_response:
+    has_prompt = raw.get(keys.prompt_key) is not None
+    if raw.get(keys.messages_key) is not None and not (has_prompt and raw.get(response) is not None):
         return CONVERSATION
+    if not has_prompt and _is_gsm8k(raw):
+        return GSM8K
+    if not has_prompt and all(ASSISTANT in str(raw.get(column)) for column in (response, keys.rejected_key)):
+        return TRANSCRIPTS
     return TEXTS
+
+
+def _is_gsm8k(raw: dict[str, Any]) -> bool:
+    """Whether a row is of GSM8K: a question, and a solution that ends with #### and its result."""
+    return isinstance(raw.get("question"), str) and "\n#### " in str(raw.get("answer"))
 
 
 def response_column(raw: dict[str, Any], keys: ColumnFlags) -> str:
@@ -91,14 +104,17 @@ def response_column(raw: dict[str, Any], keys: ColumnFlags) -> str:
     return keys.response_key
 
 
-def parse_row(raw: Any, keys: ColumnFlags, origin: str, fills_nulls: bool = False) -> Row | None:
-    """Parses one row by its format, see `format_of`; None for a TL;DR row without any text.
+def parse_row(raw: Any, keys: ColumnFlags, origin: str, fills_nulls: bool = False) -> Row | SkipReason:
+    """Parses one row by its format, see `format_of`.
 
     Args:
         raw: the row as it was read.
         keys: the names of the columns.
         origin: where the row comes from, for messages.
         fills_nulls: see `RawSource`; nulls inside messages and tools then count as absent fields at every depth.
+
+    Returns:
+        The row; or why it is skipped, if its format allows such rows.
 
     Raises:
         UserError: the row is not an object, lacks a column or holds a value of the wrong type; the message names
@@ -113,8 +129,8 @@ def parse_row(raw: Any, keys: ColumnFlags, origin: str, fills_nulls: bool = Fals
             if isinstance(value, list | dict):
                 columns[name] = without_nulls(value)
     row = _parse_columns(columns, keys, origin)
-    if row is None:
-        return None
+    if isinstance(row, str):
+        return row
     if columns is not raw:
         row = replace(row, extra=raw)
     if row.prompt is not None and keys.apply_chat_template:
@@ -124,7 +140,7 @@ def parse_row(raw: Any, keys: ColumnFlags, origin: str, fills_nulls: bool = Fals
     return row
 
 
-def _parse_columns(raw: dict[str, Any], keys: ColumnFlags, origin: str) -> Row | None:
+def _parse_columns(raw: dict[str, Any], keys: ColumnFlags, origin: str) -> Row | SkipReason:
     """`parse_row` for an object whose nulls were removed; a prompt of text stays text."""
     name = format_of(raw, keys)
     if name in PUBLISHED_FORMATS:
@@ -133,7 +149,7 @@ def _parse_columns(raw: dict[str, Any], keys: ColumnFlags, origin: str) -> Row |
     if name == SHAREGPT:
         columns, sharegpt_keys = chat_formats.from_sharegpt(raw, keys, response, origin)
         row = _parse_columns(columns, sharegpt_keys, origin)
-        return row and replace(row, extra=raw)
+        return row if isinstance(row, str) else replace(row, extra=raw)
     if name == ALPACA:
         return chat_formats.alpaca_row(raw, keys, response, origin)
     keys = chat_formats.sharegpt_keys(raw, keys)
@@ -143,6 +159,11 @@ def _parse_columns(raw: dict[str, Any], keys: ColumnFlags, origin: str) -> Row |
     rejected = _text(raw, keys.rejected_key, "rejected", origin)
     if name == CONVERSATION:
         return messages_row(raw[keys.messages_key], keys, (chosen, rejected), raw, origin)
+    if name == TRANSCRIPTS and chosen is not None and rejected is not None:
+        return transcripts_row(chosen, rejected, raw, origin, keys.apply_chat_template)
+    if name == GSM8K:
+        end = "" if keys.apply_chat_template else "\n"
+        return Row(raw["question"] + GSM8K_INSTRUCTION + end, None, raw["answer"], None, raw, origin)
     prompt = _text(raw, keys.prompt_key, "prompt", origin)
     if prompt is not None and _is_messages_text(prompt):
         raise UserError(
@@ -196,14 +217,14 @@ def messages_row(
     return conversation_row(conversation[:-1], conversation[-1], rejected, raw, origin)
 
 
-def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, response: str, origin: str) -> Row:
-    """A row in which the prompt, the responses or both are lists of messages.
+def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, response: str, origin: str) -> Row | SkipReason:
+    """A row in which the prompt, the responses or both are lists of messages; or why it is skipped, if these differ.
 
     `response` is the column of the preferred, or only, response.
 
     Raises:
-        UserError: a list is not a conversation that ends with the assistant, one response is a text and the other a
-            list, or the two do not answer the same messages; names the row, the columns and what differs.
+        UserError: a list is not a conversation that ends with the assistant, or one response is a text and the other a
+            list; names the row and the columns.
     """
     prompt: str | Messages | None = raw.get(keys.prompt_key)
     if isinstance(prompt, list):
@@ -235,7 +256,12 @@ def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, response: str, ori
     for column, value in responses.items():
         messages = check_messages(value, column, flags.get(column, "--response_key"), origin)
         conversations[column] = _join_conversation(prompt, messages, column, keys, origin)
-    _check_same_prompt(conversations, origin)
+    if len(conversations) == 2:
+        shared = shared_turns(*map(_without_weights, conversations.values()))
+        if isinstance(shared, str):
+            return shared
+    for column, messages in conversations.items():
+        _check_reply(messages, column, keys, origin)
     shared_messages = next(iter(conversations.values()))[:-1]
     last_messages = {column: messages[-1] for column, messages in conversations.items()}
     return conversation_row(
@@ -251,7 +277,7 @@ def unread_columns(row: Row, keys: ColumnFlags) -> list[str]:
     raw = row.extra
     name = format_of(raw, keys)
     response = response_column(raw, keys)
-    if name in PUBLISHED_FORMATS:
+    if name == GSM8K or name in PUBLISHED_FORMATS:
         return []
     if name in (SHAREGPT, ALPACA):
         read_columns = {*chat_formats.read_columns(name, raw, keys, response)}
@@ -278,7 +304,7 @@ def _join_conversation(
     A column that repeats the prompt holds the whole conversation.
 
     Raises:
-        UserError: the column repeats another prompt, ends with somebody else's message, or holds only the response.
+        UserError: the column repeats another prompt.
     """
     remedy = f"correct the row, or give --prompt_key the name of a column that is not there, to read {column!r} alone"
     if isinstance(prompt, list):
@@ -304,6 +330,11 @@ def _join_conversation(
                 f"{origin}: no message of the user in {column!r} says what column {keys.prompt_key!r} says "
                 f"({prompt[:QUOTED]!r}); {remedy}."
             )
+    return messages
+
+
+def _check_reply(messages: Messages, column: str, keys: ColumnFlags, origin: str) -> None:
+    """Raises UserError unless a conversation ends with a message of the assistant that answers others."""
     if messages[-1]["role"] != "assistant":
         raise UserError(
             f"{origin}: the last message of {column!r} is of {messages[-1]['role']!r}; it is the response, so it must "
@@ -314,27 +345,9 @@ def _join_conversation(
             f"{origin}: {column!r} holds only the response; put the messages that it answers before it, or into column"
             f" {keys.prompt_key!r}."
         )
-    return messages
 
 
-def _check_same_prompt(conversations: dict[str, Messages], origin: str) -> None:
-    """Raises UserError unless both conversations are the same up to their last messages."""
-    if len(conversations) < 2:
-        return
-    first_column, second_column = conversations
-    first = conversations[first_column][:-1]
-    second = conversations[second_column][:-1]
-    pairs = zip_longest(first, second, fillvalue=NO_MESSAGE)
-    for number, (left, right) in enumerate(pairs, start=1):
-        if _without_weights([left]) != _without_weights([right]):
-            raise UserError(
-                f"{origin}: {first_column!r} and {second_column!r} differ in message {number} already "
-                f"({_quoted(left)} and {_quoted(right)}); only their last messages, the responses, may differ. "
-                "Correct or remove the row."
-            )
-
-
-def _without_weights(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _without_weights(messages: Sequence[dict[str, Any]]) -> Messages:
     """Messages as they are compared: weights do not change what they say."""
     stripped = []
     for message in messages:
@@ -348,7 +361,7 @@ def _quoted(message: dict[str, Any]) -> str:
     return f"{message['role']}: {text[:QUOTED]!r}{ellipsis}"
 
 
-def _published_row(name: str, raw: dict[str, Any], origin: str) -> Row | None:
+def _published_row(name: str, raw: dict[str, Any], origin: str) -> Row | SkipReason:
     """A row of one of PUBLISHED_FORMATS. Raises UserError, which names the row, if a column holds something else."""
     _, parse = PUBLISHED_FORMATS[name]
     try:
@@ -356,7 +369,7 @@ def _published_row(name: str, raw: dict[str, Any], origin: str) -> Row | None:
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"
         raise UserError(f"{origin}: not a row of the format {name} ({problem}); correct the row.") from error
-    if row is not None:
+    if isinstance(row, Row):
         for text in (row.prompt, row.chosen, row.rejected):
             if text is not None:
                 check_text(text, f"a text of the format {name}", origin)
@@ -370,11 +383,11 @@ def _text_in(record: dict[str, Any], name: str) -> str:
     return str(record[name])
 
 
-def tldr_row(raw: dict[str, Any], origin: str) -> Row | None:
-    """A row of openai/summarize_from_feedback `comparisons`; None with neither a Reddit post nor a CNN/DM article."""
+def tldr_row(raw: dict[str, Any], origin: str) -> Row | SkipReason:
+    """A row of openai/summarize_from_feedback `comparisons`; skipped with neither a post nor an article."""
     prompt = tldr_prompt(raw["info"])
     if prompt is None:
-        return None
+        return NO_TEXT
     first, second = (_text_in(summary, "text") for summary in raw["summaries"])
     if raw["choice"] not in (0, 1):
         raise ValueError(f"'choice' must be 0 or 1, not {raw['choice']!r}")
@@ -458,7 +471,7 @@ def _decode(value: Any) -> Any:
     return json.loads(value, parse_int=str) if value.strip() else None
 
 
-ParseRow = Callable[[dict[str, Any], str], Row | None]
+ParseRow = Callable[[dict[str, Any], str], Row | SkipReason]
 # Format → the columns that identify it, and the function that parses such a row.
 PUBLISHED_FORMATS: Mapping[str, tuple[Sequence[str], ParseRow]] = {
     "TL;DR comparison": (("info", "summaries", "choice"), tldr_row),

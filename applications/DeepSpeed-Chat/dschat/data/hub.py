@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets of the Hugging Face hub: the published ones by their names, and others. None of their code is executed.
+"""Loads data sets of the Hugging Face hub. None of their code is executed.
 
-Three of the four published repositories hold a loading script, which `datasets` 4 and later refuse. Data files are
-loaded instead: the parquet files that the hub converts them to (branch refs/convert/parquet), or the originals.
+Three of the four sets of the paper's runs are in repositories with a loading script, which `datasets` 4 and later
+refuse. Data files are loaded instead: the parquet files that the hub converts them to (branch refs/convert/parquet),
+or the originals.
 """
 
 import errno
 import logging
-import os
-import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.atomic import NO_ROOM
 from dschat.base.errors import UserError
 from dschat.data.files import find_files, os_error_behind, reason_of, used_splits
+from dschat.data.known_sets import DATA_VARIABLE, KnownSet, data_folder, describe_counts, fetch_command
 from dschat.data.rows import RawSource
 
 if TYPE_CHECKING:
@@ -25,163 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OWN_NAME = re.compile(r"\w[\w.-]*")
-DATA_VARIABLE = "MA_RLHF_DATA"  # names the folder of local copies: one folder or file per short name
-PARQUET_BRANCH = "refs/convert/parquet"
-COPY_SUFFIXES = ("", ".jsonl", ".parquet", ".json")
 DEFAULT_FOLDER = "data"  # suggested in messages if MA_RLHF_DATA is not set
-
-
-@dataclass(frozen=True)
-class KnownSet:
-    """A published data set."""
-
-    name: str  # short name, also of local copies
-    aliases: tuple[str, ...]  # other short names
-    hub_id: str  # owner/name on the hub
-    train_rows: int  # rows of the training split
-    eval_rows: int | None  # rows of the evaluation split; None if there is none
-    load: str  # first argument of `datasets.load_dataset`: the repository, or the builder of its files
-    load_options: Mapping[str, Any] = field(default_factory=dict)  # the other arguments
-    revision: str = "main"  # branch that holds the files
-    include: str = "*"  # pattern of the files on that branch
-    compared_as: str = ""  # name of its results and of its rubric; empty if responses are not compared with each other
-
-    @property
-    def counts(self) -> tuple[int, int | None]:
-        """Rows of the training and evaluation splits."""
-        return self.train_rows, self.eval_rows
-
-    def names(self) -> tuple[str, ...]:
-        """All names by which `--data_path` may refer to it, in lower case."""
-        return (self.name, *self.aliases, self.hub_id.lower())
-
-    def fetch_command(self, folder: str | Path) -> str:
-        """Shell command that downloads it to `folder`, which can then be read offline."""
-        revision = () if self.revision == "main" else ("--revision", self.revision)
-        return fetch_command(self.hub_id, folder, (*revision, "--include", self.include))
-
-
-KNOWN_SETS = (
-    KnownSet(
-        name="tldr",
-        aliases=("summarize",),
-        hub_id="openai/summarize_from_feedback",
-        train_rows=92_858,
-        eval_rows=86_086,
-        # The configuration's name fails on this branch, and without a folder `comparisons` and `axis` are mixed.
-        load="openai/summarize_from_feedback",
-        load_options={"revision": PARQUET_BRANCH, "data_dir": "comparisons"},
-        revision=PARQUET_BRANCH,
-        include="comparisons/*.parquet",
-        compared_as="summarize",
-    ),
-    KnownSet(
-        name="hh",
-        aliases=("hh-rlhf",),
-        hub_id="Dahoas/full-hh-rlhf",
-        train_rows=112_052,
-        eval_rows=12_451,
-        load="Dahoas/full-hh-rlhf",
-        include="*.parquet",
-        compared_as="hh-rlhf",
-    ),
-    KnownSet(
-        name="webgpt",
-        aliases=(),
-        hub_id="openai/webgpt_comparisons",
-        train_rows=19_578,
-        eval_rows=None,
-        load="openai/webgpt_comparisons",
-        load_options={"revision": PARQUET_BRANCH, "data_dir": "default/train"},
-        revision=PARQUET_BRANCH,
-        include="default/train/*.parquet",
-        compared_as="webgpt",
-    ),
-    KnownSet(
-        name="apps",
-        aliases=(),
-        hub_id="codeparrot/apps",
-        train_rows=5_000,
-        eval_rows=5_000,
-        # The parquet branch holds each problem twice: under `all` and under its difficulty.
-        load="json",
-        load_options={
-            "data_files": {
-                "train": "hf://datasets/codeparrot/apps/train.jsonl",
-                "test": "hf://datasets/codeparrot/apps/test.jsonl",
-            }
-        },
-        include="*.jsonl",
-    ),
-)
-
-COMPARED_SETS = tuple(known_set.compared_as for known_set in KNOWN_SETS if known_set.compared_as)
-
-
-def find_known(path: str) -> KnownSet | None:
-    """The published set that a `--data_path` names, by hub id or short name in any case; None if it names none."""
-    for known_set in KNOWN_SETS:
-        if path.lower() in known_set.names():
-            return known_set
-    return None
-
-
-def compared_set(text: str, own: bool = False, remedy: str = "leave the flag out") -> str:
-    """The name in results of the set that a `--dataset` names.
-
-    Args:
-        text: hub id or short name of a published set, or a name for the user's own data.
-        own: whether the user's own data are allowed.
-        remedy: how to give the user's own data if they are not allowed, for messages.
-
-    Returns:
-        One of COMPARED_SETS, or the name of the user's data; the latter is logged.
-
-    Raises:
-        UserError: there is no such set, its responses are not compared, or the user's name cannot be a folder's.
-    """
-    known_set = find_known(text)
-    if known_set is not None and known_set.compared_as:
-        return known_set.compared_as
-    if known_set is not None or not own:
-        raise UserError(f"--dataset {text}: unknown; give {', '.join(COMPARED_SETS)}, or {remedy}.")
-    if not OWN_NAME.fullmatch(text):
-        raise UserError(
-            f"--dataset {text}: the name of your own data may hold only letters, digits, '.', '-' and '_'."
-        )
-    logger.info("--dataset %s: a data set of your own (published ones: %s)", text, ", ".join(COMPARED_SETS))
-    return text
-
-
-def data_folder() -> Path | None:
-    """The folder of local copies, $MA_RLHF_DATA; None if the variable is unset or empty."""
-    value = os.environ.get(DATA_VARIABLE)
-    return Path(value).expanduser() if value else None
-
-
-def local_copy(known: KnownSet) -> Path | None:
-    """The local folder or file of a published set: `tldr`, `tldr.jsonl` and so on in `data_folder`; None if absent."""
-    folder = data_folder()
-    if folder is None:
-        return None
-    for suffix in COPY_SUFFIXES:
-        path = folder / f"{known.name}{suffix}"
-        if path.exists():
-            return path
-    return None
-
-
-def fetch_command(hub_id: str, folder: str | Path, options: tuple[str, ...] = ()) -> str:
-    """Shell command that downloads a data set of the hub into `folder`."""
-    command = ["hf", "download", hub_id, "--repo-type", "dataset", *options]
-    return shlex.join([*command, "--local-dir", os.fspath(folder)])
-
-
-def describe_counts(train_rows: int, eval_rows: int | None) -> str:
-    """Row counts in words: "92,858 training and no evaluation rows"."""
-    eval_count = "no" if eval_rows is None else f"{eval_rows:,}"
-    return f"{train_rows:,} training and {eval_count} evaluation rows"
 
 
 def open_hub(path: str, known: KnownSet | None) -> RawSource:
@@ -195,7 +37,7 @@ def open_hub(path: str, known: KnownSet | None) -> RawSource:
         UserError: it cannot be loaded, has no split to read, or is a published set with a wrong number of rows; the
             message names the data set, where a local copy was looked for and the command that fetches it.
     """
-    hub_id = known.hub_id if known else path
+    hub_id = known.title if known else path
     splits = _load_splits(path, known)
     train_name, eval_name, unread = used_splits(splits)
     names = [name for name in (train_name, eval_name) if name is not None]
@@ -231,7 +73,7 @@ def _load_splits(path: str, known: KnownSet | None) -> "DatasetDict":
     try:
         if known is None:
             return datasets.load_dataset(path)
-        return datasets.load_dataset(known.load, **known.load_options)
+        return datasets.load_dataset(known.builder or known.hub_id, **known.load_options)
     except Exception as error:  # the library passes on all exceptions of the libraries that it uses
         splits = _load_cached(known, error) if known else None
         if splits is None:
@@ -245,11 +87,10 @@ def _load_cached(known: KnownSet, error: Exception) -> "DatasetDict | None":
     import huggingface_hub
 
     try:
-        folder = Path(
-            huggingface_hub.snapshot_download(
-                known.hub_id, repo_type="dataset", revision=known.revision, local_files_only=True
-            )
+        snapshot = huggingface_hub.snapshot_download(
+            known.hub_id, repo_type="dataset", revision=known.revision, local_files_only=True
         )
+        folder = Path(snapshot) / known.subset
         train_files, eval_files = find_files(folder)
         data_files = {"train": [str(file) for file in train_files]}
         if eval_files:

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from dschat.data.hub import DATA_VARIABLE, KNOWN_SETS
+from dschat.data.known_sets import DATA_VARIABLE, KNOWN_SETS
 from dschat.data.prepared.folder import SKIPPED
 from dschat.settings.common import SEED, ColumnFlags, OptimisationFlags
 from dschat.settings.config import Config

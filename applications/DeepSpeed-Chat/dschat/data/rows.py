@@ -5,12 +5,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from dschat.base.errors import UserError
 
 Split = Literal["all", "eval", "train"]  # rows of a source that a command without training reads
 ResponseColumn = Literal["chosen", "rejected"]
+SkipReason: TypeAlias = str  # why nothing can be made of a row, as it is counted and shown
 BOTH_RESPONSES: Sequence[ResponseColumn] = ("chosen", "rejected")
 COLUMNAR = (".parquet", ".arrow")  # suffixes of files that hold columns, not rows
 

@@ -17,10 +17,10 @@ from typing import Any, Generic, TypeVar
 from dschat.base.errors import UserError
 from dschat.base.progress import progress
 from dschat.data.files import FILE_SUFFIXES, TRAIN_PREFIX, note_of_unread, open_local, suffix_of
-from dschat.data.formats import NO_TEXT, parse_row
-from dschat.data.hub import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy, open_hub
+from dschat.data.formats import parse_row
+from dschat.data.known_sets import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy
 from dschat.data.prepared.folder import find_prepared, open_prepared
-from dschat.data.rows import RawSource, Row, in_words
+from dschat.data.rows import RawSource, Row, SkipReason, in_words
 from dschat.data.splits import PUBLISHED_SPLIT, PromptOf, prompt_of_rows, split_part, step_rows, with_eval_share
 from dschat.settings.common import ColumnFlags, CommonConfig, DataFlags
 from dschat.settings.flags import default_of
@@ -87,7 +87,7 @@ def read_source(
 
     Args:
         path: the first of these that it fits
-            - short name of a published set (`dschat.data.hub`): its local copy in $MA_RLHF_DATA, or else the hub's
+            - short name of a published set (`dschat.data.known_sets`): its copy in $MA_RLHF_DATA, or else the hub's
               data; a folder of that name in the current folder is "./name", or a Path;
             - a local file or folder (see `dschat.data.files`);
             - hub id of a published set: as for a short name;
@@ -105,11 +105,11 @@ def read_source(
         require_training_rows(raw, path)
     if raw.unread:
         logger.warning("%s: %s", path, note_of_unread(raw.splits, raw.unread))
-    train, num_skipped = _parse(raw, raw.train, keys, show)
-    held_out, num_skipped_eval = _parse(raw, raw.eval, keys, show)
-    num_eval = None if raw.eval is None else len(held_out) + num_skipped_eval
-    counts = (len(train) + num_skipped, num_eval)
-    num_skipped += num_skipped_eval
+    train, skipped = _parse(raw, raw.train, keys, show)
+    held_out, skipped_eval = _parse(raw, raw.eval, keys, show)
+    num_eval = None if raw.eval is None else len(held_out) + skipped_eval.total()
+    counts = (len(train) + skipped.total(), num_eval)
+    skipped += skipped_eval
     if published and counts != published.counts:  # a warning, since users shorten their copies on purpose
         logger.warning(
             "%s has %s, the published %s has %s: shares will differ from the published ones",
@@ -118,17 +118,15 @@ def read_source(
             published.hub_id,
             describe_counts(*published.counts),
         )
-    dropped = {}
-    if num_skipped:
-        dropped[NO_TEXT] = num_skipped
-        logger.warning("%s: skipped %d rows (%s)", path, num_skipped, NO_TEXT)
+    if skipped:
+        logger.warning("%s: skipped %d rows (%s)", path, skipped.total(), in_words(skipped))
     prompt_of = None if is_published(path) else prompt_of_rows(train + held_out)
     return Source(
         name=raw.name,
         train=train,
         eval=held_out,
         files=raw.files,
-        dropped=dropped,
+        dropped=dict(skipped),
         num_rows=counts,
         hub=raw.hub,
         splits=raw.splits,
@@ -196,14 +194,15 @@ def _without_prompts(source: Source, held_out: set[str]) -> Source:
 
 
 def is_published(path: str | Path) -> bool:
-    """Whether a `--data_path` is a published set: its short name, its hub id, or its local copy in $MA_RLHF_DATA.
+    """Whether a `--data_path` is a set of the paper's runs: its short name, its hub id, or its copy in $MA_RLHF_DATA.
 
     A folder or file elsewhere is the user's data, whatever its name.
     """
     root = Path(path)
     if not root.exists() or _is_short_name(path):
-        return find_known(str(path)) is not None
-    copies = [local_copy(published) for published in KNOWN_SETS]
+        known_set = find_known(str(path))
+        return known_set is not None and known_set.of_paper
+    copies = [local_copy(published) for published in KNOWN_SETS if published.of_paper]
     return any(copy is not None and copy.samefile(root) for copy in copies)
 
 
@@ -229,7 +228,7 @@ def _open(path: str | Path, keys: ColumnFlags) -> tuple[RawSource, KnownSet | No
         return open_local(copy), published
     is_hub_name = HUB_NAME.fullmatch(str(path)) and not str(path).startswith(".")
     if published or (is_hub_name and suffix_of(root) not in FILE_SUFFIXES):
-        return open_hub(str(path), published), None
+        return _open_hub(str(path), published), None
     names = ", ".join(f"{published.name} ({published.hub_id})" for published in KNOWN_SETS)
     raise UserError(
         f"--data_path {path}: there is no such file or folder. Give a {', '.join(FILE_SUFFIXES)} file, or a folder"
@@ -239,24 +238,32 @@ def _open(path: str | Path, keys: ColumnFlags) -> tuple[RawSource, KnownSet | No
     )
 
 
+def _open_hub(path: str, published: KnownSet | None) -> RawSource:
+    from dschat.data.hub import open_hub  # read only for data of the hub
+
+    return open_hub(path, published)
+
+
 def _parse(
     source: RawSource, raws: Iterable[tuple[str, Any]] | None, keys: ColumnFlags, show: bool
-) -> tuple[list[Row], int]:
-    """Parses `raws`, the training or evaluation rows of a source; the rows, and the number of skipped ones."""
+) -> tuple[list[Row], Counter[SkipReason]]:
+    """Parses `raws`, the training or evaluation rows of a source; the rows, and reason → number of skipped ones."""
     rows: list[Row] = []
+    skipped: Counter[SkipReason] = Counter()
     if raws is None:
-        return rows, 0
-    num_skipped = 0
+        return rows, skipped
     title = f"reading {source.name}"
     for origin, raw in progress(desc=title, unit="row", disable=not show, iterable=raws):
         row = parse_row(raw, keys, origin, source.fills_nulls)
-        if row is None:
-            num_skipped += 1
+        if isinstance(row, str):
+            skipped[row] += 1
         else:
             rows.append(row)
     if not rows:
-        raise UserError(f"--data_path: no usable row in {source.name}: every row has {NO_TEXT}; give data with texts.")
-    return rows, num_skipped
+        raise UserError(
+            f"--data_path: no usable row in {source.name} ({in_words(skipped)}); correct it, or give other data."
+        )
+    return rows, skipped
 
 
 def is_folder(name: str) -> bool:
@@ -281,7 +288,7 @@ def open_data(name: str, flag: str) -> RawSource:
         if Path(name).exists():
             raw = open_local(Path(name))
         elif HUB_NAME.fullmatch(name) and not name.startswith("."):
-            raw = open_hub(name, None)
+            raw = _open_hub(name, None)
         else:
             raise UserError(
                 f"{flag} {name}: there is no such file or folder. Give a {', '.join(FILE_SUFFIXES)} file, a folder "

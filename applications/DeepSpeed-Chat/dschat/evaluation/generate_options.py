@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from dschat.base.steps import STEPS_BY_COMMAND
-from dschat.data.hub import COMPARED_SETS, compared_set, find_known
+from dschat.data.compared_sets import COMPARED_SETS, compared_set
+from dschat.data.known_sets import find_known
 from dschat.data.rows import Split
 from dschat.settings.commands import OverwriteFlags
 from dschat.settings.common import SEED, ColumnFlags, OptimisationFlags

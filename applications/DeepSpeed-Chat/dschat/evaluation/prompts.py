@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash, folder_stamp, template_fingerprint
 from dschat.data.examples import PromptExample, prompt_examples
-from dschat.data.hub import find_known
+from dschat.data.known_sets import find_known
 from dschat.data.notes import warn_of_plain_prompts
 from dschat.data.rows import Row, in_words
 from dschat.evaluation.generate_options import UNSHUFFLED, AnsweringOptions, ScoredOptions
@@ -129,10 +129,10 @@ def select_prompts(options: AnsweringOptions, tokenizer: PreTrainedTokenizerBase
 
 
 def _data_path(options: AnsweringOptions) -> str:
-    """The data set to read. A published one is read by its hub id, since `dataset` also names a folder of results."""
+    """The data set to read. A published one is read by its title, since `dataset` also names a folder of results."""
     dataset = options.dataset_name
     published = find_known(dataset)
-    return options.data.data_path or (published.hub_id if published else dataset)
+    return options.data.data_path or (published.title if published else dataset)
 
 
 def _models_of(options: AnsweringOptions) -> list[NamedModel]:

@@ -6,7 +6,7 @@ from pkgutil import resolve_name
 
 from dschat.base.errors import UserError
 from dschat.base.jsonl import iterate_rows
-from dschat.data.hub import compared_set
+from dschat.data.compared_sets import compared_set
 from dschat.evaluation.benchmarks import benchmarks_report
 from dschat.evaluation.best_of import best_of_report
 from dschat.evaluation.comparisons import build_evaluation_report

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash
 from dschat.base.jsonl import write_rows
-from dschat.data.hub import compared_set
+from dschat.data.compared_sets import compared_set
 from dschat.evaluation.options import SampleOptions
 from dschat.evaluation.responses import Response, read_responses
 

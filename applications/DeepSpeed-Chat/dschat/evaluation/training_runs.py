@@ -11,7 +11,7 @@ from typing import Any
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import file_hash
 from dschat.base.jsonl import read_object
-from dschat.data.hub import find_known
+from dschat.data.known_sets import find_known
 from dschat.data.prepared.folder import open_prepared
 from dschat.data.prepared.read import prepared_rows
 from dschat.data.rows import Row, Split

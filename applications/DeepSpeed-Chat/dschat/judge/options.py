@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from dschat.base.chat_servers import OPENAI_URL, Endpoint, checked_address
 from dschat.base.errors import UserError
-from dschat.data.hub import compared_set
+from dschat.data.compared_sets import compared_set
 from dschat.evaluation.options import COUNT, ComparedFlags, RequestFlags, check_output_is_no_input
 from dschat.judge.costs import Prices
 from dschat.judge.rubrics import Rubric

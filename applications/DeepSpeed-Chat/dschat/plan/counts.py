@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dschat.base.errors import UserError
-from dschat.data.hub import KnownSet, find_known
+from dschat.data.known_sets import KnownSet, find_known
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import prepared_share
 from dschat.data.sources import described, read_share
@@ -79,14 +79,16 @@ def _published_source(known_set: KnownSet, config: CommonConfig) -> dict[str, An
     if eval_rows is None:
         _, train_rows, end = split_bounds(train_rows, parse_fractions(with_eval_share(config.data.eval_share)))
         eval_rows = end - train_rows
-    split = config.data.data_split or PUBLISHED_SPLIT
+    split = config.data.data_split or (PUBLISHED_SPLIT if known_set.of_paper else None)
     train = range(_share(train_rows, split, config.step))
     held_out = range(_share(eval_rows, split, config.step))
-    return described(known_set.hub_id, train, held_out, {}, known_set.counts, split)
+    return described(known_set.title, train, held_out, {}, known_set.counts, split)
 
 
-def _share(rows: int, data_split: str, step: int) -> int:
-    """Rows of a step's share."""
+def _share(rows: int, data_split: str | None, step: int) -> int:
+    """Rows of a step's share; all without a split."""
+    if data_split is None:
+        return rows
     bounds = split_bounds(rows, parse_fractions(data_split))
     return bounds[step] - bounds[step - 1]
 

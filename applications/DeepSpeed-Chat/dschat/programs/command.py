@@ -7,7 +7,7 @@ from functools import partial
 
 from dschat.base.errors import UserError
 from dschat.data.examples import PromptExample
-from dschat.data.hub import find_known
+from dschat.data.known_sets import find_known
 from dschat.evaluation.policy import SamplingPolicy
 from dschat.evaluation.prompts import Answering, Selection
 from dschat.evaluation.runner import BatchFunction, Concluded, Entry, RunPart, entry_rows, run_batches, settings_of

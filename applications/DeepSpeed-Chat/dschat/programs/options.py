@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dschat.data.hub import OWN_NAME
+from dschat.data.compared_sets import OWN_NAME
 from dschat.evaluation.generate_options import (
     ANSWERING_RULES,
     RESPONSE_RULE,

@@ -12,7 +12,7 @@ import pandas as pd
 from dschat.base.errors import UserError
 from dschat.base.jsonl import read_rows, text_of
 from dschat.base.statistics import Rate, bootstrap_ratio
-from dschat.data.hub import find_known
+from dschat.data.known_sets import find_known
 from dschat.evaluation.page import NAME, OUTPUT, Report, Table, write_report
 from dschat.evaluation.responses import FILE
 from dschat.programs.options import PassOptions

@@ -7,7 +7,7 @@ import sys
 import threading
 
 from dschat.base.display import for_reading, wrapped
-from dschat.data.hub import compared_set
+from dschat.data.compared_sets import compared_set
 from dschat.evaluation.options import VoteOptions
 from dschat.evaluation.responses import read_pairs
 from dschat.evaluation.vote.sessions import CHOICES, HumanSession, RaterView, ShownPair, Study, VoteFile, guidelines
