@@ -10,7 +10,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from cli_runs import copy_model, message_of, read_jsonl, training_rows
 from closeness import near
-from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
+from dschat.scoring.reward_reader import load_reward_model
+from dschat.scoring.reward_tokenizer import load_reward_tokenizer
 from dschat.scoring.serve import Scorer, ScoreServer, application
 from fake_judge import graded_in, judge_server, points_by_good
 from fake_score_server import StandIn, by_length

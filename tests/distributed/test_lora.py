@@ -9,9 +9,10 @@ from peft import AutoPeftModelForCausalLM, AutoPeftModelForSequenceClassificatio
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from closeness import UPDATE, WEIGHT_GAP, assert_near, near
-from dschat.engine.engine import AdaptersOff
+from dschat.engine.adapters_off import AdaptersOff
+from dschat.models.adapters import lora_config
 from dschat.models.load import load_scalar
-from dschat.models.lora import add_lora, lora_config
+from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
 from dschat.settings.ppo import PPOConfig

@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM
 from adapter_cases import write_head_adapter
 from closeness import EPS, FORWARD
 from dschat.base.errors import UserError
-from dschat.engine.zero3 import SEQUENTIAL_LOAD_VARIABLE, placement_of
+from dschat.engine.sharded_loading import SEQUENTIAL_LOAD_VARIABLE
 from dschat.models.finetuning import Finetuning, choose_trained, require_trainable_tokens
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.opening import LoadOptions
+from dschat.training.steps.engines import placement_of
 from factories import (
     engine_of,
     largest_difference,

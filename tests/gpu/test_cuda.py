@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from dschat.engine.deepspeed_config import EngineSettings
-from dschat.engine.zero3 import placement_of
 from dschat.models.compiled import compile_layers
 from dschat.models.load import load_causal_lm
 from dschat.models.opening import LoadOptions
@@ -17,6 +16,7 @@ from dschat.rollouts.static import StaticDecoder
 from dschat.scoring.function import FunctionScores
 from dschat.settings.batches import BatchSizes, plan_batches
 from dschat.training.ppo.models import PPOModels
+from dschat.training.steps.engines import placement_of
 from factories import (
     KINDS,
     engine_of,

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from closeness import assert_near
 from compiler_state import fresh_compiler
 from dschat.models import compiled
-from dschat.models.compiled import Compiler, compile_layers, compiler_of
+from dschat.models.compiled import Compiler, compile_layers
+from dschat.models.eager import compiler_of
 from dschat.models.finetuning import enable_gradient_checkpointing
 from dschat.models.lora import adapters_off, add_lora
 from dschat.models.policy import PolicyModel

@@ -9,6 +9,7 @@ import transformers
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dschat.base.errors import UserError
+from dschat.models.adapters import lora_config
 from dschat.models.finetuning import (
     EVERYTHING,
     Finetuning,
@@ -19,7 +20,6 @@ from dschat.models.finetuning import (
     train_top_layers,
 )
 from dschat.models.load import load_causal_lm
-from dschat.models.lora import lora_config
 from dschat.models.opening import SingleDevice
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import last_scores

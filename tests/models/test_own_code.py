@@ -16,7 +16,7 @@ from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_classifier, load_scalar
 from dschat.models.pretrained import open_config
 from dschat.models.tokenizer import load_tokenizer
-from dschat.scoring.reward_reader import load_reward_tokenizer
+from dschat.scoring.reward_tokenizer import load_reward_tokenizer
 from factories import make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,8 @@ from dschat.base.errors import UserError
 from dschat.data.rows import Row
 from dschat.models.reward_notes import note_end_token
 from dschat.refuel.scores import RewardModelDialogueScores
-from dschat.scoring.reward_reader import ClassifierReader, load_reward_model, load_reward_tokenizer
+from dschat.scoring.reward_reader import ClassifierReader, load_reward_model
+from dschat.scoring.reward_tokenizer import load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
 from factories import BOS, EOS, KINDS, hf_score, make_classifier, make_tokenizer, save_folder
 

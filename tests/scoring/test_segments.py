@@ -13,8 +13,10 @@ from dschat.models.scalar import ScalarModel
 from dschat.programs.run import ProgramOutcome, ProgramPool
 from dschat.programs.scores import ProgramScores, ends_of, rewards_by_segment, rewards_of_tests
 from dschat.scoring.function import FunctionScores
-from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
-from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
+from dschat.scoring.reward_model import RewardModelScores
+from dschat.scoring.reward_reader import load_reward_model
+from dschat.scoring.reward_texts import TextRewardScores
+from dschat.scoring.reward_tokenizer import load_reward_tokenizer
 from dschat.scoring.segments import Segments
 from dschat.scoring.serve import Scorer, ScoreRequest
 from dschat.scoring.source import ResponseTexts

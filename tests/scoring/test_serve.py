@@ -20,8 +20,10 @@ from dschat.base.errors import UserError
 from dschat.data.rows import Row
 from dschat.models.scalar import ScalarModel
 from dschat.scoring import serve
-from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
-from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
+from dschat.scoring.reward_model import RewardModelScores
+from dschat.scoring.reward_reader import load_reward_model
+from dschat.scoring.reward_texts import TextRewardScores
+from dschat.scoring.reward_tokenizer import load_reward_tokenizer
 from dschat.scoring.serve import Scorer, ScoreRequest, ScoreServer, application
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import UrlScores, UrlSettings

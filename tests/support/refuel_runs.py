@@ -11,7 +11,7 @@ from dialogue_cases import chat_tokenizer, dialogue
 from dschat.data.dialogues import DialogueExample
 from dschat.data.rows import Row
 from dschat.data.turn_end import turn_end
-from dschat.engine.engine import AdaptersOff
+from dschat.engine.adapters_off import AdaptersOff
 from dschat.models.lora import add_lora
 from dschat.refuel.models import RefuelModels
 from dschat.refuel.online import Refuel

@@ -15,7 +15,7 @@ import torch
 
 from cli_runs import read_jsonl
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
-from dschat.engine.engine import AdaptersOff
+from dschat.engine.adapters_off import AdaptersOff
 from dschat.models.lora import add_lora
 from dschat.refuel.token_pairs import RegressionExample
 from dschat.rollouts.engine import Generation, RolloutEngine

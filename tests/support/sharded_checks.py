@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
-from dschat.engine.engine import AdaptersOff, frozen_engine
+from dschat.engine.adapters_off import AdaptersOff
+from dschat.engine.engine import frozen_engine
 from dschat.engine.zero3 import parameter_offload
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel

@@ -19,7 +19,6 @@ from transformers import AutoConfig
 from adapter_cases import HEADS, add_filled_lora, write_head_adapter
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
-from dschat.engine.zero3 import placement_of
 from dschat.models.load import load_causal_lm, load_critic, load_scalar, load_trained_scalar
 from dschat.models.lora import add_lora
 from dschat.models.opening import DEFAULT_OPTIONS, LoadOptions
@@ -29,6 +28,7 @@ from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
 from dschat.run.distributed import barrier, is_main, world_size
 from dschat.settings.batches import BatchSizes, plan_batches
+from dschat.training.steps.engines import placement_of
 from factories import (
     TEXTS,
     engine_of,

@@ -25,7 +25,6 @@ from threading import Thread
 
 from dschat.base.errors import UserError
 from dschat.cluster import LOCALHOST, ClusterNode, Rank, check_alone
-from dschat.ranks import passing_on_signals, run_ranks
 from dschat.settings.flags import check_values, flags_of
 from dschat.settings.processes import LaunchFlags
 
@@ -295,6 +294,8 @@ def launch(plan: LaunchPlan, arguments: Sequence[str], log_dir: str | None = Non
 
             status = run_by_ssh(plan.ssh_options, plan.ssh_hosts, arguments, environment, Path(folder))
         else:
+            from dschat.ranks import passing_on_signals, run_ranks
+
             environment[FOLLOWS_LAUNCHER] = "1"
             environments = [environment | variables for variables in variables_of_ranks(plan)]
             command = [sys.executable, "-m", "dschat", *arguments]

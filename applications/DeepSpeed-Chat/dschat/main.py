@@ -155,7 +155,6 @@ class TrainingProcess(Generic[C]):
         # The flags are checked by now. These imports take seconds.
         from dschat.engine.process_group import process_group
         from dschat.run.distributed import is_main, world_size
-        from dschat.run.hub import push_after_training
         from dschat.run.stop import Stopped, stopping_at
 
         max_seconds = config.output.max_seconds
@@ -178,6 +177,8 @@ class TrainingProcess(Generic[C]):
                     _leave_at_once(report_error(error, self.saved_models))
                 raise
         if config.tracking.push_to_hub and uploads:  # outside of the group: no other rank waits by now
+            from dschat.run.hub import push_after_training
+
             push_after_training(config.output.output_dir, config.tracking.push_to_hub)
         return TrainingResult(0, metrics)
 

@@ -17,7 +17,8 @@ from dschat.demo.options import ChatOptions, DemoOptions
 from dschat.demo.sampling import SamplingChoice, choose_sampling
 from dschat.evaluation.policy import Compute
 from dschat.rollouts.sampling import row_seed
-from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
+from dschat.scoring.reward_reader import load_reward_model
+from dschat.scoring.reward_tokenizer import load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
 
 HUMAN = "\n\nHuman:"

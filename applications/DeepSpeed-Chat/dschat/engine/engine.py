@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model under DeepSpeed, trained or frozen, with DeepSpeed's method names."""
+"""A model under DeepSpeed, trained or frozen, with DeepSpeed's method names.
+
+What only some runs do is imported where it begins: the check of the reduction over several processes, the rehearsal on
+a GPU, a checkpoint of another number of processes, compiled layers.
+"""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -7,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import deepspeed
 import torch
@@ -20,16 +26,15 @@ from dschat.engine import zero3
 from dschat.engine.bf16_sums import add_in_one_pass
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config, offloads_optimizer
 from dschat.engine.process_group import prepare_op
-from dschat.engine.reduction import ReductionCheck, reduction_check
-from dschat.engine.rehearsal import first_update_bytes, gradients_dropped
-from dschat.engine.resized import load_resized
-from dschat.models.compiled import Compiler, compile_layers
 from dschat.models.finetuning import enable_gradient_checkpointing
-from dschat.models.lora import adapters_off
 from dschat.models.parameters import whole_shape
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.run.distributed import device, is_main, world_size
+
+if TYPE_CHECKING:
+    from dschat.engine.reduction import ReductionCheck
+    from dschat.models.compiled import Compiler
 
 ADAM_BETAS = (0.9, 0.95)
 M = TypeVar("M", PolicyModel, ScalarModel)
@@ -190,6 +195,11 @@ class Engine(Generic[M]):
         self._engine.eval()
 
     def check_reduction(self) -> None:
+        """Compares the reduced gradients of the next updates with those of the processes, see `ReductionCheck`."""
+        if world_size() == 1:
+            return  # nothing is reduced
+        from dschat.engine.reduction import reduction_check
+
         self._reduction_check = reduction_check(self._engine, self._watch.nodes)
 
     @contextmanager
@@ -198,6 +208,8 @@ class Engine(Generic[M]):
 
         See `Trained.rehearsing`. DeepSpeed's reduction buffers are not allocated.
         """
+        from dschat.engine.rehearsal import first_update_bytes, gradients_dropped
+
         size = first_update_bytes(self._engine, self._adam)
         reserved = torch.empty(size, dtype=torch.uint8, device=device())  # stands in for memory of the first update
         self._is_rehearsing = True
@@ -310,6 +322,8 @@ class Engine(Generic[M]):
             is_resized: another number of ranks wrote it.
         """
         if is_resized and self._engine.zero_optimization_stage() > 0:
+            from dschat.engine.resized import load_resized
+
             load_resized(self._engine, folder)
             return
         # Not strict, because frozen weights are not in the checkpoint.
@@ -350,6 +364,8 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
 
 def compiler_for(model: PolicyModel | ScalarModel) -> Compiler:
     """Compiles a model's decoder layers, and a policy's passes over logits."""
+    from dschat.models.compiled import compile_layers
+
     compiler = compile_layers(model.inner, warns=is_main())
     if isinstance(model, PolicyModel):
         model.compile_with(compiler)
@@ -425,18 +441,3 @@ def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, A
             (matrices if is_matrix else vectors).append(parameter)
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
-
-
-class AdaptersOff:
-    """The reference of a LoRA run: the actor's engine with its adapters off, without a second copy of the weights."""
-
-    def __init__(self, actor: Engine[PolicyModel]) -> None:
-        self._actor = actor
-
-    @property
-    def module(self) -> PolicyModel:
-        return self._actor.module
-
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        with torch.no_grad(), adapters_off(self._actor.module):
-            return self._actor(*args, **kwargs)

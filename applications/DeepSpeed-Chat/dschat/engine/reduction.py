@@ -163,8 +163,8 @@ class ReductionCheck:
 
 
 def reduction_check(engine: Any, nodes: Mapping[nn.Parameter, Any]) -> ReductionCheck | None:
-    """The check of an engine's next updates; None if nothing is reduced, or rounding errors have no bound."""
-    if world_size() == 1 or not nodes:
+    """The check of an engine's next updates; None if nothing is trained, or rounding errors have no bound."""
+    if not nodes:
         return None
     if engine.zero_quantized_gradients():
         logger.warning("--deepspeed_config: gradients are quantised, so their reduction cannot be checked.")

@@ -43,7 +43,8 @@ from dschat.evaluation.runner import (
 )
 from dschat.models.pretrained import open_config
 from dschat.scoring.function import FunctionScores, require_arguments
-from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
+from dschat.scoring.reward_reader import RewardReader, load_reward_model
+from dschat.scoring.reward_tokenizer import load_reward_tokenizer
 from dschat.scoring.segments import is_finite
 from dschat.scoring.source import ResponseTexts
 

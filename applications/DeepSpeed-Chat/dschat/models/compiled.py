@@ -210,26 +210,6 @@ def compile_layers(model: PreTrainedModel, backend: str = BACKEND, warns: bool =
     return compiler
 
 
-def compiler_of(model: PreTrainedModel) -> Compiler | None:
-    """The compiler of a model's layers; None if they run eagerly."""
-    for module in model.modules():
-        call = module._compiled_call_impl
-        if isinstance(call, CompiledLayer):
-            return None if call.compiler.refusal is not None else call.compiler
-    return None
-
-
-@contextmanager
-def uncompiled(model: PreTrainedModel) -> Iterator[None]:
-    """Runs a model's layers eagerly inside."""
-    compiler = compiler_of(model)
-    if compiler is None:
-        yield
-        return
-    with compiler.paused():
-        yield
-
-
 def prepare_compiler() -> None:
     """Configures torch.compile for this process."""
     dynamo = torch._dynamo.config

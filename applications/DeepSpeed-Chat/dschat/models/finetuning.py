@@ -12,7 +12,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dschat.base.errors import UserError
 from dschat.models.layers import find_layers
-from dschat.models.lora import add_lora
 from dschat.models.opening import Placement
 from dschat.models.parameters import whole_numel, whole_shape
 from dschat.models.vocabulary import untrained_ids
@@ -42,6 +41,8 @@ def choose_trained(model: Any, what: Finetuning, base: str) -> None:
         UserError: no layer matches the targets, or there is no output layer.
     """
     if what.rank:
+        from dschat.models.lora import add_lora
+
         add_lora(model, what.rank, what.targets, base, what.alpha, what.dropout)
     elif what.last_layer:
         head = getattr(model, "score", None) or model.get_output_embeddings()

@@ -28,8 +28,8 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from dschat.base.errors import UserError
+from dschat.models.adapters import adapter_alone
 from dschat.models.heads import draw_head, zero_head
-from dschat.models.lora import adapter_alone
 from dschat.models.opening import DEFAULT_OPTIONS, LoadOptions
 from dschat.models.pretrained import (
     ModelSource,

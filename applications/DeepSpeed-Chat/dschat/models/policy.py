@@ -6,17 +6,19 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from dschat.models.backbone import last_hidden_state
-from dschat.models.compiled import Compiler
 from dschat.models.heads import keep_float32
 from dschat.models.vocabulary import missing_ids_of
 from macro_actions.logprobs import Head, LogitKernels, token_logprobs
+
+if TYPE_CHECKING:
+    from dschat.models.compiled import Compiler
 
 
 class PolicyModel(nn.Module):

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
-from dschat.models.lora import base_of, has_score_head, merge_adapter, named_base
+from dschat.models.adapters import base_of, has_score_head, named_base
 from dschat.models.open_errors import explain_missing, refuse_pickles, refuse_pointers
 from dschat.models.opening import (
     LoadOptions,
@@ -171,6 +171,10 @@ def _shortened_list(names: list[str]) -> str:
 
 
 def merge_adapters(model: Any, source: ModelSource, placement: Placement) -> None:
+    if not source.adapters:
+        return
+    from dschat.models.lora import merge_adapter
+
     for adapter in source.adapters:
         merge_adapter(model, adapter, source.where, source.base, placement)
 

@@ -14,8 +14,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, WeightConverter, revert_weight_conversion
 
 from dschat.base.atomic import put, write_file
+from dschat.models.adapters import is_adapter, lora_config
 from dschat.models.heads import folded
-from dschat.models.lora import is_adapter, lora_config, merged, save_adapter
 from dschat.models.tensor_files import save_tensors
 from dschat.models.tokenizer import save_tokenizer
 
@@ -44,6 +44,8 @@ def save_model(
     if lora_config(model) is None:
         _save_plain(model, weights, folder, file_size)
         return
+    from dschat.models.lora import merged, save_adapter
+
     adapter: dict[str, Tensor] = {}
     weights = _collect_adapter(weights, adapter)
     if merge:

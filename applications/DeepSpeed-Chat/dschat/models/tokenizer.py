@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 from transformers.utils.hub import cached_file
 
 from dschat.base.errors import UserError
-from dschat.models.lora import file_place, named_base
+from dschat.models.adapters import file_place, named_base
 from dschat.models.open_errors import explain_missing, refuse_pointers
 from dschat.models.score_template import original_template
 from dschat.models.templates import TemplateRefusal, apply_template

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dschat.models.adapters import adapter_settings, find_adapter
 from dschat.models.load import is_bidirectional
-from dschat.models.lora import adapter_settings, find_adapter
 from dschat.plan.models import ModelPath, Role, RoleBuilder, frozen_stage, one_model_roles, recompute_every
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from dschat.refuel.datasets import RECORD, OutputLocation, digest, make_rows, op
 from dschat.refuel.dialogue_pairs import FINISHED, FIRST, REWARD, SECOND, read_dialogue_pair, tokenize_pairs
 from dschat.refuel.scores import DialogueScores, function_scores, reward_model_scores
 from dschat.refuel.token_pairs import FAILED
-from dschat.scoring.reward_reader import load_reward_tokenizer
+from dschat.scoring.reward_tokenizer import load_reward_tokenizer
 
 PROMPTS = "--prompts"
 INPUT = "--input_repo"

@@ -67,7 +67,7 @@ def reward_model_scores(
 
     Args:
         path: folder or hub id.
-        tokenizer: from `dschat.scoring.reward_reader.load_reward_tokenizer`.
+        tokenizer: from `dschat.scoring.reward_tokenizer.load_reward_tokenizer`.
         dtype: dtype of its weights.
         device: where it computes.
         batch_size, max_tokens: dialogues and tokens in a forward pass, see `ClassifierReader`.

@@ -12,7 +12,7 @@ from dschat.data.loading import StepData
 from dschat.data.notes import warn_of_dialogues
 from dschat.data.sources import load_share
 from dschat.data.turn_end import turn_end
-from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
+from dschat.engine.engine import Engine, frozen_engine, train_engine
 from dschat.engine.process_group import training_dtype
 from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import choose_trained, train_top_layers
@@ -32,7 +32,7 @@ from dschat.rollouts.generate import Report, choose_engine
 from dschat.run.distributed import device, is_main
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput
-from dschat.scoring.reward_reader import load_reward_tokenizer
+from dschat.scoring.reward_tokenizer import load_reward_tokenizer
 from dschat.training.iteration import eval_size
 from dschat.training.loop import loop_of
 from dschat.training.steps.common import open_tokenizer, plan_run, record_decoding
@@ -140,6 +140,8 @@ def _refuel_reference(
     if config.kl.kl_coef == 0:
         return None
     if config.finetuning.lora_dim:
+        from dschat.engine.adapters_off import AdaptersOff
+
         return AdaptersOff(policy)
     sharded = config.engine.zero_stage == 3 or config.engine.offload
     settings = engine_settings(config, plan, False, 3 if sharded else 0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dschat.models.compiled import compiler_of
+from dschat.models.eager import compiler_of
 from dschat.models.layout import to_device
 from dschat.models.opening import PLAIN_ATTENTION
 from dschat.models.vocabulary import missing_ids_of

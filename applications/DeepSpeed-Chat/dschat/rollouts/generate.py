@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from dschat.models.compiled import uncompiled
+from dschat.models.eager import uncompiled
 from dschat.models.engines import TrainedPolicy
 from dschat.models.layout import COLUMN_STEP, SAMPLING_BUFFERS, SPARE_COLUMNS
 from dschat.models.operations import cached_per_token

@@ -16,33 +16,13 @@ from pathlib import Path
 
 from dschat.base.errors import UserError
 from dschat.base.secrets import SECRET_NAME
+from dschat.run.model_files import MODEL_FILES
 from dschat.settings.commands import PushOptions
 from dschat.settings.rules import check_repository
 
 logger = logging.getLogger(__name__)
 
 POLICY = "actor"  # folder in step 3's output
-MODEL_FILES = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "config.json",
-    "generation_config.json",
-    "adapter_config.json",
-    "adapter_notes.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "chat_template.jinja",
-    "README.md",
-    "run.json",
-)
 RUN_FILES = ("metrics.jsonl", "train_config.json")
 WEIGHTS = re.compile(r"(?:adapter/)?[^/]+\.safetensors(?:\.index\.json)?")  # in a repository
 ADAPTER = "adapter"  # folder inside a model's folder

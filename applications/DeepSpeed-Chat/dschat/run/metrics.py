@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from dschat.base.errors import UserError
 from dschat.base.glossary import HEAD, HEADLINES
 from dschat.base.jsonl import json_value
 from dschat.run.distributed import device, is_main, sum_over_ranks
-from dschat.run.trackers import Sample, Tracker
+
+if TYPE_CHECKING:
+    from dschat.run.trackers import Sample, Tracker
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
+from dschat.models.adapters import lora_config
 from dschat.models.engines import Trained
-from dschat.models.lora import lora_config
 from dschat.models.save import save_model
 from dschat.run.distributed import barrier, is_main
 from dschat.run.model_card import CardModel, write_model_card

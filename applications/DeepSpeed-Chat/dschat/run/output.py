@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dschat.base.atomic import WRITING, move_aside, recover, reporting, write_file, writing_into
 from dschat.base.errors import UserError
@@ -18,15 +18,17 @@ from dschat.base.jsonl import read_object
 from dschat.base.lock import Lock
 from dschat.models.template_date import begin_date
 from dschat.run.distributed import broadcast_object, is_main, world_size
-from dschat.run.hub import MODEL_FILES
 from dschat.run.metrics import MetricsLog
+from dschat.run.model_files import MODEL_FILES
 from dschat.run.record import RunRecord, new_record
 from dschat.run.state import Json
-from dschat.run.trackers import TensorBoard, Tracker, WandB
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.parse import to_json, to_yaml
 from dschat.settings.rules import RUN_FOLDERS, check_output_dir
+
+if TYPE_CHECKING:
+    from dschat.run.trackers import Tracker, WandB
 
 logger = logging.getLogger("dschat")
 
@@ -114,10 +116,14 @@ class RunOutput:
         date = broadcast_object(begin_date(earlier_date(config)) if is_main() else None)
         self.record.template_date = begin_date(date)
         self.record.batches = asdict(plan)
-        self._wandb: WandB | None = None
-        if "wandb" in config.trackers:
-            self._wandb = WandB(self.folder, json.loads(to_json(config, plan)))
-            self.record.wandb_id = self._wandb.run_id
+        self._wandb = self._open_wandb(plan) if "wandb" in config.trackers else None
+
+    def _open_wandb(self, plan: BatchPlan) -> "WandB":
+        from dschat.run.trackers import WandB
+
+        wandb = WandB(self.folder, json.loads(to_json(self._config, plan)))
+        self.record.wandb_id = wandb.run_id
+        return wandb
 
     def begin(self) -> None:
         """Creates the folder if it does not exist, writes flags and record, and opens metrics and trackers.
@@ -138,6 +144,8 @@ class RunOutput:
                 self._move_earlier_run()
                 self._save_record()
             if "tensorboard" in self._config.trackers:
+                from dschat.run.trackers import TensorBoard
+
                 trackers.append(TensorBoard(Path(str(self._config.output.tensorboard_path))))
             if self._wandb is not None:
                 trackers.append(self._wandb)

@@ -20,7 +20,6 @@ import torch
 from dschat.base.atomic import missing_folders, remove_empty
 from dschat.base.errors import UserError
 from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main, rank, world_size
-from dschat.run.trackers import wandb_problem
 from dschat.settings.common import CommonConfig
 
 logger = logging.getLogger(__name__)
@@ -147,6 +146,8 @@ def _warn_of_full_disk(output_dir: Path, needed: int) -> None:
 def _service_problem(config: CommonConfig) -> str | None:
     """Why W&B or the hub would refuse the run, as far as this machine can tell without contacting them."""
     if "wandb" in config.trackers:
+        from dschat.run.trackers import wandb_problem
+
         problem = wandb_problem()
         if problem is not None:
             return problem

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A reward model that reads texts with its own tokenizer, of any architecture with one label.
 
-Texts and dialogues become input of a reward model here and nowhere else: for step 3 (`scoring/reward_model.py`),
+Texts and dialogues become input of a reward model here and nowhere else: for step 3 (`scoring/reward_texts.py`),
 REFUEL (`refuel/scores.py`), the server (`serve.py`), evaluation and the demo. In step 3, a reward model with the
 policy's tokenizer reads the sampled ids instead, see `RewardModelScores`.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -29,8 +29,8 @@ from dschat.models.load import load_classifier
 from dschat.models.reward_notes import noted_end_id, noted_end_token
 from dschat.models.scalar import ScalarModel, last_scores
 from dschat.models.templates import TemplateRefusal, apply_template
-from dschat.models.tokenizer import open_tokenizer
 from dschat.run.distributed import largest_over_ranks
+from dschat.scoring.reward_tokenizer import FLAGS, ReaderFlags
 from dschat.scoring.source import ResponseTexts
 
 
@@ -121,33 +121,6 @@ class ClassifierReader:
             return last_scores(self._scalar(inputs["input_ids"], mask), mask)
         logits: Tensor = self._classifier(**inputs).logits
         return logits[:, 0]
-
-
-@dataclass(frozen=True)
-class ReaderFlags:
-    """Names of a command's flags, for messages: of the reward model, its chat template, and shorter texts."""
-
-    model: str = "--reward_model"
-    template: str = "--rm_template"
-    shorter: str = "Lower --max_new_tokens, or leave long prompts out with --max_prompt_len"
-
-
-FLAGS = ReaderFlags()
-
-
-def load_reward_tokenizer(path: str, rm_template: bool, flags: ReaderFlags = FLAGS) -> PreTrainedTokenizerBase:
-    """Opens the tokenizer of a reward model, which need not be able to pad.
-
-    Raises:
-        UserError: there is none, or `rm_template` asks for a chat template that it lacks.
-    """
-    tokenizer: PreTrainedTokenizerBase = open_tokenizer(path, flags.model)
-    if rm_template and tokenizer.chat_template is None:
-        raise UserError(
-            f"{flags.template}: the tokenizer of {flags.model} {path} has no chat template. Leave {flags.template} "
-            "out: the reward model then reads prompt + response + EOS."
-        )
-    return tokenizer
 
 
 def readable_rows(tokenizer: PreTrainedTokenizerBase, texts: ResponseTexts) -> list[Row]:

@@ -228,7 +228,8 @@ class ScoreServer(uvicorn.Server):
 def serve(options: ServeOptions) -> str:
     """`dschat serve`: opens the model and answers until SIGTERM or Ctrl-C. Raises UserError."""
     from dschat.models.opening import choose_device, choose_dtype
-    from dschat.scoring.reward_reader import ReaderFlags, load_reward_model, load_reward_tokenizer
+    from dschat.scoring.reward_reader import load_reward_model
+    from dschat.scoring.reward_tokenizer import ReaderFlags, load_reward_tokenizer
 
     flags = ReaderFlags("--model", "--rm_template", "Send shorter texts")
     tokenizer = load_reward_tokenizer(options.model, options.rm_template, flags)

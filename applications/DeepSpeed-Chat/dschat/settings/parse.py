@@ -33,7 +33,6 @@ from dschat.settings.flag_types import as_text, holds_paths, read_value
 from dschat.settings.flags import Flag, flags_by_spelling, flags_of
 from dschat.settings.parser import FlagParser
 from dschat.settings.presets import batch_sizes
-from dschat.settings.schema import json_schema
 from dschat.settings.variables import escape_path, escape_text, expand_path, expand_text
 
 T = TypeVar("T")
@@ -111,6 +110,8 @@ def resolve(
     if other_words and all_known:
         parser.error_unknown(other_words)
     if words_of_flags.pop("print_schema", False):
+        from dschat.settings.schema import json_schema
+
         print(json.dumps(json_schema(config_class, parser.prog), indent=2), flush=True)
         raise SystemExit(0)
     prints = words_of_flags.pop("print_config", False)

@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 from dschat.base.errors import UserError
 from dschat.data.collate import collate_packed
 from dschat.data.examples import SFTExample
+from dschat.models.adapters import lora_config
 from dschat.models.backbone import position_ids, reads_positions
-from dschat.models.compiled import uncompiled
+from dschat.models.eager import uncompiled
 from dschat.models.engines import ModelEngine, PolicyEngine, Scalar, TrainedPolicy
-from dschat.models.lora import lora_config
 from dschat.models.opening import EAGER, PLAIN_ATTENTION, SDPA, use_attention
 from dschat.models.opening import FLAG as ATTENTION_FLAG
 from dschat.models.scalar import last_scores

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, TypeVar
 from torch import Tensor
 
 from dschat.base.errors import UserError
+from dschat.models.adapters import base_of
 from dschat.models.engines import TrainedPolicy
-from dschat.models.lora import base_of
 from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.engine import Generation, ResponseSampler
 from dschat.rollouts.sampling import Sampling

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 import torch
 
 from dschat.base.errors import UserError
-from dschat.models.lora import base_of
+from dschat.models.adapters import base_of
 from dschat.vllm.options import ServeVllmOptions
 from dschat.vllm.requests import BATCHED_TOKENS
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from dschat.models.adapters import lora_config
 from dschat.models.engines import TrainedPolicy
-from dschat.models.lora import lora_config, merged
+from dschat.models.lora import merged
 from dschat.models.save import as_published
 
 logger = logging.getLogger("dschat")

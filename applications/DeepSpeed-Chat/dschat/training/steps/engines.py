@@ -11,10 +11,9 @@ from dschat.data.examples import PreferenceExample, SFTExample, texts_of
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import Engine, OptimizerSettings, train_engine
 from dschat.engine.process_group import training_dtype
-from dschat.engine.zero3 import placement_of
 from dschat.models.finetuning import Finetuning, choose_trained, require_trainable_tokens
 from dschat.models.load import load_causal_lm, require_savable
-from dschat.models.opening import LoadOptions
+from dschat.models.opening import LoadOptions, Placement, SingleDevice
 from dschat.models.policy import PolicyModel
 from dschat.models.pretrained import open_config
 from dschat.models.tokenizer import end_token_id, own_end_ids
@@ -60,6 +59,15 @@ def engine_settings(
         offload=config.engine.offload,
         config_file=config.engine.deepspeed_config,
     )
+
+
+def placement_of(settings: EngineSettings) -> Placement:
+    """How weights are placed for an engine with these settings."""
+    if settings.zero_stage != 3:
+        return SingleDevice(device())
+    from dschat.engine.sharded_loading import Sharded
+
+    return Sharded(settings)
 
 
 def load_options_of(config: CommonConfig, settings: EngineSettings) -> LoadOptions:

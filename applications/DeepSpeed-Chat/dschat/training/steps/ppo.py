@@ -13,12 +13,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from dschat.base.errors import UserError
 from dschat.data.examples import PromptExample, prompt_examples
 from dschat.data.notes import RESPONSES_OF_STEPS, warn_of_template
-from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
+from dschat.engine.engine import Engine, frozen_engine, train_engine
+from dschat.models.adapters import find_adapter, lora_config
 from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import choose_trained
 from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_critic, require_savable
-from dschat.models.lora import find_adapter, lora_config
 from dschat.models.policy import PolicyModel
 from dschat.models.pretrained import open_config
 from dschat.models.reward_notes import warn_of_other_end
@@ -45,11 +45,11 @@ from dschat.training.ppo.models import MovingAverage, PPOModels
 from dschat.training.steps.common import load_step_data, plan_run, record_decoding
 from dschat.training.steps.engines import RunPlan, engine_settings, load_options_of, optimizer_settings, trained_part
 from dschat.training.steps.scores import RunsPrograms, SourceParts, reward_source
-from dschat.training.steps.shared_base import beside_actor, check_shared_base, is_on_base, shared_scores
-from dschat.training.steps.step3 import ACTOR, CRITIC, REWARD, TEACHER, frozen_settings, seed_new_rows
+from dschat.training.steps.step3 import ACTOR, CRITIC, REWARD, TEACHER, frozen_settings, is_on_base, seed_new_rows
 
 if TYPE_CHECKING:
     from dschat.scoring.function import FunctionScores
+    from dschat.scoring.source import ScoreSource
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,10 @@ def check_ppo_lengths(config: PPOConfig) -> None:
         UserError: a model reads fewer tokens.
     """
     tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
-    check_shared_base(config)
+    if config.memory.share_base:
+        from dschat.training.steps.shared_base import check_shared_base
+
+        check_shared_base(config)
     check_heads(config)
     # What the reward model reads depends on its tokenizer, see `load_ppo_tokenizer`.
     paths = {ACTOR: config.models.actor_model_name_or_path, CRITIC: config.models.critic_model_name_or_path}
@@ -208,6 +211,8 @@ def build_ppo_models(
     critic: PreTrainedModel | None = None
     reward: PreTrainedModel | None = None
     if config.memory.share_base:  # before the actor has adapters
+        from dschat.training.steps.shared_base import beside_actor
+
         critic, reward = beside_actor(config, model)
     finetuning = trained_part(config, config.memory.actor_lora_dim or 0, tokenizer, path, ACTOR)
     choose_trained(model, finetuning, path)
@@ -218,7 +223,11 @@ def build_ppo_models(
         config.optimizers.actor_weight_decay,
     )
     actor = train_engine(PolicyModel(model), optimizer, settings)
-    shared = None if reward is None else shared_scores(plan.batches, settings, reward)
+    shared: ScoreSource | None = None
+    if reward is not None:
+        from dschat.training.steps.shared_base import shared_scores
+
+        shared = shared_scores(plan.batches, settings, reward)
     teacher = config.teacher.teacher_model_name_or_path
     metric: FunctionScores | None = None
     if config.rewards.metric_function:
@@ -242,6 +251,8 @@ def _build_reference(
 ) -> PolicyEngine:
     """The SFT model; with LoRA, the actor without its adapters."""
     if config.memory.actor_lora_dim:
+        from dschat.engine.adapters_off import AdaptersOff
+
         return AdaptersOff(actor)
     seed_new_rows(config, tokenizer)
     return _frozen_policy(config, plan, tokenizer, config.models.actor_model_name_or_path, ACTOR)

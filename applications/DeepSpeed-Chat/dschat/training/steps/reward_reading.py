@@ -1,40 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of a reward model (--reward_model_name_or_path), which reads the actor's token ids or texts."""
 
-import logging
-
 from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.engine.engine import frozen_engine
-from dschat.models.load import is_bidirectional, load_trained_scalar
-from dschat.models.pretrained import open_config
+from dschat.models.load import load_trained_scalar
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.models.tokenizer import same_ids
-from dschat.run.distributed import device
-from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
-from dschat.scoring.reward_reader import (
-    ClassifierReader,
-    ReaderFlags,
-    RewardReader,
-    load_reward_model,
-    load_reward_tokenizer,
-)
+from dschat.scoring.reward_model import RewardModelScores
+from dschat.scoring.reward_tokenizer import load_reward_tokenizer
 from dschat.scoring.source import ScoreSource
 from dschat.settings.ppo import PPOConfig
 from dschat.training.iteration import pass_size
 from dschat.training.steps.engines import load_options_of
 from dschat.training.steps.scores import SourceParts
-from dschat.training.steps.step3 import REWARD, frozen_settings
-
-logger = logging.getLogger(__name__)
-
-# Flags of step 3, as messages about a reward model's tokenizer and texts name them.
-STEP_3_READER_FLAGS = ReaderFlags(
-    model=REWARD,
-    template="--rm_template",
-    shorter="Lower --max_prompt_seq_len or --max_answer_seq_len, or give --on_reward_error skip",
-)
+from dschat.training.steps.step3 import REWARD, STEP_3_READER_FLAGS, frozen_settings
 
 
 def own_reward_tokenizer(
@@ -65,43 +46,18 @@ def own_reward_tokenizer(
 def build_model(parts: SourceParts, path: str) -> ScoreSource:
     """Scores of the reward model at a path.
 
-    It reads the actor's token ids, or texts if `own_reward_tokenizer` says so. A model that reads texts in both
-    directions, such as BERT, computes on this device; any other one is sharded like the run's frozen models.
+    It reads the actor's token ids, or texts if `own_reward_tokenizer` says so.
     """
     if parts.on_base is not None:
         return parts.on_base
     config = parts.config
-    settings = frozen_settings(config, parts.plan)
-    load_options = load_options_of(config, settings)
-    size = pass_size(parts.plan.batches).without_gradient
     reward_tokenizer = own_reward_tokenizer(config, path, parts.tokenizer)
-    if reward_tokenizer is None:
-        model = load_trained_scalar(path, REWARD, settings.dtype, parts.tokenizer, load_options)
-        warn_of_reward_loss(model.config, f"{REWARD} {path}")
-        return RewardModelScores(frozen_engine(ScalarModel(model), settings), size.rows, size.tokens)
+    if reward_tokenizer is not None:
+        from dschat.training.steps.reward_texts import build_text_scores
 
-    rm_template = config.rewards.rm_template
-    if is_bidirectional(open_config(path, REWARD)):
-        reader = load_reward_model(
-            path,
-            reward_tokenizer,
-            rm_template,
-            device(),
-            settings.dtype,
-            batch_size=size.rows,
-            flags=STEP_3_READER_FLAGS,
-            max_tokens=size.tokens,
-        )
-    else:
-        model = load_trained_scalar(path, REWARD, settings.dtype, reward_tokenizer, load_options)
-        classifier = ClassifierReader(
-            model,
-            reward_tokenizer.pad_token_id,
-            device(),
-            batch_size=size.rows,
-            engine=frozen_engine(ScalarModel(model), settings),
-            max_tokens=size.tokens,
-        )
-        reader = RewardReader(classifier, reward_tokenizer, path, rm_template, STEP_3_READER_FLAGS)
-    logger.info("%s %s scores text, read as %s by its own tokenizer", REWARD, path, reader.form)
-    return TextRewardScores(reader, parts.skips)
+        return build_text_scores(parts, path, reward_tokenizer)
+    settings = frozen_settings(config, parts.plan)
+    model = load_trained_scalar(path, REWARD, settings.dtype, parts.tokenizer, load_options_of(config, settings))
+    warn_of_reward_loss(model.config, f"{REWARD} {path}")
+    size = pass_size(parts.plan.batches).without_gradient
+    return RewardModelScores(frozen_engine(ScalarModel(model), settings), size.rows, size.tokens)

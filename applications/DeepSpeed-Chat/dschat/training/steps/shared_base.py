@@ -8,7 +8,7 @@
 3. training/steps/ppo.py opens the actor. Before it gets adapters, `beside_actor` makes critic and reward model of it:
    `classifier_beside` copies the modules and keeps the tensors, `load_adapter` (models/lora.py) adds a saved adapter
    with its score head. A critic that starts from no adapter gets a head of zeros and, as the actor, new adapters.
-4. The reference is the actor with its adapters off, as always with LoRA (engine/engine.py: AdaptersOff).
+4. The reference is the actor with its adapters off, as always with LoRA (engine/adapters_off.py).
 
 Only adapters and heads are trained, so the base stays what it is. Each model has an engine of its own: below ZeRO 3,
 DeepSpeed leaves frozen weights alone; at ZeRO 3, an engine takes weights that another has cut into parts as they are.
@@ -25,32 +25,30 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dschat.base.errors import UserError
-from dschat.base.fingerprints import model_hash
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
+from dschat.models.adapters import adapter_settings, find_adapter
 from dschat.models.heads import zero_head
 from dschat.models.load import classifier_class, drop_eos_as_pad
-from dschat.models.lora import adapter_settings, find_adapter, is_model, load_adapter, recorded_base
+from dschat.models.lora import load_adapter
 from dschat.models.pretrained import open_config
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.settings.batches import BatchPlan
 from dschat.settings.ppo import PPOConfig
 from dschat.training.iteration import pass_size
-from dschat.training.steps.step3 import ACTOR, CRITIC, REWARD
+from dschat.training.steps.step3 import ACTOR, CRITIC, REWARD, is_on_base
 
 logger = logging.getLogger(__name__)
 
 
 def check_shared_base(config: PPOConfig) -> None:
-    """Checks the folders of --share_base before anything is loaded.
+    """Checks the folders that --share_base reads, before anything is loaded.
 
     Raises:
         UserError: the critic is a whole model or has another rank, or the reward model is neither a whole model nor an
             adapter over the base.
     """
-    if not config.memory.share_base:
-        return
     actor = config.models.actor_model_name_or_path
     critic = config.models.critic_model_name_or_path
     reward = config.rewards.reward_model_name_or_path
@@ -87,24 +85,6 @@ def check_shared_base(config: PPOConfig) -> None:
         )
     else:
         logger.info("%s %s is not an adapter over the actor's base: it is opened as a whole model", REWARD, reward)
-
-
-def is_on_base(config: PPOConfig, path: str | None) -> bool:
-    """Whether a model of --share_base is an adapter over the actor's base, and not a whole model of its own."""
-    folder = find_adapter(path) if config.memory.share_base else None
-    return folder is not None and _is_base(folder, config.models.actor_model_name_or_path)
-
-
-def _is_base(adapter: Path, actor: str) -> bool:
-    """Whether an adapter was trained on the model at ``actor``."""
-    recorded = recorded_base(adapter)
-    if recorded is not None:
-        return is_model(actor, recorded)
-    base = str(adapter_settings(adapter).get("base_model_name_or_path"))
-    if base == actor or Path(base).resolve() == Path(actor).resolve():
-        return True
-    both_are_local = Path(base).is_dir() and Path(actor).is_dir()
-    return both_are_local and model_hash(base) == model_hash(actor)
 
 
 def _why_not(folder: Path | None) -> str:
