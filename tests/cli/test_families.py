@@ -145,7 +145,7 @@ def check_scalar(folder: Path, rows: Sequence[Text]) -> None:
     transformers the score of the text up to it.
     """
     from dschat.data.collate import collate_pairs, collate_sft
-    from dschat.models.load import load_trained_scalar
+    from dschat.models.classifiers import load_trained_scalar
     from dschat.models.scalar import ScalarModel, last_scores
 
     tokenizer, examples, pairs = examples_of(folder, rows)

@@ -9,8 +9,9 @@ from data_cases import talk_row, text_row
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
 from dschat.data.check import check_report
 from dschat.data.encoding import encode_prompts
-from dschat.data.notes import template_notes, warn_of_template
+from dschat.data.notes import warn_of_template
 from dschat.data.preview import Settings, preview_report, row_reports, special_notes
+from dschat.data.template_notes import template_notes
 from factories import make_tokenizer
 
 BOS, EOS = 1, 2  # of make_tokenizer: <bos>, <eos>

@@ -16,10 +16,11 @@ from dschat.base.errors import UserError
 from dschat.data.check import check_report
 from dschat.data.encoding import prompt_text
 from dschat.data.examples import sft_examples
-from dschat.data.notes import template_notes, warn_of_template
+from dschat.data.notes import warn_of_template
 from dschat.data.preview import Settings, preview_report
 from dschat.data.rows import Row
 from dschat.data.sources import load_source
+from dschat.data.template_notes import template_notes
 from dschat.data.turn_end import response_texts, turn_end, turn_end_of
 
 TOOL = {"type": "function", "function": {"name": "sun", "parameters": {"type": "object"}}}

@@ -26,9 +26,10 @@ from dschat.data.examples import (
     prompt_examples,
     sft_examples,
 )
-from dschat.data.notes import response_notes, template_notes, warn_of_dialogues, warn_of_template
+from dschat.data.notes import response_notes, warn_of_dialogues, warn_of_template
 from dschat.data.preview import Settings, preview_report
 from dschat.data.sources import load_source
+from dschat.data.template_notes import template_notes
 from dschat.data.tokenised import row_of, row_text
 from dschat.data.turn_end import reply_contents, response_texts, turn_end
 from dschat.settings.common import ColumnFlags

@@ -83,7 +83,7 @@ TWO_NODES = {
 
 @pytest.mark.slow
 def test_ten_updates_on_two_nodes(tmp_path):
-    from dschat.models.load import load_scalar
+    from dschat.models.classifiers import load_scalar
     from dschat.models.save import save_model
     from dschat.models.tiny import make_model
     from dschat.models.tokenizer import load_tokenizer

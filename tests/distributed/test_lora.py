@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from closeness import UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.models.adapters import lora_config
-from dschat.models.load import load_scalar
+from dschat.models.classifiers import load_scalar
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model

@@ -31,7 +31,7 @@ from factories import (
     weights_of,
     whole_state,
 )
-from macro_actions.losses import sft_loss
+from macro_actions.supervised_losses import sft_loss
 from real_size import as_large_as
 
 ROWS = ragged_rows([2, 5, 9, 1, 3, 4, 6, 2], [7, 1, 4, 3, 9, 2, 5, 8])

@@ -13,8 +13,9 @@ from adapter_cases import write_head_adapter
 from closeness import EPS, FORWARD
 from dschat.base.errors import UserError
 from dschat.engine.sharded_loading import SEQUENTIAL_LOAD_VARIABLE
+from dschat.models.classifiers import load_scalar
 from dschat.models.finetuning import Finetuning, choose_trained, require_trainable_tokens
-from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.load import load_causal_lm
 from dschat.models.opening import LoadOptions
 from dschat.training.steps.engines import placement_of
 from factories import (

@@ -24,7 +24,8 @@ from closeness import assert_near, near
 from dschat.base.errors import UserError
 from dschat.data.rows import Row
 from dschat.models.adapters import adapter_alone, base_of
-from dschat.models.load import load_causal_lm, load_classifier, load_scalar, load_trained_scalar
+from dschat.models.classifiers import load_classifier, load_scalar, load_trained_scalar
+from dschat.models.load import load_causal_lm
 from dschat.models.pretrained import open_config
 from dschat.models.reward_notes import note_end_token, noted_end_token
 from dschat.models.save import save_model

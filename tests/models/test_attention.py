@@ -9,7 +9,8 @@ import torch
 
 from closeness import assert_near
 from dschat.base.errors import UserError
-from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.classifiers import load_scalar
+from dschat.models.load import load_causal_lm
 from dschat.models.opening import LoadOptions, check_attention, explain_refusal, warn_once_if_other_attention
 from dschat.training.steps.engines import RunPlan
 from dschat.training.steps.ppo import build_ppo_models

@@ -15,8 +15,9 @@ from adapter_cases import write_users_adapter
 from closeness import near
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import tokenizer_fingerprint
+from dschat.models.classifiers import load_trained_scalar
 from dschat.models.convert import convert, main
-from dschat.models.load import load_causal_lm, load_trained_scalar
+from dschat.models.load import load_causal_lm
 from dschat.models.pretrained import open_config
 from dschat.models.save import save_model
 from dschat.models.tokenizer import load_tokenizer, open_tokenizer

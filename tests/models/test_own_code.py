@@ -12,8 +12,9 @@ import torch
 
 from data_cases import look_at_data
 from dschat.base.errors import UserError
+from dschat.models.classifiers import load_classifier, load_scalar
 from dschat.models.limits import check_length
-from dschat.models.load import load_causal_lm, load_classifier, load_scalar
+from dschat.models.load import load_causal_lm
 from dschat.models.pretrained import open_config
 from dschat.models.tokenizer import load_tokenizer
 from dschat.scoring.reward_tokenizer import load_reward_tokenizer

@@ -9,7 +9,8 @@ from adapter_cases import LORA_SETTINGS, MERGED, add_filled_lora, merged_by_peft
 from closeness import FORMULA, assert_near
 from dschat.base.errors import UserError
 from dschat.models.adapters import find_adapter
-from dschat.models.load import load_causal_lm, load_critic, load_scalar
+from dschat.models.classifiers import load_critic, load_scalar
+from dschat.models.load import load_causal_lm
 from dschat.models.lora import add_lora, load_adapter
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel

@@ -8,7 +8,8 @@ import torch
 
 from closeness import FORMULA, assert_near
 from dschat.base.errors import UserError
-from dschat.models.load import load_causal_lm, load_classifier, load_critic, load_trained_scalar
+from dschat.models.classifiers import load_classifier, load_critic, load_trained_scalar
+from dschat.models.load import load_causal_lm
 from dschat.models.policy import PolicyModel
 from dschat.models.tokenizer import load_tokenizer
 from dschat.models.vocabulary import id_count, missing_ids, missing_ids_of

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 import rl_references as ref
 from closeness import FORMULA, assert_near, near
 from macro_actions.importance import importance_weights
-from macro_actions.losses import dpo_loss, loss_weights, policy_loss, regression_loss, sft_loss, value_loss
+from macro_actions.losses import loss_weights, policy_loss, value_loss
 from macro_actions.segments import macro_logprobs, segment
+from macro_actions.supervised_losses import dpo_loss, regression_loss, sft_loss
 from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, draw, mask_of, masked_case, normal, width_of
 
 TRAPS = st.sampled_from([0.0, math.nan, math.inf, -math.inf])

@@ -19,7 +19,8 @@ from transformers import AutoConfig
 from adapter_cases import HEADS, add_filled_lora, write_head_adapter
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
-from dschat.models.load import load_causal_lm, load_critic, load_scalar, load_trained_scalar
+from dschat.models.classifiers import load_critic, load_scalar, load_trained_scalar
+from dschat.models.load import load_causal_lm
 from dschat.models.lora import add_lora
 from dschat.models.opening import DEFAULT_OPTIONS, LoadOptions
 from dschat.models.policy import PolicyModel

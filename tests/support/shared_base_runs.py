@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 
 from adapter_cases import add_filled_lora
-from dschat.models.load import load_critic, load_scalar
+from dschat.models.classifiers import load_critic, load_scalar
 from dschat.models.save import save_model
 from dschat.run.distributed import is_main, rank, world_size
 from dschat.settings.parse import parse

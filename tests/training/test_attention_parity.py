@@ -12,7 +12,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from dschat.base.errors import UserError
 from dschat.run.state import random_states
 from dschat.training import selfcheck
-from dschat.training.selfcheck import check_policy, check_scalar, ragged_rows
+from dschat.training.scalar_check import check_scalar
+from dschat.training.selfcheck import check_policy, ragged_rows
 from factories import PAD, engine_of, frozen_engine_of, make_causal_lm, make_classifier, pad_rows, to_device
 from factories import ragged_rows as rows_of
 

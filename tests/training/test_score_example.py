@@ -12,8 +12,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from chat_templates import SPECIAL_TEMPLATES, TEMPLATES, byte_tokenizer
 from closeness import near
 from dschat.base.fingerprints import template_fingerprint
+from dschat.models.classifiers import load_scalar
 from dschat.models.finetuning import EVERYTHING, Finetuning, choose_trained
-from dschat.models.load import load_scalar
 from dschat.models.tokenizer import open_tokenizer
 from dschat.run.model_folders import ModelFolders
 from dschat.scoring.reward_reader import encode_dialogues

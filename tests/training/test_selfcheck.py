@@ -10,13 +10,17 @@ from safetensors.torch import load_file, save_file
 
 from dschat.base.errors import UserError
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
-from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.classifiers import load_scalar
+from dschat.models.load import load_causal_lm
 from dschat.refuel.offline import RefuelTask
 from dschat.refuel.token_pairs import RegressionExample
 from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
 from dschat.run.state import random_states
-from dschat.training.selfcheck import check_modes, check_packing, check_policy, check_rollout, check_scalar
+from dschat.training.packing_check import check_packing
+from dschat.training.rollout_check import check_rollout
+from dschat.training.scalar_check import check_scalar
+from dschat.training.selfcheck import check_modes, check_policy
 from factories import (
     BOS,
     EOS,
@@ -82,7 +86,7 @@ def test_an_id_that_the_tokenizer_lacks_is_found(models):
 
 def test_positions_that_count_padding_are_found(group, monkeypatch):
     policy, scalar = frozen_engine_of(make_causal_lm("gpt2")), frozen_engine_of(make_classifier("gpt2"))
-    for module in ("models.backbone", "training.selfcheck"):
+    for module in ("models.backbone", "training.selfcheck", "training.scalar_check"):
         monkeypatch.setattr(f"dschat.{module}.position_ids", lambda *_: {})
     with pytest.raises(UserError, match="log-probs with padding differ from those without"):
         check(policy)

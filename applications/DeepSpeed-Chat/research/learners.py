@@ -22,7 +22,8 @@ from dschat.base.statistics import mean_interval
 from dschat.data.examples import prompt_examples
 from dschat.data.sources import load_source
 from dschat.data.splits import split_part
-from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.classifiers import load_scalar
+from dschat.models.load import load_causal_lm
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer

@@ -19,7 +19,8 @@ import dschat
 from dschat.base.atomic import write_file, writing_folder
 from dschat.base.jsonl import write_rows
 from dschat.data.examples import prompt_examples
-from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.classifiers import load_scalar
+from dschat.models.load import load_causal_lm
 from dschat.models.scalar import ScalarModel
 from dschat.models.tiny import make_gemma
 from dschat.models.tokenizer import load_tokenizer

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, Gemma
 
 import dschat.training.steps.ppo  # noqa: F401  # before the memory is measured
 from dschat.engine.engine import Engine
-from dschat.models.load import load_scalar
+from dschat.models.classifiers import load_scalar
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model

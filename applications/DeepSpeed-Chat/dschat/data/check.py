@@ -15,13 +15,14 @@ from dschat.base.progress import progress
 from dschat.data.formats import format_of
 from dschat.data.known_sets import find_known
 from dschat.data.messages import WEIGHT
-from dschat.data.notes import UNREAD_COLUMNS, response_notes, template_notes, unread_column_counts
+from dschat.data.notes import UNREAD_COLUMNS, response_notes, unread_column_counts
 from dschat.data.prepared.folder import PreparedFolder, summary_of
 from dschat.data.prepared.read import check_folder, read_split
 from dschat.data.preview import RowReport, Settings, prompt_notes, require_responses_of, row_reports, special_notes
 from dschat.data.rows import Row, in_words
 from dschat.data.sources import Source, load_source, split_for
 from dschat.data.splits import STEPS, step_rows, whole_prompt
+from dschat.data.template_notes import template_notes
 from dschat.data.tokenised import encode_rows
 from dschat.settings.common import ColumnFlags
 

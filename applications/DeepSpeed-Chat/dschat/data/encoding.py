@@ -11,6 +11,7 @@ Conversations are written by the chat template: see `dschat.data.turn_end`.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dschat.data.dummy_prefix import backend_without_prefix
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CHUNK = 1000  # texts per call of the tokenizer; bounds the memory of its offsets
+
+
+@dataclass(frozen=True)
+class MarkedPrompt:
+    """The tokens before a response, with the earlier turns of the assistant marked."""
+
+    ids: list[int]
+    targets: Sequence[bool]  # whether a token belongs to an earlier turn that is trained on
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:

@@ -17,12 +17,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import encode_prompt_texts, encode_responses, prompt_text
+from dschat.data.encoding import MarkedPrompt, encode_prompt_texts, encode_responses, prompt_text
 from dschat.data.formats import NO_SOLUTION, PROMPT_MESSAGES
 from dschat.data.messages import WEIGHT, is_unwritten
 from dschat.data.rows import BOTH_RESPONSES, ResponseColumn, Row, in_words
-from dschat.data.turn_end import response_texts
-from dschat.data.turns import MarkedPrompt, encode_turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -189,12 +187,14 @@ def encoded_rows(
     """
     prompts = [prompt_text(tokenizer, row) for row in rows]
     if all_turns:
+        from dschat.data.turns import encode_turns
+
         marked_prompts = encode_turns(tokenizer, rows, prompts)
     else:
         marked_prompts = [MarkedPrompt(ids, ()) for ids in encode_prompt_texts(tokenizer, prompts)]
     responses: dict[tuple[int, str], tuple[str, list[int]]] = {}  # (row, column) → text and ids
     for column in columns:
-        texts = response_texts(tokenizer, rows, column, prompts)
+        texts = _response_texts(tokenizer, rows, column, prompts)
         for number, ids in enumerate(encode_responses(tokenizer, texts)):
             if getattr(rows[number], column) is not None:
                 responses[number, column] = (texts[number], [*ids, end_id])
@@ -217,6 +217,17 @@ def encoded_rows(
             )
         )
     return encoded
+
+
+def _response_texts(
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], column: ResponseColumn, prompts: Sequence[str]
+) -> list[str]:
+    """The responses of rows as texts, without the token that ends them; see `dschat.data.turn_end.response_texts`."""
+    if tokenizer.chat_template is None or all(row.messages is None for row in rows):
+        return [getattr(row, column) or "" for row in rows]
+    from dschat.data.turn_end import response_texts
+
+    return response_texts(tokenizer, rows, column, prompts)
 
 
 def fitted_examples(

@@ -22,15 +22,10 @@ from dschat.data.examples import (
     require_responses,
 )
 from dschat.data.messages import WEIGHT, message_text
-from dschat.data.notes import (
-    RESPONSES_OF_STEPS,
-    UNREAD_COLUMNS,
-    plain_prompt_note,
-    template_notes,
-    unread_column_counts,
-)
+from dschat.data.notes import RESPONSES_OF_STEPS, UNREAD_COLUMNS, plain_prompt_note, unread_column_counts
 from dschat.data.rows import Row
 from dschat.data.sources import load_source
+from dschat.data.template_notes import template_notes
 from dschat.models.template_date import date_note
 from dschat.settings.common import ColumnFlags
 from macro_actions.token_text import special_ids

@@ -48,6 +48,11 @@ class Row:
             return {"role": "assistant", "content": text}
         return message
 
+    def replies(self, columns: Sequence[ResponseColumn]) -> list[dict[str, Any]]:
+        """The responses of columns as messages, without those that the row lacks."""
+        replies = [self.reply(column) for column in columns]
+        return [reply for reply in replies if reply is not None]
+
 
 @dataclass(frozen=True)
 class RawSource:

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import AddedTokens, encode_continuations, encode_prompt_texts, encode_responses
+from dschat.data.encoding import AddedTokens, MarkedPrompt, encode_continuations, encode_prompt_texts, encode_responses
 from dschat.data.messages import WEIGHT, is_unwritten
 from dschat.data.rows import Row
 from dschat.data.turn_end import TurnEnd, turn_end_of
@@ -17,14 +16,6 @@ from dschat.models.templates import render_messages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True)
-class MarkedPrompt:
-    """The tokens before a response, with the earlier turns of the assistant marked."""
-
-    ids: list[int]
-    targets: Sequence[bool]  # whether a token belongs to an earlier turn that is trained on
 
 
 def encode_turns(

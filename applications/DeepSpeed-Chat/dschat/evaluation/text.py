@@ -42,8 +42,8 @@ from dschat.evaluation.runner import (
 from dschat.evaluation.text_metrics import policy_result, reward_result, rouge, write_text_report
 from dschat.evaluation.training_runs import NamedModel, measured_rows, warn_of_formats, with_flags_of_run
 from dschat.models.adapters import adapter_alone
+from dschat.models.classifiers import load_trained_scalar
 from dschat.models.limits import check_length
-from dschat.models.load import load_trained_scalar
 from dschat.models.policy import PolicyModel
 from dschat.models.pretrained import open_config
 from dschat.models.reward_notes import noted_end_token

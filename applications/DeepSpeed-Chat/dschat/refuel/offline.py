@@ -18,7 +18,7 @@ from dschat.training.iteration import eval_size, on_device
 from dschat.training.reference import REFERENCE_FOLDER, pair_logprobs, with_reference
 from dschat.training.supervised.algorithm import RowStatistics, statistics_of_rows
 from dschat.training.supervised.dpo import PairTask
-from macro_actions.losses import regression_loss
+from macro_actions.supervised_losses import regression_loss
 
 Reference = Callable[[TrainedPolicy, Sequence[RegressionExample]], list[RegressionExample]]
 
@@ -44,7 +44,7 @@ class RefuelTask(PairTask[RegressionExample]):
             train: training pairs.
             eval: held-out pairs.
             pad_id: fills ids.
-            eta: η of `macro_actions.losses.regression_loss`.
+            eta: η of `macro_actions.supervised_losses.regression_loss`.
             temperature: divides the logits, of the policy and of the reference.
             reference: adds the log-probs of the policy before training; None if the pairs have them.
             self_checks: compare them with the policy's before the first update.

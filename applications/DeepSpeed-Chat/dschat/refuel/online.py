@@ -43,13 +43,13 @@ from dschat.training.loop import Algorithm, Work
 from dschat.training.nonfinite import SKIPPED_NONFINITE, BadRows, NonFinite
 from dschat.training.ppo.models import response_logprobs
 from dschat.training.rehearsal import filled_rollout, rehearsal, rows_of
-from dschat.training.selfcheck import check_rollout
+from dschat.training.rollout_check import check_rollout
 from dschat.training.throughput import ROLLOUT_SPEEDS, Throughput
 from dschat.turns.dialogues import AssistantTurn, DialogueRollout, SampledPair
-from macro_actions.losses import regression_loss
 from macro_actions.masked import masked_moments
 from macro_actions.refuel import PairBatch, reply_rewards, whiten_rewards
 from macro_actions.rewards import kl_controller
+from macro_actions.supervised_losses import regression_loss
 from macro_actions.types import Trajectory, tensors_of
 
 # Statistics of the loss → metrics; log-ratios are log π − log π_t of whole replies.
@@ -357,7 +357,7 @@ def check_sampling(
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
 ) -> None:
-    """Checks replies to the first messages of one or two dialogues, see `dschat.training.selfcheck.check_rollout`.
+    """Checks replies to the first messages of one or two dialogues, see `dschat.training.rollout_check.check_rollout`.
 
     Raises:
         UserError: the policy is computed wrongly, or sampling is not what was asked for.

@@ -15,7 +15,7 @@ from dschat.base.user_function import call_function, load_function
 from dschat.data.dialogues import Dialogue
 from dschat.data.rows import Row
 from dschat.data.turn_end import MARK, QUESTION
-from dschat.models.load import load_classifier
+from dschat.models.classifiers import load_classifier
 from dschat.models.reward_notes import noted_end_id
 from dschat.scoring.function import checked_numbers, columns_of, with_nan
 from dschat.scoring.reward_reader import ClassifierReader, encode_dialogues

@@ -22,10 +22,10 @@ from dschat.data.collate import pad
 from dschat.data.encoding import encode_prompt_texts, encode_prompts, encode_responses, prompt_text
 from dschat.data.rows import Row
 from dschat.data.turn_end import MARK, reply_contents, response_texts
+from dschat.models.classifiers import load_classifier
 from dschat.models.engines import ScalarForward
 from dschat.models.layout import PassSize, group_by_length
 from dschat.models.limits import position_limit
-from dschat.models.load import load_classifier
 from dschat.models.reward_notes import noted_end_id, noted_end_token
 from dschat.models.scalar import ScalarModel, last_scores
 from dschat.models.templates import TemplateRefusal, apply_template

@@ -1,38 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-checks: forward passes that catch what would train silently wrong, before the first update."""
+"""Self-checks of a policy: forward passes that catch what would train silently wrong, before the first update.
+
+Those of reward models and critics are in scalar_check.py, of rollouts in rollout_check.py, of --packing in
+packing_check.py.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
 from dschat.base.errors import UserError
-from dschat.data.collate import collate_packed
-from dschat.data.examples import SFTExample
 from dschat.models.adapters import lora_config
-from dschat.models.backbone import position_ids, reads_positions
+from dschat.models.backbone import position_ids
 from dschat.models.eager import uncompiled
-from dschat.models.engines import ModelEngine, PolicyEngine, Scalar, TrainedPolicy
+from dschat.models.engines import ModelEngine, PolicyEngine, TrainedPolicy
 from dschat.models.opening import EAGER, PLAIN_ATTENTION, SDPA, use_attention
 from dschat.models.opening import FLAG as ATTENTION_FLAG
-from dschat.models.scalar import last_scores
-from dschat.models.vocabulary import missing_ids_of
 from dschat.run.distributed import first_over_ranks
 from dschat.run.state import random_states, set_random_states
-from dschat.training.iteration import on_device
-from macro_actions.masked import last_true
-from macro_actions.types import Rollout, Trajectory, select_rows
-
-if TYPE_CHECKING:
-    from dschat.rollouts.sampling import Sampling
 
 # Largest difference that rounding explains, by the precision of the forward pass; in units of the largest number that
 # goes into what is compared, and of 1 at least.
@@ -79,15 +71,15 @@ def check_policy(
     logprobs, _ = engine(input_ids, attention_mask, checked, temperature)
     logits = _full_logits(engine, input_ids, attention_mask, checked) / temperature
     own_logprobs = logits.log_softmax(-1).gather(-1, input_ids[:, -checked:, None]).squeeze(-1)
-    size = _largest(logits, mask[..., None])
-    _require_close("log-probs", "those of the model's own logits", logprobs, own_logprobs, mask, engine, size)
+    size = largest(logits, mask[..., None])
+    require_close("log-probs", "those of the model's own logits", logprobs, own_logprobs, mask, engine, size)
 
     # Padding on both sides.
     padded_ids = F.pad(input_ids, PADDING, value=pad_id)
     padded_mask = F.pad(attention_mask, PADDING, value=False)
     padded_response = checked + PADDING[1]
     padded, _ = engine(padded_ids, padded_mask, padded_response, temperature)
-    _require_close("log-probs with padding", "those without", padded[:, :checked], logprobs, mask, engine, size)
+    require_close("log-probs with padding", "those without", padded[:, :checked], logprobs, mask, engine, size)
 
     # Training mode, and the attention that a flag names.
     check_modes(engine, "log-probs", mask, lambda: engine(input_ids, attention_mask, checked, temperature)[0], size)
@@ -123,7 +115,7 @@ def _full_logits(engine: TrainedPolicy, input_ids: Tensor, attention_mask: Tenso
     return logits.float()
 
 
-def _largest(numbers: Tensor, mask: Tensor) -> float:
+def largest(numbers: Tensor, mask: Tensor) -> float:
     """Largest absolute number on a mask that broadcasts; 0 of none."""
     masked = torch.where(mask, numbers.abs(), 0.0)
     return float(masked.max()) if masked.numel() else 0.0
@@ -168,7 +160,7 @@ def check_attention_parity(
         with use_attention(EAGER, model.config):
             expected, expected_norm = _numbers_and_gradient(engine, mask, forward)
     cause = f"{ATTENTION_FLAG} {used} computes other numbers on this device: use {ATTENTION_FLAG} {SDPA} or {EAGER}."
-    _require_close(f"{what} with {used}", "those with eager attention", numbers, expected, mask, engine, size, cause)
+    require_close(f"{what} with {used}", "those with eager attention", numbers, expected, mask, engine, size, cause)
 
     # A scalar model whose head is zero has no gradient before the head, with any attention.
     both_zero = (norm == 0) & (expected_norm == 0)
@@ -176,7 +168,7 @@ def check_attention_parity(
     ratio = torch.where(both_zero, 1.0, norm / expected_norm.clamp(min=smallest))
     what = f"norms of gradients with {used}, divided by those with eager attention,"
     all_numbers = torch.ones_like(ratio, dtype=torch.bool)
-    _require_close(what, "1", ratio, torch.ones_like(ratio), all_numbers, engine, 1.0, cause)
+    require_close(what, "1", ratio, torch.ones_like(ratio), all_numbers, engine, 1.0, cause)
 
 
 def _numbers_and_gradient(engine: ModelEngine, mask: Tensor, forward: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
@@ -247,163 +239,9 @@ def check_modes(
         trained = forward()
         engine.eval()
         evaluated = forward()
-    size = max(size, _largest(evaluated, mask))
+    size = max(size, largest(evaluated, mask))
     others = "those in evaluation mode"
-    _require_close(f"{what} in training mode", others, trained, evaluated, mask, engine, size, RANDOM)
-
-
-@torch.no_grad()
-def check_packing(engine: TrainedPolicy, examples: Sequence[SFTExample], pad_id: int) -> None:
-    """Checks that log-probs of examples that share a row are those of each alone.
-
-    Raises:
-        UserError: they are not, or the model does not read where an example begins.
-    """
-    family = engine.module.inner.config.model_type
-    remedy = f"{family} models cannot keep packed examples apart. Leave --packing out."
-    if not reads_positions(engine.module.inner):
-        raise UserError(f"--packing: {remedy}")
-    ordered = sorted(examples, key=len, reverse=True)
-    together = _row_logprobs(engine, ordered, pad_id, with_positions=True)
-    # An example alone is computed as training without --packing computes it, without explicit positions.
-    alone = torch.cat([_row_logprobs(engine, [example], pad_id, with_positions=False) for example in ordered])
-    difference = float((together - alone).abs().max())
-    size = float(alone.abs().max())
-    check_weights(engine, difference)
-    if not difference <= tolerance_of(engine, size):
-        raise UserError(
-            f"--packing: log-probs differ by up to {difference:.3g} from those of an example alone. {remedy}"
-        )
-
-
-def _row_logprobs(engine: TrainedPolicy, examples: Sequence[SFTExample], pad_id: int, with_positions: bool) -> Tensor:
-    """Log-probs of all tokens of examples that share one row, (N,)."""
-    width = sum(len(example) for example in examples)
-    batch = collate_packed(examples, pad_id, width, sft_on_prompt=True)
-    batch = on_device(batch)
-    positions = batch["position_ids"] if with_positions else None
-    logprobs, _ = engine(batch["input_ids"], None, batch["targets"], with_entropy=False, position_ids=positions)
-    return logprobs
-
-
-@torch.no_grad()
-def check_scalar(engine: Scalar, tokens: tuple[Tensor, Tensor], pad_id: int) -> None:
-    """Checks that scores are those of the Hugging Face classifier, whatever the padding and the mode.
-
-    Args:
-        engine: engine of the scalar model.
-        tokens: input_ids (B, T) long and attention_mask (B, T) bool, of which the first two rows are used.
-        pad_id: fills ids.
-
-    Raises:
-        UserError: they differ by more than rounding explains.
-    """
-    input_ids = tokens[0][:ROWS]
-    attention_mask = tokens[1][:ROWS]
-
-    # The classifier's own forward.
-    numbers = engine(input_ids, attention_mask)
-    scores = last_scores(numbers, attention_mask)
-    size = _largest(numbers, attention_mask)
-    all_rows = torch.ones_like(scores, dtype=torch.bool)
-    classifier_scores = _classifier_scores(engine.module.inner, input_ids, attention_mask)
-    others = "those of the classifier's own forward"
-    _require_close("scores", others, scores, classifier_scores, all_rows, engine, size)
-
-    # Padding on both sides.
-    padded_ids = F.pad(input_ids, PADDING, value=pad_id)
-    padded_mask = F.pad(attention_mask, PADDING, value=False)
-    padded_scores = last_scores(engine(padded_ids, padded_mask), padded_mask)
-    _require_close("scores with padding", "those without", padded_scores, scores, all_rows, engine, size)
-
-    # Training mode, and the attention that a flag names.
-    check_modes(engine, "scores", attention_mask, lambda: engine(input_ids, attention_mask))
-    ids, seen = ragged_rows(padded_ids, padded_mask)
-    check_attention_parity(engine, "scores", seen, lambda: engine(ids, seen), size)
-
-
-def _classifier_scores(classifier: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """(B,) float32: scores of the forward of transformers, which finds each row's last token by the pad token.
-
-    Rows are read alone and without padding where the model has no pad token.
-    """
-    if classifier.config.pad_token_id is None:
-        scores_alone = []
-        for ids, mask in zip(input_ids, attention_mask, strict=True):
-            output = classifier(input_ids=ids[mask][None], use_cache=False)
-            scores_alone.append(output.logits[0, 0])
-        return torch.stack(scores_alone).float()
-    positions = position_ids(classifier, attention_mask)
-    output = classifier(input_ids=input_ids, attention_mask=attention_mask.long(), use_cache=False, **positions)
-    scores: Tensor = output.logits[:, 0].float()
-    return scores
-
-
-@torch.no_grad()
-def check_rollout(
-    actor: TrainedPolicy, trajectory: Trajectory, sampling: Sampling, sampled_logprobs: Tensor | None = None
-) -> None:
-    """Checks the first rollout: the ratio is 1, the KL to the reference 0, and every sampled token was allowed.
-
-    Args:
-        actor: in evaluation mode.
-        trajectory: trajectory of the first rollout, before any update.
-        sampling: how it was sampled.
-        sampled_logprobs: shape ``(B, R)``, log-probs of the pass that sampled the tokens, if it gave them.
-
-    Raises:
-        UserError: one of these is not so.
-    """
-    rollout = trajectory.rollout
-    mask = trajectory.response_mask
-    missing_ids = missing_ids_of(actor.module.inner)
-    if missing_ids is not None:
-        is_missing = torch.isin(rollout.response_ids, missing_ids) & mask
-        if bool(is_missing.any()):
-            raise UserError("self-check: the policy sampled an id that its tokenizer does not have.")
-    tokens = (rollout.input_ids, rollout.attention_mask)
-    size = check_policy(actor, tokens, mask.shape[1], sampling.temperature, sampling.pad_id)
-
-    # Log-probs of the update, of the rollout, of sampling and of the reference are equal.
-    rows = torch.arange(min(ROWS, len(mask)), device=mask.device)
-    part = select_rows(rollout, rows)
-    logprobs, _ = actor(part.input_ids, part.attention_mask, mask.shape[1], sampling.temperature)
-    size = max(size, _largest(trajectory.logprobs, mask))
-    what = "log-probs at the update"
-    rollout_logprobs = trajectory.logprobs[rows]
-    _require_close(what, "those of the rollout", logprobs, rollout_logprobs, part.response_mask, actor, size)
-    if sampled_logprobs is not None:
-        what = "log-probs of the sampling pass"
-        _require_close(what, "those of the actor", sampled_logprobs[rows], logprobs, part.response_mask, actor, size)
-    what = "actor's log-probs"
-    _require_close(what, "the reference's", trajectory.logprobs, trajectory.ref_logprobs, mask, actor, size)
-    check_sampled_tokens(rollout, sampling)
-
-
-def check_sampled_tokens(rollout: Rollout, sampling: Sampling) -> None:
-    """Checks that responses hold allowed tokens alone, are prefixes of their rows, and end as `finished` says.
-
-    In an episode, every turn must end as `cut_turns` says, and the response mask has holes.
-
-    Raises:
-        UserError: one of these is not so.
-    """
-    mask = rollout.response_mask
-    for token_id in sampling.forbidden:
-        if bool(((rollout.response_ids == token_id) & mask).any()):
-            raise UserError(f"self-check: the policy sampled token {token_id}, a pad or BOS token.")
-    end_ids = torch.tensor(sampling.end_ids, device=mask.device)
-    is_end = torch.isin(rollout.response_ids, end_ids) & last_true(mask)
-    if rollout.cut_turns is not None:
-        if not torch.equal(last_true(mask) & ~is_end, rollout.cut_turns):
-            raise UserError("self-check: a finished turn does not end with EOS, or one that was cut does.")
-        return
-    columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    if not bool((mask.cumsum(1) == columns)[mask].all()):
-        raise UserError("self-check: a response is not a prefix of its row.")
-    is_consistent = is_end.any(1) == rollout.finished
-    if not bool(is_consistent[mask.any(1)].all()):
-        raise UserError("self-check: a finished response does not end with EOS, or one that was cut does.")
+    require_close(f"{what} in training mode", others, trained, evaluated, mask, engine, size, RANDOM)
 
 
 def _keep_logits(causal_lm: nn.Module, count: int) -> dict[str, int]:
@@ -412,7 +250,7 @@ def _keep_logits(causal_lm: nn.Module, count: int) -> dict[str, int]:
     return {"logits_to_keep": count} if "logits_to_keep" in parameters else {}
 
 
-def _require_close(
+def require_close(
     what: str,
     others: str,
     numbers: Tensor,
@@ -423,7 +261,7 @@ def _require_close(
     cause: str = WRONG,
 ) -> None:
     """Raises UserError if numbers on the mask differ by more than rounding of numbers of this size explains."""
-    difference = _largest(numbers - expected, mask)
+    difference = largest(numbers - expected, mask)
     tolerance = TOLERANCE[next(engine.module.parameters()).dtype] * max(1.0, size)
     check_weights(engine, difference)
     if not difference <= tolerance:

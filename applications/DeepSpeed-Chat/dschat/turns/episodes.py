@@ -18,9 +18,9 @@ from transformers import PreTrainedTokenizerBase
 from dschat.base.errors import UserError
 from dschat.data.encoding import decode_sampled
 from dschat.data.messages import TOOLS
-from dschat.data.notes import NOT_IN_TEMPLATE, unwritten_parts
 from dschat.data.observations import ConversationEncoder
 from dschat.data.rows import Row, in_words
+from dschat.data.template_notes import NOT_IN_TEMPLATE, unwritten_parts
 from dschat.data.turn_end import reply_contents
 from dschat.rollouts.engine import Generation, ResponseSampler
 from dschat.rollouts.sampling import Sampling, row_seed

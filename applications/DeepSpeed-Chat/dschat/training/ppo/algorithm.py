@@ -58,7 +58,8 @@ from dschat.training.ppo.models import MovingAverage, PPOModels, trained_engines
 from dschat.training.ppo.score import ExternalStats, RolloutScorer, ScoredBatch, ScoredRows
 from dschat.training.ppo.update import UpdateContext, ppo_update, rows_of_updates
 from dschat.training.rehearsal import filled_rollout, rehearsal, rows_of
-from dschat.training.selfcheck import check_rollout, check_scalar
+from dschat.training.rollout_check import check_rollout
+from dschat.training.scalar_check import check_scalar
 from dschat.training.throughput import ROLLOUT_SPEEDS, Throughput
 from macro_actions.estimators import Estimator
 from macro_actions.rewards import ScoreMoments, kl_controller

@@ -15,10 +15,11 @@ from dschat.data.examples import PromptExample, prompt_examples
 from dschat.data.notes import RESPONSES_OF_STEPS, warn_of_template
 from dschat.engine.engine import Engine, frozen_engine, train_engine
 from dschat.models.adapters import find_adapter, lora_config
+from dschat.models.classifiers import load_critic
 from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import choose_trained
 from dschat.models.limits import check_length
-from dschat.models.load import load_causal_lm, load_critic, require_savable
+from dschat.models.load import load_causal_lm, require_savable
 from dschat.models.policy import PolicyModel
 from dschat.models.pretrained import open_config
 from dschat.models.reward_notes import warn_of_other_end

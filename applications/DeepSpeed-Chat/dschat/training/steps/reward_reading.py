@@ -5,7 +5,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.engine.engine import frozen_engine
-from dschat.models.load import load_trained_scalar
+from dschat.models.classifiers import load_trained_scalar
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.models.tokenizer import same_ids
 from dschat.scoring.reward_model import RewardModelScores

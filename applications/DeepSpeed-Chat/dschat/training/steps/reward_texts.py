@@ -6,7 +6,8 @@ import logging
 from transformers import PreTrainedTokenizerBase
 
 from dschat.engine.engine import frozen_engine
-from dschat.models.load import is_bidirectional, load_trained_scalar
+from dschat.models.classifiers import load_trained_scalar
+from dschat.models.load import is_bidirectional
 from dschat.models.pretrained import open_config
 from dschat.models.scalar import ScalarModel
 from dschat.run.distributed import device

@@ -28,8 +28,8 @@ from dschat.base.errors import UserError
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
 from dschat.models.adapters import adapter_settings, find_adapter
+from dschat.models.classifiers import classifier_class, drop_eos_as_pad
 from dschat.models.heads import zero_head
-from dschat.models.load import classifier_class, drop_eos_as_pad
 from dschat.models.lora import load_adapter
 from dschat.models.pretrained import open_config
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss

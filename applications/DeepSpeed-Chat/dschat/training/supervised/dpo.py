@@ -18,7 +18,7 @@ from dschat.training.iteration import eval_size, on_device
 from dschat.training.reference import REFERENCE_FOLDER, pair_lengths, pair_logprobs, with_logprobs, with_reference
 from dschat.training.selfcheck import check_policy
 from dschat.training.supervised.algorithm import RowStatistics, Task, statistics_of_rows
-from macro_actions.losses import dpo_loss
+from macro_actions.supervised_losses import dpo_loss
 
 Pair = TypeVar("Pair", bound=PreferenceExample)
 

@@ -14,7 +14,7 @@ from dschat.run.distributed import device, is_main
 from dschat.settings.flags import default_of
 from dschat.settings.kl import KLFlags
 from dschat.training.iteration import on_device
-from dschat.training.selfcheck import check_scalar
+from dschat.training.scalar_check import check_scalar
 from dschat.training.supervised.algorithm import RowStatistics, Task, statistics_of_rows
 from macro_actions.reward_losses import Pairs, RewardLoss, reward_loss
 from macro_actions.types import select_rows

@@ -13,9 +13,9 @@ from dschat.models.engines import TrainedPolicy
 from dschat.run.distributed import device
 from dschat.run.metrics import STANDARD_ERROR
 from dschat.training.iteration import on_device
-from dschat.training.selfcheck import check_packing, check_policy
+from dschat.training.selfcheck import check_policy
 from dschat.training.supervised.algorithm import RowStatistics, Task
-from macro_actions.losses import sft_loss
+from macro_actions.supervised_losses import sft_loss
 
 
 class SFTTask(Task[SFTExample, TrainedPolicy]):
@@ -55,6 +55,8 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
     def prepare(self, engine: TrainedPolicy) -> None:
         """Raises UserError if packed examples of this model would see each other."""
         if self._width is not None:
+            from dschat.training.packing_check import check_packing
+
             engine.eval()
             check_packing(engine, self.train[:2], self._pad_id)
 
