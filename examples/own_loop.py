@@ -11,7 +11,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma2ForSequenceClass
 
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.rollouts.generate import sample
+from dschat.rollouts.continuous import sample
 from dschat.rollouts.sampling import Sampling, row_seed
 from macro_actions.conditions import fixed
 from macro_actions.estimators import EstimatorSettings, gae_batch

@@ -392,7 +392,7 @@ def test_steps_load_no_wing() -> None:
     step_3 = {name for name in sft if name.startswith(("dschat.rollouts", "dschat.scoring", "dschat.training.ppo"))}
     assert step_3 | {name for name in sft if wing_of(name) not in (None, "plan")} == set()
     wings = {name for name in ppo if wing_of(name) not in (None, "plan") and name.count(".") > 1}
-    assert {name for name in wings if not name.endswith("settings")} == {"dschat.judge.rubrics"}
+    assert {name for name in wings if not name.endswith("settings")} == set()
     assert "dschat.training.ppo.algorithm" in ppo and "dschat.training.loop" in sft
 
 

@@ -30,7 +30,7 @@ from dschat.refuel.data_options import RankOptions
 from dschat.refuel.generate import first_messages
 from dschat.refuel.rank import run_rank
 from dschat.rollouts import scheduler, slots
-from dschat.rollouts.generate import sample
+from dschat.rollouts.continuous import sample
 from dschat.rollouts.sampling import inverse_cdf
 from dschat.training import nonfinite
 from factories import make_causal_lm, make_tokenizer, random_ids, run_of, sampling_of

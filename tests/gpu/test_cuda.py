@@ -9,8 +9,8 @@ from dschat.models.compiled import compile_layers
 from dschat.models.load import load_causal_lm
 from dschat.models.opening import LoadOptions
 from dschat.models.policy import PolicyModel
+from dschat.rollouts.continuous import ContinuousEngine, sample
 from dschat.rollouts.decoder import Decoder
-from dschat.rollouts.generate import ContinuousEngine, sample
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.static import StaticDecoder
 from dschat.scoring.function import FunctionScores

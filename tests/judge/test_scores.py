@@ -19,7 +19,8 @@ from dschat.judge.rubrics import Rubric
 from dschat.judge.scores import JudgeScores, JudgeSettings, shuffled
 from dschat.run import stop
 from dschat.run.stop import Stopped
-from dschat.scoring.source import EpisodeRecords, ResponseTexts, Weighted, WeightedScores
+from dschat.scoring.source import EpisodeRecords, ResponseTexts, Weighted
+from dschat.scoring.weighted import WeightedScores
 from factories import EOS, make_prompt, make_rollout, ragged_rows
 from fake_judge import graded_in, judge_server, places_by_good, points_by_good
 

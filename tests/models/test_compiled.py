@@ -23,7 +23,7 @@ from dschat.models.eager import compiler_of
 from dschat.models.finetuning import enable_gradient_checkpointing
 from dschat.models.lora import adapters_off, add_lora
 from dschat.models.policy import PolicyModel
-from dschat.rollouts.generate import sample
+from dschat.rollouts.continuous import sample
 from dschat.rollouts.static import StaticDecoder
 from factories import sampling_of
 from model_families import MODEL_FAMILIES

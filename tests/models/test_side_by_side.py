@@ -13,7 +13,7 @@ from closeness import assert_near
 from compiler_state import fresh_compiler
 from dschat.models.compiled import Compiler, compile_layers
 from dschat.models.side_by_side import common_layout, lay_side_by_side, merge_linears, merging_backend
-from dschat.rollouts.generate import sample
+from dschat.rollouts.continuous import sample
 from dschat.rollouts.static import StaticDecoder
 from factories import sampling_of
 from rollout_cases import ENDS, model_of, prompts_of, seeds_of

@@ -13,7 +13,8 @@ from dschat.models.load import load_causal_lm
 from dschat.models.policy import PolicyModel
 from dschat.models.tokenizer import load_tokenizer
 from dschat.models.vocabulary import id_count, missing_ids, missing_ids_of
-from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
+from dschat.rollouts.continuous import ContinuousEngine
+from dschat.rollouts.generate import GenerateEngine
 from dschat.scoring.reward_reader import load_reward_model
 from factories import KINDS, make_causal_lm, make_classifier, make_tokenizer, random_ids, sampling_of, save_folder
 from macro_actions.logprobs import Head, token_logprobs

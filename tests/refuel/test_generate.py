@@ -12,7 +12,7 @@ from dschat.base.errors import UserError
 from dschat.data.turn_end import turn_end
 from dschat.refuel.data_options import GenerateOptions
 from dschat.refuel.generate import DialogueSampling, first_messages, run_generate, sampled_turns
-from dschat.rollouts.generate import ContinuousEngine
+from dschat.rollouts.continuous import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.turns.dialogues import OUTGROWN, PolicyAssistant
 from factories import make_causal_lm

@@ -11,9 +11,9 @@ import transformers
 
 from closeness import assert_near
 from dschat.rollouts import scheduler, static
+from dschat.rollouts.continuous import sample, supports
 from dschat.rollouts.decoder import Decoder
 from dschat.rollouts.engine import Generation
-from dschat.rollouts.generate import sample, supports
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.slots import SlotCache
 from dschat.rollouts.static import StaticDecoder

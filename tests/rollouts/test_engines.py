@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from dschat.rollouts.continuous import sample
 from dschat.rollouts.engine import Generation
-from dschat.rollouts.generate import generate, sample
+from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.static import StaticDecoder
 from factories import BOS, EOS, KINDS, PAD, favouring, make_causal_lm, random_ids, same_rollout, sampling_of

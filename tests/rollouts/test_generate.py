@@ -8,7 +8,8 @@ import pytest
 import transformers
 from transformers import GenerationConfig
 
-from dschat.rollouts.generate import ContinuousEngine, GenerateEngine, generate
+from dschat.rollouts.continuous import ContinuousEngine
+from dschat.rollouts.generate import GenerateEngine, generate
 from dschat.training.steps import ppo as builders
 from factories import EOS, PAD, favouring, make_causal_lm, ppo_config, random_ids, same_rollout, sampling_of
 

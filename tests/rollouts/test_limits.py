@@ -9,9 +9,10 @@ import torch
 
 from closeness import assert_near
 from dschat.rollouts import scheduler, static
+from dschat.rollouts.continuous import sample
 from dschat.rollouts.decoder import Decoder
 from dschat.rollouts.engine import assemble
-from dschat.rollouts.generate import generate, sample
+from dschat.rollouts.generate import generate
 from dschat.rollouts.static import StaticDecoder
 from factories import EOS, PAD, hf_logprobs, make_causal_lm, random_ids, sampling_of
 from rollout_cases import ENDS, by_hand, model_of, seeds_of

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from closeness import EPS, FORMULA, assert_near
 from dschat.rollouts import scheduler, static
+from dschat.rollouts.continuous import ContinuousEngine, sample
 from dschat.rollouts.decoder import Capacity
-from dschat.rollouts.generate import ContinuousEngine, sample
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.static import StaticDecoder, rows_of_step
 from factories import hf_logprobs, make_causal_lm, sampling_of

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from dschat.rollouts.generate import generate, sample
+from dschat.rollouts.continuous import sample
+from dschat.rollouts.generate import generate
 from dschat.rollouts.scheduler import BatchScheduler
 from dschat.run import stop
 from dschat.run.stop import Stopped, raise_if_stopped_here, stopping_together

@@ -11,7 +11,8 @@ from closeness import FORMULA, assert_near
 from dschat.base.user_function import load_function
 from dschat.rollouts.termination import user_condition
 from dschat.scoring.function import FunctionScores
-from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores
+from dschat.scoring.source import ResponseTexts, Weighted
+from dschat.scoring.weighted import WeightedScores
 from factories import EOS, make_prompt, make_rollout
 from macro_actions.types import Rollout, Trajectory
 

@@ -11,7 +11,8 @@ from dschat.run import stop
 from dschat.run.stop import Stopped
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
-from dschat.scoring.source import ResponseTexts, Scores, Weighted, WeightedScores
+from dschat.scoring.source import ResponseTexts, Scores, Weighted
+from dschat.scoring.weighted import WeightedScores
 from factories import make_classifier, make_prompt, make_rollout, ragged_rows
 from launches import run_ranks
 

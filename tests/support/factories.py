@@ -405,7 +405,7 @@ def ppo_loop(
         teacher: a Hugging Face model, frozen; none by default.
         options: of `engine_of`; the learning rates are those of the flags by default.
     """
-    from dschat.rollouts.generate import ContinuousEngine
+    from dschat.rollouts.continuous import ContinuousEngine
     from dschat.run.distributed import world_size
     from dschat.scoring.function import FunctionScores
     from dschat.training.ppo.models import MovingAverage, PPOModels

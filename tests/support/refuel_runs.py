@@ -17,7 +17,7 @@ from dschat.refuel.models import RefuelModels
 from dschat.refuel.online import Refuel
 from dschat.refuel.online_settings import RefuelOnlineConfig
 from dschat.refuel.scores import FunctionDialogueScores
-from dschat.rollouts.generate import ContinuousEngine
+from dschat.rollouts.continuous import ContinuousEngine
 from dschat.run.distributed import world_size
 from factories import (
     HIDDEN,

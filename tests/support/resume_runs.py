@@ -18,8 +18,8 @@ from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.models.lora import add_lora
 from dschat.refuel.token_pairs import RegressionExample
+from dschat.rollouts.continuous import ContinuousEngine
 from dschat.rollouts.engine import Generation, RolloutEngine
-from dschat.rollouts.generate import ContinuousEngine
 from dschat.run import stop
 from dschat.run.checkpoint import MANIFEST, digest
 from dschat.run.distributed import broadcast_object, is_main, world_size

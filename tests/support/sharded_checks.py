@@ -19,7 +19,8 @@ from dschat.engine.engine import frozen_engine
 from dschat.engine.zero3 import parameter_offload
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
-from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
+from dschat.rollouts.continuous import ContinuousEngine
+from dschat.rollouts.generate import GenerateEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import is_main, rank
 from dschat.run.model_folders import ModelFolders, SavedModel

@@ -292,7 +292,7 @@ def episode_loop(
         reference: a Hugging Face model; the actor's weights before training if not given.
         flags: others than those of an update of 4 episodes in micro-batches of 2.
     """
-    from dschat.rollouts.generate import ContinuousEngine
+    from dschat.rollouts.continuous import ContinuousEngine
     from dschat.run.distributed import world_size
     from dschat.training.ppo.models import PPOModels
     from dschat.training.steps.scores import SourceParts, reward_source

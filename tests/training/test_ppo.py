@@ -12,7 +12,8 @@ from cli_runs import read_jsonl
 from closeness import UPDATE, assert_near, near
 from dschat.run.state import SeedKind, derive_seed
 from dschat.scoring.function import FunctionScores
-from dschat.scoring.source import Scores, Weighted, WeightedScores
+from dschat.scoring.source import Scores, Weighted
+from dschat.scoring.weighted import WeightedScores
 from factories import (
     hf_logprobs,
     largest_difference,

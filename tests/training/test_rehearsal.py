@@ -12,7 +12,7 @@ import torch
 
 from dschat.base.errors import UserError
 from dschat.engine.rehearsal import first_update_bytes
-from dschat.rollouts.generate import ContinuousEngine
+from dschat.rollouts.continuous import ContinuousEngine
 from dschat.training import rehearsal
 from factories import engine_of, make_causal_lm, pad_rows, ragged_rows
 from reduction_cases import CASES, DTYPES, update

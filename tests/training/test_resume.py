@@ -12,7 +12,7 @@ import torch
 
 from dschat.base.errors import ServerLost, UserError
 from dschat.refuel import online as refuel
-from dschat.rollouts.generate import ContinuousEngine
+from dschat.rollouts.continuous import ContinuousEngine
 from dschat.run import checkpoint
 from dschat.training import reference as pairs
 from dschat.training.ppo import algorithm, update

@@ -10,7 +10,7 @@ import torch
 
 from cli_runs import read_jsonl
 from closeness import FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
-from dschat.rollouts.generate import ContinuousEngine
+from dschat.rollouts.continuous import ContinuousEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.training.ppo.credit import assign_credit, tokens_that_count

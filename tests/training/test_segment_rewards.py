@@ -8,7 +8,8 @@ import torch
 
 from closeness import assert_near
 from dschat.scoring.function import FunctionScores
-from dschat.scoring.source import Weighted, WeightedScores
+from dschat.scoring.source import Weighted
+from dschat.scoring.weighted import WeightedScores
 from dschat.training.iteration import pass_size
 from dschat.training.ppo.credit import with_scores
 from dschat.training.ppo.models import response_logprobs, response_values

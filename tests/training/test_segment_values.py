@@ -11,7 +11,8 @@ from closeness import FORMULA, assert_near
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
-from dschat.scoring.source import ResponseTexts, Scores, Weighted, WeightedScores
+from dschat.scoring.source import ResponseTexts, Scores, Weighted
+from dschat.scoring.weighted import WeightedScores
 from dschat.training.iteration import Clock
 from dschat.training.ppo.collect import ActorSampler
 from factories import credit_of_batch, make_causal_lm, make_prompts, ppo_config, ppo_loop

@@ -10,7 +10,7 @@ from dialogue_cases import chat_tokenizer, dialogue
 from dschat.base.chat_servers import Endpoint, EndpointFlags
 from dschat.base.errors import UserError
 from dschat.data.turn_end import turn_end
-from dschat.rollouts.generate import ContinuousEngine
+from dschat.rollouts.continuous import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.turns.dialogues import SILENT, AssistantTurn, PolicyAssistant, UserFromData, roll_out
 from dschat.turns.users import FunctionUser, ModelWriter, ServerWriter, SimulatedUser, question_of, simulator_prompt

@@ -10,7 +10,7 @@ import torch
 
 from closeness import assert_near
 from dschat.models.layout import Lengths, lay_out
-from dschat.rollouts.termination import _runs_of
+from dschat.rollouts.text_conditions import _runs_of
 from dschat.scoring.source import EpisodeRecords, ResponseTexts
 from dschat.training.ppo.credit import assign_credit, with_scores
 from dschat.training.ppo.metrics import repeated_4grams, rollout_metrics, token_table

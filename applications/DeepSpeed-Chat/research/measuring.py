@@ -14,7 +14,7 @@ from dschat.data.examples import PromptExample
 from dschat.data.rows import Row
 from dschat.models.layout import PassSize, layouts
 from dschat.models.policy import PolicyModel
-from dschat.rollouts.generate import choose_engine
+from dschat.rollouts.continuous import choose_engine
 from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.scoring.source import ResponseTexts, Scores, scores_of
 from macro_actions.types import Rollout

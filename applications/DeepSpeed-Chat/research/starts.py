@@ -24,7 +24,7 @@ from dschat.models.load import load_causal_lm
 from dschat.models.scalar import ScalarModel
 from dschat.models.tiny import make_gemma
 from dschat.models.tokenizer import load_tokenizer
-from dschat.rollouts.generate import sample
+from dschat.rollouts.continuous import sample
 from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.settings.common import CommonConfig
 from dschat.settings.supervised import RewardConfig, SFTConfig

@@ -22,8 +22,8 @@ from dschat.models.compiled import compile_layers
 from dschat.models.engines import TrainedPolicy
 from dschat.models.layout import Lengths
 from dschat.models.operations import ModelCost, cost_of, decoding_bytes
+from dschat.rollouts.continuous import ContinuousEngine
 from dschat.rollouts.engine import pad_prompts
-from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
 
 Figures = dict[str, float | str]

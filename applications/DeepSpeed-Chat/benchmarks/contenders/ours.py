@@ -23,8 +23,8 @@ from dschat.models.engines import TrainedPolicy
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.quickstart.subcommands import as_arguments
+from dschat.rollouts.continuous import ContinuousEngine
 from dschat.rollouts.engine import Generation, ResponseSampler, assemble, pad_prompts
-from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.termination import TerminationCondition
 from dschat.run.distributed import device

@@ -18,8 +18,8 @@ from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
 from dschat.models.opening import choose_device, choose_dtype
 from dschat.models.tokenizer import own_end_ids
+from dschat.rollouts.continuous import choose_engine
 from dschat.rollouts.engine import ResponseSampler
-from dschat.rollouts.generate import choose_engine
 from dschat.rollouts.sampling import Sampling, row_seed
 
 ACTOR = "actor"  # folder of the policy below a step-3 output folder

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dschat.judge.rubrics import read_rubric
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
 from dschat.settings.rewards import longest_rollout
 from dschat.settings.rules import ADDRESS, Check, Rule
+
+if TYPE_CHECKING:
+    from dschat.judge.rubrics import Rubric
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -65,12 +67,18 @@ def _asks(config: Any) -> bool:
 
 def _ranks(config: Any) -> bool:
     """Whether the judge ranks the responses to a prompt."""
-    return _asks(config) and read_rubric(config.rewards.reward_judge, "--reward_judge").ranks
+    return _asks(config) and _rubric(config).ranks
 
 
 def _check_rubric(config: Any) -> None:
     if _asks(config):
-        read_rubric(config.rewards.reward_judge, "--reward_judge")
+        _rubric(config)
+
+
+def _rubric(config: Any) -> Rubric:
+    from dschat.judge.rubrics import read_rubric  # which a run without a judge does not load
+
+    return read_rubric(config.rewards.reward_judge, "--reward_judge")
 
 
 def _longest_wait(config: Any) -> float:

@@ -29,6 +29,11 @@ PADDING = 0.05  # maximum share of padding in groups that are cut by tokens
 WITHOUT_GRADIENT = 4  # size of a pass without gradients, relative to a training pass: it keeps no activations
 
 
+def round_up(number: int, step: int) -> int:
+    """The smallest multiple of `step` that is not below `number`."""
+    return -(-number // step) * step
+
+
 @dataclass(frozen=True)
 class PassSize:
     """Maximum size of one forward pass on one process."""

@@ -27,7 +27,7 @@ from dschat.refuel.models import (
 )
 from dschat.refuel.online_settings import RefuelOnlineConfig
 from dschat.refuel.start_check import check_start
-from dschat.rollouts.generate import decoding_bytes
+from dschat.rollouts.continuous import decoding_bytes
 from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import device, largest_over_ranks, sum_over_ranks
 from dschat.run.metrics import Means, with_variances

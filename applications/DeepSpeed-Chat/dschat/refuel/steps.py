@@ -28,7 +28,7 @@ from dschat.refuel.online import Refuel
 from dschat.refuel.online_settings import RefuelOnlineConfig
 from dschat.refuel.scores import DialogueScores, RewardModelDialogueScores, function_scores, reward_model_scores
 from dschat.refuel.token_pairs import load_regression_data
-from dschat.rollouts.generate import Report, choose_engine
+from dschat.rollouts.continuous import Report, choose_engine
 from dschat.run.distributed import device, is_main
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput

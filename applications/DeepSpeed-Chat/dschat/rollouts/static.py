@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from dschat.models.layout import COLUMN_STEP
+from dschat.models.layout import COLUMN_STEP, round_up
 from dschat.models.opening import PLAIN_ATTENTION
 from dschat.rollouts.attention import one_token_attention
 from dschat.rollouts.decoder import Capacity, Decoder, SampleTokens
@@ -223,8 +223,3 @@ def rows_of_step(live: int) -> int:
     if live > ROW_STEP:
         return round_up(live, ROW_STEP)
     return max(2, 1 << (live - 1).bit_length())
-
-
-def round_up(number: int, step: int) -> int:
-    """The smallest multiple of `step` that is not below `number`."""
-    return -(-number // step) * step

@@ -4,7 +4,7 @@
 1. dschat/ranks.py forwards the signal to the training processes. Each of them reads its own clock for --max_time.
 2. While a run trains, from the first evaluation to the last (training/loop.py: Loop.fit), a process only records it.
 3. `raise_if_stopped` raises Stopped on all ranks at every micro-batch (in training/ppo/update.py, for example).
-   `raise_if_stopped_here` raises it on one rank at every sampled token (in rollouts/generate.py, for example), inside
+   `raise_if_stopped_here` raises it on one rank at every sampled token (in rollouts/continuous.py, say), inside
    `stopping_together`. vLLM finishes its rollout first.
 4. Checkpoints.stopping (run/checkpoint.py) saves a checkpoint.
 5. run_main (dschat/main.py) says how to resume, and returns the exit status.

@@ -7,7 +7,7 @@
 - Any other status is a final failure: the request is not repeated.
 
 A final failure raises UserError, which ends the run. With --on_reward_error skip, the responses get NaN instead, and
-`scoring/source.py: WeightedScores` excludes them. SIGTERM and Ctrl-C end all waiting. The flags are in
+`scoring/weighted.py: WeightedScores` excludes them. SIGTERM and Ctrl-C end all waiting. The flags are in
 settings/rewards.py, their checks in settings/ppo.py.
 
 Our own server, scoring/serve.py, answers with status 500 if its model fails, with null for a text that the model

@@ -144,7 +144,7 @@ _TABLE = (
     Condition("randomized", "rollouts.termination:randomized", RandomizedFlags),
     Condition(
         "parsing",
-        "rollouts.termination:Parsing",
+        "rollouts.text_conditions:Parsing",
         ParsingFlags,
         check=_check_parser,
         title=lambda flags: f"{flags.parser}, cutoff {flags.parsing_cutoff}",
@@ -164,8 +164,8 @@ _TABLE = (
         note="at tokens unlikely under the policy",
         logprobs="policy",
     ),
-    Condition("sentence", "rollouts.termination:sentences"),
-    Condition("line", "rollouts.termination:lines"),
+    Condition("sentence", "rollouts.text_conditions:sentences"),
+    Condition("line", "rollouts.text_conditions:lines"),
     Condition("turn", "rollouts.termination:turn", note="where the policy's turn ends, see environment"),
 )
 CONDITIONS: dict[str, Condition] = {condition.name: condition for condition in _TABLE}

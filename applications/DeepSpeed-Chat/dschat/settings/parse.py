@@ -28,11 +28,10 @@ from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.config import Config
-from dschat.settings.files import ConfigFile, read_file
+from dschat.settings.file_values import ConfigFile
 from dschat.settings.flag_types import as_text, holds_paths, read_value
 from dschat.settings.flags import Flag, flags_by_spelling, flags_of
 from dschat.settings.parser import FlagParser
-from dschat.settings.presets import batch_sizes
 from dschat.settings.variables import escape_path, escape_text, expand_path, expand_text
 
 T = TypeVar("T")
@@ -117,12 +116,20 @@ def resolve(
     prints = words_of_flags.pop("print_config", False)
     if parser.takes_files:
         config = words_of_flags.pop("config", config)
-    file = ConfigFile({}, {}, environ) if config is None else read_file(config, command, environ)
+    file = ConfigFile({}, {}, environ)
+    if config is not None:
+        from dschat.settings.files import read_file
+
+        file = read_file(config, command, environ)
     _warn_of_inert_flags(parser, [*words_of_flags, *file.settings])
     values, origins = read_values(config_class, parser, words_of_flags, file, environ)
 
     # The preset's batch sizes, defaults.
-    sizes = batch_sizes(file.preset.get("most_per_gpu", {}), values, processes)
+    sizes: dict[str, int] = {}
+    if "most_per_gpu" in file.preset:
+        from dschat.settings.presets import batch_sizes
+
+        sizes = batch_sizes(file.preset["most_per_gpu"], values, processes)
     for name, size in sizes.items():
         if name not in values:
             values[name] = size

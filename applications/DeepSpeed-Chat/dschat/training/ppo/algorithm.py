@@ -3,7 +3,7 @@
 
 `PPO.iterate` is the table of contents. One iteration, from prompts to the optimiser's step:
 
-1. ppo/collect.py: samples responses to this rank's prompts. The rollout engine is by default rollouts/generate.py.
+1. ppo/collect.py: samples responses to this rank's prompts. The rollout engine is by default rollouts/continuous.py.
 2. ppo/score.py: scores them, computes log-probs and values, and cuts them into macro actions: a `ScoredBatch`.
 3. ppo/credit.py: `assign_credit` computes advantages and returns as the flags say, before the update or from its own
    forward passes, by an estimator of `macro_actions.estimators` (`gae_batch`).
@@ -25,8 +25,8 @@ from dschat.data.tokenised import lengths_of
 from dschat.engine.process_group import training_dtype
 from dschat.models.engines import Trained
 from dschat.models.layout import Integers, Lengths
+from dschat.rollouts.continuous import decoding_bytes
 from dschat.rollouts.engine import Generation
-from dschat.rollouts.generate import decoding_bytes
 from dschat.rollouts.termination import TerminationCondition
 from dschat.run.distributed import is_main, world_size
 from dschat.run.output import Run

@@ -3,7 +3,7 @@
 
 1. `ScoringCollector` (here) takes responses from a `Sampler` and scores them (ppo/score.py). `CurrentSampler` (here)
    samples with the current weights, `AheadSampler` (ppo/ahead.py) one iteration ahead. Both ask `ActorSampler`, which
-   passes prompts and seeds to the rollout engine: by default continuous batching (rollouts/generate.py: `sample`).
+   passes prompts and seeds to the rollout engine: by default continuous batching (rollouts/continuous.py: `sample`).
 2. `RefillCollector` (ppo/refill.py) replaces prompts whose responses all have the same score.
 3. `SegmentValueCollector` (ppo/segment_values.py) measures the values of states by sampling completions.
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,8 +28,10 @@ from dschat.training.ppo.models import PPOModels, response_logprobs, response_va
 from macro_actions.conditions import at_most
 from macro_actions.groups import are_equal
 from macro_actions.segments import on_last_tokens, segment
-from macro_actions.token_text import TokenReader, texts_of_macro_actions
 from macro_actions.types import MacroActions, Rollout, ScoredRollout, Trajectory, without_responses
+
+if TYPE_CHECKING:
+    from macro_actions.token_text import TokenReader
 
 # Further numbers of each response by name, (B,) each: parts of the score, and the metric function's results.
 AuxiliaryScores = Mapping[str, Tensor]
@@ -130,7 +133,6 @@ class RolloutScorer:
         self.models = models
         self.condition = condition
         self._tokenizer = tokenizer
-        self._reader = TokenReader(tokenizer)
         self._config = config
         self._temperature = config.sampling.temperature
         self._size = size
@@ -224,8 +226,16 @@ class RolloutScorer:
             logprobs = self.actor_logprobs(generation.rollout, generation)
         return self.find_ends(scored, logprobs, None, epoch)
 
+    @cached_property
+    def _reader(self) -> TokenReader:
+        from macro_actions.token_text import TokenReader
+
+        return TokenReader(self._tokenizer)
+
     def _segments_of(self, rollout: Rollout, texts: ResponseTexts, macro: MacroActions) -> Segments:
         """Texts and lengths of the macro actions of each response, for the score sources."""
+        from macro_actions.token_text import texts_of_macro_actions
+
         decode = partial(decode_response, self._tokenizer)
         segment_texts = []
         segment_lengths = []

@@ -33,8 +33,8 @@ from dschat.models.tokenizer import (
     vocabulary_difference,
 )
 from dschat.models.vocabulary import id_count, lacks_rows, row_count
+from dschat.rollouts.continuous import Report, choose_engine
 from dschat.rollouts.engine import RolloutEngine
-from dschat.rollouts.generate import Report, choose_engine
 from dschat.rollouts.termination import TerminationCondition
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput

@@ -15,7 +15,7 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from dschat.run.distributed import world_size
-from dschat.scoring.source import NoScores, ScoreSource, Weighted, WeightedScores
+from dschat.scoring.source import NoScores, ScoreSource, Weighted
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.rewards import SIMULATED_USER, SOURCE_BY_FLAG, SourceKind, longest_rollout
 from dschat.training.steps.engines import RunPlan
@@ -68,6 +68,8 @@ def reward_source(parts: SourceParts) -> ScoreSource:
     # Beside sums, `WeightedScores` reports scores by name, leaves out responses without one, and adds metrics.
     reports_names = any(source.name is not None for source in weighted)
     if reports_names or parts.skips or config.has_simulated_user:
+        from dschat.scoring.weighted import WeightedScores
+
         return WeightedScores(weighted, parts.skips)
     return weighted[0].source
 
