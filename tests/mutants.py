@@ -761,7 +761,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_log_probs_and_entropy_are_those_of_the_models_own_logits[gemma-1.0]"),
     ("the fastest rank is called the slowest", "slowest_rank", "max(_a)", "min(_a)", "test_the_slowest_rank"),
     # engine
-    ("gloo's interface for every hostname", "_choose_interface", "_a or is_reachable(_b)", "_a",
+    ("gloo's interface for every hostname", "choose_interface", "_a or is_reachable(_b)", "_a",
      "test_the_interface_of_a_hostname_that_only_its_machine_can_reach"),
     ("link-local addresses are reached", "is_reachable", "_a or _b.is_link_local", "_a",
      "test_addresses_that_mean_another_machine_elsewhere"),

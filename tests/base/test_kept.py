@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from dschat.base.kept import Kept, changed_names, first_change, settings_of_kept
+from dschat.base.changes import changed_names, first_change
+from dschat.base.kept import Kept, settings_of_kept
 
 
 def test_a_content_is_opened_by_the_settings_that_made_it(tmp_path):

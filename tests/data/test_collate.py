@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dschat.base.errors import UserError
-from dschat.data.collate import collate_pairs, collate_sft, eval_batches, further_examples, update_batches
+from dschat.data.batches import eval_batches, further_examples, update_batches
+from dschat.data.collate import collate_pairs, collate_sft
 from dschat.data.examples import PairExample, SFTExample
 
 PAD = 0

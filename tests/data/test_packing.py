@@ -4,7 +4,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dschat.data.collate import collate_packed, pack, update_batches
+from dschat.data.batches import update_batches
+from dschat.data.collate import collate_packed, pack
 from dschat.data.examples import SFTExample
 
 PAD = 0

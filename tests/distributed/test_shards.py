@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dschat.data.collate import eval_batches, update_batches
+from dschat.data.batches import eval_batches, update_batches
 
 WORLDS = st.integers(1, 5)
 

@@ -12,7 +12,7 @@ from torch.utils import cpp_extension
 
 from cli_runs import run_command
 from dschat.base.errors import UserError
-from dschat.engine import process_group
+from dschat.engine import interface, process_group
 from dschat.engine.process_group import prepare_op
 from dschat.main import report_error
 from dschat.run import distributed
@@ -55,10 +55,10 @@ def test_the_interface_of_a_hostname_that_only_its_machine_can_reach(
     hostname_address, own_address, interfaces, chosen, two_machines
 ) -> None:
     two_machines(hostname_address, own_address, interfaces)
-    process_group._choose_interface()
+    interface.choose_interface()
     assert os.environ.get("GLOO_SOCKET_IFNAME") == chosen
     os.environ["GLOO_SOCKET_IFNAME"] = "mine"
-    process_group._choose_interface()
+    interface.choose_interface()
     assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
 
 
@@ -66,7 +66,7 @@ def test_the_interface_of_a_hostname_that_only_its_machine_can_reach(
 def test_an_interface_that_is_not_known(own_address, interfaces, two_machines) -> None:
     two_machines("127.0.1.1", own_address, interfaces)
     with pytest.raises(UserError, match=r"resolves to 127\.0\.1\.1, .* set GLOO_SOCKET_IFNAME to it, of "):
-        process_group._choose_interface()
+        interface.choose_interface()
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ def two_machines(monkeypatch):
 
     def made(hostname_address, own_address, interfaces):
         outside = [(name, addresses[name]) for name in interfaces.split()]
-        monkeypatch.setattr(process_group, "address_of_hostname", lambda: hostname_address)
-        monkeypatch.setattr(process_group, "address_towards", lambda host: own_address)
-        monkeypatch.setattr(process_group, "outside_interfaces", lambda: outside)
+        monkeypatch.setattr(interface, "address_of_hostname", lambda: hostname_address)
+        monkeypatch.setattr(interface, "address_towards", lambda host: own_address)
+        monkeypatch.setattr(interface, "outside_interfaces", lambda: outside)
 
     return made
 
@@ -111,8 +111,8 @@ def test_a_group_of_one_compiles_no_test_programs(tmp_path):
         "import deepspeed.ops.op_builder.builder as b\n"
         "def has_function(*a, **k): print('probed', a)\n"
         "b.OpBuilder.has_function = has_function\n"
-        "from dschat.engine.process_group import process_group\n"
-        "with process_group(): pass\n"
+        "from dschat.engine.interface import interface\n"
+        "with interface(): pass\n"
     )
     done = run_command([sys.executable, program], DS_ACCELERATOR="cpu").expect(0)
     assert "probed" not in done.stdout and "laio" not in done.stderr
@@ -124,12 +124,12 @@ def test_a_group_that_cannot_be_joined_leaves_nothing_behind(monkeypatch):
     def fail(timeout, save_timeout):
         raise OSError("no network")
 
-    for name in process_group.LAUNCH_VARIABLES:
+    for name in interface.LAUNCH_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(process_group, "_join_group", fail)
-    with pytest.raises(OSError, match="no network"), process_group.process_group():
+    monkeypatch.setattr(interface, "_join_group", fail)
+    with pytest.raises(OSError, match="no network"), interface.interface():
         raise AssertionError("not joined")
-    assert not set(process_group.LAUNCH_VARIABLES) & os.environ.keys()
+    assert not set(interface.LAUNCH_VARIABLES) & os.environ.keys()
 
 
 def test_a_group_of_one_leaves_the_variables_of_a_cluster(monkeypatch):
@@ -138,9 +138,9 @@ def test_a_group_of_one_leaves_the_variables_of_a_cluster(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(process_group, "_join_group", lambda timeout, save_timeout: None)
-    monkeypatch.setattr(process_group.dist, "barrier", lambda: None)
-    with process_group.process_group():
+    monkeypatch.setattr(interface, "_join_group", lambda timeout, save_timeout: None)
+    monkeypatch.setattr(interface.dist, "barrier", lambda: None)
+    with interface.interface():
         assert os.environ["WORLD_SIZE"] == "1"
     assert {name: os.environ[name] for name in variables} == variables and "RANK" not in os.environ
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dschat.data.collate import update_batches
+from dschat.data.batches import update_batches
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel

@@ -16,10 +16,11 @@ from dschat.training.ppo.collect import actor_sampling
 from dschat.training.ppo.credit import assign_credit
 from dschat.training.steps import engines
 from dschat.training.steps import ppo as builders
-from dschat.training.steps.engines import RunPlan, build_policy, engine_settings
+from dschat.training.steps.engines import RunPlan, engine_settings
 from dschat.training.steps.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.training.steps.reward import build_reward_model
 from dschat.training.steps.step3 import frozen_settings
+from dschat.training.steps.supervised import build_policy
 from dschat.vllm import step3 as vllm
 from dschat.vllm.servers import ServerNeeds
 from factories import (

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dschat.base.atomic import missing_folders, remove_empty, reporting
+from dschat.base.changes import first_change
 from dschat.base.errors import UserError
 from dschat.base.jsonl import dump_row, write_rows
-from dschat.base.kept import first_change
 from dschat.base.lock import Lock
 
 logger = logging.getLogger(__name__)

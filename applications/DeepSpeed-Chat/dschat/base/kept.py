@@ -16,24 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from dschat.base.atomic import write_file
+from dschat.base.changes import changed_names, first_change
 from dschat.base.jsonl import read_object
 
 MADE_FROM = "made_from"  # key of the settings in the file
 CONTENT = "content"  # key of what they made
-
-
-def changed_names(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Names whose values differ, those of `current` first; a name that is missing counts as None."""
-    names = dict.fromkeys([*current, *saved])
-    return [name for name in names if saved.get(name) != current.get(name)]
-
-
-def first_change(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-    """The first changed flag, as in "--seed 1, now it is 2"; empty if there is none."""
-    for name in changed_names(saved, current):
-        flag = name.replace("-", "_")
-        return f"--{flag} {saved.get(name)}, now it is {current.get(name)}"
-    return ""
 
 
 def settings_of_kept(path: Path) -> dict[str, Any] | None:

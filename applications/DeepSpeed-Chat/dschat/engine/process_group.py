@@ -23,13 +23,6 @@ import deepspeed  # noqa: E402
 from deepspeed.runtime import bf16_optimizer  # noqa: E402
 
 from dschat.base.errors import UserError  # noqa: E402
-from dschat.base.network import (  # noqa: E402
-    address_of_hostname,
-    address_towards,
-    describe_interfaces,
-    is_reachable,
-    outside_interfaces,
-)
 from dschat.models.opening import choose_dtype  # noqa: E402
 from dschat.run.distributed import device, make_host_groups  # noqa: E402
 
@@ -82,38 +75,11 @@ def _join_group(timeout: float, save_timeout: float) -> None:
         _select_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     with _explain_rendezvous(timeout):
         if _has_other_machines():
-            _choose_interface()
+            from dschat.engine.interface import choose_interface
+
+            choose_interface()
         deepspeed.init_distributed(dist_backend="nccl" if has_gpu else "gloo", timeout=timedelta(seconds=timeout))
     make_host_groups(timeout, save_timeout)
-
-
-def _choose_interface() -> None:
-    """Sets GLOO_SOCKET_IFNAME if this machine's hostname resolves to an address that other machines cannot reach.
-
-    gloo would give that address to the other ranks; with Debian's /etc/hosts it is 127.0.1.1. Instead it uses the
-    interface on the way to MASTER_ADDR or, if that is such a hostname of this machine, too, the only interface.
-
-    Raises:
-        UserError: the interface cannot be found.
-    """
-    hostname_address = address_of_hostname()
-    if "GLOO_SOCKET_IFNAME" in os.environ or is_reachable(hostname_address):
-        return
-    own_address = address_towards(os.environ["MASTER_ADDR"])
-    names = set()
-    for name, address in outside_interfaces():
-        if address == own_address or not is_reachable(own_address):
-            names.add(name)
-    reason = f"the hostname {socket.gethostname()} resolves to {hostname_address}, which other machines cannot reach"
-    if len(names) != 1:
-        raise UserError(
-            f"{reason}, and the network interface by which they reach this one is not known: set GLOO_SOCKET_IFNAME to"
-            f" it, of {describe_interfaces()}."
-        )
-    interface = names.pop()
-    os.environ["GLOO_SOCKET_IFNAME"] = interface
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        logger.warning("GLOO_SOCKET_IFNAME=%s is used, since %s", interface, reason)
 
 
 def _has_other_machines() -> bool:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.base.atomic import reporting, write_file
 from dschat.base.errors import UserError
-from dschat.data.collate import pad
+from dschat.data.batches import pad
 from dschat.data.encoding import encode_prompts, encode_responses
 from dschat.data.rows import Row
 from dschat.evaluation.macro_actions import MacroToken, macro_text

@@ -19,7 +19,6 @@ from dschat.plan.states import FLOAT32, Weights, Zero
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.deepspeed import deepspeed_settings
-from dschat.settings.supervised import OneModelConfig, RewardConfig
 
 ConfigLoader = Callable[[str, str], PreTrainedConfig]  # (path, flag) → the model's config
 RoleName = Literal["policy", "actor", "critic", "reference", "teacher", "reward model"]
@@ -61,22 +60,6 @@ def roles_of(config: CommonConfig, batches: BatchPlan, load_config: ConfigLoader
     builder = RoleBuilder(config, batches, load_config, dtype, on_gpu=device.type == "cuda")
     list_roles: Callable[[CommonConfig, RoleBuilder], list[Role]] = resolve_name(f"dschat.{config.planned_models}")
     return list_roles(config, builder)
-
-
-def one_model_roles(config: OneModelConfig, builder: RoleBuilder, top_layers: int = 0) -> list[Role]:
-    """The model of steps 1 and 2, DPO and REFUEL, of which the last `top_layers` layers are trained; 0 = all."""
-    base = ModelPath(config.model.model_name_or_path, "--model_name_or_path")
-    is_reward_model = isinstance(config, RewardConfig)
-    trained_model = builder.trained(
-        "reward model" if is_reward_model else "policy",
-        base,
-        "scalar" if is_reward_model else "policy",
-        config.engine.zero_stage,
-        lora_rank=config.finetuning.lora_dim,
-        recompute_every=recompute_every(config, config.engine.gradient_checkpointing),
-        top_layers=top_layers,
-    )
-    return [trained_model]
 
 
 def recompute_every(config: CommonConfig, is_checkpointed: bool | None) -> int:

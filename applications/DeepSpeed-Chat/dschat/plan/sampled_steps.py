@@ -8,28 +8,10 @@ from typing import TYPE_CHECKING
 
 from dschat.models.adapters import adapter_settings, find_adapter
 from dschat.models.load import is_bidirectional
-from dschat.plan.models import ModelPath, Role, RoleBuilder, frozen_stage, one_model_roles, recompute_every
+from dschat.plan.models import ModelPath, Role, RoleBuilder, frozen_stage, recompute_every
 
 if TYPE_CHECKING:
-    from dschat.refuel.online_settings import RefuelOnlineConfig
     from dschat.settings.ppo import PPOConfig
-
-
-def refuel_online_roles(config: RefuelOnlineConfig, builder: RoleBuilder) -> list[Role]:
-    """The models of online REFUEL: the policy, its reference for the KL, and what scores dialogues.
-
-    With LoRA the reference is the policy with its adapters switched off.
-    """
-    roles = one_model_roles(config, builder, config.dialogues.trained_layers)
-    base = ModelPath(config.model.model_name_or_path, "--model_name_or_path")
-    offload = config.engine.offload
-    if config.kl.kl_coef and not config.finetuning.lora_dim:
-        reference_stage = frozen_stage(config.engine.zero_stage, offload)
-        roles.append(builder.frozen("reference", base, "policy", reference_stage, offload))
-    reward_path = config.dialogues.reward_model_name_or_path
-    if reward_path is not None:
-        roles.append(builder.plain("reward model", ModelPath(reward_path, "--reward_model"), offload))
-    return roles
 
 
 def ppo_roles(config: PPOConfig, builder: RoleBuilder) -> list[Role]:

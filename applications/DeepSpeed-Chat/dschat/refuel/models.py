@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.data.collate import pad
+from dschat.data.batches import pad
 from dschat.data.dialogues import DialogueExample
 from dschat.data.turn_end import turn_end
 from dschat.models.engines import PolicyEngine, PolicyForward, TrainedPolicy

@@ -114,7 +114,7 @@ ONLINE_RULES: "tuple[Rule[RefuelOnlineConfig] | Check[RefuelOnlineConfig], ...]"
 class RefuelOnlineConfig(RegressionConfig):
     """REFUEL with users from data: pairs of replies to one state of a dialogue, regressed on their rewards."""
 
-    planned_models: ClassVar[str] = "plan.sampled_steps:refuel_online_roles"
+    planned_models: ClassVar[str] = "plan.one_model:refuel_online_roles"
     offload_needs_zero: ClassVar[bool] = False  # reference and reward model go first
     too_few_examples: ClassVar[str] = "dialogues are fewer than one round of {size}. Give {smaller}more data."
     own_inert_flags: ClassVar[Mapping[str, str]] = {

@@ -36,16 +36,8 @@ from dschat.scoring.reward_tokenizer import load_reward_tokenizer
 from dschat.training.iteration import eval_size
 from dschat.training.loop import loop_of
 from dschat.training.steps.common import open_tokenizer, plan_run, record_decoding
-from dschat.training.steps.engines import (
-    MODEL,
-    RunPlan,
-    build_policy,
-    engine_settings,
-    load_options_of,
-    one_optimizer,
-    trained_part,
-)
-from dschat.training.steps.supervised import fit_supervised
+from dschat.training.steps.engines import MODEL, RunPlan, engine_settings, load_options_of, trained_part
+from dschat.training.steps.supervised import build_policy, fit_supervised, one_optimizer
 
 
 def train_refuel(config: RefuelConfig, run: RunOutput) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple, dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from dschat.models.eager import compiler_of
 from dschat.models.layout import to_device
 from dschat.models.opening import PLAIN_ATTENTION
 from dschat.models.vocabulary import missing_ids_of
-from dschat.rollouts.attention import one_token_attention
 from dschat.rollouts.sampling import Sampling, TokenSampler, uniforms
 from dschat.rollouts.slots import SlotCache, StepMasks
 
@@ -62,8 +62,13 @@ class Decoder:
         self.cache = SlotCache(causal_lm.config, capacity.slots, capacity.columns)
         # Kernels made for many tokens are of no use to a step; a model without a choice keeps its own.
         is_plain = causal_lm.config._attn_implementation in PLAIN_ATTENTION
-        self._steps_by_products = not is_plain and causal_lm._supports_attention_backend
-        self._masks = StepMasks(causal_lm.config, self.cache, is_plain or self._steps_by_products)
+        steps_by_products = not is_plain and causal_lm._supports_attention_backend
+        self._masks = StepMasks(causal_lm.config, self.cache, is_plain or steps_by_products)
+        self._step_attention: Callable[[], AbstractContextManager[None]] = nullcontext
+        if steps_by_products:
+            from dschat.rollouts.attention import one_token_attention
+
+            self._step_attention = partial(one_token_attention, causal_lm)
 
         self._slot_state = torch.zeros(5, capacity.slots, dtype=torch.long, device=device)
         self.number, self.sampled, self.position, self.id, self.first = self._slot_state
@@ -156,10 +161,9 @@ class Decoder:
         rows = slice(0, live)
         self.cache.window.set(rows, read_start=low, write_start=end, end=end + 1)
         self.position[rows] += 1
-        by_products = one_token_attention(self._model) if self._steps_by_products else nullcontext()
         input_ids = self.id[rows, None]
         positions = self.position[rows, None]
-        with self._uncompiled(), by_products:
+        with self._uncompiled(), self._step_attention():
             logits = self._forward(rows, input_ids, positions, self._masks.of_step())
         self._sample_tokens(rows, logits)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.data.collate import pad
+from dschat.data.batches import pad
 from dschat.models.engines import TrainedPolicy
 from dschat.rollouts.sampling import Sampling
 from macro_actions.types import Rollout

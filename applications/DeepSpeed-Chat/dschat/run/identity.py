@@ -9,9 +9,9 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from dschat.base.changes import changed_names
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash, model_hash, template_fingerprint, tokenizer_fingerprint
-from dschat.base.kept import changed_names
 from dschat.models.template_date import date_read_by
 from dschat.run.distributed import device, gather_objects
 from dschat.run.state import Json

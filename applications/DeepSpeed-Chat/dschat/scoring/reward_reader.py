@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
-from dschat.data.collate import pad
+from dschat.data.batches import pad
 from dschat.data.encoding import encode_prompt_texts, encode_prompts, encode_responses, prompt_text
 from dschat.data.rows import Row
 from dschat.data.turn_end import MARK, reply_contents, response_texts

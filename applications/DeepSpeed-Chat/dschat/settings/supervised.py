@@ -102,7 +102,7 @@ class DPOFlags:
 class OneModelConfig(CommonConfig):
     """A step that trains one model."""
 
-    planned_models: ClassVar[str] = "plan.models:one_model_roles"
+    planned_models: ClassVar[str] = "plan.one_model:one_model_roles"
     sequences_per_example: ClassVar[int] = 1  # that the model reads of an example: two of a pair
 
     model: ModelFlags

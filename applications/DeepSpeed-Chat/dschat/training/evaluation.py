@@ -6,7 +6,7 @@ from collections.abc import Sequence, Sized
 
 import numpy as np
 
-from dschat.data.collate import eval_batches
+from dschat.data.batches import eval_batches
 from dschat.data.tokenised import lengths_of
 from dschat.models.layout import PassSize, group_by_length
 from dschat.run.distributed import gather_objects, largest_over_ranks, rank, world_size

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from dschat.base.errors import UserError
 from dschat.base.jsonl import write_rows
 from dschat.base.progress import Bar, is_interactive, progress
-from dschat.data.collate import update_batches
+from dschat.data.batches import update_batches
 from dschat.models.engines import Trained
 from dschat.models.finetuning import describe_trained
 from dschat.run.checkpoint import Checkpoints

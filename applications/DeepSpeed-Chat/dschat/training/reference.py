@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dschat.base.atomic import writing
+from dschat.base.changes import changed_names
 from dschat.base.fingerprints import contents_hash
-from dschat.base.kept import changed_names
 from dschat.base.progress import progress
 from dschat.data.collate import collate_preferences
 from dschat.data.examples import PreferenceExample

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dschat.data.collate import pad
+from dschat.data.batches import pad
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.models.layout import Lengths

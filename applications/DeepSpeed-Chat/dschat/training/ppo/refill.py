@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dschat.data.collate import further_examples
+from dschat.data.batches import further_examples
 from dschat.data.examples import PromptExample
 from dschat.run.distributed import gather_on_host, interleave_over_ranks, rank, world_size
 from dschat.run.state import SeedKind, derive_seed

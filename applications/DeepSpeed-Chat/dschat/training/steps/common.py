@@ -11,15 +11,18 @@ a line of a JSON Lines file to a training batch is the same in steps 1, 2 and 3:
 5. data/formats.py: `parse_row` makes a `Row` of the columns of an object: a prompt, and its responses.
 6. data/examples.py: `encoded_rows` makes token ids of rows, and `fitted_examples` the step's examples of these. What
    is too long is cut or dropped.
-7. data/collate.py: `update_batches` chooses the examples of each update, for the loop (training/loop.py), and
-   `collate_sft` or `collate_pairs` pads them, for the step's task. The prompts of step 3 are sampled from (`PPO`).
+7. data/batches.py: `update_batches` chooses the examples of each update, for the loop (training/loop.py), and
+   `collate_sft` or `collate_pairs` of data/collate.py pads them, for the step's task. Prompts of step 3 are sampled
+   from (`PPO`).
 """
+
+from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -30,9 +33,11 @@ from dschat.models.tokenizer import load_tokenizer
 from dschat.run.distributed import barrier, broadcast_object, is_main
 from dschat.run.output import RunOutput
 from dschat.settings.common import CommonConfig
-from dschat.settings.supervised import OneModelConfig
 from dschat.training.loop import total_updates
 from dschat.training.steps.engines import MODEL, RunPlan
+
+if TYPE_CHECKING:
+    from dschat.settings.supervised import OneModelConfig
 
 logger = logging.getLogger(__name__)
 

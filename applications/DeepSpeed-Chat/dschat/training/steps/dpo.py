@@ -11,8 +11,8 @@ from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput, warn_unless_made_by
 from dschat.settings.supervised import DPOConfig
 from dschat.training.steps.common import load_step_data, open_tokenizer, plan_run
-from dschat.training.steps.engines import MODEL, build_policy
-from dschat.training.steps.supervised import fit_supervised
+from dschat.training.steps.engines import MODEL
+from dschat.training.steps.supervised import build_policy, fit_supervised
 from dschat.training.supervised.dpo import DPOTask
 
 

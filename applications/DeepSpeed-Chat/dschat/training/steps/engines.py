@@ -1,27 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From flags to the settings of engines and optimisers, and to the engines of the steps that train one model."""
+"""From flags to the settings of engines and optimisers."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from transformers import PreTrainedTokenizerBase
 
-from dschat.data.examples import PreferenceExample, SFTExample, texts_of
 from dschat.engine.deepspeed_config import EngineSettings
-from dschat.engine.engine import Engine, OptimizerSettings, train_engine
+from dschat.engine.engine import OptimizerSettings
 from dschat.engine.process_group import training_dtype
-from dschat.models.finetuning import Finetuning, choose_trained, require_trainable_tokens
-from dschat.models.load import load_causal_lm, require_savable
+from dschat.models.finetuning import Finetuning
 from dschat.models.opening import LoadOptions, Placement, SingleDevice
-from dschat.models.policy import PolicyModel
 from dschat.models.pretrained import open_config
-from dschat.models.tokenizer import end_token_id, own_end_ids
 from dschat.models.vocabulary import require_no_growth
 from dschat.run.distributed import device
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
-from dschat.settings.supervised import OneModelConfig, SFTConfig, SupervisedConfig
 
 MODEL = "--model_name_or_path"
 
@@ -74,11 +68,6 @@ def load_options_of(config: CommonConfig, settings: EngineSettings) -> LoadOptio
     return LoadOptions(placement_of(settings), config.engine.attn_implementation)
 
 
-def one_optimizer(config: OneModelConfig, total_updates: int) -> OptimizerSettings:
-    """Optimiser settings of a run that trains one model."""
-    return optimizer_settings(config, total_updates, config.model.learning_rate, config.model.weight_decay)
-
-
 def optimizer_settings(
     config: CommonConfig, total_updates: int, learning_rate: float, weight_decay: float
 ) -> OptimizerSettings:
@@ -104,30 +93,3 @@ def trained_part(
     if finetuning.rank and not config.finetuning.merge_lora:
         require_no_growth(open_config(path, flag), tokenizer, f"{flag} {path}")
     return finetuning
-
-
-def build_policy(
-    config: SupervisedConfig,
-    plan: RunPlan,
-    tokenizer: PreTrainedTokenizerBase,
-    examples: Sequence[SFTExample | PreferenceExample] = (),
-) -> Engine[PolicyModel]:
-    """The engine of step 1, of DPO and of REFUEL on pairs, which trains on `examples`.
-
-    Step 1's softmax goes over all rows of the embeddings, as in transformers' own loss: its texts teach the model that
-    ids without a token do not occur, which programs that do not mask these ids rely on. The other losses compare
-    distributions that are sampled from, and leave such ids out.
-    """
-    settings = engine_settings(config, plan, config.engine.gradient_checkpointing, config.engine.zero_stage)
-    end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
-    path = config.model.model_name_or_path
-    load_options = load_options_of(config, settings)
-    finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, MODEL)
-    all_rows = isinstance(config, SFTConfig)
-    model = load_causal_lm(
-        path, MODEL, settings.dtype, tokenizer, end_id, load_options, own_end_ids(path), all_rows=all_rows
-    )
-    require_savable(model, f"{MODEL} {path}")
-    choose_trained(model, finetuning, path)
-    require_trainable_tokens(model, tokenizer, texts_of(examples), load_options.placement, f"{MODEL} {path}")
-    return train_engine(PolicyModel(model), one_optimizer(config, plan.updates), settings)

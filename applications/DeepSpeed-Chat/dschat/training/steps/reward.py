@@ -19,9 +19,9 @@ from dschat.run.output import RunOutput, warn_unless_made_by
 from dschat.run.state import SeedKind, derive_seed
 from dschat.settings.supervised import RewardConfig
 from dschat.training.steps.common import load_step_data, open_tokenizer, plan_run
-from dschat.training.steps.engines import MODEL, RunPlan, engine_settings, load_options_of, one_optimizer, trained_part
+from dschat.training.steps.engines import MODEL, RunPlan, engine_settings, load_options_of, trained_part
 from dschat.training.steps.score_example import saved_reward_model
-from dschat.training.steps.supervised import fit_supervised
+from dschat.training.steps.supervised import fit_supervised, one_optimizer
 from dschat.training.supervised.reward import RewardTask
 
 

@@ -12,8 +12,7 @@ from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput
 from dschat.settings.supervised import SFTConfig
 from dschat.training.steps.common import load_step_data, open_tokenizer, plan_run
-from dschat.training.steps.engines import build_policy
-from dschat.training.steps.supervised import fit_supervised
+from dschat.training.steps.supervised import build_policy, fit_supervised
 from dschat.training.supervised.sft import SFTTask
 
 
