@@ -8,7 +8,8 @@ from transformers import PreTrainedTokenizerFast
 from data_cases import talk_row, text_row
 from dialogue_cases import dialogue
 from dschat.base.errors import UserError
-from dschat.data.encoding import AddedTokens, decode_response, encode_continuations, encode_prompts, encode_responses
+from dschat.data.continuations import AddedTokens, encode_continuations
+from dschat.data.encoding import decode_response, encode_prompts, encode_responses
 from dschat.data.rows import Row
 from factories import put_before_texts
 

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import AddedTokens, encode_continuations, encode_prompt_texts
+from dschat.data.continuations import AddedTokens, encode_continuations
+from dschat.data.encoding import encode_prompt_texts
 from dschat.data.turn_end import MARK, TurnEnd, turn_end
 from dschat.models.templates import Message, render_messages
 

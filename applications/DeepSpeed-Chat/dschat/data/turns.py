@@ -8,7 +8,8 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import AddedTokens, MarkedPrompt, encode_continuations, encode_prompt_texts, encode_responses
+from dschat.data.continuations import AddedTokens, encode_continuations
+from dschat.data.encoding import MarkedPrompt, encode_prompt_texts, encode_responses
 from dschat.data.messages import WEIGHT, is_unwritten
 from dschat.data.rows import Row
 from dschat.data.turn_end import TurnEnd, turn_end_of

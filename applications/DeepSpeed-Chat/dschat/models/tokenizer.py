@@ -14,7 +14,6 @@ from dschat.base.errors import UserError
 from dschat.models.adapters import file_place, named_base
 from dschat.models.open_errors import explain_missing, refuse_pointers
 from dschat.models.score_template import original_template
-from dschat.models.templates import TemplateRefusal, apply_template
 from dschat.models.vocabulary import id_count
 
 logger = logging.getLogger(__name__)
@@ -146,6 +145,8 @@ def _ends_turns(tokenizer: Any, token: str) -> bool:
     template = str(tokenizer.chat_template or "")
     if not template:
         return False
+    from dschat.models.templates import TemplateRefusal, apply_template
+
     try:
         text = apply_template(tokenizer, PROBE, add_generation_prompt=False)
     except TemplateRefusal:

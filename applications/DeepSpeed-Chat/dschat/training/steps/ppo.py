@@ -24,15 +24,7 @@ from dschat.models.policy import PolicyModel
 from dschat.models.pretrained import open_config
 from dschat.models.reward_notes import warn_of_other_end
 from dschat.models.scalar import ScalarModel, hint_at_untrained_values
-from dschat.models.tokenizer import (
-    end_token_id,
-    load_tokenizer,
-    own_end_ids,
-    require_same_tokenizer,
-    same_ids,
-    vocabulary_difference,
-)
-from dschat.models.vocabulary import id_count, lacks_rows, row_count
+from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, require_same_tokenizer
 from dschat.rollouts.continuous import Report, choose_engine
 from dschat.rollouts.engine import RolloutEngine
 from dschat.rollouts.termination import TerminationCondition
@@ -161,28 +153,10 @@ def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
         warn_of_other_end(open_config(reward, REWARD), end_token or tokenizer.eos_token, f"{REWARD} {reward}")
     teacher = config.teacher.teacher_model_name_or_path
     if teacher is not None:
+        from dschat.training.steps.teacher import check_teacher
+
         check_teacher(config, teacher, tokenizer)
     return tokenizer
-
-
-def check_teacher(config: PPOConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises UserError if a teacher cannot give the log-probs of every token that the actor may sample."""
-    teacher_tokenizer = load_tokenizer(path, TEACHER, end_token=config.data.end_of_conversation_token)
-    if not same_ids(tokenizer, teacher_tokenizer):
-        raise UserError(
-            f"{TEACHER} {path} and {ACTOR} {config.models.actor_model_name_or_path} have different vocabularies"
-            f" ({vocabulary_difference(tokenizer, teacher_tokenizer)}), but the teacher must give the probability of"
-            " each token that the actor samples. Give a teacher of the actor's family, with the same tokenizer."
-        )
-    teacher_config = open_config(path, TEACHER)
-    if lacks_rows(teacher_config, tokenizer):
-        raise UserError(
-            f"{TEACHER} {path}: its embeddings have {row_count(teacher_config)} rows, but its tokenizer has ids up to"
-            f" {id_count(tokenizer) - 1}, whose probabilities it was never trained to give. Give a teacher that has"
-            " all of them, such as a model of step 1."
-        )
-    tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
-    check_length(path, TEACHER, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
 
 
 def build_ppo_models(
