@@ -111,8 +111,8 @@ def test_a_group_of_one_compiles_no_test_programs(tmp_path):
         "import deepspeed.ops.op_builder.builder as b\n"
         "def has_function(*a, **k): print('probed', a)\n"
         "b.OpBuilder.has_function = has_function\n"
-        "from dschat.engine.interface import interface\n"
-        "with interface(): pass\n"
+        "from dschat.engine.process_group import process_group\n"
+        "with process_group(): pass\n"
     )
     done = run_command([sys.executable, program], DS_ACCELERATOR="cpu").expect(0)
     assert "probed" not in done.stdout and "laio" not in done.stderr
@@ -124,12 +124,12 @@ def test_a_group_that_cannot_be_joined_leaves_nothing_behind(monkeypatch):
     def fail(timeout, save_timeout):
         raise OSError("no network")
 
-    for name in interface.LAUNCH_VARIABLES:
+    for name in process_group.LAUNCH_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(interface, "_join_group", fail)
-    with pytest.raises(OSError, match="no network"), interface.interface():
+    monkeypatch.setattr(process_group, "_join_group", fail)
+    with pytest.raises(OSError, match="no network"), process_group.process_group():
         raise AssertionError("not joined")
-    assert not set(interface.LAUNCH_VARIABLES) & os.environ.keys()
+    assert not set(process_group.LAUNCH_VARIABLES) & os.environ.keys()
 
 
 def test_a_group_of_one_leaves_the_variables_of_a_cluster(monkeypatch):
@@ -138,9 +138,9 @@ def test_a_group_of_one_leaves_the_variables_of_a_cluster(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(interface, "_join_group", lambda timeout, save_timeout: None)
-    monkeypatch.setattr(interface.dist, "barrier", lambda: None)
-    with interface.interface():
+    monkeypatch.setattr(process_group, "_join_group", lambda timeout, save_timeout: None)
+    monkeypatch.setattr(process_group.dist, "barrier", lambda: None)
+    with process_group.process_group():
         assert os.environ["WORLD_SIZE"] == "1"
     assert {name: os.environ[name] for name in variables} == variables and "RANK" not in os.environ
 
