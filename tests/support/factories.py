@@ -572,8 +572,18 @@ def update_flags(
 
 def replace_in_builders(monkeypatch: Any, name: str, value: Any) -> None:
     """Puts something in the place of a function or class, wherever dschat.training.steps uses it by that name."""
-    from dschat.training.steps import engines, functions, ppo, reward, reward_reading, reward_texts, scores, step3
+    from dschat.training.steps import (
+        engines,
+        functions,
+        ppo,
+        reward,
+        reward_reading,
+        reward_texts,
+        scores,
+        step3,
+        supervised,
+    )
 
-    for module in (engines, functions, ppo, reward, reward_reading, reward_texts, scores, step3):
+    for module in (engines, functions, ppo, reward, reward_reading, reward_texts, scores, step3, supervised):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, value)
