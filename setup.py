@@ -47,6 +47,7 @@ EXTRAS = {
     "serve": ["fastapi>=0.115,<1", "uvicorn>=0.35,<1", STARLETTE],
     "wandb": ["wandb>=0.21"],
     "real": ["gguf>=0.17", "vaderSentiment>=3.3.2"],
+    "trackio": ["trackio>=0.43,<1"],
     "ui": ["gradio>=6.24,<7", STARLETTE],
     "vllm": ["vllm>=0.32,<0.34", STARLETTE],
     "dev": ["pytest>=9", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.17,<0.18", "mypy>=2.4,<3"],

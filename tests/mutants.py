@@ -184,6 +184,7 @@ RLOO = "test_ragged_responses_by_hand[4-advantages2-0]"
 RLOO_UNSCORED = "test_a_response_that_could_not_be_scored_is_no_baseline"
 ROW_SEEDS = "test_row_seeds_do_not_collide"
 RUN_ID = "test_trackers::test_a_run_that_goes_on"
+TRACKIO_RUN = "test_trackio_continues_the_run_of_its_folder"
 RUN_SEED = "test_another_seed_of_the_run_draws_and_shuffles_otherwise"
 SAME_BUCKETS = "test_buckets_do_not_depend_on_what_was_drawn_before"
 SAMPLES = "test_samples_of_a_prompt_depend_on_nothing_else"
@@ -1498,6 +1499,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("the variance keeps the mean", "with_variances", "_a ** 2", "_a", REFUEL_LOSS),
     ("a run that goes on begins another one at W&B", "WandB.resume", "_a.run_id = _b", "pass", RUN_ID),
     ("W&B is told twice what it knows", "WandB.open", "not _a._is_resumed", "True", RUN_ID),
+    ("a run that goes on begins another one in Trackio", "Trackio.resume", "_a.run_id = _b", "pass", TRACKIO_RUN),
+    ("Trackio is told twice what it knows", "Trackio.open", "not _a._is_resumed", "True", TRACKIO_RUN),
     ("TensorBoard keeps what came after the checkpoint", "TensorBoard.open", "purge_step=_a", "purge_step=None",
      RUN_ID),
     ("a tracker that failed is asked again", "MetricsLog._each", "_a.remove(_b)", "pass",

@@ -29,7 +29,20 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 OPERATORS = {"&&", "||", "|", ";"}
 PYTHONS = {"python", "python3", ".venv/bin/python"}
 # Programs that come from elsewhere; their arguments are theirs.
-OTHER_PROGRAMS = {"git", "export", "hf", "tensorboard", "wandb", "source", "less", "head", "cat", "xdg-open", "open"}
+OTHER_PROGRAMS = {
+    "git",
+    "export",
+    "hf",
+    "tensorboard",
+    "wandb",
+    "trackio",
+    "source",
+    "less",
+    "head",
+    "cat",
+    "xdg-open",
+    "open",
+}
 OTHER_PROGRAMS |= {"mkdir", "rm", "find"}
 OTHER_PROGRAMS |= {"docker"}
 TRAINING = ROOT / "applications/DeepSpeed-Chat/training"

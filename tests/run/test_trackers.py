@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorBoard and an offline W&B run hold what metrics.jsonl holds; a tracker that fails ends nothing."""
+"""TensorBoard, an offline W&B run and Trackio hold what metrics.jsonl holds; a tracker that fails ends nothing."""
 
 import json
 import logging
@@ -90,7 +90,7 @@ def test_both_hold_the_rows_of_metrics_jsonl(tmp_path, group):
         "eval/loss": [(0, 2.5), (1, 2.25)],
         "loss": [(1, pytest.approx(1.0 / 3))],
     }
-    (file,) = tmp_path.glob(f"wandb/offline-run-*/run-{run.record.wandb_id}.wandb")
+    (file,) = tmp_path.glob(f"wandb/offline-run-*/run-{run.record.tracker_runs['wandb']}.wandb")
     assert b"grad_norm" not in file.read_bytes() and b"eval/loss" in file.read_bytes()
     (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/*.json")
     content = json.loads(table.read_text())
@@ -111,10 +111,62 @@ def test_a_run_that_goes_on(had_wandb, tmp_path, group, wandb_runs):
     again.metrics.log(2, 16, {"loss": 2.0})
     again.finish()
     options, later = wandb_runs[-1]
-    assert options["id"] == json.loads((tmp_path / "run.json").read_text())["wandb_id"]
+    assert options["id"] == json.loads((tmp_path / "run.json").read_text())["tracker_runs"]["wandb"]
     assert not had_wandb or options["id"] == wandb_runs[0][0]["id"]
     assert [row["update"] for row in later.rows] == ([2] if had_wandb else [1, 2])
     assert scalars_of(tmp_path / "tensorboard")["loss"] == [(1, 3.0), (2, 2.0)]
+
+
+@pytest.fixture(scope="module")
+def trackio_runs(tmp_path_factory):
+    """Reads what the real Trackio keeps; its folder is fixed when it is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACKIO_DIR", str(tmp_path_factory.mktemp("trackio")))
+        for name in ("TRACKIO_PROJECT", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+            patch.delenv(name, raising=False)
+        pytest.importorskip("trackio")
+        from trackio.sqlite_storage import SQLiteStorage
+
+        yield SQLiteStorage
+
+
+def test_trackio_continues_the_run_of_its_folder(tmp_path, group, trackio_runs, capsys):
+    """Although another folder of the same name has begun a run in between; Trackio itself writes them."""
+
+    def begin(folder, **flags):
+        return run_of("ppo", ppo_config(tmp_path / folder / "ppo", report_to=["trackio"], **flags))
+
+    first = begin("a")
+    first.metrics.log(1, 8, {"loss": 3.0, "grad_norm": math.nan})
+    first.metrics.show_samples(1, SAMPLES)
+    state, text = first.state_dict(), first.metrics.text()
+    first.metrics.log(2, 16, {"loss": 2.0})  # after the checkpoint
+    first.finish()
+    second = begin("b")
+    second.metrics.log(1, 8, {"loss": 9.0})
+    second.finish()
+    again = begin("a", resume_from_checkpoint="latest")
+    again.load_state_dict(state, text, 1)
+    again.metrics.log(2, 16, {"loss": 2.5})
+    again.finish()
+
+    names = [json.loads((tmp_path / x / "ppo" / "run.json").read_text())["tracker_runs"]["trackio"] for x in "ab"]
+    assert all(name.startswith("ppo-") for name in names)
+    assert set(trackio_runs.get_runs("ma-rlhf")) == {*names}
+    rows = trackio_runs.get_logs("ma-rlhf", names[0])
+    losses = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    assert losses == [(1, 3.0), (2, 2.0), (2, 2.5)]
+    (table,) = [row["samples_table"] for row in rows if "samples_table" in row]
+    assert table["_value"][1] == {
+        "prompt": "p2",
+        "response": "r2",
+        "score": -1.0,
+        "finished": False,
+        "scores": "[1.0, 2.0]",
+    }
+    assert not any("grad_norm" in row for row in rows)
+    assert trackio_runs.get_run_config("ma-rlhf", names[0])["gamma"] == 1.0
+    assert "rackio" not in capsys.readouterr().out
 
 
 def test_a_tracker_that_fails_is_left_out_after_one_warning(tmp_path, caplog):
@@ -156,7 +208,7 @@ def test_flags(command, monkeypatch):
     assert parse(SFTConfig, [*command, "tensorboard", "--enable_tensorboard"]).trackers == ("tensorboard",)
     assert parse(SFTConfig, [*command[:-1], "--enable_tensorboard"]).trackers == ("tensorboard",)
     assert parse(SFTConfig, command[:-1]).trackers == ()
-    with pytest.raises(UserError, match="--report_to mlflow: there is no such tracker; give tensorboard or wandb"):
+    with pytest.raises(UserError, match="--report_to mlflow: there is no such tracker; give tensorboard or wandb or"):
         parse(SFTConfig, [*command, "mlflow"])
     monkeypatch.setattr("dschat.settings.common.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"--report_to wandb: the package .* pip install 'ma-rlhf\[wandb\]'"):

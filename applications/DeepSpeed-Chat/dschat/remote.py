@@ -29,7 +29,7 @@ REMOTE_FILE_VARIABLE = "MA_RLHF_VARIABLES"  # path of the file of variables on e
 MISREAD = re.compile(r'["$`\\%\n]')  # characters that a shell interprets inside double quotes, and pdsh everywhere
 # Variables that a run or its libraries read, unless they are one machine's own.
 CARRIED = re.compile(
-    r"(HF|HUGGING_FACE|HUGGINGFACE|TRANSFORMERS|DATASETS|WANDB|TENSORBOARD|OPENAI|VLLM)_\w+"
+    r"(HF|HUGGING_FACE|HUGGINGFACE|TRANSFORMERS|DATASETS|WANDB|TRACKIO|TENSORBOARD|OPENAI|VLLM)_\w+"
     r"|(GLOO|FI|TORCH|PYTORCH|TRITON)_\w+|CUDA_(?!VISIBLE_DEVICES)\w+"
     r"|MA_RLHF_(DATA|CACHE|DATE|GIVEN)|PROJ_PATH|(REWARD|JUDGE|USER)_API_KEY"
     r"|OMP_NUM_THREADS|TOKENIZERS_PARALLELISM|(HTTPS?|ALL|NO)_PROXY|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE",

@@ -28,7 +28,7 @@ from dschat.settings.parse import to_json, to_yaml
 from dschat.settings.rules import RUN_FOLDERS, check_output_dir
 
 if TYPE_CHECKING:
-    from dschat.run.trackers import Tracker, WandB
+    from dschat.run.trackers import Tracker, Trackio, WandB
 
 logger = logging.getLogger("dschat")
 
@@ -116,14 +116,22 @@ class RunOutput:
         date = broadcast_object(begin_date(earlier_date(config)) if is_main() else None)
         self.record.template_date = begin_date(date)
         self.record.batches = asdict(plan)
-        self._wandb = self._open_wandb(plan) if "wandb" in config.trackers else None
+        self._resumable_trackers = self._begin_resumable_trackers(plan)
 
-    def _open_wandb(self, plan: BatchPlan) -> "WandB":
-        from dschat.run.trackers import WandB
+    def _begin_resumable_trackers(self, plan: BatchPlan) -> "list[WandB | Trackio]":
+        """W&B and Trackio, as far as flags ask for them; their runs are recorded."""
+        names = {"wandb", "trackio"}.intersection(self._config.trackers)
+        if not names:
+            return []
+        from dschat.run.trackers import Trackio, WandB
 
-        wandb = WandB(self.folder, json.loads(to_json(self._config, plan)))
-        self.record.wandb_id = wandb.run_id
-        return wandb
+        begun: list[WandB | Trackio] = []
+        for tracker_class in (WandB, Trackio):
+            if tracker_class.name in names:
+                tracker = tracker_class(self.folder, json.loads(to_json(self._config, plan)))
+                self.record.tracker_runs[tracker.name] = tracker.run_id
+                begun.append(tracker)
+        return begun
 
     def begin(self) -> None:
         """Creates the folder if it does not exist, writes flags and record, and opens metrics and trackers.
@@ -147,8 +155,7 @@ class RunOutput:
                 from dschat.run.trackers import TensorBoard
 
                 trackers.append(TensorBoard(Path(str(self._config.output.tensorboard_path))))
-            if self._wandb is not None:
-                trackers.append(self._wandb)
+            trackers += self._resumable_trackers
             self.metrics = MetricsLog(self.folder, trackers, keep=self._awaits_resume)
 
     def _move_earlier_run(self) -> None:
@@ -250,7 +257,7 @@ class RunOutput:
             "metrics_update": self.record.metrics_update,
             "saved": self.record.saved,
             "resumed_at": self.record.resumed_at,
-            "wandb_id": self.record.wandb_id,
+            "tracker_runs": dict(self.record.tracker_runs),
         }
         return {"seconds": self.metrics.seconds(), "record": record}
 
@@ -278,10 +285,11 @@ class RunOutput:
         self.record.metrics_update = saved["metrics_update"]
         self.record.saved[:] = saved["saved"]
         self.record.resumed_at = [*saved["resumed_at"], update]
-        if saved["wandb_id"] is not None:
-            self.record.wandb_id = saved["wandb_id"]
-            if self._wandb is not None:
-                self._wandb.resume(saved["wandb_id"])
+        earlier_runs = saved.get("tracker_runs", {})
+        self.record.tracker_runs.update(earlier_runs)
+        for tracker in self._resumable_trackers:
+            if tracker.name in earlier_runs:
+                tracker.resume(earlier_runs[tracker.name])
         self._cut(metrics, state["seconds"], update)
 
     def _cut(self, metrics: str, seconds: float, update: int) -> None:

@@ -44,7 +44,7 @@ class RunRecord:
     metrics_update: int = 0  # updates after which the metrics were measured
     saved: list[str] = field(default_factory=list)  # folders of saved models, in order
     resumed_at: list[int] = field(default_factory=list)  # numbers of updates at which the run was resumed
-    wandb_id: str | None = None  # id of the W&B run, which is resumed with this one
+    tracker_runs: dict[str, str] = field(default_factory=dict)  # tracker → id of its run, resumed with this one
     finished: bool = False
 
     def record_evaluation(self, metrics: dict[str, float], update: int) -> None:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorBoard and W&B, which `MetricsLog` (run/metrics.py) shows the rows of metrics.jsonl and samples."""
+"""TensorBoard, W&B and Trackio, which `MetricsLog` (run/metrics.py) shows the rows of metrics.jsonl and samples."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +17,7 @@ from dschat.base.display import markdown_table
 from dschat.base.glossary import HEAD
 
 if TYPE_CHECKING:
+    import trackio
     import wandb
     from torch.utils.tensorboard import SummaryWriter
 
@@ -136,6 +139,64 @@ class WandB:
     def close(self) -> None:
         if self._run is not None:
             self._run.finish()
+
+
+class Trackio:
+    """Shows a Trackio run, resumed by its name; respects TRACKIO_PROJECT, TRACKIO_DIR and TRACKIO_SPACE_ID."""
+
+    name = "trackio"
+
+    def __init__(self, folder: Path, config: Mapping[str, object]) -> None:
+        """Names the run after its folder, with a random suffix, because Trackio finds runs by their names."""
+        self._config = config
+        self.run_id = f"{folder.resolve().name}-{uuid.uuid4().hex[:6]}"
+        self._is_resumed = False
+        self._run: trackio.Run | None = None
+
+    def resume(self, run_id: str) -> None:
+        """Continues the Trackio run of an earlier part of the run; call it before `open`."""
+        self.run_id = run_id
+        self._is_resumed = True
+
+    def open(self, earlier_rows: Sequence[Row], update: int | None) -> None:
+        """Starts or resumes the Trackio run; one that is resumed has the rows of the earlier part already."""
+        import trackio
+
+        project = os.environ.get("TRACKIO_PROJECT", "ma-rlhf")
+        with redirect_stdout(io.StringIO()):
+            self._run = trackio.init(
+                project=project,
+                name=self.run_id,
+                resume="allow",
+                config=dict(self._config),
+                private=True,  # the space that TRACKIO_SPACE_ID names, if it is created
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+        logger.info("Trackio: run %s; trackio show --project %s", self.run_id, project)
+        if not self._is_resumed:
+            for row in earlier_rows:
+                self.log(row)
+
+    def log(self, row: Row) -> None:
+        assert self._run is not None
+        numbers = {name: value for name, value in row.items() if value is not None}
+        self._run.log(numbers, step=int(numbers["update"]))
+
+    def show(self, update: int, samples: Sequence[Sample]) -> None:
+        assert self._run is not None
+        import trackio
+
+        columns, cells = table_of(samples)
+        self._run.log({"samples_table": trackio.Table(columns=columns, data=cells)}, step=update)
+
+    def close(self) -> None:
+        if self._run is not None:
+            import trackio
+
+            with redirect_stdout(io.StringIO()):
+                trackio.finish()
 
 
 def table_of(samples: Sequence[Sample]) -> tuple[list[str], list[list[Cell]]]:

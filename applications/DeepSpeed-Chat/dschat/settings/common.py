@@ -51,7 +51,7 @@ COMPILED_UPDATES = 100  # of the shortest run whose layers are compiled without 
 
 NO_TRACKER = "none"  # a value of --report_to, alone
 # Tracker → what to install where its package is missing.
-TRACKERS = {"tensorboard": "tensorboard", "wandb": "'ma-rlhf[wandb]'"}
+TRACKERS = {"tensorboard": "tensorboard", "wandb": "'ma-rlhf[wandb]'", "trackio": "'ma-rlhf[trackio]'"}
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -179,7 +179,7 @@ class TrackingFlags:
     section = "trackers and the hub"
 
     report_to: list[str] = flag(
-        "trackers that also get metrics and samples: tensorboard, wandb; none for neither",
+        "trackers that also get metrics and samples: tensorboard, wandb, trackio; none for no tracker",
         factory=list,
         on_resume=FREE,
     )
