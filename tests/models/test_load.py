@@ -15,6 +15,7 @@ from dschat.models.classifiers import load_classifier, load_critic, load_scalar,
 from dschat.models.finetuning import enable_gradient_checkpointing
 from dschat.models.heads import draw_head
 from dschat.models.load import load_causal_lm, require_savable, warn_without_classifier
+from dschat.models.open_errors import explain_missing
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
@@ -55,6 +56,17 @@ RANDOM = {
 def test_a_folder_that_does_not_exist_is_named_with_its_flag(load, name, tokenizer):
     with pytest.raises(UserError, match=f"--actor_model_name_or_path {name}: no such folder"):
         load(name, "--actor_model_name_or_path", torch.float32, tokenizer)
+
+
+def test_a_step_that_has_not_written_its_folder_is_suspected(tmp_path, monkeypatch):
+    """`mine/sft` may be a name on the hub; where a folder `mine` is there, it is more likely a step's output."""
+    monkeypatch.chdir(tmp_path)
+    flag = "--model_name_or_path"
+    assert "could not be fetched" in explain_missing("model", "mine/sft", flag, OSError("offline"))
+    (tmp_path / "mine").mkdir()
+    message = explain_missing("model", "mine/sft", flag, OSError("offline"))
+    assert message.startswith(f"{flag} mine/sft: no such folder, though mine/ is there. If a step shall write it, has")
+    assert message.endswith("no such model either: offline")
 
 
 @pytest.mark.parametrize("kind", KINDS)

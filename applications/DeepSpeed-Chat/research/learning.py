@@ -29,8 +29,8 @@ from trials import TRIALS, Group, Trial, read_groups, trials_of
 
 # Picture → the groups side by side in it.
 PICTURES = {
-    "learning-critics": ("fresh critic", "faster critic", "regressed critic"),
-    "learning-lengths": ("32 tokens", "fresh critic", "128 tokens"),
+    "learning-critics": ("lagging critic", "higher learning rate", "critic trained beforehand"),
+    "learning-lengths": ("32 tokens", "lagging critic", "128 tokens"),
     "learning-tasks": ("opener", "reviews", "learned reward model"),
     "learning-programs": ("programs",),
     "learning-groups": ("without a critic",),

@@ -33,6 +33,12 @@ def explain_missing(kind: str, path: str, flag: str, error: Exception) -> str:
     looks_local = path.startswith(("/", ".", "~")) or path.count("/") > 1
     if looks_local:
         return f"{flag} {path}: no such folder. Give the folder that holds the model's config.json."
+    parent = Path(path).parent
+    if "/" in path and parent.is_dir():
+        return (
+            f"{flag} {path}: no such folder, though {parent}/ is there. If a step shall write it, has that step ended"
+            f" without an error? The Hugging Face hub gave no such {kind} either: {first_line}"
+        )
     return (
         f"{flag} {path}: there is no such folder here, and the {kind} could not be fetched from the Hugging Face hub: "
         f"{first_line.rstrip('.')}. Check the name, the connection and, for gated models, HF_TOKEN; or download it "
