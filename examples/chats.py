@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
     """Writes chats.jsonl (for step 1), pairs.jsonl (for steps 2 and 3) and model/, unless one of them exists."""
     for name in ("chats.jsonl", "pairs.jsonl", "model"):
         if (folder / name).exists():
-            sys.exit(f"{folder / name} exists: remove it, or give another folder")
+            sys.exit(f"{folder / name} exists already: give another folder")
 
     demonstrations = make_rows(CONVERSATIONS, 0, "demonstrations")
     chats = []

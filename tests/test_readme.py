@@ -309,7 +309,7 @@ def test_tables_of_a_flags_values_call_its_default_so():
     assert checked == {
         ("macro-actions.md", "termination_condition"),
         ("choosing.md", "value_function"),
-        ("training.md", "advantage_estimator"),
+        ("credit.md", "advantage_estimator"),
         ("rewards.md", "on_reward_error"),
         ("turns.md", "on_reward_error"),
     }
