@@ -206,6 +206,7 @@ TURNS = "test_every_turn_of_the_assistant_is_trained_on_up_to_its_end"
 WEIGHTS = "test_turns_of_weight_0_are_not_trained_on"
 BEHIND_MESSAGES = "test_prompt_and_response_are_the_templates_text"
 TURNS_LOSS = "test_the_loss_is_the_cross_entropy_over_these_tokens"
+CRITIC_UPDATES = "test_steps_of_a_rollout test_the_updates_are_those_of_plain_torch"
 TWO_RANKS = "test_two_processes_make_the_updates_of_one"
 UNIFORM = "test_uniform_numbers_are_the_upper_bits_of_splitmix64"
 SAE = "test_sae_by_hand"
@@ -1034,7 +1035,18 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("policy entropy is a sum", "_train_micro_batch", "_a / _b", "_a", UPDATE),
     ("update at temperature 1", "_train_micro_batch", "_a.temperature", "1.0", UPDATE),
     ("one PPO epoch only", "rows_of_updates", "range(ppo_epochs)", "range(1)", UPDATE),
-    ("statistics are sums over updates", "run_updates", "_a / _b", "_a", UPDATE),
+    ("statistics are sums over updates", "update._one_update", "_a.weigh(_b, _c)", "_a.weigh(_b, 1)",
+     TWO_RANKS),
+    ("the critic's updates take all rows", "updates_of_rollout", "np.split(_a, _b)", "[_a] * _b", CRITIC_UPDATES),
+    ("the critic makes the actor's passes", "PPOConfig.critic_passes", "_a.critic_epochs or _b", "_b", CRITIC_UPDATES),
+    ("the actor trains with the critic's passes", "updates_of_rollout", "_a <= actor_epochs", "True", CRITIC_UPDATES),
+    ("the critic's schedule counts the actor's updates", "PPOConfig.critic_updates", "_a * _b * _c // _d", "_a",
+     "test_the_critics_schedule_counts_its_own_updates"),
+    ("credit is fused with several updates of the critic", "PPOConfig.credit_is_fused",
+     "_a or _b or self.critic_updates(plan) != 1", "_a or _b",
+     "test_credit_is_computed_before_such_updates"),
+    ("a state between the critic's updates is that of a finished rollout", "run_updates",
+     "_a.done * updates // len(parts)", "_a.done", "test_a_run_stops_anywhere[critic's own updates]"),
     ("an interrupted iteration begins anew", "run_updates", "_a[_b:]", "_a[0:]", RESUME),
     ("an update that is stopped leaves sums", "run_updates", "_a.copy()", "_a", RESUME),
     ("rows are not shuffled", "rows_of_updates", "_a.permutation", "np.arange", "test_the_seed_shuffles_the_rows"),
@@ -1065,9 +1077,10 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("the KL coefficient adapts in the critic's warm-up", "PPO.iterate", "not self.warms_up(_a)", "True", WARM_UP),
     ("the actor's schedule counts the critic's warm-up", "build_ppo_models", "_a.updates - _b", "_a.updates",
      "test_the_actors_schedule_is_shorter_by_the_critics_warm_up"),
-    ("the critic's warm-up counts the actor's operations", "Throughput.trained", "_a is None or _b in _a", "True",
+    ("the critic's warm-up counts the actor's operations", "Throughput.trained", "zip(_a, lengths, strict=False)",
+     "zip(_a, lengths[1:] * 2, strict=False)",
      "test_throughput::test_updates_by_hand"),
-    ("an update is one micro-batch", "update.ppo_update", "_a.update_per_rank", "_a.micro_batch", UPDATE),
+    ("an update is one micro-batch", "updates_of_rollout", "_a.update_per_rank", "_a.micro_batch", UPDATE),
     ("flag rollout_is_clip does not arrive", "_actor_step", "_a.rollout_is_clip", "None",
      "test_truncated_importance_weights_multiply_the_advantages"),
     ("the gap of the engine is a sum", "_gap_over_ranks", "sum(sums) / _a", "sum(sums)", GAP),
@@ -1551,7 +1564,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("slots are free", "decoding_steps", "-(-_a // slots)", "0", "test_the_fewest_steps"),
     ("MFU of one of several GPUs", "Throughput.trained", "_a * world_size()", "_a",
      "test_two_processes_have_two_gpus"),
-    ("updates that are done count again", "PPO.lengths_left", "_a[current.updates.done:]", "_a",
+    ("updates that are done count again", "PPO.iterate", "_a[self.current.updates.done:]", "_a",
      "test_a_rollouts_updates"),
     ("rounds that refill sample nothing", "RefillCollector._collect_further", "work.clock.sampled += _a", "pass",
      "test_refilled_prompts_were_sampled_too"),

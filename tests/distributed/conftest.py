@@ -16,6 +16,7 @@ from recorded_updates import FAST_CASES, Case
 
 CHECKS = (
     "updates",
+    "critic_updates",
     "chunks",
     "generation",
     "saving",

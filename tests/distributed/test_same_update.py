@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from closeness import UPDATE, WEIGHT_GAP, near
+from critic_updates import holed_batch, plain_critic, rows_of_critic
 from factories import largest_difference, make_causal_lm, make_tokenizer
 from launches import WORKERS, run_ranks
 from recorded_updates import ALL_CASES, FAST_CASES, LEARNING_RATE, TOKEN_CASES, UPDATES, Case, run_case, untied_updates
@@ -73,6 +74,13 @@ def test_two_processes_make_the_same_updates_as_one(case, alone, two_processes):
     first, second = (two_processes.numbers(name, rank) for rank in (0, 1))
     del first["seconds"], second["seconds"]
     assert first == pytest.approx(second)  # metrics are reduced: every rank knows them
+
+
+def test_a_critics_own_updates_are_of_the_rows_of_both_processes(two_processes):
+    weights, metrics = two_processes.tensors("critic-updates"), two_processes.numbers("critic-updates")
+    expected, losses = plain_critic(holed_batch(), rows_of_critic(2))
+    assert largest_difference({name: weights[name] for name in expected}, expected) < WEIGHT_GAP
+    assert metrics["loss/value"] == near(sum(losses) / len(losses), UPDATE)
 
 
 @pytest.mark.parametrize("case", [Case(0, 8), Case(3, 4), Case(2, tokens=18)], ids=lambda case: case.name)

@@ -42,6 +42,15 @@ def updates(folder: Path, keep: Callable[..., None]) -> None:
         keep(folder, f"updates-{case.name}", metrics | {"seconds": time.perf_counter() - start}, weights)
 
 
+def critic_updates(folder: Path, keep: Callable[..., None]) -> None:
+    """Eight updates of the critic beside one of the actor."""
+    from critic_updates import critic_updates as updated
+    from critic_updates import holed_batch
+
+    weights, metrics = updated(holed_batch())
+    keep(folder, "critic-updates", metrics, weights)
+
+
 def refuel(folder: Path, keep: Callable[..., None]) -> None:
     """Two rounds of dialogues at ZeRO 0 and 3, with micro-batches of a number of rows or of tokens."""
     from refuel_runs import two_rounds
@@ -304,6 +313,7 @@ def _beside_vllm(folder: Path, run: str, engine: Any, waits: bool = False, **fla
 
 CHECKS: dict[str, Callable[..., None]] = {
     "updates": updates,
+    "critic_updates": critic_updates,
     "episodes": episodes,
     "judged": judged,
     "chunks": chunks,

@@ -13,7 +13,7 @@ import record_other_trainers as recorded
 from closeness import FORMULA, FORWARD, assert_near, near
 from macro_actions.conditions import fixed, surprise
 from macro_actions.estimators import adaptive_lam
-from macro_actions.groups import are_equal, dr_grpo, grpo, prefix_values, refilled
+from macro_actions.groups import are_equal, critic_weights, dr_grpo, grpo, prefix_values, refilled
 from macro_actions.losses import kl_loss, loss_count, loss_weights, policy_loss
 from macro_actions.rewards import kl_estimate, penalise_length
 from macro_actions.segments import macro_logprobs, segment, sequence_logprobs
@@ -311,3 +311,14 @@ def test_surprise_by_hand(probabilities, count, lengths) -> None:
     mask = mask_of([len(probabilities)], len(probabilities) + 1)
     macro = segment(surprise(mask, logprobs, 0.5, count), mask)
     assert macro.lengths[macro.mask].tolist() == lengths
+
+
+def test_weights_of_the_critics_loss_are_easyppos() -> None:
+    """Scores 0, 1 and ½, ½ with beta 1 and at least .01 weigh 4 and 100, over their mean 52. A row alone has no variance."""
+    scores = torch.tensor([[0.0, 1.0], [0.5, 0.5], [7.0, math.nan]])
+    counted = torch.tensor([[True, True], [True, True], [True, False]])
+    weights = critic_weights(scores, 1.0, 0.01, counted)
+    assert_near(weights, [4.0, 100.0, 100.0], FORMULA)
+    assert_near(weights[:2] / weights[:2].mean(), [4 / 52, 100 / 52], FORMULA)
+    assert_near(critic_weights(scores[:2], 0.5, 0.25), [2.0, 4.0], FORMULA)  # by the deviation, with a floor
+    assert critic_weights(scores, 1.0, 0.01, counted & False).tolist() == [0.0] * 3

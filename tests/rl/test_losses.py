@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import rl_references as ref
 from closeness import FORMULA, assert_near, near
-from macro_actions.importance import importance_weights
+from macro_actions.importance import importance_weights, masked_policy_loss
 from macro_actions.losses import loss_weights, policy_loss, value_loss
-from macro_actions.segments import macro_logprobs, segment
+from macro_actions.segments import macro_logprobs, segment, sequence_logprobs
 from macro_actions.supervised_losses import dpo_loss, regression_loss, sft_loss
 from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, draw, mask_of, masked_case, normal, width_of
 
@@ -234,3 +234,59 @@ def test_the_weight_is_the_ratio_of_the_probabilities_up_to_the_clip() -> None:
     drawn = torch.tensor([[0.2, 0.1], [0.4, 0.5]]).log()
     expected = torch.tensor([[1.5, 2.0], [0.25, 1.0]])
     assert_near(importance_weights(own, drawn, 2.0), expected, FORMULA)
+
+
+# ratio -> loss and gradient at an advantage of 2: the ratio itself inside of [.5, 1.5], and nothing outside.
+@pytest.mark.parametrize(
+    ("ratio", "loss", "gradient"), [(1.25, -2.5, -2.5), (0.5, -1.0, -1.0), (0.4, 0.0, 0.0), (1.6, 0.0, 0.0)]
+)
+def test_ratios_outside_of_the_range_are_masked(ratio, loss, gradient) -> None:
+    """The second token is not masked: its loss is -(1 x -1), and the mean is over both. No ratio is clipped."""
+    drawn = torch.tensor([[-1.0, -2.0, math.nan]])
+    new = torch.tensor([[-1.0 + math.log(ratio) * (1 - 1e-6), -2.0, math.inf]], requires_grad=True)
+    mask = mask_of([2], 3)
+    advantages = torch.tensor([[2.0, -1.0, math.nan]])
+    found, stats = masked_policy_loss(new, drawn, advantages, mask, 0.5, 1.5)
+    found.backward()
+    assert_near(found, (loss + 1) / 2, FORMULA)
+    assert_near(new.grad, [[gradient / 2, 0.5, 0.0]], FORMULA)
+    assert stats["clipfrac"] == (0.5 if gradient == 0 else 0.0)
+    assert_near(stats["ratio"], ((ratio if gradient else 0) + 1) / 2, FORMULA)
+    assert_near(stats["approxkl"], math.log(ratio) ** 2 / 4, FORMULA)
+    assert_plain(found, stats)
+
+
+def test_a_ratio_that_overflows_is_masked_without_a_trace() -> None:
+    new = torch.tensor([[200.0, -1.0]], requires_grad=True)
+    found, _ = masked_policy_loss(new, torch.tensor([[0.0, -1.0]]), torch.ones(1, 2), mask_of([2], 2), 0.2, 4.0)
+    found.backward()
+    assert found == -0.5 and new.grad.tolist() == [[0.0, -0.5]]
+
+
+def test_macro_actions_and_responses_are_masked_as_a_whole() -> None:
+    """Ratios 1.5, 1.5 and ½ of tokens, 2.25 and ½ of macro actions, and of the response the cube root of 1.125."""
+    ends, mask = masked_case([[2, 1]], 1)
+    macro = segment(ends, mask)
+    old = torch.zeros(mask.shape)
+    new = torch.log(torch.tensor([[1.5, 1.5, 0.5, 1.0]]))[:, : mask.shape[1]]
+    ones = torch.ones(mask.shape)
+    kept = {}
+    for level in ("token", "macro", "response"):
+        if level == "macro":
+            pair = macro_logprobs(new, macro, mean=False), macro_logprobs(old, macro, mean=False)
+        elif level == "response":
+            pair = sequence_logprobs(new, mask), sequence_logprobs(old, mask)
+        else:
+            pair = new, old
+        loss, _ = masked_policy_loss(*pair, ones, mask, 0.75, 2.0)
+        kept[level] = -3 * loss.item()
+    assert kept == near({"token": 3.0, "macro": 0.0, "response": 3 * 1.125 ** (1 / 3)}, FORMULA)
+
+
+def test_a_rows_weight_multiplies_its_value_loss_and_not_the_count() -> None:
+    """Errors 1, 1 of a row that weighs 3, and 2 of one that weighs ½: ½ (3 + 3 + 2) / 3 tokens."""
+    mask = mask_of([2, 1], 2)
+    values = torch.tensor([[1.0, 1.0], [2.0, math.nan]])
+    loss, stats = value_loss(values, values, torch.zeros(2, 2), mask, 0.2, weights=torch.tensor([3.0, 0.5]))
+    assert_near(loss, 4 / 3, FORMULA)
+    assert stats["clipfrac"] == 0

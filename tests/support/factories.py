@@ -422,7 +422,8 @@ def ppo_loop(
             engines[name] = frozen_engine_of(model)
         else:
             own = {"learning_rate": config.flat()[f"{name}_learning_rate"]} | options
-            engines[name] = engine_of(model, plan.micro_batch, plan.accumulation, **own)
+            own_plan = config.critic_plan(plan) if name == "critic" else plan
+            engines[name] = engine_of(model, own_plan.micro_batch, own_plan.accumulation, **own)
     source = reward if hasattr(reward, "model") else FunctionScores(reward, "--reward_function")
     rollouts = rollouts or ContinuousEngine(
         config.sampling.per_device_generation_batch_size * config.rollouts.samples_per_prompt

@@ -195,7 +195,9 @@ def ppo(
     }
     config = ppo_config(folder, **(PPO | sizes | flags))
     actor = setup.engine(make_causal_lm())
-    critic = setup.engine(make_classifier()) if config.advantages.needs.critic else None
+    critic = None
+    if config.advantages.needs.critic:
+        critic = setup.engine(make_classifier(), plan=config.critic_plan(config.plan_batches(world_size())))
     reference = AdaptersOff(actor) if setup.lora_dim else frozen_engine_of(make_causal_lm(), setup.dtype)
     prompts = make_prompts(18)
     engine = rollouts or ContinuousEngine(4)
@@ -273,6 +275,14 @@ RESIZED: dict[str, Callable[..., Any]] = {
         ppo_epochs=1,
         generation_batches=1,
         critic_warmup_updates=3,
+    ),
+    "critic-epochs": partial(
+        ppo,
+        setup=Setup(zero_stage=2, options=DECAYED),
+        reward=lengths,
+        ppo_epochs=1,
+        generation_batches=1,
+        critic_epochs=2,
     ),
     "refilled": _refilled,
     "distilled": _distilled,

@@ -108,8 +108,8 @@ def test_an_update_that_is_left_out_is_as_if_it_had_not_been(group, tmp_path):
     value = critic.module.inner.model.layers[0].mlp.up_proj.weight
     hooks = [w.register_hook(lambda gradient: gradient * math.nan) for w in (weight, value)]
 
-    def left_out(done, rows):
-        assert sorted(rows.tolist()) == list(range(8))
+    def left_out(done, update):
+        assert sorted(update.rows.tolist()) == list(range(8))
         for hook in hooks:
             hook.remove()
         return (actor.nonfinite, critic.nonfinite) == ("gradients", "gradients")

@@ -58,9 +58,9 @@ def test_updates_by_hand() -> None:
     engines = [engine_with(make_causal_lm()), engine_with(make_classifier())]
     measured = Throughput(engines, GPU)
     both = operations([5, 3]) + operations([5, 3], head=0)
-    metrics = measured.trained(np.array([5, 3]), 2.0)
+    metrics = measured.trained([np.array([5, 3])] * 2, 2.0)
     assert metrics == near({"time/trained_per_second": 4.0, "time/mfu": both / 2e9}, FORMULA)
-    metrics = measured.trained(np.array([5, 3]), 2.0, engines[1:])
+    metrics = measured.trained([np.array([]), np.array([5, 3])], 2.0)
     expected = operations([5, 3], head=0)
     assert metrics == near({"time/trained_per_second": 4.0, "time/mfu": expected / 2e9}, FORMULA)
 
@@ -82,11 +82,11 @@ def test_two_processes_have_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """With as much on the other one, there are twice the tokens in the same time, and the shares are the same."""
     measured = Throughput([engine_with(make_causal_lm())], GPU, slots=1)
     draws = [Lengths(np.array([4]), np.array([3]))]
-    alone = measured.trained(np.array([5]), 1.0) | measured.sampled(draws, 1.0)
+    alone = measured.trained([np.array([5])], 1.0) | measured.sampled(draws, 1.0)
     monkeypatch.setattr(throughput, "sum_over_ranks", lambda numbers: 2 * numbers)
     monkeypatch.setattr(throughput, "world_size", lambda: 2)
     monkeypatch.setattr(throughput, "gather_on_host", lambda seconds: [seconds, seconds + 0.5])
-    both = measured.trained(np.array([5]), 1.0) | measured.sampled(draws, 1.0)
+    both = measured.trained([np.array([5])], 1.0) | measured.sampled(draws, 1.0)
     assert (both.pop("time/slowest_generation"), both.pop("time/slowest_rank")) == (1.5, 1.0)
     doubled = {name: x * (2 if name.endswith("per_second") else 1) for name, x in alone.items()}
     assert both == near(doubled, FORMULA)
@@ -137,6 +137,20 @@ def test_a_rollouts_updates(done: int, group: Any, tmp_path: Any) -> None:
     seconds, epochs = metrics["time/training"], 2 - done
     assert metrics["time/trained_per_second"] == near(epochs * sum(lengths) / seconds, FORMULA)
     expected = epochs * (operations(lengths) + operations(lengths, head=0))
+    assert metrics["time/mfu"] == near(expected / (seconds * GPU.operations_per_second), FORMULA)
+
+
+def test_each_model_is_counted_on_what_it_trains_on(group: Any, tmp_path: Any) -> None:
+    """The critic makes three passes and the actor one."""
+    trainer = ppo_trainer(tmp_path, critic_epochs=3)
+    algorithm = trainer.algorithm
+    algorithm.throughput = Throughput(algorithm.models.trained.values(), GPU, slots=8)
+    algorithm.current = collected(trainer, [list(range(8))])
+    lengths = algorithm.current.batch.rollout.attention_mask.sum(1).tolist()
+    metrics = algorithm.iterate([], 0)
+    seconds = metrics["time/training"]
+    assert metrics["time/trained_per_second"] == near(3 * sum(lengths) / seconds, FORMULA)
+    expected = operations(lengths) + 3 * operations(lengths, head=0)
     assert metrics["time/mfu"] == near(expected / (seconds * GPU.operations_per_second), FORMULA)
 
 

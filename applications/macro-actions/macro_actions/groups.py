@@ -106,6 +106,34 @@ def moments(scores: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance.sqrt()
 
 
+def critic_weights(scores: Tensor, beta: float, least: float, counted: Tensor | None = None) -> Tensor:
+    """Weights of prompts in the critic's loss: less for those whose scores vary more (EasyPPO).
+
+        w = 1 / max(v^β, w_min)        v: variance of the prompt's scores, with the denominator K
+
+    A loss is divided by the mean of w over all prompts of a rollout, which the caller knows.
+
+    Example: with β = 1 and w_min = .01, scores 0, 1 weigh 4, and scores ½, ½ weigh 100.
+
+    Args:
+        scores: shape ``(P, K)``.
+        beta: β; ½ divides by the standard deviation.
+        least: w_min, above 0.
+        counted: shape ``(P, K)``, bool, or ``None`` if all scores count.
+
+    Returns:
+        Shape ``(P,)``; 0 for a prompt none of whose scores count.
+    """
+    counted = _all_if_none(counted, scores)
+    count = counted.sum(1).clamp(min=1)
+    scores = torch.where(counted, scores, 0.0)
+    mean = scores.sum(1) / count
+    squares = torch.where(counted, scores - mean[:, None], 0.0).square().sum(1)
+    variance = squares / count
+    weights = 1 / variance.pow(beta).clamp(min=least)
+    return torch.where(counted.any(1), weights, 0.0)
+
+
 def are_equal(scores: Tensor, counted: Tensor) -> Tensor:
     """Whether all scores of a prompt are equal, so that nothing can be learned from it (Yu et al. 2025).
 

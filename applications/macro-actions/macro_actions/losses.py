@@ -157,8 +157,11 @@ def value_loss(
     response_mask: Tensor,
     cliprange_value: float,
     num_tokens: Tensor | float | None = None,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Stats]:
-    """PPO's clipped value loss: ½ Σ max((V_j − Ret_j)², (clip(V_j, V_old,j ± cliprange_value) − Ret_j)²) / num_tokens.
+    """PPO's clipped value loss.
+
+        ½ Σ w max((V_j − Ret_j)², (clip(V_j, V_old,j ± cliprange_value) − Ret_j)²) / num_tokens
 
     Args:
         new_values: shape ``(B, R)``, differentiable.
@@ -167,6 +170,7 @@ def value_loss(
         response_mask: shape ``(B, R)``, bool.
         cliprange_value: largest step from the old value that lowers the loss.
         num_tokens: denominator; the number of response tokens in these rows with ``None``.
+        weights: shape ``(B,)``, weight w of each row's tokens; 1 with ``None``.
 
     Returns:
         The loss, and the statistic clipfrac (share of tokens whose clipped branch is taken).
@@ -181,7 +185,10 @@ def value_loss(
     clipped_values = torch.maximum(clipped_values, values - cliprange_value)
     unclipped = (new_values - returns).square()
     clipped = (clipped_values - returns).square()
-    loss = torch.maximum(unclipped, clipped).sum() / 2 / num_tokens
+    losses = torch.maximum(unclipped, clipped)
+    if weights is not None:
+        losses = weights[:, None] * losses
+    loss = losses.sum() / 2 / num_tokens
     with torch.no_grad():
         stats = {"clipfrac": (clipped > unclipped).sum() / num_tokens}
     return loss, stats

@@ -8,6 +8,7 @@ Each phase takes its operations and bytes, divided by shares of the GPU's peaks,
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,7 +73,7 @@ def expect(plan: Plan, name: str) -> Expectation:
     batches = config.plan_batches(plan.machine.processes)
     texts = Texts.of(config)
     lengths = np.full(batches.update_per_rank * texts.per_example, texts.tokens)
-    trained = float(lengths.sum()) / predictor.training(lengths, updates=1)
+    trained = float(lengths.sum()) / predictor.training(lengths, TrainingCounts())
     sampled: float | None = None
     iteration: float | None = None
     # How long environments take is not known.
@@ -85,9 +86,10 @@ def expect(plan: Plan, name: str) -> Expectation:
         sampled = tokens / sampling
         # The number of completions from the middle of responses depends on the responses.
         if not config.advantages.needs.segment_values:
-            updates = config.rollouts.ppo_epochs * batches.updates_per_rollout
-            epochs = np.tile(rollout.totals, config.rollouts.ppo_epochs)
-            learning = predictor.scoring(config, rollout.totals) + predictor.training(epochs, updates)
+            actor = TrainingCounts(config.rollouts.ppo_epochs, batches.updates_per_rollout)
+            critic = TrainingCounts(config.critic_passes, config.critic_updates(batches))
+            learning = predictor.scoring(config, rollout.totals)
+            learning += predictor.training(rollout.totals, actor, {"critic": critic})
             iteration = tokens / (sampling + learning)
     processes = plan.machine.processes
     rates = [None if rate is None else processes * rate for rate in (trained, sampled, iteration)]
@@ -109,22 +111,42 @@ def _why_unknown(plan: Plan) -> str:
 
 
 @dataclass(frozen=True)
+class TrainingCounts:
+    """How often a model is trained on sequences."""
+
+    epochs: int = 1
+    updates: int = 1  # optimiser steps of all epochs together
+
+
+NO_OTHERS: Mapping[str, TrainingCounts] = {}
+
+
+@dataclass(frozen=True)
 class Predictor:
     """Seconds of the phases of a run, each on one process."""
 
     plan: Plan
     gpu: Gpu
 
-    def training(self, lengths: Integers, updates: int) -> float:
-        """Forward and backward passes of all trained models on sequences of these lengths (n,), in some updates."""
-        passes = math.ceil(self._passes(lengths) / updates)
+    def training(
+        self, lengths: Integers, all_models: TrainingCounts, others: Mapping[str, TrainingCounts] = NO_OTHERS
+    ) -> float:
+        """Forward and backward passes of all trained models on sequences of these lengths (n,).
+
+        Args:
+            lengths: tokens of each sequence.
+            all_models: how often they are trained on them.
+            others: by the name of a role, how often it is if that differs.
+        """
         computing = 0.0
         moved = 0.0
         for role in self._trained:
+            times = others.get(role.name, all_models)
+            passes = math.ceil(times.epochs * self._passes(lengths) / times.updates)
             share = shares.TRAINING[bool(role.recompute_every), role.compiled]
-            operations = _cost(role).training_operations(lengths)
+            operations = times.epochs * _cost(role).training_operations(lengths)
             computing += operations / (share * self.gpu.operations_per_second)
-            moved += updates * bytes_of_update(role.weights, self.plan.machine.processes, passes)
+            moved += times.updates * bytes_of_update(role.weights, self.plan.machine.processes, passes)
         return together(computing, moving_seconds(moved, self.plan.machine))
 
     def scoring(self, config: PPOConfig, lengths: Integers) -> float:

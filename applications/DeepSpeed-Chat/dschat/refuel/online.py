@@ -29,7 +29,7 @@ from dschat.refuel.online_settings import RefuelOnlineConfig
 from dschat.refuel.start_check import check_start
 from dschat.rollouts.continuous import decoding_bytes
 from dschat.rollouts.sampling import row_seed
-from dschat.run.distributed import device, largest_over_ranks, sum_over_ranks
+from dschat.run.distributed import device, largest_over_ranks, sum_over_ranks, world_size
 from dschat.run.metrics import Means, with_variances
 from dschat.run.output import Run
 from dschat.run.peaks import own_gpu
@@ -125,7 +125,7 @@ class Refuel(Algorithm):
         clock.record("training")
 
         # 3. Throughput, and the next KL coefficient.
-        metrics |= self.throughput.trained(trained, clock.seconds["time/training"])
+        metrics |= self.throughput.trained([trained], clock.seconds["time/training"])
         if "objective/kl" in metrics:
             self.kl = self.kl.update(metrics["objective/kl"], self.plan.global_rollout)
         self.current = None
@@ -301,7 +301,9 @@ def refuel_update(
         return left_out(done)
 
     updates = range(plan.updates_per_rollout)
-    return with_variances(run_updates(updates, progress, update, is_left_out, {"policy": policy}, "grad_norm"))
+    return with_variances(
+        run_updates(updates, progress, update, is_left_out, lambda _: {"policy": policy}, "grad_norm")
+    )
 
 
 def _one_update(
@@ -324,8 +326,9 @@ def _one_update(
         loss, stats = regression_loss(first, second, differences, config.regression.eta, plan.global_batch)
         policy.backward(loss)
         policy.step()
-        means.add_sum("loss/refuel", loss)
-        means.add_sums({NAMES[name]: number for name, number in stats.items()})
+        shares = {"loss/refuel": loss} | {NAMES[name]: number for name, number in stats.items()}
+        means.add_sums(shares)
+    means.weigh(shares, 1 / world_size())
 
 
 def pair_metrics(batch: PairBatch, pairs: Sequence[SampledPair], has_reference: bool) -> Metrics:

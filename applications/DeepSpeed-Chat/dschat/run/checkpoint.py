@@ -64,7 +64,7 @@ from dschat.run.distributed import (
 )
 from dschat.run.identity import Identity, differences
 from dschat.run.output import RunOutput
-from dschat.run.state import Json, Progress, set_random_states
+from dschat.run.state import Json, Progress, has_steps, set_random_states
 from dschat.run.stop import Stopped, stop_signals
 from dschat.settings.common import LATEST, CommonConfig
 from dschat.settings.flags import SHARE, flags_on_resume
@@ -376,7 +376,7 @@ class Checkpoints:
             return {}, f"it has no readable {MANIFEST}, so it is not a checkpoint or was not written completely"
         if manifest.pop("sha256") != digest(manifest):
             return {}, f"its file {MANIFEST} is damaged"
-        return manifest, self._rollout_problem(manifest)
+        return manifest, self._rollout_problem(manifest, folder)
 
     def _check(self, folder: Path, manifest: Json) -> None:
         """Raises UserError if this run cannot resume from a checkpoint."""
@@ -408,7 +408,7 @@ class Checkpoints:
         shares = flags_on_resume(type(self._config), SHARE) if is_resized else frozenset[str]()
         return differences(manifest["identity"], self._identity, shares)
 
-    def _rollout_problem(self, manifest: Json) -> str | None:
+    def _rollout_problem(self, manifest: Json, folder: Path) -> str | None:
         """Why a checkpoint cannot be used, if another number of processes has trained on a part of its rollout.
 
         The rest of the rollout cannot be sampled again: its responses are those of the weights before the updates.
@@ -417,10 +417,10 @@ class Checkpoints:
         saved_ranks = manifest["world_size"]
         if saved_ranks == world_size() or self._differences(manifest):
             return None
+        if not has_steps(read_object(folder / STATE).get("rollout", {})):
+            return None
         updates = self._run.plan.updates_per_iteration
         done = manifest["update"] % updates
-        if not done:
-            return None
         return (
             f"it was written inside a rollout, after {done} of its {updates} updates, by {saved_ranks} processes, and"
             f" here are {world_size()}: only {saved_ranks} can continue it"

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -70,6 +70,11 @@ class Means:
     def add_sums(self, totals: Mapping[str, Number]) -> None:
         for name, total in totals.items():
             self.add_sum(name, total)
+
+    def weigh(self, names: Iterable[str], weight: float) -> None:
+        """Makes sums means: adds a weight to each, as ``add`` does."""
+        for name in names:
+            self._weights[name] = self._weights.get(name, 0) + weight
 
     def copy(self) -> Means:
         """An independent copy of the sums."""

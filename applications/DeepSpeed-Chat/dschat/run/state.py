@@ -27,10 +27,20 @@ class Progress:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     rollout: Json = field(default_factory=dict)
 
+    @property
+    def is_inside_rollout(self) -> bool:
+        """Whether optimisers have made some of their steps on a rollout, and others are left."""
+        return has_steps(self.rollout)
+
     def equals_but_for_tensors(self, other: "Progress") -> bool:
         """Whether two states of one run are the same: tensors change only together with numbers."""
         mine = (self.update, self.numbers, self.rollout)
         return mine == (other.update, other.numbers, other.rollout)
+
+
+def has_steps(rollout: Json) -> bool:
+    """Whether optimisers have made steps on the rollout of `Progress.rollout`."""
+    return "current" in rollout and rollout["current"]["done"] > 0
 
 
 def random_states() -> dict[str, Tensor]:

@@ -107,6 +107,18 @@ class BatchPlan:
         """Optimiser updates per iteration; 1 in steps without rollouts."""
         return self.updates_per_rollout or 1
 
+    def split(self, parts: int) -> "BatchPlan":
+        """The plan of an optimiser whose updates take a part of an update's examples, in micro-batches that fit."""
+        update = self.update_per_rank // parts
+        micro_batch = largest_part(update, self.micro_batch)
+        return replace(
+            self,
+            micro_batch=micro_batch,
+            accumulation=update // micro_batch,
+            update_per_rank=update,
+            global_batch=update * self.world_size,
+        )
+
     def check_whole_rollouts(self, flag: str, updates: int, least: int) -> None:
         """Raise UserError if a number of updates, `least` rollouts or more, would end between two of one rollout."""
         per_rollout = self.updates_per_iteration

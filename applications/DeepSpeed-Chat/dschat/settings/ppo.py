@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from dschat.base.errors import UserError
-from dschat.settings.batches import BatchPlan, BatchSizes, plan_batches
+from dschat.settings.batches import BatchPlan, BatchSizes, largest_part, plan_batches
 from dschat.settings.common import COMMON_RULES, CommonConfig
 from dschat.settings.flags import GroupRow, default_of
 from dschat.settings.kl import KL_RULES, KLFlags
@@ -18,6 +18,7 @@ from dschat.settings.macro_actions import TerminationFlags
 from dschat.settings.ppo_loss import (
     AdvantageFlags,
     AlarmFlags,
+    CriticFlags,
     LossFlags,
     OptimizerFlags,
     PPOMemoryFlags,
@@ -65,6 +66,8 @@ CRITIC_FLAGS = (
     "lam_critic",
     "cliprange_value",
     "vf_coef",
+    "critic_minibatches",
+    "critic_epochs",
 )
 
 
@@ -353,6 +356,7 @@ class PPOConfig(CommonConfig):
     estimator: EstimatorSettings
     advantages: AdvantageFlags
     loss: LossFlags
+    critic: CriticFlags
     optimizers: OptimizerFlags
     alarms: AlarmFlags
     kl: KLFlags
@@ -454,7 +458,7 @@ class PPOConfig(CommonConfig):
         of a micro-batch if all of these hold:
 
         - The estimator has a critic.
-        - A rollout is one update, so that the update sees the weights that generated the rollout.
+        - A rollout is one update of the actor and of the critic, which sees the weights that generated the rollout.
         - The advantages of a response depend on no other response, which may be in another micro-batch. They do with
           a group, with a gate of the critic, and if they are normalised over the batch.
         - Every token counts. --drop_equal_groups compares responses, and --max_token_probability reads the policy's
@@ -462,11 +466,27 @@ class PPOConfig(CommonConfig):
         - The termination condition does not read the policy's log-probs. A user's function may read anything.
         """
         needs = self.advantages.needs
-        if not needs.critic or plan.updates_per_rollout != 1:
+        if not needs.critic or plan.updates_per_rollout != 1 or self.critic_updates(plan) != 1:
             return False
         compares_rows = needs.group or needs.gates_critic or self.advantages.normalized_over == "batch"
         excludes_tokens = self.advantages.drop_equal_groups or self.advantages.max_token_probability is not None
         return not (compares_rows or excludes_tokens or self.termination.reads_policy)
+
+    @property
+    def critic_passes(self) -> int:
+        """Passes of the critic over each rollout; 0 without a critic."""
+        if not self.advantages.needs.critic:
+            return 0
+        return self.critic.critic_epochs or self.rollouts.ppo_epochs
+
+    def critic_plan(self, plan: BatchPlan) -> BatchPlan:
+        """Batch sizes of the critic's updates, from those of the actor's."""
+        return plan.split(self.critic.critic_minibatches)
+
+    def critic_updates(self, plan: BatchPlan, updates: int | None = None) -> int:
+        """The critic's updates in a number of the run's updates, which are the actor's; of a rollout if not given."""
+        updates = plan.updates_per_rollout if updates is None else updates
+        return updates * self.critic_passes * self.critic.critic_minibatches // self.rollouts.ppo_epochs
 
     @property
     def longest_example(self) -> tuple[int, str]:
@@ -526,6 +546,12 @@ class PPOConfig(CommonConfig):
         self.vllm.check_neighbours(world_size)
         max_tokens = self.optimisation.max_tokens_per_micro_batch
         plan = plan_batches(self.batch_sizes, world_size, self.rollouts.ppo_epochs, max_tokens)
+        minibatches = self.critic.critic_minibatches
+        if plan.update_per_rank % minibatches:
+            raise UserError(
+                f"--critic_minibatches {minibatches} does not divide an update's {plan.update_per_rank} responses per"
+                f" process: give {largest_part(plan.update_per_rank, minibatches)}."
+            )
         plan.check_whole_rollouts("--max_steps", self.optimisation.max_steps or 0, least=1)
         plan.check_whole_rollouts("--critic_warmup_updates", self.optimizers.critic_warmup_updates, least=0)
         return plan

@@ -159,6 +159,22 @@ class LossFlags:
 
 
 @dataclass(kw_only=True, frozen=True)
+class CriticFlags:
+    """How a critic is trained that has more to learn from a rollout than the actor."""
+
+    section = "the critic's updates"
+
+    critic_minibatches: int = flag(
+        "updates of the critic on the rows of each update of the actor, on a part of the rows each; 4 in EasyPPO",
+        1,
+        AT_LEAST_1,
+    )
+    critic_epochs: int | None = flag(
+        "passes of the critic over each rollout; ppo_epochs if not given; 2 in SAO", None, AT_LEAST_1
+    )
+
+
+@dataclass(kw_only=True, frozen=True)
 class OptimizerFlags:
     """The optimisers of actor and critic."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Generic, TypeVar, get_type_hints
 
@@ -31,11 +31,12 @@ MEANS = "means."  # before the names of sums in a state
 
 @dataclass
 class UpdateProgress:
-    """How far the updates of an iteration are."""
+    """How far the optimiser steps of an iteration are."""
 
-    done: int = 0  # updates
-    means: Means = field(default_factory=Means)  # statistics of these updates
-    skipped: Counter[str] = field(default_factory=Counter)  # updates that were left out, by metric
+    done: int = 0  # steps; one may train several engines
+    means: Means = field(default_factory=Means)  # statistics of these steps
+    skipped: Counter[str] = field(default_factory=Counter)  # steps that were left out, by metric
+    updates: int = 0  # updates in the run's count; fewer than steps where engines have steps of their own
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Iteration(Generic[Batch]):
             if name.startswith(MEANS):
                 sums[name.removeprefix(MEANS)] = tensor
         means = Means.from_state(numbers["sums"], sums)
-        updates = UpdateProgress(numbers["done"], means, Counter(numbers["skipped"]))
+        updates = UpdateProgress(numbers["done"], means, Counter(numbers["skipped"]), numbers["updates"])
         batch = put_together(batch_type, state.tensors, "batch")
         return cls(batch, dict(numbers["metrics"]), state.random, updates)
 
@@ -70,13 +71,14 @@ def state_with(numbers: Json, current: Iteration[Batch] | None) -> Progress:
     current_numbers = {
         "metrics": dict(current.metrics),
         "done": updates.done,
+        "updates": updates.updates,
         "skipped": dict(updates.skipped),
         "sums": dict(sums),
     }
     tensors = tensors_of(current.batch, "batch")
     for name, tensor in sum_tensors.items():
         tensors[MEANS + name] = tensor
-    return Progress(updates.done, numbers, current.random, tensors, {"current": current_numbers})
+    return Progress(updates.updates, numbers, current.random, tensors, {"current": current_numbers})
 
 
 def put_together(cls: type[T], tensors: Mapping[str, Tensor], name: str) -> T:
@@ -128,48 +130,47 @@ def micro_batches(lengths: Integers, size: PassSize, engines: Iterable[Trained])
 
 
 def run_updates(
-    parts: Iterable[T],
+    parts: Sequence[T],
     progress: UpdateProgress,
     update: Callable[[T, Means], None],
     left_out: Callable[[int, T], bool],
-    engines: Mapping[str, Trained],
+    engines_of: Callable[[T], Mapping[str, Trained]],
     grad_norm: str = "grad_norm/{}",
+    updates: int | None = None,
 ) -> Metrics:
-    """The optimiser updates of an iteration that are left.
+    """The optimiser steps of an iteration that are left.
 
     Args:
-        parts: what each update trains on.
-        progress: updates that are done; it is kept up to date.
-        update: trains on a part and adds its shares of each statistic to the means.
-        left_out: called at the end of an update with the number of updates before it and its part: whether numbers
-            were not finite, so that the engines left the update out and its statistics do not count.
-        engines: the engines that are trained, by name.
+        parts: what each step trains on.
+        progress: steps that are done; it is kept up to date.
+        update: trains on a part and adds its shares of each statistic to the means, with the weight of one step.
+        left_out: called at the end of a step with the number of steps before it and its part: whether numbers
+            were not finite, so that the engines left the step out and its statistics do not count.
+        engines_of: the engines that a part trains, by name.
         grad_norm: the metric of an engine's name.
+        updates: updates of the run's count that all parts make together; as many as parts if not given.
 
     Returns:
-        Means over the updates and gradient norms; and, where there are such, skipped/<engine>, the number of updates
-        that fp16 left out, and skipped/nonfinite, the number of updates that count for nothing.
+        Means over the steps and gradient norms; and, where there are such, skipped/<engine>, the number of steps
+        that fp16 left out, and skipped/nonfinite, the number of steps that count for nothing.
     """
-    for part in list(parts)[progress.done :]:
-        means = progress.means.copy()  # an update that is stopped half-way leaves nothing behind
+    updates = len(parts) if updates is None else updates
+    for part in parts[progress.done :]:
+        means = progress.means.copy()  # a step that is stopped half-way leaves nothing behind
         update(part, means)
         if left_out(progress.done, part):
             progress.skipped[SKIPPED_NONFINITE] += 1
         else:
-            for name, engine in engines.items():
+            for name, engine in engines_of(part).items():
                 if engine.skipped:
                     progress.skipped[f"skipped/{name}"] += 1
                 else:
                     means.add(grad_norm.format(name), engine.grad_norm)
             progress.means = means
         progress.done += 1
+        progress.updates = progress.done * updates // len(parts)
 
-    # Each update added its shares of a statistic, so that a sum over updates is divided by their number. Gradient
-    # norms were added as means.
-    counted = progress.done - progress.skipped[SKIPPED_NONFINITE]
-    metrics = {}
-    for name, number in progress.means.reduce().items():
-        metrics[name] = number if name.startswith("grad_norm") else number / counted
+    metrics = progress.means.reduce()
     for name, count in progress.skipped.items():
         if count:
             metrics[name] = float(count)

@@ -125,6 +125,12 @@ class Loop:
         """Optimiser updates of the finished iterations."""
         return self.iteration * self.updates_per_iteration
 
+    @property
+    def is_untrained(self) -> bool:
+        """Whether no optimiser has made a step."""
+        state = self.state_dict()
+        return state.update == 0 and not state.is_inside_rollout
+
     def fit(self) -> Metrics:
         """Trains to the end and saves; returns the last evaluation's metrics."""
         total = total_updates(len(self.algorithm.lengths), self.config, self.run.plan)
@@ -147,7 +153,7 @@ class Loop:
 
         # 2. Train. A signal, or the end of --max_time, writes a checkpoint and ends the run.
         with self.checkpoints.stopping(self.state_dict):
-            if resumes and (self.algorithm.checks_trained or self.state_dict().update == 0):
+            if resumes and (self.algorithm.checks_trained or self.is_untrained):
                 self.self_check()
             with progress(total, self.algorithm.name, self.update, not is_main(), "update") as bar:
                 self.evaluate_if_due(total)
@@ -215,8 +221,7 @@ class Loop:
         if not is_due or not self.evaluated < self.update < total:
             return
         # Asked last: the state of a rollout that servers sample ahead is known only once they have finished it.
-        is_inside_iteration = self.algorithm.state_dict().update > 0
-        if not is_inside_iteration:
+        if not self.algorithm.state_dict().is_inside_rollout:
             self.evaluate()
 
     def evaluate(self) -> Metrics:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from transformers import PreTrainedModel
@@ -50,21 +50,22 @@ class Throughput:
         if gpu is not None:
             self._costs = _costs_of([engine.module.inner for engine in self._engines])
 
-    def trained(self, lengths: Integers, seconds: float, engines: Collection[Trained] | None = None) -> Metrics:
+    def trained(self, lengths: Sequence[Integers], seconds: float) -> Metrics:
         """Metrics of updates: tokens per second of all ranks, and MFU.
+
+        Tokens are those of the engine that was trained on most.
 
         MFU (model FLOPs utilisation) is operations / (seconds × peak × GPUs), see `dschat.models.operations`.
 
         Args:
-            lengths: tokens of the texts that this rank's updates trained on, shape ``(n,)``.
+            lengths: for each engine the tokens of the texts that this rank's updates trained it on, shape ``(n,)``.
             seconds: seconds of the updates.
-            engines: those that the updates trained; all engines if not given.
         """
         operations = 0.0
-        for engine, cost in zip(self._engines, self._costs, strict=False):  # no costs, or that of each engine
-            if engines is None or engine in engines:
-                operations += cost.training_operations(lengths)
-        tokens, operations = _sum_over_ranks(float(lengths.sum()), operations)
+        for cost, trained in zip(self._costs, lengths, strict=False):  # no costs, or that of each engine
+            operations += cost.training_operations(trained)
+        most = max(float(trained.sum()) for trained in lengths)
+        tokens, operations = _sum_over_ranks(most, operations)
         metrics = {"time/trained_per_second": tokens / seconds}
         if self._gpu is not None and self._costs:
             peak = self._gpu.operations_per_second * world_size()

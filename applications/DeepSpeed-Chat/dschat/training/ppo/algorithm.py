@@ -15,16 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
-import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.data.examples import PromptExample
 from dschat.data.tokenised import lengths_of
 from dschat.engine.process_group import training_dtype
 from dschat.models.engines import Trained
-from dschat.models.layout import Integers, Lengths
+from dschat.models.layout import Lengths
 from dschat.rollouts.continuous import decoding_bytes
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.termination import TerminationCondition
@@ -56,7 +54,7 @@ from dschat.training.ppo.logprob_gap import check_gap
 from dschat.training.ppo.metrics import critic_gate, external_metrics, normalised_metrics, rollout_metrics
 from dschat.training.ppo.models import MovingAverage, PPOModels, trained_engines
 from dschat.training.ppo.score import ExternalStats, RolloutScorer, ScoredBatch, ScoredRows
-from dschat.training.ppo.update import UpdateContext, ppo_update, rows_of_updates
+from dschat.training.ppo.update import Update, UpdateContext, ppo_update, trained_lengths, updates_of_rollout
 from dschat.training.rehearsal import filled_rollout, rehearsal, rows_of
 from dschat.training.rollout_check import check_rollout
 from dschat.training.scalar_check import check_scalar
@@ -219,20 +217,22 @@ class PPO(Algorithm):
             self.current = self.finish_rollout(batch, credit, iteration, clock)
             self.responses.accept()
             if self.current is None:
-                return {SKIPPED_NONFINITE: float(self.plan.updates_per_rollout)}
+                return {SKIPPED_NONFINITE: float(len(self.updates_of(batch.rows.rollout, iteration)))}
         else:
             # A resumed iteration has its rollout already; credit is computed again.
             moments = self.moments_with(self.current.batch)
             credit = self.credit_of(self.current.batch, moments)
 
         # 4. Update actor and critic, or the critic alone.
-        lengths = self.lengths_left(self.current, iteration)
+        remaining = self.updates_of(self.current.batch.rollout, iteration)[self.current.updates.done :]
+        trained = trained_lengths(
+            remaining, Lengths.of(self.current.batch.rollout).totals, self.models.critic is not None
+        )
         metrics = self.current.metrics | self.update(self.current, credit, iteration)
         clock.record("training")
 
         # 5. Metrics of the rollout, the next KL coefficient and the moments of all scores so far.
-        trained = self.trained_in(iteration).values()
-        metrics |= self.throughput.trained(lengths, clock.seconds["time/training"], trained)
+        metrics |= self.throughput.trained(trained, clock.seconds["time/training"])
         is_credit_known = credit.is_known or SKIPPED_NONFINITE not in metrics
         if is_credit_known:
             metrics |= self.metrics_of_rollout(credit.whole(), moments)
@@ -337,16 +337,21 @@ class PPO(Algorithm):
         for engine in engines.values():
             engine.train()
 
-        def is_left_out(done: int, rows: Tensor) -> bool:
+        context = self.context(credit, self.warms_up(iteration))
+
+        def is_left_out(done: int, update: Update) -> bool:
             # Fused credit is complete after the forward passes of the first update.
             if done == 0 and self.nonfinite.check_rollout(credit.whole(), first_update):
                 return True
+            rows = torch.as_tensor(update.rows, device=context.device)
             return self.nonfinite.check_update(
-                engines, first_update + done, lambda: tensors_of(select_rows(credit.whole(), rows))
+                context.engines(update),
+                first_update + current.updates.updates,
+                lambda: tensors_of(select_rows(credit.whole(), rows)),
             )
 
         metrics = ppo_update(
-            self.context(credit, self.warms_up(iteration)),
+            context,
             derive_seed(self.config.optimisation.seed, SeedKind.SHUFFLE, iteration),
             current.updates,
             is_left_out,
@@ -355,16 +360,11 @@ class PPO(Algorithm):
             self.average.update()
         return metrics
 
-    def lengths_left(self, current: Iteration[ScoredRows], iteration: int) -> Integers:
-        """Lengths (n,) of the sequences that the remaining updates of an iteration train on."""
-        lengths = Lengths.of(current.batch.rollout)
+    def updates_of(self, rollout: Rollout, iteration: int) -> list[Update]:
+        """The optimiser steps of an iteration, in order."""
         seed = derive_seed(self.config.optimisation.seed, SeedKind.SHUFFLE, iteration)
-        updates = rows_of_updates(
-            len(lengths.totals), self.plan.update_per_rank, self.config.rollouts.ppo_epochs, seed
-        )
-        remaining = updates[current.updates.done :]
-        rows = np.concatenate(remaining) if remaining else np.zeros(0, dtype=np.int64)
-        return lengths.totals[rows]
+        rows = len(rollout.response_mask)
+        return updates_of_rollout(rows, self.plan, self.config, seed, self.warms_up(iteration))
 
     def context(self, credit: Credit, critic_alone: bool = False) -> UpdateContext:
         """What the updates of a rollout read, with this iteration's KL coefficient if the KL is a term of the loss."""
@@ -423,7 +423,8 @@ class PPO(Algorithm):
         memory = decoding_bytes(self.models.rollouts, self.models.actor, responses, sampled_length)
 
         plan = replace(self.plan, update_per_rank=rows)
-        context = replace(self.context(credit), config=self.config.changed(ppo_epochs=1), plan=plan)
+        config = self.config.changed(ppo_epochs=1, critic_epochs=1, critic_minibatches=1)
+        context = replace(self.context(credit), config=config, plan=plan)
         with rehearsal(self.models.trained, rows, prompt + response, "per_device_training_batch_size", memory):
             ppo_update(context, seed=0)
 

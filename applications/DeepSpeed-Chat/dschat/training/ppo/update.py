@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimiser updates of one PPO iteration: PPO epochs × updates × micro-batches."""
+"""The optimiser updates of one PPO iteration: epochs × updates × micro-batches, of the actor and of the critic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dschat.models.engines import Trained, TrainedPolicy, TrainedScalar
-from dschat.models.layout import Integers, Layout, Lengths, lay_out
-from dschat.run.distributed import sum_over_ranks
+from dschat.models.layout import Integers, Layout, Lengths, PassSize, lay_out
+from dschat.run.distributed import sum_over_ranks, world_size
 from dschat.run.metrics import Means
 from dschat.run.stop import raise_if_stopped
 from dschat.settings.batches import BatchPlan
@@ -29,6 +29,21 @@ from macro_actions.types import PPOBatch, select_rows
 
 
 @dataclass(frozen=True)
+class Update:
+    """One step of the actor's optimiser, of the critic's, or of both.
+
+    Attributes:
+        rows: shape ``(n,)``, rows of the rollout on this rank.
+        trains_actor: whether the actor is trained.
+        trains_critic: whether the critic is trained.
+    """
+
+    rows: Integers
+    trains_actor: bool
+    trains_critic: bool
+
+
+@dataclass(frozen=True)
 class UpdateContext:
     """What the updates of one rollout have in common.
 
@@ -37,7 +52,7 @@ class UpdateContext:
         critic: the value model's engine, if there is one.
         credit: this rank's rows with their advantages.
         config: the flags.
-        plan: batch sizes.
+        plan: batch sizes of the actor.
         kl_coef: coefficient of the KL as a term of the policy's loss.
         critic_alone: leave the actor and its optimiser as they are (--critic_warmup_updates).
     """
@@ -50,10 +65,14 @@ class UpdateContext:
     kl_coef: float = 0.0
     critic_alone: bool = False
 
-    @property
-    def engines(self) -> dict[str, Trained]:
-        """The engines that are trained, by name."""
-        return trained_engines(self.actor, self.critic, self.critic_alone)
+    def engines(self, update: Update) -> dict[str, Trained]:
+        """The engines that an update trains, by name."""
+        critic = self.critic if update.trains_critic else None
+        return trained_engines(self.actor, critic, critic_alone=not update.trains_actor)
+
+    def pass_size(self, update: Update) -> PassSize:
+        """Maximum size of an update's forward and backward passes."""
+        return pass_size(self.plan if update.trains_actor else self.config.critic_plan(self.plan))
 
     @property
     def device(self) -> torch.device:
@@ -65,18 +84,19 @@ def ppo_update(
     context: UpdateContext,
     seed: int,
     progress: UpdateProgress | None = None,
-    left_out: Callable[[int, Tensor], bool] = lambda done, rows: False,
+    left_out: Callable[[int, Update], bool] = lambda done, update: False,
 ) -> Metrics:
     """Trains actor and critic (if any) on one rollout. The trained engines must be in training mode.
 
-    Rows are shuffled into updates; inside an update, micro-batches hold rows of similar length. Every loss is divided
-    by the count of the whole update over all ranks, so that neither the micro-batch size nor the order matters.
+    Rows are shuffled into updates, see `updates_of_rollout`; inside an update, micro-batches hold rows of similar
+    length. Every loss is divided by the count of the whole update over all ranks, so that neither the micro-batch size
+    nor the order matters.
 
     Args:
         context: engines, rows and flags.
         seed: seed of the shuffling, the same on every rank.
         progress: updates that are done already, see `run_updates`.
-        left_out: gets the number of updates before this one and its rows (N,), see `run_updates`.
+        left_out: gets the number of steps before this update, and the update; see `run_updates`.
 
     Returns:
         Means over the updates, named policy/…, loss/… and val/…, and what else `run_updates` returns.
@@ -85,16 +105,66 @@ def ppo_update(
         Stopped: soon after a signal, see `dschat.run.stop`.
     """
     lengths = Lengths.of(context.credit.rows.rollout)
-    ppo_epochs = context.config.rollouts.ppo_epochs
-    updates = rows_of_updates(len(lengths.totals), context.plan.update_per_rank, ppo_epochs, seed)
+    updates = updates_of_rollout(len(lengths.totals), context.plan, context.config, seed, context.critic_alone)
 
-    def update(rows: Integers, means: Means) -> None:
-        _one_update(context, rows, lengths, means)
+    def update(part: Update, means: Means) -> None:
+        _one_update(context, part, lengths, means)
 
-    def is_left_out(done: int, rows: Integers) -> bool:
-        return left_out(done, torch.as_tensor(rows, device=context.device))
+    total = context.plan.updates_per_rollout or None
+    return run_updates(updates, progress or UpdateProgress(), update, left_out, context.engines, updates=total)
 
-    return run_updates(updates, progress or UpdateProgress(), update, is_left_out, context.engines)
+
+def updates_of_rollout(
+    count: int, plan: BatchPlan, config: PPOConfig, seed: int, critic_alone: bool = False
+) -> list[Update]:
+    """The optimiser steps on one rollout, in order.
+
+    Actor and critic are trained together on the rows of an update, unless one of them makes more passes or the critic
+    has updates of its own (--critic_epochs, --critic_minibatches). Steps of the critic then come before the actor's
+    on the same rows, and passes of one model alone before those of both. Credit is assigned before, so that the order
+    changes nothing but what a run that is stopped between them has trained.
+
+    Args:
+        count: rows of the rollout on this rank.
+        plan: batch sizes of the actor.
+        config: the flags.
+        seed: seed of the order of the rows in each pass, the same on every rank.
+        critic_alone: leave the actor out (--critic_warmup_updates).
+    """
+    actor_epochs = 0 if critic_alone else config.rollouts.ppo_epochs
+    critic_epochs = config.critic_passes
+    epochs = max(actor_epochs, critic_epochs)
+    minibatches = config.critic.critic_minibatches
+    rows_of_all = rows_of_updates(count, plan.update_per_rank, epochs, seed)
+    updates_per_epoch = len(rows_of_all) // epochs
+    updates: list[Update] = []
+    for number, rows in enumerate(rows_of_all):
+        epochs_left = epochs - number // updates_per_epoch
+        trains_actor = epochs_left <= actor_epochs
+        trains_critic = epochs_left <= critic_epochs
+        if trains_critic and minibatches > 1:
+            updates += [Update(part, False, True) for part in np.split(rows, minibatches)]
+            trains_critic = False
+        if trains_actor or trains_critic:
+            updates.append(Update(rows, trains_actor, trains_critic))
+    return updates
+
+
+def trained_lengths(updates: Sequence[Update], totals: Integers, has_critic: bool) -> list[Integers]:
+    """Lengths of the sequences that updates train the actor on, and the critic if there is one; shape (n,) each.
+
+    Args:
+        updates: the updates.
+        totals: shape ``(B,)``, tokens of each row of the rollout.
+        has_critic: whether there is a critic.
+    """
+    nothing = np.zeros(0, dtype=np.int64)
+    actor_rows = [nothing, *(update.rows for update in updates if update.trains_actor)]
+    critic_rows = [nothing, *(update.rows for update in updates if update.trains_critic)]
+    lengths = [totals[np.concatenate(actor_rows)]]
+    if has_critic:
+        lengths.append(totals[np.concatenate(critic_rows)])
+    return lengths
 
 
 def rows_of_updates(count: int, update_size: int, ppo_epochs: int, seed: int) -> list[Integers]:
@@ -145,24 +215,29 @@ def _count_update(context: UpdateContext, rows: Tensor, num_tokens: Tensor) -> U
     return UpdateCounts(loss, measured, tokens)
 
 
-def _one_update(context: UpdateContext, rows: Integers, lengths: Lengths, means: Means) -> None:
-    """Runs one optimiser step of actor and critic on some rows, in micro-batches; adds statistics to the means."""
+def _one_update(context: UpdateContext, update: Update, lengths: Lengths, means: Means) -> None:
+    """Runs one optimiser step on some rows, in micro-batches; adds statistics to the means."""
+    rows = update.rows
     num_tokens = torch.as_tensor(lengths.sampled[rows].sum(), device=context.device)
     counts = _count_update(context, torch.as_tensor(rows, device=context.device), num_tokens)
-    for group in micro_batches(lengths.totals[rows], pass_size(context.plan), context.engines.values()):
+    for group in micro_batches(lengths.totals[rows], context.pass_size(update), context.engines(update).values()):
         raise_if_stopped()
         layout = lay_out(context.credit.rows.rollout, rows[group], lengths)
-        means.add_sums(_train_micro_batch(context, layout, counts))
+        shares = _train_micro_batch(context, update, layout, counts)
+        means.add_sums(shares)
+    means.weigh(shares, 1 / world_size())
 
 
-def _train_micro_batch(context: UpdateContext, layout: Layout, counts: UpdateCounts) -> dict[str, Tensor]:
+def _train_micro_batch(
+    context: UpdateContext, update: Update, layout: Layout, counts: UpdateCounts
+) -> dict[str, Tensor]:
     """Forward and backward passes on b rows; their shares of the update's statistics.
 
     The critic's forward pass comes after the actor's backward pass, so that one of them has activations in memory at a
     time, unless credit assignment needs its values. An actor that is not trained computes log-probs for that alone.
     """
     credit = context.credit
-    trains_actor = not context.critic_alone
+    trains_actor = update.trains_actor
     new_values: Tensor | None = None
     if trains_actor or not credit.is_known:
         with torch.set_grad_enabled(trains_actor):
@@ -179,7 +254,7 @@ def _train_micro_batch(context: UpdateContext, layout: Layout, counts: UpdateCou
     if trains_actor:
         stats |= _actor_step(context, part, new_logprobs, counts)
         stats["policy/entropy"] = entropy.sum() / counts.tokens
-    if context.critic is not None:
+    if context.critic is not None and update.trains_critic:
         if new_values is None:
             new_values = _new_values(context.critic, layout)
         stats |= _critic_step(context.critic, part, new_values, counts.tokens, context.config.loss)

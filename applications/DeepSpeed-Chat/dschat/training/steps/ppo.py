@@ -3,6 +3,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -248,7 +249,7 @@ def _build_critic(
     """The engine of the critic; with --share_base, its model is `shared`."""
     settings = engine_settings(
         config,
-        plan,
+        replace(plan, batches=config.critic_plan(plan.batches)),
         gradient_checkpointing=bool(config.memory.critic_gradient_checkpointing),
         zero_stage=config.memory.critic_zero_stage or 0,
     )
@@ -270,7 +271,10 @@ def _build_critic(
         finetuning = trained_part(config, config.memory.critic_lora_dim or 0, tokenizer, path, CRITIC)
         choose_trained(model, finetuning, path)
     optimizer = optimizer_settings(
-        config, plan.updates, config.optimizers.critic_learning_rate, config.optimizers.critic_weight_decay
+        config,
+        config.critic_updates(plan.batches, plan.updates),
+        config.optimizers.critic_learning_rate,
+        config.optimizers.critic_weight_decay,
     )
     return train_engine(ScalarModel(model), optimizer, settings)
 

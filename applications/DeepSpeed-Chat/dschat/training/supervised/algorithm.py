@@ -204,7 +204,7 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         lengths: list[int] = []
         for batch in batches:
             lengths += task.lengths(batch)
-        throughput = self.throughput.trained(np.array(lengths), clock.seconds["time/training"])
+        throughput = self.throughput.trained([np.array(lengths)], clock.seconds["time/training"])
         return metrics | clock.seconds | throughput
 
     def _micro_batches(self, work: Work) -> Work:

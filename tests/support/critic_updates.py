@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rollout with holes in its responses, on which the critic makes eight updates and the actor one; in plain torch."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from dschat.run.distributed import rank, world_size
+from dschat.training.ppo.credit import Credit
+from dschat.training.ppo.update import UpdateContext, ppo_update
+from factories import engine_of, make_causal_lm, make_classifier, to_device, update_flags, weights_of_all
+from macro_actions.types import PPOBatch, select_rows
+from recorded_updates import GLOBAL_BATCH, ROWS, scored_batch
+
+CRITIC = {"critic_minibatches": 4, "critic_epochs": 2}
+RATE = 5e-5
+SEED = 3
+
+
+def holed_batch() -> PPOBatch:
+    """`scored_batch`, in which an environment wrote the third token of each response of at least five."""
+    batch = scored_batch()
+    mask = batch.response_mask.clone()
+    mask[mask.sum(1) > 4, 2] = False
+    rollout = replace(batch.rollout, response_mask=mask)
+    return replace(batch, trajectory=replace(batch.trajectory, rollout=rollout))
+
+
+def critic_updates(batch: PPOBatch, **flags: Any) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Weights and statistics after one update of the actor and several of the critic, on each process's rows."""
+    share = GLOBAL_BATCH // world_size()
+    own = to_device(select_rows(batch, torch.arange(GLOBAL_BATCH)[rank() :: world_size()]))
+    config, plan = update_flags(share, share, 1, **(CRITIC | flags))
+    critic_plan = config.critic_plan(plan)
+    actor = engine_of(make_causal_lm(), share, 1, learning_rate=RATE)
+    sizes = critic_plan.micro_batch, critic_plan.accumulation
+    critic = engine_of(make_classifier(seed=2), *sizes, learning_rate=RATE)
+    stats = ppo_update(UpdateContext(actor, critic, Credit(own), config, plan), SEED)
+    return weights_of_all(actor=actor, critic=critic), stats
+
+
+def rows_of_critic(processes: int) -> list[list[int]]:
+    """Rows of each of the critic's updates, on all processes: two passes of four parts, each process's own rows."""
+    shuffle = np.random.RandomState(SEED)
+    share = GLOBAL_BATCH // processes
+    updates = []
+    for _ in range(CRITIC["critic_epochs"]):
+        order = shuffle.permutation(share)
+        for part in np.split(order, CRITIC["critic_minibatches"]):
+            updates.append([process + processes * place for process in range(processes) for place in part.tolist()])
+    return updates
+
+
+def plain_critic(batch: PPOBatch, updates: Sequence[list[int]]) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """The critic's weights after updates on these rows, and the loss of each, by autograd row by row."""
+    critic = make_classifier(seed=2)
+    adam = torch.optim.AdamW(critic.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    trajectory, mask, returns = batch.trajectory, batch.response_mask, batch.returns
+    assert trajectory.values is not None and returns is not None
+    losses = []
+    for rows in updates:
+        total = torch.zeros(())
+        for row in rows:
+            prompt, response = ROWS[row]
+            states = critic.model(input_ids=torch.tensor([prompt + response])).last_hidden_state[0]
+            value = critic.score(states[len(prompt) - 1 : -1])[:, 0]
+            own = mask[row, : len(response)]
+            target, old = returns[row, : len(response)], trajectory.values[row, : len(response)]
+            clipped = old + (value - old).clamp(-0.2, 0.2)
+            total = total + torch.maximum((value - target) ** 2, (clipped - target) ** 2)[own].sum() / 2
+        loss = total / mask[rows].sum()
+        losses.append(loss.item())
+        adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(critic.parameters(), 1.0)
+        adam.step()
+    return {f"critic.inner.{name}": p.detach() for name, p in critic.named_parameters()}, losses
