@@ -314,7 +314,7 @@ def test_surprise_by_hand(probabilities, count, lengths) -> None:
 
 
 def test_weights_of_the_critics_loss_are_easyppos() -> None:
-    """Scores 0, 1 and ½, ½ with beta 1 and at least .01 weigh 4 and 100, over their mean 52. A row alone has no variance."""
+    """Scores 0, 1 and ½, ½ with beta 1 and at least .01 weigh 4 and 100, over their mean 52; one row alone, 100."""
     scores = torch.tensor([[0.0, 1.0], [0.5, 0.5], [7.0, math.nan]])
     counted = torch.tensor([[True, True], [True, True], [True, False]])
     weights = critic_weights(scores, 1.0, 0.01, counted)

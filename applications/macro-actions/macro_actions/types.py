@@ -179,6 +179,7 @@ class PPOBatch:
         advantages: the macro action's advantage, on each of its tokens.
         returns: the macro action's return, on each of its tokens; ``None`` without a critic.
         counted: bool, tokens that the policy loss is about; all response tokens with ``None``.
+        critic_weights: shape ``(B,)``, weights of the rows in the critic's loss; 1 with ``None``.
     """
 
     trajectory: Trajectory
@@ -188,6 +189,7 @@ class PPOBatch:
     advantages: Tensor
     returns: Tensor | None
     counted: Tensor | None = None
+    critic_weights: Tensor | None = None
 
     @property
     def policy_mask(self) -> Tensor:

@@ -54,6 +54,7 @@ END_FLAGS = ("termination_condition", "ngram", "isolate_last_token")  # other co
 REWARD_FLAGS = ("gamma", "macro_reward")
 SCORE_FLAGS = ("drop_equal_groups", "normalize_scores", "segment_rewards", "normalize_advantages", "whiten_advantages")
 WHOLE_RESPONSE_FLAGS = ("segment_rewards", "rollouts_ahead", "isolate_last_token")
+ONLY_OF_A_CRITIC = ("critic_warmup_updates", "critic_group_weight", "cut_answers")
 CRITIC_FLAGS = (
     "critic_learning_rate",
     "critic_weight_decay",
@@ -96,6 +97,10 @@ UNREAD: tuple[Unread[PPOConfig], ...] = (
         "with --advantage_estimator {advantage_estimator} macro actions change the training only with --policy_ratio"
         " macro or macro_mean, or with --loss_mean macro.",
     ),
+    Unread(
+        lambda config: _only_if(config.loss.rollout_is_mask is not None, ("cliprange", "cliprange_high")),
+        "of no effect with --rollout_is_mask, which clips nothing.",
+    ),
 )
 REFUSED: tuple[Unread[PPOConfig], ...] = (
     Unread(
@@ -110,7 +115,7 @@ REFUSED: tuple[Unread[PPOConfig], ...] = (
         refused=True,
     ),
     Unread(
-        lambda config: _only_if(not config.advantages.needs.critic, ("critic_warmup_updates",)),
+        lambda config: _only_if(not config.advantages.needs.critic, ONLY_OF_A_CRITIC),
         "--advantage_estimator {advantage_estimator} has no critic. Drop the flag.",
         refused=True,
     ),
@@ -193,7 +198,22 @@ NORMALIZATION_RULES: tuple[Rule[PPOConfig], ...] = (
 # Advantages and the loss
 
 
-ADVANTAGE_RULES: tuple[Rule[PPOConfig], ...] = (
+def _check_ratio_mask(config: PPOConfig) -> None:
+    """Raises UserError unless --rollout_is_mask is a range of ratios with 1 inside, and the only correction."""
+    limits = config.loss.rollout_is_mask
+    if limits is None:
+        return
+    if len(limits) != 2 or not limits[0] <= 1 <= limits[1]:
+        words = " ".join(f"{limit:g}" for limit in limits)
+        raise UserError(f"--rollout_is_mask {words}: give two ratios with 1 between them, such as 0.2 4.")
+    if config.vllm.rollout_is_clip is not None:
+        raise UserError(
+            "--rollout_is_mask with --rollout_is_clip: the ratio to the sampling policy is either masked or truncated."
+            " Drop one of them."
+        )
+
+
+ADVANTAGE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     Rule(
         lambda config: config.advantages.needs.group and config.rollouts.samples_per_prompt < 2,
         "--advantage_estimator {advantage_estimator} compares responses to the same prompt with each other: give"
@@ -212,6 +232,12 @@ ADVANTAGE_RULES: tuple[Rule[PPOConfig], ...] = (
         lambda config: config.advantages.drop_equal_groups and config.rollouts.samples_per_prompt < 2,
         "--drop_equal_groups compares responses to the same prompt: give --samples_per_prompt of at least 2.",
     ),
+    Rule(
+        lambda config: config.critic.critic_group_weight is not None and config.rollouts.samples_per_prompt < 2,
+        "--critic_group_weight reads how the scores of a prompt's responses vary: give --samples_per_prompt of at"
+        " least 2.",
+    ),
+    Check(_check_ratio_mask),
     Rule(
         lambda config: config.advantages.refill_rounds > 0 and config.vllm.rollouts_ahead > 0,
         "--refill_rounds with --rollouts_ahead: servers generate the next rollout with older weights, while this one"
@@ -372,7 +398,7 @@ class PPOConfig(CommonConfig):
                     values[f"{role}_{name}"] = values[name]
         if values["eval_prompts"] is None and values["eval_iters"] is None:
             values["eval_prompts"] = EVAL_PROMPTS
-        if values["rollouts_ahead"] and values["rollout_is_clip"] is None:
+        if values["rollouts_ahead"] and values["rollout_is_clip"] is None and values["rollout_is_mask"] is None:
             values["rollout_is_clip"] = AHEAD_CLIP
 
         # Without another source of scores, the critic's model is the reward model, too.
@@ -460,16 +486,18 @@ class PPOConfig(CommonConfig):
         - The estimator has a critic.
         - A rollout is one update of the actor and of the critic, which sees the weights that generated the rollout.
         - The advantages of a response depend on no other response, which may be in another micro-batch. They do with
-          a group, with a gate of the critic, and if they are normalised over the batch.
-        - Every token counts. --drop_equal_groups compares responses, and --max_token_probability reads the policy's
-          log-probs.
+          a group, with weights of groups or a gate of the critic, and if they are normalised over the batch.
+        - Every token counts, for both models. --drop_equal_groups compares responses, and --max_token_probability
+          reads the policy's log-probs.
         - The termination condition does not read the policy's log-probs. A user's function may read anything.
         """
         needs = self.advantages.needs
         if not needs.critic or plan.updates_per_rollout != 1 or self.critic_updates(plan) != 1:
             return False
         compares_rows = needs.group or needs.gates_critic or self.advantages.normalized_over == "batch"
+        compares_rows = compares_rows or self.critic.critic_group_weight is not None
         excludes_tokens = self.advantages.drop_equal_groups or self.advantages.max_token_probability is not None
+        excludes_tokens = excludes_tokens or self.critic.cut_answers == "critic_only"
         return not (compares_rows or excludes_tokens or self.termination.reads_policy)
 
     @property

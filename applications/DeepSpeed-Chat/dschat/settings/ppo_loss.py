@@ -139,6 +139,13 @@ class LossFlags:
     cliprange_high: float | None = flag(
         "clip range for ratios above 1; 0.28 in DAPO; cliprange if not given", None, ABOVE_0
     )
+    rollout_is_mask: list[float] | None = flag(
+        "LOW HIGH: instead of clipping, leave out of the policy loss what has a ratio of the trained policy to the"
+        " sampling one outside of these, by token, macro action or response as policy_ratio says; 0.2 4 with SAO's"
+        " masks",
+        None,
+        AT_LEAST_0,
+    )
     cliprange_value: float = flag("clip range of the value function", 0.2, ABOVE_0)
     vf_coef: float = flag("weight of the critic's loss; the critic has an optimiser of its own", 1.0, ABOVE_0)
     kl_in: Literal["reward", "loss"] = flag(
@@ -171,6 +178,23 @@ class CriticFlags:
     )
     critic_epochs: int | None = flag(
         "passes of the critic over each rollout; ppo_epochs if not given; 2 in SAO", None, AT_LEAST_1
+    )
+    critic_group_weight: float | None = flag(
+        "weight of a prompt in the critic's loss: 1 / its responses' variance of scores to this power, relative to the"
+        " mean weight; 0.5 in EasyPPO; off if not given",
+        None,
+        ABOVE_0,
+    )
+    critic_group_weight_min: float = flag(
+        "least variance to that power, so that prompts with equal scores do not weigh without end",
+        0.25,
+        ABOVE_0,
+        only_with="critic_group_weight",
+    )
+    cut_answers: Literal["train", "critic_only"] = flag(
+        "what a response without an end token trains: actor and critic (train), or the critic alone (critic_only, as"
+        " in EasyPPO)",
+        "train",
     )
 
 

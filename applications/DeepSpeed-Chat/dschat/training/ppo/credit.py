@@ -27,6 +27,7 @@ from macro_actions.estimators import (
     with_mean_baseline,
     with_teacher,
 )
+from macro_actions.groups import critic_weights
 from macro_actions.masked import masked_moments, whiten, whiten_rows
 from macro_actions.rewards import ScoreMoments
 from macro_actions.types import MacroActions, PPOBatch, ScoredRollout, Trajectory, select_rows, trim
@@ -152,10 +153,34 @@ def assign_credit(
     if config.advantages.needs.kl_apart and estimator is None:
         penalty = response_penalty(batch.kl, settings.kl_coef)
     batch = normalise(batch, config.advantages.normalized_over, penalty)
+    if config.critic.cut_answers == "critic_only":  # they count above, in what advantages are compared with
+        batch = replace(batch, counted=batch.policy_mask & trajectory.rollout.finished[:, None])
+    beta = config.critic.critic_group_weight
+    if beta is not None and samples > 1:
+        weights = weights_of_groups(trajectory, samples, beta, config.critic.critic_group_weight_min)
+        batch = replace(batch, critic_weights=weights)
     if config.has_teacher:
         by_macro_action = config.advantages.needs.macro_actions
         batch = with_teacher(batch, config.teacher.teacher_coef, by_macro_action, settings)
     return batch
+
+
+def weights_of_groups(trajectory: Trajectory, samples: int, beta: float, least: float) -> Tensor:
+    """Weights (B,) of rows in the critic's loss, relative to their mean over the prompts of all ranks.
+
+    Every rank must call it. Prompts without a scored response do not count. For β and the floor see `critic_weights`.
+
+    Args:
+        trajectory: B rows; the samples of a prompt follow each other.
+        samples: responses to each prompt.
+        beta: power of the variance of a prompt's scores.
+        least: least variance to that power.
+    """
+    has_score = trajectory.response_mask.any(1)
+    scores = trajectory.scores.unflatten(0, (-1, samples))
+    weights = critic_weights(scores, beta, least, has_score.unflatten(0, (-1, samples)))
+    total, count = sum_over_ranks(torch.stack([weights.sum(), (weights > 0).sum().float()])).unbind()
+    return (weights * count / total.clamp(min=torch.finfo(total.dtype).tiny)).repeat_interleave(samples)
 
 
 def trained_scores(

@@ -21,7 +21,7 @@ from dschat.settings.ppo_loss import LossFlags
 from dschat.training.iteration import Metrics, UpdateProgress, micro_batches, pass_size, run_updates
 from dschat.training.ppo.credit import Credit
 from dschat.training.ppo.models import trained_engines
-from macro_actions.importance import importance_weights
+from macro_actions.importance import importance_weights, masked_policy_loss
 from macro_actions.losses import kl_loss, loss_count, loss_weights, policy_loss, value_loss
 from macro_actions.rewards import kl_estimate
 from macro_actions.segments import macro_logprobs, sequence_logprobs
@@ -286,9 +286,14 @@ def _actor_step(
         sampled_logprobs = _logprobs_of_ratio(sampled_logprobs, part, flags)
         advantages = advantages * importance_weights(old_logprobs, sampled_logprobs, clip)
 
-    loss, stats = policy_loss(
-        ratio_logprobs, old_logprobs, advantages, mask, flags.cliprange, counts.loss, weights, flags.cliprange_high
-    )
+    if flags.rollout_is_mask is not None:
+        low, high = flags.rollout_is_mask
+        drawn = old_logprobs if sampled_logprobs is None else _logprobs_of_ratio(sampled_logprobs, part, flags)
+        loss, stats = masked_policy_loss(ratio_logprobs, drawn, advantages, mask, low, high, counts.loss, weights)
+    else:
+        loss, stats = policy_loss(
+            ratio_logprobs, old_logprobs, advantages, mask, flags.cliprange, counts.loss, weights, flags.cliprange_high
+        )
     to_mean = counts.loss / counts.measured
     shares = {
         "loss/policy": loss,
@@ -324,7 +329,9 @@ def _critic_step(
     values = part.trajectory.values
     returns = part.returns
     assert values is not None and returns is not None  # there is a critic
-    loss, stats = value_loss(new_values, values, returns, part.response_mask, flags.cliprange_value, num_tokens)
+    loss, stats = value_loss(
+        new_values, values, returns, part.response_mask, flags.cliprange_value, num_tokens, part.critic_weights
+    )
     critic.backward(flags.vf_coef * loss)
     critic.step()
     return {"loss/value": loss, "val/clipfrac": stats["clipfrac"]}
