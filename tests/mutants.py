@@ -215,6 +215,11 @@ GATE = "test_a_critic_that_explains_nothing_is_none"
 GATE_OF_RANKS = "test_all_ranks_decide_together"
 WARM_UP = "test_the_actor_stays_to_the_bit_and_moves_afterwards"
 UPDATE = "test_losses_are_means_over_the_rows_of_their_update"
+ROW_WEIGHTS = "test_a_rows_weight_multiplies_its_value_loss_and_not_the_count"
+EASY_PPO = "test_weights_of_the_critics_loss_are_easyppos"
+GROUP_WEIGHTS = "test_groups_weigh_in_the_critics_loss"
+CUT = "test_a_cut_answer_trains_the_critic_alone"
+MASKED = "test_ratios_outside_of_the_range_are_masked"
 VALUE = "test_value_loss_of_one_token_by_hand"
 WHITENING = "test_whitening_by_hand"
 # fmt: off
@@ -469,11 +474,32 @@ MUTANTS = tuple(Mutant(*row) for row in (
      POLICY),
     ("mean ratio ignores weights", "policy_loss", "_a * _b  # 6", "_b", "test_macro_statistics_count_macro_actions"),
     ("value: no half", "value_loss", "_a / 2", "_a", VALUE),
-    ("value: the better branch", "value_loss", "torch.maximum(_a, _b).sum", "torch.minimum(_a, _b).sum", VALUE),
+    ("value: the better branch", "value_loss", "torch.maximum(unclipped, clipped)", "torch.minimum(unclipped, clipped)", VALUE),
     ("value: no upper clip", "value_loss", "torch.minimum(_a, _b)", "_a", VALUE),
     ("value: no lower clip", "value_loss", "torch.maximum(clipped_values, _a)",
      "clipped_values", VALUE),
     ("value: clipped around the return", "value_loss", "_a + _b", "returns + _b", VALUE),
+    ("value: rows weigh alike", "value_loss", "weights is not None", "False", ROW_WEIGHTS),
+    ("value: the weights count", "value_loss", "_a.sum() / 2 / _b", "_a.sum() / 2 / weights.sum()", ROW_WEIGHTS),
+    ("weights of groups: of the sample's variance", "critic_weights", "squares / _a", "squares / (_a - 1)", EASY_PPO),
+    ("weights of groups: no floor", "critic_weights", "_a.clamp(min=least)", "_a", EASY_PPO),
+    ("weights of groups: no power", "critic_weights", "_a.pow(beta)", "_a", EASY_PPO),
+    ("weights of groups are not relative to their mean", "weights_of_groups", "_a * _b / _c", "_a", GROUP_WEIGHTS),
+    ("weights of groups do not reach the loss", "_critic_step", "part.critic_weights", "None",
+     "test_the_weights_reach_the_loss_whatever_the_micro_batch"),
+    ("cut answers do not count in the comparison", "assign_credit", "_a.policy_mask & _b", "_a.policy_mask", CUT),
+    ("cut answers: whole ones are cut", "assign_credit", "trajectory.rollout.finished[:, None]", "~trajectory.rollout.finished[:, None]",
+     CUT),
+    ("masked ratios: below the range counts", "masked_policy_loss", "ratio >= low", "True", MASKED),
+    ("masked ratios: above the range counts", "masked_policy_loss", "ratio <= high", "True", MASKED),
+    ("masked ratios: inverted", "masked_policy_loss", "new_logprobs - drawn_logprobs", "drawn_logprobs - new_logprobs",
+     MASKED),
+    ("masked ratios: an overflow leaves NaN", "masked_policy_loss", "torch.where(is_inside, log_ratio, 0.0)",
+     "log_ratio", "test_a_ratio_that_overflows_is_masked_without_a_trace"),
+    ("masked ratios: to the policy at rollout", "_actor_step", "masked_policy_loss(_a, drawn_logprobs, *_b)",
+     "masked_policy_loss(_a, old_logprobs, *_b)", "test_masked_ratios_are_to_the_sampling_policy"),
+    ("frozen attention: all is trained", "_train_mlps", "model.requires_grad_(False)", "pass",
+     "test_of_a_critic_the_mlps_and_the_head_alone"),
     ("value: mean of the part", "value_loss", "_a.sum() / 2 / _b", "_a.mean() / 2", SPLIT),
     ("value: share that is not clipped", "value_loss", "_a > _b", "_a < _b", VALUE),
     ("SFT: sign", "sft_loss", "-_a", "_a", "test_sft_loss_is_the_mean_negative_logprob"),
@@ -1023,7 +1049,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      UPDATE),
     ("macro ratio: long actions weigh more", "_actor_step", "loss_weights(_a, _b, _c)", "None", UPDATE),
     ("importance weights of tokens in a macro action's ratio", "_actor_step",
-     "_logprobs_of_ratio(sampled_logprobs, _a, _b)", "sampled_logprobs",
+     "_logprobs_of_ratio(_a.drawn_logprobs, _b, _c)", "_a.drawn_logprobs",
      "test_importance_weights_are_of_what_the_ratio_is_of[macro-True]"),
     ("importance weights replace advantages", "_actor_step", "_a * importance_weights(_b, _c, _d)",
      "importance_weights(_b, _c, _d)",
@@ -1046,7 +1072,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "_a or _b or self.critic_updates(plan) != 1", "_a or _b",
      "test_credit_is_computed_before_such_updates"),
     ("a state between the critic's updates is that of a finished rollout", "run_updates",
-     "_a.done * updates // len(parts)", "_a.done", "test_a_run_stops_anywhere[critic's own updates]"),
+     "_a.done * updates // len(parts)", "_a.done", "test_a_run_stops_anywhere[critic-updates]"),
     ("an interrupted iteration begins anew", "run_updates", "_a[_b:]", "_a[0:]", RESUME),
     ("an update that is stopped leaves sums", "run_updates", "_a.copy()", "_a", RESUME),
     ("rows are not shuffled", "rows_of_updates", "_a.permutation", "np.arange", "test_the_seed_shuffles_the_rows"),
@@ -1572,7 +1598,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_compiled_layers_hold_a_measured_share"),
     ("a recomputed layer is not compiled", "_counted_checkpoint", "_counted(function, alive)", "function",
      "test_compiled_layers_are_smaller_when_they_are_made_again"),
-    ("PPO epochs take no time", "expect", "np.tile(_a, _b)", "_a", "test_an_iteration_by_hand"),
+    ("PPO epochs take no time", "expect", "TrainingCounts(_a.ppo_epochs, _b)", "TrainingCounts(1, _b)", "test_an_iteration_by_hand"),
     ("ZeRO 3 gathers once a pass", "bytes_of_update", "2 * _a.whole + _b", "_a.whole + _b", "test_bytes_of_updates"),
     ("a process receives its own part", "_others", "size * (processes - 1) / processes", "size",
      "test_bytes_of_updates"),

@@ -470,6 +470,13 @@ REFUSALS = [
     ("ppo", "--kl_in loss", "--kl_estimator k1", "gradient is 0 on average", "k3"),
     ("ppo", "--drop_equal_groups", "--samples_per_prompt of at least 2"),
     ("ppo", "--critic_group_weight 0.5", "--samples_per_prompt of at least 2"),
+    ("ppo", "--critic_trains mlp --lora_dim 4", "--critic_trains mlp", "give --critic_lora_dim 0"),
+    (
+        "ppo",
+        "--critic_trains mlp --finetune_mode last_layer",
+        "--critic_trains mlp",
+        "without --finetune_mode last_layer",
+    ),
     ("ppo", "--critic_group_weight_min 0.5", "add --critic_group_weight"),
     ("rloo", "--cut_answers critic_only", "--cut_answers", "has no critic"),
     ("rloo", "--critic_group_weight 0.5", "--critic_group_weight", "has no critic"),

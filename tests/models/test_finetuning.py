@@ -82,6 +82,23 @@ def test_a_last_layer_is_the_head_alone(kind, group):
     assert changed_by_an_update(chosen(make_classifier(kind), last_layer=True)) == {"score.weight"}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_a_critic_the_mlps_and_the_head_alone(kind, group):
+    names = names_of(make_classifier(kind))
+    expected = {name for name in names if ".mlp." in name or name.startswith("score.")}
+    changed = changed_by_an_update(chosen(make_classifier(kind), mlps=True))
+    assert changed == expected and len(changed) > 4
+
+
+def test_layers_whose_mlps_are_not_known_are_refused():
+    model = make_classifier()
+    for layer in model.model.layers:
+        layer.mixer = layer.mlp
+        del layer.mlp
+    with pytest.raises(UserError, match="--critic_trains mlp: it is not known which modules of base are MLPs"):
+        chosen(model, mlps=True)
+
+
 def test_adapters_of_several_targets_with_their_own_scale():
     model = chosen(make_causal_lm(), rank=4, targets=("q_proj", "v_proj"), alpha=2, dropout=0.25)
     names = trained_of(model)

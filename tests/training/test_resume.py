@@ -62,7 +62,7 @@ RUNS = {
     "critic warm-up, fused": partial(
         ppo, critic_warmup_updates=4, setup=Setup(zero_stage=3), ppo_epochs=1, generation_batches=1
     ),
-    "critic's own updates": partial(ppo, critic_minibatches=2, critic_epochs=3, num_train_epochs=1),
+    "critic-updates": partial(ppo, critic_minibatches=2, critic_epochs=3, num_train_epochs=1),
     "segment rewards": partial(ppo, reward=by_segment, segment_rewards="each", ppo_epochs=1, generation_batches=1),
     "ahead": partial(ppo, rollouts=DrawsAhead(4), **AHEAD),
     **{f"ppo, {name}": partial(ppo, setup=setup) for name, setup in SETUPS.items()},
@@ -80,7 +80,7 @@ SOME = {
     **{"sft": (2, 0), "dpo": (5, 0), "refuel": (7, 0), "refuel online": (20, 11)},
     "refuel-online-without-KL": (43, 12),
     **{"fixed": (60, 30), "randomized": (76, 22), "ahead": (60, 28)},
-    "critic's own updates": (17, 20),
+    "critic-updates": (17, 20),
     **{"critic warm-up": (86, 21), "segment_mc, refilled": (98, 23)},
 }
 MICRO_BATCHES = 4 * 2 + 3 * 2  # of 4 updates, and batches of 3 evaluations

@@ -22,6 +22,7 @@ class Finetuning:
     """Which parameters of a model are trained."""
 
     last_layer: bool = False  # train the output layer alone
+    mlps: bool = False  # train the MLPs of the decoder layers and the output layer alone
     rank: int = 0  # of LoRA adapters; then only they and a score head are trained; 0: no adapters
     # Options of the adapters, see `add_lora`.
     targets: tuple[str, ...] | None = None
@@ -30,6 +31,7 @@ class Finetuning:
 
 
 EVERYTHING = Finetuning()
+MLP_NAMES = ("mlp", "feed_forward", "block_sparse_moe", "fc1", "fc2")  # in a decoder layer, of most families
 
 
 def choose_trained(model: Any, what: Finetuning, base: str) -> None:
@@ -52,6 +54,29 @@ def choose_trained(model: Any, what: Finetuning, base: str) -> None:
             )
         model.requires_grad_(False)
         head.requires_grad_(True)
+    elif what.mlps:
+        _train_mlps(model, base)
+
+
+def _train_mlps(model: Any, base: str) -> None:
+    """Freezes a classifier but for its head and the MLPs of its decoder layers (the critic of SAO).
+
+    Raises:
+        UserError: there are no decoder layers, or a layer has no child of one of the usual names.
+    """
+    decoder = find_layers(model)
+    layers = [] if decoder is None else list(decoder.layers)
+    mlps = []
+    for layer in layers:
+        mlps += [child for name, child in layer.named_children() if name in MLP_NAMES]
+    if not layers or len(mlps) < len(layers):
+        raise UserError(
+            f"--critic_trains mlp: it is not known which modules of {base} are MLPs (names {', '.join(MLP_NAMES)})."
+            " Use all."
+        )
+    model.requires_grad_(False)
+    for module in (*mlps, model.score):
+        module.requires_grad_(True)
 
 
 def require_trainable_tokens(

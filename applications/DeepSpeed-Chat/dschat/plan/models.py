@@ -96,6 +96,7 @@ class RoleBuilder:
         lora_rank: int,
         recompute_every: int,
         top_layers: int = 0,
+        only_mlps: bool = False,
     ) -> Role:
         """A model with an optimiser.
 
@@ -107,13 +108,14 @@ class RoleBuilder:
             lora_rank: rank of its adapters; 0 = all weights are trained, or the part that the flags name.
             recompute_every: see `Role`.
             top_layers: train only the last N layers; 0 = all.
+            only_mlps: train only the MLPs and the head.
         """
         model = Model(
             config=self.load_config(base.path, base.flag),
             kind=kind,
             dtype=self.dtype,
             attention=self.config.engine.attn_implementation,
-            finetuning=Finetuning(**self.config.finetuning.arguments(lora_rank)),
+            finetuning=Finetuning(**self.config.finetuning.arguments(lora_rank), mlps=only_mlps),
             top_layers=top_layers,
         )
         # `train_engine` replaces stage 0 by stage 1 in half precision: DeepSpeed's stage 0 adds up gradients in bf16.

@@ -58,6 +58,7 @@ def _critic(config: PPOConfig, builder: RoleBuilder, actor: ModelPath) -> Role:
         config.memory.critic_zero_stage or 0,
         lora_rank=config.memory.critic_lora_dim or 0,
         recompute_every=recompute_every(config, config.memory.critic_gradient_checkpointing),
+        only_mlps=config.critic.critic_trains == "mlp",
     )
     return _on_actor_base(critic, path) if shares_base else critic
 

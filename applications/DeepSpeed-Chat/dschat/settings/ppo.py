@@ -69,6 +69,7 @@ CRITIC_FLAGS = (
     "vf_coef",
     "critic_minibatches",
     "critic_epochs",
+    "critic_trains",
 )
 
 
@@ -238,6 +239,14 @@ ADVANTAGE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
         " least 2.",
     ),
     Check(_check_ratio_mask),
+    Rule(
+        lambda config: (
+            config.critic.critic_trains == "mlp"
+            and bool(config.memory.critic_lora_dim or config.finetuning.finetune_mode == "last_layer")
+        ),
+        "--critic_trains mlp trains whole MLPs of the critic: give --critic_lora_dim 0, without --finetune_mode"
+        " last_layer, or drop the flag.",
+    ),
     Rule(
         lambda config: config.advantages.refill_rounds > 0 and config.vllm.rollouts_ahead > 0,
         "--refill_rounds with --rollouts_ahead: servers generate the next rollout with older weights, while this one"

@@ -191,6 +191,10 @@ class CriticFlags:
         ABOVE_0,
         only_with="critic_group_weight",
     )
+    critic_trains: Literal["all", "mlp"] = flag(
+        "weights of the critic that are trained: all, or those of its MLPs and value head alone (mlp, as in SAO)",
+        "all",
+    )
     cut_answers: Literal["train", "critic_only"] = flag(
         "what a response without an end token trains: actor and critic (train), or the critic alone (critic_only, as"
         " in EasyPPO)",

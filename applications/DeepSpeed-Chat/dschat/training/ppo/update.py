@@ -280,16 +280,18 @@ def _actor_step(
 
     # Correct for an engine that sampled with other log-probs than the actor's.
     advantages = part.advantages
+    drawn_logprobs = old_logprobs
+    if part.rollout.drawn_logprobs is not None:
+        drawn_logprobs = _logprobs_of_ratio(part.rollout.drawn_logprobs, part, flags)
     clip = config.vllm.rollout_is_clip
-    sampled_logprobs = part.rollout.drawn_logprobs
-    if clip is not None and sampled_logprobs is not None:
-        sampled_logprobs = _logprobs_of_ratio(sampled_logprobs, part, flags)
-        advantages = advantages * importance_weights(old_logprobs, sampled_logprobs, clip)
+    if clip is not None:
+        advantages = advantages * importance_weights(old_logprobs, drawn_logprobs, clip)
 
     if flags.rollout_is_mask is not None:
         low, high = flags.rollout_is_mask
-        drawn = old_logprobs if sampled_logprobs is None else _logprobs_of_ratio(sampled_logprobs, part, flags)
-        loss, stats = masked_policy_loss(ratio_logprobs, drawn, advantages, mask, low, high, counts.loss, weights)
+        loss, stats = masked_policy_loss(
+            ratio_logprobs, drawn_logprobs, advantages, mask, low, high, counts.loss, weights
+        )
     else:
         loss, stats = policy_loss(
             ratio_logprobs, old_logprobs, advantages, mask, flags.cliprange, counts.loss, weights, flags.cliprange_high

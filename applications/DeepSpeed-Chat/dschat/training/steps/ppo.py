@@ -269,6 +269,7 @@ def _build_critic(
     hint_at_untrained_values(model, f"{CRITIC} {path}")
     if lora_config(model) is None:
         finetuning = trained_part(config, config.memory.critic_lora_dim or 0, tokenizer, path, CRITIC)
+        finetuning = replace(finetuning, mlps=config.critic.critic_trains == "mlp")
         choose_trained(model, finetuning, path)
     optimizer = optimizer_settings(
         config,
