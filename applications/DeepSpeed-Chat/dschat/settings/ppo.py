@@ -12,13 +12,13 @@ from typing import Annotated, Any, ClassVar
 from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan, BatchSizes, largest_part, plan_batches
 from dschat.settings.common import COMMON_RULES, CommonConfig
+from dschat.settings.critic import CRITIC_RULES, CriticFlags
 from dschat.settings.flags import GroupRow, default_of
 from dschat.settings.kl import KL_RULES, KLFlags
 from dschat.settings.macro_actions import TerminationFlags
 from dschat.settings.ppo_loss import (
     AdvantageFlags,
     AlarmFlags,
-    CriticFlags,
     LossFlags,
     OptimizerFlags,
     PPOMemoryFlags,
@@ -199,22 +199,7 @@ NORMALIZATION_RULES: tuple[Rule[PPOConfig], ...] = (
 # Advantages and the loss
 
 
-def _check_ratio_mask(config: PPOConfig) -> None:
-    """Raises UserError unless --rollout_is_mask is a range of ratios with 1 inside, and the only correction."""
-    limits = config.loss.rollout_is_mask
-    if limits is None:
-        return
-    if len(limits) != 2 or not limits[0] <= 1 <= limits[1]:
-        words = " ".join(f"{limit:g}" for limit in limits)
-        raise UserError(f"--rollout_is_mask {words}: give two ratios with 1 between them, such as 0.2 4.")
-    if config.vllm.rollout_is_clip is not None:
-        raise UserError(
-            "--rollout_is_mask with --rollout_is_clip: the ratio to the sampling policy is either masked or truncated."
-            " Drop one of them."
-        )
-
-
-ADVANTAGE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
+ADVANTAGE_RULES: tuple[Rule[PPOConfig], ...] = (
     Rule(
         lambda config: config.advantages.needs.group and config.rollouts.samples_per_prompt < 2,
         "--advantage_estimator {advantage_estimator} compares responses to the same prompt with each other: give"
@@ -232,20 +217,6 @@ ADVANTAGE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     Rule(
         lambda config: config.advantages.drop_equal_groups and config.rollouts.samples_per_prompt < 2,
         "--drop_equal_groups compares responses to the same prompt: give --samples_per_prompt of at least 2.",
-    ),
-    Rule(
-        lambda config: config.critic.critic_group_weight is not None and config.rollouts.samples_per_prompt < 2,
-        "--critic_group_weight reads how the scores of a prompt's responses vary: give --samples_per_prompt of at"
-        " least 2.",
-    ),
-    Check(_check_ratio_mask),
-    Rule(
-        lambda config: (
-            config.critic.critic_trains == "mlp"
-            and bool(config.memory.critic_lora_dim or config.finetuning.finetune_mode == "last_layer")
-        ),
-        "--critic_trains mlp trains whole MLPs of the critic: give --critic_lora_dim 0, without --finetune_mode"
-        " last_layer, or drop the flag.",
     ),
     Rule(
         lambda config: config.advantages.refill_rounds > 0 and config.vllm.rollouts_ahead > 0,
@@ -345,6 +316,7 @@ PPO_RULES: Rules = (
     Check(check_rules_of_groups),
     *SERVER_RULES,
     *ADVANTAGE_RULES,
+    *CRITIC_RULES,
     *INNER_REWARD_RULES,
     *SHARED_BASE_RULES,
     Rule(

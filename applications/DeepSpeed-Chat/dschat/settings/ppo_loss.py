@@ -166,43 +166,6 @@ class LossFlags:
 
 
 @dataclass(kw_only=True, frozen=True)
-class CriticFlags:
-    """How a critic is trained that has more to learn from a rollout than the actor."""
-
-    section = "the critic's updates"
-
-    critic_minibatches: int = flag(
-        "updates of the critic on the rows of each update of the actor, on a part of the rows each; 4 in EasyPPO",
-        1,
-        AT_LEAST_1,
-    )
-    critic_epochs: int | None = flag(
-        "passes of the critic over each rollout; ppo_epochs if not given; 2 in SAO", None, AT_LEAST_1
-    )
-    critic_group_weight: float | None = flag(
-        "weight of a prompt in the critic's loss: 1 / its responses' variance of scores to this power, relative to the"
-        " mean weight; 0.5 in EasyPPO; off if not given",
-        None,
-        ABOVE_0,
-    )
-    critic_group_weight_min: float = flag(
-        "least variance to that power, so that prompts with equal scores do not weigh without end",
-        0.25,
-        ABOVE_0,
-        only_with="critic_group_weight",
-    )
-    critic_trains: Literal["all", "mlp"] = flag(
-        "weights of the critic that are trained: all, or those of its MLPs and value head alone (mlp, as in SAO)",
-        "all",
-    )
-    cut_answers: Literal["train", "critic_only"] = flag(
-        "what a response without an end token trains: actor and critic (train), or the critic alone (critic_only, as"
-        " in EasyPPO)",
-        "train",
-    )
-
-
-@dataclass(kw_only=True, frozen=True)
 class OptimizerFlags:
     """The optimisers of actor and critic."""
 
