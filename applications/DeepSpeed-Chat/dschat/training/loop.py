@@ -7,7 +7,7 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -20,7 +20,6 @@ from dschat.models.engines import Trained
 from dschat.models.finetuning import describe_trained
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import is_main, rank, world_size
-from dschat.run.evaluation_table import EvaluationTable
 from dschat.run.identity import check_same_everywhere, identity_of
 from dschat.run.metrics import evaluation_line, few_rows_warning
 from dschat.run.model_folders import ModelFolders, SavedModel, evaluation_after_saving
@@ -32,6 +31,9 @@ from dschat.training import rehearsal
 from dschat.training.evaluation import Sample
 from dschat.training.iteration import Metrics
 from dschat.training.nonfinite import NonFinite
+
+if TYPE_CHECKING:
+    from dschat.run.evaluation_table import EvaluationTable
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +120,8 @@ class Loop:
         self.random = random_states()
         self.table: EvaluationTable | None = None
         if is_interactive() or config.output.log == "table":
+            from dschat.run.evaluation_table import EvaluationTable
+
             self.table = EvaluationTable(run.record.step, algorithm.columns)
 
     @property
