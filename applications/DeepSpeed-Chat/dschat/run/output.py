@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The output folder of a run: its flags (train_config.json), its record (run.json) and its metrics."""
 
-import json
 import logging
 import re
 import sys
@@ -28,7 +27,7 @@ from dschat.settings.parse import to_json, to_yaml
 from dschat.settings.rules import RUN_FOLDERS, check_output_dir
 
 if TYPE_CHECKING:
-    from dschat.run.trackers import Tracker, Trackio, WandB
+    from dschat.run.trackers import Tracker
 
 logger = logging.getLogger("dschat")
 
@@ -116,22 +115,14 @@ class RunOutput:
         date = broadcast_object(begin_date(earlier_date(config)) if is_main() else None)
         self.record.template_date = begin_date(date)
         self.record.batches = asdict(plan)
-        self._resumable_trackers = self._begin_resumable_trackers(plan)
+        self._trackers: Sequence[Tracker] = ()
+        if config.trackers:
+            from dschat.run.trackers import build_trackers
 
-    def _begin_resumable_trackers(self, plan: BatchPlan) -> "list[WandB | Trackio]":
-        """W&B and Trackio, as far as flags ask for them; their runs are recorded."""
-        names = {"wandb", "trackio"}.intersection(self._config.trackers)
-        if not names:
-            return []
-        from dschat.run.trackers import Trackio, WandB
-
-        begun: list[WandB | Trackio] = []
-        for tracker_class in (WandB, Trackio):
-            if tracker_class.name in names:
-                tracker = tracker_class(self.folder, json.loads(to_json(self._config, plan)))
+            self._trackers = build_trackers(config, self.folder, plan)
+        for tracker in self._trackers:
+            if tracker.run_id is not None:
                 self.record.tracker_runs[tracker.name] = tracker.run_id
-                begun.append(tracker)
-        return begun
 
     def begin(self) -> None:
         """Creates the folder if it does not exist, writes flags and record, and opens metrics and trackers.
@@ -146,17 +137,11 @@ class RunOutput:
         if not broadcast_object(self._lock is not None):
             self._lock_folder()
         self._has_begun = True
-        trackers: list[Tracker] = []
         with reporting(f"--output_dir {self.folder}"):
             if is_main():
                 self._move_earlier_run()
                 self._save_record()
-            if "tensorboard" in self._config.trackers:
-                from dschat.run.trackers import TensorBoard
-
-                trackers.append(TensorBoard(Path(str(self._config.output.tensorboard_path))))
-            trackers += self._resumable_trackers
-            self.metrics = MetricsLog(self.folder, trackers, keep=self._awaits_resume)
+            self.metrics = MetricsLog(self.folder, self._trackers, keep=self._awaits_resume)
 
     def _move_earlier_run(self) -> None:
         """Moves an earlier run's files into a subfolder, with --overwrite_output_dir."""
@@ -287,7 +272,7 @@ class RunOutput:
         self.record.resumed_at = [*saved["resumed_at"], update]
         earlier_runs = saved.get("tracker_runs", {})
         self.record.tracker_runs.update(earlier_runs)
-        for tracker in self._resumable_trackers:
+        for tracker in self._trackers:
             if tracker.name in earlier_runs:
                 tracker.resume(earlier_runs[tracker.name])
         self._cut(metrics, state["seconds"], update)

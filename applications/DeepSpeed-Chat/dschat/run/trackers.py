@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from dschat.base.display import markdown_table
 from dschat.base.glossary import HEAD
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
+from dschat.settings.parse import to_json
 
 if TYPE_CHECKING:
     import trackio
@@ -35,6 +38,13 @@ class Tracker(Protocol):
 
     name: str  # value of --report_to
 
+    @property
+    def run_id(self) -> str | None:
+        """Id of the tracker's run, by which `resume` finds it; None if the tracker needs none."""
+
+    def resume(self, run_id: str) -> None:
+        """Continues the tracker's run of an earlier part of the run; called before `open`."""
+
     def open(self, earlier_rows: Sequence[Row], update: int | None) -> None:
         """Starts, or resumes after `update` updates, whose rows in metrics.jsonl are `earlier_rows`."""
 
@@ -52,6 +62,7 @@ class TensorBoard:
     """Shows a scalar per metric, by update, and samples as text."""
 
     name = "tensorboard"
+    run_id = None  # its folder is enough to resume
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -82,6 +93,9 @@ class TensorBoard:
     def close(self) -> None:
         if self._board is not None:
             self._board.close()
+
+    def resume(self, run_id: str) -> None:
+        """Does nothing."""
 
 
 class WandB:
@@ -197,6 +211,19 @@ class Trackio:
 
             with redirect_stdout(io.StringIO()):
                 trackio.finish()
+
+
+def build_trackers(config: CommonConfig, folder: Path, plan: BatchPlan) -> list[Tracker]:
+    """The trackers that the flags of a run with this output folder ask for, not yet open."""
+    trackers: list[Tracker] = []
+    flags = json.loads(to_json(config, plan))
+    if "tensorboard" in config.trackers:
+        trackers.append(TensorBoard(Path(str(config.output.tensorboard_path))))
+    if "wandb" in config.trackers:
+        trackers.append(WandB(folder, flags))
+    if "trackio" in config.trackers:
+        trackers.append(Trackio(folder, flags))
+    return trackers
 
 
 def table_of(samples: Sequence[Sample]) -> tuple[list[str], list[list[Cell]]]:
