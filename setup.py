@@ -43,6 +43,7 @@ STARLETTE = "starlette>=0.37.2"
 EXTRAS = {
     "bench": ["lm-eval>=0.4.13,<0.5"],
     "evaluation": ["matplotlib>=3.9", "pandas>=2.2", "rouge-score>=0.1.2", "scipy>=1.15", "statsmodels>=0.14.4"],
+    "math": ["math-verify[antlr4-13-2]>=0.9,<1"],
     "programs": ["markdown-it-py>=4,<5"],
     "serve": ["fastapi>=0.115,<1", "uvicorn>=0.35,<1", STARLETTE],
     "wandb": ["wandb>=0.21"],

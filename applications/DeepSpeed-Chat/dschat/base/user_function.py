@@ -13,13 +13,14 @@ from types import ModuleType
 from typing import Any
 
 from dschat.base.errors import UserError
+from dschat.base.package_functions import function_path
 
 
 def load_function(spec: str, flag: str, arguments: Sequence[str] = ()) -> Callable[..., Any]:
     """Imports a file and returns one of its functions.
 
     Args:
-        spec: ``path/to/module.py:function``.
+        spec: ``path/to/module.py:function``, or a name in `PACKAGE_FUNCTIONS`.
         flag: the command-line flag that gave it, for messages.
         arguments: names of what it will be called with, to check that it can be; empty to check nothing.
 
@@ -27,7 +28,7 @@ def load_function(spec: str, flag: str, arguments: Sequence[str] = ()) -> Callab
         UserError: no such file or function, importing the file fails, the function is an async one, or it does not
             take the arguments.
     """
-    path, _, name = spec.rpartition(":")
+    path, _, name = function_path(spec).rpartition(":")
     if not path.endswith(".py"):
         raise UserError(f"{flag} {spec}: not of the form path/to/module.py:function.")
     file = Path(path).resolve()

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash, file_hash, folder_stamp, model_hash
+from dschat.base.package_functions import function_path
 from dschat.base.statistics import mean_estimate
 from dschat.base.user_function import load_function
 from dschat.data.examples import PromptExample
@@ -180,6 +181,7 @@ def _scoring_by_model(model: str, template: bool) -> Scoring:
 
 
 def _scoring_by_function(name: str) -> Scoring:
+    name = function_path(name)
     function = load_function(name, REWARD_FUNCTION)
     require_arguments(function, name, REWARD_FUNCTION, with_segments=False)
     scorer = partial(score_texts, FunctionScores(function, REWARD_FUNCTION))

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from dschat.base.changes import changed_names
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash, model_hash, template_fingerprint, tokenizer_fingerprint
+from dschat.base.package_functions import function_path
 from dschat.models.template_date import date_read_by
 from dschat.run.distributed import device, gather_objects
 from dschat.run.state import Json
@@ -77,10 +78,11 @@ def _python_files(flags: Mapping[str, object]) -> dict[str, list[Path]]:
     """The Python files of flags that name functions, as in file.py:function; by flag."""
     files: dict[str, list[Path]] = {}
     for name, value in flags.items():
-        functions = [value] if isinstance(value, str) else value
-        if not isinstance(functions, list) or not functions:
+        values = [value] if isinstance(value, str) else value
+        if not isinstance(values, list) or not values:
             continue
-        if all(isinstance(function, str) and ".py:" in function for function in functions):
+        functions = [function_path(str(function)) for function in values]
+        if all(".py:" in function for function in functions):
             files[name] = [Path(function.rpartition(":")[0]) for function in functions]
     return files
 

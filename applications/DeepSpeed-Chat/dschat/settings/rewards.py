@@ -113,7 +113,8 @@ class RewardFlags:
         path=True,
     )
     reward_function: list[str] | None = flag(
-        "one or more module.py:function, called with (prompts, responses, rows), which return one score per row",
+        "one or more module.py:function, called with (prompts, responses, rows), which return one score per row; or"
+        " math, math_format, gsm8k, which check the answer by the column answer (docs/rewards.md)",
         None,
         path=True,
     )

@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from dschat.base.errors import UserError
 from dschat.base.jsonl import read_object
+from dschat.base.package_functions import function_path
 from dschat.settings.flags import flags_of, groups_of, value_of
 
 C = TypeVar("C")
@@ -136,7 +137,7 @@ def check_choice_or_function(name: str, value: str, choices: Collection[str]) ->
 def check_function_path(name: str, value: str) -> None:
     """Check that `value` is `module.py:function`, that the file exists and that it defines the function.
 
-    The file is parsed, never executed.
+    A name of the package's functions stands for such a value. The file is parsed, never executed.
 
     Args:
         name: the flag, without its dashes.
@@ -145,7 +146,7 @@ def check_function_path(name: str, value: str) -> None:
     Raises:
         UserError: when the form, the file, its syntax or the function's name is wrong.
     """
-    file_name, colon, function = value.rpartition(":")
+    file_name, colon, function = function_path(value).rpartition(":")
     if not colon or not file_name.endswith(".py") or not function.isidentifier():
         raise UserError(f"--{name} {value} is not of the form module.py:function: give a Python file and a function.")
     path = Path(file_name)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reward functions for problems with a known answer, by short name: `--reward_function math math_format`.
+
+The answer of a response is what follows its last "####", else what its last \\boxed{} holds, else its last number.
+The reference is the row's column `answer`: a value, or a solution with one of these marks. Numbers are compared
+exactly, as fractions. Anything else (roots, intervals, terms) is compared by math-verify where it is installed, and
+otherwise as text.
+"""
+
+import logging
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cache
+
+from dschat.base.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+ANSWER = "answer"  # column of the reference
+MARK = "####"
+BOX = "\\boxed{"
+# A minus after a word, a digit or a bracket is a subtraction.
+NUMBER = r"(?:(?<![\w)])-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:/\d+(?:,\d{3})*)?"
+UNIT = r"(?:\s+[^\d\\^=]+|[A-Za-z]{2,}\.?)?"  # words after a number; one letter directly after it would be a variable
+VALUE = re.compile(rf"({NUMBER})\s*(%?){UNIT}")
+FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
+WORDS = re.compile(r"\\(?:text|mathrm)\{([^{}]*)\}")
+# LaTeX and other signs around a number that do not change it.
+SIGNS = {"−": "-", "{,}": ",", "\\%": "%", "\\$": "", "$": "", "\\!": "", "\\,": "", "\\ ": " "}
+
+
+def math(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[dict[str, object]]) -> list[float]:
+    """1 for each response with the right answer, else 0; `prompts` are not used."""
+    scores = []
+    for response, row in zip(responses, rows, strict=True):
+        scores.append(float(is_right(answer_of(response), row)))
+    return scores
+
+
+def math_format(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[dict[str, object]]) -> list[float]:
+    """1 for each response that marks an answer by "####" or \\boxed{}, be it right or wrong, else 0."""
+    return [float(bool(marked_answer(response))) for response in responses]
+
+
+def gsm8k(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[dict[str, object]]) -> list[float]:
+    """1 for each response with the right answer after "####", else 0: the reward of published runs of PPO on GSM8K."""
+    scores = []
+    for response, row in zip(responses, rows, strict=True):
+        answer = marked_answer(response) if MARK in response else ""
+        scores.append(float(is_right(answer, row)))
+    return scores
+
+
+def is_right(answer: str, row: dict[str, object]) -> bool:
+    """Whether an answer is equal to the reference of a row.
+
+    Raises:
+        UserError: the row has no reference.
+    """
+    reference = row.get(ANSWER)
+    if reference is None:
+        columns = ", ".join(map(repr, row))
+        raise UserError(
+            f"--reward_function: a row has no column {ANSWER!r} with the right answer, only {columns}; rename its"
+            " column."
+        )
+    reference = str(reference)
+    return bool(answer) and same_value(answer, marked_answer(reference) or reference)
+
+
+def answer_of(text: str) -> str:
+    """The marked answer of a text, else its last number; empty without either."""
+    numbers = re.findall(NUMBER, _plain(text))
+    return marked_answer(text) or next(reversed(numbers), "")
+
+
+def marked_answer(text: str) -> str:
+    """What follows the last "####" of a text on its line, else what its last \\boxed{} holds; empty without either."""
+    _, mark, rest = text.rpartition(MARK)
+    if mark:
+        return rest.strip().partition("\n")[0]
+    _, box, rest = text.rpartition(BOX)
+    depth = 1
+    for position, letter in enumerate(rest if box else ""):
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if not depth:
+            return rest[:position].strip()
+    return ""
+
+
+def same_value(answer: str, reference: str) -> bool:
+    """Whether two answers are equal: as numbers if both are, otherwise as expressions."""
+    values = numbers_of(answer)
+    reference_values = numbers_of(reference)
+    if values and reference_values:
+        return not values.isdisjoint(reference_values)
+    return _same_expression(answer, reference)
+
+
+def numbers_of(text: str) -> set[Fraction]:
+    """The values of a number with or without a unit; empty for any other text.
+
+    A percentage has two, since references write 20 % both as 20 and as 0.2.
+
+    Example: "$1,200.50 a month" is 2401/2, and "20%" is 20 or 1/5.
+    """
+    match = VALUE.fullmatch(_plain(text))
+    if match is None:
+        return set()
+    try:
+        value = Fraction(match[1].replace(",", ""))
+    except (ValueError, ZeroDivisionError):  # 1.5/2, 1/0
+        return set()
+    return {value, value / 100} if match[2] else {value}
+
+
+def _plain(text: str) -> str:
+    """A text without the signs of LaTeX, Markdown and money that may surround a number."""
+    text = FRACTION.sub(r"\1/\2", text)
+    text = WORDS.sub(r" \1", text)
+    for sign, replacement in SIGNS.items():
+        text = text.replace(sign, replacement)
+    return text.strip(" \n*`").rstrip(".")
+
+
+def _same_expression(answer: str, reference: str) -> bool:
+    try:
+        from math_verify import parse, verify
+    except ImportError:
+        _warn_of_missing_library()
+        return "".join(answer.split()) == "".join(reference.split())
+    return bool(verify(parse(f"${reference}$"), parse(f"${answer}$")))
+
+
+@cache
+def _warn_of_missing_library() -> None:
+    logger.warning(
+        "Answers that are not numbers are compared as texts; pip install 'ma-rlhf[math]' brings math-verify, which"
+        " compares expressions."
+    )
