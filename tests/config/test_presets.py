@@ -11,7 +11,7 @@ from dschat.settings.ppo import PPOConfig
 from dschat.settings.presets import find_preset, preset_names, variables
 from dschat.settings.supervised import SFTConfig
 from flag_cases import FAMILIES, REQUIRED, config_of
-from script_runs import preset
+from script_runs import METHODS, preset
 
 PRESET = {"run": "tldr-gemma-2b", "model": "google/gemma-2b", "data": "tldr/set"}
 LATER = PRESET | {"model": "sft"}
@@ -133,6 +133,39 @@ def test_presets_are_found_by_name():
     assert find_preset("ppo", "tldr_gemma_2b.yaml") == find_preset("ppo", "tldr_gemma_2b")
     assert find_preset("ppo", "nothing") is None and find_preset("sft", "../ppo/tldr_gemma_2b") is None
     assert not any(name.startswith("_") for name in preset_names("ppo"))
+
+
+@pytest.mark.parametrize(("name", "responses"), zip(METHODS, (32, 2), strict=True))
+def test_a_method_is_added_to_any_run(name, responses, tmp_path):
+    """By --config with the run's own flags, which win, or by a file that extends it."""
+    given = ["--data_path", "d", "--output_dir", str(tmp_path), "--actor_model_name_or_path", "a"]
+    given += ["--critic_model_name_or_path", "c", "--per_device_generation_batch_size", "2"]
+    given += [
+        "--per_device_training_batch_size",
+        "2",
+        "--global_batch_size",
+        str(responses),
+        "--critic_learning_rate",
+        "3e-6",
+        "--num_train_epochs",
+        "2",
+    ]
+    config = preset("ppo", name, given).config
+    config.plan_batches(1)
+    assert config.optimizers.critic_learning_rate == 3e-6
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"extends: {name}\nngram: 5\n")
+    extended = preset("ppo", str(file), given).config
+    assert extended.termination.ngram == 5 and extended.changed(ngram=1).critic == config.critic
+    wanted = {
+        "easyppo": (4, None, "critic_only", "all", 30, None, 16),
+        "sao": (1, 2, "train", "mlp", 10, [0.2, 4.0], 1),
+    }
+    critic = config.critic
+    assert wanted[name] == (
+        *(critic.critic_minibatches, critic.critic_epochs, critic.cut_answers, critic.critic_trains),
+        *(config.optimizers.critic_warmup_updates, config.loss.rollout_is_mask, config.rollouts.samples_per_prompt),
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,10 @@ from dschat.settings.presets import preset_names
 
 SCRIPTS = sorted(TRAINING.glob("*/training_scripts/*.sh"))
 GEMMA = {step: folder / "training_scripts" / "run_gemma.sh" for step, folder in STEPS.items()}
-PRESETS = [(step, name) for step in ("sft", "reward", "dpo", "ppo") for name in preset_names(step)]
+METHODS = ("easyppo", "sao")  # presets of step 3 without a model and data, for any run
+PRESETS = [
+    (step, name) for step in ("sft", "reward", "dpo", "ppo") for name in preset_names(step) if name not in METHODS
+]
 # Everything that a preset or the launcher reads, so that a test sees nothing of the machine it runs on.
 VARIABLES = (
     *("PROJ_PATH", "MODEL", "REWARD_MODEL", "DATA", "MA_RLHF_DATA", "NUM_GPUS", "MASTER_PORT", "CLUSTER"),

@@ -40,7 +40,27 @@ def gap_of(trajectory, actor, clip=None, is_stale=False):
 
 def test_mean_and_largest_gap_of_the_response_tokens():
     metrics = gap_of(trajectory_with(3e-4, -6e-4, 0.0, 9.0), FLOAT32)
-    assert metrics == near({"rollout/logprob_gap": 3e-4, "rollout/logprob_gap_max": 6e-4}, FORMULA)
+    gaps = {"rollout/logprob_gap": 3e-4, "rollout/logprob_gap_max": 6e-4, "rollout/logprob_mismatch": 0.0}
+    assert metrics == near(gaps, FORMULA)
+
+
+def test_tokens_that_differ_by_a_tenth_are_a_mismatch_whichever_is_more_likely():
+    trajectory = trajectory_with(-0.11, 0.09, 0.3, 9.0)
+    metrics = check_gap(trajectory.rollout, trajectory.logprobs, FLOAT32, 1.0, ROWS, must_be_close=False)
+    assert metrics["rollout/logprob_mismatch"] == pytest.approx(2 / 3)
+    assert metrics["rollout/logprob_gap"] == pytest.approx(0.5 / 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_our_own_decoder_is_compared_where_it_rounds_otherwise(dtype, group, tmp_path):
+    """In float32 its log-probs are those that are trained on; bf16 has 8 bits of each of some ten products."""
+    config = ppo_config(tmp_path, ppo_epochs=2)
+    ppo_loop(config, lambda p, r, rows: [1.0] * len(r), make_prompts(16), dtype=dtype).fit()
+    for row in read_jsonl(tmp_path / "metrics.jsonl"):
+        assert ("rollout/logprob_gap" in row) is (dtype == torch.bfloat16)
+        if dtype == torch.bfloat16:
+            assert 0 < row["rollout/logprob_gap"] <= row["rollout/logprob_gap_max"] < 0.1
+            assert row["rollout/logprob_mismatch"] == 0
 
 
 def test_other_weights_are_an_error():
@@ -74,7 +94,7 @@ class OffEngine:
 
 
 def trainer_with(engine, folder, **flags):
-    config = ppo_config(folder, temperature=0.8, **flags)
+    config = ppo_config(folder, temperature=0.8, rollout_engine="vllm", **flags)
     return ppo_loop(config, lambda p, r, rows: [1.0] * len(r), make_prompts(16), rollouts=engine)
 
 

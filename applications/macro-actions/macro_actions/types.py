@@ -28,7 +28,7 @@ class Rollout:
         finished: shape ``(B,)``, bool, True if the response ended with EOS, False if it was cut; for an episode
             also False if the environment was not done.
         drawn_logprobs: shape ``(B, R)``, float32, 0 off the response: log-probabilities under the policy that sampled
-            the tokens, if that is not the actor itself.
+            the tokens, where they are known apart from the actor's: of another engine, or of lower precision.
         sample_index: shape ``(B,)``, int64, number of the response among those to its prompt, from 0; ``None`` if each
             prompt has one.
         cut_turns: shape ``(B, R)``, bool, True on the last token of each turn that does not end with EOS; ``None`` if

@@ -317,6 +317,7 @@ class PPO(Algorithm):
             pass_size(self.plan),
             self.config.vllm.rollout_is_clip,
             batch.is_stale,
+            must_be_close=self.config.rollouts.uses_vllm,
         )
         clock.record("scoring")
         if self.config.vllm.rollouts_ahead:  # the time of sampling is not this process's

@@ -17,6 +17,7 @@ from dschat.training.selfcheck import tolerance_of
 from macro_actions.types import Rollout, select_rows
 
 STALE_GAP = 1.0  # nats per token; a policy that moves further in one iteration is broken
+MISMATCH = 0.1  # nats of a token, above which its two probabilities count as different
 GAP_ROWS = 8  # rows per process whose log-probs are computed for the comparison alone
 
 
@@ -28,6 +29,7 @@ def check_gap(
     size: PassSize,
     clip: float | None = None,
     is_stale: bool = False,
+    must_be_close: bool = True,
 ) -> dict[str, float]:
     """Compares the log-probs of the engine that sampled a rollout with the actor's. Every rank must call it.
 
@@ -40,11 +42,13 @@ def check_gap(
         clip: the largest importance weight.
         is_stale: the tokens were sampled with the weights of one iteration ago, so that gaps up to STALE_GAP are
             expected.
+        must_be_close: whether a larger mean ends the run.
 
     Returns:
         rollout/logprob_gap and rollout/logprob_gap_max, the mean and the largest absolute difference in nats over the
-        response tokens of all ranks; with a clip also rollout/importance_clipped, the share of tokens whose importance
-        weight it bounds. {} without log-probs of the engine.
+        response tokens of all ranks; rollout/logprob_mismatch, the share of tokens that differ by more than MISMATCH;
+        with a clip also rollout/importance_clipped, the share of tokens whose importance weight it bounds. {} without
+        log-probs of the engine.
 
     Raises:
         UserError: on every rank, if the mean is larger than rounding (or one iteration) explains.
@@ -62,23 +66,27 @@ def check_gap(
         logprobs = response_logprobs(actor, rollout, temperature, size)
 
     differences = (logprobs - sampled_logprobs)[rollout.response_mask].double()
-    mean, largest, clipped_share = _gap_over_ranks(differences, clip)
+    mean, largest, mismatch_share, clipped_share = _gap_over_ranks(differences, clip)
     tolerance = STALE_GAP if is_stale else tolerance_of(actor)
-    if not mean <= tolerance:
+    if must_be_close and not mean <= tolerance:
         cause = "an iteration" if is_stale else "rounding"
         raise UserError(
             f"--rollout_engine: the engine's log-probs differ from the actor's by {mean:.3g} on average"
             f" ({cause} explains {tolerance:g}): it samples with other weights than the actor's, or computes this"
             " model in another way. Use --rollout_engine continuous, and please report the model."
         )
-    metrics = {"rollout/logprob_gap": mean, "rollout/logprob_gap_max": largest}
+    metrics = {
+        "rollout/logprob_gap": mean,
+        "rollout/logprob_gap_max": largest,
+        "rollout/logprob_mismatch": mismatch_share,
+    }
     if clip is not None:
         metrics["rollout/importance_clipped"] = clipped_share
     return metrics
 
 
-def _gap_over_ranks(differences: Tensor, clip: float | None) -> tuple[float, float, float]:
-    """Mean and largest absolute difference over all ranks' tokens, and the share of tokens that a clip bounds.
+def _gap_over_ranks(differences: Tensor, clip: float | None) -> tuple[float, float, float, float]:
+    """Mean and largest absolute difference over all ranks' tokens; shares of mismatches and of what a clip bounds.
 
     Args:
         differences: shape ``(N,)``, the actor's log-probs minus the engine's, at this rank's response tokens.
@@ -91,10 +99,10 @@ def _gap_over_ranks(differences: Tensor, clip: float | None) -> tuple[float, flo
     if clip is not None:
         is_clipped = differences > math.log(clip)
         local_clipped = int(is_clipped.sum())
+    local_mismatches = int((gaps > MISMATCH).sum())
 
-    all_ranks = gather_objects((local_sum, gaps.numel(), local_largest, local_clipped))
-    sums, counts, largest, clipped = zip(*all_ranks, strict=True)
+    all_ranks = gather_objects((local_sum, gaps.numel(), local_largest, local_mismatches, local_clipped))
+    sums, counts, largest, mismatches, clipped = zip(*all_ranks, strict=True)
     tokens = max(sum(counts), 1)
     mean = sum(sums) / tokens
-    clipped_share = sum(clipped) / tokens
-    return mean, max(largest), clipped_share
+    return mean, max(largest), sum(mismatches) / tokens, sum(clipped) / tokens

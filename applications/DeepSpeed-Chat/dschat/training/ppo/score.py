@@ -179,6 +179,9 @@ class RolloutScorer:
         values: Tensor | None = None
         if not fuses_credit:
             logprobs = self.actor_logprobs(scored.rollout, generation)
+            if generation.logprobs is not None and logprobs is not generation.logprobs:
+                rollout = replace(scored.rollout, drawn_logprobs=generation.logprobs)
+                scored = replace(scored, rollout=rollout)
             values = self.critic_values(scored.rollout)
             if not self._config.advantages.needs.scores:
                 scored = replace(scored, scores=scored.with_numbers(logprobs, values).teacher_log_ratios.sum(1))
