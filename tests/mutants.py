@@ -219,6 +219,7 @@ ROW_WEIGHTS = "test_a_rows_weight_multiplies_its_value_loss_and_not_the_count"
 EASY_PPO = "test_weights_of_the_critics_loss_are_easyppos"
 GROUP_WEIGHTS = "test_groups_weigh_in_the_critics_loss"
 CUT = "test_a_cut_answer_trains_the_critic_alone"
+BINS = "test_targets_are_the_normal_distributions_masses"
 MASKED = "test_ratios_outside_of_the_range_are_masked"
 VALUE = "test_value_loss_of_one_token_by_hand"
 WHITENING = "test_whitening_by_hand"
@@ -492,6 +493,15 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("cut answers: whole ones are cut", "assign_credit", "trajectory.rollout.finished[:, None]",
      "~trajectory.rollout.finished[:, None]",
      CUT),
+    ("bins: the Gaussian's variance", "ValueBins.targets", "_a.sigma * math.sqrt(2)", "_a.sigma * 2", BINS),
+    ("bins: masses outside are lost", "ValueBins.targets", "masses / _a", "masses / 2", BINS),
+    ("bins: returns outside are not moved", "ValueBins.targets", "_a.clamp(_b, _c)", "_a", BINS),
+    ("bins: their lower edges", "ValueBins.expectation", "(edges[1:] + edges[:-1]) / 2", "edges[:-1]",
+     "test_the_expectation_is_of_the_centres"),
+    ("bins: a row's weight is forgotten", "binned_value_loss", "weights is not None", "False",
+     "test_cross_entropy_by_hand"),
+    ("bins: padding counts", "binned_value_loss", "torch.where(response_mask, losses, 0.0)", "losses",
+     "test_cross_entropy_by_hand"),
     ("masked ratios: below the range counts", "masked_policy_loss", "ratio >= low", "True", MASKED),
     ("masked ratios: above the range counts", "masked_policy_loss", "ratio <= high", "True", MASKED),
     ("masked ratios: inverted", "masked_policy_loss", "new_logprobs - drawn_logprobs", "drawn_logprobs - new_logprobs",

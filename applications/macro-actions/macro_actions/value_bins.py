@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of bounded returns as distributions over bins, learnt by cross-entropy (HL-Gauss, Farebrother et al. 2024).
+
+A value head has K outputs, one for each of K bins of equal width between two bounds. The target of a return is the
+mass of a Gaussian around it in each bin; the value is the expectation of the centres of the bins. Of a critic in RLHF:
+arXiv 2608.02181, with 101 bins on [−0.1, 1.1] and σ = 0.024 for returns in [0, 1].
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from macro_actions.losses import Stats
+
+
+@dataclass(frozen=True)
+class ValueBins:
+    """Bins of equal width.
+
+    Attributes:
+        low: lower bound of the first bin.
+        high: upper bound of the last one.
+        count: K.
+        sigma: σ of the target's Gaussian; about twice the width of a bin.
+    """
+
+    low: float = -0.1
+    high: float = 1.1
+    count: int = 101
+    sigma: float = 0.024
+
+    def edges(self, device: torch.device) -> Tensor:
+        """Shape ``(K + 1,)``, ascending."""
+        return torch.linspace(self.low, self.high, self.count + 1, device=device)
+
+    def expectation(self, logits: Tensor) -> Tensor:
+        """Values of the head's outputs: Σ_k softmax(logits)_k × centre_k.
+
+        Args:
+            logits: shape ``(…, K)``.
+
+        Returns:
+            Shape ``(…)``, float32.
+        """
+        edges = self.edges(logits.device)
+        centres = (edges[1:] + edges[:-1]) / 2
+        return (logits.float().softmax(-1) * centres).sum(-1)
+
+    def targets(self, returns: Tensor) -> Tensor:
+        """Mass of N(return, σ²) in each bin, relative to the mass in all bins.
+
+        Args:
+            returns: any shape; those outside of the bounds count as the nearest bound.
+
+        Returns:
+            Shape ``(…, K)``, which adds up to 1.
+        """
+        centred = self.edges(returns.device) - returns.float().clamp(self.low, self.high)[..., None]
+        below_edges = torch.special.erf(centred / (self.sigma * math.sqrt(2)))
+        masses = below_edges[..., 1:] - below_edges[..., :-1]
+        return masses / (below_edges[..., -1:] - below_edges[..., :1])
+
+
+def binned_value_loss(
+    logits: Tensor,
+    returns: Tensor,
+    response_mask: Tensor,
+    bins: ValueBins,
+    num_tokens: Tensor | float | None = None,
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Stats]:
+    """Cross-entropy of the bins: −Σ w Σ_k target_k log softmax(logits)_k / num_tokens. Nothing is clipped.
+
+    Args:
+        logits: shape ``(B, R, K)``, differentiable.
+        returns: shape ``(B, R)``.
+        response_mask: shape ``(B, R)``, bool.
+        bins: the bins, K of them.
+        num_tokens: denominator; the number of response tokens in these rows with ``None``.
+        weights: shape ``(B,)``, weight w of each row's tokens; 1 with ``None``.
+
+    Returns:
+        The loss in nats per token, and the statistic out_of_bounds (share of returns outside of the bounds).
+    """
+    if num_tokens is None:
+        num_tokens = response_mask.sum().clamp(min=1)
+    logits = torch.where(response_mask[..., None], logits.float(), 0.0)
+    returns = torch.where(response_mask, returns, 0.0)
+
+    losses = -(bins.targets(returns) * logits.log_softmax(-1)).sum(-1)
+    if weights is not None:
+        losses = weights[:, None] * losses
+    loss = torch.where(response_mask, losses, 0.0).sum() / num_tokens
+    with torch.no_grad():
+        is_outside = response_mask & ((returns < bins.low) | (returns > bins.high))
+        stats = {"out_of_bounds": is_outside.sum() / num_tokens}
+    return loss, stats

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values as distributions over bins, against Python's normal distribution and hand arithmetic."""
+
+import math
+from statistics import NormalDist
+
+import pytest
+import torch
+
+from closeness import FORMULA, assert_near
+from macro_actions.value_bins import ValueBins, binned_value_loss
+from rl_cases import mask_of
+
+FOUR = ValueBins(0.0, 1.0, 4, 0.25)  # edges 0, 1/4, 1/2, 3/4, 1
+
+
+@pytest.mark.parametrize(("given", "counted"), [(0.5, 0.5), (0.3, 0.3), (1.7, 1.0), (-0.2, 0.0)])
+def test_targets_are_the_normal_distributions_masses(given, counted) -> None:
+    below = [NormalDist(counted, 0.25).cdf(edge / 4) for edge in range(5)]
+    masses = [(high - low) / (below[4] - below[0]) for low, high in zip(below[:4], below[1:], strict=True)]
+    assert_near(FOUR.targets(torch.tensor([given]))[0], masses, FORMULA)
+
+
+def test_the_expectation_is_of_the_centres() -> None:
+    """Probabilities 1/2, 1/4, 1/8, 1/8 of the centres 1/8, 3/8, 5/8, 7/8: 1/16 + 3/32 + 5/64 + 7/64."""
+    logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log() + 3.0
+    assert_near(FOUR.expectation(logits), [11 / 32], FORMULA)
+
+
+def test_a_targets_expectation_is_its_return_inside_the_bounds() -> None:
+    """With the published bins: the mean of a Gaussian that is cut into bins of half its deviation is its centre."""
+    bins = ValueBins()
+    returns = torch.linspace(0, 1, 23)
+    assert float((bins.expectation(bins.targets(returns).log()) - returns).abs().max()) < 1e-4
+
+
+def test_cross_entropy_by_hand() -> None:
+    """Equal logits cost log 4 whatever the target; 3 tokens, of which one row weighs 2 and one return is outside."""
+    mask = mask_of([2, 1], 2)
+    returns = torch.tensor([[0.2, 1.5], [0.9, math.nan]])
+    logits = torch.zeros(2, 2, 4).masked_fill(~mask[..., None], math.inf).requires_grad_()
+    loss, stats = binned_value_loss(logits, returns, mask, FOUR, weights=torch.tensor([2.0, 1.0]))
+    assert_near(loss, 5 * math.log(4) / 3, FORMULA)
+    assert_near(stats["out_of_bounds"], 1 / 3, FORMULA)
+    loss.backward()
+    # The gradient of cross-entropy: (softmax - target) x weight / tokens.
+    expected = 2 * (0.25 - FOUR.targets(returns[0, :1])) / 3
+    assert_near(logits.grad[0, :1], expected, FORMULA)
+    assert not logits.grad[1, 1].any()
+
+
+def test_the_loss_is_least_at_the_target() -> None:
+    mask = mask_of([1], 1)
+    returns = torch.tensor([[0.4]])
+    target = FOUR.targets(returns)
+    least, _ = binned_value_loss(target.log(), returns, mask, FOUR)
+    assert_near(least, -(target * target.log()).sum(), FORMULA)
+    for shift in (0.1, -0.1):
+        other, _ = binned_value_loss(FOUR.targets(returns + shift).log(), returns, mask, FOUR)
+        assert other > least
