@@ -34,6 +34,38 @@ GEMMA2_27B = {
     "head_dim": 128,
     "query_pre_attn_scalar": 144,
 }
+GEMMA2_2B = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+}
+QWEN25_05B = {
+    "vocab_size": 151_936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+}
+QWEN25_15B = {
+    **QWEN25_05B,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+}
+PYTHIA_1B = {
+    "vocab_size": 50_304,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 8,
+}
 LLAMA3_8B = {
     "vocab_size": 128_256,
     "hidden_size": 4096,
@@ -58,7 +90,11 @@ PUBLISHED: dict[str, tuple[str, Mapping[str, int]]] = {
     "google/gemma-7b": ("gemma", GEMMA_7B),
     "google/codegemma-2b": ("gemma", GEMMA_2B),
     "google/codegemma-7b-it": ("gemma", GEMMA_7B),
+    "google/gemma-2-2b-it": ("gemma2", GEMMA2_2B),
     "google/gemma-2-27b": ("gemma2", GEMMA2_27B),
+    "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", QWEN25_05B),
+    "Qwen/Qwen2.5-1.5B-Instruct": ("qwen2", QWEN25_15B),
+    "EleutherAI/pythia-1b-deduped": ("gpt_neox", PYTHIA_1B),
     "meta-llama/Meta-Llama-3-8B-Instruct": ("llama", LLAMA3_8B),
     "meta-llama/Llama-3.1-8B": ("llama", LLAMA31_8B),
     "meta-llama/Llama-3.1-70B": ("llama", LLAMA31_70B),

@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+exec python -m dschat sft --config gsm8k_gemma2_2b "$@"
