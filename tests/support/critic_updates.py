@@ -11,7 +11,7 @@ import torch
 from dschat.run.distributed import rank, world_size
 from dschat.training.ppo.credit import Credit
 from dschat.training.ppo.update import UpdateContext, ppo_update
-from factories import engine_of, make_causal_lm, make_classifier, to_device, update_flags, weights_of_all
+from factories import engine_of, make_causal_lm, make_classifier, to_device, update_flags, whole_state
 from macro_actions.types import PPOBatch, select_rows
 from recorded_updates import GLOBAL_BATCH, ROWS, scored_batch
 
@@ -29,17 +29,22 @@ def holed_batch() -> PPOBatch:
     return replace(batch, trajectory=replace(batch.trajectory, rollout=rollout))
 
 
-def critic_updates(batch: PPOBatch, **flags: Any) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+def critic_updates(
+    batch: PPOBatch, zero_stage: int = 0, tokens: int | None = None, **flags: Any
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Weights and statistics after one update of the actor and several of the critic, on each process's rows."""
     share = GLOBAL_BATCH // world_size()
     own = to_device(select_rows(batch, torch.arange(GLOBAL_BATCH)[rank() :: world_size()]))
-    config, plan = update_flags(share, share, 1, **(CRITIC | flags))
+    config, plan = update_flags(share, share, 1, tokens, **(CRITIC | flags))
     critic_plan = config.critic_plan(plan)
-    actor = engine_of(make_causal_lm(), share, 1, learning_rate=RATE)
-    sizes = critic_plan.micro_batch, critic_plan.accumulation
-    critic = engine_of(make_classifier(seed=2), *sizes, learning_rate=RATE)
+    options: dict[str, Any] = {"learning_rate": RATE, "zero_stage": zero_stage}
+    actor = engine_of(make_causal_lm(), plan=plan, **options)
+    critic = engine_of(make_classifier(seed=2), plan=critic_plan, **options)
     stats = ppo_update(UpdateContext(actor, critic, Credit(own), config, plan), SEED)
-    return weights_of_all(actor=actor, critic=critic), stats
+    weights: dict[str, torch.Tensor] = {}
+    for name, engine in (("actor", actor), ("critic", critic)):
+        weights |= {f"{name}.{key}": weight.clone() for key, weight in whole_state(engine).items()}
+    return weights, stats
 
 
 def rows_of_critic(processes: int) -> list[list[int]]:

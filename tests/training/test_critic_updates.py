@@ -47,14 +47,20 @@ def test_steps_of_a_rollout(flags, steps):
             assert (np.sort(passes) == np.arange(8)).all()
 
 
-def test_the_updates_are_those_of_plain_torch(group):
-    """Four updates of two rows in each of two passes; the actor's weights and statistics are those of one update."""
+@pytest.mark.parametrize(("zero_stage", "tokens"), [(0, None), (2, None), (3, None), (2, 18)])
+def test_the_critics_updates_are_those_of_plain_torch(zero_stage, tokens, group):
+    """At every way to shard the models, and with micro-batches of at most 18 tokens."""
+    batch = holed_batch()
+    weights, stats = critic_updates(batch, zero_stage, tokens)
+    expected, losses = plain_critic(batch, rows_of_critic(1))
+    assert largest_difference({name: weights[name] for name in expected}, expected) < WEIGHT_GAP
+    assert stats["loss/value"] == near(sum(losses) / 8, UPDATE)
+
+
+def test_the_actors_update_is_its_own(group):
+    """Beside eight updates of the critic, weights and statistics are those beside one."""
     batch = holed_batch()
     weights, stats = critic_updates(batch)
-    expected, losses = plain_critic(batch, rows_of_critic(1))
-    found = {name: x for name, x in weights.items() if name.startswith("critic")}
-    assert largest_difference(found, expected) < WEIGHT_GAP
-    assert stats["loss/value"] == near(sum(losses) / 8, UPDATE)
     plain, plain_stats = critic_updates(batch, critic_minibatches=1, critic_epochs=1)
     actor = {name: x for name, x in weights.items() if name.startswith("actor")}
     assert largest_difference(actor, {name: plain[name] for name in actor}) < WEIGHT_GAP / 100  # in another order
