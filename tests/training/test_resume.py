@@ -153,6 +153,20 @@ def test_a_rollout_of_other_processes_is_sampled_again(make, module, function, g
     assert again[1] == whole[1] and all(torch.equal(again[0][name], x) for name, x in whole[0].items())
 
 
+def test_a_rollout_between_the_critics_updates_is_that_of_its_processes(group, tmp_path):
+    """The actor has made no update on it, and the critic one of two: it counts as many updates as the one before."""
+    flags = {"ppo_epochs": 1, "generation_batches": 1, "critic_minibatches": 2, "eval_interval": 0}
+    make = partial(ppo, tmp_path, reward=lengths, enable_ema=False, **flags)
+    torch.manual_seed(5)  # as `result_of`
+    stop_in_call(make().fit, update, "_critic_step", 2 + 2)
+    (inside,) = (tmp_path / "checkpoints").iterdir()
+    assert inside.name == "step-1"
+    as_of_other_processes(inside, 2)
+    problem = "inside a rollout, between the critic's updates, by 2 processes, and here are 1: only 2 can continue it"
+    with pytest.raises(UserError, match=problem):
+        make(resume_from_checkpoint=str(inside)).fit()
+
+
 def test_a_rollout_that_other_processes_train_on_is_given_up(group, tmp_path, caplog):
     """The rest of its updates needs it: an earlier checkpoint is used, and it is said what is done again."""
     make = partial(ppo, reward=lengths, enable_ema=False, save_steps=4, eval_interval=0)

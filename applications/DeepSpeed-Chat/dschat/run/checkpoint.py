@@ -421,9 +421,10 @@ class Checkpoints:
             return None
         updates = self._run.plan.updates_per_iteration
         done = manifest["update"] % updates
+        where = f"after {done} of its {updates} updates" if done else "between the critic's updates"
         return (
-            f"it was written inside a rollout, after {done} of its {updates} updates, by {saved_ranks} processes, and"
-            f" here are {world_size()}: only {saved_ranks} can continue it"
+            f"it was written inside a rollout, {where}, by {saved_ranks} processes, and here are {world_size()}: only"
+            f" {saved_ranks} can continue it"
         )
 
     def _newest_first(self) -> list[Path]:
