@@ -24,7 +24,7 @@ from test_imports import MAY_IMPORT, PACKAGE, WINGS, imports_of, module_name, pa
 # Folders of tests of what wings are added to.
 CORE_TESTS = ("scoring", "rollouts", "training", "engine", "models")
 # Words in the names of their tests that use a wing without importing it.
-WORDS = ("judge", "programs", "environment", "simulated_user", "macro-actions", "tokenizer_for_data")
+WORDS = ("judge", "programs", "environment", "simulated_user", "macro-actions", "tokenizer_for_data", "preview")
 
 
 def removed_with(wing: str) -> set[str]:

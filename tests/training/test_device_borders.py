@@ -145,7 +145,8 @@ def one_update(gpu, credit, ratio):
     config, plan = update_flags(4, 2, 1, temperature=0.8, policy_ratio=ratio)
     means = Means()
     context = ppo_updates.UpdateContext(gpu.actor, gpu.critic, credit, config, plan)
-    ppo_updates._one_update(context, np.arange(4), LENGTHS, means)
+    update = ppo_updates.Update(np.arange(4), trains_actor=True, trains_critic=True)
+    ppo_updates._one_update(context, update, LENGTHS, means)
     for engine in (gpu.actor, gpu.critic):
         assert all(p.grad is None or p.grad.device == GPU for p in engine.module.parameters())
     assert {"loss/policy", "loss/value", "policy/entropy"} <= set(means._sums)
