@@ -52,6 +52,15 @@ ANSWERS = [
     ("#### 2^3", "2", 0, 1),
     ("#### 1/0", "3", 0, 1),
     ("#### 1000000000000000001", "1000000000000000000", 0, 1),  # equal as floats
+    ("#### Step 1: read\n#### Step 2: add\nThat is \\boxed{5}.", "5", 1, 1),
+    ("#### Solution\nThe result is 5.", "5", 1, 0),
+    ("#### 7\nor rather \\boxed{8}", "8", 1, 1),
+    ("#### 3" + " " * 20_000 + "4", "3", 0, 1),  # a pattern that goes back would take hours
+    (r"\boxed{2 x}", "2", 0, 1),
+    (r"\boxed{3 + i}", "3", 0, 1),
+    ("#### 5pi", "5", 0, 1),
+    (r"\boxed{2\frac{1}{2}}", "10.5", 0, 1),
+    ("#### 6 miles per hour", "6", 1, 1),
     ("The answer is 18.", "18", 1, 0),
     ("It is 12-3", "3", 1, 0),
     ("It is minus three: -3.", "-3", 1, 0),

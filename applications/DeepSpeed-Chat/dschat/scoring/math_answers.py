@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reward functions for problems with a known answer, by short name: `--reward_function math math_format`.
 
-The answer of a response is what follows its last "####", else what its last \\boxed{} holds, else its last number.
+The answer of a response is what its last "####" or \\boxed{} marks, else its last number.
 The reference is the row's column `answer`: a value, or a solution with one of these marks. Numbers are compared
 exactly, as fractions. Anything else (roots, intervals, terms) is compared by math-verify where it is installed, and
 otherwise as text.
@@ -18,13 +18,15 @@ from dschat.base.errors import UserError
 logger = logging.getLogger(__name__)
 
 ANSWER = "answer"  # column of the reference
-MARK = "####"
+# An answer begins with a digit or a sign: a heading of Markdown, "#### Step 2", is none.
+MARK = re.compile(r"####\s*(?=[-−+.$\\(\[{*`\d])")
 BOX = "\\boxed{"
 # A minus after a word, a digit or a bracket is a subtraction.
 NUMBER = r"(?:(?<![\w)])-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:/\d+(?:,\d{3})*)?"
-UNIT = r"(?:\s+[^\d\\^=]+|[A-Za-z]{2,}\.?)?"  # words after a number; one letter directly after it would be a variable
-VALUE = re.compile(rf"({NUMBER})\s*(%?){UNIT}")
-FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
+# Words after a number. Letters right behind it, and single ones, may be variables.
+UNIT = r"(?:(?:km|cm|mm|kg|mg|ml|lbs?|oz|ft|mph|hrs?|mins?|am|pm)\.?|(?: (?:an? )?[A-Za-z]{2,}\.?)+)?"
+VALUE = re.compile(rf"({NUMBER}) ?(%?){UNIT}")
+FRACTION = re.compile(r"(?<!\d)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 WORDS = re.compile(r"\\(?:text|mathrm)\{([^{}]*)\}")
 # LaTeX and other signs around a number that do not change it.
 SIGNS = {"−": "-", "{,}": ",", "\\%": "%", "\\$": "", "$": "", "\\!": "", "\\,": "", "\\ ": " "}
@@ -47,8 +49,7 @@ def gsm8k(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[dict[
     """1 for each response with the right answer after "####", else 0: the reward of published runs of PPO on GSM8K."""
     scores = []
     for response, row in zip(responses, rows, strict=True):
-        answer = marked_answer(response) if MARK in response else ""
-        scores.append(float(is_right(answer, row)))
+        scores.append(float(is_right(hashed_answer(response), row)))
     return scores
 
 
@@ -76,16 +77,27 @@ def answer_of(text: str) -> str:
 
 
 def marked_answer(text: str) -> str:
-    """What follows the last "####" of a text on its line, else what its last \\boxed{} holds; empty without either."""
-    _, mark, rest = text.rpartition(MARK)
-    if mark:
-        return rest.strip().partition("\n")[0]
+    """What the last "####" or \\boxed{} of a text marks, whichever is later; empty without either."""
     _, box, rest = text.rpartition(BOX)
+    if box and not hashed_answer(rest):
+        return _until_closed(rest)
+    return hashed_answer(text)
+
+
+def hashed_answer(text: str) -> str:
+    """What follows the last "####" of a text on its line; empty without one."""
+    *_, rest = MARK.split(text)
+    is_marked = len(rest) < len(text)
+    return rest.strip().partition("\n")[0] if is_marked else ""
+
+
+def _until_closed(text: str) -> str:
+    """A text up to the brace that closes one before it; empty if none does."""
     depth = 1
-    for position, letter in enumerate(rest if box else ""):
+    for position, letter in enumerate(text):
         depth += {"{": 1, "}": -1}.get(letter, 0)
         if not depth:
-            return rest[:position].strip()
+            return text[:position].strip()
     return ""
 
 
@@ -121,7 +133,7 @@ def _plain(text: str) -> str:
     text = WORDS.sub(r" \1", text)
     for sign, replacement in SIGNS.items():
         text = text.replace(sign, replacement)
-    return text.strip(" \n*`").rstrip(".")
+    return " ".join(text.split()).strip("*` ").rstrip(".")
 
 
 def _same_expression(answer: str, reference: str) -> bool:
