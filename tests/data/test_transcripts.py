@@ -62,6 +62,11 @@ def test_dialogues_without_a_prompt_or_a_reply_are_skipped():
     ended = "a dialogue does not end with the assistant"
     assert parsed(ASKED + reply(" 4"), f"{ASKED}\n\nHuman: And 3+3?") == ended
     assert parsed([*TALK, bot("4")], [*TALK, user("And 3+3?")]) == ended
+    assert parsed(ASKED + reply(" 4"), None) == "chosen and rejected share no prompt"
+    stripped = ASKED.strip()
+    assert parsed(stripped + reply(" 4"), stripped + reply(" 5"))[0] == f"{stripped}\n\nAssistant:"
+    no_messages = parsed(stripped + reply(" 4"), stripped + reply(" 5"), apply_chat_template=True)
+    assert no_messages == "a dialogue does not begin with Human:, and cannot be messages"
 
 
 def test_skipped_rows_are_counted_by_reason(tmp_path, caplog):

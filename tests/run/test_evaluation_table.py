@@ -37,6 +37,11 @@ def test_rows_and_means_of_the_updates_between_them():
     assert table.row(40, second).endswith("–          –")  # the means begin anew
 
 
+def test_a_users_metric_with_a_known_name_has_one_column():
+    heading = EvaluationTable("ppo", {}).row(0, {"eval/scores": 1.0, "eval/accuracy": 0.5}).splitlines()[0]
+    assert heading.split() == ["update", "accuracy", "score"]
+
+
 def test_the_heading_is_repeated():
     table = EvaluationTable("sft", {})
     lines = [table.row(update, {"eval/loss": 2.0}) for update in range(ROWS_UNDER_A_HEADING + 1)]

@@ -127,6 +127,14 @@ def test_rows_of_gsm8k_are_prompts_responses_and_references():
     assert (row.prompt, row.chosen) == (raw["question"], raw["answer"])
 
 
+def test_a_row_with_other_responses_is_not_of_gsm8k():
+    raw = {"question": "1+1?", "answer": "It is\n#### 2", "chosen": "2", "rejected": "3"}
+    with pytest.raises(UserError, match="no column 'prompt'"):
+        parse_row(raw, ColumnFlags(), "rows:1")
+    row = parse_row(raw, ColumnFlags(prompt_key="question"), "rows:1")
+    assert (row.prompt, row.chosen, row.rejected) == ("1+1?", "2", "3")
+
+
 def test_the_flag_takes_short_names():
     flags = RewardFlags(reward_function=["math", "math_format"], reward_weights=["math_format=0.1"])
     assert flags.weights == {"math": 1, "math_format": 0.1}

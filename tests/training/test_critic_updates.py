@@ -7,7 +7,7 @@ import pytest
 from closeness import UPDATE, WEIGHT_GAP, near
 from critic_updates import critic_updates, holed_batch, plain_critic, rows_of_critic
 from dschat.base.errors import UserError
-from dschat.training.ppo.update import updates_of_rollout
+from dschat.training.ppo.update import updates_after_steps, updates_of_rollout
 from factories import largest_difference, ppo_config, update_flags
 from nonfinite_cases import batches, spoiled, trainer_for
 
@@ -47,6 +47,18 @@ def test_steps_of_a_rollout(flags, steps):
             assert (np.sort(passes) == np.arange(8)).all()
 
 
+def test_updates_of_the_run_are_the_actors(tmp_path):
+    """Two updates of four rows: after each step as many count as the actor has made; in a warm-up shares of them."""
+    cases = (
+        ({"critic_minibatches": 2}, 2, [0, 0, 1, 1, 1, 2]),
+        ({"epochs": 2, "critic_epochs": 1}, 4, [1, 2, 3, 4]),
+        ({"critic_epochs": 3}, 2, [0, 0, 0, 0, 1, 2]),
+        ({"critic_minibatches": 2, "critic_alone": True}, 2, [0, 1, 1, 2]),
+    )
+    for flags, total, counted in cases:
+        assert updates_after_steps(steps_of(**flags)[1], total) == counted
+
+
 @pytest.mark.parametrize(("zero_stage", "tokens"), [(0, None), (2, None), (3, None), (2, 18)])
 def test_the_critics_updates_are_those_of_plain_torch(zero_stage, tokens, group):
     """At every way to shard the models, and with micro-batches of at most 18 tokens."""
@@ -69,9 +81,11 @@ def test_the_actors_update_is_its_own(group):
 
 
 def test_credit_is_computed_before_such_updates(tmp_path):
-    for flags, is_fused in (({}, True), ({"critic_minibatches": 2}, False), ({"critic_epochs": 2}, False)):
+    for flags in ({"critic_minibatches": 2}, {"critic_epochs": 2}, {"rollout_is_mask": [0.2, 4.0]}):
         config = ppo_config(tmp_path, **flags)
-        assert config.credit_is_fused(config.plan_batches(1)) is is_fused
+        assert not config.credit_is_fused(config.plan_batches(1))
+    config = ppo_config(tmp_path)
+    assert config.credit_is_fused(config.plan_batches(1))
 
 
 def test_sizes_that_do_not_divide_an_update_are_refused(tmp_path):

@@ -83,11 +83,7 @@ def run_main(step: str, read_config: Callable[[], C], load_step: Callable[[], St
     follow_launcher()
     process = TrainingProcess(step, load_step)
     try:
-        config = read_config()
-        if config.output.log == "plain":
-            log_plainly()
-            _format_lines()
-        status = process.train(config).status
+        status = process.train(read_config()).status
     except SystemExit:
         raise
     except BaseException as error:
@@ -151,6 +147,9 @@ class TrainingProcess(Generic[C]):
     def train(self, config: C) -> TrainingResult:
         """Joins the process group, trains, and uploads the models if the flags say so."""
         _become_rank()
+        if config.output.log == "plain":
+            log_plainly()
+            _format_lines()
         plan = config.plan_batches(int(os.environ.get("WORLD_SIZE") or 1))
         # The flags are checked by now. These imports take seconds.
         from dschat.engine.process_group import process_group

@@ -82,9 +82,11 @@ def format_of(raw: dict[str, Any], keys: ColumnFlags) -> str:
     has_prompt = raw.get(keys.prompt_key) is not None
     if raw.get(keys.messages_key) is not None and not (has_prompt and raw.get(response) is not None):
         return CONVERSATION
-    if not has_prompt and _is_gsm8k(raw):
+    has_responses = any(raw.get(column) is not None for column in (response, keys.rejected_key))
+    if not has_prompt and not has_responses and _is_gsm8k(raw):
         return GSM8K
-    if not has_prompt and all(ASSISTANT in str(raw.get(column)) for column in (response, keys.rejected_key)):
+    sides = [str(raw[column]) for column in (response, keys.rejected_key) if column in raw]
+    if not has_prompt and len(sides) == 2 and any(ASSISTANT in side for side in sides):
         return TRANSCRIPTS
     return TEXTS
 
@@ -159,8 +161,8 @@ def _parse_columns(raw: dict[str, Any], keys: ColumnFlags, origin: str) -> Row |
     rejected = _text(raw, keys.rejected_key, "rejected", origin)
     if name == CONVERSATION:
         return messages_row(raw[keys.messages_key], keys, (chosen, rejected), raw, origin)
-    if name == TRANSCRIPTS and chosen is not None and rejected is not None:
-        return transcripts_row(chosen, rejected, raw, origin, keys.apply_chat_template)
+    if name == TRANSCRIPTS:
+        return transcripts_row(chosen or "", rejected or "", raw, origin, keys.apply_chat_template)
     if name == GSM8K:
         end = "" if keys.apply_chat_template else "\n"
         return Row(raw["question"] + GSM8K_INSTRUCTION + end, None, raw["answer"], None, raw, origin)

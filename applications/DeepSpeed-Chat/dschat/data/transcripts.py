@@ -16,6 +16,7 @@ NO_PROMPT = "chosen and rejected share no prompt"
 ONE_INSIDE = "one dialogue is the beginning of the other"
 PART_EARLIER = "chosen and rejected differ in more than the last turn"
 NOT_A_REPLY = "a dialogue does not end with the assistant"
+NO_BEGINNING = "a dialogue does not begin with Human:, and cannot be messages"
 
 ASSISTANT = "\n\nAssistant:"
 TURN = re.compile(r"(?=\n\n(?:Human|Assistant):)")  # the place where a turn begins
@@ -68,9 +69,11 @@ def transcripts_row(
         return shared
     prompt = "".join(turn["content"] for turn in chosen_turns[:shared]) + ASSISTANT
     replies = [turns[-1]["content"].removeprefix(ASSISTANT) for turns in (chosen_turns, rejected_turns)]
-    messages = messages_of_text(prompt) if as_messages else None
-    if messages is None:
+    if not as_messages:
         return Row(prompt, None, replies[0], replies[1], raw, origin)
+    messages = messages_of_text(prompt)
+    if messages is None:
+        return NO_BEGINNING
     return conversation_row(messages, replies[0].strip(), replies[1].strip(), raw, origin)
 
 

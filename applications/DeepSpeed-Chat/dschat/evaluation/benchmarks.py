@@ -219,6 +219,9 @@ def benchmarks_report(files: Sequence[Path], output_dir: Path) -> str:
                 text_of(row, column, origin)
             for column in ("value", "standard_error", "rows"):
                 number_of(row, column, origin)
+            is_complete = row.keys() >= {"shots", "chat_template", "higher_is_better"}
+            if not is_complete or row["higher_is_better"] not in (True, False, None):
+                raise UserError(f"{origin}: not a row of `dschat evaluate`, which gave all of its columns.")
             rows_of_model[name].append(row)
     report = Report("", [benchmark_table(rows_of_model)], [REMARK])
     return write_report(output_dir, NAME, {"models": rows_of_model}, report, flag=OUTPUT).rstrip("\n")

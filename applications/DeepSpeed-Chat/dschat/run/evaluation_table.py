@@ -118,9 +118,10 @@ def held_out_columns(metrics: Mapping[str, float], known: frozenset[str]) -> lis
         known: names without `eval/` that this package itself gives; other names are the user's.
     """
     columns = [column for column in HELD_OUT if column.metric in metrics]
+    shown = {column.metric for column in columns}
     for name in metrics:
         metric = name.removeprefix(EVALUATION)
-        if metric not in known and not metric.endswith(STANDARD_ERROR) and "/" not in metric:
+        if name not in shown and metric not in known and not metric.endswith(STANDARD_ERROR) and "/" not in metric:
             columns.append(Column(metric.replace("_", " "), name, with_error=True))
     return columns
 

@@ -468,6 +468,7 @@ class PPOConfig(CommonConfig):
         - A rollout is one update of the actor and of the critic, which sees the weights that generated the rollout.
         - The advantages of a response depend on no other response, which may be in another micro-batch. They do with
           a group, with weights of groups or a gate of the critic, and if they are normalised over the batch.
+        - The loss compares with the policy that is trained, not with the sampler's log-probs (--rollout_is_mask).
         - Every token counts, for both models. --drop_equal_groups compares responses, and --max_token_probability
           reads the policy's log-probs.
         - The termination condition does not read the policy's log-probs. A user's function may read anything.
@@ -479,6 +480,7 @@ class PPOConfig(CommonConfig):
         compares_rows = compares_rows or self.critic.critic_group_weight is not None
         excludes_tokens = self.advantages.drop_equal_groups or self.advantages.max_token_probability is not None
         excludes_tokens = excludes_tokens or self.critic.cut_answers == "critic_only"
+        excludes_tokens = excludes_tokens or self.loss.rollout_is_mask is not None
         return not (compares_rows or excludes_tokens or self.termination.reads_policy)
 
     @property

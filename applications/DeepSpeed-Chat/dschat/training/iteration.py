@@ -136,7 +136,7 @@ def run_updates(
     left_out: Callable[[int, T], bool],
     engines_of: Callable[[T], Mapping[str, Trained]],
     grad_norm: str = "grad_norm/{}",
-    updates: int | None = None,
+    updates_after: Sequence[int] | None = None,
 ) -> Metrics:
     """The optimiser steps of an iteration that are left.
 
@@ -148,13 +148,12 @@ def run_updates(
             were not finite, so that the engines left the step out and its statistics do not count.
         engines_of: the engines that a part trains, by name.
         grad_norm: the metric of an engine's name.
-        updates: updates of the run's count that all parts make together; as many as parts if not given.
+        updates_after: updates of the run's count that are done after each part; each part is one if not given.
 
     Returns:
         Means over the steps and gradient norms; and, where there are such, skipped/<engine>, the number of steps
         that fp16 left out, and skipped/nonfinite, the number of steps that count for nothing.
     """
-    updates = len(parts) if updates is None else updates
     for part in parts[progress.done :]:
         means = progress.means.copy()  # a step that is stopped half-way leaves nothing behind
         update(part, means)
@@ -168,7 +167,7 @@ def run_updates(
                     means.add(grad_norm.format(name), engine.grad_norm)
             progress.means = means
         progress.done += 1
-        progress.updates = progress.done * updates // len(parts)
+        progress.updates = progress.done if updates_after is None else updates_after[progress.done - 1]
 
     metrics = progress.means.reduce()
     for name, count in progress.skipped.items():

@@ -119,7 +119,7 @@ class Loop:
         # The global random states after the last iteration or evaluation; users' functions may use them.
         self.random = random_states()
         self.table: EvaluationTable | None = None
-        if is_interactive() or config.output.log == "table":
+        if config.output.log == "table" or (config.output.log is None and is_interactive()):
             from dschat.run.evaluation_table import EvaluationTable
 
             self.table = EvaluationTable(run.record.step, algorithm.columns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -110,8 +111,17 @@ def ppo_update(
     def update(part: Update, means: Means) -> None:
         _one_update(context, part, lengths, means)
 
-    total = context.plan.updates_per_rollout or None
-    return run_updates(updates, progress or UpdateProgress(), update, left_out, context.engines, updates=total)
+    updates_after = updates_after_steps(updates, context.plan.updates_per_rollout)
+    progress = progress or UpdateProgress()
+    return run_updates(updates, progress, update, left_out, context.engines, updates_after=updates_after)
+
+
+def updates_after_steps(steps: Sequence[Update], updates_per_rollout: int) -> list[int]:
+    """Updates of the run's count after each step: those of the actor; while it warms up, a share of the critic's."""
+    counted = list(accumulate(int(step.trains_actor) for step in steps))
+    if counted[-1]:
+        return counted
+    return [number * updates_per_rollout // len(steps) for number in range(1, len(steps) + 1)]
 
 
 def updates_of_rollout(
