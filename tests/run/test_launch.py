@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from dschat import launch
+from dschat import launch, ranks
 from dschat.base.errors import UserError
 from dschat.cluster import Rank, process_of
 from dschat.launch import LaunchPlan, check_against_rank, plan_launch, variables_of_ranks, worker_environment
@@ -297,7 +297,7 @@ def test_variables_of_deepspeeds_own_file(content, tmp_path, monkeypatch):
 
 def test_a_port_on_which_another_run_listens_is_refused_before_processes_start(monkeypatch):
     """Else a process of this run may join the other one before this run's first process finds the port in use."""
-    monkeypatch.setattr(launch, "run_ranks", lambda command, environments, signals, first_rank, log_dir: 42)
+    monkeypatch.setattr(ranks, "run_ranks", lambda command, environments, signals, first_rank, log_dir: 42)
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(UserError, match=f"--master_port {port} .*Address already in use"):
@@ -310,7 +310,7 @@ def test_a_port_on_which_another_run_listens_is_refused_before_processes_start(m
 def test_the_folder_of_logs(monkeypatch, tmp_path):
     """It is made; where dschat does not start the ranks itself, the flag is refused."""
     folders = []
-    monkeypatch.setattr(launch, "run_ranks", lambda *arguments: folders.append(arguments[-1]) or 0)
+    monkeypatch.setattr(ranks, "run_ranks", lambda *arguments: folders.append(arguments[-1]) or 0)
     assert launch.launch(LaunchPlan(2, 2, 2), ["ppo"], str(tmp_path / "a" / "b")) == 0
     assert folders == [tmp_path / "a" / "b"] and folders[0].is_dir()
     (tmp_path / "file").touch()
@@ -331,6 +331,6 @@ def test_the_message_of_the_first_failure_comes_last(monkeypatch, capsys):
             file.write("error: the reward function\n")
         return 2
 
-    monkeypatch.setattr(launch, "run_ranks", fail)
+    monkeypatch.setattr(ranks, "run_ranks", fail)
     assert launch.launch(LaunchPlan(2, 2, 2), ["ppo"]) == 2
     assert capsys.readouterr().err == "error: the reward function\n"

@@ -36,6 +36,7 @@ def critic_updates(
     share = GLOBAL_BATCH // world_size()
     own = to_device(select_rows(batch, torch.arange(GLOBAL_BATCH)[rank() :: world_size()]))
     config, plan = update_flags(share, share, 1, tokens, **(CRITIC | flags))
+    plan = replace(plan, world_size=world_size(), global_batch=GLOBAL_BATCH)
     critic_plan = config.critic_plan(plan)
     options: dict[str, Any] = {"learning_rate": RATE, "zero_stage": zero_stage}
     actor = engine_of(make_causal_lm(), plan=plan, **options)
