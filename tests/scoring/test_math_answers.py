@@ -56,6 +56,8 @@ ANSWERS = [
     ("#### Solution\nThe result is 5.", "5", 1, 0),
     ("#### 7\nor rather \\boxed{8}", "8", 1, 1),
     ("#### 3" + " " * 20_000 + "4", "3", 0, 1),  # a pattern that goes back would take hours
+    ("#### 3" + " an a an" * 30 + " 4", "3", 0, 1),
+    ("#### 3 eggs a day", "3", 1, 1),
     (r"\boxed{2 x}", "2", 0, 1),
     (r"\boxed{3 + i}", "3", 0, 1),
     ("#### 5pi", "5", 0, 1),

@@ -111,7 +111,8 @@ def critic_weights(scores: Tensor, beta: float, least: float, counted: Tensor | 
 
         w = 1 / max(v^β, w_min)        v: variance of the prompt's scores, with the denominator K
 
-    A loss is divided by the mean of w over all prompts of a rollout, which the caller knows.
+    A loss is divided by the mean of w over all prompts of a rollout, which the caller knows. A prompt with one counted
+    score has variance 0, as one whose scores are equal.
 
     Example: with β = 1 and w_min = .01, scores 0, 1 weigh 4, and scores ½, ½ weigh 100.
 

@@ -270,7 +270,7 @@ class RunOutput:
         self.record.metrics_update = saved["metrics_update"]
         self.record.saved[:] = saved["saved"]
         self.record.resumed_at = [*saved["resumed_at"], update]
-        earlier_runs = saved.get("tracker_runs", {})
+        earlier_runs = saved["tracker_runs"]
         self.record.tracker_runs.update(earlier_runs)
         for tracker in self._trackers:
             if tracker.name in earlier_runs:

@@ -23,8 +23,10 @@ MARK = re.compile(r"####\s*(?=[-−+.$\\(\[{*`\d])")
 BOX = "\\boxed{"
 # A minus after a word, a digit or a bracket is a subtraction.
 NUMBER = r"(?:(?<![\w)])-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:/\d+(?:,\d{3})*)?"
-# Words after a number. Letters right behind it, and single ones, may be variables.
-UNIT = r"(?:(?:km|cm|mm|kg|mg|ml|lbs?|oz|ft|mph|hrs?|mins?|am|pm)\.?|(?: (?:an? )?[A-Za-z]{2,}\.?)+)?"
+# Words after a number. Letters right behind it, and single ones but "a", may be variables. No text can be read in two
+# ways, so that a response that repeats itself takes no longer than another one.
+WORD = r"(?:a|[A-Za-z]{2,})\.?"
+UNIT = rf"(?:(?:km|cm|mm|kg|mg|ml|lbs?|oz|ft|mph|hrs?|mins?|am|pm)\.?|(?: {WORD})+)?"
 VALUE = re.compile(rf"({NUMBER}) ?(%?){UNIT}")
 FRACTION = re.compile(r"(?<!\d)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 WORDS = re.compile(r"\\(?:text|mathrm)\{([^{}]*)\}")
