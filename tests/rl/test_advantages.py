@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 import rl_references as ref
 from closeness import FORMULA, assert_near, near
 from macro_actions.conditions import fixed
-from macro_actions.estimators import ESTIMATORS, gae
+from macro_actions.estimators import ESTIMATORS
 from macro_actions.groups import rloo
+from macro_actions.returns import gae
 from macro_actions.settings import NEEDS
 from macro_actions.types import Rollout, Trajectory
 from rl_cases import (

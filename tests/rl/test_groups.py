@@ -12,9 +12,9 @@ from hypothesis import given
 import record_other_trainers as recorded
 from closeness import FORMULA, FORWARD, assert_near, near
 from macro_actions.conditions import fixed, surprise
-from macro_actions.estimators import adaptive_lam
 from macro_actions.groups import are_equal, critic_weights, dr_grpo, grpo, prefix_values, refilled
 from macro_actions.losses import kl_loss, loss_count, loss_weights, policy_loss
+from macro_actions.returns import adaptive_lam
 from macro_actions.rewards import kl_estimate, penalise_length
 from macro_actions.segments import macro_logprobs, segment, sequence_logprobs
 from macro_actions.types import MacroActions, Rollout, Trajectory

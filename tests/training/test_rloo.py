@@ -24,7 +24,7 @@ from factories import (
     ppo_loop,
     weights_of,
 )
-from macro_actions.estimators import rloo_batch
+from macro_actions.group_estimators import rloo_batch
 from macro_actions.segments import segment
 from macro_actions.types import PPOBatch
 from rl_cases import trajectory_of

@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from macro_actions.estimators import Estimator, EstimatorSettings, gae_batch, macro_gae
+from macro_actions.estimators import Estimator, EstimatorSettings, gae_batch
+from macro_actions.returns import macro_gae
 from macro_actions.segments import on_last_tokens, pool_rewards, pool_values, segment, to_tokens
 from macro_actions.types import MacroActions, PPOBatch, Trajectory
 

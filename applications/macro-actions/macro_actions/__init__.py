@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from macro_actions.conditions import fixed, parsing, ppl, randomized, surprise
-    from macro_actions.estimators import gae, macro_gae
     from macro_actions.groups import dr_grpo, grpo, prefix_values, rloo
+    from macro_actions.returns import gae, macro_gae
     from macro_actions.segments import macro_logprobs, pool_rewards, pool_values, segment, to_tokens, value_weights
 
 # Name → the module that defines it, imported when the name is first used: `macro_actions.settings` loads no torch.
 _MODULES = {
     "dr_grpo": "groups",
     "fixed": "conditions",
-    "gae": "estimators",
+    "gae": "returns",
     "grpo": "groups",
-    "macro_gae": "estimators",
+    "macro_gae": "returns",
     "macro_logprobs": "segments",
     "parsing": "conditions",
     "pool_rewards": "segments",

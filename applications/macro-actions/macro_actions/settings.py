@@ -83,7 +83,7 @@ class EstimatorSettings:
     # Generalised advantage estimation.
     gamma: float = setting(1.0, "discount factor per macro action; per turn with rloo_turns", "0 to 1")
     lam: float = setting(1.0, "lambda of GAE, per macro action", "0 to 1")
-    lam_alpha: float | None = setting(  # α of `macro_actions.estimators.adaptive_lam`
+    lam_alpha: float | None = setting(  # α of `macro_actions.returns.adaptive_lam`
         None,
         "length-adaptive lambda, 1 - 1 / (alpha x macro actions of the response), instead of lam; 0.05 in VAPO",
         "above 0",

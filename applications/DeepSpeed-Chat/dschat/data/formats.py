@@ -19,6 +19,7 @@ from dschat.base.errors import UserError
 from dschat.data import chat_formats
 from dschat.data.chat_formats import ALPACA, SHAREGPT
 from dschat.data.messages import (
+    ASSISTANT,
     TEMPLATE_COLUMNS,
     WEIGHT,
     Messages,
@@ -29,7 +30,6 @@ from dschat.data.messages import (
     without_nulls,
 )
 from dschat.data.rows import Row, SkipReason, check_text, kind_of
-from dschat.data.transcripts import ASSISTANT, shared_turns, transcripts_row
 from dschat.settings.common import ColumnFlags
 
 CONVERSATION = "conversation"
@@ -162,6 +162,8 @@ def _parse_columns(raw: dict[str, Any], keys: ColumnFlags, origin: str) -> Row |
     if name == CONVERSATION:
         return messages_row(raw[keys.messages_key], keys, (chosen, rejected), raw, origin)
     if name == TRANSCRIPTS:
+        from dschat.data.transcripts import transcripts_row
+
         return transcripts_row(chosen or "", rejected or "", raw, origin, keys.apply_chat_template)
     if name == GSM8K:
         end = "" if keys.apply_chat_template else "\n"
@@ -259,6 +261,8 @@ def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, response: str, ori
         messages = check_messages(value, column, flags.get(column, "--response_key"), origin)
         conversations[column] = _join_conversation(prompt, messages, column, keys, origin)
     if len(conversations) == 2:
+        from dschat.data.transcripts import shared_turns
+
         shared = shared_turns(*map(_without_weights, conversations.values()))
         if isinstance(shared, str):
             return shared

@@ -53,6 +53,7 @@ THOUGHT_END = "</think>"
 EMPTY: tuple[Any, ...] = (None, "", [], {})  # values of fields without content; false and 0 are contents
 TEXT_PARTS = (None, "text", "input_text", "output_text")  # types of a content's parts that are joined
 SPEAKERS = re.compile(r"\n\n(Human|Assistant):")  # in the prompts of HH-RLHF
+ASSISTANT = "\n\nAssistant:"  # what a reply of a prompt of HH-RLHF follows
 QUOTED = 100  # characters of a tool call that an error shows
 # Roles in other spellings, in lower case → the role that chat templates read.
 ROLE_SPELLINGS: Mapping[str, str] = {

@@ -8,7 +8,7 @@ one reply of the assistant. Anything else is skipped, for one of the reasons bel
 import re
 from typing import Any
 
-from dschat.data.messages import Messages, conversation_row, messages_of_text
+from dschat.data.messages import ASSISTANT, Messages, conversation_row, messages_of_text
 from dschat.data.rows import Row, SkipReason
 
 EQUAL = "chosen and rejected are equal"
@@ -18,7 +18,6 @@ PART_EARLIER = "chosen and rejected differ in more than the last turn"
 NOT_A_REPLY = "a dialogue does not end with the assistant"
 NO_BEGINNING = "a dialogue does not begin with Human:, and cannot be messages"
 
-ASSISTANT = "\n\nAssistant:"
 TURN = re.compile(r"(?=\n\n(?:Human|Assistant):)")  # the place where a turn begins
 
 

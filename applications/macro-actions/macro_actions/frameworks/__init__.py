@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from macro_actions.conditions import fixed, make_row_seeds, parsing, ppl, randomized
-from macro_actions.estimators import macro_gae
+from macro_actions.returns import macro_gae
 from macro_actions.segments import MEANS, macro_logprobs, pool_rewards, segment, value_weights
 
 if TYPE_CHECKING:

@@ -18,18 +18,11 @@ from dschat.models.layout import Layout
 from dschat.run.distributed import sum_over_ranks
 from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.metrics import critic_gate
-from dschat.training.ppo.score import ScoredRows, equal_groups
-from macro_actions.estimators import (
-    ESTIMATORS,
-    Estimator,
-    penalised,
-    response_penalty,
-    with_mean_baseline,
-    with_teacher,
-)
-from macro_actions.groups import critic_weights
+from dschat.training.ppo.score import ScoredRows
+from macro_actions.estimators import ESTIMATORS, Estimator, with_mean_baseline, with_teacher
 from macro_actions.masked import masked_moments, whiten, whiten_rows
 from macro_actions.rewards import ScoreMoments
+from macro_actions.trajectory_rewards import penalised, response_penalty
 from macro_actions.types import MacroActions, PPOBatch, ScoredRollout, Trajectory, select_rows, trim
 
 AssignCredit = Callable[[Trajectory, MacroActions], PPOBatch]
@@ -157,30 +150,14 @@ def assign_credit(
         batch = replace(batch, counted=batch.policy_mask & trajectory.rollout.finished[:, None])
     beta = config.critic.critic_group_weight
     if beta is not None and samples > 1:
+        from dschat.training.ppo.groups import weights_of_groups
+
         weights = weights_of_groups(trajectory, samples, beta, config.critic.critic_group_weight_min)
         batch = replace(batch, critic_weights=weights)
     if config.has_teacher:
         by_macro_action = config.advantages.needs.macro_actions
         batch = with_teacher(batch, config.teacher.teacher_coef, by_macro_action, settings)
     return batch
-
-
-def weights_of_groups(trajectory: Trajectory, samples: int, beta: float, least: float) -> Tensor:
-    """Weights (B,) of rows in the critic's loss, relative to their mean over the prompts of all ranks.
-
-    Every rank must call it. Prompts without a scored response do not count. For β and the floor see `critic_weights`.
-
-    Args:
-        trajectory: B rows; the samples of a prompt follow each other.
-        samples: responses to each prompt.
-        beta: power of the variance of a prompt's scores.
-        least: least variance to that power.
-    """
-    has_score = trajectory.response_mask.any(1)
-    scores = trajectory.scores.unflatten(0, (-1, samples))
-    weights = critic_weights(scores, beta, least, has_score.unflatten(0, (-1, samples)))
-    total, count = sum_over_ranks(torch.stack([weights.sum(), (weights > 0).sum().float()])).unbind()
-    return (weights * count / total.clamp(min=torch.finfo(total.dtype).tiny)).repeat_interleave(samples)
 
 
 def trained_scores(
@@ -214,6 +191,8 @@ def tokens_that_count(batch: PPOBatch, samples: int, drop_equal: bool, max_proba
     """
     mask = batch.response_mask
     if drop_equal and samples > 1:
+        from dschat.training.ppo.groups import equal_groups
+
         is_equal = equal_groups(batch.trajectory.scores, mask, samples).repeat_interleave(samples)
         mask = mask & ~is_equal[:, None]
     if max_probability is not None:

@@ -19,8 +19,9 @@ from dschat.run.distributed import sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.training.iteration import Metrics
 from dschat.training.ppo.score import ExternalStats
-from macro_actions.estimators import adaptive_lam, critic_targets
+from macro_actions.estimators import critic_targets
 from macro_actions.masked import last_true, masked_moments, masked_sum, widths
+from macro_actions.returns import adaptive_lam
 from macro_actions.rewards import ScoreMoments
 from macro_actions.settings import EstimatorSettings
 from macro_actions.types import PPOBatch, Rollout

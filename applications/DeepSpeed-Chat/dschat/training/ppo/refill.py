@@ -17,7 +17,8 @@ from dschat.run.state import SeedKind, derive_seed
 from dschat.settings.batches import BatchPlan
 from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.collect import ActorSampler, Collector, RolloutWork, lengths_of_samplings
-from dschat.training.ppo.score import RolloutScorer, ScoredBatch, equal_groups
+from dschat.training.ppo.groups import equal_groups
+from dschat.training.ppo.score import RolloutScorer, ScoredBatch
 from macro_actions.groups import refilled
 from macro_actions.types import join, mapped, select_rows
 

@@ -26,7 +26,6 @@ from dschat.scoring.source import UNSCORED, Measured, ResponseTexts, Scores, sco
 from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.models import PPOModels, response_logprobs, response_values
 from macro_actions.conditions import at_most
-from macro_actions.groups import are_equal
 from macro_actions.segments import on_last_tokens, segment
 from macro_actions.types import MacroActions, Rollout, ScoredRollout, Trajectory, without_responses
 
@@ -272,15 +271,3 @@ class RolloutScorer:
         if scores.tokens is not None:
             segment_rewards = scores.tokens
         return ScoredRollout(rollout, ref_logprobs, scores.values.float(), segment_rewards, teacher_logprobs)
-
-
-def equal_groups(scores: Tensor, response_mask: Tensor, samples: int) -> Tensor:
-    """Prompts whose responses all have the same score, (P,) bool.
-
-    Args:
-        scores: shape ``(B,)``, as the score source gave them; the `samples` responses of a prompt follow each other.
-        response_mask: shape ``(B, R)``; a response without a token has no score and does not count.
-        samples: responses to each prompt.
-    """
-    counted = response_mask.any(1)
-    return are_equal(scores.unflatten(0, (-1, samples)), counted.unflatten(0, (-1, samples)))

@@ -22,7 +22,6 @@ from dschat.settings.ppo_loss import LossFlags
 from dschat.training.iteration import Metrics, UpdateProgress, micro_batches, pass_size, run_updates
 from dschat.training.ppo.credit import Credit
 from dschat.training.ppo.models import trained_engines
-from macro_actions.importance import importance_weights, masked_policy_loss
 from macro_actions.losses import kl_loss, loss_count, loss_weights, policy_loss, value_loss
 from macro_actions.rewards import kl_estimate
 from macro_actions.segments import macro_logprobs, sequence_logprobs
@@ -295,9 +294,13 @@ def _actor_step(
         drawn_logprobs = _logprobs_of_ratio(part.rollout.drawn_logprobs, part, flags)
     clip = config.vllm.rollout_is_clip
     if clip is not None:
+        from macro_actions.importance import importance_weights
+
         advantages = advantages * importance_weights(old_logprobs, drawn_logprobs, clip)
 
     if flags.rollout_is_mask is not None:
+        from macro_actions.importance import masked_policy_loss
+
         low, high = flags.rollout_is_mask
         loss, stats = masked_policy_loss(
             ratio_logprobs, drawn_logprobs, advantages, mask, low, high, counts.loss, weights
