@@ -281,7 +281,10 @@ def test_a_preset_of_all_steps(capsys):
         ),
         ([], "give a preset, or --step (sft, reward, dpo, ppo, refuel, refuel-online) with"),
         (["tldr_gemma_2b", "--config", "./absent"], "--config ./absent: no such folder"),
-        (["tldr_gemma_2b", "--step", "1", "--prompts", "8"], "8 training rows are fewer than the 512"),
+        (
+            ["tldr_gemma_2b", "--step", "1", "--prompts", "8"],
+            "8 training examples are fewer than one global batch of 512. Give --",
+        ),
     ],
 )
 def test_errors(words, message, caplog):

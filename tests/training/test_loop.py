@@ -14,7 +14,6 @@ import torch
 from cli_runs import read_jsonl
 from dschat.base.errors import UserError
 from dschat.run import checkpoint
-from dschat.training.loop import total_updates
 from factories import ppo_config, supervised_config
 from refuel_runs import config_of as refuel_config
 from refuel_runs import share_of_early
@@ -116,7 +115,7 @@ TWO_UPDATES = {"per_device_generation_batch_size": 8, "per_device_training_batch
 )
 def test_the_updates_that_a_schedule_is_over(make, flags, examples, processes, updates, tmp_path):
     config = make(tmp_path, **flags)
-    assert total_updates(examples, config, config.plan_batches(processes)) == updates
+    assert config.total_updates(examples, config.plan_batches(processes)) == updates
 
 
 @pytest.mark.parametrize(("step", "metric", "best"), [("sft", "eval/loss", min), ("reward", "eval/accuracy", max)])
@@ -200,4 +199,4 @@ def test_max_steps_inside_a_rollout_is_refused(steps, nearest, tmp_path):
 def test_fewer_examples_than_an_iteration_takes_are_refused(make, flags, examples, said, tmp_path):
     config = make(tmp_path, **flags)
     with pytest.raises(UserError, match=said):
-        total_updates(examples, config, config.plan_batches(1))
+        config.total_updates(examples, config.plan_batches(1))

@@ -206,6 +206,13 @@ def is_published(path: str | Path) -> bool:
     return any(copy is not None and copy.samefile(root) for copy in copies)
 
 
+def is_local(path: str | Path) -> bool:
+    """Whether a `--data_path` is on this machine: a file, a folder, or a published set copied to $MA_RLHF_DATA."""
+    known_set = find_known(str(path))
+    has_copy = known_set is not None and local_copy(known_set) is not None
+    return has_copy or (Path(path).exists() and not _is_short_name(path))
+
+
 def _is_short_name(path: str | Path) -> bool:
     return isinstance(path, str) and "/" not in path and find_known(path) is not None
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from dschat.base.errors import UserError
 from dschat.settings import rules as checks
-from dschat.settings.batches import BatchPlan, BatchSizes
+from dschat.settings.batches import BatchPlan, BatchSizes, smaller_sizes
 from dschat.settings.config import Config
 from dschat.settings.deepspeed import read_deepspeed_file
 from dschat.settings.flags import (
@@ -509,10 +509,17 @@ class CommonConfig(Config, metaclass=ABCMeta):
         """Number of optimiser updates of a run on this number of examples, at least those of one iteration.
 
         An incomplete last iteration of an epoch is dropped. --max_steps decides over epochs and episodes.
+
+        Raises:
+            UserError: there are fewer examples than one iteration takes.
         """
+        size = plan.iteration_size
+        if num_examples < size:
+            smaller = smaller_sizes(self.batch_sizes, plan.world_size, num_examples)
+            words = self.too_few_examples.format(size=size, smaller=f"{smaller}, or " if smaller else "")
+            raise UserError(f"--data_path: {num_examples} {words}")
         if self.optimisation.max_steps is not None:
             return self.optimisation.max_steps
-        size = plan.iteration_size
         return self.total_iterations(num_examples // size, size) * plan.updates_per_iteration
 
     def warmup_updates(self, total_updates: int) -> int:

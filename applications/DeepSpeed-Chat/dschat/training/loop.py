@@ -25,7 +25,7 @@ from dschat.run.metrics import evaluation_line, few_rows_warning
 from dschat.run.model_folders import ModelFolders, SavedModel, evaluation_after_saving
 from dschat.run.output import Run, RunOutput, due
 from dschat.run.state import Progress, random_states, set_random_states
-from dschat.settings.batches import BatchPlan, smaller_sizes
+from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.training import rehearsal
 from dschat.training.evaluation import Sample
@@ -137,7 +137,7 @@ class Loop:
 
     def fit(self) -> Metrics:
         """Trains to the end and saves; returns the last evaluation's metrics."""
-        total = total_updates(len(self.algorithm.lengths), self.config, self.run.plan)
+        total = self.config.total_updates(len(self.algorithm.lengths), self.run.plan)
         resumes = self.config.output.resume_from_checkpoint is not None
 
         # 1. Check before anything is written; a resumed run has optimiser states only after its checkpoint is loaded.
@@ -341,21 +341,7 @@ def work_of_epoch(algorithm: Algorithm, config: CommonConfig, plan: BatchPlan, e
 def work_of(algorithm: Algorithm, config: CommonConfig, plan: BatchPlan, iteration: int) -> Work | None:
     """The work of an iteration on this rank; None after the last."""
     examples = len(algorithm.lengths)
-    if iteration * plan.updates_per_iteration >= total_updates(examples, config, plan):
+    if iteration * plan.updates_per_iteration >= config.total_updates(examples, plan):
         return None
     epoch, number = divmod(iteration, examples // plan.iteration_size)
     return work_of_epoch(algorithm, config, plan, epoch)[number]
-
-
-def total_updates(num_examples: int, config: CommonConfig, plan: BatchPlan) -> int:
-    """Optimiser updates of the whole run, see `CommonConfig.total_updates`.
-
-    Raises:
-        UserError: there are fewer examples than one iteration takes.
-    """
-    size = plan.iteration_size
-    if num_examples < size:
-        smaller = smaller_sizes(config.batch_sizes, plan.world_size, num_examples)
-        words = config.too_few_examples.format(size=size, smaller=f"{smaller}, or " if smaller else "")
-        raise UserError(f"--data_path: {num_examples} {words}")
-    return config.total_updates(num_examples, plan)

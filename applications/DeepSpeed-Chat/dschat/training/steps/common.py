@@ -33,7 +33,6 @@ from dschat.models.tokenizer import load_tokenizer
 from dschat.run.distributed import barrier, broadcast_object, is_main
 from dschat.run.output import RunOutput
 from dschat.settings.common import CommonConfig
-from dschat.training.loop import total_updates
 from dschat.training.steps.engines import MODEL, RunPlan
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def plan_run(config: CommonConfig, run: RunOutput, data: StepData[E]) -> RunPlan
     for source in data.sources:
         logger.info("%s", source_line(source))
     run.describe_data(data, **data.dropped)
-    updates = total_updates(len(data.train), config, run.plan)
+    updates = config.total_updates(len(data.train), run.plan)
     run.announce(updates, len(data.train))
     return RunPlan.of(config, run.plan, updates)
 
