@@ -11,6 +11,8 @@ SOUND = {
         "--macro_reward mean --isolate_last_token",
         "--macro_reward mean --isolate_last_token --value_function first",
         "--macro_reward mean --ngram 1",
+        "--termination_condition turn --isolate_last_token --normalize_advantages row",
+        "--policy_ratio sequence_mean --rollout_is_mask 0.2 4 --rollout_engine vllm --vllm_url http://h:1",
         "--num_warmup_steps 0 --warmup_ratio 0.1",
         "--lr_scheduler_type constant --warmup_ratio 0",
         "--kl_coef 0",

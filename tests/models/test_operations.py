@@ -47,12 +47,14 @@ def test_forward_and_backward_by_hand(config: PreTrainedConfig) -> None:
     assert cost.forward_operations(LENGTHS) == 2 * N * 8 + 4 * 2 * 32 * (3 * 3 + 5 * 5)
 
 
-@pytest.mark.parametrize("family", [LlamaConfig, GPT2Config])
-def test_pytorch_counts_nearly_the_same(family: type[PreTrainedConfig]) -> None:
+GPT2 = GPT2Config(n_embd=64, n_head=4, n_layer=2, vocab_size=500, n_positions=8)
+WIDE_HEADS = LlamaConfig(**SIZES | {"head_dim": 32})  # four of them, for a hidden size of 32
+
+
+@pytest.mark.parametrize("config", [LlamaConfig(**SIZES), WIDE_HEADS, GPT2], ids=["llama", "wide heads", "gpt2"])
+def test_pytorch_counts_nearly_the_same(config: PreTrainedConfig) -> None:
     """PyTorch's own counter, of one text of 7 tokens, leaves out norms, biases and learnt positions: 2 % here."""
-    sizes = {"n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 500, "n_positions": 8}
-    names = sizes if family is GPT2Config else SIZES
-    model = AutoModelForCausalLM.from_config(family(**names), attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with FlopCounterMode(display=False) as counter:
         model(input_ids=torch.zeros(1, 7, dtype=torch.long), use_cache=False).logits.sum().backward()
     assert known_cost(model).training_operations(np.array([7])) == pytest.approx(counter.get_total_flops(), rel=0.02)

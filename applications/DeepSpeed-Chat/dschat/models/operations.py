@@ -2,9 +2,9 @@
 """Operations and memory traffic of a model's passes, from its number of weights.
 
 The usual estimate (Chowdhery et al. 2022, "PaLM", appendix B): a forward and a backward pass take 6·N + 12·L·H·S
-operations per token, for N weights, L layers of hidden size H and sequences of S tokens. A third of them belongs to
-the forward pass. N holds the output head, as if logits were computed at every token; recomputation and padding do not
-count. A frozen weight has no gradient of its own: it counts 4 instead of 6.
+operations per token, for N weights, L layers whose attention heads are H wide together, and sequences of S tokens. A
+third of them belongs to the forward pass. N holds the output head, as if logits were computed at every token;
+recomputation and padding do not count. A frozen weight has no gradient of its own: it counts 4 instead of 6.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ModelCost:
 
     weights: int  # N: weights that tokens are multiplied with; an embedding counts if it is also the output head
     trained: int  # those of them that have a gradient
-    attention: int  # L · H
+    attention: int  # L · H; where a head's key and value differ in width, their mean counts
     cached: int  # elements of one token's keys and values
     width: int  # bytes per element
 
@@ -67,10 +67,11 @@ def cost_of(model: Any) -> ModelCost | None:
         if parameter is not embedding or is_head:
             weights += whole_numel(parameter)
             trained += whole_numel(parameter) if parameter.requires_grad else 0
+    key_width, value_width = _head_widths(config)
     return ModelCost(
         weights=weights,
         trained=trained,
-        attention=config.num_hidden_layers * config.hidden_size,
+        attention=config.num_hidden_layers * config.num_attention_heads * (key_width + value_width) // 2,
         cached=cached_per_token(config),
         width=embedding.element_size(),
     )
@@ -99,8 +100,13 @@ def cached_per_token(config: PreTrainedConfig) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
         heads = 1  # Falcon 7B
-    head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    # Keys and values of latent attention differ in width.
-    key_width = getattr(config, "qk_head_dim", None) or head_width
-    value_width = getattr(config, "v_head_dim", None) or head_width
+    key_width, value_width = _head_widths(config)
     return int(config.num_hidden_layers * heads * (key_width + value_width))
+
+
+def _head_widths(config: PreTrainedConfig) -> tuple[int, int]:
+    """Widths of a head's key and value, which differ in latent attention."""
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    key_width = getattr(config, "qk_head_dim", None) or width
+    value_width = getattr(config, "v_head_dim", None) or width
+    return key_width, value_width

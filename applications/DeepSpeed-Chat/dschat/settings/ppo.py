@@ -155,9 +155,9 @@ def _check_score_source(config: PPOConfig) -> None:
 
 def _is_one_macro_action(config: PPOConfig) -> bool:
     """Whether every response is one macro action. In episodes, every turn is at least one."""
-    if config.has_episodes:
-        return False
     termination = config.termination
+    if config.has_episodes or termination.isolate_last_token:
+        return False
     if termination.termination_condition == "turn":
         return True
     is_fixed = termination.termination_condition == "fixed"
@@ -236,6 +236,15 @@ ADVANTAGE_RULES: tuple[Rule[PPOConfig], ...] = (
         " --macro_reward sum.",
     ),
     Rule(
+        lambda config: (
+            config.dilutes_score
+            and config.estimator.value_function == "first"
+            and "value_function" in config.advantages.needs.reads
+        ),
+        "--macro_reward mean with --value_function first gives no weight to the score, which is on the last token:"
+        " add --isolate_last_token.",
+    ),
+    Rule(
         lambda config: (config.estimator.length_buffer or 0) > config.sampling.max_answer_seq_len,
         "--length_buffer {length_buffer} is longer than a response: give at most --max_answer_seq_len"
         " {max_answer_seq_len}.",
@@ -288,7 +297,11 @@ WARNINGS: tuple[Rule[PPOConfig], ...] = (
         warns=True,
     ),
     Rule(
-        lambda config: config.loss.policy_ratio == "sequence_mean" and config.loss.cliprange >= 0.05,
+        lambda config: (
+            config.loss.policy_ratio == "sequence_mean"
+            and config.loss.cliprange >= 0.05
+            and config.loss.rollout_is_mask is None
+        ),
         "--cliprange {cliprange:g} with --policy_ratio sequence_mean hardly ever clips: the ratio of a whole response"
         " stays close to 1. GSPO's are --cliprange 3e-4 --cliprange_high 4e-4.",
         warns=True,
@@ -319,15 +332,6 @@ PPO_RULES: Rules = (
     *CRITIC_RULES,
     *INNER_REWARD_RULES,
     *SHARED_BASE_RULES,
-    Rule(
-        lambda config: (
-            config.dilutes_score
-            and config.estimator.value_function == "first"
-            and "value_function" in config.advantages.needs.reads
-        ),
-        "--macro_reward mean with --value_function first gives no weight to the score, which is on the last token:"
-        " add --isolate_last_token.",
-    ),
     *UNREAD,
     *WARNINGS,
 )
@@ -575,7 +579,7 @@ class PPOConfig(CommonConfig):
         """Number of optimiser updates of a run on this number of examples, at least those of one iteration.
 
         Raises:
-            UserError: the whole run would warm up the critic.
+            UserError: there are fewer examples than one rollout takes, or the whole run would warm up the critic.
         """
         updates = super().total_updates(num_examples, plan)
         plan.check_actor_updates(updates, self.optimizers.critic_warmup_updates)
