@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the data and the model of docs/tutorial.md for a machine without a network.
+"""Writes conversations, comparisons and a tiny model: all that the first commands of the README and the tutorial read.
 
     python examples/chats.py FOLDER
 
 The texts are synthetic: the user asks for a review, and the better one complains first and praises afterwards.
 """
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,4 +60,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, help="folder of all files")
+    main(parser.parse_args().folder)

@@ -4,6 +4,8 @@
 import contextlib
 import io
 import json
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,13 @@ def test_ppo_in_one_file_learns(tmp_path):
     settings = one_file.Hyperparameters(kl_coef=0.0, samples=8, actor_learning_rate=3e-3, critic_learning_rate=3e-3)
     history = one_file.train(str(model), 15, settings)
     assert history[-1] > history[0] + 0.2
+
+
+def test_the_tutorials_data_without_a_folder(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["chats.py"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(EXAMPLES / "chats.py"), run_name="__main__")
+    assert end.value.code == 2 and "usage: chats.py [-h] folder" in capsys.readouterr().err
 
 
 def test_names_of_the_package(monkeypatch):

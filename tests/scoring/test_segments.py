@@ -105,6 +105,20 @@ def test_a_reward_model_with_a_tokenizer_of_its_own_and_its_server(bytes_tokeniz
     assert_near(torch.tensor(Scorer(reader)(request)["scores"]), read)
 
 
+def test_texts_that_are_read_for_another_rank_are_not_counted(monkeypatch, caplog):
+    """Of four texts the first is too long. The model reads it three times more, since another rank has seven texts."""
+
+    class Reader:
+        def read(self, texts):
+            too_long = {row: "Too long." for row, text in enumerate(texts.responses) if text == "a"}
+            return torch.ones(len(texts.responses)), too_long
+
+    monkeypatch.setattr("dschat.scoring.reward_texts.largest_over_ranks", lambda count: count + 3)
+    found = TextRewardScores(Reader(), skips=True)(make_rollout(ROWS), TEXTS)
+    assert caplog.messages == ["Too long. Texts without a score: 1 of 4."]
+    assert found.values.isnan().tolist() == [True, False]
+
+
 PROGRAM = "def f(x):\n    return 2 * x\n\n    # of f\ndef g(x):\n    return x + 1\nprint(1)\n"
 
 

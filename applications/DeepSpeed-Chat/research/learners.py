@@ -30,6 +30,8 @@ from dschat.models.tokenizer import load_tokenizer
 from dschat.quickstart.inputs import (
     COMMON,
     FULL,
+    MAX_PROMPT,
+    MAX_RESPONSE,
     SMALL,
     ReviewScale,
     critic_flags,
@@ -47,13 +49,14 @@ from measuring import Answer, best_of, measure
 
 LEARNERS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 DPO = "DPO, β = .3"
+DPO_FLAGS = ["--learning_rate", "2e-4", "--beta", "0.3"]
 HEADERS = ("learner", "gold score", "reward-model score", "KL to SFT", "length", "seconds")
 NOTE = (
     "Seconds are those of the learner's own run with its evaluations, beside another run, without the models that it"
     " starts from; best of 16 generates 16 responses for every answer instead, and its KL is an upper bound."
 )
 BEST_OF = 16
-ROWS = 64  # sequences of a forward pass
+BATCH = 64  # sequences of a forward pass
 
 
 def main() -> None:
@@ -87,7 +90,7 @@ def train_learners(folder: Path, seed: int, scale: ReviewScale) -> None:
     train_reward_model(pairs, sft, reward, scale, common, ONE)
 
     dpo = supervised_flags(pairs, scale.data_split, sft, folder / DPO, 1, 2 * scale.batch)
-    commands = [("dpo", [*dpo, "--learning_rate", "2e-4", "--beta", "0.3", *common])]
+    commands = [("dpo", [*dpo, *DPO_FLAGS, *common])]
     for name, flags in LEARNERS.items():
         shared = ppo_flags(data, sft, reward, folder / name, scale, ONE)
         commands.append(("ppo", [*shared, *step3_flags(flags, sft, scale), *common]))
@@ -95,13 +98,13 @@ def train_learners(folder: Path, seed: int, scale: ReviewScale) -> None:
     run_steps(commands)
 
 
-def step3_flags(learner: dict[str, object], sft: Path, scale: ReviewScale) -> list[str]:
+def step3_flags(learner: dict[str, str | float], sft: Path, scale: ReviewScale) -> list[str]:
     """Flags of a learner of learners.toml."""
     flags = dict(learner)
-    prompts = round(float(str(flags.pop("prompts", 1))) * scale.rollout)
-    batch = round(float(str(flags.pop("batch", 1))) * scale.rollout)
+    prompts = round(float(flags.pop("prompts", 1)) * scale.rollout)
+    batch = round(float(flags.pop("batch", 1)) * scale.rollout)
     all_prompts = prompts * scale.iterations
-    sizes = {
+    sizes: dict[str, str | float] = {
         "per_device_generation_batch_size": prompts,
         "per_device_training_batch_size": batch,
         "global_batch_size": batch,
@@ -119,10 +122,15 @@ def measure_learners(folder: Path, seed: int, scale: ReviewScale) -> list[list[s
     tokenizer = load_tokenizer(str(folder / "sft"), "sft")
     source = load_source(folder / "data" / "comparisons", None, seed)
     held_out = split_part(source.eval, scale.data_split, 2, seed, source.prompt_of)
-    prompts, _ = prompt_examples(held_out, tokenizer, 128)
-    sampling = Sampling(64, (tokenizer.eos_token_id,), tokenizer.pad_token_id, tokenizer.bos_token_id)
+    prompts, _ = prompt_examples(held_out, tokenizer, MAX_PROMPT)
+    sampling = Sampling(
+        max_new_tokens=MAX_RESPONSE,
+        end_ids=(tokenizer.eos_token_id,),
+        pad_id=tokenizer.pad_token_id,
+        bos_id=tokenizer.bos_token_id,
+    )
     classifier = load_scalar(str(folder / "reward"), "reward", torch.float32, tokenizer)
-    score = RewardModelScores(ScalarModel(classifier).eval(), ROWS)  # type: ignore[arg-type]
+    score = RewardModelScores(ScalarModel(classifier).eval(), BATCH)  # type: ignore[arg-type]
 
     def load(model: Path) -> PolicyModel:
         return PolicyModel(load_causal_lm(str(model), "model", torch.float32, tokenizer)).eval()
@@ -130,7 +138,7 @@ def measure_learners(folder: Path, seed: int, scale: ReviewScale) -> list[list[s
     reference = load(folder / "sft")
 
     def answers_of(policy: PolicyModel, samples: int = 1) -> list[list[Answer]]:
-        return measure(policy, reference, score, tokenizer, prompts, sampling, seed, samples, ROWS)
+        return measure(policy, reference, score, tokenizer, prompts, sampling, seed, samples, BATCH)
 
     sft_answers = answers_of(reference, BEST_OF)
     rows = [learner_row("SFT", [of_prompt[0] for of_prompt in sft_answers])]

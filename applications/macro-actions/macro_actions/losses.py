@@ -3,8 +3,8 @@
 
 Each is a sum over response tokens divided by a count that the caller passes. The count is that of the whole optimiser
 update, over all micro-batches and ranks, so the gradient does not depend on how rows are split. Statistics are divided
-by the same count: their sum over micro-batches and ranks is the update's mean. Every loss returns ``(loss, stats)``,
-0-d tensors.
+by the same count: their sum over micro-batches and ranks is the update's mean. `policy_loss` and `value_loss` return
+``(loss, stats)``, 0-d tensors, and `kl_loss` a term to be added; `loss_weights` and `loss_count` say what is averaged.
 """
 
 import torch
@@ -181,8 +181,7 @@ def value_loss(
     values = torch.where(response_mask, values, 0.0)
     returns = torch.where(response_mask, returns, 0.0)
 
-    clipped_values = torch.minimum(new_values, values + cliprange_value)
-    clipped_values = torch.maximum(clipped_values, values - cliprange_value)
+    clipped_values = new_values.clamp(values - cliprange_value, values + cliprange_value)
     unclipped = (new_values - returns).square()
     clipped = (clipped_values - returns).square()
     losses = torch.maximum(unclipped, clipped)

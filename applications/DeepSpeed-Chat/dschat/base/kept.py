@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results in files, stored together with the settings that made them, so that other settings make them again.
+"""A JSON file that holds a result together with the settings that made it.
 
-Did the settings of this run make what is in the file? A `Kept` answers that for a JSON file of its own: the data
-sets of REFUEL (`refuel/datasets.py`). A journal's first line, the reference
-log-probs' metadata (`training/reference.py`) and a checkpoint's identity (`run/identity.py`) hold the same mapping,
-from names to values, and compare it with `changed_names`. Prepared folders compare fingerprints
-(`data/prepared/read.py`), and a judge's answers are files named by the hash of their question.
+A later run opens it and learns whether its own settings made the result, and otherwise which of them differs. Other
+files that hold such a mapping, from names to values, compare it by the functions of `base/changes.py`, too.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ CONTENT = "content"  # key of what they made
 
 
 def settings_of_kept(path: Path) -> dict[str, Any] | None:
-    """The settings that made the content of a `Kept` file; None if there is no such file."""
+    """The settings that made the content of a `Kept` file; None if there is no such file, or it is damaged."""
     return read_object(path).get(MADE_FROM)
 
 

@@ -134,7 +134,7 @@ class JudgeScores:
         return answers, failures
 
     def _report(self, failures: Sequence[Failure], asked: int) -> None:
-        """Logs that questions have no answer; raises UserError on all ranks if one of them must not skip its own."""
+        """Logs why questions have no answer; raises UserError on all ranks if it ends the run on one of them."""
         for problem in gather_objects(self._problem(failures, asked)):
             if problem is not None:
                 raise UserError(problem)
@@ -143,7 +143,7 @@ class JudgeScores:
         """Why the run must end; None if it continues without the answers that are missing, which are logged."""
         if not failures:
             return None
-        cause = min(failures, key=_rank_of_failure)
+        cause = min(failures, key=_precedence)
         text = f"{FLAG}: {str(cause).rstrip('.')}"
         if isinstance(cause, LimitReached):
             return f"{text}. Raise the limit and resume with --resume_from_checkpoint."
@@ -193,24 +193,25 @@ class JudgeScores:
         """Scores of `count` responses, ranked within their groups; NaN without an answer."""
         values = torch.full((count,), math.nan)
         for group in groups:
-            ranks = [1.0] * len(group.rows)  # of equal responses, which are not asked about
+            ranking = [1.0] * len(group.rows)  # of equal responses, which are not asked about
             if group.texts.responses:
                 answer = answers.get(group.texts)
                 if answer is None:
                     continue
                 place_by_text = dict(zip(group.texts.responses, answer.values(), strict=True))
-                ranks = [place_by_text[text] for text in group.responses]
-            for row, score in zip(group.rows, centred_ranks(ranks), strict=True):
+                ranking = [place_by_text[text] for text in group.responses]
+            for row, score in zip(group.rows, centred_ranks(ranking), strict=True):
                 values[row] = score
         return Scores(values)
 
 
-def _rank_of_failure(failure: Failure) -> int:
-    """The place of a failure among those of a rollout: what ended the asking explains the others."""
-    kinds = (LimitReached, UserError, Exception)
-    if isinstance(failure, JudgingStopped):
-        return len(kinds)
-    return [isinstance(failure, kind) for kind in kinds].index(True)
+def _precedence(failure: Failure) -> int:
+    """Sort key of failures: first what ended the asking, last that it was ended, which the others explain."""
+    if isinstance(failure, LimitReached):
+        return 0
+    if isinstance(failure, UserError):
+        return 1
+    return 3 if isinstance(failure, JudgingStopped) else 2
 
 
 def can_be_read(reply: Reply, read: Callable[[Reply], Answer]) -> bool:
@@ -251,8 +252,9 @@ def judged_groups(rollout: Rollout, texts: ResponseTexts, ranks: bool) -> list[J
     if texts.episodes is not None:
         failed = texts.episodes.failed.tolist()
         rows = [row for row in rows if not failed[row]]
+    rows_of_groups = _groups_of_prompts(rollout, rows) if ranks else [[row] for row in rows]
     groups: list[JudgedGroup] = []
-    for group_rows in _groups_of_prompts(rollout, rows) if ranks else [[row] for row in rows]:
+    for group_rows in rows_of_groups:
         prompt = _prompt_text(texts, group_rows[0])
         responses = [_response_text(texts, row) for row in group_rows]
         shown = shuffled(responses)

@@ -12,6 +12,8 @@ from dschat.quickstart.subcommands import Processes, as_arguments, run_step
 
 GOLD = Path(synthetic.__file__)
 COMMON = ["--dtype", "fp32", "--overwrite_output_dir"]
+MAX_PROMPT = 128  # tokens
+MAX_RESPONSE = 64  # tokens
 
 
 @dataclass(frozen=True)
@@ -143,8 +145,8 @@ def ppo_flags(
         "--per_device_eval_batch_size": 128,
         "--num_train_epochs": 1,
         "--eval_interval": scale.eval_interval,
-        "--max_prompt_seq_len": 128,
-        "--max_answer_seq_len": 64,
+        "--max_prompt_seq_len": MAX_PROMPT,
+        "--max_answer_seq_len": MAX_RESPONSE,
         "--actor_learning_rate": 1e-3,
         "--kl_ctl": 0.05,
         "--missing_eos_penalty": eos_penalty,

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores from a reward model with its own tokenizer, which reads the texts of prompts and responses."""
+"""Scores of step 3 from a reward model with its own tokenizer, which reads the texts of prompts and responses.
+
+`RewardReader` makes the model's input of them. A text that is too long for the model ends the run or has no score.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class TextRewardScores:
-    """The score of a reward model with its own tokenizer, which reads the texts of prompts and responses."""
+    """One number for each text, also where a response is scored macro action by macro action (--segment_rewards)."""
 
     model: None = None  # the self-check has nothing to compare: the model does not read the rollout's ids
 
@@ -28,25 +31,35 @@ class TextRewardScores:
         self._skips = skips
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores:
-        """The scores; with segments, also those of each response up to the end of every macro action."""
+        """Scores (B,) float32; with segments, also those of each response up to the end of every macro action.
+
+        Raises:
+            UserError: a text is longer than the model reads, unless such texts are skipped; or the model's chat
+                template refuses a row.
+        """
         device = rollout.input_ids.device
         if texts.segments is None:
             return self._scores(texts).to(device)
         prefixes = prefix_texts(texts)
         count = len(prefixes.responses)
-        padding = largest_over_ranks(count) - count  # all ranks must read equally many
-        scores = self._scores(prefixes.repeated(padding))
+        scores = self._scores(prefixes, padding=largest_over_ranks(count) - count)
         segment_counts = [len(lengths) for lengths in texts.segments.lengths]
-        numbers = [row_scores.tolist() for row_scores in scores[:count].split(segment_counts)]
+        numbers = [row_scores.tolist() for row_scores in scores.split(segment_counts)]
         return with_segments(numbers, texts, device, "the reward model")
 
-    def _scores(self, texts: ResponseTexts) -> Tensor:
-        scores, too_long = self._reader.read(texts)
-        for row, problem in too_long.items():
-            if not self._skips:
-                raise UserError(problem)
-            scores[row] = torch.nan
-        if too_long:
-            first_problem = next(iter(too_long.values()))
-            logger.warning("%s Texts without a score: %d of %d.", first_problem, len(too_long), len(scores))
-        return scores
+    def _scores(self, texts: ResponseTexts, padding: int = 0) -> Tensor:
+        """Scores of n texts, (n,) float32 on the CPU.
+
+        The model also reads `padding` copies of the first text, so that all ranks read equally many.
+        """
+        count = len(texts.responses)
+        scores, problems = self._reader.read(texts.repeated(padding))
+        too_long = {row: problem for row, problem in problems.items() if row < count}
+        if not too_long:
+            return scores[:count]
+        first_problem = next(iter(too_long.values()))
+        if not self._skips:
+            raise UserError(first_problem)
+        scores[list(too_long)] = torch.nan
+        logger.warning("%s Texts without a score: %d of %d.", first_problem, len(too_long), count)
+        return scores[:count]

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The self-check of the first rollout, before the first update."""
+"""The self-check of the first rollout, before the first update.
+
+`check_rollout` compares the log-probs of sampling, rollout, update and reference, which must be equal at that time.
+`check_sampled_tokens` looks at the responses: which tokens they hold, where, and how they end.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,7 +37,7 @@ def check_rollout(
         sampled_logprobs: shape ``(B, R)``, log-probs of the pass that sampled the tokens, if it gave them.
 
     Raises:
-        UserError: one of these is not so.
+        UserError: naming what differs, or the token.
     """
     rollout = trajectory.rollout
     mask = trajectory.response_mask
@@ -49,14 +54,11 @@ def check_rollout(
     part = select_rows(rollout, rows)
     logprobs, _ = actor(part.input_ids, part.attention_mask, mask.shape[1], sampling.temperature)
     size = max(size, largest(trajectory.logprobs, mask))
-    what = "log-probs at the update"
-    rollout_logprobs = trajectory.logprobs[rows]
-    require_close(what, "those of the rollout", logprobs, rollout_logprobs, part.response_mask, actor, size)
+    check = partial(require_close, mask=part.response_mask, engine=actor, size=size)
+    check("log-probs at the update", "those of the rollout", logprobs, trajectory.logprobs[rows])
     if sampled_logprobs is not None:
-        what = "log-probs of the sampling pass"
-        require_close(what, "those of the actor", sampled_logprobs[rows], logprobs, part.response_mask, actor, size)
-    what = "actor's log-probs"
-    require_close(what, "the reference's", trajectory.logprobs, trajectory.ref_logprobs, mask, actor, size)
+        check("log-probs of the sampling pass", "those of the actor", sampled_logprobs[rows], logprobs)
+    check("actor's log-probs", "the reference's", trajectory.logprobs, trajectory.ref_logprobs, mask=mask)
     check_sampled_tokens(rollout, sampling)
 
 
@@ -66,7 +68,7 @@ def check_sampled_tokens(rollout: Rollout, sampling: Sampling) -> None:
     In an episode, every turn must end as `cut_turns` says, and the response mask has holes.
 
     Raises:
-        UserError: one of these is not so.
+        UserError: naming what a response does not keep to.
     """
     mask = rollout.response_mask
     for token_id in sampling.forbidden:

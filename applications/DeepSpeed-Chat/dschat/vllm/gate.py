@@ -31,14 +31,15 @@ MAX_BODY_BYTES = 64 << 20  # maximum request body (64 MiB); the largest piece of
 class Gate:
     """ASGI middleware of a server that belongs to one run at a time.
 
-    Every request needs the token of VLLM_API_KEY, if there is one: vLLM itself guards only some of its routes. The
-    route `/run` reports what the server is. Web sockets, which no run uses, are closed. Without a token, the server
-    answers to names of this machine alone, see `dschat.base.trusted_hosts`.
+    Every request but health checks needs the token of VLLM_API_KEY, if there is one: vLLM itself guards only some of
+    its routes. The route `/run` reports what the server is. Web sockets, which no run uses, are closed. Without a
+    token, the server answers to names of this machine alone, see `dschat.base.trusted_hosts`.
 
     The weights of a server have a version, which requests name in the header `X-Weight-Version`. When a run begins to
     send version `a.2`, it sets the server's version to `a.2.loading`, and to `a.2` when all weights are there.
-    Therefore a request to sample is answered only if it names exactly the server's version, and a request with weights
-    only if the server's version is the one that it names, followed by `.loading`. All others get status 409.
+    Therefore a run's request to sample (route GENERATE) is answered only if it names exactly the server's version, and
+    a request with weights only if the server's version is the one that it names, followed by `.loading`. All others on
+    these routes get status 409.
 
     Raw bytes of a weight go from here to the workers, since vLLM's own route reads JSON alone.
     """

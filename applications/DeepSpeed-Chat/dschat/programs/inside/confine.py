@@ -21,6 +21,8 @@ from .kernel import PR_CAPBSET_DROP, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SE
 
 STACK = 128 * 2**20  # bytes; programs recurse deeply
 
+CAPABILITY_VERSION_3 = 0x20080522  # of capset's arguments: header of two words, data of six
+
 # Landlock: all rights on files by version of its interface, and those for reading and writing.
 ALL_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 READ = 1 << 2 | 1 << 3  # files and folders
@@ -28,11 +30,14 @@ READ_WRITE = 1 << 1 | 1 << 2  # files
 NETWORK_RIGHTS = 3  # bind and connect
 SCOPES = 3  # abstract sockets and signals of other processes
 CREATE_RULESET = 444
+GET_VERSION = 1  # flag of CREATE_RULESET
 ADD_RULE = 445
+PATH_BENEATH = 1  # kind of rule
 RESTRICT_SELF = 446
 
 # A line of a BPF program: operation, lines to skip if true, lines to skip if false, operand.
 Line = tuple[int, int, int, int]
+SECCOMP_FILTER = 2  # mode of PR_SET_SECCOMP
 # BPF: load a word of the system call's data, compare, return.
 LOAD = 0x20
 EQUAL = 0x15
@@ -107,6 +112,8 @@ SYSTEM_CALLS = {
 def limit_resources(seconds: float, memory: int, files: int, threads: int | None) -> None:
     """Sets limits that only the machine's administrator could raise again, and writes no more bytes to any file.
 
+    Other processes of the user can no longer trace this one or read its memory.
+
     Args:
         seconds: processor time.
         memory: bytes of address space.
@@ -139,7 +146,7 @@ def drop_capabilities() -> None:
     for capability in range(64):
         if libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) == -1:
             break
-    header = struct.pack("Ii", 0x20080522, 0)
+    header = struct.pack("Ii", CAPABILITY_VERSION_3, 0)
     no_capabilities = bytes(24)
     call("capset", header, no_capabilities)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
@@ -151,7 +158,7 @@ def restrict_files(readable: Sequence[str], devices: Sequence[str]) -> int:
     Returns:
         The version of the kernel's interface; 0 if it has none, and nothing was restricted.
     """
-    version = libc.syscall(CREATE_RULESET, None, 0, 1)
+    version = libc.syscall(CREATE_RULESET, None, 0, GET_VERSION)
     if version < 1:
         return 0
     rights = ALL_RIGHTS[min(version, max(ALL_RIGHTS))]
@@ -167,7 +174,7 @@ def restrict_files(readable: Sequence[str], devices: Sequence[str]) -> int:
         if not os.path.exists(path):
             continue
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        call("syscall", ADD_RULE, ruleset, 1, struct.pack("=Qi", allowed, descriptor), 0)
+        call("syscall", ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", allowed, descriptor), 0)
         os.close(descriptor)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     call("syscall", RESTRICT_SELF, ruleset, 0)
@@ -189,7 +196,7 @@ def restrict_calls() -> bool:
     pointer = struct.pack("@HP", len(code) // 8, ctypes.addressof(program))
     try:
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        prctl(PR_SET_SECCOMP, 2, pointer)
+        prctl(PR_SET_SECCOMP, SECCOMP_FILTER, pointer)
     except OSError:
         return False
     return True
