@@ -198,29 +198,23 @@ def is_published(path: str | Path) -> bool:
 
     A folder or file elsewhere is the user's data, whatever its name.
     """
-    root = Path(path)
-    if not root.exists() or _is_short_name(path):
+    if not names_file(path):
         known_set = find_known(str(path))
         return known_set is not None and known_set.of_paper
     copies = [local_copy(published) for published in KNOWN_SETS if published.of_paper]
-    return any(copy is not None and copy.samefile(root) for copy in copies)
+    return any(copy is not None and copy.samefile(path) for copy in copies)
 
 
-def is_local(path: str | Path) -> bool:
-    """Whether a `--data_path` is on this machine: a file, a folder, or a published set copied to $MA_RLHF_DATA."""
-    known_set = find_known(str(path))
-    has_copy = known_set is not None and local_copy(known_set) is not None
-    return has_copy or (Path(path).exists() and not _is_short_name(path))
-
-
-def _is_short_name(path: str | Path) -> bool:
-    return isinstance(path, str) and "/" not in path and find_known(path) is not None
+def names_file(path: str | Path) -> bool:
+    """Whether a `--data_path` is a local file or folder. The short name of a published set never is."""
+    is_short_name = isinstance(path, str) and "/" not in path and find_known(path) is not None
+    return Path(path).exists() and not is_short_name
 
 
 def _open(path: str | Path, keys: ColumnFlags) -> tuple[RawSource, KnownSet | None]:
     """The source that a path names; and the published set, if the source is a local copy of one."""
     root = Path(path)
-    if root.exists() and not _is_short_name(path):
+    if names_file(path):
         return open_local(root), None
     published = find_known(str(path))
     copy = local_copy(published) if published else None

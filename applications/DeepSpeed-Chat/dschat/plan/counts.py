@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dschat.data.known_sets import KnownSet, find_known
+from dschat.data.known_sets import KnownSet, find_known, local_copy
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import prepared_share
-from dschat.data.sources import described, is_local, read_share, split_for
+from dschat.data.sources import described, names_file, read_share, split_for
 from dschat.data.splits import parse_fractions, split_bounds, with_eval_share
 from dschat.refuel.offline_settings import RefuelConfig
 from dschat.settings.batches import BatchPlan
@@ -55,7 +55,8 @@ def find_sources(config: CommonConfig) -> list[dict[str, Any]] | None:
     local_paths: list[str] = []
     for path in config.data.data_path:
         known_set = find_known(path)
-        if is_local(path):
+        has_copy = known_set is not None and local_copy(known_set) is not None
+        if has_copy or names_file(path):
             local_paths.append(path)
         elif known_set is not None:
             records[path] = _published_source(path, known_set, config)
