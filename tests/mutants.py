@@ -1317,6 +1317,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("chosen and rejected exchanged", "RewardTask._scores", "_a, _b = engine(**_c).chunk(2)",
      "_b, _a = engine(**_c).chunk(2)",
      "test_supervised::test_evaluation"),
+    ("rejected responses score higher by chance", "margin_warning", "_a < -2 * _b", "_a < 0",
+     "test_rejected_responses_that_score_higher_are_said_only_beyond_two_standard_errors"),
     ("a margin in nats is multiplied by the coefficient", "margin_warning", "_a / _b", "_a * _b",
      "test_a_margin_below_the_kl_penalty_is_said"),
     ("margins are not handed on", "RewardTask._scores", "Pairs(_a, _b, _c, _d, _e)", "Pairs(_a, _b, _c, _d)",

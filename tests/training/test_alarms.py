@@ -87,7 +87,7 @@ OUTSIDE = [
     ("short", of(LENGTH, 160.0, 40.0), of(LENGTH, 160.0, 40.1)),
     ("short", of(LENGTH, 12.0, 6.0), of(LENGTH, 11.0, 6.0)),
     ("entropy", of(ENTROPY, 64.0, 3.1), of(ENTROPY, 64.0, 3.2)),
-    ("critic start", of(EXPLAINED, -0.5, -1.1), of(EXPLAINED, -0.5, -1.0)),
+    ("critic start", of(EXPLAINED, *[-0.5] * 9, -1.1), of(EXPLAINED, *[-1.1] * 9, -1.0)),
     ("critic", of(EXPLAINED, 0.3, -1.1), of(EXPLAINED, 0.3, -1.0)),
     ("dead critic", of(EXPLAINED, *[0.01] * 20), of(EXPLAINED, *[0.01] * 18, -0.011, 0.01)),
     # √(2 × 2.1) is 2.05 standard deviations, √(2 × 2) is 2.

@@ -199,13 +199,18 @@ def test_a_new_head_ranks_nothing(loss, group, tmp_path):
 @pytest.mark.parametrize(("accuracy", "margin", "nats"), [(1.0, 0.015, "0.3"), (1.0, 0.06, "1.2"), (0.7, 0.249, "5")])
 def test_a_margin_below_the_kl_penalty_is_said(accuracy, margin, nats):
     """The policy's log-ratio moves by the margin divided by the coefficient, .05."""
-    warning = margin_warning(accuracy, margin)
+    warning = margin_warning(accuracy, margin, 0.0)
     assert f"only {margin:.2g} on average (accuracy {accuracy:.3f})" in warning and f"at most {nats} nats" in warning
     assert "--learning_rate" in warning and "--normalize_scores" in warning
 
 
 def test_a_margin_of_five_nats_is_enough():
-    assert margin_warning(0.7, 0.25) is None and margin_warning(1.0, 3.0) is None
+    assert margin_warning(0.7, 0.25, 1.0) is None and margin_warning(1.0, 3.0, 0.0) is None
+
+
+def test_rejected_responses_that_score_higher_are_said_only_beyond_two_standard_errors():
+    assert "towards rejected responses" in margin_warning(0.4, -0.21, 0.1)
+    assert "only -0.19 on average" in margin_warning(0.4, -0.19, 0.1)
 
 
 ETA, TEMPERATURE = 3.0, 0.8

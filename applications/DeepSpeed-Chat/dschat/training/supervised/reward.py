@@ -11,6 +11,7 @@ from dschat.data.collate import collate_pairs
 from dschat.data.examples import PairExample
 from dschat.models.engines import TrainedScalar
 from dschat.run.distributed import device, is_main
+from dschat.run.metrics import STANDARD_ERROR
 from dschat.settings.flags import default_of
 from dschat.settings.kl import KLFlags
 from dschat.training.iteration import on_device
@@ -79,7 +80,8 @@ class RewardTask(Task[PairExample, TrainedScalar]):
         return chosen, rejected, Pairs(ids, other_ids, mask, other_mask, margins)
 
     def conclude(self, metrics: Mapping[str, float]) -> None:
-        warning = margin_warning(metrics["accuracy"], metrics["margin"])
+        error = metrics.get(f"margin{STANDARD_ERROR}", 0.0)
+        warning = margin_warning(metrics["accuracy"], metrics["margin"], error)
         if warning is not None and is_main():
             logger.warning("%s", warning)
 
@@ -91,7 +93,7 @@ class RewardTask(Task[PairExample, TrainedScalar]):
         return on_device(collate_pairs(examples, self._pad_id))
 
 
-def margin_warning(accuracy: float, margin: float) -> str | None:
+def margin_warning(accuracy: float, margin: float, error: float) -> str | None:
     """Warning that step 3 will learn little, or the wrong thing, from a reward model; None if its margin suffices.
 
     With the coefficient β of the KL penalty, the best policy prefers the chosen response of a pair to the rejected one
@@ -100,12 +102,13 @@ def margin_warning(accuracy: float, margin: float) -> str | None:
     Args:
         accuracy: share of pairs that are ranked correctly.
         margin: mean of chosen score − rejected score.
+        error: standard error of the margin; 0 if it is not known.
     """
     coefficient: float = default_of(KLFlags, "kl_coef")
     nats = max(0.0, margin / coefficient)
     if nats >= SMALLEST_SHIFT:
         return None
-    if margin < 0:
+    if margin < -2 * error:
         return (
             f"the rejected response of a pair scores {-margin:.2g} higher on average than the chosen one (accuracy"
             f" {accuracy:.3f}): step 3 would train towards rejected responses. See whether --chosen_key and"
