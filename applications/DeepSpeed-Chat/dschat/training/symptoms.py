@@ -40,8 +40,8 @@ class Limits:
         kl_per_token_of_long: nats per token, for responses over 200 tokens.
         jump: rise of the KL from one rollout to the next, as a share of its limit, or of 20 nats if that is more. In
             runs that learn well it is at most 0.1.
-        early: rollouts after the warm-up of the learning rate; a KL that rises by its limit in them does not creep. Also
-            the rollouts that a critic is given before its start is judged.
+        early: rollouts after the warm-up of the learning rate; a KL that rises by its limit in them does not creep.
+            The start of a critic is not judged before them either.
         unscored: share of responses without a score.
         rows_for_spread: responses in a rollout; the standard deviation of fewer scores means little.
         rows_for_correlation: responses in a rollout; a large correlation of fewer may be chance.
