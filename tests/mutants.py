@@ -220,6 +220,7 @@ EASY_PPO = "test_weights_of_the_critics_loss_are_easyppos"
 GROUP_WEIGHTS = "test_groups_weigh_in_the_critics_loss"
 CUT = "test_a_cut_answer_trains_the_critic_alone"
 BINS = "test_targets_are_the_normal_distributions_masses"
+FIRST_VALUES = "test_a_head_begins_with_the_values_of_another"
 MASKED = "test_ratios_outside_of_the_range_are_masked"
 VALUE = "test_value_loss_of_one_token_by_hand"
 WHITENING = "test_whitening_by_hand"
@@ -501,6 +502,17 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_cross_entropy_by_hand"),
     ("bins: padding counts", "binned_value_loss", "torch.where(response_mask, losses, 0.0)", "losses",
      "test_cross_entropy_by_hand"),
+    ("bins: σ of another range", "ValueBins.between", "(_a - _b) / 50", "0.024",
+     "test_the_published_bins_for_another_range"),
+    ("bins: the first values are not those of the head before", "ValueBins.head_from", "centred / _a", "centred",
+     FIRST_VALUES),
+    ("bins: first values not from the middle", "ValueBins.head_from", "_a / 2 - _b / 2", "_a / 2", FIRST_VALUES),
+    ("bins: their loss is not trained", "_critic_step", "bins is None", "True",
+     "test_a_critic_with_bins_is_trained_as_by_plain_torch"),
+    ("the explained variance is that of the first pass", "updates_of_rollout", "epochs_left == 1", "epochs_left == 2",
+     "test_the_variance_explained_in_the_last_pass"),
+    ("an update without a counted token moves the actor", "without_masked_actor", "_a and _b > 0", "_a",
+     "test_an_update_without_a_counted_token_leaves_the_actor"),
     ("masked ratios: below the range counts", "masked_policy_loss", "ratio >= low", "True", MASKED),
     ("masked ratios: above the range counts", "masked_policy_loss", "ratio <= high", "True", MASKED),
     ("masked ratios: inverted", "masked_policy_loss", "new_logprobs - drawn_logprobs", "drawn_logprobs - new_logprobs",
@@ -1276,8 +1288,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "_a.add('macro/count', _b, _c); _a.add('macro/length', _d, _b)",
      "_a.add('macro/count', _b, _c); _a.add('macro/length', _d, _c)", METRICS),
     ("lambda_eff is a power, not a root", "lambda_per_token", "1 / _a", "_a", METRICS),
-    ("explained variance is the unexplained", "explained_variance", "1 - _a", "_a", METRICS),
-    ("squares instead of variances", "explained_variance", "(residual_sum / count) ** 2", "0 * residual_sum", METRICS),
+    ("explained variance is the unexplained", "explained_share", "1 - _a", "_a", METRICS),
+    ("squares instead of variances", "explained_share", "(residual_sum / count) ** 2", "0 * residual_sum", METRICS),
     ("evaluation: ranks weigh alike", "RowMeans.add", "_a.add(_b, _c.sum(), _d.sum())",
      "_a.add(_b, _c.sum(), 1.0)", EVALUATION),
     ("evaluation: means of a rank", "RowMeans.add", "_a.add(_b, _c.sum(), _d.sum())",

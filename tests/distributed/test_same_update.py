@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from closeness import UPDATE, WEIGHT_GAP, near
-from critic_updates import holed_batch, plain_critic, rows_of_critic
+from critic_updates import BINS, holed_batch, plain_critic, rows_of_critic
 from factories import largest_difference, make_causal_lm, make_tokenizer
 from launches import WORKERS, run_ranks
 from recorded_updates import ALL_CASES, FAST_CASES, LEARNING_RATE, TOKEN_CASES, UPDATES, Case, run_case, untied_updates
@@ -79,6 +79,15 @@ def test_two_processes_make_the_same_updates_as_one(case, alone, two_processes):
 def test_a_critics_own_updates_are_of_the_rows_of_both_processes(two_processes):
     weights, metrics = two_processes.tensors("critic-updates"), two_processes.numbers("critic-updates")
     expected, losses = plain_critic(holed_batch(), rows_of_critic(2))
+    assert largest_difference({name: weights[name] for name in expected}, expected) < WEIGHT_GAP
+    assert metrics["loss/value"] == near(sum(losses) / len(losses), UPDATE)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_critic_with_bins_learns_of_the_rows_of_both_processes(stage, two_processes):
+    name = f"value-bins-zero{stage}"
+    weights, metrics = two_processes.tensors(name), two_processes.numbers(name)
+    expected, losses = plain_critic(holed_batch(), rows_of_critic(2), BINS["value_range"])
     assert largest_difference({name: weights[name] for name in expected}, expected) < WEIGHT_GAP
     assert metrics["loss/value"] == near(sum(losses) / len(losses), UPDATE)
 

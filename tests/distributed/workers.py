@@ -44,11 +44,14 @@ def updates(folder: Path, keep: Callable[..., None]) -> None:
 
 def critic_updates(folder: Path, keep: Callable[..., None]) -> None:
     """Eight updates of the critic beside one of the actor."""
+    from critic_updates import BINS, holed_batch
     from critic_updates import critic_updates as updated
-    from critic_updates import holed_batch
 
     weights, metrics = updated(holed_batch())
     keep(folder, "critic-updates", metrics, weights)
+    for stage in (0, 3):
+        weights, metrics = updated(holed_batch(), stage, **BINS)
+        keep(folder, f"value-bins-zero{stage}", metrics, weights)
 
 
 def refuel(folder: Path, keep: Callable[..., None]) -> None:

@@ -13,9 +13,9 @@ from closeness import FORMULA, assert_near, near
 from dschat.base.errors import UserError
 from dschat.models.classifiers import load_classifier, load_critic, load_scalar, load_trained_scalar
 from dschat.models.finetuning import enable_gradient_checkpointing
-from dschat.models.heads import draw_head
 from dschat.models.load import load_causal_lm, require_savable, warn_without_classifier
 from dschat.models.open_errors import explain_missing
+from dschat.models.reward_head import draw_head
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer

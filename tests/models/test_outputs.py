@@ -10,9 +10,9 @@ import transformers
 
 from closeness import UPDATE, assert_near, near
 from dschat.models.classifiers import load_scalar
-from dschat.models.heads import add_gain
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
+from dschat.models.reward_head import add_gain
 from dschat.models.reward_notes import note_end_token, warn_of_other_end
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel, last_scores

@@ -7,7 +7,7 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from closeness import FORMULA, assert_near
+from closeness import FORMULA, assert_near, near
 from macro_actions.value_bins import ValueBins, binned_value_loss
 from rl_cases import mask_of
 
@@ -32,6 +32,22 @@ def test_a_targets_expectation_is_its_return_inside_the_bounds() -> None:
     bins = ValueBins()
     returns = torch.linspace(0, 1, 23)
     assert float((bins.expectation(bins.targets(returns).log()) - returns).abs().max()) < 1e-4
+
+
+def test_the_published_bins_for_another_range() -> None:
+    assert ValueBins.between(-0.1, 1.1) == ValueBins(-0.1, 1.1, 101, near(0.024))
+    assert ValueBins.between(-2.0, 3.0) == ValueBins(-2.0, 3.0, 101, near(0.1))
+
+
+def test_a_head_begins_with_the_values_of_another() -> None:
+    """Centres 3/8 and 1/8 from the middle 1/2, of variance (9 + 1) / 2 / 64 = 5/64: slopes 24/5 and 8/5."""
+    head = FOUR.head_from(torch.tensor([[0.5, -1.0]]))
+    assert_near(head, [[-2.4, 4.8], [-0.8, 1.6], [0.8, -1.6], [2.4, -4.8]], FORMULA)
+    for value in (0.0, 0.02, -0.02):  # of the old head; the next term is of third order
+        logits = head @ torch.tensor([2 * value, 0.0])
+        assert abs(float(FOUR.expectation(logits)) - (0.5 + value)) < 20 * abs(value) ** 3 + 1e-6
+    assert not FOUR.head_from(torch.zeros(1, 3)).any()
+    assert FOUR.head_from(torch.ones(1, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
 def test_cross_entropy_by_hand() -> None:

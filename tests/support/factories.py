@@ -110,6 +110,16 @@ def make_classifier(kind: str = "gemma", seed: int = 0, vocab_size: int = 100, *
         return AutoModelForSequenceClassification.from_config(config).float().eval()
 
 
+def make_binned_classifier(bins: Any, **options: Any) -> Any:
+    """A random classifier with an output for each bin."""
+    from dschat.models.opening import DEFAULT_OPTIONS
+    from dschat.models.value_head import add_bins
+
+    model = make_classifier(**options)
+    add_bins(model, bins, DEFAULT_OPTIONS.placement)
+    return model
+
+
 def sampling_of(length: int = 8, end_ids: tuple[int, ...] = (EOS,), **options: Any) -> Any:
     """Responses of at most `length` tokens."""
     from dschat.rollouts.sampling import Sampling
@@ -209,7 +219,7 @@ def engine_of(model: Any, micro: int = 1, accumulation: int = 1, **options: Any)
         model: Hugging Face model; it is trained in place.
         micro, accumulation: rows of a micro-batch, micro-batches of an update.
         options: fields of OptimizerSettings and EngineSettings; learning rate 1e-3 and constant by default, and with
-            ZeRO as a model of 7 billion weights.
+            ZeRO as a model of 7 billion weights; `bins` of a critic.
     """
     from dschat.engine.deepspeed_config import EngineSettings
     from dschat.engine.engine import OptimizerSettings, train_engine
@@ -228,10 +238,10 @@ def engine_of(model: Any, micro: int = 1, accumulation: int = 1, **options: Any)
     settings |= {name: value for name, value in options.items() if name not in names}
     if settings.get("zero_stage"):
         settings.setdefault("config_file", as_large_as(7e9, model))
-    wrapper = ScalarModel if hasattr(model, "score") else PolicyModel
-    return train_engine(
-        wrapper(model.to(settings["dtype"])), OptimizerSettings(**optimizer), EngineSettings(**settings)
-    )
+    bins = settings.pop("bins", None)
+    model = model.to(settings["dtype"])
+    wrapped = ScalarModel(model, bins) if hasattr(model, "score") else PolicyModel(model)
+    return train_engine(wrapped, OptimizerSettings(**optimizer), EngineSettings(**settings))
 
 
 def frozen_engine_of(model: Any, dtype: torch.dtype = torch.float32) -> Any:

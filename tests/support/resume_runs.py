@@ -27,6 +27,7 @@ from dschat.run.stop import Stopped, raise_if_stopped_here, stopping_together
 from factories import (
     engine_of,
     frozen_engine_of,
+    make_binned_classifier,
     make_causal_lm,
     make_classifier,
     make_prompts,
@@ -36,6 +37,7 @@ from factories import (
     supervised_loop,
     whole_state,
 )
+from macro_actions.value_bins import ValueBins
 from real_size import as_large_as
 from refuel_runs import length as dialogue_length
 from refuel_runs import trainer_of as refuel_trainer_of
@@ -197,7 +199,11 @@ def ppo(
     actor = setup.engine(make_causal_lm())
     critic = None
     if config.advantages.needs.critic:
-        critic = setup.engine(make_classifier(), plan=config.critic_plan(config.plan_batches(world_size())))
+        plan = config.critic_plan(config.plan_batches(world_size()))
+        limits = config.critic.value_range
+        bins = None if limits is None else ValueBins.between(*limits)
+        classifier = make_classifier() if bins is None else make_binned_classifier(bins)
+        critic = setup.engine(classifier, plan=plan, bins=bins)
     reference = AdaptersOff(actor) if setup.lora_dim else frozen_engine_of(make_causal_lm(), setup.dtype)
     prompts = make_prompts(18)
     engine = rollouts or ContinuousEngine(4)

@@ -1,15 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A critic with more updates than the actor (--critic_minibatches, --critic_epochs). Resume: test_resume.py."""
+"""A critic with more updates than the actor (--critic_minibatches, --critic_epochs), and one with bins.
+
+Resume: test_resume.py. How a head with bins begins: models/test_value_head.py.
+"""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from closeness import UPDATE, WEIGHT_GAP, near
-from critic_updates import critic_updates, holed_batch, plain_critic, rows_of_critic
+from critic_updates import BINS, critic_updates, holed_batch, plain_critic, rows_of_critic
 from dschat.base.errors import UserError
-from dschat.training.ppo.update import updates_after_steps, updates_of_rollout
-from factories import largest_difference, ppo_config, update_flags
+from dschat.models.layout import PassSize
+from dschat.models.scalar import ScalarModel
+from dschat.settings.ppo import PPOConfig
+from dschat.training.iteration import pass_size
+from dschat.training.ppo.credit import Credit
+from dschat.training.ppo.metrics import explained_variance
+from dschat.training.ppo.models import response_values
+from dschat.training.ppo.update import UpdateContext, ppo_update, updates_after_steps, updates_of_rollout
+from factories import (
+    engine_of,
+    largest_difference,
+    make_binned_classifier,
+    make_causal_lm,
+    make_classifier,
+    ppo_config,
+    to_device,
+    update_flags,
+    whole_state,
+)
+from macro_actions.value_bins import ValueBins
 from nonfinite_cases import batches, spoiled, trainer_for
+from recorded_updates import ROWS, scored_batch, updated
+from resume_runs import lengths, ppo, result_of
 
 
 def steps_of(epochs=1, critic_alone=False, **flags):
@@ -67,6 +93,100 @@ def test_the_critics_updates_are_those_of_plain_torch(zero_stage, tokens, group)
     expected, losses = plain_critic(batch, rows_of_critic(1))
     assert largest_difference({name: weights[name] for name in expected}, expected) < WEIGHT_GAP
     assert stats["loss/value"] == near(sum(losses) / 8, UPDATE)
+
+
+@pytest.mark.parametrize(("zero_stage", "tokens"), [(0, None), (2, 18), (3, None)])
+def test_a_critic_with_bins_is_trained_as_by_plain_torch(zero_stage, tokens, group):
+    """Two passes of four mini-batches by cross-entropy; returns beyond the bounds count as the bounds."""
+    batch = holed_batch()
+    limits = BINS["value_range"]
+    weights, stats = critic_updates(batch, zero_stage, tokens, **BINS)
+    expected, losses = plain_critic(batch, rows_of_critic(1), limits)
+    assert largest_difference({name: weights[name] for name in expected}, expected) < WEIGHT_GAP
+    assert stats["loss/value"] == near(sum(losses) / 8, UPDATE)
+    returns = batch.returns[batch.response_mask]
+    shares = [
+        float(((x < limits[0]) | (x > limits[1])).double().mean())
+        for x in (batch.returns[rows][batch.response_mask[rows]] for rows in rows_of_critic(1))
+    ]
+    assert stats["val/out_of_bounds"] == near(sum(shares) / 8, UPDATE) and "val/clipfrac" not in stats
+    assert float(returns.abs().max()) > 1
+
+
+def test_credit_within_the_update_is_that_before_it(group, tmp_path, monkeypatch):
+    """Values come from the outputs that are trained on, where a rollout is one update."""
+    flags = BINS | {"value_range": [-2.0, 12.0], "ppo_epochs": 1, "generation_batches": 1, "num_train_epochs": 1}
+    loop = ppo(tmp_path / "late", reward=lengths, **flags)
+    assert loop.algorithm.config.credit_is_fused(loop.algorithm.plan)
+    weights, metrics, _ = result_of(loop, tmp_path / "late")
+    monkeypatch.setattr(PPOConfig, "credit_is_fused", lambda config, plan: False)
+    expected, others, _ = result_of(ppo(tmp_path / "early", reward=lengths, **flags), tmp_path / "early")
+    assert largest_difference(weights, expected) < 8 * WEIGHT_GAP  # four updates at twenty times the rate
+    for row, other in zip(metrics, others, strict=True):
+        names = {"loss/value", "val/explained_variance", "val/out_of_bounds"} & row.keys()
+        assert {name: row[name] for name in names} == near({name: other[name] for name in names}, 10 * UPDATE)
+
+
+def test_a_critic_with_bins_learns_bounded_returns(group):
+    """Returns of 0 to 1 by the last token of the prompt, which the state before a response tells."""
+    batch = to_device(scored_batch())
+    last_prompt_id = torch.tensor([prompt[-1] for prompt, _ in ROWS], device=batch.returns.device)
+    target = (last_prompt_id % 7 / 6.0)[:, None].expand_as(batch.returns)
+    batch = replace(batch, trajectory=replace(batch.trajectory, values=torch.zeros_like(target)), returns=target)
+    config, plan = update_flags(8, 8, 1, value_head="hl_gauss", value_range=[-0.1, 1.1])
+    bins = ValueBins.between(-0.1, 1.1)
+    critic = engine_of(make_binned_classifier(bins, seed=2), 8, bins=bins, learning_rate=1e-2)
+    context = UpdateContext(engine_of(make_causal_lm(), 8), critic, Credit(batch), config, plan, critic_alone=True)
+
+    def explained():
+        values = response_values(critic, batch.rollout, pass_size(plan))
+        return explained_variance(values, target, batch.response_mask)
+
+    assert explained() < 0.2
+    for seed in range(60):
+        stats = ppo_update(context, seed)
+    assert explained() > 0.95 and stats["val/out_of_bounds"] == 0
+
+
+def test_the_variance_explained_in_the_last_pass(group):
+    """Of two passes of one update each: by the values of a critic after one update, whatever the micro-batch."""
+    batch = to_device(scored_batch())
+    after_one, plain = updated(batch)
+    critic = make_classifier(seed=2)
+    critic.load_state_dict(
+        {name.removeprefix("critic.inner."): x for name, x in after_one.items() if "critic" in name}
+    )
+    mask = batch.response_mask.cpu()
+    with torch.no_grad():
+        values = response_values(ScalarModel(critic).to(mask.device), batch.rollout, PassSize(8))[mask].double()
+    returns = batch.returns.cpu()[mask].double()
+    expected = 1 - float((returns - values).var() / returns.var())
+    for micro in (8, 2):
+        _, stats = updated(batch, micro, critic_epochs=2)
+        assert stats["val/explained_variance_after"] == near(expected, UPDATE)
+    assert "val/explained_variance_after" not in plain and not any(name.startswith("fit/") for name in stats)
+
+
+def test_an_update_without_a_counted_token_leaves_the_actor(group):
+    """Adam's momentum would move it. Two updates of four rows, of which one has no token of the policy's loss."""
+    batch = to_device(scored_batch())
+    config, plan = update_flags(4, 4, 1)
+    actor, critic = (engine_of(make(), 4) for make in (make_causal_lm, make_classifier))
+    ppo_update(UpdateContext(actor, critic, Credit(batch), config, plan), 0)
+    before = {name: x.clone() for name, x in whole_state(actor).items()}
+    of_critic = {name: x.clone() for name, x in whole_state(critic).items()}
+
+    nothing = replace(batch, counted=torch.zeros_like(batch.response_mask))
+    stats = ppo_update(UpdateContext(actor, critic, Credit(nothing), config, plan), 0)
+    assert largest_difference(whole_state(actor), before) == 0
+    assert largest_difference(whole_state(critic), of_critic) > 0
+    assert "loss/value" in stats and not {"loss/policy", "val/ratio", "grad_norm/actor"} & stats.keys()
+
+    rows = torch.as_tensor(updates_of_rollout(8, plan, config, 0)[1].rows)
+    counted = batch.response_mask.clone()
+    counted[rows] = False
+    stats = ppo_update(UpdateContext(actor, critic, Credit(replace(batch, counted=counted)), config, plan), 0)
+    assert largest_difference(whole_state(actor), before) > 0 and stats["val/ratio"] > 0.5
 
 
 def test_the_actors_update_is_its_own(group):

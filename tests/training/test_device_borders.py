@@ -45,8 +45,8 @@ class FakeEngine:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
 
-    def __call__(self, *args: Any) -> Any:
-        return self.module(*args)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()

@@ -63,6 +63,11 @@ RUNS = {
         ppo, critic_warmup_updates=4, setup=Setup(zero_stage=3), ppo_epochs=1, generation_batches=1
     ),
     "critic-updates": partial(ppo, critic_minibatches=2, critic_epochs=3, num_train_epochs=1),
+    "value-bins": partial(
+        ppo,
+        **{"value_head": "hl_gauss", "value_range": [-2.0, 12.0], "critic_epochs": 2, "ppo_epochs": 1},
+        **{"num_train_epochs": 1, "setup": Setup(zero_stage=2)},
+    ),
     "segment rewards": partial(ppo, reward=by_segment, segment_rewards="each", ppo_epochs=1, generation_batches=1),
     "ahead": partial(ppo, rollouts=DrawsAhead(4), **AHEAD),
     **{f"ppo, {name}": partial(ppo, setup=setup) for name, setup in SETUPS.items()},
@@ -81,6 +86,7 @@ SOME = {
     "refuel-online-without-KL": (43, 12),
     **{"fixed": (60, 30), "randomized": (76, 22), "ahead": (60, 28)},
     "critic-updates": (17, 20),
+    "value-bins": (13, 3),
     **{"critic warm-up": (86, 21), "segment_mc, refilled": (98, 23)},
 }
 MICRO_BATCHES = 4 * 2 + 3 * 2  # of 4 updates, and batches of 3 evaluations

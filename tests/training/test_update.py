@@ -46,6 +46,8 @@ class StandIn:
     module = SimpleNamespace(
         inner=SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None)),
         parameters=lambda: iter([torch.zeros(1)]),
+        bins=None,
+        numbers=lambda outputs: outputs,
     )
 
     def __init__(self, number: float) -> None:
@@ -54,7 +56,9 @@ class StandIn:
         self.lengths: list[int] = []  # of the response that each forward pass was about
         self.temperatures: set[float] = set()
 
-    def __call__(self, input_ids: Any, mask: None, targets: Any = None, temperature: float = 1.0, *_: Any) -> Any:
+    def __call__(
+        self, input_ids: Any, mask: None, targets: Any = None, temperature: float = 1.0, *_: Any, raw: bool = False
+    ) -> Any:
         if targets is None:
             return torch.full_like(input_ids, self.number, dtype=torch.float32)
         self.lengths.append(len(targets))

@@ -6,6 +6,8 @@ mass of a Gaussian around it in each bin; the value is the expectation of the ce
 arXiv 2608.02181, with 101 bins on [−0.1, 1.1] and σ = 0.024 for returns in [0, 1].
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 
@@ -31,6 +33,11 @@ class ValueBins:
     count: int = 101
     sigma: float = 0.024
 
+    @classmethod
+    def between(cls, low: float, high: float) -> ValueBins:
+        """101 bins and σ = 1/50 of the range, as published for [−0.1, 1.1]."""
+        return cls(low, high, sigma=(high - low) / 50)
+
     def edges(self, device: torch.device) -> Tensor:
         """Shape ``(K + 1,)``, ascending."""
         return torch.linspace(self.low, self.high, self.count + 1, device=device)
@@ -47,6 +54,23 @@ class ValueBins:
         edges = self.edges(logits.device)
         centres = (edges[1:] + edges[:-1]) / 2
         return (logits.float().softmax(-1) * centres).sum(-1)
+
+    def head_from(self, weight: Tensor) -> Tensor:
+        """Weight of a head with bins whose values begin with those of a head v = w · h with one output.
+
+        The logits (c_k − m) v / Var(c), with the centres c and their mean m, have the expectation m + v + O(v³). The
+        bounds are approached as |v| grows; a head of zeros gives the middle of the range.
+
+        Args:
+            weight: shape ``(1, H)``, w.
+
+        Returns:
+            Shape ``(K, H)``, of the same dtype.
+        """
+        edges = self.edges(weight.device)
+        centred = (edges[1:] + edges[:-1]) / 2 - (self.low + self.high) / 2
+        slopes = centred / centred.square().mean()
+        return (slopes[:, None] * weight.float()).to(weight.dtype)
 
     def targets(self, returns: Tensor) -> Tensor:
         """Mass of N(return, σ²) in each bin, relative to the mass in all bins.

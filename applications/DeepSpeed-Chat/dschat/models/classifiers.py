@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import (
 
 from dschat.base.errors import UserError
 from dschat.models.adapters import adapter_alone
-from dschat.models.heads import draw_head, zero_head
+from dschat.models.heads import zero_head
 from dschat.models.load import has_classifier
 from dschat.models.opening import DEFAULT_OPTIONS, LoadOptions
 from dschat.models.pretrained import (
@@ -44,13 +44,15 @@ class _ScalarRules:
         new_head: without a score head it gets a new one.
         new_rows: embeddings with fewer rows than the tokenizer has ids get new rows.
         new_class: a family without a sequence classifier in transformers gets one, see `classifier_class`.
-        head_seed: initialises a new head randomly, see `heads.draw_head`; without a seed it starts at zero.
+        head_seed: initialises a new head randomly, see `reward_head.draw_head`; without a seed it starts at zero.
+        outputs: outputs of the head.
     """
 
     new_head: bool = True
     new_rows: bool = True
     new_class: bool = False
     head_seed: int | None = None
+    outputs: int = 1
 
 
 def load_scalar(
@@ -69,7 +71,7 @@ def load_scalar(
         dtype: dtype of the weights.
         tokenizer: tokenizer of the run, for whose ids the embeddings grow.
         load_options: attention implementation and placement of the weights.
-        head_seed: initialises a new score head randomly, see `heads.draw_head`; without a seed it starts at zero.
+        head_seed: initialises a new score head randomly, see `reward_head.draw_head`; otherwise it starts at zero.
 
     Raises:
         UserError: there is no such model; it lacks weights; its family has no sequence classifier with a ``score``
@@ -86,6 +88,7 @@ def load_critic(
     tokenizer: PreTrainedTokenizerBase,
     load_options: LoadOptions = DEFAULT_OPTIONS,
     may_grow: bool = True,
+    outputs: int = 1,
 ) -> Any:
     """Opens the start of a critic: as `load_scalar`, with a new head of zeros, and from more families.
 
@@ -99,11 +102,12 @@ def load_critic(
         tokenizer: tokenizer of the run.
         load_options: attention implementation and placement of the weights.
         may_grow: add rows to the embeddings for ids of the tokenizer that they lack.
+        outputs: outputs of the head: more than one of a critic with bins, see `dschat.models.value_head`.
 
     Raises:
         UserError: as `load_scalar`; or the embeddings have too few rows and may not grow.
     """
-    rules = _ScalarRules(new_rows=may_grow, new_class=True)
+    rules = _ScalarRules(new_rows=may_grow, new_class=True, outputs=outputs)
     return _open_scalar(ModelSource.of(path, flag), rules, dtype, tokenizer, load_options)
 
 
@@ -137,13 +141,13 @@ def _open_scalar(
     tokenizer: PreTrainedTokenizerBase,
     load_options: LoadOptions,
 ) -> Any:
-    config = open_config(source.path, source.flag, num_labels=1)
+    config = open_config(source.path, source.flag, num_labels=rules.outputs)
     auto_class = _classifier_loader(config, rules, source.where)
     if not rules.new_rows:
         require_rows(config, tokenizer, source.where)
 
     model, loading = open_pretrained(auto_class, source, dtype, config, load_options)
-    _require_score_layer(model, source.where)
+    _require_score_layer(model, rules.outputs, source.where)
     lacks_head = SCORE_HEAD in loading["missing_keys"]
     check_weights(source, loading, (SCORE_HEAD, "score.bias"), LM_HEADS if lacks_head else ())
 
@@ -168,9 +172,9 @@ def _classifier_loader(config: PreTrainedConfig, rules: _ScalarRules, where: str
     )
 
 
-def _require_score_layer(model: Any, where: str) -> None:
+def _require_score_layer(model: Any, outputs: int, where: str) -> None:
     head = getattr(model, "score", None)
-    if not isinstance(head, nn.Linear) or head.out_features != 1:
+    if not isinstance(head, nn.Linear) or head.out_features != outputs:
         raise UserError(
             f"{where}: a {type(model).__name__} has no `score` layer with one output, which the reward model "
             "and the critic need. Use a decoder-only model (Gemma, Llama, Mistral, Qwen, GPT-2, …)."
@@ -187,6 +191,8 @@ def _start_head(head: nn.Linear, rules: _ScalarRules, source: ModelSource) -> No
         logger.info("%s: a new score head, starting at zero", source.where)
         zero_head(head)
     else:
+        from dschat.models.reward_head import draw_head
+
         logger.info("%s: a new score head, initialised from N(0, 1 / %d)", source.where, head.in_features + 1)
         draw_head(head, rules.head_seed)
 

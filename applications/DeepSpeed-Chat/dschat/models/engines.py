@@ -28,7 +28,7 @@ class PolicyForward(Protocol):
 class ScalarForward(Protocol):
     """A number at every position (B, T); see `ScalarModel.forward`."""
 
-    def __call__(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor: ...
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor | None, raw: bool = False) -> Tensor: ...
 
 
 class PolicyEngine(PolicyForward, Protocol):

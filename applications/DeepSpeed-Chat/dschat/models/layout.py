@@ -100,13 +100,14 @@ class Layout:
     width: int  # R', length of the longest response of these rows with its holes, at least 1
 
     def spread(self, x: Tensor) -> Tensor:
-        """Scatters numbers of response tokens (N,) into (b, R'), 0 elsewhere; differentiable."""
-        flat = x.new_zeros(len(self.rows) * self.width)
-        return flat.index_copy(0, self.response_indices, x).view(len(self.rows), self.width)
+        """Scatters numbers of response tokens (N, …) into (b, R', …), 0 elsewhere; differentiable."""
+        further = x.shape[1:]
+        flat = x.new_zeros(len(self.rows) * self.width, *further)
+        return flat.index_copy(0, self.response_indices, x).view(len(self.rows), self.width, *further)
 
     def before(self, x: Tensor) -> Tensor:
-        """Selects a scalar model's outputs (b, T) at the state before each response token: (b, R')."""
-        return self.spread(x.flatten()[self.targets - 1])
+        """Selects a scalar model's outputs (b, T, …) at the state before each response token: (b, R', …)."""
+        return self.spread(x.flatten(0, 1)[self.targets - 1])
 
     def at(self, x: Tensor) -> Tensor:
         """Selects a scalar model's outputs (b, T) at each response token: (b, R')."""

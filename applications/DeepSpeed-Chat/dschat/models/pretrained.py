@@ -32,6 +32,10 @@ from dschat.models.vocabulary import id_count
 logger = logging.getLogger(__name__)
 
 MAX_NAMED = 8  # weights named in a message
+ONE_LABEL = (
+    "A reward model must have one label. A critic of --value_head hl_gauss has one for each bin: it scores nothing,"
+    " and opens as the critic of step 3 with its own --value_head and --value_range alone."
+)
 
 LoadingInfo = dict[str, Collection[Any]]  # transformers' missing_keys, unexpected_keys, mismatched_keys, …
 
@@ -153,7 +157,7 @@ def check_weights(
         mismatched.append(f"{name} has {list(found_shape)} instead of {list(expected_shape)}")
     if mismatched:
         has_head = any(name.startswith("score.") for name in mismatched)
-        remedy = "A reward model must have one label." if has_head else "Is the config.json that of another model?"
+        remedy = ONE_LABEL if has_head else "Is the config.json that of another model?"
         raise UserError(
             f"{where}: {len(mismatched)} of the folder's weights have shapes that do not fit its config: "
             f"{_shortened_list(mismatched)}. {remedy}"

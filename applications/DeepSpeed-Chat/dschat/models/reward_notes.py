@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What training records about a model for the commands that read it.
 
-Step 2 records in a reward model's config.json what its score means. A LoRA adapter has no config.json; a file beside
-it holds the same, and a hash of the base that it was trained on.
+Step 2 records in a reward model's config.json what its score means, and step 3 in a critic's which bins it has. A LoRA
+adapter has no config.json; a file beside it holds the same, and a hash of the base that it was trained on.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 # Keys in config.json.
 LOSS_KEY = "reward_loss"
 END_KEY = "end_of_response"  # the token that ended a response, as text
+RANGE_KEY = "value_range"  # lower and upper bound of the bins of a critic's head (--value_head hl_gauss)
+NOTED_KEYS = (LOSS_KEY, END_KEY, RANGE_KEY)
 NOTES = "adapter_notes.json"  # the same keys and BASE_KEY, in an adapter's folder
 BASE_KEY = "base_hash"  # `dschat.base.fingerprints.model_hash` of the folder that an adapter was trained on
 
@@ -68,7 +70,7 @@ def warn_of_other_end(config: PreTrainedConfig | None, end_token: str, name: str
 def save_adapter_notes(config: PreTrainedConfig, base_hash: str | None, adapter: Path) -> None:
     """Writes what the config of a model with a LoRA adapter records, and the hash of its base, beside the adapter."""
     notes: dict[str, object] = {}
-    for key in (LOSS_KEY, END_KEY):
+    for key in NOTED_KEYS:
         if hasattr(config, key):
             notes[key] = getattr(config, key)
     if base_hash is not None:
@@ -80,7 +82,7 @@ def save_adapter_notes(config: PreTrainedConfig, base_hash: str | None, adapter:
 def add_adapter_notes(config: PreTrainedConfig, adapter: Path) -> None:
     """Copies what `save_adapter_notes` wrote of a config into the config of the adapter's base."""
     notes = read_adapter_notes(adapter)
-    for key in (LOSS_KEY, END_KEY):
+    for key in NOTED_KEYS:
         if key in notes:
             setattr(config, key, notes[key])
 

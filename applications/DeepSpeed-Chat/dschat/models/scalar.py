@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sequence classifier with one label whose forward returns a number at every position: reward model and critic."""
+"""A sequence classifier whose forward returns a number at every position: reward model and critic."""
+
+from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,31 +15,44 @@ from dschat.models.heads import keep_float32
 from dschat.models.reward_notes import LOSS_KEY
 from macro_actions.masked import last_true
 
+if TYPE_CHECKING:
+    from macro_actions.value_bins import ValueBins
+
 logger = logging.getLogger(__name__)
 
 
 class ScalarModel(nn.Module):
-    """Reward model or critic. ``inner`` is the Hugging Face classifier, which is saved."""
+    """Reward model or critic. ``inner`` is the Hugging Face classifier, which is saved.
+
+    It has one label; or, with ``bins``, a label for each bin of a critic's values (--value_head hl_gauss).
+    """
 
     output_head = None  # no layer is applied chunk by chunk, as a policy's output layer is
 
-    def __init__(self, classifier: Any) -> None:
+    def __init__(self, classifier: Any, bins: ValueBins | None = None) -> None:
         super().__init__()
+        self.bins = bins
         self.inner: Any = classifier
         keep_float32(classifier.score)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """The head's output at every position, after that position's token was read.
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None, raw: bool = False) -> Tensor:
+        """The score or value at every position, after that position's token was read.
 
         Args:
             input_ids: (B, T) long, padded on either side.
             attention_mask: (B, T) bool, True on real tokens. None if every row begins in the first column.
+            raw: return the head's outputs, from which `numbers` makes values.
 
         Returns:
-            (B, T) float32, meaningless where nothing is attended.
+            (B, T) float32, or with bins and `raw` (B, T, K); meaningless where nothing is attended.
         """
         states = last_hidden_state(self.inner, input_ids, attention_mask)
-        return self.inner.score(states).squeeze(-1).float()
+        outputs = self.inner.score(states).squeeze(-1).float()
+        return outputs if raw else self.numbers(outputs)
+
+    def numbers(self, outputs: Tensor) -> Tensor:
+        """Scores or values of the head's outputs: (…) as they are; of K bins the expectation, (…, K) → (…)."""
+        return outputs if self.bins is None else self.bins.expectation(outputs)
 
 
 def last_scores(numbers: Tensor, attention_mask: Tensor) -> Tensor:

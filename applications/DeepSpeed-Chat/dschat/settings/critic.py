@@ -35,6 +35,16 @@ class CriticFlags:
         ABOVE_0,
         only_with="critic_group_weight",
     )
+    value_head: Literal["linear", "hl_gauss"] = flag(
+        "the critic's head: a number, trained by squared error (linear); or a distribution over 101 bins of bounded"
+        " returns, trained by cross-entropy, whose expectation is the value (hl_gauss)",
+        "linear",
+    )
+    value_range: list[float] | None = flag(
+        "LOW HIGH: bounds of the returns, KL and other penalties included; -0.1 1.1 for returns from 0 to 1",
+        None,
+        only_with="value_head hl_gauss",
+    )
     critic_trains: Literal["all", "mlp"] = flag(
         "weights of the critic that are trained: all, or those of its MLPs and value head alone (mlp, as in SAO)",
         "all",
@@ -61,7 +71,26 @@ def _check_ratio_mask(config: Any) -> None:
         )
 
 
+def _check_value_range(config: Any) -> None:
+    """Raises UserError unless --value_head hl_gauss has a range of returns."""
+    limits = config.critic.value_range or []
+    is_range = len(limits) == 2 and limits[0] < limits[1]
+    if config.critic.value_head != "linear" and not is_range:
+        raise UserError(
+            "--value_head hl_gauss has bins between two bounds of the returns: give --value_range LOW HIGH, the lower"
+            " one first, such as -0.1 1.1 for scores from 0 to 1 with --kl_in loss. Other KL penalties lower returns."
+        )
+
+
 CRITIC_RULES: Rules = (
+    Check(_check_value_range),
+    Rule(
+        lambda config: (
+            config.critic.value_head != "linear" and (config.memory.share_base or not config.finetuning.merge_lora)
+        ),
+        "--value_head {value_head} gives the critic a head of another size, which no adapter brings to a base: give"
+        " neither --share_base nor --no_merge_lora.",
+    ),
     Rule(
         lambda config: config.critic.critic_group_weight is not None and config.rollouts.samples_per_prompt < 2,
         "--critic_group_weight reads how the scores of a prompt's responses vary: give --samples_per_prompt of at"

@@ -54,7 +54,7 @@ END_FLAGS = ("termination_condition", "ngram", "isolate_last_token")  # other co
 REWARD_FLAGS = ("gamma", "macro_reward")
 SCORE_FLAGS = ("drop_equal_groups", "normalize_scores", "segment_rewards", "normalize_advantages", "whiten_advantages")
 WHOLE_RESPONSE_FLAGS = ("segment_rewards", "rollouts_ahead", "isolate_last_token")
-ONLY_OF_A_CRITIC = ("critic_warmup_updates", "critic_group_weight", "cut_answers")
+ONLY_OF_A_CRITIC = ("critic_warmup_updates", "critic_group_weight", "cut_answers", "value_head")
 CRITIC_FLAGS = (
     "critic_learning_rate",
     "critic_weight_decay",
@@ -101,6 +101,10 @@ UNREAD: tuple[Unread[PPOConfig], ...] = (
     Unread(
         lambda config: _only_if(config.loss.rollout_is_mask is not None, ("cliprange", "cliprange_high")),
         "of no effect with --rollout_is_mask, which clips nothing.",
+    ),
+    Unread(
+        lambda config: _only_if(config.critic.value_head != "linear", ("cliprange_value",)),
+        "of no effect with --value_head {value_head}, which clips nothing.",
     ),
 )
 REFUSED: tuple[Unread[PPOConfig], ...] = (

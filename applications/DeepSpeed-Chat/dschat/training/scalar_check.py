@@ -40,7 +40,7 @@ def check_scalar(engine: Scalar, tokens: tuple[Tensor, Tensor], pad_id: int) -> 
     scores = last_scores(numbers, attention_mask)
     size = largest(numbers, attention_mask)
     all_rows = torch.ones_like(scores, dtype=torch.bool)
-    classifier_scores = _classifier_scores(engine.module.inner, input_ids, attention_mask)
+    classifier_scores = engine.module.numbers(_classifier_outputs(engine.module.inner, input_ids, attention_mask))
     others = "those of the classifier's own forward"
     require_close("scores", others, scores, classifier_scores, all_rows, engine, size)
 
@@ -56,8 +56,8 @@ def check_scalar(engine: Scalar, tokens: tuple[Tensor, Tensor], pad_id: int) -> 
     check_attention_parity(engine, "scores", seen, lambda: engine(ids, seen), size)
 
 
-def _classifier_scores(classifier: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """(B,) float32: scores of the forward of transformers, which finds each row's last token by the pad token.
+def _classifier_outputs(classifier: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """(B,) or (B, K) float32: outputs of the forward of transformers, which finds last tokens by the pad token.
 
     Rows are read alone and without padding where the model has no pad token.
     """
@@ -65,9 +65,9 @@ def _classifier_scores(classifier: PreTrainedModel, input_ids: Tensor, attention
         scores_alone = []
         for ids, mask in zip(input_ids, attention_mask, strict=True):
             output = classifier(input_ids=ids[mask][None], use_cache=False)
-            scores_alone.append(output.logits[0, 0])
+            scores_alone.append(output.logits[0].squeeze(-1))
         return torch.stack(scores_alone).float()
     positions = position_ids(classifier, attention_mask)
     output = classifier(input_ids=input_ids, attention_mask=attention_mask.long(), use_cache=False, **positions)
-    scores: Tensor = output.logits[:, 0].float()
+    scores: Tensor = output.logits.squeeze(-1).float()
     return scores

@@ -6,12 +6,23 @@ from transformers import PreTrainedTokenizerBase
 from dschat.base.errors import UserError
 from dschat.engine.engine import Engine
 from dschat.models.policy import PolicyModel
+from dschat.models.pretrained import open_config
 from dschat.models.vocabulary import row_count
 from dschat.rollouts.engine import RolloutEngine
 from dschat.settings.ppo import PPOConfig
 from dschat.training.steps.step3 import ACTOR, has_new_rows
 from dschat.vllm.engine import VllmEngine
 from dschat.vllm.servers import ServerNeeds, VllmServers
+
+
+def check_heads(config: PPOConfig) -> None:
+    """Raises UserError if the actor's attention heads cannot be split over the ranks that share vLLM."""
+    heads: int = open_config(config.models.actor_model_name_or_path, ACTOR).get_text_config().num_attention_heads
+    if heads % config.vllm.vllm_tensor_parallel:
+        raise UserError(
+            f"--vllm_tensor_parallel {config.vllm.vllm_tensor_parallel} does not divide the {heads} attention heads "
+            f"of {ACTOR} {config.models.actor_model_name_or_path}."
+        )
 
 
 def build_vllm(config: PPOConfig, actor: Engine[PolicyModel], tokenizer: PreTrainedTokenizerBase) -> RolloutEngine:

@@ -50,7 +50,6 @@ from dschat.training.ppo.collect import (
 )
 from dschat.training.ppo.credit import Credit, assign_credit, with_scores
 from dschat.training.ppo.evaluation import evaluate_responses
-from dschat.training.ppo.logprob_gap import check_gap
 from dschat.training.ppo.metrics import critic_gate, external_metrics, normalised_metrics, rollout_metrics
 from dschat.training.ppo.models import MovingAverage, PPOModels, trained_engines
 from dschat.training.ppo.score import ExternalStats, RolloutScorer, ScoredBatch, ScoredRows
@@ -309,16 +308,19 @@ class PPO(Algorithm):
         if self.nonfinite.check_rollout(credit.checked, first_update, batch.bad_rows, batch.stats.auxiliary):
             return None
         metrics = external_metrics(batch.stats)
-        metrics |= check_gap(
-            batch.rows.rollout,
-            batch.rows.logprobs,
-            self.models.actor,
-            self.config.sampling.temperature,
-            pass_size(self.plan),
-            self.config.vllm.rollout_is_clip,
-            batch.is_stale,
-            must_be_close=self.config.rollouts.uses_vllm,
-        )
+        if batch.rows.rollout.drawn_logprobs is not None:
+            from dschat.training.ppo.logprob_gap import check_gap
+
+            metrics |= check_gap(
+                batch.rows.rollout,
+                batch.rows.logprobs,
+                self.models.actor,
+                self.config.sampling.temperature,
+                pass_size(self.plan),
+                self.config.vllm.rollout_is_clip,
+                batch.is_stale,
+                must_be_close=self.config.rollouts.uses_vllm,
+            )
         clock.record("scoring")
         if self.config.vllm.rollouts_ahead:  # the time of sampling is not this process's
             metrics["rollout/staleness"] = float(batch.is_stale)

@@ -129,8 +129,17 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 
     Every rank must call it. All arguments have the same shape, ``(B, R)`` for tokens or ``(B, M)`` for macro actions.
     """
-    totals = [*masked_moments(returns, mask), *masked_moments(returns - values, mask)]
-    count, return_sum, return_squares, _, residual_sum, residual_squares = _sum_over_ranks(totals)
+    return explained_share(_sum_over_ranks(fit_totals(values, returns, mask)))
+
+
+def fit_totals(values: Tensor, returns: Tensor, mask: Tensor) -> list[Tensor]:
+    """Totals that determine the explained variance, and that can be added up over rows and ranks; 0-d float64 each."""
+    return [*masked_moments(returns, mask), *masked_moments(returns - values, mask)]
+
+
+def explained_share(totals: Sequence[float]) -> float:
+    """The explained variance of `fit_totals`, which may all be divided by one number; 0 for constant returns."""
+    count, return_sum, return_squares, _, residual_sum, residual_squares = totals
     if not count:
         return 0.0
     variance = return_squares / count - (return_sum / count) ** 2

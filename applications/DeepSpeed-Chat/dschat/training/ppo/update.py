@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -21,11 +21,15 @@ from dschat.settings.ppo import PPOConfig
 from dschat.settings.ppo_loss import LossFlags
 from dschat.training.iteration import Metrics, UpdateProgress, micro_batches, pass_size, run_updates
 from dschat.training.ppo.credit import Credit
+from dschat.training.ppo.metrics import explained_share, fit_totals
 from dschat.training.ppo.models import trained_engines
 from macro_actions.losses import kl_loss, loss_count, loss_weights, policy_loss, value_loss
 from macro_actions.rewards import kl_estimate
 from macro_actions.segments import macro_logprobs, sequence_logprobs
 from macro_actions.types import PPOBatch, select_rows
+
+# Sums over the critic's last pass, see `fit_totals`. They are among the statistics, so that a stopped run keeps them.
+FIT = tuple(f"fit/{number}" for number in range(6))
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,13 @@ class Update:
         rows: shape ``(n,)``, rows of the rollout on this rank.
         trains_actor: whether the actor is trained.
         trains_critic: whether the critic is trained.
+        is_measured: whether it belongs to the critic's last pass of several, whose values are compared with returns.
     """
 
     rows: Integers
     trains_actor: bool
     trains_critic: bool
+    is_measured: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,29 @@ def ppo_update(
 
     updates_after = updates_after_steps(updates, context.plan.updates_per_rollout)
     progress = progress or UpdateProgress()
-    return run_updates(updates, progress, update, left_out, context.engines, updates_after=updates_after)
+    updates = without_masked_actor(updates, context.credit)
+    metrics = run_updates(updates, progress, update, left_out, context.engines, updates_after=updates_after)
+    totals = [metrics.pop(name) for name in FIT if name in metrics]
+    if totals:
+        metrics["val/explained_variance_after"] = explained_share(totals)
+    return metrics
+
+
+def without_masked_actor(updates: Sequence[Update], credit: Credit) -> list[Update]:
+    """Updates that leave the actor as it is where none of their tokens counts in the policy's loss, on any rank.
+
+    Its gradient is 0 there, but Adam's momentum and weight decay would move the weights. Every rank must call it.
+
+    Args:
+        updates: the updates of a rollout.
+        credit: this rank's rows with their advantages.
+    """
+    tokens = credit.loss_mask.sum(1)
+    counts = [tokens[torch.as_tensor(update.rows, device=tokens.device)].sum() for update in updates]
+    trained = []
+    for update, count in zip(updates, sum_over_ranks(torch.stack(counts)).tolist(), strict=True):
+        trained.append(replace(update, trains_actor=update.trains_actor and count > 0))
+    return trained
 
 
 def updates_after_steps(steps: Sequence[Update], updates_per_rollout: int) -> list[int]:
@@ -151,11 +179,12 @@ def updates_of_rollout(
         epochs_left = epochs - number // updates_per_epoch
         trains_actor = epochs_left <= actor_epochs
         trains_critic = epochs_left <= critic_epochs
+        is_measured = epochs_left == 1 and critic_epochs > 1
         if trains_critic and minibatches > 1:
-            updates += [Update(part, False, True) for part in np.split(rows, minibatches)]
+            updates += [Update(part, False, True, is_measured) for part in np.split(rows, minibatches)]
             trains_critic = False
         if trains_actor or trains_critic:
-            updates.append(Update(rows, trains_actor, trains_critic))
+            updates.append(Update(rows, trains_actor, trains_critic, is_measured))
     return updates
 
 
@@ -247,7 +276,7 @@ def _train_micro_batch(
     """
     credit = context.credit
     trains_actor = update.trains_actor
-    new_values: Tensor | None = None
+    outputs: Tensor | None = None
     if trains_actor or not credit.is_known:
         with torch.set_grad_enabled(trains_actor):
             token_logprobs, entropy = context.actor(
@@ -255,8 +284,9 @@ def _train_micro_batch(
             )
         new_logprobs = layout.spread(token_logprobs)
         if not credit.is_known:
-            new_values = _new_values(context.critic, layout)
-            credit.record(layout, new_logprobs, new_values)
+            assert context.critic is not None  # only credit of a critic comes from these passes
+            outputs = _critic_outputs(context.critic, layout)
+            credit.record(layout, new_logprobs, context.critic.module.numbers(outputs))
 
     part = credit.part(layout)
     stats: dict[str, Tensor] = {}
@@ -264,16 +294,19 @@ def _train_micro_batch(
         stats |= _actor_step(context, part, new_logprobs, counts)
         stats["policy/entropy"] = entropy.sum() / counts.tokens
     if context.critic is not None and update.trains_critic:
-        if new_values is None:
-            new_values = _new_values(context.critic, layout)
-        stats |= _critic_step(context.critic, part, new_values, counts.tokens, context.config.loss)
+        if outputs is None:
+            outputs = _critic_outputs(context.critic, layout)
+        stats |= _critic_step(context.critic, part, outputs, counts.tokens, context.config.loss)
+        if update.is_measured:
+            values = context.critic.module.numbers(outputs.detach())
+            assert part.returns is not None  # there is a critic
+            stats |= zip(FIT, fit_totals(values, part.returns, part.response_mask), strict=True)
     return stats
 
 
-def _new_values(critic: TrainedScalar | None, layout: Layout) -> Tensor:
-    """V(x, y_<j) of the responses, (b, R'), differentiable."""
-    assert critic is not None  # only credit of a critic asks for values
-    return layout.before(critic(layout.input_ids, None))
+def _critic_outputs(critic: TrainedScalar, layout: Layout) -> Tensor:
+    """The head's outputs for V(x, y_<j) of the responses, (b, R') or of K bins (b, R', K), differentiable."""
+    return layout.before(critic(layout.input_ids, None, raw=True))
 
 
 def _actor_step(
@@ -338,15 +371,21 @@ def _logprobs_of_ratio(logprobs: Tensor, part: PPOBatch, flags: LossFlags) -> Te
 
 
 def _critic_step(
-    critic: TrainedScalar, part: PPOBatch, new_values: Tensor, num_tokens: Tensor, flags: LossFlags
+    critic: TrainedScalar, part: PPOBatch, outputs: Tensor, num_tokens: Tensor, flags: LossFlags
 ) -> dict[str, Tensor]:
     """Backward pass of the critic on one micro-batch; its shares of the update's statistics."""
     values = part.trajectory.values
     returns = part.returns
     assert values is not None and returns is not None  # there is a critic
-    loss, stats = value_loss(
-        new_values, values, returns, part.response_mask, flags.cliprange_value, num_tokens, part.critic_weights
-    )
+    mask = part.response_mask
+    weights = part.critic_weights
+    bins = critic.module.bins
+    if bins is None:
+        loss, stats = value_loss(outputs, values, returns, mask, flags.cliprange_value, num_tokens, weights)
+    else:
+        from macro_actions.value_bins import binned_value_loss
+
+        loss, stats = binned_value_loss(outputs, returns, mask, bins, num_tokens, weights)
     critic.backward(flags.vf_coef * loss)
     critic.step()
-    return {"loss/value": loss, "val/clipfrac": stats["clipfrac"]}
+    return {"loss/value": loss} | {f"val/{name}": share for name, share in stats.items()}

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dschat.base.errors import UserError
 from dschat.data.examples import PromptExample, prompt_examples
 from dschat.data.notes import RESPONSES_OF_STEPS, warn_of_template
 from dschat.engine.engine import Engine, frozen_engine, train_engine
@@ -48,11 +47,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Functions of parts that few runs have: imported when a flag asks for them.
+CHECK_HEADS = "dschat.vllm.step3:check_heads"
 VLLM_ENGINE = "dschat.vllm.step3:build_vllm"
 PROGRAM_POOL = "dschat.programs.step3:build_program_pool"
 LOAD_PROBLEMS = "dschat.programs.step3:load_problems"
 WARN_OF_WAIT = "dschat.turns.step3:warn_of_wait"
 OPEN_ENVIRONMENTS = "dschat.turns.step3:open_environments"
+LOAD_BINNED = "dschat.models.value_head:load_binned_critic"
+VALUE_EXAMPLE = "dschat.models.value_head:value_example"
+VALUE_BINS = "macro_actions.value_bins:ValueBins.between"
 EPISODE_SAMPLER = "dschat.turns.step3:build_episode_sampler"
 
 
@@ -99,7 +102,8 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
         role = "policy (moving average)"
         saved.append(SavedModel(models.actor, role, actor_base, "actor_ema", average.whole_weights))
     if models.critic is not None:
-        saved.append(SavedModel(models.critic, "critic", critic_base, "critic"))
+        example = None if config.critic.value_range is None else resolve_name(VALUE_EXAMPLE)
+        saved.append(SavedModel(models.critic, "critic", critic_base, "critic", example=example))
     average_parts = None if average is None else average.parts
     sampler: ActorSampler | None = None
     if environments is not None:
@@ -119,7 +123,8 @@ def check_ppo_lengths(config: PPOConfig) -> None:
         from dschat.training.steps.shared_base import check_shared_base
 
         check_shared_base(config)
-    check_heads(config)
+    if config.vllm.vllm_tensor_parallel > 1:
+        resolve_name(CHECK_HEADS)(config)
     # What the reward model reads depends on its tokenizer, see `load_ppo_tokenizer`.
     paths = {ACTOR: config.models.actor_model_name_or_path, CRITIC: config.models.critic_model_name_or_path}
     for flag, path in paths.items():
@@ -256,9 +261,14 @@ def _build_critic(
     path = config.models.critic_model_name_or_path or config.models.actor_model_name_or_path
     if config.models.critic_model_name_or_path is None:
         logger.info("the critic starts from the actor, with a zero value head")
+    bins = None
+    load: Callable[..., PreTrainedModel] = load_critic
+    if config.critic.value_range is not None:
+        bins = resolve_name(VALUE_BINS)(*config.critic.value_range)
+        load = partial(resolve_name(LOAD_BINNED), bins)
     model = shared
     if model is None:
-        model = load_critic(
+        model = load(
             path,
             CRITIC,
             settings.dtype,
@@ -277,7 +287,7 @@ def _build_critic(
         config.optimizers.critic_learning_rate,
         config.optimizers.critic_weight_decay,
     )
-    return train_engine(ScalarModel(model), optimizer, settings)
+    return train_engine(ScalarModel(model, bins), optimizer, settings)
 
 
 def _rollout_engine(
@@ -295,15 +305,3 @@ def _rollout_engine(
         config.sampling.decode_graphs,
         report,
     )
-
-
-def check_heads(config: PPOConfig) -> None:
-    """Raises UserError if the actor's attention heads cannot be split over the ranks that share vLLM."""
-    if config.vllm.vllm_tensor_parallel == 1:
-        return
-    heads: int = open_config(config.models.actor_model_name_or_path, ACTOR).get_text_config().num_attention_heads
-    if heads % config.vllm.vllm_tensor_parallel:
-        raise UserError(
-            f"--vllm_tensor_parallel {config.vllm.vllm_tensor_parallel} does not divide the {heads} attention heads "
-            f"of {ACTOR} {config.models.actor_model_name_or_path}."
-        )

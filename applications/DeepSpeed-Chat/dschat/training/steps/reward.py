@@ -11,7 +11,7 @@ from dschat.data.notes import warn_of_template
 from dschat.engine.engine import Engine, train_engine
 from dschat.models.classifiers import load_scalar
 from dschat.models.finetuning import choose_trained, require_trainable_tokens
-from dschat.models.heads import add_gain
+from dschat.models.reward_head import add_gain
 from dschat.models.reward_notes import note_end_token
 from dschat.models.scalar import ScalarModel, note_reward_loss
 from dschat.models.tokenizer import end_token_id

@@ -73,7 +73,7 @@ class RewardTask(Task[PairExample, TrainedScalar]):
     def _scores(self, engine: TrainedScalar, examples: Sequence[PairExample]) -> tuple[Tensor, Tensor, Pairs]:
         """The model's numbers at every token of the chosen and of the rejected sequences, (N, T) each; the pairs."""
         tokens = self.collate(examples)
-        chosen, rejected = engine(**tokens).chunk(2)
+        chosen, rejected = engine(tokens["input_ids"], tokens["attention_mask"]).chunk(2)
         ids, other_ids = tokens["input_ids"].chunk(2)
         mask, other_mask = tokens["attention_mask"].chunk(2)
         margins = torch.tensor([example.margin for example in examples], dtype=torch.float32, device=device())
