@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from closeness import UPDATE, WEIGHT_GAP, near
-from critic_updates import BINS, holed_batch, plain_critic, rows_of_critic
+from critic_updates import BINS, critic_updates, cut_on_first_rank, holed_batch, plain_critic, rows_of_critic
 from factories import largest_difference, make_causal_lm, make_tokenizer
 from launches import WORKERS, run_ranks
 from recorded_updates import ALL_CASES, FAST_CASES, LEARNING_RATE, TOKEN_CASES, UPDATES, Case, run_case, untied_updates
@@ -81,6 +81,13 @@ def test_a_critics_own_updates_are_of_the_rows_of_both_processes(two_processes):
     expected, losses = plain_critic(holed_batch(), rows_of_critic(2))
     assert largest_difference({name: weights[name] for name in expected}, expected) < WEIGHT_GAP
     assert metrics["loss/value"] == near(sum(losses) / len(losses), UPDATE)
+
+
+def test_an_actor_without_a_token_on_one_process_is_trained_on_both(alone, two_processes):
+    weights = two_processes.tensors("cut-on-first-rank")
+    expected, _ = critic_updates(cut_on_first_rank())
+    actor = {name: x for name, x in expected.items() if name.startswith("actor")}
+    assert largest_difference({name: weights[name] for name in actor}, actor) < WEIGHT_GAP
 
 
 @pytest.mark.parametrize("stage", [0, 3])

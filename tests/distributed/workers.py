@@ -44,11 +44,12 @@ def updates(folder: Path, keep: Callable[..., None]) -> None:
 
 def critic_updates(folder: Path, keep: Callable[..., None]) -> None:
     """Eight updates of the critic beside one of the actor."""
-    from critic_updates import BINS, holed_batch
+    from critic_updates import BINS, cut_on_first_rank, holed_batch
     from critic_updates import critic_updates as updated
 
     weights, metrics = updated(holed_batch())
     keep(folder, "critic-updates", metrics, weights)
+    keep(folder, "cut-on-first-rank", *reversed(updated(cut_on_first_rank())))
     for stage in (0, 3):
         weights, metrics = updated(holed_batch(), stage, **BINS)
         keep(folder, f"value-bins-zero{stage}", metrics, weights)

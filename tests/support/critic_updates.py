@@ -42,6 +42,14 @@ def holed_batch() -> PPOBatch:
     return replace(batch, trajectory=replace(batch.trajectory, rollout=rollout))
 
 
+def cut_on_first_rank() -> PPOBatch:
+    """The same, in which no token of every other row, those of the first of two processes, counts for the policy."""
+    batch = holed_batch()
+    counted = batch.response_mask.clone()
+    counted[::2] = False
+    return replace(batch, counted=counted)
+
+
 def critic_updates(
     batch: PPOBatch, zero_stage: int = 0, tokens: int | None = None, **flags: Any
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
