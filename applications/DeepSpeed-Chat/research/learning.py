@@ -11,7 +11,7 @@ import logging
 import multiprocessing
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from datetime import date
 from pathlib import Path
@@ -83,19 +83,21 @@ def main() -> None:
     draw_pictures(groups, options)
 
 
-def run_all(trials: Sequence[Trial], folder: Path, jobs: int) -> None:
+def run_all(trials: Sequence[Trial], folder: Path, jobs: int, run: Callable[[Trial, Path], None] = run_trial) -> None:
     """Makes the runs that are not finished, several at a time.
 
     Raises:
         RuntimeError: a run failed; runs that have started are finished first.
     """
     unfinished = [trial for trial in trials if not trial.file(folder).exists()]
-    # A process makes one run, since DeepSpeed's process groups cannot be made twice in one process.
-    context = multiprocessing.get_context("spawn")
+    # A process makes one run, since DeepSpeed's process groups cannot be made twice in one process. Each is a copy of
+    # a process that has imported everything, which takes longer than some runs.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["run_trial", "dschat.training.steps.ppo", "deepspeed"])
     with ProcessPoolExecutor(jobs, context, _prepare_process, max_tasks_per_child=1) as pool:
         trials_by_future = {}
         for trial in unfinished:
-            trials_by_future[pool.submit(run_trial, trial, folder)] = trial
+            trials_by_future[pool.submit(run, trial, folder)] = trial
         for future in tqdm(as_completed(trials_by_future), "runs", len(unfinished)):
             if future.exception() is not None:
                 pool.shutdown(wait=True, cancel_futures=True)

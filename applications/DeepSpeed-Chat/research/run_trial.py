@@ -53,23 +53,28 @@ def run_trial(trial: Trial, folder: Path) -> None:
     output = folder / "runs" / trial.key
     config = make_config(trial, task, starts, output)
 
-    start_time = time.perf_counter()
-    with recorded_credit(trial, config) as recorder:
-        dschat.train(config)
-    seconds = time.perf_counter() - start_time
-
-    # The metrics of the rollouts, and what was recorded of their advantages.
-    curves = read_curves(output, f"objective/{task.kind}")
-    credit = pd.DataFrame(recorder.rows).iloc[-len(curves) :].reset_index(drop=True)
-    curves = pd.concat([curves, credit], axis=1)
+    curves = train_recorded(trial, config, f"objective/{task.kind}")
     # Scores are gold scores divided by their standard deviation; those of a learned reward model are not.
     gold_per_score = start.spread if trial.scores == "gold" else math.nan
     curves["gold_per_token"] = curves.pop("score_per_token") * gold_per_score
-    curves["seconds"] = round(seconds, 1)
     file = trial.file(folder)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_file(file, curves.to_csv(index=False, float_format="%.5g"))
     shutil.rmtree(output)
+
+
+def train_recorded(trial: Trial, config: PPOConfig, gold: str) -> pd.DataFrame:
+    """Trains and returns the curves of `read_curves`, with what was recorded of advantages, and seconds of the run."""
+    start_time = time.perf_counter()
+    start_cpu_time = time.process_time()
+    with recorded_credit(trial, config) as recorder:
+        dschat.train(config)
+    seconds = time.perf_counter() - start_time
+    cpu_seconds = time.process_time() - start_cpu_time
+
+    curves = read_curves(Path(config.output.output_dir), gold)
+    credit = pd.DataFrame(recorder.rows).iloc[-len(curves) :].reset_index(drop=True)
+    return pd.concat([curves, credit], axis=1).assign(seconds=round(seconds, 1), cpu_seconds=round(cpu_seconds, 1))
 
 
 def make_config(trial: Trial, task: LearningTask, starts: Starts, output: Path) -> PPOConfig:

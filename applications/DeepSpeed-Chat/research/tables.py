@@ -190,7 +190,8 @@ def median_updates(updates: pd.Series[float]) -> str:
 
 def number_text(number: float, digits: int = 2) -> str:
     """A number; a dash for NaN, which a run without a critic has."""
-    return NONE if math.isnan(number) else f"{number:.{digits}f}"
+    without_minus_zero = round(number, digits) + 0.0
+    return NONE if math.isnan(number) else f"{without_minus_zero:.{digits}f}"
 
 
 def kl_table(group: Group, runs: pd.DataFrame) -> str:
@@ -286,8 +287,8 @@ def draw_group(over_updates: Axes, over_kl: Axes, group: Group, curves: pd.DataF
         runs = curves[curves["setting"] == setting]
         if runs.empty:
             continue
-        gold = _curves_by_seed(runs, "gold")
-        kl = _curves_by_seed(runs, "kl").mean(0)
+        gold = curves_by_seed(runs, "gold")
+        kl = curves_by_seed(runs, "kl").mean(0)
         mean = gold.mean(0)
         updates = np.arange(1, len(mean) + 1)
         colour = COLOURS[number % len(COLOURS)]
@@ -304,7 +305,7 @@ def draw_group(over_updates: Axes, over_kl: Axes, group: Group, curves: pd.DataF
     plain_axes(over_kl, "", "KL to SFT, nats per response", "gold score")
 
 
-def _curves_by_seed(runs: pd.DataFrame, name: str) -> Numbers:
+def curves_by_seed(runs: pd.DataFrame, name: str) -> Numbers:
     """Smoothed curves, shape (seeds, updates)."""
     curves = [smooth(run[name]).to_numpy() for _, run in runs.groupby("seed")]
     return np.stack(curves)

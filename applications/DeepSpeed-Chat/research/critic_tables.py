@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and the picture of `critics.py`, over the finished runs.
+
+A run is measured on its own (`measure_run`), then compared with those of the same seed (`measure_runs`). Numbers are
+means over seeds, with the standard error.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dschat.base.pictures import COLOURS, plain_axes
+from tables import NONE, curves_by_seed, final, gold_at_kl, kl_column, markdown, number_text, updates_to
+
+SETTING = ["critic", "training", "credit"]
+CRITIC_NAMES = {"sft": "SFT model", "reward": "reward model"}
+DRAWN = 2  # trainings of the critic in the picture, the first ones
+
+
+# ---- Runs ----
+
+
+def measure_runs(curves: pd.DataFrame, kl_levels: Sequence[float]) -> pd.DataFrame:
+    """A row for each run whose seed has the first setting, with which `gain` and `updates` compare it, by critic.
+
+    Args:
+        curves: curves of all runs, with the columns critic, training, credit and seed.
+        kl_levels: KLs, in nats per response, at which the gold score is read.
+    """
+    first_setting = tuple(curves[["training", "credit"]].iloc[0])
+    rows = []
+    for (critic, seed), runs in curves.groupby(["critic", "seed"], sort=False):
+        runs_by_setting = dict(tuple(runs.groupby(["training", "credit"], sort=False)))
+        baseline = runs_by_setting.get(first_setting)
+        if baseline is None:
+            continue
+        for (training, credit), run in runs_by_setting.items():
+            row = {"critic": critic, "training": training, "credit": credit, "seed": seed}
+            row |= measure_run(run, kl_levels)
+            row["gain"] = row["gold"] - held_out_gold(baseline)
+            row["updates"] = updates_to(run["gold"], final(baseline["gold"]))
+            row["more_seconds"] = row["seconds"] - cpu_seconds(baseline)
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def measure_run(run: pd.DataFrame, kl_levels: Sequence[float]) -> dict[str, float]:
+    """The numbers of a run that need no other run."""
+    first, middle, last = fifths(run["explained_variance_middle"])
+    numbers = {
+        "gold": held_out_gold(run),
+        "kl": float(run["held-out kl"].iloc[0]),
+        "explained_first": first,
+        "explained_middle": middle,
+        "explained_last": last,
+        "explained_returns": fifths(run["explained_variance"])[-1],
+        "ended": float(run["held-out eos_rate"].iloc[0]),
+        "seconds": cpu_seconds(run),
+    }
+    for level in kl_levels:
+        numbers[kl_column(level)] = gold_at_kl(run, level)
+    return numbers
+
+
+def held_out_gold(run: pd.DataFrame) -> float:
+    """The gold score of the responses to the held-out prompts after the last update."""
+    return float(run["held-out gold_scores"].iloc[0])
+
+
+def cpu_seconds(run: pd.DataFrame) -> float:
+    """Seconds of one core, evaluations included."""
+    return float(run["cpu_seconds"].iloc[0])
+
+
+def fifths(curve: pd.Series[float]) -> tuple[float, float, float]:
+    """Means over the first, the middle and the last fifth of a run."""
+    width = max(1, len(curve) // 5)
+    middle = (len(curve) - width) // 2
+    return curve[:width].mean(), curve[middle : middle + width].mean(), curve[-width:].mean()
+
+
+# ---- Tables ----
+
+
+def over_seeds(values: pd.Series[float], digits: int = 3, sign: bool = False) -> str:
+    """Mean ± standard error, and the number of seeds that have the number if some have none."""
+    present = values.dropna()
+    if present.empty:
+        return NONE
+    mean = round(present.mean(), digits) + 0.0  # no minus sign before a zero
+    text = f"{mean:{'+' if sign else ''}.{digits}f}"
+    if len(present) > 1:
+        text += f" ± {present.std() / math.sqrt(len(present)):.{digits}f}"
+    return text if len(present) == len(values) else f"{text} ({len(present)}/{len(values)})"
+
+
+def settings_table(runs: pd.DataFrame, kl_levels: Sequence[float]) -> str:
+    """Every setting: where it ends, how well its critic explains, how fast it is, and what it costs."""
+    rows = []
+    for (critic, training, credit), seeds in runs.groupby(SETTING, sort=False):
+        means = seeds.mean(numeric_only=True)
+        explained = [number_text(means[f"explained_{part}"]) for part in ("first", "middle", "last")]
+        row = {
+            "critic from": CRITIC_NAMES[critic],
+            "critic, per rollout": training,
+            "": credit,
+            "seeds": str(len(seeds)),
+            "gold score": over_seeds(seeds["gold"]),
+            "minus λ .95, 1 update": over_seeds(seeds["gain"], sign=True),
+            "KL": over_seeds(seeds["kl"], 1),
+            "EV, first / middle / last fifth": " / ".join(explained),
+            "EV of returns, last fifth": number_text(means["explained_returns"]),
+            "updates to its score": over_seeds(seeds["updates"], 0),
+        }
+        for level in kl_levels:
+            row[f"gold at {kl_column(level)}"] = over_seeds(seeds[kl_column(level)])
+        row["CPU s"] = f"{means['seconds']:.0f} ({means['more_seconds']:+.0f})"
+        rows.append(row)
+    return markdown(pd.DataFrame(rows))
+
+
+def remaining_table(runs: pd.DataFrame) -> str:
+    """What a longer reach still adds to the first credit, if the critic of both is trained alike: by seed."""
+    rows = []
+    for (critic, training), seeds in runs.groupby(["critic", "training"], sort=False):
+        by_credit = seeds.pivot(index="seed", columns="credit")
+        credits = list(seeds["credit"].unique())
+        first = credits[0]
+        explained = [number_text(by_credit["explained_last"][credit].mean()) for credit in credits]
+        row = {
+            "critic from": CRITIC_NAMES[critic],
+            "critic, per rollout": training,
+            "seeds": str(len(by_credit)),
+            "EV in the last fifth": " / ".join(explained),
+            f"gold score, {first}": over_seeds(by_credit["gold"][first]),
+        }
+        for credit in credits[1:]:
+            difference = by_credit["gold"][credit] - by_credit["gold"][first]
+            row[f"{credit}, minus it"] = over_seeds(difference, sign=True)
+        rows.append(row)
+    return markdown(pd.DataFrame(rows))
+
+
+# ---- Picture ----
+
+
+def draw_critics(curves: pd.DataFrame) -> bytes:
+    """Explained variance and gold score over updates, by critic and its training; bands are standard errors.
+
+    The first DRAWN trainings are drawn for each critic, if they have as many finished runs as the first.
+    """
+    cells = list(curves.groupby(["critic", "training"], sort=False))
+    trainings = list(curves["training"].unique())[:DRAWN]
+    num_rows = len(cells[0][1])
+    drawn = [(names, runs) for names, runs in cells if names[1] in trainings and len(runs) >= num_rows]
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "learning", "font.size": 9}):
+        figure = Figure(figsize=(3.2 * len(drawn), 6.2), layout="constrained")
+        axes = figure.subplots(2, len(drawn), squeeze=False, sharey="row", sharex=True)
+        for column, ((critic, training), runs) in enumerate(drawn):
+            explained, gold = axes[:, column]
+            draw_credits(explained, runs, "explained_variance_middle")
+            draw_credits(gold, runs, "gold")
+            plain_axes(
+                explained, f"{CRITIC_NAMES[critic]}, {training}", "", "explained variance" if not column else ""
+            )
+            plain_axes(gold, "", "updates", "gold score" if not column else "")
+        lines, labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def draw_credits(ax: Axes, runs: pd.DataFrame, name: str) -> None:
+    """A curve for each credit, the mean over seeds."""
+    for number, (credit, seeds) in enumerate(runs.groupby("credit", sort=False)):
+        by_seed = curves_by_seed(seeds, name)
+        mean = by_seed.mean(0)
+        updates = np.arange(1, len(mean) + 1)
+        colour = COLOURS[number]
+        ax.plot(updates, mean, label=str(credit), linewidth=1.6, color=colour)
+        if len(by_seed) > 1:
+            error = by_seed.std(0, ddof=1) / math.sqrt(len(by_seed))
+            ax.fill_between(updates, mean - error, mean + error, color=colour, alpha=0.15, linewidth=0)
