@@ -57,6 +57,7 @@ def measure_run(run: pd.DataFrame, kl_levels: Sequence[float]) -> dict[str, floa
     first, middle, last = fifths(run["explained_variance_middle"])
     numbers = {
         "gold": held_out_gold(run),
+        "gold_in_training": final(run["gold"]),
         "kl": float(run["held-out kl"].iloc[0]),
         "explained_first": first,
         "explained_middle": middle,
@@ -142,11 +143,12 @@ def remaining_table(runs: pd.DataFrame) -> str:
             "EV in the last fifth": " / ".join(explained),
             f"gold score, {first}": over_seeds(by_credit["gold"][first]),
         }
-        for credit in credits[1:]:
-            difference = by_credit["gold"][credit] - by_credit["gold"][first]
-            row[f"{credit}, minus it"] = over_seeds(difference, sign=True)
+        for name, column in (("", "gold"), (", in training", "gold_in_training")):
+            for credit in credits[1:]:
+                difference = by_credit[column][credit] - by_credit[column][first]
+                row[f"{credit}, minus it{name}"] = over_seeds(difference, sign=True)
         rows.append(row)
-    return markdown(pd.DataFrame(rows))
+    return markdown(pd.DataFrame(rows).fillna(NONE))
 
 
 # ---- Picture ----

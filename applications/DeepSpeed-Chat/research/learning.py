@@ -91,9 +91,10 @@ def run_all(trials: Sequence[Trial], folder: Path, jobs: int, run: Callable[[Tri
     """
     unfinished = [trial for trial in trials if not trial.file(folder).exists()]
     # A process makes one run, since DeepSpeed's process groups cannot be made twice in one process. Each is a copy of
-    # a process that has imported everything, which takes longer than some runs.
+    # a process that has imported everything, which takes longer than some runs; CUDA does not allow such copies.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["run_trial", "dschat.training.steps.ppo", "deepspeed"])
+    if not torch.cuda.is_available():
+        context.set_forkserver_preload(["run_trial", "dschat.training.steps.ppo", "deepspeed"])
     with ProcessPoolExecutor(jobs, context, _prepare_process, max_tasks_per_child=1) as pool:
         trials_by_future = {}
         for trial in unfinished:
