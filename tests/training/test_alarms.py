@@ -102,6 +102,13 @@ def test_a_symptom_begins_beyond_its_limit(name, beyond, at, caplog):
     assert names_of(*at, flags=flags, caplog=caplog) == {}
 
 
+def test_a_critic_that_does_not_learn_is_told_of_more_updates_per_rollout(caplog):
+    (line,) = said(*of(EXPLAINED, *[0.01] * 20), caplog=caplog).values()
+    assert line.endswith("or a critic that starts from the reward model; or --critic_minibatches 4 --critic_epochs 4.")
+    (line,) = said(*of(EXPLAINED, *[0.01] * 20), flags={"critic_epochs": 4}, caplog=caplog).values()
+    assert "--critic_minibatches" not in line
+
+
 def creeping(end, length, first_length=None):
     """A KL that rises in 40 equal steps, so that none is a jump."""
     course = [{KL: end * step / 40, LENGTH: length} for step in range(41)]
