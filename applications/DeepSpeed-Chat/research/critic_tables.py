@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dschat.base.pictures import COLOURS, plain_axes
+from dschat.base.statistics import Estimate
 from tables import NONE, curves_by_seed, final, gold_at_kl, kl_column, markdown, number_text, updates_to
 
 SETTING = ["critic", "training", "credit"]
@@ -97,9 +98,9 @@ def over_seeds(values: pd.Series[float], digits: int = 3, sign: bool = False) ->
     if present.empty:
         return NONE
     mean = round(present.mean(), digits) + 0.0  # no minus sign before a zero
-    text = f"{mean:{'+' if sign else ''}.{digits}f}"
-    if len(present) > 1:
-        text += f" ± {present.std() / math.sqrt(len(present)):.{digits}f}"
+    text = Estimate(mean, present.sem() if len(present) > 1 else None).text(digits)
+    if sign and mean >= 0:
+        text = f"+{text}"
     return text if len(present) == len(values) else f"{text} ({len(present)}/{len(values)})"
 
 
