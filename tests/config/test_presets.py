@@ -11,7 +11,7 @@ from dschat.settings.ppo import PPOConfig
 from dschat.settings.presets import find_preset, preset_names, variables
 from dschat.settings.supervised import SFTConfig
 from flag_cases import FAMILIES, REQUIRED, config_of
-from script_runs import METHODS, preset
+from script_runs import FEW_ROWS, METHODS, preset
 
 PRESET = {"run": "tldr-gemma-2b", "model": "google/gemma-2b", "data": "tldr/set"}
 LATER = PRESET | {"model": "sft"}
@@ -166,6 +166,21 @@ def test_a_method_is_added_to_any_run(name, responses, tmp_path):
         *(critic.critic_minibatches, critic.critic_epochs, critic.cut_answers, critic.critic_trains),
         *(config.optimizers.critic_warmup_updates, config.loss.rollout_is_mask, config.rollouts.samples_per_prompt),
     )
+
+
+@pytest.mark.parametrize("step", ["sft", "reward", "dpo"])
+def test_few_rows_make_small_batches(step, tmp_path):
+    given = ["--data_path", "d", "--output_dir", str(tmp_path), "--model_name_or_path", "m"]
+    config = preset(step, FEW_ROWS, given).config
+    assert (config.plan_batches(1).global_batch, config.data.eval_share) == (2, 0.2)
+
+
+def test_few_rows_make_small_rollouts_of_short_answers(tmp_path):
+    given = ["--data_path", "d", "--output_dir", str(tmp_path), "--actor_model_name_or_path", "a"]
+    given += ["--critic_model_name_or_path", "c", "--max_answer_seq_len", "32"]
+    config = preset("ppo", FEW_ROWS, given).config
+    assert (config.plan_batches(1).rollout_per_rank, config.data.eval_share) == (2, 0.2)
+    assert config.sampling.max_answer_seq_len == 32  # the run's own flags win
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,12 @@ from dschat.settings.presets import preset_names
 SCRIPTS = sorted(TRAINING.glob("*/training_scripts/*.sh"))
 GEMMA = {step: folder / "training_scripts" / "run_gemma.sh" for step, folder in STEPS.items()}
 METHODS = ("easyppo", "sao")  # presets of step 3 without a model and data, for any run
+FEW_ROWS = "few_rows"  # the same for every step
 PRESETS = [
-    (step, name) for step in ("sft", "reward", "dpo", "ppo") for name in preset_names(step) if name not in METHODS
+    (step, name)
+    for step in ("sft", "reward", "dpo", "ppo")
+    for name in preset_names(step)
+    if name not in (*METHODS, FEW_ROWS)
 ]
 # Everything that a preset or the launcher reads, so that a test sees nothing of the machine it runs on.
 VARIABLES = (
