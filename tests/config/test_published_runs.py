@@ -75,9 +75,10 @@ def test_the_nightly_test_has_the_value_clip_and_a_critic_of_the_same_model(tmp_
     assert given["actor_model_name_or_path"] == "Qwen/Qwen2.5-1.5B-Instruct"
 
 
-def test_the_released_arithmetic_differs_in_two_flags_alone(tmp_path):
+def test_the_released_arithmetic_differs_in_three_flags_alone(tmp_path):
     paper = preset("ppo", "tldr_gemma_2b", processes=8, PROJ_PATH=str(tmp_path)).given()
     released = preset("ppo", "tldr_gemma_2b_as_released", processes=8, PROJ_PATH=str(tmp_path)).given()
     changed = {name: value for name, value in released.items() if paper.get(name) != value}
     folder = changed.pop("output_dir")
-    assert changed == {"macro_reward": "mean", "isolate_last_token": True} and folder.endswith("/ppo-as-released")
+    assert changed == {"macro_reward": "mean", "isolate_last_token": True, "clip_reward_value": 2.5}
+    assert folder.endswith("/ppo-as-released")
