@@ -735,7 +735,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("simulated user: the last answer to a question stays", "writing_once", "os.link(_a, _b)", "os.replace(_a, _b)",
      "test_the_first_answer_to_a_question_stays"),
     ("simulated user: a dialogue whose user failed has a score", "reward_source",
-     'weighted.append(_simulated_user(parts))', "pass", "test_a_user_that_fails_is_left_out_and_counted"),
+     'terms.append(_episodes_without_rewards(parts))', "pass", "test_a_user_that_fails_is_left_out_and_counted"),
     ("simulated user: a preview has other seeds than training", "begin_episodes", "environment_seed(_a, _b, 0, _c)",
      "environment_seed(_a, _b, 1, _c)", "test_the_messages_of_reset_are_shown"),
     # models

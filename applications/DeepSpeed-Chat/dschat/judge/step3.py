@@ -11,7 +11,7 @@ from dschat.judge.rubrics import read_rubric
 from dschat.judge.scores import JudgeScores, JudgeSettings
 from dschat.judge.settings import RewardJudgeFlags
 from dschat.run.distributed import world_size
-from dschat.training.steps.scores import SourceParts, patience_of
+from dschat.training.steps.scores import SourceParts
 
 JUDGE_CACHE = ".judge-cache"  # below the output folder
 JUDGE_FLAGS = EndpointFlags(
@@ -55,5 +55,4 @@ def build_judge(parts: SourceParts, rubric_file: str) -> JudgeScores:
 
     folder = Path(flags.judge_cache or Path(config.output.output_dir) / JUDGE_CACHE)
     client = JudgeClient(with_key(endpoint), ReplyCache(folder), spending)
-    patience = patience_of(config)
-    return JudgeScores(client, JudgeSettings(rubric, flags.judge_concurrency, patience, parts.skips))
+    return JudgeScores(client, JudgeSettings(rubric, flags.judge_concurrency, parts.patience, parts.skips))

@@ -203,6 +203,11 @@ class RewardFlags:
                 require_extra(kind.extra, f"--{kind.flag} {value}")
 
     @property
+    def are_named(self) -> bool:
+        """Whether metrics and samples have the score of each source under its name; otherwise it is just the score."""
+        return len(self.sources) > 1 or self.reward_weights is not None
+
+    @property
     def source_names(self) -> list[str]:
         """What the sources of scores are called in --reward_weights, metrics and samples."""
         return [kind.name or value.rpartition(":")[2] for kind, value in self.sources]
@@ -234,8 +239,7 @@ class RewardFlags:
     def score_remedies(self) -> dict[str, str]:
         """What to do about numbers that are not finite, by name: scores where there is one source, else its own."""
         flags = [f"--{kind.flag} {value}" for kind, value in self.sources]
-        are_named = len(flags) > 1 or self.reward_weights is not None
-        names = self.source_names if are_named else ["scores"] * len(flags)
+        names = self.source_names if self.are_named else ["scores"] * len(flags)
         skip = "" if self.on_reward_error == "skip" else " --on_reward_error skip leaves such responses out."
         remedies = {name: f"{flag} must give finite numbers.{skip}" for name, flag in zip(names, flags, strict=True)}
         if self.metric_name is not None:
@@ -280,7 +284,7 @@ def _repeated_name(config: Any) -> str | None:
     names = [*dict.fromkeys(METRIC_NAMES), *rewards.criterion_names]
     if rewards.metric_name is not None:
         names.append(rewards.metric_name)
-    if rewards.reward_weights is not None or len(rewards.source_names) > 1:  # otherwise it is the score
+    if rewards.are_named:
         names += rewards.source_names
     for name, count in Counter(names).items():
         if count > 1:

@@ -37,7 +37,7 @@ from dschat.training.ppo.collect import ActorSampler
 from dschat.training.ppo.models import MovingAverage, PPOModels
 from dschat.training.steps.common import load_step_data, plan_run, record_decoding
 from dschat.training.steps.engines import RunPlan, engine_settings, load_options_of, optimizer_settings, trained_part
-from dschat.training.steps.scores import RunsPrograms, SourceParts, reward_source
+from dschat.training.steps.scores import ProgramRunner, SourceParts, reward_source
 from dschat.training.steps.step3 import ACTOR, CRITIC, REWARD, TEACHER, frozen_settings, is_on_base, seed_new_rows
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
     condition = TerminationCondition(config.termination, tokenizer, end_id, config.optimisation.seed)
     run.record.parser = condition.parser
-    programs: RunsPrograms | None = None
+    programs: ProgramRunner | None = None
     if config.rewards.reward_source == "programs":
         programs = resolve_name(PROGRAM_POOL)(config)
     make = partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=config.sampling.max_prompt_seq_len)
@@ -169,7 +169,7 @@ def build_ppo_models(
     config: PPOConfig,
     plan: RunPlan,
     tokenizer: PreTrainedTokenizerBase,
-    programs: RunsPrograms | None = None,
+    programs: ProgramRunner | None = None,
     report: Report | None = None,
 ) -> PPOModels:
     """Actor and reference from the SFT model, critic from the reward model (or the SFT model with a zero head).

@@ -48,8 +48,8 @@ def build_model(parts: SourceParts, path: str) -> ScoreSource:
 
     It reads the actor's token ids, or texts if `own_reward_tokenizer` says so.
     """
-    if parts.on_base is not None:
-        return parts.on_base
+    if parts.shared_scores is not None:
+        return parts.shared_scores
     config = parts.config
     reward_tokenizer = own_reward_tokenizer(config, path, parts.tokenizer)
     if reward_tokenizer is not None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the source of scores of a run from its flags.
+"""Builds the score source of a PPO run from its flags.
 
-Each flag that names a source has a row of `SCORE_SOURCES` in settings/rewards.py, which says what builds it.
+Each flag that names a source has a row of `SCORE_SOURCES` in settings/rewards.py. The row names a function, such as
+`build_server` in training/steps/reward_url.py, which is imported and called with the parts and the flag's value.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from dschat.settings.rewards import SIMULATED_USER, SOURCE_BY_FLAG, SourceKind, 
 from dschat.training.steps.engines import RunPlan
 
 
-class RunsPrograms(Protocol):
-    """A pool that runs programs (`PROGRAM_POOL`, training/steps/ppo.py)."""
+class ProgramRunner(Protocol):
+    """What the core knows of the pool that runs programs, which the wing `programs` makes."""
 
     @property
     def level(self) -> str:
@@ -31,74 +32,63 @@ class RunsPrograms(Protocol):
 
 @dataclass(frozen=True)
 class SourceParts:
-    """What sources of scores are built from.
+    """What score sources are built from.
 
     Attributes:
         config: the flags.
         plan: batch sizes and placement of the run.
         tokenizer: the actor's tokenizer.
         programs: runs the programs in responses, with --reward_source programs.
-        on_base: with --share_base, the scores of the reward model, which is an adapter on the actor's base.
+        shared_scores: scores of the reward model, where --share_base makes it an adapter on the actor's base.
     """
 
     config: PPOConfig
     plan: RunPlan
     tokenizer: PreTrainedTokenizerBase
-    programs: RunsPrograms | None = None
-    on_base: ScoreSource | None = None
+    programs: ProgramRunner | None = None
+    shared_scores: ScoreSource | None = None
 
     @property
     def skips(self) -> bool:
         """Whether responses without a score are left out."""
         return self.config.rewards.on_reward_error == "skip"
 
+    @property
+    def patience(self) -> float:
+        """Seconds in which all answers of a rollout must come, since other ranks wait; unlimited on a single rank."""
+        return longest_rollout(self.config) if world_size() > 1 else math.inf
+
 
 def reward_source(parts: SourceParts) -> ScoreSource:
-    """The source of scores of a run: a single one, the weighted sum of several, or zeros if the flags name none.
+    """The score source of a run: a single source, the weighted sum of several, or zeros if the flags name none.
 
     Raises:
         UserError: a function, a model, a rubric, a key or an address cannot be used.
     """
-    config = parts.config
-    weighted = _weighted_sources(parts)
-    if config.has_simulated_user:
-        weighted.append(_simulated_user(parts))
-    if not weighted:
+    rewards = parts.config.rewards
+    terms: list[Weighted] = []
+    for name, (kind, value) in zip(rewards.source_names, rewards.sources, strict=True):
+        source = _build_source(parts, kind, value)
+        terms.append(Weighted(name if rewards.are_named else None, rewards.weights[name], source))
+    if parts.config.has_simulated_user:
+        terms.append(_episodes_without_rewards(parts))
+
+    if not terms:
         return NoScores()
-    # Beside sums, `WeightedScores` reports scores by name, leaves out responses without one, and adds metrics.
-    reports_names = any(source.name is not None for source in weighted)
-    if reports_names or parts.skips or config.has_simulated_user:
+    # A sum is needed for several terms, for scores under names of their own, and to leave out missing scores.
+    if len(terms) > 1 or rewards.are_named or parts.skips:
         from dschat.scoring.weighted import WeightedScores
 
-        return WeightedScores(weighted, parts.skips)
-    return weighted[0].source
+        return WeightedScores(terms, parts.skips)
+    return terms[0].source
 
 
-def _weighted_sources(parts: SourceParts) -> list[Weighted]:
-    """The sources that flags name. Those of a sum have their names in --reward_weights; a single one has none."""
-    rewards = parts.config.rewards
-    is_sum = len(rewards.sources) > 1 or rewards.reward_weights is not None
-    weighted: list[Weighted] = []
-    for name, (kind, value) in zip(rewards.source_names, rewards.sources, strict=True):
-        source = build_source(parts, kind, value)
-        weighted.append(Weighted(name if is_sum else None, rewards.weights[name], source))
-    return weighted
+def _episodes_without_rewards(parts: SourceParts) -> Weighted:
+    """Dialogues with a simulated user: they add 0, no score where the user failed, and the metrics of episodes."""
+    return Weighted(None, 1.0, _build_source(parts, SOURCE_BY_FLAG["environment"], SIMULATED_USER))
 
 
-def _simulated_user(parts: SourceParts) -> Weighted:
-    """What counts the turns of dialogues with a simulated user.
-
-    Nothing is rewarded; dialogues whose user failed get no score.
-    """
-    return Weighted(None, 1.0, build_source(parts, SOURCE_BY_FLAG["environment"], SIMULATED_USER))
-
-
-def build_source(parts: SourceParts, kind: SourceKind, value: str) -> ScoreSource:
-    """Imports the builder of a kind of source, and builds the one that a flag's value names."""
+def _build_source(parts: SourceParts, kind: SourceKind, value: str) -> ScoreSource:
+    """Imports the builder of a kind of source, and builds the source that the flag's value names."""
     builder: Callable[[SourceParts, str], ScoreSource] = resolve_name(f"dschat.{kind.builder}")
     return builder(parts, value)
-
-
-def patience_of(config: PPOConfig) -> float:
-    """Seconds in which all answers of a rollout must come, since other processes wait; unlimited without others."""
-    return longest_rollout(config) if world_size() > 1 else math.inf
