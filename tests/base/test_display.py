@@ -102,6 +102,22 @@ def test_a_page_asks_for_its_password_and_takes_no_large_file(password, asked):
     assert served["auth"] == asked and served["max_file_size"] == 1 << 20 and served["share"] is False
 
 
+@pytest.mark.parametrize(("port", "asked"), [(8000, 8000), (None, None), (0, None)])  # 0: any free one
+def test_a_page_without_a_port_says_what_gradio_found(port, asked):
+    served = {}
+
+    class Page:
+        def launch(self, **options):
+            served.update(options)
+            raise OSError("Cannot find empty port in range: 9000-9001. You can give another one to `launch()`.")
+
+    pytest.importorskip("gradio")
+    message = "--port: Cannot find empty port in range: 9000-9001; give another one."
+    with pytest.raises(UserError, match=f"^{message}$"):
+        launch(Page(), "", port=port)
+    assert served["server_port"] == asked
+
+
 def test_a_demo_on_another_address_needs_a_password(monkeypatch):
     monkeypatch.delenv("DEMO_PASSWORD", raising=False)
     with pytest.raises(UserError, match=r"--host 0.0.0.0: anyone .* Set DEMO_PASSWORD to a secret, which the page"):

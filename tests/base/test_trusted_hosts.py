@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from dschat.base.trusted_hosts import is_trusted
-from dschat.base.web_page import gradio, launch
+from dschat.base.web_page import import_gradio, launch
 from dschat.scoring.serve import ScoreServer, application
 from dschat.vllm.gate import Gate
 
@@ -94,7 +94,7 @@ def test_a_vllm_server(token, monkeypatch):
 def test_a_page_starts_beside_a_socks_proxy_and_answers_to_its_names(monkeypatch):
     for name in ("ALL_PROXY", "http_proxy"):
         monkeypatch.setenv(name, "socks5://127.0.0.1:9")
-    gr = gradio("--web")
+    gr = import_gradio("--web")
     with gr.Blocks() as page:
         gr.Markdown("hello")
     url = launch(page, css="")

@@ -18,6 +18,7 @@ from dschat.base.fingerprints import tokenizer_fingerprint
 from dschat.models.classifiers import load_trained_scalar
 from dschat.models.convert import convert, main
 from dschat.models.load import load_causal_lm
+from dschat.models.open_errors import refuse_pickles
 from dschat.models.pretrained import open_config
 from dschat.models.save import save_model
 from dschat.models.tokenizer import load_tokenizer, open_tokenizer
@@ -154,6 +155,13 @@ def test_a_pointer_in_a_model_s_folder_is_named(name, tokenizer, tmp_path):
     (tmp_path / name).write_text(POINTER)
     with pytest.raises(UserError, match=f"--m {folder}: .*/{name} is a pointer of Git LFS.* `git lfs pull`"):
         opened_wholly(folder, tokenizer)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter_model.bin"])
+def test_a_pointer_in_place_of_a_pickle_is_not_to_be_converted(name, tmp_path):
+    (tmp_path / name).write_text(POINTER)
+    with pytest.raises(UserError, match=f"--m {tmp_path}: .*/{name} is a pointer of Git LFS"):
+        refuse_pickles(str(tmp_path), f"--m {tmp_path}")
 
 
 # -- files of the vocabulary

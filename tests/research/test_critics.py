@@ -73,6 +73,7 @@ def test_runs_are_compared_with_those_of_their_seed(runs: pd.DataFrame) -> None:
     assert macro["KL 2"].tolist() == pytest.approx([0.16, 0.24])
     assert macro["more_seconds"].tolist() == [0.0, 0.0]
     text = critic_tables.settings_table(runs, [2.0])
+    assert "| gold score | minus tokens, 1 update | KL |" in text
     row = next(line for line in text.splitlines() if "| 1 update | macro |" in line)
     assert (
         "| 1 update | macro | 2 | 0.500 ± 0.100 | +0.150 ± 0.050 | 5.0 ± 0.0 | 0.05 / 0.45 / 0.85 | 0.50 | 8 ± 0 |"
@@ -88,8 +89,8 @@ def test_what_remains_is_the_difference_at_the_same_training(runs: pd.DataFrame)
 
 
 def test_seeds_that_lack_a_number_are_counted() -> None:
-    assert critic_tables.over_seeds(pd.Series([0.2, float("nan"), 0.4])) == "0.300 ± 0.100 (2/3)"
-    assert critic_tables.over_seeds(pd.Series([float("nan")])) == "–"
+    assert critic_tables.estimate_text(pd.Series([0.2, float("nan"), 0.4])) == "0.300 ± 0.100 (2/3)"
+    assert critic_tables.estimate_text(pd.Series([float("nan")])) == "–"
 
 
 @pytest.mark.slow

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and the picture of `critics.py`, over the finished runs.
 
-A run is measured on its own (`measure_run`), then compared with those of the same seed (`measure_runs`). Numbers are
-means over seeds, with the standard error.
+`measure_runs` makes a row of numbers for each run, some of which compare it with the baseline of its seed. The tables
+have a row for each setting: means over seeds with the standard error.
 """
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 
@@ -19,28 +18,43 @@ from matplotlib.figure import Figure
 
 from dschat.base.pictures import COLOURS, plain_axes
 from dschat.base.statistics import Estimate
-from tables import NONE, curves_by_seed, final, gold_at_kl, kl_column, markdown, number_text, updates_to
+from tables import (
+    NONE,
+    PICTURE_STYLE,
+    as_svg,
+    curves_by_seed,
+    final,
+    gold_at_kl,
+    kl_column,
+    markdown,
+    number_text,
+    updates_to,
+)
 
 SETTING = ["critic", "training", "credit"]
 CRITIC_NAMES = {"sft": "SFT model", "reward": "reward model"}
-DRAWN = 2  # trainings of the critic in the picture, the first ones
+DRAWN_TRAININGS = 2  # how many trainings of the critic the picture has, the first ones
 
 
 # ---- Runs ----
 
 
 def measure_runs(curves: pd.DataFrame, kl_levels: Sequence[float]) -> pd.DataFrame:
-    """A row for each run whose seed has the first setting, with which `gain` and `updates` compare it, by critic.
+    """A row for each run that has a baseline: the run of the first setting with the same critic and seed.
 
     Args:
         curves: curves of all runs, with the columns critic, training, credit and seed.
         kl_levels: KLs, in nats per response, at which the gold score is read.
+
+    Returns:
+        The first row is a baseline. Beside the numbers of `measure_run`: gain (in held-out gold score over the
+        baseline), updates (to the baseline's final score in training) and more_seconds (than the baseline).
     """
-    first_setting = tuple(curves[["training", "credit"]].iloc[0])
+    baseline_setting = tuple(curves[["training", "credit"]].iloc[0])
     rows = []
     for (critic, seed), runs in curves.groupby(["critic", "seed"], sort=False):
         runs_by_setting = dict(tuple(runs.groupby(["training", "credit"], sort=False)))
-        baseline = runs_by_setting.get(first_setting)
+        baseline = runs_by_setting.get(baseline_setting)
         if baseline is None:
             continue
         for (training, credit), run in runs_by_setting.items():
@@ -64,7 +78,6 @@ def measure_run(run: pd.DataFrame, kl_levels: Sequence[float]) -> dict[str, floa
         "explained_middle": middle,
         "explained_last": last,
         "explained_returns": fifths(run["explained_variance"])[-1],
-        "ended": float(run["held-out eos_rate"].iloc[0]),
         "seconds": cpu_seconds(run),
     }
     for level in kl_levels:
@@ -92,7 +105,7 @@ def fifths(curve: pd.Series[float]) -> tuple[float, float, float]:
 # ---- Tables ----
 
 
-def over_seeds(values: pd.Series[float], digits: int = 3, sign: bool = False) -> str:
+def estimate_text(values: pd.Series[float], digits: int = 3, sign: bool = False) -> str:
     """Mean ± standard error, and the number of seeds that have the number if some have none."""
     present = values.dropna()
     if present.empty:
@@ -106,6 +119,7 @@ def over_seeds(values: pd.Series[float], digits: int = 3, sign: bool = False) ->
 
 def settings_table(runs: pd.DataFrame, kl_levels: Sequence[float]) -> str:
     """Every setting: where it ends, how well its critic explains, how fast it is, and what it costs."""
+    baseline = runs.iloc[0]
     rows = []
     for (critic, training, credit), seeds in runs.groupby(SETTING, sort=False):
         means = seeds.mean(numeric_only=True)
@@ -115,39 +129,41 @@ def settings_table(runs: pd.DataFrame, kl_levels: Sequence[float]) -> str:
             "critic, per rollout": training,
             "": credit,
             "seeds": str(len(seeds)),
-            "gold score": over_seeds(seeds["gold"]),
-            "minus λ .95, 1 update": over_seeds(seeds["gain"], sign=True),
-            "KL": over_seeds(seeds["kl"], 1),
+            "gold score": estimate_text(seeds["gold"]),
+            f"minus {baseline['credit']}, {baseline['training']}": estimate_text(seeds["gain"], sign=True),
+            "KL": estimate_text(seeds["kl"], 1),
             "EV, first / middle / last fifth": " / ".join(explained),
             "EV of returns, last fifth": number_text(means["explained_returns"]),
-            "updates to its score": over_seeds(seeds["updates"], 0),
+            "updates to its score": estimate_text(seeds["updates"], 0),
         }
         for level in kl_levels:
-            row[f"gold at {kl_column(level)}"] = over_seeds(seeds[kl_column(level)])
+            row[f"gold at {kl_column(level)}"] = estimate_text(seeds[kl_column(level)])
         row["CPU s"] = f"{means['seconds']:.0f} ({means['more_seconds']:+.0f})"
         rows.append(row)
     return markdown(pd.DataFrame(rows))
 
 
 def remaining_table(runs: pd.DataFrame) -> str:
-    """What a longer reach still adds to the first credit, if the critic of both is trained alike: by seed."""
+    """What the other credits add to the first one on the same seeds, where the critics are trained alike."""
     rows = []
     for (critic, training), seeds in runs.groupby(["critic", "training"], sort=False):
         by_credit = seeds.pivot(index="seed", columns="credit")
         credits = list(seeds["credit"].unique())
-        first = credits[0]
+        first, *others = credits
         explained = [number_text(by_credit["explained_last"][credit].mean()) for credit in credits]
         row = {
             "critic from": CRITIC_NAMES[critic],
             "critic, per rollout": training,
             "seeds": str(len(by_credit)),
             "EV in the last fifth": " / ".join(explained),
-            f"gold score, {first}": over_seeds(by_credit["gold"][first]),
+            f"gold score, {first}": estimate_text(by_credit["gold"][first]),
         }
-        for name, column in (("", "gold"), (", in training", "gold_in_training")):
-            for credit in credits[1:]:
-                difference = by_credit[column][credit] - by_credit[column][first]
-                row[f"{credit}, minus it{name}"] = over_seeds(difference, sign=True)
+        for credit in others:
+            gain = by_credit["gold"][credit] - by_credit["gold"][first]
+            row[f"{credit}, minus it"] = estimate_text(gain, sign=True)
+        for credit in others:
+            gain = by_credit["gold_in_training"][credit] - by_credit["gold_in_training"][first]
+            row[f"{credit}, minus it, in training"] = estimate_text(gain, sign=True)
         rows.append(row)
     return markdown(pd.DataFrame(rows).fillna(NONE))
 
@@ -156,34 +172,31 @@ def remaining_table(runs: pd.DataFrame) -> str:
 
 
 def draw_critics(curves: pd.DataFrame) -> bytes:
-    """Explained variance and gold score over updates, by critic and its training; bands are standard errors.
+    """Explained variance and gold score over updates; bands are standard errors. Returns an SVG.
 
-    The first DRAWN trainings are drawn for each critic, if they have as many finished runs as the first.
+    There is a column for each critic and each of the first trainings, if as many of its runs are finished as of the
+    first column's.
     """
-    cells = list(curves.groupby(["critic", "training"], sort=False))
-    trainings = list(curves["training"].unique())[:DRAWN]
-    num_rows = len(cells[0][1])
-    drawn = [(names, runs) for names, runs in cells if names[1] in trainings and len(runs) >= num_rows]
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "learning", "font.size": 9}):
+    columns = list(curves.groupby(["critic", "training"], sort=False))
+    trainings = list(curves["training"].unique())[:DRAWN_TRAININGS]
+    complete = len(columns[0][1])
+    drawn = [(names, runs) for names, runs in columns if names[1] in trainings and len(runs) >= complete]
+    with rc_context(PICTURE_STYLE):
         figure = Figure(figsize=(3.2 * len(drawn), 6.2), layout="constrained")
         axes = figure.subplots(2, len(drawn), squeeze=False, sharey="row", sharex=True)
         for column, ((critic, training), runs) in enumerate(drawn):
             explained, gold = axes[:, column]
             draw_credits(explained, runs, "explained_variance_middle")
             draw_credits(gold, runs, "gold")
-            plain_axes(
-                explained, f"{CRITIC_NAMES[critic]}, {training}", "", "explained variance" if not column else ""
-            )
-            plain_axes(gold, "", "updates", "gold score" if not column else "")
+            plain_axes(explained, f"{CRITIC_NAMES[critic]}, {training}", "", "" if column else "explained variance")
+            plain_axes(gold, "", "updates", "" if column else "gold score")
         lines, labels = axes[0, 0].get_legend_handles_labels()
         figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+        return as_svg(figure)
 
 
 def draw_credits(ax: Axes, runs: pd.DataFrame, name: str) -> None:
-    """A curve for each credit, the mean over seeds."""
+    """A curve of the column `name` for each credit, the mean over seeds."""
     for number, (credit, seeds) in enumerate(runs.groupby("credit", sort=False)):
         by_seed = curves_by_seed(seeds, name)
         mean = by_seed.mean(0)

@@ -29,6 +29,7 @@ from trials import Group, Value
 Numbers = npt.NDArray[np.float64]
 NONE = "–"
 DASHES = ("--", "-.", ":")  # lines of settings that are not token-level PPO
+PICTURE_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "learning", "font.size": 9}  # of matplotlib
 SMOOTHED = ("gold", "kl", "length", "lambda_eff", "advantage_rms", "return_rms", "explained_variance_middle")
 
 
@@ -265,7 +266,7 @@ def write_sections(document: Path, sections: Mapping[str, str]) -> None:
 def draw(groups: Sequence[Group], folder: Path) -> bytes:
     """Gold score over updates, and below over KL, for groups side by side; bands are 95 % intervals over seeds."""
     width = max(8.4, 4.2 * len(groups))  # inches, with room for the names below
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "learning", "font.size": 9}):
+    with rc_context(PICTURE_STYLE):
         figure = Figure(figsize=(width, 7.2), layout="constrained")
         axes = figure.subplots(2, len(groups), squeeze=False, sharey="col")
         handles: dict[str, Artist] = {}
@@ -276,8 +277,13 @@ def draw(groups: Sequence[Group], folder: Path) -> bytes:
             handles |= dict(zip(labels, lines, strict=True))
         columns = int(width // 2.8)
         figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns, frameon=False)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        return as_svg(figure)
+
+
+def as_svg(figure: Figure) -> bytes:
+    """A figure as an SVG, the same bytes whenever it is made."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves a page of Gradio on this machine: no telemetry, no public tunnel, no downloaded fonts."""
+"""Serves a Gradio page without telemetry, public tunnel or downloaded fonts: the demo, and votes in a browser.
+
+Gradio and what comes with it are an extra, imported only where a page is served.
+"""
 
 import os
 import socket
@@ -10,12 +13,12 @@ from typing import Any
 from dschat.base.errors import UserError
 
 HOST = "127.0.0.1"
-USER = "demo"  # user name of a page with a password
+USER = "demo"  # user name that goes with the password of a page
 LARGEST_UPLOAD = 1 << 20  # bytes; Gradio accepts uploads from anybody, although no page asks for a file
-Component = Any  # a component of Gradio, which is imported only where a page is served
+Component = Any  # a component of Gradio
 
 
-def gradio(flag: str) -> Any:
+def import_gradio(flag: str) -> Any:
     """Imports Gradio with its telemetry turned off, and returns the module.
 
     Args:
@@ -26,7 +29,7 @@ def gradio(flag: str) -> Any:
     """
     os.environ.update(GRADIO_ANALYTICS_ENABLED="False", HF_HUB_DISABLE_TELEMETRY="1")
     try:
-        with without_proxies():
+        with _without_proxies():
             import gradio
     except ImportError as error:
         raise UserError(f"{flag} needs Gradio: pip install 'ma-rlhf[ui]'") from error
@@ -34,8 +37,8 @@ def gradio(flag: str) -> Any:
 
 
 @contextmanager
-def without_proxies() -> Iterator[None]:
-    """Context without variables of proxies: Gradio asks its own server, and does not start with a SOCKS proxy."""
+def _without_proxies() -> Iterator[None]:
+    """Context without proxy variables: Gradio asks its own server, and does not start with a SOCKS proxy."""
     variables = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     for name in variables:
         del os.environ[name]
@@ -59,7 +62,7 @@ def launch(
         page: Gradio Blocks.
         css: style sheet of the page, in addition to Gradio's.
         js: script of the page, in addition to Gradio's.
-        port: port to listen on; None for the first free one from 7860.
+        port: port to listen on; None or 0 for the first free one from 7860.
         host: address to listen on.
         password: password that the page asks for, with the user name `USER`; None or empty for no password.
 
@@ -72,10 +75,10 @@ def launch(
 
     check_address(host, port)
     try:
-        with without_proxies():
+        with _without_proxies():
             _, address, _ = page.launch(
                 server_name=host,
-                server_port=port,
+                server_port=port or None,
                 auth=[(USER, password)] if password else None,
                 max_file_size=LARGEST_UPLOAD,
                 share=False,  # GRADIO_SHARE or a notebook service would otherwise open a public tunnel
@@ -93,18 +96,19 @@ def launch(
                 app_kwargs={"middleware": [Middleware(TrustedHosts, named=host)]},
             )
     except OSError as error:
-        raise UserError("--port: 7860 to 7959 are taken; give another one.") from error
+        reason = str(error).partition(". ")[0]  # what follows is about Gradio's own parameters
+        raise UserError(f"--port: {reason}; give another one.") from error
     return str(address)
 
 
 def check_address(host: str, port: int | None) -> None:
     """Raises UserError if the address is invalid or the port is taken, which Gradio would notice seconds later."""
-    if port is None and host == HOST:
+    if not port and host == HOST:
         return
     flags = []
     if host != HOST:
         flags.append(f"--host {host}")
-    if port or host == HOST:
+    if port:
         flags.append(f"--port {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

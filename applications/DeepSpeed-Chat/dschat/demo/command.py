@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 
-from dschat.base.web_page import HOST, USER, check_address, gradio, launch
+from dschat.base.web_page import HOST, USER, check_address, import_gradio, launch
 from dschat.demo.options import PASSWORD, ChatOptions, DemoOptions
 from dschat.settings.commands import require_token
 
@@ -23,7 +23,7 @@ def run(options: DemoOptions) -> str:
         check_address(demo.host, demo.port)
         where_given = f", which the page asks for with the name {USER}"
         require_token(demo.host, PASSWORD, "talk to this model", where_given)
-        gradio(f"dschat demo {options.task}")
+        import_gradio(f"dschat demo {options.task}")
 
     # Imported here, because transformers takes seconds to import.
     from dschat.demo.session import Session

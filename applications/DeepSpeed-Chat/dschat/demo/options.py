@@ -40,7 +40,7 @@ class DemoFlags:
     host: str = flag(
         f"address on which the page is served; any other than a loopback address needs a password in {PASSWORD}", HOST
     )
-    port: int | None = flag("port of the page; the first free one from 7860 if not given", None, PORT)
+    port: int | None = flag("port of the page; the first free one from 7860 if 0 or not given", None, PORT)
 
 
 @dataclass(kw_only=True)

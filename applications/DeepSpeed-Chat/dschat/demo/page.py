@@ -10,7 +10,7 @@ from typing import Any
 
 from dschat.base.display import EMPTY, visible
 from dschat.base.errors import UserError
-from dschat.base.web_page import Component, gradio
+from dschat.base.web_page import Component, import_gradio
 from dschat.demo.models import GrowingAnswer
 from dschat.demo.sampling import SamplingChoice
 from dschat.demo.session import Session, Turn, Turns
@@ -38,7 +38,7 @@ def build(session: Session, task: str) -> Component:
         session: the loaded models.
         task: "chat", or "summary" of posts, which has boxes for a subreddit and a title.
     """
-    gr = gradio(f"dschat demo {task}")
+    gr = import_gradio(f"dschat demo {task}")
     with gr.Blocks(title=TITLES[task], analytics_enabled=False, fill_width=True) as blocks:
         turns = gr.State(())
         panel = _sampling_panel(gr, session.sampling)

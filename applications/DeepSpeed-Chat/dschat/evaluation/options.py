@@ -54,7 +54,9 @@ class VoteFlags:
     dataset: str = flag("data set whose guidelines are shown: summarize, hh-rlhf or webgpt; or any other name", "")
     rater: str | None = flag("name of the person who votes; the login name if not given (--web asks for it)", None)
     web: bool = flag("vote on a web page served on this machine (needs the extra ui)", False)
-    port: int | None = flag("port of --web; the first free one from 7860 if not given", None, PORT, only_with="web")
+    port: int | None = flag(
+        "port of --web; the first free one from 7860 if 0 or not given", None, PORT, only_with="web"
+    )
 
 
 # -- commands

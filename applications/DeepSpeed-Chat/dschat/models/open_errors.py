@@ -6,6 +6,7 @@ from pathlib import Path
 from dschat.base.errors import UserError
 from dschat.base.lfs import refuse_pointer
 
+# Patterns of the files that transformers reads from a folder.
 FILES_READ = ("model*.safetensors", "adapter_model.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 
 
@@ -22,8 +23,10 @@ def explain_missing(kind: str, path: str, flag: str, error: Exception) -> str:
     first_line = error_lines[0] if error_lines else type(error).__name__
     if "trust_remote_code" in str(error):
         return f"{flag} {path}: its {kind} needs Python code of its own (auto_map), which is never run. Give another."
-    if remedy := gguf_remedy(path):
-        return f"{flag} {path}: {remedy}"
+    if _is_gguf(path):
+        return (
+            f"{flag} {path}: GGUF weights, which are quantised for inference. Give the original model (safetensors)."
+        )
     if Path(path).is_dir():
         subfolders = [str(config.parent) for config in sorted(Path(path).glob("*/config.json"))]
         hint = f" Did you mean {' or '.join(subfolders)}?" if subfolders else ""
@@ -32,9 +35,10 @@ def explain_missing(kind: str, path: str, flag: str, error: Exception) -> str:
         return f"{flag} {path}: this folder holds no {kind} that transformers can open: {first_line}{hint}"
     if Path(path).is_file():
         return f"{flag} {path}: a file, and no folder. Give the folder that holds the model's config.json."
-    looks_local = path.startswith(("/", ".", "~")) or path.count("/") > 1
-    if looks_local:
+    is_local = path.startswith(("/", ".", "~")) or path.count("/") > 1
+    if is_local:
         return f"{flag} {path}: no such folder. Give the folder that holds the model's config.json."
+    # A path with one slash is a name on the hub, or the folder of a step that has not written it.
     parent = Path(path).parent
     if "/" in path and parent.is_dir():
         return (
@@ -49,35 +53,36 @@ def explain_missing(kind: str, path: str, flag: str, error: Exception) -> str:
 
 
 def refuse_pointers(path: str, where: str) -> None:
-    """Raises UserError if a file of a model's folder is a pointer of Git LFS; the message begins with `where`."""
+    """Raises UserError if a file in a model's folder is a pointer of Git LFS; the message begins with `where`."""
     for pattern in FILES_READ:
         for file in sorted(Path(path).glob(pattern)):
             refuse_pointer(file, where)
 
 
 def refuse_pickles(path: str, where: str) -> None:
-    """Raises UserError if a folder holds a model's or an adapter's weights as pickles alone; `where` begins it."""
+    """Raises UserError if a folder holds its weights only as pickles; the message begins with `where`."""
     folder = Path(path)
     if any(folder.glob("*.safetensors")):
         return
-    for file in sorted(folder.glob("pytorch_model*.bin")):
-        refuse_pointer(file, where)
-        raise UserError(
-            f"{where}: {file} is a pickle, and no weights are there in safetensors. Convert the model, which may be a"
-            f" reward model or critic of DeepSpeed-Chat: `python -m dschat.models.convert {folder} NEW_FOLDER`. Then"
-            " give NEW_FOLDER."
+    pickles = [*sorted(folder.glob("pytorch_model*.bin")), *folder.glob("adapter_model.bin")]
+    if not pickles:
+        return
+    file = pickles[0]
+    refuse_pointer(file, where)
+    if file.name == "adapter_model.bin":
+        remedy = (
+            "Convert it in Python: import torch, safetensors.torch; safetensors.torch.save_file("
+            f"torch.load({str(file)!r}, weights_only=True), {str(file.with_suffix('.safetensors'))!r})"
         )
-    for file in folder.glob("adapter_model.bin"):
-        raise UserError(
-            f"{where}: {file} is a pickle, and no weights are there in safetensors. Convert it in Python: "
-            f"import torch, safetensors.torch; safetensors.torch.save_file(torch.load({str(file)!r}, "
-            f"weights_only=True), {str(file.with_suffix('.safetensors'))!r})"
+    else:
+        remedy = (
+            "Convert the model, which may be a reward model or critic of DeepSpeed-Chat: `python -m"
+            f" dschat.models.convert {folder} NEW_FOLDER`. Then give NEW_FOLDER."
         )
+    raise UserError(f"{where}: {file} is a pickle, and no weights are there in safetensors. {remedy}")
 
 
-def gguf_remedy(path: str) -> str | None:
-    """What to do with a GGUF file, or a folder or repository of such files; None for any other path."""
+def _is_gguf(path: str) -> bool:
+    """Whether a path is a GGUF file, or a folder or repository of such files."""
     location = Path(path)
-    if any(location.glob("*.gguf")) or (not location.is_dir() and "gguf" in location.name.lower()):
-        return "GGUF weights, which are quantised for inference. Give the original model (safetensors)."
-    return None
+    return any(location.glob("*.gguf")) or (not location.is_dir() and "gguf" in location.name.lower())

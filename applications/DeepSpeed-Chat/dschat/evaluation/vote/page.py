@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from dschat.base.display import for_reading
 from dschat.base.errors import UserError
-from dschat.base.web_page import HOST, Component, check_address, gradio, launch
+from dschat.base.web_page import HOST, Component, check_address, import_gradio, launch
 from dschat.evaluation.vote.sessions import LONGEST_NAME, HumanSession, RaterView, Study, guidelines, rater_name
 
 FOLDER = Path(__file__).parent  # folder with human.html, human.css and human.js
@@ -114,7 +114,7 @@ def serve(study: Study, rater: str, port: int | None) -> tuple[Any, str]:
     Args:
         study: what is voted on.
         rater: name in the form at the start.
-        port: to listen on; the first free one from 7860 if None.
+        port: port to listen on; None or 0 for the first free one from 7860.
 
     Returns:
         Gradio's object, whose server ends with the process or with `close()`, and the address.
@@ -135,7 +135,7 @@ def build(study: Study, rater: str) -> Any:
 
     Hidden boxes hold the rater, the item and the last vote, which the browser sends with a vote.
     """
-    gr = gradio("--web")
+    gr = import_gradio("--web")
     html = partial(gr.HTML, js_on_load=None)
     instructions = page_html().guidelines(guidelines(study.dataset))
     parts: Parts = {}
