@@ -138,6 +138,17 @@ def test_a_gpu_that_is_too_small(model, capsys):
     assert main([*words, "--per_device_train_batch_size", "32", "--gradient_accumulation_steps", "2"]) == 0
 
 
+def test_a_step_that_does_not_sample_needs_no_other_actor(model, capsys):
+    """Even where CUDA's 2.5 GB alone are too much. A single process writes the whole checkpoint."""
+    words = ["--step", "1", "--model_name_or_path", model, "--gpu_memory", "1"]
+    assert main([*words, "--gpus", "1"]) == 1
+    out = capsys.readouterr().out
+    assert "What helps: more GPUs, smaller batches" in out and "actor" not in out
+    assert "GB for a checkpoint, " in out and "main process" not in out
+    assert main([*words, "--gpus", "2"]) == 1
+    assert "GB from the main process, 0.0 GB from each other one), " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("gpus", "flags"), [("8", []), ("128", ["--lora_dim", "8"])])
 def test_an_actor_that_no_gpu_holds_whole(gpus, flags, model, capsys, monkeypatch):
     """Its 0.7 MB and CUDA's 2.5 GB are more than 2.5005 GB, wherever the weights lie between rollouts."""

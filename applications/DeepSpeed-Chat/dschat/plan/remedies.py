@@ -87,7 +87,7 @@ def change_as_flags(change: Change) -> str:
 def hardware_advice(plan: Plan) -> str:
     """Advice for a plan that no flag makes fit."""
     actor = plan.sampling_actor
-    if actor + CUDA_BYTES <= (plan.machine.device_memory or 0):
+    if not actor or actor + CUDA_BYTES <= (plan.machine.device_memory or 0):
         return "more GPUs, smaller batches, LoRA (--lora_dim) or a smaller model"
     return (
         "a smaller actor, GPUs with more memory, or in step 3 --rollout_engine vllm with a --vllm_tensor_parallel that"

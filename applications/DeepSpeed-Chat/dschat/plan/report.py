@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan as text and as JSON. 1 GB = 10⁹ bytes."""
+"""A plan as `dschat plan` prints it: as text, part by part, or as JSON. 1 GB = 10⁹ bytes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from dschat.refuel.online_settings import RefuelOnlineConfig
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
 
+SMALLEST_SHOWN = GB // 20  # bytes; less rounds to 0.0 GB
+
 
 @dataclass(frozen=True)
 class PlanReport:
@@ -39,11 +41,11 @@ class PlanReport:
         """Tables of models and phases, whether they fit, main memory, and counts."""
         plan = self.plan
         parts = [
-            f"{self.title}: {_setting(self.step, plan)}; GB (10⁹ bytes) per process",
+            f"{self.title}: {_step_and_machine(self.step, plan)}; GB (10⁹ bytes) per process",
             _model_table(plan),
             _phase_table(plan),
-            _verdict(plan, self.remedies),
-            _host_line(plan),
+            _device_verdict(plan, self.remedies),
+            _main_memory_verdict(plan),
             _disk_line(plan),
             "\n".join(source_line(source) for source in self.sources),
             _count_line(plan, self.counts),
@@ -57,8 +59,7 @@ class PlanReport:
         plan = self.plan
         phases = []
         for phase in plan.phases:
-            sizes = {"kept": phase.kept, "parts": phase.parts, "total": phase.total}
-            phases.append({"name": phase.name, **sizes})
+            phases.append({"name": phase.name, "kept": phase.kept, "parts": phase.parts, "total": phase.total})
         remedies = []
         for change, attempt in self.remedies:
             remedies.append({"flags": change_as_flags(change), "peak": attempt.peak})
@@ -80,6 +81,7 @@ class PlanReport:
 
 
 def _model_json(role: Role, processes: int) -> dict[str, Any]:
+    """A model as numbers, with the bytes that each process holds of it."""
     weights = role.weights
     return {
         "role": role.name,
@@ -92,38 +94,30 @@ def _model_json(role: Role, processes: int) -> dict[str, Any]:
     }
 
 
-def _setting(step: TrainingStep, plan: Plan) -> str:
-    """Step, dtype and machine."""
+def _step_and_machine(step: TrainingStep, plan: Plan) -> str:
+    """The title's second half: step, dtype and machine."""
     machine = plan.machine
     dtype = str(plan.roles[0].model.dtype).removeprefix("torch.")
     if machine.device_memory is None:
         device = "on CPUs"
     else:
         device = f"GPUs of {machine.device_memory / GB:g} GB"
-    setting = f"step {step.plan_name}, {dtype}, {machine.processes} {device}"
+    text = f"step {step.plan_name}, {dtype}, {machine.processes} {device}"
     if machine.processes > machine.on_a_node:
-        setting += f", {machine.on_a_node} on a node"
+        text += f", {machine.on_a_node} on a node"
     if any(role.compiled for role in plan.roles):
-        setting += ", layers compiled"
-    return setting
+        text += ", layers compiled"
+    return text
 
 
-def gigabytes(size: int) -> str:
-    """A size with one decimal; a dash for less than 0.05 GB."""
-    return f"{size / GB:.1f}" if _is_shown(size) else "-"
+def _gigabytes(size: int) -> str:
+    """A size with one decimal; a dash for one that rounds to 0."""
+    return f"{size / GB:.1f}" if size >= SMALLEST_SHOWN else "-"
 
 
-def _is_shown(size: int) -> bool:
-    return size >= GB / 20
-
-
-def _sizes_in_words(sizes: Mapping[str, int]) -> str:
+def _named_sizes(sizes: Mapping[str, int]) -> str:
     """Names and sizes, without those that round to 0."""
-    words = []
-    for name, size in sizes.items():
-        if _is_shown(size):
-            words.append(f"{name} {gigabytes(size)}")
-    return ", ".join(words)
+    return ", ".join(f"{name} {_gigabytes(size)}" for name, size in sizes.items() if size >= SMALLEST_SHOWN)
 
 
 def _model_table(plan: Plan) -> str:
@@ -133,17 +127,17 @@ def _model_table(plan: Plan) -> str:
         states = model_states(role.weights, plan.machine.processes)
         millions = f"{role.weights.parameters / 1e6:,.1f} M"
         sizes = (states.parameters, states.gradients, states.optimizer, states.buffers, states.host)
-        rows.append([role.name, millions, str(role.weights.zero.stage), *map(gigabytes, sizes)])
+        rows.append([role.name, millions, str(role.weights.zero.stage), *map(_gigabytes, sizes)])
     return text_table(headers, rows)
 
 
 def _phase_table(plan: Plan) -> str:
     rows = []
-    notes = ["of which", ""]
+    notes = ["of which", ""]  # beside each line of the table: header, rule, phases
     for phase in plan.phases:
         added = phase.total - phase.kept
-        rows.append([phase.name, gigabytes(phase.kept), gigabytes(added), gigabytes(phase.total)])
-        notes.append(_sizes_in_words(phase.parts))
+        rows.append([phase.name, _gigabytes(phase.kept), _gigabytes(added), _gigabytes(phase.total)])
+        notes.append(_named_sizes(phase.parts))
     lines = text_table(["phase", "kept", "added", "sum"], rows).splitlines()
     width = max(len(line) for line in lines)
     with_notes = []
@@ -152,7 +146,7 @@ def _phase_table(plan: Plan) -> str:
     return "\n".join(with_notes)
 
 
-def _verdict(plan: Plan, remedies: Sequence[tuple[Change, Plan]]) -> str:
+def _device_verdict(plan: Plan, remedies: Sequence[tuple[Change, Plan]]) -> str:
     if plan.machine.device_memory is None:
         return f"Peak: {plan.peak / GB:.1f} GB in each process, while it is in phase {plan.worst.name!r}."
     peak = f"{plan.peak / GB:.1f} GB ({CUDA_BYTES / GB:g} of them for CUDA and NCCL), in phase {plan.worst.name!r}"
@@ -167,22 +161,23 @@ def _verdict(plan: Plan, remedies: Sequence[tuple[Change, Plan]]) -> str:
     return "\n".join(lines)
 
 
-def _host_line(plan: Plan) -> str:
-    sizes = asdict(plan.host) | {"computing": plan.main_memory - plan.host.total}
-    line = (
-        f"Main memory of a node: {plan.main_memory / GB:.0f} GB ({_sizes_in_words(sizes)}; nothing is saved while"
-        " loading)."
-    )
-    if plan.fits_host:
+def _main_memory_verdict(plan: Plan) -> str:
+    needed = plan.main_memory
+    present = plan.machine.main_memory
+    sizes = _named_sizes(asdict(plan.host) | {"computing": needed - plan.host.total})
+    line = f"Main memory of a node: {needed / GB:.0f} GB ({sizes}; nothing is saved while loading)."
+    if present is None or needed <= present:
         return line
-    has = (plan.machine.main_memory or 0) / GB
     remedy = "leave out --offload or --offload_reference_model, or use more nodes"
-    return f"{line}\nDOES NOT FIT: it has {has:.0f} GB; {remedy}."
+    return f"{line}\nDOES NOT FIT: it has {present / GB:.0f} GB; {remedy}."
 
 
 def _disk_line(plan: Plan) -> str:
     disk = plan.disk
     output = plan.config.output
+    shares = ""
+    if plan.machine.processes > 1:
+        shares = f" ({disk.main / GB:.1f} GB from the main process, {disk.others / GB:.1f} GB from each other one)"
     if not output.saves_checkpoints:
         checkpoints = "one if the run is stopped"
     elif not output.save_total_limit:
@@ -190,9 +185,9 @@ def _disk_line(plan: Plan) -> str:
     else:
         checkpoints = f"at most {disk.checkpoints} at a time (--save_total_limit {output.save_total_limit})"
     return (
-        f"Disk: {disk.checkpoint / GB:.1f} GB for a checkpoint ({disk.main / GB:.1f} GB from the main process,"
-        f" {disk.others / GB:.1f} GB from each other one), {disk.seconds:.0f} s at an assumed {DISK_RATE / GB:g} GB/s;"
-        f" {checkpoints}, and {disk.models / GB:.1f} GB for the final models: {disk.total / GB:.1f} GB."
+        f"Disk: {disk.checkpoint / GB:.1f} GB for a checkpoint{shares}, {disk.seconds:.0f} s at an assumed"
+        f" {DISK_RATE / GB:g} GB/s; {checkpoints}, and {disk.models / GB:.1f} GB for the final models:"
+        f" {disk.total / GB:.1f} GB."
     )
 
 
@@ -204,17 +199,17 @@ def _count_line(plan: Plan, counts: Counts | None) -> str:
 
 
 def _trained_on(config: CommonConfig) -> str:
-    """What a step trains on."""
+    """What a step counts in `_count_line`, in the plural."""
     if isinstance(config, RefuelOnlineConfig):
         return "dialogues"
     if not isinstance(config, PPOConfig):
         return "examples"
     samples = config.rollouts.samples_per_prompt
-    trained_on = "prompts, one response each" if samples == 1 else f"prompts, {samples} responses each"
+    prompts = "prompts, one response each" if samples == 1 else f"prompts, {samples} responses each"
     advantages = config.advantages
     if advantages.needs.segment_values:
         completions = advantages.mc_samples * advantages.mc_max_segments
-        trained_on += f", each completed {completions} times at most"
+        prompts += f", each completed {completions} times at most"
     if advantages.refill_rounds:
-        trained_on += f", and up to {advantages.refill_rounds} times as many that replace groups of equal scores"
-    return trained_on
+        prompts += f", and up to {advantages.refill_rounds} times as many that replace groups of equal scores"
+    return prompts
