@@ -1629,7 +1629,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("slots are free", "decoding_steps", "-(-_a // slots)", "0", "test_the_fewest_steps"),
     ("MFU of one of several GPUs", "Throughput.trained", "_a * world_size()", "_a",
      "test_two_processes_have_two_gpus"),
-    ("updates that are done count again", "PPO.iterate", "_a[self.current.updates.done:]", "_a",
+    ("updates that are done count again", "PPO.iterate", "_a[self.current.progress.steps:]", "_a",
      "test_a_rollouts_updates"),
     ("rounds that refill sample nothing", "RefillCollector._collect_further", "work.clock.sampled += _a", "pass",
      "test_refilled_prompts_were_sampled_too"),

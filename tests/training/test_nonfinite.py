@@ -117,7 +117,7 @@ def test_an_update_that_is_left_out_is_as_if_it_had_not_been(group, tmp_path):
     credit = Credit(batch)
     stats = ppo_update(UpdateContext(actor, critic, credit, *settings), 3, left_out=left_out)
     others = engines()
-    progress = UpdateProgress(done=1, skipped=Counter({"skipped/nonfinite": 1}))
+    progress = UpdateProgress(steps=1, skipped=Counter({"skipped/nonfinite": 1}))
     alone = ppo_update(UpdateContext(*others, credit, *settings), 3, progress)
     assert stats == alone and stats["skipped/nonfinite"] == 1
     weights = weights_of_all(actor=actor, critic=critic)

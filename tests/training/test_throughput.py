@@ -131,7 +131,7 @@ def test_a_rollouts_updates(done: int, group: Any, tmp_path: Any) -> None:
     assert current.metrics["time/sampled_per_second"] == near(targets / current.metrics["time/generation"], FORMULA)
     updates = algorithm.plan.updates_per_rollout
     assert updates % 2 == 0
-    current.updates.done = done * updates // 2
+    current.progress.steps = done * updates // 2
     algorithm.current = current
     metrics = algorithm.iterate([], 0)
     seconds, epochs = metrics["time/training"], 2 - done

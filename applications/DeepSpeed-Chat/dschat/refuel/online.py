@@ -198,12 +198,12 @@ class Refuel(Algorithm):
                 {"policy": policy}, first_update + done, lambda: tensors_of(current.batch)
             )
 
-        return refuel_update(policy, current.batch, self.config, self.plan, current.updates, is_left_out)
+        return refuel_update(policy, current.batch, self.config, self.plan, current.progress, is_left_out)
 
     def lengths_left(self, current: Iteration[PairBatch]) -> Integers:
         """Lengths (n,) of what the remaining updates of a round train on: each trains on all replies and states."""
         lengths = Lengths.of(current.batch.rollout)
-        remaining = self.plan.updates_per_rollout - current.updates.done
+        remaining = self.plan.updates_per_rollout - current.progress.steps
         return np.tile(lengths.totals, remaining)
 
     def evaluate(self) -> tuple[Metrics, list[Sample]]:

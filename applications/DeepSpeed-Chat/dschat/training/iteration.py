@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An iteration between its rollout and its last update, which checkpoints can hold; and its updates."""
+"""What algorithms share in an iteration: its state in checkpoints, its optimiser steps, micro-batches and times.
+
+`Iteration` is a rollout whose optimiser steps are under way. `run_updates` makes those that are left and keeps
+`UpdateProgress`; `state_with` puts both into the state of a checkpoint, and `Iteration.from_state` takes them out.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +30,27 @@ Metrics = dict[str, float]
 T = TypeVar("T")
 Batch = TypeVar("Batch")
 
-MEANS = "means."  # before the names of sums in a state
+MEANS = "means."  # before the names of the tensors of `Means` in a state
+
+
+# ---- Its state ----
 
 
 @dataclass
 class UpdateProgress:
-    """How far the optimiser steps of an iteration are."""
+    """How far the optimiser steps of an iteration are.
 
-    done: int = 0  # steps; one may train several engines
-    means: Means = field(default_factory=Means)  # statistics of these steps
-    skipped: Counter[str] = field(default_factory=Counter)  # steps that were left out, by metric
-    updates: int = 0  # updates in the run's count; fewer than steps where engines have steps of their own
+    Attributes:
+        steps: steps that are done, each of one or several engines.
+        means: statistics of these steps.
+        skipped: how many of them were left out, by metric.
+        updates: what they are in the run's count of updates; fewer where engines have steps of their own.
+    """
+
+    steps: int = 0
+    means: Means = field(default_factory=Means)
+    skipped: Counter[str] = field(default_factory=Counter)
+    updates: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,7 +60,7 @@ class Iteration(Generic[Batch]):
     batch: Batch  # this rank's rows
     metrics: Metrics  # metrics of the rollout
     random: dict[str, Tensor]  # the global random states after the rollout
-    updates: UpdateProgress = field(default_factory=UpdateProgress)
+    progress: UpdateProgress = field(default_factory=UpdateProgress)
 
     @classmethod
     def from_state(cls, state: Progress, batch_type: type[Batch]) -> Iteration[Batch]:
@@ -57,47 +71,51 @@ class Iteration(Generic[Batch]):
             if name.startswith(MEANS):
                 sums[name.removeprefix(MEANS)] = tensor
         means = Means.from_state(numbers["sums"], sums)
-        updates = UpdateProgress(numbers["done"], means, Counter(numbers["skipped"]), numbers["updates"])
-        batch = put_together(batch_type, state.tensors, "batch")
-        return cls(batch, dict(numbers["metrics"]), state.random, updates)
+        progress = UpdateProgress(numbers["done"], means, Counter(numbers["skipped"]), numbers["updates"])
+        batch = from_tensors(batch_type, state.tensors, "batch")
+        return cls(batch, dict(numbers["metrics"]), state.random, progress)
 
 
 def state_with(numbers: Json, current: Iteration[Batch] | None) -> Progress:
     """The state of an algorithm: numbers from before the current iteration and, inside one, that iteration."""
     if current is None:
         return Progress(0, numbers, {})
-    updates = current.updates
-    sums, sum_tensors = updates.means.state()
+    progress = current.progress
+    sums, sum_tensors = progress.means.state()
     current_numbers = {
         "metrics": dict(current.metrics),
-        "done": updates.done,
-        "updates": updates.updates,
-        "skipped": dict(updates.skipped),
+        "done": progress.steps,
+        "updates": progress.updates,
+        "skipped": dict(progress.skipped),
         "sums": dict(sums),
     }
     tensors = tensors_of(current.batch, "batch")
     for name, tensor in sum_tensors.items():
         tensors[MEANS + name] = tensor
-    return Progress(updates.updates, numbers, current.random, tensors, {"current": current_numbers})
+    return Progress(progress.updates, numbers, current.random, tensors, {"current": current_numbers})
 
 
-def put_together(cls: type[T], tensors: Mapping[str, Tensor], name: str) -> T:
-    """The dataclass that `macro_actions.types.tensors_of` took apart under this name, on this process's device."""
+def from_tensors(cls: type[T], tensors: Mapping[str, Tensor], name: str) -> T:
+    """The dataclass whose tensors `macro_actions.types.tensors_of` named below `name`, on this process's device."""
     hints = get_type_hints(cls)
     values: dict[str, object] = {}
-    for f in fields(cls):  # type: ignore[arg-type]
-        path = f"{name}.{f.name}"
-        if is_dataclass(hints[f.name]):
-            values[f.name] = put_together(hints[f.name], tensors, path)
-        elif hints[f.name] is not Tensor and path not in tensors:  # Tensor | None
-            values[f.name] = None
-        else:
-            values[f.name] = tensors[path].to(device())
+    for attribute in fields(cls):  # type: ignore[arg-type]
+        path = f"{name}.{attribute.name}"
+        hint = hints[attribute.name]
+        if is_dataclass(hint):
+            values[attribute.name] = from_tensors(hint, tensors, path)
+        elif path in tensors or hint is Tensor:
+            values[attribute.name] = tensors[path].to(device())
+        else:  # of type Tensor | None
+            values[attribute.name] = None
     return cls(**values)
 
 
+# ---- Its passes ----
+
+
 def on_device(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a batch, copied to this process's device."""
+    """The tensors of a batch on this process's device."""
     return {name: tensor.to(device()) for name, tensor in batch.items()}
 
 
@@ -113,9 +131,9 @@ def eval_size(config: CommonConfig) -> PassSize:
 
 
 def micro_batches(lengths: Integers, size: PassSize, engines: Iterable[Trained]) -> list[Integers]:
-    """Row numbers of an update's micro-batches, as many on every rank.
+    """Row numbers of each micro-batch of an update; there are as many micro-batches on every rank.
 
-    Micro-batches that are cut by tokens vary in number, which the engines must know.
+    Their number differs between updates if a limit of tokens cuts them; the engines are then told.
 
     Args:
         lengths: shape ``(n,)``, tokens of each row of the update on this rank; every rank has as many rows.
@@ -127,6 +145,9 @@ def micro_batches(lengths: Integers, size: PassSize, engines: Iterable[Trained])
         for engine in engines:
             engine.begin_update(len(groups))
     return groups
+
+
+# ---- Its optimiser steps ----
 
 
 def run_updates(
@@ -143,21 +164,21 @@ def run_updates(
     Args:
         parts: what each step trains on.
         progress: steps that are done; it is kept up to date.
-        update: trains on a part and adds its shares of each statistic to the means, with the weight of one step.
-        left_out: called at the end of a step with the number of steps before it and its part: whether numbers
-            were not finite, so that the engines left the step out and its statistics do not count.
+        update: trains on a part, and adds the statistics of this step to the means.
+        left_out: called after a step with the number of steps before it and its part. True if numbers were not
+            finite: the engines have left the step out, and its statistics do not count.
         engines_of: the engines that a part trains, by name.
-        grad_norm: the metric of an engine's name.
-        updates_after: updates of the run's count that are done after each part; each part is one if not given.
+        grad_norm: name of the metric of an engine's gradient norm; {} stands for the engine's name.
+        updates_after: the run's updates in this iteration after each part; if not given, each part is one update.
 
     Returns:
-        Means over the steps and gradient norms; and, where there are such, skipped/<engine>, the number of steps
-        that fp16 left out, and skipped/nonfinite, the number of steps that count for nothing.
+        Means over the steps, gradient norms included; skipped/<engine>, steps that fp16 left out, and
+        skipped/nonfinite, steps that `left_out` named, each if there are any.
     """
-    for part in parts[progress.done :]:
+    for part in parts[progress.steps :]:
         means = progress.means.copy()  # a step that is stopped half-way leaves nothing behind
         update(part, means)
-        if left_out(progress.done, part):
+        if left_out(progress.steps, part):
             progress.skipped[SKIPPED_NONFINITE] += 1
         else:
             for name, engine in engines_of(part).items():
@@ -166,19 +187,20 @@ def run_updates(
                 else:
                     means.add(grad_norm.format(name), engine.grad_norm)
             progress.means = means
-        progress.done += 1
-        progress.updates = progress.done if updates_after is None else updates_after[progress.done - 1]
+        progress.steps += 1
+        progress.updates = progress.steps if updates_after is None else updates_after[progress.steps - 1]
+    return progress.means.reduce() | {name: float(count) for name, count in progress.skipped.items()}
 
-    metrics = progress.means.reduce()
-    for name, count in progress.skipped.items():
-        if count:
-            metrics[name] = float(count)
-    return metrics
+
+# ---- Its times ----
 
 
 @dataclass
 class Clock:
-    """Seconds of the parts of an iteration, waiting for the device after each; and what was sampled in it."""
+    """Seconds of the parts of an iteration, and the responses that were sampled meanwhile, for the throughput.
+
+    The device finishes its work before the time is read.
+    """
 
     seconds: Metrics = field(default_factory=dict)
     sampled: list[Lengths] = field(default_factory=list)  # lengths of each sampling, in order

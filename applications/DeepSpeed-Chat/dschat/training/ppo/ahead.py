@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dschat.data.examples import PromptExample
 from dschat.rollouts.engine import AheadEngine, Generation, Pending
 from dschat.run.state import Progress, SeedKind
-from dschat.training.iteration import put_together
+from dschat.training.iteration import from_tensors
 from dschat.training.ppo.collect import ActorSampler, CurrentSampler, RolloutWork, Sampler, SamplerState, Samples
 from macro_actions.types import tensors_of
 
@@ -100,7 +100,7 @@ class AheadSampler(Sampler):
 
     def load(self, state: Progress) -> None:
         if "ahead" in state.rollout:
-            generation = put_together(Generation, state.tensors, "ahead")
+            generation = from_tensors(Generation, state.tensors, "ahead")
             self._upcoming = UpcomingRollout(state.rollout["ahead"], generation)
 
     def _begin(self, prompt_numbers: Sequence[int], iteration: int) -> None:

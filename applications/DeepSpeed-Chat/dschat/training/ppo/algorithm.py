@@ -223,7 +223,7 @@ class PPO(Algorithm):
             credit = self.credit_of(self.current.batch, moments)
 
         # 4. Update actor and critic, or the critic alone.
-        remaining = self.updates_of(self.current.batch.rollout, iteration)[self.current.updates.done :]
+        remaining = self.updates_of(self.current.batch.rollout, iteration)[self.current.progress.steps :]
         trained = trained_lengths(
             remaining, Lengths.of(self.current.batch.rollout).totals, self.models.critic is not None
         )
@@ -349,14 +349,14 @@ class PPO(Algorithm):
             rows = torch.as_tensor(update.rows, device=context.device)
             return self.nonfinite.check_update(
                 context.engines(update),
-                first_update + current.updates.updates,
+                first_update + current.progress.updates,
                 lambda: tensors_of(select_rows(credit.whole(), rows)),
             )
 
         metrics = ppo_update(
             context,
             derive_seed(self.config.optimisation.seed, SeedKind.SHUFFLE, iteration),
-            current.updates,
+            current.progress,
             is_left_out,
         )
         if self.average is not None:
