@@ -7,7 +7,7 @@ from textwrap import dedent
 import pytest
 
 from dschat.programs.blocks import LINE, ProgramLine, fenced_blocks, find_program, names_python, program_of
-from dschat.programs.scores import ends_of, rewards_by_segment
+from dschat.programs.segment_rewards import function_ends, rewards_by_segment
 
 RIGHT = "print(int(input()) * 2)\n"
 FENCED = f"```python\n{RIGHT}```\n"
@@ -68,7 +68,7 @@ def test_a_response_that_is_still_thinking_has_no_program() -> None:
     assert program_of(f"So.</think>{FENCED}", prompt="<|assistant|><think>\n") == RIGHT
     assert program_of(f"<think>so</think>\n\n{RIGHT}") == f"\n\n{RIGHT}"
     assert program_of(FENCED, prompt="<think>\n</think>\n") == RIGHT
-    assert ends_of(f"<think>Perhaps\n{FENCED}", [None])[None] == len(f"<think>Perhaps\n{FENCED}")
+    assert function_ends(f"<think>Perhaps\n{FENCED}", [None])[None] == len(f"<think>Perhaps\n{FENCED}")
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_places_in_the_response() -> None:
         Done.
         """
     )
-    assert response[: ends_of(response, ["f"])["f"]].endswith("return 2 * x")
-    assert response[: ends_of(response, ["g"])["g"]].endswith("return x")
-    assert ends_of(response, [None])[None] == response.index("\n     ```\nDone")
+    assert response[: function_ends(response, ["f"])["f"]].endswith("return 2 * x")
+    assert response[: function_ends(response, ["g"])["g"]].endswith("return x")
+    assert function_ends(response, [None])[None] == response.index("\n     ```\nDone")
     program = find_program(response)
     assert program is not None
     for position, character in enumerate(program.text):

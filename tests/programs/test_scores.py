@@ -39,6 +39,12 @@ def scores_of(responses, reward="paper", skips=False):
     return ProgramScores(Pool(), reward, skips)(make_rollout(ROWS), texts)
 
 
+def test_a_process_without_responses_has_no_scores():
+    texts = ResponseTexts([], [], [], [])
+    found = ProgramScores(Pool(), "paper")(make_rollout(ROWS), texts)
+    assert found.values.shape == (0,) and found.missing is None
+
+
 def test_scores_and_shares():
     found = scores_of(["passed passed", "passed wrong", "compile_error", "passed timeout"])
     assert found.missing is None

@@ -11,7 +11,8 @@ import torch
 from closeness import assert_near, near
 from dschat.models.scalar import ScalarModel
 from dschat.programs.run import ProgramOutcome, ProgramPool
-from dschat.programs.scores import ProgramScores, ends_of, rewards_by_segment, rewards_of_tests
+from dschat.programs.scores import ProgramScores
+from dschat.programs.segment_rewards import function_ends, rewards_by_segment, rewards_of_tests
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.reward_reader import load_reward_model
@@ -124,22 +125,21 @@ PROGRAM = "def f(x):\n    return 2 * x\n\n    # of f\ndef g(x):\n    return x + 
 
 def test_where_functions_of_a_program_end():
     response = f"So:\n```python\n{PROGRAM}```\nDone."
-    assert response[: ends_of(response, ["f"])["f"]].endswith("return 2 * x")
-    assert response[: ends_of(response, ["g"])["g"]].endswith("return x + 1")
+    assert response[: function_ends(response, ["f"])["f"]].endswith("return 2 * x")
+    assert response[: function_ends(response, ["g"])["g"]].endswith("return x + 1")
     assert (
-        response[: ends_of(response, [None])[None]].endswith("print(1)")
-        and ends_of(response, ["h", None])["h"] == ends_of(response, [None])[None]
+        response[: function_ends(response, [None])[None]].endswith("print(1)")
+        and function_ends(response, ["h", None])["h"] == function_ends(response, [None])[None]
     )
     method = "class Solution:\n    def f(self):\n        return 1\n    def g(self):\n        pass"
-    assert method[: ends_of(method, ["f"])["f"]].endswith("return 1")
+    assert method[: function_ends(method, ["f"])["f"]].endswith("return 1")
     long = 'def f(\n    a,\n):\n    """Of\nf.\n    """\n# here\n    return a\nx = f(1)\ndef g(): return 1\ny = 2\n'
-    assert long[: ends_of(long, ["f"])["f"]].endswith("return a") and long[: ends_of(long, ["g"])["g"]].endswith(
-        "return 1"
-    )
+    assert long[: function_ends(long, ["f"])["f"]].endswith("return a")
+    assert long[: function_ends(long, ["g"])["g"]].endswith("return 1")
     again = "def f():\n  return 1\ndef f():\n  return 2\nprint(f())"
-    assert again[: ends_of(again, ["f"])["f"]].endswith("return 2"), "the last one is called"
+    assert again[: function_ends(again, ["f"])["f"]].endswith("return 2"), "the last one is called"
     broken = "def f():\n  return (1\n"
-    assert broken[: ends_of(broken, ["f"])["f"]].endswith("(1"), "as far as it can be read"
+    assert broken[: function_ends(broken, ["f"])["f"]].endswith("(1"), "as far as it can be read"
 
 
 def test_what_tests_are_worth():
@@ -150,6 +150,7 @@ def test_what_tests_are_worth():
     error = ProgramOutcome(("passed", "timeout"), 3, "namespaces", 0.1)
     assert rewards_of_tests(error, "paper") == [(1, -0.6)]
     assert rewards_of_tests(replace(error, tests=("compile_error",)), "paper") == [(None, -1.0)]
+    assert rewards_by_segment([(None, -1.0)], ["f"], []) == [], "an empty response"
     found = rewards_by_segment([(0, 0.5), (1, -0.15), (None, 2.0)], ["f", "g"], PROGRAM.splitlines(True))
     assert found == [0, 0.5, 0, 0, 0, -0.15, 2.0]
 

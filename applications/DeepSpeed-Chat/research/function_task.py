@@ -16,7 +16,7 @@ from itertools import product
 
 from dschat.programs.levels import strongest_level
 from dschat.programs.sandbox import SandboxJob, SandboxLimits, execute
-from dschat.programs.scores import rewards_by_segment
+from dschat.programs.segment_rewards import rewards_by_segment
 from dschat.quickstart.problems import OPERATORS, QUANTITIES
 
 NAMES = "fghk"  # the functions, in the order in which the prompt asks for them

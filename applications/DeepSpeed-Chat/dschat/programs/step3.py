@@ -13,9 +13,9 @@ from dschat.data.loading import StepData, Validate
 from dschat.data.notes import warn_of_plain_prompts
 from dschat.data.rows import Row
 from dschat.data.sources import load_share
-from dschat.programs.blocks import ProgramBlock
+from dschat.programs.blocks import ProgramBlock, program_of
 from dschat.programs.run import ProgramPool
-from dschat.programs.scores import ProgramScores, has_tests, run_solutions
+from dschat.programs.scores import ProgramScores, has_tests, tests_of
 from dschat.run.distributed import gather_objects, is_main, rank, world_size
 from dschat.settings.ppo import PPOConfig
 from dschat.training.steps.scores import SourceParts
@@ -69,7 +69,7 @@ def rows_with_tests(
 ) -> tuple[list[Row], Counter[str]]:
     """Rows with tests and, with `drop_unsolvable`, whose first reference solution passes them.
 
-    A row without a reference solution is kept. The processes share the solutions.
+    A row without a reference solution is kept.
 
     Args:
         rows: rows of the data; tests are in the column `input_output`.
@@ -88,15 +88,23 @@ def rows_with_tests(
     if not drop_unsolvable:
         return tested, +dropped
 
-    # The processes share the solutions.
-    local_rows = tested[rank() :: world_size()]
-    outcomes = run_solutions(local_rows, pool, program_block)
-    failed = set()
-    for position, outcome in outcomes.items():
-        if outcome.status not in ("passed", "invalid"):
-            failed.add(rank() + position * world_size())
+    failed = _failed_solutions(tested, pool, program_block)
+    dropped[UNSOLVED] = len(failed)
+    return [row for number, row in enumerate(tested) if number not in failed], +dropped
 
-    failed_on_any_rank = set().union(*gather_objects(failed))
-    dropped[UNSOLVED] = len(failed_on_any_rank)
-    solved = [row for number, row in enumerate(tested) if number not in failed_on_any_rank]
-    return solved, +dropped
+
+def _failed_solutions(rows: Sequence[Row], pool: ProgramPool, program_block: ProgramBlock) -> set[int]:
+    """Numbers of the rows whose first reference solution fails their tests. The processes share the solutions.
+
+    A solution may be in a fenced block, as in a response.
+    """
+    solutions = {number: row.chosen for number, row in enumerate(rows) if row.chosen is not None}
+    local_numbers = list(solutions)[rank() :: world_size()]
+    programs = [program_of(solutions[number], program_block) for number in local_numbers]
+    tests = [tests_of(rows[number]) for number in local_numbers]
+    outcomes = pool.run(programs, tests, [rows[number].origin for number in local_numbers])
+    failed: set[int] = set()
+    for number, outcome in zip(local_numbers, outcomes, strict=True):
+        if outcome.status not in ("passed", "invalid"):
+            failed.add(number)
+    return failed.union(*gather_objects(failed))
