@@ -2,8 +2,13 @@
 """How commands end."""
 
 import logging
+import os
 import re
+import subprocess
+import sys
 from functools import partial
+
+import pytest
 
 from dschat.base.errors import UserError
 from dschat.cli import main
@@ -27,6 +32,22 @@ def test_how_scripts_end(caplog, capsys):
     bad, stopped, kept = caplog.messages
     assert (bad, stopped) == ("error: --x: bad", "interrupted")
     assert kept.startswith("interrupted; ") and kept.endswith("the same command continues from there")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["sft", "--help"]])
+def test_a_reader_that_has_gone_is_no_error(words):
+    """As `head` goes when it has its lines."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run([sys.executable, "-m", "dschat", *words], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_closed_stream_is_no_error(monkeypatch):
+    """The shell's `>&-`."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run_script(lambda: "all is well") == 0
 
 
 def test_a_run_in_the_process_of_its_command_has_time_stamps(capsys, monkeypatch):

@@ -251,7 +251,7 @@ def main(argv: Sequence[str] | None = None, may_launch: bool = True) -> int:
         return 0
     name = command_name(words)
     if name is None:
-        return _list_commands(words)
+        return run_script(partial(_list_commands, words))
     flags = words[len(name.split()) :]
     if COMMANDS[name].step:
         return train_step(name, flags, may_launch)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command and a training process run and end: logging, process group, exit status, messages of errors."""
+"""How a command and a training process run and end: logging, process group, exit status, messages of errors.
+
+`run_script` runs a command. `run_main` runs a training step as a process of its own and `run_training` inside a user's
+program, both by `TrainingProcess`.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +32,8 @@ if TYPE_CHECKING:
     from dschat.run.output import RunOutput
     from dschat.settings.batches import BatchPlan
 
-C = TypeVar("C", bound=CommonConfig)
-Step: TypeAlias = "Callable[[C, RunOutput], None]"  # trains what a configuration says into a run's output folder
+Config = TypeVar("Config", bound=CommonConfig)
+Step: TypeAlias = "Callable[[Config, RunOutput], None]"  # trains what a configuration says into a run's output folder
 logger = logging.getLogger("dschat")
 HOW_TO_CONTINUE = "to continue, add --resume_from_checkpoint to the command"
 
@@ -58,15 +62,17 @@ def run_script(run: Callable[[], str | int], resumable: bool = False) -> int:
         logger.error("error: %s", error)
         return 2
     except BrokenPipeError:
-        _flush_or_discard()  # the reader of the output, for instance `head`, has closed it
+        pass  # the reader of the output, for instance `head`, has closed it
     except KeyboardInterrupt:
         remark = "; what was finished is kept, the same command continues from there" if resumable else ""
         logger.error("interrupted%s", remark)
         return 130
+    finally:
+        _flush_or_discard()
     return 0
 
 
-def run_main(step: str, read_config: Callable[[], C], load_step: Callable[[], Step[C]]) -> int:
+def run_main(step: str, read_config: Callable[[], Config], load_step: Callable[[], Step[Config]]) -> int:
     """Reads the configuration, joins the process group and trains; errors are reported on stderr.
 
     Args:
@@ -105,7 +111,7 @@ def _format_lines() -> None:
             handler.setFormatter(logging.Formatter(form, "%Y-%m-%d %H:%M:%S"))
 
 
-def run_training(step: str, config: C, load_step: Callable[[], Step[C]]) -> dict[str, float]:
+def run_training(step: str, config: Config, load_step: Callable[[], Step[Config]]) -> dict[str, float]:
     """Trains inside a program of the user's own: errors are raised. Returns the metrics of the last evaluation."""
     try:
         result = TrainingProcess(step, load_step).train(config)
@@ -129,10 +135,10 @@ class TrainingResult:
     metrics: dict[str, float]
 
 
-class TrainingProcess(Generic[C]):
+class TrainingProcess(Generic[Config]):
     """One of the processes that run a training step."""
 
-    def __init__(self, step: str, load_step: Callable[[], Step[C]]) -> None:
+    def __init__(self, step: str, load_step: Callable[[], Step[Config]]) -> None:
         """Prepares a training process of a step."""
         self._step = step
         self._load_step = load_step
@@ -144,7 +150,7 @@ class TrainingProcess(Generic[C]):
         """Folders of models that the run has saved so far."""
         return [] if self._output is None else self._output.record.saved
 
-    def train(self, config: C) -> TrainingResult:
+    def train(self, config: Config) -> TrainingResult:
         """Joins the process group, trains, and uploads the models if the flags say so."""
         _become_rank()
         if config.output.log == "plain":
@@ -156,13 +162,13 @@ class TrainingProcess(Generic[C]):
         from dschat.run.distributed import is_main, world_size
         from dschat.run.stop import Stopped, stopping_at
 
-        max_seconds = config.output.max_seconds
-        deadline = math.inf if max_seconds is None else self._started_at + max_seconds
+        max_seconds = math.inf if config.output.max_seconds is None else config.output.max_seconds
+        deadline = self._started_at + max_seconds
         _quieten_libraries()
         with process_group(config.engine.ddp_timeout, config.engine.save_timeout), stopping_at(deadline):
             try:
                 metrics = self._train_in_group(config, plan)
-                uploads = is_main()
+                is_uploading = is_main() and config.tracking.push_to_hub is not None
             except Stopped as stop:
                 if is_main():
                     with suppress(OSError):  # the terminal may be closed
@@ -175,13 +181,13 @@ class TrainingProcess(Generic[C]):
                     # The launcher ends them when this process is gone.
                     _leave_at_once(report_error(error, self.saved_models))
                 raise
-        if config.tracking.push_to_hub and uploads:  # outside of the group: no other rank waits by now
+        if is_uploading:  # outside of the process group, where other ranks would wait
             from dschat.run.hub import push_after_training
 
             push_after_training(config.output.output_dir, config.tracking.push_to_hub)
         return TrainingResult(0, metrics)
 
-    def _train_in_group(self, config: C, plan: BatchPlan) -> dict[str, float]:
+    def _train_in_group(self, config: Config, plan: BatchPlan) -> dict[str, float]:
         """Checks the machine, trains into the output folder, and returns the metrics of the last evaluation."""
         import torch
 
@@ -229,8 +235,8 @@ def report_error(error: BaseException, saved_models: Sequence[str]) -> int:
         remark = f"the models saved last are in {saved_models[-1]}" if saved_models else "no models were saved yet"
         print(f"interrupted; {remark}", file=sys.stderr)
         return 130
-    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
-    if isinstance(error, UserError) and error.on_every_rank and not is_first:
+    is_first_of_node = os.environ.get("LOCAL_RANK", "0") == "0"
+    if isinstance(error, UserError) and error.on_every_rank and not is_first_of_node:
         return 2
     if isinstance(error, UserError):
         message = f"error: {_rank_prefix()}{error}"
@@ -243,7 +249,7 @@ def report_error(error: BaseException, saved_models: Sequence[str]) -> int:
 
 
 def _cause_of(error: BaseException) -> str:
-    """An exception that is no UserError in a sentence; a rank that is lost, or does not come, is named."""
+    """An exception that is no UserError, in a sentence; if another rank is the cause, the sentence says so."""
     cause = f"{type(error).__name__}: {error}"
     if not (_has_peers() and is_lost_peer(error)):
         return cause
@@ -267,7 +273,7 @@ def _leave_at_once(status: int) -> None:
 
 def _flush_or_discard() -> None:
     """Writes what was printed; it is discarded if its reader has gone, which would change the exit status."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # a stream that the shell has closed is None
         try:
             stream.flush()
         except OSError:

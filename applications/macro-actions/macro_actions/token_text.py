@@ -12,14 +12,16 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Json = dict[str, Any]  # type: ignore[explicit-any]  # an object of a tokenizer's JSON
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Types of decoders that a SentencePiece tokenizer combines.
 _SENTENCE_PIECE = {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
 _REPLACEMENT = "\ufffd"  # what bytes that are no UTF-8 decode to
 
@@ -43,28 +45,29 @@ class TokenText:
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Ids of special tokens, including tokens that only the vocabulary marks as special."""
     added_tokens = tokenizer.added_tokens_decoder
-    added_special_ids = set()
-    for token_id, token in added_tokens.items():
-        if token.special:
-            added_special_ids.add(token_id)
-    return set(tokenizer.all_special_ids) | added_special_ids
+    return set(tokenizer.all_special_ids) | {number for number, token in added_tokens.items() if token.special}
 
 
 class TokenReader:
-    """Reads ids of one tokenizer."""
+    """Reads ids of one tokenizer.
+
+    Attributes:
+        end_ids: ids of the special tokens that end a response.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._silent_ids = frozenset(special_ids(tokenizer))  # these write no text
 
-        # Special tokens that end a response: all but the one for unknown text, unless that is EOS, too, as in GPT-2.
+        # The token for unknown text ends nothing, unless it is EOS, too, as in GPT-2.
         self.end_ids: Collection[int] = self._silent_ids
         if tokenizer.unk_token_id != tokenizer.eos_token_id:
             self.end_ids = self._silent_ids - {tokenizer.unk_token_id}
 
-        self._visible_ids: Collection[int] = ()
+        # Bytes of ids, if the tokenizer's pieces tell them; otherwise ids that write text are decoded.
         self._bytes_by_id: dict[int, bytes] = {}
         self._piece_to_bytes = _piece_reader(tokenizer)
+        self._visible_ids: Collection[int] = ()
         if self._piece_to_bytes is None:
             self._visible_ids = frozenset(tokenizer.get_vocab().values()) - self._silent_ids
 
@@ -78,18 +81,16 @@ class TokenReader:
         # The bytes of all ids, and where those of each id begin and end.
         pieces = [self._bytes_by_id[token] for token in ids]
         content = b"".join(pieces)
-        ends = list(accumulate(len(piece) for piece in pieces))
-        starts = [0, *ends[:-1]]
-        byte_spans = zip(starts, ends, strict=False)  # without ids, there is a start and no end
+        byte_spans = tuple(pairwise(accumulate(map(len, pieces), initial=0)))
         if content.isascii():  # a byte is a character
-            return TokenText(content.decode("ascii"), tuple(byte_spans))
+            return TokenText(content.decode("ascii"), byte_spans)
 
         # From bytes to characters.
         text, offsets = _decode(content)
         spans = []
         for start, end in byte_spans:
-            first_character = bisect_right(offsets, start) - 1  # that holds the byte at `start`
-            spans.append((first_character, bisect_left(offsets, end)))
+            character_with_start = bisect_right(offsets, start) - 1
+            spans.append((character_with_start, bisect_left(offsets, end)))
         return TokenText(text, tuple(spans))
 
     def _bytes_of(self, token: int, piece_to_bytes: Callable[[str], bytes]) -> bytes:
@@ -137,7 +138,7 @@ def texts_of_macro_actions(
         cut = max(cut, cuts[-1])
         cuts.append(min(cut, len(response)))
     cuts.append(len(response))
-    return [response[start:end] for start, end in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [response[start:end] for start, end in pairwise(cuts)]
 
 
 def _decode(content: bytes) -> tuple[str, list[int]]:
@@ -160,10 +161,9 @@ def _decode(content: bytes) -> tuple[str, list[int]]:
             invalid = error.end - error.start
             valid_text = content[position:stop].decode("utf-8")
         parts.append(valid_text)
-        for offset in range(position, stop):
-            continues_a_character = content[offset] & 0xC0 == 0x80
-            if not continues_a_character:
-                offsets.append(offset)
+        for character in valid_text:
+            offsets.append(position)
+            position += len(character.encode("utf-8"))
         if invalid:
             parts.append(_REPLACEMENT)
             offsets.append(stop)
@@ -191,9 +191,6 @@ def _piece_reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes] 
         return None
     has_bytes = "ByteFallback" in kinds
     return lambda piece: _sentence_piece(piece, blank, has_bytes)
-
-
-Json = dict[str, Any]  # type: ignore[explicit-any]  # an object of a tokenizer's JSON
 
 
 def _decoder_parts(decoder: Json | None) -> list[Json]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """TRL's PPOTrainer (trl.experimental.ppo) on the same work. Runs in an environment that holds TRL; knows no dschat.
 
-Its own defaults where the work does not decide: micro-batches as they come, AdamW fused, full logits. Its generation
-batch is its scoring batch (`local_rollout_forward_batch_size`): 32 rows, or the whole rollout if that is smaller.
+Where the work does not decide, TRL's defaults hold: unsorted micro-batches, fused AdamW, full logits. One setting is
+both its generation batch and its scoring batch (`local_rollout_forward_batch_size`): 32 rows, or the whole rollout if
+that is smaller.
 """
 
 from pathlib import Path
@@ -16,66 +17,85 @@ from contenders.meter import Meter
 from contenders.process import ContenderJob, read_job
 from contenders.work import DTYPES, EOS, PAD
 
-ROLLOUT_FORWARD = 32  # rows
+ROLLOUT_FORWARD = 32  # rows of a generation or scoring batch
 
 
 class StepMeter(TrainerCallback):
-    """An iteration goes from one end of a step to the next."""
+    """Measures each step of TRL, a rollout with its updates, as an iteration."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
-        self.tokens = 0.0
-        self.training = False
+        self.tokens = 0.0  # tokens of the responses of this iteration
+        self.is_training = False
 
     def on_train_begin(self, *args: object, **kwargs: object) -> None:
-        """The first iteration."""
+        """Begins the first iteration."""
         self._meter.begin()
 
     def on_step_end(self, *args: object, **kwargs: object) -> None:
-        """The end of one, and the beginning of the next."""
+        """Ends an iteration, and begins the next."""
         self._meter.lap("training")
         self._meter.end(self.tokens)
-        self.training = False
+        self.is_training = False
         self._meter.begin()
 
 
 def main() -> None:
     """Trains until the meter ends the process."""
     job, meter = read_job()
-    measure = StepMeter(meter)
-    trainer = make_trainer(job, measure)
+    steps = StepMeter(meter)
+    trainer = make_trainer(job, steps)
+    measure_phases(trainer, meter, steps)
+    trainer.train()
+
+
+def measure_phases(trainer: PPOTrainer, meter: Meter, steps: StepMeter) -> None:
+    """Replaces two functions of TRL: generation ends where the first returns, scoring where the second is called."""
     generate = ppo_trainer.batch_generation
     accumulate = trainer.accelerator.accumulate
 
     def timed_generation(model: object, queries: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         sequences, logits = generate(model, queries, *args, **kwargs)
-        measure.tokens = float((sequences[:, queries.shape[1] :] != PAD).sum())
+        steps.tokens = float((sequences[:, queries.shape[1] :] != PAD).sum())
         meter.lap("generation")
         return sequences, logits
 
     def timed_accumulate(*args: object) -> object:
-        if not measure.training:
+        if not steps.is_training:
             meter.lap("scoring")
-            measure.training = True
+            steps.is_training = True
         return accumulate(*args)
 
     ppo_trainer.batch_generation = timed_generation
     trainer.accelerator.accumulate = timed_accumulate
-    trainer.train()
 
 
-def make_trainer(job: ContenderJob, measure: StepMeter) -> PPOTrainer:
+def make_trainer(job: ContenderJob, steps: StepMeter) -> PPOTrainer:
     """TRL's trainer for this work."""
     files = Path(job.files)
-    work = job.work
-    dtype = DTYPES[work.dtype]
+    dtype = DTYPES[job.work.dtype]
     tokenizer = AutoTokenizer.from_pretrained(files / "actor", trust_remote_code=False, padding_side="left")
     prompts = (files / "prompts.txt").read_text(encoding="utf-8").splitlines()
     data = Dataset.from_dict({"input_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts]})
-    actor, reference = (GemmaForCausalLM.from_pretrained(files / "actor", dtype=dtype) for _ in range(2))
+    actor = GemmaForCausalLM.from_pretrained(files / "actor", dtype=dtype)
     actor.generation_config.pad_token_id = PAD
-    critic, reward = (GemmaForSequenceClassification.from_pretrained(files / "reward", dtype=dtype) for _ in range(2))
-    config = PPOConfig(
+    return PPOTrainer(
+        args=make_config(job),
+        processing_class=tokenizer,
+        model=actor,
+        ref_model=GemmaForCausalLM.from_pretrained(files / "actor", dtype=dtype),
+        reward_model=GemmaForSequenceClassification.from_pretrained(files / "reward", dtype=dtype),
+        value_model=GemmaForSequenceClassification.from_pretrained(files / "reward", dtype=dtype),
+        train_dataset=data,
+        eval_dataset=data,
+        callbacks=[steps],
+    )
+
+
+def make_config(job: ContenderJob) -> PPOConfig:
+    """TRL's settings for this work."""
+    work = job.work
+    return PPOConfig(
         output_dir=str(Path(job.folder) / "run"),
         per_device_train_batch_size=work.micro_batch,
         gradient_accumulation_steps=work.batch // work.micro_batch,
@@ -87,7 +107,7 @@ def make_trainer(job: ContenderJob, measure: StepMeter) -> PPOTrainer:
         temperature=1.0,
         learning_rate=1e-6,
         lr_scheduler_type="constant",
-        total_episodes=10**6 * work.batch,
+        total_episodes=10**6 * work.batch,  # until the meter ends the process
         num_sample_generations=0,
         gradient_checkpointing=False,
         bf16=work.dtype == "bf16",
@@ -96,9 +116,6 @@ def make_trainer(job: ContenderJob, measure: StepMeter) -> PPOTrainer:
         disable_tqdm=True,
         use_cpu=work.dtype == "fp32",
     )
-    models = {"model": actor, "ref_model": reference, "reward_model": reward, "value_model": critic}
-    rows = {"train_dataset": data, "eval_dataset": data}
-    return PPOTrainer(args=config, processing_class=tokenizer, **models, **rows, callbacks=[measure])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from dschat.data.sources import is_folder, open_data
 from dschat.evaluation.runner import Concluded, Conclusion, Entry, RunPart, restore_date, run_batches
 from dschat.refuel.data_options import RefuelOutputFlags
 
-OUTPUT = "--output_repo"
+OUTPUT = "--output_repo"  # the flag, for messages
 ROWS = "train.jsonl"
 RECORD = "made.json"  # file with the settings that made the rows; a data set without it is not finished
 
@@ -45,8 +45,8 @@ class OutputLocation:
         finished_settings = None if self.options.overwrite else settings_of_kept(self.folder / RECORD)
         restore_date(self.folder / ROWS, self.options.overwrite, finished_settings)
 
-    def hand_over_finished(self, files: Sequence[str], settings: Mapping[str, Any]) -> str | None:
-        """If an earlier run has finished the data set, copies or uploads it again.
+    def publish_finished(self, files: Sequence[str], settings: Mapping[str, Any]) -> str | None:
+        """Copies or uploads the data set again if an earlier run has finished it.
 
         Returns:
             The summary of the earlier run and where the files are; None if the data set is not finished.
@@ -56,19 +56,19 @@ class OutputLocation:
         """
         if self.options.overwrite or not (self.folder / files[0]).exists():
             return None
-        summary = Kept(self.folder / RECORD, settings)
+        kept = Kept(self.folder / RECORD, settings)
         try:
-            difference = summary.difference()
-            content = summary.open()
+            difference = kept.difference()
+            summary = kept.open()
         except (OSError, ValueError) as error:
             raise UserError(f"{error}: give another folder, or --overwrite.") from error
         if difference:
             remedy = "give another folder, or --overwrite to make it anew."
             raise UserError(f"{self.folder} holds a data set that was made with {difference}: {remedy}")
-        if content is None:
+        if summary is None:
             return None
         present = [name for name in files if (self.folder / name).exists()]
-        return f"{content}; finished before: {self.hand_over(present)}"
+        return f"{summary}; finished before: {self.publish(present)}"
 
     def record(self, settings: Mapping[str, Any], summary: str) -> None:
         """Writes the settings and summary of a finished data set. Raises UserError if the file cannot be written."""
@@ -76,10 +76,15 @@ class OutputLocation:
         with reporting(str(file)):
             Kept(file, settings).write(summary)
 
-    def hand_over(self, files: Sequence[str], gone: Sequence[str] = ()) -> str:
-        """Copies or uploads finished files; returns where they are. Raises UserError if it cannot.
+    def publish(self, files: Sequence[str], gone: Sequence[str] = ()) -> str:
+        """Copies finished files to --output_repo, or uploads them; returns where they are.
 
-        Copies of the files `gone`, which an earlier data set had and this one has not, are removed.
+        Args:
+            files: names of the files of the data set.
+            gone: names of files that an earlier data set may have had there; they are removed.
+
+        Raises:
+            UserError: the folder cannot be written, or the hub does not accept them.
         """
         if not is_folder(self.repo):
             return push(self.folder, files, self.repo, self.options.public, OUTPUT)
@@ -116,7 +121,7 @@ def make_rows(options: RefuelOutputFlags, settings: Mapping[str, Any], part: Run
         UserError: the folder has a finished or unfinished data set with other settings.
     """
     location = OutputLocation(options)
-    earlier_summary = location.hand_over_finished([ROWS], settings)
+    earlier_summary = location.publish_finished([ROWS], settings)
     if earlier_summary is not None:
         return earlier_summary
 
@@ -126,7 +131,7 @@ def make_rows(options: RefuelOutputFlags, settings: Mapping[str, Any], part: Run
         return rows, summary
 
     summary = run_batches(location.folder / ROWS, settings, options.overwrite, [part], conclude_and_record)
-    return f"{summary}: {location.hand_over([ROWS])}"
+    return f"{summary}: {location.publish([ROWS])}"
 
 
 def digest(rows: Iterable[object]) -> str:

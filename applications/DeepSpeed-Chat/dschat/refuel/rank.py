@@ -196,7 +196,7 @@ def run_masks(options: MaskOptions) -> str:
         SETTING: template_date(),
     }
     settings |= settings_of(options, ("total_length", "test_rows", "seed"))
-    summary = location.hand_over_finished([TRAIN, TEST], settings)
+    summary = location.publish_finished([TRAIN, TEST], settings)
     if summary is not None:
         return summary
 
@@ -244,7 +244,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
 
 
 def _write(pairs: pa.Table, left_out: Counter[str], settings: dict[str, Any], options: MaskOptions) -> str:
-    """Write both parts of the pairs and hand them over; the record is written last, so that a kill leaves none."""
+    """Write both parts of the pairs and publish them; the record is written last, so that a kill leaves none."""
     location = OutputLocation(options.output)
     if not pairs.num_rows:
         raise UserError(f"{INPUT} {options.pairs.input_repo}: no pair is left ({in_words(left_out)}).")
@@ -265,6 +265,6 @@ def _write(pairs: pa.Table, left_out: Counter[str], settings: dict[str, Any], op
             parquet.write_table(pairs.take(rows), temporary)
     location.record(settings, summary)
     if test_rows:
-        return f"{summary}: {location.hand_over([TRAIN, TEST])}"
+        return f"{summary}: {location.publish([TRAIN, TEST])}"
     # Rows that an earlier data set held out may be trained on now.
-    return f"{summary}: {location.hand_over([TRAIN], gone=[TEST])}"
+    return f"{summary}: {location.publish([TRAIN], gone=[TEST])}"

@@ -42,10 +42,10 @@ class SavedModel:
     role: str  # policy, reward model or critic, for the card
     base: str  # the model it was trained from, for the card
     subfolder: str = ""  # subfolder of the run's folder; empty for that folder itself
-    # Yields other whole weights than the engine's (a moving average), like `Trained.whole_weights`.
+    # Yields the weights to save if they are not the engine's, such as a moving average; like `Trained.whole_weights`.
     weights: Callable[[], Iterator[tuple[str, Tensor]]] | None = None
     tokenizer: PreTrainedTokenizerBase | None = None  # saved with the model; None for the run's own
-    example: Callable[[], str] | None = None  # `CardModel.example` with the score of now; every rank must call it
+    example: Callable[[], str] | None = None  # makes `CardModel.example`; every rank must call it
 
 
 @contextmanager
@@ -70,7 +70,7 @@ class ModelFolders:
         self._config = config
         self._run = run
         self._output_dir = Path(config.output.output_dir)
-        self._examples: dict[str, str] = {}  # of the models when they were last saved, by subfolder
+        self._examples: dict[str, str] = {}  # examples of the models as they were last saved, by subfolder
 
     def save_final(self) -> None:
         """Writes the final models."""
@@ -100,6 +100,7 @@ class ModelFolders:
         barrier()
 
     def _write(self, folder: Path) -> None:
+        """Writes the models on the main rank. The others take part in gathering the weights, even after a failure."""
         for model in self._models:
             if model.example is not None:
                 self._examples[model.subfolder] = model.example()
@@ -107,11 +108,11 @@ class ModelFolders:
         with self._run.writing(folder) as temporary_folder:
             for model in self._models:
                 weights = model.engine.whole_weights() if model.weights is None else model.weights()
-                if temporary_folder is not None and failure is None:
-                    try:
+                try:
+                    if temporary_folder is not None and failure is None:
                         self._write_model(model, weights, temporary_folder / model.subfolder)
-                    except (OSError, SafetensorError) as error:
-                        failure = error
+                except (OSError, SafetensorError) as error:
+                    failure = error
                 for _ in weights:  # every rank must exhaust the iterator
                     pass
             if failure is not None:
@@ -126,7 +127,7 @@ class ModelFolders:
     def _describe(self, model: SavedModel, folder: Path) -> None:
         """Writes a model's card and run.json. If the card fails, a warning is logged and the model is saved anyway."""
         try:
-            write_model_card(folder, self._card_model(model), self._settings(), self._run.record)
+            write_model_card(folder, self._card_model(model), self._flags_for_card(), self._run.record)
         except Exception as error:
             logger.warning("the model card of %s could not be written; the model is not affected: %r", folder, error)
         self._run.record.save(folder)
@@ -143,8 +144,11 @@ class ModelFolders:
             is_adapter=not self._config.finetuning.merge_lora and lora_config(model.engine.module.inner) is not None,
         )
 
-    def _settings(self) -> dict[str, object]:
-        """The flags for the model card: required ones and those that were changed, unless a resume may change them."""
+    def _flags_for_card(self) -> dict[str, object]:
+        """The flags that say how the models were made: required ones and those that differ from their defaults.
+
+        Those that a resume may change freely are left out, except for the number of epochs.
+        """
         flags = flags_of(type(self._config))
         values = self._config.flat()
         required = {}
@@ -152,9 +156,9 @@ class ModelFolders:
             if flag.default is dataclasses.MISSING:
                 required[name] = values[name]
         defaults = type(self._config)(**required).flat()
-        irrelevant = flags_on_resume(type(self._config), FREE) - {"num_train_epochs"}
-        settings: dict[str, object] = {}
+        left_out = flags_on_resume(type(self._config), FREE) - {"num_train_epochs"}
+        shown: dict[str, object] = {}
         for name, value in values.items():
-            if name not in irrelevant and (name in required or value != defaults[name]):
-                settings[name] = value
-        return settings
+            if name not in left_out and (name in required or value != defaults[name]):
+                shown[name] = value
+        return shown
