@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound=CommonConfig)
 Step: TypeAlias = "Callable[[Config, RunOutput], None]"  # trains what a configuration says into a run's output folder
 logger = logging.getLogger("dschat")
-HOW_TO_CONTINUE = "to continue, add --resume_from_checkpoint to the command"
 
 
 def run_script(run: Callable[[], str | int], resumable: bool = False) -> int:
@@ -162,17 +161,20 @@ class TrainingProcess(Generic[Config]):
         from dschat.run.distributed import is_main, world_size
         from dschat.run.stop import Stopped, stopping_at
 
-        max_seconds = math.inf if config.output.max_seconds is None else config.output.max_seconds
-        deadline = self._started_at + max_seconds
+        max_seconds = config.output.max_seconds
+        deadline = math.inf if max_seconds is None else self._started_at + max_seconds
         _quieten_libraries()
         with process_group(config.engine.ddp_timeout, config.engine.save_timeout), stopping_at(deadline):
             try:
                 metrics = self._train_in_group(config, plan)
-                is_uploading = is_main() and config.tracking.push_to_hub is not None
+                is_main_rank = is_main()
             except Stopped as stop:
                 if is_main():
                     with suppress(OSError):  # the terminal may be closed
-                        print(f"stopped by {stop}; {HOW_TO_CONTINUE}", file=sys.stderr)
+                        print(
+                            f"stopped by {stop}; to continue, add --resume_from_checkpoint to the command",
+                            file=sys.stderr,
+                        )
                 _flush_or_discard()
                 return TrainingResult(stop.status, {})
             except BaseException as error:
@@ -181,7 +183,7 @@ class TrainingProcess(Generic[Config]):
                     # The launcher ends them when this process is gone.
                     _leave_at_once(report_error(error, self.saved_models))
                 raise
-        if is_uploading:  # outside of the process group, where other ranks would wait
+        if config.tracking.push_to_hub and is_main_rank:  # outside of the process group, where other ranks would wait
             from dschat.run.hub import push_after_training
 
             push_after_training(config.output.output_dir, config.tracking.push_to_hub)

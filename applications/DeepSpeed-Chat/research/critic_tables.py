@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -20,7 +19,6 @@ from dschat.base.pictures import COLOURS, plain_axes
 from dschat.base.statistics import Estimate
 from tables import (
     NONE,
-    PICTURE_STYLE,
     as_svg,
     curves_by_seed,
     final,
@@ -28,6 +26,7 @@ from tables import (
     kl_column,
     markdown,
     number_text,
+    picture_style,
     updates_to,
 )
 
@@ -181,7 +180,7 @@ def draw_critics(curves: pd.DataFrame) -> bytes:
     trainings = list(curves["training"].unique())[:DRAWN_TRAININGS]
     complete = len(columns[0][1])
     drawn = [(names, runs) for names, runs in columns if names[1] in trainings and len(runs) >= complete]
-    with rc_context(PICTURE_STYLE):
+    with picture_style():
         figure = Figure(figsize=(3.2 * len(drawn), 6.2), layout="constrained")
         axes = figure.subplots(2, len(drawn), squeeze=False, sharey="row", sharex=True)
         for column, ((critic, training), runs) in enumerate(drawn):

@@ -10,6 +10,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,6 @@ from trials import Group, Value
 Numbers = npt.NDArray[np.float64]
 NONE = "–"
 DASHES = ("--", "-.", ":")  # lines of settings that are not token-level PPO
-PICTURE_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "learning", "font.size": 9}  # of matplotlib
 SMOOTHED = ("gold", "kl", "length", "lambda_eff", "advantage_rms", "return_rms", "explained_variance_middle")
 
 
@@ -266,7 +266,7 @@ def write_sections(document: Path, sections: Mapping[str, str]) -> None:
 def draw(groups: Sequence[Group], folder: Path) -> bytes:
     """Gold score over updates, and below over KL, for groups side by side; bands are 95 % intervals over seeds."""
     width = max(8.4, 4.2 * len(groups))  # inches, with room for the names below
-    with rc_context(PICTURE_STYLE):
+    with picture_style():
         figure = Figure(figsize=(width, 7.2), layout="constrained")
         axes = figure.subplots(2, len(groups), squeeze=False, sharey="col")
         handles: dict[str, Artist] = {}
@@ -278,6 +278,11 @@ def draw(groups: Sequence[Group], folder: Path) -> bytes:
         columns = int(width // 2.8)
         figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns, frameon=False)
         return as_svg(figure)
+
+
+def picture_style() -> AbstractContextManager[None]:
+    """Context in which figures are made and written."""
+    return rc_context({"svg.fonttype": "none", "svg.hashsalt": "learning", "font.size": 9})
 
 
 def as_svg(figure: Figure) -> bytes:

@@ -19,31 +19,30 @@ def explain_missing(kind: str, path: str, flag: str, error: Exception) -> str:
         flag: flag that the path came from.
         error: transformers' error.
     """
-    error_lines = str(error).strip().splitlines()
-    first_line = error_lines[0] if error_lines else type(error).__name__
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     if "trust_remote_code" in str(error):
         return f"{flag} {path}: its {kind} needs Python code of its own (auto_map), which is never run. Give another."
     if _is_gguf(path):
         return (
             f"{flag} {path}: GGUF weights, which are quantised for inference. Give the original model (safetensors)."
         )
-    if Path(path).is_dir():
-        subfolders = [str(config.parent) for config in sorted(Path(path).glob("*/config.json"))]
+    location = Path(path)
+    if location.is_dir():
+        subfolders = [str(config.parent) for config in sorted(location.glob("*/config.json"))]
         hint = f" Did you mean {' or '.join(subfolders)}?" if subfolders else ""
         if Path(path, "run.json").exists() and not subfolders:
             hint = " It holds a run that has not finished: repeat the command of that run, with --resume_from_checkpoint."
         return f"{flag} {path}: this folder holds no {kind} that transformers can open: {first_line}{hint}"
-    if Path(path).is_file():
+    if location.is_file():
         return f"{flag} {path}: a file, and no folder. Give the folder that holds the model's config.json."
     is_local = path.startswith(("/", ".", "~")) or path.count("/") > 1
     if is_local:
         return f"{flag} {path}: no such folder. Give the folder that holds the model's config.json."
     # A path with one slash is a name on the hub, or the folder of a step that has not written it.
-    parent = Path(path).parent
-    if "/" in path and parent.is_dir():
+    if "/" in path and location.parent.is_dir():
         return (
-            f"{flag} {path}: no such folder, though {parent}/ is there. If a step shall write it, has that step ended"
-            f" without an error? The Hugging Face hub gave no such {kind} either: {first_line}"
+            f"{flag} {path}: no such folder, though {location.parent}/ is there. If a step shall write it, has"
+            f" that step ended without an error? The Hugging Face hub gave no such {kind} either: {first_line}"
         )
     return (
         f"{flag} {path}: there is no such folder here, and the {kind} could not be fetched from the Hugging Face hub: "

@@ -56,10 +56,10 @@ class OutputLocation:
         """
         if self.options.overwrite or not (self.folder / files[0]).exists():
             return None
-        kept = Kept(self.folder / RECORD, settings)
+        earlier_record = Kept(self.folder / RECORD, settings)
         try:
-            difference = kept.difference()
-            summary = kept.open()
+            difference = earlier_record.difference()
+            summary = earlier_record.open()
         except (OSError, ValueError) as error:
             raise UserError(f"{error}: give another folder, or --overwrite.") from error
         if difference:

@@ -151,14 +151,8 @@ class ModelFolders:
         """
         flags = flags_of(type(self._config))
         values = self._config.flat()
-        required = {}
-        for name, flag in flags.items():
-            if flag.default is dataclasses.MISSING:
-                required[name] = values[name]
+        required = {name: values[name] for name, flag in flags.items() if flag.default is dataclasses.MISSING}
         defaults = type(self._config)(**required).flat()
         left_out = flags_on_resume(type(self._config), FREE) - {"num_train_epochs"}
-        shown: dict[str, object] = {}
-        for name, value in values.items():
-            if name not in left_out and (name in required or value != defaults[name]):
-                shown[name] = value
-        return shown
+        changed = {name for name, value in values.items() if name in required or value != defaults[name]}
+        return {name: value for name, value in values.items() if name in changed - left_out}

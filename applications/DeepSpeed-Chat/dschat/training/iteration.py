@@ -101,10 +101,9 @@ def from_tensors(cls: type[T], tensors: Mapping[str, Tensor], name: str) -> T:
     values: dict[str, object] = {}
     for attribute in fields(cls):  # type: ignore[arg-type]
         path = f"{name}.{attribute.name}"
-        hint = hints[attribute.name]
-        if is_dataclass(hint):
-            values[attribute.name] = from_tensors(hint, tensors, path)
-        elif path in tensors or hint is Tensor:
+        if is_dataclass(hints[attribute.name]):
+            values[attribute.name] = from_tensors(hints[attribute.name], tensors, path)
+        elif path in tensors or hints[attribute.name] is Tensor:
             values[attribute.name] = tensors[path].to(device())
         else:  # of type Tensor | None
             values[attribute.name] = None
