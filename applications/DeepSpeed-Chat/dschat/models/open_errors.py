@@ -31,7 +31,9 @@ def explain_missing(kind: str, path: str, flag: str, error: Exception) -> str:
         subfolders = [str(config.parent) for config in sorted(location.glob("*/config.json"))]
         hint = f" Did you mean {' or '.join(subfolders)}?" if subfolders else ""
         if Path(path, "run.json").exists() and not subfolders:
-            hint = " It holds a run that has not finished: repeat the command of that run, with --resume_from_checkpoint."
+            hint = (
+                " It holds a run that has not finished: repeat the command of that run, with --resume_from_checkpoint."
+            )
         return f"{flag} {path}: this folder holds no {kind} that transformers can open: {first_line}{hint}"
     if location.is_file():
         return f"{flag} {path}: a file, and no folder. Give the folder that holds the model's config.json."
