@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 
 from dschat.base.errors import UserError
-from dschat.base.journal import Journal, make_writable
+from dschat.base.journal import Journal, require_writable
 
 
 def test_a_journal_goes_on_after_what_it_kept(tmp_path):
@@ -57,8 +57,34 @@ def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path):
     journal.append([{"n": 0}])
     journal.close()
     journal.partial.write_text(journal.partial.read_text() + "{broken\n")
-    with pytest.raises(UserError, match=r"out\.jsonl\.partial:3: not valid JSON"):
+    with pytest.raises(UserError, match=r"out\.jsonl\.partial:3: no JSON object"):
         Journal(tmp_path / "out.jsonl", {})
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("5\n6\n", ":1: no JSON object; remove"),
+        ('{"settings": {}}\n7\n', ":2: no JSON object; remove"),
+        ('{"settings": 5}\n{"n": 0}\n', ":1: the settings of the run are missing"),
+        ('{"n": 0}\n{"n": 1}\n', ":1: the settings of the run are missing"),
+    ],
+)
+def test_a_file_that_is_no_journal_is_refused_or_overwritten(lines, message, tmp_path):
+    partial = tmp_path / "out.jsonl.partial"
+    partial.write_text(lines)
+    with pytest.raises(UserError, match=f"{partial.name}{message}"):
+        Journal(tmp_path / "out.jsonl", {})
+    assert partial.read_text() == lines
+    assert Journal(tmp_path / "out.jsonl", {}, overwrite=True).rows == []
+
+
+def test_settings_with_a_path_that_is_no_unicode_are_those_of_the_same_run(tmp_path):
+    """A byte of a path that is no UTF-8 is half of a surrogate pair in Python, and is replaced in files."""
+    for rows in ([], [{"n": 0}]):
+        with closing(Journal(tmp_path / "out.jsonl", {"model": "m\udcff"})) as journal:
+            assert journal.rows == rows
+            journal.append([{"n": 0}])
 
 
 def appending(file, then):
@@ -126,8 +152,8 @@ def test_a_journal_without_rows_leaves_nothing(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
-    make_writable(tmp_path / "deep" / "new", "--x")
+    require_writable(tmp_path / "deep" / "new", "--x")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="--cache: cannot be written: "):
-        make_writable(tmp_path / "file", "--cache")
+        require_writable(tmp_path / "file", "--cache")

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A results file that takes long to write: rows are saved as they are made, and a killed run resumes after them."""
+"""A results file that takes long to write: rows are saved as they are made, and a killed run resumes after them.
+
+`evaluation/runner.py` is the loop of commands that write such files. `require_writable` finds out before the work that
+a folder cannot be written.
+"""
 
 import json
 import logging
@@ -46,35 +50,29 @@ class Journal:
         """
         self.path = path
         self.partial = path.with_name(path.name + PARTIAL)
-        self._has_rows = False
-        settings = json.loads(json.dumps(dict(settings)))  # as they are read from a file
+        written_settings = json.loads(dump_row(settings))  # as they will be read again
         self._lock = Lock(path.with_name(f".{path.name}.lock"), str(path))
         try:
             with reporting(str(self.partial)):
                 if path.exists() and not overwrite:
                     raise UserError(f"{path} exists, finished. Remove it or give --overwrite to make it again.")
                 self._file = open(self.partial, "a+b")  # noqa: SIM115
-                self.rows = self._recover_overwriting(settings) if overwrite else self._recover(settings)
+                self.rows = self._recover(written_settings, overwrite)
                 if not self.rows:
                     self._file.truncate(0)
-                    first_line: dict[str, Any] = {SETTINGS: settings}
-                    if overwrite:
-                        first_line[OVERWRITES] = True
-                    self.append([first_line])
-                self._has_rows = bool(self.rows)
+                    self._write([{SETTINGS: written_settings, OVERWRITES: overwrite}])
         except UserError:
             self._lock.close()
             raise
+        self._has_rows = bool(self.rows)
         if self.rows:
-            again = f"; to start anew remove {self.partial}" if overwrite else ""
-            logger.info("%s: going on after %d rows of an interrupted run%s", path, len(self.rows), again)
+            remedy = f"; to start anew remove {self.partial}" if overwrite else ""
+            logger.info("%s: going on after %d rows of an interrupted run%s", path, len(self.rows), remedy)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Saves rows; they are on the disk when this returns. Raises UserError if that is not possible."""
         with reporting(str(self.partial)):
-            self._file.write("".join(map(dump_row, rows)).encode("utf-8"))
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._write(rows)
         self._has_rows = True
 
     def finish(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -90,32 +88,38 @@ class Journal:
             self.partial.unlink(missing_ok=True)
         self._lock.close()
 
-    def _recover_overwriting(self, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The rows of an interrupted run, if it was begun with overwrite and these settings."""
-        self._file.seek(0)
-        try:
-            if json.loads(self._file.readline()).get(OVERWRITES):
-                return self._recover(settings)
-        except (ValueError, AttributeError, UserError):
-            pass
-        return []
+    def _write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._file.write("".join(map(dump_row, rows)).encode("utf-8"))
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
-    def _recover(self, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The rows of an interrupted run; an incomplete last line is cut off."""
+    def _recover(self, settings: Mapping[str, Any], overwrite: bool) -> list[dict[str, Any]]:
+        """The rows of an interrupted run. One that cannot be resumed raises UserError, or is dropped with overwrite."""
+        try:
+            return self._read_rows(settings, overwrite)
+        except UserError:
+            if overwrite:
+                return []
+            raise
+
+    def _read_rows(self, settings: Mapping[str, Any], overwrite: bool) -> list[dict[str, Any]]:
+        """The rows of a run with these settings; an incomplete last line is cut off."""
         self._file.seek(0)
         content = self._file.read()
         complete = content[: content.rfind(b"\n") + 1]
         lines: list[dict[str, Any]] = []
         for number, line in enumerate(complete.splitlines(), start=1):
             try:
-                lines.append(json.loads(line))
+                lines.append(_object_of(line))
             except ValueError as error:
-                raise UserError(f"{self.partial}:{number}: not valid JSON; remove the file to start again.") from error
+                raise UserError(f"{self.partial}:{number}: no JSON object; remove the file to start again.") from error
         if len(lines) < 2:  # no rows that other settings could have made
             return []
-        if SETTINGS not in lines[0]:
+
+        begun_with = _settings_of(lines[0], overwrite)
+        if begun_with is None:
             raise UserError(f"{self.partial}:1: the settings of the run are missing; remove the file to start again.")
-        difference = first_change(lines[0][SETTINGS], settings)
+        difference = first_change(begun_with, settings)
         if difference:
             remedy = "give the same again to go on, or --overwrite to start anew."
             raise UserError(f"{self.partial} was begun with {difference}: {remedy}")
@@ -127,17 +131,29 @@ def begun_settings(path: Path, overwrite: bool = False) -> dict[str, Any]:
     """The settings of the interrupted run that a results file resumes, see `Journal`; empty without such a run."""
     partial = path.with_name(path.name + PARTIAL)
     try:
-        with open(partial, encoding="utf-8") as lines:
-            first_line = json.loads(lines.readline())
+        with open(partial, "rb") as lines:
+            first_line = _object_of(lines.readline())
     except (OSError, ValueError):
         return {}
-    if not isinstance(first_line, dict) or (overwrite and not first_line.get(OVERWRITES)):
-        return {}
+    return _settings_of(first_line, overwrite) or {}
+
+
+def _object_of(line: bytes) -> dict[str, Any]:
+    """The JSON object in a line. Raises ValueError for anything else."""
+    content = json.loads(line)
+    if not isinstance(content, dict):
+        raise ValueError(f"{type(content).__name__} instead of an object")
+    return content
+
+
+def _settings_of(first_line: Mapping[str, Any], overwrite: bool) -> dict[str, Any] | None:
+    """The settings in a journal's first line; None without them, and where overwriting may not resume the journal."""
     settings = first_line.get(SETTINGS)
-    return settings if isinstance(settings, dict) else {}
+    is_resumable = first_line.get(OVERWRITES) or not overwrite
+    return settings if is_resumable and isinstance(settings, dict) else None
 
 
-def make_writable(folder: Path, what: str) -> None:
+def require_writable(folder: Path, what: str) -> None:
     """Raises UserError, which begins with `what`, if no file can be written to a folder.
 
     A folder that does not exist is made for the test and removed again.

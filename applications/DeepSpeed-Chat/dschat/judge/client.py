@@ -10,7 +10,7 @@ from functools import partial
 
 from dschat.base.chat_servers import Endpoint, RequestRejected, Unanswered, complete, open_chat, with_retries
 from dschat.base.errors import UserError
-from dschat.base.journal import make_writable
+from dschat.base.journal import require_writable
 from dschat.base.reply_cache import Reply, ReplyCache
 from dschat.judge.costs import Spending, estimated_tokens
 from dschat.judge.questions import Form, JudgeQuestion, JudgingStopped, TextRefused
@@ -52,7 +52,7 @@ class JudgeClient:
         Raises:
             UserError: cache or address cannot be used.
         """
-        make_writable(cache.folder, f"{endpoint.flags.cache} {cache.folder}")
+        require_writable(cache.folder, f"{endpoint.flags.cache} {cache.folder}")
         self.round = AskingRound()
         self.cached = 0
         self._endpoint = endpoint

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from dschat.base.atomic import reporting, writing
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import folder_stamp
-from dschat.base.journal import make_writable
+from dschat.base.journal import require_writable
 from dschat.data.dialogues import Dialogue
 from dschat.data.rows import Row, in_words
 from dschat.data.splits import parts_of_rows, plainly_written
@@ -254,7 +254,7 @@ def _write(pairs: pa.Table, left_out: Counter[str], settings: dict[str, Any], op
     reasons = f", {left_out.total()} left out ({in_words(left_out)})" if left_out else ""
     summary = f"{len(train_rows)} pairs to train on and {len(test_rows)} held out{reasons}"
 
-    make_writable(location.folder, f"{location.folder}")
+    require_writable(location.folder, f"{location.folder}")
     (location.folder / RECORD).unlink(missing_ok=True)
     for name, rows in ((TEST, test_rows), (TRAIN, train_rows)):
         file = location.folder / name

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash
-from dschat.base.journal import make_writable
+from dschat.base.journal import require_writable
 from dschat.base.jsonl import iterate_rows, write_rows
 from dschat.base.lock import Lock
 from dschat.evaluation.responses import Comparison, Pair, Side, Verdict, compared, comparison_of, mirrored
@@ -70,7 +70,7 @@ class VoteFile:
     def __init__(self, path: Path) -> None:
         """Opens the file, which need not exist yet; raises UserError if its folder cannot be written."""
         self.path = path
-        make_writable(path.parent, f"{FLAG} {path}")
+        require_writable(path.parent, f"{FLAG} {path}")
 
     def votes(self) -> list[Comparison]:
         """All votes of all raters, oldest first; raises UserError, with the line, where a row is not a vote."""
