@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import rl_references as ref
 from closeness import FORMULA, assert_near, near
 from macro_actions.importance import importance_weights, masked_policy_loss
-from macro_actions.losses import loss_weights, policy_loss, value_loss
+from macro_actions.losses import kl_loss, loss_weights, policy_loss, value_loss
 from macro_actions.segments import macro_logprobs, segment, sequence_logprobs
 from macro_actions.supervised_losses import dpo_loss, regression_loss, sft_loss
 from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, draw, mask_of, masked_case, normal, width_of
@@ -283,10 +283,28 @@ def test_macro_actions_and_responses_are_masked_as_a_whole() -> None:
     assert kept == near({"token": 3.0, "macro": 0.0, "response": 3 * 1.125 ** (1 / 3)}, FORMULA)
 
 
+@pytest.mark.parametrize("name", ["policy", "kl", "masked policy"])
+def test_weights_outside_of_the_mask_are_not_read(name) -> None:
+    """Ratio 1, advantage 2 and weight 3: a policy loss of −6; a KL of 2: 6."""
+    mask = mask_of([1], 2)
+    logprobs = torch.zeros(1, 2, requires_grad=True)
+    weights = torch.tensor([[3.0, math.nan]])
+    twos = torch.full((1, 2), 2.0)
+    if name == "kl":
+        loss = kl_loss(twos + logprobs, mask, weights=weights)
+    elif name == "policy":
+        loss, _ = policy_loss(logprobs, logprobs.detach(), twos, mask, 0.2, weights=weights)
+    else:
+        loss, _ = masked_policy_loss(logprobs, logprobs.detach(), twos, mask, 0.5, 2.0, weights=weights)
+    loss.backward()
+    assert loss.item() == (6.0 if name == "kl" else -6.0)
+    assert logprobs.grad.tolist() == [[3.0 if name == "kl" else -6.0, 0.0]]
+
+
 def test_a_rows_weight_multiplies_its_value_loss_and_not_the_count() -> None:
     """Errors 1, 1 of a row that weighs 3, and 2 of one that weighs ½: ½ (3 + 3 + 2) / 3 tokens."""
     mask = mask_of([2, 1], 2)
     values = torch.tensor([[1.0, 1.0], [2.0, math.nan]])
-    loss, stats = value_loss(values, values, torch.zeros(2, 2), mask, 0.2, weights=torch.tensor([3.0, 0.5]))
+    loss, stats = value_loss(values, values, torch.zeros(2, 2), mask, 0.2, row_weights=torch.tensor([3.0, 0.5]))
     assert_near(loss, 4 / 3, FORMULA)
     assert stats["clipfrac"] == 0

@@ -55,7 +55,7 @@ def test_cross_entropy_by_hand() -> None:
     mask = mask_of([2, 1], 2)
     returns = torch.tensor([[0.2, 1.5], [0.9, math.nan]])
     logits = torch.zeros(2, 2, 4).masked_fill(~mask[..., None], math.inf).requires_grad_()
-    loss, stats = binned_value_loss(logits, returns, mask, FOUR, weights=torch.tensor([2.0, 1.0]))
+    loss, stats = binned_value_loss(logits, returns, mask, FOUR, row_weights=torch.tensor([2.0, 1.0]))
     assert_near(loss, 5 * math.log(4) / 3, FORMULA)
     assert_near(stats["out_of_bounds"], 1 / 3, FORMULA)
     loss.backward()

@@ -32,7 +32,7 @@ TEXTS = ResponseTexts(
     [True, False],
     Segments([["a", "b"], ["", "cd"]], LENGTHS),
 )
-PREFIX = replace(TEXTS, segments=replace(TEXTS.segments, of_prefixes=True))
+PREFIX = replace(TEXTS, segments=replace(TEXTS.segments, by_prefix=True))
 
 
 def of_function(function, texts=TEXTS, on_error="stop"):
@@ -47,12 +47,12 @@ def test_rewards_of_numbers():
     assert scores[:3].tolist() == [6.0, 4.0, 5.0] and scores[3].isnan()
     assert rewards.tolist() == [[1, 3, 2], [0, 0, 0], [5, 0, 0], [0, 0, 0]]
     for bad in (math.nan, 1e308, math.inf):
-        scores, rewards = replace(segments, of_prefixes=True).rewards([[1.0, bad, 3.0]])
+        scores, rewards = replace(segments, by_prefix=True).rewards([[1.0, bad, 3.0]])
         assert scores.isnan().all() and not rewards.any(), "in the middle, though the last number is the score"
-    scores, rewards = replace(segments, of_prefixes=True).rewards(numbers)
+    scores, rewards = replace(segments, by_prefix=True).rewards(numbers)
     assert scores[:3].tolist() == [2.0, 4.0, 5.0] and scores[3].isnan() and rewards[0].tolist() == [1, 2, -1]
-    for of_prefixes in (False, True):  # a response without macro actions
-        scores, rewards = Segments([[], ["a"]], [[], [1]], of_prefixes).rewards([[], [2.0]])
+    for by_prefix in (False, True):  # a response without macro actions
+        scores, rewards = Segments([[], ["a"]], [[], [1]], by_prefix).rewards([[], [2.0]])
         assert scores.tolist() == [0, 2] and rewards.tolist() == [[0], [2]]
 
 

@@ -72,7 +72,7 @@ def test_the_weights_reach_the_loss_whatever_the_micro_batch(group):
     _, split = updated(weighed, 2)
     values = batch.trajectory.values
     plain, _ = value_loss(values, values, batch.returns, batch.response_mask, 0.2)
-    expected, _ = value_loss(values, values, batch.returns, batch.response_mask, 0.2, weights=weights)
+    expected, _ = value_loss(values, values, batch.returns, batch.response_mask, 0.2, row_weights=weights)
     _, unweighted = updated(batch)
     assert abs(stats["loss/value"] - split["loss/value"]) < FORWARD * EPS * stats["loss/value"]
     assert abs(stats["loss/value"] - float(expected)) < FORWARD * EPS * float(expected)

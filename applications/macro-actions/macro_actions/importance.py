@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor
 
-from macro_actions.losses import Stats
+from macro_actions.losses import Stats, token_count, token_weights
 
 
 def importance_weights(logprobs: Tensor, drawn_logprobs: Tensor, clip: float) -> Tensor:
@@ -32,12 +32,12 @@ def masked_policy_loss(
     response_mask: Tensor,
     low: float,
     high: float,
-    num_tokens: Tensor | float | None = None,
+    count: Tensor | float | None = None,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Stats]:
     """Policy loss without clipping, of the tokens whose ratio stays in a range (DIS of SAO).
 
-        −Σ w_j 1[low ≤ ρ_j ≤ high] ρ_j Â_j / num_tokens        with ρ = π / π_sampler
+        −Σ w_j 1[low ≤ ρ_j ≤ high] ρ_j Â_j / count        with ρ = π / π_sampler
 
     There is no old policy between the one that samples and the one that is trained.
 
@@ -49,31 +49,30 @@ def masked_policy_loss(
         response_mask: shape ``(B, R)``, bool.
         low: smallest ratio that counts.
         high: largest one.
-        num_tokens: denominator; the number of response tokens in these rows with ``None``. Masked tokens count in it.
+        count: denominator, see `losses.loss_count`; the number of response tokens in these rows with ``None``. Masked
+            tokens count in it.
         weights: shape ``(B, R)``, weights w of the tokens; 1 with ``None``.
 
     Returns:
         The loss, and the statistics approxkl (½(log ρ)²), clipfrac (share of tokens that are masked) and ratio (of
         the others; masked ones count as 0).
     """
-    if num_tokens is None:
-        num_tokens = response_mask.sum().clamp(min=1)
+    if count is None:
+        count = token_count(response_mask)
+    weights = token_weights(response_mask, weights)
     log_ratio = torch.where(response_mask, new_logprobs - drawn_logprobs, 0.0)
     advantages = torch.where(response_mask, advantages, 0.0)
-    weight = response_mask.to(log_ratio.dtype)
-    if weights is not None:
-        weight = torch.where(response_mask, weights, 0.0)
 
     with torch.no_grad():
         ratio = log_ratio.exp()
         is_inside = (ratio >= low) & (ratio <= high)
-    kept_weight = torch.where(is_inside, weight, 0.0)
+    kept_weights = torch.where(is_inside, weights, 0.0)
     kept_ratio = torch.where(is_inside, log_ratio, 0.0).exp()  # finite, as its gradient
-    loss = -(kept_weight * kept_ratio * advantages).sum() / num_tokens
+    loss = -(kept_weights * kept_ratio * advantages).sum() / count
     with torch.no_grad():
         stats = {
-            "approxkl": (weight * log_ratio.square()).sum() / 2 / num_tokens,
-            "clipfrac": (weight * ~is_inside).sum() / num_tokens,
-            "ratio": (kept_weight * kept_ratio).sum() / num_tokens,
+            "approxkl": (weights * log_ratio.square()).sum() / 2 / count,
+            "clipfrac": (weights * ~is_inside).sum() / count,
+            "ratio": (kept_weights * kept_ratio).sum() / count,
         }
     return loss, stats

@@ -4,7 +4,8 @@
 Each is a sum over response tokens divided by a count that the caller passes. The count is that of the whole optimiser
 update, over all micro-batches and ranks, so the gradient does not depend on how rows are split. Statistics are divided
 by the same count: their sum over micro-batches and ranks is the update's mean. `policy_loss` and `value_loss` return
-``(loss, stats)``, 0-d tensors, and `kl_loss` a term to be added; `loss_weights` and `loss_count` say what is averaged.
+``(loss, stats)``, 0-d tensors, and `kl_loss` a term to be added. `loss_weights` and `loss_count` choose what the mean
+is over: tokens, macro actions or responses. Nothing outside of the response mask is read, not even NaN.
 """
 
 import torch
@@ -24,11 +25,11 @@ def policy_loss(
     advantages: Tensor,
     response_mask: Tensor,
     cliprange: float,
-    num_tokens: Tensor | float | None = None,
+    count: Tensor | float | None = None,
     weights: Tensor | None = None,
     cliprange_high: float | None = None,
 ) -> tuple[Tensor, Stats]:
-    """PPO's clipped objective: Σ w_j max(−Â_j ρ_j, −Â_j clip(ρ_j, 1 − cliprange, 1 + cliprange_high)) / num_tokens.
+    """PPO's clipped objective: Σ w_j max(−Â_j ρ_j, −Â_j clip(ρ_j, 1 − cliprange, 1 + cliprange_high)) / count.
 
     Args:
         new_logprobs: shape ``(B, R)``, differentiable; ρ = exp(new_logprobs − logprobs).
@@ -36,58 +37,65 @@ def policy_loss(
         advantages: shape ``(B, R)``.
         response_mask: shape ``(B, R)``, bool.
         cliprange: ε of the clipping.
-        num_tokens: denominator; the number of response tokens in these rows with ``None``.
-        weights: shape ``(B, R)``, weights w of the tokens; 1 with ``None``.
+        count: denominator, see `loss_count`; the number of response tokens in these rows with ``None``.
+        weights: shape ``(B, R)``, weights w of the tokens, see `loss_weights`; 1 with ``None``.
         cliprange_high: ε above 1, larger in DAPO (Yu et al. 2025); ``cliprange`` with ``None``.
 
     Returns:
         The loss, and the statistics approxkl (½(log ρ)²), clipfrac (share of tokens whose clipped branch is taken) and
         ratio.
     """
-    if num_tokens is None:
-        num_tokens = response_mask.sum().clamp(min=1)
-    log_ratio = torch.where(response_mask, new_logprobs - logprobs, 0.0)
-    advantages = torch.where(response_mask, advantages, 0.0)
-    if weights is None:
-        weight = response_mask.to(log_ratio.dtype)
-    else:
-        weight = torch.where(response_mask, weights, 0.0)
     if cliprange_high is None:
         cliprange_high = cliprange
+    if count is None:
+        count = token_count(response_mask)
+    weights = token_weights(response_mask, weights)
+    log_ratio = torch.where(response_mask, new_logprobs - logprobs, 0.0)
+    advantages = torch.where(response_mask, advantages, 0.0)
 
     ratio = log_ratio.exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange_high)
-    loss = (weight * torch.maximum(unclipped, clipped)).sum() / num_tokens
+    loss = (weights * torch.maximum(unclipped, clipped)).sum() / count
     with torch.no_grad():
         stats = {
-            "approxkl": (weight * log_ratio.square()).sum() / 2 / num_tokens,
-            "clipfrac": (weight * (clipped > unclipped)).sum() / num_tokens,
-            "ratio": (weight * ratio).sum() / num_tokens,
+            "approxkl": (weights * log_ratio.square()).sum() / 2 / count,
+            "clipfrac": (weights * (clipped > unclipped)).sum() / count,
+            "ratio": (weights * ratio).sum() / count,
         }
     return loss, stats
 
 
 def kl_loss(
-    kl: Tensor, response_mask: Tensor, num_tokens: Tensor | float | None = None, weights: Tensor | None = None
+    kl: Tensor, response_mask: Tensor, count: Tensor | float | None = None, weights: Tensor | None = None
 ) -> Tensor:
-    """KL to the reference as a term of the loss (GRPO): Σ w_j kl_j / num_tokens.
+    """KL to the reference as a term of the loss (GRPO): Σ w_j kl_j / count.
 
     Args:
         kl: shape ``(B, R)``, differentiable estimates for the current policy.
         response_mask: shape ``(B, R)``, bool.
-        num_tokens: denominator; the number of response tokens in these rows with ``None``.
-        weights: shape ``(B, R)``; 1 with ``None``.
+        count: denominator, see `loss_count`; the number of response tokens in these rows with ``None``.
+        weights: shape ``(B, R)``, weights w of the tokens, see `loss_weights`; 1 with ``None``.
 
     Returns:
         The term, 0-d.
     """
-    if num_tokens is None:
-        num_tokens = response_mask.sum().clamp(min=1)
+    if count is None:
+        count = token_count(response_mask)
     kl = torch.where(response_mask, kl, 0.0)
-    if weights is not None:
-        kl = weights * kl
-    return kl.sum() / num_tokens
+    return (token_weights(response_mask, weights) * kl).sum() / count
+
+
+def token_count(response_mask: Tensor) -> Tensor:
+    """The number of response tokens, 0-d, at least 1: the denominator of a loss over these rows alone."""
+    return response_mask.sum().clamp(min=1)
+
+
+def token_weights(response_mask: Tensor, weights: Tensor | None) -> Tensor:
+    """Weights (B, R) of tokens in a loss: the given ones, or 1 with ``None``; 0 outside of the response mask."""
+    if weights is None:
+        return response_mask.float()
+    return torch.where(response_mask, weights, 0.0)
 
 
 def loss_weights(mean: str, macro: MacroActions, counted: Tensor) -> Tensor | None:
@@ -112,8 +120,7 @@ def loss_weights(mean: str, macro: MacroActions, counted: Tensor) -> Tensor | No
     Raises:
         ValueError: the name is unknown.
     """
-    if mean not in LOSS_MEANS:
-        raise ValueError(f"mean must be one of {', '.join(LOSS_MEANS)}, not {mean!r}")
+    _check_mean(mean)
     tokens = counted.float()
     if mean == "macro":
         sizes = to_tokens(pool_rewards(tokens, macro), macro)
@@ -124,30 +131,34 @@ def loss_weights(mean: str, macro: MacroActions, counted: Tensor) -> Tensor | No
     return tokens / sizes.clamp(min=1)
 
 
-def loss_count(mean: str, macro: MacroActions, counted: Tensor, longest: int) -> Tensor:
+def loss_count(mean: str, macro: MacroActions, counted: Tensor, max_length: int) -> Tensor:
     """These rows' part of a loss's denominator, which is the sum of such parts over micro-batches and ranks.
 
     Args:
         mean: see :func:`loss_weights`.
         macro: macro actions of the rows.
         counted: shape ``(B, R)``, bool, tokens that the loss is about.
-        longest: constant length of a response in tokens, for ``length``.
+        max_length: constant length of a response in tokens, for ``length``.
 
     Returns:
-        0-d: the number of tokens, macro actions or responses; for ``length`` responses times ``longest``.
+        0-d: the number of tokens, macro actions or responses; for ``length`` responses times ``max_length``.
 
     Raises:
         ValueError: the name is unknown.
     """
-    if mean not in LOSS_MEANS:
-        raise ValueError(f"mean must be one of {', '.join(LOSS_MEANS)}, not {mean!r}")
+    _check_mean(mean)
     if mean == "token":
         return counted.sum().float()
     if mean == "macro":
         tokens_by_macro = pool_rewards(counted.float(), macro)
         return (tokens_by_macro > 0).sum().float()
     responses = counted.any(1).sum().float()
-    return responses * (longest if mean == "length" else 1)
+    return max_length * responses if mean == "length" else responses
+
+
+def _check_mean(mean: str) -> None:
+    if mean not in LOSS_MEANS:
+        raise ValueError(f"mean must be one of {', '.join(LOSS_MEANS)}, not {mean!r}")
 
 
 def value_loss(
@@ -157,7 +168,7 @@ def value_loss(
     response_mask: Tensor,
     cliprange_value: float,
     num_tokens: Tensor | float | None = None,
-    weights: Tensor | None = None,
+    row_weights: Tensor | None = None,
 ) -> tuple[Tensor, Stats]:
     """PPO's clipped value loss.
 
@@ -170,13 +181,13 @@ def value_loss(
         response_mask: shape ``(B, R)``, bool.
         cliprange_value: largest step from the old value that lowers the loss.
         num_tokens: denominator; the number of response tokens in these rows with ``None``.
-        weights: shape ``(B,)``, weight w of each row's tokens; 1 with ``None``.
+        row_weights: shape ``(B,)``, weight w of each row's tokens; 1 with ``None``.
 
     Returns:
         The loss, and the statistic clipfrac (share of tokens whose clipped branch is taken).
     """
     if num_tokens is None:
-        num_tokens = response_mask.sum().clamp(min=1)
+        num_tokens = token_count(response_mask)
     new_values = torch.where(response_mask, new_values, 0.0)
     values = torch.where(response_mask, values, 0.0)
     returns = torch.where(response_mask, returns, 0.0)
@@ -185,8 +196,8 @@ def value_loss(
     unclipped = (new_values - returns).square()
     clipped = (clipped_values - returns).square()
     losses = torch.maximum(unclipped, clipped)
-    if weights is not None:
-        losses = weights[:, None] * losses
+    if row_weights is not None:
+        losses = row_weights[:, None] * losses
     loss = losses.sum() / 2 / num_tokens
     with torch.no_grad():
         stats = {"clipfrac": (clipped > unclipped).sum() / num_tokens}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from macro_actions.losses import Stats
+from macro_actions.losses import Stats, token_count
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def binned_value_loss(
     response_mask: Tensor,
     bins: ValueBins,
     num_tokens: Tensor | float | None = None,
-    weights: Tensor | None = None,
+    row_weights: Tensor | None = None,
 ) -> tuple[Tensor, Stats]:
     """Cross-entropy of the bins: −Σ w Σ_k target_k log softmax(logits)_k / num_tokens. Nothing is clipped.
 
@@ -103,19 +103,19 @@ def binned_value_loss(
         response_mask: shape ``(B, R)``, bool.
         bins: the bins, K of them.
         num_tokens: denominator; the number of response tokens in these rows with ``None``.
-        weights: shape ``(B,)``, weight w of each row's tokens; 1 with ``None``.
+        row_weights: shape ``(B,)``, weight w of each row's tokens; 1 with ``None``.
 
     Returns:
         The loss in nats per token, and the statistic out_of_bounds (share of returns outside of the bounds).
     """
     if num_tokens is None:
-        num_tokens = response_mask.sum().clamp(min=1)
+        num_tokens = token_count(response_mask)
     logits = torch.where(response_mask[..., None], logits.float(), 0.0)
     returns = torch.where(response_mask, returns, 0.0)
 
     losses = -(bins.targets(returns) * logits.log_softmax(-1)).sum(-1)
-    if weights is not None:
-        losses = weights[:, None] * losses
+    if row_weights is not None:
+        losses = row_weights[:, None] * losses
     loss = torch.where(response_mask, losses, 0.0).sum() / num_tokens
     with torch.no_grad():
         is_outside = response_mask & ((returns < bins.low) | (returns > bins.high))

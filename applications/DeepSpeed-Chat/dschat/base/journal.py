@@ -94,7 +94,7 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def _recover(self, settings: Mapping[str, Any], overwrite: bool) -> list[dict[str, Any]]:
-        """The rows of an interrupted run. One that cannot be resumed raises UserError, or is dropped with overwrite."""
+        """The rows of an interrupted run. One that cannot be resumed is an error, or dropped with overwrite."""
         try:
             return self._read_rows(settings, overwrite)
         except UserError:

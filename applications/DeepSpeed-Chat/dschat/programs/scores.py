@@ -114,7 +114,7 @@ class ProgramScores:
             prompt = texts.prompts[row]
             numbers.append(rewards_by_segment(tests, functions, segments.texts[row], self._which, prompt))
         # These numbers are rewards even if other sources score prefixes.
-        _, rewards = replace(segments, of_prefixes=False).rewards(numbers)
+        _, rewards = replace(segments, by_prefix=False).rewards(numbers)
         return rewards.to(device)
 
 

@@ -14,7 +14,7 @@ from dschat.base.errors import UserError
 from dschat.base.user_function import call_function, takes
 from dschat.data.rows import Row
 from dschat.run.stop import stopping_together
-from dschat.scoring.segments import Numbers, is_finite
+from dschat.scoring.segments import ResponseNumbers, is_finite
 from dschat.scoring.source import ResponseTexts, Scores, with_segments
 from dschat.scoring.waiting import pause
 from macro_actions.types import Rollout
@@ -57,7 +57,7 @@ class FunctionScores:
             numbers = self.numbers(texts)
         return with_segments(numbers, texts, rollout.input_ids.device, f"{self._flag}: {self.name}")
 
-    def _numbers_with_retries(self, texts: ResponseTexts) -> list[Numbers]:
+    def _numbers_with_retries(self, texts: ResponseTexts) -> list[ResponseNumbers]:
         for wait in RETRY_WAITS:
             try:
                 numbers = self.numbers(texts)
@@ -70,13 +70,13 @@ class FunctionScores:
             pause(wait)
         return self.numbers(texts)
 
-    def _numbers_one_by_one(self, texts: ResponseTexts) -> list[Numbers]:
+    def _numbers_one_by_one(self, texts: ResponseTexts) -> list[ResponseNumbers]:
         """Calls the function for all responses; if that fails, for each alone."""
         try:
             return self.numbers(texts)
         except UserError as error:
             problem = str(error)
-        numbers: list[Numbers] = []
+        numbers: list[ResponseNumbers] = []
         failures = 0
         for row in range(len(texts.responses)):
             try:
@@ -89,7 +89,7 @@ class FunctionScores:
         )
         return numbers
 
-    def numbers(self, texts: ResponseTexts) -> list[Numbers]:
+    def numbers(self, texts: ResponseTexts) -> list[ResponseNumbers]:
         """The numbers of each response; None becomes NaN."""
         name = f"{self._flag}: {self.name}"
         result = _call(self._function, self._flag, texts)
@@ -100,7 +100,7 @@ class FunctionScores:
             return checked_numbers(with_nan(result), len(texts.responses), "response", name).tolist()
         if len(result) != len(texts.responses):
             raise UserError(f"{name} returned {len(result)} lists for {len(texts.responses)} responses.")
-        numbers: list[Numbers] = []
+        numbers: list[ResponseNumbers] = []
         for row, (row_result, lengths) in enumerate(zip(result, texts.segments.lengths, strict=True)):
             if isinstance(row_result, list):
                 row_name = f"{name}, response {row} of the call,"

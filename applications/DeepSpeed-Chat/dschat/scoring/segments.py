@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of macro actions (--segment_rewards): texts for a source of scores, and rewards from its numbers."""
+"""Rewards of macro actions (--segment_rewards): texts for a source of scores, and rewards from its numbers.
+
+`training/ppo/score.py` makes the `Segments` of a rollout, sources of scores read their texts, and
+`source.py: with_segments` makes scores and rewards of the numbers that a source returns.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Numbers of a response: a single one, or one for each of its macro actions.
-Numbers = float | Sequence[float]
+# What a source returns for a response: a single number, or one for each of its macro actions.
+ResponseNumbers = float | Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -21,19 +25,19 @@ class Segments:
     Attributes:
         texts: for each response, the texts of its macro actions; joined, they are the response.
         lengths: for each response, the numbers of tokens of its macro actions.
-        of_prefixes: a number scores the response up to the end of the macro action, and its increase over the previous
+        by_prefix: a number scores the response up to the end of the macro action, and its increase over the previous
             number is the macro action's reward; otherwise the number is the reward.
     """
 
     texts: list[list[str]]
     lengths: list[list[int]]
-    of_prefixes: bool = False
+    by_prefix: bool = False
 
     def of_row(self, row: int) -> Segments:
         """The macro actions of a single response."""
-        return Segments([self.texts[row]], [self.lengths[row]], self.of_prefixes)
+        return Segments([self.texts[row]], [self.lengths[row]], self.by_prefix)
 
-    def rewards(self, numbers: Sequence[Numbers]) -> tuple[Tensor, Tensor]:
+    def rewards(self, numbers: Sequence[ResponseNumbers]) -> tuple[Tensor, Tensor]:
         """Converts a source's numbers into scores and rewards of macro actions.
 
         Example: numbers 1, 3, 2 give rewards 1, 3, 2 and the score 6; of prefixes, rewards 1, 2, −1 and the score 2. A
@@ -46,29 +50,30 @@ class Segments:
         Returns:
             scores (B,) and rewards (B, M) float32, on the CPU; a score is the sum of the rewards if there are any.
         """
+        longest = max(map(len, self.lengths), default=0)
         scores = torch.zeros(len(numbers), dtype=torch.float64)
-        rewards = torch.zeros(len(numbers), max(map(len, self.lengths), default=0), dtype=torch.float64)
+        rewards = torch.zeros(len(numbers), longest, dtype=torch.float64)
         for row, response_numbers in enumerate(numbers):
             if not isinstance(response_numbers, Sequence):
                 scores[row] = response_numbers
-                continue
-            if not response_numbers:  # a response without macro actions has the score 0
-                continue
-            row_numbers = torch.tensor(response_numbers, dtype=torch.float64)
-            if self.of_prefixes:
-                scores[row] = row_numbers[-1]
-                row_rewards = row_numbers.diff(prepend=row_numbers.new_zeros(1))
-            else:
-                scores[row] = row_numbers.sum()
-                row_rewards = row_numbers
-            rewards[row, : len(row_rewards)] = row_rewards
+            elif response_numbers:  # a response without macro actions has the score 0
+                score, segment_rewards = self._score_and_rewards(response_numbers)
+                scores[row] = score
+                rewards[row, : len(segment_rewards)] = segment_rewards
         scores = scores.float()
         rewards = rewards.float()
         is_valid = scores.isfinite() & rewards.isfinite().all(1)
         return torch.where(is_valid, scores, torch.nan), torch.where(is_valid[:, None], rewards, 0.0)
 
+    def _score_and_rewards(self, numbers: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """The score (0-d) of a response with macro actions, and their rewards (M,), float64."""
+        segment_numbers = torch.tensor(numbers, dtype=torch.float64)
+        if self.by_prefix:
+            return segment_numbers[-1], segment_numbers.diff(prepend=torch.zeros(1))
+        return segment_numbers.sum(), segment_numbers
 
-def is_finite(numbers: Numbers) -> bool:
+
+def is_finite(numbers: ResponseNumbers) -> bool:
     """Whether all numbers of a response are finite."""
     if isinstance(numbers, Sequence):
         return all(map(math.isfinite, numbers))

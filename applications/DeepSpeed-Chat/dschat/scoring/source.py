@@ -16,7 +16,7 @@ from torch import Tensor
 from dschat.data.rows import Row
 from dschat.models.engines import Scalar
 from dschat.models.layout import Lengths
-from dschat.scoring.segments import Numbers, Segments
+from dschat.scoring.segments import ResponseNumbers, Segments
 from macro_actions.types import Rollout
 
 logger = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ def _warn_of_whole_responses(name: str) -> None:
 
 
 def with_segments(
-    numbers: Sequence[Numbers], texts: ResponseTexts, device: torch.device, name: str
+    numbers: Sequence[ResponseNumbers], texts: ResponseTexts, device: torch.device, name: str
 ) -> Tensor | Scores:
     """Converts a source's numbers into scores and, with segments, rewards of macro actions.
 

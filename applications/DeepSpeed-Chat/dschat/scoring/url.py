@@ -31,7 +31,7 @@ from dschat.base.errors import UserError
 from dschat.base.progress import RepeatedLines
 from dschat.base.servers import open_client
 from dschat.run.stop import stopping_together
-from dschat.scoring.segments import Numbers, is_finite
+from dschat.scoring.segments import ResponseNumbers, is_finite
 from dschat.scoring.source import ResponseTexts, Scores, with_segments
 from dschat.scoring.waiting import TICK, pause, wait_for
 from dschat.settings.rewards import REWARD_TOKEN
@@ -87,7 +87,7 @@ class UrlScores:
             UserError: the server refuses a request, does not answer in time, or MAX_WRONG_ANSWERS answers are wrong.
             Stopped: soon after a signal.
         """
-        numbers: list[Numbers] = []
+        numbers: list[ResponseNumbers] = []
         size = self._settings.batch
         patience = self._settings.patience
         end = time.monotonic() + self._settings.longest
@@ -118,7 +118,7 @@ class UrlScores:
                 " --ddp_timeout."
             )
 
-    def _request(self, body: str, counts: Sequence[int], patience: float, end: float) -> list[Numbers]:
+    def _request(self, body: str, counts: Sequence[int], patience: float, end: float) -> list[ResponseNumbers]:
         """Sends a request until it is answered, or has finally failed.
 
         Args:
@@ -218,7 +218,7 @@ def _body(texts: ResponseTexts, rows: range) -> str:
     return json.dumps(body)
 
 
-def _numbers(answer: httpx2.Response, counts: Sequence[int], allows_missing: bool) -> list[Numbers]:
+def _numbers(answer: httpx2.Response, counts: Sequence[int], allows_missing: bool) -> list[ResponseNumbers]:
     """The scores of an answer.
 
     Args:
@@ -239,11 +239,11 @@ def _numbers(answer: httpx2.Response, counts: Sequence[int], allows_missing: boo
     if len(scores) != len(counts):
         raise WrongAnswer(f"it answers {len(scores)} scores for {len(counts)} responses")
     reason = f" ({_excerpt(str(content['error']))})" if content.get("error") else ""
-    numbers: list[Numbers] = []
+    numbers: list[ResponseNumbers] = []
     missing = 0
     for index, (score, count) in enumerate(zip(scores, counts, strict=True)):
         if not count or not isinstance(score, list):
-            response_numbers: Numbers = _number(score, index, allows_missing, reason)
+            response_numbers: ResponseNumbers = _number(score, index, allows_missing, reason)
         elif len(score) == count:
             response_numbers = [_number(number, index, allows_missing, reason) for number in score]
         else:
