@@ -1192,7 +1192,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "self.find_ends(_a, _b, _c, 0)", EPOCHS),
     ("a rollout's reference at temperature 1", "RolloutScorer._scored_rollout",
      "response_logprobs(_a, _b, _c, _d)  # 1", "response_logprobs(_a, _b, 1.0, _d)", REFERENCE),
-    ("a prefix's number is its macro action's reward", "Segments._score_and_rewards",
+    ("a prefix's number is its macro action's reward", "Segments.rewards",
      "_a.diff(prepend=_b)", "_a", "test_rewards_of_numbers"),
     ("completions are as long as responses", "SegmentValueCollector._sample_completions", "_a.max_new_tokens - _b",
      "_a.max_new_tokens",

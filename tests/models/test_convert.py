@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -116,19 +117,59 @@ def test_a_reward_model_of_deepspeed_chat_is_converted(kind, backbone, tokenizer
     load_trained_scalar(str(tmp_path / "new"), "--m", torch.float32, tokenizer)
 
 
-def test_what_cannot_be_converted_is_said(tokenizer, tmp_path, monkeypatch, capsys):
+def with_config(**changes):
+    """Changes a folder's config.json."""
+
+    def change(folder):
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def with_weights(**changes):
+    """Changes a folder's weights by name, with two underscores for a dot."""
+
+    def change(folder):
+        weights = torch.load(folder / "pytorch_model.bin")
+        named = {name.replace("__", "."): tensor for name, tensor in changes.items()}
+        torch.save(weights | named, folder / "pytorch_model.bin")
+
+    return change
+
+
+def saves(content):
+    """Writes something else instead of the weights."""
+    return lambda folder: torch.save(content, folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_weights(extra__weight=torch.ones(1)), "not those of a LlamaForCausalLM.*: extra.weight are missing"),
+        (with_weights(lm_head__weight=torch.ones(1, 32)), "not those of a LlamaForCausalLM.*: lm_head.weight are"),
+        (saves({"weight": RunsCode()}), "cannot be opened without running code"),
+        (saves(torch.ones(2)), "holds Tensor instead of weights by name"),
+        (lambda folder: (folder / "pytorch_model.bin").unlink(), "no pytorch_model.bin"),
+        (lambda folder: (folder / "config.json").unlink(), "FOLDER .*: this folder holds no model"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "FOLDER .*: this folder holds no tokenizer"),
+        (with_config(model_type="unheard_of"), "FOLDER .*: this folder holds no model"),
+        (with_config(model_type="t5", architectures=None), "is of t5, which is no model for AutoModelForCausalLM"),
+    ],
+)
+def test_what_cannot_be_converted_is_said_and_leaves_nothing(
+    change, message, tokenizer, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     folder = Path(pickled(tmp_path / "old", make_causal_lm("llama"), tokenizer))
-    weights = torch.load(folder / "pytorch_model.bin")
-    (tmp_path / "present").mkdir()
-    torch.save(weights | {"extra.weight": torch.ones(1)}, folder / "pytorch_model.bin")
-    assert main([str(folder), "new"]) == 1 and "extra.weight" in capsys.readouterr().err
-    torch.save({"weight": RunsCode()}, folder / "pytorch_model.bin")
-    assert main([str(folder), "new"]) == 1 and "without running code" in capsys.readouterr().err
-    assert not (tmp_path / "ran").exists() and not (tmp_path / "new").exists()
-    assert main([str(folder), "present"]) == 1 and "present exists" in capsys.readouterr().err
-    (folder / "pytorch_model.bin").unlink()
-    assert main([str(folder), "new"]) == 1 and "no pytorch_model.bin" in capsys.readouterr().err
+    change(folder)
+    assert main([str(folder), "new"]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_folder_that_exists_is_not_written(tmp_path, capsys):
+    assert main([str(tmp_path), str(tmp_path)]) == 2 and f"{tmp_path} exists" in capsys.readouterr().err
     assert main([]) == 2 and "NEW_FOLDER" in capsys.readouterr().err
 
 

@@ -13,47 +13,38 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 
+from dschat.base.atomic import reporting, writing_folder
 from dschat.base.errors import UserError
 from dschat.base.lfs import refuse_pointer
+from dschat.models.open_errors import explain_missing
 from dschat.models.tokenizer import open_tokenizer
 
 VALUE_HEAD = "v_head.weight"  # in a reward model or critic of DeepSpeed-Chat, beside a backbone of any name
 
 
 def convert(folder: Path, target: Path) -> None:
-    """Writes a model and its tokenizer into a new folder.
+    """Writes a model and its tokenizer into a new folder, which appears when it is complete.
 
     Raises:
-        UserError: weights are missing, are not those of the folder's config.json, or cannot be opened without running
-            code; or the target exists.
+        UserError: the config, the weights or the tokenizer are missing; the weights are not those of the config, or
+            cannot be opened without running code; or the target exists or cannot be written.
     """
     if target.exists():
         raise UserError(f"{target} exists; give the name of a new folder.")
     weights = _read_weights(folder)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    is_classifier = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
-    auto_class: Any = AutoModelForCausalLM
-    if is_classifier or VALUE_HEAD in weights:
-        auto_class = AutoModelForSequenceClassification
-    model_class = auto_class._model_mapping[type(config)]
+    config = _read_config(folder)
+    tokenizer = open_tokenizer(str(folder), "FOLDER")
+    model_class = _class_of(config, VALUE_HEAD in weights, folder)
     if VALUE_HEAD in weights:
         config.num_labels = 1
         config.dtype = weights[VALUE_HEAD].dtype
         weights = _as_classifier(weights, model_class.base_model_prefix)
-    # Buffers that earlier versions of transformers saved, such as rotary_emb.inv_freq, are known to it.
-    model, loading = model_class.from_pretrained(
-        None, config=config, state_dict=weights, dtype="auto", output_loading_info=True, trust_remote_code=False
-    )
-    differing = {*loading["missing_keys"], *loading["unexpected_keys"]}
-    if differing:
-        raise UserError(
-            f"{folder}: the weights are not those of a {type(model).__name__}, the model of its config.json:"
-            f" {', '.join(sorted(differing)[:8])} are missing or have no place in it."
-        )
-    model.save_pretrained(target)
-    open_tokenizer(str(folder), "the tokenizer of").save_pretrained(target)
+    model = _build_model(model_class, config, weights, folder)
+    with reporting(str(target)), writing_folder(target) as unfinished:
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
@@ -62,25 +53,72 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     for file in sorted(folder.glob("pytorch_model*.bin")):
         refuse_pointer(file, str(folder))
         try:
-            weights |= torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # of any type, if a file is cut off or is no pickle
             raise UserError(f"{file} cannot be opened without running code that it may hold: {error}") from error
+        if not isinstance(content, dict):
+            raise UserError(f"{file} holds {type(content).__name__} instead of weights by name.")
+        weights |= content
     if not weights:
         raise UserError(f"{folder}: no pytorch_model.bin.")
     return weights
 
 
+def _read_config(folder: Path) -> PreTrainedConfig:
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(explain_missing("model", str(folder), "FOLDER", error)) from error
+    return config
+
+
+def _class_of(config: PreTrainedConfig, has_value_head: bool, folder: Path) -> Any:
+    """transformers' class for a language model, or for a classifier."""
+    architectures = config.architectures or ()
+    is_classifier = has_value_head or any(name.endswith("ForSequenceClassification") for name in architectures)
+    auto_class: Any = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
+    model_class = auto_class._model_mapping.get(type(config))
+    if model_class is None:
+        raise UserError(
+            f"{folder}: config.json is of {config.model_type}, which is no model for {auto_class.__name__}."
+        )
+    return model_class
+
+
 def _as_classifier(weights: dict[str, Tensor], backbone: str) -> dict[str, Tensor]:
     """Weights of DeepSpeed-Chat's reward model under the names of transformers' classifier."""
-    renamed: dict[str, Tensor] = {}
+    renamed = {"score.weight": weights[VALUE_HEAD]}
     for name, tensor in weights.items():
-        _, _, inner_name = name.partition(".")
-        renamed["score.weight" if name == VALUE_HEAD else f"{backbone}.{inner_name}"] = tensor
+        if name != VALUE_HEAD:
+            _, _, inner_name = name.partition(".")
+            renamed[f"{backbone}.{inner_name}"] = tensor
     return renamed
 
 
+def _build_model(model_class: Any, config: PreTrainedConfig, weights: dict[str, Tensor], folder: Path) -> Any:
+    """A model with these weights and no others."""
+    # Buffers that earlier versions of transformers saved, such as rotary_emb.inv_freq, are known to it.
+    model, loading = model_class.from_pretrained(
+        None,
+        config=config,
+        state_dict=weights,
+        dtype="auto",
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        trust_remote_code=False,
+    )
+    differing = {*loading["missing_keys"], *loading["unexpected_keys"]}
+    differing.update(name for name, _, _ in loading["mismatched_keys"])
+    if differing:
+        raise UserError(
+            f"{folder}: the weights are not those of a {model_class.__name__}, the model of its config.json:"
+            f" {', '.join(sorted(differing)[:8])} are missing, of another shape or have no place in it."
+        )
+    return model
+
+
 def main(arguments: list[str]) -> int:
-    """Runs the command; the exit status."""
+    """Runs the command. Returns the exit status."""
     if len(arguments) != 2:
         print(__doc__, file=sys.stderr)
         return 2
@@ -88,7 +126,7 @@ def main(arguments: list[str]) -> int:
         convert(Path(arguments[0]), Path(arguments[1]))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2
     return 0
 
 

@@ -42,7 +42,7 @@ class Segments:
 
         Example: numbers 1, 3, 2 give rewards 1, 3, 2 and the score 6; of prefixes, rewards 1, 2, −1 and the score 2. A
         single number for a response is its score, and its macro actions have no rewards. A response with a number that
-        is not finite has no score: NaN.
+        is not finite has no score, NaN; one without macro actions has the score 0.
 
         Args:
             numbers: numbers of each response.
@@ -56,21 +56,16 @@ class Segments:
         for row, response_numbers in enumerate(numbers):
             if not isinstance(response_numbers, Sequence):
                 scores[row] = response_numbers
-            elif response_numbers:  # a response without macro actions has the score 0
-                score, segment_rewards = self._score_and_rewards(response_numbers)
-                scores[row] = score
-                rewards[row, : len(segment_rewards)] = segment_rewards
+                continue
+            segment_rewards = torch.tensor(response_numbers, dtype=torch.float64)
+            if self.by_prefix:
+                segment_rewards = segment_rewards.diff(prepend=segment_rewards.new_zeros(1))
+            rewards[row, : len(segment_rewards)] = segment_rewards
+            scores[row] = segment_rewards.sum()
         scores = scores.float()
         rewards = rewards.float()
         is_valid = scores.isfinite() & rewards.isfinite().all(1)
         return torch.where(is_valid, scores, torch.nan), torch.where(is_valid[:, None], rewards, 0.0)
-
-    def _score_and_rewards(self, numbers: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """The score (0-d) of a response with macro actions, and their rewards (M,), float64."""
-        segment_numbers = torch.tensor(numbers, dtype=torch.float64)
-        if self.by_prefix:
-            return segment_numbers[-1], segment_numbers.diff(prepend=torch.zeros(1))
-        return segment_numbers.sum(), segment_numbers
 
 
 def is_finite(numbers: ResponseNumbers) -> bool:

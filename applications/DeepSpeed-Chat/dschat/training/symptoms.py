@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Symptoms of training on one's own responses, with causes and remedies; `alarms.py` logs the first that fits.
 
-Texts are in symptoms.toml, conditions here. `python -m dschat.training.symptoms` prints the table of
+symptoms.toml has a row of texts for each symptom, in the order in which they are tried; its condition is in
+`CONDITIONS`. A condition reads a `Course`: what the metrics of the rollouts so far say (`readings_of`). A reading that
+is absent is NaN, with which every comparison is false. `python -m dschat.training.symptoms` prints the table of
 docs/troubleshooting.md.
 """
 
@@ -15,7 +17,8 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-# Readings that are derived from metrics, see `readings_of`.
+# Readings that `readings_of` derives from metrics.
+LEARNING_RATE = "learning rate"
 AGE = "rollouts since the learning rate last rose"
 START_KL = "KL when the learning rate last rose"
 EARLY_KL = "rise of the KL since then, in early rollouts"
@@ -146,7 +149,8 @@ class Remedy:
     def fits(self, flags: Mapping[str, object]) -> bool:
         """Whether a run with these flags can follow the remedy."""
         has_given = all(flags.get(name) for name in self.given)
-        return has_given and all(name in flags and not flags[name] for name in self.absent)
+        lacks_absent = all(name in flags and not flags[name] for name in self.absent)
+        return has_given and lacks_absent
 
 
 @dataclass(frozen=True)
@@ -168,10 +172,12 @@ class Symptom:
         """What the log says: the symptom in numbers, its cause, and the remedies that the run can follow."""
         values = []
         for name in self.metrics:
-            if name in course.now:
-                values.append(f"{name} {round(course.now[name], 4):.3g}")
-            if name in course.now and name in course.first:
-                values[-1] += f", at first {round(course.first[name], 4):.3g}"
+            if name not in course.now:
+                continue
+            value = f"{name} {round(course.now[name], 4):.3g}"
+            if name in course.first:
+                value += f", at first {round(course.first[name], 4):.3g}"
+            values.append(value)
         remedies = [remedy.text for remedy in self.remedies if remedy.fits(course.flags)]
         text = f"{self.text} ({'; '.join(values)}): {self.cause}. Try {'; or '.join(remedies)}."
         return text.format_map(course.flags).replace("`", "")
@@ -185,16 +191,17 @@ def readings_of(metrics: Mapping[str, float], previous: Readings) -> Readings:
         previous: readings of the rollout before it; empty for the first.
     """
     rollout = Readings(metrics)
+    kl = rollout["objective/kl"]
     length = rollout["response/length"]
     rate = rollout["lr"] if "lr" in rollout else rollout["lr/actor"]  # none while the critic is trained alone
-    has_settled = rate <= previous["learning rate"]
+    has_settled = rate <= previous[LEARNING_RATE]
     age = previous[AGE] + 1 if has_settled else 0.0
-    start_kl = previous[START_KL] if has_settled else rollout["objective/kl"]
+    start_kl = previous[START_KL] if has_settled else kl
     # Where scores are normalised, their spread in training is not the source's.
-    spread = rollout["objective/scores_std"] / (metrics.get("objective/scores_running_std") or 1.0)
-    value_error = math.sqrt(2 * metrics.get("loss/value", 0.0))
+    spread = rollout["objective/scores_std"] / (rollout.get("objective/scores_running_std") or 1.0)
+    value_error = math.sqrt(2 * rollout.get("loss/value", 0.0))
     derived = {
-        "learning rate": rate,
+        LEARNING_RATE: rate,
         AGE: age,
         START_KL: start_kl,
         ENTROPY: rollout["objective/entropy"] / length if length else math.nan,
@@ -203,8 +210,8 @@ def readings_of(metrics: Mapping[str, float], previous: Readings) -> Readings:
         EXPLAINED: abs(rollout["val/explained_variance"]),
     }
     if age < LIMITS.early:
-        derived[EARLY_KL] = rollout["objective/kl"] - start_kl
-        derived[EARLY_RISE] = rollout["objective/kl"] - previous["objective/kl"]
+        derived[EARLY_KL] = kl - start_kl
+        derived[EARLY_RISE] = kl - previous["objective/kl"]
     readings = Readings()
     for name, number in {**metrics, **derived}.items():
         if math.isfinite(number) and not name.startswith("time/"):
@@ -280,39 +287,53 @@ def _is_short(course: Course) -> bool:
     return length <= LIMITS.shrunk * first or (length <= LIMITS.few_tokens and length <= first / 2)
 
 
+def _are_too_wide(course: Course) -> bool:
+    """Whether a critic needs too many rollouts to move its values by a standard deviation of the scores."""
+    has_critic = "val/explained_variance" in course.now
+    return has_critic and course.now[SPREAD] > LIMITS.reach * course.flag("cliprange_value")
+
+
+def _is_worse_than_a_constant(course: Course) -> bool:
+    """Whether a critic's values widen the advantages."""
+    return course.now["val/explained_variance"] < LIMITS.explained
+
+
+def _never_learnt(course: Course) -> bool:
+    """Whether a critic's values are worse than a constant after the early rollouts, and always were."""
+    has_begun = course.rollouts >= LIMITS.early and _is_worse_than_a_constant(course)
+    return has_begun and course.highest["val/explained_variance"] <= LIMITS.learnt
+
+
+def _has_unlearnt(course: Course) -> bool:
+    """Whether a critic's values have become worse than a constant."""
+    return _is_worse_than_a_constant(course) and course.highest["val/explained_variance"] > LIMITS.learnt
+
+
+def _repeats(readings: Readings) -> bool:
+    """Whether responses repeat themselves in a rollout."""
+    return readings["response/repetition"] > LIMITS.repetition
+
+
 # Symptom → its condition.
 CONDITIONS: dict[str, Callable[[Course], bool]] = {
     "unscored": lambda course: course.now["objective/unscored"] > LIMITS.unscored,
     "constant": _is_constant,
-    "wide scores": lambda course: (
-        "val/explained_variance" in course.now and course.now[SPREAD] > LIMITS.reach * course.flag("cliprange_value")
-    ),
+    "wide scores": _are_too_wide,
     "jump": _jumps,
     "max_kl": lambda course: course.now["objective/kl"] > course.flag("max_kl"),
     "length": _follows_length,
     "scale": _is_outweighed,
     "counted": lambda course: course.now["policy/counted"] == 0,
     "episodes": lambda course: "episode/turns" in course.now and _ends_no_more(course),
-    "repetition": lambda course: (
-        course.now["response/repetition"] > LIMITS.repetition >= course.first["response/repetition"]
-    ),
-    "repeating model": lambda course: (
-        min(course.now["response/repetition"], course.first["response/repetition"]) > LIMITS.repetition
-    ),
+    "repetition": lambda course: _repeats(course.now) and course.first["response/repetition"] <= LIMITS.repetition,
+    "repeating model": lambda course: _repeats(course.now) and _repeats(course.first),
     "end": _ends_no_more,
     "endless": lambda course: course.rollouts >= LIMITS.early and course.highest["response/eos_rate"] == 0,
     "short": _is_short,
     "entropy": lambda course: course.now[ENTROPY] < LIMITS.entropy * course.first[ENTROPY],
     "kl": is_far,
-    "critic start": lambda course: (
-        course.rollouts >= LIMITS.early
-        and course.now["val/explained_variance"] < LIMITS.explained
-        and course.highest["val/explained_variance"] <= LIMITS.learnt
-    ),
-    "critic": lambda course: (
-        course.now["val/explained_variance"] < LIMITS.explained
-        and course.highest["val/explained_variance"] > LIMITS.learnt
-    ),
+    "critic start": _never_learnt,
+    "critic": _has_unlearnt,
     "dead critic": lambda course: course.rollouts >= LIMITS.slow and course.highest[EXPLAINED] <= LIMITS.learnt,
     "slow critic": lambda course: course.rollouts >= LIMITS.slow and course.now[VALUE_ERROR] > LIMITS.missed,
 }
@@ -324,14 +345,13 @@ def symptoms() -> tuple[Symptom, ...]:
     tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     remedies = {}
     for name, row in tables["remedy"].items():
-        needed = set(re.findall(r"{(\w+)", row["text"]))
-        needed |= set(row.get("given", ()))
-        remedies[name] = Remedy(row["text"], frozenset(needed), frozenset(row.get("absent", ())))
+        shown_flags = re.findall(r"{(\w+)", row["text"])
+        given = frozenset([*shown_flags, *row.get("given", ())])
+        remedies[name] = Remedy(row["text"], given, frozenset(row.get("absent", ())))
     rows = []
     for row in tables["symptom"]:
-        row["metrics"] = tuple(row["metrics"])
-        row["remedies"] = tuple(remedies[name] for name in row["remedies"])
-        rows.append(Symptom(**row))
+        remedies_of_row = tuple(remedies[name] for name in row["remedies"])
+        rows.append(Symptom(**row | {"metrics": tuple(row["metrics"]), "remedies": remedies_of_row}))
     return tuple(rows)
 
 
@@ -344,7 +364,8 @@ def page() -> Iterator[str]:
         when = symptom.when.format_map(asdict(LIMITS))
         remedies = "; ".join(remedy.text for remedy in symptom.remedies)
         row = f'| "{symptom.text}" | {metrics} | {when} | {symptom.cause} | {remedies} |'
-        yield re.sub(r" \(?\{.*?\}\)?", "", row)  # without the values of a run
+        values_of_flags = r" \(?\{.*?\}\)?"  # of a run, such as " ({kl_coef:g})"
+        yield re.sub(values_of_flags, "", row)
 
 
 if __name__ == "__main__":

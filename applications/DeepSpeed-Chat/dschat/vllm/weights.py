@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The actor's weights under their published names, and the check that vLLM's layers compute with them.
 
-The engine in the training processes (engine.py) and the worker of a server (worker.py) both use it; only they import
-vLLM.
+`plain_weights` gives what is sent. While vLLM loads it, `record_columns` keeps a sample of each matrix, and
+`wrong_layers` compares the sample with what the layers then compute. The engine in the training processes (engine.py)
+and the worker of a server (worker.py) call them; only these two import vLLM.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,20 +90,22 @@ def transposed_matrices(actor: TrainedPolicy) -> frozenset[str]:
 def record_columns(
     weights: Iterable[tuple[str, Tensor]], columns: dict[str, Tensor], transposed: frozenset[str], shards: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Passes the weights on, and records for `wrong_layers` what each matrix outside experts does to one input.
+    """Passes weights on, and records for `wrong_layers` the column of each matrix that multiplies its first input.
+
+    Matrices of experts are left out.
 
     Args:
         weights: names and tensors, see `plain_weights`.
-        columns: receives, by name, a tensor (shards, outputs): the weights of the first input of each shard, where the
-            inputs are divided among `shards` ranks.
+        columns: receives, by name, a tensor (shards, outputs): the weights of the first input of each shard, if the
+            inputs were divided among `shards` ranks.
         transposed: see `transposed_matrices`.
         shards: ranks that share the model.
     """
     for name, tensor in weights:
         if tensor.dim() == 2 and ".experts." not in name:
             by_input = tensor if name in transposed else tensor.T
-            step = max(1, len(by_input) // shards)
-            columns[name] = by_input[::step][:shards].clone()
+            shard_size = max(1, len(by_input) // shards)
+            columns[name] = by_input[::shard_size][:shards].clone()
         yield name, tensor
 
 
@@ -130,39 +134,43 @@ def wrong_layers(
             compares its own first input.
         gather: concatenates the parts of all ranks; for layers whose outputs are divided.
     """
-    first_names: dict[int, str] = {}
+    layers = _comparable_layers(model, columns)
+    if not layers:
+        logger.warning("--rollout_engine vllm: its layers have other names than the actor's and are not compared.")
     wrong = []
-    compared_count = 0
-    for name, layer in model.named_modules():
-        method = getattr(layer, "quant_method", None)
-        weight = getattr(layer, "weight", None)
-        # A tied head has the embedding's weight and name.
-        parts = _published_names(model, first_names.setdefault(id(weight), name))
-        if method is None or weight is None or not columns.keys() >= set(parts):
-            continue
-
-        # Weights of this rank's first input, as the layer computes with them.
+    for name, (layer, weight_names) in layers.items():
         input_size = getattr(layer, "input_size", None) or layer.embedding_dim
         local_input_size = getattr(layer, "input_size_per_partition", input_size)
         inputs_are_divided = local_input_size < input_size
-        first_input = torch.eye(1, local_input_size).to(weight)
-        outputs = method.apply(layer, first_input)[0]
+        first_input = torch.eye(1, local_input_size).to(layer.weight)
+        outputs = layer.quant_method.apply(layer, first_input)[0]
         if getattr(layer, "tp_size", 1) > 1 and not inputs_are_divided:
             outputs = gather(outputs)
 
         row = shard if inputs_are_divided else 0
-        expected = torch.cat([columns[part][row] for part in parts])
+        expected = torch.cat([columns[weight_name][row] for weight_name in weight_names]).to(outputs)
         if getattr(layer, "num_kv_head_replicas", 1) > 1:  # several ranks hold the same keys and values
             outputs = outputs.unique()
             expected = expected.unique()
-        expected = expected.to(outputs)
-        compared_count += 1
+        # A vocabulary may be filled up with further outputs at the end.
         same = torch.equal(outputs[: len(expected)].sort()[0], expected.sort()[0])
         if outputs.isfinite().all() and not same:
             wrong.append(name)
-    if not compared_count:
-        logger.warning("--rollout_engine vllm: its layers have other names than the actor's and are not compared.")
     return wrong
+
+
+def _comparable_layers(model: nn.Module, columns: Mapping[str, Tensor]) -> dict[str, tuple[Any, list[str]]]:
+    """Layers of vLLM's model, by their names there, with the published names of their weights, all in `columns`."""
+    layers: dict[str, tuple[Any, list[str]]] = {}
+    first_names: dict[int, str] = {}
+    for name, layer in model.named_modules():
+        weight = getattr(layer, "weight", None)
+        published_name = first_names.setdefault(id(weight), name)  # a tied head has the embedding's weight and name
+        weight_names = _published_names(model, published_name)
+        computes = weight is not None and getattr(layer, "quant_method", None) is not None
+        if computes and columns.keys() >= set(weight_names):
+            layers[name] = (layer, weight_names)
+    return layers
 
 
 def _published_names(model: nn.Module, layer_name: str) -> list[str]:
