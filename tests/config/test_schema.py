@@ -29,6 +29,8 @@ def is_valid(value: Any, schema: dict[str, Any]) -> bool:
         allowed = [name for name in names if isinstance(value, TYPES[name])]
         if not allowed or (isinstance(value, bool) and "boolean" not in names):
             return False
+    if isinstance(value, str) and len(value) < schema.get("minLength", 0):
+        return False
     if "pattern" in schema and not (isinstance(value, str) and re.search(schema["pattern"], value)):
         return False
     if isinstance(value, list):
@@ -87,6 +89,8 @@ def test_mistakes_are_refused():
         "whiten_advantages": "perhaps",
         "actor-learning-rat": 1e-5,
         "temperature": "...",
+        "output_dir": "",
+        "share_base": 2,
     }
     assert mistakes(wrong, schema) == list(wrong)
 
@@ -112,6 +116,7 @@ actor-weight-decay: 0.1
 --eval_interval: 5
 top_p: Inf
 critic_zero_stage: "2"
+offload: 1
 """
     assert mistakes(yaml.safe_load(text), schema) == []
 
@@ -127,3 +132,5 @@ def test_the_command_prints_it(capsys):
     assert schema["properties"]["learning_rate"]["description"] == flags["learning_rate"].help
     assert schema["properties"]["learning_rate"]["default"] == 2e-5
     json.dumps(json_schema(COMMANDS["ppo"].flags_class(), "dschat ppo"), allow_nan=False)
+    best_of = json_schema(COMMANDS["best-of-n"].flags_class(), "dschat best-of-n")
+    assert json.loads(json.dumps(best_of))["properties"]["best_of"]["default"] == [4, 8, 16, 32]

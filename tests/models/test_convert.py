@@ -151,10 +151,10 @@ def saves(content):
         (saves({"weight": RunsCode()}), "cannot be opened without running code"),
         (saves(torch.ones(2)), "holds Tensor instead of weights by name"),
         (lambda folder: (folder / "pytorch_model.bin").unlink(), "no pytorch_model.bin"),
-        (lambda folder: (folder / "config.json").unlink(), "FOLDER .*: this folder holds no model"),
+        (lambda folder: (folder / "config.json").unlink(), "error: .*config.json"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "FOLDER .*: this folder holds no tokenizer"),
-        (with_config(model_type="unheard_of"), "FOLDER .*: this folder holds no model"),
-        (with_config(model_type="t5", architectures=None), "is of t5, which is no model for AutoModelForCausalLM"),
+        (with_config(model_type="unheard_of"), "error: .*model type `unheard_of`"),
+        (with_config(model_type="t5", architectures=None), "is of t5, and AutoModelForCausalLM has none"),
     ],
 )
 def test_what_cannot_be_converted_is_said_and_leaves_nothing(

@@ -108,8 +108,8 @@ def test_quick_is_one_seed_of_the_core() -> None:
 class FakeStarts:
     """Names the folders of `Starts` without making them."""
 
-    def sft(self, task: tasks.LearningTask, seed: int) -> starts.Start:
-        return starts.Start(Path("start"), 0.5, 0.1)
+    def sft(self, task: tasks.LearningTask, seed: int) -> starts.SFTModel:
+        return starts.SFTModel(Path("start"), 0.5, 0.1)
 
     def prompts(self, task: tasks.LearningTask, seed: int, count: int) -> str:
         return f"prompts-{count}"
@@ -461,8 +461,8 @@ def test_first_words_are_sampled_with_their_probabilities(group: None, tmp_path:
     """The mean gold score of 4,096 responses is that of the exact probabilities, up to five errors."""
     task = tasks.TASKS["opener-64"]
     tokenizer = task.tokenizer()
-    starts.save_model(tmp_path / "sft", starts.make_model(task, tokenizer, 0), tokenizer)
-    start = starts.Start(tmp_path, 0.0, 1.0)
+    starts.save_model(tmp_path / "sft", starts.Policy(starts.make_model(task, tokenizer, 0), tokenizer))
+    start = starts.SFTModel(tmp_path, 0.0, 1.0)
     sampled = limit.sft_scores(replace(task, length=2), start, 0, 4096)
     exact = limit.first_word_scores(task, start, 0)
     assert exact.known_probabilities is not None and float(exact.known_probabilities.sum()) == pytest.approx(1)
@@ -473,10 +473,10 @@ def test_pairs_of_the_sft_models_responses(group: None, tmp_path: Path) -> None:
     """The chosen response is the one with the higher gold score."""
     task = replace(tasks.TASKS["style-32"], length=8)
     tokenizer = task.tokenizer()
-    starts.save_model(tmp_path / "sft", starts.make_model(task, tokenizer, 0), tokenizer)
+    starts.save_model(tmp_path / "sft", starts.Policy(starts.make_model(task, tokenizer, 0), tokenizer))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(starts, "SCALAR_SAMPLES", 128)
-        pairs = starts.sampled_pairs(task, 0, starts.Start(tmp_path, 0.0, 1.0))
+        pairs = starts.sampled_pairs(task, 0, starts.SFTModel(tmp_path, 0.0, 1.0))
     assert 20 < len(pairs) <= 64
     for pair in pairs:
         better, worse = tasks.style([], [pair["chosen"], pair["rejected"]], [])

@@ -22,9 +22,7 @@ from torch import Tensor
 
 from dschat.base.atomic import writing
 from dschat.data.examples import prompt_examples
-from dschat.models.load import load_causal_lm
-from dschat.models.tokenizer import load_tokenizer
-from starts import Start, sample_responses
+from starts import SFTModel, sample_responses
 from tables import NONE, gold_at_kl, markdown, over_seeds
 from tasks import LearningTask, gold_scores
 from trials import Group
@@ -71,25 +69,25 @@ class GoldScores:
         return float(self.probabilities @ self.gold.double())
 
 
-def load_scores(folder: Path, task: LearningTask, start: Start, seed: int) -> GoldScores:
+def load_scores(folder: Path, task: LearningTask, sft: SFTModel, seed: int) -> GoldScores:
     """Exact scores of `opener`; otherwise scores of sampled responses, which the folder keeps."""
     if task.kind == "opener":
-        return first_word_scores(task, start, seed)
+        return first_word_scores(task, sft, seed)
     file = folder / f"{task.name}-seed{seed}.npy"
     if not file.exists():
         with writing(file) as unfinished, open(unfinished, "wb") as out:
-            np.save(out, sft_scores(task, start, seed).numpy())
+            np.save(out, sft_scores(task, sft, seed).numpy())
     return GoldScores(torch.from_numpy(np.load(file)))
 
 
 @torch.no_grad()
-def first_word_scores(task: LearningTask, start: Start, seed: int, count: int = BATCH_SIZE) -> GoldScores:
+def first_word_scores(task: LearningTask, sft: SFTModel, seed: int, count: int = BATCH_SIZE) -> GoldScores:
     """The gold score of every token as a first word, with its mean probability over prompts."""
-    tokenizer = load_tokenizer(start.sft, "sft")
-    model = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
+    policy = sft.load()
+    tokenizer = policy.tokenizer
     prompts, _ = prompt_examples(task.parse(task.rows(count, seed, "limit")), tokenizer, task.max_prompt)
     input_ids = torch.tensor([prompt.prompt_ids for prompt in prompts])
-    logits = model(input_ids).logits[:, -1].double()
+    logits = policy.model(input_ids).logits[:, -1].double()
     logits[:, [tokenizer.pad_token_id, tokenizer.bos_token_id]] = -torch.inf  # never sampled
     words = [str(tokenizer.decode([token])) for token in range(logits.shape[1])]
     probabilities = logits.softmax(1).mean(0)
@@ -98,13 +96,13 @@ def first_word_scores(task: LearningTask, start: Start, seed: int, count: int = 
     return GoldScores(gold[is_sampled], probabilities[is_sampled])
 
 
-def sft_scores(task: LearningTask, start: Start, seed: int, count: int = NUM_RESPONSES) -> Tensor:
+def sft_scores(task: LearningTask, sft: SFTModel, seed: int, count: int = NUM_RESPONSES) -> Tensor:
     """Gold scores of the SFT model's responses, each to a prompt of its own: shape (count,)."""
-    tokenizer = load_tokenizer(start.sft, "sft")
-    model = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
+    policy = sft.load()
     parts = []
     for part in range(-(-count // BATCH_SIZE)):
-        _, gold = sample_responses(task, model, tokenizer, BATCH_SIZE, seed, f"limit {part}")
+        split = f"limit {part}"
+        _, gold = sample_responses(task, policy, task.rows(BATCH_SIZE, seed, split), seed, split)
         parts.append(gold)
     return torch.cat(parts)[:count]
 

@@ -49,13 +49,13 @@ def run_trial(trial: Trial, folder: Path) -> None:
     """
     task = TASKS[trial.task]
     starts = Starts(folder / "starts")
-    start = starts.sft(task, trial.seed)
+    sft = starts.sft(task, trial.seed)
     output = folder / "runs" / trial.key
     config = make_config(trial, task, starts, output)
 
     curves = train_recorded(trial, config, f"objective/{task.kind}")
     # Scores are gold scores divided by their standard deviation; those of a learned reward model are not.
-    gold_per_score = start.spread if trial.scores == "gold" else math.nan
+    gold_per_score = sft.spread if trial.scores == "gold" else math.nan
     curves["gold_per_token"] = curves.pop("score_per_token") * gold_per_score
     file = trial.file(folder)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def make_config(trial: Trial, task: LearningTask, starts: Starts, output: Path) 
         starts: starting models, which are made when they do not exist yet.
         output: the run's output folder.
     """
-    flags = _common_flags(trial, task, starts.sft(task, trial.seed).sft, output)
+    flags = _common_flags(trial, task, starts.sft(task, trial.seed).path, output)
     flags |= _score_flags(trial, task, starts)
     flags |= trial.flags
 
@@ -128,13 +128,13 @@ def _common_flags(trial: Trial, task: LearningTask, sft: str, output: Path) -> d
 
 def _score_flags(trial: Trial, task: LearningTask, starts: Starts) -> dict[str, object]:
     """Flags of the source of scores, and of the model that the critic starts from."""
-    start = starts.sft(task, trial.seed)
+    sft = starts.sft(task, trial.seed)
     flags: dict[str, object] = {}
     if trial.scores == "gold":
-        flags["reward_function"] = [f"{start.reward_function}:score"]
+        flags["reward_function"] = [f"{sft.reward_function}:score"]
     else:
         flags["reward_model_name_or_path"] = starts.scalar(trial.scores, task, trial.seed)
-        flags["critic_model_name_or_path"] = start.sft
+        flags["critic_model_name_or_path"] = sft.path
     if trial.critic != "fresh":
         flags["critic_model_name_or_path"] = starts.scalar(trial.critic, task, trial.seed)
     return flags

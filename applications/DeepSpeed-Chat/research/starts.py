@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting points that the runs of a task and seed share: prompts, an SFT model, a critic and a reward model."""
+"""Starting points that the runs of a task and seed share: prompts, an SFT model, a critic and a reward model.
+
+`Starts` makes each of them when it is first asked for. The SFT model comes first: a random decoder (`make_model`) that
+step 1 trains on mediocre demonstrations. Gold scores of its responses (`sample_responses`) give the reward function
+its scale, a reward model its pairs and a critic its returns.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +46,7 @@ SCALAR_EPOCHS = 2
 SCALAR_RATE = 2e-3
 SLOTS = 256  # responses that are generated at a time
 MAX_PAIR = 192  # tokens of a prompt with a response of `reviews`
-HELD_OUT = 8  # rows that no run trains on
+EVALUATED_ROWS = 8  # in the file of held-out rows that a data set must have; here they are trained on, too
 # Gold scores in standard deviations from the mean of the SFT model's responses.
 REWARD_FUNCTION = """import functools
 
@@ -51,15 +57,15 @@ score = functools.partial(standardized_scores, {kind!r}, {mean!r}, {spread!r})
 
 
 @dataclass(frozen=True)
-class Start:
-    """An SFT model and the gold scores of its responses."""
+class SFTModel:
+    """A folder with an SFT model, and the gold scores of its responses."""
 
     folder: Path
     mean: float
     spread: float  # standard deviation
 
     @property
-    def sft(self) -> str:
+    def path(self) -> str:
         """The folder of the model."""
         return str(self.folder / "sft")
 
@@ -68,6 +74,19 @@ class Start:
         """The file of the run's reward function."""
         return self.folder / "reward_function.py"
 
+    def load(self) -> Policy:
+        """Reads the model and its tokenizer."""
+        tokenizer = load_tokenizer(self.path, "sft")
+        return Policy(load_causal_lm(self.path, "sft", torch.float32, tokenizer), tokenizer)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model that writes responses, and its tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+
 
 @dataclass(frozen=True)
 class Starts:
@@ -75,34 +94,34 @@ class Starts:
 
     folder: Path
 
-    def sft(self, task: LearningTask, seed: int) -> Start:
+    def sft(self, task: LearningTask, seed: int) -> SFTModel:
         """The SFT model of a task and a seed."""
         folder = self.folder / f"{task.name}-seed{seed}"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
-            if not (folder / "scores.json").exists():
-                _make_sft(task, seed, folder)
-        scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
-        return Start(folder, **scores)
+        scores = folder / "scores.json"
+        _make_once(scores, lambda: _make_sft(task, seed, folder))
+        return SFTModel(folder, **json.loads(scores.read_text(encoding="utf-8")))
 
     def prompts(self, task: LearningTask, seed: int, count: int) -> str:
         """The folder of some prompts for step 3."""
         folder = self.folder / f"{task.name}-seed{seed}" / f"prompts-{count}"
-        with FileLock(f"{folder}.lock"):
-            if not folder.exists():
-                write_data(folder, task.rows(count, seed, "ppo"))
+        _make_once(folder, lambda: write_data(folder, task.rows(count, seed, "ppo")))
         return str(folder)
 
     def scalar(self, kind: str, task: LearningTask, seed: int) -> str:
         """The folder of a critic (`regressed` on the scores of the SFT model) or of a `reward` model."""
-        start = self.sft(task, seed)
-        folder = start.folder / kind
-        with FileLock(f"{folder}.lock"):
-            if not folder.exists() and kind == "regressed":
-                _make_critic(task, seed, start, folder)
-            elif not folder.exists():
-                _make_reward_model(task, seed, start, folder)
+        sft = self.sft(task, seed)
+        folder = sft.folder / kind
+        make = _make_critic if kind == "regressed" else _make_reward_model
+        _make_once(folder, lambda: make(task, seed, sft, folder))
         return str(folder)
+
+
+def _make_once(path: Path, make: Callable[[], None]) -> None:
+    """Makes a file or folder unless it exists; other processes that need it wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            make()
 
 
 def train_in_process(config: CommonConfig) -> None:
@@ -112,16 +131,16 @@ def train_in_process(config: CommonConfig) -> None:
 
 
 def write_data(folder: Path, rows: Sequence[TextRow]) -> None:
-    """Writes a data set with a few held-out rows."""
+    """Writes a data set."""
     with writing_folder(folder) as unfinished:
         write_rows(unfinished / "train.jsonl", rows)
-        write_rows(unfinished / "valid.jsonl", rows[:HELD_OUT])
+        write_rows(unfinished / "valid.jsonl", rows[:EVALUATED_ROWS])
 
 
 def _make_sft(task: LearningTask, seed: int, folder: Path) -> None:
-    """Trains a random model on mediocre demonstrations and scores its responses."""
+    """Trains a random model on mediocre demonstrations and scores its responses; scores.json comes last."""
     tokenizer = task.tokenizer()
-    save_model(folder / "random", make_model(task, tokenizer, seed), tokenizer)
+    save_model(folder / "random", Policy(make_model(task, tokenizer, seed), tokenizer))
     write_data(folder / "demonstrations", task.rows(task.sft_steps * BATCH, seed, "sft"))
     config = SFTConfig(
         data_path=[str(folder / "demonstrations")],
@@ -135,14 +154,15 @@ def _make_sft(task: LearningTask, seed: int, folder: Path) -> None:
     )
     train_in_process(config)
 
-    model = load_causal_lm(str(folder / "sft"), "sft", torch.float32, tokenizer)
-    _, gold = sample_responses(task, model, tokenizer, SAMPLES, seed, "start")
+    policy = SFTModel(folder, math.nan, math.nan).load()
+    _, gold = sample_responses(task, policy, task.rows(SAMPLES, seed, "start"), seed, "start")
     scores = {"mean": float(gold.mean()), "spread": float(gold.std())}
     write_file(folder / "reward_function.py", REWARD_FUNCTION.format(kind=task.kind, **scores))
     write_file(folder / "scores.json", json.dumps(scores) + "\n")
 
 
 def _common_flags(seed: int) -> dict[str, object]:
+    """Flags of both steps 1 and 2."""
     return {
         "per_device_train_batch_size": BATCH,
         "lr_scheduler_type": "linear",
@@ -179,19 +199,19 @@ def make_model(task: LearningTask, tokenizer: PreTrainedTokenizerFast, seed: int
     return model
 
 
-def _make_reward_model(task: LearningTask, seed: int, start: Start, folder: Path) -> None:
+def _make_reward_model(task: LearningTask, seed: int, sft: SFTModel, folder: Path) -> None:
     """Step 2 on pairs of the SFT model's responses; for `reviews` on those of the quickstart."""
     if task.kind == "reviews":
         rows = review_rows(SCALAR_SAMPLES, seed, "comparisons")
         max_tokens = MAX_PAIR
     else:
-        rows = sampled_pairs(task, seed, start)
+        rows = sampled_pairs(task, seed, sft)
         max_tokens = task.max_prompt + task.length
-    write_data(start.folder / "pairs", rows)
+    write_data(sft.folder / "pairs", rows)
     config = RewardConfig(
-        data_path=[str(start.folder / "pairs")],
+        data_path=[str(sft.folder / "pairs")],
         data_split="0,1,0",
-        model_name_or_path=start.sft,
+        model_name_or_path=sft.path,
         output_dir=str(folder),
         max_seq_len=max_tokens,
         learning_rate=SCALAR_RATE,
@@ -201,33 +221,28 @@ def _make_reward_model(task: LearningTask, seed: int, start: Start, folder: Path
     train_in_process(config)
 
 
-def sampled_pairs(task: LearningTask, seed: int, start: Start) -> list[TextRow]:
+def sampled_pairs(task: LearningTask, seed: int, sft: SFTModel) -> list[TextRow]:
     """Two responses of the SFT model to each prompt, of which the one with the higher gold score is chosen."""
-    tokenizer = load_tokenizer(start.sft, "sft")
-    model = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
-    prompts = task.rows(SCALAR_SAMPLES // 2, seed, "reward")
+    policy = sft.load()
     rows = []
-    for row in prompts:
+    for row in task.rows(SCALAR_SAMPLES // 2, seed, "reward"):
         rows += [row, row]
-    rollout, gold = sample_responses(task, model, tokenizer, len(rows), seed, "reward", rows)
-    texts = decode_responses(tokenizer, rollout)
+    rollout, gold = sample_responses(task, policy, rows, seed, "reward")
+    texts = decode_responses(policy.tokenizer, rollout)
     pairs = []
     for first in range(0, len(rows), 2):
-        second = first + 1
-        if gold[first] == gold[second]:
-            continue
-        better, worse = (first, second) if gold[first] > gold[second] else (second, first)
-        pairs.append({"prompt": rows[first]["prompt"], "chosen": texts[better], "rejected": texts[worse]})
+        worse, better = sorted((first, first + 1), key=gold.__getitem__)
+        if gold[worse] < gold[better]:
+            pairs.append({"prompt": rows[first]["prompt"], "chosen": texts[better], "rejected": texts[worse]})
     return pairs
 
 
-def _make_critic(task: LearningTask, seed: int, start: Start, folder: Path) -> None:
+def _make_critic(task: LearningTask, seed: int, sft: SFTModel, folder: Path) -> None:
     """Teaches the value of every token the score of the whole response."""
-    tokenizer = load_tokenizer(start.sft, "sft")
-    policy = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
-    rollout, gold = sample_responses(task, policy, tokenizer, SCALAR_SAMPLES, seed, "regressed")
-    scores = (gold - start.mean) / start.spread
-    critic = ScalarModel(load_scalar(start.sft, "sft", torch.float32, tokenizer))
+    policy = sft.load()
+    rollout, gold = sample_responses(task, policy, task.rows(SCALAR_SAMPLES, seed, "regressed"), seed, "regressed")
+    scores = (gold - sft.mean) / sft.spread
+    critic = ScalarModel(load_scalar(sft.path, "sft", torch.float32, policy.tokenizer))
     batches = SCALAR_EPOCHS * list(torch.arange(SCALAR_SAMPLES).split(BATCH))
     optimizer = torch.optim.AdamW(critic.parameters(), lr=SCALAR_RATE, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, len(batches))
@@ -237,7 +252,7 @@ def _make_critic(task: LearningTask, seed: int, start: Start, folder: Path) -> N
         nn.utils.clip_grad_norm_(critic.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    save_model(folder, critic.inner, tokenizer)
+    save_model(folder, Policy(critic.inner, policy.tokenizer))
 
 
 def _critic_loss(critic: ScalarModel, rollout: Rollout, scores: Tensor) -> Tensor:
@@ -250,23 +265,17 @@ def _critic_loss(critic: ScalarModel, rollout: Rollout, scores: Tensor) -> Tenso
 
 
 def sample_responses(
-    task: LearningTask,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    count: int,
-    seed: int,
-    split: str,
-    rows: Sequence[TextRow] | None = None,
+    task: LearningTask, policy: Policy, rows: Sequence[TextRow], seed: int, split: str
 ) -> tuple[Rollout, Tensor]:
-    """Responses of a model to new prompts (or to given rows) at temperature 1, and their gold scores (count,)."""
-    rows = task.rows(count, seed, split) if rows is None else rows
+    """Responses to some rows at temperature 1, and their gold scores (N,); seed and split decide on the draws."""
+    tokenizer = policy.tokenizer
     prompts, _ = prompt_examples(task.parse(rows), tokenizer, task.max_prompt)
     seeds = [row_seed(seed, *split.encode(), prompt.index) for prompt in prompts]
     prompt_ids = [prompt.prompt_ids for prompt in prompts]
     end_ids = (tokenizer.eos_token_id,) if task.ends else ()
     sampling = Sampling(task.length, end_ids, tokenizer.pad_token_id, tokenizer.bos_token_id)
     with torch.no_grad():
-        rollout = sample(model, prompt_ids, sampling, seeds, SLOTS).rollout
+        rollout = sample(policy.model, prompt_ids, sampling, seeds, SLOTS).rollout
     texts = decode_responses(tokenizer, rollout)
     return rollout, gold_scores(task, [prompt.prompt_text for prompt in prompts], texts)
 
@@ -276,8 +285,8 @@ def decode_responses(tokenizer: PreTrainedTokenizerFast, rollout: Rollout) -> li
     return [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in rollout.response_rows()]
 
 
-def save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+def save_model(folder: Path, policy: Policy) -> None:
     """Saves a model with its tokenizer; the folder appears when it is complete."""
     with writing_folder(folder) as unfinished:
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
+        policy.model.save_pretrained(unfinished)
+        policy.tokenizer.save_pretrained(unfinished)

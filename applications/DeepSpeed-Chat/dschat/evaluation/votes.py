@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Votes of judges, people and reward models as a table, sorted into sections: a pair of models on a data set."""
+"""Votes of judges, people and reward models, and their tables by section: a pair of models on a data set.
 
+`read_votes` reads files of verdicts, and makes verdicts of files of scored responses; `sections_of` sorts them.
+results.py has the statistics of a section, comparisons.py the report.
+"""
+
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import combinations
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +39,64 @@ from dschat.evaluation.responses import (
 pd.set_option("mode.string_storage", "python")
 
 REWARD_MODEL = "reward model"
-# Columns that identify a judged item: equal texts are distinguished by their occurrence in a file.
-ITEM = ["prompt", "response_a", "response_b", "occurrence"]
-RATER = ["kind", "rater", "model_a", "model_b"]
+ITEM = ["prompt", "response_a", "response_b", "occurrence"]  # columns that identify a judged item
 OTHER_SIDE: dict[Side, Side] = {"A": "B", "B": "A"}
 
 Order = tuple[Side, Verdict]  # the model whose response was shown first, and the verdict in this order
-Vote = dict[str, Any]  # see `read_votes`
+
+
+@dataclass(frozen=True)
+class Vote:
+    """A rater's verdict on an item: a prompt with a response of each of two models.
+
+    Attributes:
+        comparison: the texts, the models, the rater and the verdict.
+        file: where it was read.
+        occurrence: earlier votes of the rater on equal texts in this file. Each is an item of its own.
+        orders: the orders in which the responses were shown; empty where the file does not record them.
+        aspects: criterion → verdict.
+        rewards: of both responses; NaN if the rater is no reward model.
+    """
+
+    comparison: Comparison
+    file: Path
+    occurrence: int
+    orders: tuple[Order, ...] = ()
+    aspects: Mapping[str, Verdict] = field(default_factory=dict)
+    rewards: tuple[float, float] = (math.nan, math.nan)
+
+    @property
+    def models(self) -> frozenset[str]:
+        """Names of the two models, in whichever order."""
+        return frozenset((self.comparison.model_a, self.comparison.model_b))
+
+    def exchanged(self) -> "Vote":
+        """The vote with the first and the second model exchanged."""
+        old = self.comparison
+        comparison = replace(
+            old,
+            response_a=old.response_b,
+            response_b=old.response_a,
+            model_a=old.model_b,
+            model_b=old.model_a,
+            verdict=mirrored(old.verdict),
+        )
+        orders = tuple((OTHER_SIDE[first], mirrored(verdict)) for first, verdict in self.orders)
+        aspects = {name: mirrored(verdict) for name, verdict in self.aspects.items()}
+        return replace(self, comparison=comparison, orders=orders, aspects=aspects, rewards=self.rewards[::-1])
+
+    def row(self) -> dict[str, Any]:
+        """Row of the table of a `VoteSection`."""
+        further_columns = {
+            "rater": _rater_name(self.comparison.kind, self.comparison.rater),
+            "file": self.file,
+            "occurrence": self.occurrence,
+            "orders": self.orders,
+            "aspects": self.aspects,
+            "reward_a": self.rewards[0],
+            "reward_b": self.rewards[1],
+        }
+        return vars(self.comparison) | further_columns
 
 
 @dataclass(frozen=True)
@@ -50,7 +105,7 @@ class VoteSection:
 
     models: tuple[str, str]  # names of the first and the second model
     dataset: str  # empty if no file names it
-    votes: pd.DataFrame  # a `Vote` per rater and `item` (its number): judges, then people, then the reward model
+    votes: pd.DataFrame  # `Vote.row` and the number of its `item`: judges, then people, then the reward model
 
 
 def read_votes(files: Sequence[Path], margin: float) -> list[Vote]:
@@ -64,10 +119,7 @@ def read_votes(files: Sequence[Path], margin: float) -> list[Vote]:
         margin: rewards that differ by no more than this are a tie.
 
     Returns:
-        Votes. `prompt`, `response_a`, `response_b` and `occurrence` identify the item; `kind`, `rater`, `model_a` and
-        `model_b` the rater. `verdict` is in terms of the models; `orders` is a tuple of `Order`, empty where the file
-        does not record them; `aspects` maps a criterion to its verdict. `reward_a` and `reward_b` are the reward
-        model's alone. `dataset` may be empty, and `file` is where the vote was read.
+        Votes, whose models may be in either order and whose data set may be empty.
 
     Raises:
         UserError: a file is malformed, or files of responses have no rewards, those of different reward models, or no
@@ -75,7 +127,7 @@ def read_votes(files: Sequence[Path], margin: float) -> list[Vote]:
     """
     votes: list[Vote] = []
     response_files: list[Path] = []
-    file_by_path = dict(zip(map(Path.resolve, files), files, strict=True))
+    file_by_path = {file.resolve(): file for file in files}
     for file in file_by_path.values():
         origin, row = next(iterate_rows(file, FILE))
         if "verdict" in row:
@@ -94,40 +146,37 @@ def read_votes(files: Sequence[Path], margin: float) -> list[Vote]:
 
 def _read_verdicts(file: Path) -> list[Vote]:
     votes = []
-    occurrences: Counter[tuple[str, ...]] = Counter()
+    counts: Counter[tuple[str, ...]] = Counter()
     for origin, row in read_rows(file, FILE):
         comparison = comparison_of(row, origin)
+        judged = _what_was_judged(comparison)
         orders = _orders_of(row, comparison.verdict, origin)
-        aspects = _aspects_of(row, origin)
-        votes.append(_vote(comparison, file, occurrences, orders=orders, aspects=aspects))
+        votes.append(Vote(comparison, file, counts[judged], orders, _aspects_of(row, origin)))
+        counts[judged] += 1
     return votes
 
 
-def _vote(comparison: Comparison, file: Path, occurrences: Counter[tuple[str, ...]], **columns: Any) -> Vote:
-    """The vote of a comparison in a file, whose earlier votes `occurrences` counts by their texts and rater."""
-    vote = vars(comparison) | columns
-    key = itemgetter(*ITEM[:3], *RATER)(vote)
-    vote |= {"file": file, "occurrence": occurrences[key]}
-    occurrences[key] += 1
-    return vote
+def _what_was_judged(comparison: Comparison) -> tuple[str, ...]:
+    """Texts, models and rater: what equal votes have in common."""
+    texts = (comparison.prompt, comparison.response_a, comparison.response_b)
+    return (*texts, comparison.model_a, comparison.model_b, comparison.kind, comparison.rater)
 
 
 def _orders_of(row: Mapping[str, Any], verdict: Verdict, origin: str) -> tuple[Order, ...]:
     """Orders in which the responses were shown: judges write a list of them, people the model shown first."""
     orders = row.get("orders")
-    if orders is None and row.get("first") in ("A", "B"):
-        return ((row["first"], verdict),)
     if orders is None:
-        return ()
-    problem = f"{origin}: orders must be a list of objects with first (A or B) and verdict ({', '.join(VERDICTS)})"
-    if not isinstance(orders, list):
-        raise UserError(f"{problem}; correct or remove the column.")
-    shown: list[Order] = []
-    for order in orders:
-        if not isinstance(order, dict) or order.get("first") not in ("A", "B") or order.get("verdict") not in VERDICTS:
-            raise UserError(f"{problem}; correct or remove the column.")
-        shown.append((order["first"], order["verdict"]))
-    return tuple(shown)
+        return ((row["first"], verdict),) if row.get("first") in ("A", "B") else ()
+    if not isinstance(orders, list) or not all(map(_is_order, orders)):
+        raise UserError(
+            f"{origin}: orders must be a list of objects with first (A or B) and verdict ({', '.join(VERDICTS)});"
+            " correct or remove the column."
+        )
+    return tuple((order["first"], order["verdict"]) for order in orders)
+
+
+def _is_order(order: object) -> bool:
+    return isinstance(order, dict) and order.get("first") in ("A", "B") and order.get("verdict") in VERDICTS
 
 
 def _aspects_of(row: Mapping[str, Any], origin: str) -> dict[str, Verdict]:
@@ -143,7 +192,7 @@ def _compare_rewards(files: Sequence[Path], margin: float) -> list[Vote]:
     An item counts once for two models, even if both their complete files and samples of them are given.
     """
     names = dict(zip(files, model_names(files), strict=True))
-    votes: dict[tuple[str, ...], Vote] = {}
+    votes: dict[tuple[tuple[str, ...], int], Vote] = {}
     for file_a, file_b in _comparable_files(files, names):
         pairs = read_pairs(file_a, FILE, file_b, FILE)
         scorers: dict[str, str] = {}
@@ -152,15 +201,16 @@ def _compare_rewards(files: Sequence[Path], margin: float) -> list[Vote]:
             scorers[pair.b.origin] = pair.b.scorer
         require_same_scorer(scorers)
         models = (names[file_a], names[file_b])
-        occurrences: Counter[tuple[str, ...]] = Counter()
+        counts: Counter[tuple[str, ...]] = Counter()
         for pair in pairs:
             reward_a = _reward_of(pair.a)
             reward_b = _reward_of(pair.b)
             verdict = score_verdict(reward_a, reward_b, margin)
             comparison = compared(pair, verdict, "reward", REWARD_MODEL, models, "", {})
-            rewards = {"reward_a": reward_a, "reward_b": reward_b}
-            vote = _vote(comparison, file_a, occurrences, orders=(), aspects={}, **rewards)
-            votes.setdefault(itemgetter(*ITEM, *RATER)(vote), vote)
+            judged = _what_was_judged(comparison)
+            vote = Vote(comparison, file_a, counts[judged], rewards=(reward_a, reward_b))
+            votes.setdefault((judged, counts[judged]), vote)
+            counts[judged] += 1
     return list(votes.values())
 
 
@@ -208,69 +258,59 @@ def sections_of(votes: Sequence[Vote], dataset: str = "") -> list[VoteSection]:
     """
     datasets: dict[frozenset[str], list[str]] = defaultdict(list)  # those that votes on two models name
     for vote in votes:
-        models = frozenset((vote["model_a"], vote["model_b"]))
-        if vote["dataset"] and vote["dataset"] not in datasets[models]:
-            datasets[models].append(vote["dataset"])
+        name = vote.comparison.dataset
+        if name and name not in datasets[vote.models]:
+            datasets[vote.models].append(name)
 
     votes_by_section: dict[tuple[frozenset[str], str], list[Vote]] = defaultdict(list)
     for vote in votes:
-        models = frozenset((vote["model_a"], vote["model_b"]))
-        name = vote["dataset"] or dataset or _only_dataset(vote, datasets[models])
-        votes_by_section[models, name].append(vote)
+        name = vote.comparison.dataset or dataset or _only_dataset(vote, datasets[vote.models])
+        votes_by_section[vote.models, name].append(vote)
     return [_section(name, votes_of_section) for (_, name), votes_of_section in votes_by_section.items()]
 
 
 def _only_dataset(vote: Vote, candidates: Sequence[str]) -> str:
     """The data set of a vote that names none, from those that other votes on the same models name; or empty."""
     if len(candidates) > 1:
+        models = f"{vote.comparison.model_a} and {vote.comparison.model_b}"
         raise UserError(
-            f"{FILE} {vote['file']}: it names no data set, and other files compare {vote['model_a']} and "
-            f"{vote['model_b']} on {' and '.join(candidates)}. Say with --dataset which of these it belongs to."
+            f"{FILE} {vote.file}: it names no data set, and other files compare {models} on"
+            f" {' and '.join(candidates)}. Say with --dataset which of these it belongs to."
         )
     return candidates[0] if candidates else ""
 
 
 def _section(dataset: str, votes: Sequence[Vote]) -> VoteSection:
-    models = (votes[0]["model_a"], votes[0]["model_b"])
+    """Votes on two models, named in the order of the first vote, as a table."""
+    first = votes[0].comparison
     rows = []
     for vote in votes:
-        row = vote if vote["model_a"] == models[0] else exchange_models(vote)
-        rows.append(row | {"rater": _rater_name(vote["kind"], vote["rater"])})
+        is_in_order = vote.comparison.model_a == first.model_a
+        rows.append((vote if is_in_order else vote.exchanged()).row())
     table = pd.DataFrame(rows)
     table = table.sort_values("kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable")
     table["item"] = table.groupby(ITEM, sort=False).ngroup()
     by_rater = []
     for rater, votes_of_rater in table.groupby("rater", sort=False):
-        repeated = votes_of_rater[votes_of_rater.duplicated("item", keep=False)]
-        if len(repeated):
-            files = " and ".join(dict.fromkeys(map(str, repeated["file"])))
-            raise UserError(
-                f"{FILE} {files}: several verdicts of {rater} on the same responses, which would pass for more items."
-                " Give each file in a report of its own, or two people of one name two names in the column rater."
-            )
+        _require_one_verdict_per_item(str(rater), votes_of_rater)
         by_rater.append(votes_of_rater)
-    return VoteSection(models, dataset, pd.concat(by_rater, ignore_index=True))
+    return VoteSection((first.model_a, first.model_b), dataset, pd.concat(by_rater, ignore_index=True))
 
 
-def exchange_models(vote: Vote) -> Vote:
-    """A vote with the first and the second model exchanged."""
-    exchanged = dict(vote)
-    for name in ("response", "model", "reward"):
-        if f"{name}_a" in vote:
-            exchanged[f"{name}_a"] = vote[f"{name}_b"]
-            exchanged[f"{name}_b"] = vote[f"{name}_a"]
-    exchanged["verdict"] = mirrored(vote["verdict"])
-    orders: list[Order] = []
-    for first, verdict in vote["orders"]:
-        orders.append((OTHER_SIDE[first], mirrored(verdict)))
-    exchanged["orders"] = tuple(orders)
-    exchanged["aspects"] = {}
-    for name, verdict in vote["aspects"].items():
-        exchanged["aspects"][name] = mirrored(verdict)
-    return exchanged
+def _require_one_verdict_per_item(rater: str, votes: pd.DataFrame) -> None:
+    """Raises UserError if a rater has voted twice on an item."""
+    repeated = votes[votes.duplicated("item", keep=False)]
+    if len(repeated):
+        files = " and ".join(dict.fromkeys(map(str, repeated["file"])))
+        raise UserError(
+            f"{FILE} {files}: several verdicts of {rater} on the same responses, which would pass for more items."
+            " Give each file in a report of its own, or two people of one name two names in the column rater."
+        )
 
 
 def _rater_name(kind: str, rater: str) -> str:
-    """How tables call a rater."""
-    name = " ".join(rater.split())
-    return name if kind in ("reward", name) else f"{kind} {name}"
+    """How tables call a rater: a blank name is that of the kind."""
+    name = " ".join(rater.split()) or kind
+    if kind == "reward" or name == kind:
+        return name
+    return f"{kind} {name}"

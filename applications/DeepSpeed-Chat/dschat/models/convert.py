@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 
-from dschat.base.atomic import reporting, writing_folder
+from dschat.base.atomic import writing_folder
 from dschat.base.errors import UserError
 from dschat.base.lfs import refuse_pointer
-from dschat.models.open_errors import explain_missing
 from dschat.models.tokenizer import open_tokenizer
 
 VALUE_HEAD = "v_head.weight"  # in a reward model or critic of DeepSpeed-Chat, beside a backbone of any name
@@ -28,13 +27,14 @@ def convert(folder: Path, target: Path) -> None:
     """Writes a model and its tokenizer into a new folder, which appears when it is complete.
 
     Raises:
-        UserError: the config, the weights or the tokenizer are missing; the weights are not those of the config, or
-            cannot be opened without running code; or the target exists or cannot be written.
+        UserError: the weights or the tokenizer are missing; the weights are not those of the folder's config.json, or
+            cannot be opened without running code; or the target exists.
+        OSError, ValueError: transformers reads no config.json in the folder, or the target cannot be written.
     """
     if target.exists():
         raise UserError(f"{target} exists; give the name of a new folder.")
     weights = _read_weights(folder)
-    config = _read_config(folder)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     tokenizer = open_tokenizer(str(folder), "FOLDER")
     model_class = _class_of(config, VALUE_HEAD in weights, folder)
     if VALUE_HEAD in weights:
@@ -42,7 +42,7 @@ def convert(folder: Path, target: Path) -> None:
         config.dtype = weights[VALUE_HEAD].dtype
         weights = _as_classifier(weights, model_class.base_model_prefix)
     model = _build_model(model_class, config, weights, folder)
-    with reporting(str(target)), writing_folder(target) as unfinished:
+    with writing_folder(target) as unfinished:
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
 
@@ -64,24 +64,14 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     return weights
 
 
-def _read_config(folder: Path) -> PreTrainedConfig:
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(explain_missing("model", str(folder), "FOLDER", error)) from error
-    return config
-
-
 def _class_of(config: PreTrainedConfig, has_value_head: bool, folder: Path) -> Any:
     """transformers' class for a language model, or for a classifier."""
     architectures = config.architectures or ()
     is_classifier = has_value_head or any(name.endswith("ForSequenceClassification") for name in architectures)
     auto_class: Any = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
-    model_class = auto_class._model_mapping.get(type(config))
+    model_class = auto_class._model_mapping.get(type(config), None)
     if model_class is None:
-        raise UserError(
-            f"{folder}: config.json is of {config.model_type}, which is no model for {auto_class.__name__}."
-        )
+        raise UserError(f"{folder}: config.json is of {config.model_type}, and {auto_class.__name__} has none.")
     return model_class
 
 
@@ -124,7 +114,7 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         convert(Path(arguments[0]), Path(arguments[1]))
-    except UserError as error:
+    except (UserError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -71,13 +71,7 @@ def read_number(text: str) -> float:
 
 
 KINDS: dict[Any, Kind] = {
-    bool: Kind(
-        read_truth,
-        "True or False",
-        "BOOL",
-        (bool,),
-        ({"type": "boolean"}, {"type": "string", "enum": [*TRUE, *FALSE]}),
-    ),
+    bool: Kind(read_truth, "True or False", "BOOL", (bool,), ({"type": "boolean"}, {"enum": [*TRUE, *FALSE, 1, 0]})),
     int: Kind(
         read_whole_number,
         "a whole number",

@@ -8,10 +8,12 @@ and, in the first line of the file for editors with a YAML language server:
     # yaml-language-server: $schema=ppo.schema.json
 
 The schema knows types, choices, ranges and the names of flags. Rules between flags are checked by the command itself.
+How YAML may hold a value of each type is said in flag_types.py: `KINDS`.
 """
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from dschat.settings.flag_types import ANY_TEXT, Schema, type_of
 from dschat.settings.flags import (
@@ -29,7 +31,9 @@ from dschat.settings.flags import (
 from dschat.settings.other_names import inert_flags
 
 VARIABLE: Schema = {"type": "string", "pattern": r"\$\{"}  # a value may name variables of the environment
-LIMITS: Mapping[Range, Schema] = {
+# Ranges that a schema can express; others are told in the description.
+LIMITS: Mapping[Range | None, Schema] = {
+    NOT_EMPTY: {"minLength": 1},
     AT_LEAST_0: {"minimum": 0},
     AT_LEAST_1: {"minimum": 1},
     ABOVE_0: {"exclusiveMinimum": 0},
@@ -69,8 +73,8 @@ def json_schema(command: type, title: str) -> Schema:
 
 def _other_spellings(names: Iterable[str]) -> str:
     """A pattern of the names with hyphens in the place of underscores, and with dashes before them."""
-    patterns = [name.replace(".", r"\.").replace("_", "[-_]") for name in names]
-    return f"^(--)?({'|'.join(patterns)})$"
+    patterns = "|".join(names).replace(".", r"\.").replace("_", "[-_]")
+    return f"^(--)?({patterns})$"
 
 
 def _flag_schema(flag: Flag) -> Schema:
@@ -81,9 +85,9 @@ def _flag_schema(flag: Flag) -> Schema:
         alternatives.append({"type": "array", "items": {"anyOf": value_schemas}})
     schema: Schema = {"description": flag.help, "anyOf": alternatives}
     is_finite = not isinstance(flag.default, float) or math.isfinite(flag.default)
-    if isinstance(flag.default, bool | int | float | str | list) and is_finite:
+    if isinstance(flag.default, bool | int | float | str | list | tuple) and is_finite:
         schema["default"] = flag.default
-    if flag.range is not None and flag.range is not NOT_EMPTY and flag.range not in LIMITS:
+    if flag.range is not None and flag.range not in LIMITS:
         schema["description"] += f" (must be {flag.range[1]})"
     return schema
 
@@ -91,14 +95,16 @@ def _flag_schema(flag: Flag) -> Schema:
 def _value_schemas(flag: Flag) -> list[Schema]:
     """Alternatives for a single value of a flag, as YAML may read it."""
     if flag.choices:
-        # YAML 1.1 reads `on` and `off` as booleans.
-        choices = list(flag.choices)
-        choices += [str(choice) for choice in choices if isinstance(choice, int)]
-        if "on" in choices:
-            choices += [True, False]
-        return [{"enum": choices}, VARIABLE]
+        return [{"enum": _choices_in_yaml(flag.choices)}, VARIABLE]
     first, *others = type_of(flag.type).kind.schemas
-    if first is ANY_TEXT:
-        return [ANY_TEXT]
-    limits = {} if flag.range is None else LIMITS.get(flag.range, {})
-    return [first | limits, *others, VARIABLE]
+    limited = first | LIMITS.get(flag.range, {})
+    return [limited] if first is ANY_TEXT else [limited, *others, VARIABLE]
+
+
+def _choices_in_yaml(choices: Iterable[Any]) -> list[Any]:
+    """Choices, whole numbers also in quotes; YAML 1.1 reads `on` and `off` as booleans."""
+    values = list(choices)
+    values += [str(choice) for choice in choices if isinstance(choice, int)]
+    if "on" in values:
+        values += [True, False]
+    return values
