@@ -58,4 +58,4 @@ def built(tmp_path_factory):
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    monkeypatch.setattr("dschat.evaluation.runs.draw_charts", lambda *args, **more: b"")
+    monkeypatch.setattr("dschat.evaluation.run_page.draw_charts", lambda *args, **more: b"")

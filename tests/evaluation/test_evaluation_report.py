@@ -153,6 +153,18 @@ def test_files_of_opposite_order_count_together(tmp_path):
     assert other_way.raters[0].rates.tally == Tally(10, 9, 28, 3, 0)
 
 
+def test_equal_texts_in_a_file_are_items_of_their_own(tmp_path):
+    """In whichever order the file names the models; complete files and samples of them are of the same items."""
+    rows = [verdict_row(0, "A"), verdict_row(0, "B"), swapped(verdict_row(0, "A"))]
+    (section,) = sections_of(verdict_file(tmp_path, "j", rows))
+    assert section.items == 3 and section.raters[0].rates.tally == Tally(2, 0, 1)
+    files = response_files(tmp_path, [(1, 0)] * 2) + response_files(tmp_path, [(1, 0)] * 2, ("ma-sampled", "ppo"))[:1]
+    for file in files:
+        write_jsonl(file, read_jsonl(file)[:1] * 2)
+    (section,) = sections_of(*files)
+    assert section.items == 2 and section.raters[0].rates.tally == Tally(2, 0, 0)
+
+
 def test_position_of_a_judge_by_hand(tmp_path):
     """Six items: three agree (A, B, tie), two prefer the first place in both orders, the last has an invalid order."""
     orders = ["AA", "BB", "tt", "AB", "AB", "A?"]

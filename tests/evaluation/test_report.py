@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from dschat.evaluation.run_comparison import compare_runs, evaluation_table, headline, labels_of, results_table
 from dschat.evaluation.run_data import read_log, read_run
-from dschat.evaluation.runs import compare_runs, evaluation_table, headline, labels_of, results_table
 from handmade_runs import edit_rows, make_run, tables_of, write_lines
 
 
@@ -96,6 +96,11 @@ def test_the_result_in_one_sentence(tmp_path):
     assert less == f"{start} 0.700; the difference of 0.200 ± 0.100 is within two standard errors."
     worse = make_run(tmp_path / "worse", [0.0, 0.1])
     assert headline_of({"PPO": worse}) == "PPO lowered the gold score of 2 held-out prompts from 0.200 to 0.050."
+    level = make_run(tmp_path / "level", [0.1, 0.3])
+    assert headline_of({"PPO": level}) == "PPO brought the gold score of 2 held-out prompts from 0.200 to 0.200."
+    edit_rows(level / "metrics.jsonl", lambda index, row: row | ({"eval/gold_scores": None} if index == 11 else {}))
+    said = "PPO raised the gold score of 2 held-out prompts from 0.200 to 0.500; other brought it from 0.200 to nan."
+    assert headline_of({"PPO": low, "other": level}) == said
 
 
 def test_the_table_of_results_has_the_start_once(two_runs):

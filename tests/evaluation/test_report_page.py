@@ -11,7 +11,8 @@ import pytest
 
 from dschat.evaluation.chart import draw_charts
 from dschat.evaluation.run_data import read_log
-from dschat.evaluation.runs import build_report, run_charts, smooth
+from dschat.evaluation.run_page import run_charts, smooth
+from dschat.evaluation.runs import build_report
 from handmade_runs import Page, edit_rows, make_run, tables_of, write_lines
 
 SCRIPT = "<script>alert('x')</script>"
@@ -83,6 +84,26 @@ def test_responses_without_tokens_are_counted_but_not_shown(two_runs, tmp_path, 
     assert len(read_page(tmp_path / "out").of_class("ma-panel")) == 3
 
 
+def test_a_prompt_that_was_answered_twice_is_shown_once(tmp_path, no_pictures):
+    run = make_run(tmp_path / "a", [0.4, 0.6], prompts=("p0", "p0"))
+    build_report({"PPO": run}, tmp_path / "out")
+    assert len(read_page(tmp_path / "out").of_class("ma-panel")) == 2
+
+
+def test_the_seventh_run_is_drawn_as_the_legend_shows_it(two_runs):
+    """Dashed, and with hollow markers: the first one's colour comes again."""
+    log = read_log("run", two_runs["PPO"])
+    chart = run_charts([log] * 7, {})[0]
+    first, seventh = chart.lines[:4], chart.lines[24:]
+    assert [line.look.get("linestyle", "-") for line in first] == ["-", "-", "-", "none"]
+    assert [line.look["linestyle"] for line in seventh] == ["--", "--", "--", "none"]
+    assert "markerfacecolor" not in first[-1].look and first[-1].look["markeredgecolor"] == "white"
+    colour = first[0].look["color"]
+    assert {line.look["color"] for line in (*first, *seventh)} == {colour}
+    assert (seventh[-1].look["markerfacecolor"], seventh[-1].look["markeredgecolor"]) == ("white", colour)
+    assert [bool(line.look["label"]) for line in chart.lines] == [True, False, False, False] * 7
+
+
 def test_curves_are_drawn_whatever_runs_are_called(two_runs, recwarn):
     """A name may be no mathematics to be typeset, or begin with an underscore."""
     logs = [read_log(name, two_runs["PPO"]) for name in ("$x_^ odd", "_hidden", "_")]
@@ -117,7 +138,7 @@ def test_a_curve_that_cannot_be_drawn_leaves_the_page(two_runs, tmp_path, monkey
         assert (tmp_path / "out" / "report.json").exists()
         raise RuntimeError("no font")
 
-    monkeypatch.setattr("dschat.evaluation.runs.draw_charts", broken)
+    monkeypatch.setattr("dschat.evaluation.run_page.draw_charts", broken)
     build_report(two_runs, tmp_path / "out")
     page = read_page(tmp_path / "out")
     assert "from 0.200 to 0.700" in page.text and not any(tag == "img" for tag, _ in page.elements)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dschat.base.atomic import writing
 from dschat.data.examples import prompt_examples
-from starts import SFTModel, sample_responses
+from starts import SFTModel, load_policy, sample_responses
 from tables import NONE, gold_at_kl, markdown, over_seeds
 from tasks import LearningTask, gold_scores
 from trials import Group
@@ -83,7 +83,7 @@ def load_scores(folder: Path, task: LearningTask, sft: SFTModel, seed: int) -> G
 @torch.no_grad()
 def first_word_scores(task: LearningTask, sft: SFTModel, seed: int, count: int = BATCH_SIZE) -> GoldScores:
     """The gold score of every token as a first word, with its mean probability over prompts."""
-    policy = sft.load()
+    policy = load_policy(sft.path)
     tokenizer = policy.tokenizer
     prompts, _ = prompt_examples(task.parse(task.rows(count, seed, "limit")), tokenizer, task.max_prompt)
     input_ids = torch.tensor([prompt.prompt_ids for prompt in prompts])
@@ -98,7 +98,7 @@ def first_word_scores(task: LearningTask, sft: SFTModel, seed: int, count: int =
 
 def sft_scores(task: LearningTask, sft: SFTModel, seed: int, count: int = NUM_RESPONSES) -> Tensor:
     """Gold scores of the SFT model's responses, each to a prompt of its own: shape (count,)."""
-    policy = sft.load()
+    policy = load_policy(sft.path)
     parts = []
     for part in range(-(-count // BATCH_SIZE)):
         split = f"limit {part}"

@@ -9,7 +9,6 @@ its scale, a reward model its pairs and a critic its returns.
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -74,11 +73,6 @@ class SFTModel:
         """The file of the run's reward function."""
         return self.folder / "reward_function.py"
 
-    def load(self) -> Policy:
-        """Reads the model and its tokenizer."""
-        tokenizer = load_tokenizer(self.path, "sft")
-        return Policy(load_causal_lm(self.path, "sft", torch.float32, tokenizer), tokenizer)
-
 
 @dataclass(frozen=True)
 class Policy:
@@ -130,6 +124,12 @@ def train_in_process(config: CommonConfig) -> None:
         pool.submit(dschat.train, config).result()
 
 
+def load_policy(path: str) -> Policy:
+    """Reads a model and its tokenizer from a folder."""
+    tokenizer = load_tokenizer(path, "sft")
+    return Policy(load_causal_lm(path, "sft", torch.float32, tokenizer), tokenizer)
+
+
 def write_data(folder: Path, rows: Sequence[TextRow]) -> None:
     """Writes a data set."""
     with writing_folder(folder) as unfinished:
@@ -154,7 +154,7 @@ def _make_sft(task: LearningTask, seed: int, folder: Path) -> None:
     )
     train_in_process(config)
 
-    policy = SFTModel(folder, math.nan, math.nan).load()
+    policy = load_policy(str(folder / "sft"))
     _, gold = sample_responses(task, policy, task.rows(SAMPLES, seed, "start"), seed, "start")
     scores = {"mean": float(gold.mean()), "spread": float(gold.std())}
     write_file(folder / "reward_function.py", REWARD_FUNCTION.format(kind=task.kind, **scores))
@@ -223,7 +223,7 @@ def _make_reward_model(task: LearningTask, seed: int, sft: SFTModel, folder: Pat
 
 def sampled_pairs(task: LearningTask, seed: int, sft: SFTModel) -> list[TextRow]:
     """Two responses of the SFT model to each prompt, of which the one with the higher gold score is chosen."""
-    policy = sft.load()
+    policy = load_policy(sft.path)
     rows = []
     for row in task.rows(SCALAR_SAMPLES // 2, seed, "reward"):
         rows += [row, row]
@@ -239,7 +239,7 @@ def sampled_pairs(task: LearningTask, seed: int, sft: SFTModel) -> list[TextRow]
 
 def _make_critic(task: LearningTask, seed: int, sft: SFTModel, folder: Path) -> None:
     """Teaches the value of every token the score of the whole response."""
-    policy = sft.load()
+    policy = load_policy(sft.path)
     rollout, gold = sample_responses(task, policy, task.rows(SCALAR_SAMPLES, seed, "regressed"), seed, "regressed")
     scores = (gold - sft.mean) / sft.spread
     critic = ScalarModel(load_scalar(sft.path, "sft", torch.float32, policy.tokenizer))

@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor
 
-from macro_actions.losses import Stats, token_count, token_weights
+from macro_actions.losses import Count, Stats, token_count, token_weights
 
 
 def importance_weights(logprobs: Tensor, drawn_logprobs: Tensor, clip: float) -> Tensor:
@@ -32,7 +32,7 @@ def masked_policy_loss(
     response_mask: Tensor,
     low: float,
     high: float,
-    count: Tensor | float | None = None,
+    count: Count = None,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Stats]:
     """Policy loss without clipping, of the tokens whose ratio stays in a range (DIS of SAO).
@@ -57,8 +57,7 @@ def masked_policy_loss(
         The loss, and the statistics approxkl (½(log ρ)²), clipfrac (share of tokens that are masked) and ratio (of
         the others; masked ones count as 0).
     """
-    if count is None:
-        count = token_count(response_mask)
+    count = token_count(response_mask, count)
     weights = token_weights(response_mask, weights)
     log_ratio = torch.where(response_mask, new_logprobs - drawn_logprobs, 0.0)
     advantages = torch.where(response_mask, advantages, 0.0)

@@ -15,6 +15,7 @@ from macro_actions.segments import pool_rewards, to_tokens
 from macro_actions.types import MacroActions
 
 Stats = dict[str, Tensor]
+Count = Tensor | float | None  # denominator of a loss; None: the number of response tokens in these rows
 
 LOSS_MEANS = ("token", "macro", "response", "length")
 
@@ -25,7 +26,7 @@ def policy_loss(
     advantages: Tensor,
     response_mask: Tensor,
     cliprange: float,
-    count: Tensor | float | None = None,
+    count: Count = None,
     weights: Tensor | None = None,
     cliprange_high: float | None = None,
 ) -> tuple[Tensor, Stats]:
@@ -47,8 +48,7 @@ def policy_loss(
     """
     if cliprange_high is None:
         cliprange_high = cliprange
-    if count is None:
-        count = token_count(response_mask)
+    count = token_count(response_mask, count)
     weights = token_weights(response_mask, weights)
     log_ratio = torch.where(response_mask, new_logprobs - logprobs, 0.0)
     advantages = torch.where(response_mask, advantages, 0.0)
@@ -66,9 +66,7 @@ def policy_loss(
     return loss, stats
 
 
-def kl_loss(
-    kl: Tensor, response_mask: Tensor, count: Tensor | float | None = None, weights: Tensor | None = None
-) -> Tensor:
+def kl_loss(kl: Tensor, response_mask: Tensor, count: Count = None, weights: Tensor | None = None) -> Tensor:
     """KL to the reference as a term of the loss (GRPO): Σ w_j kl_j / count.
 
     Args:
@@ -80,15 +78,14 @@ def kl_loss(
     Returns:
         The term, 0-d.
     """
-    if count is None:
-        count = token_count(response_mask)
+    count = token_count(response_mask, count)
     kl = torch.where(response_mask, kl, 0.0)
     return (token_weights(response_mask, weights) * kl).sum() / count
 
 
-def token_count(response_mask: Tensor) -> Tensor:
-    """The number of response tokens, 0-d, at least 1: the denominator of a loss over these rows alone."""
-    return response_mask.sum().clamp(min=1)
+def token_count(response_mask: Tensor, count: Count) -> Tensor | float:
+    """The denominator of a loss: the given one, or the number of response tokens, at least 1, with ``None``."""
+    return response_mask.sum().clamp(min=1) if count is None else count
 
 
 def token_weights(response_mask: Tensor, weights: Tensor | None) -> Tensor:
@@ -167,7 +164,7 @@ def value_loss(
     returns: Tensor,
     response_mask: Tensor,
     cliprange_value: float,
-    num_tokens: Tensor | float | None = None,
+    num_tokens: Count = None,
     row_weights: Tensor | None = None,
 ) -> tuple[Tensor, Stats]:
     """PPO's clipped value loss.
@@ -186,8 +183,7 @@ def value_loss(
     Returns:
         The loss, and the statistic clipfrac (share of tokens whose clipped branch is taken).
     """
-    if num_tokens is None:
-        num_tokens = token_count(response_mask)
+    num_tokens = token_count(response_mask, num_tokens)
     new_values = torch.where(response_mask, new_values, 0.0)
     values = torch.where(response_mask, values, 0.0)
     returns = torch.where(response_mask, returns, 0.0)

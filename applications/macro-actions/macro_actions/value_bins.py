@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from macro_actions.losses import Stats, token_count
+from macro_actions.losses import Count, Stats, token_count
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def binned_value_loss(
     returns: Tensor,
     response_mask: Tensor,
     bins: ValueBins,
-    num_tokens: Tensor | float | None = None,
+    num_tokens: Count = None,
     row_weights: Tensor | None = None,
 ) -> tuple[Tensor, Stats]:
     """Cross-entropy of the bins: −Σ w Σ_k target_k log softmax(logits)_k / num_tokens. Nothing is clipped.
@@ -108,8 +108,7 @@ def binned_value_loss(
     Returns:
         The loss in nats per token, and the statistic out_of_bounds (share of returns outside of the bounds).
     """
-    if num_tokens is None:
-        num_tokens = token_count(response_mask)
+    num_tokens = token_count(response_mask, num_tokens)
     logits = torch.where(response_mask[..., None], logits.float(), 0.0)
     returns = torch.where(response_mask, returns, 0.0)
 

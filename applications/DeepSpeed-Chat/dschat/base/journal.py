@@ -42,7 +42,7 @@ class Journal:
             path: path of the file to make.
             settings: everything that the rows depend on: flag → value that JSON can hold.
             overwrite: replace a finished file when the new one is finished, and drop an interrupted run, unless it
-                was begun with overwrite and the same settings: then resume it.
+                was begun with overwrite and equal settings: then resume it.
 
         Raises:
             UserError: the file is finished, was begun with other settings, is being written by another process or
@@ -57,7 +57,9 @@ class Journal:
                 if path.exists() and not overwrite:
                     raise UserError(f"{path} exists, finished. Remove it or give --overwrite to make it again.")
                 self._file = open(self.partial, "a+b")  # noqa: SIM115
-                self.rows = self._recover(written_settings, overwrite)
+                if overwrite and begun_settings(path, overwrite) != written_settings:
+                    self._file.truncate(0)
+                self.rows = self._recover(written_settings)
                 if not self.rows:
                     self._file.truncate(0)
                     self._write([{SETTINGS: written_settings, OVERWRITES: overwrite}])
@@ -93,17 +95,8 @@ class Journal:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def _recover(self, settings: Mapping[str, Any], overwrite: bool) -> list[dict[str, Any]]:
-        """The rows of an interrupted run. One that cannot be resumed is an error, or dropped with overwrite."""
-        try:
-            return self._read_rows(settings, overwrite)
-        except UserError:
-            if overwrite:
-                return []
-            raise
-
-    def _read_rows(self, settings: Mapping[str, Any], overwrite: bool) -> list[dict[str, Any]]:
-        """The rows of a run with these settings; an incomplete last line is cut off."""
+    def _recover(self, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The rows of an interrupted run with these settings; an incomplete last line is cut off."""
         self._file.seek(0)
         content = self._file.read()
         complete = content[: content.rfind(b"\n") + 1]
@@ -116,8 +109,8 @@ class Journal:
         if len(lines) < 2:  # no rows that other settings could have made
             return []
 
-        begun_with = _settings_of(lines[0], overwrite)
-        if begun_with is None:
+        begun_with = lines[0].get(SETTINGS)
+        if not isinstance(begun_with, dict):
             raise UserError(f"{self.partial}:1: the settings of the run are missing; remove the file to start again.")
         difference = first_change(begun_with, settings)
         if difference:
@@ -127,15 +120,16 @@ class Journal:
         return lines[1:]
 
 
-def begun_settings(path: Path, overwrite: bool = False) -> dict[str, Any]:
-    """The settings of the interrupted run that a results file resumes, see `Journal`; empty without such a run."""
-    partial = path.with_name(path.name + PARTIAL)
+def begun_settings(path: Path, overwrite: bool = False) -> dict[str, Any] | None:
+    """The settings of the interrupted run that a results file resumes, see `Journal`; None without such a run."""
     try:
-        with open(partial, "rb") as lines:
+        with open(path.with_name(path.name + PARTIAL), "rb") as lines:
             first_line = _object_of(lines.readline())
     except (OSError, ValueError):
-        return {}
-    return _settings_of(first_line, overwrite) or {}
+        return None
+    settings = first_line.get(SETTINGS)
+    is_resumed = first_line.get(OVERWRITES) or not overwrite
+    return settings if is_resumed and isinstance(settings, dict) else None
 
 
 def _object_of(line: bytes) -> dict[str, Any]:
@@ -144,13 +138,6 @@ def _object_of(line: bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{type(content).__name__} instead of an object")
     return content
-
-
-def _settings_of(first_line: Mapping[str, Any], overwrite: bool) -> dict[str, Any] | None:
-    """The settings in a journal's first line; None without them, and where overwriting may not resume the journal."""
-    settings = first_line.get(SETTINGS)
-    is_resumable = first_line.get(OVERWRITES) or not overwrite
-    return settings if is_resumable and isinstance(settings, dict) else None
 
 
 def require_writable(folder: Path, what: str) -> None:

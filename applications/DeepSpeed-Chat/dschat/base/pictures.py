@@ -13,7 +13,6 @@ from matplotlib.text import Text
 # Okabe-Ito colours dark enough for thin lines; the markers tell lines apart without colour.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#7a6f00")
 MARKERS = ("o", "s", "^", "D", "v", "P")
-GREY = "#666666"
 MAX_NAME_LENGTH = 40  # characters
 
 

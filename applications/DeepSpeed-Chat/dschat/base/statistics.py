@@ -234,8 +234,3 @@ def bounded_interval(totals: Sequence[float], counts: Sequence[int]) -> MeanInte
 def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
     """Mean of ours − theirs, with the standard error of the differences; both (N,), N > 0, in the same order."""
     return mean_estimate([our - their for our, their in zip(ours, theirs, strict=True)])
-
-
-def unpaired_error(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Standard error of the difference of two independent means of at least two values each."""
-    return math.hypot(standard_error(ours), standard_error(theirs))

@@ -32,6 +32,8 @@ SAMPLE_COLUMNS = {"scores": "score", "eos_rate": "finished"}
 # A samples file covers an evaluation when its mean is the evaluation's, up to rounding in the files.
 SAME_MEAN = 1e-3
 
+WINDOW_PART = 0.1  # part of a run's updates that curves and final values are averaged over
+
 Numbers = npt.NDArray[np.float64]
 
 

@@ -139,7 +139,7 @@ def restore_date(path: Path, overwrite: bool, finished_settings: Mapping[str, An
         finished_settings: settings of the run that finished the results, if there is one.
     """
     settings = begun_settings(path, overwrite) if finished_settings is None else finished_settings
-    begin_date(settings.get(SETTING))
+    begin_date((settings or {}).get(SETTING))
 
 
 def settings_of(options: Config, names: Iterable[str]) -> dict[str, Any]:

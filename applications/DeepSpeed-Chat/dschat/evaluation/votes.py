@@ -39,7 +39,7 @@ from dschat.evaluation.responses import (
 pd.set_option("mode.string_storage", "python")
 
 REWARD_MODEL = "reward model"
-ITEM = ["prompt", "response_a", "response_b", "occurrence"]  # columns that identify a judged item
+TEXTS = ["prompt", "response_a", "response_b"]
 OTHER_SIDE: dict[Side, Side] = {"A": "B", "B": "A"}
 
 Order = tuple[Side, Verdict]  # the model whose response was shown first, and the verdict in this order
@@ -51,16 +51,14 @@ class Vote:
 
     Attributes:
         comparison: the texts, the models, the rater and the verdict.
-        file: where it was read.
-        occurrence: earlier votes of the rater on equal texts in this file. Each is an item of its own.
+        files: where it was read; of a reward model, the files of both models' responses.
         orders: the orders in which the responses were shown; empty where the file does not record them.
         aspects: criterion → verdict.
         rewards: of both responses; NaN if the rater is no reward model.
     """
 
     comparison: Comparison
-    file: Path
-    occurrence: int
+    files: tuple[Path, ...]
     orders: tuple[Order, ...] = ()
     aspects: Mapping[str, Verdict] = field(default_factory=dict)
     rewards: tuple[float, float] = (math.nan, math.nan)
@@ -89,8 +87,7 @@ class Vote:
         """Row of the table of a `VoteSection`."""
         further_columns = {
             "rater": _rater_name(self.comparison.kind, self.comparison.rater),
-            "file": self.file,
-            "occurrence": self.occurrence,
+            "files": self.files,
             "orders": self.orders,
             "aspects": self.aspects,
             "reward_a": self.rewards[0],
@@ -146,20 +143,11 @@ def read_votes(files: Sequence[Path], margin: float) -> list[Vote]:
 
 def _read_verdicts(file: Path) -> list[Vote]:
     votes = []
-    counts: Counter[tuple[str, ...]] = Counter()
     for origin, row in read_rows(file, FILE):
         comparison = comparison_of(row, origin)
-        judged = _what_was_judged(comparison)
         orders = _orders_of(row, comparison.verdict, origin)
-        votes.append(Vote(comparison, file, counts[judged], orders, _aspects_of(row, origin)))
-        counts[judged] += 1
+        votes.append(Vote(comparison, (file,), orders, _aspects_of(row, origin)))
     return votes
-
-
-def _what_was_judged(comparison: Comparison) -> tuple[str, ...]:
-    """Texts, models and rater: what equal votes have in common."""
-    texts = (comparison.prompt, comparison.response_a, comparison.response_b)
-    return (*texts, comparison.model_a, comparison.model_b, comparison.kind, comparison.rater)
 
 
 def _orders_of(row: Mapping[str, Any], verdict: Verdict, origin: str) -> tuple[Order, ...]:
@@ -187,12 +175,9 @@ def _aspects_of(row: Mapping[str, Any], origin: str) -> dict[str, Verdict]:
 
 
 def _compare_rewards(files: Sequence[Path], margin: float) -> list[Vote]:
-    """Votes of the reward model on each two files with the same prompts, of different models.
-
-    An item counts once for two models, even if both their complete files and samples of them are given.
-    """
+    """Votes of the reward model on each two files with the same prompts, of different models."""
     names = dict(zip(files, model_names(files), strict=True))
-    votes: dict[tuple[tuple[str, ...], int], Vote] = {}
+    votes = []
     for file_a, file_b in _comparable_files(files, names):
         pairs = read_pairs(file_a, FILE, file_b, FILE)
         scorers: dict[str, str] = {}
@@ -201,17 +186,13 @@ def _compare_rewards(files: Sequence[Path], margin: float) -> list[Vote]:
             scorers[pair.b.origin] = pair.b.scorer
         require_same_scorer(scorers)
         models = (names[file_a], names[file_b])
-        counts: Counter[tuple[str, ...]] = Counter()
         for pair in pairs:
             reward_a = _reward_of(pair.a)
             reward_b = _reward_of(pair.b)
             verdict = score_verdict(reward_a, reward_b, margin)
             comparison = compared(pair, verdict, "reward", REWARD_MODEL, models, "", {})
-            judged = _what_was_judged(comparison)
-            vote = Vote(comparison, file_a, counts[judged], rewards=(reward_a, reward_b))
-            votes.setdefault((judged, counts[judged]), vote)
-            counts[judged] += 1
-    return list(votes.values())
+            votes.append(Vote(comparison, (file_a, file_b), rewards=(reward_a, reward_b)))
+    return votes
 
 
 def _comparable_files(files: Sequence[Path], names: Mapping[Path, str]) -> list[tuple[Path, Path]]:
@@ -274,7 +255,7 @@ def _only_dataset(vote: Vote, candidates: Sequence[str]) -> str:
     if len(candidates) > 1:
         models = f"{vote.comparison.model_a} and {vote.comparison.model_b}"
         raise UserError(
-            f"{FILE} {vote.file}: it names no data set, and other files compare {models} on"
+            f"{FILE} {vote.files[0]}: it names no data set, and other files compare {models} on"
             f" {' and '.join(candidates)}. Say with --dataset which of these it belongs to."
         )
     return candidates[0] if candidates else ""
@@ -289,9 +270,13 @@ def _section(dataset: str, votes: Sequence[Vote]) -> VoteSection:
         rows.append((vote if is_in_order else vote.exchanged()).row())
     table = pd.DataFrame(rows)
     table = table.sort_values("kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable")
-    table["item"] = table.groupby(ITEM, sort=False).ngroup()
+    # Equal texts in one file are items of their own.
+    table["occurrence"] = table.groupby(["rater", "files", *TEXTS], sort=False).cumcount()
+    table["item"] = table.groupby([*TEXTS, "occurrence"], sort=False).ngroup()
     by_rater = []
     for rater, votes_of_rater in table.groupby("rater", sort=False):
+        if rater == REWARD_MODEL:  # complete files and samples of them may both be given
+            votes_of_rater = votes_of_rater.drop_duplicates("item")
         _require_one_verdict_per_item(str(rater), votes_of_rater)
         by_rater.append(votes_of_rater)
     return VoteSection((first.model_a, first.model_b), dataset, pd.concat(by_rater, ignore_index=True))
@@ -301,7 +286,7 @@ def _require_one_verdict_per_item(rater: str, votes: pd.DataFrame) -> None:
     """Raises UserError if a rater has voted twice on an item."""
     repeated = votes[votes.duplicated("item", keep=False)]
     if len(repeated):
-        files = " and ".join(dict.fromkeys(map(str, repeated["file"])))
+        files = " and ".join(dict.fromkeys(str(file) for file, *_ in repeated["files"]))
         raise UserError(
             f"{FILE} {files}: several verdicts of {rater} on the same responses, which would pass for more items."
             " Give each file in a report of its own, or two people of one name two names in the column rater."

@@ -29,15 +29,19 @@ def convert(folder: Path, target: Path) -> None:
     Raises:
         UserError: the weights or the tokenizer are missing; the weights are not those of the folder's config.json, or
             cannot be opened without running code; or the target exists.
-        OSError, ValueError: transformers reads no config.json in the folder, or the target cannot be written.
+        OSError, ValueError: the target cannot be written, or transformers has no model for the folder's config.json.
     """
     if target.exists():
         raise UserError(f"{target} exists; give the name of a new folder.")
     weights = _read_weights(folder)
     config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     tokenizer = open_tokenizer(str(folder), "FOLDER")
-    model_class = _class_of(config, VALUE_HEAD in weights, folder)
-    if VALUE_HEAD in weights:
+    has_value_head = VALUE_HEAD in weights
+    is_classifier = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    auto_class = AutoModelForSequenceClassification if is_classifier or has_value_head else AutoModelForCausalLM
+    with torch.device("meta"):  # without memory for weights
+        model_class = type(auto_class.from_config(config))
+    if has_value_head:
         config.num_labels = 1
         config.dtype = weights[VALUE_HEAD].dtype
         weights = _as_classifier(weights, model_class.base_model_prefix)
@@ -53,26 +57,12 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     for file in sorted(folder.glob("pytorch_model*.bin")):
         refuse_pointer(file, str(folder))
         try:
-            content = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # of any type, if a file is cut off or is no pickle
-            raise UserError(f"{file} cannot be opened without running code that it may hold: {error}") from error
-        if not isinstance(content, dict):
-            raise UserError(f"{file} holds {type(content).__name__} instead of weights by name.")
-        weights |= content
+            weights |= torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # of any type, if a file is cut off or holds something else
+            raise UserError(f"{file} holds no weights that can be opened without running code: {error}") from error
     if not weights:
         raise UserError(f"{folder}: no pytorch_model.bin.")
     return weights
-
-
-def _class_of(config: PreTrainedConfig, has_value_head: bool, folder: Path) -> Any:
-    """transformers' class for a language model, or for a classifier."""
-    architectures = config.architectures or ()
-    is_classifier = has_value_head or any(name.endswith("ForSequenceClassification") for name in architectures)
-    auto_class: Any = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
-    model_class = auto_class._model_mapping.get(type(config), None)
-    if model_class is None:
-        raise UserError(f"{folder}: config.json is of {config.model_type}, and {auto_class.__name__} has none.")
-    return model_class
 
 
 def _as_classifier(weights: dict[str, Tensor], backbone: str) -> dict[str, Tensor]:

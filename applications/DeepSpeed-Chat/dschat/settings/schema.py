@@ -13,7 +13,6 @@ How YAML may hold a value of each type is said in flag_types.py: `KINDS`.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from dschat.settings.flag_types import ANY_TEXT, Schema, type_of
 from dschat.settings.flags import (
@@ -95,16 +94,10 @@ def _flag_schema(flag: Flag) -> Schema:
 def _value_schemas(flag: Flag) -> list[Schema]:
     """Alternatives for a single value of a flag, as YAML may read it."""
     if flag.choices:
-        return [{"enum": _choices_in_yaml(flag.choices)}, VARIABLE]
+        choices = [*flag.choices, *(str(choice) for choice in flag.choices if isinstance(choice, int))]
+        if "on" in choices:  # YAML 1.1 reads `on` and `off` as booleans
+            choices += [True, False]
+        return [{"enum": choices}, VARIABLE]
     first, *others = type_of(flag.type).kind.schemas
     limited = first | LIMITS.get(flag.range, {})
     return [limited] if first is ANY_TEXT else [limited, *others, VARIABLE]
-
-
-def _choices_in_yaml(choices: Iterable[Any]) -> list[Any]:
-    """Choices, whole numbers also in quotes; YAML 1.1 reads `on` and `off` as booleans."""
-    values = list(choices)
-    values += [str(choice) for choice in choices if isinstance(choice, int)]
-    if "on" in values:
-        values += [True, False]
-    return values

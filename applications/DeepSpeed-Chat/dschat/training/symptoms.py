@@ -149,8 +149,7 @@ class Remedy:
     def fits(self, flags: Mapping[str, object]) -> bool:
         """Whether a run with these flags can follow the remedy."""
         has_given = all(flags.get(name) for name in self.given)
-        lacks_absent = all(name in flags and not flags[name] for name in self.absent)
-        return has_given and lacks_absent
+        return has_given and all(name in flags and not flags[name] for name in self.absent)
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ class Symptom:
 
     name: str
     text: str
-    metrics: tuple[str, ...]
+    metrics: list[str]
     when: str
     cause: str
     remedies: tuple[Remedy, ...]
@@ -293,20 +292,16 @@ def _are_too_wide(course: Course) -> bool:
     return has_critic and course.now[SPREAD] > LIMITS.reach * course.flag("cliprange_value")
 
 
-def _is_worse_than_a_constant(course: Course) -> bool:
-    """Whether a critic's values widen the advantages."""
-    return course.now["val/explained_variance"] < LIMITS.explained
-
-
 def _never_learnt(course: Course) -> bool:
-    """Whether a critic's values are worse than a constant after the early rollouts, and always were."""
-    has_begun = course.rollouts >= LIMITS.early and _is_worse_than_a_constant(course)
-    return has_begun and course.highest["val/explained_variance"] <= LIMITS.learnt
+    """Whether a critic's values widen the advantages after the early rollouts, and never narrowed them."""
+    is_worse = course.rollouts >= LIMITS.early and course.now["val/explained_variance"] < LIMITS.explained
+    return is_worse and course.highest["val/explained_variance"] <= LIMITS.learnt
 
 
 def _has_unlearnt(course: Course) -> bool:
-    """Whether a critic's values have become worse than a constant."""
-    return _is_worse_than_a_constant(course) and course.highest["val/explained_variance"] > LIMITS.learnt
+    """Whether a critic's values widen the advantages, and narrowed them before."""
+    is_worse = course.now["val/explained_variance"] < LIMITS.explained
+    return is_worse and course.highest["val/explained_variance"] > LIMITS.learnt
 
 
 def _repeats(readings: Readings) -> bool:
@@ -346,12 +341,12 @@ def symptoms() -> tuple[Symptom, ...]:
     remedies = {}
     for name, row in tables["remedy"].items():
         shown_flags = re.findall(r"{(\w+)", row["text"])
-        given = frozenset([*shown_flags, *row.get("given", ())])
-        remedies[name] = Remedy(row["text"], given, frozenset(row.get("absent", ())))
+        needed_flags = frozenset([*shown_flags, *row.get("given", ())])
+        remedies[name] = Remedy(row["text"], needed_flags, frozenset(row.get("absent", ())))
     rows = []
     for row in tables["symptom"]:
-        remedies_of_row = tuple(remedies[name] for name in row["remedies"])
-        rows.append(Symptom(**row | {"metrics": tuple(row["metrics"]), "remedies": remedies_of_row}))
+        row["remedies"] = tuple(remedies[name] for name in row["remedies"])
+        rows.append(Symptom(**row))
     return tuple(rows)
 
 
@@ -364,8 +359,7 @@ def page() -> Iterator[str]:
         when = symptom.when.format_map(asdict(LIMITS))
         remedies = "; ".join(remedy.text for remedy in symptom.remedies)
         row = f'| "{symptom.text}" | {metrics} | {when} | {symptom.cause} | {remedies} |'
-        values_of_flags = r" \(?\{.*?\}\)?"  # of a run, such as " ({kl_coef:g})"
-        yield re.sub(values_of_flags, "", row)
+        yield re.sub(r" \(?\{.*?\}\)?", "", row)  # without values of a run's flags, such as " ({kl_coef:g})"
 
 
 if __name__ == "__main__":

@@ -67,15 +67,10 @@ def plain_weights(actor: TrainedPolicy) -> Iterator[tuple[str, Tensor]]:
     until it has them all, while those of `whole_weights` are freed when the next one is gathered.
     """
     inner = actor.module.inner
-    weights = _copies(actor.whole_weights())
+    weights = ((name.removeprefix("inner."), tensor.clone()) for name, tensor in actor.whole_weights())
     if lora_config(inner) is not None:
         weights = merged(inner, weights)
     return as_published(inner, weights)
-
-
-def _copies(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in weights:
-        yield name.removeprefix("inner."), tensor.clone()
 
 
 def transposed_matrices(actor: TrainedPolicy) -> frozenset[str]:
@@ -134,11 +129,11 @@ def wrong_layers(
             compares its own first input.
         gather: concatenates the parts of all ranks; for layers whose outputs are divided.
     """
-    layers = _comparable_layers(model, columns)
+    layers = list(_comparable_layers(model, columns))
     if not layers:
         logger.warning("--rollout_engine vllm: its layers have other names than the actor's and are not compared.")
     wrong = []
-    for name, (layer, weight_names) in layers.items():
+    for name, layer, weight_names in layers:
         input_size = getattr(layer, "input_size", None) or layer.embedding_dim
         local_input_size = getattr(layer, "input_size_per_partition", input_size)
         inputs_are_divided = local_input_size < input_size
@@ -159,9 +154,8 @@ def wrong_layers(
     return wrong
 
 
-def _comparable_layers(model: nn.Module, columns: Mapping[str, Tensor]) -> dict[str, tuple[Any, list[str]]]:
-    """Layers of vLLM's model, by their names there, with the published names of their weights, all in `columns`."""
-    layers: dict[str, tuple[Any, list[str]]] = {}
+def _comparable_layers(model: nn.Module, columns: Mapping[str, Tensor]) -> Iterator[tuple[str, Any, list[str]]]:
+    """Layers of vLLM's model with their names there and the published names of their weights, all in `columns`."""
     first_names: dict[int, str] = {}
     for name, layer in model.named_modules():
         weight = getattr(layer, "weight", None)
@@ -169,8 +163,7 @@ def _comparable_layers(model: nn.Module, columns: Mapping[str, Tensor]) -> dict[
         weight_names = _published_names(model, published_name)
         computes = weight is not None and getattr(layer, "quant_method", None) is not None
         if computes and columns.keys() >= set(weight_names):
-            layers[name] = (layer, weight_names)
-    return layers
+            yield name, layer, weight_names
 
 
 def _published_names(model: nn.Module, layer_name: str) -> list[str]:
