@@ -82,13 +82,12 @@ def flag_table(runs: Runs, only_different: bool = False) -> Table:
     flags: set[str] = set()
     for run in runs:
         flags.update(run.config)
-    different = []
-    equal = []
+    rows = []
     for flag in sorted(flags):
         values = [_flag_text(run, flag) for run in runs]
-        rows = different if len(set(values)) > 1 else equal
-        rows.append([f"--{flag}", *values])
-    rows = different if only_different else different + equal
+        if len(set(values)) > 1 or not only_different:
+            rows.append([f"--{flag}", *values])
+    rows.sort(key=lambda row: len(set(row[1:])) == 1)  # those that differ first
     return Table(["flag", *(run.name for run in runs)], rows, "settings")
 
 

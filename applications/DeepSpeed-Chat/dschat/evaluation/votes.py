@@ -85,7 +85,7 @@ class Vote:
 
     def row(self) -> dict[str, Any]:
         """Row of the table of a `VoteSection`."""
-        further_columns = {
+        return vars(self.comparison) | {
             "rater": _rater_name(self.comparison.kind, self.comparison.rater),
             "files": self.files,
             "orders": self.orders,
@@ -93,7 +93,6 @@ class Vote:
             "reward_a": self.rewards[0],
             "reward_b": self.rewards[1],
         }
-        return vars(self.comparison) | further_columns
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,10 +66,8 @@ def plain_weights(actor: TrainedPolicy) -> Iterator[tuple[str, Tensor]]:
     until it has them all, while those of `whole_weights` are freed when the next one is gathered.
     """
     inner = actor.module.inner
-    weights = ((name.removeprefix("inner."), tensor.clone()) for name, tensor in actor.whole_weights())
-    if lora_config(inner) is not None:
-        weights = merged(inner, weights)
-    return as_published(inner, weights)
+    copies = ((name.removeprefix("inner."), tensor.clone()) for name, tensor in actor.whole_weights())
+    return as_published(inner, copies if lora_config(inner) is None else merged(inner, copies))
 
 
 def transposed_matrices(actor: TrainedPolicy) -> frozenset[str]:
@@ -129,41 +126,39 @@ def wrong_layers(
             compares its own first input.
         gather: concatenates the parts of all ranks; for layers whose outputs are divided.
     """
-    layers = list(_comparable_layers(model, columns))
-    if not layers:
-        logger.warning("--rollout_engine vllm: its layers have other names than the actor's and are not compared.")
+    first_names: dict[int, str] = {}
     wrong = []
-    for name, layer, weight_names in layers:
+    compared_count = 0
+    for name, layer in model.named_modules():
+        method = getattr(layer, "quant_method", None)
+        weight = getattr(layer, "weight", None)
+        # A tied head has the embedding's weight and name.
+        parts = _published_names(model, first_names.setdefault(id(weight), name))
+        if method is None or weight is None or not columns.keys() >= set(parts):
+            continue
+
+        # Weights of this rank's first input, as the layer computes with them.
         input_size = getattr(layer, "input_size", None) or layer.embedding_dim
         local_input_size = getattr(layer, "input_size_per_partition", input_size)
         inputs_are_divided = local_input_size < input_size
-        first_input = torch.eye(1, local_input_size).to(layer.weight)
-        outputs = layer.quant_method.apply(layer, first_input)[0]
+        first_input = torch.eye(1, local_input_size).to(weight)
+        outputs = method.apply(layer, first_input)[0]
         if getattr(layer, "tp_size", 1) > 1 and not inputs_are_divided:
             outputs = gather(outputs)
 
         row = shard if inputs_are_divided else 0
-        expected = torch.cat([columns[weight_name][row] for weight_name in weight_names]).to(outputs)
+        expected = torch.cat([columns[part][row] for part in parts]).to(outputs)
         if getattr(layer, "num_kv_head_replicas", 1) > 1:  # several ranks hold the same keys and values
             outputs = outputs.unique()
             expected = expected.unique()
-        # A vocabulary may be filled up with further outputs at the end.
+        compared_count += 1
+        # vLLM fills a vocabulary up with further outputs at the end.
         same = torch.equal(outputs[: len(expected)].sort()[0], expected.sort()[0])
         if outputs.isfinite().all() and not same:
             wrong.append(name)
+    if not compared_count:
+        logger.warning("--rollout_engine vllm: its layers have other names than the actor's and are not compared.")
     return wrong
-
-
-def _comparable_layers(model: nn.Module, columns: Mapping[str, Tensor]) -> Iterator[tuple[str, Any, list[str]]]:
-    """Layers of vLLM's model with their names there and the published names of their weights, all in `columns`."""
-    first_names: dict[int, str] = {}
-    for name, layer in model.named_modules():
-        weight = getattr(layer, "weight", None)
-        published_name = first_names.setdefault(id(weight), name)  # a tied head has the embedding's weight and name
-        weight_names = _published_names(model, published_name)
-        computes = weight is not None and getattr(layer, "quant_method", None) is not None
-        if computes and columns.keys() >= set(weight_names):
-            yield name, layer, weight_names
 
 
 def _published_names(model: nn.Module, layer_name: str) -> list[str]:
