@@ -221,7 +221,7 @@ def test_remedies_name_what_exists():
     for symptom in symptoms():
         for remedy in symptom.remedies:
             assert known.keys() >= {*remedy.given, *remedy.absent}
-            assert set(re.findall(r"{(\w+)", remedy.text)) <= remedy.given
+            assert set(re.findall(r"{(\w+)", remedy.text)) <= set(remedy.given)
 
 
 def test_the_first_that_fits_is_logged_once_in_an_interval(caplog):

@@ -92,9 +92,7 @@ def flag_table(runs: Runs, only_different: bool = False) -> Table:
 
 
 def _flag_text(run: RunData, flag: str) -> str:
-    if flag not in run.config:
-        return NONE
-    return json.dumps(run.config[flag], ensure_ascii=False)
+    return json.dumps(run.config[flag], ensure_ascii=False) if flag in run.config else NONE
 
 
 def evaluation_table(runs: Runs) -> Table:
@@ -217,9 +215,7 @@ def _difference(run: RunData, other: RunData, metric: str) -> Estimate | None:
     values = run.last.values(metric)
     other_values = other.last.values(metric)
     same_prompts = run.last.samples["prompt"].equals(other.last.samples["prompt"])
-    if not values or not other_values or not same_prompts:
-        return None
-    return paired_difference(values, other_values)
+    return paired_difference(values, other_values) if values and other_values and same_prompts else None
 
 
 def compare_runs(runs: Runs, labels: Labels) -> list[str]:

@@ -143,8 +143,8 @@ class Remedy:
     """
 
     text: str
-    given: frozenset[str]
-    absent: frozenset[str]
+    given: list[str]
+    absent: list[str]
 
     def fits(self, flags: Mapping[str, object]) -> bool:
         """Whether a run with these flags can follow the remedy."""
@@ -161,7 +161,7 @@ class Symptom:
     metrics: list[str]
     when: str
     cause: str
-    remedies: tuple[Remedy, ...]
+    remedies: list[Remedy]
 
     def fits(self, course: Course) -> bool:
         """Whether the course of a run has the symptom."""
@@ -288,8 +288,9 @@ def _is_short(course: Course) -> bool:
 
 def _are_too_wide(course: Course) -> bool:
     """Whether a critic needs too many rollouts to move its values by a standard deviation of the scores."""
-    has_critic = "val/explained_variance" in course.now
-    return has_critic and course.now[SPREAD] > LIMITS.reach * course.flag("cliprange_value")
+    return EXPLAINED in course.now and course.now[SPREAD] > LIMITS.reach * course.flag(
+        "cliprange_value"
+    )
 
 
 def _never_learnt(course: Course) -> bool:
@@ -341,11 +342,10 @@ def symptoms() -> tuple[Symptom, ...]:
     remedies = {}
     for name, row in tables["remedy"].items():
         shown_flags = re.findall(r"{(\w+)", row["text"])
-        needed_flags = frozenset([*shown_flags, *row.get("given", ())])
-        remedies[name] = Remedy(row["text"], needed_flags, frozenset(row.get("absent", ())))
+        remedies[name] = Remedy(row["text"], [*shown_flags, *row.get("given", ())], row.get("absent", []))
     rows = []
     for row in tables["symptom"]:
-        row["remedies"] = tuple(remedies[name] for name in row["remedies"])
+        row["remedies"] = [remedies[name] for name in row["remedies"]]
         rows.append(Symptom(**row))
     return tuple(rows)
 
