@@ -288,9 +288,7 @@ def _is_short(course: Course) -> bool:
 
 def _are_too_wide(course: Course) -> bool:
     """Whether a critic needs too many rollouts to move its values by a standard deviation of the scores."""
-    return EXPLAINED in course.now and course.now[SPREAD] > LIMITS.reach * course.flag(
-        "cliprange_value"
-    )
+    return EXPLAINED in course.now and course.now[SPREAD] > LIMITS.reach * course.flag("cliprange_value")
 
 
 def _never_learnt(course: Course) -> bool:
