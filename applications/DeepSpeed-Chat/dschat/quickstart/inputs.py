@@ -8,7 +8,7 @@ from typing import Literal
 
 from dschat.base.errors import UserError
 from dschat.quickstart import synthetic
-from dschat.quickstart.subcommands import Processes, Standbys, as_arguments, run_step
+from dschat.quickstart.subcommands import Processes, as_arguments, run_step
 
 GOLD = Path(synthetic.__file__)
 COMMON = ["--dtype", "fp32", "--overwrite_output_dir"]
@@ -85,24 +85,13 @@ def make_folder(folder: Path, content: str) -> Path:
 
 def make_inputs(folder: Path, seed: int, scale: ReviewScale) -> tuple[Path, Path]:
     """Writes the corpus and the random model. Returns their folders."""
-    data, model = make_first_inputs(folder, seed, scale)
-    write_comparisons(data, seed, scale)
-    return data, model
-
-
-def make_first_inputs(folder: Path, seed: int, scale: ReviewScale) -> tuple[Path, Path]:
-    """Writes demonstrations and the random model, for step 1. Returns the folders of the corpus and the model."""
     from dschat.models.tiny import make_model
+    from dschat.quickstart.synthetic import make_rows, row_texts, write_corpus
 
     data = make_folder(folder, "corpus and model")
-    synthetic.write_source(data, "demonstrations", scale.demonstrations, scale.held_out, seed)
-    texts = synthetic.row_texts(synthetic.make_rows(1000, seed, "demonstrations"))
+    write_corpus(data, scale.demonstrations, scale.pairs + scale.prompts, scale.held_out, seed)
+    texts = row_texts(make_rows(1000, seed, "demonstrations"))
     return data, make_model(folder / "model", texts, seed)
-
-
-def write_comparisons(data: Path, seed: int, scale: ReviewScale) -> None:
-    """Writes the comparisons, for steps 2 and 3, into the folder of the corpus."""
-    synthetic.write_source(data, "comparisons", scale.pairs + scale.prompts, scale.held_out, seed)
 
 
 def supervised_flags(data: Path, split: str, model: Path, output: Path, epochs: int, batch: int) -> list[str]:
@@ -123,33 +112,21 @@ def supervised_flags(data: Path, split: str, model: Path, output: Path, epochs: 
 
 
 def train_sft(
-    data: Path,
-    model: Path,
-    output: Path,
-    scale: ReviewScale,
-    more_flags: Sequence[str],
-    processes: Processes,
-    standbys: Standbys | None = None,
+    data: Path, model: Path, output: Path, scale: ReviewScale, more_flags: Sequence[str], processes: Processes
 ) -> None:
     """Runs step 1 on the demonstrations."""
     batch = processes.share(scale.batch)
     flags = supervised_flags(data / "demonstrations", "1,0,0", model, output, scale.sft_epochs, batch)
-    run_step("sft", [*flags, *more_flags], processes, standbys)
+    run_step("sft", [*flags, *more_flags], processes)
 
 
 def train_reward_model(
-    pairs: Path,
-    sft: Path,
-    output: Path,
-    scale: ReviewScale,
-    more_flags: Sequence[str],
-    processes: Processes,
-    standbys: Standbys | None = None,
+    pairs: Path, sft: Path, output: Path, scale: ReviewScale, more_flags: Sequence[str], processes: Processes
 ) -> None:
     """Runs step 2 on the first share of the comparisons."""
     batch = processes.share(scale.batch)
     flags = supervised_flags(pairs, scale.data_split, sft, output, scale.reward_epochs, batch)
-    run_step("reward", [*flags, *more_flags], processes, standbys)
+    run_step("reward", [*flags, *more_flags], processes)
 
 
 def ppo_flags(

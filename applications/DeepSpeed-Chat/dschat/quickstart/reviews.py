@@ -5,10 +5,8 @@ Runs the same commands as any training, as separate processes, on a synthetic co
 """
 
 import time
-from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
-from pathlib import Path
 
+from dschat.evaluation.runs import build_report
 from dschat.quickstart.inputs import (
     COMMON,
     FULL,
@@ -17,16 +15,14 @@ from dschat.quickstart.inputs import (
     RUNS,
     SFT_CRITIC_RUNS,
     SMALL,
-    ReviewScale,
     critic_flags,
-    make_first_inputs,
+    make_inputs,
     ppo_flags,
     train_reward_model,
     train_sft,
-    write_comparisons,
 )
 from dschat.quickstart.options import QuickstartOptions
-from dschat.quickstart.subcommands import Processes, Standbys, run_policies
+from dschat.quickstart.subcommands import Processes, run_policies
 
 ABOUT = (
     "A small model writes reviews of products. The gold score, 0 to 1, counts complaints in the first half of a review"
@@ -48,31 +44,23 @@ def run(options: QuickstartOptions) -> str:
     processes = Processes(options.num_gpus, options.zero_stage)
     start_time = time.perf_counter()
 
-    data = folder / "data"
+    # Steps 1 and 2.
+    data, model = make_inputs(folder, options.seed, scale)
     sft = folder / "step1-sft"
     reward = folder / "step2-reward"
     common = [*COMMON, "--seed", str(options.seed), "--zero_stage", str(processes.zero_stage)]
-    runs = RUNS | SFT_CRITIC_RUNS if options.all else RUNS
+    train_sft(data, model, sft, scale, common, processes)
+    train_reward_model(data / "comparisons", sft, reward, scale, [*REWARD_LOSS, *common], processes)
+
+    # Step 3.
+    critics = {"reward": reward, "sft": sft}
     commands = []
+    runs = RUNS | SFT_CRITIC_RUNS if options.all else RUNS
     for step3 in runs.values():
         flags = ppo_flags(data, sft, reward, folder / step3.folder, scale, processes, MISSING_EOS_PENALTY)
-        flags += critic_flags(sft if step3.critic == "sft" else reward)
+        flags += critic_flags(critics[step3.critic])
         commands.append([*flags, *step3.flags, "--termination_condition", "fixed", *common])
-
-    # The three steps. What can be done beside a step, such as the imports of the next one, is done there.
-    with Standbys(processes) as standbys:
-        standbys.start("sft")
-        _, model = make_first_inputs(folder, options.seed, scale)
-        standbys.start("reward")
-        with ThreadPoolExecutor(1) as beside:
-            prepared = beside.submit(prepare_later_steps, data, options.seed, scale)
-            train_sft(data, model, sft, scale, common, processes, standbys)
-            prepared.result()
-        standbys.start("ppo", min(options.jobs, len(runs)), is_captured=True)
-        train_reward_model(data / "comparisons", sft, reward, scale, [*REWARD_LOSS, *common], processes, standbys)
-        run_policies(commands, options.jobs, processes, standbys=standbys)
-
-    from dschat.evaluation.runs import build_report
+    run_policies(commands, options.jobs, processes)
 
     summary = build_report(
         {name: folder / step3.folder for name, step3 in runs.items()},
@@ -83,9 +71,3 @@ def run(options: QuickstartOptions) -> str:
     )
     seconds = time.perf_counter() - start_time
     return f"{summary.without_details().text()}\nreport: {folder / 'report.html'} ({seconds:.0f} s in total)"
-
-
-def prepare_later_steps(data: Path, seed: int, scale: ReviewScale) -> None:
-    """Writes the comparisons and imports what makes the report, which takes seconds."""
-    write_comparisons(data, seed, scale)
-    import_module("dschat.evaluation.runs")

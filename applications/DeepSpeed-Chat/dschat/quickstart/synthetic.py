@@ -13,7 +13,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -196,14 +195,10 @@ def write_corpus(folder: Path, num_demonstrations: int, num_comparisons: int, nu
     `demonstrations/` is for step 1 (`--data_split 1,0,0`), `comparisons/` for steps 2 and 3 (`--data_split 0,1,1`).
     Both have `num_eval` validation rows. Existing files are replaced.
     """
-    write_source(folder, "demonstrations", num_demonstrations, num_eval, seed)
-    write_source(folder, "comparisons", num_comparisons, num_eval, seed)
-
-
-def write_source(folder: Path, kind: Kind, num_train: int, num_eval: int, seed: int) -> None:
-    """Writes one of the sources of `write_corpus`."""
-    write_rows(folder / kind / "train.jsonl", make_rows(num_train, seed, kind))
-    write_rows(folder / kind / "validation.jsonl", make_rows(num_eval, seed, kind, "valid1"))
+    sizes: dict[Kind, int] = {"demonstrations": num_demonstrations, "comparisons": num_comparisons}
+    for kind, num_train in sizes.items():
+        write_rows(folder / kind / "train.jsonl", make_rows(num_train, seed, kind))
+        write_rows(folder / kind / "validation.jsonl", make_rows(num_eval, seed, kind, "valid1"))
 
 
 def _make_info(rng: random.Random) -> dict[str, Any]:
@@ -228,7 +223,7 @@ def _templates(rng: random.Random, min_slots: tuple[int, int] = (0, 0)) -> list[
     """Five to eight sentence templates within MAX_PIECES; at least `min_slots` adjectives up to / after the third."""
     while True:
         chosen = rng.choices(SENTENCES, k=rng.choice((5, 6, 6, 7, 7, 8)))
-        pieces = 1 + sum(_count_pieces(sentence) for sentence in chosen)
+        pieces = 1 + sum(len(_PIECE.findall(sentence.lower())) for sentence in chosen)
         has_slots = _count_slots(chosen[:HALF]) >= min_slots[0] and _count_slots(chosen[HALF:]) >= min_slots[1]
         if pieces <= MAX_PIECES and has_slots:
             chosen[HALF] = _turn(chosen[HALF])
@@ -238,11 +233,6 @@ def _templates(rng: random.Random, min_slots: tuple[int, int] = (0, 0)) -> list[
 def _turn(sentence: str) -> str:
     """Begins the sentence after the third full stop with "But": a cue that is easier than counting."""
     return "But " + (sentence if sentence.startswith("I ") else sentence[0].lower() + sentence[1:])
-
-
-@cache
-def _count_pieces(template: str) -> int:
-    return len(_PIECE.findall(template.lower()))
 
 
 def _count_slots(sentences: Sequence[str]) -> int:
