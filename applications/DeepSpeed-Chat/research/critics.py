@@ -102,6 +102,8 @@ def read_curves(settings: Sequence[CriticSetting], task: str, seeds: int, folder
                 continue
             names = {"critic": setting.critic, "training": setting.training, "credit": setting.credit}
             tables.append(pd.read_csv(file).assign(**names, seed=seed))
+    if not tables:
+        raise SystemExit(f"there is no finished run in {folder}; without --only_tables the command makes them")
     return pd.concat(tables, ignore_index=True)
 
 

@@ -45,9 +45,11 @@ class Journal:
                 was begun with overwrite and equal settings: then resume it.
 
         Raises:
-            UserError: the file is finished, was begun with other settings, is being written by another process or
+            UserError: the path is a folder; the file is finished, was begun with other settings, is being written by another process or
                 cannot be written.
         """
+        if path.is_dir():
+            raise UserError(f"{path}: a folder. Give the path of a file to write, such as {path / 'results.jsonl'}.")
         self.path = path
         self.partial = path.with_name(path.name + PARTIAL)
         written_settings = json.loads(dump_row(settings))  # as they will be read again
