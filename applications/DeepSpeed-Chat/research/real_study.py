@@ -64,6 +64,7 @@ BEST_OF_SIZES = (4, 8)
 # Name of a run → its folder and flags.
 RUNS: Mapping[str, tuple[str, Sequence[str]]] = {
     "PPO, λ = .95": ("ppo", ["--ngram", "1"]),
+    "PPO, λ = .99": ("ppo-99", ["--ngram", "1", "--lam", "0.99"]),
     "MA-PPO, n = 5, first": ("ma-first", ["--ngram", "5", "--value_function", "first"]),
     "MA-PPO, n = 5, equal": ("ma-equal", ["--ngram", "5"]),
 }
