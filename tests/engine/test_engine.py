@@ -14,6 +14,7 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 from closeness import UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.base.errors import UserError
 from dschat.engine.deepspeed_config import deepspeed_config, offloads_optimizer
+from dschat.settings.deepspeed import deepspeed_settings
 from dschat.engine.engine import Engine, EngineSettings
 from dschat.engine.process_group import training_dtype
 from dschat.models.policy import PolicyModel
@@ -306,12 +307,15 @@ def test_a_users_deepspeed_config_is_merged(given, tmp_path):
     [
         ({"train_micro_batch_size_per_gpu": 3}, "train_micro_batch_size_per_gpu is 3, but the flags give 2"),
         ({"gradient_accumulation_steps": 1}, "gradient_accumulation_steps is 1, but the flags give 4"),
-        ({"bf16": {"enabled": True}}, "bf16.enabled is True, .* use --dtype"),
+        ({"bf16": {"enabled": True}}, "bf16.enabled is true, but the flags give false.* use --dtype"),
         ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage is 3, .* use --zero_stage"),
         ({"zero_optimization": 2}, "zero_optimization must be a JSON object, not 2"),
         ({"optimizer": {"type": "AdamW"}}, "optimizer is set by flags here"),
         # What the memory plan reads.
         ({"zero_optimization": {"reduce_bucket_size": "many"}}, 'reduce_bucket_size must be a number, not "many"'),
+        ({"zero_optimization": {"sub_group_size": {"a": 1}}}, 'sub_group_size must be a number, not {"a": 1}'),
+        ('{"zero_optimization": {"reduce_bucket_size": NaN}}', "reduce_bucket_size must be a number, not NaN"),
+        ({"data_types": {"grad_accum_dtype": {}}}, "grad_accum_dtype must be one of fp32, bf16, fp16, not {}"),
         ({"zero_optimization": {"offload_optimizer": "cpu"}}, 'offload_optimizer must be a JSON object, not "cpu"'),
         ({"data_types": {"grad_accum_dtype": "fp17"}}, "grad_accum_dtype must be one of fp32, bf16, fp16"),
         # What DeepSpeed refuses, or stumbles over.
@@ -319,6 +323,7 @@ def test_a_users_deepspeed_config_is_merged(given, tmp_path):
         ({"wall_clock_breakdown": "false"}, "DeepSpeed refuses these settings .*TypeError.*; correct or remove"),
         ('{"gradient_clipping": 1, "gradient_clipping": 2}', "the key 'gradient_clipping' occurs twice"),
         ("", "cannot be read as JSON"),
+        ('{"a": ' * 5000 + "1" + "}" * 5000, "cannot be read as JSON"),
         (None, "cannot be read"),
     ],
 )
@@ -342,6 +347,22 @@ def test_a_file_may_offload_the_optimiser(stage, given, offloads, tmp_path):
     """As --offload does; DeepSpeed does not at stage 0."""
     settings = replace(settings_with({"zero_optimization": {"offload_optimizer": given}}, tmp_path), zero_stage=stage)
     assert offloads_optimizer(deepspeed_config(settings, 1.0)) is offloads
+
+
+@pytest.mark.parametrize(
+    ("given", "optimizer", "parameters"),
+    [
+        ({}, "cpu", "cpu"),
+        ({"offload_param": {"device": "none"}}, "cpu", "none"),
+        ({"offload_optimizer": {"device": "nvme"}}, "nvme", "cpu"),
+    ],
+)
+def test_a_file_moves_optimiser_states_and_parameters_each_for_itself(given, optimizer, parameters, tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": given}))
+    zero = deepspeed_settings(SETTINGS["plan"], "fp32", 3, offload=True, file=str(file))["zero_optimization"]
+    assert zero["offload_optimizer"] == {"device": optimizer, "pin_memory": False}
+    assert zero["offload_param"] == {"device": parameters, "pin_memory": False}
 
 
 def test_dtype_by_name():

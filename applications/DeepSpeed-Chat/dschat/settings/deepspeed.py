@@ -2,6 +2,7 @@
 """DeepSpeed's configuration from a run's flags and the user's own file."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def read_deepspeed_file(file: str) -> dict[str, Any]:
     """
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"), object_pairs_hook=without_repeats)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"--deepspeed_config {file}: cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"--deepspeed_config {file}: must hold a JSON object.")
@@ -101,13 +102,12 @@ def read_deepspeed_file(file: str) -> dict[str, Any]:
 def _zero_optimization(stage: int, offload: bool, pin_memory: bool) -> dict[str, Any]:
     """The ZeRO section."""
     zero: dict[str, Any] = {"stage": stage}
-    target = {"device": "cpu", "pin_memory": pin_memory}
     if stage == 3:
         zero["stage3_param_persistence_threshold"] = 10_000  # smaller parameters stay whole on every rank
-        if offload:
-            zero["offload_param"] = target
     if offload:
-        zero["offload_optimizer"] = target
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pin_memory}
+    if offload and stage == 3:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": pin_memory}
     return zero
 
 
@@ -117,19 +117,35 @@ def _merge(config: dict[str, Any], changes: dict[str, Any], file: str, prefix: s
         name = prefix + key
         if value == "auto" or (value is None and name in SECTIONS):
             continue
-        if isinstance(value, dict) and isinstance(config.get(key, {}), dict):
+        ours = config.get(key)
+        _check_value(name, value, ours, file)
+        if isinstance(value, dict) and (ours is None or isinstance(ours, dict)):
             _merge(config.setdefault(key, {}), value, file, f"{name}.")
-        elif name in SECTIONS or isinstance(config.get(key), dict):
-            raise UserError(f"--deepspeed_config {file}: {name} must be a JSON object, not {json.dumps(value)}.")
-        elif name in DECIDED_BY_FLAGS and value != config[key]:
-            raise UserError(
-                f"--deepspeed_config {file}: {name} is {value}, but the flags give {config[key]}. "
-                f'Remove the key, or set it to "auto", and use {DECIDED_BY_FLAGS[name]}.'
-            )
-        elif name in NUMBERS and type(value) not in (int, float):
-            raise UserError(f"--deepspeed_config {file}: {name} must be a number, not {json.dumps(value)}.")
-        elif name == GRADIENT_DTYPE and value not in GRADIENT_DTYPES:
-            dtypes = ", ".join(GRADIENT_DTYPES)
-            raise UserError(f"--deepspeed_config {file}: {name} must be one of {dtypes}, not {json.dumps(value)}.")
         else:
             config[key] = value
+
+
+def _check_value(name: str, value: Any, ours: Any, file: str) -> None:
+    """Raises UserError if a file's value contradicts the flags or has a wrong type.
+
+    Args:
+        name: the keys that lead to it, separated by dots.
+        value: the value in the file.
+        ours: the value that the flags give; None if they give none.
+        file: --deepspeed_config.
+    """
+    given = json.dumps(value)
+    problem = None
+    if (name in SECTIONS or isinstance(ours, dict)) and not isinstance(value, dict):
+        problem = f"must be a JSON object, not {given}."
+    elif name in DECIDED_BY_FLAGS and value != ours:
+        problem = (
+            f"is {given}, but the flags give {json.dumps(ours)}. "
+            f'Remove the key, or set it to "auto", and use {DECIDED_BY_FLAGS[name]}.'
+        )
+    elif name in NUMBERS and not (type(value) in (int, float) and math.isfinite(value)):
+        problem = f"must be a number, not {given}."
+    elif name == GRADIENT_DTYPE and value not in GRADIENT_DTYPES:
+        problem = f"must be one of {', '.join(GRADIENT_DTYPES)}, not {given}."
+    if problem:
+        raise UserError(f"--deepspeed_config {file}: {name} {problem}")
