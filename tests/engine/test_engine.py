@@ -14,12 +14,12 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 from closeness import UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.base.errors import UserError
 from dschat.engine.deepspeed_config import deepspeed_config, offloads_optimizer
-from dschat.settings.deepspeed import deepspeed_settings
 from dschat.engine.engine import Engine, EngineSettings
 from dschat.engine.process_group import training_dtype
 from dschat.models.policy import PolicyModel
 from dschat.run.distributed import device
 from dschat.settings.batches import BatchSizes, plan_batches
+from dschat.settings.deepspeed import deepspeed_settings
 from factories import (
     HIDDEN,
     engine_of,

@@ -2,6 +2,7 @@
 """Scores: the reward model reads the sampled ids, a function reads text and is checked."""
 
 import re
+import sys
 from copy import deepcopy
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from closeness import assert_near
 from dialogue_cases import dialogue
 from dschat.base.errors import UserError
-from dschat.base.user_function import load_function
+from dschat.base.user_function import call_function, load_function
 from dschat.models.scalar import ScalarModel
 from dschat.refuel.scores import FunctionDialogueScores
 from dschat.scoring.function import FunctionScores
@@ -178,3 +179,36 @@ def test_a_function_of_other_arguments_is_refused_when_loaded(tmp_path):
         load_function(f"{file}:score", FLAG, ["dialogues", "rows"])
     with pytest.raises(UserError, match=r"more: it is called with 1 argument: make it more\(dialogues\)\."):
         load_function(f"{file}:more", FLAG, ["dialogues"])
+
+
+@pytest.mark.parametrize("helpers", ["helpers_of_two.py", "helpers_of_two/__init__.py"])
+def test_two_files_with_a_neighbour_of_one_name_are_refused(helpers, tmp_path):
+    """sys.modules holds one module of a name, so that the second file would get the first one's."""
+    for folder in ("a", "b"):
+        file = tmp_path / folder / helpers
+        file.parent.mkdir(parents=True)
+        file.write_text(f"NAME = {folder!r}\n")
+        (tmp_path / folder / "reward.py").write_text(
+            "import helpers_of_two\ndef f():\n    return helpers_of_two.NAME\n"
+        )
+    try:
+        assert load_function(f"{tmp_path}/a/reward.py:f", FLAG)() == "a"
+        assert load_function(f"{tmp_path}/a/reward.py:f", FLAG)() == "a", "the same file again"
+        with pytest.raises(
+            UserError, match=f"{tmp_path}/b/{helpers} has the name of {tmp_path}/a/{helpers}.*: rename"
+        ):
+            load_function(f"{tmp_path}/b/reward.py:f", FLAG)
+    finally:
+        sys.modules.pop("helpers_of_two", None)
+
+
+def test_an_error_names_the_users_own_line_and_function(tmp_path):
+    file = tmp_path / "calls.py"
+    file.write_text(
+        "import functools, json\nclass Score:\n    def __call__(self, text):\n        return json.loads(text)\n"
+        "def score(text, weight=1):\n    return json.loads(text)\n"
+        "instance = Score()\nbound = functools.partial(score, weight=2)\ntwice = functools.partial(bound)\n"
+    )
+    for spec, name, line in [("instance", "Score", 4), ("bound", "score", 6), ("twice", "score", 6)]:
+        with pytest.raises(UserError, match=f"{name} failed in {file}, line {line}: JSONDecodeError"):
+            call_function(load_function(f"{file}:{spec}", FLAG), FLAG, "{")

@@ -3,17 +3,21 @@
 
 import importlib.util
 import inspect
+import pkgutil
 import sys
 import traceback
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dschat.base.errors import UserError
 from dschat.base.package_functions import function_path
+
+_folders: set[Path] = set()  # of the files that were imported here
 
 
 def load_function(spec: str, flag: str, arguments: Sequence[str] = ()) -> Callable[..., Any]:
@@ -63,10 +67,12 @@ def _import_file(file: Path) -> ModuleType:
     name = f"{file.stem}_{zlib.crc32(str(file).encode()):08x}"  # unique, so that no other module is shadowed
     if name in sys.modules:
         return sys.modules[name]
+    _check_neighbours(file.parent)
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None  # a .py file always has a loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look for their module there
+    _folders.add(file.parent)
     folder = str(file.parent)
     sys.path.insert(0, folder)
     try:
@@ -80,6 +86,18 @@ def _import_file(file: Path) -> ModuleType:
             sys.path.remove(folder)
         sys.path.append(folder)
     return module
+
+
+def _check_neighbours(folder: Path) -> None:
+    """Raises ImportError if a module in a folder has the name of one that was imported from another user's folder.
+
+    Python has one module of a name: a file that imports its neighbour would get the other folder's.
+    """
+    for neighbour in pkgutil.iter_modules([str(folder)]):
+        own_file = folder / neighbour.name / "__init__.py" if neighbour.ispkg else folder / f"{neighbour.name}.py"
+        imported_file = Path(getattr(sys.modules.get(neighbour.name), "__file__", None) or own_file)
+        if imported_file != own_file and not _folders.isdisjoint(imported_file.parents[:2]):
+            raise ImportError(f"{own_file} has the name of {imported_file}, which is imported already: rename one.")
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:
@@ -106,7 +124,9 @@ def call_function(function: Callable[..., Any], flag: str, *args: Any) -> Any:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        name = getattr(function, "__name__", "function")
+        while isinstance(function, partial):
+            function = function.func
+        name = getattr(function, "__name__", type(function).__name__)
         location = _location_of(error, _file_of(function))
         raise UserError(f"{flag}: {name} failed{location}: {type(error).__name__}: {error}") from error
 
@@ -128,8 +148,11 @@ def _location_of(error: BaseException, file: str | None) -> str:
 
 
 def _file_of(function: Callable[..., Any]) -> str | None:
-    """The file in which a function or method is defined; None of another callable."""
+    """The file that defines a function, a class or an object's __call__; None if no Python file defines it."""
+    function = inspect.unwrap(function)
+    if not hasattr(function, "__name__"):
+        function = type(function).__call__
     try:
-        return inspect.getfile(inspect.unwrap(function))
+        return inspect.getfile(function)
     except (TypeError, OSError):
         return None
