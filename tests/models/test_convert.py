@@ -153,6 +153,7 @@ def saves(content):
         (lambda folder: (folder / "pytorch_model.bin").unlink(), "no pytorch_model.bin"),
         (lambda folder: (folder / "config.json").unlink(), "error: .*config.json"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "FOLDER .*: this folder holds no tokenizer"),
+        (with_config(hidden_size="64"), "error: FOLDER .*'hidden_size': TypeError: .*expected int, got str"),
         (with_config(model_type="unheard_of"), "error: .*model type `unheard_of`"),
         (with_config(model_type="t5", architectures=None), "error: Unrecognized configuration class .*T5Config"),
     ],

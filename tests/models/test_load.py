@@ -15,6 +15,7 @@ from dschat.models.classifiers import load_classifier, load_critic, load_scalar,
 from dschat.models.finetuning import enable_gradient_checkpointing
 from dschat.models.load import load_causal_lm, require_savable, warn_without_classifier
 from dschat.models.open_errors import explain_missing
+from dschat.models.pretrained import ModelSource, check_loaded, open_config
 from dschat.models.reward_head import draw_head
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
@@ -67,6 +68,38 @@ def test_a_step_that_has_not_written_its_folder_is_suspected(tmp_path, monkeypat
     message = explain_missing("model", "mine/sft", flag, OSError("offline"))
     assert message.startswith(f"{flag} mine/sft: no such folder, though mine/ is there. If a step shall write it, has")
     assert message.endswith("no such model either: offline")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_size": "64"}, "error for field 'hidden_size': .*expected int, got str .value: '64'"),
+        ({"vocab_size": None}, "error for field 'vocab_size': .*expected int, got NoneType"),
+        ({"dtype": "float33"}, "no attribute 'float33'"),
+        ({"num_attention_heads": 0}, "by zero"),
+    ],
+)
+def test_a_config_with_a_bad_value_is_named(change, words, tokenizer, tmp_path):
+    folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(
+        UserError, match=f"--m {folder}: this folder holds no model that transformers can open: .*{words}"
+    ):
+        open_config(folder, "--m")
+
+
+def test_weights_of_other_shapes_are_named_with_both(tokenizer, tmp_path):
+    folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
+    source = ModelSource.of(folder, "--m")
+    loading = {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": {("score.weight", (3, 8), (1, 8))}}
+    with pytest.raises(
+        UserError, match=r"score.weight has \[3, 8\] instead of \[1, 8\]. A reward model must have one"
+    ):
+        check_loaded(source, loading)
+    loading["mismatched_keys"] = {("norm.weight", (3,), (1,))}
+    with pytest.raises(UserError, match=r"norm.weight has \[3\] instead of \[1\]. Is the config.json that of another"):
+        check_loaded(source, loading)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,7 +21,7 @@ from dschat.models.load import has_classifier
 from dschat.models.opening import DEFAULT_OPTIONS, LoadOptions
 from dschat.models.pretrained import (
     ModelSource,
-    check_weights,
+    check_loaded,
     fit_to_tokenizer,
     merge_adapters,
     open_config,
@@ -149,7 +149,7 @@ def _open_scalar(
     model, loading = open_pretrained(auto_class, source, dtype, config, load_options)
     _require_score_layer(model, rules.outputs, source.where)
     lacks_head = SCORE_HEAD in loading["missing_keys"]
-    check_weights(source, loading, (SCORE_HEAD, "score.bias"), LM_HEADS if lacks_head else ())
+    check_loaded(source, loading, (SCORE_HEAD, "score.bias"), LM_HEADS if lacks_head else ())
 
     # The head gets its values before `fit_to_tokenizer`, which places weights that did not come from a file.
     if lacks_head:
@@ -236,7 +236,7 @@ def load_classifier(path: str, flag: str, dtype: torch.dtype, tokenizer: PreTrai
     model, loading = open_pretrained(AutoModelForSequenceClassification, source, dtype, config, DEFAULT_OPTIONS)
     if any(not name.startswith(f"{model.base_model_prefix}.") for name in loading["missing_keys"]):
         raise UserError(f"{source.where}: not a reward model, it has no score head. Train one from it with step 2.")
-    check_weights(source, loading)
+    check_loaded(source, loading)
     if model.config.num_labels != 1:
         raise UserError(
             f"{source.where}: a classifier with {model.config.num_labels} labels; a reward model must have one label."

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from dschat.base.atomic import writing_folder
 from dschat.base.errors import UserError
 from dschat.base.lfs import refuse_pointer
+from dschat.models.open_errors import explaining
 from dschat.models.tokenizer import open_tokenizer
 
 VALUE_HEAD = "v_head.weight"  # in a reward model or critic of DeepSpeed-Chat, beside a backbone of any name
@@ -34,7 +35,8 @@ def convert(folder: Path, target: Path) -> None:
     if target.exists():
         raise UserError(f"{target} exists; give the name of a new folder.")
     weights = _read_weights(folder)
-    config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    with explaining("model", str(folder), "FOLDER"):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     tokenizer = open_tokenizer(str(folder), "FOLDER")
     has_value_head = VALUE_HEAD in weights
     is_classifier = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())

@@ -27,7 +27,7 @@ from dschat.base.errors import UserError
 from dschat.models.opening import DEFAULT_OPTIONS, LoadOptions
 from dschat.models.pretrained import (
     ModelSource,
-    check_weights,
+    check_loaded,
     fit_to_tokenizer,
     merge_adapters,
     open_config,
@@ -72,7 +72,7 @@ def load_causal_lm(
     config = open_config(path, flag)
     _require_causal_lm(config, source)
     model, loading = open_pretrained(AutoModelForCausalLM, source, dtype, config, load_options)
-    check_weights(source, loading)
+    check_loaded(source, loading)
     fit_to_tokenizer(model, tokenizer, load_options.placement, source.where)
     merge_adapters(model, source, load_options.placement)
     if not all_rows:

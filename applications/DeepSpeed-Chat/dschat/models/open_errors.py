@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages for models and tokenizers that cannot be opened: the reason, and what to do."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dschat.base.errors import UserError
@@ -8,6 +11,18 @@ from dschat.base.lfs import refuse_pointer
 
 # Patterns of the files that transformers reads from a folder.
 FILES_READ = ("model*.safetensors", "adapter_model.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
+
+
+@contextmanager
+def explaining(kind: str, path: str, flag: str) -> Iterator[None]:
+    """Turns every error of opening a model's config or tokenizer into a UserError, see `explain_missing`.
+
+    transformers checks few values of a config: a wrong one surfaces as an arbitrary exception.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise UserError(explain_missing(kind, path, flag, error)) from error
 
 
 def explain_missing(kind: str, path: str, flag: str, error: Exception) -> str:
@@ -19,7 +34,8 @@ def explain_missing(kind: str, path: str, flag: str, error: Exception) -> str:
         flag: flag that the path came from.
         error: transformers' error.
     """
-    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    message = str(error).strip() or type(error).__name__
+    first_line = re.sub(r"\n +", " ", message).splitlines()[0]  # with indented lines, which continue it
     if "trust_remote_code" in str(error):
         return f"{flag} {path}: its {kind} needs Python code of its own (auto_map), which is never run. Give another."
     if _is_gguf(path):

@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.models.adapters import base_of, has_score_head, named_base
-from dschat.models.open_errors import explain_missing, refuse_pickles, refuse_pointers
+from dschat.models.open_errors import explain_missing, explaining, refuse_pickles, refuse_pointers
 from dschat.models.opening import (
     LoadOptions,
     Placement,
@@ -82,15 +82,22 @@ class ModelSource:
 
 
 def open_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
-    """The config of a model, or of an adapter's base with the adapter's notes; with dropout off."""
+    """The config of a model, or of an adapter's base with the adapter's notes; with dropout off.
+
+    Args:
+        path: folder or hub id.
+        flag: flag that the path came from.
+        **options: attributes of the config to set, such as num_labels.
+
+    Raises:
+        UserError: there is no config, its values are invalid, or the folder's files are pointers or pickles.
+    """
     base, adapters = base_of(path, flag)
     for folder in (base, *map(str, adapters)):
         refuse_pointers(folder, f"{flag} {path}")
         refuse_pickles(folder, f"{flag} {path}")
-    try:
+    with explaining("model", base, named_base(path, flag)):
         config: PreTrainedConfig = AutoConfig.from_pretrained(base, trust_remote_code=False, **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(explain_missing("model", base, named_base(path, flag), error)) from error
     for adapter in adapters:
         add_adapter_notes(config, adapter)
     _disable_dropout(config)
@@ -100,7 +107,7 @@ def open_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
 def open_pretrained(
     auto_class: Any, source: ModelSource, dtype: torch.dtype, config: PreTrainedConfig, load_options: LoadOptions
 ) -> tuple[Any, LoadingInfo]:
-    """Opens a model, or an adapter's base; also returns transformers' loading info, see `check_weights`."""
+    """Opens a model, or an adapter's base; also returns transformers' loading info, see `check_loaded`."""
     attention = load_options.attention
     if source.adapters:
         logger.info("%s: a LoRA adapter, which is merged into %s", source.where, source.base)
@@ -114,7 +121,7 @@ def open_pretrained(
                 dtype=dtype,
                 use_safetensors=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # `check_weights` raises, and names them
+                ignore_mismatched_sizes=True,  # `check_loaded` raises, and names them
                 attn_implementation=resolve_attention(attention, config),
                 **placement_options,
             )
@@ -122,17 +129,12 @@ def open_pretrained(
         missing = explain_missing("model", source.base, named_base(source.path, source.flag), error)
         raise UserError(explain_refusal(attention, source.path, error) or missing) from error
     warn_once_if_other_attention(attention, model.config.get_text_config()._attn_implementation, source.path)
-    # Routers of mixtures of experts add noise (jitter) in training mode. Setting the noise to 0 instead would change
-    # PhiMoE's routing.
-    for module in model.modules():
-        is_random_router = any("jitter" in name for name in vars(module))
-        if is_random_router:
-            module.register_forward_pre_hook(_use_evaluation_mode)
+    _disable_router_noise(model)
     model.name_or_path = source.path
     return model, loading
 
 
-def check_weights(
+def check_loaded(
     source: ModelSource, loading: LoadingInfo, may_lack: Collection[str] = (), may_hold: Collection[str] = ()
 ) -> None:
     """Raises UserError if weights are missing or of other shapes, and warns if the model does not use some.
@@ -152,15 +154,14 @@ def check_weights(
             f"{where}: {len(missing)} of the model's weights are not in the folder: {_shortened_list(missing)}. It "
             "was saved or copied in part, or is a model of another kind (a reward model has no language-model head)."
         )
-    mismatched: list[str] = []
-    for name, found_shape, expected_shape in sorted(loading["mismatched_keys"]):
-        mismatched.append(f"{name} has {list(found_shape)} instead of {list(expected_shape)}")
+    mismatched = sorted(loading["mismatched_keys"])
     if mismatched:
-        has_head = any(name.startswith("score.") for name in mismatched)
+        problems = [f"{name} has {list(found)} instead of {list(expected)}" for name, found, expected in mismatched]
+        has_head = any(name.startswith("score.") for name, _, _ in mismatched)
         remedy = ONE_LABEL if has_head else "Is the config.json that of another model?"
         raise UserError(
             f"{where}: {len(mismatched)} of the folder's weights have shapes that do not fit its config: "
-            f"{_shortened_list(mismatched)}. {remedy}"
+            f"{_shortened_list(problems)}. {remedy}"
         )
     unexpected = sorted(set(loading["unexpected_keys"]) - set(may_hold))
     if unexpected:
@@ -169,12 +170,13 @@ def check_weights(
         )
 
 
-def _shortened_list(names: list[str]) -> str:
-    shown = ", ".join(names[:MAX_NAMED])
-    return f"{shown}, …" if len(names) > MAX_NAMED else shown
+def _shortened_list(items: list[str]) -> str:
+    shown = ", ".join(items[:MAX_NAMED])
+    return f"{shown}, …" if len(items) > MAX_NAMED else shown
 
 
 def merge_adapters(model: Any, source: ModelSource, placement: Placement) -> None:
+    """Adds the source's LoRA adapters to the weights of its base, in order. Every rank must call it."""
     if not source.adapters:
         return
     from dschat.models.lora import merge_adapter
@@ -224,11 +226,23 @@ def _disable_dropout(config: PreTrainedConfig) -> None:
             setattr(config, name, 0.0)
 
 
+def _disable_router_noise(model: nn.Module) -> None:
+    """Routers of mixtures of experts add noise (jitter) in training mode; here they stay in evaluation mode.
+
+    Setting the noise to 0 instead would change PhiMoE's routing.
+    """
+    for module in model.modules():
+        is_random_router = any("jitter" in name for name in vars(module))
+        if is_random_router:
+            module.register_forward_pre_hook(_use_evaluation_mode)
+
+
 def _use_evaluation_mode(router: nn.Module, inputs: object) -> None:
     """Switches a router, but not its layers, to evaluation mode."""
     router.training = False
 
 
 def set_special_ids(config: Any, tokenizer: Any) -> None:
+    """Gives a config, or a generation config, the tokenizer's ids of pad, EOS and BOS."""
     for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
         setattr(config, name, getattr(tokenizer, name))

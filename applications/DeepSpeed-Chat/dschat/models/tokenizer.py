@@ -12,7 +12,7 @@ from transformers.utils.hub import cached_file
 
 from dschat.base.errors import UserError
 from dschat.models.adapters import file_place, named_base
-from dschat.models.open_errors import explain_missing, refuse_pointers
+from dschat.models.open_errors import explaining, refuse_pointers
 from dschat.models.score_template import original_template
 from dschat.models.vocabulary import id_count
 
@@ -52,10 +52,8 @@ def open_tokenizer(path: str, flag: str) -> Any:
     """
     tokenizer_path = file_place(path, "tokenizer_config.json", flag)
     refuse_pointers(tokenizer_path, f"{flag} {path}")
-    try:
+    with explaining("tokenizer", tokenizer_path, named_base(path, flag)):
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(explain_missing("tokenizer", tokenizer_path, named_base(path, flag), error)) from error
     if not tokenizer.is_fast:
         raise UserError(
             f"{flag} {path}: transformers reads this tokenizer ({type(tokenizer).__name__}) by Python code, and only "
