@@ -40,6 +40,19 @@ def test_run_json(tmp_path):
     assert stored["metrics"] == {"eval/loss": None, "eval/ppl": None, "eval/accuracy": 0.5}
 
 
+def test_run_json_names_optional_packages(monkeypatch):
+    """Those that are installed, such as vLLM, which samples the responses."""
+    installed = {"ma-rlhf": "0.1.0", "torch": "2.9", "vllm": "0.11"}
+
+    def version(package):
+        if package not in installed:
+            raise importlib.metadata.PackageNotFoundError
+        return installed[package]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert new_record("ppo", [], 7, 1).packages == installed
+
+
 def git(folder, *words):
     identity = ["-c", "user.name=n", "-c", "user.email=e@example.com", "-c", "commit.gpgsign=false"]
     done = subprocess.run(["git", "-C", str(folder), *identity, *words], capture_output=True, text=True, check=True)
@@ -52,7 +65,7 @@ def test_run_json_says_which_code_ran(tmp_path, monkeypatch):
     assert Path(__file__).resolve().parents[2] == record.CHECKOUT
     monkeypatch.setattr(record, "CHECKOUT", tmp_path)
     git(tmp_path, "init", "-q")
-    assert record.commit_of(tmp_path) == {}
+    assert record.commit_of(tmp_path) == {"commit": None}
     (tmp_path / "code.py").write_text("a = 1\n")
     git(tmp_path, "add", "code.py")
     git(tmp_path, "commit", "-qm", "first")

@@ -6,8 +6,6 @@ import platform
 import shutil
 import socket
 import sys
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 import torch
@@ -15,7 +13,7 @@ import torch
 from dschat.base.network import address_of_hostname, describe_interfaces, is_reachable
 from dschat.base.secrets import SECRET_NAME
 from dschat.run.distributed import device
-from dschat.run.record import new_record
+from dschat.run.record import code_version, package_versions
 from dschat.settings.commands import EnvOptions
 
 VARIABLES = (
@@ -32,23 +30,21 @@ VARIABLES = (
     "TRITON_",
     "VLLM_",
 )
-OPTIONAL_PACKAGES = ("vllm", "flash-attn", "bitsandbytes", "spacy", "benepar", "gradio")
 
 
 def describe(options: EnvOptions) -> str:
     """Lists versions, hardware and variables that affect runs, without values that could be secrets."""
     memory = psutil.virtual_memory()
-    record = new_record("env", [], 0, 1)
+    packages = package_versions()
     lines = {
-        "code": " ".join(f"{name} {value}" for name, value in record.code.items()),
+        "code": " ".join(f"{name} {value}" for name, value in code_version(packages).items()),
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.platform()}, {os.cpu_count()} cores",
         "memory": f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB free",
         "shared memory": _shared_memory(),
         "hostname": _hostname(),
         "network": describe_interfaces(),
-        **record.packages,
-        **_installed(),
+        **packages,
         "CUDA": str(torch.version.cuda or "no"),
         "NCCL": _nccl(),
         **_gpus(),
@@ -57,14 +53,6 @@ def describe(options: EnvOptions) -> str:
         if name.startswith(VARIABLES) and not SECRET_NAME.search(name):
             lines[name] = value
     return "\n".join(f"{name}: {value}" for name, value in lines.items())
-
-
-def _installed() -> dict[str, str]:
-    versions: dict[str, str] = {}
-    for name in OPTIONAL_PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions
 
 
 def _shared_memory() -> str:

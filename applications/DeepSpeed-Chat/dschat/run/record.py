@@ -16,14 +16,20 @@ import torch
 from dschat.base.atomic import write_file
 from dschat.base.jsonl import json_value
 
-PACKAGES = ("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "tokenizers", "numpy")
+PACKAGES = (
+    *("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "tokenizers", "numpy"),
+    *("vllm", "flash-attn", "bitsandbytes", "spacy", "benepar", "gradio"),  # optional
+)
 COMMIT_VARIABLE = "MA_RLHF_COMMIT"  # the commit of an image, which has no .git folder
 CHECKOUT = (Path(__file__).parent / "../../../..").resolve()  # root of the repository, if the package lies in one
 
 
 @dataclass
 class RunRecord:
-    """The content of run.json; ``finished`` is True once the run's main function has reached the end."""
+    """The content of run.json; ``finished`` is True once the run's main function has reached the end.
+
+    In a run that was resumed, ``started`` to ``code`` describe its last process.
+    """
 
     step: str  # sft, reward, ppo, …
     started: str
@@ -54,16 +60,13 @@ class RunRecord:
         self.metrics_update = update
 
     def save(self, folder: Path) -> None:
-        """Writes ``folder/run.json``."""
+        """Writes ``folder/run.json``. Raises OSError."""
         write_file(folder / "run.json", json.dumps(json_value(self), indent=2) + "\n")
 
 
 def new_record(step: str, command: list[str], seed: int, processes: int) -> RunRecord:
     """A new record with this process's packages and machine."""
-    versions: dict[str, str] = {}
-    for package in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
+    packages = package_versions()
     hardware: dict[str, object] = {
         "machine": platform.machine(),
         "system": platform.system(),
@@ -77,15 +80,29 @@ def new_record(step: str, command: list[str], seed: int, processes: int) -> RunR
         step=step,
         started=started,
         command=command,
-        packages=versions,
+        packages=packages,
         hardware=hardware,
         seeds={"seed": seed},
-        code={"version": versions.get("ma-rlhf")} | commit_of(CHECKOUT),
+        code=code_version(packages),
     )
 
 
+def package_versions() -> dict[str, str]:
+    """The versions of those `PACKAGES` that are installed."""
+    versions: dict[str, str] = {}
+    for package in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
+def code_version(packages: dict[str, str]) -> dict[str, object]:
+    """The version of this package and its commit, if it has one."""
+    return {"version": packages.get("ma-rlhf")} | commit_of(CHECKOUT)
+
+
 def commit_of(folder: Path) -> dict[str, object]:
-    """The commit of a git checkout, with -dirty if tracked files have changed since; {} if git fails.
+    """The commit of a git checkout, with -dirty if tracked files have changed since; None if git fails.
 
     Without a checkout the commit from which the image was built, if it says one.
     """
@@ -97,5 +114,5 @@ def commit_of(folder: Path) -> dict[str, object]:
     try:
         result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
-        return {}
+        return {"commit": None}
     return {"commit": result.stdout.strip()}
