@@ -43,13 +43,8 @@ class ConversationEncoder:
             roles: roles of the environment's messages.
 
         Raises:
-            UserError: there is no chat template, or it cannot be used, see `check_template`.
+            UserError: the chat template cannot be used, see `check_template`.
         """
-        if tokenizer.chat_template is None:
-            raise UserError(
-                "--environment needs a chat template, and the policy's tokenizer has none: use a model whose folder"
-                " holds chat_template.jinja."
-            )
         self._tokenizer = tokenizer
         self._added_tokens = AddedTokens(tokenizer)
         self._roles = tuple(roles)
@@ -140,7 +135,7 @@ def check_template(
     into the last question.
 
     Args:
-        tokenizer: with a chat template.
+        tokenizer: the policy's.
         arguments: further variables of the template.
         roles: roles of the messages that may follow a reply.
 
@@ -148,8 +143,14 @@ def check_template(
         How the template ends a turn.
 
     Raises:
-        UserError: the template leaves out a reply or messages of a role, or writes older messages behind a reply.
+        UserError: there is no template; or it leaves out a reply or messages of a role, or writes older messages
+            behind a reply.
     """
+    if tokenizer.chat_template is None:
+        raise UserError(
+            "--environment needs a chat template, and the policy's tokenizer has none: use a model whose folder"
+            " holds chat_template.jinja."
+        )
     end = turn_end(tokenizer, arguments)
     for role in roles:
         new_messages = [{"role": role, "content": ANSWER}]

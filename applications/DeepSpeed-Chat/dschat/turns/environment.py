@@ -21,6 +21,7 @@ from typing import Any, Protocol, SupportsFloat
 
 from dschat.base.errors import UserError
 from dschat.base.user_function import call_function, takes
+from dschat.data.messages import TOOLS
 from dschat.data.rows import kind_of
 
 FLAG = "--environment"
@@ -80,6 +81,11 @@ class EnvironmentTraits:
 
     tools: list[dict[str, object]] | None = None
     roles: Sequence[str] = field(default_factory=lambda: ["user"])
+
+    @property
+    def template_arguments(self) -> dict[str, object]:
+        """Further variables of the chat template."""
+        return {} if self.tools is None else {TOOLS: self.tools}
 
 
 def traits_of(environment_class: object) -> EnvironmentTraits:

@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import decode_sampled
-from dschat.data.messages import TOOLS
 from dschat.data.observations import ConversationEncoder
 from dschat.data.rows import Row, in_words
 from dschat.data.template_notes import NOT_IN_TEMPLATE, unwritten_parts
@@ -162,9 +161,8 @@ class EpisodePlayer:
         self._skips_failures = skips_failures
         self._columns_of = columns_of
         self._is_first_play = True
-        tools = pool.traits.tools
-        self._tools: dict[str, object] = {} if tools is None else {TOOLS: tools}
-        self._encoder = ConversationEncoder(tokenizer, self._tools, pool.traits.roles)
+        self._template_arguments = pool.traits.template_arguments
+        self._encoder = ConversationEncoder(tokenizer, self._template_arguments, pool.traits.roles)
         end_ids = {*sampling.end_ids, self._encoder.end.token_id}
         self.sampling = replace(sampling, max_new_tokens=limits.tokens, end_ids=tuple(sorted(end_ids)))
 
@@ -314,7 +312,7 @@ class EpisodePlayer:
 
     def _arguments(self, episode: Episode) -> dict[str, object]:
         """The variables of the chat template for an episode."""
-        return {**episode.row.template_arguments, **self._tools}
+        return {**episode.row.template_arguments, **self._template_arguments}
 
     def _fail(self, episode: Episode, problem: str) -> None:
         """Ends an episode whose environment failed. Raises UserError if that ends the run."""

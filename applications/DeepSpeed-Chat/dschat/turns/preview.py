@@ -10,7 +10,6 @@ from functools import partial
 
 from dschat.base.errors import UserError
 from dschat.data import command
-from dschat.data.messages import TOOLS
 from dschat.data.options import PreviewOptions
 from dschat.data.rows import Row
 from dschat.turns.settings import EpisodeFlags
@@ -45,12 +44,12 @@ def begin_episodes(environment: str, seed: int, rows: Sequence[Row]) -> list[Row
     with closing(EnvironmentPool(environment, flags.environment_timeout, flags.environment_workers)) as pool:
         with pool.episodes(len(rows)) as processes:
             results = pool.call(processes, calls)
-        tools = {} if pool.traits.tools is None else {TOOLS: pool.traits.tools}
+        arguments = pool.traits.template_arguments
 
     begun: list[Row] = []
     for row, result in zip(rows, results, strict=True):
         if isinstance(result, Failure):
             raise UserError(f"{row.origin}: {result.problem}")
         assert isinstance(result, list)  # what reset returns
-        begun.append(replace(row, prompt=None, messages=result, template_arguments=row.template_arguments | tools))
+        begun.append(replace(row, prompt=None, messages=result, template_arguments=row.template_arguments | arguments))
     return begun

@@ -7,8 +7,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from dschat.base.chat_servers import Endpoint, checked_address, with_key
-from dschat.data.messages import TOOLS
-from dschat.data.observations import ConversationEncoder
+from dschat.data.observations import check_template
 from dschat.run.distributed import is_main, world_size
 from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.collect import build_actor_sampler
@@ -35,14 +34,14 @@ def open_environments(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> 
     Raises:
         UserError: the environment's class cannot be loaded, or the chat template cannot be used for episodes.
     """
-    user = simulated_user(config) if config.has_simulated_user else None
     flags: EpisodeFlags = config.episodes
     pool = EnvironmentPool(
-        config.rewards.environment or "", flags.environment_timeout, flags.environment_workers, user
+        spec=config.rewards.environment or "",
+        timeout=flags.environment_timeout,
+        workers=flags.environment_workers,
+        user=build_user_settings(config) if config.has_simulated_user else None,
     )
-    tools = pool.traits.tools
-    # Made for its checks of the chat template alone; the player of episodes makes its own.
-    ConversationEncoder(tokenizer, {} if tools is None else {TOOLS: tools}, pool.traits.roles)
+    check_template(tokenizer, pool.traits.template_arguments, pool.traits.roles)
     return pool
 
 
@@ -53,14 +52,23 @@ def build_episode_sampler(
     actor = build_actor_sampler(models, tokenizer, config)
     flags: EpisodeFlags = config.episodes
     limits = EpisodeLimits(
-        flags.max_turns, config.sampling.max_prompt_seq_len, config.sampling.max_answer_seq_len, flags.max_turn_seq_len
+        turns=flags.max_turns,
+        prompt_tokens=config.sampling.max_prompt_seq_len,
+        tokens=config.sampling.max_answer_seq_len,
+        turn_tokens=flags.max_turn_seq_len,
     )
-    skips = config.rewards.on_reward_error == "skip"
-    columns_of = prompt_columns if config.has_simulated_user else all_columns
-    return EpisodeSampler(actor, EpisodePlayer(tokenizer, actor.sampling, environments, limits, skips, columns_of))
+    player = EpisodePlayer(
+        tokenizer=tokenizer,
+        sampling=actor.sampling,
+        pool=environments,
+        limits=limits,
+        skips_failures=config.rewards.on_reward_error == "skip",
+        columns_of=prompt_columns if config.has_simulated_user else all_columns,
+    )
+    return EpisodeSampler(actor, player)
 
 
-def simulated_user(config: PPOConfig) -> UserSettings:
+def build_user_settings(config: PPOConfig) -> UserSettings:
     """Who plays the user with --environment simulated_user; warns of a server that is reached without encryption.
 
     Raises:
@@ -70,7 +78,7 @@ def simulated_user(config: PPOConfig) -> UserSettings:
     requests: UserRequestFlags = config.user_requests
     episodes: EpisodeFlags = config.episodes
     if user.user_server is None:
-        return UserSettings(episodes.max_turns, function=user.user_function or "")
+        return UserSettings(max_turns=episodes.max_turns, function=user.user_function or "")
     endpoint = Endpoint(
         model=user.user_model or "",
         base_url=checked_address(user.user_server, SERVER.url),
@@ -80,8 +88,12 @@ def simulated_user(config: PPOConfig) -> UserSettings:
         flags=SERVER,
     )
     with_key(endpoint)  # raises if there is no key
-    cache = str(Path(config.output.output_dir) / USER_CACHE)
-    return UserSettings(episodes.max_turns, "", endpoint, requests.user_temperature, cache)
+    return UserSettings(
+        max_turns=episodes.max_turns,
+        endpoint=endpoint,
+        temperature=requests.user_temperature,
+        cache=str(Path(config.output.output_dir) / USER_CACHE),
+    )
 
 
 def warn_of_wait(config: PPOConfig, held_out: int) -> None:
@@ -92,19 +104,23 @@ def warn_of_wait(config: PPOConfig, held_out: int) -> None:
         held_out: rows of all processes.
     """
     processes = world_size()
+    if processes == 1:
+        return
     prompts = min(config.num_eval_prompts(processes) or held_out, held_out)
     flags: EpisodeFlags = config.episodes
     wait = longest_wait(flags, -(-prompts // processes))
-    if processes > 1 and wait >= config.engine.ddp_timeout and is_main():
+    number_of_prompts = "--eval_prompts" if config.rollouts.eval_iters is None else "--eval_iters"
+    if wait >= config.engine.ddp_timeout and is_main():
         logger.warning(
             "An evaluation has %d episodes; if no environment answers within --environment_timeout %g, it takes %g s"
-            " on a process, and others stop waiting after --ddp_timeout %d. Raise --environment_workers %d, or lower"
-            " --eval_prompts or --environment_timeout.",
+            " on a process, and others stop waiting after --ddp_timeout %d. Raise --environment_workers (%d), or lower"
+            " %s or --environment_timeout.",
             prompts,
             flags.environment_timeout,
             wait,
             config.engine.ddp_timeout,
             flags.environment_workers,
+            number_of_prompts,
         )
 
 
