@@ -9,8 +9,8 @@ import pytest
 from cli_runs import ROOT, read_jsonl, run_command, write_jsonl
 from dschat.base.errors import UserError
 from dschat.judge.options import TurnOptions
-from dschat.judge.turn_pairs import rates_by_turn, turn_pairs
-from dschat.judge.turn_report import run_turns, turns_report
+from dschat.judge.turn_pairs import TurnRates, rates_by_turn, turn_pairs
+from dschat.judge.turn_report import draw_turns, run_turns, turns_report
 from dschat.settings.parse import parse
 
 # Scores of three dialogues; by hand: turn 1 A, tie, B; turn 2 A, A; turn 3 B.
@@ -91,6 +91,18 @@ def test_intervals_over_all_turns_are_over_dialogues():
         rates_by_turn([("f:1", {"verdict": "A"})])
 
 
+def test_two_judges_of_one_pair_have_different_labels(monkeypatch):
+    """Names are cut to 40 characters, of which those of the policies may be all."""
+    charts = []
+    monkeypatch.setattr("dschat.judge.turn_report.draw_charts", lambda drawn, _: charts.extend(drawn))
+    models = ("policy of a long name", "reference of a long name")
+    draw_turns([TurnRates(models, rater, {}, None) for rater in ("judge-1", "judge-2")])
+    assert [curve.look["label"][:22] for curve in charts[0].lines] == [
+        "1: policy of a long na",
+        "2: policy of a long na",
+    ]
+
+
 def test_what_is_compared_at_a_turn(tmp_path):
     a = write_jsonl(tmp_path / "a.jsonl", [dialogue(0, ["one\nUser, turn 2:\nbad", "two"])])
     other = dialogue(0, ["eins", "zwei"])
@@ -153,7 +165,7 @@ def test_the_scripts(files, tmp_path):
         return run_command([sys.executable, ROOT / "evaluation" / script, *words], cwd=tmp_path).expect(0).stdout
 
     names = ["--model_a", files[0], "--model_name_b", files[1], "--by_scores", "--output", "o.jsonl"]
-    assert "o.jsonl, and in the same folder o.md, .json and .png" in printed("winrate_by_turn.py", *names)
+    assert "o.jsonl, and in the same folder o.md and .json" in printed("winrate_by_turn.py", *names)
     assert "| a against b, scores" in printed("report.py", "o.jsonl", "--output", "report")
     assert (tmp_path / "report" / "report.png").read_bytes() == (tmp_path / "o.png").read_bytes()
     assert turns_report([tmp_path / "o.jsonl"] * 2, tmp_path / "twice").count("a against b") == 4

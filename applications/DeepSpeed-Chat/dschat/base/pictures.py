@@ -2,7 +2,7 @@
 """Style of all charts: colours, markers, axes, legends and PNG, without a display or matplotlib's global state."""
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -49,9 +49,12 @@ def short(name: str) -> str:
     return drawable[: MAX_NAME_LENGTH - 1] + "…"
 
 
-def legend_label(name: str) -> str:
-    """Short name for a legend, which leaves out labels that begin with an underscore."""
-    return short(name.lstrip("_") or name.replace("_", "-"))
+def legend_labels(names: Sequence[str]) -> list[str]:
+    """Short names for a legend, which leaves out labels that begin with an underscore; numbered if two are alike."""
+    labels = [short(name.lstrip("_") or name.replace("_", "-")) for name in names]
+    if len(set(labels)) == len(labels):
+        return labels
+    return [f"{number}: {label}" for number, label in enumerate(labels, start=1)]
 
 
 def png(figure: Figure) -> bytes:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from dschat.base.errors import UserError
 from dschat.base.jsonl import iterate_rows, text_of
-from dschat.base.pictures import legend_label, short
+from dschat.base.pictures import legend_labels, short
 from dschat.base.statistics import mean_interval
 from dschat.evaluation.chart import Chart, Curve, draw_charts, look_of, offset_of
 from dschat.evaluation.generate_options import PUBLISHED_NUMBERS
@@ -212,10 +212,11 @@ def draw_best_of(means: pd.DataFrame) -> bytes:
 
     lines = []
     models = list(means["model"].drop_duplicates())
+    labels = legend_labels(models)
     for number, model in enumerate(models):
         single = means[(means["n"] == 1) & (means["model"] == model)]
         x = single["temperature"] + TEMPERATURE_APART * offset_of(number, len(models))
-        look = look_of(number, legend_label(model))
+        look = look_of(number, labels[number])
         lines.append(Curve(x.tolist(), single["expected"].tolist(), look))
     charts.append(Chart("A single response", "temperature (0 = greedy)", REWARD, lines, legend="inside"))
     return draw_charts(charts, (5.6 * len(charts), 4.6), level_with_first=level_with_first)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dschat.base.pictures import legend_label
+from dschat.base.pictures import legend_labels
 from dschat.evaluation.chart import Chart, Curve, Look, draw_charts, look_of
 from dschat.evaluation.page import Example, Figure, MacroPanel, Section, drawn
 from dschat.evaluation.run_comparison import Labels, Runs
@@ -66,8 +66,9 @@ def _chart(runs: Runs, title: str, axis: str, train_key: str, eval_key: str, leg
     """A metric over updates: training rows as lines, evaluations as markers, and the level before training."""
     lines = []
     starts = set()
+    labels = legend_labels([run.name for run in runs])
     for number, run in enumerate(runs):
-        look = look_of(number, legend_label(run.name))
+        look = look_of(number, labels[number])
         lines.append(Curve([], [], look))  # for the legend
         lines += _curves_of_training(run, train_key, look)
         evaluated = column_of(run.evals, eval_key)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dschat.base.jsonl import read_rows
-from dschat.base.pictures import legend_label
+from dschat.base.pictures import legend_labels
 from dschat.base.statistics import BOOTSTRAP, WinRates
 from dschat.evaluation.chart import INK, Chart, Curve, draw_charts, look_of, offset_of
 from dschat.evaluation.page import NAME, Report, Table, write_report
@@ -17,19 +17,19 @@ from dschat.judge.turn_pairs import TurnRates, rates_by_turn
 
 REMARK = (
     "Win rate of the first policy in per cent: wins and half of the ties, of the verdicts counted, without invalid "
-    "answers. [ ] holds 95 %: a bootstrap over dialogues. All turns: every verdict counts once, which is the mean of "
-    "the turns where each dialogue has all of them."
+    "answers. [ ] holds 95 %: a bootstrap over dialogues. All turns: every counted verdict has the same weight; this "
+    "is the mean over turns if all turns have equally many."
 )
-TURNS_APART = 0.06  # offset of neighbouring lines along the axis
+TURNS_APART = 0.06  # offset of neighbouring curves along the axis
 
 
 def run_turns(options: TurnOptions) -> str:
     """Judge dialogues turn by turn and report on it; returns the table, or a dry run's estimate."""
-    rates, output, line = judge_turns(options)
+    rates, output, summary = judge_turns(options)
     if rates is None:
-        return line
+        return summary
     name = output.name.removesuffix(".jsonl")
-    return f"{write_turns([rates], output.parent, name)}\n{line}, and in the same folder {name}.md, .json and .png"
+    return f"{write_turns([rates], output.parent, name)}\n{summary}, and in the same folder {name}.md and .json"
 
 
 def turns_report(files: Sequence[Path], output_dir: Path) -> str:
@@ -89,8 +89,9 @@ def _counts(rates: WinRates) -> str:
 
 
 def draw_turns(comparisons: Sequence[TurnRates]) -> bytes:
-    """Draw a line with intervals for each comparison, as PNG."""
-    lines = []
+    """Draw a curve with intervals for each comparison, as PNG."""
+    labels = legend_labels([rates.title for rates in comparisons])
+    curves = []
     for number, rates in enumerate(comparisons):
         offset = TURNS_APART * offset_of(number, len(comparisons))
         x = []
@@ -99,12 +100,12 @@ def draw_turns(comparisons: Sequence[TurnRates]) -> bytes:
             if at_turn.half is not None:
                 x.append(turn + offset)
                 y.append(at_turn.half.per_cent)
-        lines.append(Curve(x, y, look_of(number, legend_label(rates.title))))
+        curves.append(Curve(x, y, look_of(number, labels[number])))
     chart = Chart(
         "Win rate by turn",
         "turn",
         "win rate of the first, %, 95 % interval over dialogues",
-        lines,
+        curves,
         levels=[(50, {"color": INK, "linewidth": 0.8})],
         ticks={turn: str(turn) for turn in _all_turns(comparisons)},
         legend="below",
