@@ -6,7 +6,7 @@ import torch
 from transformers import GemmaConfig
 
 from dschat.models.finetuning import Finetuning
-from dschat.plan.counts import counts
+from dschat.plan.counts import count_run
 from dschat.plan.minimum import minimum_memory
 from dschat.plan.models import roles_of
 from dschat.plan.passes import sampling_logits, scoring_logits, training_logits
@@ -210,7 +210,7 @@ def test_updates_and_samples_of_step_3():
     config = ppo(
         per_device_generation_batch_size=8, generation_batches=3, per_device_training_batch_size=8, num_train_epochs=2
     )
-    counted = counts(config, config.plan_batches(2), 1000, 300)
+    counted = count_run(config, config.plan_batches(2), 1000, 300)
     assert (counted.updates, counted.trained) == (120, 1920)
 
 
@@ -224,7 +224,7 @@ def test_updates_and_samples_of_step_1():
         num_train_epochs=3,
         eval_iters=0,
     )
-    counted = counts(config, config.plan_batches(2), 100, 10)
+    counted = count_run(config, config.plan_batches(2), 100, 10)
     assert (counted.updates, counted.trained) == (36, 288)
 
 

@@ -278,6 +278,8 @@ def test_a_preset_of_all_steps(capsys):
     assert {plan["models"][0]["parameters"] - weights for plan in plans} == {0, 2048}
     assert plans[3]["machine"]["processes"] == 4 and plans[3]["counts"]["updates"] == 37_143 // 256
     assert plans[2]["counts"]["updates"] == 37_143 // 64
+    main(["tldr_gemma_2b", "--step", "1", "--gpus", "4"])
+    assert "About 18,572 training rows, 17,218 held-out rows: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

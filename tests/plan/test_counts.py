@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows that a plan counts are those that the run reads."""
+"""The rows that a plan counts: those that the run reads, or those of a published set by its size."""
 
 from pathlib import Path
 
@@ -32,12 +32,22 @@ def test_a_published_set_is_read_from_its_copy_alone(monkeypatch):
     """SFT gets 2 of 10 parts. Without a copy, the published 112,052 rows count, and ./hh is another set."""
     write("hh/train.jsonl", range(20))
     (source,) = find_sources(config_of("hh"))
-    assert source["train"] == 22_410
+    assert source["train"] == 22_410 and source["is_estimate"]
     (source,) = find_sources(config_of("./hh"))
-    assert source["train"] == 19
+    assert source["train"] == 19 and "is_estimate" not in source
 
     write("copies/hh/train.jsonl", range(50))
     write("copies/hh/test.jsonl", range(50, 60))
     monkeypatch.setenv("MA_RLHF_DATA", "copies")
     (source,) = find_sources(config_of("hh"))
     assert (source["train"], source["eval"]) == (10, 2)
+
+
+def test_parts_of_a_published_set(monkeypatch):
+    """webgpt has 19,578 rows and no evaluation split: 979 are held out, and the steps share 2, 4 and 4 of 10 parts."""
+    counted = []
+    for step in (1, 2, 3):
+        monkeypatch.setattr(SFTConfig, "step", step)
+        (source,) = find_sources(config_of("webgpt"))
+        counted.append((source["train"], source["eval"]))
+    assert counted == [(3719, 195), (7440, 392), (7440, 392)]

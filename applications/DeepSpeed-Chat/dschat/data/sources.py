@@ -346,8 +346,8 @@ def in_proportion(parts: Sequence[Sequence[T]]) -> Sequence[T]:
 
 def described(
     name: str,
-    train: Sequence[object],
-    held_out: Sequence[object],
+    train: int,
+    held_out: int,
     dropped: dict[str, int],
     num_rows: tuple[int, int | None],
     split: str | None = None,
@@ -358,7 +358,7 @@ def described(
 
     Args:
         name: name of the source.
-        train, held_out: the rows that the step takes.
+        train, held_out: training and evaluation rows that the step takes.
         dropped: reason → number of rows left out.
         num_rows: training and evaluation rows of the whole source; None if it has no evaluation rows of its own.
         split: fractions by which the steps share the rows; None if the step takes all rows.
@@ -367,8 +367,8 @@ def described(
     """
     record: dict[str, Any] = {
         "name": name,
-        "train": len(train),
-        "eval": len(held_out),
+        "train": train,
+        "eval": held_out,
         "dropped": dropped,
         "rows": {"train": num_rows[0], "eval": num_rows[1]},
         "data_split": split,
@@ -465,7 +465,14 @@ def read_share(
         held_out.append(source_eval)
         files += source.files
         record = described(
-            source.name, source_train, source_eval, source.dropped, source.num_rows, split, source.hub, source.splits
+            source.name,
+            len(source_train),
+            len(source_eval),
+            source.dropped,
+            source.num_rows,
+            split,
+            source.hub,
+            source.splits,
         )
         sources.append(record)
     return Share(train, in_proportion(held_out), sources, tuple(files))

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from dschat.base.errors import UserError
 from dschat.base.steps import STEPS_BY_COMMAND
-from dschat.plan.counts import Counts, count_rows, counts, find_sources
+from dschat.plan.counts import Counts, count_rows, count_run, find_sources
 from dschat.plan.models import ConfigLoader
 from dschat.plan.options import PlanOptions
 from dschat.plan.phases import GB, Machine
@@ -95,7 +95,7 @@ def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: 
         file: a preset or a settings file.
 
     Raises:
-        UserError: see `resolve`, `make_plan` and `counts`.
+        UserError: see `resolve`, `make_plan` and `count_run`.
     """
     machine = _machine(options)
     training_step = STEPS_BY_COMMAND[step]
@@ -142,10 +142,10 @@ def _counts(plan: Plan, options: PlanOptions, sources: list[dict[str, object]] |
     """Updates and samples, from --num_samples or else from the rows of the data; None if neither is known."""
     batches = plan.config.plan_batches(plan.machine.processes)
     if options.num_samples is not None:
-        return counts(plan.config, batches, options.num_samples, held_out=0)
+        return count_run(plan.config, batches, options.num_samples, held_out=0)
     if sources is None:
         return None
-    return counts(plan.config, batches, *count_rows(sources))
+    return count_run(plan.config, batches, *count_rows(sources))
 
 
 def _config_loader(config_flag: str | None, base: str | None) -> ConfigLoader:

@@ -12,14 +12,13 @@ from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import prepared_share
 from dschat.data.sources import described, names_file, read_share, split_for
 from dschat.data.splits import parse_fractions, split_bounds, with_eval_share
-from dschat.refuel.offline_settings import RefuelConfig
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of a whole run."""
+    """Numbers of a whole run. Rows that are dropped when examples are made of them, such as too long ones, count."""
 
     examples: int  # training rows
     held_out: int  # evaluation rows
@@ -27,8 +26,14 @@ class Counts:
     trained: int  # examples in these updates; in step 3, prompts with all of their responses
 
 
-def counts(config: CommonConfig, plan: BatchPlan, examples: int, held_out: int) -> Counts:
+def count_run(config: CommonConfig, plan: BatchPlan, examples: int, held_out: int) -> Counts:
     """Counts a run with the trainers' arithmetic; rows that do not fill a rollout (or an update) are left out.
+
+    Args:
+        config: flags of the step.
+        plan: batch sizes.
+        examples: training rows.
+        held_out: evaluation rows.
 
     Raises:
         UserError: fewer examples than one rollout or update.
@@ -41,12 +46,14 @@ def counts(config: CommonConfig, plan: BatchPlan, examples: int, held_out: int) 
 def find_sources(config: CommonConfig) -> list[dict[str, Any]] | None:
     """The rows that the step takes from each source, in the form of `dschat.data.sources.described`.
 
-    None if a source is neither local nor a published data set whose size is known. Local sources are read.
+    None if a source is neither local nor a published data set whose size is known. Local sources are read. The counts
+    of a published set are about right, and its record has `is_estimate`: a run also removes prompts that are held out
+    of another source, and outside of the paper's sets keeps rows of one prompt together.
 
     Raises:
         UserError: a local source cannot be read.
     """
-    if isinstance(config, RefuelConfig):  # reads pairs, which are tokens
+    if not config.reads_rows:
         return None
     folders = find_prepared(config.data.data_path)
     if folders:
@@ -81,20 +88,20 @@ def _published_source(path: str, known_set: KnownSet, config: CommonConfig) -> d
     train_rows, eval_rows = known_set.counts
     if eval_rows is None:
         eval_split = with_eval_share(config.data.eval_share)
-        train_rows = _part(known_set.train_rows, eval_split, 1)
-        eval_rows = _part(known_set.train_rows, eval_split, 2)
+        train_rows = _rows_in_part(known_set.train_rows, eval_split, 0)
+        eval_rows = _rows_in_part(known_set.train_rows, eval_split, 1)
     split = split_for(path, config.data.data_split)
-    train = range(_part(train_rows, split, config.step))
-    held_out = range(_part(eval_rows, split, config.step))
-    return described(known_set.title, train, held_out, {}, known_set.counts, split)
+    train = _rows_in_part(train_rows, split, config.step - 1)
+    held_out = _rows_in_part(eval_rows, split, config.step - 1)
+    return described(known_set.title, train, held_out, {}, known_set.counts, split) | {"is_estimate": True}
 
 
-def _part(rows: int, split: str | None, number: int) -> int:
-    """Rows of a part of a split, counted from 1; all without a split."""
+def _rows_in_part(rows: int, split: str | None, part: int) -> int:
+    """Rows of a part of a split, counted from 0; all without a split."""
     if split is None:
         return rows
     bounds = split_bounds(rows, parse_fractions(split))
-    return bounds[number] - bounds[number - 1]
+    return bounds[part + 1] - bounds[part]
 
 
 def count_rows(sources: Sequence[Mapping[str, Any]]) -> tuple[int, int]:

@@ -48,7 +48,7 @@ class PlanReport:
             _main_memory_verdict(plan),
             _disk_line(plan),
             "\n".join(source_line(source) for source in self.sources),
-            _count_line(plan, self.counts),
+            _count_line(plan, self.counts, any(source.get("is_estimate") for source in self.sources)),
         ]
         if self.expectation is not None:
             parts.append(expectation_text(self.expectation))
@@ -191,11 +191,12 @@ def _disk_line(plan: Plan) -> str:
     )
 
 
-def _count_line(plan: Plan, counts: Counts | None) -> str:
+def _count_line(plan: Plan, counts: Counts | None, is_estimate: bool) -> str:
     if counts is None:
         return "Updates and samples: give --prompts N, the number of training rows."
     trained = f"{counts.updates:,} updates on {counts.trained:,} {_trained_on(plan.config)}"
-    return f"{counts.examples:,} training rows, {counts.held_out:,} held-out rows: {trained}."
+    about = "About " if is_estimate else ""
+    return f"{about}{counts.examples:,} training rows, {counts.held_out:,} held-out rows: {trained}."
 
 
 def _trained_on(config: CommonConfig) -> str:

@@ -95,6 +95,11 @@ class RefuelConfig(RegressionConfig, SupervisedConfig):
 
     pairs: PairFlags
 
+    @property
+    def reads_rows(self) -> bool:
+        """Pairs are tokens already."""
+        return False
+
     @classmethod
     def derive(cls, values: dict[str, Any]) -> None:
         """Fill in the values that follow from other flags, in place; `values` holds every flag by its name."""

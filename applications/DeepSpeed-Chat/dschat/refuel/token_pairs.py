@@ -57,7 +57,8 @@ def load_regression_data(names: Sequence[str], max_seq_len: int, vocabulary: int
         held_out.append(source_eval)
         files += raw.files
         num_rows = (len(rows), len(eval_rows))
-        sources.append(described(raw.name, source_train, source_eval, {}, num_rows, hub=raw.hub, names=raw.splits))
+        counts = (len(source_train), len(source_eval))
+        sources.append(described(raw.name, *counts, {}, num_rows, hub=raw.hub, names=raw.splits))
     if not train:
         raise UserError(
             f"{FLAG} {' '.join(names)}: no training pair is left ({in_words(dropped['train']) or 'there is none'}). "

@@ -497,6 +497,11 @@ class CommonConfig(Config, metaclass=ABCMeta):
         return tuple(dict.fromkeys(names))
 
     @property
+    def reads_rows(self) -> bool:
+        """Whether --data_path names rows of text, of which the steps take their shares."""
+        return True
+
+    @property
     def spreads_lengths(self) -> bool:
         """Whether a micro-batch holds examples of all lengths, not similar ones."""
         return False

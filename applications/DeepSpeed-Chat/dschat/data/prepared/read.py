@@ -117,7 +117,7 @@ def prepared_share(folders: Sequence[PreparedFolder], tokenizer: PreTrainedToken
         train.append(folder_train)
         held_out.append(folder_eval)
         counts = (len(folder_train), len(folder_eval))
-        sources.append(described(str(folder.path), folder_train, folder_eval, {}, counts))
+        sources.append(described(str(folder.path), *counts, {}, counts))
         files += chain.from_iterable(folder.files.values())
     all_train = train[0] if len(train) == 1 else list(chain.from_iterable(train))
     return Share(all_train, in_proportion(held_out), sources, tuple(files))
