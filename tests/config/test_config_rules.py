@@ -482,6 +482,7 @@ REFUSALS = [
     ("rloo", "--critic_group_weight 0.5", "--critic_group_weight", "has no critic"),
     ("ppo", "--value_head hl_gauss", "--value_head hl_gauss", "give --value_range LOW HIGH"),
     ("ppo", "--value_head hl_gauss --value_range 1 0", "the lower one first, such as -0.1 1.1"),
+    ("ppo", "--value_head hl_gauss --value_range 0 inf", "give --value_range LOW HIGH"),
     ("ppo", "--value_head hl_gauss --value_range 1", "give --value_range LOW HIGH"),
     ("ppo", "--value_range 0 1", "add --value_head hl_gauss"),
     ("ppo", "--value_head hl_gauss --value_range -1 1 --lora_dim 4 --no_merge_lora", "give neither --share_base"),

@@ -12,7 +12,7 @@ from hypothesis import given
 import record_other_trainers as recorded
 from closeness import FORMULA, FORWARD, assert_near, near
 from macro_actions.conditions import fixed, surprise
-from macro_actions.groups import are_equal, critic_weights, dr_grpo, grpo, prefix_values, refilled
+from macro_actions.groups import are_equal, critic_weights, dr_grpo, grpo, prefix_values, refill_slots
 from macro_actions.losses import kl_loss, loss_count, loss_weights, policy_loss
 from macro_actions.returns import adaptive_lam
 from macro_actions.rewards import kl_estimate, penalise_length
@@ -77,7 +77,7 @@ def test_equal_groups_are_those_of_one_score() -> None:
 def test_places_of_equal_groups_by_hand(equal: str, further: str, ranks: int, expected: list[int]) -> None:
     """An = is a group of equal scores."""
     given = (torch.tensor([sign == "=" for sign in groups]) for groups in (equal, further))
-    assert refilled(*given, ranks).tolist() == expected
+    assert refill_slots(*given, ranks).tolist() == expected
 
 
 def scored(scores: list[float], lengths: list[int], ids: list[list[int]] | None = None) -> Trajectory:

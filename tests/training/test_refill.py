@@ -18,7 +18,7 @@ from dschat.training.ppo.refill import prompts_with_equal_scores, replace_prompt
 from dschat.training.ppo.score import ExternalStats, ScoredBatch, ScoredRows
 from factories import credit_of_batch, make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop
 from macro_actions.conditions import fixed
-from macro_actions.groups import refilled
+from macro_actions.groups import refill_slots
 from macro_actions.segments import segment
 from macro_actions.types import ScoredRollout
 from rl_cases import trajectory_of
@@ -185,7 +185,7 @@ def test_places_of_a_rank_are_taken_by_prompts_of_others(monkeypatch: Any) -> No
         return ScoredBatch(rows_of(known, macro), index == 13, ExternalStats(numbers, *sums), index + 100)
 
     equal, further = (torch.tensor(x).bool() for x in ([0, 1, 1, 0, 1, 0], [0, 1, 0, 0, 1, 1]))
-    groups = refilled(equal, further, ranks=3)
+    groups = refill_slots(equal, further, ranks=3)
     passed: list[Any] = []
 
     class Passed(Exception):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from macro_actions.groups import dr_grpo, grpo, prefix_values, rloo, rloo_turns, scale
+from macro_actions.groups import dr_grpo, grpo, grpo_divisor, prefix_values, rloo, rloo_turns
 from macro_actions.masked import last_true
 from macro_actions.returns import discounted_sums
 from macro_actions.segments import pool_rewards, segment, to_tokens
@@ -104,8 +104,8 @@ def tempo_batch(trajectory: Trajectory, macro: MacroActions, settings: Estimator
     tokens_after = macro.lengths.cumsum(1)
     tokens_before = tokens_after - macro.lengths
     gains = values.gather(1, tokens_after) - values.gather(1, tokens_before)
-    group_scale = scale(scores, counted).expand_as(scores).reshape(-1, 1)
-    parts = gains / group_scale
+    divisor = grpo_divisor(scores, counted).expand_as(scores).reshape(-1, 1)
+    parts = gains / divisor
 
     penalty = response_penalty(kl, settings.kl_coef)
     advantages = response_advantages[:, None] + parts + penalty[:, None]

@@ -2,7 +2,7 @@
 """Responses of a group, the K samples of one prompt, compared with each other; prompts do not affect each other.
 
 ``scores`` has shape (P, K). ``counted``, bool of the same shape, is False for responses that are treated as if they
-had not been sampled; with ``None`` all count.
+had not been sampled. Where it may be left out (estimators, `critic_weights`, `prefix_values`), ``None`` counts all.
 """
 
 import torch
@@ -69,11 +69,11 @@ def grpo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
         advantages, shape ``(P, K)``: 0 where a score does not count, is the prompt's only one, or all are equal.
     """
     counted = _all_if_none(counted, scores)
-    return dr_grpo(scores, counted) / scale(scores, counted)
+    return dr_grpo(scores, counted) / grpo_divisor(scores, counted)
 
 
-def scale(scores: Tensor, counted: Tensor) -> Tensor:
-    """GRPO's divisor: standard deviation plus 1e-6, or infinity where all scores are equal.
+def grpo_divisor(scores: Tensor, counted: Tensor) -> Tensor:
+    """Divisor of :func:`grpo`: standard deviation plus 1e-6, or infinity where all scores are equal.
 
     Args:
         scores: shape ``(P, K)``.
@@ -82,61 +82,60 @@ def scale(scores: Tensor, counted: Tensor) -> Tensor:
     Returns:
         Shape ``(P, 1)``.
     """
-    _, deviation = moments(scores, counted)
+    _, variance = moments(scores, counted)
     equal = are_equal(scores, counted)[:, None]
-    return torch.where(equal, torch.inf, deviation + EPSILON)
+    return torch.where(equal, torch.inf, variance.sqrt() + EPSILON)
 
 
-def moments(scores: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each prompt's scores.
+def moments(scores: Tensor, counted: Tensor, correction: int = 1) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each prompt's scores.
 
     Args:
         scores: shape ``(P, K)``.
         counted: shape ``(P, K)``, bool.
+        correction: the variance has the denominator K − correction.
 
     Returns:
-        Shape ``(P, 1)`` each. The deviation has the denominator K − 1, and is 0 for a single score.
+        Shape ``(P, 1)`` each. The variance of a single score is 0.
     """
     count = counted.sum(1, keepdim=True)
     total = torch.where(counted, scores, 0.0).sum(1, keepdim=True)
     mean = total / count.clamp(min=1)
     centred = torch.where(counted, scores - mean, 0.0)
     squares = centred.square().sum(1, keepdim=True)
-    variance = squares / (count - 1).clamp(min=1)
-    return mean, variance.sqrt()
+    variance = squares / (count - correction).clamp(min=1)
+    return mean, variance
 
 
-def critic_weights(scores: Tensor, beta: float, least: float, counted: Tensor | None = None) -> Tensor:
+def critic_weights(scores: Tensor, beta: float, floor: float, counted: Tensor | None = None) -> Tensor:
     """Weights of prompts in the critic's loss: less for those whose scores vary more (EasyPPO).
 
-        w = 1 / max(v^β, w_min)        v: variance of the prompt's scores, with the denominator K
+        w = 1 / max(v^β, floor)        v: variance of the prompt's scores, with the denominator K
 
     A loss is divided by the mean of w over all prompts of a rollout, which the caller knows. A prompt with one counted
     score has variance 0, as one whose scores are equal.
 
-    Example: with β = 1 and w_min = .01, scores 0, 1 weigh 4, and scores ½, ½ weigh 100.
+    Example: with β = 1 and a floor of .01, scores 0, 1 weigh 4, and scores ½, ½ weigh 100.
 
     Args:
         scores: shape ``(P, K)``.
         beta: β; ½ divides by the standard deviation.
-        least: w_min, above 0.
+        floor: above 0; bounds the weight of equal scores.
         counted: shape ``(P, K)``, bool, or ``None`` if all scores count.
 
     Returns:
         Shape ``(P,)``; 0 for a prompt none of whose scores count.
     """
     counted = _all_if_none(counted, scores)
-    count = counted.sum(1).clamp(min=1)
-    scores = torch.where(counted, scores, 0.0)
-    mean = scores.sum(1) / count
-    squares = torch.where(counted, scores - mean[:, None], 0.0).square().sum(1)
-    variance = squares / count
-    weights = 1 / variance.pow(beta).clamp(min=least)
+    _, variance = moments(scores, counted, correction=0)
+    weights = 1 / variance.squeeze(1).pow(beta).clamp(min=floor)
     return torch.where(counted.any(1), weights, 0.0)
 
 
 def are_equal(scores: Tensor, counted: Tensor) -> Tensor:
     """Whether all scores of a prompt are equal, so that nothing can be learned from it (Yu et al. 2025).
+
+    True for a prompt with one counted score, or with none.
 
     Args:
         scores: shape ``(P, K)``.
@@ -150,7 +149,7 @@ def are_equal(scores: Tensor, counted: Tensor) -> Tensor:
     return highest <= lowest
 
 
-def refilled(equal: Tensor, extra_equal: Tensor, ranks: int = 1) -> Tensor:
+def refill_slots(equal: Tensor, extra_equal: Tensor, ranks: int = 1) -> Tensor:
     """Replace groups of equal scores by extra groups of unequal scores, until there are no more of one kind.
 
     Groups are dealt to ranks in turn: group g belongs to rank g % ranks. An extra group stays on its rank while there
@@ -222,7 +221,7 @@ def rloo_turns(returns: Tensor, reached: Tensor) -> Tensor:
 
 
 def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor | None = None) -> Tensor:
-    """V of every prefix of every response: the mean score of the prompt's responses that begin with it.
+    """V of every prefix of every response: the mean score of the prompt's counted responses that begin with it, or 0.
 
     Example: responses a b, a c, d with scores 1, 3, 8: V is 4 for the empty prefix, 2 for a, 1 for a b, 8 for d.
 

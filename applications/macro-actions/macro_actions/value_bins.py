@@ -2,8 +2,8 @@
 """Values of bounded returns as distributions over bins, learnt by cross-entropy (HL-Gauss, Farebrother et al. 2024).
 
 A value head has K outputs, one for each of K bins of equal width between two bounds. The target of a return is the
-mass of a Gaussian around it in each bin; the value is the expectation of the centres of the bins. Of a critic in RLHF:
-arXiv 2608.02181, with 101 bins on [−0.1, 1.1] and σ = 0.024 for returns in [0, 1].
+mass of a Gaussian around it in each bin; the value is the expectation of the centres of the bins. arXiv 2608.02181
+trains the critic of RLHF so, with 101 bins on [−0.1, 1.1] and σ = 0.024 for returns in [0, 1].
 """
 
 from __future__ import annotations
@@ -21,17 +21,27 @@ from macro_actions.losses import Count, Stats, token_count
 class ValueBins:
     """Bins of equal width.
 
+    Near a bound the Gaussian is cut off, and the value is drawn inwards: leave 4 σ around the returns, as [−0.1, 1.1]
+    does around [0, 1].
+
     Attributes:
         low: lower bound of the first bin.
         high: upper bound of the last one.
         count: K.
         sigma: σ of the target's Gaussian; about twice the width of a bin.
+
+    Raises:
+        ValueError: the bounds are not finite, or the lower one is not below the other.
     """
 
     low: float = -0.1
     high: float = 1.1
     count: int = 101
     sigma: float = 0.024
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.low < self.high < math.inf:
+            raise ValueError(f"bins need finite bounds, the lower one first, not {self.low} and {self.high}.")
 
     @classmethod
     def between(cls, low: float, high: float) -> ValueBins:
@@ -56,10 +66,10 @@ class ValueBins:
         return (logits.float().softmax(-1) * centres).sum(-1)
 
     def head_from(self, weight: Tensor) -> Tensor:
-        """Weight of a head with bins whose values begin with those of a head v = w · h with one output.
+        """Weight of a head with bins whose first values are m + v, for a head v = w · h with one output.
 
-        The logits (c_k − m) v / Var(c), with the centres c and their mean m, have the expectation m + v + O(v³). The
-        bounds are approached as |v| grows; a head of zeros gives the middle of the range.
+        The logits (c_k − m) v / Var(c), with the centres c and their mean m (the middle of the range), have the
+        expectation m + v + O(v³). The bounds are approached as |v| grows; a head of zeros gives m.
 
         Args:
             weight: shape ``(1, H)``, w.

@@ -66,9 +66,8 @@ def add_bins(model: Any, bins: ValueBins, placement: Placement) -> None:
     """
     old = model.score
     with placement.gathered(model, old):
-        head = nn.Linear(old.in_features, bins.count, old.bias is not None, device="meta")
-        for name, parameter in old.named_parameters():
-            setattr(head, name, nn.Parameter(bins.head_from(parameter.detach())))
+        head = nn.Linear(old.in_features, bins.count, bias=False, device="meta")
+        head.weight = nn.Parameter(bins.head_from(old.weight.detach()))
         model.score = head
     model.config.num_labels = bins.count
     model.num_labels = bins.count

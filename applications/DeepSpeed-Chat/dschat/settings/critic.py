@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags of a critic that learns more of a rollout than the actor does, and the rules of step 3 about them."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -74,7 +75,7 @@ def _check_ratio_mask(config: Any) -> None:
 def _check_value_range(config: Any) -> None:
     """Raises UserError unless --value_head hl_gauss has a range of returns."""
     limits = config.critic.value_range or []
-    is_range = len(limits) == 2 and limits[0] < limits[1]
+    is_range = len(limits) == 2 and -math.inf < limits[0] < limits[1] < math.inf
     if config.critic.value_head != "linear" and not is_range:
         raise UserError(
             "--value_head hl_gauss has bins between two bounds of the returns: give --value_range LOW HIGH, the lower"

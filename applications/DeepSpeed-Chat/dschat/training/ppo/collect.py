@@ -70,19 +70,19 @@ class ScoringCollector(Collector):
             samples_per_prompt: responses to each prompt.
             fuses_credit: leave the actor's log-probs and the critic's values to the update's own forward passes.
         """
-        self.sampler = sampler
+        self._sampler = sampler
         self._scorer = scorer
         self._samples_per_prompt = samples_per_prompt
         self._fuses_credit = fuses_credit
 
     def collect(self, work: RolloutWork) -> ScoredBatch:
-        samples = self.sampler.sample(work)
+        samples = self._sampler.sample(work)
         work.clock.record("generation")
         work.clock.sampled += lengths_of_samplings(samples.generation, samples.texts)
         batch = self._scorer.score_rollout(samples.generation, samples.texts, work.epoch, self._fuses_credit)
-        numbers = torch.tensor(work.prompt_numbers, device=batch.bad_rows.device)
-        numbers = numbers.repeat_interleave(self._samples_per_prompt)
-        return replace(batch, prompt_numbers=numbers, is_stale=samples.is_stale)
+        prompts = torch.tensor(work.prompt_numbers, device=batch.bad_rows.device)
+        prompt_of_row = prompts.repeat_interleave(self._samples_per_prompt)
+        return replace(batch, prompt_numbers=prompt_of_row, is_stale=samples.is_stale)
 
 
 def lengths_of_samplings(generation: Generation, texts: ResponseTexts) -> list[Lengths]:
@@ -117,7 +117,7 @@ class Sampler(ABC):
         return {}, {}
 
     def load(self, state: Progress) -> None:
-        """Restores what `state` returned."""
+        """Restores what `state` returned, from the numbers (`rollout`) and tensors of a checkpoint."""
         return None
 
 
@@ -140,7 +140,7 @@ class RequestedRows:
     """Responses to be sampled, prompt after prompt."""
 
     examples: list[PromptExample]  # the prompt of each row
-    sample_numbers: list[int]  # numbers of each row among the responses to its prompt
+    sample_numbers: list[int]  # number of each row among the responses to its prompt, from 0
     seeds: list[int]
     samples: int  # responses to each prompt
 
@@ -207,7 +207,7 @@ class ActorSampler(PolicySampler):
         return RequestedRows(row_examples, sample_numbers, seeds, samples)
 
     def label(self, generation: Generation, requested: RequestedRows) -> tuple[Generation, ResponseTexts]:
-        """Adds the indices of the prompts to sampled responses; returns them with their texts."""
+        """Sampled responses as of `with_indices`, and their texts."""
         generation = self.with_indices(generation, requested)
         prompts = []
         rows = []
@@ -222,10 +222,10 @@ class ActorSampler(PolicySampler):
         return generation, ResponseTexts(prompts, responses, rows, finished)
 
     def with_indices(self, generation: Generation, requested: RequestedRows) -> Generation:
-        """Adds the indices of the prompts to sampled responses."""
+        """Adds to sampled responses the index of each row's prompt and, of several to a prompt, the row's number."""
         device = generation.bad_rows.device
-        prompt_numbers = [example.index for example in requested.examples]
-        prompt_index = torch.tensor(prompt_numbers, device=device)
+        indices = [example.index for example in requested.examples]
+        prompt_index = torch.tensor(indices, device=device)
         sample_index = None
         if requested.samples > 1:
             sample_index = torch.tensor(requested.sample_numbers, device=device)

@@ -23,7 +23,7 @@ def equal_groups(scores: Tensor, response_mask: Tensor, samples: int) -> Tensor:
     return are_equal(scores.unflatten(0, (-1, samples)), counted.unflatten(0, (-1, samples)))
 
 
-def weights_of_groups(trajectory: Trajectory, samples: int, beta: float, least: float) -> Tensor:
+def weights_of_groups(trajectory: Trajectory, samples: int, beta: float, floor: float) -> Tensor:
     """Weights (B,) of rows in the critic's loss, relative to their mean over the prompts of all ranks.
 
     Every rank must call it. Prompts without a scored response do not count. For β and the floor see `critic_weights`.
@@ -32,10 +32,10 @@ def weights_of_groups(trajectory: Trajectory, samples: int, beta: float, least: 
         trajectory: B rows; the samples of a prompt follow each other.
         samples: responses to each prompt.
         beta: power of the variance of a prompt's scores.
-        least: least variance to that power.
+        floor: least variance to that power.
     """
     has_score = trajectory.response_mask.any(1)
     scores = trajectory.scores.unflatten(0, (-1, samples))
-    weights = critic_weights(scores, beta, least, has_score.unflatten(0, (-1, samples)))
+    weights = critic_weights(scores, beta, floor, has_score.unflatten(0, (-1, samples)))
     total, count = sum_over_ranks(torch.stack([weights.sum(), (weights > 0).sum().float()])).unbind()
     return (weights * count / total.clamp(min=torch.finfo(total.dtype).tiny)).repeat_interleave(samples)

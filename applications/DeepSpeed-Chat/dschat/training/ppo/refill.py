@@ -19,7 +19,7 @@ from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.collect import ActorSampler, Collector, RolloutWork, lengths_of_samplings
 from dschat.training.ppo.groups import equal_groups
 from dschat.training.ppo.score import RolloutScorer, ScoredBatch
-from macro_actions.groups import refilled
+from macro_actions.groups import refill_slots
 from macro_actions.types import join, mapped, select_rows
 
 
@@ -67,7 +67,7 @@ class RefillCollector(Collector):
             sampled_tokens += tokens
 
             # Those with different scores replace prompts with equal ones, on all ranks together.
-            groups = refilled(is_equal, self._equal_on_all_ranks(further), world_size())
+            groups = refill_slots(is_equal, self._equal_on_all_ranks(further), world_size())
             batch = replace_prompts(batch, further, groups, self._samples, self._actor.sampling.pad_id)
             local_groups = groups[rank() :: world_size()]
             replaced_count += int((local_groups >= self._rollout_size).sum())
@@ -105,7 +105,7 @@ def replace_prompts(
     Args:
         batch: this rank's prompts.
         further: equally many further prompts of this rank.
-        groups: shape ``(P,)``, int64, from `macro_actions.groups.refilled`: the prompt in each slot of all ranks.
+        groups: shape ``(P,)``, int64, from `macro_actions.groups.refill_slots`: the prompt in each slot of all ranks.
             Further prompts are numbered from P; slots and prompts are dealt to ranks in turn.
         samples: responses to each prompt.
         pad_id: fills ids.
