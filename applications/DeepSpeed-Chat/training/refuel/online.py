@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""REFUEL with users from data: `dschat refuel-online` in this process, or as one of a launcher's."""
+"""REFUEL with users from data: `dschat refuel-online` in this process, or as one process of a launcher."""
 
 import sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""REFUEL on pairs of dialogues: `dschat refuel` in this process, or as one of a launcher's."""
+"""REFUEL on pairs of dialogues: `dschat refuel` in this process, or as one process of a launcher."""
 
 import sys
 

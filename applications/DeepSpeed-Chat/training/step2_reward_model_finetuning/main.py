@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step 2, the reward model: `dschat reward` in this process, or as one of a launcher's."""
+"""Step 2, the reward model: `dschat reward` in this process, or as one process of a launcher."""
 
 import sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step 3, PPO with macro actions: `dschat ppo` in this process, or as one of a launcher's."""
+"""Step 3, PPO with macro actions: `dschat ppo` in this process, or as one process of a launcher."""
 
 import sys
 
