@@ -134,18 +134,18 @@ def _check_value(name: str, value: Any, ours: Any, file: str) -> None:
         ours: the value that the flags give; None if they give none.
         file: --deepspeed_config.
     """
-    given = json.dumps(value)
+    as_json = json.dumps(value)
     problem = None
     if (name in SECTIONS or isinstance(ours, dict)) and not isinstance(value, dict):
-        problem = f"must be a JSON object, not {given}."
+        problem = f"must be a JSON object, not {as_json}."
     elif name in DECIDED_BY_FLAGS and value != ours:
         problem = (
-            f"is {given}, but the flags give {json.dumps(ours)}. "
+            f"is {as_json}, but the flags give {json.dumps(ours)}. "
             f'Remove the key, or set it to "auto", and use {DECIDED_BY_FLAGS[name]}.'
         )
     elif name in NUMBERS and not (type(value) in (int, float) and math.isfinite(value)):
-        problem = f"must be a number, not {given}."
+        problem = f"must be a number, not {as_json}."
     elif name == GRADIENT_DTYPE and value not in GRADIENT_DTYPES:
-        problem = f"must be one of {', '.join(GRADIENT_DTYPES)}, not {given}."
+        problem = f"must be one of {', '.join(GRADIENT_DTYPES)}, not {as_json}."
     if problem:
         raise UserError(f"--deepspeed_config {file}: {name} {problem}")
