@@ -123,7 +123,10 @@ def kl_column(level: float) -> str:
 
 
 def over_seeds(values: Sequence[float] | pd.Series[float], median: bool = False) -> MeanInterval:
-    """The mean or median of one value per seed with a 95 % bootstrap interval; none if all values are equal."""
+    """The mean or median of one value per seed with a 95 % bootstrap interval; none if all values are equal.
+
+    Of two or three values the interval is the lowest and the highest, and says less than 95 %.
+    """
     numbers = np.asarray(values, dtype=np.float64)
     statistic = np.median if median else np.mean
     value = float(statistic(numbers))
