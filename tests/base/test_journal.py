@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,9 @@ def test_a_journal_refuses_other_settings_and_a_finished_file(tmp_path):
     again.finish([{"n": 5}])
     with pytest.raises(UserError, match="exists, finished.*--overwrite"):
         Journal(file, {"seed": 2, "model": "m"})
+    for folder in (tmp_path, Path()):
+        with pytest.raises(UserError, match="a folder. Give the path of a file"):
+            Journal(folder, {})
 
 
 def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path):

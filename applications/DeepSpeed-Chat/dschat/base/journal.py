@@ -45,8 +45,8 @@ class Journal:
                 was begun with overwrite and equal settings: then resume it.
 
         Raises:
-            UserError: the path is a folder; the file is finished, was begun with other settings, is being written by another process or
-                cannot be written.
+            UserError: the path is a folder; the file is finished, was begun with other settings, is being written by
+                another process or cannot be written.
         """
         if path.is_dir():
             raise UserError(f"{path}: a folder. Give the path of a file to write, such as {path / 'results.jsonl'}.")
