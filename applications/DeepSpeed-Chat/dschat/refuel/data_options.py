@@ -88,8 +88,6 @@ class TokenPairFlags:
         "maximum tokens per dialogue, to which all rows are padded; longer dialogues are dropped", 2048, AT_LEAST_1
     )
     test_rows: int = flag("number of pairs to hold out for evaluation, at most one in ten", 500, AT_LEAST_0)
-    # Samples no tokens, so that it may be any whole number from 0.
-    seed: int = flag("random seed of the choice of held-out pairs", 0, AT_LEAST_0)
 
 
 # -- commands

@@ -195,7 +195,7 @@ def run_masks(options: MaskOptions) -> str:
         "model": f"{path} (template and vocabulary {digest([tokenizer.chat_template, tokenizer.get_vocab()])})",
         SETTING: template_date(),
     }
-    settings |= settings_of(options, ("total_length", "test_rows", "seed"))
+    settings |= settings_of(options, ("total_length", "test_rows"))
     summary = location.publish_finished([TRAIN, TEST], settings)
     if summary is not None:
         return summary
@@ -212,14 +212,14 @@ def run_masks(options: MaskOptions) -> str:
     return _write(pa.concat_tables(tables), left_out, settings, options)
 
 
-def held_out_rows(openings: Sequence[str], wanted: int, seed: int) -> list[int]:
+def held_out_rows(openings: Sequence[str], wanted: int) -> list[int]:
     """Numbers of the held-out pairs in ascending order: about the requested number, but at most one in ten.
 
     Pairs whose dialogues have the same `openings`, up to white space, are held out together.
     """
     count = len(openings)
     number = min(wanted, count // MOST_HELD_OUT)
-    order = np.random.default_rng(seed).permutation(count)
+    order = np.random.default_rng(0).permutation(count)  # in every run the same
     openings = [plainly_written(opening) for opening in openings]
     parts = parts_of_rows(openings, (0, number, count), order)
     rows: list[int] = np.flatnonzero(parts == 0).tolist()
@@ -249,7 +249,7 @@ def _write(pairs: pa.Table, left_out: Counter[str], settings: dict[str, Any], op
     if not pairs.num_rows:
         raise UserError(f"{INPUT} {options.pairs.input_repo}: no pair is left ({in_words(left_out)}).")
     openings = [messages[0]["content"] for messages in pairs.column("chosen").to_pylist()]
-    test_rows = held_out_rows(openings, options.pairs.test_rows, options.pairs.seed)
+    test_rows = held_out_rows(openings, options.pairs.test_rows)
     train_rows = np.setdiff1d(np.arange(pairs.num_rows), test_rows)
     reasons = f", {left_out.total()} left out ({in_words(left_out)})" if left_out else ""
     summary = f"{len(train_rows)} pairs to train on and {len(test_rows)} held out{reasons}"
