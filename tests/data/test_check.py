@@ -113,7 +113,7 @@ def test_check_without_a_tokenizer(folder):
     ]
     # Of 3 rows, 1.5 and 1.5 round to 2 and 2, one too many, which the second bound loses: it is 1. The first prompt's
     # two rows have their middle there, and so belong to step 3 as the last row does.
-    assert lines_of(report, "shares of --data_split 0,1,1, seed 1234") == [
+    assert lines_of(report, "shares of --data_split 0,1,1") == [
         "step 1 (SFT): 0 of 4 training, 0 of 3 evaluation rows",
         "step 2 (reward model): 2 of 4 training, 0 of 3 evaluation rows",
         "step 3 (PPO): 2 of 4 training, 3 of 3 evaluation rows",
@@ -272,7 +272,7 @@ def test_command_of_several_paths_and_renamed_columns(tmp_path, capsys):
     first = write(tmp_path / "a.jsonl", [{"q": "x", "good": "y", "bad": "z"}] * 20)
     second = write(tmp_path / "b.jsonl", [{"q": "x", "good": "y", "bad": "z"}] * 40)
     keys = ["--prompt_key", "q", "--chosen_key", "good", "--rejected_key", "bad"]
-    assert main(["check", first, second, *keys, "--seed", "7"]) == 0
+    assert main(["check", first, second, *keys]) == 0
     printed = capsys.readouterr().out
     assert "19 training, 1 eval" in printed and "38 training, 2 eval" in printed
     assert printed.count("rows of the steps: all rows in each (no --data_split)") == 2

@@ -66,10 +66,10 @@ def test_row_counts_and_shares(name):
     assert (known.train_rows, known.eval_rows) == counts
     rows = known.train_rows
     if known.eval_rows is None:
-        train, held_out = (split_indices(rows, "95,5", part, 1234) for part in (0, 1))
+        train, held_out = (split_indices(rows, "95,5", part) for part in (0, 1))
         assert (len(train), len(held_out)) == (18_599, 979)
         rows = len(train)
-    assert tuple(len(split_indices(rows, data_split, part, 1234)) for part in range(3)) == sizes
+    assert tuple(len(split_indices(rows, data_split, part)) for part in range(3)) == sizes
 
 
 @pytest.mark.parametrize(

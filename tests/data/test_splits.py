@@ -88,6 +88,22 @@ def test_dialogues_that_begin_alike_are_held_out_together(tmp_path):
     assert len(openings(share.train) | openings(share.eval)) == 60
 
 
+def test_runs_of_other_seeds_take_the_same_rows(tmp_path):
+    """PPO shares no prompt with a reward model of another seed, and nobody trains on what another run holds out."""
+    path = write(tmp_path / "rows.jsonl", [pair(f"What is {number // 2}?", number) for number in range(800)])
+    shares: dict[tuple[int, int], Share[Row]] = {}
+    for step in (2, 3):
+        for seed in (1, 2, 1234):
+            shares[step, seed] = load_share(flags_of(path, step=step, data_split="0,3,1", seed=seed))
+    for step in (2, 3):
+        assert shares[step, 1].train == shares[step, 2].train == shares[step, 1234].train
+        assert shares[step, 1].eval == shares[step, 2].eval == shares[step, 1234].eval
+    reward, ppo = shares[2, 1234], shares[3, 1]
+    assert (len(reward.train), len(ppo.train), len(reward.eval), len(ppo.eval)) == (570, 190, 30, 10)
+    sides = [openings(rows) for rows in (reward.train, ppo.train, reward.eval, ppo.eval)]
+    assert sum(map(len, sides)) == len(set().union(*sides)) == 400, "every prompt is on one side"
+
+
 @pytest.mark.parametrize("split", [None, "1,1,1"])
 def test_a_prompt_of_two_sources_is_on_one_side(tmp_path, split):
     demonstrations = [{"prompt": f"Q{number}", "response": " a"} for number in range(100)]

@@ -16,7 +16,7 @@ from dschat.base.errors import UserError
 from dschat.data.encoding import encode_prompt_texts, encode_responses, prompt_text
 from dschat.data.examples import CUT_TO_NOTHING, sft_examples
 from dschat.data.preview import Settings, preview_report
-from dschat.data.sources import load_source
+from dschat.data.sources import read_source
 from dschat.data.turns import encode_turns
 from factories import PAD, engine_of, make_causal_lm
 from tokenizer_families import FAMILIES
@@ -85,7 +85,7 @@ def test_a_dialogue_without_a_last_reply(tmp_path, name):
         tmp_path / "rows.jsonl",
         [{"messages": [*TALK[:4], {"role": "user", "content": "Still there?"}]}, {"messages": TALK}],
     )
-    rows = load_source(path, seed=None).train
+    rows = read_source(path).train
     examples, dropped = sft_examples(rows, tokenizer, 999, EOS, all_turns=True)
     assert runs_of(tokenizer, examples[0]) == WRITTEN[name] and not dropped
     examples, dropped = sft_examples(rows, tokenizer, 999, EOS)
@@ -94,7 +94,7 @@ def test_a_dialogue_without_a_last_reply(tmp_path, name):
     # Messages of the user alone are prompts, which step 1 cannot learn from.
     path = write_jsonl(tmp_path / "prompts.jsonl", [{"messages": TALK[:1]}])
     with pytest.raises(UserError, match="prompts.jsonl:1: the row has no response to learn from"):
-        sft_examples(load_source(path, seed=None).train, tokenizer, 999, EOS, all_turns=True)
+        sft_examples(read_source(path).train, tokenizer, 999, EOS, all_turns=True)
 
 
 # Templates whose turns end with EOS, with a token before a line break, and without any token.

@@ -154,62 +154,56 @@ def test_prepared_folders_without_held_out_rows_are_refused(options, prepared, b
 
 @pytest.fixture
 def trained(tmp_path):
-    """trained(name, data, seed, **flags): the output folder of a run on a file; its model is not needed here."""
+    """trained(name, data, **flags): the output folder of a run on a file; its model is not needed here."""
 
-    def make(name, data, seed, **flags):
+    def make(name, data, **flags):
         run = tmp_path / name
         run.mkdir()
-        (run / "train_config.json").write_text(json.dumps({"seed": seed, "data_path": [str(data)]} | flags))
+        (run / "train_config.json").write_text(json.dumps({"data_path": [str(data)]} | flags))
         (run / "run.json").write_text(json.dumps({"data": {"sha256": {str(data): file_hash(data)}}}))
         return str(run)
 
     return make
 
 
-def held_out_by(path, seed):
-    return [row.prompt for row in load_source(path, seed=seed).eval]
+def held_out_of(path, share):
+    (source,) = hold_out([read_source(path)], share)
+    return [row.prompt for row in source.eval]
 
 
 def test_prompts_are_rows_that_the_policy_was_not_trained_on(options, trained, bytes_tokenizer, tmp_path, caplog):
-    """The file is elsewhere since the training: its content tells."""
+    """The file is elsewhere since the training: its content tells. The seed of the run chose no rows."""
     caplog.set_level("INFO")
     data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
-    model = trained("run", data, 7)
+    model = trained("run", data, seed=7)
     data = data.rename(tmp_path / "moved.jsonl")
-    chosen = options(data_path=str(data), model=model, reward_model=trained("reward", data, 7))
+    chosen = options(data_path=str(data), model=model, reward_model=trained("reward", data, seed=3))
     prompts = texts_of(select_prompts(chosen, bytes_tokenizer))
-    assert sorted(prompts) == sorted(held_out_by(data, 7)) != sorted(held_out_by(data, 1234))
-    assert f"{data}: 10 of 10 evaluation rows (training with --seed 7 holds out 5 % of 200 rows)" in caplog.text
-    assert not [record for record in caplog.records if record.levelname == "WARNING" and "--seed" in record.message]
+    assert sorted(prompts) == sorted(held_out_of(data, 0.05))
+    assert f"{data}: 10 of 10 evaluation rows (training holds out 5 % of 200 rows)" in caplog.text
 
 
-def test_the_seed_of_a_run_on_other_data_does_not_matter(options, trained, bytes_tokenizer, tmp_path, caplog):
-    """All models answer all prompts of a file that none of them was trained on."""
+def test_all_rows_of_data_that_no_run_was_trained_on(options, trained, bytes_tokenizer, tmp_path, caplog):
     caplog.set_level("INFO")
     data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
     other = write_jsonl(tmp_path / "other.jsonl", plain_rows(30))
-    for model in (trained("run", other, 7), str(tmp_path / "nowhere")):
+    for model in (trained("run", other), str(tmp_path / "nowhere")):
         prompts = texts_of(select_prompts(options(data_path=str(data), model=model), bytes_tokenizer))
         assert sorted(prompts) == sorted(row["prompt"] for row in plain_rows(200))
         assert f"{data}: 200 of 200 rows (no run behind the models held out a part of them)" in caplog.text
 
 
-def test_runs_with_different_seeds_are_named(options, trained, bytes_tokenizer, tmp_path, caplog):
-    """The reward model's run, and the run that the policy started from."""
+def test_prompts_are_rows_that_no_run_was_trained_on(options, trained, bytes_tokenizer, tmp_path):
+    """The reward model's run, the policy's, and the one that this started from held out different shares."""
     data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
-    reward = trained("reward", data, 3)
-    start = trained("sft", data, 5)
-    model = trained("ppo", data, 7, actor_model_name_or_path=start)
+    reward = trained("reward", data, eval_share=0.1)
+    start = trained("sft", data, eval_share=0.3)
+    model = trained("ppo", data, eval_share=0.2, actor_model_name_or_path=start)
     chosen = options(data_path=str(data), model=model, reward_model=reward)
-    assert sorted(texts_of(select_prompts(chosen, bytes_tokenizer))) == sorted(held_out_by(data, 7))
-    others = (
-        f"--model {model} with --seed 5 --eval_share 0.05, --reward_model {reward} with --seed 3 --eval_share 0.05."
-    )
-    assert f"held out other ones: {others}" in caplog.text
-    caplog.clear()
-    compared = options(data_path=str(data), model=model, split_seed=3)
-    assert sorted(texts_of(select_prompts(compared, bytes_tokenizer))) == sorted(held_out_by(data, 3))
-    assert f"held out other ones: --model {model} with --seed 7" in caplog.text
+    prompts = set(texts_of(select_prompts(chosen, bytes_tokenizer)))
+    assert len(prompts) == 20
+    for share in (0.1, 0.2, 0.3):
+        assert prompts <= set(held_out_of(data, share))
 
 
 # one's own evaluation data
@@ -217,7 +211,7 @@ def test_runs_with_different_seeds_are_named(options, trained, bytes_tokenizer, 
 
 def run_of_sources(tmp_path, *paths, **flags):
     """A run trained on some sources, with the records that training writes."""
-    config = {"seed": 7, "data_path": list(map(str, paths))} | flags
+    config = {"data_path": list(map(str, paths))} | flags
     sources = []
     hashes = {}
     for path in paths:
@@ -233,7 +227,7 @@ def run_of_sources(tmp_path, *paths, **flags):
 
 def measured(path, models, split=None):
     """The prompts of `measured_rows`, and which ones they are."""
-    rows, description = measured_rows("--data_path", str(path), ColumnFlags(), models, split, None)
+    rows, description = measured_rows("--data_path", str(path), ColumnFlags(), models, split)
     return [row.prompt for row in rows], description
 
 
@@ -244,8 +238,7 @@ def test_rows_that_a_run_held_out_of_one_of_its_files(tmp_path):
     file = write_jsonl(tmp_path / "b.jsonl", [{"prompt": f"B{number}"} for number in range(40)])
     models = run_of_sources(tmp_path, tmp_path / "own", file, eval_share=0.2)
     held_out, description = measured(file, models)
-    assert description == "8 evaluation rows (training with --seed 7 holds out 20 % of 40 rows)"
+    assert description == "8 evaluation rows (training holds out 20 % of 40 rows)"
     trained, _ = measured(file, models, "train")
     assert sorted(held_out + trained) == sorted(measured(file, models, "all")[0])
-    (source,) = hold_out([read_source(file)], 7, 0.2)
-    assert held_out == [row.prompt for row in source.eval]
+    assert held_out == held_out_of(file, 0.2)

@@ -10,7 +10,7 @@ import torch
 from cli_runs import read_jsonl, run_command, write_jsonl
 from closeness import near
 from dschat.base.errors import UserError
-from dschat.data.sources import load_source
+from dschat.data.sources import hold_out, read_source
 from dschat.evaluation import text
 from dschat.evaluation.generate_options import TextOptions
 from dschat.evaluation.text import run_text
@@ -140,28 +140,32 @@ def test_all_models_of_a_run(place):
 
 
 def test_held_out_rows_are_those_of_the_run(place):
-    """Data without evaluation rows: those that runs on these data held out, or --seed says; else all."""
+    """Data without evaluation rows: those that all runs on these data held out; else all."""
     rows = [{"prompt": f"jinx {number}", "chosen": "a cat"} for number in range(60)]
     write_jsonl(place / "many.jsonl", rows)
     run = place / "run"
     run.mkdir()
     (run / "actor").symlink_to(place / "policy1")
     (run / "run.json").write_text(json.dumps({"step": "ppo"}))
-    (run / "train_config.json").write_text(json.dumps({"seed": 7, "data_path": [str(place / "many.jsonl")]}))
+    (run / "train_config.json").write_text(json.dumps({"eval_share": 0.2, "data_path": [str(place / "many.jsonl")]}))
     trained = place / "trained"
     trained.mkdir()
     (trained / "actor").symlink_to(place / "policy2")
-    (trained / "train_config.json").write_text(json.dumps({"seed": 9, "data_path": [str(place / "many.jsonl")]}))
+    (trained / "train_config.json").write_text(
+        json.dumps({"eval_share": 0.1, "data_path": [str(place / "many.jsonl")]})
+    )
     flags = {"data": str(place / "many.jsonl"), "no_rouge": True}
-    for name, own, seed in (
-        ("run", {"checkpoints": run}, 7),
-        ("flag", {"checkpoints": run, "seed": 8}, 8),
-        ("default", {"model": [str(place / "policy1")], "split": "eval"}, 1234),
-        ("trained", {"model": [str(place / "policy1"), str(trained)]}, 9),
+    for name, own, count in (
+        ("run", {"checkpoints": run}, 12),
+        ("default", {"model": [str(place / "policy1")], "split": "eval"}, 3),
+        ("trained", {"model": [str(place / "policy1"), str(trained)]}, 6),
+        ("both", {"model": [str(trained)], "checkpoints": run}, 6),
     ):
-        expected = [row.prompt for row in load_source(place / "many.jsonl", None, seed).eval]
-        rows = [row["prompt"] for row in measure(place, name, **flags, **own)]
-        assert rows == expected * len(own.get("model", [run])) and len(expected) == 3
+        (source,) = hold_out([read_source(place / "many.jsonl")], count / 60)
+        expected = [row.prompt for row in source.eval]
+        rows = measure(place, name, **flags, **own)
+        assert [row["prompt"] for row in rows] == expected * len({row["model"] for row in rows})
+        assert len(expected) == count
 
 
 @pytest.fixture
@@ -175,7 +179,6 @@ def run_with_flags(place):
     (run / "run.json").write_text(json.dumps({"step": "sft"}))
     flags = {
         "data_path": [str(place / "questions.jsonl")],
-        "seed": 3,
         "max_seq_len": 20,
         "end_of_conversation_token": "<pad>",
         "apply_chat_template": False,
@@ -188,7 +191,7 @@ def run_with_flags(place):
 def test_texts_are_read_as_the_run_of_the_checkpoints_read_them(place, run_with_flags, caplog):
     caplog.set_level("INFO")
     flags = {"data": str(place / "questions.jsonl"), "split": "train", "no_rouge": True}
-    alone = {"model": [str(place / "policy1")], "prompt_key": "q", "response_key": "a", "seed": 3}
+    alone = {"model": [str(place / "policy1")], "prompt_key": "q", "response_key": "a"}
     expected = measure(place, "alone", max_seq_len=20, end_of_conversation_token="<pad>", **alone, **flags)
     other = measure(place, "other", **alone, **flags)
     assert [row["loss_sum"] for row in expected] != [row["loss_sum"] for row in other]

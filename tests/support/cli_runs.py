@@ -323,7 +323,7 @@ def rows_of(folder: Path, phase: int) -> list[dict[str, Any]]:
 
     name, split = ("comparisons", SPLIT) if phase else ("demonstrations", "1,0,0")
     rows = read_jsonl(folder / "data" / name / "validation.jsonl")
-    return [rows[i] for i in split_indices(len(rows), split, phase, 1234)]
+    return [rows[i] for i in split_indices(len(rows), split, phase)]
 
 
 def prompt_of(row: dict[str, Any]) -> str:

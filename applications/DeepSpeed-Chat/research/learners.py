@@ -120,8 +120,8 @@ def measure_learners(folder: Path, seed: int, scale: ReviewScale) -> list[list[s
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)  # the models are small: threads would wait for each other
     tokenizer = load_tokenizer(str(folder / "sft"), "sft")
-    source = load_source(folder / "data" / "comparisons", None, seed)
-    held_out = split_part(source.eval, scale.data_split, 2, seed, source.prompt_of)
+    source = load_source(folder / "data" / "comparisons")
+    held_out = split_part(source.eval, scale.data_split, 2, source.prompt_of)
     prompts, _ = prompt_examples(held_out, tokenizer, MAX_PROMPT)
     sampling = Sampling(
         max_new_tokens=MAX_RESPONSE,

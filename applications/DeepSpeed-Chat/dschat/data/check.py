@@ -51,17 +51,17 @@ def check_report(path: str, data_split: str | None, settings: Settings) -> str:
     Raises:
         UserError: see `dschat.data.sources.load_source`.
     """
-    source = load_source(path, settings.keys, settings.seed, show=True)
+    source = load_source(path, settings.keys, show=True)
     rows = source.train + source.eval
     split = split_for(path, data_split)
     shares: Shares = {}
     for name, part_rows in (("training", source.train), ("evaluation", source.eval)):
         shares[name] = {}
         for step in ALL_STEPS:
-            shares[name][step] = step_rows(part_rows, split, step, settings.seed, source.prompt_of)
+            shares[name][step] = step_rows(part_rows, split, step, source.prompt_of)
     shares_title = "rows of the steps: all rows in each (no --data_split)"
     if split is not None:
-        shares_title = f"shares of --data_split {split}, seed {settings.seed}"
+        shares_title = f"shares of --data_split {split}"
 
     shown_rows = progress(desc="columns", unit="row", iterable=rows)
     sections = {

@@ -76,7 +76,6 @@ def _row_settings(options: CheckOptions | PreviewOptions) -> Settings:
     lengths = options.lengths
     return Settings(
         keys=options.columns,
-        seed=options.source.seed,
         tokenizer=tokenizer,
         max_seq_len=lengths.max_seq_len,
         max_prompt_seq_len=lengths.max_prompt_seq_len,

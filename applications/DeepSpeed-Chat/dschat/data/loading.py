@@ -151,7 +151,6 @@ class ExampleLoader(Generic[E]):
             "splits": [split_for(path, data.data_split) for path in data.data_path],
             "eval share": data.eval_share,
             "step": self._config.step,
-            "seed": self._config.optimisation.seed,
             "columns": asdict(self._config.columns),
             "examples": [self._kind.__name__, self._make.func.__qualname__, settings],
             "warnings": warnings,

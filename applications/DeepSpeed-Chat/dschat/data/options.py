@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal
 
 from dschat.data.known_sets import DATA_VARIABLE, KNOWN_SETS
 from dschat.data.prepared.folder import SKIPPED
-from dschat.settings.common import SEED, ColumnFlags, OptimisationFlags
+from dschat.settings.common import ColumnFlags
 from dschat.settings.config import Config
-from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, BELOW_1, NOT_EMPTY, Range, default_of, flag
+from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, BELOW_1, NOT_EMPTY, Range, flag
 from dschat.settings.rewards import SIMULATED_USER
 from dschat.settings.rules import Check, Rule, Rules, check_function_path
 
@@ -30,7 +30,6 @@ class RowFlags:
     paths: list[str] = flag(PATH_HELP, positional=True, path=True)
     tokenizer: str | None = flag("model to train, whose tokenizer is used: folder or hub id", path=True)
     end_of_conversation_token: str | None = flag("token that ends a response, instead of EOS", None, NOT_EMPTY)
-    seed: int = flag("random seed of the data splits", default_of(OptimisationFlags, "seed"), SEED)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -104,7 +103,7 @@ class PrepareFlags:
         None,
     )
     shuffle: bool = flag(
-        "choose these fractions at random by the seed, as training does, instead of in the order of the rows", True
+        "choose these fractions at random, as training does, instead of in the order of the rows", True
     )
     save_skipped: bool = flag(f"write dropped rows to {SKIPPED}", False)
     format: Literal["arrow", "pt"] = flag(

@@ -51,7 +51,6 @@ class Settings:
     """The settings of training that decide how rows are read."""
 
     keys: ColumnFlags = ColumnFlags()  # column names
-    seed: int = 1234  # seed of the splits
     tokenizer: PreTrainedTokenizerBase | None = None  # tokenizer of the model to train; without one nothing is encoded
     max_seq_len: int = 1024  # longest prompt and response, in tokens (steps 1 and 2)
     max_prompt_seq_len: int = 512  # longest prompt, in tokens (step 3)
@@ -97,7 +96,7 @@ def preview_report(
         UserError: see `dschat.data.sources.load_source`; a row lacks the responses that the step needs; or the
             environment of a row fails.
     """
-    source = load_source(path, settings.keys, settings.seed)
+    source = load_source(path, settings.keys)
     rows = (source.train or source.eval)[:count]
     if step is None:
         step = _step_of(rows[0])

@@ -72,11 +72,9 @@ def require_training_rows(raw: RawSource, path: str | Path) -> Iterable[tuple[st
     return raw.train
 
 
-def load_source(
-    path: str | Path, keys: ColumnFlags | None = None, seed: int | None = 1234, show: bool = False
-) -> Source:
+def load_source(path: str | Path, keys: ColumnFlags | None = None, show: bool = False) -> Source:
     """Reads one source, of which 5 % are held out if it has no evaluation rows; see `read_source` and `hold_out`."""
-    (source,) = hold_out([read_source(path, keys, show)], seed)
+    (source,) = hold_out([read_source(path, keys, show)])
     return source
 
 
@@ -134,21 +132,21 @@ def read_source(
     )
 
 
-def hold_out(sources: Sequence[Source], seed: int | None, share: float = EVAL_SHARE) -> list[Source]:
-    """The sources of a run, with evaluation rows held out of those that have none.
+def hold_out(sources: Sequence[Source], share: float = EVAL_SHARE, shuffle: bool = True) -> list[Source]:
+    """The sources of a run, with evaluation rows held out of those that have none, in every run the same.
 
     A prompt that is held out of one source is not trained on from another one. Published sets keep their own split.
 
     Args:
         sources: from `read_source`.
-        seed: chooses the prompts that are held out; None = the last ones.
         share: fraction of the rows that is held out.
+        shuffle: whether prompts are held out at random, instead of the last ones.
     """
     split_sources = []
     chosen: set[str] = set()  # prompts that are held out here
     given: set[str] = set()  # prompts of sources' own evaluation rows
     for source in sources:
-        split_source = source if source.has_eval_rows else _split_off(source, seed, share)
+        split_source = source if source.has_eval_rows else _split_off(source, share, shuffle)
         split_sources.append(split_source)
         if source.prompt_of is not None:
             prompts = given if source.has_eval_rows else chosen
@@ -156,15 +154,15 @@ def hold_out(sources: Sequence[Source], seed: int | None, share: float = EVAL_SH
     return [_without_prompts(source, chosen if source.has_eval_rows else chosen | given) for source in split_sources]
 
 
-def _split_off(source: Source, seed: int | None, share: float) -> Source:
-    """A source with the share of its rows that a seed selects as its evaluation rows, in whole prompts.
+def _split_off(source: Source, share: float, shuffle: bool) -> Source:
+    """A source with a share of its rows as its evaluation rows, in whole prompts.
 
     If every prompt has too many rows for that, the one with the fewest rows is held out.
     """
     prompt_of = source.prompt_of
     split = with_eval_share(share)
-    train = split_part(source.train, split, 0, seed, prompt_of)
-    held_out = split_part(source.train, split, 1, seed, prompt_of)
+    train = split_part(source.train, split, 0, prompt_of, shuffle)
+    held_out = split_part(source.train, split, 1, prompt_of, shuffle)
     if not held_out and prompt_of is not None and round(share * len(train)):
         counts = Counter(map(prompt_of, train))
         rarest = min(counts, key=counts.__getitem__)
@@ -419,7 +417,6 @@ def load_share(config: CommonConfig, show: bool = False) -> Share[Row]:
         keys=config.columns,
         data_split=data.data_split,
         step=config.step,
-        seed=config.optimisation.seed,
         show=show,
         eval_share=data.eval_share,
     )
@@ -443,24 +440,24 @@ def read_share(
     keys: ColumnFlags,
     data_split: str | None,
     step: int,
-    seed: int | None,
     show: bool = False,
     published_split: str = PUBLISHED_SPLIT,
     eval_share: float = EVAL_SHARE,
+    shuffle: bool = True,
 ) -> Share[Row]:
     """The rows of step 1, 2 or 3 from every source; see `load_share`, and `split_for` for the two splits.
 
-    Without a seed, rows stay in their order.
+    Without `shuffle`, rows stay in their order.
     """
     train: list[Row] = []
     held_out: list[list[Row]] = []
     sources: list[dict[str, Any]] = []
     files: list[Path] = []
     whole_sources = [read_source(path, keys, show, to_train=True) for path in paths]
-    for path, source in zip(paths, hold_out(whole_sources, seed, eval_share), strict=True):
+    for path, source in zip(paths, hold_out(whole_sources, eval_share, shuffle), strict=True):
         split = split_for(path, data_split, published_split)
-        source_train = step_rows(source.train, split, step, seed, source.prompt_of)
-        source_eval = step_rows(source.eval, split, step, seed, source.prompt_of)
+        source_train = step_rows(source.train, split, step, source.prompt_of, shuffle)
+        source_eval = step_rows(source.eval, split, step, source.prompt_of, shuffle)
         train += source_train
         held_out.append(source_eval)
         files += source.files

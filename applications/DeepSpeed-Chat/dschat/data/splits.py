@@ -4,8 +4,10 @@
 DeepSpeed-Chat's rule decides, index for index, so that runs are comparable with published ones:
 
     index_k = index_{k-1} + int(round(fraction_k * N));  every index_k, k >= 1, then loses index_last - N
-    order   = RandomState(seed).shuffle(arange(N, uint32));  part k = order[index_k : index_{k+1}]
+    order   = RandomState(1234).shuffle(arange(N, uint32));  part k = order[index_k : index_{k+1}]
 
+The seed is a constant, so that every run takes the same rows whatever its `--seed`: otherwise PPO with another seed
+would train on rows that its reward model was trained on, and evaluate on rows of training.
 Rows with the same prompt stay together: see `parts_of_rows`. Where no prompt occurs twice, this changes nothing.
 """
 
@@ -24,6 +26,7 @@ from dschat.data.rows import Row
 
 STEPS = ("SFT", "reward model", "PPO")
 PUBLISHED_SPLIT = "2,4,4"  # between the steps, for a published set without --data_split
+SPLIT_SEED = 1234  # DeepSpeed-Chat's default
 
 T = TypeVar("T")
 PromptOf = Callable[[Row], str]
@@ -97,9 +100,9 @@ def parts_of_rows(
 
 
 def split_indices(
-    num_rows: int, data_split: str, part: int, seed: int | None, prompts: Sequence[Hashable] | None = None
+    num_rows: int, data_split: str, part: int, prompts: Sequence[Hashable] | None = None, shuffle: bool = True
 ) -> npt.NDArray[np.uint32]:
-    """Indices of the rows of one part of a split, in shuffled order: uint32 of shape ``(n,)``.
+    """Indices of the rows of one part of a split: uint32 of shape ``(n,)``.
 
     The parts of a split are disjoint and together hold every row.
 
@@ -107,8 +110,8 @@ def split_indices(
         num_rows: N, the rows of the source.
         data_split: comma-separated fractions, normalised to a sum of 1, for instance "2,4,4".
         part: number of the part; in training 0 = SFT, 1 = reward model, 2 = PPO.
-        seed: seed of the shuffle, 0 to 2**32 - 1; None = rows stay in their order.
         prompts: prompts of the rows, which stay together; None = each row stands for itself.
+        shuffle: whether rows are shuffled before they are divided.
 
     Raises:
         UserError: `data_split` is not a list of fractions, or has no part number `part`.
@@ -121,8 +124,8 @@ def split_indices(
         )
     bounds = split_bounds(num_rows, fractions)
     order = np.arange(num_rows, dtype=np.uint32)
-    if seed is not None:
-        np.random.RandomState(seed).shuffle(order)
+    if shuffle:
+        np.random.RandomState(SPLIT_SEED).shuffle(order)
     if prompts is None:
         return order[bounds[part] : bounds[part + 1]]
     parts = parts_of_rows(prompts, bounds, order)
@@ -130,24 +133,32 @@ def split_indices(
 
 
 def split_part(
-    rows: Sequence[T], data_split: str, part: int, seed: int | None, prompt_of: Callable[[T], Hashable] | None = None
+    rows: Sequence[T],
+    data_split: str,
+    part: int,
+    prompt_of: Callable[[T], Hashable] | None = None,
+    shuffle: bool = True,
 ) -> list[T]:
-    """The rows of one part of a split, in shuffled order; `prompt_of` as in `prompt_of_rows`; see `split_indices`."""
+    """The rows of one part of a split; `prompt_of` as in `prompt_of_rows`; see `split_indices`."""
     prompts = None if prompt_of is None else list(map(prompt_of, rows))
-    return [rows[i] for i in split_indices(len(rows), data_split, part, seed, prompts)]
+    return [rows[i] for i in split_indices(len(rows), data_split, part, prompts, shuffle)]
 
 
 def step_rows(
-    rows: Sequence[T], split: str | None, step: int, seed: int | None, prompt_of: Callable[[T], Hashable] | None = None
+    rows: Sequence[T],
+    split: str | None,
+    step: int,
+    prompt_of: Callable[[T], Hashable] | None = None,
+    shuffle: bool = True,
 ) -> list[T]:
-    """The rows that step 1, 2 or 3 takes, in shuffled order; see `split_part`.
+    """The rows that step 1, 2 or 3 takes, in every run the same; see `split_part`.
 
     `split`: fractions; None gives all rows in the same order as fractions that give this step everything, such as
     0,1,0.
     """
     if split is None:
-        return split_part(rows, "1", 0, seed)
-    return split_part(rows, split, step - 1, seed, prompt_of)
+        return split_part(rows, "1", 0, shuffle=shuffle)
+    return split_part(rows, split, step - 1, prompt_of, shuffle)
 
 
 def split_bounds(num_rows: int, fractions: Sequence[float]) -> list[int]:

@@ -85,7 +85,7 @@ class TokenSamplerFlags:
 
     top_k: int = flag("sample from the k most likely tokens; 0 = all", 50, AT_LEAST_0)
     top_p: float = flag("sample from the most likely tokens whose probabilities add up to this; 1 = all", 1.0, UP_TO_1)
-    seed: int = flag("random seed of sampling; the choice of prompts does not depend on it", TRAINING_SEED, SEED)
+    seed: int = flag("random seed of sampling", TRAINING_SEED, SEED)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -111,12 +111,6 @@ class DatasetFlags:
         path=True,
     )
     split: Split | None = flag(SPLIT_HELP, None)
-    split_seed: int | None = flag(
-        "random seed of training that chose the rows held out, if the data have no evaluation rows; if not given, that"
-        " of the first model that was trained on these data",
-        None,
-        SEED,
-    )
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -234,12 +228,6 @@ class TextFlags:
     data: str = flag("data set to measure on, given as to --data_path of training", path=True)
     output: Path = flag("folder to write rows and report to")
     split: Split | None = flag(SPLIT_HELP, None)
-    seed: int | None = flag(
-        "random seed of training that chose the rows held out, if the data have no evaluation rows; if not given, that"
-        " of the first model that was trained on these data",
-        None,
-        SEED,
-    )
     no_rouge: bool = flag("skip ROUGE, for which responses must be generated (the slowest part)", False)
     all_tokens: bool = flag(
         "perplexity over prompt and response, as --sft_on_prompt trains, not the response alone", False

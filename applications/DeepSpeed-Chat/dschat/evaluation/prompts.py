@@ -103,9 +103,7 @@ def select_prompts(options: AnsweringOptions, tokenizer: PreTrainedTokenizerBase
     # Take the rows in the protocol's order.
     path = _data_path(options)
     data = options.data
-    whole, description = measured_rows(
-        "--data_path", path, options.columns, _models_of(options), data.split, data.split_seed
-    )
+    whole, description = measured_rows("--data_path", path, options.columns, _models_of(options), data.split)
     order = range(len(whole)) if options.dataset_name == UNSHUFFLED else shuffled(len(whole))
     rows = [whole[number] for number in order][: options.prompt_count]
     logger.info("%s: %d of %s", path, len(rows), description)

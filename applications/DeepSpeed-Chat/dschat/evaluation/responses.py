@@ -21,10 +21,7 @@ logger = logging.getLogger(__name__)
 
 FILE = "FILE"  # how messages name a positional file
 SCORER = "scorer"  # column: name of what gave the rewards, and a hash of its content
-REMEDY = (
-    "both files must answer the same prompts. Sample both with the same command and seed; if the data have no"
-    " evaluation rows, with the same --split-seed, too."
-)
+REMEDY = "both files must answer the same prompts. Sample both with the same command."
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def _rows(options: TextOptions, models: Sequence[NamedModel]) -> list[Row]:
     if flags.checkpoints is not None:
         models = [NamedModel("--checkpoints", str(flags.checkpoints)), *models]
     data = flags.data
-    rows, description = measured_rows("--data", data, options.columns, models, flags.split, flags.seed)
+    rows, description = measured_rows("--data", data, options.columns, models, flags.split)
     num_samples = options.prompts.num_samples
     if num_samples is not None and num_samples < len(rows):
         rows = [rows[number] for number in shuffled(len(rows))[:num_samples]]

@@ -3,7 +3,7 @@
 
 import logging
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from dschat.data.prepared.folder import open_prepared
 from dschat.data.prepared.read import prepared_rows
 from dschat.data.rows import Row, Split
 from dschat.data.sources import EVAL_SHARE, HUB_NAME, Source, hold_out, is_published, read_source
-from dschat.evaluation.generate_options import TRAINING_SEED, TextOptions
+from dschat.evaluation.generate_options import TextOptions
 from dschat.settings.common import COLUMN_FLAGS, ColumnFlags
 from dschat.settings.flag_types import as_text
 
@@ -29,7 +29,6 @@ START_FLAGS = ("actor_model_name_or_path", "model_name_or_path")  # name the mod
 TEXT_FLAGS = ("max_seq_len", "end_of_conversation_token", *COLUMN_FLAGS)
 END_TOKEN = "end_of_conversation_token"
 FORMAT_FLAGS = (END_TOKEN, "apply_chat_template")  # of them, those that a model learnt
-HeldOut = tuple[int, float]  # seed and share by which a run held out rows
 MODEL_DEPTH = 3  # levels from a run's folder down to a model: models/step-N/actor
 
 
@@ -124,21 +123,19 @@ def warn_of_formats(options: TextOptions, models: Sequence[NamedModel], given_en
 
 
 def measured_rows(
-    flag: str, data: str, keys: ColumnFlags, models: Sequence[NamedModel], split: Split | None, given_seed: int | None
+    flag: str, data: str, keys: ColumnFlags, models: Sequence[NamedModel], split: Split | None
 ) -> tuple[list[Row], str]:
     """The rows of a source for a command that trains nothing, in the order of the data; and which ones they are.
 
-    Without `split` these are the source's evaluation rows. Of a source that has none, they are the rows that the runs
-    behind the models held out of it, and all rows if no run did. A `given_seed` asks for held-out rows, too, and
-    published sets are always split. It warns if two runs held out different rows of the source.
+    Without `split` these are the source's evaluation rows. Of a source that has none, they are the rows that all runs
+    behind the models held out of it, and all rows if no run was trained on it. Published sets are always split.
 
     Args:
         flag: that names the source.
         data: the source, as for --data_path.
         keys: column names.
-        models: the models to measure, the most important one first.
+        models: the models to measure.
         split: which rows to read.
-        given_seed: chooses the held-out rows; if None, the first run that was trained on the source does.
 
     Raises:
         UserError: the source cannot be read, or has no such rows.
@@ -152,18 +149,15 @@ def measured_rows(
     if source.has_eval_rows:
         split = split or "eval"
     else:
-        model_of_split = _splits_of_runs(data, source, models)
-        seed, share = next(iter(model_of_split), (TRAINING_SEED, EVAL_SHARE))
-        if given_seed is not None:
-            seed = given_seed
-        if split is None and not (model_of_split or given_seed is not None or is_published(data)):
+        shares = _shares_of_runs(data, source, models)
+        if split is None and not (shares or is_published(data)):
             split = "all"
             note = " (no run behind the models held out a part of them)"
         elif split != "all":
             split = split or "eval"
-            _warn_of_other_splits(data, (seed, share), model_of_split)
-            (source,) = hold_out([source], seed, share)
-            note = f" (training with --seed {seed} holds out {100 * share:g} % of {source.num_rows[0]} rows)"
+            share = min(shares, default=EVAL_SHARE)  # its rows are among those of a larger share
+            (source,) = hold_out([source], share)
+            note = f" (training holds out {100 * share:g} % of {source.num_rows[0]} rows)"
     rows = source.train + source.eval
     name = ""
     if split == "eval":
@@ -177,38 +171,16 @@ def measured_rows(
     return rows, f"{len(rows)} {name}rows{note}"
 
 
-def _warn_of_other_splits(data: str, split: HeldOut, model_of_split: Mapping[HeldOut, NamedModel]) -> None:
-    """Warns of runs that held out other rows of a source than those that are measured on."""
-    other_runs = []
-    for other_split, model in model_of_split.items():
-        if other_split != split:
-            other_runs.append(
-                f"{model.flag} {model.path} with --seed {other_split[0]} --eval_share {other_split[1]:g}"
-            )
-    if other_runs:
-        logger.warning(
-            "%s has no evaluation rows. Those that --seed %d holds out of training are used, but runs held out other "
-            "ones: %s. Most of the rows used are training rows of these. Train all models with the same --seed, or "
-            "on data with evaluation rows.",
-            data,
-            split[0],
-            ", ".join(other_runs),
-        )
-
-
-def _splits_of_runs(data: str, source: Source, models: Sequence[NamedModel]) -> dict[HeldOut, NamedModel]:
-    """Seed and share by which runs held out rows of a source → the first model with such a run."""
-    model_of_split: dict[HeldOut, NamedModel] = {}
+def _shares_of_runs(data: str, source: Source, models: Sequence[NamedModel]) -> list[float]:
+    """The shares (--eval_share) of a source's rows that the runs behind the models held out."""
+    shares: list[float] = []
     hashes: set[str] | None = None  # of the source's files, which are hashed only if there is a run
     for model in models:
         for run in runs_behind(model.path):
             hashes = {file_hash(file) for file in source.files} if hashes is None else hashes
-            flags = read_object(run / FLAGS_FILE)
-            seed = flags.get("seed")
-            if isinstance(seed, int) and _has_split(run, data, hashes):
-                share = float(flags.get("eval_share", EVAL_SHARE))
-                model_of_split.setdefault((seed, share), model)
-    return model_of_split
+            if _has_split(run, data, hashes):
+                shares.append(float(read_object(run / FLAGS_FILE).get("eval_share", EVAL_SHARE)))
+    return shares
 
 
 def _has_split(run: Path, data: str, hashes: set[str]) -> bool:

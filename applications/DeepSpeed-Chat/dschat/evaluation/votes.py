@@ -209,7 +209,7 @@ def _comparable_files(files: Sequence[Path], names: Mapping[Path, str]) -> list[
         if not any(file in pair for pair in pairs):
             raise UserError(
                 f"{FILE} {file}: no file of another model answers the same {prompts[file].total()} prompts. Give one,"
-                " sampled with the same command, seed and --split-seed."
+                " sampled with the same command."
             )
     return pairs
 

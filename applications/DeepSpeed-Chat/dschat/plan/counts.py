@@ -72,12 +72,7 @@ def find_sources(config: CommonConfig) -> list[dict[str, Any]] | None:
 
     # They are read together, since a prompt that is held out of one source is not trained on from another.
     share = read_share(
-        local_paths,
-        config.columns,
-        config.data.data_split,
-        config.step,
-        config.optimisation.seed,
-        eval_share=config.data.eval_share,
+        local_paths, config.columns, config.data.data_split, config.step, eval_share=config.data.eval_share
     )
     records |= zip(local_paths, share.sources, strict=True)
     return [records[path] for path in config.data.data_path]

@@ -203,7 +203,11 @@ class OptimisationFlags:
 
     section = "optimisation"
 
-    seed: int = flag("random seed of the data split, data order, sampling and initialisation", 1234, range=SEED)
+    seed: int = flag(
+        "random seed of data order, sampling and initialisation; the data split does not depend on it",
+        1234,
+        range=SEED,
+    )
     num_train_epochs: int = flag("passes over the training data", 1, AT_LEAST_1, FREE)
     max_steps: int | None = flag(
         "number of optimiser updates, instead of num_train_epochs; training data is repeated if needed, and the"

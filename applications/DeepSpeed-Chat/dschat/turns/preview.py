@@ -12,6 +12,8 @@ from dschat.base.errors import UserError
 from dschat.data import command
 from dschat.data.options import PreviewOptions
 from dschat.data.rows import Row
+from dschat.settings.common import OptimisationFlags
+from dschat.settings.flags import default_of
 from dschat.turns.settings import EpisodeFlags
 
 
@@ -20,15 +22,14 @@ def run(options: PreviewOptions) -> str:
     environment = options.preview.environment
     if environment is None:
         return command.preview(options)
-    return command.preview(options, partial(begin_episodes, environment, options.source.seed))
+    return command.preview(options, partial(begin_episodes, environment))
 
 
-def begin_episodes(environment: str, seed: int, rows: Sequence[Row]) -> list[Row]:
-    """Rows whose prompts are what environments say first, with the seeds of the first iteration on all rows.
+def begin_episodes(environment: str, rows: Sequence[Row]) -> list[Row]:
+    """Rows whose prompts are what environments say first, as in the first iteration with the default --seed.
 
     Args:
         environment: ``module.py:Class``.
-        seed: of the run.
         rows: the first ones of the data.
 
     Raises:
@@ -37,9 +38,10 @@ def begin_episodes(environment: str, seed: int, rows: Sequence[Row]) -> list[Row
     from dschat.run.state import SeedKind
     from dschat.turns.environments import EnvironmentPool, Failure, environment_seed
 
+    run_seed = default_of(OptimisationFlags, "seed")
     calls = []
     for number, row in enumerate(rows):
-        calls.append(("reset", row.extra, environment_seed(seed, SeedKind.TRAINING, 0, number)))
+        calls.append(("reset", row.extra, environment_seed(run_seed, SeedKind.TRAINING, 0, number)))
     flags = EpisodeFlags()
     with closing(EnvironmentPool(environment, flags.environment_timeout, flags.environment_workers)) as pool:
         with pool.episodes(len(rows)) as processes:

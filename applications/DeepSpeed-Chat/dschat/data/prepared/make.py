@@ -121,10 +121,15 @@ def _template_record(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) ->
 def _read_rows(path: str, options: PrepareOptions, tokenizer: PreTrainedTokenizerBase, end_id: int) -> Share[Row]:
     """The rows of the stage's part of the source; warns of odd responses and of what the chat template leaves out."""
     step = 1 + STAGES.index(options.prepared.stage)
-    seed = options.source.seed if options.prepared.shuffle else None
     keys = options.columns
     share = read_share(
-        [path], keys, options.prepared.data_split, step, seed, show=True, published_split=PUBLISHED_STAGES
+        [path],
+        keys,
+        options.prepared.data_split,
+        step,
+        show=True,
+        published_split=PUBLISHED_STAGES,
+        shuffle=options.prepared.shuffle,
     )
     fields_read = (WEIGHT,) if options.prepared.stage == "finetune" else ()
     warn_of_template(tokenizer, share.train, end_id, keys, fields_read, RESPONSES_OF_STEPS[step])
@@ -237,8 +242,8 @@ def _split_validation(examples: list[EncodedRow], share: float) -> tuple[list[En
         return [], []
     count = int(len(examples) * share)  # rounded down, as SheepRL does
     split = f"{count},{len(examples) - count}"
-    validation = split_part(examples, split, 0, None, prompt_of)
-    train = split_part(examples, split, 1, None, prompt_of)
+    validation = split_part(examples, split, 0, prompt_of, shuffle=False)
+    train = split_part(examples, split, 1, prompt_of, shuffle=False)
     return validation, train
 
 
