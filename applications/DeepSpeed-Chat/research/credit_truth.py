@@ -121,7 +121,7 @@ class TrainedRun:
         sampling = Sampling(self.task.length, (), tokenizer.pad_token_id, tokenizer.bos_token_id)
         return sample(self.policy.model, contexts, sampling, seeds, SLOTS, limits=limits).rollout
 
-    def scores(self, prompts: Sequence[str], responses: Sequence[Sequence[int]]) -> Tensor:
+    def scores(self, prompts: Sequence[str], responses: Sequence[list[int]]) -> Tensor:
         """Scores of B responses as the run was trained on them, (B,)."""
         texts = [str(self.policy.tokenizer.decode(ids)) for ids in responses]
         return (gold_scores(self.task, prompts, texts) - self.start.mean) / self.start.spread
