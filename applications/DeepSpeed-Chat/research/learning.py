@@ -35,6 +35,7 @@ PICTURES = {
     "learning-programs": ("programs",),
     "learning-groups": ("without a critic",),
     "learning-ratios": ("ratios of responses",),
+    "learning-critic-updates": ("critic that keeps up",),
 }
 # Groups whose limit is computed.
 LIMITS = ("without a critic", "values sampled", "rewards inside", "opener", "reviews", "programs")
