@@ -126,7 +126,8 @@ from dschat.scoring.function import FunctionScores
 from dschat.programs.run import ProgramOutcome
 from dschat.programs.scores import ProgramScores
 from dschat.scoring.source import ResponseTexts
-from dschat.scoring.source import Weighted, WeightedScores
+from dschat.scoring.source import Weighted
+from dschat.scoring.weighted import WeightedScores
 from factories import make_prompt, make_rollout, ragged_rows
 rows = [make_prompt([], "p", i, {"input_output": "{}"}).row for i in range(2)]
 texts, rollout = ResponseTexts(["p"] * 2, ["a", "bb"], rows, [True] * 2), make_rollout(ragged_rows([1, 1], [2, 2]))
