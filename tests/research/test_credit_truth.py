@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What pieces of responses are worth, measured by completions, against a task whose values are known."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,26 @@ def test_advantages_without_a_critic_correlate_alike(run: TrainedRun, monkeypatc
     assert numbers["n = 5, first"] == numbers["n = 5, equal"]
     assert 0.3 < numbers["reliability"] < 1
     assert 0 < numbers["λ 1"] < 0.8
+
+
+def test_reliability_by_hand() -> None:
+    """Halves with signal and noise of variance 1 agree by 1/2; their mean has noise of variance 1/2."""
+    assert credit_truth.spearman_brown(0.5) == pytest.approx(1 / (1 + 0.5))
+
+
+def test_values_are_of_the_states_before_tokens(run: TrainedRun) -> None:
+    """A critic whose value is the column that it has read: the first token's is that of the prompt's last column."""
+    rows = run.task.rows(2, 0, "credit")
+    prompts, _ = credit_truth.prompt_examples(run.task.parse(rows), run.policy.tokenizer, run.task.max_prompt)
+    rollout = run.sample([prompt.prompt_ids for prompt in prompts], [0, 1], [32, 32])
+
+    def column(ids: torch.Tensor, _mask: torch.Tensor) -> torch.Tensor:
+        return torch.arange(ids.shape[1]).expand_as(ids).float()
+
+    values = credit_truth.scored_trajectory(replace(run, critic=column), prompts, rollout).values
+    assert values is not None
+    width = rollout.prompt_width
+    assert values[0].tolist() == list(range(width - 1, width + 31))
 
 
 def test_table_by_hand() -> None:

@@ -26,12 +26,12 @@ import starts
 import tables
 import tasks
 import variants
-from learning import LIMITS
+from learning import CURVE_COLUMNS, CURVES_OF, LIMITS, write_curves
 from macro_actions.estimators import ESTIMATORS, EstimatorSettings
 from macro_actions.segments import segment
 from macro_actions.types import Rollout, Trajectory
 from measuring import Answer
-from trials import Group, Trial, read_groups, trials_of
+from trials import Group, Trial, Value, read_groups, trials_of
 
 FOLDER = Path(run_trial.__file__).parent
 PPO, MACRO = "PPO, λ .95", "n = 5"
@@ -566,3 +566,19 @@ def test_a_row_of_learners_by_hand() -> None:
     assert row[0] == "name" and row[-1] == ""
     assert row[1].startswith("0.042 [")  # no point, and 1 of 12
     assert row[2:5] == ["2.00 [-10.71, 14.71]", "1.5 [-4.9, 7.9]", "11.0 [-1.7, 23.7]"]
+
+
+def test_curves_beside_the_document(tmp_path: Path) -> None:
+    """The curves of one of two groups, in four digits; a run that two groups share is there once."""
+    settings: dict[str, dict[str, Value]] = {"PPO": {"ngram": 1}}
+    groups = [Group(name, "around", "style-64", 1, settings) for name in (*CURVES_OF, "opener")]
+    write_curves(groups, tmp_path, tmp_path / "curves.csv")
+    assert not (tmp_path / "curves.csv").exists()
+
+    row = {**dict.fromkeys(CURVE_COLUMNS, 0.123456), "update": 7, "length": 64}
+    file = groups[0].trial("PPO", 0).file(tmp_path)
+    file.parent.mkdir()
+    pd.DataFrame([row]).drop(columns=["setting", "seed"]).to_csv(file, index=False)
+    write_curves(groups, tmp_path, tmp_path / "curves.csv")
+    lines = (tmp_path / "curves.csv").read_text(encoding="utf-8").splitlines()
+    assert lines == [",".join(CURVE_COLUMNS), "PPO,0,7,0.1235,0.1235,0.1235,0.1235"]

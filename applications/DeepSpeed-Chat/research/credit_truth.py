@@ -40,6 +40,8 @@ from tables import markdown, write_sections
 from tasks import TASKS, LearningTask, gold_scores
 from trials import Trial, Value
 
+TASK = "style-64"
+UPDATES = (20, 100)  # of the policy, before it is measured
 PIECE = 5  # tokens
 RESPONSES = 64
 COMPLETIONS = 32  # from the state before each piece
@@ -63,18 +65,16 @@ def main() -> None:
     """Makes the runs that are not finished, and writes the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output_dir", type=Path, default=Path("runs/credit-truth"), help="folder of all results")
-    parser.add_argument("--task", choices=[task.name for task in TASKS.values() if not task.ends], default="style-64")
     parser.add_argument("--seeds", type=int, default=4, help="how many seeds: 0, 1, …")
-    parser.add_argument("--updates", type=int, nargs="+", default=[20, 100], help="lengths of the runs")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each on one core")
     parser.add_argument("--markdown", type=Path, help="document whose table is replaced: docs/results-tables.md")
     options = parser.parse_args()
 
     trials = {}
-    for updates in options.updates:
+    for updates in UPDATES:
         for name, (start, flags) in CRITICS.items():
             for seed in range(options.seeds):
-                trial = Trial(options.task, seed, start, updates=updates, flags={"ngram": 1, **flags})
+                trial = Trial(TASK, seed, start, updates=updates, flags={"ngram": 1, **flags})
                 trials[updates, name, seed] = trial
     run_all(list(trials.values()), options.output_dir, options.jobs, train_and_correlate)
 
@@ -155,7 +155,7 @@ def correlations(run: TrainedRun) -> dict[str, float]:
     assert trajectory.values is not None
     numbers = {
         "values": pearson(pool_values(trajectory.values, pieces, "first"), values),
-        "reliability": 2 * agreement / (1 + agreement),  # Spearman and Brown: of twice as many completions
+        "reliability": spearman_brown(agreement),
     }
     for name, (length, settings) in CREDITS.items():
         macro = segment(fixed(mask, length), mask)
@@ -211,6 +211,11 @@ def piece_worth(values: Tensor, scores: Tensor) -> Tensor:
 def pearson(first: Tensor, second: Tensor) -> float:
     """Correlation of two tensors of the same shape; NaN if one of them is constant."""
     return float(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1])
+
+
+def spearman_brown(agreement: float) -> float:
+    """Correlation of means of all completions, from that of means of halves. Example: .5 gives 2/3."""
+    return 2 * agreement / (1 + agreement)
 
 
 def correlation_table(runs: pd.DataFrame) -> str:

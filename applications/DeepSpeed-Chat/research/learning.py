@@ -16,9 +16,11 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from datetime import date
 from pathlib import Path
 
+import pandas as pd
 import torch
 from tqdm import tqdm
 
+from dschat.base.atomic import write_file
 from limit import limit_table, load_scores
 from quickstarts import SEEDS, quickstart_tables, run_quickstarts
 from run_trial import run_trial
@@ -37,6 +39,9 @@ PICTURES = {
     "learning-ratios": ("ratios of responses",),
     "learning-critic-updates": ("critic that keeps up",),
 }
+# Groups whose curves are beside the document, and the columns of that file.
+CURVES_OF = ("critic that keeps up", "size of the steps")
+CURVE_COLUMNS = ["setting", "seed", "update", "gold", "kl", "explained_variance", "explained_variance_middle"]
 # Groups whose limit is computed.
 LIMITS = ("without a critic", "values sampled", "rewards inside", "opener", "reviews", "programs")
 
@@ -82,6 +87,8 @@ def main() -> None:
             tables[f"limit, {group.name}"] = limit_of(group, options.limit, options.output_dir)
     publish(tables | quickstart_tables(quickstarts), options)
     draw_pictures(groups, options)
+    if options.markdown is not None:
+        write_curves(groups, options.output_dir, options.markdown.with_name("learning-curves.csv"))
 
 
 def run_all(trials: Sequence[Trial], folder: Path, jobs: int, run: Callable[[Trial, Path], None] = run_trial) -> None:
@@ -158,6 +165,15 @@ def draw_pictures(groups: Sequence[Group], options: argparse.Namespace) -> None:
         content = draw(finished, options.output_dir)
         for folder in folders:
             (folder / f"{picture}.svg").write_bytes(content)
+
+
+def write_curves(groups: Sequence[Group], folder: Path, file: Path) -> None:
+    """Writes the curves of the groups CURVES_OF, a row for each rollout of each run; no file if no run is finished."""
+    curves = [group.curves(folder) for group in groups if group.name in CURVES_OF]
+    if not curves or pd.concat(curves).empty:
+        return
+    rows = pd.concat(curves)[CURVE_COLUMNS].drop_duplicates(["setting", "seed", "update"])
+    write_file(file, rows.to_csv(index=False, float_format="%.4g"))
 
 
 if __name__ == "__main__":
