@@ -852,7 +852,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_weights_of_other_shapes_are_named_with_both"),
     ("labels of a legend are alike", "legend_labels", "len(set(labels)) == len(labels)", "True",
      "test_two_judges_of_one_pair_have_different_labels"),
-    ("git that fails is no commit at all", "commit_of", "{'commit': None}", "{}", "test_run_json_says_which_code_ran"),
+    ("git of a hook's repository", "commit_of", "f'--git-dir={_a}'", "'--no-pager'", "test_run_json_says_which_code_ran"),
     ("--eval_prompts is advised beside --eval_iters", "warn_of_wait", "_a if _b.eval_iters is None else _c", "_a",
      "test_an_evaluation_that_others_may_not_wait_for"),
     ("an error in a partial is the library's", "call_function", "isinstance(function, partial)", "False",

@@ -31,7 +31,7 @@ from dschat.data.examples import (
     prompt_examples,
     sft_examples,
 )
-from dschat.data.loading import ENTRY, ExampleLoader, StepData, cache_folder, code_version
+from dschat.data.loading import ENTRY, ExampleLoader, StepData, cache_folder, encoder_version
 from dschat.data.preview import Settings
 from dschat.data.rows import Row
 from dschat.data.tokenised import (
@@ -170,10 +170,10 @@ def test_the_key_is_of_the_code_that_makes_ids(tmp_path, monkeypatch) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x = 1\n")
     monkeypatch.setattr(dschat, "__path__", [str(tmp_path)])
-    versions = [code_version()]
+    versions = [encoder_version()]
     for file in files:
         file.write_text("x = 2\n")
-        versions.append(code_version())
+        versions.append(encoder_version())
     assert len({version["code"] for version in versions}) == 4
 
 

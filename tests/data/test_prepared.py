@@ -26,7 +26,7 @@ from dschat.data.prepared.make import Filter
 from dschat.data.prepared.read import read_split
 from dschat.data.rows import Row
 from dschat.data.sources import load_share, open_data
-from dschat.plan.counts import count_rows, find_sources
+from dschat.plan.counts import find_sources
 from factories import make_tokenizer
 
 TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")
@@ -323,7 +323,8 @@ def test_check_describes_a_folder(source, model, tmp_path, capsys) -> None:
 
 def test_the_plan_counts_its_rows(source, model, tmp_path) -> None:
     prepare(source, model, tmp_path / "out", *LOOSE)
-    assert count_rows(find_sources(flags_of(tmp_path / "out"))) == (20, 5)
+    (source,) = find_sources(flags_of(tmp_path / "out"))
+    assert (source["train"], source["eval"]) == (20, 5)
 
 
 def test_what_prepared_rows_do_not_hold_is_refused(source, model, tmp_path) -> None:

@@ -210,7 +210,7 @@ def test_updates_and_samples_of_step_3():
     config = ppo(
         per_device_generation_batch_size=8, generation_batches=3, per_device_training_batch_size=8, num_train_epochs=2
     )
-    counted = count_run(config, config.plan_batches(2), 1000, 300)
+    counted = count_run(config, config.plan_batches(2), 1000)
     assert (counted.updates, counted.trained) == (120, 1920)
 
 
@@ -224,7 +224,7 @@ def test_updates_and_samples_of_step_1():
         num_train_epochs=3,
         eval_iters=0,
     )
-    counted = count_run(config, config.plan_batches(2), 100, 10)
+    counted = count_run(config, config.plan_batches(2), 100)
     assert (counted.updates, counted.trained) == (36, 288)
 
 

@@ -65,7 +65,7 @@ def test_run_json_says_which_code_ran(tmp_path, monkeypatch):
     assert Path(__file__).resolve().parents[2] == record.CHECKOUT
     monkeypatch.setattr(record, "CHECKOUT", tmp_path)
     git(tmp_path, "init", "-q")
-    assert record.commit_of(tmp_path) == {"commit": None}
+    assert record.commit_of(tmp_path) is None
     (tmp_path / "code.py").write_text("a = 1\n")
     git(tmp_path, "add", "code.py")
     git(tmp_path, "commit", "-qm", "first")
@@ -77,10 +77,11 @@ def test_run_json_says_which_code_ran(tmp_path, monkeypatch):
     assert stored["code"] == {"version": version, "commit": commit}
     (tmp_path / "code.py").write_text("a = 2\n")
     assert new_record("ppo", [], 7, 1).code == {"version": version, "commit": f"{commit}-dirty"}
-    assert record.commit_of(tmp_path / "runs") == {}
+    assert record.commit_of(tmp_path / "runs") is None
     monkeypatch.setenv("MA_RLHF_COMMIT", "0123abc-dirty")  # of an image, from which the folder .git is left out
-    assert record.commit_of(tmp_path / "runs") == {"commit": "0123abc-dirty"}
-    assert record.commit_of(tmp_path) == {"commit": f"{commit}-dirty"}
+    assert record.commit_of(tmp_path / "runs") == "0123abc-dirty"
+    monkeypatch.setenv("GIT_DIR", str(record.CHECKOUT / "absent"))  # as in a hook of another repository
+    assert record.commit_of(tmp_path) == f"{commit}-dirty"
 
 
 def test_a_model_of_another_step_is_warned_of(tmp_path, caplog):

@@ -69,7 +69,7 @@ def cache_folder() -> Path:
     return cache_home() / "examples"
 
 
-def code_version() -> dict[str, str]:
+def encoder_version() -> dict[str, str]:
     """Versions of everything that turns rows into ids: this package's code and the libraries that it calls."""
     package = Path(dschat.__path__[0])
     contents = []
@@ -158,7 +158,7 @@ class ExampleLoader(Generic[E]):
             "tokenizer": tokenizer_fingerprint(self._tokenizer),
             "chat template": template_fingerprint(self._tokenizer),
             "date": date_read_by(self._tokenizer),
-            "version": code_version(),
+            "version": encoder_version(),
         }
         return content_hash(json.dumps(made_from, sort_keys=True))[:32]
 

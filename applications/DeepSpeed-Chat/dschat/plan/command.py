@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedConfig
 
 from dschat.base.errors import UserError
 from dschat.base.steps import STEPS_BY_COMMAND
-from dschat.plan.counts import Counts, count_rows, count_run, find_sources
+from dschat.plan.counts import Counts, count_run, find_sources
 from dschat.plan.models import ConfigLoader
 from dschat.plan.options import PlanOptions
 from dschat.plan.phases import GB, Machine
@@ -138,14 +139,15 @@ def _machine(options: PlanOptions) -> Machine:
     return Machine(options.gpus, int(gpu_memory * GB), main_memory, options.gpus_per_node)
 
 
-def _counts(plan: Plan, options: PlanOptions, sources: list[dict[str, object]] | None) -> Counts | None:
+def _counts(plan: Plan, options: PlanOptions, sources: list[dict[str, Any]] | None) -> Counts | None:
     """Updates and samples, from --num_samples or else from the rows of the data; None if neither is known."""
     batches = plan.config.plan_batches(plan.machine.processes)
     if options.num_samples is not None:
-        return count_run(plan.config, batches, options.num_samples, held_out=0)
+        return count_run(plan.config, batches, options.num_samples)
     if sources is None:
         return None
-    return count_run(plan.config, batches, *count_rows(sources))
+    train_rows = sum(source["train"] for source in sources)
+    return count_run(plan.config, batches, train_rows)
 
 
 def _config_loader(config_flag: str | None, base: str | None) -> ConfigLoader:

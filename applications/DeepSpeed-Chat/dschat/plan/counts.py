@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,37 +17,31 @@ from dschat.settings.common import CommonConfig
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of a whole run. Rows that are dropped when examples are made of them, such as too long ones, count."""
+    """Numbers of a whole run. Rows that a run drops later, such as too long ones, are included."""
 
-    examples: int  # training rows
-    held_out: int  # evaluation rows
+    train_rows: int
     updates: int  # optimizer updates
-    trained: int  # examples in these updates; in step 3, prompts with all of their responses
+    trained: int  # rows in these updates; in step 3, prompts with all of their responses
 
 
-def count_run(config: CommonConfig, plan: BatchPlan, examples: int, held_out: int) -> Counts:
+def count_run(config: CommonConfig, plan: BatchPlan, train_rows: int) -> Counts:
     """Counts a run with the trainers' arithmetic; rows that do not fill a rollout (or an update) are left out.
 
-    Args:
-        config: flags of the step.
-        plan: batch sizes.
-        examples: training rows.
-        held_out: evaluation rows.
-
     Raises:
-        UserError: fewer examples than one rollout or update.
+        UserError: see `config.total_updates`: fewer rows than one rollout or update, for example.
     """
-    updates = config.total_updates(examples, plan)
+    updates = config.total_updates(train_rows, plan)
     iterations = updates // plan.updates_per_iteration
-    return Counts(examples=examples, held_out=held_out, updates=updates, trained=iterations * plan.iteration_size)
+    return Counts(train_rows=train_rows, updates=updates, trained=iterations * plan.iteration_size)
 
 
 def find_sources(config: CommonConfig) -> list[dict[str, Any]] | None:
     """The rows that the step takes from each source, in the form of `dschat.data.sources.described`.
 
-    None if a source is neither local nor a published data set whose size is known. Local sources are read. The counts
-    of a published set are about right, and its record has `is_estimate`: a run also removes prompts that are held out
-    of another source, and outside of the paper's sets keeps rows of one prompt together.
+    None if the step reads pairs of tokens instead of rows, or if a source is neither local nor a published data set
+    whose size is known. Local sources are read. The counts of a published set are estimates, and its record has
+    `is_estimate`: a run also removes prompts that are held out of another source, and outside of the paper's sets keeps
+    rows of one prompt together.
 
     Raises:
         UserError: a local source cannot be read.
@@ -70,7 +63,7 @@ def find_sources(config: CommonConfig) -> list[dict[str, Any]] | None:
         else:
             return None
 
-    # They are read together, since a prompt that is held out of one source is not trained on from another.
+    # Local sources are read together: a prompt that is held out of one is not trained on from another.
     share = read_share(
         local_paths, config.columns, config.data.data_split, config.step, eval_share=config.data.eval_share
     )
@@ -82,9 +75,8 @@ def _published_source(path: str, known_set: KnownSet, config: CommonConfig) -> d
     """The rows that the step takes from a published data set, whose number of rows is known."""
     train_rows, eval_rows = known_set.counts
     if eval_rows is None:
-        eval_split = with_eval_share(config.data.eval_share)
-        train_rows = _rows_in_part(known_set.train_rows, eval_split, 0)
-        eval_rows = _rows_in_part(known_set.train_rows, eval_split, 1)
+        eval_rows = _rows_in_part(train_rows, with_eval_share(config.data.eval_share), 1)
+        train_rows -= eval_rows
     split = split_for(path, config.data.data_split)
     train = _rows_in_part(train_rows, split, config.step - 1)
     held_out = _rows_in_part(eval_rows, split, config.step - 1)
@@ -97,10 +89,3 @@ def _rows_in_part(rows: int, split: str | None, part: int) -> int:
         return rows
     bounds = split_bounds(rows, parse_fractions(split))
     return bounds[part + 1] - bounds[part]
-
-
-def count_rows(sources: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """Training and evaluation rows of `find_sources`."""
-    train = sum(source["train"] for source in sources)
-    held_out = sum(source["eval"] for source in sources)
-    return train, held_out

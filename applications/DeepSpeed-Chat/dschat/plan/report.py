@@ -196,7 +196,7 @@ def _count_line(plan: Plan, counts: Counts | None, is_estimate: bool) -> str:
         return "Updates and samples: give --prompts N, the number of training rows."
     trained = f"{counts.updates:,} updates on {counts.trained:,} {_trained_on(plan.config)}"
     about = "About " if is_estimate else ""
-    return f"{about}{counts.examples:,} training rows, {counts.held_out:,} held-out rows: {trained}."
+    return f"{about}{counts.train_rows:,} training rows: {trained}."
 
 
 def _trained_on(config: CommonConfig) -> str:

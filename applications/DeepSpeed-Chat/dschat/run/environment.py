@@ -37,7 +37,7 @@ def describe(options: EnvOptions) -> str:
     memory = psutil.virtual_memory()
     packages = package_versions()
     lines = {
-        "code": " ".join(f"{name} {value}" for name, value in code_version(packages).items()),
+        "code": " ".join(f"{name} {value}" for name, value in code_version(packages).items() if value),
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.platform()}, {os.cpu_count()} cores",
         "memory": f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB free",

@@ -26,7 +26,7 @@ CHECKOUT = (Path(__file__).parent / "../../../..").resolve()  # root of the repo
 
 @dataclass
 class RunRecord:
-    """The content of run.json; ``finished`` is True once the run's main function has reached the end.
+    """The content of run.json; ``finished`` is True once the final models are saved and evaluated.
 
     In a run that was resumed, ``started`` to ``code`` describe its last process.
     """
@@ -37,7 +37,7 @@ class RunRecord:
     packages: dict[str, str]
     hardware: dict[str, object]
     seeds: dict[str, int]
-    code: dict[str, object]  # version of this package; in a git checkout or an image also its commit
+    code: dict[str, str | None]  # version of this package; in a git checkout or an image also its commit
     template_date: str = ""  # date that chat templates see; unchanged when the run resumes
     data: dict[str, object] = field(default_factory=dict)
     batches: dict[str, object] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class RunRecord:
     finished: bool = False
 
     def record_evaluation(self, metrics: dict[str, float], update: int) -> None:
-        """Records an evaluation, for model cards."""
+        """Records an evaluation. The first one stays, for comparison in the log."""
         self.first_metrics = self.first_metrics or metrics
         self.metrics = metrics
         self.metrics_update = update
@@ -96,23 +96,23 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
-def code_version(packages: dict[str, str]) -> dict[str, object]:
-    """The version of this package and its commit, if it has one."""
-    return {"version": packages.get("ma-rlhf")} | commit_of(CHECKOUT)
+def code_version(packages: dict[str, str]) -> dict[str, str | None]:
+    """The version of this package and its commit."""
+    return {"version": packages.get("ma-rlhf"), "commit": commit_of(CHECKOUT)}
 
 
-def commit_of(folder: Path) -> dict[str, object]:
+def commit_of(folder: Path) -> str | None:
     """The commit of a git checkout, with -dirty if tracked files have changed since; None if git fails.
 
-    Without a checkout the commit from which the image was built, if it says one.
+    Outside of a checkout: the commit from which the image was built (`COMMIT_VARIABLE`), or None.
     """
     if not (folder / ".git").exists():  # a parent folder may be another project's repository
-        commit_of_image = os.environ.get(COMMIT_VARIABLE)
-        return {"commit": commit_of_image} if commit_of_image else {}
-    command = ["git", "--no-optional-locks", "-C", str(folder)]
+        return os.environ.get(COMMIT_VARIABLE) or None
+    # Both folders are named, since GIT_DIR (set in git's hooks) would come before git's option -C.
+    command = ["git", "--no-optional-locks", f"--git-dir={folder / '.git'}", f"--work-tree={folder}"]
     command += ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]  # no tag
     try:
         result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
-        return {"commit": None}
-    return {"commit": result.stdout.strip()}
+        return None
+    return result.stdout.strip()
