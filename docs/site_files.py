@@ -1,46 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hook of mkdocs: files of the repository that pages link to, such as ../examples/reward.py, come with the site."""
+"""A hook of mkdocs for links that lead out of docs/, such as ../examples/reward.py. All pages lie directly in docs/.
 
-import re
+A file is published with the site. A document (.md) is named and not linked, since its own links would not work.
+"""
+
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+from xml.etree.ElementTree import Element, SubElement
 
+from markdown import Markdown
+from markdown.extensions import Extension
+from markdown.treeprocessors import Treeprocessor
 from mkdocs.structure.files import File, Files, InclusionLevel
 
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+
 ROOT = Path(__file__).resolve().parents[1]
-OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)")
-CODE = r"(?<!`)(?P<ticks>`+)(?!`).*?(?<!`)(?P=ticks)(?!`)"
-LABEL = r"\[(?P<label>(?:[^\[\]]|\[[^\[\]]*\])*)\]"
-DOCUMENT = r"\(\.\./(?P<path>[^)#\s]+\.md)(?:#[^)\s]*)?(?:\s+\"[^\"]*\")?\)"
-CODE_OR_LINK = re.compile(f"{CODE}|{LABEL}{DOCUMENT}", re.DOTALL)
 FOLDER = "repository"  # folder of the site that holds the files
 
 
-def on_files(files: Files, config: Any) -> Files:
-    """Adds each such file under the path of its links, and writes it into `FOLDER`.
-
-    A file that does not exist is left for the strict build to complain about.
-    """
-    names: set[str] = set()
-    for page in files.documentation_pages():
-        names.update(OUTSIDE.findall(page.content_string))
-    for name in sorted(names):
-        if (ROOT / name).is_file() and not name.endswith(".md"):
-            # Included, although mkdocs leaves out paths that begin with a dot.
-            file = File.generated(
-                config, f"../{name}", abs_src_path=str(ROOT / name), inclusion=InclusionLevel.INCLUDED
-            )
-            file.dest_uri = f"{FOLDER}/{name}"
-            files.append(file)
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Has the links of every page changed before mkdocs checks them."""
+    config.markdown_extensions.append(LinksOutOfDocs(files, config))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Names documents of other folders instead of linking to them, since their own links would not work."""
-    return CODE_OR_LINK.sub(_without_link, markdown)
+class LinksOutOfDocs(Extension):
+    """Adds `_LinkChanger` to the steps of Python-Markdown."""
+
+    def __init__(self, files: Files, config: MkDocsConfig) -> None:
+        super().__init__()
+        self.changer = _LinkChanger(files, config)
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        """Registers it before mkdocs' check of links, whose priority is 0."""
+        md.treeprocessors.register(self.changer, "links_out_of_docs", priority=1)
 
 
-def _without_link(match: re.Match[str]) -> str:
-    if match["path"] is None:  # code
-        return match[0]
-    return f"{match['label']} (`{match['path']}` of the repository)"
+class _LinkChanger(Treeprocessor):
+    def __init__(self, files: Files, config: MkDocsConfig) -> None:
+        super().__init__()
+        self.files = files
+        self.site_config = config
+
+    def run(self, root: Element) -> None:
+        """Changes the links of a page that lead out of docs/."""
+        for link in root.iter("a"):
+            address, _, _ = link.get("href", "").partition("#")
+            if not address.startswith("../"):
+                continue
+            if address.endswith(".md"):
+                _name_document(link, address.removeprefix("../"))
+            elif address not in self.files.src_uris:
+                self._publish(address)
+
+    def _publish(self, address: str) -> None:
+        """Adds a file to the site. One that does not exist is left for the strict build to complain about."""
+        path = address.removeprefix("../")
+        if not (ROOT / path).is_file():
+            return
+        # Included, although mkdocs leaves out paths that begin with a dot.
+        file = File.generated(
+            self.site_config, address, abs_src_path=str(ROOT / path), inclusion=InclusionLevel.INCLUDED
+        )
+        file.dest_uri = f"{FOLDER}/{path}"
+        self.files.append(file)
+
+
+def _name_document(link: Element, path: str) -> None:
+    """Turns a link into its text, followed by the document's path."""
+    link.tag = "span"
+    link.attrib.clear()
+    note = SubElement(link, "span")
+    note.text = " ("
+    code = SubElement(note, "code")
+    code.text = path
+    code.tail = " of the repository)"

@@ -7,48 +7,68 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from markdown import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
+class Files(list):
+    """mkdocs' files of a site."""
+
+    @property
+    def src_uris(self):
+        return {file.path: file for file in self}
+
+
 @pytest.fixture
-def hook(monkeypatch):
-    """The hook, with stand-ins for the parts of mkdocs that it uses, which tests do not install."""
+def convert(monkeypatch):
+    """Markdown → (HTML, files added to the site). mkdocs, which tests do not install, has stand-ins."""
     module = ModuleType("mkdocs.structure.files")
-    module.Files = list
+    module.Files = Files
     module.File = SimpleNamespace(generated=lambda config, path, **more: SimpleNamespace(path=path, **more))
     module.InclusionLevel = SimpleNamespace(INCLUDED="included")
     monkeypatch.setitem(sys.modules, "mkdocs", ModuleType("mkdocs"))
     monkeypatch.setitem(sys.modules, "mkdocs.structure", ModuleType("mkdocs.structure"))
     monkeypatch.setitem(sys.modules, "mkdocs.structure.files", module)
-    return SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "site_files.py")))
+    hook = runpy.run_path(str(ROOT / "docs" / "site_files.py"))
+
+    def converted(text):
+        files = Files()
+        config = SimpleNamespace(markdown_extensions=["fenced_code"])
+        assert hook["on_files"](files, config) is files
+        return markdown(text, extensions=config.markdown_extensions), files
+
+    return converted
 
 
-def test_files_that_pages_link_to_are_added_once(hook):
-    class Pages(list):
-        def documentation_pages(self):
-            text = (
-                '[a](../examples/reward.py) [b](../README.md) [c](../absent.py) [d](../examples/reward.py#x "title")'
-            )
-            return [SimpleNamespace(content_string=text)] * 2
-
-    (file,) = hook.on_files(Pages(), None)
+def test_files_that_pages_link_to_are_added_once(convert):
+    text = '[a](../examples/reward.py) [b](../README.md) [c](../absent.py) [d](../examples/reward.py#x "title") [e]'
+    html, (file,) = convert(f"{text}\n\n[e]: ../examples/reward.py\n")
     assert (file.path, file.dest_uri) == ("../examples/reward.py", "repository/examples/reward.py")
     assert file.abs_src_path == str(ROOT / "examples/reward.py") and file.inclusion == "included"
+    assert html.count('href="../examples/reward.py') == 3 and 'href="../absent.py"' in html
+
+
+def named(label, path):
+    return f"<span>{label}<span> (<code>{path}</code> of the repository)</span></span>"
 
 
 @pytest.mark.parametrize(
-    ("markdown", "expected"),
+    ("text", "expected"),
     [
-        ("the [README](../README.md#rows) says", "the README (`README.md` of the repository) says"),
-        ("[a [b]](../README.md)", "a [b] (`README.md` of the repository)"),
-        ('[`a`](../b/README.md "title")', "`a` (`b/README.md` of the repository)"),
-        ("[rows](data.md) and [file](../examples/reward.py)", None),
-        ("`[a](../README.md)`", None),
-        ("```\n[a](../README.md)\n```", None),
-        ("``[`a`](../README.md)``", None),
-        ("`code` [a](../README.md) `code`", "`code` a (`README.md` of the repository) `code`"),
+        ("the [README](../README.md#rows) says", f"<p>the {named('README', 'README.md')} says</p>"),
+        ("[a [b]](../README.md)", f"<p>{named('a [b]', 'README.md')}</p>"),
+        ('[`a`](../b/README.md "title")', f"<p>{named('<code>a</code>', 'b/README.md')}</p>"),
+        ("a ` [b]\n\n[b]: ../README.md", f"<p>a ` {named('b', 'README.md')}</p>"),
+        ("[rows](data.md)", '<p><a href="data.md">rows</a></p>'),
     ],
 )
-def test_documents_of_other_folders_are_named(markdown, expected, hook):
-    assert hook.on_page_markdown(markdown) == (markdown if expected is None else expected)
+def test_documents_of_other_folders_are_named(text, expected, convert):
+    assert convert(text) == (expected, [])
+
+
+@pytest.mark.parametrize("text", ["`{}`", "``{} ` ``", "```\n{}\n```", "~~~markdown\n{}\n~~~", "    {}"])
+def test_code_is_not_a_link(text, convert):
+    sample = "[a](../README.md) [b](../examples/reward.py)"
+    html, files = convert(text.format(sample))
+    assert sample in html and not files
