@@ -39,8 +39,8 @@ def find_sources(config: CommonConfig) -> list[dict[str, Any]] | None:
     """The rows that the step takes from each source, in the form of `dschat.data.sources.described`.
 
     None if the step reads pairs of tokens instead of rows, or if a source is neither local nor a published data set
-    whose size is known. Local sources are read. The counts of a published set are estimates (`is_estimate`): a run also
-    removes prompts that are held out of another source, and outside of the paper's sets keeps rows of one prompt
+    whose size is known. Local sources are read. The counts of a published set are estimates (`is_estimate`): a run
+    also removes prompts that are held out of another source, and outside of the paper's sets keeps rows of one prompt
     together.
 
     Raises:
