@@ -20,7 +20,7 @@ from dschat.base.jsonl import parse_json, read_rows, write_rows
 )
 def test_where_json_is_broken(text, told):
     """Columns count from 1. Some of json's own messages end in "at"."""
-    with pytest.raises(UserError, match=re.escape(f"a.jsonl:3: not valid JSON ({told}); correct or remove the row.")):
+    with pytest.raises(UserError, match=re.escape(f"a.jsonl:3: not valid JSON ({told}); correct or remove it.")):
         parse_json(text.encode(), "a.jsonl:3")
 
 

@@ -36,6 +36,7 @@ FILES = {
     "rubric.toml": 'task = "Grade."\n[criteria]\nbrevity = "Is it short?"\n',
     "ranking.toml": 'task = "Rank."\njudge = "ranking"\n',
     "broken.json": "{",
+    "stage.json": '\ufeff{"zero_optimization": {"stage": 0}}',  # with a byte-order mark
     "file": "",
 }
 

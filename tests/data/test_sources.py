@@ -152,7 +152,7 @@ CALL = b'{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name"
         (b'{"question": "a", "answer": "b"}', "'question', 'answer'; name the prompt's column with --prompt_key"),
         (b'{"prompt": 3}', "column 'prompt' must be text, not a value of type int; .* --prompt_key"),
         (b'{"prompt": "a\\ud800"}', "lone surrogate.* at position 1"),
-        (b'{"prompt": "a", "response": "b", "response": "c"}', "the key 'response' occurs twice.*remove the row"),
+        (b'{"prompt": "a", "response": "b", "response": "c"}', "the key 'response' occurs twice.*remove it"),
         (b'{"messages": "hi"}', "non-empty list of messages.*not text; write it as a list"),
         (b'{"messages": [{"role": "user"}]}', "content of message 1 in 'messages' must be text, not null"),
         (b'{"messages": [{"role": "assistant", "content": "a"}]}', "holds only the response"),

@@ -70,9 +70,9 @@ def parse_json(content: bytes, origin: str) -> Any:
         position = f"column {error.colno}"
         if error.lineno > 1:
             position = f"line {error.lineno} {position}"
-        raise UserError(f"{origin}: not valid JSON ({problem} at {position}); correct or remove the row.") from error
+        raise UserError(f"{origin}: not valid JSON ({problem} at {position}); correct or remove it.") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{origin}: not readable as JSON ({error}); correct or remove the row.") from error
+        raise UserError(f"{origin}: not readable as JSON ({error}); correct or remove it.") from error
 
 
 def json_rows(path: Path) -> Iterator[tuple[str, Any]]:

@@ -37,7 +37,7 @@ def deepspeed_config(settings: EngineSettings, gradient_clipping: float) -> dict
         gradient_clipping: largest gradient norm; 0 = no clipping.
 
     Raises:
-        UserError: the file cannot be read, contradicts a flag, or DeepSpeed refuses what it changes.
+        UserError: see `read_deepspeed_file`; or DeepSpeed refuses what the file changes.
     """
     config = deepspeed_settings(
         plan=settings.plan,

@@ -340,7 +340,7 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
     """Wraps a model that is trained in DeepSpeed, with AdamW (β = 0.9, 0.95) and a learning-rate schedule.
 
     Raises:
-        UserError: ``--deepspeed_config`` cannot be read, or sets other batch sizes.
+        UserError: ``--deepspeed_config`` is refused, see `deepspeed_config`.
     """
     settings = _without_half_precision_at_stage_0(settings)
     if settings.gradient_checkpointing:

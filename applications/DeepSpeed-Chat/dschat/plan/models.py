@@ -54,7 +54,7 @@ def roles_of(config: CommonConfig, batches: BatchPlan, load_config: ConfigLoader
         device: where the run trains; without --dtype, models are bf16 on GPUs and float32 on CPUs.
 
     Raises:
-        UserError: a config cannot be read, or --deepspeed_config contradicts the flags.
+        UserError: a config cannot be read, or --deepspeed_config sets what flags decide.
     """
     dtype = choose_dtype(config.engine.dtype, device)
     builder = RoleBuilder(config, batches, load_config, dtype, on_gpu=device.type == "cuda")

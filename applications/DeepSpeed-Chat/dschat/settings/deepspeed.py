@@ -2,16 +2,17 @@
 """DeepSpeed's configuration from a run's flags and the user's own file."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from dschat.base.errors import UserError
-from dschat.base.jsonl import without_repeats
+from dschat.base.jsonl import parse_json
 from dschat.settings.batches import BatchPlan
 
-# Keys that flags decide: a file may repeat them, not change them.
+# Keys that a file may only leave to the flags. The models of a run differ in their values.
 DECIDED_BY_FLAGS = {
+    "optimizer": "flags (--learning_rate, --weight_decay, …)",
+    "scheduler": "flags (--lr_scheduler_type, …)",
     "train_batch_size": "--global_batch_size and the batch size flags",
     "train_micro_batch_size_per_gpu": "--global_batch_size and the batch size flags",
     "gradient_accumulation_steps": "--global_batch_size and the batch size flags",
@@ -19,8 +20,16 @@ DECIDED_BY_FLAGS = {
     "bf16.enabled": "--dtype",
     "fp16.enabled": "--dtype",
 }
-# Values of a file that the memory plan reads before DeepSpeed does.
-SECTIONS = ("data_types", "zero_optimization.offload_optimizer", "zero_optimization.offload_param")
+# Values that are merged with ours, or that the memory plan reads, before DeepSpeed checks them.
+SECTIONS = (
+    "bf16",
+    "fp16",
+    "data_types",
+    "zero_optimization",
+    "zero_optimization.offload_optimizer",
+    "zero_optimization.offload_param",
+)
+LARGEST_NUMBER = 10**18
 NUMBERS = (
     "zero_optimization.reduce_bucket_size",
     "zero_optimization.stage3_max_live_parameters",
@@ -53,11 +62,18 @@ def deepspeed_settings(
         pin_memory: pin the offloaded memory, which needs a GPU.
 
     Raises:
-        UserError: the file cannot be read, contradicts a flag, or holds a value of a wrong type that is read here.
+        UserError: see `read_deepspeed_file`.
     """
+    if plan.max_tokens:
+        # With a token limit the number of micro-batches varies; DeepSpeed is told the maximum, one row each.
+        micro_batch = 1
+        accumulation = plan.update_per_rank
+    else:
+        micro_batch = plan.micro_batch
+        accumulation = plan.accumulation
     config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": plan.micro_batch,
-        "gradient_accumulation_steps": plan.accumulation,
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": accumulation,
         "train_batch_size": plan.global_batch,
         "zero_optimization": _zero_optimization(zero_stage, offload, pin_memory),
         "zero_allow_untested_optimizer": True,
@@ -68,34 +84,29 @@ def deepspeed_settings(
         "steps_per_print": 10**9,
         "wall_clock_breakdown": False,
     }
+    # Without ZeRO, DeepSpeed has no float32 sums beside bf16 weights. Only frozen models are at stage 0 in bf16.
     if dtype == "bf16" and zero_stage:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if file is not None:
-        _merge(config, read_deepspeed_file(file), file)
-    if plan.max_tokens:  # an update may have as many micro-batches as rows, see `Engine.begin_update`
-        config["train_micro_batch_size_per_gpu"] = 1
-        config["gradient_accumulation_steps"] = plan.update_per_rank
+        _merge(config, read_deepspeed_file(file))
     return config
 
 
 def read_deepspeed_file(file: str) -> dict[str, Any]:
-    """The user's file, without sections that flags decide.
+    """The user's file.
 
     Raises:
-        UserError: it is missing, holds anything but a JSON object, or has a section that flags decide.
+        UserError: it cannot be read, holds anything but a JSON object, sets what flags decide, or holds a value of a
+            wrong type that is read here or by the memory plan.
     """
+    origin = f"--deepspeed_config {file}"
     try:
-        content = json.loads(Path(file).read_text(encoding="utf-8"), object_pairs_hook=without_repeats)
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"--deepspeed_config {file}: cannot be read as JSON: {error}") from error
+        content = parse_json(Path(file).read_bytes(), origin)
+    except OSError as error:
+        raise UserError(f"{origin}: cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise UserError(f"--deepspeed_config {file}: must hold a JSON object.")
-    for section in ("optimizer", "scheduler"):
-        if content.pop(section, "auto") != "auto":
-            raise UserError(
-                f"--deepspeed_config {file}: {section} is set by flags here (--learning_rate, "
-                "--weight_decay, --lr_scheduler_type, …): remove the section."
-            )
+        raise UserError(f"{origin}: must hold a JSON object.")
+    _check_values(content, origin)
     return content
 
 
@@ -111,41 +122,39 @@ def _zero_optimization(stage: int, offload: bool, pin_memory: bool) -> dict[str,
     return zero
 
 
-def _merge(config: dict[str, Any], changes: dict[str, Any], file: str, prefix: str = "") -> None:
-    """Write the sections of a file into a configuration, recursively."""
+def _merge(config: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Write the values of a file into a configuration, section by section; "auto" changes nothing."""
     for key, value in changes.items():
-        name = prefix + key
-        if value == "auto" or (value is None and name in SECTIONS):
+        if value == "auto":
             continue
-        ours = config.get(key)
-        _check_value(name, value, ours, file)
-        if isinstance(value, dict) and (ours is None or isinstance(ours, dict)):
-            _merge(config.setdefault(key, {}), value, file, f"{name}.")
+        if isinstance(value, dict) and isinstance(config.setdefault(key, {}), dict):
+            _merge(config[key], value)
         else:
             config[key] = value
 
 
-def _check_value(name: str, value: Any, ours: Any, file: str) -> None:
-    """Raises UserError if a file's value contradicts the flags or has a wrong type.
+def _check_values(section: dict[str, Any], origin: str, prefix: str = "") -> None:
+    """Raises UserError if a section sets what flags decide, or holds a value of a wrong type.
 
     Args:
-        name: the keys that lead to it, separated by dots.
-        value: the value in the file.
-        ours: the value that the flags give; None if they give none.
-        file: --deepspeed_config.
+        section: the file's content, or a part of it.
+        origin: the flag and its file.
+        prefix: the keys that lead to the section, with a dot after each.
     """
-    as_json = json.dumps(value)
-    problem = None
-    if (name in SECTIONS or isinstance(ours, dict)) and not isinstance(value, dict):
-        problem = f"must be a JSON object, not {as_json}."
-    elif name in DECIDED_BY_FLAGS and value != ours:
-        problem = (
-            f"is {as_json}, but the flags give {json.dumps(ours)}. "
-            f'Remove the key, or set it to "auto", and use {DECIDED_BY_FLAGS[name]}.'
-        )
-    elif name in NUMBERS and not (type(value) in (int, float) and math.isfinite(value)):
-        problem = f"must be a number, not {as_json}."
-    elif name == GRADIENT_DTYPE and value not in GRADIENT_DTYPES:
-        problem = f"must be one of {', '.join(GRADIENT_DTYPES)}, not {as_json}."
-    if problem:
-        raise UserError(f"--deepspeed_config {file}: {name} {problem}")
+    for key, value in section.items():
+        if value == "auto":
+            continue
+        name = prefix + key
+        problem = None
+        if name in DECIDED_BY_FLAGS:
+            problem = f'is decided by {DECIDED_BY_FLAGS[name]}: remove the key, or set it to "auto".'
+        elif name in SECTIONS and not isinstance(value, dict):
+            problem = f"must be a JSON object, not {json.dumps(value)}."
+        elif name in NUMBERS and not (type(value) in (int, float) and 0 <= value <= LARGEST_NUMBER):
+            problem = f"must be a number from 0 to {LARGEST_NUMBER:.0e}, not {json.dumps(value)}."
+        elif name == GRADIENT_DTYPE and value not in GRADIENT_DTYPES:
+            problem = f"must be one of {', '.join(GRADIENT_DTYPES)}, not {json.dumps(value)}."
+        if problem:
+            raise UserError(f"{origin}: {name} {problem}")
+        if isinstance(value, dict):
+            _check_values(value, origin, f"{name}.")
