@@ -14,11 +14,10 @@ from dschat.scoring.function import FunctionScores
 from dschat.training.iteration import Clock, pass_size
 from dschat.training.ppo import refill
 from dschat.training.ppo.models import response_logprobs, response_values
-from dschat.training.ppo.refill import prompts_with_equal_scores, replace_prompts
+from dschat.training.ppo.refill import prompts_with_equal_scores, refill_slots, replace_prompts
 from dschat.training.ppo.score import ExternalStats, ScoredBatch, ScoredRows
 from factories import credit_of_batch, make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop
 from macro_actions.conditions import fixed
-from macro_actions.groups import refill_slots
 from macro_actions.segments import segment
 from macro_actions.types import ScoredRollout
 from rl_cases import trajectory_of
@@ -37,6 +36,28 @@ FLAGS = {
 }
 WORK = [[1, 2], [3, 0]]
 SAME = {1, 3}  # prompts whose responses have one score
+
+
+@pytest.mark.parametrize(
+    ("equal", "further", "ranks", "expected"),
+    [
+        ("=.==", ".=.", 1, [4, 1, 6, 3]),  # fewer than places
+        ("..=.", "=...", 1, [0, 1, 5, 3]),  # more
+        ("==", "==", 1, [0, 1]),
+        ("..", "..", 1, [0, 1]),
+        ("", "", 1, []),
+        ("==", "..", 1, [2, 3]),
+        ("==..", "=...", 1, [5, 6, 2, 3]),
+        ("==..", "=...", 2, [6, 5, 2, 3]),  # each has one, and keeps it
+        ("=.=.", "=.=.", 2, [5, 1, 7, 3]),  # what the one has is drawn by the other
+        ("====", ".=.=", 2, [4, 6, 2, 3]),  # of the first two places one is the second's, which has drawn nothing
+    ],
+)
+def test_places_of_equal_groups_by_hand(equal: str, further: str, ranks: int, expected: list[int]) -> None:
+    """An = is a group of equal scores."""
+    given = (torch.tensor([sign == "=" for sign in groups], dtype=torch.bool) for groups in (equal, further))
+    groups = refill_slots(*given, ranks)
+    assert groups.tolist() == expected and groups.dtype == torch.int64
 
 
 class Scores(FunctionScores):

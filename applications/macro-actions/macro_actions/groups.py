@@ -93,7 +93,7 @@ def moments(scores: Tensor, counted: Tensor, correction: int = 1) -> tuple[Tenso
     Args:
         scores: shape ``(P, K)``.
         counted: shape ``(P, K)``, bool.
-        correction: the variance has the denominator K − correction.
+        correction: the variance has the denominator max(number of counted scores − correction, 1).
 
     Returns:
         Shape ``(P, 1)`` each. The variance of a single score is 0.
@@ -108,12 +108,12 @@ def moments(scores: Tensor, counted: Tensor, correction: int = 1) -> tuple[Tenso
 
 
 def critic_weights(scores: Tensor, beta: float, floor: float, counted: Tensor | None = None) -> Tensor:
-    """Weights of prompts in the critic's loss: less for those whose scores vary more (EasyPPO).
+    """Weights of prompts in the critic's loss, smaller for prompts whose scores vary more (EasyPPO).
 
-        w = 1 / max(v^β, floor)        v: variance of the prompt's scores, with the denominator K
+        w = 1 / max(v^β, floor)        v: variance of the prompt's counted scores; its denominator is their number
 
-    A loss is divided by the mean of w over all prompts of a rollout, which the caller knows. A prompt with one counted
-    score has variance 0, as one whose scores are equal.
+    The caller divides the weights by their mean over all prompts of the rollout. A prompt with one counted score has
+    variance 0, as one whose scores are equal.
 
     Example: with β = 1 and a floor of .01, scores 0, 1 weigh 4, and scores ½, ½ weigh 100.
 
@@ -149,58 +149,16 @@ def are_equal(scores: Tensor, counted: Tensor) -> Tensor:
     return highest <= lowest
 
 
-def refill_slots(equal: Tensor, extra_equal: Tensor, ranks: int = 1) -> Tensor:
-    """Replace groups of equal scores by extra groups of unequal scores, until there are no more of one kind.
-
-    Groups are dealt to ranks in turn: group g belongs to rank g % ranks. An extra group stays on its rank while there
-    are slots to fill; the other extra groups fill the remaining slots in order. Which groups are replaced, and which
-    extra groups are used, does not depend on the number of ranks.
-
-    Example: groups equal, not, equal, equal; the second of three extra groups is equal: 4, 1, 6, 3.
-    Groups equal, equal, not, not; the first of four extra groups is equal: 5, 6, 2, 3 on one rank. On two ranks, where
-    rank 0 has slots 0, 2 and extra groups 4, 6: 6, 5, 2, 3.
-
-    Args:
-        equal: shape ``(P,)``, bool, groups to be replaced, see :func:`are_equal`.
-        extra_equal: shape ``(Q,)``, bool, extra groups of equal scores, which are not used.
-        ranks: number of processes; P is a multiple of it.
-
-    Returns:
-        Shape ``(P,)``, int64: the group in each slot; extra groups are numbered from P.
-    """
-    slots: list[int] = equal.nonzero().flatten().tolist()
-    usable: list[int] = (~extra_equal).nonzero().flatten().tolist()
-    count = min(len(slots), len(usable))
-    slots = slots[:count]
-    groups = [len(equal) + number for number in usable[:count]]
-    group_of_slot: dict[int, int] = {}
-
-    # Groups stay on the rank that sampled them, where it has a slot.
-    for rank in range(ranks):
-        rank_slots = [slot for slot in slots if slot % ranks == rank]
-        rank_groups = [group for group in groups if group % ranks == rank]
-        group_of_slot.update(zip(rank_slots, rank_groups, strict=False))
-
-    # The others move to the remaining slots.
-    used = set(group_of_slot.values())
-    free_slots = [slot for slot in slots if slot not in group_of_slot]
-    moved_groups = [group for group in groups if group not in used]
-    group_of_slot.update(zip(free_slots, moved_groups, strict=True))
-
-    numbers = [group_of_slot.get(slot, slot) for slot in range(len(equal))]
-    return torch.tensor(numbers, device=equal.device)
-
-
 def rloo_turns(returns: Tensor, reached: Tensor) -> Tensor:
     """The return from each turn on minus a baseline made of the prompt's other responses alone.
 
-    The baseline of turn h is the mean return from turn h on of the other responses that reached turn h; where there
-    are none, the mean return of the other responses' whole episodes. It depends on nothing that the response itself
-    does, so that the policy gradient is unbiased; a mean over all responses of a batch that reached turn h is not such
-    a baseline, because it holds the response's own return, with a weight that follows from how many turns there are.
+    The baseline of turn h is the mean return from turn h of the other responses that reached turn h, or, where none
+    did, the mean of the others' whole episodes. It does not depend on the response itself, so the policy gradient is
+    unbiased.
 
     Example: returns 3 1, 2 and 7 5 of responses with 2, 1 and 2 turns. Turn 1: 3 − 4.5, 2 − 5, 7 − 2.5; turn 2:
-    1 − 5 and 5 − 1.
+    1 − 5 and 5 − 1. Returns 4 and 6 2 of responses with 1 and 2 turns: no other response reached the second's turn 2,
+    so its advantage there is 2 − 4.
 
     Args:
         returns: shape ``(P, K, H)``, from each turn on.
@@ -221,7 +179,9 @@ def rloo_turns(returns: Tensor, reached: Tensor) -> Tensor:
 
 
 def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor | None = None) -> Tensor:
-    """V of every prefix of every response: the mean score of the prompt's counted responses that begin with it, or 0.
+    """V of every prefix of every response: the mean score of the prompt's counted responses that begin with it.
+
+    It is 0 if no counted response begins with it.
 
     Example: responses a b, a c, d with scores 1, 3, 8: V is 4 for the empty prefix, 2 for a, 1 for a b, 8 for d.
 
@@ -249,6 +209,7 @@ def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor | None = None) ->
 
 
 def _all_if_none(counted: Tensor | None, scores: Tensor) -> Tensor:
+    """`counted`, or True for every score."""
     if counted is None:
         return torch.ones_like(scores, dtype=torch.bool)
-    return counted.bool()
+    return counted

@@ -19,7 +19,6 @@ from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.collect import ActorSampler, Collector, RolloutWork, lengths_of_samplings
 from dschat.training.ppo.groups import equal_groups
 from dschat.training.ppo.score import RolloutScorer, ScoredBatch
-from macro_actions.groups import refill_slots
 from macro_actions.types import join, mapped, select_rows
 
 
@@ -97,6 +96,48 @@ class RefillCollector(Collector):
         return torch.tensor(interleave_over_ranks(local))
 
 
+def refill_slots(equal: Tensor, extra_equal: Tensor, ranks: int) -> Tensor:
+    """Replace groups of equal scores by extra groups of unequal scores, until there are no more of one kind.
+
+    Groups are dealt to ranks in turn: group g belongs to rank g % ranks. An extra group stays on its rank while there
+    are slots to fill; the other extra groups fill the remaining slots in order. Which groups are replaced, and which
+    extra groups are used, does not depend on the number of ranks.
+
+    Example: groups equal, not, equal, equal; the second of three extra groups is equal: 4, 1, 6, 3.
+    Groups equal, equal, not, not; the first of four extra groups is equal: 5, 6, 2, 3 on one rank. On two ranks, where
+    rank 0 has slots 0, 2 and extra groups 4, 6: 6, 5, 2, 3.
+
+    Args:
+        equal: shape ``(P,)``, bool, groups to be replaced, see `prompts_with_equal_scores`.
+        extra_equal: shape ``(Q,)``, bool, extra groups of equal scores, which are not used.
+        ranks: number of processes; P is a multiple of it.
+
+    Returns:
+        Shape ``(P,)``, int64: the group in each slot; extra groups are numbered from P.
+    """
+    equal_slots: list[int] = equal.nonzero().flatten().tolist()
+    usable: list[int] = (~extra_equal).nonzero().flatten().tolist()
+    count = min(len(equal_slots), len(usable))
+    equal_slots = equal_slots[:count]
+    groups = [len(equal) + number for number in usable[:count]]
+    group_of_slot: dict[int, int] = {}
+
+    # Groups stay on the rank that sampled them, where it has a slot.
+    for owner in range(ranks):
+        owner_slots = [slot for slot in equal_slots if slot % ranks == owner]
+        owner_groups = [group for group in groups if group % ranks == owner]
+        group_of_slot.update(zip(owner_slots, owner_groups, strict=False))
+
+    # The others move to the remaining slots.
+    used = set(group_of_slot.values())
+    free_slots = [slot for slot in equal_slots if slot not in group_of_slot]
+    moved_groups = [group for group in groups if group not in used]
+    group_of_slot.update(zip(free_slots, moved_groups, strict=True))
+
+    numbers = [group_of_slot.get(slot, slot) for slot in range(len(equal))]
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
 def replace_prompts(
     batch: ScoredBatch, further: ScoredBatch, groups: Tensor, samples: int, pad_id: int
 ) -> ScoredBatch:
@@ -105,7 +146,7 @@ def replace_prompts(
     Args:
         batch: this rank's prompts.
         further: equally many further prompts of this rank.
-        groups: shape ``(P,)``, int64, from `macro_actions.groups.refill_slots`: the prompt in each slot of all ranks.
+        groups: shape ``(P,)``, int64, from `refill_slots`: the prompt in each slot of all ranks.
             Further prompts are numbered from P; slots and prompts are dealt to ranks in turn.
         samples: responses to each prompt.
         pad_id: fills ids.
