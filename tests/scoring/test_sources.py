@@ -16,6 +16,7 @@ from dschat.base.errors import UserError
 from dschat.base.user_function import call_function, load_function
 from dschat.models.scalar import ScalarModel
 from dschat.refuel.scores import FunctionDialogueScores
+from dschat.scoring import math_answers
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ResponseTexts
@@ -181,25 +182,42 @@ def test_a_function_of_other_arguments_is_refused_when_loaded(tmp_path):
         load_function(f"{file}:more", FLAG, ["dialogues"])
 
 
-@pytest.mark.parametrize("helpers", ["helpers_of_two.py", "helpers_of_two/__init__.py"])
+@pytest.mark.parametrize("helpers", ["helpers_of_two.py", "helpers_of_two/__init__.py", "helpers_of_two/score.py"])
 def test_two_files_with_a_neighbour_of_one_name_are_refused(helpers, tmp_path):
-    """sys.modules holds one module of a name, so that the second file would get the first one's."""
+    """sys.modules holds one module of a name, so that the second file could get the first one's, whenever it asks."""
     for folder in ("a", "b"):
         file = tmp_path / folder / helpers
         file.parent.mkdir(parents=True)
-        file.write_text(f"NAME = {folder!r}\n")
-        (tmp_path / folder / "reward.py").write_text(
-            "import helpers_of_two\ndef f():\n    return helpers_of_two.NAME\n"
-        )
-    try:
-        assert load_function(f"{tmp_path}/a/reward.py:f", FLAG)() == "a"
-        assert load_function(f"{tmp_path}/a/reward.py:f", FLAG)() == "a", "the same file again"
-        with pytest.raises(
-            UserError, match=f"{tmp_path}/b/{helpers} has the name of {tmp_path}/a/{helpers}.*: rename"
-        ):
-            load_function(f"{tmp_path}/b/reward.py:f", FLAG)
-    finally:
-        sys.modules.pop("helpers_of_two", None)
+        file.write_text("")
+        (tmp_path / folder / "reward.py").write_text("def f():\n    pass\n")
+        (tmp_path / folder / "other.py").write_text("def f():\n    pass\n")
+    neighbour = helpers.partition("/")[0]
+    load_function(f"{tmp_path}/a/reward.py:f", FLAG)
+    load_function(f"{tmp_path}/a/other.py:f", FLAG)
+    (tmp_path / "b" / "other.py").unlink()
+    with pytest.raises(UserError, match=f"both {tmp_path}/a/{neighbour} and {tmp_path}/b/{neighbour}: rename one"):
+        load_function(f"{tmp_path}/b/reward.py:f", FLAG)
+
+
+def test_files_of_one_name_in_two_folders_are_both_loaded(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").write_text("")
+        (tmp_path / folder / "reward.py").write_text(f"def f():\n    return {folder!r}\n")
+    assert [load_function(f"{tmp_path}/{folder}/reward.py:f", FLAG)() for folder in "aba"] == ["a", "b", "a"]
+
+
+def test_the_folder_of_a_users_file_is_on_the_path_once_and_no_other(tmp_path):
+    before = list(sys.path)
+    assert load_function("math", FLAG) is math_answers.math
+    for name, text in {"one": "", "two": "", "broken": "1 / 0\n"}.items():
+        (tmp_path / f"{name}.py").write_text(f"{text}def f():\n    pass\n")
+    with pytest.raises(UserError, match="ZeroDivisionError"):
+        load_function(f"{tmp_path}/broken.py:f", FLAG)
+    assert sys.path == before
+    load_function(f"{tmp_path}/one.py:f", FLAG)
+    load_function(f"{tmp_path}/two.py:f", FLAG)
+    assert sys.path == [*before, str(tmp_path)]
 
 
 def test_an_error_names_the_users_own_line_and_function(tmp_path):

@@ -3,7 +3,6 @@
 
 import importlib.util
 import inspect
-import pkgutil
 import sys
 import traceback
 import zlib
@@ -17,7 +16,8 @@ from typing import Any
 from dschat.base.errors import UserError
 from dschat.base.package_functions import function_path
 
-_folders: set[Path] = set()  # of the files that were imported here
+PACKAGE = Path(__file__).resolve().parents[1]
+_neighbours: dict[str, Path] = {}  # Python files and folders beside the files that were imported here, by name
 
 
 def load_function(spec: str, flag: str, arguments: Sequence[str] = ()) -> Callable[..., Any]:
@@ -59,20 +59,25 @@ def load_function(spec: str, flag: str, arguments: Sequence[str] = ()) -> Callab
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call returns a coroutine or an asynchronous generator."""
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _import_file(file: Path) -> ModuleType:
-    """The module of a file, imported once. As for a script, its folder comes first on sys.path meanwhile."""
+    """The module of a file, the same at each call; a neighbour that imports the file by its name gets another one.
+
+    A file of the user is run once. As for a script, its folder comes first on sys.path meanwhile.
+    """
+    if file.is_relative_to(PACKAGE):  # its folder on sys.path would give the user's `import source` a file of ours
+        return importlib.import_module(".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts))
     name = f"{file.stem}_{zlib.crc32(str(file).encode()):08x}"  # unique, so that no other module is shadowed
     if name in sys.modules:
         return sys.modules[name]
-    _check_neighbours(file.parent)
+    _check_neighbours(file)
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None  # a .py file always has a loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look for their module there
-    _folders.add(file.parent)
     folder = str(file.parent)
     sys.path.insert(0, folder)
     try:
@@ -81,27 +86,28 @@ def _import_file(file: Path) -> ModuleType:
         del sys.modules[name]
         raise
     finally:
-        # Moved to the end: imports inside functions still work, but later imports of libraries are not shadowed.
         with suppress(ValueError):  # the file has removed it
             sys.path.remove(folder)
-        sys.path.append(folder)
+    if folder not in sys.path:
+        sys.path.append(folder)  # for imports inside functions; last, so that no library is shadowed
     return module
 
 
-def _check_neighbours(folder: Path) -> None:
-    """Raises ImportError if a module in a folder has the name of one that was imported from another user's folder.
+def _check_neighbours(file: Path) -> None:
+    """Raises ImportError if a neighbour of this file and one of an earlier file, of another folder, have one name.
 
-    Python has one module of a name: a file that imports its neighbour would get the other folder's.
+    Python has one module of a name, so that a file that imports its neighbour could get the other folder's.
     """
-    for neighbour in pkgutil.iter_modules([str(folder)]):
-        own_file = folder / neighbour.name / "__init__.py" if neighbour.ispkg else folder / f"{neighbour.name}.py"
-        imported_file = Path(getattr(sys.modules.get(neighbour.name), "__file__", None) or own_file)
-        if imported_file != own_file and not _folders.isdisjoint(imported_file.parents[:2]):
-            raise ImportError(f"{own_file} has the name of {imported_file}, which is imported already: rename one.")
+    for neighbour in [*file.parent.glob("*.py"), *{path.parent for path in file.parent.glob("*/*.py")}]:
+        other = _neighbours.setdefault(neighbour.name.removesuffix(".py"), neighbour)
+        if other.parent != file.parent and neighbour not in (file, file.with_name("__init__.py")):
+            raise ImportError(
+                f"Python cannot import both {other} and {neighbour}: rename one, or give functions of one folder."
+            )
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function can be called with so many positional arguments; True if it has no signature."""
+    """Whether a function can be called with `count` positional arguments; True if it has no signature."""
     try:
         signature = inspect.signature(function)
     except ValueError:
@@ -134,15 +140,16 @@ def call_function(function: Callable[..., Any], flag: str, *args: Any) -> Any:
 def _location_of(error: BaseException, file: str | None) -> str:
     """Phrase that names the last line of the user's file, or else of any file, that an error came through.
 
-    It is empty for an error that began in no other file than this one, such as a call with wrong arguments.
+    Empty if no frame lies outside this file.
     """
-    frames = []
-    for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename != __file__ and not frame.filename.startswith("<frozen "):
-            frames.append(frame)
-    own_frames = [frame for frame in frames if frame.filename == file]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and not frame.filename.startswith("<frozen ")
+    ]
     if not frames:
         return ""
+    own_frames = [frame for frame in frames if frame.filename == file]
     last = (own_frames or frames)[-1]
     return f" in {last.filename}, line {last.lineno}"
 
