@@ -16,8 +16,9 @@ from dschat.settings.rewards import SIMULATED_USER
 from dschat.turns.environment import StepResult
 from dschat.turns.environments import EnvironmentPool
 from dschat.turns.simulated_user import SERVER, UserSettings, prompt_columns
+from dschat.turns.step3 import build_user_settings
 from dschat.turns.users import has_message, simulator_prompt
-from factories import collected
+from factories import collected, ppo_config
 from fake_judge import judge_server
 from resume_runs import result_of
 from turn_cases import episode_loop, write_environments
@@ -74,6 +75,17 @@ def test_a_function_answers_until_the_last_turn(function):
     with pool_of(UserSettings(3, function=function)) as pool, pool.episodes(1) as processes:
         pool.call(processes, [("reset", {"messages": OPENING}, 0)])
         assert pool.call(processes, [("step", OPENING, "enough")]) == [StepResult([], 0.0, True)]
+
+
+def test_a_servers_key_is_checked_and_warned_of_once(tmp_path, monkeypatch, caplog, capfd):
+    """Before any model is loaded, by the environments' process, whose log is standard error."""
+    flags = {"environment": SIMULATED_USER, "user_server": "http://users.example/v1", "user_model": "m"}
+    settings = build_user_settings(ppo_config(tmp_path, **flags))
+    with pytest.raises(UserError, match="--environment simulated_user: no key for http:.*: set .* USER_API_KEY"):
+        pool_of(settings)
+    monkeypatch.setenv("USER_API_KEY", "secret")
+    with pool_of(build_user_settings(ppo_config(tmp_path, **flags))):
+        assert f"{caplog.text}{capfd.readouterr().err}".count("http://users.example/v1 is not encrypted") == 1
 
 
 def test_a_server_is_asked_with_the_seed_of_the_row(server, tmp_path):

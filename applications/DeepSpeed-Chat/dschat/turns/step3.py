@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step 3 on episodes (--environment): environments, what plays with them, the simulated user, their rewards."""
+"""Step 3 with --environment: builds the environments, the episode sampler, the simulated user and the score source."""
 
 import logging
+import math
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from dschat.base.chat_servers import Endpoint, checked_address, with_key
+from dschat.base.chat_servers import Endpoint, checked_address
 from dschat.data.observations import check_template
 from dschat.run.distributed import is_main, world_size
 from dschat.settings.ppo import PPOConfig
@@ -32,7 +33,7 @@ def open_environments(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> 
     To be called before models are loaded, which may take minutes.
 
     Raises:
-        UserError: the environment's class cannot be loaded, or the chat template cannot be used for episodes.
+        UserError: the class or the simulated user cannot be loaded, or the chat template does not suit episodes.
     """
     flags: EpisodeFlags = config.episodes
     pool = EnvironmentPool(
@@ -48,7 +49,7 @@ def open_environments(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> 
 def build_episode_sampler(
     config: PPOConfig, models: PPOModels, tokenizer: PreTrainedTokenizerBase, environments: EnvironmentPool
 ) -> EpisodeSampler:
-    """What samples episodes of several turns with these environments."""
+    """Sampler of multi-turn episodes in these environments."""
     actor = build_actor_sampler(models, tokenizer, config)
     flags: EpisodeFlags = config.episodes
     limits = EpisodeLimits(
@@ -69,10 +70,10 @@ def build_episode_sampler(
 
 
 def build_user_settings(config: PPOConfig) -> UserSettings:
-    """Who plays the user with --environment simulated_user; warns of a server that is reached without encryption.
+    """Who plays the user with --environment simulated_user.
 
     Raises:
-        UserError: the address of the server is invalid, or its key is missing.
+        UserError: the address of the server is invalid.
     """
     user: UserFlags = config.user
     requests: UserRequestFlags = config.user_requests
@@ -87,7 +88,6 @@ def build_user_settings(config: PPOConfig) -> UserSettings:
         tries=requests.user_tries,
         flags=SERVER,
     )
-    with_key(endpoint)  # raises if there is no key
     return UserSettings(
         max_turns=episodes.max_turns,
         endpoint=endpoint,
@@ -101,16 +101,16 @@ def warn_of_wait(config: PPOConfig, held_out: int) -> None:
 
     Args:
         config: the flags, with --environment.
-        held_out: rows of all processes.
+        held_out: number of held-out rows, over all processes.
     """
     processes = world_size()
-    if processes == 1:
+    if processes == 1 or not is_main():
         return
     prompts = min(config.num_eval_prompts(processes) or held_out, held_out)
     flags: EpisodeFlags = config.episodes
-    wait = longest_wait(flags, -(-prompts // processes))
+    wait = longest_wait(flags, math.ceil(prompts / processes))
     number_of_prompts = "--eval_prompts" if config.rollouts.eval_iters is None else "--eval_iters"
-    if wait >= config.engine.ddp_timeout and is_main():
+    if wait >= config.engine.ddp_timeout:
         logger.warning(
             "An evaluation has %d episodes; if no environment answers within --environment_timeout %g, it takes %g s"
             " on a process, and others stop waiting after --ddp_timeout %d. Raise --environment_workers (%d), or lower"
@@ -125,5 +125,5 @@ def warn_of_wait(config: PPOConfig, held_out: int) -> None:
 
 
 def build_environment(parts: SourceParts, environment: str) -> EnvironmentScores:
-    """The rewards of environments, which come with their episodes."""
+    """Builder of `SourceKind`; the environment itself is opened by `open_environments`."""
     return EnvironmentScores()
