@@ -220,6 +220,7 @@ EASY_PPO = "test_weights_of_the_critics_loss_are_easyppos"
 GROUP_WEIGHTS = "test_groups_weigh_in_the_critics_loss"
 CUT = "test_a_cut_answer_trains_the_critic_alone"
 BINS = "test_targets_are_the_normal_distributions_masses"
+FEW_BINS = "test_a_single_bin_or_no_spread_is_refused"
 FIRST_VALUES = "test_a_head_begins_with_the_values_of_another"
 MASKED = "test_ratios_outside_of_the_range_are_masked"
 VALUE = "test_value_loss_of_one_token_by_hand"
@@ -496,7 +497,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("bins: the Gaussian's variance", "ValueBins.targets", "_a.sigma * math.sqrt(2)", "_a.sigma * 2", BINS),
     ("bins: masses outside are lost", "ValueBins.targets", "masses / _a", "masses / 2", BINS),
     ("bins: returns outside are not moved", "ValueBins.targets", "_a.clamp(_b, _c)", "_a", BINS),
-    ("bins: their lower edges", "ValueBins.expectation", "(edges[1:] + edges[:-1]) / 2", "edges[:-1]",
+    ("bins: their lower edges", "ValueBins.centres", "(edges[1:] + edges[:-1]) / 2", "edges[:-1]",
      "test_the_expectation_is_of_the_centres"),
     ("bins: a row's weight is forgotten", "binned_value_loss", "row_weights is not None", "False",
      "test_cross_entropy_by_hand"),
@@ -506,9 +507,11 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_the_published_bins_for_another_range"),
     ("bins: no range between the bounds", "ValueBins.__post_init__", "not _a", "False",
      "test_bounds_without_a_range_between_them_are_refused"),
+    ("bins: a single one", "ValueBins.__post_init__", "_a < 2 or _b", "_b", FEW_BINS),
+    ("bins: no spread", "ValueBins.__post_init__", "_a < 2 or _b", "_a < 2", FEW_BINS),
     ("bins: the first values are not those of the head before", "ValueBins.head_from", "centred / _a", "centred",
      FIRST_VALUES),
-    ("bins: first values not from the middle", "ValueBins.head_from", "_a / 2 - _b / 2", "_a / 2", FIRST_VALUES),
+    ("bins: first values not from the middle", "ValueBins.head_from", "_a - _b / 2", "_a", FIRST_VALUES),
     ("bins: their loss is not trained", "_critic_step", "bins is None", "True",
      "test_a_critic_with_bins_is_trained_as_by_plain_torch"),
     ("the explained variance is that of the first pass", "updates_of_rollout", "epochs_left == 1", "epochs_left == 2",

@@ -2,6 +2,7 @@
 """Values as distributions over bins, against Python's normal distribution and hand arithmetic."""
 
 import math
+from dataclasses import astuple
 from statistics import NormalDist
 
 import pytest
@@ -35,14 +36,20 @@ def test_a_targets_expectation_is_its_return_inside_the_bounds() -> None:
 
 
 def test_the_published_bins_for_another_range() -> None:
-    assert ValueBins.between(-0.1, 1.1) == ValueBins(-0.1, 1.1, 101, near(0.024))
-    assert ValueBins.between(-2.0, 3.0) == ValueBins(-2.0, 3.0, 101, near(0.1))
+    assert astuple(ValueBins.between(-0.1, 1.1)) == (-0.1, 1.1, 101, near(0.024))
+    assert astuple(ValueBins.between(-2.0, 3.0)) == (-2.0, 3.0, 101, near(0.1))
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (1.0, 0.0), (math.nan, 1.0), (0.0, math.inf)])
 def test_bounds_without_a_range_between_them_are_refused(low, high) -> None:
     with pytest.raises(ValueError, match="bins need finite bounds, the lower one first"):
         ValueBins.between(low, high)
+
+
+@pytest.mark.parametrize(("count", "sigma"), [(1, 0.1), (4, 0.0), (4, -0.1), (4, math.nan)])
+def test_a_single_bin_or_no_spread_is_refused(count, sigma) -> None:
+    with pytest.raises(ValueError, match=f"bins need count >= 2 and sigma > 0, not {count} and {sigma}"):
+        ValueBins(0.0, 1.0, count, sigma)
 
 
 def test_returns_four_sigma_from_a_bound_are_learnt_without_bias() -> None:
@@ -60,6 +67,7 @@ def test_a_head_begins_with_the_values_of_another() -> None:
     for value in (0.0, 0.02, -0.02):  # of the old head; the next term is of third order
         logits = head @ torch.tensor([2 * value, 0.0])
         assert abs(float(FOUR.expectation(logits)) - (0.5 + value)) < 20 * abs(value) ** 3 + 1e-6
+    assert_near(FOUR.expectation(head @ torch.tensor([1e6, 0.0])), 7 / 8, FORMULA)  # the last centre
     assert not FOUR.head_from(torch.zeros(1, 3)).any()
     assert FOUR.head_from(torch.ones(1, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16
 

@@ -3,7 +3,7 @@
 
 A value head has K outputs, one for each of K bins of equal width between two bounds. The target of a return is the
 mass of a Gaussian around it in each bin; the value is the expectation of the centres of the bins. arXiv 2608.02181
-trains the critic of RLHF so, with 101 bins on [−0.1, 1.1] and σ = 0.024 for returns in [0, 1].
+trains an RLHF critic this way, with 101 bins on [−0.1, 1.1] and σ = 0.024 for returns in [0, 1].
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class ValueBins:
         sigma: σ of the target's Gaussian; about twice the width of a bin.
 
     Raises:
-        ValueError: the bounds are not finite, or the lower one is not below the other.
+        ValueError: the bounds are not finite, or the lower one is not below the other; ``count`` is below 2; ``sigma``
+            is not positive.
     """
 
     low: float = -0.1
@@ -42,6 +43,8 @@ class ValueBins:
     def __post_init__(self) -> None:
         if not -math.inf < self.low < self.high < math.inf:
             raise ValueError(f"bins need finite bounds, the lower one first, not {self.low} and {self.high}.")
+        if self.count < 2 or not self.sigma > 0:
+            raise ValueError(f"bins need count >= 2 and sigma > 0, not {self.count} and {self.sigma}.")
 
     @classmethod
     def between(cls, low: float, high: float) -> ValueBins:
@@ -49,8 +52,13 @@ class ValueBins:
         return cls(low, high, sigma=(high - low) / 50)
 
     def edges(self, device: torch.device) -> Tensor:
-        """Shape ``(K + 1,)``, ascending."""
+        """Edges of the bins, shape ``(K + 1,)``, ascending."""
         return torch.linspace(self.low, self.high, self.count + 1, device=device)
+
+    def centres(self, device: torch.device) -> Tensor:
+        """Centres of the bins, shape ``(K,)``, ascending."""
+        edges = self.edges(device)
+        return (edges[1:] + edges[:-1]) / 2
 
     def expectation(self, logits: Tensor) -> Tensor:
         """Values of the head's outputs: Σ_k softmax(logits)_k × centre_k.
@@ -61,15 +69,13 @@ class ValueBins:
         Returns:
             Shape ``(…)``, float32.
         """
-        edges = self.edges(logits.device)
-        centres = (edges[1:] + edges[:-1]) / 2
-        return (logits.float().softmax(-1) * centres).sum(-1)
+        return (logits.float().softmax(-1) * self.centres(logits.device)).sum(-1)
 
     def head_from(self, weight: Tensor) -> Tensor:
         """Weight of a head with bins whose first values are m + v, for a head v = w · h with one output.
 
         The logits (c_k − m) v / Var(c), with the centres c and their mean m (the middle of the range), have the
-        expectation m + v + O(v³). The bounds are approached as |v| grows; a head of zeros gives m.
+        expectation m + v + O(v³). Values approach the outermost centres as |v| grows; a head of zeros gives m.
 
         Args:
             weight: shape ``(1, H)``, w.
@@ -77,8 +83,7 @@ class ValueBins:
         Returns:
             Shape ``(K, H)``, of the same dtype.
         """
-        edges = self.edges(weight.device)
-        centred = (edges[1:] + edges[:-1]) / 2 - (self.low + self.high) / 2
+        centred = self.centres(weight.device) - (self.low + self.high) / 2
         slopes = centred / centred.square().mean()
         return (slopes[:, None] * weight.float()).to(weight.dtype)
 
