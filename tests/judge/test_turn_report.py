@@ -55,10 +55,16 @@ def test_win_rates_by_hand(files, tmp_path, caplog):
     assert who == {("reward", "scores", "a", "b")}
     assert (rows[3]["reward_a"], rows[3]["reward_b"]) == (1.0, 1.0)
     assert "2 of 3 dialogues are longer in one file" in caplog.text and "a.jsonl:2 (2 turns, 3 in" in caplog.text
-    content = json.loads((tmp_path / "out" / "a-v.s.-b.json").read_text())["comparisons"][0]
+    report = json.loads((tmp_path / "out" / "a-v.s.-b.json").read_text())
+    assert report["files"] == [str(output)]
+    content = report["comparisons"][0]
     halves = [content["turns"][turn]["half"]["value"] for turn in ("1", "2", "3")]
     assert halves == pytest.approx([1.5 / 3, 1.0, 0.0])
     assert content["all"]["half"]["value"] == pytest.approx((3 + 0.5) / 6)
+    # Wilson's interval of n wins in n: n / (n + z²) to 1, with z² = 3.8415; resampling them would show no spread.
+    assert report["intervals"]["win, tie, loss"].startswith("Wilson")
+    assert content["turns"]["2"]["win"] == {"value": 1.0, "low": pytest.approx(2 / 5.8415, rel=1e-4), "high": 1.0}
+    assert content["turns"]["2"]["half"] == {"value": 1.0, "low": None, "high": None}
     assert content["turns"]["1"]["tally"] == {"wins": 1, "ties": 1, "losses": 1, "invalid": 0, "skipped": 0}
     assert "| a against b, scores" in text and "1 – 1 – 1 – 0" in text
     assert text.startswith((tmp_path / "out" / "a-v.s.-b.md").read_text())
@@ -96,7 +102,7 @@ def test_two_judges_of_one_pair_have_different_labels(monkeypatch):
     charts = []
     monkeypatch.setattr("dschat.judge.turn_report.draw_charts", lambda drawn, _: charts.extend(drawn))
     models = ("policy of a long name", "reference of a long name")
-    draw_turns([TurnRates(models, rater, {}, None) for rater in ("judge-1", "judge-2")])
+    draw_turns({f"{models[0]} against {models[1]}, {rater}": TurnRates(models, rater, {}, None) for rater in "ab"})
     assert [curve.look["label"][:22] for curve in charts[0].lines] == [
         "1: policy of a long na",
         "2: policy of a long na",
@@ -165,7 +171,24 @@ def test_the_scripts(files, tmp_path):
         return run_command([sys.executable, ROOT / "evaluation" / script, *words], cwd=tmp_path).expect(0).stdout
 
     names = ["--model_a", files[0], "--model_name_b", files[1], "--by_scores", "--output", "o.jsonl"]
-    assert "o.jsonl, and in the same folder o.md and .json" in printed("winrate_by_turn.py", *names)
+    assert "o.jsonl, and in the same folder o.md, .json and .png" in printed("winrate_by_turn.py", *names)
     assert "| a against b, scores" in printed("report.py", "o.jsonl", "--output", "report")
     assert (tmp_path / "report" / "report.png").read_bytes() == (tmp_path / "o.png").read_bytes()
-    assert turns_report([tmp_path / "o.jsonl"] * 2, tmp_path / "twice").count("a against b") == 4
+
+
+def test_two_files_of_the_same_policies_are_told_apart(files, tmp_path, monkeypatch):
+    """By numbers, in the tables and in the chart, which are those of the files in report.json."""
+    charts = []
+    monkeypatch.setattr("dschat.judge.turn_report.draw_charts", lambda drawn, _: charts.extend(drawn) or b"png")
+    outputs = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
+    for output in outputs:
+        compare(*files, output, "--by_scores")
+    charts.clear()
+    text = turns_report(outputs, tmp_path / "both")
+    for number in (1, 2):
+        assert text.count(f"| {number}: a against b, scores") == 2
+        assert charts[0].lines[number - 1].look["label"] == f"{number}: a against b, scores"
+    assert json.loads((tmp_path / "both" / "report.json").read_text())["files"] == list(map(str, outputs))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=f"^--output {tmp_path / 'file'}: "):
+        turns_report(outputs, tmp_path / "file")

@@ -13,7 +13,13 @@ from typing import Any, Literal
 # Resamples and seed of every bootstrap: the same file gives the same interval.
 RESAMPLES = 9999
 SEED = 1234
-BOOTSTRAP = {"level": 0.95, "bootstrap_resamples": RESAMPLES}  # description of intervals in report.json
+# Description of the intervals of win rates in report.json.
+INTERVALS = {
+    "level": 0.95,
+    "win, tie, loss": "Wilson; with several verdicts on an item, as half",
+    "half": "percentile bootstrap over items",
+    "bootstrap_resamples": RESAMPLES,
+}
 # Verdicts that count, with the points of the first model.
 POINTS = {"A": 1.0, "tie": 0.5, "B": 0.0}
 

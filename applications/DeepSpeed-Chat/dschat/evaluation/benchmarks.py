@@ -17,9 +17,9 @@ from dschat.base.errors import UserError
 from dschat.base.jsonl import iterate_rows, json_value, text_of, write_rows
 from dschat.base.statistics import Estimate
 from dschat.evaluation.generate_options import BenchmarkOptions, model_name
-from dschat.evaluation.page import NAME, OUTPUT, Report, Table, write_report
+from dschat.evaluation.page import OUTPUT, REPORT_NAME, Report, Table, write_report
 from dschat.evaluation.policy import Compute, locate_policy
-from dschat.evaluation.responses import FILE, model_names, number_of
+from dschat.evaluation.responses import FILE_FLAG, model_names, number_of
 from dschat.evaluation.runner import begin, enough_memory
 from dschat.models.load import load_causal_lm
 from dschat.models.tokenizer import load_tokenizer, own_end_ids
@@ -214,7 +214,7 @@ def benchmarks_report(files: Sequence[Path], output_dir: Path) -> str:
     rows_of_model: dict[str, list[Row]] = {}
     for name, file in zip(model_names(files), files, strict=True):
         rows_of_model[name] = []
-        for origin, row in iterate_rows(file, FILE):
+        for origin, row in iterate_rows(file, FILE_FLAG):
             for column in ("task", "version", "metric", "filter", "part_of"):
                 text_of(row, column, origin)
             for column in ("value", "standard_error", "rows"):
@@ -224,4 +224,4 @@ def benchmarks_report(files: Sequence[Path], output_dir: Path) -> str:
                 raise UserError(f"{origin}: not a row of `dschat evaluate`, which gave all of its columns.")
             rows_of_model[name].append(row)
     report = Report("", [benchmark_table(rows_of_model)], [REMARK])
-    return write_report(output_dir, NAME, {"models": rows_of_model}, report, flag=OUTPUT).rstrip("\n")
+    return write_report(output_dir, REPORT_NAME, {"models": rows_of_model}, report, flag=OUTPUT).rstrip("\n")

@@ -17,8 +17,8 @@ from dschat.base.pictures import legend_labels, short
 from dschat.base.statistics import mean_interval
 from dschat.evaluation.chart import Chart, Curve, draw_charts, look_of, offset_of
 from dschat.evaluation.generate_options import PUBLISHED_NUMBERS
-from dschat.evaluation.page import NAME, Report, Table, write_report
-from dschat.evaluation.responses import FILE, model_names, number_of, numbers_of, require_same_scorer, scorer_of
+from dschat.evaluation.page import REPORT_NAME, Report, Table, write_report
+from dschat.evaluation.responses import FILE_FLAG, model_names, number_of, numbers_of, require_same_scorer, scorer_of
 
 REMARK = (
     "Mean over the prompts of the reward model's score, with a 95 % interval (Student's t over prompts). All subsets: "
@@ -154,7 +154,7 @@ def best_of_report(files: Sequence[Path], numbers: Sequence[int] | None, output_
     """
     sweeps = []
     for file, name in zip(files, model_names(files), strict=True):
-        sweeps.append(sweep_of(name, iterate_rows(file, FILE)))
+        sweeps.append(sweep_of(name, iterate_rows(file, FILE_FLAG)))
     scorers = [sweep.scorer for sweep in sweeps]
     require_same_scorer(dict(zip(map(str, files), scorers, strict=True)))
     reference = sweeps[0].prompts
@@ -169,7 +169,7 @@ def best_of_report(files: Sequence[Path], numbers: Sequence[int] | None, output_
         if numbers is not None and 1 < sweep.most_responses < max(numbers):
             problem = f"{file} holds {sweep.most_responses} responses to a prompt"
             raise UserError(f"--best_of {max(numbers)}: {problem}; give at most that number.")
-    return write_best_of(sweeps, numbers or published_numbers(sweeps), output_dir, NAME)
+    return write_best_of(sweeps, numbers or published_numbers(sweeps), output_dir, REPORT_NAME)
 
 
 def write_best_of(sweeps: Sequence[Sweep], numbers: Sequence[int], folder: Path, name: str) -> str:

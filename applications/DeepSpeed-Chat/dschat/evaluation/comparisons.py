@@ -8,9 +8,9 @@ from typing import Any
 
 from dschat.base.errors import UserError
 from dschat.base.pictures import short
-from dschat.base.statistics import BOOTSTRAP, Rate, Tally, WinRates
+from dschat.base.statistics import INTERVALS, Rate, Tally, WinRates
 from dschat.evaluation.chart import INK, Chart, Curve, Look, draw_charts, offset_of
-from dschat.evaluation.page import NAME, OUTPUT, Report, Table, write_report
+from dschat.evaluation.page import OUTPUT, REPORT_NAME, Report, Table, write_report
 from dschat.evaluation.results import SectionResult, section_result
 from dschat.evaluation.votes import read_votes, sections_of
 
@@ -47,10 +47,10 @@ def build_evaluation_report(
     content = {
         "files": list(map(str, paths)),
         "reward_margin": reward_margin,
-        "intervals": BOOTSTRAP,
+        "intervals": INTERVALS,
         "sections": list(map(_section_row, sections)),
     }
-    write_report(output_dir, NAME, content, draw=lambda: draw_comparisons(sections), flag=OUTPUT)
+    write_report(output_dir, REPORT_NAME, content, draw=lambda: draw_comparisons(sections), flag=OUTPUT)
 
     tables: list[Table] = []
     remarks = list(REMARKS)

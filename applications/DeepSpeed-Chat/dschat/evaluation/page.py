@@ -18,7 +18,7 @@ from dschat.evaluation.macro_actions import STYLE, MacroToken, legend_html, macr
 logger = logging.getLogger(__name__)
 
 TEMPLATE = Path(__file__).with_name("page.html")
-NAME = "report"  # file name of most reports, without the suffix
+REPORT_NAME = "report"  # file name of most reports, without the suffix
 OUTPUT = "--output "  # flag of their folder, for messages
 NONE = "–"  # text of a cell without a number
 

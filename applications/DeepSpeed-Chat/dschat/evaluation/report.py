@@ -11,7 +11,7 @@ from dschat.evaluation.benchmarks import benchmarks_report
 from dschat.evaluation.best_of import best_of_report
 from dschat.evaluation.comparisons import build_evaluation_report
 from dschat.evaluation.options import ReportOptions
-from dschat.evaluation.responses import FILE
+from dschat.evaluation.responses import FILE_FLAG
 from dschat.evaluation.run_data import METRICS
 from dschat.evaluation.runs import runs_report
 
@@ -55,7 +55,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _kind_of(file: Path) -> str:
-    _, first_row = next(iterate_rows(file, FILE))
+    _, first_row = next(iterate_rows(file, FILE_FLAG))
     columns = set(first_row)
     if columns >= PROGRAM_COLUMNS:
         return "programs"

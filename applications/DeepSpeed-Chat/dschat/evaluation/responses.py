@@ -19,7 +19,7 @@ from dschat.data.messages import check_messages, dialogue_text
 
 logger = logging.getLogger(__name__)
 
-FILE = "FILE"  # how messages name a positional file
+FILE_FLAG = "FILE"  # how messages name a positional file
 SCORER = "scorer"  # column: name of what gave the rewards, and a hash of its content
 REMEDY = "both files must answer the same prompts. Sample both with the same command."
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from dschat.base.atomic import write_file
 from dschat.base.errors import UserError
 from dschat.base.steps import STEPS
-from dschat.evaluation.page import NAME, OUTPUT, Details, Report, write_report
+from dschat.evaluation.page import OUTPUT, REPORT_NAME, Details, Report, write_report
 from dschat.evaluation.responses import model_names
 from dschat.evaluation.run_comparison import (
     Labels,
@@ -75,12 +75,12 @@ def build_report(
     # The numbers are in their files before anything is drawn.
     tables = [results_table(logs, labels)]
     text = Report(title, tables, _remarks(logs, lacks), lead, about, details=[*details, *flags])
-    write_report(output_dir, NAME, numbers_of(logs), text, flag=OUTPUT)
+    write_report(output_dir, REPORT_NAME, numbers_of(logs), text, flag=OUTPUT)
     sections = [curves(logs, labels)]
     if is_compared:
         sections.append(examples(logs, labels))
     page = replace(text, sections=sections, details=[*details, all_flags])
-    write_file(output_dir / f"{NAME}.html", page.html())
+    write_file(output_dir / f"{REPORT_NAME}.html", page.html())
     return text
 
 

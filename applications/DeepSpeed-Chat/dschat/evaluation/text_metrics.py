@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.statistics import MeanInterval, bounded_interval, wilson
-from dschat.evaluation.page import NAME, OUTPUT, Report, Table, write_report
+from dschat.evaluation.page import OUTPUT, REPORT_NAME, Report, Table, write_report
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
@@ -129,7 +129,7 @@ def write_text_report(policies: Sequence[Result], rewards: Sequence[Result], fol
         tables.append(_reward_table(rewards))
     content = {"policies": policies, "reward_models": rewards}
     report = Report("", tables, remarks=[REMARK])
-    return write_report(folder, NAME, content, report, flag=OUTPUT).rstrip("\n")
+    return write_report(folder, REPORT_NAME, content, report, flag=OUTPUT).rstrip("\n")
 
 
 def _policy_table(policies: Sequence[Result]) -> Table:

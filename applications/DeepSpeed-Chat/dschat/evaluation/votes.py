@@ -19,7 +19,7 @@ from dschat.base.errors import UserError
 from dschat.base.jsonl import iterate_rows, read_rows
 from dschat.base.statistics import score_verdict
 from dschat.evaluation.responses import (
-    FILE,
+    FILE_FLAG,
     KINDS,
     VERDICTS,
     Comparison,
@@ -125,7 +125,7 @@ def read_votes(files: Sequence[Path], margin: float) -> list[Vote]:
     response_files: list[Path] = []
     file_by_path = {file.resolve(): file for file in files}
     for file in file_by_path.values():
-        origin, row = next(iterate_rows(file, FILE))
+        origin, row = next(iterate_rows(file, FILE_FLAG))
         if "verdict" in row:
             votes += _read_verdicts(file)
         elif "response" in row:
@@ -142,7 +142,7 @@ def read_votes(files: Sequence[Path], margin: float) -> list[Vote]:
 
 def _read_verdicts(file: Path) -> list[Vote]:
     votes = []
-    for origin, row in read_rows(file, FILE):
+    for origin, row in read_rows(file, FILE_FLAG):
         comparison = comparison_of(row, origin)
         orders = _orders_of(row, comparison.verdict, origin)
         votes.append(Vote(comparison, (file,), orders, _aspects_of(row, origin)))
@@ -178,7 +178,7 @@ def _compare_rewards(files: Sequence[Path], margin: float) -> list[Vote]:
     names = dict(zip(files, model_names(files), strict=True))
     votes = []
     for file_a, file_b in _comparable_files(files, names):
-        pairs = read_pairs(file_a, FILE, file_b, FILE)
+        pairs = read_pairs(file_a, FILE_FLAG, file_b, FILE_FLAG)
         scorers: dict[str, str] = {}
         for pair in pairs:
             scorers[pair.a.origin] = pair.a.scorer
@@ -198,7 +198,7 @@ def _comparable_files(files: Sequence[Path], names: Mapping[Path, str]) -> list[
     """Pairs of files of different models with the same prompts; raises UserError for a file without a partner."""
     prompts: dict[Path, Counter[str]] = {}
     for file in files:
-        prompts[file] = Counter(response.prompt for response in read_responses(file, FILE))
+        prompts[file] = Counter(response.prompt for response in read_responses(file, FILE_FLAG))
     models = list(dict.fromkeys(names.values()))
     by_model = sorted(files, key=lambda file: models.index(names[file]))
     pairs = []
@@ -208,8 +208,8 @@ def _comparable_files(files: Sequence[Path], names: Mapping[Path, str]) -> list[
     for file in files:
         if not any(file in pair for pair in pairs):
             raise UserError(
-                f"{FILE} {file}: no file of another model answers the same {prompts[file].total()} prompts. Give one,"
-                " sampled with the same command."
+                f"{FILE_FLAG} {file}: no file of another model answers the same {prompts[file].total()} prompts. Give"
+                " one, sampled with the same command."
             )
     return pairs
 
@@ -254,7 +254,7 @@ def _only_dataset(vote: Vote, candidates: Sequence[str]) -> str:
     if len(candidates) > 1:
         models = f"{vote.comparison.model_a} and {vote.comparison.model_b}"
         raise UserError(
-            f"{FILE} {vote.files[0]}: it names no data set, and other files compare {models} on"
+            f"{FILE_FLAG} {vote.files[0]}: it names no data set, and other files compare {models} on"
             f" {' and '.join(candidates)}. Say with --dataset which of these it belongs to."
         )
     return candidates[0] if candidates else ""
@@ -287,7 +287,7 @@ def _require_one_verdict_per_item(rater: str, votes: pd.DataFrame) -> None:
     if len(repeated):
         files = " and ".join(dict.fromkeys(str(file) for file, *_ in repeated["files"]))
         raise UserError(
-            f"{FILE} {files}: several verdicts of {rater} on the same responses, which would pass for more items."
+            f"{FILE_FLAG} {files}: several verdicts of {rater} on the same responses, which would pass for more items."
             " Give each file in a report of its own, or two people of one name two names in the column rater."
         )
 

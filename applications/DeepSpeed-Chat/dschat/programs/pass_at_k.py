@@ -13,8 +13,8 @@ from dschat.base.errors import UserError
 from dschat.base.jsonl import read_rows, text_of
 from dschat.base.statistics import Rate, bootstrap_ratio
 from dschat.data.known_sets import find_known
-from dschat.evaluation.page import NAME, OUTPUT, Report, Table, write_report
-from dschat.evaluation.responses import FILE
+from dschat.evaluation.page import OUTPUT, REPORT_NAME, Report, Table, write_report
+from dschat.evaluation.responses import FILE_FLAG
 from dschat.programs.options import PassOptions
 
 ALL = "all"
@@ -65,7 +65,7 @@ def pass_rates(files: Sequence[Path], ks: Sequence[int], dataset: str = "") -> p
 def _read_problems(file: Path, dataset: str) -> pd.DataFrame:
     """Table with a row for each problem of a file; see `_problem` for its columns."""
     problems = []
-    for origin, row in read_rows(file, FILE):
+    for origin, row in read_rows(file, FILE_FLAG):
         problems.append(_problem(row, dataset, origin))
     return pd.DataFrame(problems)
 
@@ -125,7 +125,7 @@ def write_pass_report(files: Sequence[Path], output_dir: Path, dataset: str = ""
         pass_5 = row.pop("pass@5")
         programs.append(row | {"rates": {"pass@1": pass_1, "pass@5": pass_5}})
     content = {"files": list(map(str, files)), "programs": programs}
-    write_report(output_dir, NAME, content, flag=OUTPUT)
+    write_report(output_dir, REPORT_NAME, content, flag=OUTPUT)
     return pass_table(rates)
 
 
