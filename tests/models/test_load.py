@@ -89,6 +89,35 @@ def test_a_config_with_a_bad_value_is_named(change, words, tokenizer, tmp_path):
         open_config(folder, "--m")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"pad_token_id": 999}, "Padding_idx must be within num_embeddings"),
+        ({"num_key_value_heads": 0}, "by zero"),
+        ({"vocab_size": -3}, "negative dimension -3"),
+    ],
+)
+def test_a_config_with_a_value_that_only_the_model_refuses_is_named(change, words, tokenizer, tmp_path):
+    folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(
+        UserError, match=f"--m {folder}: this folder holds no model that transformers can open: .*{words}"
+    ):
+        load_causal_lm(folder, "--m", torch.float32, tokenizer)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.distributed.DistError])
+def test_an_error_of_the_machine_is_no_fault_of_the_folder(error, tokenizer, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise error("broken")
+
+    folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(error, match="^broken$"):
+        load_causal_lm(folder, "--m", torch.float32, tokenizer)
+
+
 def test_weights_of_other_shapes_are_named_with_both(tokenizer, tmp_path):
     folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
     source = ModelSource.of(folder, "--m")

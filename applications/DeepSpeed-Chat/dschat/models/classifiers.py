@@ -22,10 +22,11 @@ from dschat.models.opening import DEFAULT_OPTIONS, LoadOptions
 from dschat.models.pretrained import (
     ModelSource,
     check_loaded,
-    fit_to_tokenizer,
+    grow_embeddings,
     merge_adapters,
     open_config,
     open_pretrained,
+    set_special_ids,
 )
 from dschat.models.scalar import warn_of_reward_loss
 from dschat.models.vocabulary import require_rows
@@ -151,10 +152,12 @@ def _open_scalar(
     lacks_head = SCORE_HEAD in loading["missing_keys"]
     check_loaded(source, loading, (SCORE_HEAD, "score.bias"), LM_HEADS if lacks_head else ())
 
-    # The head gets its values before `fit_to_tokenizer`, which places weights that did not come from a file.
+    # The head gets its values before `finalise`, which places weights that did not come from a file.
     if lacks_head:
         _start_head(model.score, rules, source)
-    fit_to_tokenizer(model, tokenizer, load_options.placement, source.where)
+    grow_embeddings(model, tokenizer, load_options.placement, source.where)
+    load_options.placement.finalise(model)
+    set_special_ids(model.config, tokenizer)
     drop_eos_as_pad(model.config)
     merge_adapters(model, source, load_options.placement)
     return model

@@ -28,7 +28,7 @@ from dschat.models.opening import DEFAULT_OPTIONS, LoadOptions
 from dschat.models.pretrained import (
     ModelSource,
     check_loaded,
-    fit_to_tokenizer,
+    grow_embeddings,
     merge_adapters,
     open_config,
     open_pretrained,
@@ -73,7 +73,9 @@ def load_causal_lm(
     _require_causal_lm(config, source)
     model, loading = open_pretrained(AutoModelForCausalLM, source, dtype, config, load_options)
     check_loaded(source, loading)
-    fit_to_tokenizer(model, tokenizer, load_options.placement, source.where)
+    grow_embeddings(model, tokenizer, load_options.placement, source.where)
+    load_options.placement.finalise(model)
+    set_special_ids(model.config, tokenizer)
     merge_adapters(model, source, load_options.placement)
     if not all_rows:
         mask_missing_ids(model, tokenizer)

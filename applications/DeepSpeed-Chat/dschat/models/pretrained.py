@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.models.adapters import base_of, has_score_head, named_base
@@ -61,7 +60,7 @@ class ModelSource:
         """Finds the base and the adapters of a path.
 
         Raises:
-            UserError: an adapter does not name its base.
+            UserError: see `base_of`.
         """
         return cls(path, flag, *base_of(path, flag))
 
@@ -69,11 +68,6 @@ class ModelSource:
     def where(self) -> str:
         """The beginning of messages about the path."""
         return f"{self.flag} {self.path}"
-
-    @property
-    def base_where(self) -> str:
-        """The beginning of messages about the whole weights."""
-        return f"{self.flag} {self.base}"
 
     @property
     def has_score_adapter(self) -> bool:
@@ -90,15 +84,15 @@ def open_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
         **options: attributes of the config to set, such as num_labels.
 
     Raises:
-        UserError: there is no config, its values are invalid, or the folder's files are pointers or pickles.
+        UserError: transformers cannot read a config; the folder's files are pointers or pickles; or see `base_of`.
     """
-    base, adapters = base_of(path, flag)
-    for folder in (base, *map(str, adapters)):
-        refuse_pointers(folder, f"{flag} {path}")
-        refuse_pickles(folder, f"{flag} {path}")
-    with explaining("model", base, named_base(path, flag)):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(base, trust_remote_code=False, **options)
-    for adapter in adapters:
+    source = ModelSource.of(path, flag)
+    for folder in (source.base, *map(str, source.adapters)):
+        refuse_pointers(folder, source.where)
+        refuse_pickles(folder, source.where)
+    with explaining("model", source.base, named_base(path, flag)):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source.base, trust_remote_code=False, **options)
+    for adapter in source.adapters:
         add_adapter_notes(config, adapter)
     _disable_dropout(config)
     return config
@@ -107,7 +101,22 @@ def open_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
 def open_pretrained(
     auto_class: Any, source: ModelSource, dtype: torch.dtype, config: PreTrainedConfig, load_options: LoadOptions
 ) -> tuple[Any, LoadingInfo]:
-    """Opens a model, or an adapter's base; also returns transformers' loading info, see `check_loaded`."""
+    """Opens a model, or an adapter's base: `merge_adapters` merges the adapters.
+
+    Args:
+        auto_class: class whose ``from_pretrained`` opens the model.
+        source: the model.
+        dtype: dtype of the weights.
+        config: the model's config, of `open_config`.
+        load_options: attention implementation and placement of the weights.
+
+    Returns:
+        The model and transformers' loading info. Weights that the folder lacks are random until `check_loaded` refuses
+        the model.
+
+    Raises:
+        UserError: transformers cannot open the model with this config and this attention.
+    """
     attention = load_options.attention
     if source.adapters:
         logger.info("%s: a LoRA adapter, which is merged into %s", source.where, source.base)
@@ -125,9 +134,12 @@ def open_pretrained(
                 attn_implementation=resolve_attention(attention, config),
                 **placement_options,
             )
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-        missing = explain_missing("model", source.base, named_base(source.path, source.flag), error)
-        raise UserError(explain_refusal(attention, source.path, error) or missing) from error
+    except (torch.OutOfMemoryError, torch.distributed.DistError):
+        raise
+    except Exception as error:  # a wrong value in a config surfaces as any of them
+        refusal = explain_refusal(attention, source.path, error)
+        named = named_base(source.path, source.flag)
+        raise UserError(refusal or explain_missing("model", source.base, named, error)) from error
     warn_once_if_other_attention(attention, model.config.get_text_config()._attn_implementation, source.path)
     _disable_router_noise(model)
     model.name_or_path = source.path
@@ -147,7 +159,7 @@ def check_loaded(
         may_lack: names of weights that may be missing.
         may_hold: names of weights that the model need not use.
     """
-    where = source.base_where
+    where = f"{named_base(source.path, source.flag)} {source.base}"
     missing = sorted(set(loading["missing_keys"]) - set(may_lack))
     if missing:
         raise UserError(
@@ -185,24 +197,22 @@ def merge_adapters(model: Any, source: ModelSource, placement: Placement) -> Non
         merge_adapter(model, adapter, source.where, source.base, placement)
 
 
-def fit_to_tokenizer(model: Any, tokenizer: PreTrainedTokenizerBase, placement: Placement, where: str) -> None:
-    """Enlarges embeddings for the tokenizer's ids, places the remaining weights, and sets the config's special ids.
+def grow_embeddings(model: Any, tokenizer: PreTrainedTokenizerBase, placement: Placement, where: str) -> None:
+    """Enlarges embeddings that have fewer rows than the tokenizer has ids. Every rank must call it.
 
-    More than one added row is a warning: one may be a pad token.
+    More than one added row is a warning that begins with `where`: one may be a pad token.
     """
     embeddings = model.get_input_embeddings()
     row_count = embeddings.num_embeddings
     needed_rows = id_count(tokenizer)
-    if needed_rows > row_count:
-        if needed_rows > row_count + 1:
-            _warn_once_of_growth(where, row_count, needed_rows)
-        head = model.get_output_embeddings()
-        resized = [embeddings] if head is None else [embeddings, head]
-        with placement.gathered(model, *resized):
-            model.resize_token_embeddings(needed_rows)
-    placement.finalise(model)
-    set_special_ids(model.config, tokenizer)
-    model.config.use_cache = True
+    if needed_rows <= row_count:
+        return
+    if needed_rows > row_count + 1:
+        _warn_once_of_growth(where, row_count, needed_rows)
+    head = model.get_output_embeddings()
+    resized = [embeddings] if head is None else [embeddings, head]
+    with placement.gathered(model, *resized):
+        model.resize_token_embeddings(needed_rows)
 
 
 @cache  # one warning for actor and reference, which share a folder
@@ -227,7 +237,7 @@ def _disable_dropout(config: PreTrainedConfig) -> None:
 
 
 def _disable_router_noise(model: nn.Module) -> None:
-    """Routers of mixtures of experts add noise (jitter) in training mode; here they stay in evaluation mode.
+    """Keeps mixture-of-experts routers in evaluation mode, because they add noise (jitter) in training mode.
 
     Setting the noise to 0 instead would change PhiMoE's routing.
     """
@@ -242,7 +252,7 @@ def _use_evaluation_mode(router: nn.Module, inputs: object) -> None:
     router.training = False
 
 
-def set_special_ids(config: Any, tokenizer: Any) -> None:
+def set_special_ids(config: PreTrainedConfig | GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Gives a config, or a generation config, the tokenizer's ids of pad, EOS and BOS."""
     for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
         setattr(config, name, getattr(tokenizer, name))

@@ -69,7 +69,7 @@ def _collect_adapter(weights: Weights, adapter: dict[str, Tensor]) -> Iterator[t
 def _save_plain(model: Any, weights: Weights, folder: Path, file_size: int) -> None:
     """Writes the configs, using a model of the same class without weights, then the weights."""
     config = copy.deepcopy(model.config)
-    config.use_cache = True  # gradient checkpointing turns it off
+    config.use_cache = True  # training with gradient checkpointing turns it off, also in published folders
     with torch.device("meta"):
         plain = type(model)(config).to(next(model.parameters()).dtype)
     if hasattr(model, "generation_config"):
