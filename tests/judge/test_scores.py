@@ -55,8 +55,7 @@ def rollout_of(count, samples=1):
     rows = ragged_rows([2] * count, [3] * count)
     rollout = make_rollout([(prompt, [*response, EOS]) for prompt, response in rows])
     numbers = torch.arange(count)
-    index = numbers % samples if samples > 1 else None
-    return replace(rollout, prompt_index=numbers // samples, sample_index=index)
+    return replace(rollout, prompt_index=numbers // samples, sample_index=numbers % samples)
 
 
 def judge_of(server, folder, rubric=POINTS, skips=False, spending=None, concurrency=4, **endpoint):

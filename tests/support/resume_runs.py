@@ -124,7 +124,7 @@ class DrawsAhead:
         self.gone = False  # a server, so that nothing can be finished now
 
     @contextmanager
-    def session(self, actor: Any) -> Iterator[Any]:
+    def session(self, actor: Any, same_weights: bool = False) -> Iterator[Any]:
         """See `dschat.rollouts.engine.RolloutEngine`."""
 
         def draw(*asked: Any) -> Generation:
@@ -134,10 +134,6 @@ class DrawsAhead:
         with self._engine.session(actor) as own:
             self._draw = draw
             yield draw
-
-    def session_again(self, actor: Any) -> Any:
-        """See `dschat.rollouts.engine.AheadEngine`."""
-        return self.session(actor)
 
     def begin(self, *asked: Any) -> "Drawn":
         """See `dschat.rollouts.engine.AheadEngine`."""

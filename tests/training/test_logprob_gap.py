@@ -79,7 +79,7 @@ class OffEngine:
         self.off, self.seeds = off, []
 
     @contextmanager
-    def session(self, actor):
+    def session(self, actor, same_weights=False):
         def draw(prompts, sampling, seeds):
             self.seeds.append(list(seeds))
             rows = [(ids, random_ids(1 + i % 3, i)) for i, ids in enumerate(prompts)]

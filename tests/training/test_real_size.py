@@ -33,7 +33,7 @@ class PushedEngine:
         self.model = make_causal_lm(seed=9)
 
     @contextmanager
-    def session(self, actor):
+    def session(self, actor, same_weights=False):
         self.model.load_state_dict(dict(plain_weights(actor)), strict=False)
         yield ContinuousEngine(4).sampler_for(self.model)
 

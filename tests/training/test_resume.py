@@ -108,7 +108,7 @@ class LosesItsServer(ContinuousEngine):
         self._sessions_left = sessions
 
     @contextmanager
-    def session(self, actor):
+    def session(self, actor, same_weights=False):
         if not self._sessions_left:
             raise ServerLost("the server has gone")
         self._sessions_left -= 1

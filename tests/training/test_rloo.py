@@ -84,7 +84,7 @@ def test_samples_of_a_prompt_depend_on_nothing_else(group, tmp_path):
     assert rollout.sample_index.tolist() == [0, 1, 2, 3] * 3
     assert all(len({tuple(rows[n, sample]) for sample in range(4)}) == 4 for n in (0, 5, 9))
     only, alone = drawn_by(trainer, 1)
-    assert alone.sample_index is None
+    assert alone.sample_index.tolist() == [0, 0, 0]
     assert all(only[n, 0] == rows[n, 0] for n in (0, 5, 9))
     for slots, numbers in ((1, (9, 5)), (5, (0, 5, 9)), (64, (5,))):
         trainer.algorithm.sampler.engine = ContinuousEngine(slots)

@@ -183,7 +183,7 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
         sizes |= {"num_train_epochs": 2, "per_device_eval_batch_size": 2, "ppo_epochs": 2}
         config = ppo_config(tempfile.mkdtemp(dir=tmp_path), **(sizes | {"self_checks": False} | flags))
         reward = FunctionScores(lambda p, r, rows: [float(row["n"]) for row in rows], "--reward_function")
-        rollouts = SimpleNamespace(session=lambda actor: nullcontext(draw))
+        rollouts = SimpleNamespace(session=lambda actor, same_weights: nullcontext(draw))
         models = PPOModels(StandIn(-1.0), StandIn(-1.5), StandIn(0.0), reward, rollouts)
         prompts = [make_prompt([5] * (1 + i % 3), "", i, {"n": i}) for i in range(8 * world_size)]
         trainer = ppo_trainer_of(models, prompts, prompts[:held_out], tokenizer, config)

@@ -97,7 +97,7 @@ def test_a_piece_of_another_run_is_never_mixed_in(server, actor, token):
         send_over_http(engine._client, name, weight, current)
     post("/finish_weight_update", {"weight_version": current}, current)
     engine._update_count = 2
-    with engine.session_again(actor) as draw:
+    with engine.session(actor, same_weights=True) as draw:
         assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(4, temperature=0.7), SEEDS), 0.7) < FORWARD * EPS
 
 

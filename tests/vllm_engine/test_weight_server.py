@@ -198,14 +198,14 @@ def test_a_fault_of_our_own_is_not_blamed_on_a_server(actor, servers, monkeypatc
 
 
 def test_weights_that_have_not_changed_are_sent_once(actor, servers):
-    """A session again sends none; an ordinary one sends them every time."""
+    """A session with the same weights sends none; an ordinary one sends them every time."""
     server = servers()
     engine = VllmServers([server.url], NEEDS)
-    with engine.session_again(actor) as draw:
+    with engine.session(actor, same_weights=True) as draw:
         assert drawn_of(draw)[0] == EXPECTED
     assert server.paths.count("/start_weight_update") == 1, "of the first session, which nobody opened before"
     for _ in range(2):
-        with engine.session_again(actor) as draw:
+        with engine.session(actor, same_weights=True) as draw:
             assert drawn_of(draw)[0] == EXPECTED
     assert server.paths.count("/start_weight_update") == 1
     with engine.session(actor):

@@ -29,8 +29,8 @@ class Rollout:
             also False if the environment was not done.
         drawn_logprobs: shape ``(B, R)``, float32, 0 off the response: log-probabilities under the policy that sampled
             the tokens, where they are known apart from the actor's: of another engine, or of lower precision.
-        sample_index: shape ``(B,)``, int64, number of the response among those to its prompt, from 0; ``None`` if each
-            prompt has one.
+        sample_index: shape ``(B,)``, int64, number of the response among those to its prompt, from 0; ``None``
+            counts as 0 for all.
         cut_turns: shape ``(B, R)``, bool, True on the last token of each turn that does not end with EOS; ``None`` if
             rows are not episodes.
     """

@@ -86,7 +86,7 @@ def flags(job: ContenderJob) -> list[str]:
 
 
 @contextmanager
-def uniform_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[ResponseSampler]:
+def uniform_session(engine: ContinuousEngine, actor: TrainedPolicy, same_weights: bool) -> Iterator[ResponseSampler]:
     """Samples words uniformly, at no cost; every response has the full length."""
 
     def draw(

@@ -274,8 +274,7 @@ def shuffled(responses: Sequence[str]) -> tuple[str, ...]:
 
 def _groups_of_prompts(rollout: Rollout, rows: Sequence[int]) -> list[list[int]]:
     """Rows by prompt: the responses to a prompt follow each other, and are numbered from 0."""
-    if rollout.sample_index is None:
-        return [[row] for row in rows]
+    assert rollout.sample_index is not None  # sampled rollouts have it
     prompt_numbers = (rollout.sample_index == 0).cumsum(0).tolist()
     groups: dict[int, list[int]] = {}
     for row in rows:

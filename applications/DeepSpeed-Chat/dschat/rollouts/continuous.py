@@ -55,7 +55,7 @@ class ContinuousEngine:
         self._launches = "launched one by one"
 
     @contextmanager
-    def session(self, actor: TrainedPolicy) -> Iterator[ResponseSampler]:
+    def session(self, actor: TrainedPolicy, same_weights: bool = False) -> Iterator[ResponseSampler]:
         """See `dschat.rollouts.engine.RolloutEngine`."""
         with actor.gathered() as policy:
             yield self.sampler_for(policy.inner)

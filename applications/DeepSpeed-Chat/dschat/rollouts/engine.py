@@ -51,8 +51,14 @@ class ResponseSampler(Protocol):
 class RolloutEngine(Protocol):
     """Samples responses from the actor with its current weights."""
 
-    def session(self, actor: TrainedPolicy) -> AbstractContextManager[ResponseSampler]:
-        """Prepares the actor's weights once for all sampling inside. Every rank must enter it."""
+    def session(self, actor: TrainedPolicy, same_weights: bool = False) -> AbstractContextManager[ResponseSampler]:
+        """Prepares the actor's weights once for all sampling inside. Every rank must enter it.
+
+        Args:
+            actor: the policy.
+            same_weights: its weights have not changed since the last session, so that an engine that keeps a copy need
+                not be sent them.
+        """
 
 
 class Pending(Protocol):
@@ -68,9 +74,6 @@ class Pending(Protocol):
 @runtime_checkable
 class AheadEngine(RolloutEngine, Protocol):
     """A rollout engine on other machines, which samples while the models train and keeps its weights."""
-
-    def session_again(self, actor: TrainedPolicy) -> AbstractContextManager[ResponseSampler]:
-        """A session for an actor that has not changed since the last one: its weights are not sent again."""
 
     def begin(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Pending:
         """Like a `ResponseSampler`, with the weights of the last session, but does not wait for the responses."""

@@ -26,7 +26,7 @@ class GenerateEngine:
         self._batch_size = batch_size
 
     @contextmanager
-    def session(self, actor: TrainedPolicy) -> Iterator[ResponseSampler]:
+    def session(self, actor: TrainedPolicy, same_weights: bool = False) -> Iterator[ResponseSampler]:
         """See `dschat.rollouts.engine.RolloutEngine`."""
         with actor.gathered() as policy:
             yield self.sampler_for(policy.inner)

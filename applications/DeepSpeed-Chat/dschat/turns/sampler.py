@@ -39,15 +39,15 @@ class EpisodeSampler(ActorSampler):
         examples: Sequence[PromptExample],
         kind: SeedKind,
         iteration: int,
-        samples: int = 1,
+        samples_per_prompt: int = 1,
         same_weights: bool = False,
     ) -> tuple[Generation, ResponseTexts]:
-        """Samples `samples` episodes per row; those of one row are adjacent. Every rank must call it.
+        """Samples `samples_per_prompt` episodes per row; those of one row are adjacent. Every rank must call it.
 
         The environments of all episodes of a row have the same seed, so that they begin alike. For the arguments see
         `ActorSampler`.
         """
-        requested = self.request(examples, kind, iteration, samples)
+        requested = self.request(examples, kind, iteration, samples_per_prompt)
         environment_seeds = []
         for example in requested.examples:
             environment_seeds.append(environment_seed(self.seed, kind, iteration, example.index))

@@ -76,7 +76,7 @@ class VllmEngine:
         self._temperature: Temperature | None = None
 
     @contextmanager
-    def session(self, actor: TrainedPolicy) -> Iterator[ResponseSampler]:
+    def session(self, actor: TrainedPolicy, same_weights: bool = False) -> Iterator[ResponseSampler]:
         """Wakes the engine with the actor's weights; see `dschat.rollouts.engine.RolloutEngine`."""
         states = random_states()  # vLLM seeds and uses the global generators
         try:

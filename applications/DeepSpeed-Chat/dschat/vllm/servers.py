@@ -86,17 +86,10 @@ class VllmServers:
         return f"{self._run}.{self._update_count}"
 
     @contextmanager
-    def session(self, actor: TrainedPolicy) -> Iterator[ResponseSampler]:
-        """Sends the actor's weights; see `dschat.rollouts.engine.RolloutEngine`."""
+    def session(self, actor: TrainedPolicy, same_weights: bool = False) -> Iterator[ResponseSampler]:
+        """Sends the actor's weights, unless servers have them; see `dschat.rollouts.engine.RolloutEngine`."""
         self._wait_for_pending()
-        self._send_weights(actor)
-        yield self._sample
-
-    @contextmanager
-    def session_again(self, actor: TrainedPolicy) -> Iterator[ResponseSampler]:
-        """Goes on with the weights of the last session; see `dschat.rollouts.engine.AheadEngine`."""
-        self._wait_for_pending()
-        if not self._update_count:
+        if not (same_weights and self._update_count):
             self._send_weights(actor)
         yield self._sample
 

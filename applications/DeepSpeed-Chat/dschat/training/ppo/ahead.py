@@ -11,7 +11,7 @@ from dschat.data.examples import PromptExample
 from dschat.rollouts.engine import AheadEngine, Generation, Pending
 from dschat.run.state import Progress, SeedKind
 from dschat.training.iteration import from_tensors
-from dschat.training.ppo.collect import ActorSampler, CurrentSampler, RolloutWork, Sampler, SamplerState, Samples
+from dschat.training.ppo.collect import ActorSampler, CurrentSampler, RolloutWork, SampledRollout, SamplerState
 from macro_actions.types import tensors_of
 
 logger = logging.getLogger("dschat")
@@ -25,13 +25,13 @@ class UpcomingRollout:
     responses: Pending | Generation  # still being sampled; or sampled already, after a resume
 
 
-class AheadSampler(Sampler):
+class AheadSampler(CurrentSampler):
     """Samples the rollout of each iteration during the one before it, with the weights that one begins with."""
 
     def __init__(
         self,
         actor: ActorSampler,
-        prompts: Sequence[PromptExample],
+        examples: Sequence[PromptExample],
         samples_per_prompt: int,
         prompts_of_iteration: Callable[[int], list[int] | None],
     ) -> None:
@@ -39,30 +39,27 @@ class AheadSampler(Sampler):
 
         Args:
             actor: samples responses.
-            prompts: the training prompts.
+            examples: the training prompts.
             samples_per_prompt: responses to each.
             prompts_of_iteration: positions of this rank's prompts in an iteration; None after the last.
         """
+        super().__init__(actor, examples, samples_per_prompt)
         assert isinstance(actor.engine, AheadEngine)  # --rollouts_ahead requires it
-        self._actor = actor
         self._engine = actor.engine
-        self._prompts = prompts
-        self._samples_per_prompt = samples_per_prompt
         self._prompts_of_iteration = prompts_of_iteration
-        self._current = CurrentSampler(actor, prompts, samples_per_prompt)
         self._upcoming: UpcomingRollout | None = None
         # While a rollout is scored: that one, if it was sampled ahead. It is kept nowhere else until then.
         self._is_scoring = False
         self._taken: UpcomingRollout | None = None
 
-    def sample(self, work: RolloutWork) -> Samples:
-        samples = self.take(work) or self._current.sample(work)
+    def sample(self, work: RolloutWork) -> SampledRollout:
+        sampled = self.take(work) or super().sample(work)
         next_prompts = self._prompts_of_iteration(work.iteration + 1)
         if next_prompts is not None:
             self._begin(next_prompts, work.iteration + 1)
-        return samples
+        return sampled
 
-    def take(self, work: RolloutWork) -> Samples | None:
+    def take(self, work: RolloutWork) -> SampledRollout | None:
         """The rollout of an iteration, if it was sampled ahead. Every rank must call it."""
         upcoming = self._upcoming
         if upcoming is None or upcoming.iteration != work.iteration:
@@ -74,10 +71,10 @@ class AheadSampler(Sampler):
         self._upcoming = None
         self._taken = UpcomingRollout(work.iteration, generation)
         self._is_scoring = True
-        examples = [self._prompts[number] for number in work.prompt_numbers]
+        examples = [self._examples[number] for number in work.prompt_numbers]
         requested = self._actor.request(examples, SeedKind.TRAINING, work.iteration, self._samples_per_prompt)
         generation, texts = self._actor.label(generation, requested)
-        return Samples(generation, texts, is_stale=True)
+        return SampledRollout(generation, texts, is_stale=True)
 
     def accept(self) -> None:
         self._is_scoring = False
@@ -105,9 +102,9 @@ class AheadSampler(Sampler):
 
     def _begin(self, prompt_numbers: Sequence[int], iteration: int) -> None:
         """Lets servers sample for an iteration, with the actor's current weights."""
-        examples = [self._prompts[number] for number in prompt_numbers]
+        examples = [self._examples[number] for number in prompt_numbers]
         requested = self._actor.request(examples, SeedKind.TRAINING, iteration, self._samples_per_prompt)
         with self._actor.session():
-            pending = self._engine.begin(requested.prompts, self._actor.sampling, requested.seeds)
+            pending = self._engine.begin(requested.prompt_ids, self._actor.sampling, requested.seeds)
         self._upcoming = UpcomingRollout(iteration, pending)
         self._is_scoring = True

@@ -44,7 +44,6 @@ from dschat.training.ppo.collect import (
     Collector,
     CurrentSampler,
     RolloutWork,
-    Sampler,
     ScoringCollector,
     build_actor_sampler,
 )
@@ -70,7 +69,7 @@ def build_sampler(
     config: PPOConfig,
     plan: BatchPlan,
     prompts_of_iteration: Callable[[int], list[int] | None],
-) -> Sampler:
+) -> CurrentSampler:
     """What samples the responses of an iteration.
 
     `prompts_of_iteration` gives the positions of this rank's prompts in an iteration; None after the last.
@@ -83,7 +82,7 @@ def build_sampler(
 
 
 def build_collector(
-    sampler: Sampler,
+    sampler: CurrentSampler,
     actor: ActorSampler,
     scorer: RolloutScorer,
     prompts: Sequence[PromptExample],

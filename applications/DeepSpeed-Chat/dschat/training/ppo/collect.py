@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collecting a rollout: stages that wrap one another, each with `collect(work) -> ScoredBatch`.
 
-1. `ScoringCollector` (here) takes responses from a `Sampler` and scores them (ppo/score.py). `CurrentSampler` (here)
-   samples with the current weights, `AheadSampler` (ppo/ahead.py) one iteration ahead. Both ask `ActorSampler`, which
-   passes prompts and seeds to the rollout engine: by default continuous batching (rollouts/continuous.py: `sample`).
+1. `ScoringCollector` (here) takes responses from a `CurrentSampler` (here), which samples with the current weights, or
+   from an `AheadSampler` (ppo/ahead.py), one iteration ahead, and scores them (ppo/score.py). Both ask `ActorSampler`,
+   which passes prompts and seeds to the rollout engine: by default continuous batching (rollouts/continuous.py).
 2. `RefillCollector` (ppo/refill.py) replaces prompts whose responses all have the same score.
 3. `SegmentValueCollector` (ppo/segment_values.py) measures the values of states by sampling completions.
 
@@ -25,7 +25,7 @@ from dschat.data.encoding import decode_sampled
 from dschat.data.examples import PromptExample
 from dschat.models.layout import Lengths
 from dschat.models.tokenizer import end_ids_of, end_token_id
-from dschat.rollouts.engine import AheadEngine, Generation, PolicySampler, ResponseSampler
+from dschat.rollouts.engine import Generation, PolicySampler, ResponseSampler
 from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.run.state import Json, Progress, SeedKind
 from dschat.run.stop import stopping_together
@@ -45,7 +45,7 @@ class RolloutWork:
 
     iteration: int
     epoch: int  # pass over the training prompts
-    prompt_numbers: list[int]  # positions in the training data
+    prompt_numbers: list[int]  # positions in the list of training prompts, not `PromptExample.index`
     moments: ScoreMoments | None  # moments of the scores of earlier iterations; None without --normalize_scores
     clock: Clock
 
@@ -61,7 +61,9 @@ class Collector(ABC):
 class ScoringCollector(Collector):
     """Samples responses and scores them."""
 
-    def __init__(self, sampler: Sampler, scorer: RolloutScorer, samples_per_prompt: int, fuses_credit: bool) -> None:
+    def __init__(
+        self, sampler: CurrentSampler, scorer: RolloutScorer, samples_per_prompt: int, fuses_credit: bool
+    ) -> None:
         """Connects the parts of the stage.
 
         Args:
@@ -76,13 +78,13 @@ class ScoringCollector(Collector):
         self._fuses_credit = fuses_credit
 
     def collect(self, work: RolloutWork) -> ScoredBatch:
-        samples = self._sampler.sample(work)
+        sampled = self._sampler.sample(work)
         work.clock.record("generation")
-        work.clock.sampled += lengths_of_samplings(samples.generation, samples.texts)
-        batch = self._scorer.score_rollout(samples.generation, samples.texts, work.epoch, self._fuses_credit)
-        prompts = torch.tensor(work.prompt_numbers, device=batch.bad_rows.device)
-        prompt_of_row = prompts.repeat_interleave(self._samples_per_prompt)
-        return replace(batch, prompt_numbers=prompt_of_row, is_stale=samples.is_stale)
+        work.clock.sampled += lengths_of_samplings(sampled.generation, sampled.texts)
+        batch = self._scorer.score_rollout(sampled.generation, sampled.texts, work.epoch, self._fuses_credit)
+        prompt_numbers = torch.tensor(work.prompt_numbers, device=batch.bad_rows.device)
+        prompt_of_row = prompt_numbers.repeat_interleave(self._samples_per_prompt)
+        return replace(batch, prompt_numbers=prompt_of_row, is_stale=sampled.is_stale)
 
 
 def lengths_of_samplings(generation: Generation, texts: ResponseTexts) -> list[Lengths]:
@@ -93,7 +95,7 @@ def lengths_of_samplings(generation: Generation, texts: ResponseTexts) -> list[L
 
 
 @dataclass(frozen=True)
-class Samples:
+class SampledRollout:
     """Responses to the prompts of an iteration."""
 
     generation: Generation
@@ -101,15 +103,25 @@ class Samples:
     is_stale: bool = False  # sampled with the weights of the iteration before
 
 
-class Sampler(ABC):
-    """Samples the responses of an iteration."""
+class CurrentSampler:
+    """Samples the responses of an iteration, with the actor's current weights."""
 
-    @abstractmethod
-    def sample(self, work: RolloutWork) -> Samples:
+    def __init__(self, actor: ActorSampler, examples: Sequence[PromptExample], samples_per_prompt: int) -> None:
+        self._actor = actor
+        self._examples = examples  # the training prompts
+        self._samples_per_prompt = samples_per_prompt
+
+    def sample(self, work: RolloutWork) -> SampledRollout:
         """Responses to this rank's prompts. Every rank must call it."""
+        examples = [self._examples[number] for number in work.prompt_numbers]
+        generation, texts = self._actor.sample(examples, SeedKind.TRAINING, work.iteration, self._samples_per_prompt)
+        return SampledRollout(generation, texts)
 
     def accept(self) -> None:
-        """Called when the iteration has its rollout, which a resumed run then does not sample again."""
+        """Called once the iteration holds its rollout.
+
+        From then on the checkpoint keeps it there, and the sampler may forget it.
+        """
         return None
 
     def state(self) -> SamplerState:
@@ -121,20 +133,6 @@ class Sampler(ABC):
         return None
 
 
-class CurrentSampler(Sampler):
-    """Samples with the actor's current weights."""
-
-    def __init__(self, actor: ActorSampler, prompts: Sequence[PromptExample], samples_per_prompt: int) -> None:
-        self._actor = actor
-        self._prompts = prompts
-        self._samples_per_prompt = samples_per_prompt
-
-    def sample(self, work: RolloutWork) -> Samples:
-        examples = [self._prompts[number] for number in work.prompt_numbers]
-        generation, texts = self._actor.sample(examples, SeedKind.TRAINING, work.iteration, self._samples_per_prompt)
-        return Samples(generation, texts)
-
-
 @dataclass(frozen=True)
 class RequestedRows:
     """Responses to be sampled, prompt after prompt."""
@@ -142,10 +140,9 @@ class RequestedRows:
     examples: list[PromptExample]  # the prompt of each row
     sample_numbers: list[int]  # number of each row among the responses to its prompt, from 0
     seeds: list[int]
-    samples: int  # responses to each prompt
 
     @property
-    def prompts(self) -> list[list[int]]:
+    def prompt_ids(self) -> list[list[int]]:
         """Token ids of each row's prompt."""
         return [example.prompt_ids for example in self.examples]
 
@@ -158,38 +155,29 @@ class ActorSampler(PolicySampler):
         examples: Sequence[PromptExample],
         kind: SeedKind,
         iteration: int,
-        samples: int = 1,
+        samples_per_prompt: int = 1,
         same_weights: bool = False,
     ) -> tuple[Generation, ResponseTexts]:
         """Responses to each prompt, in rows that follow each other, and their texts. Every rank must call it.
 
         For the first four arguments see `request`, for `same_weights` see `session`.
         """
-        requested = self.request(examples, kind, iteration, samples)
+        requested = self.request(examples, kind, iteration, samples_per_prompt)
         with self.session(same_weights) as sample_responses:
-            generation = sample_responses(requested.prompts, self.sampling, requested.seeds)
+            generation = sample_responses(requested.prompt_ids, self.sampling, requested.seeds)
         return self.label(generation, requested)
 
     @contextmanager
     def session(self, same_weights: bool = False) -> Iterator[ResponseSampler]:
-        """A session of the rollout engine. Every rank must enter it; a signal ends it on all.
-
-        Args:
-            same_weights: the actor's weights have not changed since the last session, so that an engine that keeps a
-                copy need not be sent them.
-        """
+        """A session of the rollout engine, see `RolloutEngine.session`. A signal ends it on all ranks."""
         self.policy.eval()
-        if same_weights and isinstance(self.engine, AheadEngine):
-            session = self.engine.session_again(self.policy)
-        else:
-            session = self.engine.session(self.policy)
-        with stopping_together(), session as sample_responses:
+        with stopping_together(), self.engine.session(self.policy, same_weights) as sample_responses:
             yield sample_responses
 
     def request(
-        self, examples: Sequence[PromptExample], kind: SeedKind, iteration: int, samples: int = 1
+        self, examples: Sequence[PromptExample], kind: SeedKind, iteration: int, samples_per_prompt: int = 1
     ) -> RequestedRows:
-        """Rows for `samples` responses to each prompt of this rank.
+        """Rows for `samples_per_prompt` responses to each prompt of this rank.
 
         A row's seed follows from the run's seed, the kind, the iteration, the prompt's index and the number of the
         response, so that it depends neither on the rank nor on other rows.
@@ -198,37 +186,30 @@ class ActorSampler(PolicySampler):
         sample_numbers = []
         seeds = []
         for example in examples:
-            for number in range(samples):
-                # The first response has the seed that it would have as the only one.
+            for number in range(samples_per_prompt):
+                # Number 0 adds nothing: with one response per prompt, seeds are those of the prompts alone.
                 number_in_seed = [number] if number else []
                 row_examples.append(example)
                 sample_numbers.append(number)
                 seeds.append(row_seed(self.seed, kind, iteration, example.index, *number_in_seed))
-        return RequestedRows(row_examples, sample_numbers, seeds, samples)
+        return RequestedRows(row_examples, sample_numbers, seeds)
 
     def label(self, generation: Generation, requested: RequestedRows) -> tuple[Generation, ResponseTexts]:
-        """Sampled responses as of `with_indices`, and their texts."""
+        """Adds prompt indices (see `with_indices`) and decodes the responses."""
         generation = self.with_indices(generation, requested)
-        prompts = []
-        rows = []
-        for example in requested.examples:
-            prompts.append(example.prompt_text)
-            rows.append(example.row)
-        responses = []
-        rollout = generation.rollout
-        finished = rollout.finished.tolist()
-        for ids, has_end in zip(rollout.response_rows(), finished, strict=True):
-            responses.append(decode_sampled(self.tokenizer, ids, has_end))
-        return generation, ResponseTexts(prompts, responses, rows, finished)
+        finished = generation.rollout.finished.tolist()
+        ended_rows = zip(generation.rollout.response_rows(), finished, strict=True)
+        responses = [decode_sampled(self.tokenizer, ids, has_end) for ids, has_end in ended_rows]
+        prompt_texts = [example.prompt_text for example in requested.examples]
+        rows = [example.row for example in requested.examples]
+        return generation, ResponseTexts(prompt_texts, responses, rows, finished)
 
     def with_indices(self, generation: Generation, requested: RequestedRows) -> Generation:
-        """Adds to sampled responses the index of each row's prompt and, of several to a prompt, the row's number."""
+        """Sets `prompt_index` and `sample_index`: each row's prompt, and its number among that prompt's responses."""
         device = generation.bad_rows.device
         indices = [example.index for example in requested.examples]
         prompt_index = torch.tensor(indices, device=device)
-        sample_index = None
-        if requested.samples > 1:
-            sample_index = torch.tensor(requested.sample_numbers, device=device)
+        sample_index = torch.tensor(requested.sample_numbers, device=device)
         rollout = replace(generation.rollout, prompt_index=prompt_index, sample_index=sample_index)
         return replace(generation, rollout=rollout)
 

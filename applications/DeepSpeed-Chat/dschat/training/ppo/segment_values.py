@@ -148,9 +148,8 @@ class SegmentValueCollector(Collector):
     ) -> tuple[Generation, ResponseTexts]:
         """K completions of each state, S · K rows, and the texts of the completed responses."""
         actor = self._actor
-        sample_numbers = [0] * len(response_ids)
-        if rollout.sample_index is not None:
-            sample_numbers = rollout.sample_index.tolist()
+        assert rollout.sample_index is not None  # sampled rollouts have it
+        sample_numbers = rollout.sample_index.tolist()
 
         row_examples = []
         prefixes = []
