@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hook of mkdocs for links that lead out of docs/, such as ../examples/reward.py. All pages lie directly in docs/.
+"""A hook of mkdocs for links that lead out of docs/, such as ../examples/reward.py. All pages are directly in docs/.
 
 A file is published with the site. A document (.md) is named and not linked, since its own links would not work.
 """
@@ -23,20 +23,20 @@ FOLDER = "repository"  # folder of the site that holds the files
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Has the links of every page changed before mkdocs checks them."""
+    """Registers the extension that rewrites links."""
     config.markdown_extensions.append(LinksOutOfDocs(files, config))
     return files
 
 
 class LinksOutOfDocs(Extension):
-    """Adds `_LinkChanger` to the steps of Python-Markdown."""
+    """Adds `_LinkChanger` to Python-Markdown."""
 
     def __init__(self, files: Files, config: MkDocsConfig) -> None:
         super().__init__()
         self.changer = _LinkChanger(files, config)
 
     def extendMarkdown(self, md: Markdown) -> None:
-        """Registers it before mkdocs' check of links, whose priority is 0."""
+        """Lets it run before mkdocs checks links, at priority 0."""
         md.treeprocessors.register(self.changer, "links_out_of_docs", priority=1)
 
 
@@ -47,21 +47,20 @@ class _LinkChanger(Treeprocessor):
         self.site_config = config
 
     def run(self, root: Element) -> None:
-        """Changes the links of a page that lead out of docs/."""
+        """Changes the links of a page that lead out of docs/. Others, and dead ones, are left for mkdocs to report."""
         for link in root.iter("a"):
             address, _, _ = link.get("href", "").partition("#")
-            if not address.startswith("../"):
+            path = address.removeprefix("../")
+            file = (ROOT / path).resolve()
+            if path == address or not file.is_relative_to(ROOT) or not file.is_file():
                 continue
-            if address.endswith(".md"):
-                _name_document(link, address.removeprefix("../"))
+            if path.endswith(".md"):
+                _name_document(link, path)
             elif address not in self.files.src_uris:
-                self._publish(address)
+                self._publish(address, path)
 
-    def _publish(self, address: str) -> None:
-        """Adds a file to the site. One that does not exist is left for the strict build to complain about."""
-        path = address.removeprefix("../")
-        if not (ROOT / path).is_file():
-            return
+    def _publish(self, address: str, path: str) -> None:
+        """Adds a file to the site, under the address of its links."""
         # Included, although mkdocs leaves out paths that begin with a dot.
         file = File.generated(
             self.site_config, address, abs_src_path=str(ROOT / path), inclusion=InclusionLevel.INCLUDED
@@ -74,7 +73,7 @@ def _name_document(link: Element, path: str) -> None:
     """Turns a link into its text, followed by the document's path."""
     link.tag = "span"
     link.attrib.clear()
-    note = SubElement(link, "span")
+    note = SubElement(link, "span")  # text cannot follow the children of an element otherwise
     note.text = " ("
     code = SubElement(note, "code")
     code.text = path

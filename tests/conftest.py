@@ -91,14 +91,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
-@pytest.fixture(autouse=True)
-def _forget_neighbours() -> None:
-    """A process of tests imports functions from many folders, whose other files may have one name."""
-    from dschat.base import user_function
-
-    user_function._neighbours.clear()
-
-
 @pytest.fixture(scope="session")
 def tokenizer():
     """A byte-level BPE tokenizer of 100 ids: 0 <pad>, 1 <bos>, 2 <eos>."""

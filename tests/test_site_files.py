@@ -58,7 +58,9 @@ def named(label, path):
     [
         ("the [README](../README.md#rows) says", f"<p>the {named('README', 'README.md')} says</p>"),
         ("[a [b]](../README.md)", f"<p>{named('a [b]', 'README.md')}</p>"),
-        ('[`a`](../b/README.md "title")', f"<p>{named('<code>a</code>', 'b/README.md')}</p>"),
+        ('[`a`](../docs/index.md "title")', f"<p>{named('<code>a</code>', 'docs/index.md')}</p>"),
+        ("[a](../absent.md#b)", '<p><a href="../absent.md#b">a</a></p>'),
+        ("[a](../../README.md)", '<p><a href="../../README.md">a</a></p>'),
         ("a ` [b]\n\n[b]: ../README.md", f"<p>a ` {named('b', 'README.md')}</p>"),
         ("[rows](data.md)", '<p><a href="data.md">rows</a></p>'),
     ],

@@ -171,7 +171,7 @@ def test_the_scripts(files, tmp_path):
         return run_command([sys.executable, ROOT / "evaluation" / script, *words], cwd=tmp_path).expect(0).stdout
 
     names = ["--model_a", files[0], "--model_name_b", files[1], "--by_scores", "--output", "o.jsonl"]
-    assert "o.jsonl, and in the same folder o.md, .json and .png" in printed("winrate_by_turn.py", *names)
+    assert "o.md" in printed("winrate_by_turn.py", *names)
     assert "| a against b, scores" in printed("report.py", "o.jsonl", "--output", "report")
     assert (tmp_path / "report" / "report.png").read_bytes() == (tmp_path / "o.png").read_bytes()
 

@@ -30,7 +30,7 @@ def test_the_expectation_is_of_the_centres() -> None:
 
 def test_a_targets_expectation_is_its_return_inside_the_bounds() -> None:
     """With the published bins: the mean of a Gaussian that is cut into bins of half its deviation is its centre."""
-    bins = ValueBins()
+    bins = ValueBins.between(-0.1, 1.1)
     returns = torch.linspace(0, 1, 23)
     assert float((bins.expectation(bins.targets(returns).log()) - returns).abs().max()) < 1e-4
 
@@ -54,7 +54,7 @@ def test_a_single_bin_or_no_spread_is_refused(count, sigma) -> None:
 
 def test_returns_four_sigma_from_a_bound_are_learnt_without_bias() -> None:
     """At a bound, half of the Gaussian is cut off: the value is drawn inwards by σ √(2/π)."""
-    bins = ValueBins()
+    bins = ValueBins.between(-0.1, 1.1)
     at_bound, far_from_it = bins.expectation(bins.targets(torch.tensor([1.1, 1.1 - 4 * 0.024])).log())
     assert float(at_bound) == pytest.approx(1.1 - 0.024 * math.sqrt(2 / math.pi), abs=1e-3)
     assert float(far_from_it) == pytest.approx(1.1 - 4 * 0.024, abs=1e-4)

@@ -182,20 +182,21 @@ def test_a_function_of_other_arguments_is_refused_when_loaded(tmp_path):
         load_function(f"{file}:more", FLAG, ["dialogues"])
 
 
-@pytest.mark.parametrize("helpers", ["helpers_of_two.py", "helpers_of_two/__init__.py", "helpers_of_two/score.py"])
+@pytest.mark.parametrize("helpers", ["helpers_1.py", "helpers_2/__init__.py", "helpers_3/score.py"])
 def test_two_files_with_a_neighbour_of_one_name_are_refused(helpers, tmp_path):
-    """sys.modules holds one module of a name, so that the second file could get the first one's, whenever it asks."""
+    """sys.modules holds one module of a name, so that the second file would get the first one's."""
+    module = helpers.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     for folder in ("a", "b"):
         file = tmp_path / folder / helpers
         file.parent.mkdir(parents=True)
-        file.write_text("")
-        (tmp_path / folder / "reward.py").write_text("def f():\n    pass\n")
-        (tmp_path / folder / "other.py").write_text("def f():\n    pass\n")
-    neighbour = helpers.partition("/")[0]
-    load_function(f"{tmp_path}/a/reward.py:f", FLAG)
-    load_function(f"{tmp_path}/a/other.py:f", FLAG)
-    (tmp_path / "b" / "other.py").unlink()
-    with pytest.raises(UserError, match=f"both {tmp_path}/a/{neighbour} and {tmp_path}/b/{neighbour}: rename one"):
+        file.write_text(f"NAME = {folder!r}\n")
+        (tmp_path / folder / "reward.py").write_text(f"from {module} import NAME\ndef f():\n    return NAME\n")
+        (tmp_path / folder / "unused.py").write_text("")
+    neighbour = helpers.partition("/")[0]  # one name per case, as sys.modules keeps them
+    assert load_function(f"{tmp_path}/a/reward.py:f", FLAG)() == "a"
+    assert load_function(f"{tmp_path}/a/reward.py:f", FLAG)() == "a", "the same file again"
+    names = f"{tmp_path}/b/{neighbour} has the name of {tmp_path}/a/{neighbour}"
+    with pytest.raises(UserError, match=f"{names}.*: rename"):
         load_function(f"{tmp_path}/b/reward.py:f", FLAG)
 
 

@@ -17,7 +17,7 @@ from dschat.base.errors import UserError
 from dschat.base.package_functions import function_path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-_neighbours: dict[str, Path] = {}  # Python files and folders beside the files that were imported here, by name
+_folders: set[Path] = set()  # of the files that were imported here
 
 
 def load_function(spec: str, flag: str, arguments: Sequence[str] = ()) -> Callable[..., Any]:
@@ -94,16 +94,18 @@ def _import_file(file: Path) -> ModuleType:
 
 
 def _check_neighbours(file: Path) -> None:
-    """Raises ImportError if a neighbour of this file and one of an earlier file, of another folder, have one name.
+    """Raises ImportError if this folder has a module of a name that was imported from another user's folder.
 
-    Python has one module of a name, so that a file that imports its neighbour could get the other folder's.
+    Python keeps one module per name: `import utils` in this file would return the other folder's. Imports inside
+    functions, which are made later, are not checked.
     """
-    for neighbour in [*file.parent.glob("*.py"), *{path.parent for path in file.parent.glob("*/*.py")}]:
-        other = _neighbours.setdefault(neighbour.name.removesuffix(".py"), neighbour)
-        if other.parent != file.parent and neighbour not in (file, file.with_name("__init__.py")):
-            raise ImportError(
-                f"Python cannot import both {other} and {neighbour}: rename one, or give functions of one folder."
-            )
+    for neighbour in file.parent.iterdir():
+        module = sys.modules.get(neighbour.stem)
+        origins = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+        for origin in map(Path, filter(None, origins)):
+            if not origin.is_relative_to(file.parent) and not _folders.isdisjoint(origin.parents[:2]):
+                raise ImportError(f"{neighbour} has the name of {origin}, which is imported already: rename one.")
+    _folders.add(file.parent)
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:
@@ -142,11 +144,10 @@ def _location_of(error: BaseException, file: str | None) -> str:
 
     Empty if no frame lies outside this file.
     """
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename != __file__ and not frame.filename.startswith("<frozen ")
-    ]
+    frames = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename != __file__ and not frame.filename.startswith("<frozen "):
+            frames.append(frame)
     if not frames:
         return ""
     own_frames = [frame for frame in frames if frame.filename == file]

@@ -400,8 +400,8 @@ def source_line(source: Mapping[str, Any]) -> str:
     return f"{source['name']}{names}: {counts}{skipped}{part}"
 
 
-def load_share(config: CommonConfig, show: bool = False) -> Share[Row]:
-    """Reads every source and takes the step's training and evaluation rows (``--data_split``).
+def load_share(config: CommonConfig, show: bool = False, paths: Sequence[str] | None = None) -> Share[Row]:
+    """Reads every source (``--data_path``, or else `paths`) and takes the step's training and evaluation rows.
 
     Raises:
         UserError: see `load_source`; or ``--data_split`` has no part for this step.
@@ -413,7 +413,7 @@ def load_share(config: CommonConfig, show: bool = False) -> Share[Row]:
         )
     data = config.data
     return read_share(
-        paths=data.data_path,
+        paths=data.data_path if paths is None else paths,
         keys=config.columns,
         data_split=data.data_split,
         step=config.step,

@@ -169,14 +169,14 @@ def rates_by_turn(rows: Iterable[tuple[str, dict[str, Any]]]) -> TurnRates:
         number = row.get("number")
         turn = row.get("turn")
         if not _is_whole_number(number) or not _is_whole_number(turn) or turn < 1:
-            raise UserError(f"{origin}: no number and turn; give files that evaluation/winrate_by_turn.py wrote.")
+            raise UserError(f"{origin}: no number and turn; give files that `dschat judge-turns` wrote.")
         comparison = comparison_of(row, origin)
         compared.add((comparison.model_a, comparison.model_b, comparison.rater))
         if len(compared) > 1:
             raise UserError(f"{origin}: it compares other policies, or by another judge, than the rows before it.")
         verdicts.append({"turn": turn, "number": number, "verdict": comparison.verdict})
     if not verdicts:
-        raise UserError("The file holds no verdict; give one that evaluation/winrate_by_turn.py has finished.")
+        raise UserError("The file holds no verdict; give one that `dschat judge-turns` has finished.")
 
     model_a, model_b, rater = compared.pop()
     table = pd.DataFrame(verdicts)

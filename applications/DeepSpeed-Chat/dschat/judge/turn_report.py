@@ -29,7 +29,7 @@ def run_turns(options: TurnOptions) -> str:
         return summary
     name = output.name.removesuffix(".jsonl")
     tables = write_turns([rates], [output], output.parent, name)
-    return f"{tables}\n{summary}, and in the same folder {name}.md, .json and .png"
+    return f"{tables}\n{summary}; report: {output.parent / name}.md"
 
 
 def turns_report(files: Sequence[Path], output_dir: Path) -> str:
@@ -108,7 +108,7 @@ def draw_turns(comparisons: Mapping[str, TurnRates]) -> bytes:
     """Draw a curve with intervals for each comparison, by its title, as PNG."""
     labels = legend_labels(list(comparisons))
     curves = []
-    for number, rates in enumerate(comparisons.values()):
+    for number, (label, rates) in enumerate(zip(labels, comparisons.values(), strict=True)):
         offset = TURNS_APART * offset_of(number, len(comparisons))
         x = []
         y = []
@@ -116,7 +116,7 @@ def draw_turns(comparisons: Mapping[str, TurnRates]) -> bytes:
             if at_turn.half is not None:
                 x.append(turn + offset)
                 y.append(at_turn.half.per_cent)
-        curves.append(Curve(x, y, look_of(number, labels[number])))
+        curves.append(Curve(x, y, look_of(number, label)))
     chart = Chart(
         "Win rate by turn",
         "turn",

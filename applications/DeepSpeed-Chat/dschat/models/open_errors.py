@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dschat.base.errors import UserError
+import torch
+
+from dschat.base.atomic import NO_ROOM
+from dschat.base.errors import UserError, is_lost_peer
 from dschat.base.lfs import refuse_pointer
 
 # Patterns of the files that transformers reads from a folder.
@@ -22,7 +25,17 @@ def explaining(kind: str, path: str, flag: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if is_machine_error(error):
+            raise
         raise UserError(explain_missing(kind, path, flag, error)) from error
+
+
+def is_machine_error(error: Exception) -> bool:
+    """Whether the machine or another process failed, which is no fault of the folder that is opened."""
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return True
+    kinds = (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError, torch.distributed.DistError)
+    return isinstance(error, kinds) or is_lost_peer(error)
 
 
 def explain_missing(kind: str, path: str, flag: str, error: Exception) -> str:

@@ -15,8 +15,8 @@ from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
-from dschat.models.adapters import base_of, has_score_head, named_base
-from dschat.models.open_errors import explain_missing, explaining, refuse_pickles, refuse_pointers
+from dschat.models.adapters import base_of, has_score_head
+from dschat.models.open_errors import explain_missing, explaining, is_machine_error, refuse_pickles, refuse_pointers
 from dschat.models.opening import (
     LoadOptions,
     Placement,
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 MAX_NAMED = 8  # weights named in a message
 ONE_LABEL = (
-    "A reward model must have one label. A critic of --value_head hl_gauss has one for each bin: it scores nothing,"
-    " and opens as the critic of step 3 with its own --value_head and --value_range alone."
+    "A reward model must have one label. A critic with bins cannot score: give it to step 3 as the critic, with its"
+    " own --value_head and --value_range."
 )
 
 LoadingInfo = dict[str, Collection[Any]]  # transformers' missing_keys, unexpected_keys, mismatched_keys, …
@@ -62,12 +62,18 @@ class ModelSource:
         Raises:
             UserError: see `base_of`.
         """
-        return cls(path, flag, *base_of(path, flag))
+        base, adapters = base_of(path, flag)
+        return cls(path, flag, base, adapters)
 
     @property
     def where(self) -> str:
         """The beginning of messages about the path."""
         return f"{self.flag} {self.path}"
+
+    @property
+    def named_base(self) -> str:
+        """What precedes `base` in messages about it."""
+        return f"{self.where}: its LoRA adapter is for" if self.adapters else self.flag
 
     @property
     def has_score_adapter(self) -> bool:
@@ -90,7 +96,7 @@ def open_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
     for folder in (source.base, *map(str, source.adapters)):
         refuse_pointers(folder, source.where)
         refuse_pickles(folder, source.where)
-    with explaining("model", source.base, named_base(path, flag)):
+    with explaining("model", source.base, source.named_base):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source.base, trust_remote_code=False, **options)
     for adapter in source.adapters:
         add_adapter_notes(config, adapter)
@@ -134,12 +140,11 @@ def open_pretrained(
                 attn_implementation=resolve_attention(attention, config),
                 **placement_options,
             )
-    except (torch.OutOfMemoryError, torch.distributed.DistError):
-        raise
     except Exception as error:  # a wrong value in a config surfaces as any of them
+        if is_machine_error(error):
+            raise
         refusal = explain_refusal(attention, source.path, error)
-        named = named_base(source.path, source.flag)
-        raise UserError(refusal or explain_missing("model", source.base, named, error)) from error
+        raise UserError(refusal or explain_missing("model", source.base, source.named_base, error)) from error
     warn_once_if_other_attention(attention, model.config.get_text_config()._attn_implementation, source.path)
     _disable_router_noise(model)
     model.name_or_path = source.path
@@ -159,7 +164,7 @@ def check_loaded(
         may_lack: names of weights that may be missing.
         may_hold: names of weights that the model need not use.
     """
-    where = f"{named_base(source.path, source.flag)} {source.base}"
+    where = f"{source.named_base} {source.base}"
     missing = sorted(set(loading["missing_keys"]) - set(may_lack))
     if missing:
         raise UserError(
@@ -169,8 +174,8 @@ def check_loaded(
     mismatched = sorted(loading["mismatched_keys"])
     if mismatched:
         problems = [f"{name} has {list(found)} instead of {list(expected)}" for name, found, expected in mismatched]
-        has_head = any(name.startswith("score.") for name, _, _ in mismatched)
-        remedy = ONE_LABEL if has_head else "Is the config.json that of another model?"
+        is_score_head = any(name.startswith("score.") for name, _, _ in mismatched)
+        remedy = ONE_LABEL if is_score_head else "Is the config.json that of another model?"
         raise UserError(
             f"{where}: {len(mismatched)} of the folder's weights have shapes that do not fit its config: "
             f"{_shortened_list(problems)}. {remedy}"

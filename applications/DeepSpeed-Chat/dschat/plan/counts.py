@@ -9,8 +9,8 @@ from typing import Any
 from dschat.data.known_sets import KnownSet, find_known, local_copy
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import prepared_share
-from dschat.data.sources import described, names_file, read_share, split_for
-from dschat.data.splits import parse_fractions, split_bounds, with_eval_share
+from dschat.data.sources import described, load_share, names_file, split_for
+from dschat.data.splits import parse_fractions, split_bounds
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 
@@ -21,7 +21,7 @@ class Counts:
 
     train_rows: int
     updates: int  # optimizer updates
-    trained: int  # rows in these updates; in step 3, prompts with all of their responses
+    trained: int  # rows in these updates, once per epoch; in step 3, prompts with all of their responses
 
 
 def count_run(config: CommonConfig, plan: BatchPlan, train_rows: int) -> Counts:
@@ -44,7 +44,7 @@ def find_sources(config: CommonConfig) -> list[dict[str, Any]] | None:
     together.
 
     Raises:
-        UserError: a local source cannot be read.
+        UserError: a local source cannot be read, or see `parse_fractions`.
     """
     if not config.reads_rows:
         return None
@@ -64,9 +64,7 @@ def find_sources(config: CommonConfig) -> list[dict[str, Any]] | None:
             return None
 
     # Local sources are read together: a prompt that is held out of one is not trained on from another.
-    share = read_share(
-        local_paths, config.columns, config.data.data_split, config.step, eval_share=config.data.eval_share
-    )
+    share = load_share(config, paths=local_paths)
     records |= zip(local_paths, share.sources, strict=True)
     return [records[path] for path in config.data.data_path]
 
@@ -75,8 +73,8 @@ def _published_source(path: str, known_set: KnownSet, config: CommonConfig) -> d
     """The rows that the step takes from a published data set, whose number of rows is known."""
     train_rows, eval_rows = known_set.counts
     if eval_rows is None:
-        eval_rows = _rows_in_part(train_rows, with_eval_share(config.data.eval_share), 1)
-        train_rows -= eval_rows
+        train_bound = split_bounds(train_rows, [1 - config.data.eval_share, config.data.eval_share])[1]
+        train_rows, eval_rows = train_bound, train_rows - train_bound
     split = split_for(path, config.data.data_split)
     train = _rows_in_part(train_rows, split, config.step - 1)
     held_out = _rows_in_part(eval_rows, split, config.step - 1)

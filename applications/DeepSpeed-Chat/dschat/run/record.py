@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a run (run.json): packages, hardware, seeds, code, data, and what the run found out."""
+"""The record of a run (run.json): packages, hardware, seeds, code, data and results."""
 
 import importlib.metadata
 import json
@@ -17,11 +17,25 @@ from dschat.base.atomic import write_file
 from dschat.base.jsonl import json_value
 
 PACKAGES = (
-    *("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "tokenizers", "numpy"),
-    *("vllm", "flash-attn", "bitsandbytes", "spacy", "benepar", "gradio"),  # optional
+    "ma-rlhf",
+    "torch",
+    "transformers",
+    "deepspeed",
+    "accelerate",
+    "datasets",
+    "peft",
+    "tokenizers",
+    "numpy",
+    # Optional ones:
+    "vllm",
+    "flash-attn",
+    "bitsandbytes",
+    "spacy",
+    "benepar",
+    "gradio",
 )
 COMMIT_VARIABLE = "MA_RLHF_COMMIT"  # the commit of an image, which has no .git folder
-CHECKOUT = (Path(__file__).parent / "../../../..").resolve()  # root of the repository, if the package lies in one
+CHECKOUT = Path(__file__).resolve().parents[4]  # root of the repository, if the package lies in one
 
 
 @dataclass
@@ -45,9 +59,9 @@ class RunRecord:
     sandbox: str | None = None  # sandbox level of programs
     decoding: str | None = None  # whether decoding steps are CUDA graphs; if not, why
     layers: dict[str, str] = field(default_factory=dict)  # trained model → how decoder layers are computed
-    first_metrics: dict[str, float] = field(default_factory=dict)  # of the first evaluation
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    metrics_update: int = 0  # updates after which the metrics were measured
+    first_metrics: dict[str, float] = field(default_factory=dict)  # metrics of the first evaluation
+    metrics: dict[str, float] = field(default_factory=dict)  # metrics of the last evaluation
+    metrics_update: int = 0  # number of updates made before `metrics` were measured
     saved: list[str] = field(default_factory=list)  # folders of saved models, in order
     resumed_at: list[int] = field(default_factory=list)  # numbers of updates at which the run was resumed
     tracker_runs: dict[str, str] = field(default_factory=dict)  # tracker → id of its run, resumed with this one
@@ -108,11 +122,14 @@ def commit_of(folder: Path) -> str | None:
     """
     if not (folder / ".git").exists():  # a parent folder may be another project's repository
         return os.environ.get(COMMIT_VARIABLE) or None
-    # Both folders are named, since GIT_DIR (set in git's hooks) would come before git's option -C.
-    command = ["git", "--no-optional-locks", f"--git-dir={folder / '.git'}", f"--work-tree={folder}"]
+    # In a hook of another repository git's own variables, such as GIT_DIR, would come before its option -C.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-C", str(folder), "--no-optional-locks"]
     command += ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]  # no tag
     try:
-        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10, check=True)
+        result = subprocess.run(
+            command, env=environment, capture_output=True, text=True, errors="replace", timeout=10, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return result.stdout.strip()

@@ -9,7 +9,7 @@ from dschat.base.errors import UserError
 from dschat.base.jsonl import parse_json
 from dschat.settings.batches import BatchPlan
 
-# Keys that a file may only leave to the flags. The models of a run differ in their values.
+# Settings that flags own: a file may leave them out or say "auto". It serves all models of a run, whose values differ.
 DECIDED_BY_FLAGS = {
     "optimizer": "flags (--learning_rate, --weight_decay, …)",
     "scheduler": "flags (--lr_scheduler_type, …)",
@@ -17,10 +17,11 @@ DECIDED_BY_FLAGS = {
     "train_micro_batch_size_per_gpu": "--global_batch_size and the batch size flags",
     "gradient_accumulation_steps": "--global_batch_size and the batch size flags",
     "zero_optimization.stage": "--zero_stage, --actor_zero_stage or --critic_zero_stage",
+    "gradient_clipping": "--gradient_clipping",
     "bf16.enabled": "--dtype",
     "fp16.enabled": "--dtype",
 }
-# Values that are merged with ours, or that the memory plan reads, before DeepSpeed checks them.
+# Read by the merging with our values or by the memory plan, before DeepSpeed checks them: objects, numbers, a dtype.
 SECTIONS = (
     "bf16",
     "fp16",

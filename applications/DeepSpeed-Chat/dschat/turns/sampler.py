@@ -18,7 +18,7 @@ from dschat.rollouts.engine import Generation
 from dschat.run.distributed import device, gather_objects
 from dschat.run.state import SeedKind
 from dschat.scoring.source import EpisodeRecords, ResponseTexts
-from dschat.training.ppo.collect import ActorSampler
+from dschat.training.ppo.collect import ActorSampler, with_indices
 from dschat.turns.environments import environment_seed
 from dschat.turns.episodes import Episode, EpisodePlayer, LogprobSource, TurnLengths
 from macro_actions.types import Rollout, mapped
@@ -38,7 +38,7 @@ class EpisodeSampler(ActorSampler):
         self,
         examples: Sequence[PromptExample],
         kind: SeedKind,
-        iteration: int,
+        occasion: int,
         samples_per_prompt: int = 1,
         same_weights: bool = False,
     ) -> tuple[Generation, ResponseTexts]:
@@ -47,10 +47,10 @@ class EpisodeSampler(ActorSampler):
         The environments of all episodes of a row have the same seed, so that they begin alike. For the arguments see
         `ActorSampler`.
         """
-        requested = self.request(examples, kind, iteration, samples_per_prompt)
+        requested = self.request(examples, kind, occasion, samples_per_prompt)
         environment_seeds = []
         for example in requested.examples:
-            environment_seeds.append(environment_seed(self.seed, kind, iteration, example.index))
+            environment_seeds.append(environment_seed(self.seed, kind, occasion, example.index))
         rows = [example.row for example in requested.examples]
         with self.session(same_weights) as sample_responses:
             episodes, turns = self._player.play(sample_responses, rows, requested.seeds, environment_seeds)
@@ -60,7 +60,7 @@ class EpisodeSampler(ActorSampler):
                 episode.prompt_ids = example.prompt_ids
                 episode.prompt_text = example.prompt_text
         source = agreed_source(episodes)
-        generation = self.with_indices(assemble_episodes(episodes, self.sampling.pad_id, source), requested)
+        generation = with_indices(assemble_episodes(episodes, self.sampling.pad_id, source), requested)
         return generation, self._texts_of(episodes, turns, generation.rollout.response_mask)
 
     def _texts_of(

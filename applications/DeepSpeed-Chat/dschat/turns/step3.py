@@ -109,21 +109,22 @@ def warn_of_wait(config: PPOConfig, held_out: int) -> None:
     prompts = min(config.num_eval_prompts(processes) or held_out, held_out)
     flags: EpisodeFlags = config.episodes
     wait = longest_wait(flags, math.ceil(prompts / processes))
-    number_of_prompts = "--eval_prompts" if config.rollouts.eval_iters is None else "--eval_iters"
-    if wait >= config.engine.ddp_timeout:
-        logger.warning(
-            "An evaluation has %d episodes; if no environment answers within --environment_timeout %g, it takes %g s"
-            " on a process, and others stop waiting after --ddp_timeout %d. Raise --environment_workers (%d), or lower"
-            " %s or --environment_timeout.",
-            prompts,
-            flags.environment_timeout,
-            wait,
-            config.engine.ddp_timeout,
-            flags.environment_workers,
-            number_of_prompts,
-        )
+    if wait < config.engine.ddp_timeout:
+        return
+    prompts_flag = "--eval_prompts" if config.rollouts.eval_iters is None else "--eval_iters"
+    logger.warning(
+        "An evaluation has %d episodes; if no environment answers within --environment_timeout %g, it takes %g s"
+        " on a process, and others stop waiting after --ddp_timeout %d. Raise --environment_workers (%d), or lower"
+        " %s or --environment_timeout.",
+        prompts,
+        flags.environment_timeout,
+        wait,
+        config.engine.ddp_timeout,
+        flags.environment_workers,
+        prompts_flag,
+    )
 
 
 def build_environment(parts: SourceParts, environment: str) -> EnvironmentScores:
-    """Builder of `SourceKind`; the environment itself is opened by `open_environments`."""
+    """Scores from the environments' own rewards: a builder of `SourceKind` that needs neither argument."""
     return EnvironmentScores()

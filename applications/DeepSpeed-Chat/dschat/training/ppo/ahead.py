@@ -11,7 +11,7 @@ from dschat.data.examples import PromptExample
 from dschat.rollouts.engine import AheadEngine, Generation, Pending
 from dschat.run.state import Progress, SeedKind
 from dschat.training.iteration import from_tensors
-from dschat.training.ppo.collect import ActorSampler, CurrentSampler, RolloutWork, SampledRollout, SamplerState
+from dschat.training.ppo.collect import ActorSampler, RolloutSampler, RolloutWork, SampledRollout, SamplerState
 from macro_actions.types import tensors_of
 
 logger = logging.getLogger("dschat")
@@ -25,7 +25,7 @@ class UpcomingRollout:
     responses: Pending | Generation  # still being sampled; or sampled already, after a resume
 
 
-class AheadSampler(CurrentSampler):
+class AheadSampler(RolloutSampler):
     """Samples the rollout of each iteration during the one before it, with the weights that one begins with."""
 
     def __init__(
@@ -73,7 +73,7 @@ class AheadSampler(CurrentSampler):
         self._is_scoring = True
         examples = [self._examples[number] for number in work.prompt_numbers]
         requested = self._actor.request(examples, SeedKind.TRAINING, work.iteration, self._samples_per_prompt)
-        generation, texts = self._actor.label(generation, requested)
+        generation, texts = self._actor.decode_responses(generation, requested)
         return SampledRollout(generation, texts, is_stale=True)
 
     def accept(self) -> None:

@@ -42,7 +42,7 @@ from dschat.training.nonfinite import SKIPPED_NONFINITE, NonFinite
 from dschat.training.ppo.collect import (
     ActorSampler,
     Collector,
-    CurrentSampler,
+    RolloutSampler,
     RolloutWork,
     ScoringCollector,
     build_actor_sampler,
@@ -69,7 +69,7 @@ def build_sampler(
     config: PPOConfig,
     plan: BatchPlan,
     prompts_of_iteration: Callable[[int], list[int] | None],
-) -> CurrentSampler:
+) -> RolloutSampler:
     """What samples the responses of an iteration.
 
     `prompts_of_iteration` gives the positions of this rank's prompts in an iteration; None after the last.
@@ -78,11 +78,11 @@ def build_sampler(
         from dschat.training.ppo.ahead import AheadSampler
 
         return AheadSampler(actor, prompts, plan.samples_per_prompt, prompts_of_iteration)
-    return CurrentSampler(actor, prompts, plan.samples_per_prompt)
+    return RolloutSampler(actor, prompts, plan.samples_per_prompt)
 
 
 def build_collector(
-    sampler: CurrentSampler,
+    sampler: RolloutSampler,
     actor: ActorSampler,
     scorer: RolloutScorer,
     prompts: Sequence[PromptExample],
@@ -382,7 +382,7 @@ class PPO(Algorithm):
         metrics, samples = evaluate_responses(
             self.held_out,
             self.tokenizer,
-            sample=lambda examples: self.sampler.sample(examples, SeedKind.EVALUATION, iteration=0),
+            sample=lambda examples: self.sampler.sample(examples, SeedKind.EVALUATION, occasion=0),
             score=self.score_with_credit,
         )
         if self.config.rollouts.print_answers and is_main():
@@ -401,7 +401,7 @@ class PPO(Algorithm):
         Raises:
             UserError: a model is computed wrongly, or sampling does not follow the flags.
         """
-        generation, texts = self.sampler.sample(self.prompts[:2], SeedKind.SELF_CHECK, iteration=0)
+        generation, texts = self.sampler.sample(self.prompts[:2], SeedKind.SELF_CHECK, occasion=0)
         batch, _ = self.score_with_credit(generation, texts)
         check_rollout(self.models.actor, batch.trajectory, self.sampler.sampling, generation.logprobs)
         tokens = (generation.rollout.input_ids, generation.rollout.attention_mask)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collecting a rollout: stages that wrap one another, each with `collect(work) -> ScoredBatch`.
 
-1. `ScoringCollector` (here) takes responses from a `CurrentSampler` (here), which samples with the current weights, or
+1. `ScoringCollector` (here) takes responses from a `RolloutSampler` (here), which samples with the current weights, or
    from an `AheadSampler` (ppo/ahead.py), one iteration ahead, and scores them (ppo/score.py). Both ask `ActorSampler`,
    which passes prompts and seeds to the rollout engine: by default continuous batching (rollouts/continuous.py).
 2. `RefillCollector` (ppo/refill.py) replaces prompts whose responses all have the same score.
@@ -62,7 +62,7 @@ class ScoringCollector(Collector):
     """Samples responses and scores them."""
 
     def __init__(
-        self, sampler: CurrentSampler, scorer: RolloutScorer, samples_per_prompt: int, fuses_credit: bool
+        self, sampler: RolloutSampler, scorer: RolloutScorer, samples_per_prompt: int, fuses_credit: bool
     ) -> None:
         """Connects the parts of the stage.
 
@@ -103,8 +103,8 @@ class SampledRollout:
     is_stale: bool = False  # sampled with the weights of the iteration before
 
 
-class CurrentSampler:
-    """Samples the responses of an iteration, with the actor's current weights."""
+class RolloutSampler:
+    """Samples the responses of an iteration, with the actor's current weights; see `AheadSampler` for others."""
 
     def __init__(self, actor: ActorSampler, examples: Sequence[PromptExample], samples_per_prompt: int) -> None:
         self._actor = actor
@@ -118,11 +118,7 @@ class CurrentSampler:
         return SampledRollout(generation, texts)
 
     def accept(self) -> None:
-        """Called once the iteration holds its rollout.
-
-        From then on the checkpoint keeps it there, and the sampler may forget it.
-        """
-        return None
+        """Called once the rollout is stored or skipped: from then on checkpoints do not need the sampler's copy."""
 
     def state(self) -> SamplerState:
         """State that a checkpoint needs for an exact resume. Every rank must call it."""
@@ -130,7 +126,6 @@ class CurrentSampler:
 
     def load(self, state: Progress) -> None:
         """Restores what `state` returned, from the numbers (`rollout`) and tensors of a checkpoint."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -154,33 +149,33 @@ class ActorSampler(PolicySampler):
         self,
         examples: Sequence[PromptExample],
         kind: SeedKind,
-        iteration: int,
+        occasion: int,
         samples_per_prompt: int = 1,
         same_weights: bool = False,
     ) -> tuple[Generation, ResponseTexts]:
         """Responses to each prompt, in rows that follow each other, and their texts. Every rank must call it.
 
-        For the first four arguments see `request`, for `same_weights` see `session`.
+        For the first four arguments see `request`, for `same_weights` see `RolloutEngine.session`.
         """
-        requested = self.request(examples, kind, iteration, samples_per_prompt)
+        requested = self.request(examples, kind, occasion, samples_per_prompt)
         with self.session(same_weights) as sample_responses:
             generation = sample_responses(requested.prompt_ids, self.sampling, requested.seeds)
-        return self.label(generation, requested)
+        return self.decode_responses(generation, requested)
 
     @contextmanager
     def session(self, same_weights: bool = False) -> Iterator[ResponseSampler]:
-        """A session of the rollout engine, see `RolloutEngine.session`. A signal ends it on all ranks."""
+        """See `RolloutEngine.session`. A stop signal on any rank ends it on every rank."""
         self.policy.eval()
         with stopping_together(), self.engine.session(self.policy, same_weights) as sample_responses:
             yield sample_responses
 
     def request(
-        self, examples: Sequence[PromptExample], kind: SeedKind, iteration: int, samples_per_prompt: int = 1
+        self, examples: Sequence[PromptExample], kind: SeedKind, occasion: int, samples_per_prompt: int = 1
     ) -> RequestedRows:
-        """Rows for `samples_per_prompt` responses to each prompt of this rank.
+        """Rows for `samples_per_prompt` responses to each prompt of this rank, prompt after prompt.
 
-        A row's seed follows from the run's seed, the kind, the iteration, the prompt's index and the number of the
-        response, so that it depends neither on the rank nor on other rows.
+        A row's seed follows from the run's seed, the kind, the occasion (such as an iteration), the prompt's index and
+        the number of the response, so that it depends neither on the rank nor on other rows.
         """
         row_examples = []
         sample_numbers = []
@@ -191,12 +186,12 @@ class ActorSampler(PolicySampler):
                 number_in_seed = [number] if number else []
                 row_examples.append(example)
                 sample_numbers.append(number)
-                seeds.append(row_seed(self.seed, kind, iteration, example.index, *number_in_seed))
+                seeds.append(row_seed(self.seed, kind, occasion, example.index, *number_in_seed))
         return RequestedRows(row_examples, sample_numbers, seeds)
 
-    def label(self, generation: Generation, requested: RequestedRows) -> tuple[Generation, ResponseTexts]:
+    def decode_responses(self, generation: Generation, requested: RequestedRows) -> tuple[Generation, ResponseTexts]:
         """Adds prompt indices (see `with_indices`) and decodes the responses."""
-        generation = self.with_indices(generation, requested)
+        generation = with_indices(generation, requested)
         finished = generation.rollout.finished.tolist()
         ended_rows = zip(generation.rollout.response_rows(), finished, strict=True)
         responses = [decode_sampled(self.tokenizer, ids, has_end) for ids, has_end in ended_rows]
@@ -204,14 +199,15 @@ class ActorSampler(PolicySampler):
         rows = [example.row for example in requested.examples]
         return generation, ResponseTexts(prompt_texts, responses, rows, finished)
 
-    def with_indices(self, generation: Generation, requested: RequestedRows) -> Generation:
-        """Sets `prompt_index` and `sample_index`: each row's prompt, and its number among that prompt's responses."""
-        device = generation.bad_rows.device
-        indices = [example.index for example in requested.examples]
-        prompt_index = torch.tensor(indices, device=device)
-        sample_index = torch.tensor(requested.sample_numbers, device=device)
-        rollout = replace(generation.rollout, prompt_index=prompt_index, sample_index=sample_index)
-        return replace(generation, rollout=rollout)
+
+def with_indices(generation: Generation, requested: RequestedRows) -> Generation:
+    """Sets `prompt_index` and `sample_index`: each row's prompt, and its number among that prompt's responses."""
+    device = generation.bad_rows.device
+    indices = [example.index for example in requested.examples]
+    prompt_index = torch.tensor(indices, device=device)
+    sample_index = torch.tensor(requested.sample_numbers, device=device)
+    rollout = replace(generation.rollout, prompt_index=prompt_index, sample_index=sample_index)
+    return replace(generation, rollout=rollout)
 
 
 def build_actor_sampler(models: PPOModels, tokenizer: PreTrainedTokenizerBase, config: PPOConfig) -> ActorSampler:
@@ -226,7 +222,8 @@ def actor_sampling(
 ) -> Sampling:
     """How the actor samples.
 
-    A response ends with EOS, --end_of_conversation_token, or one of the model's own end tokens (`model_ends`).
+    A response ends with EOS, --end_of_conversation_token, or one of the model's own end tokens
+    (`model_ends`), except one that serves as padding.
     """
     end_ids = {end_token_id(tokenizer, config.data.end_of_conversation_token), tokenizer.eos_token_id}
     end_ids |= set(model_ends) - {tokenizer.pad_token_id}

@@ -78,9 +78,9 @@ class RefillCollector(Collector):
     ) -> tuple[ScoredBatch, int]:
         """Scored responses to further prompts of this rank, and how many tokens were sampled."""
         examples = [self._prompts[number] for number in prompt_numbers]
-        seed = derive_seed(work.iteration, round_number)
+        occasion = derive_seed(work.iteration, round_number)
         generation, texts = self._actor.sample(
-            examples, SeedKind.REFILL, seed, self._samples, same_weights=round_number > 0
+            examples, SeedKind.REFILL, occasion, self._samples, same_weights=round_number > 0
         )
         work.clock.record("generation")
         work.clock.sampled += lengths_of_samplings(generation, texts)
