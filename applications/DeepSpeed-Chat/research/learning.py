@@ -37,10 +37,10 @@ PICTURES = {
     "learning-programs": ("programs",),
     "learning-groups": ("without a critic",),
     "learning-ratios": ("ratios of responses",),
-    "learning-critic-updates": ("critic that keeps up",),
+    "learning-critic-updates": ("1 or 16 critic updates", "1 or 16 critic updates, programs"),
 }
 # Groups whose curves are beside the document, and the columns of that file.
-CURVES_OF = ("critic that keeps up", "size of the steps")
+CURVES_OF = ("1 or 16 critic updates", "size of the steps")
 CURVE_COLUMNS = ["setting", "seed", "update", "gold", "kl", "explained_variance", "explained_variance_middle"]
 # Groups whose limit is computed.
 LIMITS = ("without a critic", "values sampled", "rewards inside", "opener", "reviews", "programs")

@@ -315,7 +315,7 @@ def draw_group(over_updates: Axes, over_kl: Axes, group: Group, curves: pd.DataF
         if setting == group.baseline:
             label = f"where {setting} ends"
             over_updates.axhline(mean[-1], color="#444444", linestyle=":", linewidth=1.2, label=label)
-    plain_axes(over_updates, f"{group.name} ({group.task})", "updates", "gold score")
+    plain_axes(over_updates, f"{group.name}\n({group.task})", "updates", "gold score")
     plain_axes(over_kl, "", "KL to SFT, nats per response", "gold score")
 
 
