@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element, SubElement
 from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.treeprocessors import Treeprocessor
-from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.files import File, Files
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -61,10 +61,7 @@ class _LinkChanger(Treeprocessor):
 
     def _publish(self, address: str, path: str) -> None:
         """Adds a file to the site, under the address of its links."""
-        # Included, although mkdocs leaves out paths that begin with a dot.
-        file = File.generated(
-            self.site_config, address, abs_src_path=str(ROOT / path), inclusion=InclusionLevel.INCLUDED
-        )
+        file = File.generated(self.site_config, address, abs_src_path=str(ROOT / path))
         file.dest_uri = f"{FOLDER}/{path}"
         self.files.append(file)
 

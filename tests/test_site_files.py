@@ -26,7 +26,6 @@ def convert(monkeypatch):
     module = ModuleType("mkdocs.structure.files")
     module.Files = Files
     module.File = SimpleNamespace(generated=lambda config, path, **more: SimpleNamespace(path=path, **more))
-    module.InclusionLevel = SimpleNamespace(INCLUDED="included")
     monkeypatch.setitem(sys.modules, "mkdocs", ModuleType("mkdocs"))
     monkeypatch.setitem(sys.modules, "mkdocs.structure", ModuleType("mkdocs.structure"))
     monkeypatch.setitem(sys.modules, "mkdocs.structure.files", module)
@@ -45,7 +44,7 @@ def test_files_that_pages_link_to_are_added_once(convert):
     text = '[a](../examples/reward.py) [b](../README.md) [c](../absent.py) [d](../examples/reward.py#x "title") [e]'
     html, (file,) = convert(f"{text}\n\n[e]: ../examples/reward.py\n")
     assert (file.path, file.dest_uri) == ("../examples/reward.py", "repository/examples/reward.py")
-    assert file.abs_src_path == str(ROOT / "examples/reward.py") and file.inclusion == "included"
+    assert file.abs_src_path == str(ROOT / "examples/reward.py")
     assert html.count('href="../examples/reward.py') == 3 and 'href="../absent.py"' in html
 
 

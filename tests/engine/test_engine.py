@@ -281,7 +281,7 @@ AUTO = {"gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "zero_optimiza
 @pytest.mark.parametrize(
     "given",
     [
-        {"wall_clock_breakdown": True, "gradient_clipping": 0.3},
+        {"wall_clock_breakdown": True, "prescale_gradients": False},
         {"train_micro_batch_size_per_gpu": "auto", "optimizer": "auto"},
         {"zero_optimization": {"overlap_comm": True}},
         AUTO,  # as in configurations written for Hugging Face's Trainer
@@ -313,6 +313,8 @@ def test_a_users_deepspeed_config_is_merged(given, tmp_path):
         ({"zero_optimization": {"stage": None}}, "zero_optimization.stage is decided by --zero_stage"),
         ({"zero_optimization": 2}, "zero_optimization must be a JSON object, not 2"),
         ({"optimizer": {"type": "AdamW"}}, "optimizer is decided by flags"),
+        ({"gradient_clipping": -1}, "gradient_clipping is decided by --gradient_clipping"),
+        ({"zero_optimization": {"cpu_offload": True}}, "cpu_offload is decided by --offload"),
         # What the memory plan reads.
         ({"zero_optimization": {"reduce_bucket_size": "many"}}, 'reduce_bucket_size must be a number .*, not "many"'),
         ({"zero_optimization": {"sub_group_size": {"a": 1}}}, 'sub_group_size must be a number .*, not {"a": 1}'),

@@ -200,6 +200,20 @@ def test_two_files_with_a_neighbour_of_one_name_are_refused(helpers, tmp_path):
         load_function(f"{tmp_path}/b/reward.py:f", FLAG)
 
 
+def test_a_neighbour_in_a_folder_above_is_refused_in_either_order_and_data_files_are_no_modules(tmp_path):
+    for folder in ("proj/rewards", "proj"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "helpers_4.py").write_text("")
+        (tmp_path / folder / "reward.py").write_text("import helpers_4\ndef f():\n    pass\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "helpers_4.jsonl").write_text("")
+    (tmp_path / "data" / "reward.py").write_text("def f():\n    return 'data'\n")
+    load_function(f"{tmp_path}/proj/rewards/reward.py:f", FLAG)
+    with pytest.raises(UserError, match="proj/helpers_4.py has the name of .*/proj/rewards/helpers_4.py.*: rename"):
+        load_function(f"{tmp_path}/proj/reward.py:f", FLAG)
+    assert load_function(f"{tmp_path}/data/reward.py:f", FLAG)() == "data"
+
+
 def test_files_of_one_name_in_two_folders_are_both_loaded(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

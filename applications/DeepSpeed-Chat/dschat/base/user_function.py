@@ -17,7 +17,7 @@ from dschat.base.errors import UserError
 from dschat.base.package_functions import function_path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-_folders: set[Path] = set()  # of the files that were imported here
+_imported_folders: set[Path] = set()  # of the user's files that were imported so far
 
 
 def load_function(spec: str, flag: str, arguments: Sequence[str] = ()) -> Callable[..., Any]:
@@ -64,9 +64,9 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """The module of a file, the same at each call; a neighbour that imports the file by its name gets another one.
+    """The module of a file, which is run once; `import reward` in another file makes a second, independent module.
 
-    A file of the user is run once. As for a script, its folder comes first on sys.path meanwhile.
+    As for a script, the file's folder comes first on sys.path while it is run.
     """
     if file.is_relative_to(PACKAGE):  # its folder on sys.path would give the user's `import source` a file of ours
         return importlib.import_module(".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts))
@@ -100,12 +100,14 @@ def _check_neighbours(file: Path) -> None:
     functions, which are made later, are not checked.
     """
     for neighbour in file.parent.iterdir():
+        if neighbour.suffix not in (".py", ""):
+            continue
         module = sys.modules.get(neighbour.stem)
         origins = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
         for origin in map(Path, filter(None, origins)):
-            if not origin.is_relative_to(file.parent) and not _folders.isdisjoint(origin.parents[:2]):
+            if origin.parent not in (file.parent, neighbour) and not _imported_folders.isdisjoint(origin.parents[:2]):
                 raise ImportError(f"{neighbour} has the name of {origin}, which is imported already: rename one.")
-    _folders.add(file.parent)
+    _imported_folders.add(file.parent)
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:

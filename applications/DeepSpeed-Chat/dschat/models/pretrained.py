@@ -174,8 +174,8 @@ def check_loaded(
     mismatched = sorted(loading["mismatched_keys"])
     if mismatched:
         problems = [f"{name} has {list(found)} instead of {list(expected)}" for name, found, expected in mismatched]
-        is_score_head = any(name.startswith("score.") for name, _, _ in mismatched)
-        remedy = ONE_LABEL if is_score_head else "Is the config.json that of another model?"
+        only_score_head = all(name.startswith("score.") for name, _, _ in mismatched)
+        remedy = ONE_LABEL if only_score_head else "Is the config.json that of another model?"
         raise UserError(
             f"{where}: {len(mismatched)} of the folder's weights have shapes that do not fit its config: "
             f"{_shortened_list(problems)}. {remedy}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training rows of a step, and the updates, samples and evaluations that follow from them."""
+"""Training rows of a step, and the updates that follow from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Counts:
 
     train_rows: int
     updates: int  # optimizer updates
-    trained: int  # rows in these updates, once per epoch; in step 3, prompts with all of their responses
+    trained: int  # rows of these updates, again in each epoch; in step 3, prompts with all of their responses
 
 
 def count_run(config: CommonConfig, plan: BatchPlan, train_rows: int) -> Counts:

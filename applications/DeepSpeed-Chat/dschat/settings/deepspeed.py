@@ -9,19 +9,22 @@ from dschat.base.errors import UserError
 from dschat.base.jsonl import parse_json
 from dschat.settings.batches import BatchPlan
 
-# Settings that flags own: a file may leave them out or say "auto". It serves all models of a run, whose values differ.
+# Settings that flags own, since one file serves all models of a run and their values differ. A file may leave them
+# out or say "auto".
 DECIDED_BY_FLAGS = {
     "optimizer": "flags (--learning_rate, --weight_decay, …)",
     "scheduler": "flags (--lr_scheduler_type, …)",
     "train_batch_size": "--global_batch_size and the batch size flags",
     "train_micro_batch_size_per_gpu": "--global_batch_size and the batch size flags",
     "gradient_accumulation_steps": "--global_batch_size and the batch size flags",
+    "zero_optimization.cpu_offload": '--offload, or "offload_optimizer" in the file',
+    "zero_optimization.cpu_offload_param": '"offload_param" in the file',
     "zero_optimization.stage": "--zero_stage, --actor_zero_stage or --critic_zero_stage",
     "gradient_clipping": "--gradient_clipping",
     "bf16.enabled": "--dtype",
     "fp16.enabled": "--dtype",
 }
-# Read by the merging with our values or by the memory plan, before DeepSpeed checks them: objects, numbers, a dtype.
+# Checked here: the merging with our values and the memory plan read them before DeepSpeed checks the file.
 SECTIONS = (
     "bf16",
     "fp16",
@@ -30,7 +33,7 @@ SECTIONS = (
     "zero_optimization.offload_optimizer",
     "zero_optimization.offload_param",
 )
-LARGEST_NUMBER = 10**18
+LARGEST_NUMBER = 10**18  # bytes or elements, more than any machine has
 NUMBERS = (
     "zero_optimization.reduce_bucket_size",
     "zero_optimization.stage3_max_live_parameters",

@@ -182,7 +182,7 @@ class ActorSampler(PolicySampler):
         seeds = []
         for example in examples:
             for number in range(samples_per_prompt):
-                # Number 0 adds nothing: with one response per prompt, seeds are those of the prompts alone.
+                # Number 0 adds nothing, which keeps the seeds of a run with one response per prompt.
                 number_in_seed = [number] if number else []
                 row_examples.append(example)
                 sample_numbers.append(number)
