@@ -855,7 +855,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_weights_of_other_shapes_are_named_with_both"),
     ("labels of a legend are alike", "legend_labels", "len(set(labels)) == len(labels)", "True",
      "test_two_judges_of_one_pair_have_different_labels"),
-    ("git of a hook's repository", "commit_of", "not _a.startswith('GIT_')", "True",
+    ("git of a hook's repository", "commit_of", "_a not in REPOSITORY_VARIABLES", "True",
      "test_run_json_says_which_code_ran"),
     ("--eval_prompts is advised beside --eval_iters", "warn_of_wait", "_a if _b.eval_iters is None else _c", "_a",
      "test_an_evaluation_that_others_may_not_wait_for"),

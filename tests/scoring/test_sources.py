@@ -200,18 +200,31 @@ def test_two_files_with_a_neighbour_of_one_name_are_refused(helpers, tmp_path):
         load_function(f"{tmp_path}/b/reward.py:f", FLAG)
 
 
-def test_a_neighbour_in_a_folder_above_is_refused_in_either_order_and_data_files_are_no_modules(tmp_path):
-    for folder in ("proj/rewards", "proj"):
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        (tmp_path / folder / "helpers_4.py").write_text("")
-        (tmp_path / folder / "reward.py").write_text("import helpers_4\ndef f():\n    pass\n")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "helpers_4.jsonl").write_text("")
-    (tmp_path / "data" / "reward.py").write_text("def f():\n    return 'data'\n")
-    load_function(f"{tmp_path}/proj/rewards/reward.py:f", FLAG)
-    with pytest.raises(UserError, match="proj/helpers_4.py has the name of .*/proj/rewards/helpers_4.py.*: rename"):
-        load_function(f"{tmp_path}/proj/reward.py:f", FLAG)
-    assert load_function(f"{tmp_path}/data/reward.py:f", FLAG)() == "data"
+@pytest.mark.parametrize(("first", "second"), [("proj/rewards", "proj"), ("proj", "proj/rewards")])
+def test_a_neighbour_in_a_folder_above_or_below_is_refused(first, second, tmp_path):
+    name = f"helpers_of_{first.replace('/', '_')}"  # one name per case, as sys.modules keeps them
+    for folder in ("proj", "proj/rewards"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.py").write_text("")
+        (tmp_path / folder / "reward.py").write_text(f"import {name}\ndef f():\n    pass\n")
+    load_function(f"{tmp_path}/{first}/reward.py:f", FLAG)
+    with pytest.raises(UserError, match=f"{second}/{name}.py has the name of {tmp_path}/{first}/{name}.py.*: rename"):
+        load_function(f"{tmp_path}/{second}/reward.py:f", FLAG)
+
+
+@pytest.mark.parametrize("data", ["rows_1.jsonl", "rows_2", "rows_3/rows.jsonl"])
+def test_data_beside_a_users_file_are_no_modules(data, tmp_path):
+    name = data[:6]
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "reward.py").write_text("def f():\n    pass\n")
+    (tmp_path / "a" / f"{name}.py").write_text("")
+    (tmp_path / "a" / "uses.py").write_text(f"import {name}\ndef f():\n    pass\n")
+    file = tmp_path / "b" / data
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("")
+    load_function(f"{tmp_path}/a/uses.py:f", FLAG)
+    load_function(f"{tmp_path}/b/reward.py:f", FLAG)
 
 
 def test_files_of_one_name_in_two_folders_are_both_loaded(tmp_path):

@@ -100,9 +100,9 @@ def _check_neighbours(file: Path) -> None:
     functions, which are made later, are not checked.
     """
     for neighbour in file.parent.iterdir():
-        if neighbour.suffix not in (".py", ""):
-            continue
         module = sys.modules.get(neighbour.stem)
+        if module is None or (neighbour.suffix != ".py" and not any(neighbour.rglob("*.py"))):
+            continue
         origins = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
         for origin in map(Path, filter(None, origins)):
             if origin.parent not in (file.parent, neighbour) and not _imported_folders.isdisjoint(origin.parents[:2]):

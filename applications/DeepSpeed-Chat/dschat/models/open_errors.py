@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages for models and tokenizers that cannot be opened: the reason, and what to do."""
 
+import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +33,9 @@ def explaining(kind: str, path: str, flag: str) -> Iterator[None]:
 
 def is_machine_error(error: Exception) -> bool:
     """Whether the machine or another process failed, which is no fault of the folder that is opened."""
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
+    if isinstance(error, OSError) and error.errno in (*NO_ROOM, errno.ENOMEM):
+        return True
+    if "can't allocate memory" in str(error):  # a RuntimeError of torch on CPUs
         return True
     kinds = (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError, torch.distributed.DistError)
     return isinstance(error, kinds) or is_lost_peer(error)

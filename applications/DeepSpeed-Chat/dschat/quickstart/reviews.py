@@ -33,7 +33,7 @@ CRITIC_NOTE = (
     "Responses have up to 64 tokens, one score at the end, and whitened advantages. The critic starts from the reward"
     " model, as published, and explains part of the returns from the first update on. One that starts from the SFT"
     " model with a zero head (--all) explains none within 40 updates; then it matters how far back a score reaches, by"
-    " macro actions or by a larger λ. This is one seed; docs/results.md has ten."
+    " macro actions or by a larger λ. This is one seed; docs/results-study.md has ten."
 )
 
 

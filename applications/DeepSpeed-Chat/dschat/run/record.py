@@ -34,8 +34,10 @@ PACKAGES = (
     "benepar",
     "gradio",
 )
+# Variables by which a hook of git names another repository; they would come before git's option -C.
+REPOSITORY_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
 COMMIT_VARIABLE = "MA_RLHF_COMMIT"  # the commit of an image, which has no .git folder
-CHECKOUT = Path(__file__).resolve().parents[4]  # root of the repository, if the package lies in one
+CHECKOUT = (Path(__file__).parent / "../../../..").resolve()  # root of the repository, if the package lies in one
 
 
 @dataclass
@@ -122,8 +124,7 @@ def commit_of(folder: Path) -> str | None:
     """
     if not (folder / ".git").exists():  # a parent folder may be another project's repository
         return os.environ.get(COMMIT_VARIABLE) or None
-    # In a hook of another repository git's own variables, such as GIT_DIR, would come before its option -C.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment = {name: value for name, value in os.environ.items() if name not in REPOSITORY_VARIABLES}
     command = ["git", "-C", str(folder), "--no-optional-locks"]
     command += ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]  # no tag
     try:

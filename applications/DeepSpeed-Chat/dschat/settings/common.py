@@ -329,7 +329,7 @@ class EngineFlags:
         "accepted for compatibility with the launcher; every run uses DeepSpeed", False, on_resume=FREE
     )
     deepspeed_config: str | None = flag(
-        "JSON file of DeepSpeed settings that override those of the flags", None, path=True
+        'JSON file of further DeepSpeed settings; those that flags own must be left out or "auto"', None, path=True
     )
     local_rank: int = flag("set by the launcher", -1, on_resume=FREE)
     ddp_timeout: int = flag("seconds that processes wait for each other before the run fails", 1800, AT_LEAST_1, FREE)
