@@ -39,7 +39,7 @@ PICTURES = {
     "learning-ratios": ("ratios of responses",),
     "learning-critic-updates": ("1 or 16 critic updates", "1 or 16 critic updates, programs"),
 }
-# Groups whose curves are beside the document, and the columns of that file.
+# Groups of one task whose curves are beside the document, and the columns of that file, which has none for the task.
 CURVES_OF = ("1 or 16 critic updates", "size of the steps")
 CURVE_COLUMNS = ["setting", "seed", "update", "gold", "kl", "explained_variance", "explained_variance_middle"]
 # Groups whose limit is computed.

@@ -101,11 +101,12 @@ def _check_neighbours(file: Path) -> None:
     """
     for neighbour in file.parent.iterdir():
         module = sys.modules.get(neighbour.stem)
-        if module is None or (neighbour.suffix != ".py" and not any(neighbour.rglob("*.py"))):
-            continue
         origins = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
         for origin in map(Path, filter(None, origins)):
-            if origin.parent not in (file.parent, neighbour) and not _imported_folders.isdisjoint(origin.parents[:2]):
+            is_neighbours = origin.parent in (file.parent, neighbour)
+            if is_neighbours or _imported_folders.isdisjoint(origin.parents[:2]):
+                continue
+            if neighbour.suffix == ".py" or any(neighbour.rglob("*.py")):  # and not data
                 raise ImportError(f"{neighbour} has the name of {origin}, which is imported already: rename one.")
     _imported_folders.add(file.parent)
 

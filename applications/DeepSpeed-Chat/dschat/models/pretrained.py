@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
-from dschat.models.adapters import base_of, has_score_head
+from dschat.models.adapters import base_of, has_score_head, named_base
 from dschat.models.open_errors import explain_missing, explaining, is_machine_error, refuse_pickles, refuse_pointers
 from dschat.models.opening import (
     LoadOptions,
@@ -73,7 +73,7 @@ class ModelSource:
     @property
     def named_base(self) -> str:
         """What precedes `base` in messages about it."""
-        return f"{self.where}: its LoRA adapter is for" if self.adapters else self.flag
+        return named_base(self.path, self.flag)
 
     @property
     def has_score_adapter(self) -> bool:

@@ -10,7 +10,7 @@ from dschat.data.known_sets import KnownSet, find_known, local_copy
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import prepared_share
 from dschat.data.sources import described, load_share, names_file, split_for
-from dschat.data.splits import parse_fractions, split_bounds
+from dschat.data.splits import parse_fractions, split_bounds, with_eval_share
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 
@@ -73,8 +73,9 @@ def _published_source(path: str, known_set: KnownSet, config: CommonConfig) -> d
     """The rows that the step takes from a published data set, whose number of rows is known."""
     train_rows, eval_rows = known_set.counts
     if eval_rows is None:
-        train_bound = split_bounds(train_rows, [1 - config.data.eval_share, config.data.eval_share])[1]
-        train_rows, eval_rows = train_bound, train_rows - train_bound
+        eval_split = with_eval_share(config.data.eval_share)
+        eval_rows = _rows_in_part(train_rows, eval_split, 1)
+        train_rows = _rows_in_part(train_rows, eval_split, 0)
     split = split_for(path, config.data.data_split)
     train = _rows_in_part(train_rows, split, config.step - 1)
     held_out = _rows_in_part(eval_rows, split, config.step - 1)

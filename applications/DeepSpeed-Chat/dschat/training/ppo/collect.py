@@ -104,7 +104,7 @@ class SampledRollout:
 
 
 class RolloutSampler:
-    """Samples the responses of an iteration, with the actor's current weights; see `AheadSampler` for others."""
+    """Samples the responses of an iteration with the actor's current weights, `AheadSampler` with earlier ones."""
 
     def __init__(self, actor: ActorSampler, examples: Sequence[PromptExample], samples_per_prompt: int) -> None:
         self._actor = actor
@@ -182,7 +182,7 @@ class ActorSampler(PolicySampler):
         seeds = []
         for example in examples:
             for number in range(samples_per_prompt):
-                # Number 0 adds nothing, which keeps the seeds of a run with one response per prompt.
+                # Number 0 is left out: the first response has the same seed however many follow.
                 number_in_seed = [number] if number else []
                 row_examples.append(example)
                 sample_numbers.append(number)
