@@ -123,13 +123,8 @@ def _tests() -> dict[str, list[str]]:
 
 ADAPTIVE = "test_adaptive_kl_by_hand"
 AVERAGE = "test_the_moving_average_moves_once_in_every_iteration"
-BATCHES = "test_batches_of_one_and_of_sixteen_say_the_same"
-BEST_OF_N = "test_best_of::test_the_estimator_by_hand test_the_estimator_is_the_mean_over_all_subsets"
 CACHE_KEY = "test_the_key_is_of_all_that_matters"
 CHOOSE = "test_log_probs_are_those_of_the_whole_softmax"
-CHOSEN = "test_chosen_has_the_strictly_higher_reward_at_the_last_scored_turn"
-CUT_SAMPLES = "test_samples_of_a_prompt_are_cut_otherwise_and_the_first_as_an_only_one"
-DEMO_SEED = "test_draws_follow_from_the_seed"
 DPO = "test_loss_and_gradient_are_those_of_plain_torch[0.0-False-gemma]"
 DRAWN_TURNS = "test_the_turns_are_uniform_and_follow_from_seed_and_number"
 DRAWS = "test_every_response_is_drawn_with_a_seed_of_its_own"
@@ -137,91 +132,46 @@ EPOCHS = "test_every_epoch_takes_every_prompt_in_another_order"
 ESTIMATORS = "test_kl_estimators_by_hand"
 EVALUATION = "test_an_evaluation_is_the_mean_over_the_prompts"
 FAMILY = "test_every_family_is_drawn_as_by_hand[gemma2]"
-FIXED = "test_fixed_by_hand"
-LASTS = "test_a_decoder_lasts_as_long_as_weights_stay_in_place"
-LEFT = "test_what_a_row_left_in_its_slot_does_not_reach_the_next_one[Decoder]"
-LAYOUTS = "models/test_side_by_side::test_layouts_that_differ_are_not_one"
-NEIGHBOURS = "models/test_side_by_side::test_neighbours_of_one_input_are_one_product"
 ONE_TOKEN = "rollouts/test_attention::test_one_token_by_hand"
-STATIC_LEFT = "test_what_a_row_left_in_its_slot_does_not_reach_the_next_one[StaticDecoder]"
 GAE = "test_gae_by_hand"
-AHEAD = "test_a_run_stops_anywhere[ahead]"
 GAP = "test_mean_and_largest_gap_of_the_response_tokens"
 GRADIENTS = "test_values_and_gradients_are_those_of_the_full_logits"
-IMPORTANCE = "test_the_weight_is_the_ratio_of_the_probabilities_up_to_the_clip"
 KL = "test_the_kl_coefficient_of_each_iteration"
-OTHER_RANKS = "test_weights_and_moments_that_other_ranks_wrote"
-OTHER_SLICES = "test_slices_that_other_ranks_wrote"
 OF_OTHERS = "test_places_of_a_rank_are_taken_by_prompts_of_others"
-OTHER_PIECES = "test_zero_3_goes_on_from_states_in_other_pieces"
 KL_APART = "test_of_equal_scores_the_kl_penalty_is_all_that_is_left"
 KL_NORMALISED = "test_the_kl_penalty_is_no_part_of_what_is_normalised"
-LATE = "test_weights_and_metrics_are_those_with_scoring_passes[0-flags5]"
 LOGPROBS = "test_logprobs::test_by_hand"
 METRICS = "test_rollout_metrics_by_hand"
 MOMENTS = "test_moments_of_two_batches_by_hand"
 MULTISET = "test_randomized_defaults_to_the_lengths_of_the_paper"
-NORMALISED = "test_scores_are_normalised_before_the_penalty_and_clipping"
-NO_PAIR = "test_without_a_pair_that_counts_loss_and_gradient_are_0"
-ONE_STATE = "test_both_dialogues_of_a_pair_are_one_up_to_the_state"
 OPTIMISERS = "test_actor_and_critic_have_optimisers_of_their_own"
 PAIRS = "test_reward_losses::test_by_hand"
 POLICY = "test_policy_loss_of_one_token_by_hand"
 PPL = "test_ppl_by_hand"
-PRESET_RESPONSES = "test_a_rollout_of_a_preset_holds_the_responses_of_an_update"
 PROGRAMS = "test_rewards"
 REASONS = "test_reasons_in_their_order"
 VALUES = "test_values_are_means_of_completions_drawn_by_hand[2]"
-COPIES = "test_completions_are_drawn_as_by_hand[Decoder-llama-16-8192]"
-REFERENCE = "test_a_rollout_is_scored_by_the_reference_at_the_sampling_temperature"
-REFUEL_FIT = "test_refuel_online::test_fit_writes_what_it_should"
 REFUEL_LOSS = "test_the_loss_is_the_regression_on_the_replies_alone"
-REFUEL_START = "test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards"
 REFUEL_TURNS = "test_the_turn_is_drawn_evenly_and_follows_from_seed_round_and_row_alone"
 RESUME = "test_a_run_stops_anywhere[fixed] test_a_run_stops_anywhere[randomized] test_a_run_stops_anywhere[ahead]"
-REWARD_CLIP = "test_clipping_clamps_the_score_and_not_the_penalty"
 RLOO = "test_ragged_responses_by_hand[4-advantages2-0]"
-RLOO_UNSCORED = "test_a_response_that_could_not_be_scored_is_no_baseline"
 ROW_SEEDS = "test_row_seeds_do_not_collide"
 RUN_ID = "test_trackers::test_a_run_that_goes_on"
-TRACKIO_RUN = "test_trackio_continues_the_run_of_its_folder"
-RUN_SEED = "test_another_seed_of_the_run_draws_and_shuffles_otherwise"
-SAME_BUCKETS = "test_buckets_do_not_depend_on_what_was_drawn_before"
-SAMPLES = "test_samples_of_a_prompt_depend_on_nothing_else"
 SCHEDULE = "test_schedule_and_warm_up_count_optimiser_updates"
-SFT_COUNT = "test_the_loss_is_the_mean_over_the_tokens_of_the_whole_update"
-SFT_EVALUATION = "test_evaluation_is_the_perplexity_over_tokens"
-SHUFFLES = "test_every_iteration_is_shuffled_otherwise_and_alike_on_every_rank"
 SIGMA = "test_sigma_of_five_tokens_by_hand"
-SMOOTHED = "test_smoothed_targets_are_those_of_torchs_cross_entropy"
-SPLIT = "test_losses_do_not_depend_on_how_rows_are_split"
 STATES = "test_states_by_zero_stage"
-SUPERVISED = "test_supervised_epochs_take_every_example_in_another_order"
 SUPERVISED_OPTIMISERS = "test_flags_reach::test_steps_1_and_2"
-TIE = "test_a_tie_is_wrong_and_a_margin_is_what_a_pair_must_win_by"
 TOTAL = "test_the_updates_that_a_schedule_is_over"
 EPISODE_IDS = "test_an_episode_is_the_ids_of_both_sides"
 TURN_BASELINES = "test_baselines_by_turn_by_hand"
-TURNS = "test_every_turn_of_the_assistant_is_trained_on_up_to_its_end"
-WEIGHTS = "test_turns_of_weight_0_are_not_trained_on"
-BEHIND_MESSAGES = "test_prompt_and_response_are_the_templates_text"
-TURNS_LOSS = "test_the_loss_is_the_cross_entropy_over_these_tokens"
 CRITIC_UPDATES = "test_steps_of_a_rollout test_the_critics_updates_are_those_of_plain_torch[0-None]"
 TWO_RANKS = "test_two_processes_make_the_updates_of_one"
 UNIFORM = "test_uniform_numbers_are_the_upper_bits_of_splitmix64"
 SAE = "test_sae_by_hand"
 EVPO = "test_the_mean_baseline_by_hand"
-GATE = "test_a_critic_that_explains_nothing_is_none"
-GATE_OF_RANKS = "test_all_ranks_decide_together"
-WARM_UP = "test_the_actor_stays_to_the_bit_and_moves_afterwards"
 UPDATE = "test_losses_are_means_over_the_rows_of_their_update"
-ROW_WEIGHTS = "test_a_rows_weight_multiplies_its_value_loss_and_not_the_count"
 EASY_PPO = "test_weights_of_the_critics_loss_are_easyppos"
-GROUP_WEIGHTS = "test_groups_weigh_in_the_critics_loss"
-CUT = "test_a_cut_answer_trains_the_critic_alone"
 BINS = "test_targets_are_the_normal_distributions_masses"
-FEW_BINS = "test_a_single_bin_or_no_spread_is_refused"
-FIRST_VALUES = "test_a_head_begins_with_the_values_of_another"
 MASKED = "test_ratios_outside_of_the_range_are_masked"
 VALUE = "test_value_loss_of_one_token_by_hand"
 WHITENING = "test_whitening_by_hand"
@@ -309,10 +259,9 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("RLOO: the baseline is divided by all", "rloo", "_a.sum(1, keepdim=True) - 1", "_a.sum(1, keepdim=True)", RLOO),
     ("RLOO: no baseline", "rloo", "torch.where(_a, _b - _c, 0.0)", "torch.where(_a, _b, 0.0)", RLOO),
     ("RLOO: what does not count is a baseline of 0", "rloo", "_a.sum(1, keepdim=True) - 1",
-     "torch.ones_like(_a).sum(1, keepdim=True) - 1", RLOO_UNSCORED),
+     "torch.ones_like(_a).sum(1, keepdim=True) - 1", "test_a_response_that_could_not_be_scored_is_no_baseline"),
     ("RLOO: rows that could not be scored count", "rloo_batch", "_a.any(1)", "torch.ones_like(_a[:, 0])",
-     RLOO_UNSCORED),
-    ("RLOO: the return is a mean over tokens", "rloo_batch", "_a.sum(1)", "_a.mean(1)", RLOO),
+     "test_a_response_that_could_not_be_scored_is_no_baseline"),
     ("RLOO: the return is the score alone", "rloo_batch", "_a.sum(1)", "trajectory.scores[:, None].sum(1)", RLOO),
     ("RLOO: advantages beyond the response", "rloo_batch", "torch.where(_a, _b, 0.0)", "_b.expand_as(_a)", RLOO),
     ("groups: rows that could not be scored count", "_group_batch", "_a.any(1)", "torch.ones_like(_a[:, 0])",
@@ -399,10 +348,11 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("EVPO: no discount", "critic_targets", "_a.gamma", "1.0", EVPO),
     ("EVPO: the gate is open at 0", "CriticGate.is_open", "_a > 0", "_a >= 0",
      "test_returns_that_are_all_the_same_shut_the_gate"),
-    ("EVPO: the gate is never shut", "assign_credit", "not _a.is_open", "False", GATE),
-    ("EVPO: the mean of this rank", "critic_gate", "_sum_over_ranks(_a)", "_a", GATE_OF_RANKS),
+    ("EVPO: the gate is never shut", "assign_credit", "not _a.is_open", "False",
+     "test_a_critic_that_explains_nothing_is_none"),
+    ("EVPO: the mean of this rank", "critic_gate", "_sum_over_ranks(_a)", "_a", "test_all_ranks_decide_together"),
     ("EVPO: GAE's returns are explained", "critic_gate", "critic_targets(_a, _b)",
-     "(_a.trajectory.values, _a.returns)", GATE),
+     "(_a.trajectory.values, _a.returns)", "test_a_critic_that_explains_nothing_is_none"),
     ("EVPO: credit by micro-batch", "PPOConfig.credit_is_fused", "_a.group or _b.gates_critic or _c", "_a.group or _c",
      "test_a_run_logs_the_gate"),
     ("length penalty: of all tokens", "penalise_length", "_a.clamp(0, 1)", "_a.clamp(max=1)",
@@ -452,7 +402,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("entropy's sign", "softmax_in_place", "_a - _b / _c", "_a + _b / _c", LOGPROBS),
     ("entropy is not normalised", "softmax_in_place", "_a / _b", "_a", LOGPROBS),
     ("softmax is not normalised", "softmax_in_place", "torch.div(_a, _b, out=_c)", "_c.copy_(_a)", GRADIENTS),
-    ("smoothing: the mean is left out", "softmax_in_place", "smoothing * _b", "0 * _b", SMOOTHED),
+    ("smoothing: the mean is left out", "softmax_in_place", "smoothing * _b", "0 * _b",
+     "test_smoothed_targets_are_those_of_torchs_cross_entropy"),
     ("the gradient without the temperature", "_TokenLogprobs.backward", "_a / _b.temperature", "_a", GRADIENTS),
     ("the gradient without the token drawn", "gradient_in_place", "1 - _a", "0", GRADIENTS),
     ("the gradient's sign", "gradient_in_place", "-_a", "_a", GRADIENTS),
@@ -460,7 +411,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "_a.add_(_b)", "_a.copy_(_b)", GRADIENTS),
     ("the head's gradient is added up in half precision", "_TokenLogprobs.backward", "torch.zeros_like(_a, dtype=_b)",
      "torch.zeros_like(_a)", "test_the_heads_gradient_is_added_up_in_float32"),
-    ("smoothing: its gradient is left out", "gradient_in_place", "_a.add_(_b, alpha=_c)", "pass", SMOOTHED),
+    ("smoothing: its gradient is left out", "gradient_in_place", "_a.add_(_b, alpha=_c)", "pass",
+     "test_smoothed_targets_are_those_of_torchs_cross_entropy"),
     ("few positions to a chunk on a GPU", "chunk_positions", "max(GPU_POSITIONS, _a)", "_a",
      "test_a_chunk_holds_512_positions_at_least_on_a_gpu"),
     ("the ratio is no exponential", "policy_loss", "_a.exp()", "1 + _a", POLICY),
@@ -468,7 +420,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("policy: no upper clip", "policy_loss", "_a.clamp(_b, _c)", "_a.clamp(min=_b)", POLICY),
     ("policy: sign", "policy_loss", "-_a  # 1", "_a", POLICY),
     ("policy: the better branch", "policy_loss", "torch.maximum", "torch.minimum", POLICY),
-    ("policy: mean of the part", "policy_loss", "_a = _b.sum() / _c", "_a = _b.mean()", SPLIT),
+    ("policy: mean of the part", "policy_loss", "_a = _b.sum() / _c", "_a = _b.mean()",
+     "test_losses_do_not_depend_on_how_rows_are_split"),
     ("policy: weights are ignored", "token_weights", "torch.where(_a, weights, 0.0)", "response_mask.float()",
      UPDATE),
     ("approxkl without its half", "policy_loss", "_a / 2", "_a",
@@ -482,18 +435,22 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("value: no upper clip", "value_loss", "_a.clamp(_b, _c)", "_a.clamp(min=_b)", VALUE),
     ("value: no lower clip", "value_loss", "_a.clamp(_b, _c)", "_a.clamp(max=_c)", VALUE),
     ("value: clipped around the return", "value_loss", "_a + _b", "returns + _b", VALUE),
-    ("value: rows weigh alike", "value_loss", "row_weights is not None", "False", ROW_WEIGHTS),
-    ("value: the weights count", "value_loss", "_a.sum() / 2 / _b", "_a.sum() / 2 / row_weights.sum()", ROW_WEIGHTS),
+    ("value: rows weigh alike", "value_loss", "row_weights is not None", "False",
+     "test_a_rows_weight_multiplies_its_value_loss_and_not_the_count"),
+    ("value: the weights count", "value_loss", "_a.sum() / 2 / _b", "_a.sum() / 2 / row_weights.sum()",
+     "test_a_rows_weight_multiplies_its_value_loss_and_not_the_count"),
     ("weights of groups: of the sample's variance", "critic_weights", "correction=0", "correction=1", EASY_PPO),
     ("weights of groups: no floor", "critic_weights", "_a.clamp(min=floor)", "_a", EASY_PPO),
     ("weights of groups: no power", "critic_weights", "_a.pow(beta)", "_a", EASY_PPO),
-    ("weights of groups are not relative to their mean", "weights_of_groups", "_a * _b / _c", "_a", GROUP_WEIGHTS),
+    ("weights of groups are not relative to their mean", "weights_of_groups", "_a * _b / _c", "_a",
+     "test_groups_weigh_in_the_critics_loss"),
     ("weights of groups do not reach the loss", "_critic_step", "part.critic_weights", "None",
      "test_the_weights_reach_the_loss_whatever_the_micro_batch"),
-    ("cut answers do not count in the comparison", "assign_credit", "_a.policy_mask & _b", "_a.policy_mask", CUT),
+    ("cut answers do not count in the comparison", "assign_credit", "_a.policy_mask & _b", "_a.policy_mask",
+     "test_a_cut_answer_trains_the_critic_alone"),
     ("cut answers: whole ones are cut", "assign_credit", "trajectory.rollout.finished[:, None]",
      "~trajectory.rollout.finished[:, None]",
-     CUT),
+     "test_a_cut_answer_trains_the_critic_alone"),
     ("bins: the Gaussian's variance", "ValueBins.targets", "_a.sigma * math.sqrt(2)", "_a.sigma * 2", BINS),
     ("bins: masses outside are lost", "ValueBins.targets", "masses / _a", "masses / 2", BINS),
     ("bins: returns outside are not moved", "ValueBins.targets", "_a.clamp(_b, _c)", "_a", BINS),
@@ -507,11 +464,14 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_the_published_bins_for_another_range"),
     ("bins: no range between the bounds", "ValueBins.__post_init__", "not -math.inf < _a < _b < math.inf", "False",
      "test_bounds_without_a_range_between_them_are_refused"),
-    ("bins: a single one", "ValueBins.__post_init__", "_a < 2 or _b", "_b", FEW_BINS),
-    ("bins: no spread", "ValueBins.__post_init__", "_a < 2 or _b", "_a < 2", FEW_BINS),
+    ("bins: a single one", "ValueBins.__post_init__", "_a < 2 or _b", "_b",
+     "test_a_single_bin_or_no_spread_is_refused"),
+    ("bins: no spread", "ValueBins.__post_init__", "_a < 2 or _b", "_a < 2",
+     "test_a_single_bin_or_no_spread_is_refused"),
     ("bins: the first values are not those of the head before", "ValueBins.head_from", "centred / _a", "centred",
-     FIRST_VALUES),
-    ("bins: first values not from the middle", "ValueBins.head_from", "_a - _b / 2", "_a", FIRST_VALUES),
+     "test_a_head_begins_with_the_values_of_another"),
+    ("bins: first values not from the middle", "ValueBins.head_from", "_a - _b / 2", "_a",
+     "test_a_head_begins_with_the_values_of_another"),
     ("bins: their loss is not trained", "_critic_step", "bins is None", "True",
      "test_a_critic_with_bins_is_trained_as_by_plain_torch"),
     ("the explained variance is that of the first pass", "updates_of_rollout", "epochs_left == 1", "epochs_left == 2",
@@ -528,7 +488,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "masked_policy_loss(_a, old_logprobs, *_b)", "test_masked_ratios_are_to_the_sampling_policy"),
     ("frozen attention: all is trained", "_train_mlps", "model.requires_grad_(False)", "pass",
      "test_of_a_critic_the_mlps_and_the_head_alone"),
-    ("value: mean of the part", "value_loss", "_a.sum() / 2 / _b", "_a.mean() / 2", SPLIT),
+    ("value: mean of the part", "value_loss", "_a.sum() / 2 / _b", "_a.mean() / 2",
+     "test_losses_do_not_depend_on_how_rows_are_split"),
     ("value: share that is not clipped", "value_loss", "_a > _b", "_a < _b", VALUE),
     ("SFT: sign", "sft_loss", "-_a", "_a", "test_sft_loss_is_the_mean_negative_logprob"),
     ("SFT: divided by all positions", "sft_loss", "_a.sum()  # 2", "_a.mean() * num_tokens",
@@ -581,8 +542,10 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_credit_flags[gamma]"),
     ("KL sign", "token_rewards", "-_a * _b", "_a * _b", "test_token_rewards_by_hand"),
     ("score on every token", "token_rewards", "last_of_row(_a)", "_a", "test_token_rewards_by_hand"),
-    ("scores: no lower clip", "token_rewards", "_a.clamp(_b, _c)", "_a.clamp(max=_c)", REWARD_CLIP),
-    ("scores: no upper clip", "token_rewards", "_a.clamp(_b, _c)", "_a.clamp(min=_b)", REWARD_CLIP),
+    ("scores: no lower clip", "token_rewards", "_a.clamp(_b, _c)", "_a.clamp(max=_c)",
+     "test_clipping_clamps_the_score_and_not_the_penalty"),
+    ("scores: no upper clip", "token_rewards", "_a.clamp(_b, _c)", "_a.clamp(min=_b)",
+     "test_clipping_clamps_the_score_and_not_the_penalty"),
     ("log-ratio reversed", "kl_estimate", "_a = _b - _c", "_a = _c - _b", ESTIMATORS),
     ("k1 is not signed", "kl_estimate", "if _a == 'k1': return _b", "if _a == 'k1': return _b.abs()", ESTIMATORS),
     ("k2 without its half", "kl_estimate", "_a / 2", "_a", ESTIMATORS),
@@ -601,8 +564,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("adaptive KL: no lower limit", "AdaptiveKL.update", "-0.2", "-2.0", ADAPTIVE),
     ("adaptive KL: samples are not counted", "AdaptiveKL.update", "_a * _b / _c", "_a / _c", ADAPTIVE),
     ("adaptive KL: added, not multiplied", "AdaptiveKL.update", "self.value * _a", "self.value + _a - 1", ADAPTIVE),
-    ("fixed: ends one token late", "conditions.fixed", "_a == 0", "_a == 1", FIXED),
-    ("fixed: the remainder does not end", "conditions.fixed", "_a | _b", "_a", FIXED),
+    ("fixed: ends one token late", "conditions.fixed", "_a == 0", "_a == 1", "test_fixed_by_hand"),
+    ("fixed: the remainder does not end", "conditions.fixed", "_a | _b", "_a", "test_fixed_by_hand"),
     ("fixed: positions go on from run to run", "conditions.fixed", "_count_in_run(_a, _a)", "_a.cumsum(1)",
      "test_every_run_of_a_mask_is_cut_as_a_response_of_its_own[fixed]"),
     ("randomized: the rest does not end", "_ends_after", "_a | _b", "_a",
@@ -614,8 +577,9 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("randomized: with replacement", "conditions.randomized", "_a.argsort(dim=1, stable=True)", "_a % len(multiset)",
      MULTISET),
     ("samples of a prompt are cut alike", "make_row_seeds", "torch.where(_a, _b, _c)", "torch.where(_a, _b, _b)",
-     CUT_SAMPLES),
-    ("a first sample is not cut as an only one", "make_row_seeds", "_a == 0", "_a < 0", CUT_SAMPLES),
+     "test_samples_of_a_prompt_are_cut_otherwise_and_the_first_as_an_only_one"),
+    ("a first sample is not cut as an only one", "make_row_seeds", "_a == 0", "_a < 0",
+     "test_samples_of_a_prompt_are_cut_otherwise_and_the_first_as_an_only_one"),
     ("row seeds ignore the epoch", "make_row_seeds", "[_a, _b]", "[_a, 0]", ROW_SEEDS),
     ("row seeds ignore the seed", "make_row_seeds", "[_a, _b]", "[0, _b]", ROW_SEEDS),
     ("row seeds ignore the prompt", "make_row_seeds", "_a.long() + 1", "0 * _a.long()", ROW_SEEDS),
@@ -629,22 +593,28 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("ppl: the count goes on", "_rises_above_mean", "torch.where(_a, 1.0, _b)", "_b", PPL),
     ("isolating joins what was cut", "isolate_last_token", "_a | _b", "_b",
      "test_isolate_last_token_by_hand"),
-    ("importance weights inverted", "importance_weights", "_a - _b", "_b - _a", IMPORTANCE),
-    ("importance weights are not cut", "importance_weights", "_a.clamp(max=_b)", "_a", IMPORTANCE),
+    ("importance weights inverted", "importance_weights", "_a - _b", "_b - _a",
+     "test_the_weight_is_the_ratio_of_the_probabilities_up_to_the_clip"),
+    ("importance weights are not cut", "importance_weights", "_a.clamp(max=_b)", "_a",
+     "test_the_weight_is_the_ratio_of_the_probabilities_up_to_the_clip"),
     ("pairs: sign", "_costs", "chosen - rejected", "rejected - chosen", PAIRS),
     ("pairs: no logarithm", "_costs", "F.logsigmoid", "torch.sigmoid", PAIRS),
-    ("the margin is added", "_costs", "difference - margins", "difference + margins", TIE),
+    ("the margin is added", "_costs", "difference - margins", "difference + margins",
+     "test_a_tie_is_wrong_and_a_margin_is_what_a_pair_must_win_by"),
     ("pairs: mean of the part", "reward_loss", "(_a.sum() / _b, _c)", "(_a.mean(), _c)",
      "test_the_gradient_does_not_depend_on_how_pairs_are_split[end] "
      "test_the_gradient_does_not_depend_on_how_pairs_are_split[per_sample]"),
-    ("pairs: a tie counts as right", "reward_loss", "scores > other_scores", "scores >= other_scores", TIE),
+    ("pairs: a tie counts as right", "reward_loss", "scores > other_scores", "scores >= other_scores",
+     "test_a_tie_is_wrong_and_a_margin_is_what_a_pair_must_win_by"),
     ("pairs: a tie at the end counts as right", "reward_loss", "_a['end_accuracy'] = _b > _c",
      "_a['end_accuracy'] = _b >= _c", "test_a_new_head_ranks_nothing"),
     ("centring: of the difference", "reward_loss", "scores + other_scores", "scores - other_scores",
      "test_centring_pulls_the_sum_of_a_pair_to_0_and_leaves_the_difference_alone"),
     ("last_token: the last one", "reward_loss", "kind in BEFORE_END  # 1", "False", PAIRS),
-    ("equal pairs count", "reward_loss", "counted = differ", "pass", NO_PAIR),
-    ("no pair counts: 0 / 0", "reward_loss", "torch.where(_a, _b, 1)", "_b", NO_PAIR),
+    ("equal pairs count", "reward_loss", "counted = differ", "pass",
+     "test_without_a_pair_that_counts_loss_and_gradient_are_0"),
+    ("no pair counts: 0 / 0", "reward_loss", "torch.where(_a, _b, 1)", "_b",
+     "test_without_a_pair_that_counts_loss_and_gradient_are_0"),
     ("the end of one sequence is no difference", "first_difference", "_a.mask != _b", "False",
      "test_the_end_of_one_sequence_is_the_first_difference"),
     ("average: with the last token", "_mean_before", "_a <= _b", "_a <= ends[:, None]", PAIRS),
@@ -976,15 +946,18 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("a static step's mask shows what is not there yet", "StepMasks.of_static_step", "_a <= _b", "_a <= _b + 1",
      FAMILY),
     ("a static step's sliding window is too wide", "StepMasks.of_static_step", "_a - _b", "_a - _b - 1", FAMILY),
-    ("linear layers of several layouts are merged", "common_layout", "len(layouts) == 1", "True", LAYOUTS),
+    ("linear layers of several layouts are merged", "common_layout", "len(layouts) == 1", "True",
+     "models/test_side_by_side::test_layouts_that_differ_are_not_one"),
     ("weights with a gap between them are merged", "neighbours",
-     "_a and linear.start == previous.end", "_a", NEIGHBOURS),
+     "_a and linear.start == previous.end", "_a",
+     "models/test_side_by_side::test_neighbours_of_one_input_are_one_product"),
     ("weights that lie otherwise than when compiled are merged", "Compiler.may_merge",
      "layout != self._merged_layout", "False",
      "models/test_side_by_side::test_a_layout_other_than_the_compiled_one_is_not_merged"),
     ("weights of a foreign buffer are moved", "can_be_moved", "not owns_storage", "False",
      "models/test_side_by_side::test_matrices_that_others_read_are_not_moved"),
-    ("a merged layer loses its bias", "merge_run", "linear.bias is not None", "False", NEIGHBOURS),
+    ("a merged layer loses its bias", "merge_run", "linear.bias is not None", "False",
+     "models/test_side_by_side::test_neighbours_of_one_input_are_one_product"),
     ("one token's attention: no scale", "attend_by_products", "_a.float() * scale", "_a.float()", ONE_TOKEN),
     ("one token's attention: no cap", "attend_by_products", "softcap * torch.tanh(_a / softcap)", "_a", ONE_TOKEN),
     ("one token's attention: the mask is left out", "attend_by_products", "_a + attention_mask.float()", "_a",
@@ -995,22 +968,24 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "pass", FAMILY),
     ("a static step writes where the last one did", "StaticDecoder._static_step", "self._column += 1", "pass", FAMILY),
     ("a static step reads what an ended row left", "StaticDecoder._clear", "super()._clear(_a, 0, _b)",
-     "super()._clear(_a, 0, 0)", STATIC_LEFT),
+     "super()._clear(_a, 0, 0)", "test_what_a_row_left_in_its_slot_does_not_reach_the_next_one[StaticDecoder]"),
     ("a row that moves leaves columns behind", "StaticDecoder.move", "super().move(_a, _b, _c)",
-     "super().move(_a, _b, columns)", STATIC_LEFT),
+     "super().move(_a, _b, columns)", "test_what_a_row_left_in_its_slot_does_not_reach_the_next_one[StaticDecoder]"),
     ("slots without a row write into a prompt's", "StaticDecoder.rows_changed", "self.number[_a:] = _b", "pass",
      "test_a_row_depends_neither_on_slots_nor_on_looks_nor_on_order[StaticDecoder-7-24]"),
-    ("graphs of weights that are gone", "StaticDecoder.is_valid", "_a == _b", "True", LASTS),
+    ("graphs of weights that are gone", "StaticDecoder.is_valid", "_a == _b", "True",
+     "test_a_decoder_lasts_as_long_as_weights_stay_in_place"),
     ("a step's rows depend on what was drawn before", "StaticDecoder.step", "min(_a, self._used_slots)",
-     "min(_a, self.capacity.slots)", SAME_BUCKETS),
+     "min(_a, self.capacity.slots)", "test_buckets_do_not_depend_on_what_was_drawn_before"),
     ("a draw's columns depend on what was drawn before", "BatchScheduler.__init__", "self._columns = columns",
-     "self._columns = self._decoder.capacity.columns", SAME_BUCKETS),
+     "self._columns = self._decoder.capacity.columns", "test_buckets_do_not_depend_on_what_was_drawn_before"),
     ("the host may wait for the device", "waits_for_device", "any(_a)", "False",
      "test_a_model_that_makes_the_host_wait_is_launched_as_before"),
     ("a group of prompts is one too large", "prefill_groups", "_a - _b + 1", "_a - _b",
      "test_prompts_are_read_in_groups_of_so_many_tokens"),
     ("a response is one token short", "BatchScheduler.refill", "_a + _b - 1", "_a + _b - 2", FAMILY),
-    ("what an ended row left is read", "Decoder._clear", "_a.clear(_b, _c)", "pass", LEFT),
+    ("what an ended row left is read", "Decoder._clear", "_a.clear(_b, _c)", "pass",
+     "test_what_a_row_left_in_its_slot_does_not_reach_the_next_one[Decoder]"),
     ("ended rows stay", "BatchScheduler.drop_finished", "_a < max(1, _b)", "_a < len(self.live) + 1",
      "test_only_live_rows_are_computed"),
     ("the end token is cut off", "assemble", "_a - _b", "_a", "test_the_mask_is_a_prefix_that_holds_eos"),
@@ -1074,9 +1049,10 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "_a.teacher_log_ratios.sum()", "test_a_policy_comes_close_to_its_teacher"),
     # trainers
     ("credit: the flag's KL coefficient", "PPO.credit", "_a.kl.value", "_a.config.kl.kl_coef", KL),
-    ("scores are not normalised", "assign_credit", "_a.normalised(_b)", "_b", NORMALISED),
+    ("scores are not normalised", "assign_credit", "_a.normalised(_b)", "_b",
+     "test_scores_are_normalised_before_the_penalty_and_clipping"),
     ("metrics of normalised scores", "assign_credit", "replace(_a, trajectory=_b, **_c)", "replace(_a, **_c)",
-     NORMALISED),
+     "test_scores_are_normalised_before_the_penalty_and_clipping"),
     ("rows are not normalised", "normalise", "_a == 'row'", "False",
      "test_one_token_responses_have_no_advantage_in_their_rows"),
     ("advantages are always normalised", "normalise", "_a is None", "False", "test_credit_flags[plain]"),
@@ -1151,11 +1127,10 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("step 3: the schedule is over rollouts", "CommonConfig.total_updates", "_a * _b", "_a", TOTAL),
     ("a skipped update has a norm", "run_updates", "_a.skipped  # 2", "not _a.skipped",
      "test_an_update_that_fp16_left_out_is_counted_and_has_no_norm"),
-    ("flag cliprange does not arrive", "_actor_step", "_a.cliprange", "_a.cliprange_value", UPDATE),
-    ("flag cliprange_value does not arrive", "_critic_step", "_a.cliprange_value", "_a.cliprange", UPDATE),
-    ("flag temperature does not arrive", "_train_micro_batch", "_a.sampling.temperature", "1.0", UPDATE),
-    ("the critic's warm-up is a rollout longer", "PPO.warms_up", "_a * _b < _c", "_a * _b <= _c", WARM_UP),
-    ("the KL coefficient adapts in the critic's warm-up", "PPO.iterate", "not self.warms_up(_a)", "True", WARM_UP),
+    ("the critic's warm-up is a rollout longer", "PPO.warms_up", "_a * _b < _c", "_a * _b <= _c",
+     "test_the_actor_stays_to_the_bit_and_moves_afterwards"),
+    ("the KL coefficient adapts in the critic's warm-up", "PPO.iterate", "not self.warms_up(_a)", "True",
+     "test_the_actor_stays_to_the_bit_and_moves_afterwards"),
     ("the actor's schedule counts the critic's warm-up", "build_ppo_models", "_a.updates - _b", "_a.updates",
      "test_the_actors_schedule_is_shorter_by_the_critics_warm_up"),
     ("the critic's warm-up counts the actor's operations", "Throughput.trained", "zip(_a, lengths, strict=False)",
@@ -1175,20 +1150,23 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_the_share_of_clipped_weights"),
     ("a rollout of old weights stops the run", "check_gap", "STALE_GAP if is_stale else _a", "_a",
      "test_each_rollout_is_drawn_with_the_weights_of_an_iteration_ago"),
-    ("what is scored is not in the checkpoint", "AheadSampler.state", "_a._taken if _b else _c", "_c", AHEAD),
+    ("what is scored is not in the checkpoint", "AheadSampler.state", "_a._taken if _b else _c", "_c",
+     "test_a_run_stops_anywhere[ahead]"),
     ("a scored rollout stays in the checkpoint", "AheadSampler.accept", "self._is_scoring = False",
-     "pass", AHEAD),
+     "pass", "test_a_run_stops_anywhere[ahead]"),
     ("the rollout after next is drawn ahead", "AheadSampler.sample",
      "self._prompts_of_iteration(work.iteration + 1)", "self._prompts_of_iteration(work.iteration + 2)",
      "test_each_rollout_is_drawn_with_the_weights_of_an_iteration_ago"),
     ("work ahead ends with the epoch", "work_of", "divmod(iteration, _a)", "(0, iteration % _a)",
      "test_each_rollout_is_drawn_with_the_weights_of_an_iteration_ago"),
-    ("samples of a prompt are drawn alike", "ActorSampler.request", "[number] if number else []", "[]", SAMPLES),
+    ("samples of a prompt are drawn alike", "ActorSampler.request", "[number] if number else []", "[]",
+     "test_samples_of_a_prompt_depend_on_nothing_else"),
     ("a first sample is not drawn as an only one", "ActorSampler.request", "[number] if number else []",
      "[number]", "test_seeds_of_rows_are_those_of_prompt_and_sample"),
     ("samples are numbered through the rollout", "ActorSampler.request", "sample_numbers.append(number)",
-     "sample_numbers.append(len(sample_numbers))", SAMPLES),
-    ("sampling seed ignores the run's", "ActorSampler.request", "_a.seed", "0", RUN_SEED),
+     "sample_numbers.append(len(sample_numbers))", "test_samples_of_a_prompt_depend_on_nothing_else"),
+    ("sampling seed ignores the run's", "ActorSampler.request", "_a.seed", "0",
+     "test_another_seed_of_the_run_draws_and_shuffles_otherwise"),
     ("sampling seed ignores its use", "ActorSampler.request", "row_seed(_a, _b, _c, _d, *_e)",
      "row_seed(_a, 0, _c, _d, *_e)", DRAWS),
     ("sampling seed the same in every iteration", "ActorSampler.request", "row_seed(_a, _b, _c, _d, *_e)",
@@ -1216,7 +1194,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("termination in epoch 0 always", "RolloutScorer.score_rollout", "self.find_ends(_a, _b, _c, _d)",
      "self.find_ends(_a, _b, _c, 0)", EPOCHS),
     ("a rollout's reference at temperature 1", "RolloutScorer._scored_rollout",
-     "response_logprobs(_a, _b, _c, _d)  # 1", "response_logprobs(_a, _b, 1.0, _d)", REFERENCE),
+     "response_logprobs(_a, _b, _c, _d)  # 1", "response_logprobs(_a, _b, 1.0, _d)",
+     "test_a_rollout_is_scored_by_the_reference_at_the_sampling_temperature"),
     ("a prefix's number is its macro action's reward", "Segments.rewards",
      "_a.diff(prepend=_b)", "_a", "test_rewards_of_numbers"),
     ("completions are as long as responses", "SegmentValueCollector._sample_completions", "_a.max_new_tokens - _b",
@@ -1241,8 +1220,10 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "scores", "test_completions_are_scored_as_they_are_trained_on"),
     ("what follows a limit is the response's", "assemble", "within & _a", "_a",
      "test_what_follows_a_limit_ends_nothing"),
-    ("copies draw from the first text's logits", "Decoder.prefill", "_a[_b - rows.start]", "_a[0 * _b]", COPIES),
-    ("copies have no keys", "Decoder.prefill", "slice(start, end)", "slice(end, end)", COPIES),
+    ("copies draw from the first text's logits", "Decoder.prefill", "_a[_b - rows.start]", "_a[0 * _b]",
+     "test_completions_are_drawn_as_by_hand[Decoder-llama-16-8192]"),
+    ("copies have no keys", "Decoder.prefill", "slice(start, end)", "slice(end, end)",
+     "test_completions_are_drawn_as_by_hand[Decoder-llama-16-8192]"),
     ("macro actions leave the whole score to the end", "token_rewards", "scores - _a", "scores",
      "test_rewards_of_macro_actions_stand_where_they_are_and_leave_the_rest_to_the_end"),
     ("rewards of macro actions stay as given where scores are normalised", "assign_credit", "_a / moments.deviation",
@@ -1283,19 +1264,22 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("updates of a rollout count as one", "Loop.update", "_a * _b", "_a",
      "test_the_updates_of_a_round_take_the_same_pairs_and_lower_the_loss"),
     ("shuffle seed the same in every iteration", "PPO.update", "derive_seed(_a, _b, _c)", "derive_seed(_a, _b, 0)",
-     SHUFFLES),
+     "test_every_iteration_is_shuffled_otherwise_and_alike_on_every_rank"),
     ("shuffle seed of each rank", "PPO.update", "derive_seed(_a, *_b)",
-     "derive_seed(_a, *_b, torch.distributed.get_rank())", SHUFFLES),
-    ("shuffle seed ignores the run's", "PPO.update", "_a.seed", "0", RUN_SEED),
+     "derive_seed(_a, *_b, torch.distributed.get_rank())",
+     "test_every_iteration_is_shuffled_otherwise_and_alike_on_every_rank"),
+    ("shuffle seed ignores the run's", "PPO.update", "_a.seed", "0",
+     "test_another_seed_of_the_run_draws_and_shuffles_otherwise"),
     ("the moving average is never updated", "PPO.update", "_a.update()", "pass", AVERAGE),
-    ("the KL coefficient does not reach credit", "PPO.credit", "_a.kl.value", "_a.config.kl_coef", KL),
     ("scored at temperature 1", "RolloutScorer.score_rollout", "response_logprobs(_a, _b, _c, _d)",
      "response_logprobs(_a, _b, 1.0, _d)",
      "test_every_condition_comes_before_the_scores[ppl]"),
-    ("the reference is the actor", "RolloutScorer._scored_rollout", "_a.reference", "_a.actor", REFERENCE),
+    ("the reference is the actor", "RolloutScorer._scored_rollout", "_a.reference", "_a.actor",
+     "test_a_rollout_is_scored_by_the_reference_at_the_sampling_temperature"),
     ("log-probs at temperature 1", "response_logprobs.logprobs", "_a(_b, None, _c, _d, False)",
      "_a(_b, None, _c, 1.0, False)", "test_score_is_each_row_alone_under_each_model[gpt2-5]"),
-    ("log-probs and values exchanged", "Credit.record", "logprobs.detach()", "values.detach()", LATE),
+    ("log-probs and values exchanged", "Credit.record", "logprobs.detach()", "values.detach()",
+     "test_weights_and_metrics_are_those_with_scoring_passes[0-flags5]"),
     ("the credit of every row", "Credit.part", "select_rows(_a, _b)", "select_rows(_a, _b.flip(0))",
      "test_the_update_is_that_of_the_formulas_in_plain_torch"),
     ("moving average: past and present exchanged", "MovingAverage.update", "1 - _a", "_a", AVERAGE),
@@ -1319,18 +1303,15 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "_a.add(_b, _c.sum(), 1.0)", EVALUATION),
     ("evaluation: means of a rank", "RowMeans.add", "_a.add(_b, _c.sum(), _d.sum())",
      "_a.add(_b, _c.mean(), _d.sum())", EVALUATION),
-    ("an epoch of steps 1 and 2 begins anew", "Loop.train_epoch", "_a[_b:_c]", "_a[:_c]",
-     "test_a_run_stops_anywhere[sft]"),
     ("REFUEL: the last pass is whole", "Loop.train_epoch", "_a[_b:_c]", "_a[_b:]",
      "test_it_goes_through_the_pairs_until_so_many_were_seen"),
-    ("steps 1 and 2: the same order in every epoch", "work_of_epoch", "update_batches(_a, _b, _c, _d, _e, **_f)",
-     "update_batches(_a, _b, _c, _d, 0, **_f)", SUPERVISED),
-    ("steps 1 and 2: the order has no seed", "work_of_epoch", "_a.seed", "0", SUPERVISED),
+    ("steps 1 and 2: the order has no seed", "work_of_epoch", "_a.seed", "0",
+     "test_supervised_epochs_take_every_example_in_another_order"),
     ("steps 1 and 2: count of one rank", "Supervised.iterate", "sum_over_ranks(_a)", "_a", TWO_RANKS),
     ("steps 1 and 2: count of the first micro-batch", "Supervised.iterate", "(_a for _b in _c)",
-     "(_a for _b in _c[:1])", SUPERVISED),
+     "(_a for _b in _c[:1])", "test_supervised_epochs_take_every_example_in_another_order"),
     ("steps 1 and 2: evaluation weighs examples", "Supervised.evaluate", "_a.counts * _b",
-     "torch.ones_like(_a.counts) * _b", SFT_EVALUATION),
+     "torch.ones_like(_a.counts) * _b", "test_evaluation_is_the_perplexity_over_tokens"),
     ("SFT: all texts of a packed row are one", "SFTTask.row_statistics", "(_a == 0).cumsum(0) - 1", "_a * 0",
      "test_the_standard_error_is_that_of_texts_in_every_layout"),
     ("a standard error of population, not sample", "RowMeans.reduce", "_a / (_a - 1) * _b", "_b",
@@ -1348,9 +1329,12 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("the reference is that of the checkpoint", "Loop.fit", "_a.prepare(); _b.random = _c; _d.load_state_dict(_e)",
      "_b.random = _c; _d.load_state_dict(_e); _a.prepare()",
      "test_a_lost_reference_is_computed_before_the_checkpoint_is_loaded"),
-    ("SFT: the loss divided by all tokens", "SFTTask.count", "_a.num_targets", "len(_a)", SFT_COUNT),
-    ("SFT on the prompt: one token too many", "SFTTask.count", "_a - 1", "_a", SFT_COUNT),
-    ("perplexity to the base 2", "SFTTask.summary", "math.exp", "math.exp2", SFT_EVALUATION),
+    ("SFT: the loss divided by all tokens", "SFTTask.count", "_a.num_targets", "len(_a)",
+     "test_the_loss_is_the_mean_over_the_tokens_of_the_whole_update"),
+    ("SFT on the prompt: one token too many", "SFTTask.count", "_a - 1", "_a",
+     "test_the_loss_is_the_mean_over_the_tokens_of_the_whole_update"),
+    ("perplexity to the base 2", "SFTTask.summary", "math.exp", "math.exp2",
+     "test_evaluation_is_the_perplexity_over_tokens"),
     ("chosen and rejected exchanged", "RewardTask._scores", "_a, _b = engine(_c, _d).chunk(2)",
      "_b, _a = engine(_c, _d).chunk(2)",
      "test_supervised::test_evaluation"),
@@ -1392,18 +1376,20 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("refuel: the turn does not depend on the run's seed", "compared_turn", "row_seed(_a, _b, _c, _d, TURN)",
      "row_seed(0, _b, _c, _d, TURN)", REFUEL_TURNS),
     ("refuel: the second dialogue repeats the first", "DialogueSampler.sample_pairs", "SECOND", "FIRST",
-     ONE_STATE),
+     "test_both_dialogues_of_a_pair_are_one_up_to_the_state"),
     ("refuel: all rows draw with one seed", "DialogueSampler.sample_pairs",
      "row_seed(_a, _b, _c, example.index, FIRST)", "row_seed(_a, _b, _c, 0, FIRST)",
      "test_a_round_draws_with_a_seed_for_each_row"),
     ("dialogues: seeds by the place in the batch", "roll_out", "turn_seeds(assistants_turn)",
      "turn_seeds(range(len(assistants_turn)))", "test_a_batch_equals_its_dialogues_alone"),
-    ("refuel: a state without its question", "roll_out_pairs", "state(_a, _b)", "state(_a, 0)", ONE_STATE),
+    ("refuel: a state without its question", "roll_out_pairs", "state(_a, _b)", "state(_a, 0)",
+     "test_both_dialogues_of_a_pair_are_one_up_to_the_state"),
     ("refuel: evaluations draw at the temperature of training", "DialogueSampler.answers",
      "replace(_a, temperature=_b)", "_a", "test_evaluations_draw_the_likeliest_tokens_or_the_same_ones_every_time"),
     ("refuel: the loss is a mean over a micro-batch", "online._one_update", "_a.global_batch",
-     "_a.micro_batch", REFUEL_START),
-    ("refuel: eta is forgotten", "_one_update", "_a.eta", "1.0", REFUEL_START),
+     "_a.micro_batch", "test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards"),
+    ("refuel: eta is forgotten", "_one_update", "_a.eta", "1.0",
+     "test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards"),
     ("refuel: pairs of other log-probs", "_one_update", "_a[_b.rows]", "_a[:len(_b.rows)]",
      "test_the_gradient_is_that_of_the_mean_over_pairs_by_autograd "
      "test_micro_batches_and_accumulation_change_nothing"),
@@ -1412,9 +1398,10 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("refuel: the KL coefficient is not steered", "Refuel.iterate", "_a.kl = _b", "_a.kl = _a.kl or _b",
      "test_the_kl_coefficient_is_steered"),
     ("refuel: rounds of an epoch are rounded up", "CommonConfig.total_updates", "_a // _b", "1 + _a // _b", TOTAL),
-    ("refuel: a schedule over rounds", "CommonConfig.total_updates", "_a * _b", "_a", TOTAL),
-    ("refuel: a score by turn is that of the whole", "_scores_by_turn", "_a[:_b]", "_a", REFUEL_FIT),
-    ("refuel: scores are those of the first turn", "_add_scores", "-1", "0", REFUEL_FIT),
+    ("refuel: a score by turn is that of the whole", "_scores_by_turn", "_a[:_b]", "_a",
+     "test_refuel_online::test_fit_writes_what_it_should"),
+    ("refuel: scores are those of the first turn", "_add_scores", "-1", "0",
+     "test_refuel_online::test_fit_writes_what_it_should"),
     ("the regression without temperature", "RefuelTask._regression_inputs", "pair_logprobs(_a, _b, _c, _d)",
      "pair_logprobs(_a, _b, _c)", REFUEL_LOSS),
     ("rewards are rounded before they are subtracted", "RefuelTask._regression_inputs", "_a.chosen_reward - _b",
@@ -1447,12 +1434,12 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_updates_that_do_not_fit_a_rollout"),
     ("remedy: one process's share of the rows", "smaller_sizes", "_a // _b  # 1", "_a",
      "test_remedies_lead_to_sizes_that_fit"),
-    ("a preset's rollout has too many responses", "batch_sizes", "_a // _b  # 2", "_a", PRESET_RESPONSES),
+    ("a preset's rollout has too many responses", "batch_sizes", "_a // _b  # 2", "_a",
+     "test_a_rollout_of_a_preset_holds_the_responses_of_an_update"),
     ("a preset's generation counts prompts", "batch_sizes", "max(1, _a[GENERATION] // _b)", "_a[GENERATION]",
-     PRESET_RESPONSES),
+     "test_a_rollout_of_a_preset_holds_the_responses_of_an_update"),
     ("refuel: evaluations are counted in updates", "RefuelOnlineConfig.derive", "_a * _b", "_a * 1",
      "test_evaluations_of_refuel_are_counted_in_rounds"),
-    ("steps 1 and 2: the schedule is over one epoch", "CommonConfig.total_iterations", "_a * _b", "_a", TOTAL),
     ("one update more", "RegressionConfig.total_iterations", "_a // _b", "_a // _b + 1",
      "test_defaults_of_refuel_are_the_published_run"),
     # data
@@ -1461,17 +1448,19 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("packing: targets of a row's first example", "_collate_rows", "_a + len(_b)", "_a", "test_a_batch_by_hand"),
     ("packing: rows overflow", "pack", "_a > _b", "_b <= 0", "test_every_example_is_in_one_row_and_no_row_overflows"),
     ("SFT on all turns: the loss divided by all tokens behind the first", "SFTExample.num_targets", "sum(_a)",
-     "len(_a)", TURNS_LOSS),
+     "len(_a)", "test_the_loss_is_the_cross_entropy_over_these_tokens"),
     ("preferences as messages: all that is shared is the prompt", "message_lists_row", "_a[:-1]", "_a[:-2]",
      "test_what_is_shared_is_the_prompt_and_the_last_message_the_response"),
-    ("SFT on all turns: the end of a turn is not learnt", "TurnEnd.with_end", "_a + _b", "_a", TURNS),
+    ("SFT on all turns: the end of a turn is not learnt", "TurnEnd.with_end", "_a + _b", "_a",
+     "test_every_turn_of_the_assistant_is_trained_on_up_to_its_end"),
     ("SFT on all turns: users' turns are learnt", "encode_turns", "[_a] * _b + [False] * _c",
-     "[_a] * (_b + _c)", TURNS),
-    ("SFT on all turns: turns of weight 0 are learnt", "_is_trained", "_a and not _b", "not _b", WEIGHTS),
+     "[_a] * (_b + _c)", "test_every_turn_of_the_assistant_is_trained_on_up_to_its_end"),
+    ("SFT on all turns: turns of weight 0 are learnt", "_is_trained", "_a and not _b", "not _b",
+     "test_turns_of_weight_0_are_not_trained_on"),
     ("SFT on all turns: a response of weight 0 is learnt", "fit_demonstration", "[_a] * len(_b)", "[True] * len(_b)",
-     WEIGHTS),
+     "test_turns_of_weight_0_are_not_trained_on"),
     ("behind messages: the blank behind a response is lost", "TurnEnd.without_end",
-     "_a.removesuffix(_b.removeprefix(_c))", "_a.removesuffix(_b)", BEHIND_MESSAGES),
+     "_a.removesuffix(_b.removeprefix(_c))", "_a.removesuffix(_b)", "test_prompt_and_response_are_the_templates_text"),
     ("behind messages: a thought is opened twice", "_without_tag", "not _a or not _b", "True",
      "test_a_thought_is_opened_once_and_never_lost[r1]"),
     ("behind messages: a dropped thought is lost", "reply_text", "_a and _b", "False",
@@ -1486,7 +1475,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_an_earlier_turn_that_the_template_leaves_out_does_not_teach_to_end_at_once"),
     ("scores are of texts with their end token", "decode_sampled", "_a[:-1] if _b else _a", "_a",
      "test_scores_are_of_texts_without_an_end_of_conversation_that_is_not_special"),
-    ("SFT on all turns: every token is learnt", "collate_sft", "torch.tensor(_a)", "True", TURNS_LOSS),
+    ("SFT on all turns: every token is learnt", "collate_sft", "torch.tensor(_a)", "True",
+     "test_the_loss_is_the_cross_entropy_over_these_tokens"),
     ("order of examples ignores the epoch", "update_batches", "[_a, _b]", "[_a, 0]",
      "test_order_depends_on_seed_and_epoch_only"),
     ("order of examples ignores the seed", "update_batches", "[_a, _b]", "[0, _b]",
@@ -1567,27 +1557,30 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("a dialogue's replies are counted as the data have them", "dialogues._length", "_a - _b + _c", "_a",
      "test_the_length_counts_every_reply_as_the_longest_that_may_be_drawn"),
     ("of equal rewards the first is chosen", "_pair_row", "_a.reward > _b.reward",
-     "_a.reward >= _b.reward", CHOSEN),
+     "_a.reward >= _b.reward", "test_chosen_has_the_strictly_higher_reward_at_the_last_scored_turn"),
     ("the reward of turn h is compared", "_tokenize_usable", "_a.first_rewards[_a.last]",
      "_a.first_rewards[_a.turn]",
-     CHOSEN),
+     "test_chosen_has_the_strictly_higher_reward_at_the_last_scored_turn"),
     ("a failed reward of the second enters", "_unusable", "_a in _b or _a in _c", "_a in _b",
      "test_what_is_left_out_is_counted_by_reason"),
     # run
     ("a model is known by the first row of each weight", "_weight_samples", "rows[count - 1 :]", "rows[:1]",
      "test_a_model_s_hash_sees_both_ends_of_every_weight"),
     ("parts rounded down", "own_part", "-(-_a // world_size())", "_a // world_size()", "test_ranks_share_a_weight"),
-    ("parts of other ranks without padding", "SavedPieces._find_parts", "-(-_a // _b)", "_a // _b", OTHER_RANKS),
-    ("parts of other ranks end in padding", "SavedPieces._find_parts", "max(0, min(_a, _b))", "_a", OTHER_RANKS),
+    ("parts of other ranks without padding", "SavedPieces._find_parts", "-(-_a // _b)", "_a // _b",
+     "test_weights_and_moments_that_other_ranks_wrote"),
+    ("parts of other ranks end in padding", "SavedPieces._find_parts", "max(0, min(_a, _b))", "_a",
+     "test_weights_and_moments_that_other_ranks_wrote"),
     ("a slice is the first of its parameter", "SavedPieces._find_slices", "sum(_a)", "0",
-     OTHER_SLICES),
+     "test_slices_that_other_ranks_wrote"),
     ("a file is hashed by a rank of its place", "writer_of", "int(_a[1]) if _a else 0", "0",
      "test_the_rank_that_wrote_a_file_hashes_it"),
     ("a slice of the parameter's beginning", "SavedPieces.fill", "_a.position - _a.start", "_a.position",
-     OTHER_SLICES),
-    ("sub-groups of parameters share a step counter", "load_resized", "copy.deepcopy(_a)", "_a", OTHER_PIECES),
+     "test_slices_that_other_ranks_wrote"),
+    ("sub-groups of parameters share a step counter", "load_resized", "copy.deepcopy(_a)", "_a",
+     "test_zero_3_goes_on_from_states_in_other_pieces"),
     ("all parameters decay as the first group's", "load_resized", '_a | {"params": _b}',
-     'saved_groups[0] | {"params": _b}', OTHER_PIECES),
+     'saved_groups[0] | {"params": _b}', "test_zero_3_goes_on_from_states_in_other_pieces"),
     ("seeds depend on their first part alone", "derive_seed", "_a.SeedSequence(_b)", "_a.SeedSequence(_b[:1])",
      "test_derived_seeds_differ"),
     ("environments have the seeds of the policy's draws", "environment_seed",
@@ -1601,8 +1594,10 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("the variance keeps the mean", "with_variances", "_a ** 2", "_a", REFUEL_LOSS),
     ("a run that goes on begins another one at W&B", "WandB.resume", "_a.run_id = _b", "pass", RUN_ID),
     ("W&B is told twice what it knows", "WandB.open", "not _a._is_resumed", "True", RUN_ID),
-    ("a run that goes on begins another one in Trackio", "Trackio.resume", "_a.run_id = _b", "pass", TRACKIO_RUN),
-    ("Trackio is told twice what it knows", "Trackio.open", "not _a._is_resumed", "True", TRACKIO_RUN),
+    ("a run that goes on begins another one in Trackio", "Trackio.resume", "_a.run_id = _b", "pass",
+     "test_trackio_continues_the_run_of_its_folder"),
+    ("Trackio is told twice what it knows", "Trackio.open", "not _a._is_resumed", "True",
+     "test_trackio_continues_the_run_of_its_folder"),
     ("TensorBoard keeps what came after the checkpoint", "TensorBoard.open", "purge_step=_a", "purge_step=None",
      RUN_ID),
     ("a tracker that failed is asked again", "MetricsLog._each", "_a.remove(_b)", "pass",
@@ -1740,8 +1735,10 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_the_second_rollout_has_the_seed_plus_20000 test_a_dialogue_does_not_depend_on_its_batch"),
     ("one pair in five is held out", "MOST_HELD_OUT", "10", "5", "test_one_in_ten_is_held_out_at_most"),
     ("text metrics: padding is read", "read_and_answer",
-     "model(_a, attention_mask, _b, with_entropy=False)", "model(_a, None, _b, with_entropy=False)", BATCHES),
-    ("text metrics: padding is counted", "read_and_answer", "torch.where(_a, _b, 0.0)", "_b", BATCHES),
+     "model(_a, attention_mask, _b, with_entropy=False)", "model(_a, None, _b, with_entropy=False)",
+     "test_batches_of_one_and_of_sixteen_say_the_same"),
+    ("text metrics: padding is counted", "read_and_answer", "torch.where(_a, _b, 0.0)", "_b",
+     "test_batches_of_one_and_of_sixteen_say_the_same"),
     ("text metrics: responses are drawn, not the likeliest", "_part.prepare",
      "load_policy(*_a, 0.0, _b)", "load_policy(*_a, 1.0, _b)",
      "test_responses_are_greedy_and_compared_with_the_data"),
@@ -1787,9 +1784,10 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("a function that takes other arguments passes", "takes", "_a.bind(*_b)", "_a",
      "test_a_function_of_other_arguments_is_refused_when_loaded"),
     ("the best of N with replacement", "expected_best", "math.comb(_a, _b - 1) / _c",
-     "((_a + 1) ** _b - _a ** _b) / len(rewards) ** _b", BEST_OF_N),
+     "((_a + 1) ** _b - _a ** _b) / len(rewards) ** _b",
+     "test_best_of::test_the_estimator_by_hand test_the_estimator_is_the_mean_over_all_subsets"),
     ("the best of N counts one response too few below", "expected_best", "range(len(_a))", "range(1, len(_a) + 1)",
-     BEST_OF_N),
+     "test_best_of::test_the_estimator_by_hand test_the_estimator_is_the_mean_over_all_subsets"),
     ("the first N are the last N", "best_of_first", "_a[:_b]", "_a[-_b:]",
      "test_the_first_n_in_the_order_of_the_draws"),
     ("curves of the first N", "_chart_by_n", "_a['expected']", "_a['first']",
@@ -1813,8 +1811,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_rouge_of_unequal_lengths_and_order"),
     # demo
     ("the demo: every answer is drawn with the same seed", "Session._answers", "row_seed(_a, _b)", "row_seed(_a, 0)",
-     DEMO_SEED),
-    ("the demo: --seed is forgotten", "Session._answers", "_a._seed", "0", DEMO_SEED),
+     "test_draws_follow_from_the_seed"),
+    ("the demo: --seed is forgotten", "Session._answers", "_a._seed", "0", "test_draws_follow_from_the_seed"),
     ("the demo: an answer goes on after the marker", "models._before_marker", "_a.partition(_b)[0]", "_a",
      "test_an_answer_ends_before_the_next_turn"),
     # the longest micro-batch before the first update

@@ -45,16 +45,12 @@ def chat(monkeypatch, capsys):
     return run
 
 
-def test_a_chat_streams_forgets_and_ends(chat, models):
-    lines = chat(make_session(models / "ends", *GREEDY), "how are you?", "", "/clear", "/exit", "no")
+def test_a_chat_streams_goes_on_after_an_error_forgets_and_ends(chat, models):
+    typed = ("how are you?", "", "no " * 600, "/clear", "/exit", "no")
+    lines = chat(make_session(models / "ends", *GREEDY), *typed)
     assert lines[0].startswith(f"{models}/ends: 0.0") and "/exit" in lines[1]
     assert lines[2] == "fine,\\x1b[31m thanks" and lines[3].startswith("[") and lines[3].endswith("ended]")
-    assert lines[4:] == ["New conversation."]
-
-
-def test_after_an_error_the_chat_goes_on(chat, models):
-    lines = chat(make_session(models / "ends", *GREEDY), "no " * 600, "how are you?")
-    assert lines[2].startswith("error: the conversation has") and lines[3] == "fine,\\x1b[31m thanks"
+    assert lines[4].startswith("error: the conversation has") and lines[5:] == ["New conversation."]
 
 
 def test_a_whole_answer_that_differs_from_its_pieces_is_printed_again(chat, models, monkeypatch):

@@ -61,12 +61,9 @@ def test_model_of_the_package_becomes_an_ordinary_folder(
     assert hub_base(str(tmp_path / "model")) == "HuggingFaceTB/SmolLM2-135M-Instruct"
     assert base_licence(str(tmp_path / "model")) == "apache-2.0"
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
-    ids = tokenizer.apply_chat_template([{"role": "user", "content": TEXTS[0]}], add_generation_prompt=True)[
-        "input_ids"
-    ]
-    expected_text = f"<|im_start|>user\n{TEXTS[0]}<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.decode(ids) == expected_text
+    messages = [{"role": "user", "content": TEXTS[0]}]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert tokenizer.decode(ids) == f"<|im_start|>user\n{TEXTS[0]}<|im_end|>\n<|im_start|>assistant\n"
     assert ids[0] == 1 and 2 in ids, "special tokens are single ids"
 
 
@@ -108,26 +105,17 @@ def test_topics_are_trained_on_or_held_out() -> None:
     ("response", "topic", "sentences", "parts"),
     [
         # parts: topic and form (0 or 1), repeated share of word pairs
-        ("Trains are a way to travel.", "trains", 1, (1, 1, 0)),
         ("A train is a way to travel.", "trains", 1, (1, 1, 0)),
         ("Training is a way to travel.", "trains", 1, (0, 1, 0)),
         ("Trains are a way to travel", "trains", 1, (1, 0, 0)),
         ("Trains are a way to travel. They are on", "trains", 1, (1, 0, 0)),
         ("Trains are fast. Trains are long.", "trains", 2, (1, 1, 1 / 5)),
-        ("Trains are fast. Trains are long.", "trains", 1, (1, 0, 1 / 5)),
         ('He said "trains are fast."', "trains", 1, (1, 1, 0)),
         ("Trains cost 3.50 euros.", "trains", 1, (1, 1, 0)),
         ("Trains are fast. 5", "trains", 1, (1, 0, 0)),
-        ("He said “trains are fast.”", "trains", 1, (1, 1, 0)),
-        ("The train's seats are long.", "trains", 1, (1, 1, 0)),
         ("The train’s seats are long.", "trains", 1, (1, 1, 0)),
         ("It was a story.", "stories", 1, (1, 1, 0)),
-        ("It was a library.", "libraries", 1, (1, 1, 0)),
-        ("It was a scarf.", "scarves", 1, (1, 1, 0)),
-        ("It was a glove.", "gloves", 1, (1, 1, 0)),
-        ("It was a bus.", "buses", 1, (1, 1, 0)),
         ("It may be red.", "bees", 1, (0, 1, 0)),
-        ("It was a bee.", "bees", 1, (1, 1, 0)),
         ("It was bread.", "bread", 1, (1, 1, 0)),
         ("It was a Café.", "cafes", 1, (1, 1, 0)),
         ("", "trains", 1, (0, 0, 0)),
@@ -137,7 +125,7 @@ def test_gold_score_of_neutral_answers(
     response: str, topic: str, sentences: int, parts: tuple[float, float, float]
 ) -> None:
     topic_part, form, repetition = parts
-    expected = max(0.0, topic_part / 4 + form / 4 - repetition)
+    expected = topic_part / 4 + form / 4 - repetition
     assert gold_score(response, topic, sentences) == pytest.approx(expected)
 
 
@@ -201,8 +189,6 @@ def test_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
         pipeline.open_pipeline(replace(options, seed=3), pipeline.SMALL)
     with pytest.raises(UserError, match=r"began with --small True, now it is False"):
         pipeline.open_pipeline(options, pipeline.FULL)
-    with pytest.raises(UserError, match=r"began with --zero_stage 0, now it is 3"):
-        pipeline.open_pipeline(replace(options, zero_stage=3), pipeline.SMALL)
 
 
 def test_folder_of_another_quickstart_is_refused(tmp_path: Path) -> None:
@@ -212,7 +198,7 @@ def test_folder_of_another_quickstart_is_refused(tmp_path: Path) -> None:
         pipeline.open_pipeline(QuickstartOptions(model="some/model", output_dir=tmp_path), pipeline.SMALL)
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4, 8])
+@pytest.mark.parametrize("processes", [1, 8])
 @pytest.mark.parametrize("scale", [pipeline.FULL, pipeline.SMALL, real_study.CPU], ids=["full", "small", "study"])
 def test_every_number_of_processes_reaches_the_batch_sizes(
     scale: pipeline.RealScale, processes: int, tmp_path: Path
@@ -224,16 +210,14 @@ def test_every_number_of_processes_reaches_the_batch_sizes(
         (pipeline.ppo_flags(real, real.reward, []), "--per_device_training_batch_size"),
     ]
     for flags, micro_flag in cases:
-        micro_batch = int(flags[flags.index(micro_flag) + 1])
-        global_batch = int(flags[flags.index("--global_batch_size") + 1])
-        assert micro_batch >= 1 and global_batch % (micro_batch * processes) == 0
+        micro_batch = int(value_of(flags, micro_flag))
+        assert micro_batch >= 1 and int(value_of(flags, "--global_batch_size")) % (micro_batch * processes) == 0
+    assert value_of(pipeline.reward_flags(real), "--num_train_epochs") == ("1" if scale is pipeline.SMALL else "3")
 
 
-def test_the_reward_model_reads_its_comparisons_several_times(tmp_path: Path) -> None:
-    for scale, epochs in ((pipeline.FULL, "3"), (pipeline.SMALL, "1"), (real_study.CPU, "3")):
-        real = pipeline.RealModel(tmp_path, "some/model", scale, 1, Processes())
-        flags = pipeline.reward_flags(real)
-        assert flags[flags.index("--num_train_epochs") + 1] == epochs
+def value_of(flags: list[str], name: str) -> str:
+    """The word behind a flag."""
+    return flags[flags.index(name) + 1]
 
 
 def test_the_kl_of_best_of_n_is_rounded_to_a_bound() -> None:
@@ -248,8 +232,7 @@ def test_study_keeps_runs_by_their_scores_apart(tmp_path: Path) -> None:
     (model_output, model_flags), (program_output, program_flags) = (*by_model.values(), *by_program.values())
     assert model_output != program_output
     assert "--reward_function" in program_flags and "--reward_function" not in model_flags
-    program_flags = [str(word) for word in program_flags]
-    critic = program_flags[program_flags.index("--critic_model_name_or_path") + 1]
+    critic = value_of([str(word) for word in program_flags], "--critic_model_name_or_path")
     assert critic == str(real.sft), "there is no reward model to start from"
 
 
@@ -263,7 +246,6 @@ def test_step_goes_on_only_where_it_was_begun(tmp_path: Path) -> None:
     assert pipeline.resume_flags(tmp_path) == [] and not pipeline.is_finished(tmp_path)
     (tmp_path / "run.json").write_text('{"finished": false}')
     assert pipeline.resume_flags(tmp_path) == ["--resume_from_checkpoint", "latest"]
-    assert not pipeline.is_finished(tmp_path)
     (tmp_path / "run.json").write_text('{"finished": true}')
     assert pipeline.is_finished(tmp_path)
 

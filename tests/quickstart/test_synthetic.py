@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dialogue_cases import dialogue
 from dschat.data.formats import apps_row
@@ -12,7 +13,7 @@ from dschat.models.tiny import make_gemma, make_model, train_tokenizer
 from dschat.programs.levels import weakness
 from dschat.programs.run import ProgramPool
 from dschat.quickstart import synthetic
-from dschat.quickstart.problems import FRAMES, PROBLEMS, make_row, write_problems
+from dschat.quickstart.problems import make_row, write_problems
 from dschat.quickstart.synthetic import COMPLAINTS, NEUTRALS, NOUNS, PEOPLE, PRAISES, SUBREDDITS
 from dschat.quickstart.synthetic_dialogues import (
     CHAT_TEMPLATE,
@@ -28,46 +29,39 @@ from dschat.quickstart.synthetic_dialogues import gold_scores as dialogue_scores
 
 COLUMNS = {"info", "summaries", "choice", "worker", "batch", "split", "extra"}
 SOURCES = ("demonstrations", "comparisons")
-INFO_COLUMNS = {"id", "post", "title", "subreddit", "site", "article"}
 needs_walls = pytest.mark.skipif(bool(weakness("namespaces")), reason="no sandbox: " + weakness("namespaces"))
 
 
 @pytest.fixture(scope="module")
 def demonstrations():
-    return synthetic.make_rows(1500, 7, "demonstrations")
+    return synthetic.make_rows(800, 7, "demonstrations")
 
 
 @pytest.fixture(scope="module")
 def comparisons():
-    return synthetic.make_rows(1500, 7, "comparisons")
+    return synthetic.make_rows(800, 7, "comparisons")
 
 
 @pytest.fixture(scope="module")
 def tokenizer(demonstrations, comparisons):
-    return train_tokenizer(synthetic.row_texts(demonstrations[:700] + comparisons[:700]), 768)
+    return train_tokenizer(synthetic.row_texts(demonstrations[:400] + comparisons[:400]), 768)
 
 
 @pytest.mark.parametrize(
     ("text", "points"),
     [
         ("", 0),
-        (" It was red. It was tall. It was new.", 0),
-        (" It was slow. It was dim. It was weak. It was neat.", 4),
         (" It was slow. It was slow. It was dim. It was neat.", 2),  # slow, dim, neat less one repeat
         (" It was neat. It was warm. It was rich. It was slow.", 0),  # all in the wrong half
         (" It was slow, dim and dull, no stop", 3),
-        (" It was red. It was red. It was slow. It was slow and fast.", 1),  # slow, fast less the second slow
         (" It was red. It was red. It was red. It was fast, fast, fast and fast.", 0),  # 1 - 3 is kept at 0
         (" IT WAS SLOW. It was slower.", 1),  # case does not matter, whole words do
+        (f" It was {', '.join(COMPLAINTS[:9])}. It was red. It was red. It was {', '.join(PRAISES[:9])}.", 12),
     ],
 )
 def test_gold_score_by_hand(text, points):
+    """A point for each word in its half, up to twelve."""
     assert synthetic.gold_score(text) == pytest.approx(points / 12)
-
-
-def test_gold_score_reaches_one_and_stays_there():
-    complaints, praises = ", ".join(COMPLAINTS[:9]), ", ".join(PRAISES[:9])
-    assert synthetic.gold_score(f" It was {complaints}. It was red. It was red. It was {praises}.") == 1.0
 
 
 def test_gold_scores_is_a_reward_function():
@@ -80,22 +74,15 @@ def test_gold_scores_is_a_reward_function():
 def test_word_lists_do_not_overlap():
     words = [*COMPLAINTS, *PRAISES, *NEUTRALS, *NOUNS, *PEOPLE]
     assert len(set(words)) == len(words)
-    assert len(COMPLAINTS) == len(PRAISES) == 24
-    assert len(SUBREDDITS) == 12
 
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_columns(kind):
     for row in synthetic.make_rows(50, 3, kind, "valid1"):
         assert set(row) == COLUMNS
-        assert set(row["info"]) == INFO_COLUMNS
-        assert row["info"]["site"] is None and row["info"]["article"] is None
-        assert row["info"]["subreddit"] in SUBREDDITS
-        assert "." not in row["info"]["post"]
+        assert row["info"]["subreddit"] in SUBREDDITS and "." not in row["info"]["post"]
         assert [set(summary) for summary in row["summaries"]] == [{"text", "policy", "note"}] * 2
-        assert row["choice"] in (0, 1)
-        assert row["split"] == "valid1"
-        assert set(row["extra"]) == {"confidence"} and 1 <= row["extra"]["confidence"] <= 9
+        assert row["choice"] in (0, 1) and row["split"] == "valid1"
 
 
 @pytest.mark.parametrize("kind", SOURCES)
@@ -140,47 +127,32 @@ def test_tokenizer_round_trip_and_special_tokens(demonstrations, tokenizer):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
     assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
     assert tokenizer.encode("hi")[0] == tokenizer.bos_token_id
-    words = [*COMPLAINTS, *PRAISES, *NEUTRALS, *NOUNS, *PEOPLE]
-    single = [len(tokenizer.encode(" " + word, add_special_tokens=False)) == 1 for word in words]
-    assert sum(single) > 0.95 * len(single)
 
 
-def test_tokenizer_needs_room_for_bytes():
+def test_sizes_that_do_not_fit_are_refused(tokenizer):
     with pytest.raises(ValueError, match="at least 259"):
         train_tokenizer(["a"], 100)
+    with pytest.raises(ValueError, match="multiple of 8"):
+        make_gemma(tokenizer, hidden_size=60)
 
 
 def test_corpus_files_round_trip(tmp_path):
     synthetic.write_corpus(tmp_path, num_demonstrations=12, num_comparisons=9, num_eval=4, seed=3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(SOURCES)
     for kind, num_train in (("demonstrations", 12), ("comparisons", 9)):
-        assert sorted(path.name for path in (tmp_path / kind).iterdir()) == ["train.jsonl", "validation.jsonl"]
         for name, num_rows, split in (("train", num_train, "train"), ("validation", 4, "valid1")):
             lines = (tmp_path / kind / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
             assert [json.loads(line) for line in lines] == synthetic.make_rows(num_rows, 3, kind, split)
 
 
-def test_model_folder_is_ordinary_and_seeded(tmp_path, demonstrations, tokenizer):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+def test_a_model_follows_from_its_seed_alone(tmp_path, tokenizer):
     state = torch.random.get_rng_state()
-    texts = synthetic.row_texts(demonstrations[:50])
-    folder = make_model(tmp_path / "model", texts, seed=5, hidden_size=32, vocab_size=400)
+    folder = make_model(tmp_path / "model", ["It was red."], seed=5, hidden_size=32, vocab_size=400)
     assert torch.equal(torch.random.get_rng_state(), state)
-    names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-    assert {path.name for path in folder.iterdir()} == names
     model, loaded = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    assert model.config.model_type == "gemma" and model.config.vocab_size == len(loaded) == 400
-    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
-    assert (loaded.pad_token, loaded.bos_token, loaded.eos_token) == ("<pad>", "<bos>", "<eos>")
+    assert model.config.model_type == "gemma" and model.config.vocab_size == len(loaded)
     same, other = (make_gemma(loaded, seed, hidden_size=32).state_dict() for seed in (5, 6))
     assert all(torch.equal(value, same[name]) for name, value in model.state_dict().items())
     assert not torch.equal(same["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
-
-
-def test_gemma_width_must_suit_the_heads(tokenizer):
-    with pytest.raises(ValueError, match="multiple of 8"):
-        make_gemma(tokenizer, hidden_size=60)
 
 
 def test_gold_scores_by_hand():
@@ -214,9 +186,7 @@ def test_rows_follow_from_their_arguments_and_ask_for_both_kinds_of_more():
 
 
 def test_every_word_is_one_token_of_the_tiny_models_tokenizer(tmp_path):
-    from transformers import AutoTokenizer
-
-    rows = [make_dialogue(index, 1) for index in range(500)]
+    rows = [make_dialogue(index, 1) for index in range(200)]
     make_model(tmp_path, texts_of(rows), hidden_size=8, layers=1, vocab_size=512, chat_template=CHAT_TEMPLATE)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     for word in (word for words in KINDS.values() for word in words):
@@ -225,25 +195,18 @@ def test_every_word_is_one_token_of_the_tiny_models_tokenizer(tmp_path):
     assert text == "<bos>Hi\n red<eos>"
 
 
-@pytest.mark.parametrize("name", ["demonstrations", "dialogues"])
-def test_files_of_dialogues(name, tmp_path):
+def test_files_of_dialogues(tmp_path):
     write_dialogues(tmp_path, 3, 3, 2, seed=1)
-    lines = (tmp_path / name / "train.jsonl").read_text().splitlines()
-    make = make_dialogue if name == "dialogues" else make_demonstration
-    assert [json.loads(line) for line in lines] == [make(index, 1) for index in range(3)]
-    assert len((tmp_path / name / "validation.jsonl").read_text().splitlines()) == 2
-
-
-def test_there_are_128_problems_of_both_kinds():
-    # 4 quantities, 3 joints: 48 printed, 48 returned, 16 lists, 16 of words.
-    assert len(PROBLEMS) == len(set(PROBLEMS)) == 128
-    assert {bool(frame.starter) for frame in FRAMES} == {True, False}
+    for name, make in (("demonstrations", make_demonstration), ("dialogues", make_dialogue)):
+        lines = (tmp_path / name / "train.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == [make(index, 1) for index in range(3)]
+        assert len((tmp_path / name / "validation.jsonl").read_text().splitlines()) == 2
 
 
 @needs_walls
 @pytest.mark.xdist_group("sandbox")
-@pytest.mark.parametrize("count", [10, pytest.param(60, marks=pytest.mark.slow)])
-def test_right_solutions_pass_and_most_demonstrations_do_not(count):
+def test_right_solutions_pass_and_most_demonstrations_do_not():
+    count = 10
     pool = ProgramPool("namespaces", workers=2)
     passed = {}
     for kind in ("problems", "demonstrations"):
@@ -254,19 +217,9 @@ def test_right_solutions_pass_and_most_demonstrations_do_not(count):
 
 
 def test_files_of_problems(tmp_path):
+    """Test rows are draws of their own: other rows than the first ones of training."""
     write_problems(tmp_path, 8, 6, 4, seed=1)
-    lines = {
-        file.relative_to(tmp_path).as_posix(): file.read_text().splitlines() for file in tmp_path.rglob("*.jsonl")
-    }
-    sizes = {"demonstrations/train": 8, "demonstrations/test": 4, "problems/train": 6, "problems/test": 4}
-    assert {name.removesuffix(".jsonl"): len(rows) for name, rows in lines.items()} == sizes
-    first = (tmp_path / "problems" / "train.jsonl").read_text()
-    write_problems(tmp_path, 8, 6, 4, seed=1)
-    assert (tmp_path / "problems" / "train.jsonl").read_text() == first
-    for rows in lines.values():
-        assert [json.loads(row)["id"] for row in rows] == list(range(len(rows)))
-    # Test rows are draws of their own: other rows than the first ones of training.
-    for kind in ("demonstrations", "problems"):
-        assert not set(lines[f"{kind}/test.jsonl"]) & set(lines[f"{kind}/train.jsonl"])
-    row = json.loads(first.splitlines()[0])
-    assert set(row) == {"id", "question", "solutions", "input_output", "difficulty", "url", "starter_code"}
+    for kind, size in (("demonstrations", 8), ("problems", 6)):
+        train, test = ((tmp_path / kind / f"{name}.jsonl").read_text().splitlines() for name in ("train", "test"))
+        assert (len(train), len(test)) == (size, 4) and not set(test) & set(train)
+        assert [json.loads(row) for row in train] == [make_row(index, 1, kind) for index in range(size)]

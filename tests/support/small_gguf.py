@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGUFWriter, TokenType
+from gguf import MODEL_ARCH, GGUFWriter, TokenType, get_tensor_name_map
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dschat.models.tiny import BOS, EOS, PAD, train_tokenizer
@@ -41,10 +41,9 @@ def write_small_gguf(file: Path, texts: list[str]) -> LlamaForCausalLM:
         eos_token_id=2,
         pad_token_id=2,
     )
-    generator_state = torch.get_rng_state()
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
-    torch.set_rng_state(generator_state)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
 
     writer = GGUFWriter(file, "llama")
     _add_settings(writer, config)
@@ -94,27 +93,15 @@ def _add_tokenizer(writer: GGUFWriter, vocabulary: list[str], merges: list[str])
 
 def _tensors(model: LlamaForCausalLM) -> list[tuple[str, np.ndarray[Any, Any]]]:
     """Names of llama.cpp with weights; rows of queries and keys are interleaved as its rotary embedding wants them."""
-    weights = {name: tensor.detach().numpy() for name, tensor in model.model.named_parameters()}
-    names = {
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-    }
-    tensors = [("token_embd.weight", weights["embed_tokens.weight"]), ("output_norm.weight", weights["norm.weight"])]
-    for layer in range(LAYERS):
-        for ours, theirs in names.items():
-            weight = weights[f"layers.{layer}.{ours}.weight"]
-            if theirs == "attn_q":
-                weight = _interleaved(weight, HEADS)
-            elif theirs == "attn_k":
-                weight = _interleaved(weight, KEY_VALUE_HEADS)
-            tensors.append((f"blk.{layer}.{theirs}.weight", weight))
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, LAYERS)
+    tensors = []
+    for name, parameter in model.named_parameters():
+        weight = parameter.detach().numpy()
+        if "q_proj" in name:
+            weight = _interleaved(weight, HEADS)
+        elif "k_proj" in name:
+            weight = _interleaved(weight, KEY_VALUE_HEADS)
+        tensors.append((f"{names.get_name(name.removesuffix('.weight'))}.weight", weight))
     return tensors
 
 
