@@ -4,7 +4,6 @@
 from collections.abc import Sequence
 
 import pytest
-import torch
 
 from dialogue_cases import chat_tokenizer, dialogue
 from dschat.base.chat_servers import Endpoint, EndpointFlags
@@ -64,19 +63,14 @@ def test_a_batch_equals_its_dialogues_alone() -> None:
 def test_a_dialogue_that_outgrows_the_policy_is_named() -> None:
     with pytest.raises(UserError, match="use fewer turns or shorter replies"):
         policy(most=10)([dialogue("a long question")], [0])
-    assert torch.tensor(policy(most=100)([dialogue("a")], [0])[0].ids).numel() <= 6
+    assert len(policy(most=100)([dialogue("a")], [0])[0].ids) <= 6
 
 
 FLAGS = EndpointFlags("--user_server", "--user_model", "USER_API_KEY", "--max_new_tokens", "user")
 
 
 @pytest.mark.parametrize(
-    ("text", "question"),
-    [
-        ("It is unclear. Question: Why so?", "Why so?"),
-        ("Question: a? Question:\n b?\n", "b?"),
-        ("I stop here. Question: ", ""),
-    ],
+    ("text", "question"), [("Question: a? Question:\n b?\n", "b?"), ("I stop here. Question: ", "")]
 )
 def test_the_question_stands_behind_the_last_mark(text, question):
     assert question_of(text) == question
@@ -90,22 +84,18 @@ def test_the_prompt_shows_the_dialogue_and_asks_for_justification_and_question()
     assert behind.index("justification") < behind.index('"Question:"')
 
 
-def answer(states, seeds):
-    return [AssistantTurn([1], [2], f"reply {len(state)}", True) for state in states]
-
-
 def test_no_question_ends_a_dialogue_and_leaves_the_others():
     def write(prompts, seeds):
         answers = {"first": "Question: ", "second": None, "third": "Question: on"}
         return [answers[prompt.partition("### user: ")[2].split()[0]] for prompt in prompts]
 
     starts = [dialogue("first"), dialogue("second"), dialogue("third")]
-    found = roll_out(starts, [2, 2, 2], answer, SimulatedUser(write), [0, 1, 2])
+    found = roll_out(starts, [2, 2, 2], Echo(), SimulatedUser(write), [0, 1, 2])
     assert [said.ended for said in found] == [SILENT, SILENT, ""]
     assert [said.messages for said in found] == [
-        dialogue("first", "reply 1"),
-        dialogue("second", "reply 1"),
-        dialogue("third", "reply 1", "on", "reply 3"),
+        dialogue("first", "after 1"),
+        dialogue("second", "after 1"),
+        dialogue("third", "after 1", "on", "after 3"),
     ]
 
 

@@ -16,7 +16,7 @@ from dschat.turns import sampler as rollouts
 from dschat.turns.environments import EnvironmentPool
 from dschat.turns.episodes import EpisodeLimits, EpisodePlayer
 from dschat.turns.sampler import agreed_source, assemble_episodes
-from factories import EOS, PAD, sampling_of
+from factories import EOS, PAD, make_tokenizer, sampling_of
 from turn_cases import TEMPLATE, Scripted, chat_tokenizer, ended, make_row, write_environments
 
 LIMITS = EpisodeLimits(turns=4, prompt_tokens=64, tokens=64)
@@ -48,13 +48,17 @@ def play(pool: EnvironmentPool, script: Any, rows: Any, limits: EpisodeLimits = 
 
 
 def ids_of(text: str) -> list[int]:
-    tokenizer = chat_tokenizer()
-    (ids,) = encode_responses(tokenizer, [text])
+    (ids,) = encode_responses(chat_tokenizer(), [text])
     return ids
 
 
+def three_replies() -> list[list[int]]:
+    """Replies that end by themselves, of 7, 5 and 4 letters."""
+    return [ended(*ids_of(text)) for text in ("the cat", "a mat", "jinx")]
+
+
 def test_an_episode_is_the_ids_of_both_sides(pools) -> None:
-    first, second, third = ended(*ids_of("the cat")), ended(*ids_of("a mat")), ended(*ids_of("jinx"))
+    first, second, third = three_replies()
     episodes, sampler = play(pools("Counts"), [[first], [second], [third]], [make_row("we make")])
     (episode,) = episodes
     # The template puts " dog " behind a message of the environment; the reply's own <eos> is not written again.
@@ -62,7 +66,6 @@ def test_an_episode_is_the_ids_of_both_sides(pools) -> None:
     assert episode.ids == [*first, *between[0], *second, *between[1], *third]
     sampled = [True] * len(first) + [False] * len(between[0]) + [True] * len(second)
     assert episode.sampled == sampled + [False] * len(between[1]) + [True] * len(third)
-    # Letters of the replies: 7, 5, 4.
     assert episode.rewards == [17.0, 25.0, 34.0]
     assert episode.done and episode.finished and episode.cut == [False, False, False]
     # Every turn read what was there before, and nothing else.
@@ -85,8 +88,12 @@ def test_sampled_ids_stay_though_their_text_has_others(pools) -> None:
     episodes, _ = play(pools("Counts"), [[reply], [reply], [reply]], [make_row("we make")])
     ids = episodes[0].ids
     assert ids[: len(reply)] == reply and ids[-len(reply) :] == reply
-    flags = episodes[0].sampled
-    assert [token for token, is_sampled in zip(ids, flags, strict=True) if is_sampled] == reply * 3
+    assert sampled_ids(episodes[0]) == reply * 3
+
+
+def sampled_ids(episode: Any) -> list[int]:
+    """The policy's tokens of an episode."""
+    return [token for token, is_sampled in zip(episode.ids, episode.sampled, strict=True) if is_sampled]
 
 
 def test_a_cut_reply_is_followed_by_the_end_of_its_turn(pools) -> None:
@@ -149,9 +156,7 @@ def test_five_values_of_gymnasium(pools) -> None:
 def test_a_failure_costs_its_episode_only(pools, caplog, fault, said) -> None:
     rows = [make_row("we make", 0, fault="none"), make_row("we make", 1, fault=fault)]
     whole = ended(*ids_of("a"))
-    turns = [[whole, whole], [whole, whole], [whole]]
-    if fault == "reset":
-        turns = [[whole], [whole], [whole]]
+    turns = [[whole]] * 3 if fault == "reset" else [[whole, whole], [whole, whole], [whole]]
     episodes, _ = play(pools("Faulty"), turns, rows, skips=True)
     assert episodes[0].failure is None and episodes[0].done and len(episodes[0].rewards) == 3
     assert said in episodes[1].failure and episodes[1].failure.startswith("rows.jsonl:2: ")
@@ -175,8 +180,7 @@ def test_an_environment_that_hangs(pools) -> None:
 
 def test_more_episodes_than_workers(pools) -> None:
     rows = [make_row("we make", number) for number in range(5)]
-    replies = [ended(*ids_of("a"))] * 5
-    episodes, _ = play(pools("OneTurn"), [replies], rows)
+    episodes, _ = play(pools("OneTurn"), [[ended(*ids_of("a"))] * 5], rows)
     assert [episode.rewards for episode in episodes] == [[1.0]] * 5
 
 
@@ -211,9 +215,7 @@ def test_thoughts_that_the_template_drops_from_earlier_turns_stay_as_they_were_s
     observations = encode_responses(tokenizer, [between.format(1), between.format(2)])
     assert episode.ids == [*replies[0], *observations[0], *replies[1], *observations[1], *replies[2]]
     assert sampler.prompts[2][0] == [*episode.prompt_ids, *episode.ids[: -len(replies[2])]]
-    assert [token for token, is_sampled in zip(episode.ids, episode.sampled, strict=True) if is_sampled] == [
-        token for reply in replies for token in reply
-    ]
+    assert sampled_ids(episode) == [*replies[0], *replies[1], *replies[2]]
 
 
 def test_a_system_prompt_in_the_last_question_only_is_refused() -> None:
@@ -256,10 +258,8 @@ def test_what_the_template_leaves_out_of_first_messages_is_said_once(pools, capl
 
 
 def test_a_model_without_a_template() -> None:
-    tokenizer = chat_tokenizer()
-    tokenizer.chat_template = None
     with pytest.raises(UserError, match="needs a chat template"):
-        ConversationEncoder(tokenizer, None, ["user"])
+        ConversationEncoder(make_tokenizer(), None, ["user"])
 
 
 def test_what_follows_a_reply_is_what_the_template_writes() -> None:
@@ -276,10 +276,9 @@ def test_what_follows_a_reply_is_what_the_template_writes() -> None:
 
 
 def test_masks_of_assembled_episodes(pools) -> None:
-    first, second, third = ended(*ids_of("the cat")), ended(*ids_of("a mat")), ended(*ids_of("jinx"))
-    rows = [make_row("we make"), make_row("a", 1)]
+    first, second, third = three_replies()
     script = [[first, second], [second, third], [third, first]]
-    episodes, _ = play(pools("Counts"), script, rows)
+    episodes, _ = play(pools("Counts"), script, [make_row("we make"), make_row("a", 1)])
     generation = assemble_episodes(episodes, PAD)
     rollout = generation.rollout
     for row, episode in enumerate(episodes):
@@ -288,7 +287,6 @@ def test_masks_of_assembled_episodes(pools) -> None:
         assert rollout.response_mask[row, :length].tolist() == episode.sampled
         assert not rollout.response_mask[row, length:].any()
     assert rollout.response_runs() == [[first, second, third], [second, third, first]]
-    assert rollout.response_rows() == [[*first, *second, *third], [*second, *third, *first]]
     assert not rollout.cut_turns.any() and rollout.finished.all()
     # Log-probs of the sampling passes stand on the sampled tokens: −.5, −1, … in every turn of the script.
     expected = [-0.5 * (1 + number) for number in range(len(first))]

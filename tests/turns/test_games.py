@@ -40,24 +40,28 @@ def test_the_calculator_adds_and_judges() -> None:
     assert traits.roles == ["tool"] and traits.tools is not None and traits.tools[0]["function"]["name"] == "add"
 
 
-def sample(turns: int = 2) -> dict:
+def sample(turns: int) -> dict:
     """An episode of some turns of two tokens each, with one token of the environment between them."""
     tokens = []
     messages = [{"role": "user", "content": "guess"}]
     for turn in range(turns):
-        for place in range(2):
-            numbers = {"value": 0.5 + turn + place, "reward": 0.0, "advantage": 0.25 * (turn + 1)}
-            tokens.append({"text": "x", "macro_action": turn, **numbers})
-        messages.append({"role": "assistant", "content": f"reply {turn}"})
-        if turn < turns - 1:
+        if turn:
             tokens.append({"text": "h", "macro_action": -1, "value": 0.0, "reward": 0.0, "advantage": 0.0})
             messages.append({"role": "user", "content": "higher\n"})
-    prompt = messages[:1]
-    return {"tokens": tokens, "messages": messages, "prompt_messages": prompt, "turn_rewards": [0.0, 0.9][:turns]}
+        for value in (0.5 + turn, 1.5 + turn):
+            numbers = {"value": value, "reward": 0.0, "advantage": 0.25 * (turn + 1)}
+            tokens.append({"text": "x", "macro_action": turn, **numbers})
+        messages.append({"role": "assistant", "content": f"reply {turn}"})
+    return {
+        "tokens": tokens,
+        "messages": messages,
+        "prompt_messages": messages[:1],
+        "turn_rewards": [0.0, 0.9][:turns],
+    }
 
 
 def test_an_episode_turn_by_turn() -> None:
-    table = episode_table(sample(), "an episode")
+    table = episode_table(sample(2), "an episode")
     assert table.rows == [
         ["", "user", "guess", "–", "–", "–"],
         ["1", "policy", "reply 0", "0.00", "0.50", "0.25"],

@@ -2,6 +2,8 @@
 """Places of the trainer that read the response mask, on rows with an environment's tokens between their turns."""
 
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from dschat.scoring.source import EpisodeRecords, ResponseTexts
 from dschat.training.ppo.credit import assign_credit, with_scores
 from dschat.training.ppo.metrics import repeated_4grams, rollout_metrics, token_table
 from dschat.turns.scores import EnvironmentScores
-from factories import EOS, condition_of, make_rollout, make_tokenizer, ppo_config, ragged_rows
+from factories import condition_of, make_rollout, make_tokenizer, ppo_config, ragged_rows
 from macro_actions.masked import last_true
 from macro_actions.rewards import ScoreMoments
 from macro_actions.segments import segment
@@ -33,18 +35,15 @@ def holes_of(runs: Any) -> list[bool]:
     return flags
 
 
-def holed_rollout(ends: bool = False) -> Rollout:
-    """Rows of random ids with these runs; with `ends`, every turn ends with EOS."""
+def holed_rollout() -> Rollout:
+    """Rows of random ids with these runs, all of whose turns were cut."""
     rows = ragged_rows([4, 2, 6], [sum(map(abs, runs)) for runs in RUNS])
     rollout = make_rollout(rows)
     mask = torch.zeros_like(rollout.response_mask)
     for row, runs in enumerate(RUNS):
         flags = holes_of(runs)
         mask[row, : len(flags)] = torch.tensor(flags)
-    ids = rollout.input_ids.clone()
-    if ends:
-        ids[:, rollout.prompt_width :][last_true(mask)] = EOS
-    return replace(rollout, input_ids=ids, response_mask=mask, cut_turns=last_true(mask) & (not ends))
+    return replace(rollout, response_mask=mask, cut_turns=last_true(mask))
 
 
 def whole(rollout: Rollout) -> Rollout:
@@ -83,13 +82,18 @@ def scored(rollout: Rollout) -> Trajectory:
     )
 
 
+def credited(trajectory: Trajectory, folder: Path, **flags: Any) -> PPOBatch:
+    """The batch of step 3, a macro action to a turn."""
+    mask = trajectory.response_mask
+    return assign_credit(trajectory, segment(last_true(mask), mask), 0.1, ppo_config(folder, **flags))
+
+
 def test_kl_entropy_lengths_and_whitening_are_of_the_policys_tokens(tmp_path) -> None:
     """Numbers off the mask are NaN, so that one that counted would be seen."""
     rollout = holed_rollout()
     trajectory = scored(rollout)
     mask = rollout.response_mask
-    config = ppo_config(tmp_path, ngram=2, whiten_advantages=True)
-    batch = assign_credit(trajectory, segment(last_true(mask), mask), 0.1, config)
+    batch = credited(trajectory, tmp_path, whiten_advantages=True)
     assert not batch.advantages[~mask].any() and not batch.kl[~mask].any()
     advantages = batch.advantages[mask].double()
     assert_near(advantages.mean(), 0.0)
@@ -102,17 +106,14 @@ def test_kl_entropy_lengths_and_whitening_are_of_the_policys_tokens(tmp_path) ->
     assert metrics["response/length"] == pytest.approx(16 / 3)
     assert metrics["macro/count"] == 2.0  # 3, 1 and 2 turns
     assert metrics["macro/length"] == pytest.approx(16 / 6)
-    assert all(value == value for value in metrics.values())
     rows = ScoredRollout(rollout, trajectory.ref_logprobs, trajectory.scores)
     assert with_scores(ScoreMoments(), rows).count == 3
 
 
 def test_scores_are_compared_with_the_lengths_of_replies(tmp_path) -> None:
     """Replies have 2, 4 and 3 tokens on average. Many turns are no long replies."""
-    rollout = holed_rollout()
-    trajectory = replace(scored(rollout), scores=torch.tensor([0.5, 4.0, 1.0]))
-    mask = rollout.response_mask
-    batch = assign_credit(trajectory, segment(last_true(mask), mask), 0.1, ppo_config(tmp_path))
+    trajectory = replace(scored(holed_rollout()), scores=torch.tensor([0.5, 4.0, 1.0]))
+    batch = credited(trajectory, tmp_path)
     expected = np.corrcoef([2.0, 4.0, 3.0], [0.5, 4.0, 1.0])[0, 1]
     assert rollout_metrics(batch, 0.95)["response/score_length_correlation"] == pytest.approx(expected)
 
@@ -147,14 +148,10 @@ def test_4grams_do_not_span_an_environments_tokens() -> None:
     assert (int(repeated), int(count)) == (1, 5 + 2)
 
 
-def test_the_token_table_shows_both_sides() -> None:
-    rollout = holed_rollout()
-    trajectory = scored(rollout)
-    mask = rollout.response_mask
+def test_the_token_table_shows_both_sides(tmp_path) -> None:
+    trajectory = scored(holed_rollout())
     numbers = replace(trajectory, values=torch.nan_to_num(trajectory.values))
-    zeros = torch.zeros(mask.shape)
-    batch = PPOBatch(numbers, segment(last_true(mask), mask), zeros, zeros, zeros, zeros)
-    table = token_table(batch, 0, make_tokenizer())
+    table = token_table(credited(numbers, tmp_path), 0, make_tokenizer())
     assert [token["macro_action"] for token in table] == [0, 0, 0, -1, -1, 1, -1, 2, 2]
 
 
@@ -169,12 +166,10 @@ def test_a_macro_action_never_spans_a_hole(condition, tmp_path) -> None:
     find = condition_of(config, tokenizer)
     macro = segment(find(trajectory, 0).ends, mask)
     for row in range(len(mask)):
-        numbers = macro.index[row].tolist()
-        sides = mask[row].tolist()
-        for before, between in zip(range(len(sides) - 2), range(1, len(sides) - 1), strict=True):
-            if sides[before] and not sides[between]:
-                later = [n for n, side in zip(numbers[between:], sides[between:], strict=True) if side]
-                assert numbers[before] not in later
+        runs = rollout.response_runs()[row]
+        numbers = macro.index[row][mask[row]].split([len(run) for run in runs])
+        for before, behind in pairwise(numbers):
+            assert before.max() < behind.min()
     if condition == "turn":
         assert macro.lengths.tolist() == [[3, 1, 2], [4, 0, 0], [1, 5, 0]]
 

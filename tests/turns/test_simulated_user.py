@@ -135,9 +135,6 @@ def test_a_dialogue_begins_with_the_prompt_of_its_row(prompt, messages, expected
     assert prompt_columns(row) == {"messages": expected}
 
 
-# -- failures
-
-
 # -- training
 
 

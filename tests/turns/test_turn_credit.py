@@ -2,8 +2,8 @@
 """Credit over the turns of episodes by hand; baselines by turn are unbiased."""
 
 import math
-from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from closeness import FORMULA, assert_near
 from macro_actions.estimators import ESTIMATORS, EstimatorSettings
-from macro_actions.groups import rloo, rloo_turns
+from macro_actions.groups import rloo_turns
 from macro_actions.masked import last_of_row, last_true, widths
 from macro_actions.segments import segment
 from macro_actions.types import PPOBatch, Rollout, Trajectory, join, trim, without_responses
@@ -40,9 +40,9 @@ def episodes(
     return Trajectory(rollout, zeros, zeros, values, rewards.sum(1), rewards)
 
 
-def batch_of(trajectory: Trajectory, estimator: str, **settings: float) -> PPOBatch:
+def batch_of(trajectory: Trajectory, estimator: str, **settings: Any) -> PPOBatch:
     macro = segment(last_true(trajectory.response_mask), trajectory.response_mask)
-    return ESTIMATORS[estimator](trajectory, macro, EstimatorSettings(**settings))  # type: ignore[arg-type]
+    return ESTIMATORS[estimator](trajectory, macro, EstimatorSettings(**settings))
 
 
 def test_the_last_token_and_the_width_of_a_row_with_holes() -> None:
@@ -77,7 +77,7 @@ def test_gae_over_turns_by_hand() -> None:
     """
     values = torch.where(MASK, 7.0, math.nan)
     values[0, 0], values[0, 4] = 0.5, 2.0
-    batch = batch_of(episodes(values=values), "gae", gamma=0.5, lam=0.8, **{"value_function": "first"})  # type: ignore[arg-type]
+    batch = batch_of(episodes(values=values), "gae", gamma=0.5, lam=0.8, value_function="first")
     assert_near(batch.advantages[0], [2.3, 2.3, 0, 0, 2.0], FORMULA)
     assert batch.returns is not None
     assert_near(batch.returns[0], [2.8, 2.8, 0, 0, 4.0], FORMULA)
@@ -115,7 +115,6 @@ def test_with_one_turn_each_it_is_rloo() -> None:
     trajectory = episodes(rewards, mask)
     by_turn = batch_of(trajectory, "rloo_turns", samples=4)
     assert torch.equal(by_turn.advantages, batch_of(trajectory, "rloo", samples=4).advantages)
-    assert_near(by_turn.advantages[:, 0], [*rloo(torch.tensor([[1.5, 2.25, 4.0]]))[0].tolist(), 0.0], FORMULA)
 
 
 # An episode ends at once with reward .3, or goes on with reward .1 to a second choice, of reward 0 or 1.
@@ -132,7 +131,7 @@ SCORES = {
 }
 
 
-def expected_gradient(baseline: Callable[[Tensor, Tensor], Tensor], samples: int) -> Tensor:
+def expected_gradient(samples: int) -> Tensor:
     """E[(1/K) Σ_k Σ_h Â_k,h ∇ log π] over all groups of K episodes, each with its probability; (2,)."""
     total = torch.zeros(2, dtype=torch.float64)
     for group in product(range(3), repeat=samples):
@@ -143,7 +142,7 @@ def expected_gradient(baseline: Callable[[Tensor, Tensor], Tensor], samples: int
             for turn in range(len(rewards)):
                 returns[0, sample, turn] = sum(rewards[turn:])
                 reached[0, sample, turn] = True
-        advantages = baseline(returns, reached)
+        advantages = rloo_turns(returns, reached)
         probability = math.prod(PROBABILITIES[outcome] for outcome in group)
         for sample, outcome in enumerate(group):
             for turn, action in enumerate(OUTCOMES[outcome]):
@@ -155,9 +154,8 @@ def expected_gradient(baseline: Callable[[Tensor, Tensor], Tensor], samples: int
 GRADIENT = [0.12, 0.084]
 
 
-@pytest.mark.parametrize("samples", [2, 3])
-def test_baselines_by_turn_are_unbiased(samples) -> None:
-    assert expected_gradient(rloo_turns, samples).tolist() == pytest.approx(GRADIENT, rel=1e-12)
+def test_baselines_by_turn_are_unbiased() -> None:
+    assert expected_gradient(3).tolist() == pytest.approx(GRADIENT, rel=1e-12)
 
 
 def test_rows_with_holes_are_joined_trimmed_and_emptied() -> None:
