@@ -13,10 +13,10 @@ from fault_runs import RESUME, Trial, contents, expect_same, outcome, small_file
 WEIGHTS = "actor/mp_rank_00_model_states.pt"
 
 
-def flip(file, place=0.5):
+def flip(file):
     """Turns one bit over."""
     content = bytearray(file.read_bytes())
-    content[int(len(content) * place)] ^= 1
+    content[len(content) // 2] ^= 1
     file.write_bytes(content)
 
 
@@ -27,19 +27,28 @@ def cut(file):
 def flip_the_update(file):
     """A manifest that is still JSON."""
     text = file.read_text()
-    assert '"update": 8' in text
-    file.write_text(text.replace('"update": 8', '"update": 9'))
+    assert '"update": 6' in text
+    file.write_text(text.replace('"update": 6', '"update": 9'))
 
 
-DAMAGES = [
-    (flip, WEIGHTS, "damaged"),
-    (lambda file: file.unlink(), WEIGHTS, "missing"),
-    (lambda file: file.write_bytes(b"pickle"), "actor/mp_rank_01_model_states.pt", "was not written by the run"),
-    (cut, "metrics.jsonl", "damaged"),
-    (cut, "manifest.json", "has no readable manifest.json"),
-    (flip_the_update, "manifest.json", "damaged"),
-]
-NAMES = ["flipped", "deleted", "added", "metrics", "cut-manifest", "other-update"]
+def delete(file):
+    file.unlink()
+
+
+def add(file):
+    file.write_bytes(b"pickle")
+
+
+STRANGE = "actor/mp_rank_01_model_states.pt"
+# What becomes of the newest checkpoint and of the one before it: how, which file, and what is said.
+DAMAGES = {
+    "weights": ((flip, WEIGHTS, "damaged"), (delete, WEIGHTS, "missing")),
+    "files": ((add, STRANGE, "was not written by the run"), (cut, "metrics.jsonl", "damaged")),
+    "manifests": (
+        (cut, "manifest.json", "has no readable manifest.json"),
+        (flip_the_update, "manifest.json", "damaged"),
+    ),
+}
 
 
 @pytest.fixture(scope="session")
@@ -58,32 +67,39 @@ def copied(trial, finished):
     return run
 
 
-@pytest.mark.parametrize(("damage", "file", "said"), DAMAGES, ids=NAMES)
-def test_the_checkpoint_before_a_damaged_one_is_used(damage, file, said, copied, whole):
-    damage(copied.out / "checkpoints" / "step-8" / file)
+@pytest.mark.parametrize("newest, before", DAMAGES.values(), ids=DAMAGES)
+def test_the_checkpoint_before_damaged_ones_is_used(newest, before, copied, whole):
+    """The newest two are damaged, each in its own way."""
+    checkpoints = copied.out / "checkpoints"
+    for name, (damage, file, _) in (("step-8", newest), ("step-6", before)):
+        damage(checkpoints / name / file)
     result = copied.run(**RESUME).expect(0)
-    (warning,) = [line for line in result.stderr.splitlines() if "is not used" in line]
-    assert "step-8" in warning and file in warning and said in warning
-    assert f"going on from {copied.out}/checkpoints/step-6" in result.stderr
+    warnings = [line for line in result.stderr.splitlines() if "is not used" in line]
+    for warning, name, (_, file, said) in zip(warnings, ("step-8", "step-6"), (newest, before), strict=True):
+        assert name in warning and file in warning and said in warning
+    assert f"going on from {checkpoints}/step-2" in result.stderr
     expect_same(whole("ppo"), outcome(copied.out))
     assert copied.checkpoints() == [2, 6, 8]
 
 
 def test_a_note_beside_a_checkpoint_is_no_damage(copied, whole):
-    """Neither what a user writes down nor what an editor or a file system leaves there."""
+    """Neither what a user writes down nor what an editor or a file system leaves there. A finished run goes on with
+    nothing, and nothing changes.
+    """
     place = copied.out / "checkpoints" / "step-8"
     (place / "notes.txt").write_text("the good one")
     (place / "actor" / ".nfs0001").touch()
     result = copied.run(**RESUME).expect(0)
     assert "is not used" not in result.stderr and f"going on from {place}" in result.stderr
     expect_same(whole("ppo"), outcome(copied.out))
+    assert json.loads((copied.out / "run.json").read_text())["resumed_at"] == [8]
 
 
-@pytest.mark.parametrize("file", [WEIGHTS, "manifest.json"])
-def test_a_damaged_checkpoint_that_is_named_is_an_error(file, copied):
-    flip(copied.out / "checkpoints" / "step-8" / file, 0.0)
-    before, named = contents(copied.out), copied.out / "checkpoints" / "step-8"
-    message_of(copied.run(resume_from_checkpoint=named), str(named), file, "latest")
+def test_a_damaged_checkpoint_that_is_named_is_an_error(copied):
+    named = copied.out / "checkpoints" / "step-8"
+    flip(named / WEIGHTS)
+    before = contents(copied.out)
+    message_of(copied.run(resume_from_checkpoint=named), str(named), WEIGHTS, "latest")
     assert contents(copied.out) == before
 
 
@@ -98,9 +114,7 @@ def test_without_a_whole_checkpoint_nothing_is_begun_anew(copied):
 def test_a_finished_run_without_checkpoints_is_not_begun_anew(copied):
     shutil.rmtree(copied.out / "checkpoints")
     before = contents(copied.out)
-    result = copied.run(**RESUME)
-    message_of(result, "finished run without a checkpoint", "--overwrite_output_dir")
-    assert "starts from the beginning" not in result.stderr
+    message_of(copied.run(**RESUME), "finished run without a checkpoint", "--overwrite_output_dir")
     assert contents(copied.out) == before
 
 

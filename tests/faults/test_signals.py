@@ -24,16 +24,16 @@ def stopped(result, sent, name=""):
     assert "Traceback" not in result.stderr and "error:" not in result.stderr.lower()
 
 
-STOPPED = [
-    *(("ppo", moment) for moment in ("generation", "scoring", "training", "saving", "saving-models")),
-    *(("sft", moment) for moment in ("learning", "saving")),
+# Both signals are handled by one function, and runs that stop at every moment are in training/test_resume.py.
+FAST = [
+    (signal.SIGTERM, "ppo", "generation"),
+    (signal.SIGINT, "ppo", "training"),
+    (signal.SIGTERM, "ppo", "saving"),
+    (signal.SIGTERM, "ppo", "saving-models"),
+    (signal.SIGTERM, "sft", "learning"),
 ]
-# Both signals are handled by the same function: Ctrl-C at every moment is slow.
-FAST_INTERRUPTS = (("ppo", "training"), ("sft", "saving"))
-CASES = [(signal.SIGTERM, *case) for case in STOPPED]
-for case in STOPPED:
-    slow = () if case in FAST_INTERRUPTS else pytest.mark.slow
-    CASES.append(pytest.param(signal.SIGINT, *case, marks=slow))
+SLOW = [(signal.SIGINT, "ppo", "scoring"), (signal.SIGINT, "sft", "saving")]
+CASES = [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 
 @pytest.mark.parametrize(("sent", "step", "moment"), CASES)
@@ -49,16 +49,6 @@ def test_a_run_stops_and_goes_on(sent, step, moment, trial, whole, inputs, monke
     expect_same(whole(step), outcome(run.out))
 
 
-def test_without_save_steps_a_signal_saves_all_the_same(trial, whole, monkeypatch):
-    run = trial("ppo", save_steps=0)
-    with monkeypatch.context() as hurt:
-        hurt.setenv("FAULT", f"{MOMENTS['training']}|15")
-        stopped(run.ended(run.start(), 30), signal.SIGTERM)
-    assert run.checkpoints() == [3], "in the middle of the second rollout"
-    run.run(**RESUME).expect(0)
-    expect_same(whole("ppo"), outcome(run.out))
-
-
 def test_a_run_stops_in_time_and_goes_on(trial, whole, monkeypatch):
     """It is over a second old in the second rollout, if not before training, when there is nothing to save."""
     run = trial("ppo", save_steps=0)
@@ -70,9 +60,7 @@ def test_a_run_stops_in_time_and_goes_on(trial, whole, monkeypatch):
     expect_same(whole("ppo"), outcome(run.out))
 
 
-@pytest.mark.parametrize(
-    ("moment", "sent"), [("scoring", "2,,2"), ("saving", "2,,2"), ("scoring", "2,2"), ("scoring", "2,15,15")]
-)
+@pytest.mark.parametrize(("moment", "sent"), [("saving", "2,,2"), ("scoring", "2,2"), ("scoring", "2,15,15")])
 def test_further_signals(moment, sent, trial, whole, monkeypatch):
     """A second Ctrl-C ends at once, unless it is the first one again; a launcher's later SIGTERM changes nothing."""
     run = trial("ppo")

@@ -66,14 +66,14 @@ def write_users_adapter(folder: Path, base: str, **options: Any) -> Path:
     return folder
 
 
-def write_head_adapter(folder: Path, base: str, targets: list[str], saved: list[str], same: bool = False) -> Path:
-    """A causal LM's adapter, as peft saves it, with random numbers in the layers of `saved` too, or as they are."""
+def write_head_adapter(folder: Path, base: str, targets: list[str], saved: list[str]) -> Path:
+    """A causal LM's adapter, as peft saves it, with random numbers in the layers of `saved`, too."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     config = LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM", modules_to_save=saved)
     torch.manual_seed(0)
     with_adapter = get_peft_model(model, config)
     for name, parameter in with_adapter.named_parameters():
-        if "lora_B" in name or ("modules_to_save" in name and not same):
+        if "lora_B" in name or "modules_to_save" in name:
             torch.nn.init.normal_(parameter, std=0.3)
     with_adapter.save_pretrained(str(folder))
     return folder

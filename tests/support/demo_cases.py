@@ -53,10 +53,10 @@ def save_taught(folder: Path, response: str, ends: bool = True, prompt: str = PR
     return save_folder(folder, model.eval(), tokenizer)
 
 
-def save_endless(folder: Path, positions: int = 8192) -> str:
+def save_endless(folder: Path) -> str:
     """Saves a model that, unless it is sampled, writes words without end; its path."""
     tokenizer = text_tokenizer()
-    model = make_causal_lm(seed=3, vocab_size=VOCABULARY, max_position_embeddings=positions)
+    model = make_causal_lm(seed=3, vocab_size=VOCABULARY, max_position_embeddings=8192)
     texts = [tokenizer.decode([i]) for i in range(VOCABULARY)]
     words = [text.isascii() and text.startswith(" ") and text[1:].isalpha() for text in texts]
     with torch.no_grad():  # a logit of 0 is never the largest

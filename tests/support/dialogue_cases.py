@@ -49,9 +49,9 @@ TOKENS = ("<|header|>", "<|/header|>", "<|eot|>", "<|im_start|>", "<|im_end|>")
 TEXT = "\n\nHuman: Assistant: model user assistant [u] [/u] Question? abcdefghijklmnopqrstuvwxyz. 0123456789 "
 
 
-def chat_tokenizer(template: str = "chatml", vocab_size: int = 160) -> Any:
+def chat_tokenizer(template: str = "chatml") -> Any:
     """A tokenizer with the template of that name."""
-    tokenizer = make_tokenizer(vocab_size, texts=(TEXT, TEXT.upper()))
+    tokenizer = make_tokenizer(160, texts=(TEXT, TEXT.upper()))
     tokenizer.add_tokens([AddedToken(token, special=True) for token in TOKENS])
     tokenizer.chat_template = TEMPLATES[template][0]
     return tokenizer

@@ -127,9 +127,9 @@ def sampling_of(length: int = 8, end_ids: tuple[int, ...] = (EOS,), **options: A
     return Sampling(max_new_tokens=length, end_ids=end_ids, pad_id=PAD, bos_id=BOS, **options)
 
 
-def favouring(token_ids: Sequence[int], kind: str = "gpt2", bias: float = 6.0) -> Any:
+def favouring(token_ids: Sequence[int], bias: float = 6.0) -> Any:
     """A causal LM whose logits for some ids are raised by `bias`, wherever its head is used."""
-    causal_lm = make_causal_lm(kind, tie_word_embeddings=False, initializer_range=0.02)
+    causal_lm = make_causal_lm("gpt2", tie_word_embeddings=False, initializer_range=0.02)
     head = torch.nn.Linear(HIDDEN, 100, bias=True)
     with torch.no_grad():
         head.weight.copy_(causal_lm.lm_head.weight)

@@ -3,13 +3,13 @@
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from fake_score_server import Handler, served
 
 Repositories = dict[str, dict[str, Path]]  # owner/name → revision → folder with its files
 Answer = tuple[int, dict[str, str], bytes]  # status, headers, content
@@ -29,40 +29,19 @@ def hub_server(repositories: Repositories) -> Iterator[tuple[str, list[str]]]:
     """
     requests: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Hub(Handler):
         protocol_version = "HTTP/1.1"
 
-        def log_message(self, *args: Any) -> None:
-            pass
-
-        def do_HEAD(self) -> None:
-            self._answer(b"")
-
         def do_GET(self) -> None:
-            self._answer(b"")
-
-        def do_POST(self) -> None:
-            self._answer(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
-
-        def _answer(self, body: bytes) -> None:
             requests.append(f"{self.command} {unquote(self.path)}")
-            status, headers, content = _respond(repositories, self.path, body, self.headers.get("Range", ""))
-            self.send_response(status)
-            for name, value in (headers | {"Content-Length": str(len(content))}).items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
+            span = self.headers.get("Range", "")
+            status, headers, content = _respond(repositories, self.path, self.body(), span)
+            self.send(status, content, headers)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", requests
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        do_HEAD = do_POST = do_GET
+
+    with served(Hub) as address:
+        yield address, requests
 
 
 def _respond(repositories: Repositories, target: str, body: bytes, span: str) -> Answer:

@@ -3,13 +3,13 @@
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from fake_score_server import Handler, served
 
 TOKEN = "hf_" + "x" * 20  # the one that may write
 READER = "hf_" + "r" * 20  # one that may not
@@ -31,53 +31,36 @@ def upload_server(repositories: dict[str, Repository]) -> Iterator[str]:
     """Serves until the block ends; repositories are made and filled in the dictionary. Yields the address."""
     large: dict[str, bytes] = {}
 
-    class Handler(BaseHTTPRequestHandler):
+    class Hub(Handler):
         protocol_version = "HTTP/1.1"
 
-        def log_message(self, *args: Any) -> None:
-            pass
+        def do_PUT(self) -> None:
+            large[self.path.rpartition("/")[2]] = self.body()
+            self._say(200, {})
 
         def do_GET(self) -> None:
-            self._answer(b"")
-
-        def do_POST(self) -> None:
-            self._answer(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
-
-        def do_PUT(self) -> None:
-            large[self.path.rpartition("/")[2]] = self.rfile.read(int(self.headers["Content-Length"]))
-            self._send(200, {})
-
-        def _answer(self, body: bytes) -> None:
+            body = self.body()
             token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
             path = unquote(urlsplit(self.path).path)
             if path == "/api/validate-yaml":
-                self._send(200, {"errors": [], "warnings": []})
+                self._say(200, {"errors": [], "warnings": []})
             elif token not in (TOKEN, READER):
-                self._send(401, {"error": "Invalid credentials in Authorization header"})
+                self._say(401, {"error": "Invalid credentials in Authorization header"})
             elif token == READER:
-                self._send(403, {"error": "You don't have the rights to create a model under the namespace me"})
+                self._say(403, {"error": "You don't have the rights to create a model under the namespace me"})
             else:
-                self._send(*_respond(repositories, large, path, body, f"http://{self.headers['Host']}"))
+                self._say(*_respond(repositories, large, path, body, f"http://{self.headers['Host']}"))
 
-        def _send(self, status: int, content: Any) -> None:
-            text = json.dumps(content).encode()
-            self.send_response(status)
-            for name, value in (("Content-Type", "application/json"), ("Content-Length", str(len(text)))):
-                self.send_header(name, value)
+        do_POST = do_GET
+
+        def _say(self, status: int, content: Any) -> None:
+            headers = {"Content-Type": "application/json"}
             if status >= 400:
-                self.send_header("X-Error-Message", content["error"])
-            self.end_headers()
-            self.wfile.write(text)
+                headers["X-Error-Message"] = content["error"]
+            self.send(status, json.dumps(content).encode(), headers)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served(Hub) as address:
+        yield address
 
 
 def _respond(

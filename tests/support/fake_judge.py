@@ -12,15 +12,15 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from html import unescape
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from cli_runs import ROOT, environment, read_jsonl, write_jsonl
 from dschat.judge.published_rubrics import RUBRICS
+from fake_score_server import Handler, served
 
 EVALUATION = ROOT / "evaluation"
 KEY = "sk-test-0123456789"
@@ -101,7 +101,7 @@ class FakeJudge:
         self.headers: list[dict[str, str]] = []  # all of their headers
         self.answered: Counter[str] = Counter()  # how often each conversation got an answer
         self.usage: dict[str, int] | None = USAGE
-        self.busy = self.busiest = 0  # requests at the same time, now and at the most
+        self.busy = 0  # requests at the same time
         self.answers_before_gate: int | None = None
         self.gate = threading.Event()  # closed, requests wait; those that waited when it opens get no answer
         self.lock, self.over = threading.Lock(), threading.Event()
@@ -121,7 +121,7 @@ class FakeJudge:
         """Arguments of the scripts that lead here."""
         return ["--base_url", self.url, "--timeout", "5"]
 
-    def handle(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+    def handle(self, handler: Handler, body: dict[str, Any]) -> None:
         """Answers one request."""
         with self.lock:
             self.bodies.append(body)
@@ -129,7 +129,6 @@ class FakeJudge:
             self.headers.append(dict(handler.headers))
             step = self._fails(body) or (self.plan.popleft() if self.plan else "ok")
             self.busy += 1
-            self.busiest = max(self.busiest, self.busy)
             waits = self.answers_before_gate is not None and self.answered.total() >= self.answers_before_gate
             if step == "ok" and not waits and self._refused(body) is None:
                 self.answered[json.dumps(body["messages"])] += 1
@@ -143,22 +142,19 @@ class FakeJudge:
             with self.lock:
                 self.busy -= 1
 
-    def _carry_out(self, handler: BaseHTTPRequestHandler, body: dict[str, Any], step: Any) -> None:
+    def _carry_out(self, handler: Handler, body: dict[str, Any], step: Any) -> None:
         refusal = self._refused(body)
         if isinstance(step, tuple) and len(step) == 3:
             status, content, headers = step
-            _send(handler, status, json.dumps(content).encode(), **({"retry-after-ms": "1"} | headers))
+            _send(handler, status, json.dumps(content).encode(), {"retry-after-ms": "1"} | headers)
         elif step == "timeout":
             self.over.wait(60)
-        elif step == "slow":
-            self.over.wait(0.05)
-            self._carry_out(handler, body, "ok")
         elif refusal is not None:
             _send(handler, 400, json.dumps({"error": {"message": refusal, "code": "bad"}}).encode())
         else:
             self._complete(handler, body, step)
 
-    def _complete(self, handler: BaseHTTPRequestHandler, body: dict[str, Any], step: Any) -> None:
+    def _complete(self, handler: Handler, body: dict[str, Any], step: Any) -> None:
         text = self.answer(body["messages"])
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if step == "refusal":
@@ -175,17 +171,13 @@ class FakeJudge:
         if step == "half a JSON":
             _send(handler, 200, whole[: len(whole) // 2])
         elif step == "broken off":
-            _send(handler, 200, whole[: len(whole) // 2], **{"Content-Length": str(len(whole))})
+            _send(handler, 200, whole[: len(whole) // 2], {"Content-Length": str(len(whole))})
         else:
             _send(handler, 200, whole)
 
 
-def _send(handler: BaseHTTPRequestHandler, status: int, content: bytes, **headers: str) -> None:
-    handler.send_response(status)
-    for name, value in ({"Content-Type": "application/json", "Content-Length": str(len(content))} | headers).items():
-        handler.send_header(name, value)
-    handler.end_headers()
-    handler.wfile.write(content)
+def _send(handler: Handler, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
+    handler.send(status, content, {"Content-Type": "application/json"} | (headers or {}))
 
 
 @contextmanager
@@ -193,32 +185,20 @@ def judge_server() -> Iterator[FakeJudge]:
     """A judge on a free port."""
     judge = FakeJudge()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Judge(Handler):
         def do_POST(self) -> None:
-            size = int(self.headers["Content-Length"])
-            body = json.loads(self.rfile.read(size))
-            judge.sizes.append(size)
-            try:
-                judge.handle(self, body)
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # the client gave up
+            body = self.body()
+            judge.sizes.append(len(body))
+            with suppress(BrokenPipeError, ConnectionResetError):  # the client gave up
+                judge.handle(self, json.loads(body))
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    judge.url = f"http://127.0.0.1:{server.server_port}/v1"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield judge
-    finally:
-        judge.over.set()
-        judge.gate.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served(Judge) as address:
+        judge.url = f"{address}/v1"
+        try:
+            yield judge
+        finally:
+            judge.over.set()
+            judge.gate.set()
 
 
 def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -266,7 +246,7 @@ def question(first: str = "good", second: str = "bad", prompt: str = "p") -> Any
     return question_of(RUBRICS["summarize"], prompt, first, second)
 
 
-def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint: Any) -> Any:
+def client_of(server: FakeJudge, folder: Path, **endpoint: Any) -> Any:
     """A client of the server with the key KEY; its cache lies in the folder, and holds answers with a verdict."""
     from dschat.base.chat_servers import Endpoint
     from dschat.base.reply_cache import ReplyCache
@@ -284,7 +264,7 @@ def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint:
     }
     whom = Endpoint(**(settings | endpoint))
     cache = ReplyCache(folder / "cache")
-    client: Any = JudgeClient(whom, cache, spending or Spending(None))
+    client: Any = JudgeClient(whom, cache, Spending(None))
     client.ask = partial(client.ask, is_usable=has_verdict)
     return client
 

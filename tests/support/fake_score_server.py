@@ -1,13 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for a reward server (`--reward_url`) on loopback, with scripted answers, failures and restarts."""
+"""HTTP servers on loopback, which stand in for other programs; and one of them: a reward server (`--reward_url`) with
+scripted answers, failures and restarts.
+"""
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Answer = tuple[int, bytes]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Reads whole requests, sends whole answers, and logs nothing."""
+
+    def body(self) -> bytes:
+        """What came with the request."""
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def send(self, status: int, content: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Sends an answer."""
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(content))} | dict(headers or {})).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+class Server:
+    """Serves from now on, on a port that is free unless one is given."""
+
+    def __init__(self, handler: type[Handler], port: int = 0) -> None:
+        self._http = ThreadingHTTPServer(("127.0.0.1", port), handler)
+        self.port = self._http.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def stop(self) -> None:
+        """Closes the port."""
+        self._http.shutdown()
+        self._http.server_close()
+
+
+@contextmanager
+def served(handler: type[Handler]) -> Iterator[str]:
+    """The address of a server that ends with the block."""
+    server = Server(handler)
+    try:
+        yield server.url
+    finally:
+        server.stop()
 
 
 def by_length(request: dict[str, Any]) -> Answer:
@@ -15,38 +63,22 @@ def by_length(request: dict[str, Any]) -> Answer:
     return 200, json.dumps({"scores": [float(len(text)) for text in request["responses"]]}).encode()
 
 
-class StandIn:
+class StandIn(Server):
     """Answers a request as the first of `answers` says, later ones as the next does; the last one is not used up."""
 
     def __init__(self, *answers: Callable[[dict[str, Any]], Answer], port: int = 0) -> None:
         self.answers, self.requests = list(answers or [by_length]), list[dict[str, Any]]()
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
-        self._http.daemon_threads = True
-        self.port = self._http.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}/score"
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        self._thread.start()
+        super().__init__(self._handler(), port)
+        self.url += "/score"
 
-    def stop(self) -> None:
-        """Closes the port."""
-        self._http.shutdown()
-        self._http.server_close()
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
+    def _handler(self) -> type[Handler]:
         stand_in = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Scores(Handler):
             def do_POST(self) -> None:
-                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                request = json.loads(self.body())
                 stand_in.requests.append(request)
                 answer = stand_in.answers.pop(0) if len(stand_in.answers) > 1 else stand_in.answers[0]
-                status, body = answer(request)
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                self.send(*answer(request))
 
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        return Handler
+        return Scores

@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
+
+from fake_score_server import Handler, Server
 
 WEIGHT_ROUTES = ("/start_weight_update", "/update_weights", "/finish_weight_update")
 ABOUT = {"backend": "dschat", "device": "cpu", "dtype": "float32", "vocabulary": 100, "max_tokens": 64, "workers": 1}
@@ -25,7 +26,6 @@ class WeightServer:
         self.draws_for = 0.0  # seconds, a response
         self.salts = set[str]()  # versions whose keys and values requests may share
         self.waits_for: Callable[[], bool] = lambda: True  # until when it takes weights by NCCL
-        self.goes_at = ""  # a route: it closes the connection of whoever asks for it
         self.says: str | None = None  # that these weights drew, whichever did
         self.start()
 
@@ -35,16 +35,12 @@ class WeightServer:
         self.is_loading = False
         self.sent = list[dict[str, Any]]()  # what was said of weights that come by NCCL
         self.drawn, self.paths, self._pieces = list[list[int]](), list[str](), b""
-        self._http = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
-        self._http.daemon_threads = True
-        self.port = self._http.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        self._server = Server(self._handler(), self.port)
+        self.port, self.url = self._server.port, self._server.url
 
     def stop(self) -> None:
         """Closes the port."""
-        self._http.shutdown()
-        self._http.server_close()
+        self._server.stop()
 
     def _restart(self) -> None:
         self.stop()
@@ -108,32 +104,18 @@ class WeightServer:
             return 200, self.draw(body["token_ids"], body["sampling_params"])
         return 200, {}
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
+    def _handler(self) -> type[Handler]:
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Weights(Handler):
             def do_GET(self) -> None:
-                self._send(*server.answer(self.path, b"", self.headers))
+                status, answer = server.answer(self.path, self.body(), self.headers)
+                self.send(status, json.dumps(answer).encode())
 
-            def do_POST(self) -> None:
-                content = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.path == server.goes_at:
-                    self.close_connection = True
-                    return
-                self._send(*server.answer(self.path, content, self.headers))
-
-            def _send(self, status: int, content: dict[str, Any]) -> None:
-                body = json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+            do_POST = do_GET
 
             def handle(self) -> None:
                 with suppress(ConnectionError):  # who asked has gone
                     super().handle()
 
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        return Handler
+        return Weights

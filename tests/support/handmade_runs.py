@@ -41,26 +41,25 @@ class Page(HTMLParser):
         return [attrs for _, attrs in self.elements if name in (attrs.get("class") or "").split()]
 
 
-def make_sample(prompt: str, gold: float | None, text: str = "good", ngram: int = 1, finished: bool = True) -> Row:
+def make_sample(prompt: str, gold: float, text: str, ngram: int) -> Row:
     """A sample of three tokens with KL 0.5 × 2 + 0.5 = 1.5 and score ten times the gold score."""
     tokens = [
         {"text": text, "macro_action": index // ngram, "value": 0.1, "reward": 0.2, "advantage": 0.3}
         | {"logprob": -1.0, "ref_logprob": -1.5}
         for index in range(3)
     ]
-    sample = {"prompt": prompt, "response": text * 3, "score": 10 * (gold or 0.0), "finished": finished}
-    sample |= {"kl": 1.5, "length": 3}
-    return sample | {"tokens": tokens} | ({} if gold is None else {"gold_scores": gold})
+    sample = {"prompt": prompt, "response": text * 3, "score": 10 * gold, "gold_scores": gold, "finished": True}
+    return sample | {"kl": 1.5, "length": 3, "tokens": tokens}
 
 
-def eval_row(update: int, samples: list[Row], gold: bool = True) -> Row:
+def eval_row(update: int, samples: list[Row]) -> Row:
     def mean(values: Iterable[float]) -> float:
         return sum(values) / len(samples)
 
     row = {"update": update, "samples": 8 * update, "seconds": 1.5 * update}
     row |= {"eval/scores": mean(s["score"] for s in samples), "eval/kl": 1.5, "eval/length": 3.0}
     row |= {"eval/eos_rate": mean(s["finished"] for s in samples)}
-    return row | ({"eval/gold_scores": mean(s["gold_scores"] for s in samples)} if gold else {})
+    return row | {"eval/gold_scores": mean(s["gold_scores"] for s in samples)}
 
 
 def train_row(update: int, ngram: int) -> Row:

@@ -42,8 +42,8 @@ def _sentence(rng: random.Random) -> str:
     return f"My {who} {rng.choice(VERBS)} the {what} at {rng.choice(PLACES)} and I am {rng.choice(FEELINGS)}."
 
 
-def _text(rng: random.Random, low: int = 2, high: int = 5) -> str:
-    return " ".join(_sentence(rng) for _ in range(rng.randint(low, high)))
+def _text(rng: random.Random) -> str:
+    return " ".join(_sentence(rng) for _ in range(rng.randint(2, 5)))
 
 
 def tldr_row(index: int, split: str = "train") -> dict[str, Any]:
@@ -188,19 +188,19 @@ def write_rows(file: Path, rows: list[dict[str, Any]], name: str | None = None) 
     return file
 
 
-def write_set(folder: Path, name: str, rows: int = 40, eval_rows: int | None = None, suffix: str = ".jsonl") -> Path:
+def write_set(folder: Path, name: str, rows: int = 40, eval_rows: int | None = None) -> Path:
     """Writes one set into `folder`: `rows` to train on and, but for webgpt, `eval_rows` (else half as many) others."""
-    write_rows(folder / f"train{suffix}", make_rows(name, rows), name)
+    write_rows(folder / "train.jsonl", make_rows(name, rows))
     split = EVAL_SPLITS[name]
     if split is not None:
         count = rows // 2 if eval_rows is None else eval_rows
-        write_rows(folder / f"{split}{suffix}", make_rows(name, count, split), name)
+        write_rows(folder / f"{split}.jsonl", make_rows(name, count, split))
     return folder
 
 
-def write_all(folder: Path, rows: int = 40, eval_rows: int | None = None, suffix: str = ".jsonl") -> dict[str, Path]:
+def write_all(folder: Path, rows: int = 40, eval_rows: int | None = None) -> dict[str, Path]:
     """Writes every set, each into a folder of its name below `folder`; name → that folder."""
-    return {name: write_set(Path(folder) / name, name, rows, eval_rows, suffix) for name in SETS}
+    return {name: write_set(folder / name, name, rows, eval_rows) for name in SETS}
 
 
 ANTHROPIC_PARTS = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled")

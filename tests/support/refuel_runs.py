@@ -58,11 +58,11 @@ def share_of_early(dialogues: Sequence[Any], rows: Sequence[Any]) -> list[float]
     return [sum(letter in "abcdefghijklm" for letter in text.lower()) / max(len(text), 1) for text in texts]
 
 
-def talker(kind: str = "gemma", seed: int = 0, initializer_range: float = 0.1) -> Any:
+def talker(seed: int = 0, initializer_range: float = 0.1) -> Any:
     """A causal LM for `chat_tokenizer` that often ends a reply: each of two end tokens is exp(3) times as likely."""
     tokenizer = chat_tokenizer()
     options = {"initializer_range": initializer_range, "tie_word_embeddings": False}
-    model = make_causal_lm(kind, seed, len(tokenizer), **options)
+    model = make_causal_lm(seed=seed, vocab_size=len(tokenizer), **options)
     with torch.random.fork_rng():
         head = torch.nn.Linear(HIDDEN, len(tokenizer))
     with torch.no_grad():
@@ -118,18 +118,18 @@ def trainer_of(
     return loop_of(algorithm, config, run, {"policy": policy})
 
 
-def pair_batch(rows: Sequence[Any], seed: int = 0) -> PairBatch:
+def pair_batch(rows: Sequence[Any]) -> PairBatch:
     """A batch of recorded replies: rows n and N + n are a pair; log-probs and rewards are drawn."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     numbers = [torch.randn(len(rows), generator=generator) for _ in range(2)]
     logprobs = -10 + numbers[0]
     return PairBatch(make_rollout(rows), logprobs, logprobs, numbers[1], numbers[1])
 
 
-def paired_rows(count: int, seed: int = 0) -> list[Any]:
+def paired_rows(count: int) -> list[Any]:
     """`count` pairs of (state, reply) that share their states: first replies, then the others."""
-    states = [state for state, _ in ragged_rows([3 + n % 4 for n in range(count)], [1] * count, seed)]
-    replies = [ragged_rows([1] * count, [1 + (n * k) % 5 for n in range(count)], seed + k) for k in (1, 2)]
+    states = [state for state, _ in ragged_rows([3 + n % 4 for n in range(count)], [1] * count)]
+    replies = [ragged_rows([1] * count, [1 + (n * k) % 5 for n in range(count)], k) for k in (1, 2)]
     return [(state, reply) for part in replies for state, (_, reply) in zip(states, part, strict=True)]
 
 

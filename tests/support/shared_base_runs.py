@@ -37,11 +37,11 @@ def write_base(folder: Path, tokenizer: Any, kind: str = "gemma") -> str:
     return save_folder(folder / "base", make_causal_lm(kind), tokenizer)
 
 
-def write_adapter(folder: Path, base: str, tokenizer: Any, merge: bool = False) -> str:
+def write_adapter(folder: Path, base: str, tokenizer: Any) -> str:
     """What step 2 leaves of a reward model that it trained with LoRA from a base; its path."""
     model = load_scalar(base, "--model_name_or_path", torch.float32, tokenizer)
     add_filled_lora(model, RANK, base, std=0.1, seed=4)
-    save_model(model, model.named_parameters(), tokenizer, folder, merge)
+    save_model(model, model.named_parameters(), tokenizer, folder, merge=False)
     return str(folder)
 
 

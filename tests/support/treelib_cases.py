@@ -56,12 +56,10 @@ def word_tokens(text: str) -> list[Span]:
     return [found.span() for found in re.finditer(r"\s*(?:\w+|[^\w\s])|\s+", text)]
 
 
-def cuts_of(
-    trees: Sequence[Tree], text: str, cutoff: int, spans: Sequence[Span] | None = None, trailing: int = 0
-) -> list[int]:
+def cuts_of(trees: Sequence[Tree], text: str, cutoff: int, spans: Sequence[Span] | None = None) -> list[int]:
     """Where the macro actions of a text begin and end, in tokens."""
     spans = word_tokens(text) if spans is None else spans
-    return [0, *accumulate(macro_action_lengths(trees, text, spans, trailing, cutoff))]
+    return [0, *accumulate(macro_action_lengths(trees, text, spans, 0, cutoff))]
 
 
 def check_trees(trees: Sequence[Tree], text: str) -> None:
