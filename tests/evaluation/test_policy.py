@@ -25,16 +25,12 @@ def examples_of(lengths):
 
 
 def test_the_actor_below_an_output_folder(tmp_path, project):
-    (tmp_path / "train_config.json").write_text(json.dumps({"seed": 1, "ngram": 5}))
+    (tmp_path / "train_config.json").write_text("{}")
     shutil.copytree(project / "run" / "actor", tmp_path / "actor")
     for path in (tmp_path, f"{tmp_path}/", tmp_path / "actor"):
         assert locate_policy(str(path)) == str(tmp_path / "actor")
-
-
-def test_a_model_that_has_a_folder_called_actor_is_itself(project, tmp_path):
-    shutil.copytree(project / "run" / "actor", tmp_path / "model")
-    (tmp_path / "model" / "actor").mkdir()
-    assert locate_policy(str(tmp_path / "model")) == str(tmp_path / "model")
+    (tmp_path / "actor" / "actor").mkdir()
+    assert locate_policy(str(tmp_path / "actor")) == str(tmp_path / "actor"), "a model with such a folder is itself"
 
 
 def greedy_by_hand(causal_lm, prompt, count, ends=(EOS,)):
@@ -110,7 +106,6 @@ def test_top_k_and_top_p_narrow_the_draws(project, options):
     greedy = policy_of(path, options(temperature="0")).respond(examples)
     assert policy_of(path, options(top_k=1)).respond(examples) == greedy
     assert policy_of(path, options(top_k=0, top_p=1e-6)).respond(examples) == greedy
-    assert policy_of(path, options(top_k=0)).respond(examples) != greedy
 
 
 def test_prompts_that_leave_no_room_in_a_table_of_positions(options, bytes_tokenizer, tmp_path):

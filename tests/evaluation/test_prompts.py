@@ -13,9 +13,7 @@ from dschat.base.fingerprints import file_hash
 from dschat.cli import main
 from dschat.data.sources import hold_out, load_source, read_source
 from dschat.evaluation.prompts import select_prompts
-from dschat.evaluation.training_runs import NamedModel, measured_rows
 from dschat.models.tokenizer import load_tokenizer
-from dschat.settings.common import ColumnFlags
 
 
 def texts_of(selection):
@@ -74,7 +72,7 @@ def test_long_prompts_are_dropped_and_counted_and_bring_no_others_in(options, fo
     unlimited = texts_of(select_prompts(options(**flags), bytes_tokenizer))
     wanted = [text for text in unlimited if "longer" not in text]
     assert 0 < len(wanted) < 12
-    limit = max(1 + len(bytes_tokenizer.encode(text, add_special_tokens=False)) for text in wanted)
+    limit = max(len(bytes_tokenizer.encode(text)) for text in wanted)
     limited = select_prompts(options(max_prompt_len=limit, **flags), bytes_tokenizer)
     assert texts_of(limited) == wanted
     assert limited.dropped == 12 - len(wanted)
@@ -92,6 +90,15 @@ def test_a_file_of_which_no_row_is_held_out(options, bytes_tokenizer, tmp_path):
         select_prompts(options(data_path=str(path), split="eval"), bytes_tokenizer)
     selection = select_prompts(options(data_path=str(path), split="all"), bytes_tokenizer)
     assert sorted(texts_of(selection)) == [row["prompt"] for row in rows]
+
+
+def test_data_of_ones_own(options, bytes_tokenizer, tmp_path):
+    """A CSV file of prompts under a name of its own is read whole."""
+    file = tmp_path / "own.csv"
+    file.write_text("question,answer\n" + "".join(f"Question {i}?,yes {i}\n" for i in range(40)))
+    chosen = options(dataset="mine", data_path=str(file), prompt_key="question", response_key="answer")
+    selection = select_prompts(chosen, bytes_tokenizer)
+    assert sorted(texts_of(selection)) == sorted(f"Question {i}?" for i in range(40))
 
 
 # prepared folders
@@ -138,29 +145,23 @@ def test_a_prepared_folder_gives_the_rows_that_it_was_made_from(options, prepare
     assert f"{folder}: 6 of 6 test rows of the prepared folder" in caplog.text
 
 
-def test_prepared_folders_without_held_out_rows_are_refused(options, prepared, bytes_tokenizer):
-    folder = prepared("--validation_percentage", "0", "--max_length", "1000")
-    shutil.rmtree(folder / "test")
-    info = json.loads((folder / "prepared.json").read_text())
-    del info["kept"]["test"]
-    (folder / "prepared.json").write_text(json.dumps(info))
-    with pytest.raises(UserError, match="neither validation nor test rows; prepare the data with --validation_p") as e:
-        select_prompts(options(data_path=str(folder)), bytes_tokenizer)
-    assert str(e.value).startswith(f"--data_path {folder}: ") and "or give --split all" in str(e.value)
-
-
 # rows that the models were not trained on
 
 
 @pytest.fixture
 def trained(tmp_path):
-    """trained(name, data, **flags): the output folder of a run on a file; its model is not needed here."""
+    """trained(name, *data, **flags): the output folder of a run, with its records; its model is not needed here."""
 
-    def make(name, data, **flags):
+    def make(name, *data, **flags):
+        sources = []
+        hashes = {}
+        for source in map(read_source, data):
+            sources.append({"rows": {"train": source.num_rows[0], "eval": source.num_rows[1]}})
+            hashes |= {str(file): file_hash(file) for file in source.files}
         run = tmp_path / name
         run.mkdir()
-        (run / "train_config.json").write_text(json.dumps({"data_path": [str(data)]} | flags))
-        (run / "run.json").write_text(json.dumps({"data": {"sha256": {str(data): file_hash(data)}}}))
+        (run / "train_config.json").write_text(json.dumps({"data_path": list(map(str, data))} | flags))
+        (run / "run.json").write_text(json.dumps({"data": {"sources": sources, "sha256": hashes}}))
         return str(run)
 
     return make
@@ -186,11 +187,9 @@ def test_prompts_are_rows_that_the_policy_was_not_trained_on(options, trained, b
 def test_all_rows_of_data_that_no_run_was_trained_on(options, trained, bytes_tokenizer, tmp_path, caplog):
     caplog.set_level("INFO")
     data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
-    other = write_jsonl(tmp_path / "other.jsonl", plain_rows(30))
-    for model in (trained("run", other), str(tmp_path / "nowhere")):
-        prompts = texts_of(select_prompts(options(data_path=str(data), model=model), bytes_tokenizer))
-        assert sorted(prompts) == sorted(row["prompt"] for row in plain_rows(200))
-        assert f"{data}: 200 of 200 rows (no run behind the models held out a part of them)" in caplog.text
+    model = trained("run", write_jsonl(tmp_path / "other.jsonl", plain_rows(30)))
+    select_prompts(options(data_path=str(data), model=model), bytes_tokenizer)
+    assert f"{data}: 200 of 200 rows (no run behind the models held out a part of them)" in caplog.text
 
 
 def test_prompts_are_rows_that_no_run_was_trained_on(options, trained, bytes_tokenizer, tmp_path):
@@ -206,39 +205,11 @@ def test_prompts_are_rows_that_no_run_was_trained_on(options, trained, bytes_tok
         assert prompts <= set(held_out_of(data, share))
 
 
-# one's own evaluation data
-
-
-def run_of_sources(tmp_path, *paths, **flags):
-    """A run trained on some sources, with the records that training writes."""
-    config = {"data_path": list(map(str, paths))} | flags
-    sources = []
-    hashes = {}
-    for path in paths:
-        source = read_source(path)
-        sources.append({"name": source.name, "rows": {"train": source.num_rows[0], "eval": source.num_rows[1]}})
-        hashes |= {str(file): file_hash(file) for file in source.files}
-    run = tmp_path / "run-of-sources"
-    run.mkdir()
-    (run / "train_config.json").write_text(json.dumps(config))
-    (run / "run.json").write_text(json.dumps({"data": {"sources": sources, "sha256": hashes}}))
-    return [NamedModel("--model", str(run))]
-
-
-def measured(path, models, split=None):
-    """The prompts of `measured_rows`, and which ones they are."""
-    rows, description = measured_rows("--data_path", str(path), ColumnFlags(), models, split)
-    return [row.prompt for row in rows], description
-
-
-def test_rows_that_a_run_held_out_of_one_of_its_files(tmp_path):
+def test_rows_that_a_run_held_out_of_one_of_its_files(options, folder, trained, bytes_tokenizer, tmp_path):
     """The share that it held out, of the second of its sources; --split reads the others."""
-    write_jsonl(tmp_path / "own" / "train.jsonl", plain_rows(60))
-    write_jsonl(tmp_path / "own" / "test.jsonl", plain_rows(60)[:5])
     file = write_jsonl(tmp_path / "b.jsonl", [{"prompt": f"B{number}"} for number in range(40)])
-    models = run_of_sources(tmp_path, tmp_path / "own", file, eval_share=0.2)
-    held_out, description = measured(file, models)
-    assert description == "8 evaluation rows (training holds out 20 % of 40 rows)"
-    trained, _ = measured(file, models, "train")
-    assert sorted(held_out + trained) == sorted(measured(file, models, "all")[0])
-    assert held_out == held_out_of(file, 0.2)
+    flags = {"data_path": str(file), "model": trained("run", folder, file, eval_share=0.2)}
+    held_out = texts_of(select_prompts(options(**flags), bytes_tokenizer))
+    assert sorted(held_out) == sorted(held_out_of(file, 0.2)) and len(held_out) == 8
+    others = texts_of(select_prompts(options(split="train", **flags), bytes_tokenizer))
+    assert len(others) == 32 and not set(others) & set(held_out)

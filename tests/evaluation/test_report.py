@@ -137,12 +137,8 @@ def test_scores_are_called_after_their_source(tmp_path):
     edit_rows(folder / "metrics.jsonl", lambda _, row: {key: row[key] for key in row if "gold" not in key})
     (folder / "train_config.json").write_text('{"reward_function": ["m.py:f"]}')
     assert names_of({"a": folder}) == ["reward-function score"]
-    for sources in ('{"reward_function": ["m.py:f", "m.py:g"]}', '{"reward_function": ["m.py:f"], "reward_url": "h"}'):
-        (folder / "train_config.json").write_text(sources)
-        assert names_of({"a": folder}) == ["score"]
-
-
-def test_the_metric_function_of_the_flags_is_chosen_among_several(tmp_path):
-    folder = make_run(tmp_path / "a", [0.4, 0.6])
-    edit_rows(folder / "metrics.jsonl", lambda _, row: row | {"eval/another": 1.0, "eval/unscored": 0.5})
-    assert names_of({"a": folder})[0] == "gold score"
+    (folder / "train_config.json").write_text('{"reward_function": ["m.py:f"], "reward_url": "h"}')
+    assert names_of({"a": folder}) == ["score"]
+    several = make_run(tmp_path / "b", [0.4, 0.6])
+    edit_rows(several / "metrics.jsonl", lambda _, row: row | {"eval/another": 1.0, "eval/unscored": 0.5})
+    assert names_of({"b": several})[0] == "gold score", "the metric function of the flags"

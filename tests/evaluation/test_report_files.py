@@ -56,7 +56,9 @@ def test_a_malformed_file_is_named(two_runs, tmp_path, name, content, message):
         (None, "samples/update-000010.jsonl is missing"),
     ],
 )
-def test_runs_without_responses_to_compare_are_compared_by_their_metrics(two_runs, tmp_path, metrics, lack):
+def test_runs_without_responses_to_compare_are_compared_by_their_metrics(
+    two_runs, tmp_path, metrics, lack, no_pictures
+):
     """A run that is still training, one without evaluations, and one whose samples were not copied."""
     if metrics is None:
         (two_runs["PPO"] / LAST).unlink()
@@ -71,15 +73,15 @@ def test_runs_without_responses_to_compare_are_compared_by_their_metrics(two_run
         read_run("PPO", two_runs["PPO"])
 
 
-def written(options):
-    return report(ReportOptions(**options))
+def written(files, output):
+    return report(ReportOptions(files=files, output=output))
 
 
 def test_the_command_takes_folders_and_their_metrics(two_runs, tmp_path, no_pictures):
     """Runs are named after their folders, by the paths that tell them apart."""
     (tmp_path / "again").mkdir()
     other = two_runs["MA-PPO"].rename(tmp_path / "again" / "ppo")
-    said = written({"files": [two_runs["PPO"], other / "metrics.jsonl"], "output": tmp_path / "out"})
+    said = written([two_runs["PPO"], other / "metrics.jsonl"], tmp_path / "out")
     words = [line.split() for line in said.splitlines()]
     assert ["flag", "ppo", "again/ppo"] in words and ["--ngram", '"1"', '"2"'] in words
     assert said.endswith(f"report: {tmp_path / 'out' / 'report.html'}, {tmp_path / 'out' / 'report.json'}")
@@ -97,11 +99,10 @@ def test_the_command_takes_folders_and_their_metrics(two_runs, tmp_path, no_pict
     ],
 )
 def test_what_is_no_run_or_cannot_be_compared_is_said(two_runs, tmp_path, files, message):
-    sft = make_run(tmp_path / "other" / "sft", [0.4, 0.6]) if "sft" in files else None
-    if sft is not None:
+    if "sft" in files:
+        sft = make_run(tmp_path / "sft", [0.4, 0.6])
         (sft / "run.json").write_text('{"step": "sft"}')
-        sft.rename(tmp_path / "sft")
     (tmp_path / "verdicts.jsonl").write_text('{"verdict": "A"}\n')
     with pytest.raises(UserError, match=message):
-        written({"files": [tmp_path / file for file in files], "output": tmp_path / "out"})
+        written([tmp_path / file for file in files], tmp_path / "out")
     assert not (tmp_path / "out").exists()

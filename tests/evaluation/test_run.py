@@ -12,10 +12,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from cli_runs import read_jsonl, write_jsonl
 from closeness import near
 from dschat.base.errors import UserError
+from dschat.data.sources import load_source
 from dschat.evaluation import generate as scored
-from dschat.evaluation import policy, prompts
-from dschat.evaluation.generate import run_best_of_n, run_inference
-from dschat.evaluation.generate_options import BestOfOptions
+from dschat.evaluation import policy
+from dschat.evaluation.generate import run_inference
 from factories import BOS, EOS, make_classifier, make_tokenizer, save_folder
 
 
@@ -58,7 +58,7 @@ def test_rows_path_rewards_and_the_last_line(options, project, tmp_path):
     assert {row["finished"] for row in rows} == {True, False}
     rewards = [row["reward"] for row in rows]
     error = (statistics.variance(rewards) / len(rewards)) ** 0.5
-    finished = sum(row["finished"] for row in rows) / len(rows)
+    finished = statistics.fmean(row["finished"] for row in rows)
     assert line.startswith(f"mean reward {statistics.fmean(rewards):.4f} ± {error:.4f}, length ")
     spread = 100 * (finished * (1 - finished) / (len(rows) - 1)) ** 0.5
     assert line.endswith(f" tokens, EOS rate {100 * finished:.1f} ± {spread:.1f} %, 24 rows: {path}")
@@ -67,10 +67,9 @@ def test_rows_path_rewards_and_the_last_line(options, project, tmp_path):
 def test_the_last_line_counts_tokens_and_prompts_that_were_left_out(options):
     flags = {"num_samples": 10, "max_prompt_len": 60, "max_new_tokens": 7, "temperature": "0"}
     line = run_inference(options(dataset="hh-rlhf", **flags))
-    found = re.search(
-        r"length 7\.0 ± 0\.0 tokens, EOS rate 0\.0 ± 0\.0 %, (\d+) rows \((\d+) prompts left out\): ", line
-    )
-    assert int(found[1]) + int(found[2]) == 10 and int(found[2]) > 0
+    summary = r"length 7\.0 ± 0\.0 tokens, EOS rate 0\.0 ± 0\.0 %, (\d+) rows \((\d+) prompts left out\): "
+    rows, left_out = map(int, re.search(summary, line).groups())
+    assert rows + left_out == 10 and left_out > 0
 
 
 def test_without_a_reward_model_rows_have_no_reward(run):
@@ -103,54 +102,22 @@ def test_a_function_scores_the_responses(options, project, tmp_path):
     rows = read_jsonl(chosen.result_path)
     assert [row["reward"] for row in rows] == [float(len(row["prompt"]) + len(row["response"])) for row in rows]
     assert line.startswith(f"mean reward {statistics.fmean(row['reward'] for row in rows):.4f} ± ")
-    best = options(reward_function=f"{file}:words", num_return=3, **flags)
-    run_inference(best)
-    assert all(row["reward"] == max(row["rewards"]) for row in read_jsonl(best.result_path))
-    for name, words in (("broken", "it must return a number"), ("two", "three arguments"), ("absent", "absent")):
+    for name, words in (("broken", "it must return a number"), ("two", "three arguments")):
         with pytest.raises(UserError, match=f"--reward_function.*{words}"):
             run_inference(options(reward_function=f"{file}:{name}", **flags))
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"reward_function": "f.py:f"}, "both score the responses"),
-        ({"reward_model": None, "ref_scores": True}, "--ref_scores needs scores"),
-        (
-            {"reward_model": None, "reward_function": f"{__file__}:plain_reward", "ref_scores": True, "model": None},
-            "also needs --model",
-        ),
-        ({"reward_model": None, "rm_template": True}, "--rm_template says how a reward model reads texts"),
-    ],
-)
-def test_what_needs_scores_is_refused_without_them(flags, message, options):
-    with pytest.raises(UserError, match=message):
-        options(**flags)
-
-
-def test_the_same_again(run, temperature="0.8"):
-    first = run(temperature=temperature).read_bytes()
-    assert run(temperature=temperature, overwrite=True).read_bytes() == first
-    assert (run(temperature=temperature, overwrite=True, seed=1).read_bytes() == first) is (temperature == "0")
-
-
 def test_best_of_n_keeps_the_best(run, project):
-    one = read_jsonl(run(num_samples=8))
-    two, four = (read_jsonl(run(num_samples=8, num_return=n, overwrite=True)) for n in (2, 4))
-    for single, pair, best in zip(one, two, four, strict=True):
+    one, four = (read_jsonl(run(num_samples=8, num_return=n, overwrite=True)) for n in (1, 4))
+    for single, best in zip(one, four, strict=True):
         assert list(best) == ["prompt", "response", "reward", "finished", "rewards", "scorer"]
-        assert len(pair["rewards"]) == 2 and len(best["rewards"]) == 4
-        assert best["reward"] == max(best["rewards"])
+        assert len(best["rewards"]) == 4 and best["reward"] == max(best["rewards"])
         assert best["reward"] == near(reward_of_row(project / "rm", best))
-        # More draws begin with the same ones.
-        assert best["rewards"][:2] == near(pair["rewards"])
-        assert best["rewards"][0] == near(single["reward"])
+        assert best["rewards"][0] == near(single["reward"]), "more draws begin with the same ones"
     assert len({row["rewards"].index(row["reward"]) for row in four}) > 1
 
 
 def test_reference_scores(options, project, tmp_path):
-    from dschat.data.sources import load_source
-
     line = run_inference(options(dataset="webgpt", ref_scores=True, model=None))
     path = tmp_path / "results" / "webgpt" / "temperature=0.8" / "reference.jsonl"
     rows, held_out = read_jsonl(path), load_source("webgpt").eval
@@ -161,12 +128,9 @@ def test_reference_scores(options, project, tmp_path):
         assert (row["response"], row["rejected_response"]) == (source.chosen, source.rejected)
         for text, reward in (("response", "reward"), ("rejected_response", "rejected_reward")):
             assert row[reward] == near(plain_reward(project / "rm", row["prompt"], row[text]))
-    chosen, rejected = ([row[name] for row in rows] for name in ("reward", "rejected_reward"))
-    accuracy = statistics.fmean(a > b for a, b in zip(chosen, rejected, strict=True))
-    assert f"rejected {statistics.fmean(rejected):.4f} ± " in line
-    error = 100 * (accuracy * (1 - accuracy) / (len(rows) - 1)) ** 0.5
-    shown = f"{100 * accuracy:.1f} ± {error:.1f} %"
-    assert line.endswith(f", chosen above rejected {shown}, {len(rows)} rows: {path}")
+    accuracy = statistics.fmean(row["reward"] > row["rejected_reward"] for row in rows)
+    assert f"rejected {statistics.fmean(row['rejected_reward'] for row in rows):.4f} ± " in line
+    assert f", chosen above rejected {100 * accuracy:.1f} ± " in line and line.endswith(f" {len(rows)} rows: {path}")
 
 
 def test_reference_scores_need_both_responses(options, tmp_path):
@@ -198,15 +162,6 @@ def test_conversations_go_through_the_chat_template(run, project, tmp_path):
     assert row["reward"] == near(expected)
 
 
-def test_a_finished_file_is_refused_before_anything_is_read(options, monkeypatch, run):
-    path = run(num_samples=2)
-    before = path.read_bytes()
-    monkeypatch.setattr(prompts, "select_prompts", None)
-    with pytest.raises(UserError, match=r"run.jsonl exists, finished.*--overwrite.* --name"):
-        run_inference(options(num_samples=2))
-    assert path.read_bytes() == before
-
-
 def test_too_little_memory_names_the_flag(options, monkeypatch):
     def too_much(*_, **keywords):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -217,24 +172,3 @@ def test_too_little_memory_names_the_flag(options, monkeypatch):
     monkeypatch.setattr(policy, "load_causal_lm", too_much)
     with pytest.raises(UserError, match=r"--model: the GPU's memory does not hold .*--dtype bf16"):
         run_inference(options())
-
-
-def test_data_of_ones_own(run, project, tmp_path):
-    """A CSV file of prompts under a name of its own is read whole."""
-    file = tmp_path / "own.csv"
-    file.write_text("question,answer\n" + "".join(f"Question {i}?,yes {i}\n" for i in range(40)))
-    path = run(dataset="mine", data_path=str(file), prompt_key="question", response_key="answer")
-    assert path == tmp_path / "results" / "mine" / "temperature=0.8" / "run.jsonl"
-    assert len(read_jsonl(path)) == 40 and read_jsonl(path)[0]["prompt"].startswith("Question ")
-
-
-def test_best_of_n_scores_cut_responses_as_cut(project, plain):
-    """The sweep of temperatures has another writer of rows than best-of-N of one temperature."""
-    sweep = {"best_of": (2,), "temperatures": (1.0,), "single_temperatures": ()}
-    chosen = BestOfOptions(**plain | sweep | {"num_samples": 8, "max_new_tokens": 60})
-    run_best_of_n(chosen)
-    rows = read_jsonl(chosen.result_path)
-    assert {finished for row in rows for finished in row["finished"]} == {True, False}
-    for row in rows:
-        for response, reward, finished in zip(row["responses"], row["rewards"], row["finished"], strict=True):
-            assert reward == near(plain_reward(project / "rm", row["prompt"], response, finished))

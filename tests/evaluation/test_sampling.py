@@ -3,20 +3,16 @@
 
 import json
 import random
-import sys
 from collections import Counter
 
 import pytest
 
-from cli_runs import message_of, read_jsonl, run_command, write_jsonl
+from cli_runs import read_jsonl, write_jsonl
 from dschat.base.errors import UserError
+from dschat.cli import main
 from dschat.evaluation import sampling
 from dschat.evaluation.options import SampleOptions
-from dschat.evaluation.responses import read_pairs
 from dschat.evaluation.sampling import group_of
-from fake_judge import EVALUATION
-
-SCRIPT = EVALUATION / "tools" / "sample_from_dataset.py"
 
 
 def post(group, number):
@@ -82,12 +78,9 @@ def test_fewer_rows_than_asked_for(tmp_path):
 def test_every_model_gets_the_same_prompts_in_the_same_order(tmp_path, dataset):
     sizes = {f"sub{i}": 7 for i in range(20)}
     first, _ = sample(tmp_path, rows(sizes, "a"), "a", dataset=dataset)
-    second, _ = sample(tmp_path, rows(sizes, "b"), "b", dataset=dataset)
-    third, _ = sample(tmp_path, random.Random(1).sample(rows(sizes, "c"), 140), "c", dataset=dataset)
-    prompts = [[row["prompt"] for row in sampled] for sampled in (first, second, third)]
-    assert prompts[0] == prompts[1] == prompts[2]
-    pairs = read_pairs(tmp_path / "a-sampled.jsonl", "--a", tmp_path / "c-sampled.jsonl", "--b")
-    assert len(pairs) == 50 and pairs[0].b.response.startswith(" c ")
+    second, _ = sample(tmp_path, random.Random(1).sample(rows(sizes, "b"), 140), "b", dataset=dataset)
+    assert [row["prompt"] for row in first] == [row["prompt"] for row in second]
+    assert len(first) == 50 and second[0]["response"].startswith(" b ")
 
 
 def test_rows_with_the_same_prompt_are_different_rows_and_columns_are_kept(tmp_path):
@@ -100,20 +93,14 @@ def test_rows_with_the_same_prompt_are_different_rows_and_columns_are_kept(tmp_p
     assert json.loads(line) == content[0]
 
 
-def test_the_documented_command_and_data_of_ones_own(tmp_path):
+def test_the_command_and_data_of_ones_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     write_jsonl(tmp_path / "A.jsonl", rows({f"sub{i}": 7 for i in range(20)}))
-
-    def script(*words):
-        return run_command([sys.executable, SCRIPT, *words], cwd=tmp_path)
-
-    files = ["--data_path", "A.jsonl", "--save_path", "A-sampled.jsonl"]
-    result = script(*files, "--dataset", "summarize").expect(0)
-    assert result.stdout.startswith("50 rows of 140, ") and result.stdout.endswith("; A-sampled.jsonl\n")
-    script("--data_file", "A.jsonl", "--save_file", "new/B.jsonl", "--dataset", "summarize").expect(0)
-    assert (tmp_path / "new" / "B.jsonl").read_bytes() == (tmp_path / "A-sampled.jsonl").read_bytes()
-    message_of(script(*files, "--num", "0"), "--num 0 is out of range: give a whole number of at least 1")
-    result = script(*files, "--dataset", "mine").expect(0)
-    assert result.stdout == "50 rows of 140; A-sampled.jsonl\n"
+    assert main("sample --data_file A.jsonl --save_file new/B.jsonl --dataset summarize".split()) == 0
+    assert main("sample --data_path A.jsonl --save_path C.jsonl --dataset mine".split()) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("50 rows of 140, ") and first.endswith("; new/B.jsonl")
+    assert second == "50 rows of 140; C.jsonl"
 
 
 def test_bad_input(tmp_path):

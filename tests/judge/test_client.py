@@ -20,7 +20,6 @@ LOST = {
     "504": (504, "<html>gateway timeout</html>", {"Content-Type": "text/html"}),
     "choices without a message": (200, {"choices": [{}]}, {}),
     "timeout": "timeout",
-    "half a JSON": "half a JSON",
     "broken off": "broken off",
     "a page": (200, "<html>log in</html>", {"Content-Type": "text/html"}),
 }
@@ -71,7 +70,6 @@ def test_waits_between_tries_grow_up_to_a_limit(monkeypatch):
     ("url", "message"),
     [
         ("ftp://host/v1", "an address such as"),
-        ("http://a b/v1", "an address such as"),
         ("http://[::1/v1", "Invalid IPv6"),
         (
             "https://me.openai.azure.com/openai/deployments/gpt?api-version=1",
@@ -152,14 +150,6 @@ def formats(server):
     return [body.get("response_format", {}).get("type") for body in server.bodies]
 
 
-def test_the_request(server, tmp_path):
-    client_of(server, tmp_path).ask(question())
-    body = server.bodies[0]
-    assert (body["model"], body["temperature"], body["max_tokens"]) == ("gpt-test", 0, 50)
-    form = {"name": "verdict", "strict": True, "schema": answer_schema(RUBRICS["summarize"])}
-    assert body["response_format"]["json_schema"] == form and server.keys == [f"Bearer {KEY}"]
-
-
 def test_servers_without_structured_output(server, tmp_path):
     """First none of it, found out once; then a server that takes JSON without a schema, as gpt-4o-2024-05-13 does."""
     server.refuse_when(lambda body: "response_format is unknown" if "response_format" in body else None)
@@ -188,12 +178,10 @@ def test_models_with_other_fields(server, tmp_path, caplog):
     assert Form(structure="").after("something else") is None, "forms end"
 
 
-@pytest.mark.parametrize(
-    "complaint", ["System role not supported", "Conversation roles must alternate user/assistant/user"]
-)
-def test_models_without_a_system_role_read_the_instructions_in_the_users_message(server, tmp_path, complaint):
+def test_models_without_a_system_role_read_the_instructions_in_the_users_message(server, tmp_path):
     """Found out once."""
-    server.refuse_when(lambda body: complaint if body["messages"][0]["role"] == "system" else None)
+    refusal = "System role not supported"
+    server.refuse_when(lambda body: refusal if body["messages"][0]["role"] == "system" else None)
     server.answer = lambda messages: '{"verdict": "first"}' if len(messages) == 1 else "?"
     client = client_of(server, tmp_path)
     client.ask(question())
@@ -205,12 +193,7 @@ def test_models_without_a_system_role_read_the_instructions_in_the_users_message
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({"error": {"message": "the model is pinned"}}, "answers 422: the model is pinned"),
-        ({"detail": [{"msg": "field required"}]}, "field required"),
-        ("", "no reason given"),
-    ],
+    ("body", "words"), [({"detail": [{"msg": "field required"}]}, "field required"), ("", "no reason given")]
 )
 def test_requests_that_no_form_saves_end_the_run_in_the_servers_words(server, tmp_path, body, words):
     """Each of five questions is asked in three forms."""
@@ -227,6 +210,10 @@ def test_requests_that_no_form_saves_end_the_run_in_the_servers_words(server, tm
 def test_an_answer_is_asked_for_once(server, tmp_path):
     """By a later run in the same folder, too; another model, length or text is another question."""
     first = client_of(server, tmp_path).ask(question())
+    body = server.bodies[0]
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("gpt-test", 0, 50)
+    form = {"name": "verdict", "strict": True, "schema": answer_schema(RUBRICS["summarize"])}
+    assert body["response_format"]["json_schema"] == form and server.keys == [f"Bearer {KEY}"]
     again = client_of(server, tmp_path)
     assert again.ask(question()) == first
     assert (again.cached, again._spending.requests, len(server.bodies)) == (1, 0, 1)

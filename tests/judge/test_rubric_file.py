@@ -12,7 +12,7 @@ from cli_runs import ROOT
 from dschat.base.chat_servers import Endpoint
 from dschat.base.errors import UserError
 from dschat.judge.grading import JudgedTexts, grading_question
-from dschat.judge.published_rubrics import RUBRICS, answer_schema, answer_tokens, question_of
+from dschat.judge.published_rubrics import RUBRICS, answer_tokens, question_of
 from dschat.judge.rubrics import read_rubric
 from fake_judge import better, judged, judged_rows, shown_in, two_files, verdicts
 
@@ -33,17 +33,6 @@ def error_of(path):
     return str(caught.value)
 
 
-def test_the_example():
-    rubric = read_rubric(EXAMPLE, "--rubric")
-    assert (rubric.prompt_name, rubric.response_name, answer_tokens(rubric)) == ("question", "answer", 195)
-    assert list(rubric.criteria) == CRITERIA and rubric.separate
-    assert rubric.task.startswith("You compare two answers of a help desk") and "\n" not in rubric.task
-    system, user = question_of(rubric, "Q", "one", "two").messages
-    assert rubric.task in system["content"] and all(f"- {name}: " in system["content"] for name in CRITERIA)
-    assert "<question-" in user["content"] and "<first-answer-" in user["content"]
-    assert answer_schema(rubric)["required"] == [*CRITERIA, "verdict"]
-
-
 def test_one_file_serves_comparisons_and_scores(tmp_path):
     """The examples of both commands, and a file with every key; each command reads what concerns it."""
     whole = PLAIN | {"judge": "points", "prompt": "title", "response": "poem", "separate": True}
@@ -55,6 +44,7 @@ def test_one_file_serves_comparisons_and_scores(tmp_path):
     assert list(graded.schema["properties"]) == ["reason", "metre", "rhyme"] and rubric.weights["metre"] == 2
     for file in (EXAMPLE, ROOT / "examples" / "rubric.toml"):
         assert read_rubric(file, "--rubric") == read_rubric(file, "--reward_judge")
+    assert answer_tokens(read_rubric(EXAMPLE, "--rubric")) == 195
 
 
 def digest_of(rubric):
@@ -77,7 +67,6 @@ def test_the_words_of_a_rubric_make_its_questions(tmp_path):
         (PLAIN | {"prompt": "a question"}, "prompt: String should match pattern"),
         (PLAIN | {"prompt": "second-post", "response": "post"}, "'prompt' is 'second-post', the tag of a response"),
         (PLAIN | {"criteria": {"Overall": "c"}}, "criteria.Overall.[key]: Value error, a name must be letters"),
-        (PLAIN | {"criteria": {"a": 3}}, "criteria.a: Input should be"),
         (PLAIN | {"criteria": {"a": {"question": "c", "weight": 0}}}, "criteria.a.weight: Input should be greater"),
         (PLAIN | {"separate": True}, "'separate' asks for a verdict on each of 'criteria': add some"),
         (
@@ -115,8 +104,9 @@ def test_a_run_with_the_example(server, tmp_path):
     rows = judged_rows(tmp_path)
     assert {row["dataset"] for row in rows} == {"help-desk"}
     assert rows[0]["aspects"] == dict.fromkeys(CRITERIA, "A")
-    assert "help desk" in server.bodies[0]["messages"][0]["content"]
-    assert "4 more are in the cache" in judged(server, tmp_path, "--rubric", EXAMPLE, "--dry_run")
+    system, user = (message["content"] for message in server.bodies[0]["messages"])
+    assert "You compare two answers of a help desk" in system and all(f"- {name}: " in system for name in CRITERIA)
+    assert "<question-" in user and "<first-answer-" in user
 
 
 # what is shown
@@ -150,8 +140,7 @@ def test_no_text_leaves_its_block(attack, place):
     for name, text in texts.items():
         assert unescape(block(user["content"], name)) == text
         assert not set("<>") & set(block(user["content"], name))
-    if attack:
-        assert attack not in system["content"]
+    assert attack not in system["content"]
 
 
 def test_characters_that_cannot_be_sent_are_replaced():

@@ -10,7 +10,7 @@ import torch
 from closeness import assert_near
 from dschat.base.chat_servers import Endpoint
 from dschat.base.errors import UserError
-from dschat.base.reply_cache import ReplyCache
+from dschat.base.reply_cache import Reply, ReplyCache
 from dschat.judge.answers import UnreadableAnswer
 from dschat.judge.client import JudgeClient
 from dschat.judge.costs import Prices, Spending
@@ -22,7 +22,7 @@ from dschat.run.stop import Stopped
 from dschat.scoring.source import EpisodeRecords, ResponseTexts, Weighted
 from dschat.scoring.weighted import WeightedScores
 from factories import EOS, make_prompt, make_rollout, ragged_rows
-from fake_judge import graded_in, judge_server, places_by_good, points_by_good
+from fake_judge import graded_in, places_by_good, points_by_good
 
 POINTS = Rubric(
     "Grade the summary.",
@@ -33,16 +33,11 @@ POINTS = Rubric(
 RANKING = Rubric("Rank the answers.", judge="ranking", prompt_name="question", response_name="answer")
 
 
-@pytest.fixture(autouse=True)
-def quick_repeats(monkeypatch):
-    monkeypatch.setattr("dschat.base.chat_servers.FIRST_DELAY", 0.002)
-
-
 @pytest.fixture
-def server():
-    with judge_server() as judge:
-        judge.answer = points_by_good
-        yield judge
+def server(server):
+    """It counts."""
+    server.answer = points_by_good
+    return server
 
 
 def texts_of(*responses, prompts=None):
@@ -82,7 +77,6 @@ def test_points_are_weighted_by_hand():
     [
         ([1], [0.0]),
         ([2, 1], [-0.5, 0.5]),
-        ([1, 3, 2], [0.5, -0.5, 0.0]),
         ([1, 2, 2], [0.5, -0.25, -0.25]),
         ([4, 4, 1, 9], [0.0, 0.0, 0.5, -0.5]),  # places may have gaps; 4 beats one of three and ties with one
     ],
@@ -118,7 +112,6 @@ def test_what_a_judge_reads(server, tmp_path):
     schema = body["response_format"]["json_schema"]["schema"]
     assert schema["required"] == ["reason", "brevity", "truth"]
     assert schema["properties"]["truth"] == {"type": "integer", "enum": list(range(11))}
-    assert (body["temperature"], body["max_tokens"], body["model"]) == (0, 50, "m")
 
 
 def test_no_text_is_asked_about_twice(server, tmp_path):
@@ -195,32 +188,20 @@ def test_episodes_are_read_with_both_sides_and_failed_ones_are_not(server, tmp_p
 # -- failures
 
 
-def answer_once(text):
-    """An answer of these words to every question, but points to its repetition."""
-    return lambda messages: points_by_good(messages) if len(messages) > 2 else text
+def completion_of(text):
+    """A step of `FakeJudge.plan`: a completion with this text."""
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+    return 200, {"model": "m", "choices": [choice]}, {}
 
 
-def test_an_answer_that_cannot_be_read_is_asked_for_once_more(server, tmp_path):
-    server.answer = answer_once('{"brevity": 11, "truth": 1}')
-    scores = judge_of(server, tmp_path)(rollout_of(1), texts_of("good"))
-    assert_near(scores.values, [0.175])
+def test_an_answer_that_cannot_be_read_is_asked_for_once_more_and_then_cached(server, tmp_path):
+    """A later run takes the repaired answer, without a request, as one cached answer of one question."""
+    server.plan.append(completion_of('{"brevity": 11, "truth": 1}'))
+    assert_near(judge_of(server, tmp_path)(rollout_of(1), texts_of("good")).values, [0.175])
     assert len(server.bodies) == 2
     request = server.bodies[1]["messages"][-1]["content"]
     assert "cannot be read as points: brevity is 11, not a number from 0 to 10" in request
     assert '"brevity": 0 to 10' in request
-
-
-def completion_of(text, **more):
-    """A step of `FakeJudge.plan`: a completion with this text."""
-    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
-    return 200, {"model": "m", "choices": [choice]} | more, {}
-
-
-def test_an_answer_that_was_repaired_is_not_asked_for_again(server, tmp_path):
-    """A later run takes the repaired answer, without a request, as one cached answer of one question."""
-    server.plan.append(completion_of("It is rather good."))
-    assert_near(judge_of(server, tmp_path)(rollout_of(1), texts_of("good")).values, [0.175])
-    assert len(server.bodies) == 2
     again = judge_of(server, tmp_path)(rollout_of(1), texts_of("good"))
     assert_near(again.values, [0.175])
     assert len(server.bodies) == 2 and again.measured == {"judge/cached": (1.0, 1.0)}
@@ -259,15 +240,9 @@ def test_nonsense_stops_the_run_or_costs_its_response(server, tmp_path):
     with pytest.raises(UserError) as caught:
         judge_of(server, tmp_path)(rollout_of(3), texts)
     message = str(caught.value)
-    assert message.startswith(
-        "--reward_judge: an answer of the judge cannot be read, nor its repetition: it has no JSON"
-    )
-    assert (
-        "1 of 3 questions" in message and "--resume_from_checkpoint" in message and "--on_reward_error skip" in message
-    )
-    scores = judge_of(server, tmp_path, skips=True)(rollout_of(3), texts)
-    assert scores.values.isnan().tolist() == [False, True, False]
-    assert scores.parts["judge_truth"].isnan().tolist() == [False, True, False]
+    assert message.startswith("--reward_judge: an answer of the judge cannot be read, nor its repetition: it has no")
+    for words in ("1 of 3 questions", "--resume_from_checkpoint", "--on_reward_error skip"):
+        assert words in message
     weighted = WeightedScores([Weighted(None, 1.0, judge_of(server, tmp_path, skips=True))], skips=True)
     filled = weighted(rollout_of(3), texts)
     assert filled.missing.tolist() == [False, True, False]
@@ -282,12 +257,6 @@ def test_the_limit_of_costs_ends_the_run_even_if_failures_are_skipped(server, tm
     with pytest.raises(UserError, match="--reward_judge: --judge_max_cost 0.004: .* Raise the limit and resume"):
         judge(rollout_of(30), texts_of(*["good " * n for n in range(30)]))
     assert 0 < spending.cost <= 0.004 and 0 < len(server.bodies) < 30
-    cost = spending.cost
-    free = Spending(Prices(1.0, 1.0))
-    scores = judge_of(server, tmp_path, spending=free)(rollout_of(30), texts_of(*["good " * n for n in range(30)]))
-    answered = len(server.bodies)
-    assert answered == 30 and free.cost == pytest.approx(30 * 110e-6 - cost)
-    assert scores.measured["judge/cost"] == (pytest.approx(free.cost), 30.0)
 
 
 def test_what_is_spent_between_two_rollouts_is_counted_once(server, tmp_path):
@@ -324,41 +293,39 @@ def test_sums_with_other_sources_keep_the_criteria(server, tmp_path):
 # -- reading of answers and rubrics
 
 
-ANSWERS = {
-    "alone": ('{"reason": "x", "a": 3, "b": 10}', {"a": 3, "b": 10}),
-    "fenced": ('Sure:\n```json\n{"a": 3.5, "b": 0}\n```', {"a": 3.5, "b": 0}),
-    "after thoughts": ('<think>{"a": 1, "b": 1}</think>{"a": 2, "b": 2}', {"a": 2, "b": 2}),
-}
-UNREADABLE = {
-    "empty": ("", "it is empty and has no JSON object with a, b"),
-    "half": ('{"a": 3, "b"', "its JSON is broken or cut off"),
-    "one missing": ('{"a": 3}', "b is missing"),
-    "text": ('{"a": 3, "b": "7"}', "b is '7', not a number from 0 to 10"),
-    "truth": ('{"a": true, "b": 1}', "a is True"),
-    "NaN": ('{"a": NaN, "b": 1}', "a is nan"),
-    "contradiction": ('{"a": 1, "b": 2} {"a": 2, "b": 2}', "contradict"),
-}
+def numbers_in(text, refusal=""):
+    return read_answer(Reply(text, refusal, "served"), ["a", "b"], 0, 10)
 
 
-def reply_of(text, refusal=""):
-    from dschat.base.reply_cache import Reply
+@pytest.mark.parametrize(
+    ("text", "a"),
+    [
+        ('{"reason": "x", "a": 3, "b": 10}', 3),
+        ('Sure:\n```json\n{"a": 3.5, "b": 10}\n```', 3.5),
+        ('<think>{"a": 1, "b": 1}</think>{"a": 2, "b": 10}', 2),
+    ],
+)
+def test_answers_that_can_be_read(text, a):
+    assert numbers_in(text) == {"a": a, "b": 10}
 
-    return Reply(text, refusal, "served")
 
-
-@pytest.mark.parametrize("name", ANSWERS)
-def test_answers_that_can_be_read(name):
-    text, numbers = ANSWERS[name]
-    assert read_answer(reply_of(text), ["a", "b"], 0, 10) == numbers
-
-
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_answers_that_cannot(name):
-    text, words = UNREADABLE[name]
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it is empty and has no JSON object with a, b"),
+        ('{"a": 3, "b"', "its JSON is broken or cut off"),
+        ('{"a": 3}', "b is missing"),
+        ('{"a": 3, "b": "7"}', "b is '7', not a number from 0 to 10"),
+        ('{"a": true, "b": 1}', "a is True"),
+        ('{"a": NaN, "b": 1}', "a is nan"),
+        ('{"a": 1, "b": 2} {"a": 2, "b": 2}', "contradict"),
+    ],
+)
+def test_answers_that_cannot(text, words):
     with pytest.raises(UnreadableAnswer, match=words):
-        read_answer(reply_of(text), ["a", "b"], 0, 10)
+        numbers_in(text)
 
 
 def test_a_refusal_is_no_answer():
     with pytest.raises(UnreadableAnswer, match="refused"):
-        read_answer(reply_of('{"a": 1}', "I will not"), ["a"], 0, 10)
+        numbers_in('{"a": 1, "b": 1}', "I will not")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The judge's scripts as processes: killed, interrupted, with a wrong key; and where the key goes."""
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_runs import message_of, read_jsonl, run_command
+from dschat.cli import main
 from dschat.judge.command import run_judge
 from dschat.judge.options import JudgeOptions
 from dschat.settings.parse import parse
@@ -87,26 +87,17 @@ def test_the_key_is_nowhere_but_in_the_header(server, tmp_path):
     assert set(server.keys) == {f"Bearer {KEY}"}
 
 
-@pytest.mark.parametrize(("place", "key"), [(["--key"], KEY), (["--seed"], "hunter2"), ("--overwrite=", KEY)])
-def test_a_key_at_a_wrong_place_is_not_repeated(tmp_path, place, key):
+@pytest.mark.parametrize("words", [["--key", KEY], ["--seed", "hunter2"], [f"--overwrite={KEY}"]])
+def test_a_key_at_a_wrong_place_is_not_repeated(words, capsys, caplog):
     flags = ["--model_name_a", "a", "--model_name_b", "b", "--output", "o"]
-    wrong = [place + key] if isinstance(place, str) else [*place, key]
-    result = run_command([sys.executable, SCRIPT, *flags, *wrong])
-    assert result.status == 2 and "error: " in result.stderr
-    assert key not in result.stdout + result.stderr and "Traceback" not in result.stderr
+    with pytest.raises(SystemExit) as end:
+        main(["judge", *flags, *words])
+    printed = capsys.readouterr()
+    said = printed.out + printed.err + caplog.text
+    assert end.value.code == 2 and "error: " in said and KEY not in said and "hunter2" not in said
 
 
-def test_the_webgpt_script_as_documented(server, tmp_path):
-    """`--dataset summarize` stands in its documented command; it judges by the WebGPT rubric all the same."""
-    two_files(tmp_path)
-    script = EVALUATION / "gpt4-webgpt-eval.py"
-    files = ["--model_name_a", "a.jsonl", "--model_name_b", "b.jsonl", "--output", "gpt4-a-v.s.-b.jsonl"]
-    command = [sys.executable, script, *files, "--dataset", "summarize", "--sk", KEY]
-    result = run_command(command, cwd=tmp_path, OPENAI_BASE_URL=server.url, JUDGE_API_KEY=None).expect(0)
-    assert "judged by the webgpt rubric" in result.stderr
-    refused = run_command([*command, "--rubric=own.toml"], cwd=tmp_path)
+def test_the_webgpt_script_judges_by_no_other_rubric(tmp_path):
+    """How it judges by its own is in tests/cli/test_commands.py."""
+    refused = run_command([sys.executable, EVALUATION / "gpt4-webgpt-eval.py", "--rubric=own.toml"], cwd=tmp_path)
     assert refused.status != 0 and "--rubric" in refused.stderr and "gpt4-eval.py" in refused.stderr
-    rows = read_jsonl(tmp_path / "gpt4-a-v.s.-b.jsonl")
-    assert {row["dataset"] for row in rows} == {"webgpt"} and len(rows) == 4
-    assert "usefulness" in server.bodies[0]["messages"][0]["content"]
-    assert os.listdir(tmp_path / ".judge-cache")

@@ -11,7 +11,7 @@ from dschat.judge.client import JudgeClient
 from dschat.judge.costs import Spending
 from dschat.judge.rubrics import Rubric
 from dschat.judge.scores import JudgeScores, JudgeSettings
-from fake_judge import graded_in, judge_server
+from fake_judge import graded_in
 from resume_runs import RLOO, check_every_stop, ppo, result_of
 
 POINTS = Rubric("Grade it.", criteria={"a": "Is it?", "b": "Is it?"}, weights={"a": 1.0, "b": 2.0})
@@ -29,10 +29,9 @@ def by_length(messages):
 
 
 @pytest.fixture
-def server():
-    with judge_server() as judge:
-        judge.answer = by_length
-        yield judge
+def server(server):
+    server.answer = by_length
+    return server
 
 
 def judged_ppo(folder, server, rubric, **flags):

@@ -3,8 +3,6 @@
 
 import json
 
-import pytest
-
 from cli_runs import read_jsonl, write_jsonl
 from dschat.judge.options import TurnOptions
 from dschat.judge.turn_report import run_turns
@@ -19,23 +17,18 @@ REPLIES_B = [["good", "bad"], ["good", "good"], ["same", "good"]]
 def dialogues(folder, name, replies):
     rows = []
     for number, texts in enumerate(replies):
-        said = [(f"question {number}.{turn}", text) for turn, text in enumerate(texts)]
-        both = [zip(("user", "assistant"), pair, strict=True) for pair in said]
-        messages = [{"role": role, "content": text} for turn in both for role, text in turn]
+        messages = []
+        for turn, text in enumerate(texts):
+            messages.append({"role": "user", "content": f"question {number}.{turn}"})
+            messages.append({"role": "assistant", "content": text})
         rows.append({"number": number, "messages": messages})
     return write_jsonl(folder / f"{name}.jsonl", rows)
 
 
-@pytest.fixture
-def words(server, tmp_path):
-    """words(output, *more): of a run on the dialogues above."""
+def test_verdicts_by_turn_by_hand(server, tmp_path):
     a, b = dialogues(tmp_path, "a", REPLIES_A), dialogues(tmp_path, "b", REPLIES_B)
-    files = ["--model_name_a", a, "--model_name_b", b]
-    return lambda output, *more: [*map(str, (*files, "--output", output, *server.words(), *more))]
-
-
-def test_verdicts_by_turn_by_hand(server, words, tmp_path):
-    text = run_turns(parse(TurnOptions, words(tmp_path / "o.jsonl", "--concurrency", 1)))
+    files = ["--model_name_a", str(a), "--model_name_b", str(b), "--output", str(tmp_path / "o.jsonl")]
+    text = run_turns(parse(TurnOptions, [*files, *server.words(), "--concurrency", "1"]))
     rows = read_jsonl(tmp_path / "o.jsonl")
     assert [(row["number"], row["turn"], row["verdict"]) for row in rows] == [
         *[(0, 1, "A"), (0, 2, "A"), (1, 1, "B"), (1, 2, "tie"), (2, 1, "tie"), (2, 2, "B")]

@@ -59,6 +59,9 @@ def test_the_first_or_the_last_of_equal_blocks(first) -> None:
     response = f"{first}\nprint(1)\n```\nBetter:\n{first}\nprint(2)\n```\nor\n{first}\nprint(3)"
     assert program_of(response) == program_of(response, "last") == "print(3)"
     assert program_of(response, "first") == "print(1)\n"
+    lines = ["```python\n", "def f(): pass\n", "```\n"] * 2
+    assert rewards_by_segment([(0, 1.0)], ["f"], lines) == [0, 0, 0, 0, 1, 0]
+    assert rewards_by_segment([(0, 1.0)], ["f"], lines, "first") == [0, 1, 0, 0, 0, 0]
 
 
 def test_a_response_that_is_still_thinking_has_no_program() -> None:
@@ -79,7 +82,6 @@ def test_a_response_that_is_still_thinking_has_no_program() -> None:
         ("Solve.\n```", f"python\n{RIGHT}```\nThis prints 1.\n"),
         ("Solve.\n~~~~py\n", f"{RIGHT}~~~~\nOutput:\n~~~~\n1\n~~~~\n"),
         ("Like this:\n```\n1\n```\n", f"So:\n{FENCED}"),
-        ("Like this:\n```\n1\n", f"So:\n{FENCED}Done."),
         ("- Like this:\n  ```\n  1\n", FENCED),
         ("Solve.\n```python\n", f"```\nNo. Better:\n{FENCED}"),
     ],
@@ -116,15 +118,14 @@ def test_time_grows_linearly_with_the_number_of_fences_and_quotes(text, count) -
 
 
 @pytest.mark.parametrize(
-    "info", ["python", "PY", "python3.11", "pypy3", "{.python .numberLines}", 'python title="a.py"']
+    ("info", "is_python"),
+    [
+        *[(info, True) for info in ("PY", "python3.11", "pypy3", "{.python .numberLines}", 'python title="a.py"')],
+        *[(info, False) for info in ("", "pycon", "python-repl", "cython", "{.pythonic}")],
+    ],
 )
-def test_names_of_python(info) -> None:
-    assert names_python(info)
-
-
-@pytest.mark.parametrize("info", ["", "pycon", "python-repl", "cython", "{.pythonic}"])
-def test_names_of_something_else(info) -> None:
-    assert not names_python(info)
+def test_names_of_python(info, is_python) -> None:
+    assert names_python(info) is is_python
 
 
 def test_places_in_the_response() -> None:
@@ -153,12 +154,6 @@ def test_places_in_the_response() -> None:
     lines = response.splitlines(True)
     rewards = rewards_by_segment([(0, 1.0), (1, 2.0)], ["f", "g"], lines)
     assert rewards == [0, 0, 0, 0, 1, 0, 0, 2, 0, 0]
-
-
-def test_a_segments_reward_is_in_the_block_that_was_run() -> None:
-    lines = ["```python\n", "def f(): pass\n", "```\n", "```python\n", "def f(): pass\n", "```\n"]
-    assert rewards_by_segment([(0, 1.0)], ["f"], lines) == [0, 0, 0, 0, 1, 0]
-    assert rewards_by_segment([(0, 1.0)], ["f"], lines, "first") == [0, 1, 0, 0, 0, 0]
 
 
 def test_deep_nesting_takes_little_time() -> None:

@@ -2,13 +2,13 @@
 """pass@k: the estimator against counting, files against hand arithmetic, the published rows against each other."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from cli_runs import ROOT, message_of, run_command, write_jsonl
+from cli_runs import write_jsonl
 from dschat.base.errors import UserError
+from dschat.cli import main
 from dschat.programs.pass_at_k import pass_at_k, pass_rates, pass_table
 
 
@@ -60,14 +60,10 @@ def test_other_files_are_named(tmp_path):
         pass_rates([file], (1,))
 
 
-def test_the_scripts(results, tmp_path):
-    def run_script(name, *words):
-        return run_command([sys.executable, ROOT / "evaluation" / name, results, *words])
-
-    assert "pass@3, %" in run_script("pass-at-k.py", "-k", 1, 3).expect(0).stdout
-    assert "pass@5, %" in run_script("report.py", "--output", tmp_path / "report").expect(0).stdout
+def test_the_commands(results, tmp_path, capsys):
+    assert main(["pass-at-k", str(results), "-k", "1", "3"]) == 0
+    assert "pass@3, %" in capsys.readouterr().out
+    assert main(["report", str(results), "--output", str(tmp_path / "report")]) == 0
+    assert "pass@5, %" in capsys.readouterr().out
     content = json.loads((tmp_path / "report" / "report.json").read_text())
     assert content["programs"][2]["rates"]["pass@1"]["value"] == pytest.approx(0.2)
-    scores = write_jsonl(tmp_path / "r.jsonl", [{"prompt": "p", "response": "r", "reward": 1}])
-    message_of(run_script("report.py", scores, "--output", tmp_path / "report"), "a report of its own")
-    message_of(run_script("pass-at-k.py", "-k", 0), "--k 0 is out of range")

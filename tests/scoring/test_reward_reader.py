@@ -23,9 +23,8 @@ from dschat.refuel.scores import RewardModelDialogueScores
 from dschat.scoring.reward_reader import ClassifierReader, load_reward_model
 from dschat.scoring.reward_tokenizer import load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
-from factories import BOS, EOS, KINDS, hf_score, make_classifier, make_tokenizer, save_folder
+from factories import BOS, EOS, hf_score, make_classifier, make_tokenizer, save_folder
 
-TOLERANCE = 1e-5
 PROMPTS = ("POST\nThe cat sat. \nTL;DR: ", "a ", "the lazy dog jumps over a mat, and a table.\n\nAssistant:")
 RESPONSES = (" a cat sat", "", " the quick brown fox; whisky and quartz follow. we make puzzles")
 TEMPLATE = (
@@ -65,7 +64,7 @@ def with_template(folder, tokenizer, template=TEMPLATE):
     return path, saved
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
 def test_prompt_response_and_eos(kind, bytes_tokenizer, tmp_path):
     path = save_folder(tmp_path, make_classifier(kind, vocab_size=len(bytes_tokenizer)), bytes_tokenizer)
     scores = read(path, rows_of(PROMPTS), RESPONSES)
@@ -74,36 +73,6 @@ def test_prompt_response_and_eos(kind, bytes_tokenizer, tmp_path):
         for prompt, response in zip(PROMPTS, RESPONSES, strict=True)
     ]
     assert scores == near(plain_scores(path, sequences))
-    without_eos = plain_scores(path, [sequence[:-1] for sequence in sequences])
-    assert all(abs(a - b) > 100 * TOLERANCE for a, b in zip(scores, without_eos, strict=True))
-
-
-def test_a_chat_template(bytes_tokenizer, tmp_path):
-    path, tokenizer = with_template(tmp_path, bytes_tokenizer)
-    scores = read(path, rows_of(PROMPTS), RESPONSES, rm_template=True)
-    sequences = []
-    for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
-        turns = f"[user] {prompt.strip()}", f"\n[assistant] {response.strip()}"
-        ids = [BOS, *encode(tokenizer, turns[0]), EOS, *encode(tokenizer, turns[1]), EOS, *encode(tokenizer, "\n")]
-        sequences.append(ids)
-    assert scores == near(plain_scores(path, sequences))
-    assert scores != pytest.approx(read(path, rows_of(PROMPTS), RESPONSES), abs=100 * TOLERANCE)
-
-
-def test_a_saved_reward_model_is_read_at_the_token_that_it_was_trained_at(bytes_tokenizer, tmp_path):
-    """Expected: plain transformers on prompt, response and that token, which is not EOS."""
-    (end_id,) = encode(bytes_tokenizer, "~")
-    assert end_id != EOS
-    model = make_classifier(vocab_size=300)
-    note_end_token(model, bytes_tokenizer, end_id)
-    path = save_folder(tmp_path, model, bytes_tokenizer)
-    assert json.loads((tmp_path / "config.json").read_text())["end_of_response"] == "~"
-    sequences = []
-    for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
-        sequences.append([BOS, *encode(bytes_tokenizer, prompt), *encode(bytes_tokenizer, response), end_id])
-    assert read(path, rows_of(PROMPTS), RESPONSES) == near(plain_scores(path, sequences))
-    reader = load_reward_model(path, bytes_tokenizer, False, torch.device("cpu"), torch.float32)
-    assert reader.form == "prompt + response + ~"
 
 
 @pytest.mark.parametrize("end", [None, "~"])
@@ -115,6 +84,7 @@ def test_a_response_that_was_cut_is_read_without_its_end(rm_template, end, bytes
         model = make_classifier(vocab_size=300)
         note_end_token(model, tokenizer, encode(tokenizer, end)[0])
         model.save_pretrained(path)
+        assert json.loads((tmp_path / "config.json").read_text())["end_of_response"] == end
     finished = [True, False, False]
     found = read(path, rows_of(PROMPTS), RESPONSES, rm_template, finished)
     sequences = []
@@ -203,20 +173,12 @@ TALKS = [dialogue("a", "b"), dialogue("first", "an answer", "more", "and more"),
 ROWS = [Row(None, None, None, None, {"n": n}, f"talk.jsonl:{n}") for n in range(3)]
 
 
-def dialogue_reader(kind="gemma", batch_size=2, offload=False, **tokenizer):
-    own = chat_tokenizer("llama-3")
-    for name, value in tokenizer.items():
-        setattr(own, name, value)
-    classifier = make_classifier(kind, vocab_size=len(own))
-    reading = ClassifierReader(classifier, own.pad_token_id, torch.device("cpu"), batch_size, offload)
-    scores = RewardModelDialogueScores(reading, own, "--reward_model rm")
-    return scores, own, classifier
-
-
-@pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("batch_size", [1, 2, 8])
+@pytest.mark.parametrize(("batch_size", "offload"), [(1, True), (2, False)])
 def test_scores_are_plain_transformers_of_the_templates_text(batch_size, offload):
-    scores, tokenizer, classifier = dialogue_reader(batch_size=batch_size, offload=offload)
+    tokenizer = chat_tokenizer("llama-3")
+    classifier = make_classifier(vocab_size=len(tokenizer))
+    reading = ClassifierReader(classifier, tokenizer.pad_token_id, torch.device("cpu"), batch_size, offload)
+    scores = RewardModelDialogueScores(reading, tokenizer, "--reward_model rm")
     found = scores(TALKS, ROWS, [True] * 3).tolist()
     cut = scores(TALKS, ROWS, [True, False, False]).tolist()
     assert cut[0] == near(found[0])

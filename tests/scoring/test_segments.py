@@ -21,7 +21,7 @@ from dschat.scoring.reward_tokenizer import load_reward_tokenizer
 from dschat.scoring.segments import Segments
 from dschat.scoring.serve import Scorer, ScoreRequest
 from dschat.scoring.source import ResponseTexts
-from factories import EOS, KINDS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows, save_folder
+from factories import EOS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows, save_folder
 
 ROWS = ragged_rows([2, 5], [4, 3])
 LENGTHS = [[1, 3], [2, 1]]
@@ -68,13 +68,11 @@ def test_a_function_gets_the_macro_actions_and_gives_each_a_number():
     assert found.values.tolist() == [3.0, 8.0] and found.segments.tolist() == [[1, 2], [3, 5]]
     found = of_function(function, PREFIX)
     assert found.values.tolist() == [2.0, 5.0] and found.segments.tolist() == [[1, 1], [3, 2]]
-    found = of_function(lambda *_: torch.tensor([[1.0, 2], [3, 5]]).numpy())
-    assert found.values.tolist() == [3.0, 8.0]
     found = of_function(lambda *_: (7.0, (1.0, 2.0)))
     assert found.values.tolist() == [7.0, 3.0] and found.segments.tolist() == [[0, 0], [1, 2]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
 def test_a_reward_model_is_read_where_macro_actions_end(kind):
     model = make_classifier(kind)
     ends = [[0, 3], [1, 2]]
@@ -123,23 +121,21 @@ def test_texts_that_are_read_for_another_rank_are_not_counted(monkeypatch, caplo
 PROGRAM = "def f(x):\n    return 2 * x\n\n    # of f\ndef g(x):\n    return x + 1\nprint(1)\n"
 
 
-def test_where_functions_of_a_program_end():
-    response = f"So:\n```python\n{PROGRAM}```\nDone."
-    assert response[: function_ends(response, ["f"])["f"]].endswith("return 2 * x")
-    assert response[: function_ends(response, ["g"])["g"]].endswith("return x + 1")
-    assert (
-        response[: function_ends(response, [None])[None]].endswith("print(1)")
-        and function_ends(response, ["h", None])["h"] == function_ends(response, [None])[None]
-    )
-    method = "class Solution:\n    def f(self):\n        return 1\n    def g(self):\n        pass"
-    assert method[: function_ends(method, ["f"])["f"]].endswith("return 1")
-    long = 'def f(\n    a,\n):\n    """Of\nf.\n    """\n# here\n    return a\nx = f(1)\ndef g(): return 1\ny = 2\n'
-    assert long[: function_ends(long, ["f"])["f"]].endswith("return a")
-    assert long[: function_ends(long, ["g"])["g"]].endswith("return 1")
-    again = "def f():\n  return 1\ndef f():\n  return 2\nprint(f())"
-    assert again[: function_ends(again, ["f"])["f"]].endswith("return 2"), "the last one is called"
-    broken = "def f():\n  return (1\n"
-    assert broken[: function_ends(broken, ["f"])["f"]].endswith("(1"), "as far as it can be read"
+@pytest.mark.parametrize(
+    ("program", "name", "end"),
+    [
+        (f"So:\n```python\n{PROGRAM}```\nDone.", "f", "return 2 * x"),
+        (f"So:\n```python\n{PROGRAM}```\nDone.", None, "print(1)"),
+        (f"So:\n```python\n{PROGRAM}```\nDone.", "h", "print(1)"),  # there is none: as the whole program
+        ("class Solution:\n    def f(self):\n        return 1\n    def g(self):\n        pass", "f", "return 1"),
+        ('def f(\n    a,\n):\n    """Of\nf.\n    """\n# here\n    return a\nx = f(1)\n', "f", "return a"),
+        ("x = 1\ndef g(): return 1\ny = 2\n", "g", "return 1"),
+        ("def f():\n  return 1\ndef f():\n  return 2\nprint(f())", "f", "return 2"),  # the last one is called
+        ("def f():\n  return (1\n", "f", "(1"),  # as far as it can be read
+    ],
+)
+def test_where_functions_of_a_program_end(program, name, end):
+    assert program[: function_ends(program, [name])[name]].endswith(end)
 
 
 def test_what_tests_are_worth():

@@ -20,7 +20,7 @@ from dschat.scoring import math_answers
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ResponseTexts
-from factories import KINDS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows
+from factories import hf_score, make_classifier, make_prompt, make_rollout, ragged_rows
 
 ROWS = ragged_rows([2, 5, 9, 1, 3], [7, 1, 4, 3, 2])
 TEXT = ResponseTexts(
@@ -37,8 +37,7 @@ CALLED = {
 }
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 8])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "batch_size"), [("gemma", 2), ("gpt2", 1), ("gpt2", 8)])
 def test_the_reward_model_scores_the_last_sampled_token(kind, batch_size):
     classifier = make_classifier(kind)
     scores = RewardModelScores(ScalarModel(classifier), batch_size)(make_rollout(ROWS, left=2, right=3), TEXT)
@@ -67,7 +66,6 @@ def test_a_function_gets_texts_and_rows(kind):
     [
         [1, 2, 3, 4, 5],
         torch.arange(5),
-        torch.ones(5).numpy(),
         2 * torch.ones(5, requires_grad=True),
         np.arange(5.0)[::-1],
         np.arange(5, dtype=">f4"),
@@ -85,8 +83,8 @@ def test_anything_with_one_number_each_will_do(result, kind):
 @pytest.mark.parametrize(
     ("result", "words"),
     [
-        *((x, "returned shape .* for 5") for x in (torch.ones(4), torch.ones(5, 1), torch.tensor(1.0), [], 3.0)),
-        *((x, "returned .*, which is not a list of numbers") for x in (None, ["a"] * 5, {"scores": [1] * 5}, "abc")),
+        *((x, "returned shape .* for 5") for x in (torch.ones(4), torch.ones(5, 1), 3.0)),
+        *((x, "returned .*, which is not a list of numbers") for x in (None, ["a"] * 5, {"scores": [1] * 5})),
         ([10**400] * 5, "returned list, which is not a list of numbers: "),
     ],
 )
@@ -97,12 +95,6 @@ def test_what_is_not_one_number_each_is_refused(result, words, kind):
     with pytest.raises(UserError, match=f"--reward_function: reward {words}") as caught:
         CALLED[kind][0](reward)
     assert "shape" not in words or str(caught.value).endswith(f"for 5 {kind}s; it must return one number per {kind}.")
-
-
-@pytest.mark.parametrize("kind", CALLED)
-def test_a_function_that_fails_is_named(kind):
-    with pytest.raises(UserError, match="ZeroDivisionError"):
-        CALLED[kind][0](lambda *_: 1 / 0)
 
 
 @pytest.mark.parametrize("kind", CALLED)
@@ -127,9 +119,7 @@ def test_what_a_function_changes_nobody_else_sees(kind):
 
 
 def test_load_function(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("CONSTANT = 3\ndef reward(prompts, responses, rows):\n    return [7.0] * len(responses)\n")
-    assert load_function(f"{file}:reward", "--reward_function")([], ["a"], []) == [7.0]
+    """Of a file with a dataclass, a neighbour file, and an import at the call."""
     (tmp_path / "helper_of_mine.py").write_text("FACTOR = 2.0\n")
     (tmp_path / "whole.py").write_text(
         "from __future__ import annotations\nfrom dataclasses import dataclass\nimport helper_of_mine\n"
@@ -137,34 +127,31 @@ def test_load_function(tmp_path):
         "def reward(p, responses, rows):\n    from helper_of_mine import FACTOR\n"
         "    return [Score(FACTOR).value for _ in responses]\n"
     )
-    whole = load_function(f"{tmp_path / 'whole.py'}:reward", "--reward_function")
-    assert whole([], ["a", "b"], []) == [2.0, 2.0], "a dataclass, a neighbour file, an import at the call"
-    (tmp_path / "broken.py").write_text("import nothing_of_this_name\n")
-    (tmp_path / "syntax.py").write_text("def f(:\n")
-    (tmp_path / "later.py").write_text(
-        "async def f(p, r, rows):\n    return []\nasync def g(p, r, rows):\n    yield 1\n"
-        "class Callable:\n    async def __call__(self, p, r, rows):\n        return []\ninstance = Callable()\n"
-    )
-    (tmp_path / "key.py").write_text("import os\n\nKEY = os.environ['NO_SUCH_KEY']\n")
-    (tmp_path / "path.py").write_text("import sys\nsys.path.pop(0)\nraise RuntimeError('the reason')\n")
-    cases = {
-        f"{tmp_path / 'absent.py'}:reward": "there is no such file",
-        f"{tmp_path}:reward": "not of the form path/to/module.py:function",
-        str(file): "not of the form path/to/module.py:function",
-        f"{file}:other": "defines no function named 'other'",
-        f"{file}:CONSTANT": "defines no function named 'CONSTANT'",
-        f"{tmp_path / 'broken.py'}:f": "ModuleNotFoundError: No module named 'nothing_of_this_name'",
-        f"{tmp_path / 'syntax.py'}:f": "SyntaxError",
-        f"{tmp_path / 'later.py'}:f": "f is an async function; give a plain one",
-        f"{tmp_path / 'later.py'}:g": "g is an async function; give a plain one",
-        f"{tmp_path / 'later.py'}:instance": "instance is an async function; give a plain one",
-        f"{tmp_path / 'key.py'}:f": "importing the file failed in .*key.py, line 3: KeyError: 'NO_SUCH_KEY'",
-        f"{tmp_path / 'path.py'}:f": "line 3: RuntimeError: the reason",
-    }
-    for spec, message in cases.items():
-        with pytest.raises(UserError, match=message) as caught:
-            load_function(spec, "--reward_function")
-        assert str(caught.value).startswith(f"--reward_function {spec}: ")
+    assert load_function(f"{tmp_path / 'whole.py'}:reward", FLAG)([], ["a", "b"], []) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "message"),
+    [
+        ("f", None, "there is no such file"),
+        ("", "", "not of the form path/to/module.py:function"),
+        ("f", "f = 3\n", "defines no function named 'f'"),
+        ("f", "import nothing_of_this_name\n", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        ("f", "def f(:\n", "SyntaxError"),
+        ("f", "async def f(p, r, rows):\n    yield 1\n", "f is an async function; give a plain one"),
+        ("f", "class F:\n    async def __call__(self, p, r, rows): pass\nf = F()\n", "f is an async function"),
+        ("f", "import os\n\nKEY = os.environ['NO_SUCH_KEY']\n", "failed in .*own.py, line 3: KeyError: 'NO_SUCH_KEY'"),
+        ("f", "import sys\nsys.path.pop(0)\nraise RuntimeError('the reason')\n", "line 3: RuntimeError: the reason"),
+    ],
+)
+def test_functions_that_cannot_be_loaded(name, source, message, tmp_path):
+    file = tmp_path / "own.py"
+    if source is not None:
+        file.write_text(source)
+    specification = f"{file}:{name}" if name else str(file)
+    with pytest.raises(UserError, match=message) as caught:
+        load_function(specification, FLAG)
+    assert str(caught.value).startswith(f"--reward_function {specification}: ")
 
 
 def test_a_function_of_other_arguments_is_refused_when_loaded(tmp_path):
@@ -212,7 +199,7 @@ def test_a_neighbour_in_a_folder_above_or_below_is_refused(first, second, tmp_pa
         load_function(f"{tmp_path}/{second}/reward.py:f", FLAG)
 
 
-@pytest.mark.parametrize("data", ["rows_1.jsonl", "rows_2", "rows_3/rows.jsonl"])
+@pytest.mark.parametrize("data", ["rows_1.jsonl", "rows_3/rows.jsonl"])
 def test_data_beside_a_users_file_are_no_modules(data, tmp_path):
     name = data[:6]
     for folder in ("a", "b"):

@@ -168,9 +168,7 @@ class FakeJudge:
         content: dict[str, Any] = {"id": "x", "object": "chat.completion", "created": 1, "model": "served"}
         content |= {"choices": [choice], **({"usage": self.usage} if self.usage else {})}
         whole = json.dumps(content).encode()
-        if step == "half a JSON":
-            _send(handler, 200, whole[: len(whole) // 2])
-        elif step == "broken off":
+        if step == "broken off":
             _send(handler, 200, whole[: len(whole) // 2], {"Content-Length": str(len(whole))})
         else:
             _send(handler, 200, whole)

@@ -28,9 +28,9 @@ def write_responses(folder: Path, count: int, **changes: str) -> tuple[Path, Pat
     return files[0], files[1]
 
 
-def make_study(folder: Path, count: int, **changes: str) -> Study:
+def make_study(folder: Path, count: int) -> Study:
     """A study of `count` pairs with the votes in votes.jsonl."""
-    files = write_responses(folder, count, **changes)
+    files = write_responses(folder, count)
     return Study(read_pairs(files[0], "--model_a", files[1], "--model_b"), VoteFile(folder / "votes.jsonl"), MODELS)
 
 

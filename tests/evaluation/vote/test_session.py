@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rater sees: sides, text, guidelines; the session, the file of votes, and the answers to the browser."""
 
-import subprocess
-import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -21,17 +19,11 @@ def items_of(first, second, rater="anna", seed=42):
     return items_for(read_pairs(first, "-a", second, "-b"), rater, seed)
 
 
-def sides(folder, count, rater, seed=42):
-    return "".join(item.first for item in items_of(*write_responses(folder, count), rater, seed))
-
-
-@pytest.mark.parametrize(
-    ("seed", "rater", "expected"),
-    [(42, "anna", "ABBAAABB"), (42, "Anna", "ABBAAABB"), (42, "ben", "BBBAAAAB"), (43, "anna", "BAAABABB")],
-)
-def test_sides_follow_from_seed_rater_and_texts(tmp_path, seed, rater, expected):
+@pytest.mark.parametrize(("rater", "expected"), [("anna", "ABBAAABB"), ("Anna", "ABBAAABB"), ("ben", "BBBAAAAB")])
+def test_sides_follow_from_seed_rater_and_texts(tmp_path, rater, expected):
     """Worked out with sha256sum; they must not change, or a study begun before would change its sides."""
-    assert sides(tmp_path, 8, rater, seed) == expected
+    items = items_of(*write_responses(tmp_path, 8), rater)
+    assert "".join(item.first for item in items) == expected
 
 
 def test_a_pair_of_the_same_texts_is_asked_once(tmp_path):
@@ -39,13 +31,9 @@ def test_a_pair_of_the_same_texts_is_asked_once(tmp_path):
     assert [item.pair.prompt for item in items_of(file, file)] == ["p", "q"]
 
 
-def test_html_holds_no_character_that_a_template_or_a_browser_could_obey():
-    text = "<b>&\"'`${x}{{y}}@children\\"
-    html = "&#60;b&#62;&#38;&#34;&#39;&#96;&#36;&#123;x&#125;&#123;&#123;y&#125;&#125;&#64;children&#92;"
-    assert escaped(text) == html
-
-
 def test_the_page_escapes_every_text_that_it_shows():
+    """Whatever a template or a browser could obey."""
+    assert escaped("&\"'`{{y}}@x\\") == "&#38;&#34;&#39;&#96;&#123;&#123;y&#125;&#125;&#64;x&#92;"
     text, html = "<b>${x}", "&#60;b&#62;&#36;&#123;x&#125;"
     pair = SimpleNamespace(id="0f", prompt=text)
     view = RaterView(SimpleNamespace(pair=pair, responses=(text, text)), voted=1, total=3, last=None)
@@ -61,12 +49,6 @@ def test_a_rater_needs_a_name(name):
     with pytest.raises(UserError, match="--rater"):
         rater_name(name)
     assert rater_name("  Anna   Ö. ") == "Anna Ö."
-
-
-def test_the_terminal_needs_no_gradio_and_no_torch():
-    modules = "{'gradio', 'torch', 'transformers', 'datasets'}"
-    program = f"import sys, dschat.evaluation.vote.command; assert not {modules} & set(sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 # The session

@@ -1,35 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""evaluation/human-eval.py in a terminal, as a process."""
+"""`dschat vote` in a terminal: in this process, and as one that is killed or writes ASCII."""
 
+import io
 import re
 import subprocess
+import sys
 import time
 
 import pytest
 
-from cli_runs import environment, message_of, run_command, write_jsonl
+from cli_runs import environment, write_jsonl
+from dschat.cli import main
 from vote_runs import command, places, votes, write_responses
 
 TIMEOUT = 60  # seconds
 
 
-def rate(folder, typed, *flags, **changes):
-    """What was printed, after these lines were typed and the input ended."""
-    options = {"env": environment(COLUMNS="90", **changes), "encoding": "utf-8", "timeout": TIMEOUT}
-    done = subprocess.run(command(folder, *flags), input=typed, capture_output=True, **options)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture
+def rate(tmp_path, monkeypatch, capsys):
+    """rate(typed, *flags): what is printed, after these lines were typed and the input ended."""
+    monkeypatch.setenv("COLUMNS", "90")
+
+    def run(typed, *flags):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
+        assert main(["vote", *command(tmp_path, "--rater", "anna", *flags)[2:]]) == 0
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        return printed.out
+
+    return run
 
 
-def begin(folder, rater="anna", **changes):
+def begin(folder, **changes):
     """The process of a rater who has typed nothing yet; with PYTHONUNBUFFERED it can be read line by line."""
     pipe = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
-    return subprocess.Popen(command(folder, "--rater", rater), env=environment(**changes), text=True, **pipe)
-
-
-def type_into(process, keys):
-    process.stdin.write("".join(f"{key}\n" for key in keys))
-    process.stdin.flush()
+    return subprocess.Popen(command(folder, "--rater", "anna"), env=environment(**changes), **pipe)
 
 
 def shown(output):
@@ -45,9 +50,9 @@ def wait_for(condition):
         time.sleep(0.01)
 
 
-def test_four_keys_vote_for_the_places_and_the_file_names_the_models(tmp_path):
+def test_four_keys_vote_for_the_places_and_the_file_names_the_models(tmp_path, rate):
     write_responses(tmp_path, 4)
-    output = rate(tmp_path, "1\n2\n3\n4\n", "--rater", "anna", "--dataset", "summarize")
+    output = rate("1\n2\n3\n4\n", "--dataset", "summarize")
     items = shown(output)
     assert [item[0] for item in items] == [f"prompt {i}" for i in range(4)]
     rows = votes(tmp_path)
@@ -62,23 +67,23 @@ def test_four_keys_vote_for_the_places_and_the_file_names_the_models(tmp_path):
     assert last.endswith(f"equal 1, passed 1): {tmp_path / 'votes.jsonl'}")
 
 
-def test_the_end_of_input_keeps_everything_and_the_next_start_goes_on(tmp_path):
+def test_the_end_of_input_keeps_everything_and_the_next_start_goes_on(tmp_path, rate):
     write_responses(tmp_path, 4)
-    output = rate(tmp_path, "1\n?\nu\n1\n2\nx\n", "--rater", "anna")
+    output = rate("1\n?\nu\n1\n2\nx\n")
     assert not re.search("kestrel|osprey", output), "models stay hidden while votes are open"
     assert output.endswith(f"anna: 2 of 4 voted: {tmp_path / 'votes.jsonl'}\n")
     before = votes(tmp_path)
-    output = rate(tmp_path, "3\nq\n", "--rater", "anna")
+    output = rate("3\nq\n")
     assert [item[0] for item in shown(output)] == ["prompt 2", "prompt 3"]
     assert votes(tmp_path)[:2] == before and len(votes(tmp_path)) == 3
-    output = rate(tmp_path, "1", "--rater", "anna")  # a last line without its end
+    output = rate("1")  # a last line without its end
     assert "4 of 4 voted (" in output and len(votes(tmp_path)) == 4
 
 
-def test_undo_comment_guidelines_and_wrong_keys(tmp_path):
+def test_undo_comment_guidelines_and_wrong_keys(tmp_path, rate):
     write_responses(tmp_path, 3)
     typed = ["u", "c", "first thought", "1", "c a remark", "3", "u", "u", "", "12", "1 2", "?", "2", "c", "", "4"]
-    output = rate(tmp_path, "\n".join(typed) + "\n", "--rater", "anna", "--dataset", "webgpt")
+    output = rate("\n".join(typed) + "\n", "--dataset", "webgpt")
     assert "There is no vote to take back." in output
     assert [item[0] for item in shown(output)] == [f"prompt {i}" for i in (0, 1, 2, 1, 0, 1, 2)]
     assert "Comment: a remark" in output, "the comment comes back with its item"
@@ -90,17 +95,18 @@ def test_undo_comment_guidelines_and_wrong_keys(tmp_path):
     assert rows[1]["verdict"] == "skip"
 
 
-def test_a_killed_session_has_lost_nothing(tmp_path):
+def test_a_killed_session_has_lost_nothing(tmp_path, rate):
     write_responses(tmp_path, 5)
     process = begin(tmp_path)
     for count, key in enumerate("134", start=1):
-        type_into(process, key)
+        process.stdin.write(f"{key}\n".encode())
+        process.stdin.flush()
         wait_for(lambda count=count: len(votes(tmp_path)) == count)
     process.kill()
     process.communicate()
     before = votes(tmp_path)
     assert [row["verdict"] for row in before][1:] == ["tie", "skip"]
-    output = rate(tmp_path, "4\n4\n", "--rater", "anna")
+    output = rate("4\n4\n")
     assert [item[0] for item in shown(output)] == ["prompt 3", "prompt 4"]
     assert votes(tmp_path)[:3] == before and len(votes(tmp_path)) == 5
 
@@ -109,16 +115,20 @@ def test_a_killed_session_has_lost_nothing(tmp_path):
 def test_model_text_cannot_steer_the_terminal(tmp_path, encoding):
     attack = "\x1b]0;title\x07\x1b[2J\x9b1m\rhidden\x08 naïve \u202e猫"
     write_responses(tmp_path, 1, good0=attack)
-    output = rate(tmp_path, "c \x1b[5mblink\nx\n1\n", "--rater", "anna", PYTHONIOENCODING=encoding, PYTHONUTF8="0")
+    process = begin(tmp_path, PYTHONIOENCODING=encoding, PYTHONUTF8="0")
+    output = process.communicate(b"c \x1b[5mblink\nx\n1\n", TIMEOUT)[0].decode()
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", output)
     assert r"\x1b]0;title\x07\x1b[2J\x9b1m\x0dhidden\x08" in output
     assert ("naïve \\u202e猫" if encoding == "utf-8" else r"na\xefve \u202e\u732b") in output
     assert votes(tmp_path)[0]["response_a"] == attack, "the file keeps the text as it was"
 
 
-def test_mistakes_are_named(tmp_path):
+def test_mistakes_are_named(tmp_path, caplog):
     first, second = write_responses(tmp_path, 3)
-    message_of(run_command(command(tmp_path, "--dataset", "apps")), "--dataset apps", "summarize, hh-rlhf, webgpt")
+    assert main(["vote", *command(tmp_path, "--dataset", "apps")[2:]]) == 2
+    assert "--dataset apps" in caplog.text and "summarize, hh-rlhf, webgpt" in caplog.text
     write_jsonl(second, [{"prompt": f"prompt {i}", "response": "r"} for i in (0, 2, 7)])
-    message_of(run_command(command(tmp_path)), f"{first}:2", str(second), "'prompt 1'", "same prompts")
+    assert main(["vote", *command(tmp_path)[2:]]) == 2
+    for words in (f"{first}:2", str(second), "'prompt 1'", "same prompts"):
+        assert words in caplog.text
     assert not (tmp_path / "votes.jsonl").exists()
