@@ -16,7 +16,6 @@ split and its number alone, so a larger file begins with the smaller one. Odd ca
 | apps | 4 | solutions is an empty list |
 """
 
-import gzip
 import json
 import random
 from collections.abc import Callable
@@ -203,9 +202,6 @@ def write_all(folder: Path, rows: int = 40, eval_rows: int | None = None) -> dic
     return {name: write_set(folder / name, name, rows, eval_rows) for name in SETS}
 
 
-ANTHROPIC_PARTS = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled")
-
-
 def anthropic_rows(count: int, split: str = "train") -> list[dict[str, Any]]:
     """Rows of Anthropic/hh-rlhf: the rows of `hh_row`, with the prompt in both columns."""
     rows = []
@@ -222,53 +218,3 @@ def gsm8k_rows(count: int) -> list[dict[str, Any]]:
         solution = f"{index} and one are {index}+1 = <<{index}+1={index + 1}>>{index + 1}.\n#### {index + 1}"
         rows.append({"question": f"Ann has {index} apples and buys one. How many has she?", "answer": solution})
     return rows
-
-
-def write_hub(folder: Path, rows: int = 40, eval_rows: int | None = None) -> dict[str, dict[str, Path]]:
-    """Writes the repositories of all sets as they are on the hub, with the loading scripts that some have.
-
-    Returns:
-        Hub id → branch → folder. The scripts end the process that runs them.
-    """
-    parquet_branch = "refs/convert/parquet"
-    held_out = rows // 2 if eval_rows is None else eval_rows
-    places = {
-        "tldr": ("openai/summarize_from_feedback", parquet_branch, "comparisons/{}/0000.parquet"),
-        "hh": ("Dahoas/full-hh-rlhf", "main", "data/{}-00000-of-00001-8349d0765e6718df.parquet"),
-        "webgpt": ("openai/webgpt_comparisons", parquet_branch, "default/{}/0000.parquet"),
-        "apps": ("codeparrot/apps", "main", "{}.jsonl"),
-    }
-    repositories: dict[str, dict[str, Path]] = {}
-    for name, (hub_id, branch, pattern) in places.items():
-        repositories[hub_id] = {part: folder / name / part for part in {"main", branch}}
-        data, main = repositories[hub_id][branch], repositories[hub_id]["main"]
-        for split, count in (("train", rows), (EVAL_SPLITS[name], held_out)):
-            if split:
-                write_rows(data / pattern.format(split), make_rows(name, count, split), name)
-        main.mkdir(parents=True, exist_ok=True)
-        (main / "README.md").write_text("A data set.\n", encoding="utf-8")
-        if name != "hh":
-            (main / f"{hub_id.split('/')[1]}.py").write_text("import os\n\nos._exit(77)\n", encoding="utf-8")
-    gsm8k = folder / "gsm8k"
-    anthropic = folder / "anthropic"
-    configs = "---\nconfigs:\n"
-    for name in ("main", "socratic"):
-        configs += f"- config_name: {name}\n  data_files:\n"
-        for split, count in (("train", rows), ("test", held_out)):
-            configs += f"  - split: {split}\n    path: {name}/{split}-*\n"
-            write_rows(gsm8k / f"{name}/{split}-00000-of-00001.parquet", gsm8k_rows(count))
-    (gsm8k / "README.md").write_text(f"{configs}---\n", encoding="utf-8")
-    for part in ANTHROPIC_PARTS:
-        for split, count in (("train", rows), ("test", held_out)):
-            lines = "".join(json.dumps(row) + "\n" for row in anthropic_rows(count, split))
-            file = anthropic / part / f"{split}.jsonl.gz"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(gzip.compress(lines.encode()))
-    attempts = anthropic / "red-team-attempts" / "red_team_attempts.jsonl.gz"
-    attempts.parent.mkdir()
-    attempts.write_bytes(gzip.compress(b'{"transcript": "no comparison"}\n'))
-    (anthropic / "README.md").write_text("A data set.\n", encoding="utf-8")
-    repositories |= {"openai/gsm8k": {"main": gsm8k}, "Anthropic/hh-rlhf": {"main": anthropic}}
-    axis = [{"info": {"id": "x", "post": "not a comparison"}, "summary": {"text": " none"}}] * 7
-    write_rows(repositories["openai/summarize_from_feedback"][parquet_branch] / "axis/validation/0000.parquet", axis)
-    return repositories
