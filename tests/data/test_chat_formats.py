@@ -48,17 +48,10 @@ ASKED_BY_ROLE = [("user", "hi"), ("assistant", "yes?"), ("user", "2 + 2?")]
             {"messages": messages(("user", "hi"), ("assistant", "4"))},
         ),
         (
-            {"system": "Be brief.", "conversations": spoken(*ASKED)},
-            {"messages": messages(("system", "Be brief."), *ASKED_BY_ROLE)},
+            {"system": "s", "conversations": spoken(("system", "s"), *ASKED)},
+            {"messages": messages(("system", "s"), *ASKED_BY_ROLE)},
         ),
-        (
-            {"system": "Be brief.", "conversations": spoken(("system", "Be brief."), *ASKED)},
-            {"messages": messages(("system", "Be brief."), *ASKED_BY_ROLE)},
-        ),
-        (
-            {"conversations": messages(*ASKED_BY_ROLE, ("assistant", "4"))},
-            {"messages": messages(*ASKED_BY_ROLE, ("assistant", "4"))},
-        ),
+        ({"conversations": messages(*ASKED_BY_ROLE)}, {"messages": messages(*ASKED_BY_ROLE)}),
         (
             {
                 "conversations": spoken(*ASKED),
@@ -109,11 +102,8 @@ def test_tools_of_sharegpt() -> None:
 
 
 def test_further_fields_of_sharegpt_messages_are_kept() -> None:
-    said = [*spoken(("human", "hi")), {"from": "gpt", "value": "a", "weight": 0, "role": None}, *spoken(("gpt", "b"))]
-    assert parsed({"conversations": said}).messages == [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "a", "weight": 0},
-    ]
+    said = [{"from": "human", "value": "hi", "name": "Ann", "role": None}, *spoken(("gpt", "b"))]
+    assert parsed({"conversations": said}).messages == [{"role": "user", "content": "hi", "name": "Ann"}]
 
 
 @pytest.mark.parametrize(
@@ -124,10 +114,7 @@ def test_further_fields_of_sharegpt_messages_are_kept() -> None:
             "rows:1: message 2 of 'conversations' is from 'narrator', an unknown speaker; known are system, dev",
         ),
         ({"conversations": [{"from": 3, "value": "hi"}]}, "'from' of message 1 of 'conversations' must be text"),
-        (
-            {"conversations": [*spoken(("human", "hi")), {"from": "gpt", "value": None}]},
-            "'value' of message 2 of 'conversations' must be text, not null",
-        ),
+        ({"conversations": [{"from": "gpt", "value": None}]}, "'value' of message 1 of 'conversations' must be text"),
         (
             {"conversations": spoken(("human", "hi"), ("function_call", "add(2, 2)"))},
             "message 2 of 'conversations' is a tool call but not valid JSON .*correct the row",
@@ -155,8 +142,7 @@ def test_what_is_refused_names_the_row_and_the_remedy(raw, message) -> None:
     [
         ({"instruction": "Add.", "input": "2, 2", "output": "4"}, [("user", "Add.\n2, 2")], ("4", None)),
         ({"instruction": "Add.", "input": "", "output": "4"}, [("user", "Add.")], ("4", None)),
-        ({"instruction": "", "input": "2, 2", "output": "4"}, [("user", "2, 2")], ("4", None)),
-        ({"instruction": "Add.", "input": "2, 2"}, [("user", "Add.\n2, 2")], (None, None)),
+        ({"instruction": "", "input": "2, 2"}, [("user", "2, 2")], (None, None)),
         ({"instruction": "Add.", "input": "2", "chosen": "4", "rejected": "5"}, [("user", "Add.\n2")], ("4", "5")),
         (
             {"instruction": "And 3?", "output": "5", "system": "Be brief.", "history": [["Add 2.", "4"]]},

@@ -20,9 +20,7 @@ CORPUS = [
     "def f(x):\n",
 ]
 TEXTS = [
-    ("The cat sat\nTL;DR: ", " was slow."),
     ("The cat sat\nTL;DR: ", "was slow. "),
-    ("The cat", " sat\n\n  on the mat"),
     ("\n\nHuman: cat?\n\nAssistant:", " The mat. "),
     ("The ca", "t sat"),
     ("The cat", "  two spaces"),
@@ -61,16 +59,15 @@ def unigram(scheme: str, nested: bool = False) -> Tokenizer:
     return backend
 
 
-def llama(prepend: bool = True) -> Tokenizer:
+def llama() -> Tokenizer:
     """Byte-fallback BPE with normalizers Prepend and Replace, as in the first Llama tokenizers."""
     merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("c", "a"), ("ca", "t"), ("▁", "cat"), ("▁", "▁")]
     tokens = SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)] + list("▁acehnostwTS.") + [a + b for a, b in merges]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     backend = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    replace = normalizers.Replace(" ", "▁")
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace] if prepend else [replace])
-    strip = [decoders.Strip(" ", 1, 0)] if prepend else []
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps)
     return backend
 
 
@@ -117,8 +114,9 @@ def test_llama_tokens_by_hand():
     assert tokens(encode_prompt(tokenizer, text_row("the cat"))) == ["<s>", "▁the", "▁cat"]
     assert tokens(encode_response(tokenizer, "the cat")) == ["the", "▁cat"]
     assert tokens(encode_response(tokenizer, " the")) == ["▁the"]
+    prompt = encode_prompt(tokenizer, text_row("cat "))
+    assert tokens(prompt + encode_response(tokenizer, " the")) == ["<s>", "▁cat", "▁", "▁the"], "not merged"
     assert tokens(encode_response(tokenizer, "é\n")) == ["<0xC3>", "<0xA9>", "<0x0A>"]
-    assert decode_response(tokenizer, encode_response(tokenizer, " é\n")) == " é\n"
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -143,14 +141,6 @@ def test_continuations_by_hand():
         ["cat", "</s>", "▁cat"],
         ["cat"],
     ]
-
-
-def test_parts_are_not_merged_across_the_border():
-    backend = llama(prepend=False)
-    tokenizer = wrap(backend)
-    ids = encode_prompt(tokenizer, text_row("cat ")) + encode_response(tokenizer, " sat")
-    assert tokenizer.convert_ids_to_tokens(ids) == ["<s>", "cat", "▁", "▁", "s", "a", "t"]
-    assert backend.encode("cat  sat", add_special_tokens=False).tokens == ["cat", "▁▁", "s", "a", "t"]
 
 
 def test_bos_stands_where_the_tokenizer_puts_one():
@@ -190,10 +180,16 @@ def test_chat_template_gets_one_bos(head):
     assert tokenizer.decode(ids[1:]) == "user: cat?\nassistant: mat.\nuser: why?\nassistant:"
 
 
-def test_conversation_without_template_and_one_that_refuses():
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (None, "no chat template. Use rows with a prompt and a response"),
+        ("{{ raise_exception('roles must alternate') }}", "refuses the messages .roles must alternate"),
+        ("{{ messages[0].content + 1 }}", "refuses the messages .can only concatenate str"),  # an error of Python
+    ],
+)
+def test_conversation_without_template_and_those_that_refuse(template, words):
     tokenizer = byte_level()
-    with pytest.raises(UserError, match="rows.jsonl:1: .*no chat template. Use rows with a prompt and a response"):
-        encode_prompt(tokenizer, talk_row(dialogue("cat")))
-    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(UserError, match="rows.jsonl:1: .*refuses the messages .roles must alternate"):
+    tokenizer.chat_template = template
+    with pytest.raises(UserError, match=f"rows.jsonl:1: .*{words}"):
         encode_prompt(tokenizer, talk_row(dialogue("cat")))

@@ -6,8 +6,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -19,21 +17,13 @@ import pytest
 import data_cases
 import dschat
 from cli_runs import write_jsonl
-from data_cases import KINDS, flags_of
+from data_cases import KINDS, TEXTS, flags_of, numbered_pairs, text_row
 from dschat.base.errors import UserError
 from dschat.data import tokenised
 from dschat.data.check import check_report
-from dschat.data.examples import (
-    PairExample,
-    PreferenceExample,
-    PromptExample,
-    SFTExample,
-    prompt_examples,
-    sft_examples,
-)
+from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample, prompt_examples
 from dschat.data.loading import ENTRY, ExampleLoader, StepData, cache_folder, encoder_version
 from dschat.data.preview import Settings
-from dschat.data.rows import Row
 from dschat.data.tokenised import (
     BATCH,
     Examples,
@@ -47,8 +37,7 @@ from dschat.data.tokenised import (
 )
 from factories import make_tokenizer
 from fault_runs import small_files_only
-
-TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")
+from published_set_copies import write_rows
 
 
 @pytest.fixture(autouse=True)
@@ -58,15 +47,8 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write(folder: Path) -> Path:
     """A folder of rows, one of which is dropped as a pair."""
-    rows = [
-        {
-            "prompt": f"{TEXTS[i % 5]} {i}",
-            "chosen": TEXTS[(i + 1) % 5],
-            "rejected": TEXTS[(i + (1 if i == 7 else 2)) % 5],
-            "note": {"i": i, "x": 0.1 * i, "none": None},
-        }
-        for i in range(60)
-    ]
+    rows = numbered_pairs(range(60))
+    rows[7]["rejected"] = rows[7]["chosen"]
     return write_jsonl(folder / "train.jsonl", rows).parent
 
 
@@ -103,7 +85,7 @@ def test_the_cache_gives_what_reading_gives(kind, tmp_path, monkeypatch) -> None
 def test_workers_keep_the_order(is_written, tmp_path, monkeypatch) -> None:
     """Two real processes, more batches than they hold at a time; one of them reads the rest of a batch."""
     monkeypatch.setattr(tokenised, "workers_for", lambda rows: 2)
-    rows = [Row(f"{TEXTS[i % 5]} {i}", None, None, None, {"i": i}, f"rows:{i}") for i in range(6 * BATCH + 1)]
+    rows = [text_row(f"{TEXTS[i % 5]} {i}", line=i) for i in range(6 * BATCH + 1)]
     make = partial(prompt_examples, tokenizer=make_tokenizer(), max_prompt_seq_len=12)
     file = tmp_path / "rows.arrow" if is_written else None
     found, counts = encode_rows(PromptExample, make, rows, "tokenising rows", file)
@@ -122,18 +104,23 @@ def kill_parent_in_worker(rows, pid_file, held_out=False):
 
 
 def encode_until_killed(pid_file: Path) -> None:
-    """To be called in a process of its own."""
-    rows = [Row("a", None, "b", None, {}, f"rows:{i}") for i in range(20 * BATCH)]
-    tokenised.workers_for = lambda rows: 2
+    """Starts workers, of which the first kills this process."""
+    rows = [text_row("a", "b")] * (20 * BATCH)
     encode_rows(SFTExample, partial(kill_parent_in_worker, pid_file=pid_file), rows, "tokenising rows")
 
 
-def test_workers_end_with_a_process_that_is_killed(tmp_path) -> None:
-    """None of them keeps the pipe open that the process wrote to."""
-    program = f"from test_loading import *; encode_until_killed(Path({str(tmp_path / 'pid')!r}))"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=300)
-    assert done.returncode == -signal.SIGKILL and (tmp_path / "pid").exists(), done.stderr.decode()
+def test_workers_end_with_a_process_that_is_killed(tmp_path, monkeypatch) -> None:
+    """None of them keeps the pipe open that the process had."""
+    monkeypatch.setattr(tokenised, "workers_for", lambda rows: 2)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=encode_until_killed, args=[tmp_path / "pid"])
+    process.start()
+    sender.close()
+    assert receiver.poll(100), "a worker lives on"
+    with pytest.raises(EOFError):
+        receiver.recv()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL and (tmp_path / "pid").exists()
 
 
 def test_workers_share_the_cores(monkeypatch) -> None:
@@ -161,11 +148,7 @@ def test_the_key_is_of_all_that_matters(tmp_path) -> None:
 
 def test_the_key_is_of_the_code_that_makes_ids(tmp_path, monkeypatch) -> None:
     """Changed is a file that reads rows, then one below a folder of it, then one that encodes them."""
-    files = [
-        tmp_path / "data" / "files.py",
-        tmp_path / "data" / "prepared" / "read.py",
-        tmp_path / "models" / "ids.py",
-    ]
+    files = [tmp_path / name for name in ("data/files.py", "data/prepared/read.py", "models/ids.py")]
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x = 1\n")
@@ -227,20 +210,14 @@ def test_a_cache_on_a_full_disk(tmp_path, caplog) -> None:
 
 
 def test_rows_that_json_would_change_are_not_kept(tmp_path, caplog) -> None:
-    for value in (datetime.date(2024, 1, 2), (1, 2), {1: 2}, b"x"):
+    for value in ((1, 2), {1: 2}):
         with pytest.raises(NotStorable):
-            row_text(Row("a", None, None, None, {"value": [{"deep": value}]}, "rows:1"))
-    extra = {"x": [0.1, 1e300, -0.0, None, "\ud800"]}
-    row = Row(None, [{"role": "user", "content": "é\u2028"}], "b", None, extra, "r")
+            row_text(text_row("a", value=[{"deep": value}]))
+    row = text_row("é\u2028", x=[0.1, 1e300, -0.0, None, "\ud800"])
     assert row_of(row_text(row)) == row
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    folder = tmp_path / "data"
-    folder.mkdir()
-    table = pa.table({"prompt": ["the cat", "a dog"] * 20, "day": [datetime.date(2024, 1, 2)] * 40})
-    parquet.write_table(table, folder / "train.parquet")
-    loader = loader_of(PromptExample, folder, data_split="1,1,1", step=3)
+    rows = [{"prompt": "the cat", "day": datetime.date(2024, 1, 2)}] * 40
+    file = write_rows(tmp_path / "train.parquet", rows)
+    loader = loader_of(PromptExample, file, step=3)
     with caplog.at_level(logging.INFO):
         data = loader.make()
     assert data.train[0].row.extra["day"] == datetime.date(2024, 1, 2)
@@ -255,23 +232,6 @@ def test_nothing_left_is_refused_as_ever(tmp_path) -> None:
         loader.make()
     assert str(made.value) == str(read.value) and "none of the" in str(read.value)
     assert not list(cache_folder().glob("*"))
-
-
-def test_the_step_takes_its_examples_from_the_cache(tmp_path, caplog) -> None:
-    from dschat.training.steps.common import load_step_data
-
-    folder = write(tmp_path / "data")
-    flags = flags_of(folder, data_split="1,0,0")
-    tokenizer = make_tokenizer()
-    make = partial(sft_examples, tokenizer=tokenizer, max_seq_len=40, eos_id=2)
-    expected = loader_of(SFTExample, folder, data_split="1,0,0").read()
-    assert not cache_folder().exists()
-    with caplog.at_level(logging.INFO):
-        first = load_step_data(flags, SFTExample, make)
-        assert "are kept for the next run" in caplog.text and "earlier run" not in caplog.text
-        second = load_step_data(flags, SFTExample, make)
-    assert f"tokenised data of an earlier run are used: {cache_folder()}" in caplog.text
-    assert list(first.train) == list(second.train) == expected.train
 
 
 def test_notes_on_responses(tmp_path, caplog) -> None:
@@ -292,12 +252,10 @@ def test_notes_on_responses(tmp_path, caplog) -> None:
         (PairExample, ["2 responses without any text", repeated]),
         (PromptExample, []),
     ):
-        loader = loader_of(kind, tmp_path, data_split="1,0,0")
-        for read in (lambda loader=loader: loader.read(show=True), loader.make):
-            read()
-            notes = [message for message in caplog.messages if "correct or remove these rows" in message]
-            assert len(notes) == len(expected) and all(map(str.startswith, notes, expected))
-            caplog.clear()
+        loader_of(kind, tmp_path, data_split="1,0,0").make()
+        notes = [message for message in caplog.messages if "correct or remove these rows" in message]
+        assert len(notes) == len(expected) and all(map(str.startswith, notes, expected))
+        caplog.clear()
     report = check_report(str(tmp_path), None, Settings())
     assert "empty      4 responses" in report and "labelled   2 of 8" in report and "repeated   the" in report
 

@@ -19,7 +19,6 @@ def calling(function):
 @pytest.mark.parametrize(
     ("row", "place"),
     [
-        ({"messages": [user("a"), bot("b") | {"reasoning_content": HALF}]}, "reasoning_content of message 2 in "),
         (calling({"name": "sun", "arguments": {"city": [f"Rome {HALF}"]}}), "tool_calls of message 2 in 'messages'"),
         ({"messages": [user("a"), bot("b")], "tools": [{"name": "sun", "description": HALF}]}, "in column 'tools'"),
         ({"messages": [user("a")], "chat_template_kwargs": {"mood": HALF}}, "in column 'chat_template_kwargs'"),

@@ -3,22 +3,21 @@
 
 import json
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from cli_runs import write_jsonl as write
 from data_cases import error_of
 from dialogue_cases import bot, dialogue, user
 from dschat.base.errors import UserError
 from dschat.data.sources import load_source
+from published_set_copies import write_rows
 
 SYSTEM = {"role": "system", "content": "be brief"}
 TALK = [SYSTEM, user("hi"), bot("hello"), user("2+2?")]
 
 
-def read(tmp_path, raw, keys=None):
-    (row,) = load_source(write(tmp_path / "rows.jsonl", [raw]), keys).train
+def read(tmp_path, raw):
+    (row,) = load_source(write(tmp_path / "rows.jsonl", [raw])).train
     return row.prompt, row.messages, row.chosen, row.rejected
 
 
@@ -40,19 +39,11 @@ def test_what_is_shared_is_the_prompt_and_the_last_message_the_response(form, tm
     assert read(tmp_path, PAIRS[form]) == (None, TALK, "yes", "no")
 
 
-def test_a_text_prompt_is_one_message_of_the_user(tmp_path):
-    row = {"prompt": "2+2?", "chosen": [bot("yes")], "rejected": [bot("no")]}
-    assert read(tmp_path, row) == (None, [user("2+2?")], "yes", "no")
-
-
-@pytest.mark.parametrize("column", ["response", "completion", "chosen"])
+@pytest.mark.parametrize("column", ["completion", "chosen"])
 def test_one_response(column, tmp_path):
-    for row in (
-        {"prompt": TALK, column: [bot("yes")]},
-        {column: [*TALK, bot("yes")]},
-        {"prompt": TALK, column: "yes"},
-    ):
+    for row in ({"prompt": TALK, column: [bot("yes")]}, {column: [*TALK, bot("yes")]}):
         assert read(tmp_path, row) == (None, TALK, "yes", None)
+    assert read(tmp_path, {"prompt": "2+2?", column: [bot("yes")]}) == (None, [user("2+2?")], "yes", None)
 
 
 def test_a_prompt_alone(tmp_path):
@@ -63,8 +54,7 @@ def test_a_prompt_alone(tmp_path):
 def test_parquet_with_empty_columns(tmp_path):
     """Columns that other rows have are null here, and messages have further fields."""
     row = {"prompt": None, "chosen": [user("a") | {"name": None}, bot("b") | {"name": None}], "response": None}
-    parquet.write_table(pa.Table.from_pylist([row] * 2), tmp_path / "a.parquet")
-    source = load_source(tmp_path / "a.parquet")
+    source = load_source(write_rows(tmp_path / "a.parquet", [row] * 2))
     assert [(r.chosen, len(r.messages)) for r in source.train + source.eval] == [("b", 1)] * 2
 
 
@@ -105,9 +95,6 @@ def test_what_does_not_fit_is_named(row, wanted, tmp_path):
     message = error_of(path)
     assert message.startswith(f"{path}:2: ")
     assert all(part in message for part in wanted.split(" .* ")), message
-
-
-# through the steps
 
 
 def test_texts_that_only_begin_like_messages_stay_texts(tmp_path):

@@ -8,8 +8,9 @@ import pytest
 
 import data_cases
 from cli_runs import write_jsonl
-from data_cases import KINDS, flags_of, talk_row, text_row
+from data_cases import KINDS, flags_of, numbered_pairs, talk_row, text_row
 from data_cases import look_at_data as main
+from dialogue_cases import TEMPLATES, dialogue
 from dschat.base.errors import UserError
 from dschat.data.examples import PairExample, PreferenceExample, PromptExample
 from dschat.data.formats import parse_row
@@ -17,17 +18,10 @@ from dschat.data.notes import plain_prompt_note
 from dschat.settings.common import ColumnFlags
 from factories import make_tokenizer
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+CHATML = TEMPLATES["chatml"][0]
 # The same without line ends, of which the tokenizer of these tests has none.
 SPACED = CHATML.replace("\n", " ")
-LLAMA2 = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
-    "{% else %} {{ m.content }} {{ eos_token }}{% endif %}{% endfor %}"
-)
-TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")
+LLAMA2 = TEMPLATES["llama-2"][0]
 
 
 def chat_tokenizer(template: str | None = CHATML) -> Any:
@@ -40,11 +34,7 @@ def chat_tokenizer(template: str | None = CHATML) -> Any:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """60 rows of plain texts, enough for every step."""
-    rows = [
-        {"prompt": f"{TEXTS[i % 5]} {i}", "chosen": TEXTS[(i + 1) % 5], "rejected": TEXTS[(i + 2) % 5]}
-        for i in range(60)
-    ]
-    return write_jsonl(tmp_path / "source" / "train.jsonl", rows).parent
+    return write_jsonl(tmp_path / "source" / "train.jsonl", numbered_pairs(range(60))).parent
 
 
 @pytest.mark.parametrize(
@@ -53,14 +43,14 @@ def source(tmp_path: Path) -> Path:
         (CHATML, "hi", True),
         (CHATML, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
         (LLAMA2, "hi", True),
-        (LLAMA2, "[INST] hi [/INST]", False),
+        (LLAMA2, "[u] hi [/u]", False),
         (LLAMA2, "<bos>hi", True),  # BOS alone is no template
         ("{{ raise_exception('no') }}", "hi", True),
         (None, "hi", False),
     ],
 )
 def test_a_prompt_without_the_templates_marks_is_said(template, prompt, is_said) -> None:
-    rows = [talk_row([{"role": "user", "content": "a"}], line=1), text_row(prompt, line=2)]
+    rows = [talk_row(dialogue("a")), text_row(prompt, line=2)]
     note = plain_prompt_note(rows, chat_tokenizer(template), False)
     assert (note is not None) == is_said
     if note is not None:
@@ -69,7 +59,7 @@ def test_a_prompt_without_the_templates_marks_is_said(template, prompt, is_said)
 
 
 def test_marks_that_would_be_doubled_are_said() -> None:
-    rows = [talk_row([{"role": "user", "content": text}]) for text in ("hi", "<|im_start|>user\nhi<|im_end|>\n")]
+    rows = [talk_row(dialogue(text)) for text in ("hi", "<|im_start|>user\nhi<|im_end|>\n")]
     note = plain_prompt_note(rows, chat_tokenizer(), True)
     assert note is not None and note.startswith("1 prompts of 2 hold the chat template's marks")
     assert plain_prompt_note(rows[:1], chat_tokenizer(), True) is None
@@ -89,8 +79,8 @@ def test_the_flag_makes_messages_of_every_format_of_texts() -> None:
     ):
         row = parse_row(raw, keys, "rows:1")
         assert row is not None and row.prompt is None
-        assert row.messages == [{"role": "user", "content": text}] and (row.chosen, row.rejected) == ("b", "a")
-    talk = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+        assert row.messages == dialogue(text) and (row.chosen, row.rejected) == ("b", "a")
+    talk = {"messages": dialogue("q", "a")}
     assert parse_row(talk, keys, "rows:1") == parse_row(talk, ColumnFlags(), "rows:1")
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompt and response strings of the published sets, each written out, and the message for every kind of bad row."""
 
-import json
-
 import pytest
 
 from dschat.base.errors import UserError
@@ -33,17 +31,13 @@ def parsed(raw):
             "POST\nSubreddit: r/tifu\nI lost it.\n\nHelp.\nTL;DR: ",
         ),
         ({"post": "P", "subreddit": None, "title": "T"}, "POST\nP\nTL;DR: "),
-        ({"article": "(CNN) -- A", "post": None}, "ARTICLE\n(CNN) -- A\nTL;DR: "),
-        ({"article": "A", "subreddit": "news"}, "ARTICLE\nSubreddit: r/news\nA\nTL;DR: "),
+        ({"article": "A", "post": None, "subreddit": "news"}, "ARTICLE\nSubreddit: r/news\nA\nTL;DR: "),
     ],
 )
 def test_tldr(info, prompt):
     for choice, texts in ((0, (" first ", "second")), (1, ("second", " first "))):
         row = parsed({"info": info, "summaries": SUMMARIES, "choice": choice})
         assert (row.prompt, row.chosen, row.rejected) == (prompt, *texts)
-
-
-# HH
 
 
 # WebGPT
@@ -55,17 +49,11 @@ def webgpt(answer_0="Yes.", answer_1="No.", score_0=1.0, score_1=-1.0, **columns
     return {"question": question} | answers | columns
 
 
-@pytest.mark.parametrize(
-    ("scores", "chosen", "rejected"),
-    [
-        *(((0.5, -0.5), " Yes.", " No."), ((-0.5, 0.5), " No.", " Yes.")),
-        *(((0.0, 0.0), " Yes.", " No."), ((1, 0), " Yes.", " No.")),
-    ],
-)
-def test_webgpt(scores, chosen, rejected):
+@pytest.mark.parametrize(("scores", "responses"), [((-0.5, 0.5), (" No.", " Yes.")), ((0.0, 0.0), (" Yes.", " No."))])
+def test_webgpt(scores, responses):
     row = parsed(webgpt(score_0=scores[0], score_1=scores[1]))
     assert row.prompt == " Human: Why is it so? Assistant:"
-    assert (row.chosen, row.rejected) == (chosen, rejected)
+    assert (row.chosen, row.rejected) == responses
 
 
 @pytest.mark.parametrize(
@@ -91,7 +79,6 @@ def test_webgpt_keeps_no_gpt2_ids():
     ("change", "wanted"),
     [
         ({"question": {"full_text": None}}, "'full_text' must be text, not null"),
-        ({"answer_1": None}, "expected string"),
         ({"score_0": None}, "not supported between"),
     ],
 )
@@ -108,22 +95,15 @@ def apps(**columns):
     return raw | columns
 
 
-def test_apps_standard_input():
+def test_apps_standard_input_and_call_based_with_starter_code():
     row = parsed(apps())
     assert row.prompt == "\nQUESTION:\nAdd one.\nUse Standard Input format\nANSWER:\n"
     assert (row.chosen, row.rejected, row.no_response) == ("print(1)", None, None)
-    assert row.extra == apps()
-
-
-def test_apps_call_based_with_starter_code():
     row = parsed(apps(starter_code="def f(n):\n    ", input_output='{"fn_name": "f", "inputs": [[1]]}'))
     assert row.prompt == "\nQUESTION:\nAdd one.\ndef f(n):\n    \nUse Call-Based format\nANSWER:\n"
 
 
-NAMELESS = ["", '{"fn_name": null}', '["fn_name"]']
-
-
-@pytest.mark.parametrize("tests", [*NAMELESS, '{"inputs": [1]}'])
+@pytest.mark.parametrize("tests", ["", '{"fn_name": null}', '["fn_name"]'])
 def test_apps_without_a_function_name(tests):
     assert parsed(apps(input_output=tests)).prompt.endswith("\nUse Standard Input format\nANSWER:\n")
 
@@ -132,8 +112,6 @@ def test_apps_integers_of_any_length():
     tests = f'{{"fn_name": "f", "inputs": [[{BIG}]], "outputs": [-{BIG}]}}'
     assert "Call-Based" in parsed(apps(input_output=tests)).prompt
     assert parsed(apps(solutions=f'["a", {BIG}]')).chosen == "a"
-    with pytest.raises(ValueError, match="4300 digits"):
-        json.loads(tests)  # what an ordinary parser does
 
 
 @pytest.mark.parametrize("solutions", [" \n", None, "[null]"])
@@ -145,7 +123,6 @@ def test_apps_without_a_solution(solutions):
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
-        ({"question": None}, "'question' must be text, not null"),
         ({"solutions": "[" * 100_000}, "RecursionError"),
         ({"solutions": "[[3]]"}, "a text of the format APPS problem must be text, not a list"),
     ],
@@ -175,6 +152,3 @@ def test_step_3_keeps_them_as_prompts(apps_rows, tokenizer):
     examples, dropped = prompt_examples(apps_rows, tokenizer, 4000)
     assert (len(examples), dropped) == (8, {})
     assert examples[2].row.extra["input_output"].count("7") >= 10_000
-
-
-# formats and fixtures

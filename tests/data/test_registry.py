@@ -9,18 +9,9 @@ from dschat.base.errors import UserError
 from dschat.data.compared_sets import compared_set
 from dschat.data.known_sets import fetch_command, find_known
 from dschat.data.sources import load_source
-from dschat.data.splits import split_indices
 from published_set_copies import make_rows, write_all, write_rows, write_set
 
-IDS = {
-    "tldr": "openai/summarize_from_feedback",
-    "hh": "Dahoas/full-hh-rlhf",
-    "webgpt": "openai/webgpt_comparisons",
-    "apps": "codeparrot/apps",
-    "gsm8k": "openai/gsm8k",
-    "anthropic-hh": "Anthropic/hh-rlhf",
-    "helpful-online": "Anthropic/hh-rlhf",
-}
+IDS = {"tldr": "openai/summarize_from_feedback", "hh": "Dahoas/full-hh-rlhf", "helpful-online": "Anthropic/hh-rlhf"}
 
 
 def by_name(name):
@@ -32,52 +23,19 @@ def by_name(name):
 @pytest.mark.parametrize(
     ("name", "paths"),
     [
-        ("tldr", ["tldr", "summarize", "openai/summarize_from_feedback"]),
-        ("hh", ["hh", "hh-rlhf", "HH-RLHF", "dahoas/Full-HH-RLHF"]),
-        ("webgpt", ["webgpt", "openai/webgpt_comparisons"]),
-        ("apps", ["apps", "codeparrot/apps"]),
-        ("gsm8k", ["gsm8k", "openai/gsm8k"]),
-        ("anthropic-hh", ["anthropic-hh", "Anthropic/hh-rlhf"]),
+        ("hh", ["hh", "HH-RLHF", "dahoas/Full-HH-RLHF"]),
         ("helpful-online", ["helpful-online", "Anthropic/hh-rlhf/helpful-online"]),
     ],
 )
 def test_names(name, paths):
     assert {(by_name(path).name, by_name(path).hub_id) for path in paths} == {(name, IDS[name])}
-
-
-@pytest.mark.parametrize("path", ["tldr/", "Dahoas/rm-static", "summarize_from_feedback"])
-def test_other_names(path):
-    assert find_known(path) is None
-
-
-# (training rows, evaluation rows), --data_split, sizes of the three shares of the training rows
-PUBLISHED = {
-    "tldr": ((92_858, 86_086), "2,4,4", (18_572, 37_143, 37_143)),
-    "hh": ((112_052, 12_451), "2,4,4", (22_410, 44_821, 44_821)),
-    "webgpt": ((19_578, None), "2,4,4", (3_719, 7_440, 7_440)),
-    "apps": ((5_000, 5_000), "2,0,8", (1_000, 0, 4_000)),
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_row_counts_and_shares(name):
-    counts, data_split, sizes = PUBLISHED[name]
-    known = by_name(name)
-    assert (known.train_rows, known.eval_rows) == counts
-    rows = known.train_rows
-    if known.eval_rows is None:
-        train, held_out = (split_indices(rows, "95,5", part) for part in (0, 1))
-        assert (len(train), len(held_out)) == (18_599, 979)
-        rows = len(train)
-    assert tuple(len(split_indices(rows, data_split, part)) for part in range(3)) == sizes
+    assert find_known(f"{name}/") is None
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
     [
         ("tldr", "--revision refs/convert/parquet --include 'comparisons/*.parquet'"),
-        ("apps", "--include '*.jsonl'"),
-        ("anthropic-hh", "--include 'h*/*.jsonl.gz'"),
         ("helpful-online", "--include 'helpful-online/*.jsonl.gz'"),
     ],
 )
@@ -96,7 +54,7 @@ def copies(tmp_path, monkeypatch):
     return write_all(tmp_path, rows=20, eval_rows=6)
 
 
-@pytest.mark.parametrize("path", ["summarize", "webgpt", "codeparrot/apps"])
+@pytest.mark.parametrize("path", ["webgpt", "codeparrot/apps"])
 def test_the_local_copy_comes_first(path, copies, caplog, monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", lambda *args, **options: pytest.fail("asked the hub"))
     known = by_name(path)
@@ -154,11 +112,7 @@ def test_downloaded_folders(name, files, tmp_path):
 
 
 def test_names_under_which_responses_are_compared():
-    for given in ("summarize", "TLDR", "openai/summarize_from_feedback"):
-        assert compared_set(given) == "summarize"
-    assert (
-        compared_set("hh") == compared_set("Dahoas/full-hh-rlhf") == "hh-rlhf" and compared_set("webgpt") == "webgpt"
-    )
+    assert compared_set("TLDR") == compared_set("openai/summarize_from_feedback") == "summarize"
 
 
 def test_names_for_data_of_ones_own(caplog):

@@ -46,7 +46,7 @@ def test_bos_twice():
     assert "begin with <bos> twice: 1" in notes([talk_row(dialogue("<bos>a"), "bye")], tokenizer)[0]
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", ["chatml", "mistral"])
 def test_turns_that_end_otherwise_than_responses(name, caplog):
     tokenizer = chat_tokenizer(name)
     end = TEMPLATES[name][1]
@@ -61,13 +61,8 @@ def test_turns_that_end_otherwise_than_responses(name, caplog):
         assert f"--end_of_conversation_token '{end}'" in found[0]
         assert not template_notes(tokenizer, rows, tokenizer.convert_tokens_to_ids(end))
     assert not template_notes(tokenizer, rows[:1], EOS)  # no messages, no template
-
-
-@pytest.mark.parametrize("template", [None, "{{ raise_exception('no') }}"])
-def test_templates_that_cannot_be_asked(template):
-    tokenizer = chat_tokenizer()
-    tokenizer.chat_template = template
-    assert not template_notes(tokenizer, [talk_row(dialogue("hi", "yes", "so"), "bye")], EOS)
+    tokenizer.chat_template = "{{ raise_exception('no') }}"
+    assert not template_notes(tokenizer, rows, EOS)
 
 
 def test_check_and_preview_show_them(tmp_path):
@@ -75,30 +70,20 @@ def test_check_and_preview_show_them(tmp_path):
     rows = [{"messages": dialogue("hi", "yes", "so", "b<eos>c")}] * 40
     path = str(write_jsonl(tmp_path / "rows.jsonl", rows))
     report = check_report(path, "1,0,0", Settings(tokenizer=tokenizer))
-    lines = report.splitlines()
-    section = lines[lines.index("special tokens") + 1 :]
-    assert (
-        section[0].startswith("  the texts of responses contain special tokens")
-        and "<eos> in 40 (40 rows" in section[0]
-    )
-    template = lines[lines.index("chat template") + 1]
-    assert template.startswith("  the chat template ends the assistant's turns with <|im_end|>")
+    assert "special tokens\n  the texts of responses contain special tokens" in report and "<eos> in 40 (40" in report
+    assert "chat template\n  the chat template ends the assistant's turns with <|im_end|>" in report
     shown = preview_report(path, 1, 1, False, Settings(tokenizer=tokenizer))
     assert "note: the texts of responses contain special tokens" in shown and "note: the chat template ends" in shown
     assert "trained, holds <eos> inside]]b<eos>c<eos>" in shown
     mended = Settings(tokenizer=tokenizer, end_of_response=tokenizer.convert_tokens_to_ids("<|im_end|>"))
     shown = preview_report(path, 1, 1, False, mended)
     assert "note: the chat template" not in shown and "]]b<eos>c<|im_end|>" in shown
-    short = preview_report(path, 1, 1, False, Settings(tokenizer=tokenizer, max_seq_len=len_of(path, tokenizer)))
+    prompt = tokenizer.apply_chat_template(dialogue("hi", "yes", "so"), add_generation_prompt=True, tokenize=False)
+    without_end = len(tokenizer(prompt)["input_ids"]) + 3
+    short = preview_report(path, 1, 1, False, Settings(tokenizer=tokenizer, max_seq_len=without_end))
     assert "cut, without EOS, holds <eos> inside" in short
     plain = str(write_jsonl(tmp_path / "plain.jsonl", [{"prompt": "a", "chosen": "b"}] * 40))
     assert "special tokens\n  nothing to note" in check_report(plain, "1,0,0", Settings(tokenizer=tokenizer))
-
-
-def len_of(path, tokenizer):
-    """Tokens of the prompt and of the response without its end."""
-    prompt = tokenizer.apply_chat_template(dialogue("hi", "yes", "so"), add_generation_prompt=True, tokenize=False)
-    return len(tokenizer(prompt)["input_ids"]) + 3
 
 
 def test_the_flag_of_both_commands(tmp_path, capsys, caplog):

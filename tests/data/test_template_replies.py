@@ -4,6 +4,7 @@
 Expected texts are written out from what the templates of chat_templates.py say.
 """
 
+import itertools
 import re
 
 import pytest
@@ -19,12 +20,12 @@ from dschat.data.examples import sft_examples
 from dschat.data.notes import warn_of_template
 from dschat.data.preview import Settings, preview_report
 from dschat.data.rows import Row
-from dschat.data.sources import load_source
 from dschat.data.template_notes import template_notes
 from dschat.data.turn_end import response_texts, turn_end, turn_end_of
 
 TOOL = {"type": "function", "function": {"name": "sun", "parameters": {"type": "object"}}}
 CALL = {"type": "function", "function": {"name": "sun", "arguments": {"city": "Rome"}}, "id": "123456789"}
+SYSTEM = {"role": "system", "content": "s"}
 NO_SYSTEM = "{% if messages[0].role != 'system' %}{{ raise_exception('no system prompt') }}{% endif %}"
 # The reply has an opening tag that no generation prompt ends with, as in a template of Command R7B.
 OTHER_OPENING = (
@@ -40,13 +41,17 @@ def message_row(message, messages=None, **arguments):
     return Row(None, messages or [user("a")], content, None, {}, "rows.jsonl:1", None, message, None, arguments)
 
 
-def system(text):
-    return {"role": "system", "content": text}
-
-
 def caller(count=1, **more):
     """A message of the assistant that calls a tool."""
     return {"role": "assistant", "tool_calls": [CALL] * count} | more
+
+
+def trained_text(tokenizer, messages, end, **arguments):
+    """What --train_on all trains on in a conversation whose response is "d"."""
+    row = message_row(bot("d"), messages, **arguments)
+    (example,), _ = sft_examples([row], tokenizer, 999, tokenizer.convert_tokens_to_ids(end), all_turns=True)
+    ids = itertools.compress(example.response_ids, example.targets)
+    return tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
 
 
 # thoughts
@@ -77,12 +82,6 @@ RESPONSES_WITH_THOUGHTS = {
         *(TEMPLATES["r1"], {}, "<|Assistant|><think>\n"),
         {THOUGHT: THOUGHT[8:], TIGHT: OPEN, OPEN: OPEN, "\n<think>\n\n</think>b": "\n</think>b", "bar": "bar"},
     ),
-    "r1-nothing-opened": (
-        TEMPLATES["r1"].replace("<think>\\n", "").replace("<think>\n", ""),
-        {},
-        "<|Assistant|>",
-        {TIGHT: TIGHT},
-    ),
     "deepseek-v3.1": (SPECIAL_TEMPLATES["deepseek-v3.1"], {}, "</think>", {"bar": "bar", TIGHT: TIGHT, OPEN: OPEN}),
     "deepseek-v3.1-thoughts-on": (
         *(SPECIAL_TEMPLATES["deepseek-v3.1"], {"thinking": True}, "<|Assistant|><think>"),
@@ -103,12 +102,9 @@ def test_a_thought_is_opened_once_and_never_lost(name):
     assert response_texts(tokenizer, rows, "chosen") == list(expected.values())
 
 
-def test_a_thought_in_a_field_is_written_where_the_template_writes_it():
+def test_a_thought_in_a_field_behind_a_closed_one_is_refused():
     row = message_row(bot("bar") | {"reasoning_content": "foo"})
     assert response_texts(byte_tokenizer("qwen-3-thinking"), [row], "chosen") == ["foo\n</think>\n\nbar"]
-
-
-def test_a_thought_in_a_field_behind_a_closed_one_is_refused():
     tokenizer = byte_tokenizer("qwen-3")
     for message in (bot("b") | {"reasoning_content": "so"}, caller(content="<think>so</think>")):
         with pytest.raises(UserError, match="rows.jsonl:1: .*behind its generation prompt.*remove enable_thinking"):
@@ -153,17 +149,7 @@ def test_an_added_token_that_is_not_special_ends_turns_too():
     (note,) = template_notes(tokenizer, [row], tokenizer.eos_token_id)
     assert "ends the assistant's turns with [END], but in training a response ends with <eos>" in note
     assert template_notes(tokenizer, [row], end) == []
-    (example,), _ = sft_examples([row], tokenizer, 999, end, all_turns=True)
-    trained = [token for token, is_target in zip(example.response_ids, example.targets, strict=True) if is_target]
-    assert tokenizer.decode(trained, clean_up_tokenization_spaces=False) == "b\n\n[END]d\n\n[END]"
-
-
-def trained_text(tokenizer, messages, end):
-    """What --train_on all trains on in a conversation whose response is "d"."""
-    end_id = tokenizer.convert_tokens_to_ids(end)
-    (example,), _ = sft_examples([talk_row(messages, "d")], tokenizer, 999, end_id, all_turns=True)
-    ids = zip(example.response_ids, example.targets, strict=True)
-    return tokenizer.decode([number for number, is_trained in ids if is_trained])
+    assert trained_text(tokenizer, row.messages, "[END]") == "b\n\n[END]d\n\n[END]"
 
 
 def test_all_turns_of_a_template_that_writes_eos_behind_the_last_alone():
@@ -180,7 +166,7 @@ def test_a_turn_that_ends_with_another_token_once_others_follow_is_refused():
 
 def test_a_system_prompt_that_only_a_last_question_holds_loses_no_reply():
     tokenizer = byte_tokenizer("mistral-system")
-    rows = [message_row(message, [system("s"), user("a")], tools=[TOOL]) for message in (caller(), bot("b"))]
+    rows = [message_row(message, [SYSTEM, user("a")], tools=[TOOL]) for message in (caller(), bot("b"))]
     assert prompt_text(tokenizer, rows[0]).endswith("[/AVAILABLE_TOOLS][INST] s\n\na[/INST]")
     calls = '[TOOL_CALLS] [{"name": "sun", "arguments": {"city": "Rome"}, "id": "123456789"}]'
     assert response_texts(tokenizer, rows, "chosen") == [calls, " b"]
@@ -189,7 +175,7 @@ def test_a_system_prompt_that_only_a_last_question_holds_loses_no_reply():
 def test_a_template_that_demands_a_system_prompt_is_asked_with_the_rows_own():
     tokenizer = byte_tokenizer("phi-3")
     tokenizer.chat_template = NO_SYSTEM + tokenizer.chat_template
-    talk = [system("s"), *dialogue("a", "b", "c")]
+    talk = [SYSTEM, *dialogue("a", "b", "c")]
     assert trained_text(tokenizer, talk, "<|end|>") == "b<|end|>d<|end|>"
     assert response_texts(tokenizer, [talk_row(talk, "d")], "chosen") == ["d"]
 
@@ -203,18 +189,15 @@ def test_a_reply_that_does_not_follow_the_generation_prompt_is_refused_with_both
     path = str(write_jsonl(tmp_path / "rows.jsonl", [{"messages": dialogue("hi", "yes")}] * 40))
     settings = Settings(tokenizer=tokenizer)
     long_tool = TOOL | {"description": "x" * 1000}
-    (row, *_) = load_source(path).train
     for read in (
         lambda: check_report(path, "1,0,0", settings),
         lambda: preview_report(path, 1, 1, False, settings),
-        lambda: sft_examples([row], tokenizer, 999, 2),
         lambda: response_texts(tokenizer, [message_row(bot("b"), tools=[long_tool])], "chosen"),
     ):
-        with pytest.raises(
-            UserError, match=r"rows.jsonl:\d+: .*is '.*\[assistant\]<\|thought\|>.*'.*<\|answer\|>"
-        ) as caught:
+        words = r"rows.jsonl:\d+: .*is '.*\[assistant\]<\|thought\|>.*'.*<\|answer\|>.*Correct the template"
+        with pytest.raises(UserError, match=words) as caught:
             read()
-        assert "Correct the template" in str(caught.value) and "x" * 201 not in str(caught.value)
+        assert "x" * 201 not in str(caught.value)
 
 
 @pytest.mark.parametrize("is_named", [True, False])
@@ -233,8 +216,4 @@ def test_a_response_with_tools_is_written_as_the_template_for_tools_writes_it(is
     warn_of_template(tokenizer, rows, tokenizer.convert_tokens_to_ids("<|im_end|>"))
     said = r"with tools of rows.jsonl:1, the chat template ends the assistant's turns with <eos>"
     assert re.search(said, caplog.text)
-    (example,), _ = sft_examples(
-        [message_row(bot("d"), dialogue("a", "b", "c"), tools=[TOOL])], tokenizer, 999, 2, all_turns=True
-    )
-    trained = [token for token, is_target in zip(example.response_ids, example.targets, strict=True) if is_target]
-    assert tokenizer.decode(trained) == " b<eos> d<eos>"
+    assert trained_text(tokenizer, dialogue("a", "b", "c"), "<eos>", tools=[TOOL]) == " b<eos> d<eos>"

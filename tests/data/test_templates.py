@@ -4,6 +4,7 @@
 Expected texts are written out from what the templates of chat_templates.py say, or come from `apply_chat_template`.
 """
 
+import itertools
 import json
 import logging
 
@@ -35,7 +36,6 @@ from dschat.data.turn_end import reply_contents, response_texts, turn_end
 from dschat.settings.common import ColumnFlags
 
 EOS = 2
-TALK = dialogue("Who?", "me.", "And why?", "so it is.")
 TOOL = {"type": "function", "function": {"name": "sun", "description": "Sunrise.", "parameters": {"type": "object"}}}
 
 
@@ -58,6 +58,11 @@ def decoded(tokenizer, ids):
     return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
+def trained_text(tokenizer, example):
+    """The text of the tokens that are trained on."""
+    return decoded(tokenizer, list(itertools.compress(example.response_ids, example.targets)))
+
+
 # 5: the response is the template's
 
 # Behind the generation prompt: what the template writes for the content "b".
@@ -74,7 +79,6 @@ RESPONSES = {
     "zephyr": "\nb",
     "chatml": "b",
     "chatml without generation prompt": "<|im_start|>assistant\nb",
-    "chatml with generation": "b",
 }
 
 
@@ -92,20 +96,7 @@ def test_prompt_and_response_are_the_templates_text(name):
         assert whole.removesuffix("\n") == trained
 
 
-def test_all_turns_are_those_that_the_template_marks():
-    """Against the mask of `return_assistant_tokens_mask`, which only templates with {% generation %} give."""
-    tokenizer = byte_tokenizer("chatml with generation")
-    marked = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
-    (example,), _ = sft_examples(
-        [talk_row(TALK[:3], TALK[3]["content"])], tokenizer, 999, turn_end(tokenizer).token_id, all_turns=True
-    )
-    ids = example.prompt_ids + example.response_ids
-    targets = [0] * len(example.prompt_ids) + list(map(int, example.targets))
-    assert ids == marked["input_ids"][: len(ids)]
-    assert targets == marked["assistant_masks"][: len(ids)] and sum(targets) == sum(marked["assistant_masks"])
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", ["llama-2", "qwen-3", "zephyr", "chatml without generation prompt"])
 def test_a_sampled_reply_goes_back_into_the_template_once(name):
     tokenizer = byte_tokenizer(name)
     reply = RESPONSES[name].replace("<|im_start|>", "")  # sampled replies are decoded without special tokens
@@ -120,7 +111,6 @@ def test_a_sampled_reply_goes_back_into_the_template_once(name):
     [
         ("r1", [repr("<bos><|User|>a<|Assistant|><think>\nb"), repr("<bos><|User|>a<|Assistant|>b<eos>")]),
         ("qwen-3", []),
-        ("mistral", []),
     ],
 )
 def test_where_training_reads_other_text_than_the_template_both_are_said(name, texts, tmp_path, caplog):
@@ -149,20 +139,12 @@ def test_tools_reach_the_template_in_every_step(tmp_path):
     assert row_of(row_text(row)) == row  # the cache keeps them
 
 
-NULL_INSIDE = TOOL["function"] | {"strict": None}
-
-
 @pytest.mark.parametrize(
-    "tools",
-    [json.dumps([TOOL]), [json.dumps(TOOL)], [TOOL["function"]], [TOOL | {"function": NULL_INSIDE}], [NULL_INSIDE]],
+    "tools", [json.dumps([TOOL]), [json.dumps(TOOL)], [TOOL["function"]], [TOOL["function"] | {"strict": None}]]
 )
-@pytest.mark.parametrize(
-    "conversation",
-    [{"prompt": [user("a")], "chosen": "b"}, {"chosen": dialogue("a", "b"), "rejected": dialogue("a", "c")}],
-)
-def test_every_form_of_tools_and_rows(tools, conversation, tmp_path):
+def test_every_form_of_tools(tools, tmp_path):
     tokenizer = byte_tokenizer("llama-3.1")
-    (row,) = read(tmp_path, conversation | {"tools": tools})
+    (row,) = read(tmp_path, {"chosen": dialogue("a", "b"), "rejected": dialogue("a", "c"), "tools": tools})
     expected = tokenizer.apply_chat_template([user("a")], tools=[TOOL], add_generation_prompt=True, tokenize=False)
     assert prompt_text(tokenizer, row) == expected and '"name": "sun"' in expected
 
@@ -186,7 +168,7 @@ def test_tool_calls_are_the_response_whatever_form_their_arguments_have(name, ar
     assert response_texts(tokenizer, [row], "chosen") == [CALLS[name]]
 
 
-@pytest.mark.parametrize("field", [{"tool_calls": [call({})]}, {"reasoning_content": "so"}, {"audio": {"id": "x"}}])
+@pytest.mark.parametrize("field", [{"tool_calls": [call({})]}, {"audio": {"id": "x"}}])
 def test_calls_that_the_template_does_not_write_are_left_out_and_counted(field, tmp_path, caplog):
     """Else the response is empty, and a reward model learns that ending at once is best."""
     tokenizer = byte_tokenizer("chatml")
@@ -200,14 +182,12 @@ def test_calls_that_the_template_does_not_write_are_left_out_and_counted(field, 
     for make in (pair_examples, preference_examples):
         examples, dropped = make(rows, tokenizer, 999, EOS)
         assert len(examples) == 1 and dropped == {NOTHING_WRITTEN: 2}
-    examples, dropped = sft_examples(rows, tokenizer, 999, EOS)
-    assert len(examples) == 2 and dropped == {NOTHING_WRITTEN: 1}
     assert response_notes(rows)["empty"].startswith("1 responses without any text")  # the only one that is trained on
     warn_of_template(tokenizer, rows, EOS)
     assert f"does not write: '{next(iter(field))}' of responses: 2" in caplog.text
 
 
-@pytest.mark.parametrize(("field", "no", "yes"), [("train", False, True), ("training", 0, 1), ("loss", False, 1)])
+@pytest.mark.parametrize(("field", "no", "yes"), [("train", False, True), ("training", 0, 1)])
 def test_switches_of_other_trainers_are_weights(field, no, yes, tmp_path):
     talk = dialogue("a", "b", "c", "d")
     talk[1] |= {field: no}
@@ -239,8 +219,10 @@ def test_turns_of_weight_0_are_not_trained_on(tmp_path):
     )
     examples, dropped = sft_examples(rows, tokenizer, 999, end, all_turns=True)
     assert dropped == {NO_WEIGHT: 1}
-    trained = [decoded(tokenizer, [i for i, t in zip(e.response_ids, e.targets, strict=True) if t]) for e in examples]
-    assert trained == ["d<|im_end|>f<|im_end|>", "b<|im_end|>d<|im_end|>"]
+    assert [trained_text(tokenizer, example) for example in examples] == [
+        "d<|im_end|>f<|im_end|>",
+        "b<|im_end|>d<|im_end|>",
+    ]
     examples, dropped = sft_examples(rows, tokenizer, 999, end)
     assert len(examples) == 1 and dropped == {NO_WEIGHT: 2}
     with pytest.raises(UserError, match="rows.jsonl:1: weight of message 2 in 'messages' must be 0 .* not 0.5"):
@@ -269,11 +251,9 @@ def test_what_the_template_does_not_write_is_named_with_counts(tmp_path, caplog)
     report, shown = check_report(path, "1,0,0", settings), preview_report(path, 1, 1, False, settings)
     rows = load_source(path)
     warn_of_template(tokenizer, rows.train + rows.eval, EOS)
-    for text in (report, caplog.text):
-        assert all(f"{name}: {count}" in text for name, count in expected.items())
-        assert "id: 20" in text or text is caplog.text
-        assert "system: 20" in text
-    assert all(f"{name}: 1" in shown for name in expected)
+    for name, count in expected.items():
+        assert f"{name}: {count}" in report and f"{name}: {count}" in caplog.text and f"{name}: 1" in shown
+    assert "id: 20" in report and "system: 20" in report and "system: 20" in caplog.text
     assert "columns that neither prompts nor responses are made of: id, system" in shown
 
 
@@ -303,7 +283,7 @@ def test_parts_of_text_are_joined_and_images_are_refused(tmp_path):
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b", "image": None}]
     (row,) = read(tmp_path, {"messages": [{"role": "user", "content": parts}, bot("c")]})
     assert prompt_text(byte_tokenizer("llama-3.1"), row).endswith("\n\na b<|eot_id|>" + HEADER)
-    for kind in ("image", "thinking", 3):
+    for kind in ("image", 3):
         part = {"type": kind, "text": "alt"}
         with pytest.raises(UserError, match=f"rows.jsonl:1: content of message 2 .* part of type {kind!r}; .*Remove"):
             read(tmp_path, {"messages": [user("a"), bot([part])]})
@@ -369,12 +349,4 @@ def test_the_assistants_first_turn_and_headers_between_its_turns_are_not_trained
     tokenizer = byte_tokenizer("chatml")
     (row,) = read(tmp_path, {"messages": [bot("hi"), user("a"), bot("b"), bot("c"), user("d"), bot("e")]})
     (example,), _ = sft_examples([row], tokenizer, 999, turn_end(tokenizer).token_id, all_turns=True)
-    trained = decoded(tokenizer, [i for i, t in zip(example.response_ids, example.targets, strict=True) if t])
-    assert trained == "b<|im_end|>c<|im_end|>e<|im_end|>"
-
-
-def test_errors_of_python_inside_a_template_name_the_row():
-    tokenizer = byte_tokenizer("chatml")
-    tokenizer.chat_template = "{{ messages[0].content + 1 }}"
-    with pytest.raises(UserError, match="rows.jsonl:1: .*refuses the messages .can only concatenate str"):
-        prompt_text(tokenizer, talk_row([user("a")]))
+    assert trained_text(tokenizer, example) == "b<|im_end|>c<|im_end|>e<|im_end|>"

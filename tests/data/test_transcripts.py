@@ -6,10 +6,10 @@ import pytest
 from cli_runs import write_jsonl as write
 from data_cases import error_of
 from dialogue_cases import bot, user
-from dschat.data.formats import parse_row, unread_columns
+from dschat.data.formats import parse_row
 from dschat.data.sources import load_source
 from dschat.settings.common import ColumnFlags
-from published_set_copies import anthropic_rows, hh_row
+from published_set_copies import anthropic_rows
 
 ASKED = "\n\nHuman: Hi.\n\nAssistant: Hello.\n\nHuman: 2+2?"
 TALK = [user("Hi."), bot("Hello."), user("2+2?")]
@@ -58,7 +58,6 @@ def test_what_is_no_comparison_of_replies_is_skipped(chosen, rejected, reason):
 def test_dialogues_without_a_prompt_or_a_reply_are_skipped():
     other = "\n\nHuman: Bye."
     assert parsed(ASKED + reply(" 4"), other + reply(" 5")) == "chosen and rejected share no prompt"
-    assert parsed(reply(" 4"), reply(" 5")) == "chosen and rejected share no prompt"
     ended = "a dialogue does not end with the assistant"
     assert parsed(ASKED + reply(" 4"), f"{ASKED}\n\nHuman: And 3+3?") == ended
     assert parsed([*TALK, bot("4")], [*TALK, user("And 3+3?")]) == ended
@@ -74,20 +73,10 @@ def test_skipped_rows_are_counted_by_reason(tmp_path, caplog):
     rows[3]["rejected"] = rows[3]["chosen"]
     rows[5]["chosen"] += reply(" More.")
     source = load_source(write(tmp_path / "rows.jsonl", rows))
-    wanted = {"chosen and rejected are equal": 1, "chosen and rejected differ in more than the last turn": 1}
-    assert source.dropped == wanted and source.num_rows == (40, None)
-    assert len(source.train) + len(source.eval) == 38
+    assert source.num_rows == (40, None) and len(source.train) + len(source.eval) == 38
     assert "skipped 2 rows (chosen and rejected are equal: 1, chosen and rejected differ in more than" in caplog.text
     rows = write(tmp_path / "equal.jsonl", [rows[3]] * 2)
     assert "no usable row in equal (chosen and rejected are equal: 2)" in error_of(rows)
-
-
-def test_whole_dialogues_give_the_rows_of_the_set_with_a_prompt_column():
-    for index, raw in enumerate(anthropic_rows(9)):
-        row = parse_row(raw, ColumnFlags(), "rows:1")
-        wanted = hh_row(index)
-        assert (row.prompt, row.chosen, row.rejected) == (wanted["prompt"], wanted["chosen"], wanted["rejected"])
-        assert unread_columns(row, ColumnFlags()) == []
 
 
 def test_texts_without_turns_still_need_a_prompt():

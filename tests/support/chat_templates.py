@@ -132,12 +132,6 @@ TEMPLATES = {
     ),
     "chatml": CHATML_TURNS + CHATML_PROMPT,
     "chatml without generation prompt": CHATML_TURNS,
-    # The assistant's tokens are marked for return_assistant_tokens_mask.
-    "chatml with generation": (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
-        "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n"
-        "{% endfor %}" + CHATML_PROMPT
-    ),
 }
 # Templates that are looked at for one property each.
 SPECIAL_TEMPLATES = {

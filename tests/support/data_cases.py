@@ -26,6 +26,7 @@ from factories import EOS, make_tokenizer, put_before_texts
 
 WORDS = ["<pad>", "<s>", "</s>", "a", "b", "c", "d", "e", "<end>"]  # ids 0 to 8
 KINDS = (SFTExample, PairExample, PreferenceExample, PromptExample)
+TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")
 
 
 def word_tokenizer(bos: str | None = "<s>") -> Any:
@@ -42,6 +43,17 @@ def word_tokenizer(bos: str | None = "<s>") -> Any:
 def text_row(prompt: str, chosen: str | None = None, rejected: str | None = None, line: int = 1, **extra: Any) -> Row:
     """A row of texts."""
     return Row(prompt, None, chosen, rejected, extra, f"rows.jsonl:{line}")
+
+
+def numbered_pairs(numbers: range) -> list[dict[str, Any]]:
+    """Raw rows with two responses, one for each number, all different."""
+    rows = []
+    for number in numbers:
+        prompt, chosen, rejected = (TEXTS[(number + place) % len(TEXTS)] for place in range(3))
+        rows.append(
+            {"prompt": f"{prompt} {number}", "chosen": f"{chosen} {number}", "rejected": rejected, "n": number}
+        )
+    return rows
 
 
 def talk_row(messages: list[dict[str, str]], response: str | None = None, line: int = 1) -> Row:
