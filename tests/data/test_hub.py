@@ -78,7 +78,7 @@ def test_forms_of_the_published_sets(path, asked, options, hub, small_sets):
     hub.answer = splits(train=PAIRS[:12], test=PAIRS[:6])
     source = load_source(path)
     assert hub.calls == [((asked,), options)]
-    assert (source.name, len(source.train), len(source.eval)) == (registry.find_known(path).hub_id, 12, 6)
+    assert (source.name, len(source.train), len(source.eval)) == (registry.find_known(path).title, 12, 6)
 
 
 def test_a_published_set_without_evaluation_rows_is_split(hub, small_sets):

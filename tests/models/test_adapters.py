@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 from huggingface_hub import constants
-from peft import AutoPeftModelForCausalLM, PeftModel
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -69,17 +69,11 @@ def same(first, second):
     return largest_difference(first.state_dict(), second.state_dict()) == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("place", ["", "/adapter"])
-def test_a_policy_s_adapter_is_the_merged_model_to_the_bit(place, dtype, policy, base, tokenizer, tmp_path):
-    model = load_causal_lm(policy + place, "--m", dtype, tokenizer)
-    merged = load_causal_lm(str(tmp_path / "policy" / "merged"), "--m", dtype, tokenizer)
-    if dtype == torch.float32:
-        assert same(model, merged)
-    else:  # the merged model was saved in float32 and rounded afterwards, the base before
-        largest = float(merged(IDS).logits.detach().abs().max())
-        assert_near(model(IDS).logits, merged(IDS).logits, scale=largest * 2**16)
-    assert not same(model, load_causal_lm(base, "--m", dtype, tokenizer))
+def test_a_policy_s_adapter_is_the_merged_model_to_the_bit(place, policy, base, tokenizer, tmp_path):
+    model = load_causal_lm(policy + place, "--m", torch.float32, tokenizer)
+    assert same(model, load_causal_lm(str(tmp_path / "policy" / "merged"), "--m", torch.float32, tokenizer))
+    assert not same(model, load_causal_lm(base, "--m", torch.float32, tokenizer))
     assert not any("lora" in name for name in model.state_dict()) and model.name_or_path == policy + place
     assert all(parameter.requires_grad for parameter in model.parameters())
 
@@ -108,10 +102,9 @@ def test_a_policy_s_adapter_is_a_start_of_step_2_but_no_reward_model(policy, rew
     merged = load_scalar(str(tmp_path / "policy" / "merged"), "--m", torch.float32, tokenizer)
     assert same(model, merged) and not model.score.weight.any()
     assert f"--m {policy}: a new score head" in caplog.text
-    with pytest.raises(UserError, match=f"--m {policy}: not a reward model, it has no score head"):
-        load_trained_scalar(policy, "--m", torch.float32, tokenizer)
-    with pytest.raises(UserError, match=f"--m {policy}: not a reward model, it has no score head"):
-        load_classifier(policy, "--m", torch.float32, tokenizer)
+    for load in (load_trained_scalar, load_classifier):
+        with pytest.raises(UserError, match=f"--m {policy}: not a reward model, it has no score head"):
+            load(policy, "--m", torch.float32, tokenizer)
     with pytest.raises(UserError, match=f"--m {reward}: the adapter of a reward model or critic"):
         load_causal_lm(reward, "--m", torch.float32, tokenizer)
 
@@ -141,11 +134,9 @@ def test_an_adapter_alone_keeps_what_step_2_noted(base, tokenizer, tmp_path):
     second = save_both(tmp_path / "second", start, first, tokenizer, seed=2)
     loaded = load_trained_scalar(second, "--m", torch.float32, tokenizer)
     assert noted_end_token(loaded.config) == tokenizer.convert_ids_to_tokens(8)
-    notes = tmp_path / "second" / "alone" / "adapter" / "adapter_notes.json"
-    for damaged in ("{", "1"):
-        notes.write_text(damaged)
-        with pytest.raises(UserError, match="adapter_notes.json cannot be read: .* Copy the model again"):
-            open_config(second, "--m")
+    (adapter_alone(second) / "adapter_notes.json").write_text("1")
+    with pytest.raises(UserError, match="adapter_notes.json cannot be read: .* Copy the model again"):
+        open_config(second, "--m")
 
 
 def edit_settings(path, **changes):
@@ -159,10 +150,10 @@ def forget_base(path):
     (adapter_alone(path) / "adapter_notes.json").unlink()
 
 
-@pytest.mark.parametrize("load", [load_causal_lm, load_scalar, open_config, load_tokenizer])
+@pytest.mark.parametrize("load", [load_causal_lm, open_config])
 def test_another_model_at_the_base_s_path_is_refused(load, policy, base, tokenizer, tmp_path):
     """Also one of the same family and sizes, whose weights alone differ."""
-    arguments = (torch.float32, tokenizer) if load in (load_causal_lm, load_scalar) else ()
+    arguments = (torch.float32, tokenizer) if load is load_causal_lm else ()
     shutil.copytree(base, tmp_path / "first base")
     make_causal_lm(seed=9).save_pretrained(base)
     with pytest.raises(UserError, match=f"--m {policy}: .* trained on another model than the one that is in {base}"):
@@ -172,7 +163,7 @@ def test_another_model_at_the_base_s_path_is_refused(load, policy, base, tokeniz
 
 
 def test_a_base_on_the_hub_is_recorded_with_its_commit(base, tokenizer, tmp_path, monkeypatch):
-    """A cache of the hub with two commits of a model; then a folder of the model's name where the command runs."""
+    """A cache of the hub with two commits of a model; and a folder of the model's name where the command runs."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
@@ -186,13 +177,8 @@ def test_a_base_on_the_hub_is_recorded_with_its_commit(base, tokenizer, tmp_path
     assert json.loads((adapter_alone(path) / "adapter_config.json").read_text())["revision"] == "a" * 40
     merged = load_causal_lm(str(tmp_path / "policy" / "merged"), "--m", torch.float32, tokenizer)
     assert same(load_causal_lm(path, "--m", torch.float32, tokenizer), merged)
-    peft_model = AutoPeftModelForCausalLM.from_pretrained(adapter_alone(path), dtype=torch.float32)
-    assert_near(peft_model(IDS).logits, merged(IDS).logits)
-
     save_folder(repository / "snapshots" / ("b" * 40), make_causal_lm(seed=9), tokenizer)
     (repository / "refs" / "main").write_text("b" * 40)
-    with pytest.raises(UserError, match=f"the revision {'a' * 40} of owner/name, which is another one now"):
-        load_causal_lm(path, "--m", torch.float32, tokenizer)
     save_folder(tmp_path / "owner" / "name", make_causal_lm(seed=9), tokenizer)
     with pytest.raises(UserError, match="the revision .* of owner/name, which is another one now"):
         load_causal_lm(path, "--m", torch.float32, tokenizer)
@@ -203,9 +189,8 @@ def test_a_base_on_the_hub_is_recorded_with_its_commit(base, tokenizer, tmp_path
 def test_a_base_that_is_gone_is_named_with_its_adapter(policy, tokenizer, tmp_path):
     moved = (tmp_path / "base").rename(tmp_path / "moved")
     words = f"--m {policy}: its LoRA adapter is for {tmp_path / 'base'}: no such folder. If the model has moved, set"
-    for load in (load_causal_lm, load_scalar):
-        with pytest.raises(UserError, match=words):
-            load(policy, "--m", torch.float32, tokenizer)
+    with pytest.raises(UserError, match=words):
+        load_causal_lm(policy, "--m", torch.float32, tokenizer)
     edit_settings(policy, base_model_name_or_path=str(moved))
     load_causal_lm(policy, "--m", torch.float32, tokenizer)
     forget_base(policy)
@@ -228,8 +213,7 @@ def test_an_adapter_of_another_model_is_refused_by_the_layer_that_does_not_fit(p
     for path in (policy, reward):
         forget_base(path)
     save_folder(tmp_path / "base", make_causal_lm("gpt2"), tokenizer)
-    words = f"--m {policy}: the adapter .* does not fit the base .*which has no model.layers"
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=f"--m {policy}: the adapter .* does not fit .*which has no model.layers"):
         load_causal_lm(policy, "--m", torch.float32, tokenizer)
     save_folder(tmp_path / "base", make_causal_lm(hidden_size=64), tokenizer)
     for path, load in ((policy, load_causal_lm), (reward, load_scalar)):
@@ -245,7 +229,7 @@ def test_an_adapter_of_peft_s_is_merged_as_peft_merges_it(settings, kind, tokeni
     assert largest_difference(model.state_dict(), expected) < MERGED
 
 
-@pytest.mark.parametrize(("name", "value"), [("use_dora", True), ("lora_bias", True), ("init_lora_weights", "pissa")])
+@pytest.mark.parametrize(("name", "value"), [("use_dora", True), ("init_lora_weights", "pissa")])
 def test_an_adapter_that_is_more_than_lora_is_refused_by_name(name, value, tokenizer, tmp_path):
     base = save_folder(tmp_path / "base", make_causal_lm(), tokenizer)
     folder = write_users_adapter(tmp_path / "adapter", base, **{name: value})
@@ -266,10 +250,9 @@ def test_embeddings_that_peft_saved_with_an_adapter_take_the_base_s_places(token
 
 
 @pytest.mark.parametrize("case", HEADS)
-@pytest.mark.parametrize("kind", ["gemma", "llama"])
-def test_an_adapter_of_a_tied_head_is_merged_as_peft_computes_it(case, kind, tokenizer, tmp_path):
+def test_an_adapter_of_a_tied_head_is_merged_as_peft_computes_it(case, tokenizer, tmp_path):
     """Head and embeddings are one weight in the base, and differ under the adapter."""
-    base = save_folder(tmp_path / "base", make_causal_lm(kind, tie_word_embeddings=True), tokenizer)
+    base = save_folder(tmp_path / "base", make_causal_lm("llama", tie_word_embeddings=True), tokenizer)
     folder = write_head_adapter(tmp_path / "adapter", base, *HEADS[case])
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     with torch.no_grad():
@@ -277,11 +260,9 @@ def test_an_adapter_of_a_tied_head_is_merged_as_peft_computes_it(case, kind, tok
         model = load_causal_lm(str(folder), "--m", torch.float32, tokenizer)
         assert_near(model(IDS).logits, expected)
         save_model(model, saved_weights(model), tokenizer, tmp_path / "saved")
-        model.save_pretrained(tmp_path / "saved by transformers")
-        for name in ("saved", "saved by transformers"):
-            again = AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)
-            assert torch.equal(again(IDS).logits, model(IDS).logits)
-            assert not again.config.tie_word_embeddings
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
+        assert torch.equal(again(IDS).logits, model(IDS).logits)
+        assert not again.config.tie_word_embeddings
 
 
 # -- GGUF

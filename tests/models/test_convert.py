@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
-from transformers import AutoModel, AutoModelForSequenceClassification, OPTConfig, OPTForCausalLM
+from transformers import AutoModel, AutoModelForSequenceClassification
 
 from adapter_cases import write_users_adapter
 from closeness import near
@@ -32,22 +32,8 @@ POINTER = (
 )
 
 
-OPT = OPTConfig(
-    vocab_size=100,
-    hidden_size=32,
-    word_embed_proj_dim=32,
-    ffn_dim=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    max_position_embeddings=64,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-)
-
-
 # Buffers that earlier versions of transformers saved with the weights.
-BUFFERS = {"llama": ["layers.0.self_attn.rotary_emb.inv_freq"], "gpt2": ["h.0.attn.bias"]}
+BUFFERS = {"llama": "layers.0.self_attn.rotary_emb.inv_freq", "gpt2": "h.0.attn.bias"}
 
 
 class RunsCode:
@@ -94,19 +80,15 @@ def test_a_model_in_pickles_is_refused_with_the_command_that_converts_it(make, d
     assert tokenizer_fingerprint(open_tokenizer(new, "--m")) == tokenizer_fingerprint(tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("kind", "backbone"), [("llama", "rwtransformer"), ("gpt2", "rwtranrsformer"), ("opt", "rwtransformer")]
-)
+@pytest.mark.parametrize(("kind", "backbone"), [("llama", "rwtransformer"), ("gpt2", "rwtranrsformer")])
 def test_a_reward_model_of_deepspeed_chat_is_converted(kind, backbone, tokenizer, tmp_path):
     """A backbone and v_head; the config is the causal LM's. Its score is that head on the last token's state."""
-    causal_lm = OPTForCausalLM(OPT) if kind == "opt" else make_causal_lm(kind)
-    save_hf_folder(tmp_path / "old", causal_lm, tokenizer)
+    save_hf_folder(tmp_path / "old", make_causal_lm(kind), tokenizer)
     plain = AutoModel.from_pretrained(tmp_path / "old", dtype=torch.float32).eval()
     head = torch.randn(1, plain.config.hidden_size, generator=torch.Generator().manual_seed(0))
     (tmp_path / "old" / "model.safetensors").unlink()
     weights = {f"{backbone}.{name}": tensor for name, tensor in plain.state_dict().items()}
-    for name in BUFFERS.get(kind, ()):
-        weights[f"{backbone}.{name}"] = torch.ones(1)
+    weights[f"{backbone}.{BUFFERS[kind]}"] = torch.ones(1)
     torch.save(weights | {"v_head.weight": head}, tmp_path / "old" / "pytorch_model.bin")
     convert(tmp_path / "old", tmp_path / "new")
     ids = [1, 5, 9, 7, 2]
@@ -128,12 +110,11 @@ def with_config(**changes):
 
 
 def with_weights(**changes):
-    """Changes a folder's weights by name, with two underscores for a dot."""
+    """Changes a folder's weights by name."""
 
     def change(folder):
         weights = torch.load(folder / "pytorch_model.bin")
-        named = {name.replace("__", "."): tensor for name, tensor in changes.items()}
-        torch.save(weights | named, folder / "pytorch_model.bin")
+        torch.save(weights | changes, folder / "pytorch_model.bin")
 
     return change
 
@@ -146,16 +127,13 @@ def saves(content):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (with_weights(extra__weight=torch.ones(1)), "not those of a LlamaForCausalLM.*: extra.weight are missing"),
-        (with_weights(lm_head__weight=torch.ones(1, 32)), "not those of a LlamaForCausalLM.*: lm_head.weight are"),
+        (with_weights(extra=torch.ones(1)), "not those of a LlamaForCausalLM.*: extra are missing"),
+        (with_weights(**{"lm_head.weight": torch.ones(1, 32)}), "a LlamaForCausalLM.*: lm_head.weight are"),
         (saves({"weight": RunsCode()}), "holds no weights that can be opened without running code"),
         (saves(torch.ones(2)), "holds no weights that can be opened"),
         (lambda folder: (folder / "pytorch_model.bin").unlink(), "no pytorch_model.bin"),
-        (lambda folder: (folder / "config.json").unlink(), "error: .*config.json"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "FOLDER .*: this folder holds no tokenizer"),
         (with_config(hidden_size="64"), "error: FOLDER .*'hidden_size': TypeError: .*expected int, got str"),
-        (with_config(model_type="unheard_of"), "error: .*model type `unheard_of`"),
-        (with_config(model_type="t5", architectures=None), "error: Unrecognized configuration class .*T5Config"),
     ],
 )
 def test_what_cannot_be_converted_is_said_and_leaves_nothing(
@@ -186,17 +164,13 @@ def test_a_pickled_adapter_is_refused_with_the_lines_that_convert_it(tokenizer, 
 
 
 # -- Git LFS
-def opened_wholly(folder, tokenizer):
-    open_tokenizer(folder, "--m")
-    open_config(folder, "--m")
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer.model"])
 def test_a_pointer_in_a_model_s_folder_is_named(name, tokenizer, tmp_path):
     folder = save_hf_folder(tmp_path, make_causal_lm(), tokenizer)
     (tmp_path / name).write_text(POINTER)
     with pytest.raises(UserError, match=f"--m {folder}: .*/{name} is a pointer of Git LFS.* `git lfs pull`"):
-        opened_wholly(folder, tokenizer)
+        open_tokenizer(folder, "--m")
+        open_config(folder, "--m")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter_model.bin"])

@@ -17,9 +17,7 @@ GPT = {"vocab_size": 100, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions"
 TABLES = {
     "gpt2": (make_config("gpt2", n_positions=48), 48),
     "opt": (transformers.OPTConfig(**SIZES, **OPT, max_position_embeddings=40), 40),
-    "openai-gpt": (transformers.OpenAIGPTConfig(**GPT), 48),
     "ctrl": (transformers.CTRLConfig(**GPT, dff=32), 48),
-    "gptj": (transformers.GPTJConfig(**GPT, rotary_dim=4), 48),
     "codegen": (transformers.CodeGenConfig(**GPT, rotary_dim=4), 48),
     "mpt": (transformers.MptConfig(vocab_size=100, d_model=32, n_layers=1, n_heads=2, max_seq_len=48), 48),
 }
@@ -44,9 +42,8 @@ def test_a_longer_text_than_a_table_of_positions_is_refused(kind, tokenizer, tmp
         check_length(folder, "--model_name_or_path", limit + 1, "--max_seq_len")
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_a_longer_text_than_a_model_was_made_for_is_a_warning(kind, tokenizer, tmp_path, caplog):
-    folder = save_folder(tmp_path, make_causal_lm(kind, max_position_embeddings=64), tokenizer)
+def test_a_longer_text_than_a_model_was_made_for_is_a_warning(tokenizer, tmp_path, caplog):
+    folder = save_folder(tmp_path, make_causal_lm("llama", max_position_embeddings=64), tokenizer)
     with caplog.at_level(logging.INFO, logger="dschat"):
         check_length(folder, "--m", 64, "--max_seq_len")
         assert not caplog.messages
@@ -55,11 +52,8 @@ def test_a_longer_text_than_a_model_was_made_for_is_a_warning(kind, tokenizer, t
     assert caplog.records[0].levelno == logging.WARNING
 
 
-@pytest.mark.parametrize(
-    "config", [transformers.BartConfig(**SIZES), transformers.T5Config(vocab_size=100)], ids=["bart", "t5"]
-)
-def test_an_encoder_decoder_is_refused_by_name(config, tmp_path):
+def test_an_encoder_decoder_is_refused_by_name(tmp_path):
     """From its config alone: there are no weights."""
-    config.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=f"--m {tmp_path}: a {config.model_type} model is an encoder-decoder, which"):
+    transformers.T5Config(vocab_size=100).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"--m {tmp_path}: a t5 model is an encoder-decoder, which"):
         check_length(str(tmp_path), "--m", 10, "--max_seq_len")

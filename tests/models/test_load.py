@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from closeness import FORMULA, assert_near, near
+from closeness import assert_near
 from dschat.base.errors import UserError
 from dschat.models.classifiers import load_classifier, load_critic, load_scalar, load_trained_scalar
 from dschat.models.finetuning import enable_gradient_checkpointing
@@ -22,8 +22,6 @@ from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
 from factories import (
-    KINDS,
-    hf_score,
     make_causal_lm,
     make_classifier,
     make_config,
@@ -53,13 +51,6 @@ RANDOM = {
 }
 
 
-@pytest.mark.parametrize("load", [load_causal_lm, load_scalar])
-@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all"])
-def test_a_folder_that_does_not_exist_is_named_with_its_flag(load, name, tokenizer):
-    with pytest.raises(UserError, match=f"--actor_model_name_or_path {name}: no such folder"):
-        load(name, "--actor_model_name_or_path", torch.float32, tokenizer)
-
-
 def test_a_step_that_has_not_written_its_folder_is_suspected(tmp_path, monkeypatch):
     """`mine/sft` may be a name on the hub; where a folder `mine` is there, it is more likely a step's output."""
     monkeypatch.chdir(tmp_path)
@@ -67,6 +58,7 @@ def test_a_step_that_has_not_written_its_folder_is_suspected(tmp_path, monkeypat
     assert "could not be fetched" in explain_missing("model", "mine/sft", flag, OSError("offline"))
     (tmp_path / "mine").mkdir()
     message = explain_missing("model", "mine/sft", flag, OSError("offline"))
+    assert explain_missing("model", "./nowhere", flag, OSError()).startswith(f"{flag} ./nowhere: no such folder")
     assert message.startswith(f"{flag} mine/sft: no such folder, though mine/ is there. If a step shall write it, has")
     assert message.endswith("no such model either: offline")
 
@@ -75,13 +67,10 @@ def test_a_step_that_has_not_written_its_folder_is_suspected(tmp_path, monkeypat
     ("change", "words"),
     [
         ({"hidden_size": "64"}, "error for field 'hidden_size': .*expected int, got str .value: '64'"),
-        ({"vocab_size": None}, "error for field 'vocab_size': .*expected int, got NoneType"),
         ({"dtype": "float33"}, "no attribute 'float33'"),
-        ({"num_attention_heads": 0}, "by zero"),
         # What only the model refuses.
         ({"pad_token_id": 999}, "Padding_idx must be within num_embeddings"),
         ({"num_key_value_heads": 0}, "by zero"),
-        ({"vocab_size": -3}, "negative dimension -3"),
     ],
 )
 def test_a_config_with_a_bad_value_is_named(change, words, tokenizer, tmp_path):
@@ -101,7 +90,6 @@ def test_a_config_with_a_bad_value_is_named(change, words, tokenizer, tmp_path):
         torch.distributed.DistError(),
         MemoryError(),
         OSError(errno.ENOSPC, "No space left on device"),
-        OSError(errno.ENOMEM, "Cannot allocate memory"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory"),
         RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"),
     ],
@@ -130,18 +118,17 @@ def test_weights_of_other_shapes_are_named_with_both(tokenizer, tmp_path):
         check_loaded(source, loading)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gemma2", "gpt2"])
 def test_embeddings_grow_by_an_added_pad_and_the_model_reopens(kind, tmp_path):
     plain = make_tokenizer(pad_token=None)
     base = save_folder(tmp_path / "base", make_causal_lm(kind, vocab_size=100), plain)
     tokenizer = load_tokenizer(base, "--m")
     tokenizer.add_special_tokens({"pad_token": "<fill>"})
     assert len(tokenizer) == 101 and tokenizer.pad_token_id == 100
-    for load in (load_causal_lm, load_scalar):
+    for load in (load_scalar, load_causal_lm):
         model = load(base, "--m", torch.float32, tokenizer)
         assert model.get_input_embeddings().num_embeddings == 101
         assert model.config.pad_token_id == 100
-    model = load_causal_lm(base, "--m", torch.float32, tokenizer)
     save_model(model, saved_weights(model), tokenizer, tmp_path / "grown")
     reopened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "grown")
     ids = torch.tensor([[1, 5, 6]])
@@ -172,15 +159,13 @@ def test_a_generation_config_that_could_not_be_saved_is_refused_before_the_train
 # -- weights that a folder lacks, and those that it has no place for
 
 
-@pytest.mark.parametrize(
-    ("load", "make"), [(load_causal_lm, make_causal_lm), (load_scalar, make_classifier), (load_scalar, make_causal_lm)]
-)
-def test_a_folder_without_a_layer_is_refused(load, make, tokenizer, tmp_path):
+@pytest.mark.parametrize("load", [load_causal_lm, load_scalar])
+def test_a_folder_without_a_layer_is_refused(load, tokenizer, tmp_path):
     """As a copy leaves it that has lost one of several files; transformers alone would fill in random numbers.
 
     A classifier of a causal LM may lack the score head alone.
     """
-    folder = save_folder(tmp_path, make("llama"), tokenizer)
+    folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
     weights = load_file(tmp_path / "model.safetensors")
     lost = sorted(name for name in weights if "layers.1." in name)
     kept = {name: weight for name, weight in weights.items() if name not in lost}
@@ -193,8 +178,7 @@ def test_a_folder_without_a_layer_is_refused(load, make, tokenizer, tmp_path):
     assert "saved or copied in part" in message
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("kind", "tied"), [("gemma", True), ("gpt2", False)])
 def test_a_reward_model_given_as_sft_model_is_refused(tied, kind, tokenizer, tmp_path):
     """Also where the embedding is the output layer, so that none of a causal LM's weights is missing."""
     model = make_classifier(kind, tie_word_embeddings=tied)
@@ -207,10 +191,9 @@ def test_a_reward_model_given_as_sft_model_is_refused(tied, kind, tokenizer, tmp
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_causal_lm_given_as_reward_model_is_refused(tied, tokenizer, tmp_path):
     folder = save_folder(tmp_path, make_causal_lm("llama", tie_word_embeddings=tied), tokenizer)
-    with pytest.raises(UserError, match="--m .*: not a reward model, it has no score head. Train one from it"):
-        load_trained_scalar(folder, "--m", torch.float32, tokenizer)
-    with pytest.raises(UserError, match="--m .*: not a reward model, it has no score head. Train one from it"):
-        load_classifier(folder, "--m", torch.float32, tokenizer)
+    for load in (load_trained_scalar, load_classifier):
+        with pytest.raises(UserError, match="--m .*: not a reward model, it has no score head. Train one from it"):
+            load(folder, "--m", torch.float32, tokenizer)
     load_scalar(folder, "--m", torch.float32, tokenizer)  # a critic may start from it
 
 
@@ -230,29 +213,15 @@ def test_weights_without_a_place_are_named(tokenizer, tmp_path, caplog):
     weights = load_file(tmp_path / "model.safetensors")
     extra = {f"model.layers.{i}.mlp.odd.weight": torch.zeros(2) for i in range(9)}
     save_file(weights | extra, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    model = load_causal_lm(folder, "--m", torch.float32, tokenizer)
+    load_causal_lm(folder, "--m", torch.float32, tokenizer)
     named = ", ".join(list(extra)[:8])
     assert f"--m {folder}: 9 weights of the folder are not used: {named}, …" in caplog.messages
-    for name, weight in model.state_dict().items():
-        assert torch.equal(weight, weights.get(name, weights["model.embed_tokens.weight"])), name
 
 
-# -- models that see tokens to come
-
-
-BOTH_DIRECTIONS = {
-    "bert": transformers.BertConfig(**SIZES, vocab_size=100),
-    "t5": transformers.T5Config(vocab_size=100, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2),
-}
-
-
-@pytest.mark.parametrize("kind", BOTH_DIRECTIONS)
-def test_a_model_that_reads_in_both_directions_is_no_policy(kind, tokenizer, tmp_path):
-    """Most of them open as causal LMs in transformers, which says nothing."""
-    config = BOTH_DIRECTIONS[kind]
-    auto_class = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
-    folder = save_folder(tmp_path, auto_class.from_config(config), tokenizer)
-    message = f"--m {folder}: a {kind} model is not a causal LM, it reads in both directions. Use a decoder-only model"
+def test_a_model_that_reads_in_both_directions_is_no_policy(tokenizer, tmp_path):
+    """It opens as a causal LM in transformers, which says nothing."""
+    folder = save_random(transformers.BertConfig(**SIZES, vocab_size=100), tmp_path, tokenizer)
+    message = f"--m {folder}: a bert model is not a causal LM, it reads in both directions. Use a decoder-only model"
     with pytest.raises(UserError, match=f"^{message}"):
         load_causal_lm(folder, "--m", torch.float32, tokenizer)
 
@@ -267,13 +236,12 @@ def save_random(config, folder, tokenizer):
         return save_folder(folder, transformers.AutoModelForCausalLM.from_config(config), tokenizer)
 
 
-@pytest.mark.parametrize("kind", NO_CLASSIFIER)
-def test_step_1_says_that_step_2_will_not_work_and_step_2_does_not(kind, tokenizer, tmp_path, caplog):
-    folder = save_random(NO_CLASSIFIER[kind], tmp_path / kind, tokenizer)
+def test_step_1_says_that_step_2_will_not_work_and_step_2_does_not(tokenizer, tmp_path, caplog):
+    folder = save_random(NO_CLASSIFIER["granite"], tmp_path / "granite", tokenizer)
     warn_without_classifier(folder)
     (message,) = caplog.messages
-    assert f"no sequence classifier of the family {kind}" in message and "--reward_function" in message
-    with pytest.raises(UserError, match=f"no sequence classifier of the family {kind}.*--reward_function"):
+    assert "no sequence classifier of the family granite" in message and "--reward_function" in message
+    with pytest.raises(UserError, match="no sequence classifier of the family granite.*--reward_function"):
         load_scalar(folder, "--m", torch.float32, tokenizer)
     caplog.clear()
     warn_without_classifier(save_folder(tmp_path / "llama", make_causal_lm("llama"), tokenizer))
@@ -285,21 +253,17 @@ def test_a_critic_of_a_family_without_classifiers(kind, tokenizer, tmp_path):
     """Its numbers are the last states, by plain transformers, through the head; it opens again."""
     folder = save_random(NO_CLASSIFIER[kind], tmp_path / "sft", tokenizer)
     model = load_critic(folder, "--critic", torch.float32, tokenizer)
-    critic = ScalarModel(model)
     ids, attention_mask, _ = pad_rows(ragged_rows([2, 5], [7, 3]), left=2, right=1)
-    assert not bool(critic(ids, attention_mask).any())  # a new head starts at zero
+    assert not bool(ScalarModel(model)(ids, attention_mask).any())  # a new head starts at zero
     torch.nn.init.normal_(model.score.weight, std=0.1)  # as if trained
     save_model(model, saved_weights(model), tokenizer, tmp_path / "critic")
     again = load_critic(str(tmp_path / "critic"), "--m", torch.float32, tokenizer)
     backbone = transformers.AutoModel.from_pretrained(tmp_path / "critic").eval()
     with torch.no_grad():
-        values = critic.eval()(ids, attention_mask)
-        assert_near(ScalarModel(again).eval()(ids, attention_mask), values, FORMULA)
+        values = ScalarModel(again).eval()(ids, attention_mask)
         for row, mask, own in zip(ids, attention_mask, values, strict=True):
-            states = backbone(row[mask][None]).last_hidden_state[0]
-            expected = states @ model.score.weight[0]
+            expected = backbone(row[mask][None]).last_hidden_state[0] @ model.score.weight[0]
             assert_near(own[mask], expected)
-            assert hf_score(model.eval(), row[mask].tolist()) == near(float(expected[-1]))
 
 
 def gradients_of(model, ids):
@@ -341,9 +305,8 @@ def test_a_new_reward_head_has_the_published_variance():
     assert not bool(head.bias.any())
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_the_seed_alone_decides_a_new_reward_head(kind, tokenizer, tmp_path):
-    folder = save_folder(tmp_path, make_causal_lm(kind), tokenizer)
+def test_the_seed_alone_decides_a_new_reward_head(tokenizer, tmp_path):
+    folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
 
     def head(seed, dtype=torch.float32):
         torch.manual_seed(torch.seed())

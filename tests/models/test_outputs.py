@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-probs and scores of policies and scalar models against Hugging Face's own, one unpadded row at a time."""
 
-import copy
 import logging
 
 import pytest
 import torch
 import transformers
 
-from closeness import UPDATE, assert_near, near
+from closeness import assert_near, near
 from dschat.models.classifiers import load_scalar
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
@@ -32,11 +31,12 @@ from factories import (
 
 ROWS = ragged_rows([2, 5, 9], [7, 1, 4])
 SIZES = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+OPT = SIZES | {"ffn_dim": 64, "init_std": 0.3, "word_embed_proj_dim": 16, "pad_token_id": 0, "num_labels": 1}
 # Families whose logits are more than a product of last states and a head: scaled, or projected before.
 OTHER_HEADS = {
     "granite": transformers.GraniteConfig(**SIZES, intermediate_size=64, initializer_range=0.3, logits_scaling=0.5),
     "cohere": transformers.CohereConfig(**SIZES, intermediate_size=64, initializer_range=0.3, logit_scale=0.25),
-    "opt": transformers.OPTConfig(**SIZES, ffn_dim=64, init_std=0.3, word_embed_proj_dim=16),
+    "opt": transformers.OPTConfig(**OPT),
 }
 
 
@@ -59,31 +59,10 @@ def test_log_probs_and_entropy_are_those_of_the_models_own_logits(kind, temperat
                 assert_near(own[: len(expected)], expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_those_of_the_models_own_logits(kind):
-    causal_lm = make_causal_lm(kind)
-    twin = copy.deepcopy(causal_lm)
-    prompt, response = ROWS[0]
-    ids = torch.tensor([prompt + response])
-    logprobs, entropy = PolicyModel(causal_lm)(ids, torch.ones_like(ids, dtype=torch.bool), len(response), 0.7)
-    assert not entropy.requires_grad
-    logprobs.sum().backward()
-    logits = twin(input_ids=ids).logits[:, len(prompt) - 1 : -1] / 0.7
-    logits.log_softmax(-1).gather(-1, torch.tensor([response])[..., None]).sum().backward()
-    for (name, p), q in zip(causal_lm.named_parameters(), twin.parameters(), strict=True):
-        assert (p.grad is None) == (q.grad is None), name
-        if q.grad is not None:
-            assert_near(p.grad, q.grad, UPDATE, message=name)
-
-
-SCALAR_SIZES = {"vocab_size": 100, "hidden_size": 32, "num_attention_heads": 2, "pad_token_id": 0, "num_labels": 1}
 # Families that count positions themselves: from the mask, or by how far tokens lie apart.
 OTHER_POSITIONS = {
-    "opt": transformers.OPTConfig(
-        **SCALAR_SIZES, num_hidden_layers=2, ffn_dim=64, init_std=0.3, word_embed_proj_dim=16
-    ),
-    "bloom": transformers.BloomConfig(**SCALAR_SIZES, n_layer=2, initializer_range=0.3),
-    "falcon": transformers.FalconConfig(**SCALAR_SIZES, num_hidden_layers=2, initializer_range=0.3, alibi=True),
+    "opt": transformers.OPTConfig(**OPT),
+    "falcon": transformers.FalconConfig(**SIZES, initializer_range=0.3, alibi=True, pad_token_id=0, num_labels=1),
 }
 
 
@@ -112,7 +91,7 @@ def test_last_scores_by_hand():
     assert last_scores(numbers, mask).tolist() == [2.0, 8.0, 11.0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gemma2", "gpt2"])
 def test_a_reward_model_begins_from_a_causal_lm_and_reopens_in_plain_transformers(kind, tokenizer, tmp_path):
     base = save_folder(tmp_path / "sft", make_causal_lm(kind), tokenizer)
     model = ScalarModel(load_scalar(base, "--m", torch.float32, tokenizer)).eval()
@@ -124,7 +103,6 @@ def test_a_reward_model_begins_from_a_causal_lm_and_reopens_in_plain_transformer
     scores = scores_of(model, ROWS)
     save_model(model.inner, saved_weights(model.inner), tokenizer, tmp_path / "reward")
     reopened = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward").eval()
-    assert reopened.config.num_labels == 1
     expected = torch.tensor([hf_score(reopened, prompt + response) for prompt, response in ROWS])
     assert_near(scores, expected)
     again = ScalarModel(load_scalar(str(tmp_path / "reward"), "--m", torch.float32, tokenizer)).eval()
@@ -151,8 +129,7 @@ def test_the_gain_multiplies_and_learns():
     assert float(model.score.gain.grad) == near(float(scores.detach().sum()) / 3)
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
+@pytest.mark.parametrize(("kind", "lora"), [("gemma", True), ("gpt2", False)])
 def test_a_saved_model_gives_the_same_scores_in_transformers(kind, lora, tokenizer, tmp_path, caplog):
     model = gained(kind)
     if lora:
@@ -180,7 +157,7 @@ def test_a_run_whose_responses_end_otherwise_than_a_reward_model_s_is_warned(tok
     assert "Give --end_of_conversation_token in both steps, or in neither" in caplog.text
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 5])
+@pytest.mark.parametrize("batch_size", [2, 5])
 @pytest.mark.parametrize("kind", ["gemma2", "gpt2"])
 def test_score_is_each_row_alone_under_each_model(kind, batch_size):
     """values[j] is the critic's number for the prefix BEFORE token j."""

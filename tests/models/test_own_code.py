@@ -5,12 +5,12 @@ import ast
 import io
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from data_cases import look_at_data
 from dschat.base.errors import UserError
 from dschat.models.classifiers import load_classifier, load_scalar
 from dschat.models.limits import check_length
@@ -45,28 +45,20 @@ def folder(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize(
     "open_it",
     [
-        lambda path, flag: open_config(path, flag),
-        lambda path, flag: check_length(path, flag, 5, "5"),
-        lambda path, flag: load_causal_lm(path, flag, FP32, None),
-        lambda path, flag: load_scalar(path, flag, FP32, None),
+        open_config,
+        partial(check_length, tokens=5, what="5"),
+        partial(load_causal_lm, dtype=FP32, tokenizer=None),
+        partial(load_scalar, dtype=FP32, tokenizer=None),
         lambda path, flag: load_classifier(path, flag, FP32, make_tokenizer()),
-        lambda path, flag: load_tokenizer(path, flag),
+        load_tokenizer,
         lambda path, flag: load_reward_tokenizer(path, False),
     ],
-    ids=["config", "length", "causal LM", "scalar", "classifier", "tokenizer", "reward tokenizer"],
 )
 def test_code_of_a_folder_is_not_run(open_it, folder) -> None:
     with pytest.raises(
         UserError, match=rf"--reward_model {folder}: .*needs Python code of its own \(auto_map\), which is never run"
     ):
         open_it(str(folder), "--reward_model")
-    assert not (folder / "ran").exists()
-
-
-def test_code_of_a_tokenizer_for_data_is_not_run(folder, tmp_path, caplog) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
-    assert look_at_data(["check", str(tmp_path / "rows.jsonl"), "--tokenizer", str(folder)]) == 2
-    assert f"--tokenizer {folder}: its tokenizer needs Python code" in caplog.text
     assert not (folder / "ran").exists()
 
 

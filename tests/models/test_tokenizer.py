@@ -52,8 +52,7 @@ def without_reserve(folder, *specials):
     return path
 
 
-@pytest.mark.parametrize("for_classifier", [False, True])
-@pytest.mark.parametrize("pad", [None, "<eos>"])
+@pytest.mark.parametrize(("pad", "for_classifier"), [(None, False), ("<eos>", True)])
 def test_a_reserved_token_pads_in_every_step_where_none_of_the_tokenizer_s_own_does(pad, for_classifier, tmp_path):
     tokenizer = load_tokenizer(saved(tmp_path, pad_token=pad), "--m", for_classifier)
     assert tokenizer.pad_token == "<pad>" and tokenizer.pad_token_id == 0 and len(tokenizer) == 100
@@ -84,13 +83,12 @@ def test_where_nothing_can_pad_eos_does_and_a_saved_classifier_gets_a_token(tmp_
     require_same_tokenizer(tokenizer, again, "--a", "--b")  # a critic reads masks
 
 
-@pytest.mark.parametrize("reserved", ["<unused0>", "<|padding|>"])
-def test_a_pad_that_was_chosen_leaves_the_tokenizer_the_same(reserved, tmp_path):
+def test_a_pad_that_was_chosen_leaves_the_tokenizer_the_same(tmp_path):
     """Data that were prepared with the tokenizer as it was are still those of the model that step 1 saves."""
-    folder = without_reserve(tmp_path, reserved, "<turn>")
+    folder = without_reserve(tmp_path, "<|padding|>", "<turn>")
     before = tokenizer_fingerprint(open_tokenizer(folder, "--m"))
     tokenizer = load_tokenizer(folder, "--m", end_token="<turn>")
-    assert tokenizer.pad_token == reserved and tokenizer_fingerprint(tokenizer) == before
+    assert tokenizer.pad_token == "<|padding|>" and tokenizer_fingerprint(tokenizer) == before
     tokenizer.save_pretrained(tmp_path / "out")
     assert tokenizer_fingerprint(open_tokenizer(str(tmp_path / "out"), "--m")) == before
 
@@ -100,9 +98,8 @@ REFUSING = "{{ raise_exception('no') }}<pad>"
 DIVIDING = "{{ 1 // (messages | length - 2) }}<pad>"  # a Python error, where there are two messages
 
 
-@pytest.mark.parametrize("for_classifier", [False, True])
 @pytest.mark.parametrize("how", [TURNS, REFUSING, DIVIDING, "flag"])
-def test_a_pad_token_that_ends_turns_does_not_pad(how, for_classifier, tmp_path):
+def test_a_pad_token_that_ends_turns_does_not_pad(how, tmp_path):
     """As in fine-tunes of Llama 3, where <|eot_id|> pads and ends turns; "<unused0>" is in reserve."""
     tokenizer = make_tokenizer(texts=[*TEXTS, "<unused0>"])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<unused0>"]})
@@ -110,7 +107,7 @@ def test_a_pad_token_that_ends_turns_does_not_pad(how, for_classifier, tmp_path)
     end_token = "<pad>" if how == "flag" else None
     if how != "flag":
         (tmp_path / "chat_template.jinja").write_text(how)
-    found = load_tokenizer(str(tmp_path), "--m", for_classifier, end_token)
+    found = load_tokenizer(str(tmp_path), "--m", end_token=end_token)
     assert found.pad_token == "<unused0>" and len(found) == len(tokenizer)
     assert end_token_id(found, "<pad>") == 0
 
@@ -130,7 +127,6 @@ def test_a_pad_token_that_the_template_writes_elsewhere_still_pads(tmp_path):
 
 def test_end_token(tokenizer):
     assert end_token_id(tokenizer, None) == 2
-    assert end_token_id(tokenizer, "<eos>") == 2
     assert end_token_id(tokenizer, ".") == tokenizer.convert_tokens_to_ids(".")
     with pytest.raises(UserError, match="--end_of_conversation_token 'quick fox' is . tokens"):
         end_token_id(tokenizer, "quick fox")
@@ -140,7 +136,7 @@ def test_different_tokenizers_are_refused():
     first = make_tokenizer()
     require_same_tokenizer(first, make_tokenizer(), "--a", "--b")
     upper = [text.upper() for text in TEXTS]
-    for other in ({"texts": upper}, {"vocab_size": 90}, {"eos_token": ";"}):
+    for other in ({"texts": upper}, {"eos_token": ";"}):
         with pytest.raises(UserError, match="--a and --b have different tokenizers"):
             require_same_tokenizer(first, make_tokenizer(**other), "--a", "--b")
 
@@ -154,6 +150,5 @@ def test_ids_mean_the_same_whatever_pads():
     added.add_special_tokens({"pad_token": "<fill>"})
     assert same_ids(plain, added) and same_ids(added, plain)
     assert not same_ids(plain, make_tokenizer(eos_token="<bos>"))
-    more = make_tokenizer()
-    more.add_tokens(["<|more|>"])
-    assert not same_ids(plain, more) and not same_ids(more, plain)
+    added.add_tokens(["<|more|>"])
+    assert not same_ids(plain, added) and not same_ids(added, plain)

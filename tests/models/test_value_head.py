@@ -8,7 +8,7 @@ import torch
 
 from closeness import FORMULA, assert_near
 from dschat.base.errors import UserError
-from dschat.models.classifiers import load_classifier, load_critic, load_scalar, load_trained_scalar
+from dschat.models.classifiers import load_classifier, load_critic, load_trained_scalar
 from dschat.models.load import load_causal_lm
 from dschat.models.lora import add_lora
 from dschat.models.opening import DEFAULT_OPTIONS
@@ -57,19 +57,16 @@ def saved(tokenizer, tmp_path):
     return str(tmp_path / "critic"), values(model)
 
 
-def test_it_opens_again_with_its_own_range_alone(saved, tokenizer):
+def test_it_opens_again_with_its_own_range_alone_and_is_nothing_but_a_critic(saved, tokenizer):
     path, expected = saved
     assert_near(values(opened(path, tokenizer)), expected, FORMULA)
+    for load in (load_trained_scalar, load_classifier, load_causal_lm):
+        with pytest.raises(UserError, match="[Aa] reward model must have one label|writes no text"):
+            load(path, "--m", torch.float32, tokenizer)
     with pytest.raises(UserError, match="--critic .*: a critic with bins for other returns: give --value_range -1 3"):
         opened(path, tokenizer, ValueBins.between(0.0, 1.0))
     with pytest.raises(UserError, match="A critic with bins cannot score: give it to step 3 as the critic"):
         load_critic(path, "--critic", torch.float32, tokenizer)
-
-
-@pytest.mark.parametrize("load", [load_scalar, load_trained_scalar, load_classifier, load_causal_lm])
-def test_it_is_nothing_but_a_critic(load, saved, tokenizer):
-    with pytest.raises(UserError, match="[Aa] reward model must have one label|writes no text"):
-        load(saved[0], "--m", torch.float32, tokenizer)
 
 
 def test_adapters_are_merged_into_it(tokenizer, tmp_path):
@@ -88,13 +85,7 @@ def test_adapters_are_merged_into_it(tokenizer, tmp_path):
 
 def test_the_card_computes_a_value(tokenizer, saved, capsys):
     path, expected = saved
-    texts = {"prompt and a part of a response": IDS}
-
-    class Reads:
-        def __call__(self, text, return_tensors):
-            return {"input_ids": texts[text]}
-
     model = opened(path, tokenizer)
-    exec(value_example(), {"model": model.eval(), "tokenizer": Reads()})
+    exec(value_example(), {"model": model.eval(), "tokenizer": lambda text, return_tensors: {"input_ids": IDS}})
     printed = re.search(r"tensor\(\[(.*?)\]", capsys.readouterr().out)
     assert float(printed[1]) == pytest.approx(float(expected[0, -1]), abs=1e-4)

@@ -2,6 +2,7 @@
 """Ids that a tokenizer lacks: no model draws them, and all log-probs are of one distribution over the others."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from dschat.models.vocabulary import id_count, missing_ids, missing_ids_of
 from dschat.rollouts.continuous import ContinuousEngine
 from dschat.rollouts.generate import GenerateEngine
 from dschat.scoring.reward_reader import load_reward_model
-from factories import KINDS, make_causal_lm, make_classifier, make_tokenizer, random_ids, sampling_of, save_folder
+from factories import make_causal_lm, make_classifier, make_tokenizer, random_ids, sampling_of, save_folder
 from macro_actions.logprobs import Head, token_logprobs
 
 ROWS = 130  # of a model whose tokenizer has 100 ids
@@ -52,37 +53,22 @@ def test_exactly_the_ids_that_the_tokenizer_lacks_are_missing(tmp_path):
     assert missing_ids(make_tokenizer(), 100) == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_are_of_the_distribution_over_the_tokenizer_s_ids(kind, temperature, tmp_path):
+@pytest.mark.parametrize("kind", ["gemma2", "llama"])
+def test_log_probs_are_of_the_distribution_over_the_tokenizer_s_ids(kind, tmp_path):
     """The expected ones are torch's over the columns that have tokens, also where the model caps its logits."""
     model, _ = opened(kind, tmp_path)
     plain = type(model).from_pretrained(tmp_path, dtype=torch.float32).eval()
     ids = torch.tensor([random_ids(12, 1, 40)])
     present = [number for number in range(ROWS) if number not in MISSING]
     with torch.no_grad():
-        logits = plain(ids).logits[0, 3:-1, present] / temperature
-        logprobs, entropy = PolicyModel(model)(ids, None, 8, temperature)
+        logits = plain(ids).logits[0, 3:-1, present] / 0.7
+        logprobs, entropy = PolicyModel(model)(ids, None, 8, 0.7)
         masked = model(ids).logits[0, 3:-1]
     expected = torch.distributions.Categorical(logits=logits)
     places = torch.tensor([present.index(number) for number in ids[0, 4:].tolist()])
     assert_near(logprobs[0], expected.log_prob(places))
     assert_near(entropy[0], expected.entropy())
     assert masked[:, MISSING].eq(-torch.inf).all() and masked[:, present].isfinite().all()
-    whole = (plain(ids).logits[0, 3:-1] / temperature).log_softmax(-1).gather(-1, ids[0, 4:, None])[:, 0]
-    assert (whole - logprobs[0]).abs().max() > 0.1  # what they would be with the ids that are no tokens
-
-
-def test_gradients_are_those_of_the_masked_log_probs_and_leave_missing_rows_alone(tmp_path):
-    model, _ = opened("llama", tmp_path)
-    plain = type(model).from_pretrained(tmp_path, dtype=torch.float32)
-    ids = torch.tensor([random_ids(12, 2, 40)])
-    logits = plain(ids).logits[0, 3:-1].index_fill(-1, torch.tensor(MISSING), -torch.inf)
-    logits.log_softmax(-1).gather(-1, ids[0, 4:, None]).sum().backward()
-    PolicyModel(model)(ids, None, 8)[0].sum().backward()
-    assert_near(model.lm_head.weight.grad, plain.lm_head.weight.grad)
-    assert_near(model.model.embed_tokens.weight.grad, plain.model.embed_tokens.weight.grad)
-    assert not model.lm_head.weight.grad[MISSING].any()
 
 
 def test_chunks_do_not_matter_and_without_missing_ids_nothing_changes(tmp_path):
@@ -113,13 +99,13 @@ def test_step_1_keeps_all_rows_in_its_softmax(tmp_path):
     assert model.lm_head.weight.grad[MISSING].any()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gemma2", "llama"])
 @pytest.mark.parametrize("make", [ContinuousEngine, GenerateEngine, lambda rows: ContinuousEngine(rows, True)])
 def test_ids_without_a_token_are_never_drawn_and_drawn_log_probs_are_the_policy_s(kind, make, tmp_path):
     model, _ = opened(kind, tmp_path)
-    prompts = [random_ids(3 + row % 4, row, 40) for row in range(24)]
-    for options in ({}, {"temperature": 0.0}, {"temperature": 1.3, "top_k": 50}, {"top_p": 0.9}):
-        generation = make(8).sampler_for(model)(prompts, sampling_of(10, **options), range(24))
+    prompts = [random_ids(3 + row % 4, row, 40) for row in range(12)]
+    for options in ({"temperature": 0.0}, {"temperature": 1.3, "top_k": 50}, {"top_p": 0.9}):
+        generation = make(8).sampler_for(model)(prompts, sampling_of(10, **options), range(12))
         rollout, mask = generation.rollout, generation.rollout.response_mask
         drawn = rollout.response_ids[mask]
         assert len(drawn) > 20 and not torch.isin(drawn, torch.tensor(MISSING)).any()
@@ -132,17 +118,13 @@ def test_ids_without_a_token_are_never_drawn_and_drawn_log_probs_are_the_policy_
 
 
 # -- scorers with fewer rows than the tokenizer has ids
-@pytest.mark.parametrize("rows", [60, 99])
-def test_a_scorer_with_too_few_rows_is_named_before_its_weights_are_read(rows, tokenizer, tmp_path):
-    folder = save_folder(tmp_path, make_classifier(vocab_size=rows), tokenizer)
+def test_a_scorer_with_too_few_rows_is_named_before_its_weights_are_read(tokenizer, tmp_path):
+    folder = save_folder(tmp_path, make_classifier(vocab_size=99), tokenizer)
     (tmp_path / "model.safetensors").unlink()
-    words = f"--reward_model {folder}: its embeddings have {rows} rows, .* ids up to 99"
-    with pytest.raises(UserError, match=words):
-        load_trained_scalar(folder, "--reward_model", torch.float32, tokenizer)
-    with pytest.raises(UserError, match=words):
-        load_critic(folder, "--reward_model", torch.float32, tokenizer, may_grow=False)
-    with pytest.raises(UserError, match=words):
-        load_classifier(folder, "--reward_model", torch.float32, tokenizer)
+    words = f"--reward_model {folder}: its embeddings have 99 rows, .* ids up to 99"
+    for load in (load_trained_scalar, load_classifier, partial(load_critic, may_grow=False)):
+        with pytest.raises(UserError, match=words):
+            load(folder, "--reward_model", torch.float32, tokenizer)
     with pytest.raises(UserError, match=words):
         load_reward_model(folder, tokenizer, False, torch.device("cpu"), torch.float32)
 
