@@ -21,19 +21,14 @@ ITEM_ARRIVED = """() => (document.querySelector('.human-item')?.dataset.item ?? 
 
 
 class Server:
-    """The process that serves the page, on a port that stays the same. Its proxies are a trap."""
+    """The process that serves the page. Its proxies are a trap."""
 
     def __init__(self, folder: Path, trap: int) -> None:
-        self.port: int | None = None
-        self.folder, self._trap, self.log = folder, trap, folder / "log.txt"
-        self.start()
-
-    def start(self) -> None:
-        flags = ["--web", "--dataset", "tldr", *(["--port", str(self.port)] if self.port else [])]
-        proxy = f"http://127.0.0.1:{self._trap}"
+        self.folder, self.log = folder, folder / "log.txt"
+        proxy = f"http://127.0.0.1:{trap}"
         variables = {name: proxy for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy")}
         self.process = subprocess.Popen(
-            command(self.folder, *flags),
+            command(folder, "--web", "--dataset", "tldr"),
             stdout=subprocess.PIPE,
             stderr=open(self.log, "w"),
             text=True,
@@ -41,9 +36,9 @@ class Server:
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        found = re.match(r"Open (http://127\.0\.0\.1:(\d+)/) in a browser", line)
+        found = re.match(r"Open (http://127\.0\.0\.1:\d+/) in a browser", line)
         assert found, line + self.log.read_text()
-        self.address, self.port = found[1], int(found[2])
+        self.address = found[1]
 
     def kill(self) -> None:
         self.process.kill()
@@ -51,9 +46,9 @@ class Server:
 
 
 @contextmanager
-def opened(chromium: Any, address: str, rater: str | None = None, **options: Any) -> Iterator[Any]:
+def opened(chromium: Any, address: str, rater: str | None = None) -> Iterator[Any]:
     """A fresh browser profile on the page; with a rater, who typed the name."""
-    context = chromium.new_context(**options)
+    context = chromium.new_context()
     context.set_default_timeout(TIMEOUT)
     context.add_init_script(SLOW_HANDS)
     page = context.new_page()

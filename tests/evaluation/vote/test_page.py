@@ -103,13 +103,12 @@ def test_votes_by_click_and_key_with_progress_undo_and_comment(server, chromium)
         rows = of(server, "Anna")
         assert len(rows) == 5 and page.locator(".human-item:visible").count() == 0
         assert [item[0] for item in seen] == [f"prompt {i}" for i in range(5)]
-        for row, item, key in zip(rows[:2], seen[:2], "12", strict=True):
-            chosen = item[int(key)]
-            assert row["verdict"] == ("A" if chosen == row["response_a"] else "B")
-            assert tuple(item[1:]) == places(row)
+        assert [tuple(item[1:]) for item in seen[:2]] == [places(row) for row in rows[:2]]
+        assert rows[0]["verdict"] == rows[0]["first"]
+        assert {rows[1]["verdict"], rows[1]["first"]} == {"A", "B"}
         assert [row["verdict"] for row in rows[2:4]] == ["tie", "skip"]
         assert [row["comment"] for row in rows] == ["", "", "1 or 2? Hard4", "", ""]
-        assert all(row["dataset"] == "summarize" and 0 <= row["seconds"] < 60 for row in rows)
+        assert {row["dataset"] for row in rows} == {"summarize"}
         press(page, "u", "5 of 5")  # the end, too, can be taken back
         page.locator(".human-item").wait_for()
         assert len(of(server, "Anna")) == 4
