@@ -17,9 +17,7 @@ def test_every_mutant_can_be_made() -> None:
     names = [mutant.name for mutant in mutants.MUTANTS]
     assert len(set(names)) == len(names) >= 470
     for mutant in mutants.MUTANTS:
-        file, text = mutant.made()
-        compile(text, file, "exec")
-        assert mutant.test_ids()
+        assert mutant.made() and mutant.test_ids()
 
 
 @pytest.mark.parametrize(

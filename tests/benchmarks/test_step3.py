@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark of step 3: contenders do the same work, their figures add up, and the document gets its tables."""
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from contenders import work
 from contenders.meter import PHASES, Meter
 
 TINY = "--sizes tiny --repeats 1"
+WORK = work.IterationWork(work.SIZES["tiny"], 4, 2, 3, 9, 40)
 
 
 @pytest.mark.slow
@@ -53,30 +55,28 @@ def test_parts_of_the_time_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert meter.figures.function_seconds == {"forward": 3, "sampling": 3}
 
 
-@pytest.mark.parametrize("wanted", [11.0, 39.5])
-def test_lengths_of_responses(wanted: float) -> None:
+def test_lengths_of_responses() -> None:
     """The actor's own probability of EOS gives the mean that was asked for, or none at all; pad is never drawn."""
-    asked = work.IterationWork(work.SIZES["tiny"], 4, 2, 3, 9, 40, mean_response=wanted)
+    asked = replace(WORK, mean_response=11.0)
     ids = torch.randint(2, 64, (64, 49), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         ragged = work.make_actor(asked)(ids).logits[:, 8:-1].softmax(-1)
-        equal = work.make_actor(work.IterationWork(work.SIZES["tiny"], 4, 2, 3, 9, 40))(ids).logits.softmax(-1)
+        equal = work.make_actor(WORK)(ids).logits.softmax(-1)
     reached = (1 - ragged[..., work.EOS].double()).cumprod(1)
     mean = 1 + reached[:, :-1].sum(1).mean()  # token t + 1 is there if none of the first t was EOS
-    assert float(mean) == pytest.approx(wanted, rel=0.05)
+    assert float(mean) == pytest.approx(11.0, rel=0.05)
     assert float(equal[..., work.EOS].max()) < 1e-9 and float(ragged[..., work.PAD].max()) < 1e-9
 
 
 def test_models_of_a_run_that_was_cut_short_are_made_again(tmp_path: Path) -> None:
-    wanted = work.IterationWork(work.SIZES["tiny"], 4, 2, 3, 9, 40)
     (tmp_path / "actor").mkdir()
     (tmp_path / "actor" / "model.safetensors").write_bytes(b"half")
-    work.make_files(wanted, tmp_path)
+    work.make_files(WORK, tmp_path)
     for name in ("actor", "reward"):
         assert AutoModel.from_pretrained(tmp_path / name).config.hidden_size == 16
         assert AutoTokenizer.from_pretrained(tmp_path / name).eos_token_id == work.EOS
     written = (tmp_path / "actor" / "model.safetensors").stat().st_mtime_ns
-    work.make_files(wanted, tmp_path)
+    work.make_files(WORK, tmp_path)
     assert (tmp_path / "actor" / "model.safetensors").stat().st_mtime_ns == written
 
 

@@ -47,17 +47,22 @@ def test_chosen_has_the_strictly_higher_reward_at_the_last_scored_turn():
 
 
 def test_what_is_left_out_is_counted_by_reason():
-    failed = row(rewards=((1.0, 2.0, 3.0), (1.0, 2.0, -99999.0)))
-    first_failed = row(rewards=((-99999, 2.0, 3.0), (1.0, 2.0, 3.0)))
-    same = row()
-    same["trajectory_sampled_h_from_sampled_len"][3]["content"] = "second"
-    empty = row()
-    empty["trajectory"][3]["content"] = " "
-    long_first, long_second, long_later = row(), row(), row()
-    long_first["trajectory"][5]["content"] = "z" * 150
-    long_second["trajectory_sampled_h_from_sampled_len"][3]["content"] = "z" * 150
-    long_later["trajectory_sampled_h_from_sampled_len"][5]["content"] = "z" * 150  # not read
-    rows = (failed, row(), first_failed, same, empty, long_first, long_second, long_later)
+    def with_text(side, place, text):
+        changed = row()
+        changed[side][place]["content"] = text
+        return changed
+
+    first, second, long = "trajectory", "trajectory_sampled_h_from_sampled_len", "z" * 150
+    rows = [
+        row(rewards=((1.0, 2.0, 3.0), (1.0, 2.0, -99999.0))),
+        row(),
+        row(rewards=((-99999, 2.0, 3.0), (1.0, 2.0, 3.0))),
+        with_text(second, 3, "second"),  # the same reply
+        with_text(first, 3, " "),
+        with_text(first, 5, long),
+        with_text(second, 3, long),
+        with_text(second, 5, long),  # not read
+    ]
     _, kept, left_out = tokenized(*rows, total_length=120)
     assert len(kept) == 2
     assert left_out == {
@@ -70,19 +75,15 @@ def test_what_is_left_out_is_counted_by_reason():
     assert -99999 not in [kept[n][f"{side}_reward"] for n in range(2) for side in ("chosen", "reject")]
 
 
-def broken(column, value):
-    return row() | {column: value}
-
-
 MISTAKES = {
-    "no column": (broken("trajectory", None), ["'trajectory'", "`dschat refuel-data rank` makes"]),
-    "roles": (broken("trajectory", row()["trajectory"][1:]), ["trajectory", "message 1", "alternate"]),
-    "lengths": (broken("trajectory", row()["trajectory"][:4]), ["the same number of turns"]),
+    "no column": (row(trajectory=None), ["'trajectory'", "`dschat refuel-data rank` makes"]),
+    "roles": (row(trajectory=row()["trajectory"][1:]), ["trajectory", "message 1", "alternate"]),
+    "lengths": (row(trajectory=row()["trajectory"][:4]), ["the same number of turns"]),
     "turn behind the last": (row(turn=1, last=0), ["must be turns"]),
-    "another beginning": (broken("sampled_h_from_sampled_len", 2) | {"sampled_len_from_5": 2}, ["differ before"]),
-    "no list": (broken("trajectory_reward", 3.5), ["trajectory_reward must be a list with a reward for each"]),
-    "truth": (row() | {"sampled_h_from_sampled_len": True}, ["is True", "must be turns"]),
-    "no number": (broken("trajectory_reward", [1.0, float("nan"), 2.0]), ["must be a number", "-99999"]),
+    "another beginning": (row(last=2, sampled_h_from_sampled_len=2), ["differ before"]),
+    "no list": (row(trajectory_reward=3.5), ["trajectory_reward must be a list with a reward for each"]),
+    "truth": (row(sampled_h_from_sampled_len=True), ["is True", "must be turns"]),
+    "no number": (row(trajectory_reward=[1.0, float("nan"), 2.0]), ["must be a number", "-99999"]),
 }
 
 

@@ -50,11 +50,10 @@ def test_the_files_hold_the_documented_columns_and_can_be_trained_on(models, tmp
 def test_pairs_that_are_made_anew_replace_those_held_out_before(models, tmp_path):
     """In the folder in which they are made, and in that to which they are copied."""
     rows = [row() for _ in range(12)]
-    make(models, tmp_path, rows, output_dir=tmp_path / "made", test_rows=2)
-    assert (tmp_path / "pairs" / "test.parquet").exists()
-    make(models, tmp_path, rows, output_dir=tmp_path / "made", test_rows=0, overwrite=True)
-    for folder in ("made", "pairs"):
-        assert not (tmp_path / folder / "test.parquet").exists(), folder
+    files = [tmp_path / folder / "test.parquet" for folder in ("made", "pairs")]
+    for test_rows in (2, 0):
+        make(models, tmp_path, rows, output_dir=tmp_path / "made", test_rows=test_rows, overwrite=test_rows == 0)
+        assert [file.exists() for file in files] == [test_rows > 0] * 2
 
 
 def test_the_same_command_again_writes_the_same_and_another_is_refused(models, tmp_path, monkeypatch):

@@ -58,11 +58,10 @@ def share_of_early(dialogues: Sequence[Any], rows: Sequence[Any]) -> list[float]
     return [sum(letter in "abcdefghijklm" for letter in text.lower()) / max(len(text), 1) for text in texts]
 
 
-def talker(seed: int = 0, initializer_range: float = 0.1) -> Any:
+def talker(seed: int = 0) -> Any:
     """A causal LM for `chat_tokenizer` that often ends a reply: each of two end tokens is exp(3) times as likely."""
     tokenizer = chat_tokenizer()
-    options = {"initializer_range": initializer_range, "tie_word_embeddings": False}
-    model = make_causal_lm(seed=seed, vocab_size=len(tokenizer), **options)
+    model = make_causal_lm(seed=seed, vocab_size=len(tokenizer), initializer_range=0.1, tie_word_embeddings=False)
     with torch.random.fork_rng():
         head = torch.nn.Linear(HIDDEN, len(tokenizer))
     with torch.no_grad():
@@ -95,21 +94,20 @@ def trainer_of(
     count: int = 16,
     lora_dim: int = 0,
     engine: dict[str, Any] | None = None,
-    initializer_range: float = 0.1,
     **flags: Any,
 ) -> Any:
     """A trainer on `examples_of` (count), whose folders only note when they would be written."""
     config, tokenizer = config_of(folder, lora_dim=lora_dim, **flags), chat_tokenizer()
     plan = config.plan_batches(world_size())
 
-    trained = talker(initializer_range=initializer_range)
+    trained = talker()
     if lora_dim:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             add_lora(trained, lora_dim, None, "base")
     options = {"learning_rate": config.model.learning_rate} | (engine or {})
     policy = engine_of(trained, plan.micro_batch, plan.accumulation, **options)
-    reference: Any = AdaptersOff(policy) if lora_dim else frozen_engine_of(talker(initializer_range=initializer_range))
+    reference: Any = AdaptersOff(policy) if lora_dim else frozen_engine_of(talker())
     scores = FunctionDialogueScores(reward, "--reward_function")
     models = RefuelModels(policy, reference if config.kl.kl_coef else None, scores, ContinuousEngine(4))
     run = run_of("refuel_online", config)
