@@ -56,20 +56,11 @@ def test_a_journal_refuses_other_settings_and_a_finished_file(tmp_path):
             Journal(folder, {})
 
 
-def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path):
-    journal = Journal(tmp_path / "out.jsonl", {})
-    journal.append([{"n": 0}])
-    journal.close()
-    journal.partial.write_text(journal.partial.read_text() + "{broken\n")
-    with pytest.raises(UserError, match=r"out\.jsonl\.partial:3: no JSON object"):
-        Journal(tmp_path / "out.jsonl", {})
-
-
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
         ("5\n6\n", ":1: no JSON object; remove"),
-        ('{"settings": {}}\n7\n', ":2: no JSON object; remove"),
+        ('{"settings": {}}\n{"n": 0}\n{broken\n', ":3: no JSON object; remove"),
         ('{"settings": 5}\n{"n": 0}\n', ":1: the settings of the run are missing"),
         ('{"n": 0}\n{"n": 1}\n', ":1: the settings of the run are missing"),
     ],

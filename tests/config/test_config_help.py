@@ -74,13 +74,6 @@ def test_a_command_changes_only_flags_that_it_has():
         flags_of(Typo)
 
 
-def test_a_configuration_made_in_code_takes_flags_alone():
-    with pytest.raises(TypeError, match="SFTConfig has no flag learning_rat"):
-        SFTConfig(learning_rat=1.0)
-    with pytest.raises(TypeError, match="output_dir"):
-        SFTConfig(data_path=["a"], model_name_or_path="m")
-
-
 def test_a_configuration_does_not_change():
     config = SFTConfig(data_path=["a"], output_dir="o", model_name_or_path="m")
     with pytest.raises(AttributeError, match="cannot assign to field 'seed'"):
@@ -99,14 +92,4 @@ def test_saved_json_holds_every_field_and_the_plan():
     assert set(content) == flags_of(PPOConfig).keys()
     assert (content["ngram"], content["ngram_lengths"], content["clip_reward_value"]) == ("inf", [2, 3, 5, 10], None)
     assert json.loads(to_json(config.changed(ngram=7), config.plan_batches(1)))["ngram"] == 7
-    assert plan == {
-        "world_size": 1,
-        "micro_batch": 16,
-        "accumulation": 1,
-        "update_per_rank": 16,
-        "global_batch": 16,
-        "rollout_per_rank": 64,
-        "updates_per_rollout": 4,
-        "samples_per_prompt": 1,
-        "max_tokens": None,
-    }
+    assert (plan["global_batch"], plan["rollout_per_rank"], plan["updates_per_rollout"]) == (16, 64, 4)

@@ -37,24 +37,19 @@ def settings_of(text: str | bytes, words: list[str] | None = None):
         ("seed\n", "own.yaml:1: the file must hold `flag: value` on each line"),
         (b"seed: 1\nbf16: \xff\n", "own.yaml cannot be read as YAML: .*utf-8"),
         ("data_path: [a, ~]\n", "own.yaml:1: data_path has an empty item in its list"),
-        ("data_path: [a, [b]]\n", "own.yaml:1: data_path must be a value or a list of values"),
         ("<<: {seed: 1}\n", "own.yaml:1: << is not a flag"),
         ("seed: ${\n", r"own.yaml:1: seed: \$\{ has no closing brace: write \$\{NAME\}, or \$\$\{"),
         (
             "seed: ${A-B}\n",
             r"own.yaml:1: seed: \$\{A-B\} is not a variable: write \$\{NAME\} or \$\{NAME:-DEFAULT\}, .*",
         ),
-        ("log_dir: ${MY-VAR}/a\n", r"own.yaml:1: log_dir: \$\{MY-VAR\} is not a variable: .* or \$\$ for a"),
         ("log_dir: $NO_SUCH/x\n", r"own.yaml:1: log_dir: the variable NO_SUCH is not set; .*\$\$ for a literal"),
         ("log_dir: ~no_such_user/x\n", r"own.yaml:1: log_dir: ~no_such_user/x: there is no user .*\./~"),
         ("seed: [1, 2]\n", "own.yaml:1: argument --seed: it takes one value, not a list"),
         ("seed: {a: 1}\n", "own.yaml:1: seed must be a value or a list of values: flags are not nested"),
         ("deepspeed: ds.json\n", "own.yaml:1: .*invalid truth value.*settings goes to --deepspeed_config"),
-        ("deepspeed: {zero_optimization: {stage: 2}}\n", "own.yaml:1: deepspeed must be .*--deepspeed_config"),
         ("bf16: auto\n", "own.yaml:1: .*invalid truth value: 'auto'; give true or false; leave it out for bf16"),
-        ("packing: auto\n", "own.yaml:1: .*invalid truth value: 'auto'; give true or false"),
         ("config: a.yaml\n", r"own.yaml:1: config is given on the command line; in a file, write `extends: FILE`"),
-        ("print-config: true\n", "own.yaml:1: print_config is given on the command line alone"),
         ("extend: a.yaml\n", r"own.yaml:1: extend is not a flag of `dschat sft`; did you mean --extends\?"),
         ("deepspeed_config: ''\n", "own.yaml:1: argument --deepspeed_config: the path is empty"),
         ("seed: 1\nseed_: 2\nngrams: 3\n", "own.yaml:2: seed_ is not a flag .*\n.*own.yaml:3: ngrams is not a flag"),
@@ -68,13 +63,11 @@ def test_a_file_that_is_refused(text, message, tmp_path, monkeypatch):
     assert re.search(message, str(refused.value)), str(refused.value)
 
 
-@pytest.mark.parametrize("flag", ["tensorboard_path", "deepspeed_config", "hostfile"])
-@pytest.mark.parametrize("joined", [True, False])
-def test_an_empty_path_on_the_command_line(flag, joined, capsys):
-    words = [f"--{flag}="] if joined else [f"--{flag}", ""]
+@pytest.mark.parametrize("words", [["--deepspeed_config="], ["--deepspeed_config", ""]])
+def test_an_empty_path_on_the_command_line(words, capsys):
     with pytest.raises(SystemExit):
         resolve(SFTConfig, [*SFT, *words], command="sft")
-    assert f"argument --{flag}: the path is empty" in capsys.readouterr().err
+    assert "argument --deepspeed_config: the path is empty" in capsys.readouterr().err
 
 
 def test_one_flag_by_two_names_in_a_file(tmp_path, monkeypatch):
@@ -97,38 +90,28 @@ def test_what_yaml_writes_in_its_own_way(tmp_path, monkeypatch):
         "\ufeffseed: 010\nlearning_rate: 1e-6\nself_checks: off\nbf16: yes\nprompt_key: on\nchosen_key: 2026-11-26\n"
     )
     config = settings_of(text + "response_key: 12:30:00\nrejected_key: '--x'\nlora_module_name: [--q, -1]\n")
-    assert (config.optimisation.seed, config.model.learning_rate, config.engine.self_checks, config.engine.bf16) == (
-        10,
-        1e-6,
-        False,
-        True,
-    )
-    assert (config.columns.prompt_key, config.columns.chosen_key, config.columns.response_key) == (
-        "on",
-        "2026-11-26",
-        "12:30:00",
-    )
-    assert (config.columns.rejected_key, config.finetuning.lora_module_name) == ("--x", ["--q", "-1"])
+    wanted = {"seed": 10, "learning_rate": 1e-6, "self_checks": False, "bf16": True, "prompt_key": "on"}
+    wanted |= {"chosen_key": "2026-11-26", "response_key": "12:30:00", "rejected_key": "--x"}
+    wanted |= {"lora_module_name": ["--q", "-1"]}
+    flat = config.flat()
+    assert {name: flat[name] for name in wanted} == wanted
     config = settings_of("lora-module-name: [--q, -1]\n")
     assert config.finetuning.lora_module_name == ["--q", "-1"]
     Path("ppo.yaml").write_text("ngram: .inf\n")
-    assert resolve(
-        PPOConfig, [*REQUIRED["ppo"], "--config", "ppo.yaml"], command="ppo"
-    ).config.termination.ngram == float("inf")
+    found = resolve(PPOConfig, [*REQUIRED["ppo"], "--config", "ppo.yaml"], command="ppo")
+    assert found.config.termination.ngram == float("inf")
 
 
-@pytest.mark.parametrize("origin", ["file", "flag", "two words"])
+@pytest.mark.parametrize("origin", ["file", "flag"])
 @pytest.mark.parametrize(
     ("written", "path"),
     [
         ("~/rows", "/home/me/rows"),
-        ("~", "/home/me"),
         ("$HOME/rows", "/home/me/rows"),
         ("${HOME}/rows", "/home/me/rows"),
         ("$SHORT/rows", "/home/me/work/rows"),
         ("${NONE:-/tmp}/rows", "/tmp/rows"),
         ("costs in $", "costs in $"),
-        ("$5/rows", "$5/rows"),
         ("a$$b~", "a$b~"),
         ("./~/rows", "./~/rows"),
         ("owner/name", "owner/name"),
@@ -142,17 +125,11 @@ def test_paths_wherever_they_are_written(written, path, origin, tmp_path, monkey
         quoted = f'"{written}"'
         text = f"data_path: [rows, {quoted}]\noutput_dir: {quoted}\nmodel_name_or_path: {quoted}\n"
         config = settings_of(text, [])
-    elif origin == "flag":
-        words = ["--data_path", "rows", written, f"--output_dir={written}", f"--model_name_or_path={written}"]
-        config = resolve(SFTConfig, words).config
     else:
-        words = ["--data_path", "rows", written, "--output_dir", written, "--model_name_or_path", written]
+        words = ["--data_path", "rows", written, f"--output_dir={written}", "--model_name_or_path", written]
         config = resolve(SFTConfig, words).config
-    assert (config.data.data_path, config.output.output_dir, config.model.model_name_or_path) == (
-        ["rows", path],
-        path,
-        path,
-    )
+    flat = config.flat()
+    assert (flat["data_path"], flat["output_dir"], flat["model_name_or_path"]) == (["rows", path], path, path)
 
 
 def test_every_path_is_known_as_one():

@@ -33,23 +33,15 @@ def test_flags_win_over_the_file_and_that_over_what_it_extends(monkeypatch):
     file = write("own.yaml", "extends: base.yaml\nngram: 7\ngamma: 0.5\ndata_path: [a, b]\nlora_module_name: null\n")
     words = [*REQUIRED["ppo"][2:], "--gamma", "0.9", "--config", file]
     found = resolve(PPOConfig, words, command="ppo")
-    config = found.config
-    assert (config.optimisation.seed, config.kl.kl_coef, config.termination.ngram, config.estimator.gamma) == (
-        5,
-        0.2,
-        7,
-        0.9,
-    )
-    assert (config.sampling.decode_graphs, config.optimizers.actor_learning_rate, config.data.data_path) == (
-        "on",
-        1e-5,
-        ["a", "b"],
-    )
+    given = {"seed": 5, "kl_coef": 0.2, "ngram": 7, "gamma": 0.9, "decode_graphs": "on", "data_path": ["a", "b"]}
+    given |= {"actor_learning_rate": 1e-5}
+    flat = found.config.flat()
+    assert {name: flat[name] for name in given} == given
     names = ("seed", "kl_coef", "ngram", "gamma", "data_path", "num_gpus")
     places = ["base.yaml:1", "base.yaml:2", "own.yaml:2", "--gamma", "own.yaml:4", "$NUM_GPUS"]
     assert [found.origins[name] for name in names] == places and "lam" not in found.origins
     assert "gamma: 0.9" in found.yaml and "# own.yaml:2" in found.yaml and "# default" in found.yaml
-    assert PPOConfig(**found.given()) == config
+    assert PPOConfig(**found.given()) == found.config
 
 
 def test_variables_stand_in_values(monkeypatch):
@@ -57,11 +49,8 @@ def test_variables_stand_in_values(monkeypatch):
     monkeypatch.setenv("EMPTY", "")
     file = write("v.yaml", "data_path: ['${ROWS}/a', b]\nseed: ${SEED:-7}\nlora_alpha: ${EMPTY:-}\n")
     config = resolve(SFTConfig, [*REQUIRED["sft"][2:], "--config", file], command="sft").config
-    assert (config.data.data_path, config.optimisation.seed, config.finetuning.lora_alpha) == (
-        ["/data/a", "b"],
-        7,
-        None,
-    )
+    flat = config.flat()
+    assert (flat["data_path"], flat["seed"], flat["lora_alpha"]) == (["/data/a", "b"], 7, None)
 
 
 def test_every_value_is_shown_with_its_origin(capsys):
@@ -70,8 +59,7 @@ def test_every_value_is_shown_with_its_origin(capsys):
     assert stop.value.code == 0
     lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
     assert lines["seed"].split() == ["8", "#", "--seed"] and lines["learning_rate"].split()[0] == "5e-05"
-    assert lines["per_device_train_batch_size"].split("# ") == [lines["per_device_train_batch_size"].split("# ")[0],
-                                                                "preset, 8 processes"]  # fmt: skip
+    assert lines["per_device_train_batch_size"].endswith("# preset, 8 processes")
     assert lines["packing"].split() == ["false", "#", "default"]
     assert lines["max_seq_len"].endswith("_published.yaml:5")
 
@@ -95,14 +83,11 @@ def test_the_file_of_a_run_says_all_of_its_flags(step):
 @pytest.mark.parametrize(
     ("settings", "model", "data", "folder"),
     [
-        (PRESET, "", "", "tldr-gemma-2b"),
         (PRESET, "google/gemma-2b", "tldr", "tldr-gemma-2b"),
         (PRESET, "Qwen/Qwen2.5-0.5B", "", "tldr-Qwen2.5-0.5B"),
-        (PRESET, "", "rows.jsonl.gz", "rows-gemma-2b"),
         (PRESET, "/mnt/my model/", "/mnt/mine/train.parquet", "mine-train-my-model"),
         (LATER, "/p/models/tldr-gemma-2b/sft", "", "tldr-gemma-2b"),
         (LATER, "/p/models/tldr-gemma-2b/sft", "data/rows", "rows-tldr-gemma-2b"),
-        (LATER, "/p/models/rows-Qwen2.5-0.5B/sft", "data/rows", "rows-Qwen2.5-0.5B"),
         (LATER, "google/gemma-2b-it", "", "tldr-gemma-2b-it"),
         (LATER, "/p/models/rows-Qwen2.5-0.5B/sft/", "rows.csv", "rows-Qwen2.5-0.5B"),
         (LATER, "/p/models/hh-gemma-2b/ppo/actor", "", "tldr-hh-gemma-2b-ppo-actor"),
@@ -136,26 +121,14 @@ def test_presets_are_found_by_name():
 
 
 @pytest.mark.parametrize(("name", "responses"), zip(METHODS, (32, 2), strict=True))
-def test_a_method_is_added_to_any_run(name, responses, tmp_path):
+def test_a_method_is_added_to_any_run(name, responses):
     """By --config with the run's own flags, which win, or by a file that extends it."""
-    given = ["--data_path", "d", "--output_dir", str(tmp_path), "--actor_model_name_or_path", "a"]
-    given += ["--critic_model_name_or_path", "c", "--per_device_generation_batch_size", "2"]
-    given += [
-        "--per_device_training_batch_size",
-        "2",
-        "--global_batch_size",
-        str(responses),
-        "--critic_learning_rate",
-        "3e-6",
-        "--num_train_epochs",
-        "2",
-    ]
+    given = [*REQUIRED["ppo"], "--per_device_generation_batch_size", "2", "--per_device_training_batch_size", "2"]
+    given += ["--global_batch_size", str(responses), "--critic_learning_rate", "3e-6", "--num_train_epochs", "2"]
     config = preset("ppo", name, given).config
     config.plan_batches(1)
     assert config.optimizers.critic_learning_rate == 3e-6
-    file = tmp_path / "mine.yaml"
-    file.write_text(f"extends: {name}\nngram: 5\n")
-    extended = preset("ppo", str(file), given).config
+    extended = preset("ppo", str(Path(write("mine.yaml", f"extends: {name}\nngram: 5\n")).absolute()), given).config
     assert extended.termination.ngram == 5 and extended.changed(ngram=1).critic == config.critic
     wanted = {
         "easyppo": (4, None, "critic_only", "all", 30, None, 16),
@@ -168,26 +141,18 @@ def test_a_method_is_added_to_any_run(name, responses, tmp_path):
     )
 
 
-@pytest.mark.parametrize("step", ["sft", "reward", "dpo"])
-def test_few_rows_make_small_batches(step, tmp_path):
-    given = ["--data_path", "d", "--output_dir", str(tmp_path), "--model_name_or_path", "m"]
-    config = preset(step, FEW_ROWS, given).config
-    assert (config.plan_batches(1).global_batch, config.data.eval_share) == (2, 0.2)
-
-
-def test_few_rows_make_small_rollouts_of_short_answers(tmp_path):
-    given = ["--data_path", "d", "--output_dir", str(tmp_path), "--actor_model_name_or_path", "a"]
-    given += ["--critic_model_name_or_path", "c", "--max_answer_seq_len", "32"]
-    config = preset("ppo", FEW_ROWS, given).config
-    assert (config.plan_batches(1).rollout_per_rank, config.data.eval_share) == (2, 0.2)
-    assert config.sampling.max_answer_seq_len == 32  # the run's own flags win
+@pytest.mark.parametrize("step", ["sft", "reward", "dpo", "ppo"])
+def test_few_rows_make_small_batches(step):
+    config = preset(step, FEW_ROWS, REQUIRED[step]).config
+    plan = config.plan_batches(1)
+    rows = plan.rollout_per_rank if step == "ppo" else plan.global_batch
+    assert (rows, config.data.eval_share) == (2, 0.2)
 
 
 @pytest.mark.parametrize(
     ("gpus", "flags", "expected"),
     [
         (1, "", (32, 8, 256)),
-        (16, "", (16, 1, 256)),
         (1, "--per_device_generation_batch_size 64", (64, 4, 256)),
         (2, "--global_batch_size 80", (20, 2, 80)),  # 40 for each, of which 20 is the largest part up to 32
         (1, "--global_batch_size 8 --per_device_generation_batch_size 16", (16, 1, 16)),  # two updates per rollout

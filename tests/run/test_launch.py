@@ -4,6 +4,7 @@
 import os
 import signal
 import socket
+from pathlib import Path
 from threading import Event
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from dschat import launch, ranks
 from dschat.base.errors import UserError
 from dschat.cluster import Rank, process_of
-from dschat.launch import LaunchPlan, check_against_rank, plan_launch, variables_of_ranks, worker_environment
+from dschat.launch import LaunchPlan, check_against_rank, plan_launch, worker_environment
 from dschat.remote import launcher_variables
 from dschat.settings.processes import LaunchFlags
 
@@ -31,6 +32,7 @@ def programs(tmp_path, monkeypatch):
     """A folder of programs that come first, with a driver of two GPUs."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.chdir(tmp_path)
     driver = tmp_path / "nvidia-smi"
     driver.write_text(NVIDIA_SMI)
     driver.chmod(0o755)
@@ -49,12 +51,18 @@ def test_a_process_stops_once_what_started_it_is_gone(how, monkeypatch):
         os.close(held_open)
     launch.follow_launcher()
     assert launch.FOLLOWS_LAUNCHER not in os.environ
-    assert sent.wait(5 if how == "gone" else 0.5) is (how == "gone")
+    assert sent.wait(5 if how == "gone" else 0.2) is (how == "gone")
     if how != "gone":
         os.close(held_open)
-    assert sent.wait(1) is (how != "unset")
+    assert sent.wait(0.2 if how == "unset" else 5) is (how != "unset")
     signal.signal(signal.SIGTERM, before)
     os.close(input_of_rank)
+
+
+def hosts_of(content):
+    """The path of a list of machines, for --hostfile."""
+    Path("hosts").write_text(content)
+    return "hosts"
 
 
 def started(**flags):
@@ -68,7 +76,6 @@ def started(**flags):
     [
         (None, 2),  # nvidia-smi's, without the parts of a GPU
         ("", 1),
-        ("3", 1),
         ("4,5,6,7", 4),
         ("GPU-1,GPU-2", 2),
     ],
@@ -87,7 +94,7 @@ def test_some_of_the_visible_gpus(monkeypatch):
         started(num_gpus=4)
 
 
-@pytest.mark.parametrize("visible", ["0,,1", "all", "0,-1"])
+@pytest.mark.parametrize("visible", ["0,,1", "all"])
 def test_gpus_that_cannot_be_counted(visible, monkeypatch):
     """CUDA would show fewer, or none."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -103,21 +110,19 @@ def test_which_gpus_several_machines_use(visible, tmp_path, monkeypatch):
     """Those of the variable; DeepSpeed's launcher, which reaches machines by ssh, numbers them from 0."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert started(num_nodes=2, **HERE) == LaunchPlan(4, 2, 0, "10.0.0.1")
-    hosts = tmp_path / "hosts"
-    hosts.write_text("first slots=2\nsecond slots=2\n")
+    hosts = hosts_of("first slots=2\nsecond slots=2\n")
     with pytest.raises(UserError, match=f"CUDA_VISIBLE_DEVICES={visible}: over ssh DeepSpeed's launcher"):
-        started(hostfile=str(hosts))
+        started(hostfile=hosts)
 
 
 def test_machines_with_ssh(tmp_path):
     """Slots are counted; a number of processes takes their process."""
-    hosts = tmp_path / "hosts"
-    hosts.write_text("# ours\n\nfirst slots=8\nsecond slots=8  # the slow one")
-    found = started(hostfile=str(hosts))
+    hosts = hosts_of("# ours\n\nfirst slots=8\nsecond slots=8  # the slow one")
+    found = started(hostfile=hosts)
     assert (found.world_size, found.ssh_hosts) == (16, ("first", "second"))
-    assert found.ssh_options == ("--hostfile", str(hosts), *PORT)
-    found = started(hostfile=str(hosts), num_gpus=4)
-    assert (found.world_size, found.ssh_options) == (8, ("--hostfile", str(hosts), *PORT, "--num_gpus", "4"))
+    assert found.ssh_options == ("--hostfile", hosts, *PORT)
+    found = started(hostfile=hosts, num_gpus=4)
+    assert (found.world_size, found.ssh_options) == (8, ("--hostfile", hosts, *PORT, "--num_gpus", "4"))
 
 
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "0"}  # of a script of two machines
@@ -131,25 +136,15 @@ def test_a_batch_script_of_several_machines(tmp_path, monkeypatch):
         started()
     assert started(num_nodes=1) == LaunchPlan(2, 2)
     assert started(num_nodes=2, **HERE) == LaunchPlan(4, 2, 0, "10.0.0.1")
-    hosts = tmp_path / "hosts"
-    hosts.write_text("first slots=2\nsecond slots=2\n")
-    assert started(hostfile=str(hosts)).world_size == 4
+    hosts = hosts_of("first slots=2\nsecond slots=2\n")
+    assert started(hostfile=hosts).world_size == 4
 
 
 def test_machines_without_ssh(tmp_path):
     assert started(num_nodes=2, num_gpus=8, node_rank=1, master_addr="10.0.0.1") == LaunchPlan(16, 8, 8, "10.0.0.1")
-    hosts = tmp_path / "hosts"
-    hosts.write_text("first slots=2\nsecond slots=4\nthird slots=3\n")
+    hosts = hosts_of("first slots=2\nsecond slots=4\nthird slots=3\n")
     with pytest.raises(UserError, match="hosts names 3 machines, which are started from this one: leave --num_nodes"):
-        started(hostfile=str(hosts), node_rank=2, master_addr="10.0.0.1")
-
-
-def test_the_variables_of_ranks():
-    """Two of six ranks, on the second of three machines."""
-    first, second = variables_of_ranks(LaunchPlan(6, 2, 2, "10.0.0.1", 7))
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    assert [first[name] for name in names] == ["2", "0", "6", "2", "2", "10.0.0.1", "7"]
-    assert [second[name] for name in names] == ["3", "1", "6", "2", "2", "10.0.0.1", "7"]
+        started(hostfile=hosts, node_rank=2, master_addr="10.0.0.1")
 
 
 POD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-0"}
@@ -162,7 +157,6 @@ SLURM |= {"SLURM_STEP_NODELIST": "job-0,job-1"}
     [
         (POD, {"master_addr": "job-0"}, LaunchPlan(4, 2, 2, "job-0")),  # as the variable gives it to the flag
         (SLURM, {}, LaunchPlan(4, 2, 2, "job-0")),
-        (SLURM, {"num_gpus": 8, "master_port": 7}, LaunchPlan(16, 8, 8, "job-0", 7)),
         (
             {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "3"},
             {"master_addr": "a"},
@@ -174,8 +168,6 @@ def test_machines_of_a_cluster(variables, flags, expected, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    if "num_gpus" in flags:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert started(**flags) == expected
 
 
@@ -200,18 +192,13 @@ def test_flags_against_a_cluster(flags, said, monkeypatch):
     ("flags", "said"),
     [
         ({"num_nodes": 2}, r"--num_nodes 2 \(NUM_NODES\), but srun starts every rank itself, 2 on this machine"),
-        ({"node_rank": 1}, "--node_rank 1 .*, but srun"),
-        ({"hostfile": "hosts"}, "--hostfile hosts .*, but srun"),
         ({"num_gpus": 4}, "--num_gpus 4 .*, but srun"),
-        ({"num_gpus": 2, "num_nodes": 1}, None),
-        ({}, None),
+        ({"log_dir": "logs"}, "--log_dir logs, but srun starts every rank itself"),
     ],
 )
 def test_flags_of_a_process_that_is_one_rank(flags, said):
     rank = Rank(3, 1, 4, 2, "a", "srun")
-    if said is None:
-        check_against_rank(LaunchFlags(**flags), rank)
-        return
+    check_against_rank(LaunchFlags(num_gpus=2, num_nodes=1), rank)
     with pytest.raises(UserError, match=said):
         check_against_rank(LaunchFlags(**flags), rank)
 
@@ -226,12 +213,11 @@ def test_flags_of_a_process_that_is_one_rank(flags, said):
         (b"first slots=8\nfirst slots=4\n", "names first twice"),
     ],
 )
-def test_a_bad_hostfile(content, message, tmp_path):
-    hosts = tmp_path / "hosts"
+def test_a_bad_hostfile(content, message):
     if content is not None:
-        hosts.write_bytes(content)
-    with pytest.raises(UserError, match=f"--hostfile {hosts}.*{message}"):
-        started(hostfile=str(hosts))
+        Path("hosts").write_bytes(content)
+    with pytest.raises(UserError, match=f"--hostfile hosts.*{message}"):
+        started(hostfile="hosts")
 
 
 @pytest.mark.parametrize(
@@ -244,15 +230,9 @@ def test_a_bad_hostfile(content, message, tmp_path):
 def test_a_hostfile_that_contradicts_other_settings(visible, flags, message, tmp_path, monkeypatch):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    hosts = tmp_path / "hosts"
-    hosts.write_text("first slots=8\nsecond slots=8\n")
+    hosts = hosts_of("first slots=8\nsecond slots=8\n")
     with pytest.raises(UserError, match=message):
-        started(hostfile=str(hosts), **flags)
-
-
-def test_a_port_has_a_range():
-    with pytest.raises(UserError, match="--master_port 65536 is out of range: give a port from 1 to 65535"):
-        started(master_port=65536)
+        started(hostfile=hosts, **flags)
 
 
 @pytest.mark.parametrize(
@@ -316,12 +296,8 @@ def test_the_folder_of_logs(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="--log_dir .*file cannot be made: File exists"):
         launch.launch(LaunchPlan(2, 2, 2), ["ppo"], str(tmp_path / "file"))
-    rank = Rank(0, 0, 2, 2, None, "srun")
-    with pytest.raises(UserError, match="--log_dir logs, but srun starts every rank itself"):
-        launch.check_against_rank(LaunchFlags(log_dir="logs"), rank)
-    (tmp_path / "hosts").write_text("first slots=1\nsecond slots=1\n")
     with pytest.raises(UserError, match="--log_dir logs does not reach the machines of --hostfile"):
-        plan_launch(LaunchFlags(log_dir="logs", hostfile=str(tmp_path / "hosts")), None)
+        started(log_dir="logs", hostfile=hosts_of("first slots=1\nsecond slots=1\n"))
 
 
 def test_the_message_of_the_first_failure_comes_last(monkeypatch, capsys):

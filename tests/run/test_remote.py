@@ -5,11 +5,9 @@ import json
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,20 +51,9 @@ found["mode"] = oct(os.stat(file).st_mode & 0o777) if file else ""
 json.dump(found, open({folder!r} + "/rank-" + rank, "w"))
 """
 GIVEN = json.dumps({"words": ["ppo", "--a=x & touch evil", "two  words", ""], "flags": {"b": "$(touch evil) 'é\n"}})
-SECRETS = {
-    "VLLM_API_KEY": "s3cret one",
-    "HF_TOKEN": "hf_s3cret",
-    "WANDB_API_KEY": "s3cret$HOME",
-    "MLFLOW_TRACKING_TOKEN": "s3cret2",
-}
+SECRETS = {"VLLM_API_KEY": "s3cret one", "HF_TOKEN": "hf_s3cret", "WANDB_API_KEY": "s3cret$HOME"}
 SECRETS |= {"OPENAI_API_KEY": "s3cret'\"`id`", "https_proxy": "http://me:s3cret@proxy:8080"}
-PUBLIC = {
-    "HF_HUB_OFFLINE": "1",
-    "WANDB_MODE": "offline",
-    "WANDB_NAME": "my run $(id)",
-    "MA_RLHF_DATA": "/data",
-    "HF_HOME": "",
-}
+PUBLIC = {"HF_HUB_OFFLINE": "1", "WANDB_NAME": "my run $(id)", "MA_RLHF_DATA": "/data", "HF_HOME": ""}
 
 
 @pytest.fixture
@@ -119,9 +106,8 @@ json.dump(found, open({folder!r} + "/rank-" + os.environ["RANK"], "w"))
 """
 
 
-@pytest.mark.parametrize("by_ssh", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_list_of_one_machine(by_ssh, machines, monkeypatch):
-    """DeepSpeed's launcher starts its processes by itself, or after variables were sent."""
+def test_a_list_of_one_machine(machines, monkeypatch):
+    """DeepSpeed's launcher starts its processes by itself."""
     (machines / "dschat").mkdir()
     (machines / "dschat" / "__init__.py").touch()
     (machines / "dschat" / "__main__.py").write_text(STANDIN.format(folder=str(machines)))
@@ -130,8 +116,6 @@ def test_a_list_of_one_machine(by_ssh, machines, monkeypatch):
     hosts.write_text("first slots=2\n")
     processes = plan_launch(LaunchFlags(hostfile=str(hosts)), None)
     assert not processes.ssh_hosts and processes.world_size == 2
-    if by_ssh:
-        processes = replace(processes, ssh_hosts=("first",), ssh_options=("--hostfile", str(hosts)))
     assert launch(processes, ["ppo"], given=GIVEN) == 0
     for rank in (0, 1):
         found = json.loads((machines / f"rank-{rank}").read_text())
@@ -166,15 +150,13 @@ def test_a_machine_that_is_slow_when_another_fails(machines):
 
 def test_many_names_of_one_machine(machines):
     """All of them write to its /tmp at the same time; the file is whole, and nothing is left."""
-    for _ in range(5):
-        with remote_file({"KEY": "s3cret"}, [f"host{number}" for number in range(16)]) as path:
-            assert json.loads(Path(path).read_text()) == {"KEY": "s3cret"}
-            assert list(Path("/tmp").glob(f"{Path(path).name}*")) == [Path(path)]
-        assert not Path(path).exists()
+    with remote_file({"KEY": "s3cret"}, [f"host{number}" for number in range(16)]) as path:
+        assert json.loads(Path(path).read_text()) == {"KEY": "s3cret"}
+        assert list(Path("/tmp").glob(f"{Path(path).name}*")) == [Path(path)]
+    assert not Path(path).exists()
 
 
-@pytest.mark.parametrize("when", ["sending", "removing"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("when", "number"), [("sending", signal.SIGTERM), ("removing", signal.SIGINT)])
 def test_a_signal_while_variables_are_sent_or_removed(when, number, machines):
     """Leaves no file behind; nothing is started where it comes before."""
     pattern = "*'cat >'*" if when == "sending" else "rm*"
@@ -184,7 +166,7 @@ def test_a_signal_while_variables_are_sent_or_removed(when, number, machines):
     processes = LaunchPlan(2, 1, ssh_options=("--hostfile", str(machines / "hosts")), ssh_hosts=("first", "second"))
     status = launch(processes, ["ppo"])
     notes = (machines / "notes").read_text()
-    assert status == ({signal.SIGTERM: 143, signal.SIGINT: 130}[number] if when == "sending" else 0)
+    assert status == (143 if when == "sending" else 0)
     assert ("pdsh" in notes) == (when == "removing") and signal.getsignal(number) == before
     assert not Path(re.findall(r"rm -f (\S+)", notes)[0]).exists()
 
@@ -199,12 +181,11 @@ def test_a_closed_terminal_is_told_to_the_launcher_as_sigterm():
     remote._send_to_launcher(launcher, signal.SIGHUP)  # it has gone
 
 
-@pytest.mark.parametrize(("missing", "package"), [("pdsh", "pdsh"), ("ssh", "openssh-client")])
-def test_a_program_that_is_missing(missing, package, machines, monkeypatch):
-    (machines / missing).unlink()
+def test_a_program_that_is_missing(machines, monkeypatch):
+    (machines / "ssh").unlink()
     monkeypatch.setenv("PATH", str(machines))
     processes = LaunchPlan(2, 1, ssh_options=("--hostfile", str(machines / "hosts")), ssh_hosts=("first", "second"))
-    with pytest.raises(UserError, match=f"reached by {missing}, .*Debian package {package}"):
+    with pytest.raises(UserError, match="reached by ssh, .*Debian package openssh-client"):
         launch(processes, ["ppo"])
 
 
@@ -215,13 +196,7 @@ def test_what_the_package_reads_is_carried():
         text = file.read_text(encoding="utf-8")
         names |= {*re.findall(r'"([A-Z][A-Z0-9_]*_(?:API_KEY|TOKEN)|MA_RLHF_[A-Z_]+)"', text)}
     assert {"REWARD_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY", "MA_RLHF_DATE"} <= names
-    names -= {
-        "MA_RLHF_FOLLOWS_LAUNCHER",
-        "MA_RLHF_ERROR_FILE",
-        "MA_RLHF_VARIABLES",
-        "MA_RLHF_RUN_DATE",
-        "MA_RLHF_COMMIT",
-    }
+    names -= {f"MA_RLHF_{name}" for name in ("FOLLOWS_LAUNCHER", "ERROR_FILE", "VARIABLES", "RUN_DATE", "COMMIT")}
     assert names == {*remote_variables(dict.fromkeys(names, "x"), {})}
 
 
@@ -231,14 +206,11 @@ def test_a_file_that_is_gone(monkeypatch, tmp_path):
         receive()
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "HTTPS_PROXY", "NCCL_DEBUG", "UCX_TLS", "CUDA_LAUNCH_BLOCKING"])
-def test_a_variable_that_is_delivered(name):
-    assert remote_variables({name: "/p/%h $x"}, {}) == {name: "/p/%h $x"}
-
-
-@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "MA_RLHF_ERROR_FILE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"])
-def test_a_variable_of_one_machine_or_process(name):
-    assert not remote_variables({name: "0"}, {})
+def test_which_variables_are_delivered():
+    """Not those of one machine or process."""
+    delivered = dict.fromkeys(("HF_TOKEN", "HTTPS_PROXY", "NCCL_DEBUG", "UCX_TLS", "CUDA_LAUNCH_BLOCKING"), "/p/%h $x")
+    others = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "MA_RLHF_ERROR_FILE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"), "0")
+    assert remote_variables(delivered | others, {}) == delivered
 
 
 def test_the_file_of_variables_has_precedence():
@@ -254,16 +226,9 @@ def test_what_the_start_of_python_depends_on():
         remote_variables({}, {"PYTHONPATH": "/a"})
 
 
-@pytest.mark.parametrize("folder", ["two words", "a&b", "a$b", "a%b"])
+@pytest.mark.parametrize("folder", ["two words", "a%b"])
 def test_a_folder_that_the_launcher_cannot_name(folder, tmp_path, monkeypatch):
     (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path / folder)
     with pytest.raises(UserError, match="--hostfile: the current folder, .* use a path of letters, digits"):
         remote.check_paths()
-
-
-def test_the_file_is_the_owners_alone(machines):
-    with remote_file({"KEY": "s3cret"}, ["first"]) as path:
-        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-        assert json.loads(Path(path).read_text()) == {"KEY": "s3cret"}
-    assert not Path(path).exists()

@@ -4,9 +4,9 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 
+from cli_runs import warm_programs
 from dschat.run import distributed
 from launches import free_port, launch_environment
 
@@ -36,11 +36,11 @@ except RuntimeError as error:
 
 def run_three(how, tmp_path):
     """Statuses and outputs of ranks 0 and 2, and the seconds that they took after all three had joined."""
-    port = free_port()
-    ranks = []
+    port, script, ranks = free_port(), tmp_path / "rank.py", []
+    script.write_text(RANK)
     for number in range(3):
         variables = {"RANK": str(number), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        command = [sys.executable, "-c", RANK, how]
+        command = [warm_programs() / "python", script, how]
         environment = launch_environment(**variables)
         ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
     assert ranks[0].stdout.readline() == "joined\n"
