@@ -21,7 +21,7 @@ SHORT = {"best_of": (2, 3), "temperatures": (0.5, 1.2), "single_temperatures": (
 @pytest.fixture
 def sweep(plain, monkeypatch):
     """sweep(**changes): options of a short sweep; its curves are drawn in test_best_of.py."""
-    monkeypatch.setattr("dschat.evaluation.best_of.draw_best_of", lambda means: b"")
+    monkeypatch.setattr("dschat.evaluation.best_of.draw_best_of", lambda means: b"curves")
     return lambda **changes: BestOfOptions(**(plain | SHORT | changes))
 
 
