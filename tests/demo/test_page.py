@@ -86,7 +86,7 @@ def chromium():
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
-    save_taught(folder / "ends", f" {NASTY}", steps=200)
+    save_taught(folder / "ends", f" {NASTY}")
     save_endless(folder / "endless")
     save_reward(folder / "reward")
     return folder

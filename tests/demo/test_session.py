@@ -33,7 +33,7 @@ from dschat.settings.parse import parse
 from factories import hf_logprobs, hf_score
 
 GREEDY = ("--temperature", 0, "--max_new_tokens", 20)
-DRAWN = ("--temperature", 1.5, "--top_k", 0, "--max_new_tokens", 20)
+DRAWN = ("--temperature", 1.5, "--top_k", 0, "--max_new_tokens", 8)
 
 
 @pytest.fixture(scope="module")

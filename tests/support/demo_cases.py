@@ -27,7 +27,7 @@ def text_tokenizer(chat_template: str | None = None) -> Any:
     return tokenizer
 
 
-def save_taught(folder: Path, response: str, ends: bool = True, prompt: str = PROMPT, steps: int = 120) -> str:
+def save_taught(folder: Path, response: str, ends: bool = True, prompt: str = PROMPT) -> str:
     """Saves a model that answers one prompt with one response, without sampling; its path.
 
     Args:
@@ -35,7 +35,6 @@ def save_taught(folder: Path, response: str, ends: bool = True, prompt: str = PR
         response: what it says.
         ends: it says EOS behind that.
         prompt: the text before.
-        steps: of training.
     """
     tokenizer = text_tokenizer()
     ids = [tokenizer.bos_token_id, *tokenizer.encode(prompt, add_special_tokens=False)]
@@ -44,8 +43,10 @@ def save_taught(folder: Path, response: str, ends: bool = True, prompt: str = PR
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     input_ids = torch.tensor([ids + answer])
     labels = torch.tensor([[-100] * len(ids) + answer])
-    for _ in range(steps):
+    for _ in range(300):
         loss = model(input_ids=input_ids, labels=labels).loss
+        if loss.item() < 0.01:
+            break
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -275,8 +275,6 @@ def episode_loop(
     rows: Any = None,
     rate: float = 1e-2,
     engine: Any = None,
-    teacher: Any = None,
-    reference: Any = None,
     **flags: Any,
 ) -> Any:
     """The loop of step 3 on small models, whose rollouts are 8 episodes of an environment.
@@ -288,8 +286,6 @@ def episode_loop(
         rows: further columns of each row.
         rate: learning rate of actor and critic.
         engine: samples; continuous batching if not given.
-        teacher: a Hugging Face model; none if not given.
-        reference: a Hugging Face model; the actor's weights before training if not given.
         flags: others than those of an update of 4 episodes in micro-batches of 2.
     """
     from dschat.rollouts.continuous import ContinuousEngine
@@ -327,11 +323,10 @@ def episode_loop(
     critic = trained(make_classifier()) if config.advantages.needs.critic else None
     models = PPOModels(
         actor=trained(make_causal_lm()),
-        reference=frozen_engine_of(reference or make_causal_lm()),
+        reference=frozen_engine_of(make_causal_lm()),
         critic=critic,
         reward=reward_source(SourceParts(config, None, tokenizer, None)),  # type: ignore[arg-type]
         rollouts=engine or ContinuousEngine(8),
-        teacher=None if teacher is None else frozen_engine_of(teacher),
     )
     sampler = build_episode_sampler(config, models, tokenizer, open_environments(config, tokenizer))
     return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config, sampler=sampler)
