@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dschat.quickstart.turns import RUNS
 from turn_credit import SETTINGS, TOKEN, TurnRun, credit_table, read_curves, read_seed
 
 TURN = "MA-PPO (turn)"
@@ -31,11 +30,6 @@ def write_run(output: Path, scores: list[float], length: float) -> None:
     (output / "actor" / "config.json").write_text("{}")
     text = "".join(f"{json.dumps(row)}\n" for row in rows)
     (output / "metrics.jsonl").write_text(text)
-
-
-def test_settings_are_those_of_the_quickstart_and_a_control() -> None:
-    assert list(SETTINGS)[:2] == list(RUNS) == [TOKEN, TURN]
-    assert SETTINGS[TURN] == RUNS[TURN][1] and SETTINGS["PPO (token), λ = .99"] == ["--ngram", "1", "--lam", "0.99"]
 
 
 def test_curves_count_all_sampled_tokens(tmp_path) -> None:
