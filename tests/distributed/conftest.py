@@ -17,18 +17,16 @@ from recorded_updates import FAST_CASES, Case
 CHECKS = (
     "updates",
     "critic_updates",
-    "chunks",
+    "untied",
     "generation",
     "saving",
-    "evaluation",
     "lora",
     "loading",
-    "shared_base",
     "self_checks",
     "reduction",
     "rehearsal",
 )
-SLOW_CHECKS = ("resume", "nonfinite", "empty", "rehearsal_slow")
+SLOW_CHECKS = ("resume", "nonfinite", "empty", "rehearsal_slow", "shared_base")
 
 
 class Outputs:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, AutoPeftModelForSequenceClassification, PeftModel
+from peft import AutoPeftModelForCausalLM, AutoPeftModelForSequenceClassification
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from closeness import UPDATE, WEIGHT_GAP, assert_near, near
@@ -37,14 +37,19 @@ MODELS = {"policy": make_causal_lm, "reward model": make_classifier}
 OPENERS = {"policy": AutoModelForCausalLM, "reward model": AutoModelForSequenceClassification}
 
 
-def adapted(make, kind="gemma", module_name=None, filled=True):
-    """A model with adapters, the second matrix of each (zero in a new adapter) filled."""
-    model = make(kind)
+def fill(model):
+    """Random numbers in all that trains: adapters, whose second matrices are zero in new ones, and the score head."""
     generator = torch.Generator().manual_seed(3)
-    add_lora(model, 4, module_name, "base")
-    for name, p in model.named_parameters():
-        if "lora_" in name and (filled or "lora_A" in name):
+    for p in model.parameters():
+        if p.requires_grad:
             p.data = 0.2 * torch.randn(p.shape, generator=generator)
+
+
+def adapted(make, kind):
+    """A model with filled adapters."""
+    model = make(kind)
+    add_lora(model, 4, None, "base")
+    fill(model)
     return model
 
 
@@ -74,13 +79,12 @@ def test_only_adapters_and_the_score_head_get_gradients(role, kind):
     assert all(bool(model.get_parameter(name).grad.any()) for name in trained)
 
 
-@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
-def test_the_reference_is_exactly_the_base_model(kind, group):
-    engine = engine_of(adapted(make_causal_lm, kind))
+def test_the_reference_is_exactly_the_base_model(group):
+    engine = engine_of(adapted(make_causal_lm, "gpt2"))
     engine.eval()  # a GPT-2 made in code has dropout; loaded ones have none
     reference = AdaptersOff(engine)
     with torch.no_grad():
-        base = logprobs_of(PolicyModel(make_causal_lm(kind)))
+        base = logprobs_of(PolicyModel(make_causal_lm("gpt2")))
         assert torch.equal(logprobs_of(reference), base)
         assert float((logprobs_of(engine) - base).abs().max()) > 0.01
     assert not logprobs_of(reference).requires_grad
@@ -113,13 +117,10 @@ def test_the_reference_holds_no_second_model(group, tmp_path):
     assert total - adapters == sum(p.numel() for p in make_causal_lm().parameters())
 
 
-@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
-@pytest.mark.parametrize("role", MODELS)
-def test_saved_adapter_and_merged_model_say_what_the_live_model_says(role, kind, tmp_path):
+@pytest.mark.parametrize("role, kind", [("policy", "gpt2"), ("reward model", "gemma")])
+def test_a_merged_model_says_what_the_live_model_says(role, kind, tmp_path):
     base = save_folder(tmp_path / "base", MODELS[role](kind), make_tokenizer())
     model = adapted(MODELS[role], kind)
-    if role == "reward model":
-        model.score.weight.data *= 2  # trained beside the adapters
     expected = numbers_of(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     save_model(model, saved_weights(model), make_tokenizer(), tmp_path / "saved")
@@ -127,32 +128,24 @@ def test_saved_adapter_and_merged_model_say_what_the_live_model_says(role, kind,
     merged = OPENERS[role].from_pretrained(tmp_path / "saved", dtype=torch.float32)
     assert not any("lora" in name for name in merged.state_dict())
     assert_near(numbers_of(merged), expected, UPDATE)
-    with_adapter = PeftModel.from_pretrained(
-        OPENERS[role].from_pretrained(base, dtype=torch.float32), tmp_path / "saved" / "adapter"
-    )
-    assert_near(numbers_of(with_adapter), expected)
     assert float((numbers_of(OPENERS[role].from_pretrained(base)) - expected).abs().max()) > 0.01
 
 
-@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
-@pytest.mark.parametrize("role", MODELS)
+@pytest.mark.parametrize("role, kind", [("policy", "gemma"), ("reward model", "gpt2")])
 def test_peft_alone_opens_an_adapter_by_its_folder(role, kind, tmp_path):
     """AutoPeftModel… finds the base by its path: a causal LM, whose score head comes from the adapter's folder."""
+    is_policy = role == "policy"
     base = save_folder(tmp_path / "base", make_causal_lm(kind), make_tokenizer())
-    model = load_scalar(base, "", torch.float32, make_tokenizer()) if role == "reward model" else make_causal_lm(kind)
+    model = make_causal_lm(kind) if is_policy else load_scalar(base, "", torch.float32, make_tokenizer())
     add_lora(model, 4, None, base)
-    generator = torch.Generator().manual_seed(3)
-    for p in model.parameters():
-        if p.requires_grad:
-            p.data = 0.2 * torch.randn(p.shape, generator=generator)
+    fill(model)
     save_model(model, saved_weights(model), make_tokenizer(), tmp_path / "saved", merge=False)
     adapter = tmp_path / "saved" / "adapter"
     written = json.loads((adapter / "adapter_config.json").read_text())
-    assert written["task_type"] == ("SEQ_CLS" if role == "reward model" else "CAUSAL_LM")
+    assert written["task_type"] == ("CAUSAL_LM" if is_policy else "SEQ_CLS")
     assert lora_config(model).task_type is None  # the live one is as it was
-    auto_class = AutoPeftModelForSequenceClassification if role == "reward model" else AutoPeftModelForCausalLM
-    options = {"num_labels": 1} if role == "reward model" else {}
-    opened = auto_class.from_pretrained(adapter, dtype=torch.float32, **options)
+    auto_class = AutoPeftModelForCausalLM if is_policy else AutoPeftModelForSequenceClassification
+    opened = auto_class.from_pretrained(adapter, dtype=torch.float32, **({} if is_policy else {"num_labels": 1}))
     assert_near(numbers_of(opened.eval()), numbers_of(model.eval()))
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Only one of two processes has a NaN, or responses: both take the same turns, and neither waits for the other."""
 
-import json
 import math
 
 import pytest
@@ -13,27 +12,18 @@ from nonfinite_cases import PLACES, UPDATES
 pytestmark = [pytest.mark.xdist_group("launcher"), pytest.mark.slow]
 
 
-@pytest.mark.parametrize("stage", [0, 2])
-def test_every_process_names_the_one_that_has_it(stage, two_slow):
-    first, second = (two_slow.numbers(f"nonfinite-{stage}", rank)["said"] for rank in (0, 1))
+def test_every_process_names_the_one_that_has_it(two_slow):
+    first, second = (two_slow.numbers("nonfinite", rank)["said"] for rank in (0, 1))
     assert first == second and first.keys() == PLACES.keys()
     for place, message in first.items():
         assert message.startswith(f"after {UPDATES} updates, {place} on rank 1 are not finite"), message
+    written = sorted(file.name for file in (two_slow.folder / "nonfinite-stop" / "nonfinite").iterdir())
+    assert written == [f"update-{UPDATES}-rank-1.json", f"update-{UPDATES}-rank-1.safetensors"]
 
 
-@pytest.mark.parametrize("stage", [0, 2])
-def test_its_batch_is_written_down_by_that_process(stage, two_slow):
-    folder = two_slow.folder / f"nonfinite-{stage}" / "stop" / "nonfinite"
-    stem = f"update-{UPDATES}-rank-1"
-    assert sorted(file.name for file in folder.iterdir()) == [f"{stem}.json", f"{stem}.safetensors"]
-    record = json.loads((folder / f"{stem}.json").read_text())
-    assert record == {"update": UPDATES, "rank": 1, "quantity": "losses of the critic", "rows": []}  # the last place
-
-
-@pytest.mark.parametrize("stage", [0, 2])
-def test_skipping_leaves_weights_and_schedules_of_both_alone(stage, two_slow):
+def test_skipping_leaves_weights_and_schedules_of_both_alone(two_slow):
     for rank in (0, 1):
-        notes = two_slow.numbers(f"nonfinite-{stage}", rank)["notes"]
+        notes = two_slow.numbers("nonfinite", rank)["notes"]
         after = notes.pop("after")
         assert notes.keys() == PLACES.keys()
         for place, note in notes.items():
@@ -44,13 +34,6 @@ def test_skipping_leaves_weights_and_schedules_of_both_alone(stage, two_slow):
         assert all(map(math.isfinite, after.values())) and "skipped/nonfinite" not in after
 
 
-@pytest.mark.parametrize("step", ["sft", "reward"])
-def test_steps_1_and_2(step, two_slow):
-    for rank in (0, 1):
-        said = two_slow.numbers(f"nonfinite-{step}", rank)["said"]
-        assert said.startswith("after 1 update, gradients of the model on rank 1 are not finite; the batch is in ")
-
-
 def test_a_process_without_responses_keeps_step(two_slow):
     """The same metrics on both, means of the responses that hold tokens; the same weights at every ZeRO stage."""
     weights = [two_slow.tensors(f"empty-{stage}") for stage in (0, 2, 3)]
@@ -59,9 +42,7 @@ def test_a_process_without_responses_keeps_step(two_slow):
         assert first == second
         assert all(math.isfinite(number) for row in first for number in row.values())
         assert all(3 < row["response/length"] <= 6 and row["loss/value"] > 0 for row in first[:2])
-    assert (
-        largest_difference(weights[0], weights[1]) < WEIGHT_GAP
-        and largest_difference(weights[0], weights[2]) < WEIGHT_GAP
-    )
+    for sharded in weights[1:]:
+        assert largest_difference(weights[0], sharded) < WEIGHT_GAP
     start = {f"actor.inner.{name}": w.detach() for name, w in make_causal_lm().named_parameters()}
     assert max(float((weights[0][name] - w).abs().max()) for name, w in start.items()) > 1e-4

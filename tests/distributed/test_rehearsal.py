@@ -22,5 +22,5 @@ def test_an_update_after_a_rehearsal_is_that_without(case, rank, two_processes):
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("case", SLOW_CASES)
-def test_so_it_is_with_offloaded_states(case, rank, two_slow):
+def test_so_it_is_in_other_settings(case, rank, two_slow):
     check(two_slow.numbers("rehearsal_slow", rank), case)

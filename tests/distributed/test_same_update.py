@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from closeness import UPDATE, WEIGHT_GAP, near
 from critic_updates import BINS, critic_updates, cut_on_first_rank, holed_batch, plain_critic, rows_of_critic
 from factories import largest_difference, make_causal_lm, make_tokenizer
-from launches import WORKERS, run_ranks
 from recorded_updates import ALL_CASES, FAST_CASES, LEARNING_RATE, TOKEN_CASES, UPDATES, Case, run_case, untied_updates
 from refuel_runs import talker, two_rounds
 from shared_base_runs import separate_trainer_of, two_updates
@@ -24,7 +22,12 @@ pytestmark = pytest.mark.xdist_group("launcher")
 
 STEPS = ("sft", "reward", "dpo", "ppo")
 SLOW_CASES = (*(case for case in ALL_CASES if case not in FAST_CASES), *TOKEN_CASES)
-SLOW_ALONE = (Case(1, 2), Case(2, 4, gradient_checkpointing=True), Case(3, 2), Case(3, 1, offload=True))
+SLOW_ALONE = (Case(0, 8), Case(2, 4, gradient_checkpointing=True), Case(2, tokens=18), Case(3, 1, offload=True))
+
+
+def name_of(case):
+    """In test ids."""
+    return case.name
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +70,12 @@ def test_the_recorded_updates_move_every_weight_that_they_should(alone):
     assert len(metrics) == UPDATES * (2 + 2 + 2 + 4)
 
 
-@pytest.mark.parametrize("case", FAST_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", FAST_CASES, ids=name_of)
 def test_two_processes_make_the_same_updates_as_one(case, alone, two_processes):
     name = f"updates-{case.name}"
     assert_same((two_processes.tensors(name), two_processes.numbers(name)), alone)
-    first, second = (two_processes.numbers(name, rank) for rank in (0, 1))
-    del first["seconds"], second["seconds"]
-    assert first == pytest.approx(second)  # metrics are reduced: every rank knows them
+    # Metrics are reduced: every rank knows them.
+    assert two_processes.numbers(name) == pytest.approx(two_processes.numbers(name, 1))
 
 
 def test_a_critics_own_updates_are_of_the_rows_of_both_processes(two_processes):
@@ -90,23 +92,17 @@ def test_an_actor_without_a_token_on_one_process_is_trained_on_both(alone, two_p
     assert largest_difference({name: weights[name] for name in actor}, actor) < WEIGHT_GAP
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_a_critic_with_bins_learns_of_the_rows_of_both_processes(stage, two_processes):
-    name = f"value-bins-zero{stage}"
-    weights, metrics = two_processes.tensors(name), two_processes.numbers(name)
+def test_a_critic_with_bins_in_parts_learns_of_the_rows_of_both_processes(two_processes):
+    weights, metrics = two_processes.tensors("value-bins"), two_processes.numbers("value-bins")
     expected, losses = plain_critic(holed_batch(), rows_of_critic(2), BINS["value_range"])
     assert largest_difference({name: weights[name] for name in expected}, expected) < WEIGHT_GAP
     assert metrics["loss/value"] == near(sum(losses) / len(losses), UPDATE)
 
 
-@pytest.mark.parametrize("case", [Case(0, 8), Case(3, 4), Case(2, tokens=18)], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [Case(3, 4), *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_ALONE)], ids=name_of
+)
 def test_one_process_makes_the_same_updates(case, alone, tmp_path):
-    assert_same(run_case(case, tmp_path), alone)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", SLOW_ALONE, ids=lambda case: case.name)
-def test_one_process_makes_the_same_updates_at_every_stage(case, alone, tmp_path):
     assert_same(run_case(case, tmp_path), alone)
 
 
@@ -116,15 +112,14 @@ def matrix(run_cases):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SLOW_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", SLOW_CASES, ids=name_of)
 def test_the_whole_matrix_makes_the_same_updates(case, alone, matrix):
     name = f"updates-{case.name}"
     assert_same((matrix.tensors(name), matrix.numbers(name)), alone)
 
 
-def test_ranks_may_use_the_head_unequally_often_at_zero_3(alone, two_processes, tmp_path):
-    """Log-probs in chunks of 3 positions: the longer responses of a rank take more of them."""
-    assert_same((two_processes.tensors("chunks"), two_processes.numbers("chunks")), alone)
+def test_a_head_of_its_own_is_trained_in_parts(two_processes, group, tmp_path):
+    """A rank with longer responses uses it more often."""
     expected, _ = untied_updates(Case(), tmp_path)
     assert largest_difference(two_processes.tensors("untied"), expected) < WEIGHT_GAP
     assert two_processes.numbers("untied", 0) == two_processes.numbers("untied", 1) == {"held": 0}
@@ -137,27 +132,17 @@ def test_whole_weights_are_on_the_main_process_only(two_processes):
     assert all(torch.is_tensor(w) for w in two_processes.tensors("updates-zero3-accumulation4-checkpointing").values())
 
 
-MUTANTS_CASE = Case(0, 1)
-
-
 @pytest.mark.slow
-@pytest.mark.xdist_group("launcher")
-def test_two_processes_make_the_updates_of_one(group: None, tmp_path: Path) -> None:
-    """All three steps: weights within 1e-5 after each update, and the same losses and gradient norms."""
-    (tmp_path / "cases.json").write_text(json.dumps([vars(MUTANTS_CASE)]))
-    for rank in run_ranks(WORKERS, [str(tmp_path), "updates"], tmp_path):
-        rank.expect(0)
-    expected, metrics = run_case(Case(), tmp_path / "alone")
-    assert (
-        largest_difference(load_file(tmp_path / f"updates-{MUTANTS_CASE.name}-0.safetensors"), expected) < WEIGHT_GAP
-    )
+def test_two_processes_make_the_updates_of_one(alone, run_cases):
+    """One case alone, for tests/mutants.py."""
+    case = Case(0, 1)
+    outputs = run_cases("one-case", (case,), ("updates",))
     for rank in (0, 1):
-        found = json.loads((tmp_path / f"updates-{MUTANTS_CASE.name}-{rank}.json").read_text())
-        assert {name: found[name] for name in metrics} == near(metrics, UPDATE, scale=0.1)
+        assert_same((outputs.tensors(f"updates-{case.name}"), outputs.numbers(f"updates-{case.name}", rank)), alone)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage, tokens", [(0, None), (3, None), (3, 150)])
+@pytest.mark.parametrize("stage, tokens", [(0, None), (3, 150)])
 def test_two_processes_make_the_rounds_of_one(stage, tokens, group, run_cases, tmp_path):
     """Dialogues of 1 to 3 turns, so that ranks draw unequally often; the evaluation, too."""
     outputs = run_cases("two-refuel", (), ("refuel",))
@@ -171,17 +156,22 @@ def test_two_processes_make_the_rounds_of_one(stage, tokens, group, run_cases, t
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("launcher")
-def test_two_processes_make_the_updates_of_separate_models_on_one(two_processes, group, tmp_path):
+def test_two_processes_make_the_updates_of_separate_models_on_one(two_slow, group, tmp_path):
     """Weights of both adapters and the critic's head within 1e-5, and the same metrics, at ZeRO 0, 2 and 3."""
-    place = two_processes.folder / "shared-base"
+    place = two_slow.folder / "shared-base"
     base, models = str(place / "base"), {"critic_model_name_or_path": str(place / "reward")}
     weights, metrics = two_updates(separate_trainer_of(tmp_path, base, make_tokenizer(), **models))
     for stage in (0, 2, 3):
-        assert largest_difference(two_processes.tensors(f"shared-base-zero{stage}"), weights) < WEIGHT_GAP
+        assert largest_difference(two_slow.tensors(f"shared-base-zero{stage}"), weights) < WEIGHT_GAP
         for rank in (0, 1):
-            found = two_processes.numbers(f"shared-base-zero{stage}", rank)
+            found = two_slow.numbers(f"shared-base-zero{stage}", rank)
             assert found == near(metrics, UPDATE, scale=0.1)
+
+
+def turns_of(text):
+    """What was said in the episodes of a sample file."""
+    columns = ("response_ids", "response_mask", "messages", "turn_rewards", "done")
+    return [[row[column] for column in columns] for row in map(json.loads, text.splitlines())]
 
 
 @pytest.mark.slow
@@ -195,11 +185,9 @@ def test_two_processes_play_the_episodes_of_one(stage, group, run_cases, tmp_pat
     for row, expected_row in zip(found["metrics"], expected_metrics, strict=True):
         assert {name: row[name] for name in expected_row} == near(expected_row, 8 * UPDATE, scale=0.1)
     assert any(0 < row.get("objective/unscored", 0) < 1 for row in expected_metrics)
-    for name, expected_text in expected_samples.items():
-        for line, expected_line in zip(found["samples"][name].splitlines(), expected_text.splitlines(), strict=True):
-            sample, expected_sample = json.loads(line), json.loads(expected_line)
-            for column in ("response_ids", "response_mask", "messages", "turn_rewards", "done"):
-                assert sample[column] == expected_sample[column]
+    assert {name: turns_of(text) for name, text in found["samples"].items()} == {
+        name: turns_of(text) for name, text in expected_samples.items()
+    }
 
 
 @pytest.mark.slow

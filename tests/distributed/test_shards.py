@@ -36,8 +36,3 @@ def test_ranks_share_an_evaluation_without_loss(world, batch_size, rows):
     assert counted == Counter(range(rows))
     assert all(len(batch) <= batch_size for batches in ranks for batch in batches)
     assert ranks[0][-1] and all(eval_batches(lengths, batch_size))
-
-
-def test_a_rank_without_rows_has_an_empty_batch():
-    assert eval_batches([5], 2, 0, 3) == [[0]]
-    assert eval_batches([5], 2, 1, 3) == eval_batches([5], 2, 2, 3) == [[]]

@@ -5,16 +5,15 @@ import hashlib
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from safetensors.torch import load_file
 
-from cli_runs import ROOT, TIMEOUT, arguments, built_once, read_jsonl, sft_flags_of, untimed
+from cli_runs import TIMEOUT, arguments, built_once, read_jsonl, sft_flags_of, untimed
 from closeness import FORMULA, WEIGHT_GAP, near
 from factories import largest_difference
 from fault_runs import RESUME, expect_same, flags_of, make_inputs, outcome
@@ -44,29 +43,21 @@ DSCHAT = ["dschat"]
 FIRST = ["--master_addr", NAMES[0]]
 
 
-def slurm(tasks_per_node: int, words: list[str] = DSCHAT, more: list[str] | None = None) -> list[Task]:
+def slurm(tasks_per_node: int, more: Sequence[str] = ()) -> list[Task]:
     """The tasks of srun, with what Slurm 22.05 sets in them."""
+    total = str(2 * tasks_per_node)
+    of_job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NNODES": "2", "SLURM_NTASKS": total}
+    of_step = {
+        "SLURM_STEP_NODELIST": "ma-rlhf-[0-1]",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NUM_TASKS": total,
+        "SLURM_STEP_TASKS_PER_NODE": f"{tasks_per_node}(x2)",
+    }
     tasks = []
     for number in range(2 * tasks_per_node):
         node, local = divmod(number, tasks_per_node)
-        variables = {
-            "SLURM_JOB_ID": "7",
-            "SLURM_JOB_NUM_NODES": "2",
-            "SLURM_NNODES": "2",
-            "SLURM_JOB_NODELIST": "ma-rlhf-[0-1]",
-            "SLURM_NTASKS": str(2 * tasks_per_node),
-            "SLURM_NTASKS_PER_NODE": str(tasks_per_node),
-            "SLURM_TASKS_PER_NODE": f"{tasks_per_node}(x2)",
-            "SLURM_STEP_ID": "0",
-            "SLURM_STEP_NODELIST": "ma-rlhf-[0-1]",
-            "SLURM_STEP_NUM_NODES": "2",
-            "SLURM_STEP_NUM_TASKS": str(2 * tasks_per_node),
-            "SLURM_STEP_TASKS_PER_NODE": f"{tasks_per_node}(x2)",
-            "SLURM_PROCID": str(number),
-            "SLURM_LOCALID": str(local),
-            "SLURM_NODEID": str(node),
-        }
-        tasks.append(Task(node, words, more or [], variables))
+        own = {"SLURM_PROCID": str(number), "SLURM_LOCALID": str(local), "SLURM_NODEID": str(node)}
+        tasks.append(Task(node, DSCHAT, list(more), of_job | of_step | own))
     return tasks
 
 
@@ -74,69 +65,21 @@ def torchrun(*options: str) -> list[str]:
     return ["python", str(LAUNCHER.parent / "torchrun"), *options, "-m", "dschat"]
 
 
-def accelerate(node: int) -> list[str]:
-    options = {"num_processes": 2, "num_machines": 2, "machine_rank": node, "main_process_ip": NAMES[0]}
-    options |= {"main_process_port": 29501}
-    program = ["python", str(LAUNCHER.parent / "accelerate"), "launch", "--multi_gpu"]
-    return [*program, *arguments(options), "-m", "dschat"]
+def pods() -> list[Task]:
+    """The pods of a PyTorchJob, of two GPUs each."""
+    of_job = {"MASTER_ADDR": NAMES[0], "MASTER_PORT": "23456", "WORLD_SIZE": "4"}
+    of_job |= {"PET_MASTER_ADDR": NAMES[0], "PET_MASTER_PORT": "23456", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "2"}
+    own = [{"RANK": number, "PET_NODE_RANK": number} for number in ("0", "1")]
+    return [Task(number, DSCHAT, variables=of_job | own[number]) for number in (0, 1)]
 
 
-def pods(ranks: int, **variables: str) -> list[Task]:
-    """The pods of a PyTorchJob with the variables of torchrun, or of an older operator's with NUM_GPUS."""
-    tasks = []
-    for number in range(2):
-        of_pod = {"RANK": str(number), "MASTER_ADDR": NAMES[0], "MASTER_PORT": "23456"} | variables
-        if "NUM_GPUS" in variables:
-            of_pod["WORLD_SIZE"] = "2"
-        else:
-            of_pod |= {"PET_NNODES": "2", "PET_NODE_RANK": str(number), "PET_NPROC_PER_NODE": str(ranks)}
-            of_pod |= {"PET_MASTER_ADDR": NAMES[0], "PET_MASTER_PORT": "23456", "WORLD_SIZE": str(2 * ranks)}
-        tasks.append(Task(number, DSCHAT, variables=of_pod))
-    return tasks
-
-
-def stateful_set() -> list[Task]:
-    """The command of the example, with its own flags in the place of the preset's."""
-    _, pods = yaml.safe_load_all((ROOT / "examples/launch/statefulset.yaml").read_text())
-    shell, option, script = pods["spec"]["template"]["spec"]["containers"][0]["command"]
-    script = script.replace("ppo --config tldr_gemma_2b", '"$@"').replace("--num_gpus 8", "--num_gpus 1")
-    assert '"$@"' in script and "--num_gpus 1" in script
-    return [Task(number, [shell, option, script, shell], variables={"HOSTNAME": NAMES[number]}) for number in (0, 1)]
-
-
-# Ranks, and the commands that start them.
+# Ranks, and the commands that start them. What the variables of each kind of cluster mean: run/test_cluster.py.
 STARTS: dict[str, tuple[int, list[Task]]] = {
-    "one machine": (2, [Task(0, DSCHAT, ["--num_gpus", "2"])]),
     "flags": (2, [Task(n, DSCHAT, ["--num_nodes", "2", "--node_rank", str(n), *FIRST]) for n in (0, 1)]),
     "srun, a task per machine": (4, slurm(1, more=["--num_gpus", "2"])),
     "srun, a task per GPU": (4, slurm(2)),
     "torchrun": (2, [Task(n, torchrun("--nnodes", "2", "--node_rank", str(n), *FIRST)) for n in (0, 1)]),
-    "accelerate": (2, [Task(n, accelerate(n)) for n in (0, 1)]),
-    "PyTorchJob, a GPU per pod": (2, pods(1)),
-    "PyTorchJob, two GPUs per pod": (4, pods(2)),
-    "older PyTorchJob, a GPU per pod": (2, pods(1, NUM_GPUS="1")),
-    "older PyTorchJob, two GPUs per pod": (4, pods(2, NUM_GPUS="2")),
-    "StatefulSet": (2, stateful_set()),
-}
-# What is not started, and what is said.
-REFUSED: dict[str, tuple[list[Task], str]] = {
-    "torchrun in each task of srun": (
-        slurm(1, torchrun("--nproc_per_node", "2")),
-        "srun (SLURM_STEP_NUM_TASKS=2, SLURM_STEP_NUM_NODES=2) starts several processes, in each of which torchrun"
-        " would train a model of its own: give torchrun --nnodes, --node_rank and --master_addr",
-    ),
-    "flags of machines in each task of srun": (
-        slurm(2, more=["--num_nodes", "2", "--node_rank", "0"]),
-        "but srun (SLURM_STEP_NUM_TASKS=4, SLURM_STEP_NUM_NODES=2) starts every rank itself, 2 on this machine",
-    ),
-    "pods without the address of the first": (
-        [Task(n, DSCHAT, variables={"PET_NNODES": "2", "PET_NODE_RANK": str(n)}) for n in (0, 1)],
-        "PET_NNODES=2: give the address of the first machine, --master_addr (MASTER_ADDR)",
-    ),
-    "pods without numbers": (
-        [Task(n, DSCHAT, variables={"PET_NNODES": "2", "PET_MASTER_ADDR": NAMES[0]}) for n in (0, 1)],
-        "PET_NNODES=2 says that several processes train together, but PET_NODE_RANK is not set",
-    ),
+    "PyTorchJob": (4, pods()),
 }
 
 
@@ -206,21 +149,13 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return [untimed(row) for row in read_jsonl(folder / "metrics.jsonl")]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_would_train_several_models_is_refused(name, nodes, inputs, tmp_path):
-    tasks, message = REFUSED[name]
-    started = start(nodes, tasks, sft(inputs, tmp_path / "out", 1), tmp_path)
-    for each in started:
-        assert each.end() in (1, 2) and message in each.said, each.said
-    assert not (tmp_path / "out").exists()
-
-
 def test_of_two_torchruns_that_nothing_joins_one_is_refused(nodes, inputs, tmp_path):
     """Nothing but the output folder says that they belong together; the first one may have ended by then."""
     tasks = [Task(n, torchrun("--nproc_per_node", "1")) for n in (0, 1)]
     started = start(nodes, tasks, sft(inputs, tmp_path / "out", 1), tmp_path)
-    assert sorted(each.end() for each in started) == [0, 1], said_by(started)
+    statuses = sorted(each.end() for each in started)
     said = said_by(started)
+    assert statuses == [0, 1], said
     assert "another process is writing it." in said or f"{tmp_path / 'out'} holds a run" in said, said
 
 

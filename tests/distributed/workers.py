@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import save_file
@@ -31,15 +32,19 @@ def keep(folder: Path, name: str, numbers: Any = None, tensors: dict[str, torch.
         save_file({key: x.contiguous() for key, x in tensors.items()}, folder / f"{name}-{rank()}.safetensors")
 
 
+# Logits at a time, 3 positions of a vocabulary of 100: a rank with longer responses uses the head more often.
+CHUNK = 300
+
+
 def updates(folder: Path, keep: Callable[..., None]) -> None:
-    """The cases of cases.json, one after another."""
+    """The cases of cases.json, one after another, with log-probs in chunks."""
     from recorded_updates import Case, run_case
 
     for given in json.loads((folder / "cases.json").read_text()):
         case = Case(**given)
-        start = time.perf_counter()
-        weights, metrics = run_case(case, folder)
-        keep(folder, f"updates-{case.name}", metrics | {"seconds": time.perf_counter() - start}, weights)
+        with patch("macro_actions.logprobs.CPU_LOGITS", CHUNK):
+            weights, metrics = run_case(case, folder)
+        keep(folder, f"updates-{case.name}", metrics, weights)
 
 
 def critic_updates(folder: Path, keep: Callable[..., None]) -> None:
@@ -50,16 +55,15 @@ def critic_updates(folder: Path, keep: Callable[..., None]) -> None:
     weights, metrics = updated(holed_batch())
     keep(folder, "critic-updates", metrics, weights)
     keep(folder, "cut-on-first-rank", *reversed(updated(cut_on_first_rank())))
-    for stage in (0, 3):
-        weights, metrics = updated(holed_batch(), stage, **BINS)
-        keep(folder, f"value-bins-zero{stage}", metrics, weights)
+    weights, metrics = updated(holed_batch(), 3, **BINS)
+    keep(folder, "value-bins", metrics, weights)
 
 
 def refuel(folder: Path, keep: Callable[..., None]) -> None:
     """Two rounds of dialogues at ZeRO 0 and 3, with micro-batches of a number of rows or of tokens."""
     from refuel_runs import two_rounds
 
-    for stage, tokens in ((0, None), (3, None), (3, 150)):
+    for stage, tokens in ((0, None), (3, 150)):
         place = folder / f"refuel-{stage}-{tokens}"
         place.mkdir(exist_ok=True)
         weights, metrics = two_rounds(place, stage, tokens)
@@ -84,28 +88,21 @@ def episodes(folder: Path, keep: Callable[..., None]) -> None:
 
 def judged(folder: Path, keep: Callable[..., None]) -> None:
     """Two updates with a judge's scores; and runs in which it refuses a response of one rank alone."""
-    from judge_runs import REFUSES, URL, judged_run, message_of_failure
+    from judge_runs import URL, judged_run, message_of_failure
 
     url = os.environ[URL]
     weights, metrics, samples = judged_run(folder / "judged", url)
     keep(folder, "judged", {"metrics": metrics, "samples": samples}, weights)
     keep(folder, "judged-refused", message_of_failure(folder / "refused", url))
-    _, metrics, _ = judged_run(folder / "skipped", url, judge=REFUSES, on_reward_error="skip")
-    keep(folder, "judged-skipped", metrics)
 
 
-def chunks(folder: Path, keep: Callable[..., None]) -> None:
-    """ZeRO 3 where a rank's log-probs take more chunks, and so more uses of the head, than the other's."""
-    from macro_actions import logprobs
-    from recorded_updates import CHUNKED, run_case, untied_updates
+def untied(folder: Path, keep: Callable[..., None]) -> None:
+    """ZeRO 3 with a head of its own, and log-probs in chunks."""
+    from recorded_updates import Case, untied_updates
 
-    before = logprobs.CPU_LOGITS
-    logprobs.CPU_LOGITS = 300  # 3 positions of a vocabulary of 100
-    weights, metrics = run_case(CHUNKED, folder)
-    untied, held = untied_updates(CHUNKED, folder)
-    logprobs.CPU_LOGITS = before
-    keep(folder, "chunks", metrics, weights)
-    keep(folder, "untied", {"held": held}, untied)
+    with patch("macro_actions.logprobs.CPU_LOGITS", CHUNK):
+        weights, held = untied_updates(Case(3, 2), folder)
+    keep(folder, "untied", {"held": held}, weights)
 
 
 def shared_base(folder: Path, keep: Callable[..., None]) -> None:
@@ -130,14 +127,6 @@ def resume(folder: Path, keep: Callable[..., None]) -> None:
     """Runs that are stopped inside a rollout, or between micro-batches, and taken up again."""
     cases = {"ppo": (SHARDED_3, 1000, 31), "ppo refilled": (SHARDED_3, 1000, 14), "sft": (SHARDED_2, 1000, 3)}
     keep(folder, "resume", _resumed(folder, cases))
-
-
-def resume_everywhere(folder: Path, keep: Callable[..., None]) -> None:
-    """Runs that are stopped at many more places than in `resume`, at ZeRO 2 and 3 and with adapters."""
-    points = {}
-    for setup, every in ((SHARDED_2, 23), (SHARDED_3, 23), (SHARDED_2 | {"lora_dim": 2}, 41)):
-        points |= _resumed(folder / str(len(points)), {"ppo": (setup, every, 7), "sft": (setup, 4, 1)})
-    keep(folder, "resume-everywhere", points)
 
 
 def resized(folder: Path, keep: Callable[..., None]) -> None:
@@ -320,10 +309,9 @@ CHECKS: dict[str, Callable[..., None]] = {
     "critic_updates": critic_updates,
     "episodes": episodes,
     "judged": judged,
-    "chunks": chunks,
+    "untied": untied,
     "refuel": refuel,
     "resume": resume,
-    "resume-everywhere": resume_everywhere,
     "resized": resized,
     "stopped": stopped,
     "resumed_inside": resumed_inside,

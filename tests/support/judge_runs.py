@@ -25,14 +25,9 @@ def refusal(body: dict[str, Any]) -> str | None:
     return "not this" if body["model"] == REFUSES and is_refused else None
 
 
-def judged_loop(folder: Path, url: str, judge: str = "m", **flags: Any) -> Any:
-    """The loop of step 3 on small models, with 8 responses of a rollout, 16 prompts and 4 held-out ones.
-
-    Args:
-        folder: of the run.
-        url: of the judge's server.
-        judge: name of its model.
-        flags: others.
+def judged_loop(folder: Path, url: str, judge: str = "m") -> Any:
+    """The loop of step 3 on small models, with 8 responses of a rollout, 16 prompts and 4 held-out ones; the judge's
+    server is at `url`, and `judge` is the name of its model.
     """
     from dschat.run.distributed import barrier, is_main, world_size
     from dschat.training.steps.scores import SourceParts, reward_source
@@ -54,17 +49,17 @@ def judged_loop(folder: Path, url: str, judge: str = "m", **flags: Any) -> Any:
         "self_checks": False,
     }
     asked = {"reward_function": None, "reward_judge": str(rubric), "judge_model": judge, "judge_url": url}
-    config = ppo_config(folder, **(sizes | asked | PRICES | {"judge_tries": 1} | flags))
+    config = ppo_config(folder, **sizes, **asked, **PRICES, judge_tries=1)
     source = reward_source(SourceParts(config, None, make_tokenizer(), None))  # type: ignore[arg-type]
     prompts = make_prompts(16)
     return ppo_loop(config, source, prompts, prompts[:4])
 
 
-def judged_run(folder: Path, url: str, **flags: Any) -> Any:
+def judged_run(folder: Path, url: str) -> Any:
     """Weights, metrics and samples of such a run, on the main process; see `judged_loop`."""
     from resume_runs import result_of
 
-    return result_of(judged_loop(folder, url, **flags), folder)
+    return result_of(judged_loop(folder, url), folder)
 
 
 def message_of_failure(folder: Path, url: str) -> str:

@@ -230,62 +230,43 @@ def often_equal(prompts: list[str], responses: list[str], rows: list[Any], score
 REFILL: dict[str, Any] = RLOO | {"reward": often_equal, "drop_equal_groups": True, "refill_rounds": 2}
 
 
+DECAYED: dict[str, Any] = {"weight_decay": 0.1, "schedule": "linear"}
+ODD = {"kind": "llama", "intermediate_size": 33, "mlp_bias": True}  # two processes cannot share these biases evenly
+ONE_UPDATE = {"ppo_epochs": 1, "generation_batches": 1}  # of a rollout
+
+
+def decayed(zero_stage: int, offload: bool = False, **options: Any) -> Setup:
+    """With weight decay and a learning rate that falls."""
+    return Setup(zero_stage, options=DECAYED | ({"offload": True} if offload else {}), **options)
+
+
 def _refilled(folder: Path, **flags: Any) -> Any:
-    """Such rollouts of two prompts, of one update each."""
-    sizes = {"ppo_epochs": 1, "generation_batches": 1, "per_device_generation_batch_size": 2 // world_size()}
+    """Such rollouts of two prompts."""
+    sizes = {"per_device_generation_batch_size": 2 // world_size()}
     score = partial(often_equal, score=lengths)
-    return ppo(folder, Setup(zero_stage=3, options=DECAYED), **(REFILL | {"reward": score} | sizes | flags))
+    return ppo(folder, decayed(3), **(REFILL | {"reward": score} | sizes | ONE_UPDATE | flags))
 
 
 def _distilled(folder: Path, **flags: Any) -> Any:
-    """Scores beside a teacher, with one update of a rollout, whose forward passes give the policy's log-probs."""
-    sizes: dict[str, Any] = {"ppo_epochs": 1, "generation_batches": 1}
+    """Scores beside a teacher; an update's forward passes give the policy's log-probs."""
     teacher: dict[str, Any] = {"teacher_model_name_or_path": "unused", "teacher_coef": 0.1}
-    setup = Setup(zero_stage=3, options=DECAYED)
-    return ppo(folder, setup, reward=lengths, teacher=make_causal_lm(seed=3), **(sizes | teacher | flags))
+    made = make_causal_lm(seed=3)
+    return ppo(folder, decayed(3), reward=lengths, teacher=made, **(ONE_UPDATE | teacher | flags))
 
 
-DECAYED: dict[str, Any] = {"weight_decay": 0.1, "schedule": "linear"}
-ODD = {"kind": "llama", "intermediate_size": 33, "mlp_bias": True}  # two processes cannot share these biases evenly
-# Runs of one update per rollout with running moments of scores, at each ZeRO stage.
+# Runs with running moments of scores, at each ZeRO stage.
 NORMALISED: dict[str, Callable[..., Any]] = {
-    f"normalised-{stage}": partial(
-        ppo,
-        setup=Setup(zero_stage=stage, options=DECAYED),
-        reward=lengths,
-        normalize_scores=True,
-        ppo_epochs=1,
-        generation_batches=1,
-    )
+    f"normalised-{stage}": partial(ppo, setup=decayed(stage), reward=lengths, normalize_scores=True, **ONE_UPDATE)
     for stage in range(4)
 }
 # Runs whose updates are the same on any number of processes.
 RESIZED: dict[str, Callable[..., Any]] = {
-    "zero2": partial(supervised, "sft", setup=Setup(zero_stage=2, options=DECAYED)),
-    "zero1-offload": partial(supervised, "reward", setup=Setup(zero_stage=1, options=DECAYED | {"offload": True})),
-    "whole-vectors-offload": partial(
-        supervised, "sft", setup=Setup(zero_stage=3, whole=33, model=ODD, options=DECAYED | {"offload": True})
-    ),
-    "adapters": partial(supervised, "dpo", setup=Setup(zero_stage=3, lora_dim=3, model=ODD, options=DECAYED)),
-    "ppo": partial(
-        ppo, setup=Setup(zero_stage=3, options=DECAYED), reward=lengths, ppo_epochs=1, generation_batches=1
-    ),
-    "critic-warm-up": partial(
-        ppo,
-        setup=Setup(zero_stage=2, options=DECAYED),
-        reward=lengths,
-        ppo_epochs=1,
-        generation_batches=1,
-        critic_warmup_updates=3,
-    ),
-    "critic-epochs": partial(
-        ppo,
-        setup=Setup(zero_stage=2, options=DECAYED),
-        reward=lengths,
-        ppo_epochs=1,
-        generation_batches=1,
-        critic_epochs=2,
-    ),
+    "zero1-offload": partial(supervised, "reward", setup=decayed(1, offload=True)),
+    "whole-vectors-offload": partial(supervised, "sft", setup=decayed(3, offload=True, whole=33, model=ODD)),
+    "adapters": partial(supervised, "dpo", setup=decayed(3, lora_dim=3, model=ODD)),
+    "ppo": partial(ppo, setup=decayed(3), reward=lengths, **ONE_UPDATE),
+    "critic-warm-up": partial(ppo, setup=decayed(2), reward=lengths, critic_warmup_updates=3, **ONE_UPDATE),
+    "critic-epochs": partial(ppo, setup=decayed(2), reward=lengths, critic_epochs=2, **ONE_UPDATE),
     "refilled": _refilled,
     "distilled": _distilled,
 }

@@ -45,6 +45,7 @@ from real_size import as_large_as
 
 FAMILIES = MODEL_FAMILIES | {"granite": WITHOUT_CLASSIFIER}
 FAST_FAMILIES = ("gemma", "gpt2", "granite")
+UNTIED = ("untied, both saved", "untied, adapter of the head")
 ROWS = ragged_rows([2, 5], [7, 3], seed=5)
 Load = Callable[[LoadOptions], Any]
 
@@ -130,12 +131,11 @@ def loading(folder: Path, keep: Callable[..., None]) -> None:
     found = compare_families(place, FAST_FAMILIES, settings)
     tokenizer = make_tokenizer()
     half = replace(settings, dtype=torch.bfloat16)
-    for kind in ("gemma", "gpt2"):
-        found[f"{kind} bf16"] = compare(loader(load_causal_lm, str(place / kind), tokenizer, half.dtype), half)
+    found["bf16"] = compare(loader(load_causal_lm, str(place / "gemma"), tokenizer, half.dtype), half)
     for kind in ("odd", "several files"):
         found[kind] = compare(loader(load_causal_lm, str(place / kind), tokenizer, torch.float32), settings)
     found["adapter"] = compare(adapter_loader(load_trained_scalar, str(place / "adapter"), tokenizer), settings)
-    for name in (f"untied, {case}" for case in HEADS):
+    for name in UNTIED:
         found[name] = compare(adapter_loader(load_causal_lm, str(place / name), tokenizer), settings)
     reward_model = partial(load_scalar, head_seed=5)
     found["grown"] = compare(loader(reward_model, str(place / "short"), tokenizer, torch.float32), settings)
@@ -165,8 +165,8 @@ def save_special(place: Path) -> None:
     add_filled_lora(model, 2, base)
     save_model(model, saved_weights(model), make_tokenizer(), place / "adapter", merge=False)
     tied = save_folder(place / "tied", make_causal_lm("gemma", tie_word_embeddings=True), make_tokenizer())
-    for case, layers in HEADS.items():
-        write_head_adapter(place / f"untied, {case}", tied, *layers)
+    for name in UNTIED:
+        write_head_adapter(place / name, tied, *HEADS[name.removeprefix("untied, ")])
 
 
 def adapter_loader(load: Any, path: str, tokenizer: Any) -> Load:

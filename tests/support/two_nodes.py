@@ -18,7 +18,7 @@ from cli_runs import TIMEOUT, warm_programs
 from launches import launch_environment
 from warm_python import PROGRAM_OF_CHILDREN
 
-NAMES = ("ma-rlhf-0", "ma-rlhf-1")  # as the pods of examples/launch/statefulset.yaml
+NAMES = ("ma-rlhf-0", "ma-rlhf-1")
 ADDRESSES = ("10.0.0.1", "10.0.0.2")
 NAMESPACES = ("--net", "--uts", "--mount")
 # Holds a machine until it is ended. $1: hostname, $2: file of names.
@@ -53,14 +53,11 @@ def why_not() -> str:
 class Node:
     """One of the machines."""
 
-    def __init__(self, number: int, folder: Path, own_address: str | None) -> None:
+    def __init__(self, number: int, folder: Path) -> None:
         """Starts it, without a cable; see `two_nodes`."""
         self.name, self.address = NAMES[number], ADDRESSES[number]
-        address_of = dict(zip(NAMES, ADDRESSES, strict=True))
-        if own_address is not None:
-            address_of[self.name] = own_address
         hosts = folder / f"hosts-{number}"
-        lines = [f"{address} {name} {name}.ma-rlhf\n" for name, address in address_of.items()]
+        lines = [f"{address} {name}\n" for name, address in zip(NAMES, ADDRESSES, strict=True)]
         hosts.write_text("127.0.0.1 localhost\n" + "".join(lines))
         words = ["unshare", *NAMESPACES, "sh", "-c", MACHINE, "sh", self.name, str(hosts)]
         self.holder = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
@@ -102,17 +99,12 @@ class Node:
 
 
 @contextmanager
-def two_nodes(folder: Path, own_address: str | None = None) -> Iterator[list[Node]]:
-    """Both machines, with a cable between them.
-
-    Args:
-        folder: for their files of names.
-        own_address: to what each resolves its own hostname; by default to the address that the other one reaches.
-    """
+def two_nodes(folder: Path) -> Iterator[list[Node]]:
+    """Both machines, with a cable between them; their files of names are in the folder."""
     with ExitStack() as stack:
         nodes = []
         for number in range(len(NAMES)):
-            nodes.append(Node(number, folder, own_address))
+            nodes.append(Node(number, folder))
             stack.callback(nodes[-1].close)
         ends = [str(node.holder.pid) for node in nodes]
         cable = ["ip", "link", "add", "eth0", "netns", ends[0], "type", "veth", "peer", "name", "eth0"]
