@@ -7,7 +7,7 @@ With the frameworks themselves: `make test-frameworks`.
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from torch import Tensor
 from cli_runs import run_command
 from framework_cases import GAMMA, LAM, LENGTHS, PROMPTS, VALUE_FUNCTIONS, Case, make_case, recorded, right
 from macro_actions.conditions import fixed
-from macro_actions.frameworks import MacroActionsConfig, UnsupportedError, openrlhf, skyrl, slime
+from macro_actions.frameworks import MacroActionsConfig, UnsupportedError, openrlhf, slime
 from macro_actions.losses import loss_weights, policy_loss
 from macro_actions.segments import macro_logprobs, segment
 
@@ -103,70 +103,6 @@ def test_a_tools_answer_costs_no_kl_in_slime() -> None:
     batch["kl"][0][2:5] = 5.0
     slime.estimator(MacroActionsConfig("fixed", 1))(SimpleNamespace(kl_coef=0.1, gamma=1.0, lambd=1.0), batch)
     torch.testing.assert_close(batch["returns"][0], torch.zeros(LENGTHS[0]), atol=1e-6, rtol=0)
-
-
-class SkyrlRegistry:
-    """A registry of functions, as SkyRL has one for estimators and one for losses."""
-
-    def __init__(self) -> None:
-        self.functions: dict[str, Any] = {}
-
-    def list_available(self) -> list[str]:
-        return list(self.functions)
-
-    def register(self, name: str, function: Any) -> None:
-        self.functions[name] = function
-
-    def unregister(self, name: str) -> None:
-        del self.functions[name]
-
-
-@pytest.fixture
-def skyrl_dispatcher(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """SkyRL's modules with the part of its dispatcher that the adapter meets; returns that dispatcher."""
-    estimators = SkyrlRegistry()
-
-    def compute_advantages_and_returns(
-        token_level_rewards, response_mask, index, adv_estimator, config, values=None, gamma=1.0, lambd=1.0
-    ):
-        return estimators.functions[adv_estimator](
-            token_level_rewards=token_level_rewards,
-            response_mask=response_mask,
-            index=index,
-            values=values,
-            config=config,
-            gamma=gamma,
-            lambd=lambd,
-        )
-
-    ppo_utils: Any = ModuleType("skyrl.backends.skyrl_train.utils.ppo_utils")
-    ppo_utils.AdvantageEstimatorRegistry = estimators
-    ppo_utils.PolicyLossRegistry = SkyrlRegistry()
-    ppo_utils.masked_whiten = lambda advantages, mask: advantages
-    ppo_utils.ppo_policy_loss = None
-    ppo_utils.compute_advantages_and_returns = compute_advantages_and_returns
-    utils: Any = ModuleType("skyrl.backends.skyrl_train.utils")
-    utils.ppo_utils = ppo_utils
-    trainer: Any = ModuleType("skyrl.train.trainer")
-    trainer.RayPPOTrainer = type("RayPPOTrainer", (), {"compute_advantages_and_returns": lambda trainer, batch: batch})
-    for name in ("skyrl", "skyrl.backends", "skyrl.backends.skyrl_train", "skyrl.train"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    for module in (utils, ppo_utils, trainer):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    return compute_advantages_and_returns
-
-
-def test_skyrls_estimator_forgets_the_batch_of_the_check(skyrl_dispatcher) -> None:
-    """`python -m macro_actions.frameworks check skyrl` left its mask behind, which a later call outside the trainer
-    would have used in place of the mask of its own batch.
-    """
-    mask = torch.ones(2, 5)
-    zeros = torch.zeros(2, 5)
-    _, returns = skyrl.run_dispatcher(MacroActionsConfig("fixed", 1), mask, zeros, mask)
-    # Rewards of 1 and values of 0 at γ = 1 and λ = ½: each return is 1 plus half of the next one.
-    torch.testing.assert_close(returns[0], torch.tensor([1.9375, 1.875, 1.75, 1.5, 1.0]))
-    with pytest.raises(UnsupportedError, match="call skyrl.register in the function that ray runs"):
-        skyrl_dispatcher(mask, mask, ["0", "1"], skyrl.ESTIMATOR_NAME, None, zeros)
 
 
 class ExperienceMaker:

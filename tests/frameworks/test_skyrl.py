@@ -141,6 +141,20 @@ def test_the_name_of_skyrls_fully_asynchronous_trainer() -> None:
     assert issubclass(fully_async_trainer.FullyAsyncRayPPOTrainer, RayPPOTrainer)
 
 
+def test_the_estimator_forgets_the_batch_of_the_check() -> None:
+    """`python -m macro_actions.frameworks check skyrl` left its mask behind, which a later call outside the trainer
+    would have used in place of the mask of its own batch.
+    """
+    mask, zeros = torch.ones(2, 5), torch.zeros(2, 5)
+    _, returns = skyrl.run_dispatcher(MacroActionsConfig("fixed", 1), mask, zeros, mask)
+    # Rewards of 1 and values of 0 at γ = 1 and λ = ½: each return is 1 plus half of the next one.
+    torch.testing.assert_close(returns[0], torch.tensor([1.9375, 1.875, 1.75, 1.5, 1.0]))
+    with pytest.raises(UnsupportedError, match="call skyrl.register in the function that ray runs"):
+        ppo_utils.compute_advantages_and_returns(
+            mask, mask, ["0", "1"], skyrl.ESTIMATOR_NAME, None, zeros, gamma=1.0, lambd=0.5
+        )
+
+
 def test_corrections_by_log_probabilities_of_tokens_are_refused() -> None:
     case = make_case("fixed", "equal")
     skyrl.register(case.config)

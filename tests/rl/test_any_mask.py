@@ -129,12 +129,11 @@ def test_values_of_few_bits_are_computed_in_float32(kind) -> None:
     values, rewards = normal((2, 30), 0).to(kind), normal((2, 30), 1).to(kind)
     ends = macro_actions.fixed(mask, 4)
     exact = torch.promote_types(kind, torch.float32)
-    found = macro_actions.macro_gae(values, rewards, ends, mask)
-    assert found[0].dtype == exact
-    assert torch.equal(found[0], macro_actions.macro_gae(values.to(exact), rewards.to(exact), ends, mask)[0])
-    advantages, returns = macro_actions.gae(values, rewards, mask, 1.0, 0.95)
-    assert advantages.dtype == returns.dtype == exact
-    assert torch.equal(advantages, macro_actions.gae(values.to(exact), rewards.to(exact), mask, 1.0, 0.95)[0])
+    few, precise = (values, rewards), (values.to(exact), rewards.to(exact))
+    found = [*macro_actions.macro_gae(*few, ends, mask), *macro_actions.gae(*few, mask, 1.0, 0.95)]
+    expected = [*macro_actions.macro_gae(*precise, ends, mask), *macro_actions.gae(*precise, mask, 1.0, 0.95)]
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == exact and torch.equal(one, other)
 
 
 @pytest.mark.parametrize("mean", [False, True], ids=["sum", "mean"])
@@ -162,18 +161,16 @@ def test_shapes_that_do_not_fit_are_told() -> None:
 
 def test_parsing_reads_the_tokens_of_each_run() -> None:
     tokenizer = make_tokenizer()
-    texts = ["the quick fox saw a lazy dog. It slept.", "a dog."]
-    rows = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-    gap, width = 3, sum(map(len, rows)) + 5
-    ids, mask = torch.zeros(1, width, dtype=torch.long), torch.zeros(1, width)
-    for row, start in zip(rows, (1, 1 + len(rows[0]) + gap), strict=True):
-        ids[0, start : start + len(row)] = torch.tensor(row)
-        mask[0, start : start + len(row)] = 1
-    ends = macro_actions.parsing(mask, ids, tokenizer, cutoff=5, parser="chunker")
-    for row, start in zip(rows, (1, 1 + len(rows[0]) + gap), strict=True):
-        alone = macro_actions.parsing(torch.ones(1, len(row)), torch.tensor([row]), tokenizer, 5, "chunker")
-        assert torch.equal(ends[0, start : start + len(row)], alone[0])
-    assert ends.sum() == 3 and not ends[mask == 0].any()
+    texts = ("the quick fox saw a lazy dog. It slept.", "a dog.")
+    first, second = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+    ids = torch.tensor([[0, *first, 0, 0, 0, *second, 0]])
+    mask = torch.tensor([[0, *[1] * len(first), 0, 0, 0, *[1] * len(second), 0]])
+
+    def ends_of(mask: Tensor, ids: Tensor) -> list[int]:
+        return macro_actions.parsing(mask, ids, tokenizer, cutoff=5, parser="chunker")[0].int().tolist()
+
+    one, other = (ends_of(torch.ones(1, len(row)), torch.tensor([row])) for row in (first, second))
+    assert ends_of(mask, ids) == [0, *one, 0, 0, 0, *other, 0] and sum(one) == 2
     with pytest.raises(ValueError, match="cutoff must be at least 3"):
         macro_actions.parsing(mask, ids, tokenizer, cutoff=2, parser="chunker")
 

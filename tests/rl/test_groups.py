@@ -161,9 +161,7 @@ def test_advantages_are_verls(name) -> None:
     assert_near(found, VERL["advantages"][name], FORMULA)
 
 
-def loss_of(
-    ratio: str, mean: str, advantages: list[list[float]], beta: float = 0.0
-) -> tuple[float, list[list[float]]]:
+def loss_of(ratio: str, mean: str, advantages: list[list[float]], beta: float) -> tuple[float, list[list[float]]]:
     """The loss on the recorded responses and its gradient."""
     new, macro = torch.tensor(recorded.NEW, requires_grad=True), segment(MASK, MASK)
     weights, count = loss_weights(mean, macro, MASK), loss_count(mean, macro, MASK, recorded.LONGEST)
@@ -176,32 +174,21 @@ def loss_of(
 
 
 @pytest.mark.parametrize(
-    ("ratio", "mean", "name"),
+    ("peer", "beta", "ratio", "mean", "name"),
     [
-        ("token", "token", "token-mean"),
-        ("token", "response", "seq-mean-token-mean"),
-        ("sequence_mean", "response", "gspo"),
+        (VERL, 0.0, "token", "token", "token-mean"),
+        (VERL, 0.0, "token", "response", "seq-mean-token-mean"),
+        (VERL, 0.0, "sequence_mean", "response", "gspo"),
+        (TRL, recorded.BETA, "token", "response", "grpo"),
+        (TRL, recorded.BETA, "token", "length", "dr_grpo"),
+        (TRL, recorded.BETA, "token", "token", "dapo"),
+        (TRL, recorded.BETA, "sequence_mean", "response", "gspo"),
     ],
 )
-def test_losses_are_verls(ratio, mean, name) -> None:
-    loss, gradient = loss_of(ratio, mean, VERL["advantages"]["grpo"])
-    assert loss == near(VERL["losses"][name]["loss"], FORMULA)
-    assert_near(gradient, VERL["losses"][name]["gradient"], FORMULA)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "mean", "name"),
-    [
-        ("token", "response", "grpo"),
-        ("token", "length", "dr_grpo"),
-        ("token", "token", "dapo"),
-        ("sequence_mean", "response", "gspo"),
-    ],
-)
-def test_losses_are_trls(ratio, mean, name) -> None:
-    loss, gradient = loss_of(ratio, mean, VERL["advantages"]["grpo"], recorded.BETA)
-    assert loss == near(TRL["losses"][name]["loss"], FORMULA)
-    assert_near(gradient, TRL["losses"][name]["gradient"], FORMULA)
+def test_losses_are_those_of_verl_and_trl(peer, beta, ratio, mean, name) -> None:
+    loss, gradient = loss_of(ratio, mean, VERL["advantages"]["grpo"], beta)
+    assert loss == near(peer["losses"][name]["loss"], FORMULA)
+    assert_near(gradient, peer["losses"][name]["gradient"], FORMULA)
 
 
 @PROPERTY

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rl_references as ref
 from closeness import FORMULA, assert_near
-from macro_actions.conditions import fixed, isolate_last_token
+from macro_actions.conditions import fixed
 from macro_actions.types import PPOBatch, Trajectory, join, select_rows, trim
 from rl_cases import (
     PADDING,
@@ -58,6 +58,7 @@ def expected_rows(trajectory: Trajectory, segments: list[list[int]], **options) 
     options=st.fixed_dictionaries({name: st.sampled_from(values) for name, values in OPTIONS.items()}),
     trap=st.sampled_from([math.nan, math.inf, -math.inf, 0.0]),
 )
+@example(segments=[[], []], padding=2, seed=0, options={"kl_coef": 0.2, "gamma": 1.0, "lam": 0.95}, trap=math.nan)
 def test_ppo_batch_is_the_scalar_rule(segments, padding, seed, options, trap) -> None:
     """Row by row, so that a row depends neither on the others nor on padding."""
     lengths = [sum(row) for row in segments]
@@ -76,9 +77,8 @@ def test_ppo_batch_is_the_scalar_rule(segments, padding, seed, options, trap) ->
 
 def test_one_row_by_hand() -> None:
     """Actions of 2 and 1 tokens: values 2 and 4, rewards -0.1 and 0.9, deltas 1.9 and -3.1, gamma·lam 0.5."""
-    base = trajectory_of([3], 4, 0)
-    trajectory = Trajectory(
-        rollout=base.rollout,
+    trajectory = replace(
+        trajectory_of([3], 4, 0),
         logprobs=torch.tensor([[-1.0, -2.0, -3.0, math.nan]]),
         ref_logprobs=torch.tensor([[-1.5, -2.5, -4.0, math.nan]]),
         values=torch.tensor([[1.0, 3.0, 4.0, math.nan]]),
@@ -92,20 +92,6 @@ def test_one_row_by_hand() -> None:
 
 
 # Options
-
-
-def test_an_isolated_last_token_keeps_the_score_whole_under_mean() -> None:
-    """Four tokens, no KL, score 2: `mean` alone quarters the score; isolated it stays 2."""
-    base = trajectory_of([4], 4, 0)
-    zero = torch.zeros(1, 4)
-    trajectory = Trajectory(
-        rollout=base.rollout, logprobs=zero, ref_logprobs=zero, values=zero, scores=torch.tensor([2.0])
-    )
-    ends = fixed(base.response_mask, 4)
-    options = {"kl_coef": 0.05, "gamma": 1.0, "lam": 1.0, "macro_reward": "mean"}
-    assert_near(credit_of(trajectory, ends, **options).returns, [[0.5] * 4], FORMULA)
-    isolated = isolate_last_token(ends, base.response_mask)
-    assert_near(credit_of(trajectory, isolated, **options).returns, [[2.0] * 4], FORMULA)
 
 
 # The objects
@@ -160,9 +146,8 @@ def test_joined_rows_are_padded_by_hand(swapped) -> None:
     assert rollout.prompt_index.tolist() == [0, 1, 0]
     assert found.macro.index.tolist() == [[0, 0, 1], [0, 0, -1], [0, -1, -1]]
     assert found.macro.lengths.tolist() == [[2, 1], [2, 0], [1, 0]]
-    assert found.macro.mask.int().tolist() == [[1, 1], [1, 0], [1, 0]]
     wide = torch.nn.functional.pad
-    for name in ("kl", "rewards", "advantages", "returns"):
+    for name in PER_TOKEN:
         assert torch.equal(getattr(found, name), torch.cat([getattr(one, name), wide(getattr(other, name), (0, 2))]))
     assert torch.equal(rollout.drawn_logprobs[2:], wide(other.rollout.drawn_logprobs, (0, 2)))
     assert torch.equal(found.trajectory.scores, torch.cat([one.trajectory.scores, other.trajectory.scores]))
@@ -170,20 +155,12 @@ def test_joined_rows_are_padded_by_hand(swapped) -> None:
 
 
 def test_trim_drops_padding_behind_the_responses() -> None:
-    """Responses of 6 columns keep their first 4; the prompts' 5 columns and the numbers stay."""
-    batch = drawn_by_another(batch_of([4, 0, 3], 6, prompt_width=5))
+    """Responses of 6 columns keep their first 4, as if they never had more; the prompts' 5 columns stay."""
+    batch, narrow = (drawn_by_another(batch_of([4, 0, 3], width, prompt_width=5)) for width in (6, 4))
     before = [t.clone() for t in tensors_of(batch)]
     small = trim(batch, 4)
-    rollout = small.trajectory.rollout
-    assert rollout.input_ids.tolist() == [[11 * i + k for k in range(9)] for i in range(3)]
-    assert torch.equal(rollout.attention_mask, batch.trajectory.rollout.attention_mask[:, :9])
-    assert rollout.response_ids.shape == small.response_mask.shape == (3, 4)
-    for name in ("kl", "rewards", "advantages", "returns"):
-        assert torch.equal(getattr(small, name), getattr(batch, name)[:, :4])
-    assert torch.equal(small.rollout.drawn_logprobs, batch.rollout.drawn_logprobs[:, :4])
-    for name in ("logprobs", "ref_logprobs", "values"):
-        assert torch.equal(getattr(small.trajectory, name), getattr(batch.trajectory, name)[:, :4])
-    assert torch.equal(small.macro.index, batch.macro.index[:, :4])
-    assert torch.equal(small.macro.lengths, batch.macro.lengths)
+    assert small.rollout.input_ids.tolist() == [[11 * i + k for k in range(9)] for i in range(3)]
+    for found, expected in zip(tensors_of(small), tensors_of(narrow), strict=True):
+        assert found is small.rollout.input_ids or torch.equal(found, expected)
     for tensor, copy in zip(tensors_of(batch), before, strict=True):
         assert torch.equal(tensor, copy)

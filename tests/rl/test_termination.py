@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Termination conditions against scalar references written from the rules; how evenly `randomized` draws."""
 
-import math
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,55 +10,7 @@ from hypothesis import strategies as st
 
 import rl_references as ref
 from macro_actions.conditions import ends_from_lengths, fixed, isolate_last_token, make_row_seeds, ppl, randomized
-from rl_cases import (
-    PADDING,
-    PPL_MODES,
-    PROPERTY,
-    ROW_LENGTHS,
-    SEEDS,
-    SEGMENTS,
-    ends_of,
-    mask_of,
-    masked_case,
-    width_of,
-)
-
-Condition = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-# name -> f(response_mask, row_noise): row_noise (B,R) is log-probs for ppl, and its first column makes seeds.
-CONDITIONS: dict[str, Condition] = {
-    "fixed_1": lambda mask, noise: fixed(mask, 1),
-    "fixed_5": lambda mask, noise: fixed(mask, 5),
-    "fixed_inf": lambda mask, noise: fixed(mask, math.inf),
-    "randomized": lambda mask, noise: randomized(mask, (2, 3, 1), 1, (noise[:, 0] * -1e6).long()),
-    **{f"ppl_{mode}": lambda mask, noise, mode=mode: ppl(mask, noise, mode) for mode in PPL_MODES},
-}
-
-
-def logprobs_like(lengths: list[int], width: int, seed: int) -> torch.Tensor:
-    """Log-probs (B,R) whose rows do not depend on the width, nan off the mask."""
-    noise = -torch.rand((len(lengths), 64), generator=torch.Generator().manual_seed(seed))[:, :width]
-    noise[:, 1:] = noise[:, 1:].masked_fill(~mask_of(lengths, width)[:, 1:], math.nan)
-    return noise
-
-
-# The contract of every condition
-
-
-@pytest.mark.parametrize("name", CONDITIONS)
-@PROPERTY
-@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS)
-def test_a_batch_equals_its_rows_alone_and_padding_changes_nothing(name, lengths, padding, seed) -> None:
-    width = width_of(lengths)
-    mask, noise = mask_of(lengths, width), logprobs_like(lengths, width, seed)
-    ends = CONDITIONS[name](mask, noise)
-    wide = CONDITIONS[name](mask_of(lengths, width + padding), logprobs_like(lengths, width + padding, seed))
-    assert torch.equal(wide[:, :width], ends) and not wide[:, width:].any()
-    for i, length in enumerate(lengths):
-        own = max(1, length)
-        alone = CONDITIONS[name](mask[i : i + 1, :own], noise[i : i + 1, :own])
-        assert torch.equal(alone[0], ends[i, :own])
-
+from rl_cases import PPL_MODES, PROPERTY, SEEDS, ends_of, mask_of, width_of
 
 # fixed
 
@@ -99,13 +49,6 @@ def test_a_tie_does_not_cut_whatever_the_rounding(mode, nll) -> None:
 
 
 # spans, and the last token on its own
-
-
-@PROPERTY
-@given(segments=SEGMENTS, padding=PADDING)
-def test_ends_from_lengths_turns_lengths_into_ends(segments, padding) -> None:
-    ends, mask = masked_case(segments, padding)
-    assert torch.equal(ends_from_lengths(segments, mask), ends)
 
 
 def test_spans_that_miss_the_end_of_the_response_still_fill_it() -> None:

@@ -9,31 +9,20 @@ import pytest
 import torch
 import transformers
 
-from closeness import assert_near
 from dschat.rollouts import scheduler, static
 from dschat.rollouts.continuous import sample, supports
 from dschat.rollouts.decoder import Decoder
-from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.slots import SlotCache
 from dschat.rollouts.static import StaticDecoder
-from factories import hf_logprobs, make_causal_lm, sampling_of
-from rollout_cases import ENDS, FAMILIES, LENGTHS, by_hand, model_of, prompts_of, seeds_of
+from factories import make_causal_lm, sampling_of
+from rollout_cases import ENDS, FAMILIES, LENGTHS, by_hand, check_logprobs, model_of, prompts_of, seeds_of
 
 DECODERS = (Decoder, StaticDecoder)
 
 
 def all_by_hand(causal_lm: Any, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Any:
     return [by_hand(causal_lm, p, sampling, seed) for p, seed in zip(prompts, seeds, strict=True)]
-
-
-def check_logprobs(causal_lm: Any, prompts: Sequence[list[int]], drawn: Generation, temperature: float = 1.0) -> None:
-    """They are those of the model's own logits, row by row; 0 off the response."""
-    assert drawn.logprobs is not None and drawn.logprobs.dtype == torch.float32
-    assert not bool(drawn.logprobs[~drawn.rollout.response_mask].any())
-    for row, response in enumerate(drawn.rollout.response_rows()):
-        expected, _ = hf_logprobs(causal_lm, (prompts[row], response), temperature)
-        assert_near(drawn.logprobs[row, : len(response)], expected)
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +56,7 @@ def rows_alone() -> tuple[Any, list[list[int]], Sampling, list[int], list[list[i
     return causal_lm, prompts, sampling, seeds, alone
 
 
-@pytest.mark.parametrize("slots", [1, 3, 8, 24])
+@pytest.mark.parametrize("slots", [1, 3, 24])
 @pytest.mark.parametrize("sync_interval", [1, 7])
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_a_row_depends_neither_on_slots_nor_on_looks_nor_on_order(
@@ -116,14 +105,6 @@ def test_what_a_row_left_in_its_slot_does_not_reach_the_next_one(decoder: type[D
     assert [rows[i] for i in range(30) if i % 3] == [clean[i] for i in range(30) if i % 3]
 
 
-@pytest.mark.parametrize("slots", [2, 9])
-def test_one_token(slots: int) -> None:
-    causal_lm, prompts, sampling, seeds = make_causal_lm(), prompts_of([3, 1, 4, 1, 5]), sampling_of(1), seeds_of(5)
-    drawn = sample(causal_lm, prompts, sampling, seeds, slots)
-    assert drawn.rollout.response_rows() == all_by_hand(causal_lm, prompts, sampling, seeds)
-    assert drawn.rollout.response_mask.shape == (5, 1)
-
-
 def test_only_live_rows_are_computed() -> None:
     """The rows of all forward passes are little more than the tokens drawn, about a third of what all rows take."""
     causal_lm, prompts, sampling = make_causal_lm(), prompts_of([4] * 64), sampling_of(40, ENDS)
@@ -136,7 +117,6 @@ def test_only_live_rows_are_computed() -> None:
 def test_models_that_remember_otherwise_are_not_supported() -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 20}
     for config in (
-        transformers.MambaConfig(**sizes),
         transformers.FalconConfig(**sizes, num_attention_heads=2, alibi=True),
         transformers.BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=20),
     ):

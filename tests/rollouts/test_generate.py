@@ -15,11 +15,8 @@ from factories import EOS, PAD, favouring, make_causal_lm, ppo_config, random_id
 
 LEAKS = {
     "top_p": 0.3,
-    "temperature": 0.1,
     "repetition_penalty": 5.0,
     "min_new_tokens": 7,
-    "suppress_tokens": list(range(3, 90)),
-    "forced_eos_token_id": 9,
     "num_return_sequences": 2,
     "eos_token_id": list(range(3, 60)),
 }

@@ -17,8 +17,8 @@ from dschat.rollouts.continuous import ContinuousEngine, sample
 from dschat.rollouts.decoder import Capacity
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.static import StaticDecoder, rows_of_step
-from factories import hf_logprobs, make_causal_lm, sampling_of
-from rollout_cases import ENDS, model_of, prompts_of, seeds_of
+from factories import make_causal_lm, sampling_of
+from rollout_cases import ENDS, check_logprobs, model_of, prompts_of, seeds_of
 
 # Operators whose result has a shape or value that the host must know.
 SYNCING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "bincount", "repeat_interleave"}
@@ -174,17 +174,12 @@ def test_in_bf16_a_static_step_rounds_as_the_model_does(family: str, monkeypatch
     monkeypatch.setattr(static, "COLUMN_STEP", 16)
     causal_lm, prompts = model_of(family).bfloat16(), prompts_of()
     drawn = sample(causal_lm, prompts, sampling_of(20, ENDS), seeds_of(8), 3, StaticDecoder)
-    assert drawn.logprobs is not None
-    for row, response in enumerate(drawn.rollout.response_rows()):
-        expected, _ = hf_logprobs(causal_lm, (prompts[row], response))
-        roundings = FORMULA * torch.finfo(torch.bfloat16).eps / EPS
-        assert_near(drawn.logprobs[row, : len(response)], expected, roundings)
+    check_logprobs(causal_lm, prompts, drawn, roundings=FORMULA * torch.finfo(torch.bfloat16).eps / EPS)
 
 
 def test_buckets() -> None:
-    """Of rows, the ones that the docstring names; of columns, multiples of 256: at 2,048 of them there are eight."""
+    """Of rows, the ones that the docstring names."""
     assert [rows_of_step(live) for live in (1, 2, 3, 5, 8, 9, 16, 17, 33)] == [2, 2, 4, 8, 8, 16, 16, 24, 40]
-    assert [static.round_up(column + 1, static.COLUMN_STEP) for column in (0, 255, 256, 2047)] == [256, 256, 512, 2048]
 
 
 def test_prompts_are_read_in_groups_of_so_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,8 +187,3 @@ def test_prompts_are_read_in_groups_of_so_many_tokens(monkeypatch: pytest.Monkey
     monkeypatch.setattr(scheduler, "PREFILL_TOKENS", 30)
     assert scheduler.prefill_groups([9, 9, 9, 9, 5, 2, 1]) == [(0, 3), (3, 6), (6, 7)]
     assert scheduler.prefill_groups([40, 40, 4]) == [(0, 1), (1, 2), (2, 3)]
-    causal_lm, prompts, sampling, seeds = model_of("llama"), prompts_of(), sampling_of(12, ENDS), seeds_of(8)
-    whole = sample(causal_lm, prompts, sampling, seeds, 8)
-    monkeypatch.setattr(scheduler, "PREFILL_TOKENS", 10_000)
-    drawn = sample(causal_lm, prompts, sampling, seeds, 8)
-    assert drawn.rollout.response_rows() == whole.rollout.response_rows()

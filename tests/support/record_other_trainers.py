@@ -24,7 +24,6 @@ SCORES = [1.0, 0.0, 0.5, -2.0]
 OLD = [[-1.0, -0.5, -2.0], [-0.3, 0, 0], [-1.2, -0.7, 0], [-0.9, -2.5, -0.1]]
 NEW = [[-0.8, -0.9, -1.5], [-0.6, 0, 0], [-1.2, -0.4, 0], [-1.3, -2.0, -0.2]]
 REFERENCE = [[-1.1, -0.5, -1.8], [-0.4, 0, 0], [-1.0, -0.6, 0], [-1.0, -2.2, -0.3]]
-TOKEN_REWARDS = [[-0.1, 0.0, 1.2], [0.3, 0, 0], [0.0, 0.5, 0], [-0.5, 0.25, -2.0]]  # of REINFORCE++
 BETA, LOW, HIGH, LONGEST = 0.04, 0.2, 0.28, 5
 
 
@@ -38,7 +37,7 @@ def nothing(*names: str) -> None:
 
 
 def of_verl() -> Any:
-    """Advantages, losses and KL of `core_algos`."""
+    """Advantages and losses of `core_algos`."""
     nothing("omegaconf", "tensordict", "tensordict.tensorclass", "ray", "verl", "verl.trainer", "verl.trainer.config")
     nothing("verl.utils", "verl.utils.import_utils", "verl.workers", "verl.workers.config", "verl.utils.device")
     modules["verl.utils.import_utils"].deprecated = lambda *_: lambda function: function
@@ -55,10 +54,6 @@ def of_verl() -> Any:
         "grpo": core.compute_grpo_outcome_advantage(scores, mask, index)[0],
         "dr_grpo": core.compute_grpo_outcome_advantage(scores, mask, index, norm_adv_by_std_in_grpo=False)[0],
         "rloo": core.compute_rloo_outcome_advantage(scores, mask, index)[0],
-        "reinforce_pp_baseline": core.compute_reinforce_plus_plus_baseline_outcome_advantage(scores, mask, index)[0],
-        "reinforce_pp": core.compute_reinforce_plus_plus_outcome_advantage(
-            torch.tensor(TOKEN_REWARDS), mask, config=SimpleNamespace(gamma=0.9)
-        )[0],
     }
     config = SimpleNamespace(clip_ratio=LOW, clip_ratio_low=LOW, clip_ratio_high=HIGH, global_batch_info={})
     config.get = lambda name, default: default
@@ -68,8 +63,7 @@ def of_verl() -> Any:
         how = "seq-mean-token-mean" if mean == "gspo" else mean
         loss, _ = function(old, new, groups["grpo"], mask, how, config)
         losses[mean] = {"loss": loss.item(), "gradient": torch.autograd.grad(loss, new)[0].tolist()}
-    kl = core.kl_penalty(new, torch.tensor(REFERENCE), "low_var_kl")
-    return {"advantages": {name: x.tolist() for name, x in groups.items()}, "losses": losses, "k3": kl.tolist()}
+    return {"advantages": {name: x.tolist() for name, x in groups.items()}, "losses": losses}
 
 
 def of_trl(advantages: torch.Tensor) -> Any:

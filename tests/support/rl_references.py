@@ -154,16 +154,3 @@ def ppo_row(
         "advantages": broadcast(advantages, lengths, width),
         "returns": broadcast(returns, lengths, width),
     }
-
-
-def policy_term(new_logprob: float, logprob: float, advantage: float, cliprange: float) -> float:
-    """The clipped surrogate of one token."""
-    ratio = math.exp(new_logprob - logprob)
-    clipped = max(1 - cliprange, min(1 + cliprange, ratio))
-    return max(-advantage * ratio, -advantage * clipped)
-
-
-def value_term(new_value: float, value: float, target: float, cliprange_value: float) -> float:
-    """The clipped squared error of one token."""
-    clipped = max(value - cliprange_value, min(value + cliprange_value, new_value))
-    return 0.5 * max((new_value - target) ** 2, (clipped - target) ** 2)

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 import transformers
 
+from closeness import FORWARD, assert_near
+from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import Sampling, row_seed, uniforms
-from factories import BOS, EOS, PAD, random_ids
+from factories import BOS, EOS, PAD, hf_logprobs, random_ids
 from model_families import MODEL_FAMILIES
 
 LENGTHS = [3, 20, 9, 1, 24, 14, 5, 5]
@@ -46,3 +48,18 @@ def by_hand(causal_lm: Any, prompt: Sequence[int], sampling: Sampling, seed: int
         if response[-1] in sampling.end_ids:
             break
     return response
+
+
+def check_logprobs(
+    causal_lm: Any,
+    prompts: Sequence[list[int]],
+    drawn: Generation,
+    temperature: float = 1.0,
+    roundings: float = FORWARD,
+) -> None:
+    """They are those of the model's own logits, row by row; 0 off the response."""
+    assert drawn.logprobs is not None and drawn.logprobs.dtype == torch.float32
+    assert not bool(drawn.logprobs[~drawn.rollout.response_mask].any())
+    for row, response in enumerate(drawn.rollout.response_rows()):
+        expected, _ = hf_logprobs(causal_lm, (prompts[row], response), temperature)
+        assert_near(drawn.logprobs[row, : len(response)], expected, roundings)

@@ -185,3 +185,4 @@ FAMILIES = {
     "byte-fallback": byte_fallback,
     "byte-fallback, prefix": byte_fallback_prefixed,
 }
+KINDS = {**FAMILIES, "unknown decoder": unknown_decoder, "word pieces": word_piece}  # with those decoded step by step

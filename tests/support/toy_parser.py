@@ -2,7 +2,6 @@
 """benepar checkpoints for the tests, all of random weights: a parser of a toy grammar, and parsers with an encoder."""
 
 import random
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,13 +143,12 @@ def new_parser(sentences: list[ToySentence], pretrained_model_path: str | None =
     )
 
 
-def publish_pretrained(folder: Path, kind: str, leftover: bool = False) -> Any:
+def publish_pretrained(folder: Path, kind: str) -> Any:
     """A random parser with a tiny encoder, in the form of a published model: a folder; the parser.
 
     Args:
-        folder: for configuration, tokenizer and weights.
+        folder: for configuration, tokenizer and weights, with the entry that old versions of transformers saved.
         kind: bert or t5.
-        leftover: also the entry that old versions of transformers saved.
     """
     from transformers import BertConfig, BertTokenizerFast, T5Config, T5TokenizerFast  # type: ignore[attr-defined]
 
@@ -160,12 +158,7 @@ def publish_pretrained(folder: Path, kind: str, leftover: bool = False) -> Any:
     texts = [sentence.text for sentence in sentences]
     if kind == "bert":
         tokenizer = BertTokenizerFast(tokenizer_object=_word_pieces(texts))
-        size: dict[str, Any] = {
-            "hidden_size": 32,
-            "intermediate_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-        }
+        size = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
         config: Any = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=40, **size)
         name, entry = "embeddings.position_ids", torch.arange(40)[None]
     else:
@@ -181,7 +174,7 @@ def publish_pretrained(folder: Path, kind: str, leftover: bool = False) -> Any:
         parser = new_parser(sentences, str(folder), use_chars_lstm=False, use_pretrained=True)
     config.benepar = parser.config
     config.save_pretrained(folder)
-    torch.save(parser.state_dict() | ({f"pretrained_model.{name}": entry} if leftover else {}), folder / WEIGHTS)
+    torch.save(parser.state_dict() | {f"pretrained_model.{name}": entry}, folder / WEIGHTS)
     return parser
 
 
@@ -209,7 +202,3 @@ def _unigrams(texts: list[str]) -> Any:
     backend.train_from_iterator(texts, trainers.UnigramTrainer(vocab_size=200, show_progress=False, **special))
     backend.post_processor = processors.TemplateProcessing("$A </s>", None, [("</s>", 1)])
     return backend
-
-
-if __name__ == "__main__":
-    build_toy_parser(Path(sys.argv[1]))

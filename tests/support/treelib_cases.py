@@ -56,10 +56,9 @@ def word_tokens(text: str) -> list[Span]:
     return [found.span() for found in re.finditer(r"\s*(?:\w+|[^\w\s])|\s+", text)]
 
 
-def cuts_of(trees: Sequence[Tree], text: str, cutoff: int, spans: Sequence[Span] | None = None) -> list[int]:
+def cuts_of(trees: Sequence[Tree], text: str, cutoff: int) -> list[int]:
     """Where the macro actions of a text begin and end, in tokens."""
-    spans = word_tokens(text) if spans is None else spans
-    return [0, *accumulate(macro_action_lengths(trees, text, spans, 0, cutoff))]
+    return [0, *accumulate(macro_action_lengths(trees, text, word_tokens(text), 0, cutoff))]
 
 
 def check_trees(trees: Sequence[Tree], text: str) -> None:
@@ -70,14 +69,3 @@ def check_trees(trees: Sequence[Tree], text: str) -> None:
             assert position <= leaf.start < leaf.end <= len(text)
             assert text[leaf.start : leaf.end].strip()
             position = leaf.end
-
-
-def check_partition(trees: Sequence[Tree], text: str) -> None:
-    """Whatever the tokens and C are, the macro actions cover each token once."""
-    characters = [(place, place + 1) for place in range(len(text))]
-    for spans in (word_tokens(text), characters, characters[::3]):
-        for cutoff in (1, 3, 5, 100):
-            for trailing in (0, 2):
-                lengths = macro_action_lengths(trees, text, spans, trailing, cutoff)
-                assert sum(lengths) == len(spans) + trailing
-                assert all(length > 0 for length in lengths)

@@ -92,10 +92,10 @@ class Server:
             time.sleep(0.2)
         raise AssertionError(self._log.read_text()[-3000:])
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
+    def kill(self) -> None:
         """All of its processes."""
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 

@@ -9,22 +9,25 @@ import pytest
 
 from constituent_treelib import ConstituentTree, Tree, TreelibError
 from constituent_treelib.trees import arrange, draw_svg
-from treelib_cases import TEXTS, flat_tree
+from treelib_cases import TEXTS
 
 SENTENCE = "The fox (red) jumped over it."
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-class Fixed:
-    """A backend that knows one tree."""
+class Answer:
+    """A backend that gives a fixed answer, and keeps what it was given."""
 
-    name, version, unit = "fixed", "1", "sentence"
+    name, version = "fixed", "1"
 
-    def __init__(self, tree):
-        self.tree = tree
+    def __init__(self, *answer, unit="sentence"):
+        self.answer = answer
+        self.unit = unit
+        self.given = []
 
     def parse(self, units):
-        return [self.tree for _ in units]
+        self.given += units
+        return self.answer
 
 
 def fox_tree():
@@ -37,33 +40,18 @@ def fox_tree():
 
 @pytest.fixture
 def tree():
-    return ConstituentTree(f"  {SENTENCE}\n", Fixed(fox_tree()))
+    return ConstituentTree(f"  {SENTENCE}\n", Answer(fox_tree()))
 
 
-class Answer:
-    """A backend that gives a fixed answer, and keeps what it was given."""
-
-    name, version = "fixed", "1"
-
-    def __init__(self, answer, unit="sentence"):
-        self.answer = answer
-        self.unit = unit
-        self.given = []
-
-    def parse(self, units):
-        self.given += units
-        return self.answer
-
-
-@pytest.mark.parametrize("answer", [[], [None], [42], [Tree("S", 0, 99)], None])
+@pytest.mark.parametrize("answer", [(), (None,), (Tree("S", 0, 99),)])
 def test_a_backend_without_a_sound_tree(answer):
-    with pytest.raises(TreelibError, match="the backend fixed has no tree of 'Dogs bark.'"):
-        ConstituentTree("Dogs bark.", Answer(answer))
+    with pytest.raises(TreelibError, match="backend fixed has no tree of 'Dogs bark.'; the backend chunker has one"):
+        ConstituentTree("Dogs bark.", Answer(*answer))
 
 
 def test_a_program_keeps_the_indentation_of_its_first_line():
     program = "    x = 1\n    y = 2"
-    backend = Answer([Tree("module", 4, len(program))], "text")
+    backend = Answer(Tree("module", 4, len(program)), unit="text")
     assert ConstituentTree(f"\n{program}\n", backend).sentence == program
     assert backend.given == [program]
 
@@ -91,30 +79,22 @@ def test_phrases(tree):
 def test_nested_phrases():
     inner = Tree("NP", 0, 3, (Tree("", 0, 1), Tree("", 2, 3)))
     outer = Tree("NP", 0, 5, (inner, Tree("", 4, 5)))
-    tree = ConstituentTree("a b c d e", Fixed(Tree("S", 0, 9, (outer, inner.moved(6)))))
+    tree = ConstituentTree("a b c d e", Answer(Tree("S", 0, 9, (outer, inner.moved(6)))))
     assert tree.extract_all_phrases()["NP"] == ["a b c", "a b", "d e"]
     assert tree.extract_all_phrases(avoid_nested_phrases=True)["NP"] == ["a b c", "d e"]
 
 
 def test_nltk_tree(tree):
-    nltk = pytest.importorskip("nltk")
-    expected = nltk.Tree.fromstring(tree.bracket_string.replace("-LRB-", "[").replace("-RRB-", "]"))
-    found = tree.nltk_tree
-    assert found.leaves() == tree.leaves
-    assert [node.label() for node in found.subtrees()] == [node.label() for node in expected.subtrees()]
-    assert found[0][0] == nltk.Tree("DT", ["The"])
+    pytest.importorskip("nltk")
+    brackets = "(S (NP (DT The) (NN fox) (PRN ( (JJ red) ))) (VP jumped (PP over (NP it))) .)"
+    assert " ".join(str(tree.nltk_tree).split()) == brackets
+    assert tree.nltk_tree.leaves() == tree.leaves
 
 
 def test_a_backend_by_name():
     assert ConstituentTree("It is.", "chunker").bracket_string == "(S (CLAUSE (CHUNK It) (CHUNK is) .))"
-    with pytest.raises(TreelibError, match="there is no backend 'benpar'"):
+    with pytest.raises(TreelibError, match="there is no backend 'benpar'; there are benepar, chunker, tree-sitter"):
         ConstituentTree("It is.", "benpar")
-
-
-@pytest.mark.parametrize("tree", [None, flat_tree([(0, 50)])])
-def test_no_tree(tree):
-    with pytest.raises(TreelibError, match="the backend fixed has no tree of 'a b'; the backend chunker has one"):
-        ConstituentTree("a b", Fixed(tree))
 
 
 @pytest.mark.parametrize("sentence", ["", " \n"])
@@ -149,9 +129,8 @@ def test_svg_escapes_text():
 def test_every_text_makes_a_document(text):
     tree = ConstituentTree(text, "chunker")
     words = [text for kind, text in texts_of(svg_of(tree)) if kind == "word"]
-    drawn = "".join(words)
     assert len(words) == len(tree.leaves)
-    assert all(unicodedata.category(char) not in ("Cc", "Cs") for char in drawn)
+    assert all(unicodedata.category(char) not in ("Cc", "Cs") for char in "".join(words))
 
 
 def test_nothing_overlaps(tree):
@@ -165,8 +144,6 @@ def test_nothing_overlaps(tree):
     pp, over, it = labels["PP", "constituent"], labels["over", "word"], labels["it", "word"]
     assert over.x < pp.x < it.x and pp.y < over.y
     assert all(0 < label.x < picture.width and 0 < label.y < picture.height for label in picture.labels)
-    ends = {(point[0], point[1]) for line in picture.lines for point in line}
-    assert all(0 < x < picture.width and 0 < y < picture.height for x, y in ends)
 
 
 def test_labels_of_one_row_do_not_overlap():

@@ -36,16 +36,17 @@ async def behind(scope, receive, send):
     await send({"type": "http.response.body", "body": BEHIND})
 
 
-def asked(path, monkeypatch, version="a.1", token="secret", kind="http", **headers):
+def asked(path, monkeypatch, version="a.1", token="secret", kind="http", parts=(), engine=None, **headers):
     """Status of the answer to a request, or the code that closes a web socket; and whether vLLM got it."""
     monkeypatch.setenv("VLLM_API_KEY", token)
     raw = [(name.replace("_", "-").encode(), str(value).encode()) for name, value in headers.items()]
-    app = types.SimpleNamespace(state=types.SimpleNamespace(engine_client=Engine(version)))
+    app = types.SimpleNamespace(state=types.SimpleNamespace(engine_client=engine or Engine(version)))
     scope = {"type": kind, "method": "POST", "path": path, "headers": raw, "query_string": b"", "app": app}
-    sent = []
+    sent, waiting = [], list(parts)
 
     async def receive():
-        return {"type": "websocket.connect"}
+        body = waiting.pop(0) if waiting else b""
+        return {"type": "http.request", "body": body, "more_body": bool(waiting)}
 
     async def send(message):
         sent.append(message)
@@ -95,28 +96,13 @@ def test_weights_are_taken_of_the_version_under_way_alone(path, monkeypatch) -> 
 
 def test_bytes_of_a_weight_go_to_the_workers_as_they_are(monkeypatch) -> None:
     """In whatever parts they arrive; those of another version go nowhere."""
-    monkeypatch.delenv("VLLM_API_KEY", raising=False)
     engine = Engine("a.2.loading")
-    app = types.SimpleNamespace(state=types.SimpleNamespace(engine_client=engine))
     weight = {"name": "w", "dtype": "bfloat16", "shape": [1, 2]}
-    statuses = []
-
-    async def send(message):
-        statuses.append(message.get("status"))
-
-    for version in ("a.2", "a.1"):
-        parts = iter([(b"\x00\xff", True), (b"{}", False)])
-
-        async def receive(parts=parts):
-            body, more = next(parts)
-            return {"type": "http.request", "body": body, "more_body": more}
-
-        headers = [(b"x-weight-version", version.encode()), (b"x-weight", json.dumps(weight).encode())]
-        scope = {"type": "http", "method": "POST", "path": "/update_weights", "headers": headers, "app": app}
-        asyncio.run(Gate(behind)(scope, receive, send))
+    sent = {"engine": engine, "parts": (b"\x00\xff", b"{}"), "x_weight": json.dumps(weight), **TRUSTED}
+    assert asked("/update_weights", monkeypatch, x_weight_version="a.2", **sent) == (200, False)
+    assert asked("/update_weights", monkeypatch, x_weight_version="a.1", **sent) == (409, False)
     update = {**weight, "version": "a.2", "data": b"\x00\xff{}"}
     assert engine.calls == [("update_weights", {"update_info": update})]
-    assert statuses == [200, None, 409, None]
 
 
 @pytest.mark.parametrize("weight", ["{", "[]", '{"name": "w"}'])

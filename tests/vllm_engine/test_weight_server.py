@@ -16,7 +16,7 @@ from dschat.run import stop
 from dschat.run.stop import Stopped, stop_signals
 from dschat.vllm import client, pending
 from dschat.vllm import servers as vllm_servers
-from dschat.vllm.client import join_requests, pieces
+from dschat.vllm.client import pieces
 from dschat.vllm.options import ServeVllmOptions
 from dschat.vllm.serve import server_command
 from dschat.vllm.servers import ServerNeeds, VllmServers
@@ -107,7 +107,7 @@ def test_a_server_that_is_free_gets_the_next_row(actor, servers, monkeypatch):
     prompts = [[5] * length for length in range(1, 21)]
     seeds = list(range(20))
     with VllmServers([slow.url, quick.url], NEEDS).session(actor) as draw:
-        slow.draws_for = 1.0
+        slow.draws_for = 0.5
         rows, _ = drawn_of(draw, prompts, seeds)
     assert rows == [[3 + seed, 4 + len(prompt)] for prompt, seed in zip(prompts, seeds, strict=True)]
     assert sorted(slow.drawn + quick.drawn) == prompts
@@ -291,16 +291,6 @@ def test_another_run_uses_the_server(actor, servers):
         engine.session(actor).__enter__()
 
 
-def test_every_gpu_has_a_rank_of_its_own():
-    """NCCL's group: the trainer is rank 0, the servers' GPUs follow each other."""
-    places = ["10.0.0.1", "127.0.0.1", "10.0.0.1"]
-    listening = {"master_address": "0.0.0.0", "world_size": 8}
-    found = [one["init_info"] for one in join_requests({"temperature": 0.5}, listening, places, [2, 4, 1])]
-    assert [one["nccl"]["rank_offset"] for one in found] == [1, 3, 7]
-    assert [one["nccl"]["master_address"] for one in found] == places
-    assert all(one["nccl"]["world_size"] == 8 and one["temperature"] == 0.5 for one in found)
-
-
 class Group:
     """Stands in for NCCL's: keeps what it broadcasts."""
 
@@ -371,42 +361,28 @@ class BrokenGroup(Group):
         raise RuntimeError("NCCL error: remote process exited")
 
 
-def test_an_nccl_broadcast_that_hangs_is_aborted(actor, servers, nccl, monkeypatch):
-    """After a time; until then it may still come. What follows, such as a checkpoint, needs the GPU."""
-    nccl.trainer_init = HangingGroup
+@pytest.mark.parametrize(
+    ("group_class", "told"),
+    [
+        (HangingGroup, "TimeoutError: NCCL has not finished in 0.5 s. Stop the servers.*resumes with"),
+        (BrokenGroup, "cannot be sent by NCCL: RuntimeError: NCCL error: remote process exited. Stop"),
+    ],
+)
+def test_an_nccl_broadcast_that_hangs_or_fails_is_aborted(group_class, told, actor, servers, nccl, monkeypatch):
+    """What follows, such as a checkpoint, needs the GPU."""
+    nccl.trainer_init = group_class
     monkeypatch.setattr(client, "NCCL_TIMEOUT", 0.5)
     server = servers(device="cuda")
     server.waits_for = lambda: GROUPS[-1].is_aborted.is_set()
-    with pytest.raises(
-        ServerLost, match="TimeoutError: NCCL has not finished in 0.5 s. Stop the servers.*resumes with"
-    ):
+    with pytest.raises(ServerLost, match=told):
         VllmServers([server.url], NEEDS).session(actor).__enter__()
     assert GROUPS[-1].is_aborted.is_set()
 
 
-def test_an_nccl_broadcast_that_fails_is_told_at_once(actor, servers, nccl):
-    nccl.trainer_init = BrokenGroup
-    server = servers(device="cuda")
-    server.waits_for = lambda: GROUPS[-1].is_aborted.is_set()
-    with pytest.raises(
-        ServerLost, match="cannot be sent by NCCL: RuntimeError: NCCL error: remote process exited. Stop"
-    ):
-        VllmServers([server.url], NEEDS).session(actor).__enter__()
-    assert GROUPS[-1].is_aborted.is_set()
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        ({"host": "0.0.0.0"}, "--host 0.0.0.0: anyone who can reach it could replace the weights. Set VLLM_API_KEY"),
-        ({"tensor_parallel": 0}, "--tensor_parallel 0 .*give a whole number of at least 1"),
-        ({"dtype": "int8"}, "--dtype int8 .*one of fp32, bf16, fp16"),
-    ],
-)
-def test_flags_of_a_server(flags, told, monkeypatch):
+def test_a_server_without_a_token_listens_here_alone(monkeypatch):
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
-    with pytest.raises(UserError, match=told):
-        ServeVllmOptions(model="m", **flags)
+    with pytest.raises(UserError, match="--host 0.0.0.0: anyone who can reach it could .* Set VLLM_API_KEY"):
+        ServeVllmOptions(model="m", host="0.0.0.0")
 
 
 def test_a_server_with_a_token_may_listen_everywhere(monkeypatch):

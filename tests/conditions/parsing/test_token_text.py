@@ -95,8 +95,6 @@ def torn(family, content):
         (b"\xe6\x97", "\ufffd", [(0, 1)] * 2),
         (b"\xe6\x97a", "\ufffda", [(0, 1), (0, 1), (1, 2)]),
         (b"\x97\xa5", "\ufffd\ufffd", [(0, 1), (1, 2)]),
-        (b"a\xff\xe6", "a\ufffd\ufffd", [(0, 1), (1, 2), (2, 3)]),
-        ("\u3000".encode(), "\u3000", [(0, 1)] * 3),
     ],
 )
 def test_bytes_of_a_character(family, content, text, spans):
@@ -139,10 +137,3 @@ def test_a_tokenizer_written_in_python(text):
         assert found.spans[:4] == ((0, 2),) * 4 and found.spans[4:8] == tuple(bounds[4:8])
     else:
         assert list(found.spans) == bounds
-
-
-@pytest.mark.parametrize("name", [*FAMILIES, "unknown", "word pieces"])
-def test_no_ids(name):
-    family = {**FAMILIES, "unknown": unknown_decoder, "word pieces": word_piece}[name]()
-    found = TokenReader(family.tokenizer)([])
-    assert (found.text, found.spans) == ("", ())
