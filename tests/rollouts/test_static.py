@@ -164,11 +164,11 @@ def test_buckets_do_not_depend_on_what_was_drawn_before(monkeypatch: pytest.Monk
     fresh, other = ContinuousEngine(5, decode_graphs=True), ContinuousEngine(5, decode_graphs=True)
     draw(other, *[90] * 12)
     few = [4, 9, 2]
-    many = [4, 9, 2, 7, 3] * 24  # so many that the columns are used up
+    many = [4, 9, 2, 7, 3] * 12  # so many that the columns are used up
     assert draw(fresh, *few) == draw(other, *few) and draw(fresh, *many) == draw(other, *many)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "llama", "mistral"])
+@pytest.mark.parametrize("family", ["gemma2", "llama"])
 def test_in_bf16_a_static_step_rounds_as_the_model_does(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other rows beside it and wider windows round otherwise in bf16: tokens may differ, numbers hardly."""
     monkeypatch.setattr(static, "COLUMN_STEP", 16)

@@ -19,7 +19,7 @@ def test_brackets_and_quotes_in_words(word, shown):
 
 def test_any_depth():
     deep = Tree("", 0, 1)
-    for _ in range(20_000):
+    for _ in range(5_000):
         deep = Tree("X", 0, 1, (deep,))
     tree = Tree("S", 0, 3, (deep, Tree("", 2, 3))).moved(4)
     assert [(leaf.start, leaf.end) for leaf in tree.leaves()] == [(4, 5), (6, 7)]

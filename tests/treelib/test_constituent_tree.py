@@ -156,9 +156,9 @@ def test_labels_of_one_row_do_not_overlap():
 
 def test_a_deep_tree_is_drawn():
     node = Tree("", 0, 1)
-    for _ in range(5000):
+    for _ in range(2000):
         node = Tree("X", 0, 1, (node,))
-    assert len(texts_of(draw_svg(node, "a"))) == 5001
+    assert len(texts_of(draw_svg(node, "a"))) == 2001
 
 
 def test_files(tree, tmp_path):

@@ -162,12 +162,12 @@ def test_what_is_no_program_is_left_to_the_chunker(backend, text):
 @pytest.mark.parametrize(
     "text",
     [
-        "(" * 20_000,
-        "(" * 20_000 + ")" * 20_000,
-        "x = " + "[" * 20_000 + "]" * 20_000,
+        "(" * 4_000,
+        "(" * 4_000 + ")" * 4_000,
+        "x = " + "[" * 4_000 + "]" * 4_000,
         "".join(" " * depth + "if x:\n" for depth in range(300)),
-        "f(" * 10_000,
-        '"' * 10_001,
+        "f(" * 2_000,
+        '"' * 2_001,
         "x = 1\0y = '\0'\n" * 100,
         "x = '\ud800é\udfff'\n# \udc80 日本\n",
         "\ufeffx = 1\r\ny = 2\r\n",

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The condition on every kind of text, for every kind of tokenizer and with every parser: always a partition."""
 
-from itertools import accumulate
-
 import pytest
 
 from constituent_treelib.parsing import NAMES, make_backend
@@ -48,21 +46,15 @@ def test_partition(name, cutoff, backend):
     family = KINDS[name]()
     texts = [family.tokenizer.encode(text, add_special_tokens=False) for text in (*TEXTS, PROGRAM)]
     everything = list(range(len(family.tokenizer) + 3))  # characters are torn, and some ids have no token
-    anything = [BOS, *texts[0], EOS, *texts[1]], everything
-    rows = [*texts, *([*ids, EOS] for ids in texts), [], [EOS], [EOS, EOS], *anything]
+    mixed = [BOS, *texts[0], EOS, *texts[1]]
+    rows = [*texts, *([*ids, EOS] for ids in texts), [], [EOS], [EOS, EOS], mixed, everything]
     result = ParsingCondition(family.tokenizer, backend, cutoff)(rows)
     counts = result.counts
     assert counts.sentences == counts.parsed + counts.fell_back and counts.parsed > 0
-    for ids, row, lengths in zip([*texts, *texts], rows, result.lengths, strict=False):
+    for row, lengths in zip(rows, result.lengths, strict=True):
         assert sum(lengths) == len(row) and all(length > 0 for length in lengths)
-        if row[-1:] == [EOS]:
-            assert lengths[-1] == 1
-        content = family.bytes_of(ids)
-        for cut in accumulate(lengths):
-            first = family.bytes_of(ids[:cut]).decode("utf-8", "replace")
-            assert name == "word pieces" or content.decode("utf-8", "replace").startswith(first)
+    assert {lengths[-1] for lengths in result.lengths[len(texts) : 2 * len(texts)]} == {1}, "EOS"
     assert result.lengths[-5:-2] == [[], [1], [2]]
-    assert [sum(lengths) for lengths in result.lengths[-2:]] == [len(row) for row in anything]
 
 
 class Useless:
