@@ -9,6 +9,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import rl_references as ref
 from closeness import FORMULA, assert_near, near
 from macro_actions.conditions import fixed
 from macro_actions.estimators import ESTIMATORS
@@ -23,6 +24,7 @@ from rl_cases import (
     VALUE_FUNCTIONS,
     credit_of,
     mask_of,
+    normal,
     trajectory_of,
     width_of,
 )
@@ -65,6 +67,30 @@ def test_gae_by_hand(gamma, lam, advantages) -> None:
     assert found[0, :3].tolist() == advantages
     assert returns[0, :3].tolist() == [a + v for a, v in zip(advantages, [0.5, 0.25, 1.0], strict=True)]
     assert torch.isfinite(found).all() and torch.isfinite(returns).all()
+
+
+@PROPERTY
+@given(
+    lengths=ROW_LENGTHS,
+    padding=PADDING,
+    seed=SEEDS,
+    gamma=st.sampled_from([0.0, 0.9, 0.99, 1.0]),
+    lam=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
+    off_mask=st.sampled_from([0.0, math.nan, math.inf, -math.inf]),
+)
+@example(lengths=[0, 0], padding=2, seed=0, gamma=1.0, lam=0.95, off_mask=math.nan)
+def test_gae_is_the_double_sum(lengths, padding, seed, gamma, lam, off_mask) -> None:
+    width = width_of(lengths, padding)
+    mask = mask_of(lengths, width)
+    values = normal((len(lengths), width), seed).masked_fill(~mask, off_mask)
+    rewards = normal((len(lengths), width), seed + 1).masked_fill(~mask, off_mask)
+    advantages, returns = gae(values, rewards, mask, gamma, lam)
+    assert torch.isfinite(advantages).all() and torch.isfinite(returns).all()
+    assert advantages.dtype == returns.dtype == torch.float32
+    for i, length in enumerate(lengths):
+        expected = ref.gae(values[i, :length].tolist(), rewards[i, :length].tolist(), gamma, lam)
+        assert_near(advantages[i, :length], expected[0])
+        assert_near(returns[i, :length], expected[1])
 
 
 # Of four responses the log-ratios to the reference, and the scores. At a KL coefficient of 0.1 the returns are

@@ -10,7 +10,26 @@ from hypothesis import strategies as st
 
 import rl_references as ref
 from macro_actions.conditions import ends_from_lengths, fixed, isolate_last_token, make_row_seeds, ppl, randomized
-from rl_cases import PPL_MODES, PROPERTY, SEEDS, ends_of, mask_of, width_of
+from rl_cases import PADDING, PPL_MODES, PROPERTY, ROW_LENGTHS, SEEDS, draw, ends_of, mask_of, width_of
+
+
+@PROPERTY
+@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS)
+def test_a_batch_equals_its_rows_alone_and_padding_changes_nothing(lengths, padding, seed) -> None:
+    mask = mask_of(lengths, width_of(lengths, padding))
+    logprobs = -draw(mask, seed).abs()
+    seeds = make_row_seeds(seed, torch.arange(len(lengths)), 0)
+
+    def ends_of_rows(rows: slice, width: int) -> torch.Tensor:
+        own, numbers = mask[rows, :width], logprobs[rows, :width]
+        return torch.stack([fixed(own, 5), ppl(own, numbers), randomized(own, (2, 3, 1), 1, seeds[rows])])
+
+    batch = ends_of_rows(slice(None), mask.shape[1])
+    for row, length in enumerate(lengths):
+        width = max(1, length)
+        alone = ends_of_rows(slice(row, row + 1), width)
+        assert torch.equal(batch[:, row, :width], alone[:, 0]) and not batch[:, row, width:].any()
+
 
 # fixed
 

@@ -107,7 +107,7 @@ def test_a_server_that_is_free_gets_the_next_row(actor, servers, monkeypatch):
     prompts = [[5] * length for length in range(1, 21)]
     seeds = list(range(20))
     with VllmServers([slow.url, quick.url], NEEDS).session(actor) as draw:
-        slow.draws_for = 0.5
+        slow.draws_for = 1.0
         rows, _ = drawn_of(draw, prompts, seeds)
     assert rows == [[3 + seed, 4 + len(prompt)] for prompt, seed in zip(prompts, seeds, strict=True)]
     assert sorted(slow.drawn + quick.drawn) == prompts
