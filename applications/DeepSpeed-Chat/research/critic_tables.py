@@ -32,7 +32,6 @@ from tables import (
 
 SETTING = ["critic", "training", "credit"]
 CRITIC_NAMES = {"sft": "SFT model", "reward": "reward model"}
-DRAWN_TRAININGS = 2  # how many trainings of the critic the picture has, the first ones
 
 
 # ---- Runs ----
@@ -173,13 +172,11 @@ def remaining_table(runs: pd.DataFrame) -> str:
 def draw_critics(curves: pd.DataFrame) -> bytes:
     """Explained variance and gold score over updates; bands are standard errors. Returns an SVG.
 
-    There is a column for each critic and each of the first trainings, if as many of its runs are finished as of the
-    first column's.
+    There is a column for each critic and each training, if as many of its runs are finished as of the first column's.
     """
     columns = list(curves.groupby(["critic", "training"], sort=False))
-    trainings = list(curves["training"].unique())[:DRAWN_TRAININGS]
     complete = len(columns[0][1])
-    drawn = [(names, runs) for names, runs in columns if names[1] in trainings and len(runs) >= complete]
+    drawn = [(names, runs) for names, runs in columns if len(runs) >= complete]
     with picture_style():
         figure = Figure(figsize=(3.2 * len(drawn), 6.2), layout="constrained")
         axes = figure.subplots(2, len(drawn), squeeze=False, sharey="row", sharex=True)

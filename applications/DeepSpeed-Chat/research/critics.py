@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Do macro actions help if the critic keeps up? The quickstart's step 3, with critics that are trained more often.
 
-Every credit of critics.toml is combined with every training of the critic, and with each model that the critic starts
+Every credit of the settings is combined with every training of the critic, and with each model that the critic starts
 from. All settings of a seed are run before the next seed. Finished runs are kept: the same command continues where it
 was stopped.
 """
@@ -48,6 +48,7 @@ def main() -> None:
     """Makes the runs of the seeds, one seed after another."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output_dir", type=Path, default=Path("runs/critics"), help="folder of all results")
+    parser.add_argument("--settings", type=Path, default=SETTINGS, help="file with the settings: critics.toml")
     parser.add_argument("--seeds", type=int, default=4, help="how many seeds: 0, 1, …")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each on one core")
     parser.add_argument("--only_tables", action="store_true", help="tables of the finished runs, and no more runs")
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
     options = parser.parse_args()
     task = "small quickstart" if options.small else "quickstart"
-    content = tomllib.loads(SETTINGS.read_text(encoding="utf-8"))
+    content = tomllib.loads(options.settings.read_text(encoding="utf-8"))
     settings = all_settings(content)
 
     for seed in range(0 if options.only_tables else options.seeds):
@@ -64,7 +65,7 @@ def main() -> None:
         run_all(trials, options.output_dir, options.jobs, run_step3)
 
     curves = read_curves(settings, task, options.seeds, options.output_dir)
-    publish(curves, content["kl_levels"], options.output_dir, options.markdown)
+    publish(curves, content, options.output_dir, options.markdown)
 
 
 @dataclass(frozen=True)
@@ -107,21 +108,22 @@ def read_curves(settings: Sequence[CriticSetting], task: str, seeds: int, folder
     return pd.concat(tables, ignore_index=True)
 
 
-def publish(curves: pd.DataFrame, kl_levels: Sequence[float], folder: Path, documents: Sequence[Path]) -> None:
+def publish(curves: pd.DataFrame, content: Mapping[str, Any], folder: Path, documents: Sequence[Path]) -> None:
     """Writes the tables and the picture into the output folder, to the documents' sections, and beside these."""
+    kl_levels = content["kl_levels"]
     runs = measure_runs(curves, kl_levels)
     hours = runs["seconds"].sum() / 3600
     summary = f"{origin()} {len(runs)} runs, {hours:.1f} hours of one core, without steps 1 and 2."
     tables = {
-        "learning what remains": remaining_table(runs),
-        "learning critics that keep up": f"{summary}\n\n{settings_table(runs, kl_levels)}",
+        f"learning {content['name']}, what remains": remaining_table(runs),
+        f"learning {content['name']}": f"{summary}\n\n{settings_table(runs, kl_levels)}",
     }
     text = "\n\n".join(tables.values())
     print(text)
     write_file(folder / "tables.md", f"{text}\n")
-    picture = draw_critics(curves)
+    picture = draw_critics(curves[curves["training"].isin(content["drawn"])])
     for place in (folder, *[document.parent for document in documents]):
-        (place / "learning-critics-that-keep-up.svg").write_bytes(picture)
+        (place / f"learning-{content['name'].replace(' ', '-')}.svg").write_bytes(picture)
     for document in documents:
         present = document.read_text(encoding="utf-8")
         write_sections(document, {name: table for name, table in tables.items() if f"<!-- {name} -->" in present})
@@ -169,10 +171,15 @@ def run_step3(trial: Trial, folder: Path) -> None:
 
 
 def step3_config(trial: Trial, start: Path, output: Path) -> PPOConfig:
-    """The quickstart's flags of step 3, and those of the trial."""
+    """The quickstart's flags of step 3, and those of the trial.
+
+    Every rollout has as many responses, so that its number of prompts follows from the responses per prompt.
+    """
     scale = SCALES[trial.task]
+    prompts = scale.rollout // int(trial.flags.get("samples_per_prompt", 1))
     flags = ppo_flags(start / "data", start / "sft", start / "reward", output, scale, ONE, MISSING_EOS_PENALTY)
     flags += critic_flags(start / trial.critic)
+    flags += as_arguments({"--per_device_generation_batch_size": prompts, "--max_steps": scale.iterations})
     flags += as_arguments({f"--{name}": value for name, value in trial.flags.items()})
     return parse(PPOConfig, [*flags, "--termination_condition", "fixed", *common_flags(trial.seed)])
 
