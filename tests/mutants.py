@@ -1685,7 +1685,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("a day of 12 hours", "seconds_of", "_a * 24", "_a * 12", "test_times_of_slurm"),
     ("no float32 copy on the disk", "_shared_bytes", "FLOAT32 + MOMENTS", "MOMENTS",
      "test_the_tensors_of_a_checkpoint"),
-    ("ZeRO 3 writes weights as well", "_main_bytes", "_a < 3", "True", "test_the_checkpoints_of_large_models"),
+    ("ZeRO 3 writes weights as well", "_main_bytes", "_a < 3", "True", "test_a_checkpoint_of_half_precision"),
     ("a checkpoint that is being written takes no room", "_checkpoints_at_a_time", "_a + 1 + _b", "_a + _b",
      "test_how_many_checkpoints_there_are_at_a_time"),
     ("a disk that is just large enough", "_warn_of_full_disk", "_a > _b", "_a >= _b",

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from functools import partial
 
-import pytest
-
 from dschat.base.errors import UserError
 from dschat.cli import main
 from dschat.main import run_main, run_script
@@ -34,12 +32,11 @@ def test_how_scripts_end(caplog, capsys):
     assert kept.startswith("interrupted; ") and kept.endswith("the same command continues from there")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["sft", "--help"]])
-def test_a_reader_that_has_gone_is_no_error(words):
+def test_a_reader_that_has_gone_is_no_error():
     """As `head` goes when it has its lines."""
     reader, writer = os.pipe()
     os.close(reader)
-    ended = subprocess.run([sys.executable, "-m", "dschat", *words], stdout=writer, stderr=subprocess.PIPE)
+    ended = subprocess.run([sys.executable, "-m", "dschat", "sft", "--help"], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, b"")
 

@@ -124,11 +124,18 @@ def ppo(shared: Path, ppo_flags: dict[str, Any]) -> Path:
 
 
 def _chain(shared: Path, step: str, flags: dict[str, Any]) -> Path:
-    """A step's output with evaluations and models on the way, run in a new Python: a missing import is noticed."""
+    """A step's output with evaluations and models on the way.
+
+    Steps 1 and 3 run in a new Python, which notices a missing import.
+    """
 
     def build(folder: Path) -> None:
         extra = {"save_models": 2, "eval_interval": 2, "enable_tensorboard": True, "output_dir": folder}
-        result = run_process(step, flags | extra).expect(0)
+        if step in ("sft", "ppo"):
+            result = run_process(step, flags | extra)
+        else:
+            result = run_forked(step, flags | extra, shared / f"printed-{step}")
+        result.expect(0)
         (shared / f"{step}.stderr").write_text(result.stderr, encoding="utf-8")
 
     return built_once(shared, step, build)

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from cli_runs import STEPS, Result, message_of, write_jsonl
+from cli_runs import Result, message_of, write_jsonl
 from dschat.cli import main
 from flag_cases import REQUIRED
 
@@ -15,13 +15,9 @@ from flag_cases import REQUIRED
     [
         ("ppo", "--temperature -1.0", ["--temperature -1", "above 0"]),
         ("reward", "--global_batch_size 16 --gradient_accumulation_steps 4", ["--gradient_accumulation_steps 4"]),
-        ("ppo", "--global_batch_size 9", ["--global_batch_size 9"]),
-        ("ppo", "--termination_condition bigram", ["--termination_condition bigram"]),
         ("ppo", "--reward_function bad.py:f", ["--reward_function", "bad.py"]),
-        ("ppo", "--metric_function bad.py:f", ["--metric_function", "bad.py"]),
         ("sft", "--learning_rat 1", ["--learning_rat", "--learning_rate"]),
         ("sft", "--seed one", ["--seed", "one"]),
-        ("sft", "--output_dir=", ["--output_dir"]),
     ],
 )
 def test_a_refused_command_line(step, flags, words, tmp_path, monkeypatch, capsys):
@@ -61,7 +57,7 @@ def test_a_refused_run_changes_no_folder(run, sft_flags, tmp_path):
         assert after == before
 
 
-@pytest.mark.parametrize("step", [*STEPS, "critic"])
+@pytest.mark.parametrize("step", ["sft", "reward", "ppo", "critic"])
 def test_an_encoder_decoder_is_refused_before_the_data_are_read(step, request, run, tmp_path):
     from transformers import T5Config
 
@@ -72,13 +68,13 @@ def test_an_encoder_decoder_is_refused_before_the_data_are_read(step, request, r
     message_of(run(step, flags), f"--{flag} {tmp_path / 't5'}: a t5 model is an encoder-decoder")
 
 
-@pytest.mark.parametrize("mistake", [{"data_path": "absent.jsonl"}, {"model_name_or_path": "./absent"}, "output"])
-def test_a_mistake_loses_no_earlier_model(mistake, run, sft_flags, sft, tmp_path):
-    """With --overwrite_output_dir, whether data or model cannot be read, or the old model is the new one's base."""
+@pytest.mark.parametrize("model", ["./absent", "old"])
+def test_a_mistake_loses_no_earlier_model(model, run, sft_flags, sft, tmp_path):
+    """With --overwrite_output_dir, whether the model cannot be read or the old one is the new one's base."""
     folder = tmp_path / "old"
     shutil.copytree(sft, folder)
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    changes = {"model_name_or_path": folder} if mistake == "output" else mistake
+    changes = {"model_name_or_path": folder if model == "old" else model}
     result = run("sft", sft_flags | {"output_dir": folder, "overwrite_output_dir": True} | changes)
     message_of(result, "--")
     assert all(file.read_bytes() == content for file, content in before.items())

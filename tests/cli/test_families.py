@@ -17,7 +17,7 @@ from closeness import assert_near, near
 from model_families import MODEL_FAMILIES, WITHOUT_CLASSIFIER
 
 TRAIN, HELD_OUT = 16, 4
-QUICK = ("opt", "qwen2")  # the others are slow in the sum
+QUICK = "qwen2"  # the others are slow in the sum
 LENGTH = 256
 SUPERVISED = {"max_seq_len": LENGTH, "per_device_train_batch_size": 8, "learning_rate": 1e-2}
 PPO = {
@@ -202,7 +202,7 @@ def check_bos(family: str, chain: Chain) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODEL_FAMILIES]
+    "family", [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODEL_FAMILIES]
 )
 def test_a_family_in_all_steps(family, run, texts, tmp_path):
     chain = run_chain(family, texts, run, tmp_path)
@@ -215,6 +215,7 @@ def test_a_family_in_all_steps(family, run, texts, tmp_path):
         check_scalar(folder, chain.held_out)
 
 
+@pytest.mark.slow
 def test_a_family_without_classifiers_trains_on_a_reward_function(run, functions, texts, tmp_path):
     """Step 1 says so, step 2 refuses it, step 3 makes a critic of it."""
     base = WITHOUT_CLASSIFIER.save(tmp_path / "base", [text["prompt"] for text in texts])

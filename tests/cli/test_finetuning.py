@@ -19,9 +19,8 @@ def weights_in(folder):
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_a_last_layer_of_step_2_is_the_score(stage, sft, run, reward_flags, tmp_path):
-    sharding = {"zero_stage": stage, "deepspeed_config": as_large_as(7e9, sft)}
+def test_a_last_layer_of_step_2_is_the_score(sft, run, reward_flags, tmp_path):
+    sharding = {"zero_stage": 3, "deepspeed_config": as_large_as(7e9, sft)}
     run("reward", reward_flags | LAST | sharding | {"reward_gain": True}).expect(0)
     first, second = weights_in(sft), weights_in(tmp_path / "out")
     assert all(torch.equal(first[name], second[name]) for name in first.keys() & second.keys())
@@ -34,18 +33,17 @@ def test_the_seed_decides_how_a_reward_model_starts(run, reward_flags, tmp_path)
     """Scores differ before the first update, and step 2 says at its end that a margin is too small for step 3."""
     flags = reward_flags | {"learning_rate": 1e-7}
     first = {}
-    for name, seed in (("first", 1), ("again", 1), ("other", 2)):
+    for name, seed in (("first", 1), ("other", 2)):
         result = run("reward", flags | {"seed": seed, "output_dir": tmp_path / name})
         result.expect(0)
-        first[name] = {key: value for key, value in evaluation_rows(tmp_path / name)[0].items() if key != "seconds"}
+        first[name] = evaluation_rows(tmp_path / name)[0]["eval/margin"]
         width = json.loads((tmp_path / name / "config.json").read_text())["hidden_size"]
         assert f"a new score head, initialised from N(0, 1 / {width + 1})" in result.stderr
         assert re.search("the scores of a pair differ by only|the rejected response of a pair scores", result.stderr)
-    assert first["first"] == first["again"] and first["first"]["eval/margin"] != 0
-    assert first["first"]["eval/margin"] != first["other"]["eval/margin"]
+    assert first["first"] != 0 and first["first"] != first["other"]
 
 
-@pytest.mark.parametrize("loss", ["last_token", "per_sample", "average"])
+@pytest.mark.parametrize("loss", ["last_token", "per_sample"])
 def test_reward_losses(loss, run, reward_flags, tmp_path):
     flags = {"reward_loss": loss, "center_rewards_coefficient": 0.01, "end_of_conversation_token": "e"}
     result = run("reward", reward_flags | flags)

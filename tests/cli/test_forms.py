@@ -30,7 +30,6 @@ def test_messages_in_all_steps(run, sft_flags, reward_flags, ppo_flags, sft, rew
     for step, flags in (
         ("sft", sft_flags | {"model_name_or_path": actor, "train_on": "all"}),
         ("reward", reward_flags | {"model_name_or_path": actor}),
-        ("dpo", reward_flags | {"model_name_or_path": actor}),
         ("ppo", ppo_flags | {"actor_model_name_or_path": actor, "critic_model_name_or_path": critic}),
     ):
         said = run(step, flags | common | {"output_dir": tmp_path / step}).expect(0).stderr

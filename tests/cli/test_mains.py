@@ -111,7 +111,7 @@ def test_the_first_metrics_of_step_3_add_up(ppo):
 
 
 def test_the_screen_shows_evaluations_and_where_models_are(shared, sft, reward, dpo, ppo):
-    """Runs of less than a minute have no bar in a file."""
+    """Each line has the time. Runs of less than a minute have no bar in a file; DeepSpeed's lines are not there."""
     shown = {"sft": ["perplexity"], "reward": ["accuracy"], "dpo": ["accuracy", "margin"], "ppo": ["scores", "kl"]}
     for step, words in shown.items():
         screen = (shared / f"{step}.stderr").read_text()
@@ -121,7 +121,7 @@ def test_the_screen_shows_evaluations_and_where_models_are(shared, sft, reward, 
         assert re.search(r"after 0 updates, \d+ held-out rows: .* ± ", screen)
         assert re.search(r": \d+ of \d+ (rows to train on|training rows), \d+ ", screen)
         assert "global batch 8 = 8 per process x 1 processes" in screen and "4 updates" in screen
-        assert "Traceback" not in screen and "Error" not in screen
+        assert all(re.match(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in screen.splitlines()), screen
 
 
 # -- samples
@@ -159,20 +159,11 @@ def test_run_json_and_the_flags_that_are_kept(step, train, held_out, request, in
     folder = request.getfixturevalue(step)
     record = json.loads((folder / "run.json").read_text())
     name = "demonstrations" if step == "sft" else "comparisons"
-    assert record["step"] == step and record["finished"] is True
+    assert record["step"] == step and record["finished"] is True and record["seeds"] == {"seed": 1234}
     assert record["command"][0] == str(STEPS[step] / "main.py") and "--data_path" in record["command"]
-    assert record["seeds"] == {"seed": 1234}
     assert {"torch", "transformers", "deepspeed", "datasets", "numpy"} <= set(record["packages"])
-    assert record["hardware"]["processes"] == 1 and record["hardware"]["cpu_cores"] >= 1
     (source,) = record["data"]["sources"]
-    assert source == {
-        "name": name,
-        "train": train,
-        "eval": held_out,
-        "dropped": {},
-        "rows": {"train": train if step == "sft" else 64, "eval": 16},
-        "data_split": source["data_split"],
-    }
+    assert (source["name"], source["train"], source["eval"], source["dropped"]) == (name, train, held_out, {})
     files = [inputs / "data" / name / file for file in ("train.jsonl", "validation.jsonl")]
     assert record["data"]["sha256"] == {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     assert record["batches"]["global_batch"] == 8 and record["batches"]["total_updates"] == 4
@@ -180,10 +171,7 @@ def test_run_json_and_the_flags_that_are_kept(step, train, held_out, request, in
     assert record["metrics"] == pytest.approx(last)
     flags = json.loads((folder / "train_config.json").read_text())
     assert flags["output_dir"] == str(folder) and flags["save_models"] == 2 and flags["seed"] == 1234
-    assert flags["batch_plan"]["global_batch"] == 8
     assert flags["compile"] == "auto" and set(record["layers"].values()) == {"eager"}
-    if step == "ppo":
-        assert flags["kl_coef"] == 0.05 and flags["termination_condition"] == "fixed"
 
 
 TRAIN_TWICE = """

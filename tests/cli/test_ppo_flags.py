@@ -15,23 +15,6 @@ from metric_conditions import CRITIC, OWN_SAMPLING, SEVERAL, SKIP
 # -- flags of step 3
 
 
-def test_a_reward_function_needs_no_other_model(run, prompt_flags, sft, functions, tmp_path):
-    own = {
-        "actor_model_name_or_path": sft,
-        "reward_function": f"{functions}:length",
-        "metric_function": f"{functions}:subreddit",
-    }
-    run("ppo", prompt_flags | own).expect(0)
-    samples = read_jsonl(tmp_path / "out" / "samples" / "update-000004.jsonl")
-    assert all(sample["score"] == len(sample["response"]) for sample in samples)
-    for sample in samples:
-        subreddit = sample["prompt"].split("\n")[1].removeprefix("Subreddit: r/")
-        assert sample["subreddit"] == len(subreddit)
-    assert all("objective/subreddit" in row for row in training_rows(tmp_path / "out"))
-    critic = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "critic")
-    assert critic.score.out_features == 1 and float(critic.score.weight.detach().abs().max()) > 0
-
-
 def test_several_sources_of_scores(run, prompt_flags, sft, reward, functions, tmp_path):
     """score = characters of the subreddit / 2 - words + the reward model's; the last response has none."""
     file = tmp_path / "counts.py"
@@ -60,6 +43,8 @@ def test_several_sources_of_scores(run, prompt_flags, sft, reward, functions, tm
     assert last["eval/scores"] == near(sum(s["score"] for s in scored) / len(scored))
     assert last["eval/unscored"] == pytest.approx(1 / len(samples))
     check_names(tmp_path / "out", CRITIC, SEVERAL, SKIP, OWN_SAMPLING, source=["subreddit", "words", "reward_model"])
+    critic = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "critic")
+    assert critic.score.out_features == 1 and float(critic.score.weight.detach().abs().max()) > 0
 
 
 def test_the_other_variants_together(run, ppo_flags, tmp_path):
@@ -67,21 +52,11 @@ def test_the_other_variants_together(run, ppo_flags, tmp_path):
         "adaptive_kl_target": 0.5,
         "adaptive_kl_horizon": 100,
         "kl_ctl": 0.1,
-        "kl_estimator": "k3",
-        "value_function": "position",
         "macro_reward": "mean",
         "isolate_last_token": True,
         "policy_ratio": "macro_mean",
-        "whiten_advantages": True,
-        "clip_reward_value": 0.001,
-        "missing_eos_penalty": 1.0,
         "ppo_epochs": 2,
-        "temperature": 0.7,
         "top_p": 0.9,
-        "cliprange": 0.1,
-        "cliprange_value": 0.1,
-        "gamma": 0.99,
-        "lam": 0.9,
         "print_answers": True,
         "tensorboard_path": tmp_path / "board",
         "enable_tensorboard": True,
@@ -97,7 +72,7 @@ def test_the_other_variants_together(run, ppo_flags, tmp_path):
         assert actions[-1:] != actions[-2:-1]
 
 
-def test_a_run_without_a_critic(run, prompt_flags, sft, reward, ppo, tmp_path):
+def test_a_run_without_a_critic(run, prompt_flags, sft, reward, tmp_path):
     """RLOO: 32 prompts in rollouts of 8 with 2 responses, updates of 8 responses: 4 rollouts of 2 updates."""
     flags = {k: v for k, v in prompt_flags.items() if not k.startswith("critic")}
     own = {"actor_model_name_or_path": sft, "reward_model_name_or_path": reward, "advantage_estimator": "rloo"}
@@ -117,7 +92,5 @@ def test_a_run_without_a_critic(run, prompt_flags, sft, reward, ppo, tmp_path):
 
     alone = build_report({"RLOO": out}, tmp_path / "alone").text()
     assert "Critic's explained variance" not in unescape((tmp_path / "alone" / "report.html").read_text())
-    both = build_report({"RLOO": out, "PPO": ppo}, tmp_path / "both").text()
-    assert "Critic's explained variance" in unescape((tmp_path / "both" / "report.html").read_text())
     (row,) = (line.split() for line in alone.splitlines() if line.startswith("RLOO ") and " 64 " in line)
-    assert row[1:3] == ["8", "64"] and row[-2:] == ["–", "–"] and "PPO" in both
+    assert row[1:3] == ["8", "64"] and row[-2:] == ["–", "–"]

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The presets: every training script against the published settings, and a run of two updates with its own flags."""
+"""The presets: every training script against the published settings."""
 
-import json
 import os
 import re
 
 import pytest
 
-from cli_runs import STEPS, arguments, run_forked, training_rows
+from cli_runs import STEPS
 from dschat.settings.presets import preset_names
-from published_set_copies import EVAL_SPLITS, MAKERS, write_rows
-from real_size import as_large_as
 from script_runs import GEMMA, PRESETS, SCRIPTS, SHIM, called, preset
 
 # The paper's tables.
@@ -94,11 +91,8 @@ MODELS = {"2b": "google/gemma-2b", "7b": "google/gemma-7b", "27b": "google/gemma
 SETS = {"tldr": TLDR, "hh": HH, "webgpt": WEBGPT, "apps": APPS}
 UNPUBLISHED = ("tldr_llama31_70b", "tldr_gemma_2b_grpo", "tldr_gemma_2b_gspo", "tldr_gemma_2b_vapo")
 EXAMPLES = [("ppo", name) for name in (*UNPUBLISHED, "apps_codegemma_2b_grpo", "apps_codegemma_2b_segments")]
-# Run in every `make test`; slow are those that differ from one of them in numbers alone, or offload.
-KINDS = ("tldr_gemma_2b", "tldr_gemma_2b_rloo", "tldr_gemma_2b_ppl", "hh_gemma_2b_parsing")
 OTHER_RUNS = ("gsm8k_qwen25_05b", "gsm8k_gemma2_2b", "gsm8k_qwen25_15b", "tldr_pythia_1b", "tldr_gemma_2b_as_released")
 PUBLISHED = [one for one in PRESETS if one not in EXAMPLES and one[1] not in OTHER_RUNS]  # in the paper's tables
-every_preset = pytest.mark.parametrize(("step", "name"), PUBLISHED)
 
 
 def row_of(name: str) -> tuple[str, str, str]:
@@ -150,14 +144,14 @@ def test_an_unpublished_preset_is_read(step, name, tmp_path):
     assert preset(step, name, processes=8, PROJ_PATH=str(tmp_path)).config.plan_batches(8).global_batch > 0
 
 
-@every_preset
-@pytest.mark.parametrize("gpus", [1, 2, 8])
+@pytest.mark.parametrize(("step", "name"), PUBLISHED)
+@pytest.mark.parametrize("gpus", [1, 8])
 def test_a_preset_has_the_published_settings(step, name, gpus, tmp_path):
     """On any number of GPUs: the update stays the published one."""
     found = preset(step, name, processes=gpus, PROJ_PATH=str(tmp_path))
     config, settings = found.config, settings_of(step, name)
     assert {key for key, value in settings.items() if config.flat()[key] != value} == set()
-    model, data, variant = row_of(name)
+    model, data, _ = row_of(name)
     assert config.data.data_path == [data] and found.preset["base"] == model
     plan = config.plan_batches(gpus)
     assert plan.global_batch == settings["global_batch_size"] == plan.micro_batch * plan.accumulation * gpus
@@ -165,67 +159,3 @@ def test_a_preset_has_the_published_settings(step, name, gpus, tmp_path):
     if step == "ppo":
         assert plan.global_responses == plan.global_batch and plan.updates_per_rollout == 1
         assert config.sampling.per_device_generation_batch_size * config.rollouts.samples_per_prompt <= 32
-    check_folders(step, name, config, tmp_path / "models")
-
-
-def check_folders(step, name, config, models):
-    """Each step finds what the one before wrote, and no two presets write to the same folder."""
-    model, data, variant = row_of(name)
-    models /= VARIANT.sub("", name).replace("_", "-")
-    if step == "ppo":
-        assert config.models.actor_model_name_or_path == str(models / "sft")
-        reward = None if data == APPS else str(models / "reward")
-        assert config.rewards.reward_model_name_or_path == reward
-        assert config.models.critic_model_name_or_path == (reward if config.advantages.needs.critic else None)
-        assert config.rewards.reward_source == ("programs" if data == APPS else None)
-        own = "" if variant in ("", "two_nodes") else f"-{variant}"
-        assert config.output.output_dir == str(models / f"ppo{own}")
-    else:
-        assert config.model.model_name_or_path == (model if step == "sft" else str(models / "sft"))
-        assert config.output.output_dir == str(models / step)
-
-
-def write_data(folder, name):
-    """A set's own columns, of which each split leaves step 1 eight rows and the others sixteen, none of them odd."""
-    rows = 42 if name == "webgpt" else 40  # two of webgpt's become the held-out ones
-    write_rows(folder / "train.jsonl", [MAKERS[name](index, "train") for index in range(5, 5 + rows)])
-    held_out = EVAL_SPLITS[name]
-    if held_out:
-        write_rows(folder / f"{held_out}.jsonl", [MAKERS[name](index, held_out) for index in range(5, 15)])
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("step", "name"),
-    [
-        pytest.param(*one, marks=[] if one[1] in KINDS else [pytest.mark.slow], id="-".join(one))
-        for one in PUBLISHED
-        if not one[1].endswith("two_nodes")
-    ],
-)
-def test_two_updates(step, name, inputs, sft, reward, tmp_path):
-    """On the small model and rows of the data set's columns, with the preset's own flags but for these three."""
-    settings = settings_of(step, name)
-    # Half of what each split gives the step.
-    batch = 4 if step == "sft" else 16 if row_of(name)[1] == APPS else 8
-    batch *= settings.get("samples_per_prompt", 1)
-    changed = {"global_batch_size": batch, "num_train_epochs": 1}
-    changed |= {"max_answer_seq_len": 8} if step == "ppo" else {}
-    changed["deepspeed_config"] = as_large_as(7e9, sft)  # for those at ZeRO 3
-    variables = {
-        "PROJ_PATH": str(tmp_path),
-        "MODEL": str(inputs / "model" if step == "sft" else sft),
-        "REWARD_MODEL": str(reward),
-        "DATA": str(write_data(tmp_path / "rows", name.partition("_")[0])),
-    }
-    variables |= {"PARSER": "chunker"} if name.endswith("_parsing") else {}
-    words = arguments(preset(step, name, arguments(changed), **variables).given())
-    result = run_forked(step, words, tmp_path / "printed").expect(0)
-    assert "Traceback" not in result.stderr
-    (output,) = (file.parent for file in (tmp_path / "models").glob("*/*/run.json"))
-    record = json.loads((output / "run.json").read_text())
-    assert record["finished"] is True and record["batches"]["total_updates"] == 2
-    assert len(training_rows(output)) == 2
-    written = json.loads((output / "train_config.json").read_text())
-    used = {key: written[key] for key in settings}
-    assert used == settings | {key: value for key, value in changed.items() if key in used}

@@ -11,7 +11,7 @@ import pytest
 
 from cli_runs import TRAINING, Result, evaluation_rows, read_jsonl, run_command, warm_programs
 from dschat.programs.levels import weakness
-from dschat.quickstart.inputs import RUNS, SFT_CRITIC_RUNS
+from dschat.quickstart.inputs import RUNS
 from warm_python import PROGRAM_OF_CHILDREN
 
 
@@ -29,50 +29,29 @@ def config_of(run: Path) -> dict[str, Any]:
     return json.loads((run / "train_config.json").read_text())
 
 
-def record_of(run: Path) -> dict[str, Any]:
-    return json.loads((run / "run.json").read_text())
-
-
 def test_small(tmp_path):
     folder = tmp_path / "quick"
-    result = run_small("main.py", folder, "--seed", 1234, "--all")
-    names = [*SFT_CRITIC_RUNS, *RUNS]
-    assert len(json.loads((folder / "report.json").read_text())["runs"]) == len(names)
+    result = run_small("main.py", folder, "--seed", 1234)
+    assert len(json.loads((folder / "report.json").read_text())["runs"]) == len(RUNS)
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert page.count("<table") >= 1 and page.count("<html") == 1
     assert not re.search(r"""(src|href)=["']?(https?:|//)""", page), "it opens without network"
-    for name in ("SFT", *names, "the gold score of"):
+    for name in ("SFT", *RUNS, "the gold score of"):
         assert name in page and name in result.stdout
-    for step in ("sft", "reward", "ppo"):
-        assert f"== dschat {step} " in result.stdout
     assert "report.html" in result.stdout.splitlines()[-1]
-    differences = [line for line in (folder / "report.md").read_text().splitlines() if " in gold score: " in line]
-    assert len(differences) == 4, "the best run against each other one"
-    assert all("± one standard error" in line for line in differences)
+    (difference,) = [line for line in (folder / "report.md").read_text().splitlines() if " in gold score: " in line]
+    assert "± one standard error" in difference
 
-    runs = {
-        "step3-ppo": (1, 0.95, "equal", "step2-reward"),
-        "step3-ma-ppo": (5, 0.95, "first", "step2-reward"),
-        "step3-ppo-sft-critic": (1, 0.95, "equal", "step1-sft"),
-        "step3-ma-ppo-sft-critic": (5, 0.95, "equal", "step1-sft"),
-        "step3-ppo-99-sft-critic": (1, 0.99, "equal", "step1-sft"),
-    }
+    runs = {"step3-ppo": (1, "equal"), "step3-ma-ppo": (5, "first")}
     assert config_of(folder / "step2-reward")["reward_loss"] == "per_sample"
     before = {}
-    for name, (ngram, lam, value_function, critic) in runs.items():
+    for name, settings in runs.items():
         config = config_of(folder / name)
-        assert (config["termination_condition"], config["ngram"], config["lam"]) == ("fixed", ngram, lam)
-        assert config["value_function"] == value_function
-        assert config["critic_model_name_or_path"].endswith(critic) and config["whiten_advantages"]
-        assert config["missing_eos_penalty"] == 5
+        assert (config["ngram"], config["value_function"]) == settings
+        assert config["critic_model_name_or_path"].endswith("step2-reward")
         rows = evaluation_rows(folder / name)
-        assert all("eval/gold_scores" in row for row in rows)
         before[name] = {key: value for key, value in rows[0].items() if key != "seconds"}
-        last = read_jsonl(folder / name / "samples" / f"update-{rows[-1]['update']:06d}.jsonl")
-        assert all(0 <= sample["gold_scores"] <= 1 for sample in last)
         assert f"{rows[-1]['eval/gold_scores']:.3f}" in page, "the table shows the last evaluation"
-    assert all(row == before["step3-ppo"] for row in before.values()), "all start from the same model and prompts"
-    assert {record_of(folder / name)["seeds"]["seed"] for name in runs} == {1234}
+    assert before["step3-ppo"] == before["step3-ma-ppo"], "both start from the same model and prompts"
 
 
 @pytest.mark.slow

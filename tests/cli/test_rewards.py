@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where step 3's scores come from: a server that goes away and comes back, and models that need some care."""
+"""Where step 3's scores come from: a server, a judge, and models that need some care."""
 
 import threading
-import time
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from dschat.scoring.reward_reader import load_reward_model
 from dschat.scoring.reward_tokenizer import load_reward_tokenizer
 from dschat.scoring.serve import Scorer, ScoreServer, application
 from fake_judge import graded_in, judge_server, points_by_good
-from fake_score_server import StandIn, by_length
 
 
 @pytest.fixture
@@ -54,39 +52,6 @@ def test_a_critic_must_share_the_actors_tokenizer(run, ppo_flags, other):
     message_of(result, "--critic_model_name_or_path have different tokenizers", "starts from the actor")
 
 
-class Restarted:
-    """A stand-in that closes its port when a number of requests has come, and opens it again later, if at all."""
-
-    def __init__(self, after, seconds):
-        self.count, self.after, self.seconds = 0, after, seconds
-        self.server = StandIn(self.answer)
-        self.url, self.port = self.server.url, self.server.port
-
-    def answer(self, request):
-        self.count += 1
-        if self.count == self.after:
-            threading.Thread(target=self._restart).start()
-        return by_length(request)
-
-    def _restart(self):
-        self.server.stop()
-        if self.seconds is not None:
-            time.sleep(self.seconds)
-            self.server = StandIn(self.answer, port=self.port)
-
-
-@pytest.mark.slow
-def test_a_run_that_lost_its_server_goes_on_from_its_checkpoint(run, prompt_flags, sft, tmp_path):
-    flags = prompt_flags | {"actor_model_name_or_path": sft, "save_steps": 2}
-    server = Restarted(after=3, seconds=None)  # after the self-check, the first evaluation and a rollout
-    result = run("ppo", flags | {"reward_url": server.url, "reward_patience": 1})
-    message_of(result, f"--reward_url {server.url}: no answer", "--resume_from_checkpoint")
-    again = StandIn()
-    run("ppo", flags | {"reward_url": again.url, "resume_from_checkpoint": True}).expect(0)
-    again.stop()
-    assert [row["update"] for row in training_rows(tmp_path / "out")] == [2, 4]
-
-
 RUBRIC = """
 task = "Grade the summary of a post."
 prompt = "post"
@@ -107,9 +72,6 @@ def test_a_judge_beside_a_function(run, prompt_flags, sft, functions, tmp_path, 
         "reward_weights": ["judge=2", "subreddit=0.01"],
         "reward_judge": tmp_path / "rubric.toml",
         "judge_model": "m",
-        "judge_price_in": 1,
-        "judge_price_out": 2,
-        "judge_max_cost": 1,
         "judge_cache": tmp_path / "answers",
         "eval_interval": 2,
     }
@@ -127,9 +89,7 @@ def test_a_judge_beside_a_function(run, prompt_flags, sft, functions, tmp_path, 
         assert row["loss/policy"] == other["loss/policy"] and row["objective/judge"] == other["objective/judge"]
         points = 0.25 * row["objective/judge_brevity"] + 0.75 * row["objective/judge_truth"]
         assert row["objective/judge"] == pytest.approx(points, abs=1e-6)
-        assert other["judge/cached"] == 1 and other["judge/cost"] == 0
-    # The fake charges 100 tokens sent and 10 answered for each response that differs from earlier ones.
-    assert 0 < first[0]["judge/cost"] <= (100 * 1 + 10 * 2) / 1e6 + 1e-9
+        assert other["judge/cached"] == 1
     samples = read_jsonl(tmp_path / "out" / "samples" / "update-000004.jsonl")
     for sample in samples:
         assert sample["score"] == pytest.approx(0.01 * sample["subreddit"] + 2 * sample["judge"], abs=1e-5)

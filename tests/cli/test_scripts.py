@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli_runs import STEPS, built_once, environment, files_under, run_command, training_rows, warm_programs
+from cli_runs import STEPS, TRAINING, built_once, environment, files_under, run_command, training_rows, warm_programs
 from dschat.cli import main
 from launches import free_port
-from script_runs import GEMMA, SCRIPTS, VARIABLES, called, false_ranks, recorded, run_recorded
+from script_runs import GEMMA, VARIABLES, called, false_ranks, recorded, run_recorded
 from warm_python import PROGRAM_OF_CHILDREN
 
 SMALL = {
@@ -36,6 +36,9 @@ def launcher_variables(tmp_path: Path, **variables: str) -> dict[str, str | None
     given = {"PROJ_PATH": str(tmp_path), "NUM_GPUS": "1", "MASTER_PORT": free_port(), "PATH": path}
     given[PROGRAM_OF_CHILDREN] = str(programs / "python")
     return dict.fromkeys(VARIABLES) | given | variables
+
+
+REFUEL_ONLINE = TRAINING / "refuel" / "training_scripts" / "hh_llama3_8b_online.sh"
 
 
 @pytest.fixture(scope="session")
@@ -64,17 +67,6 @@ def test_a_script_runs_through_the_launcher(step, project, inputs, sft, reward):
     assert "tensorboard/events" in files_under(output)
 
 
-def test_the_cause_of_a_failure_comes_last(tmp_path):
-    """Below the launcher's own lines, whichever process failed."""
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"prompt": "a", "response": \n')
-    variables = launcher_variables(tmp_path, DATA=str(bad), MODEL=str(tmp_path / "absent"), NUM_GPUS="2")
-    variables |= {"DS_ACCELERATOR": "cpu"}
-    result = run_command(["bash", GEMMA["sft"], "--dtype", "fp32"], cwd=tmp_path, **variables)
-    assert result.status != 0
-    assert "--model_name_or_path" in result.stderr.strip().splitlines()[-1]
-
-
 RANK_THAT_STAYS = f"""#!{sys.executable}
 import os, signal, subprocess, sys
 signal.signal(signal.SIGTERM, lambda *signal: sys.exit(143))
@@ -89,15 +81,14 @@ finally:
 """
 
 
-@pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_to_a_script_ends_its_ranks(sent, status, tmp_path):
+def test_a_signal_to_a_script_ends_its_ranks(tmp_path):
     stand_ins = false_ranks(tmp_path / "programs", RANK_THAT_STAYS)
     variables = environment(**launcher_variables(tmp_path, **stand_ins))
     script = subprocess.Popen(["bash", str(GEMMA["sft"]), "--num_gpus", "2"], env=variables, cwd=tmp_path)
     pids = [tmp_path / "pids.0", tmp_path / "pids.1"]
     wait_until(lambda: all(file.exists() for file in pids))
-    script.send_signal(sent)
-    assert script.wait(20) == status
+    script.send_signal(signal.SIGINT)
+    assert script.wait(20) == 130
     for pid in map(int, " ".join(file.read_text() for file in pids).split()):
         wait_until(lambda pid=pid: not psutil.pid_exists(pid))
 
@@ -110,10 +101,8 @@ def wait_until(true, seconds=20.0):
         time.sleep(0.05)
 
 
-# One of each command; tests/cli/test_presets.py reads all of them.
-@pytest.mark.parametrize(
-    "script", {called(script)[0]: script for script in reversed(SCRIPTS)}.values(), ids=lambda s: "-".join(called(s))
-)
+# Of a step, and of another command; tests/cli/test_presets.py reads all of them.
+@pytest.mark.parametrize("script", [GEMMA["ppo"], REFUEL_ONLINE], ids=lambda script: "-".join(called(script)))
 def test_what_a_script_starts(script, tmp_path):
     """A rank per GPU; flags given to the script win, and words are passed on as they are."""
     (tmp_path / "scratch").mkdir()
@@ -130,51 +119,22 @@ def test_what_a_script_starts(script, tmp_path):
     assert not list((tmp_path / "scratch").iterdir()), "something is left behind"
 
 
-def test_other_machines_are_told_where_local_copies_are(tmp_path, monkeypatch):
-    hosts = tmp_path / "hosts"
-    hosts.write_text("first slots=8\nsecond slots=8")
-    (tmp_path / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\n")
-    told = tmp_path / "told"
-    for program, script in {"pdsh": "exit 0", "ssh": f"cat >> {told}"}.items():
-        (tmp_path / program).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / program).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    run_recorded(GEMMA["ppo"], tmp_path, HOSTFILE=str(hosts), NUM_GPUS=None).expect(0)
-    assert '"NCCL_DEBUG": "INFO"' in told.read_text() and f'"MA_RLHF_DATA": "{tmp_path}/data"' in told.read_text()
-
-
 def test_a_script_on_machines_without_ssh(tmp_path):
     nodes = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "NUM_GPUS": "8"}
     run_recorded(STEPS["ppo"] / "training_scripts" / "run_gemma_two_nodes.sh", tmp_path, **nodes).expect(0)
     assert not (tmp_path / "record.7").exists()
     _, environment = recorded(tmp_path, rank=15)
-    assert (environment["WORLD_SIZE"], environment["LOCAL_RANK"], environment["MASTER_ADDR"]) == (
-        "16",
-        "7",
-        "10.0.0.1",
-    )
+    place = [environment[name] for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")]
+    assert place == ["16", "7", "10.0.0.1"]
     flags = json.loads(environment["MA_RLHF_GIVEN"])["flags"]
     assert flags["zero_stage"] == 3 and flags["per_device_generation_batch_size"] == 16
 
 
-@pytest.fixture
-def printed(monkeypatch, capsys):
-    """printed(words, variables): what `dschat sft` prints of its smallest preset, in place of training."""
-
-    def print_config(*words, **variables):
-        for name in VARIABLES:
-            monkeypatch.delenv(name, raising=False)
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(SystemExit, match="0"):
-            main(["sft", "--config", "tldr_gemma_2b", "--print_config", *words])
-        return capsys.readouterr().out
-
-    return print_config
-
-
-def test_what_is_printed_are_the_sizes_for_all_processes(printed):
+def test_what_is_printed_are_the_sizes_for_all_processes(monkeypatch, capsys):
     """512 examples on 128 processes are 4 for each, on 256 they are 2."""
-    assert re.search(
-        r"^per_device_train_batch_size: 2 .*# preset, 256 processes", printed("--num_gpus", "256"), re.MULTILINE
-    )
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SystemExit, match="0"):
+        main(["sft", "--config", "tldr_gemma_2b", "--print_config", "--num_gpus", "256"])
+    printed = capsys.readouterr().out
+    assert re.search(r"^per_device_train_batch_size: 2 .*# preset, 256 processes", printed, re.MULTILINE)

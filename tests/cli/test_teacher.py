@@ -9,8 +9,6 @@ from cli_runs import copy_model, message_of, read_jsonl, training_rows
 from closeness import near
 from real_size import as_large_as
 
-STAGES = {"sharded": {"actor_zero_stage": 3}, "offloaded": {"offload_reference_model": True}}
-
 
 @pytest.fixture
 def flags(prompt_flags, sft, tmp_path):
@@ -32,7 +30,7 @@ def flags(prompt_flags, sft, tmp_path):
 
 
 def test_a_teacher_alone(run, flags, tmp_path):
-    """No reward model, no critic; sharded and offloaded, the teacher gives the same numbers."""
+    """No reward model, no critic; a sharded teacher gives the same numbers."""
     run("ppo", flags).expect(0)
     assert not (tmp_path / "out" / "critic").exists()
     first, *_ = rows = training_rows(tmp_path / "out")
@@ -45,10 +43,10 @@ def test_a_teacher_alone(run, flags, tmp_path):
     assert evaluations[-1]["eval/teacher_kl"] == near(-mean, scale=100.0)
 
     config_file = as_large_as(7e9, AutoModelForCausalLM.from_pretrained(flags["teacher_model_name_or_path"]))
-    for name, stage in STAGES.items():
-        run("ppo", flags | stage | {"output_dir": tmp_path / name, "deepspeed_config": config_file}).expect(0)
-        (other, *_) = training_rows(tmp_path / name)
-        assert other["teacher/kl"] == near(first["teacher/kl"], scale=100.0), name
+    sharded = {"actor_zero_stage": 3, "output_dir": tmp_path / "sharded", "deepspeed_config": config_file}
+    run("ppo", flags | sharded).expect(0)
+    other = training_rows(tmp_path / "sharded")[0]
+    assert other["teacher/kl"] == near(first["teacher/kl"], scale=100.0)
 
 
 def test_a_teacher_needs_the_actors_vocabulary(run, flags, sft, tmp_path):

@@ -8,7 +8,6 @@ import pytest
 from cli_runs import check_names, message_of, read_jsonl, training_rows, write_jsonl
 from fake_judge import judge_server
 from metric_conditions import CRITIC, EPISODES, OWN_SAMPLING
-from turn_cases import ENVIRONMENTS
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content + eos_token }}"
@@ -16,10 +15,7 @@ TEMPLATE = (
 )
 POSTS = ("my dog ate my homework", "a cat sat on the mat", "how do i cook an egg", "the bus is late again")
 # Replies are short, and their number depends on the seed.
-GAMES = (
-    ENVIRONMENTS
-    + """
-
+GAMES = """
 class Talk:
     def reset(self, row, seed):
         self.turns = 1 + seed % 3
@@ -28,23 +24,7 @@ class Talk:
     def step(self, messages, reply):
         self.turns -= 1
         return [{"role": "user", "content": "and then?"}], len(reply) / 10, self.turns == 0
-
-
-class Once:
-    def reset(self, row, seed):
-        return row["messages"]
-
-    def step(self, messages, reply):
-        return [], float(len(reply)), True
-
-
-class Breaks(Talk):
-    def step(self, messages, reply):
-        if "egg" in messages[0]["content"]:
-            raise ValueError("no eggs")
-        return super().step(messages, reply)
 """
-)
 
 
 @pytest.fixture

@@ -45,7 +45,6 @@ SETTINGS = {
 }
 # GPUs, prompts of a rollout, responses of an update, and updates of the whole run on the rows of the data.
 BATCHES = [
-    ("gsm8k_qwen25_05b", 1, 256, 64, 7_473, 435 * 4),
     ("gsm8k_qwen25_05b", 4, 256, 64, 7_473, 435 * 4),
     ("gsm8k_gemma2_2b", 4, 512, 128, 7_473, 14 * 15 * 4),
     ("gsm8k_qwen25_15b", 4, 1_024, 256, 7_473, 40 * 4),

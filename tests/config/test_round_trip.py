@@ -20,24 +20,8 @@ from dschat.settings.parse import as_yaml, read_values, resolve, to_yaml
 from dschat.settings.parser import FlagParser
 from flag_cases import FAMILIES, REQUIRED, config_of
 
-NASTY = [
-    "",
-    " ",
-    "-",
-    "--seed=3",
-    "a: b",
-    "'",
-    '"',
-    "\\",
-    "a #b",
-    "@a",
-    "two\nlines",
-    "tab\t",
-    "\r\n",
-    "null",
-    "~",
-    "none",
-]
+NASTY = ["", " ", "-", "--seed=3", "a: b", "'", '"', "\\", "a #b", "@a", "two\nlines", "tab\t", "\r\n"]
+NASTY += ["null", "~", "none"]
 NASTY += ["true", "010", "1e-6", ".inf", "[a]", "{a: b}", "!!x", "${HOME}", "$$", "$${x}", "${a ${HOME}", "~/x", "Ω→é"]
 NASTY += ["\U0001f600", "\u2028", "%h %n", "<|im_end|>", "&x", "*x", "| x", "...", "---", "x\n...\ny"]
 TEXTS = st.sampled_from(NASTY) | st.text(st.characters(exclude_categories=["Cs"]))

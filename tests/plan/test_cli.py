@@ -85,15 +85,8 @@ def test_an_evaluation_may_score_more_rows_at_once_than_a_rollout(model, capsys)
 
 def test_a_run_without_a_critic(model, capsys):
     """8 prompts with 4 responses each are 32 slots; 100 prompts make 6 rollouts of 16, each with 64 / 8 updates."""
-    flags = [
-        "--actor_model_name_or_path",
-        model,
-        "--reward_model_name_or_path",
-        model,
-        "--advantage_estimator",
-        "rloo",
-    ]
-    flags += ["--samples_per_prompt", "4", "--per_device_generation_batch_size", "8"]
+    flags = ["--actor_model_name_or_path", model, "--reward_model_name_or_path", model]
+    flags += ["--advantage_estimator", "rloo", "--samples_per_prompt", "4", "--per_device_generation_batch_size", "8"]
     flags += ["--per_device_training_batch_size", "4"]
     words = ["--step", "3", "--gpus", "2", "--prompts", "100"]
     (plan,) = planned(capsys, *words, *flags, "--decode_graphs", "off")
@@ -101,13 +94,6 @@ def test_a_run_without_a_critic(model, capsys):
     phases = {phase["name"]: phase for phase in plan["phases"]}
     assert phases["generate"]["parts"]["KV cache"] == 32 * 1024 * 2 * 2 * 2 * 16 * 2
     assert plan["counts"]["updates"] == 6 * (64 // 8) and plan["counts"]["trained"] == 96
-    ppo = ["--per_device_generation_batch_size", "32", "--per_device_training_batch_size", "4"]
-    (other,) = planned(capsys, *words, *ppo_flags(model), *ppo, "--decode_graphs", "off")
-    gone = {one["role"]: one for one in other["models"]}["critic"]["bytes"]
-    kept = other["phases"][0]["kept"] - phases["generate"]["kept"]
-    # In bf16, stage 0 runs as 1, which keeps its gradients between phases.
-    assert kept == gone["parameters"] + gone["gradients"] + gone["optimizer"] > 0
-    assert phases["train"]["total"] < {phase["name"]: phase for phase in other["phases"]}["train"]["total"]
     assert main([*words, *flags]) == 0
     out = capsys.readouterr().out
     assert "96 prompts, 4 responses each." in out and "critic" not in out
@@ -149,11 +135,11 @@ def test_a_step_that_does_not_sample_needs_no_other_actor(model, capsys):
     assert "GB from the main process, 0.0 GB from each other one), " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("gpus", "flags"), [("8", []), ("128", ["--lora_dim", "8"])])
-def test_an_actor_that_no_gpu_holds_whole(gpus, flags, model, capsys, monkeypatch):
+def test_an_actor_that_no_gpu_holds_whole(model, capsys, monkeypatch):
     """Its 0.7 MB and CUDA's 2.5 GB are more than 2.5005 GB, wherever the weights lie between rollouts."""
     monkeypatch.setattr("dschat.settings.rollouts.find_spec", lambda name: None)  # vLLM is not installed
-    words = ["--step", "3", *ppo_flags(model), "--zero_stage", "3", "--gpus", gpus, "--prompts", "9999", *flags]
+    words = ["--step", "3", *ppo_flags(model), "--zero_stage", "3", "--gpus", "128", "--prompts", "9999"]
+    words += ["--lora_dim", "8"]
     assert main([*words, "--gpu_memory", "2.5005"]) == 1
     out = capsys.readouterr().out
     (told,) = (line for line in out.splitlines() if "What helps" in line)
@@ -258,24 +244,12 @@ def test_layers_that_keep_their_activations_are_a_remedy(model, capsys):
     assert remedies["--gradient_checkpointing_every 1"] == peaks[1]
 
 
-def test_main_memory_is_that_of_a_node(model, capsys):
-    """16 processes of 3 GB, 8 of them on a node unless a flag says otherwise."""
-    words = ["--step", "1", "--model_name_or_path", model, "--gpus", "16", "--prompts", "9999"]
-    assert planned(capsys, *words)[0]["host"]["processes"] == 8 * 3 * 10**9
-    assert planned(capsys, *words, "--gpus_per_node", "4")[0]["host"]["processes"] == 4 * 3 * 10**9
-    assert main([*words, "--main_memory", "25"]) == 0
-    out = capsys.readouterr().out
-    assert "16 GPUs of 80 GB, 8 on a node" in out and "Main memory of a node: 24 GB" in out
-    assert main([*words, "--main_memory", "25", "--gpus_per_node", "16"]) == 1
-    assert "DOES NOT FIT: it has 25 GB" in capsys.readouterr().out
-
-
-def test_a_preset_of_all_steps(capsys):
+def test_a_preset_of_all_steps(model, capsys, monkeypatch):
+    """With a small model; docs/presets.md has the published ones, which tests/plan/test_presets_page.py plans."""
+    monkeypatch.setenv("MODEL", model)
+    monkeypatch.setenv("REWARD_MODEL", model)
     plans = planned(capsys, "tldr_gemma_2b", "--gpus", "4")
     assert [plan["step"] for plan in plans] == ["1", "2", "dpo", "3"]
-    # Gemma-2B as published: 256,000 · 2048 + 18 · (2 · 2048² + 2 · 2048 · 256 + 3 · 2048 · 16,384 + 2 · 2048) + 2048.
-    weights = 256_000 * 2048 + 18 * (2 * 2048**2 + 2 * 2048 * 256 + 3 * 2048 * 16_384 + 2 * 2048) + 2048
-    assert {plan["models"][0]["parameters"] - weights for plan in plans} == {0, 2048}
     assert plans[3]["machine"]["processes"] == 4 and plans[3]["counts"]["updates"] == 37_143 // 256
     assert plans[2]["counts"]["updates"] == 37_143 // 64
     main(["tldr_gemma_2b", "--step", "1", "--gpus", "4"])
@@ -287,13 +261,11 @@ def test_a_preset_of_all_steps(capsys):
     [
         (["no_such_preset"], "no_such_preset: there is no such preset. Give a YAML file, or one of "),
         ([__file__], "--step is missing"),
-        (["tldr_gemma_7b", "--step", "dpo"], "there is no such preset of dpo"),
         (
             ["ppo", "--gpus", "1"],
             "ppo is a step: write --step ppo, with a preset, a YAML file or the flags of the step",
         ),
         ([], "give a preset, or --step (sft, reward, dpo, ppo, refuel, refuel-online) with"),
-        (["tldr_gemma_2b", "--config", "./absent"], "--config ./absent: no such folder"),
         (
             ["tldr_gemma_2b", "--step", "1", "--prompts", "8"],
             "8 training examples are fewer than one global batch of 512. Give --",

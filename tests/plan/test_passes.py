@@ -2,7 +2,6 @@
 """Activations as they are found on the meta device, against what the same code holds on the CPU, and by hand."""
 
 import copy
-import weakref
 
 import pytest
 import torch
@@ -76,7 +75,7 @@ def test_checkpointing_keeps_the_layers_inputs():
     assert 2 * states < held[1] < 8 * states < held[0] / 3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["gemma", "gemma2"])
 def test_checkpointing_of_some_layers_is_in_between(family):
     """A layer more that keeps its activations adds what one of four layers holds beyond its input, by hand.
 
@@ -138,9 +137,10 @@ def test_gradients_are_handed_over(monkeypatch):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("positions", [40, 400])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize(
+    ("trained", "dtype", "positions"),
+    [(True, torch.float32, 40), (True, torch.bfloat16, 400), (False, torch.float32, 400)],
+)
 def test_the_heads_backward_pass_holds_what_is_planned(trained, dtype, positions, monkeypatch):
     """In one chunk, and in four: 0.4 MB of logits, and a head of 1.6 or 3.2 MB. Beside what is planned there are the
     states' gradients, in parts and put together, and a few numbers of each position."""
@@ -156,24 +156,6 @@ def test_the_heads_backward_pass_holds_what_is_planned(trained, dtype, positions
         found.sum().backward()
     plan = training_logits(HeadSize(vocab, vocab * hidden, False, trained, dtype.itemsize), positions, states.device)
     assert plan.backward <= alive.peak < plan.backward + 2 * states.nbytes + 20 * positions
-
-
-def test_bytes_alive():
-    """Two tensors of 100 float32, one dropped; views and what was there before do not count."""
-    there = torch.zeros(1000)
-    with AliveBytes([there]) as alive:
-        first = torch.ones(100) + 1  # two tensors at a time, one of which goes
-        assert (alive.now, alive.peak) == (400, 800)
-        view = first[:50].view(5, 10)
-        there.add_(1)
-        assert alive.now == 400 and view.numel() == 50
-        gone = weakref.ref(first)
-        del first
-        assert alive.now == 400, "the view still needs it"
-        del view
-        assert (alive.now, gone()) == (0, None)
-        alive.start_peak()
-        assert alive.peak == 0
 
 
 def test_a_model_that_looks_at_numbers_cannot_be_planned(monkeypatch):

@@ -39,11 +39,11 @@ else:
 with open(os.environ["FOUND"], "a") as file:
     file.write("".join(json.dumps(line) + "\\n" for line in found))
 """
-# In the place of srun: two machines with eight tasks each.
+# In the place of srun: two machines with eight tasks each, of which $TASKS are started.
 SRUN = """#!/bin/bash
 [ "$1" = --kill-on-bad-exit=1 ] && shift
 export SLURM_STEP_NUM_TASKS=16 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST='gpu[1-2]' SLURM_STEP_TASKS_PER_NODE='8(x2)'
-for task in $(seq 0 15); do
+for task in $(seq 0 $((TASKS - 1))); do
     SLURM_PROCID=$task SLURM_LOCALID=$((task % 8)) SLURM_NODEID=$((task / 8)) "$@" || exit
 done
 exit ${STATUS:-0}
@@ -89,15 +89,17 @@ def expect_sixteen(tmp_path, master):
     assert {(line[1], line[2]) for line in lines} == {(16, master)}
 
 
-@pytest.mark.parametrize("status", [0, 143])
-def test_slurm(status, run, tmp_path):
-    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "STATUS": str(status)}
+def test_slurm(run, tmp_path):
+    """A stopped run is queued again, a finished one is not."""
+    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
     text = (EXAMPLES / "slurm.sbatch").read_text()
     for option in ("--nodes=2", "--ntasks-per-node=8", "--gpus-per-node=8", "--signal=TERM@600", "--requeue"):
         assert f"#SBATCH {option}\n" in text
-    run(["bash", str(EXAMPLES / "slurm.sbatch")], status, **variables)
+    run(["bash", str(EXAMPLES / "slurm.sbatch")], 0, TASKS="0", STATUS="0", **variables)
+    assert not (tmp_path / "found.requeued").exists()
+    run(["bash", str(EXAMPLES / "slurm.sbatch")], 143, TASKS="16", STATUS="143", **variables)
     expect_sixteen(tmp_path, "gpu1")
-    assert (tmp_path / "found.requeued").exists() == (status == 143)
+    assert (tmp_path / "found.requeued").exists()
 
 
 def test_torchrun(run, tmp_path):
