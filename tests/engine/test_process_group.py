@@ -29,7 +29,7 @@ from factories import engine_of, make_causal_lm
         (dist.DistStoreError("Timed out after 9 seconds waiting for clients. 1/4 clients joined"), "not all of the 4"),
     ],
 )
-def test_processes_that_do_not_meet_are_told_of_their_flags(error, said, monkeypatch, caplog) -> None:
+def test_processes_that_do_not_meet_are_told_of_their_flags(error, said, monkeypatch, caplog):
     place = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29511", "WORLD_SIZE": "4", "LOCAL_SIZE": "2"}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
@@ -53,7 +53,7 @@ def test_processes_that_do_not_meet_are_told_of_their_flags(error, said, monkeyp
 )
 def test_the_interface_of_a_hostname_that_only_its_machine_can_reach(
     hostname_address, own_address, interfaces, chosen, two_machines
-) -> None:
+):
     two_machines(hostname_address, own_address, interfaces)
     interface.choose_interface()
     assert os.environ.get("GLOO_SOCKET_IFNAME") == chosen
@@ -63,7 +63,7 @@ def test_the_interface_of_a_hostname_that_only_its_machine_can_reach(
 
 
 @pytest.mark.parametrize(("own_address", "interfaces"), [("10.7.0.1", "eth0"), ("127.0.0.1", "eth0 eth1")])
-def test_an_interface_that_is_not_known(own_address, interfaces, two_machines) -> None:
+def test_an_interface_that_is_not_known(own_address, interfaces, two_machines):
     two_machines("127.0.1.1", own_address, interfaces)
     with pytest.raises(UserError, match=r"resolves to 127\.0\.1\.1, .* set GLOO_SOCKET_IFNAME to it, of "):
         interface.choose_interface()
@@ -86,7 +86,7 @@ def two_machines(monkeypatch):
     return made
 
 
-def test_a_process_that_has_gone_is_named_with_a_remedy(capsys, monkeypatch) -> None:
+def test_a_process_that_has_gone_is_named_with_a_remedy(capsys, monkeypatch):
     """What gloo says, word for word."""
     place = "[/gloo/transport/tcp/pair.cc:556]"
     error = RuntimeError(f"Application timeout caused pair closure\n{place} Connection closed by peer [10.0.0.2]:5")

@@ -40,9 +40,9 @@ CORRELATION, REPETITION, ENTROPY = "response/score_length_correlation", "respons
 EXPLAINED, LOSS = "val/explained_variance", "loss/value"
 
 
-def said(*courses, rows=32, interval=1, flags=(), reads_scores=True, scale_matters=True, caplog=None):
+def said(*courses, rows=32, interval=1, flags=(), caplog=None):
     """What the log says of rollouts that are healthy but for these metrics: update → line."""
-    alarms = Alarms(FLAGS | dict(flags), interval, rows, reads_scores=reads_scores, scale_matters=scale_matters)
+    alarms = Alarms(FLAGS | dict(flags), interval, rows)
     caplog.clear()
     for update, changed in enumerate(courses, start=1):
         assert alarms.check(HEALTHY | changed, update) is None
@@ -109,18 +109,15 @@ def test_a_critic_that_does_not_learn_is_told_of_more_updates_per_rollout(caplog
     assert "--critic_minibatches" not in line
 
 
-def creeping(end, length, first_length=None):
+def creeping(end, length):
     """A KL that rises in 40 equal steps, so that none is a jump."""
-    course = [{KL: end * step / 40, LENGTH: length} for step in range(41)]
-    if first_length is not None:
-        course[0][LENGTH] = first_length
-    return course
+    return [{KL: end * step / 40, LENGTH: length} for step in range(41)]
 
 
 @pytest.mark.parametrize(
     ("length", "limit"),
     # 1 nat per token, but at least 5 and at most 20 nats; from 200 tokens on 0.1 per token.
-    [(1.0, 5.0), (5.0, 5.0), (12.0, 12.0), (20.0, 20.0), (100.0, 20.0), (200.0, 20.0), (1000.0, 100.0)],
+    [(1.0, 5.0), (12.0, 12.0), (100.0, 20.0), (1000.0, 100.0)],
 )
 def test_the_limit_of_the_kl_depends_on_the_length(length, limit, caplog):
     settings = {"flags": {"missing_eos_penalty": 1.0}, "caplog": caplog}
@@ -177,7 +174,7 @@ def test_what_the_reward_asks_for_is_no_matter_of_the_learning_rate(caplog):
         {KL: 9.0, CORRELATION: 0.98, LENGTH: 59.0},
         {KL: 16.2, CORRELATION: 0.0, LENGTH: 64.0, EOS: 0.0},
     ]
-    assert names_of(*course, rows=32, caplog=caplog) == {1: "length", 2: "length", 3: "length"}
+    assert names_of(*course, caplog=caplog) == {1: "length", 2: "length", 3: "length"}
     assert names_of(*course, rows=31, caplog=caplog) == {2: "jump", 3: "jump"}, "a correlation of few may be chance"
 
 
@@ -204,7 +201,6 @@ def test_a_rollout_without_a_scored_response_is_no_first_one(caplog):
         ([{}, {LENGTH: 2.0}], {}, "prefer short", "missing_eos"),
         ([{}, {LENGTH: 2.0}], {"missing_eos_penalty": 1.0}, "a smaller --missing_eos_penalty (1)", "prefer short"),
         ([{KL: 0.0}, {KL: 6.0}], {"kl_coef": 0.0}, "a fifth of it; or --kl_ctl 0.05.", "adaptive"),
-        (creeping(21.0, 32.0), {}, "a larger --kl_ctl (0.05); or --adaptive_kl_target 6", "--kl_ctl 0.05"),
         (creeping(21.0, 32.0), {"adaptive_kl_target": 9.0}, "a smaller --adaptive_kl_target (9)", "--kl_ctl"),
     ],
 )
@@ -264,10 +260,12 @@ def test_the_page_has_the_table():
     assert text.partition(begin)[2].partition(end)[0] == "\n".join(page())
 
 
-@pytest.mark.parametrize("save_steps", [0, 100])
-def test_a_stop_loses_nothing(save_steps, group, tmp_path):
-    """The actor begins away from its reference: the KL of the first rollout is above the limit already."""
-    flags = {"max_kl": 1e-3, "save_steps": save_steps, "self_checks": False}
+def test_a_stop_loses_nothing(group, tmp_path):
+    """The actor begins away from its reference: the KL of the first rollout is above the limit already.
+
+    Without --save_steps, too, a checkpoint is left.
+    """
+    flags = {"max_kl": 1e-3, "save_steps": 0, "self_checks": False}
     trainer = trainer_for(tmp_path, kl_action="stop", **flags)
     with pytest.raises(
         UserError, match=r"after 2 updates, the KL .* above --max_kl 0.001 .* Models and a checkpoint are saved"

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An attention that --attn_implementation names is compared with eager attention before it trains anything."""
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -22,9 +20,7 @@ NAME = "kernels-community/toy"
 CAPPED = {"attn_logit_softcapping": 0.7}
 
 
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, cap: float | None = None
-) -> Tensor:
+def attend(query, key, value, mask, scaling, cap=None):
     """Attention by the textbook, over (rows, heads, tokens, width)."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -34,33 +30,31 @@ def attend(
     return ((logits + mask).softmax(-1) @ value).transpose(1, 2).contiguous()
 
 
-def right(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, **others: Any) -> Any:
+def right(module, q, k, v, mask, scaling, **others):
     return attend(q, k, v, mask, scaling, others.get("softcap")), None
 
 
-def without_cap(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, **_: Any) -> Any:
+def without_cap(module, q, k, v, mask, scaling, **_):
     return attend(q, k, v, mask, scaling), None
 
 
-def without_padding(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, **_: Any) -> Any:
+def without_padding(module, q, k, v, mask, scaling, **_):
     """As a kernel that knows of the causal mask alone."""
     tokens = q.shape[2]
     causal = torch.full((tokens, tokens), torch.finfo(q.dtype).min).triu(1)
     return attend(q, k, v, causal, scaling), None
 
 
-def without_gradient_of_keys(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, **_: Any
-) -> Any:
+def without_gradient_of_keys(module, q, k, v, mask, scaling, **_):
     """Right forward, wrong backward."""
     return attend(q, k.detach(), v.detach(), mask, scaling), None
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Any:
+def register(monkeypatch):
     """Makes a function known to transformers as the attention NAME, with the masks of eager attention."""
 
-    def registered(function: Any) -> None:
+    def registered(function):
         masks = ALL_MASK_ATTENTION_FUNCTIONS["eager"]
         monkeypatch.setitem(type(ALL_ATTENTION_FUNCTIONS)._global_mapping, NAME, function)
         monkeypatch.setitem(type(ALL_MASK_ATTENTION_FUNCTIONS)._global_mapping, NAME, masks)
@@ -68,12 +62,12 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Any:
     return registered
 
 
-def with_attention(model: Any, name: str = NAME) -> Any:
+def with_attention(model, name=NAME):
     model.config._attn_implementation = name
     return model
 
 
-def check(engine: Any) -> None:
+def check(engine):
     ids, attention_mask, mask = (to_device(x) for x in pad_rows(rows_of([2, 5, 9], [7, 3, 4])))
     if hasattr(engine.module.inner, "score"):
         check_scalar(engine, (ids, attention_mask), PAD)
@@ -83,7 +77,7 @@ def check(engine: Any) -> None:
 
 @pytest.mark.parametrize("make", [make_causal_lm, make_classifier])
 @pytest.mark.parametrize(("kind", "options"), [("llama", {}), ("gemma2", CAPPED), ("gemma", {})])
-def test_an_attention_with_the_right_numbers_passes(kind: str, options: Any, make: Any, register: Any) -> None:
+def test_an_attention_with_the_right_numbers_passes(kind, options, make, register):
     register(right)
     states = random_states()
     engine = engine_of(with_attention(make(kind, **options)))
@@ -96,7 +90,7 @@ def test_an_attention_with_the_right_numbers_passes(kind: str, options: Any, mak
     check(frozen_engine_of(with_attention(make(kind, **options))))
 
 
-def test_a_new_critic_with_a_zero_head_passes(register: Any) -> None:
+def test_a_new_critic_with_a_zero_head_passes(register):
     register(right)
     model = with_attention(make_classifier("llama"))
     nn.init.zeros_(model.score.weight)
@@ -111,9 +105,7 @@ WRONG = [
 
 @pytest.mark.parametrize("make", [make_causal_lm, make_classifier])
 @pytest.mark.parametrize(("kind", "options", "function", "message"), WRONG)
-def test_an_attention_with_wrong_numbers_is_refused(
-    kind: str, options: Any, function: Any, message: str, make: Any, register: Any
-) -> None:
+def test_an_attention_with_wrong_numbers_is_refused(kind, options, function, message, make, register):
     register(function)
     with pytest.raises(UserError, match=message) as raised:
         check(engine_of(with_attention(make(kind, **options))))
@@ -121,13 +113,13 @@ def test_an_attention_with_wrong_numbers_is_refused(
     assert "use --attn_implementation sdpa or eager. --no_self_checks skips this check." in str(raised.value)
 
 
-def test_padding_that_is_read_is_found(register: Any) -> None:
+def test_padding_that_is_read_is_found(register):
     register(without_padding)
     with pytest.raises(UserError, match="with padding differ from those without|toy differ from those with eager"):
         check(frozen_engine_of(with_attention(make_causal_lm("llama"))))
 
 
-def test_rows_begin_in_different_columns_and_are_not_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_begin_in_different_columns_and_are_not_long(monkeypatch):
     ids = torch.arange(12).reshape(2, 6)
     mask = torch.tensor([[0, 1, 1, 1, 1, 0]] * 2).bool()
     assert ragged_rows(ids, mask)[1].tolist() == [[0, 1, 1, 1, 1, 0], [0, 0, 1, 1, 1, 0]]
@@ -143,5 +135,5 @@ def test_rows_begin_in_different_columns_and_are_not_long(monkeypatch: pytest.Mo
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [make_causal_lm, make_classifier])
 @pytest.mark.parametrize(("kind", "options"), [("llama", {}), ("gemma2", CAPPED)])
-def test_flex_attention_has_the_numbers_of_eager_attention(kind: str, options: Any, make: Any) -> None:
+def test_flex_attention_has_the_numbers_of_eager_attention(kind, options, make):
     check(frozen_engine_of(make(kind, attn_implementation="flex_attention", **options)))

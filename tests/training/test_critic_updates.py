@@ -16,15 +16,12 @@ from dschat.base.errors import UserError
 from dschat.models.layout import PassSize
 from dschat.models.scalar import ScalarModel
 from dschat.settings.ppo import PPOConfig
-from dschat.training.iteration import pass_size
 from dschat.training.ppo.credit import Credit
-from dschat.training.ppo.metrics import explained_variance
 from dschat.training.ppo.models import response_values
 from dschat.training.ppo.update import UpdateContext, ppo_update, updates_after_steps, updates_of_rollout
 from factories import (
     engine_of,
     largest_difference,
-    make_binned_classifier,
     make_causal_lm,
     make_classifier,
     ppo_config,
@@ -32,9 +29,8 @@ from factories import (
     update_flags,
     whole_state,
 )
-from macro_actions.value_bins import ValueBins
 from nonfinite_cases import batches, spoiled, trainer_for
-from recorded_updates import ROWS, scored_batch, updated
+from recorded_updates import scored_batch, updated
 from resume_runs import lengths, ppo, result_of
 
 
@@ -51,14 +47,10 @@ BOTH, ACTOR, CRITIC, HALF = ("AC", 4), ("A", 4), ("C", 4), ("C", 2)
 @pytest.mark.parametrize(
     ("flags", "steps"),
     [
-        ({}, [BOTH, BOTH]),
         ({"epochs": 2}, [BOTH] * 4),
         ({"epochs": 2, "critic_alone": True}, [CRITIC] * 4),
-        ({"critic_epochs": 3}, [CRITIC] * 4 + [BOTH] * 2),
         ({"epochs": 2, "critic_epochs": 1}, [ACTOR] * 2 + [BOTH] * 2),
-        ({"critic_minibatches": 2}, [HALF, HALF, ACTOR] * 2),
         ({"critic_minibatches": 2, "critic_epochs": 2}, [HALF] * 4 + [HALF, HALF, ACTOR] * 2),
-        ({"critic_minibatches": 2, "critic_alone": True}, [HALF] * 4),
         ({"critic_minibatches": 2, "critic_epochs": 2, "advantage_estimator": "rloo"}, [ACTOR] * 2),
     ],
     ids=str,
@@ -85,9 +77,9 @@ def test_updates_of_the_run_are_the_actors(tmp_path):
         assert updates_after_steps(steps_of(**flags)[1], total) == counted
 
 
-@pytest.mark.parametrize(("zero_stage", "tokens"), [(0, None), (2, None), (3, None), (2, 18)])
+@pytest.mark.parametrize(("zero_stage", "tokens"), [(0, None), (2, 18)])
 def test_the_critics_updates_are_those_of_plain_torch(zero_stage, tokens, group):
-    """At every way to shard the models, and with micro-batches of at most 18 tokens."""
+    """By rows, and with shards in micro-batches of at most 18 tokens."""
     batch = holed_batch()
     weights, stats = critic_updates(batch, zero_stage, tokens)
     expected, losses = plain_critic(batch, rows_of_critic(1))
@@ -95,12 +87,12 @@ def test_the_critics_updates_are_those_of_plain_torch(zero_stage, tokens, group)
     assert stats["loss/value"] == near(sum(losses) / 8, UPDATE)
 
 
-@pytest.mark.parametrize(("zero_stage", "tokens"), [(0, None), (2, 18), (3, None)])
-def test_a_critic_with_bins_is_trained_as_by_plain_torch(zero_stage, tokens, group):
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_a_critic_with_bins_is_trained_as_by_plain_torch(zero_stage, group):
     """Two passes of four mini-batches by cross-entropy; returns beyond the bounds count as the bounds."""
     batch = holed_batch()
     limits = BINS["value_range"]
-    weights, stats = critic_updates(batch, zero_stage, tokens, **BINS)
+    weights, stats = critic_updates(batch, zero_stage, **BINS)
     expected, losses = plain_critic(batch, rows_of_critic(1), limits)
     assert largest_difference({name: weights[name] for name in expected}, expected) < WEIGHT_GAP
     assert stats["loss/value"] == near(sum(losses) / 8, UPDATE)
@@ -115,37 +107,16 @@ def test_a_critic_with_bins_is_trained_as_by_plain_torch(zero_stage, tokens, gro
 
 def test_credit_within_the_update_is_that_before_it(group, tmp_path, monkeypatch):
     """Values come from the outputs that are trained on, where a rollout is one update."""
-    flags = BINS | {"value_range": [-2.0, 12.0], "ppo_epochs": 1, "generation_batches": 1, "num_train_epochs": 1}
+    flags = BINS | {"value_range": [-2.0, 12.0], "ppo_epochs": 1, "generation_batches": 1, "max_steps": 2}
     loop = ppo(tmp_path / "late", reward=lengths, **flags)
     assert loop.algorithm.config.credit_is_fused(loop.algorithm.plan)
     weights, metrics, _ = result_of(loop, tmp_path / "late")
     monkeypatch.setattr(PPOConfig, "credit_is_fused", lambda config, plan: False)
     expected, others, _ = result_of(ppo(tmp_path / "early", reward=lengths, **flags), tmp_path / "early")
-    assert largest_difference(weights, expected) < 8 * WEIGHT_GAP  # four updates at twenty times the rate
+    assert largest_difference(weights, expected) < 8 * WEIGHT_GAP  # two updates at twenty times the rate
     for row, other in zip(metrics, others, strict=True):
         names = {"loss/value", "val/explained_variance", "val/out_of_bounds"} & row.keys()
         assert {name: row[name] for name in names} == near({name: other[name] for name in names}, 10 * UPDATE)
-
-
-def test_a_critic_with_bins_learns_bounded_returns(group):
-    """Returns of 0 to 1 by the last token of the prompt, which the state before a response tells."""
-    batch = to_device(scored_batch())
-    last_prompt_id = torch.tensor([prompt[-1] for prompt, _ in ROWS], device=batch.returns.device)
-    target = (last_prompt_id % 7 / 6.0)[:, None].expand_as(batch.returns)
-    batch = replace(batch, trajectory=replace(batch.trajectory, values=torch.zeros_like(target)), returns=target)
-    config, plan = update_flags(8, 8, 1, value_head="hl_gauss", value_range=[-0.1, 1.1])
-    bins = ValueBins.between(-0.1, 1.1)
-    critic = engine_of(make_binned_classifier(bins, seed=2), 8, bins=bins, learning_rate=1e-2)
-    context = UpdateContext(engine_of(make_causal_lm(), 8), critic, Credit(batch), config, plan, critic_alone=True)
-
-    def explained():
-        values = response_values(critic, batch.rollout, pass_size(plan))
-        return explained_variance(values, target, batch.response_mask)
-
-    assert explained() < 0.2
-    for seed in range(60):
-        stats = ppo_update(context, seed)
-    assert explained() > 0.95 and stats["val/out_of_bounds"] == 0
 
 
 def test_the_variance_explained_in_the_last_pass(group):
@@ -173,8 +144,7 @@ def test_an_update_without_a_counted_token_leaves_the_actor(group):
     config, plan = update_flags(4, 4, 1)
     actor, critic = (engine_of(make(), 4) for make in (make_causal_lm, make_classifier))
     ppo_update(UpdateContext(actor, critic, Credit(batch), config, plan), 0)
-    before = {name: x.clone() for name, x in whole_state(actor).items()}
-    of_critic = {name: x.clone() for name, x in whole_state(critic).items()}
+    before, of_critic = whole_state(actor), whole_state(critic)
 
     nothing = replace(batch, counted=torch.zeros_like(batch.response_mask))
     stats = ppo_update(UpdateContext(actor, critic, Credit(nothing), config, plan), 0)
@@ -223,15 +193,12 @@ def test_the_critics_schedule_counts_its_own_updates(tmp_path):
     assert config.critic_updates(config.plan_batches(1), 20) == 120
 
 
-@pytest.mark.parametrize("place", ["scores", "gradients of the critic", "gradients of the actor"])
-def test_what_is_not_finite_is_left_out(place, group, tmp_path):
+@pytest.mark.parametrize(("place", "left_out"), [("scores", 3), ("gradients of the critic", 2)])
+def test_what_is_not_finite_is_left_out(place, left_out, group, tmp_path):
     """Eight rows: two updates of the critic and one of the actor, of which those of the spoiled model are left out."""
     flags = {"ppo_epochs": 1, "critic_minibatches": 2, "on_nonfinite": "skip"}
     trainer = trainer_for(tmp_path, **flags)
     with spoiled(trainer, place, 0):
         metrics = trainer.iterate(batches(0))
-    assert (
-        metrics["skipped/nonfinite"] == {"scores": 3, "gradients of the critic": 2, "gradients of the actor": 1}[place]
-    )
-    assert trainer.update == 1
-    assert ("loss/value" in metrics) is ("actor" in place) and ("loss/policy" in metrics) is ("critic" in place)
+    assert metrics["skipped/nonfinite"] == left_out and trainer.update == 1
+    assert "loss/value" not in metrics and ("loss/policy" in metrics) is ("critic" in place)

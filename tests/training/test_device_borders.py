@@ -9,7 +9,6 @@ of tokens has a row?).
 """
 
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,23 +41,23 @@ class FakeEngine:
 
     grad_norm, skipped = 1.0, False
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module):
         self.module = module
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss):
         loss.backward()
 
-    def step(self) -> None:
+    def step(self):
         """Nothing to do."""
 
 
 class OneDevice(TorchDispatchMode):
     """Raises where tensors of the CPU and the device meet; a copy to the device is no such place."""
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         places = {x.device for x in given if x.dim() or x.device == GPU}
         if len(places) > 1 and "copy" not in operation.__name__:
@@ -69,13 +68,13 @@ class OneDevice(TorchDispatchMode):
 class FakeGPU:
     """Models and a rollout with the shapes of real ones."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.actor = FakeEngine(PolicyModel(make_causal_lm().to(GPU)))
         self.critic = FakeEngine(ScalarModel(make_classifier().to(GPU)))
         self.rollout = moved(make_rollout(ROWS, left=1, right=2))
 
 
-def moved(real: Any) -> Any:
+def moved(real):
     """A tensor, or a dataclass of such, on the device."""
     if isinstance(real, torch.Tensor):
         return real.to(GPU)
@@ -116,7 +115,7 @@ def batch(real_batch, gpu):
     return moved(real_batch)
 
 
-def on_gpu(item: Any) -> bool:
+def on_gpu(item):
     values = [getattr(item, f.name) for f in fields(item)]
     return all(on_gpu(x) if is_dataclass(x) else x is None or x.device == GPU for x in values)
 

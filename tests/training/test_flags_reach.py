@@ -2,7 +2,6 @@
 """Flags reach what they are there to change: credit, updates, optimisers, engines, the tokens of a rollout."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -43,8 +42,6 @@ from factories import (
 from macro_actions.segments import segment
 from macro_actions.types import Trajectory
 
-CPU = torch.device("cpu")
-
 
 def advantages(tmp_path, finished=True, **flags):
     """Of a response of three tokens: values 1, 2, 4, log-ratios 0.2, 0, 0.4 and score 3."""
@@ -54,14 +51,13 @@ def advantages(tmp_path, finished=True, **flags):
     trajectory = to_device(Trajectory(rollout, logprobs, ref, torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([3.0])))
     macro = segment(torch.tensor([[False, True, True]], device=device()), trajectory.response_mask)
     config = ppo_config(tmp_path / "out", **{"kl_coef": 0.5, "gamma": 1.0, "lam": 1.0} | flags)
-    return assign_credit(trajectory, macro, config.kl.kl_coef, config).advantages[0].to(CPU).tolist()
+    return assign_credit(trajectory, macro, config.kl.kl_coef, config).advantages[0].tolist()
 
 
 # Worked by hand. Token rewards −0.1, 0, −0.2 + 3; macro rewards −0.1 and 2.8; macro values 1.5 (mean of 1, 2) and 4.
 # γ = λ = 1: Â = Σ rewards − value = 2.7 − 1.5 = 1.2 and 2.8 − 4 = −1.2.
 CASES = {
     "plain": ({}, [1.2, 1.2, -1.2]),
-    "kl_coef 0": ({"kl_coef": 0.0}, [1.5, 1.5, -1.0]),
     # δ = −0.1 + 0.5·4 − 1.5 = 0.4 and −1.2; Â = 0.4 + 0.5·(−1.2)
     "gamma": ({"gamma": 0.5}, [-0.2, -0.2, -1.2]),
     # δ = −0.1 + 4 − 1.5 = 2.4; Â = 2.4 + 0.5·(−1.2)
@@ -71,12 +67,9 @@ CASES = {
     "macro_reward": ({"macro_reward": "mean"}, [1.25, 1.25, -1.2]),
     # k2: d²/2 = 0.02, 0, 0.08 → rewards −0.01 and 2.96
     "kl_estimator": ({"kl_estimator": "k2"}, [1.45, 1.45, -1.04]),
-    "clip_reward_value": ({"clip_reward_value": 2.0}, [0.2, 0.2, -2.2]),
     "missing_eos_penalty": ({"missing_eos_penalty": 1.0, "finished": False}, [0.2, 0.2, -2.2]),
     # mean 0.4, variance 1.28: (1.2 − 0.4)/√1.28 and (−1.2 − 0.4)/√1.28
     "whiten_advantages": ({"whiten_advantages": True}, [0.7071068, 0.7071068, -1.4142136]),
-    "normalize_advantages batch": ({"normalize_advantages": "batch"}, [0.7071068, 0.7071068, -1.4142136]),
-    "normalize_advantages row": ({"normalize_advantages": "row"}, [0.7071068, 0.7071068, -1.4142136]),
 }
 
 
@@ -106,34 +99,19 @@ def test_vllm_flags(flags, expected, group, tmp_path, monkeypatch):
     assert builders._rollout_engine(config, engine_of(make_causal_lm()), None) == expected
 
 
+NOT_BUILT = (
+    *("load_causal_lm", "load_scalar", "load_critic", "PolicyModel", "ScalarModel", "frozen_engine", "end_token_id"),
+    *("function_scores", "_rollout_engine", "choose_trained", "require_trainable_tokens", "require_savable"),
+    *("lora_config", "own_end_ids", "seed_new_rows", "note_reward_loss", "hint_at_untrained_values", "note_end_token"),
+)
+
+
 @pytest.fixture
-def optimisers(monkeypatch: pytest.MonkeyPatch) -> list[OptimizerSettings]:
+def optimisers(monkeypatch):
     """The optimisers of the engines in the order in which they are made; nothing is loaded."""
-    found: list[OptimizerSettings] = []
+    found = []
     replace_in_builders(monkeypatch, "train_engine", lambda model, optimizer, settings: found.append(optimizer))
-    for name in (
-        "load_causal_lm",
-        "load_scalar",
-        "load_critic",
-        "PolicyModel",
-        "ScalarModel",
-        "frozen_engine",
-        "end_token_id",
-    ):
-        replace_in_builders(monkeypatch, name, lambda *_, **__: None)
-    for name in (
-        "function_scores",
-        "_rollout_engine",
-        "choose_trained",
-        "require_trainable_tokens",
-        "require_savable",
-        "lora_config",
-        "own_end_ids",
-        "seed_new_rows",
-        "note_reward_loss",
-        "hint_at_untrained_values",
-        "note_end_token",
-    ):
+    for name in NOT_BUILT:
         replace_in_builders(monkeypatch, name, lambda *_, **__: None)
     return found
 
@@ -141,9 +119,7 @@ def optimisers(monkeypatch: pytest.MonkeyPatch) -> list[OptimizerSettings]:
 @pytest.mark.parametrize(
     ("where", "updates", "compiles"), [("cuda", 100, True), ("cuda", 99, False), ("cpu", 100, False)]
 )
-def test_whether_layers_are_compiled_is_decided_beside_the_flag(
-    where: str, updates: int, compiles: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whether_layers_are_compiled_is_decided_beside_the_flag(where, updates, compiles, tmp_path, monkeypatch):
     """The configuration, which a run writes down, goes on saying auto."""
     monkeypatch.setattr(engines, "device", lambda: torch.device(where))
     config = ppo_config(tmp_path, dtype="fp32")
@@ -157,7 +133,7 @@ def test_whether_layers_are_compiled_is_decided_beside_the_flag(
 SHARED = {"lr_scheduler_type": "cosine", "gradient_clipping": 0.5}
 
 
-def test_actor_and_critic_have_optimisers_of_their_own(optimisers: list[OptimizerSettings], tmp_path: Any) -> None:
+def test_actor_and_critic_have_optimisers_of_their_own(optimisers, tmp_path):
     own = {"actor_learning_rate": 1e-3, "actor_weight_decay": 0.1}
     own |= {"critic_learning_rate": 2e-3, "critic_weight_decay": 0.2}
     config = ppo_config(tmp_path, num_warmup_steps=3, **(own | SHARED))
@@ -168,9 +144,7 @@ def test_actor_and_critic_have_optimisers_of_their_own(optimisers: list[Optimize
     ]
 
 
-def test_the_actors_schedule_is_shorter_by_the_critics_warm_up(
-    optimisers: list[OptimizerSettings], tmp_path: Any
-) -> None:
+def test_the_actors_schedule_is_shorter_by_the_critics_warm_up(optimisers, tmp_path):
     """A learning-rate warm-up of a tenth: of the actor's 15 updates 2, of the critic's 20 also 2."""
     config = ppo_config(tmp_path, critic_warmup_updates=5, warmup_ratio=0.1, **SHARED)
     build_ppo_models(config, RunPlan.of(config, config.plan_batches(1), 20), SimpleNamespace())
@@ -178,7 +152,7 @@ def test_the_actors_schedule_is_shorter_by_the_critics_warm_up(
 
 
 @pytest.mark.parametrize(("build", "flags"), [(build_policy, SFTConfig), (build_reward_model, RewardConfig)])
-def test_steps_1_and_2(build: Any, flags: Any, optimisers: list[OptimizerSettings], tmp_path: Any) -> None:
+def test_steps_1_and_2(build, flags, optimisers, tmp_path):
     """A warm-up of 15 % of 10 updates is 2 updates."""
     names = {"data_path": ["unused"], "output_dir": str(tmp_path), "model_name_or_path": "unused"}
     config = flags(learning_rate=3e-3, weight_decay=0.3, warmup_ratio=0.15, **(names | SHARED))

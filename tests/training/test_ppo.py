@@ -170,7 +170,7 @@ class SomeUnscored:
 
     model = None
 
-    def __init__(self, value: float) -> None:
+    def __init__(self, value):
         self.value = value
 
     def __call__(self, rollout, texts):

@@ -37,12 +37,12 @@ def length(prompts, responses, rows):
     return [len(response) / 4 for response in responses]
 
 
-def trainer_of(folder, reward=length, rate=5e-5, estimator=None, **overrides):
+def trainer_of(folder, reward=length, estimator=None, **overrides):
     """A trainer of 16 prompts whose reference is another model, so that there is a KL from the first rollout on."""
     config = ppo_config(folder, **({"self_checks": False, "kl_coef": KL_COEF} | RLOO | overrides))
     prompts = make_prompts(16, input_output="{}")
     models = {"reference": make_causal_lm(seed=1), "critic": make_classifier(seed=2)}
-    return ppo_loop(config, reward, prompts, prompts[:3], **models, estimator=estimator, learning_rate=rate)
+    return ppo_loop(config, reward, prompts, prompts[:3], **models, estimator=estimator, learning_rate=5e-5)
 
 
 # -- draws
@@ -86,7 +86,7 @@ def test_samples_of_a_prompt_depend_on_nothing_else(group, tmp_path):
     only, alone = drawn_by(trainer, 1)
     assert alone.sample_index.tolist() == [0, 0, 0]
     assert all(only[n, 0] == rows[n, 0] for n in (0, 5, 9))
-    for slots, numbers in ((1, (9, 5)), (5, (0, 5, 9)), (64, (5,))):
+    for slots, numbers in ((1, (9, 5)), (64, (5,))):
         trainer.algorithm.sampler.engine = ContinuousEngine(slots)
         others, _ = drawn_by(trainer, 4, numbers)
         assert all(others[place] == rows[place] for place in others)
@@ -176,7 +176,6 @@ def test_tokens_that_are_left_out_count_in_no_mean_and_deviation(over, group, tm
     "flags",
     [
         {"advantage_estimator": "reinforce_pp_baseline"},
-        {"advantage_estimator": "dr_grpo", "normalize_advantages": "batch"},
         {"advantage_estimator": "grpo", "normalize_advantages": "batch"},
     ],
 )
@@ -206,37 +205,34 @@ def test_rloo_is_normalised_with_its_kl_penalty(group, tmp_path):
 
 
 def test_an_estimator_that_is_handed_in_takes_the_place_of_the_flags(group, tmp_path):
-    def doubled(trajectory, macro, settings):
+    def sevens(trajectory, macro, settings):
         batch = rloo_batch(trajectory, macro, settings)
-        return replace(batch, advantages=2 * batch.advantages)
+        return replace(batch, advantages=torch.full_like(batch.advantages, 7.0))
 
-    own, given = (
-        batch_of_iteration(trainer_of(tmp_path / name, estimator=estimator), [[11, 4]])
-        for name, estimator in (("own", None), ("given", doubled))
-    )
-    assert own.advantages.any() and torch.equal(given.advantages, 2 * own.advantages)
+    batch = batch_of_iteration(trainer_of(tmp_path, estimator=sevens), [[11, 4]])
+    assert (batch.advantages == 7).all()
 
 
 # -- runs
 
 
 def test_a_run_without_a_critic_leaves_none(group, tmp_path):
-    """16 prompts, rollouts of 2 with 4 responses, updates of 4 responses: 8 rollouts of 2 updates."""
-    trainer = trainer_of(tmp_path, per_device_training_batch_size=4, save_steps=8, enable_ema=True)
+    """Rollouts of 2 prompts with 4 responses, updates of 4 responses: 2 rollouts of 2 updates."""
+    flags = {"per_device_training_batch_size": 4, "max_steps": 4, "save_steps": 4}
+    trainer = trainer_of(tmp_path, enable_ema=True, **flags)
     assert list(trainer.algorithm.models.trained) == ["actor"] == list(trainer.checkpoints._engines)
     trainer.fit()
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     train = [row for row in rows if "objective/scores" in row]
-    assert [(row["update"], row["samples"]) for row in train] == [(2 * n, 8 * n) for n in range(1, 9)]
+    assert [(row["update"], row["samples"]) for row in train] == [(2, 8), (4, 16)]
     assert {"macro/count", "macro/length", "loss/policy", "lr/actor", "grad_norm/actor"} <= train[0].keys()
     absent = ("critic", "value", "val/clipfrac", "explained_variance", "lambda_eff")
     assert not [name for name in train[0] if any(part in name for part in absent)]
     names = {path.name for path in tmp_path.rglob("*") if path.is_dir()}
-    assert {"checkpoints", "step-16", "actor", "samples"} <= names and "critic" not in names
-    samples = read_jsonl(tmp_path / "samples" / "update-000016.jsonl")
-    assert len(samples) == 3
+    assert {"checkpoints", "step-4", "actor", "samples"} <= names and "critic" not in names
+    samples = read_jsonl(tmp_path / "samples" / "update-000004.jsonl")
     assert samples[0]["tokens"][0].keys() == {"text", "macro_action", "reward", "logprob", "ref_logprob"}
-    manifest = json.loads((tmp_path / "checkpoints" / "step-16" / "manifest.json").read_text())
+    manifest = json.loads((tmp_path / "checkpoints" / "step-4" / "manifest.json").read_text())
     assert {file.split("/")[0] for file in manifest["files"] if "/" in file} == {"actor"}
 
 

@@ -2,7 +2,6 @@
 """--advantage_estimator segment_mc: values that completions measure, and the advantages that follow."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -11,13 +10,12 @@ from closeness import FORMULA, assert_near
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
-from dschat.scoring.source import ResponseTexts, Scores, Weighted
+from dschat.scoring.source import Scores, Weighted
 from dschat.scoring.weighted import WeightedScores
 from dschat.training.iteration import Clock
 from dschat.training.ppo.collect import ActorSampler
 from factories import credit_of_batch, make_causal_lm, make_prompts, ppo_config, ppo_loop
 from macro_actions.conditions import at_most
-from macro_actions.types import PPOBatch, Rollout
 from rl_cases import credit_of, mask_of, trajectory_of
 from rollout_cases import by_hand
 
@@ -34,16 +32,16 @@ FLAGS = {
 }
 
 
-def length(prompts: list[str], responses: list[str], rows: list[Any]) -> list[float]:
+def length(prompts, responses, rows):
     return [len(response) / 4 for response in responses]
 
 
-def trainer_of(folder: Any, reward: Any = length, **overrides: Any) -> Any:
+def trainer_of(folder, reward=length, **overrides):
     config = ppo_config(folder, **(FLAGS | overrides))
     return ppo_loop(config, reward, make_prompts(16), make_prompts(3), reference=make_causal_lm(seed=1))
 
 
-def batch_of(trainer: Any, numbers: Any = ((1, 2), (3, 0)), iteration: int = 0) -> tuple[PPOBatch, Any]:
+def batch_of(trainer, numbers=((1, 2), (3, 0)), iteration=0):
     batch = trainer.algorithm.collect([list(rows) for rows in numbers], iteration, Clock())
     return credit_of_batch(trainer.algorithm, batch), batch.stats
 
@@ -51,7 +49,7 @@ def batch_of(trainer: Any, numbers: Any = ((1, 2), (3, 0)), iteration: int = 0) 
 # -- the estimator
 
 
-def test_advantages_by_hand() -> None:
+def test_advantages_by_hand():
     """V .5 .2 before macro actions of 2 and 1 tokens, a score of 1: .2 − .5 and 1 − .2; a response of one: 1 − .5."""
     trajectory = trajectory_of([3, 1, 0], 3, 0)
     values = torch.tensor([[0.5, 9.0, 0.2], [0.5, 9.0, 9.0], [9.0, 9.0, 9.0]])
@@ -72,7 +70,7 @@ def test_advantages_by_hand() -> None:
     "lengths, most, joined",
     [([1, 1, 1, 1, 1], 2, [3, 2]), ([2, 1, 3], 3, [2, 1, 3]), ([2, 1, 3], 1, [6]), ([1, 2, 1, 2], 3, [3, 1, 2])],
 )
-def test_neighbours_are_joined(lengths: list[int], most: int, joined: list[int]) -> None:
+def test_neighbours_are_joined(lengths, most, joined):
     """Of 4, number 0 and 1 come to ⌊0⌋ and ⌊3/4⌋ = 0, number 2 to ⌊6/4⌋ = 1, number 3 to ⌊9/4⌋ = 2."""
     width = sum(lengths) + 2
     ends = torch.zeros(2, width, dtype=torch.bool)
@@ -86,9 +84,7 @@ def test_neighbours_are_joined(lengths: list[int], most: int, joined: list[int])
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_values_are_means_of_completions_drawn_by_hand(
-    samples: int, group: Any, tokenizer: Any, tmp_path: Any
-) -> None:
+def test_values_are_means_of_completions_drawn_by_hand(samples, group, tokenizer, tmp_path):
     """Of every state, from a forward pass over the whole row for each token, with a seed for each completion."""
     trainer = trainer_of(tmp_path, samples_per_prompt=samples)
     batch, stats = batch_of(trainer, iteration=5)
@@ -114,13 +110,13 @@ def test_values_are_means_of_completions_drawn_by_hand(
     assert_near(batch.advantages, torch.where(batch.response_mask, following - expected, 0.0))
 
 
-def test_weights_are_sent_once_for_all_parts(group: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_sent_once_for_all_parts(group, tmp_path, monkeypatch):
     """Three parts: the first opens a session, the others go on with its weights."""
     trainer = trainer_of(tmp_path, per_device_generation_batch_size=2)
-    sessions: list[bool] = []
+    sessions = []
     session = ActorSampler.session
 
-    def counted(sample: ActorSampler, same_weights: bool = False) -> Any:
+    def counted(sample, same_weights=False):
         sessions.append(same_weights)
         return session(sample, same_weights)
 
@@ -130,7 +126,7 @@ def test_weights_are_sent_once_for_all_parts(group: Any, tmp_path: Any, monkeypa
     assert parts > 1 and sessions == [False, False] + [True] * (parts - 1)
 
 
-def test_completions_are_scored_as_they_are_trained_on(group: Any, tmp_path: Any) -> None:
+def test_completions_are_scored_as_they_are_trained_on(group, tmp_path):
     """A constant score s of which (s − mean) / deviation, less the penalty of a cut response, is clamped."""
     flags = {"missing_eos_penalty": 0.25, "clip_reward_value": 0.5, "ngram": math.inf}
     constant = trainer_of(tmp_path, lambda prompts, responses, rows: [0.6] * len(prompts), **flags)
@@ -150,16 +146,16 @@ def test_completions_are_scored_as_they_are_trained_on(group: Any, tmp_path: Any
     assert_near(batch.trajectory.values, expected.float())
 
 
-def test_completions_without_a_score_are_left_out(group: Any, tmp_path: Any) -> None:
+def test_completions_without_a_score_are_left_out(group, tmp_path):
     """Scores that are all 2: V is 2 where most completions have none, and by the others where all have none."""
 
-    def some(prompts: list[str], responses: list[str], rows: list[Any]) -> list[float | None]:
+    def some(prompts, responses, rows):
         calls.append(len(prompts))
         if len(calls) == 1:
             return [2.0] * len(prompts)
         return [2.0 if n % 5 == 0 else None for n in range(len(prompts))]
 
-    calls: list[int] = []
+    calls = []
     source = WeightedScores([Weighted(None, 1.0, FunctionScores(some, "--f", "skip"))], skips=True)
     batch, _ = batch_of(trainer_of(tmp_path, source, on_reward_error="skip"))
     assert batch.trajectory.values is not None
@@ -167,13 +163,13 @@ def test_completions_without_a_score_are_left_out(group: Any, tmp_path: Any) -> 
     assert_near(batch.advantages, torch.zeros_like(batch.advantages))
 
 
-def test_completions_are_paid_for(group: Any, tmp_path: Any) -> None:
+def test_completions_are_paid_for(group, tmp_path):
     """A judge that costs a dollar a text: each response, and three completions of each of its states."""
 
     class DearJudge:
-        model: None = None
+        model = None
 
-        def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Scores:
+        def __call__(self, rollout, texts):
             count = float(len(texts.responses))
             measured = {"judge/cached": (0.0, count), "judge/cost": (count, count)}
             return Scores(torch.zeros(len(texts.responses)), measured=measured)

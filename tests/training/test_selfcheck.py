@@ -24,7 +24,6 @@ from dschat.training.selfcheck import check_modes, check_policy
 from factories import (
     BOS,
     EOS,
-    KINDS,
     PAD,
     engine_of,
     frozen_engine_of,
@@ -58,7 +57,9 @@ def check(engine, temperature=1.0):
     check_policy(engine, tokens, width, temperature, PAD)
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [*((kind, torch.float32) for kind in KINDS), ("gemma2", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("gemma2", torch.float32), ("gpt2", torch.float32), ("gemma2", torch.bfloat16)]
+)
 def test_healthy_models_pass(kind, dtype, group):
     # In bf16 a random model with logits of tens of nats would round more than a real one does.
     spread = 0.3 if dtype == torch.float32 else 0.05
@@ -113,12 +114,6 @@ def sampled(actor):
     return generate(actor.module.inner, prompts, SAMPLING, range(6), 6).rollout
 
 
-def test_another_temperature_is_found(models):
-    trajectory = trajectory_of(*models, sampled(models[0]))
-    with pytest.raises(UserError, match="log-probs at the update differ from those of the rollout"):
-        check_rollout(models[0], trajectory, replace(SAMPLING, temperature=1.0))
-
-
 def test_log_probs_may_be_rounded_as_the_logits_behind_them(group):
     """A confident model's log-probs are near 0, and its logits are not: these are rounded, by 1e-3 of their size."""
     actor, reference = (frozen_engine_of(make_causal_lm("llama")) for _ in range(2))
@@ -141,27 +136,28 @@ def test_a_reference_that_differs_from_the_actor_is_found(models):
         check_rollout(actor, trajectory, SAMPLING)
 
 
-def test_a_drawing_pass_that_computes_another_way_is_found(models):
+def test_another_temperature_or_drawing_pass_is_found(models):
     trajectory = trajectory_of(*models, sampled(models[0]))
+    with pytest.raises(UserError, match="log-probs at the update differ from those of the rollout"):
+        check_rollout(models[0], trajectory, replace(SAMPLING, temperature=1.0))
     drawn = trajectory.logprobs + 1e-5
     check_rollout(models[0], trajectory, SAMPLING, drawn)
     with pytest.raises(UserError, match="log-probs of the sampling pass differ from those of the actor"):
         check_rollout(models[0], trajectory, SAMPLING, drawn - 0.1)
 
 
-@pytest.mark.parametrize("token", [PAD, BOS])
-def test_a_policy_that_samples_pad_or_bos_is_found(token, models):
-    rollout = to_device(make_rollout([(random_ids(3, 0), [5, token, 6, EOS]), (random_ids(3, 1), [7, 8])]))
-    with pytest.raises(UserError, match=f"the policy sampled token {token}"):
+def test_a_policy_that_samples_bos_is_found(models):
+    rollout = to_device(make_rollout([(random_ids(3, 0), [5, BOS, 6, EOS]), (random_ids(3, 1), [7, 8])]))
+    with pytest.raises(UserError, match=f"the policy sampled token {BOS}"):
         check_rollout(models[0], trajectory_of(*models, rollout), SAMPLING)
 
 
-def test_a_wrong_eos_record_is_found(models):
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_wrong_eos_record_is_found(finished, models):
     rollout = to_device(make_rollout([(random_ids(3, 0), [5, 6, EOS]), (random_ids(3, 1), [7, 8])]))
-    for finished in ([True, True], [False, False]):
-        lying = replace(rollout, finished=torch.tensor(finished))
-        with pytest.raises(UserError, match="a finished response does not end with EOS"):
-            check_rollout(models[0], trajectory_of(*models, lying), SAMPLING)
+    lying = replace(rollout, finished=torch.tensor([finished, finished]))
+    with pytest.raises(UserError, match="a finished response does not end with EOS"):
+        check_rollout(models[0], trajectory_of(*models, lying), SAMPLING)
 
 
 # -- training mode and evaluation mode

@@ -3,7 +3,6 @@
 
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ HEAD = 100 * 32
 GPU = Gpu(memory=1, operations_per_second=1e9, bytes_per_second=1e6)
 
 
-def test_the_parts_of_an_iteration_are_its_whole_time() -> None:
+def test_the_parts_of_an_iteration_are_its_whole_time():
     start = time.perf_counter()
     clock = Clock()
     for name in ("generation", "scoring", "generation"):
@@ -42,18 +41,18 @@ def test_the_parts_of_an_iteration_are_its_whole_time() -> None:
     assert sum(clock.seconds.values()) <= whole
 
 
-def engine_with(model: Any) -> Any:
+def engine_with(model):
     """As much of an engine as is looked at."""
     return SimpleNamespace(module=SimpleNamespace(inner=model))
 
 
-def operations(lengths: list[int], head: int = HEAD) -> int:
+def operations(lengths, head=HEAD):
     """Of a forward and a backward pass of an actor; without a head, of a critic with its row of 32."""
     weights = LAYERS + NORMS + (head or 32)
     return 6 * weights * sum(lengths) + 12 * 2 * 32 * sum(length * length for length in lengths)
 
 
-def test_updates_by_hand() -> None:
+def test_updates_by_hand():
     """Actor and critic on texts of 5 and 3 tokens in 2 s, and updates of the critic alone."""
     engines = [engine_with(make_causal_lm()), engine_with(make_classifier())]
     measured = Throughput(engines, GPU)
@@ -65,7 +64,7 @@ def test_updates_by_hand() -> None:
     assert metrics == near({"time/trained_per_second": 4.0, "time/mfu": expected / 2e9}, FORMULA)
 
 
-def test_sampling_by_hand() -> None:
+def test_sampling_by_hand():
     """Two draws in 0.5 s, float32, two rows at a time.
 
     Responses of 3 and 1 tokens to prompts of 4 and 6 take 3 steps, and two tokens see 5 and 6 keys; one of 2 tokens to
@@ -78,7 +77,7 @@ def test_sampling_by_hand() -> None:
     assert measured.sampled(draws, 0.5) == near(expected, FORMULA)
 
 
-def test_two_processes_have_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_have_two_gpus(monkeypatch):
     """With as much on the other one, there are twice the tokens in the same time, and the shares are the same."""
     measured = Throughput([engine_with(make_causal_lm())], GPU, slots=1)
     draws = [Lengths(np.array([4]), np.array([3]))]
@@ -93,32 +92,32 @@ def test_two_processes_have_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "longest", "rank"), [([3.0, 1.0], 3.0, 0), ([1.0, 2.0, 4.0, 4.0], 4.0, 2)])
-def test_the_slowest_rank(seconds: list[float], longest: float, rank: int) -> None:
+def test_the_slowest_rank(seconds, longest, rank):
     assert throughput.slowest_rank(seconds) == {"time/slowest_generation": longest, "time/slowest_rank": rank}
 
 
-def test_the_lengths_of_every_task() -> None:
+def test_the_lengths_of_every_task():
     demonstration = SFTExample([1, 2], [3, 4, 5], [True, False, True])
     pair = PreferenceExample([1, 2], [3], [4, 5])
     regression = RegressionExample([1, 2], [3], [4, 5], chosen_reward=1.0, rejected_reward=0.0)
     assert SFTTask([], [], 0).lengths([demonstration]) == [5]
     assert RewardTask([], [], 0).lengths([PairExample([1, 2, 3], [1, 2])]) == [3, 2]
-    dpo: Any = DPOTask([], [], 0, *[None] * 3)  # type: ignore[arg-type]
+    dpo = DPOTask([], [], 0, *[None] * 3)  # type: ignore[arg-type]
     assert dpo.lengths([pair]) == RefuelTask([], [], 0, 1.0, 1.0).lengths([regression]) == [3, 4]
 
 
-def ppo_trainer(folder: Any, **overrides: Any) -> Any:
+def ppo_trainer(folder, **overrides):
     """32 prompts, scored by the length of their responses."""
     config = ppo_config(folder, **overrides)
 
-    def score(prompts: list[str], responses: list[str], rows: list[Any]) -> list[float]:
+    def score(prompts, responses, rows):
         return [float(len(response)) for response in responses]
 
     return ppo_loop(config, score, make_prompts(32), make_prompts(6))
 
 
 @pytest.mark.parametrize("done", [0, 1])
-def test_a_rollouts_updates(done: int, group: Any, tmp_path: Any) -> None:
+def test_a_rollouts_updates(done, group, tmp_path):
     """Two PPO epochs of one update each: an iteration that is taken up after the first has trained on half as much."""
     trainer = ppo_trainer(tmp_path, ppo_epochs=2, generation_batches=1)
     algorithm = trainer.algorithm
@@ -140,7 +139,7 @@ def test_a_rollouts_updates(done: int, group: Any, tmp_path: Any) -> None:
     assert metrics["time/mfu"] == near(expected / (seconds * GPU.operations_per_second), FORMULA)
 
 
-def test_each_model_is_counted_on_what_it_trains_on(group: Any, tmp_path: Any) -> None:
+def test_each_model_is_counted_on_what_it_trains_on(group, tmp_path):
     """The critic makes three passes and the actor one."""
     trainer = ppo_trainer(tmp_path, critic_epochs=3)
     algorithm = trainer.algorithm
@@ -154,7 +153,7 @@ def test_each_model_is_counted_on_what_it_trains_on(group: Any, tmp_path: Any) -
     assert metrics["time/mfu"] == near(expected / (seconds * GPU.operations_per_second), FORMULA)
 
 
-def test_refilled_prompts_were_sampled_too(group: Any, tmp_path: Any) -> None:
+def test_refilled_prompts_were_sampled_too(group, tmp_path):
     """Every group has equal scores, so that two rounds sample as much again each."""
     config = ppo_config(
         tmp_path,

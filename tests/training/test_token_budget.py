@@ -39,14 +39,14 @@ from refuel_runs import trainer_of
 Trained = tuple[Any, dict[str, float]]  # an engine after an update, and the numbers of the update and an evaluation
 
 
-def supervised(step: str, folder: Path, tokens: int | None) -> Trained:
+def supervised(step, folder, tokens):
     case, model = Case(tokens=tokens), make_classifier(seed=2) if step == "reward" else make_causal_lm()
     held_out = {"sft": DEMONSTRATIONS, "reward": PAIRS, "dpo": PREFERENCES}[step][:5]
     trainer = supervised_trainer(step, engine_for(model, case, folder), case, folder, held_out)
     return trainer.algorithm.engine, supervised_update(trainer, 0) | trainer.evaluate()
 
 
-def ppo(estimator: str, folder: Path, tokens: int | None) -> Trained:
+def ppo(estimator, folder, tokens):
     """RLOO asks for log-probs before its update, PPO in it."""
     flags = {"samples_per_prompt": 2, "per_device_training_batch_size": 16, "actor_learning_rate": 1e-4}
     config = ppo_config(folder, advantage_estimator=estimator, max_tokens_per_micro_batch=tokens, **flags)
@@ -56,7 +56,7 @@ def ppo(estimator: str, folder: Path, tokens: int | None) -> Trained:
     return trainer.algorithm.models.actor, trainer.iterate([list(range(8))]) | trainer.evaluate()
 
 
-def online(folder: Path, tokens: int | None) -> Trained:
+def online(folder, tokens):
     trainer = trainer_of(folder, noptepochs=2, learning_rate=1e-4, max_tokens_per_micro_batch=tokens)
     return trainer.algorithm.models.policy, trainer.iterate([list(range(8))]) | trainer.evaluate()
 
@@ -73,10 +73,8 @@ STEPS: dict[str, tuple[int, Callable[[Path, int | None], Trained]]] = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_same_numbers_in_passes_of_so_many_tokens(
-    step: str, group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passes: list[tuple[bool, int]] = []  # of an update or not; tokens, padding included
+def test_the_same_numbers_in_passes_of_so_many_tokens(step, group, tmp_path, monkeypatch):
+    passes = []  # of an update or not; tokens, padding included
     for model in (PolicyModel, ScalarModel):
         monkeypatch.setattr(model, "forward", noting(model.forward, passes))
     tokens, run = STEPS[step]
@@ -95,8 +93,8 @@ def test_the_same_numbers_in_passes_of_so_many_tokens(
     assert {name: found[name] for name in expected} == near(expected, 8 * UPDATE, scale=0.1)
 
 
-def noting(forward: Callable[..., Any], passes: list[tuple[bool, int]]) -> Callable[..., Any]:
-    def noted(self: Any, input_ids: torch.Tensor, *given: Any, **named: Any) -> Any:
+def noting(forward, passes):
+    def noted(self, input_ids, *given, **named):
         passes.append((torch.is_grad_enabled(), input_ids.numel()))
         return forward(self, input_ids, *given, **named)
 

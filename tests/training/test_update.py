@@ -6,7 +6,6 @@ import tempfile
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -50,15 +49,13 @@ class StandIn:
         numbers=lambda outputs: outputs,
     )
 
-    def __init__(self, number: float) -> None:
+    def __init__(self, number):
         self.number, self.weight = number, 0.0
-        self.losses: list[float] = []
-        self.lengths: list[int] = []  # of the response that each forward pass was about
-        self.temperatures: set[float] = set()
+        self.losses = []
+        self.lengths = []  # of the response that each forward pass was about
+        self.temperatures = set()
 
-    def __call__(
-        self, input_ids: Any, mask: None, targets: Any = None, temperature: float = 1.0, *_: Any, raw: bool = False
-    ) -> Any:
+    def __call__(self, input_ids, mask, targets=None, temperature=1.0, *_, raw=False):
         if targets is None:
             return torch.full_like(input_ids, self.number, dtype=torch.float32)
         self.lengths.append(len(targets))
@@ -66,25 +63,25 @@ class StandIn:
         one = torch.ones(len(targets), device=input_ids.device)
         return self.number * one, 0.7 * one
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss):
         self.losses.append(float(loss))
 
-    def train(self) -> None: ...
+    def train(self): ...
 
     eval = step = train
 
     @contextmanager
-    def gathered(self) -> Any:
+    def gathered(self):
         yield self.module
 
-    def parts(self) -> dict[str, torch.Tensor]:
+    def parts(self):
         return {"w": torch.tensor([self.weight])}
 
 
 # -- one update
 
 
-def batch_of(lengths: tuple[int, ...] = (1, 2, 3, 4)) -> PPOBatch:
+def batch_of(lengths=(1, 2, 3, 4)):
     """Advantages 1, values 0 and returns 2 everywhere; macro actions of two tokens and what remains."""
     rollout = make_rollout([([5], [6] * n) for n in lengths])
     mask = rollout.response_mask
@@ -104,7 +101,7 @@ SHARES = {
 
 
 @pytest.mark.parametrize("policy_ratio", SHARES)
-def test_losses_are_means_over_the_rows_of_their_update(policy_ratio: str) -> None:
+def test_losses_are_means_over_the_rows_of_their_update(policy_ratio):
     """Four rows in updates of two. Values: old 0, new 1, return 2 at a clip range of 0.5: ½ (0.5 − 2)² = 1.125."""
     actor, critic = StandIn(-1 + math.log(1.1)), StandIn(1.0)
     mean = "macro" if policy_ratio == "macro" else "token"
@@ -125,7 +122,7 @@ def test_losses_are_means_over_the_rows_of_their_update(policy_ratio: str) -> No
     assert stats["grad_norm/actor"] == stats["grad_norm/critic"] == 3.0
 
 
-def test_the_seed_shuffles_the_rows() -> None:
+def test_the_seed_shuffles_the_rows():
     orders = []
     for seed in (0, 1, 2):
         actor = StandIn(-1.0)
@@ -136,7 +133,7 @@ def test_the_seed_shuffles_the_rows() -> None:
     assert len(set(orders)) == 3
 
 
-def test_an_update_that_fp16_left_out_is_counted_and_has_no_norm() -> None:
+def test_an_update_that_fp16_left_out_is_counted_and_has_no_norm():
     actor, critic = StandIn(-1.0), StandIn(0.0)
     actor.skipped = True
     settings = update_flags(2, 2, 1)
@@ -158,18 +155,18 @@ class Notes:
 
 
 @pytest.fixture
-def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -> Any:
+def trainer_of(monkeypatch, tokenizer, tmp_path):
     """trainer_of(rank, world_size, held_out=0, **flags): a trainer of stand-ins, and its notes."""
 
-    def make(rank: int = 0, world_size: int = 1, held_out: int = 0, **flags: Any) -> tuple[Any, Notes]:
+    def make(rank=0, world_size=1, held_out=0, **flags):
         notes = Notes()
 
-        def draw(prompts: Any, sampling: Any, seeds: Any) -> Generation:
+        def draw(prompts, sampling, seeds):
             notes.draws.extend(seeds)
             rollout = to_device(make_rollout([(prompt, RESPONSE) for prompt in prompts]))
             return Generation(rollout, -1.0 * rollout.response_mask, torch.zeros_like(rollout.finished))
 
-        def update(context: UpdateContext, seed: int, *_: Any) -> dict[str, float]:
+        def update(context, seed, *_):
             notes.batches.append(context.credit.whole())
             notes.shuffles.append(seed)
             context.actor.weight = 1.0
@@ -198,11 +195,11 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
     return make
 
 
-def test_every_response_is_drawn_with_a_seed_of_its_own(trainer_of: Any, monkeypatch: Any) -> None:
+def test_every_response_is_drawn_with_a_seed_of_its_own(trainer_of, monkeypatch):
     """On each of two ranks: 4 iterations x 4 prompts, 6 of an evaluation, and in the self-check the same 2."""
     for name in ("check_rollout", "check_scalar"):
         monkeypatch.setattr(f"dschat.training.ppo.algorithm.{name}", lambda *_: None)
-    seeds: list[int] = []
+    seeds = []
     for rank in (0, 1):
         for use, held_out, draws in (("fit", 0, 16), ("evaluate", 12, 6), ("self_check", 0, 2)):
             trainer, notes = trainer_of(rank, 2, held_out)
@@ -216,7 +213,7 @@ def test_every_response_is_drawn_with_a_seed_of_its_own(trainer_of: Any, monkeyp
     assert len(set(seeds)) == 2 * (16 + 6) + 2
 
 
-def test_another_seed_of_the_run_draws_and_shuffles_otherwise(trainer_of: Any) -> None:
+def test_another_seed_of_the_run_draws_and_shuffles_otherwise(trainer_of):
     runs = []
     for seed in (1, 2, 1):
         trainer, notes = trainer_of(seed=seed)
@@ -226,23 +223,19 @@ def test_another_seed_of_the_run_draws_and_shuffles_otherwise(trainer_of: Any) -
     assert not set(runs[0][0]) & set(runs[1][0]) and not set(runs[0][1]) & set(runs[1][1])
 
 
-def test_every_iteration_is_shuffled_otherwise_and_alike_on_every_rank(trainer_of: Any) -> None:
-    shuffles = []
-    for rank in (0, 1):
-        trainer, notes = trainer_of(rank, 2)
-        trainer.fit()
-        shuffles.append(notes.shuffles)
-    assert shuffles[0] == shuffles[1] and len(set(shuffles[0])) == 4
+def test_every_epoch_takes_every_prompt_in_another_order(trainer_of):
+    """Two ranks share the 16 prompts of an epoch; of the epochs, 0 and 1, the termination condition is told.
 
-
-def test_every_epoch_takes_every_prompt_in_another_order(trainer_of: Any) -> None:
-    """Two ranks share the 16 prompts of an epoch; of the epochs, 0 and 1, the termination condition is told."""
-    orders = []
+    Every iteration is shuffled otherwise, and alike on both ranks.
+    """
+    orders, shuffles = [], []
     for rank in (0, 1):
         trainer, notes = trainer_of(rank, 2)
         trainer.fit()
         assert notes.epochs == [0, 0, 1, 1]
         orders.append([batch.trajectory.rollout.prompt_index.tolist() for batch in notes.batches])
+        shuffles.append(notes.shuffles)
+    assert shuffles[0] == shuffles[1] and len(set(shuffles[0])) == 4
     for epoch in (slice(0, 2), slice(2, 4)):
         assert sorted(i for order in orders for rows in order[epoch] for i in rows) == list(range(16))
     assert [set(rows) for rows in orders[0][:2]] != [set(rows) for rows in orders[0][2:]]
@@ -254,9 +247,7 @@ def test_every_epoch_takes_every_prompt_in_another_order(trainer_of: Any) -> Non
     ("target", "coefficients"),
     [(None, [0.1, 0.1, 0.1, 0.1]), (1.0, [0.1, 0.12, 0.144, 0.1728]), (4.0, [0.1, 0.08, 0.064, 0.0512])],
 )
-def test_the_kl_coefficient_of_each_iteration(
-    target: float | None, coefficients: list[float], trainer_of: Any
-) -> None:
+def test_the_kl_coefficient_of_each_iteration(target, coefficients, trainer_of):
     horizon = {} if target is None else {"adaptive_kl_horizon": 8}
     trainer, notes = trainer_of(0, 2, kl_coef=0.1, adaptive_kl_target=target, **horizon)
     trainer.fit()
@@ -264,7 +255,7 @@ def test_the_kl_coefficient_of_each_iteration(
     assert penalties == pytest.approx([0.5 * coefficient for coefficient in coefficients])
 
 
-def test_the_moving_average_moves_once_in_every_iteration(trainer_of: Any) -> None:
+def test_the_moving_average_moves_once_in_every_iteration(trainer_of):
     """The weight is 0 before the first of four iterations and 1 from then on; decay 0.992."""
     trainer, _ = trainer_of()
     trainer.algorithm.average = MovingAverage(trainer.algorithm.models.actor)
@@ -272,7 +263,7 @@ def test_the_moving_average_moves_once_in_every_iteration(trainer_of: Any) -> No
     assert float(trainer.algorithm.average.parts["w"]) == near(1 - 0.992**4, UPDATE)
 
 
-def test_an_evaluation_is_the_mean_over_the_prompts(trainer_of: Any) -> None:
+def test_an_evaluation_is_the_mean_over_the_prompts(trainer_of):
     """Scores 0 to 4, of variance 2.5; KL, length and EOS are those of every response."""
     trainer, _ = trainer_of(held_out=5)
     expected = {"eval/scores": 2.0, "eval/kl": 2.0, "eval/length": 4.0, "eval/eos_rate": 1.0, "eval/rows": 5.0}
@@ -290,24 +281,24 @@ class Letters:
     name = "sft"
     train, eval = ["a" * n for n in range(1, 17)], ()
 
-    def __init__(self) -> None:
-        self.seen: list[int] = []
+    def __init__(self):
+        self.seen = []
 
-    def prepare(self, engine: Any) -> None:
+    def prepare(self, engine):
         pass
 
-    def count(self, examples: list[str]) -> int:
+    def count(self, examples):
         return sum(map(len, examples))
 
-    def lengths(self, examples: list[str]) -> list[int]:
+    def lengths(self, examples):
         return [len(example) for example in examples]
 
-    def loss(self, engine: Any, examples: list[str], count: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def loss(self, engine, examples, count):
         self.seen += map(len, examples)
         return torch.tensor(float(self.count(examples))) / count, {}
 
 
-def supervised_run(folder: Any, seed: int) -> tuple[list[int], list[float]]:
+def supervised_run(folder, seed):
     """Two epochs of 16 examples in updates of 2 x 4: the examples by their lengths, and the losses."""
     sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_train_epochs": 2}
     config = supervised_config("sft", folder, seed=seed, self_checks=False, **sizes)
@@ -316,7 +307,7 @@ def supervised_run(folder: Any, seed: int) -> tuple[list[int], list[float]]:
     return task.seen, engine.losses
 
 
-def test_supervised_epochs_take_every_example_in_another_order(tmp_path: Any) -> None:
+def test_supervised_epochs_take_every_example_in_another_order(tmp_path):
     (seen, losses), (others, _) = supervised_run(tmp_path / "1", 1), supervised_run(tmp_path / "2", 2)
     first, second = seen[:16], seen[16:]
     assert sorted(first) == sorted(second) == list(range(1, 17))
