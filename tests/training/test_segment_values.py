@@ -41,8 +41,8 @@ def trainer_of(folder, reward=length, **overrides):
     return ppo_loop(config, reward, make_prompts(16), make_prompts(3), reference=make_causal_lm(seed=1))
 
 
-def batch_of(trainer, numbers=((1, 2), (3, 0)), iteration=0):
-    batch = trainer.algorithm.collect([list(rows) for rows in numbers], iteration, Clock())
+def batch_of(trainer, iteration=0):
+    batch = trainer.algorithm.collect([[1, 2], [3, 0]], iteration, Clock())
     return credit_of_batch(trainer.algorithm, batch), batch.stats
 
 
@@ -67,8 +67,7 @@ def test_advantages_by_hand():
 
 
 @pytest.mark.parametrize(
-    "lengths, most, joined",
-    [([1, 1, 1, 1, 1], 2, [3, 2]), ([2, 1, 3], 3, [2, 1, 3]), ([2, 1, 3], 1, [6]), ([1, 2, 1, 2], 3, [3, 1, 2])],
+    "lengths, most, joined", [([2, 1, 3], 3, [2, 1, 3]), ([2, 1, 3], 1, [6]), ([1, 2, 1, 2], 3, [3, 1, 2])]
 )
 def test_neighbours_are_joined(lengths, most, joined):
     """Of 4, number 0 and 1 come to ⌊0⌋ and ⌊3/4⌋ = 0, number 2 to ⌊6/4⌋ = 1, number 3 to ⌊9/4⌋ = 2."""
@@ -83,19 +82,18 @@ def test_neighbours_are_joined(lengths, most, joined):
 # -- the values
 
 
-@pytest.mark.parametrize("samples", [1, 2])
-def test_values_are_means_of_completions_drawn_by_hand(samples, group, tokenizer, tmp_path):
+def test_values_are_means_of_completions_drawn_by_hand(group, tokenizer, tmp_path):
     """Of every state, from a forward pass over the whole row for each token, with a seed for each completion."""
-    trainer = trainer_of(tmp_path, samples_per_prompt=samples)
+    trainer = trainer_of(tmp_path)
     batch, stats = batch_of(trainer, iteration=5)
     causal_lm, sampling = make_causal_lm(), trainer.algorithm.sampler.sampling
-    examples = [trainer.algorithm.prompts[n] for n in (1, 2, 3, 0) for _ in range(samples)]
+    examples = [trainer.algorithm.prompts[n] for n in (1, 1, 2, 2, 3, 3, 0, 0)]
     expected, tokens = torch.zeros(batch.response_mask.shape), 0
     for row, response in enumerate(batch.rollout.response_rows()):
         for number, start in enumerate(range(0, len(response), 3)):
             prompt, scores = examples[row].prompt_ids + response[:start], []
             for n in range(3):
-                parts = (1234, SeedKind.COMPLETION, 5, examples[row].index, row % samples, number, n)
+                parts = (1234, SeedKind.COMPLETION, 5, examples[row].index, row % 2, number, n)
                 drawn = by_hand(causal_lm, prompt, sampling, row_seed(*parts))[: sampling.max_new_tokens - start]
                 tokens += len(drawn)
                 scores.append(len(tokenizer.decode(response[:start] + drawn, skip_special_tokens=True)) / 4)
@@ -112,7 +110,7 @@ def test_values_are_means_of_completions_drawn_by_hand(samples, group, tokenizer
 
 def test_weights_are_sent_once_for_all_parts(group, tmp_path, monkeypatch):
     """Three parts: the first opens a session, the others go on with its weights."""
-    trainer = trainer_of(tmp_path, per_device_generation_batch_size=2)
+    trainer = trainer_of(tmp_path)
     sessions = []
     session = ActorSampler.session
 
@@ -179,6 +177,3 @@ def test_completions_are_paid_for(group, tmp_path):
     states = int(batch.macro.mask.sum())
     assert stats.measured["judge/cost"] == (rows + 3 * states, rows)
     assert stats.measured["judge/cached"] == (0.0, rows + 3 * states)
-
-
-# -- runs
