@@ -37,7 +37,6 @@ from real_size import as_large_as
 
 ROWS = ragged_rows([2, 5, 9, 1, 3, 4, 6, 2], [7, 1, 4, 3, 9, 2, 5, 8])
 TOKENS = sum(len(response) for _, response in ROWS)
-OFFLOAD = pytest.param(True, marks=pytest.mark.slow)  # DeepSpeed compiles its optimiser for it, which takes minutes
 
 
 def loss_of(model, rows, count=TOKENS):
@@ -70,7 +69,7 @@ def reference_update(updates=1, clip=1.0, learning_rate=1e-3, weight_decay=0.0):
     return {name: p.detach().cpu() for name, p in model.named_parameters()}, norms
 
 
-@pytest.mark.parametrize("micro", [1, 2, 8])
+@pytest.mark.parametrize("micro", [2, 8])
 def test_any_accumulation_gives_the_update_of_plain_torch(micro, group):
     engine = engine_of(make_causal_lm(), micro, 8 // micro, weight_decay=0.1)
     before = weights_of(engine)
@@ -125,8 +124,7 @@ def test_weight_decay_acts_on_matrices_only(group):
         assert one_group["betas"] == (0.9, 0.95)
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize(("every", "stage"), [(2, 0), (3, 3)])
 def test_gradient_checkpointing_of_some_layers_gives_the_same_update(every, stage, group):
     """Of four layers those with number 0, every, 2 every, … go forward twice in each of two micro-batches."""
     expected = engine_of(make_causal_lm(num_hidden_layers=4), 4, 2, zero_stage=stage)
@@ -188,8 +186,8 @@ def states_of(engine):
 
 @pytest.mark.parametrize(
     ("updates", "options"),
-    [(2, {}), (2, {"dtype": torch.bfloat16}), pytest.param(2, {"offload": True}, marks=pytest.mark.slow), (0, {})],
-    ids=["float32", "bf16", "offload", "before the first update"],
+    [(2, {"dtype": torch.bfloat16}), pytest.param(2, {"offload": True}, marks=pytest.mark.slow), (0, {})],
+    ids=["bf16", "offload", "before the first update"],
 )
 def test_zero_3_goes_on_from_states_in_other_pieces(updates, options, group, tmp_path):
     """In other sub-groups and with vectors in parts that are whole now, as another number of processes would."""
@@ -225,8 +223,8 @@ def sharded_states(engine):
 
 @pytest.mark.parametrize(
     ("updates", "options"),
-    [(2, {"zero_stage": 1, "dtype": torch.bfloat16}), (2, {"zero_stage": 2, "offload": True}), (0, {"zero_stage": 2})],
-    ids=["bf16", "offload", "before the first update"],
+    [(2, {"zero_stage": 1, "dtype": torch.bfloat16}), (0, {"zero_stage": 2})],
+    ids=["bf16", "before the first update"],
 )
 def test_a_run_goes_on_from_slices(updates, options, group, tmp_path):
     """At stages 1 and 2, to the last bit where the slices are the same."""
@@ -275,16 +273,12 @@ def settings_with(given, tmp_path):
     return EngineSettings(**SETTINGS, config_file=str(file))
 
 
-AUTO = {"gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": "auto"}}
-
-
 @pytest.mark.parametrize(
     "given",
     [
-        {"wall_clock_breakdown": True, "prescale_gradients": False},
-        {"train_micro_batch_size_per_gpu": "auto", "optimizer": "auto"},
-        {"zero_optimization": {"overlap_comm": True}},
-        AUTO,  # as in configurations written for Hugging Face's Trainer
+        {"wall_clock_breakdown": True, "zero_optimization": {"overlap_comm": True}},
+        # As in configurations written for Hugging Face's Trainer.
+        {"optimizer": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": "auto"}},
     ],
     ids=str,
 )
@@ -307,27 +301,20 @@ def test_a_users_deepspeed_config_is_merged(given, tmp_path):
     [
         # Refused even if they agree with the flags here: another model of a run may have another stage or batch.
         ({"train_micro_batch_size_per_gpu": 2}, "train_micro_batch_size_per_gpu is decided by --global_batch_size"),
-        ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps is decided by --global_batch_size"),
         ({"bf16": {"enabled": False}}, 'bf16.enabled is decided by --dtype: remove the key, or set it to "auto"'),
-        ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage is decided by --zero_stage"),
         ({"zero_optimization": {"stage": None}}, "zero_optimization.stage is decided by --zero_stage"),
         ({"zero_optimization": 2}, "zero_optimization must be a JSON object, not 2"),
         ({"optimizer": {"type": "AdamW"}}, "optimizer is decided by flags"),
-        ({"gradient_clipping": -1}, "gradient_clipping is decided by --gradient_clipping"),
         ({"zero_optimization": {"cpu_offload": True}}, "cpu_offload is decided by --offload"),
         # What the memory plan reads.
-        ({"zero_optimization": {"reduce_bucket_size": "many"}}, 'reduce_bucket_size must be a number .*, not "many"'),
         ({"zero_optimization": {"sub_group_size": {"a": 1}}}, 'sub_group_size must be a number .*, not {"a": 1}'),
         ('{"zero_optimization": {"reduce_bucket_size": NaN}}', "reduce_bucket_size must be a number .*, not NaN"),
         ({"zero_optimization": {"reduce_bucket_size": 10**400}}, "reduce_bucket_size must be a number .*, not 1000"),
         ({"zero_optimization": {"reduce_bucket_size": -1}}, "reduce_bucket_size must be a number .*, not -1"),
         ({"data_types": {"grad_accum_dtype": {}}}, "grad_accum_dtype must be one of fp32, bf16, fp16, not {}"),
-        ({"zero_optimization": {"offload_optimizer": "cpu"}}, 'offload_optimizer must be a JSON object, not "cpu"'),
         ({"zero_optimization": {"offload_optimizer": None}}, "offload_optimizer must be a JSON object, not null"),
-        ({"data_types": {"grad_accum_dtype": "fp17"}}, "grad_accum_dtype must be one of fp32, bf16, fp16"),
         # What DeepSpeed refuses, or stumbles over.
         ({"amp": {"enabled": True}}, "DeepSpeed refuses these settings .*AMP"),
-        ({"wall_clock_breakdown": {"a": 1}}, "DeepSpeed refuses these settings .*TypeError"),
         ({"wall_clock_breakdown": "false"}, "DeepSpeed refuses these settings .*TypeError.*; correct or remove"),
         ('{"gradient_clipping": 1, "gradient_clipping": 2}', "the key 'gradient_clipping' occurs twice"),
         ("", "not valid JSON"),
@@ -378,10 +365,14 @@ def test_dtype_by_name():
             training_dtype("fp16")
 
 
-@pytest.mark.parametrize("offload", [False, OFFLOAD])
-@pytest.mark.parametrize("stage", [0, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2)), 3])
+@pytest.mark.parametrize(
+    ("stage", "offload"), [(0, False), (3, False), *(pytest.param(n, True, marks=pytest.mark.slow) for n in (1, 2, 3))]
+)
 def test_in_bf16_small_gradients_add_up(stage, offload, group):
-    """One micro-batch, and 32 of a 512th of its loss: bf16, with 8 digits, would forget each of these."""
+    """One micro-batch, and 32 of a 512th of its loss: bf16, with 8 digits, would forget each of these.
+
+    With offloading, DeepSpeed compiles its optimiser, which takes minutes.
+    """
     engine = engine_of(make_causal_lm(), 2, 33, dtype=torch.bfloat16, zero_stage=stage, offload=offload)
     reference = engine_of(make_causal_lm(), 2, 1, dtype=torch.bfloat16, zero_stage=stage, offload=offload)
     for number, accumulating in enumerate([reference] + [engine] * 33):
@@ -391,11 +382,10 @@ def test_in_bf16_small_gradients_add_up(stage, offload, group):
     assert engine.grad_norm == near((1 + 32 / 512) * reference.grad_norm, UPDATE)
 
 
-@pytest.mark.parametrize("stage", [0, 1])
-def test_in_bf16_gradients_are_added_to_float32_sums_at_once(stage, group):
+def test_in_bf16_gradients_are_added_to_float32_sums_at_once(group):
     """Two micro-batches: the sum is that of both gradients in float32, and none of them stays in memory."""
     policy = PolicyModel(make_causal_lm().to(torch.bfloat16))
-    engine = engine_of(make_causal_lm(), 2, 3, dtype=torch.bfloat16, zero_stage=stage)
+    engine = engine_of(make_causal_lm(), 2, 3, dtype=torch.bfloat16, zero_stage=1)
     sums = [torch.zeros(parameter.shape) for parameter in policy.parameters()]
     for rows in (ROWS[:2], ROWS[2:4]):
         engine.backward(loss_of(engine, rows))

@@ -45,8 +45,7 @@ def test_processes_that_do_not_meet_are_told_of_their_flags(error, said, monkeyp
 @pytest.mark.parametrize(
     ("hostname_address", "own_address", "interfaces", "chosen"),
     [
-        ("127.0.1.1", "10.0.0.2", "eth0 eth1", "eth1"),  # on the way to rank 0
-        ("fe80::1%eth0", "10.0.0.2", "eth0 eth1", "eth1"),
+        ("fe80::1%eth0", "10.0.0.2", "eth0 eth1", "eth1"),  # on the way to rank 0
         ("127.0.1.1", "127.0.0.1", "eth1", "eth1"),  # rank 0's machine, by its own name
         ("10.9.0.1", "10.0.0.2", "eth0 eth1", None),  # gloo's own choice can be reached
     ],
@@ -145,7 +144,7 @@ def test_a_group_of_one_leaves_the_variables_of_a_cluster(monkeypatch):
     assert {name: os.environ[name] for name in variables} == variables and "RANK" not in os.environ
 
 
-@pytest.mark.parametrize(("rank", "ranks"), [(0, [0, 1]), (3, [2, 3]), (5, [4, 5])])
+@pytest.mark.parametrize(("rank", "ranks"), [(0, [0, 1]), (3, [2, 3])])
 def test_neighbours_of_a_rank(rank, ranks, monkeypatch):
     """Of six ranks in pairs; each rank makes the groups of all ranks, as torch.distributed wants it."""
     made = []

@@ -39,7 +39,7 @@ def test_a_critic_that_explains_is_the_baseline(tmp_path):
     assert gate.metrics() == near({"val/gate_explained_variance": 1 - ERRORS * 9 / 2, "val/gate_open": 1.0}, FORMULA)
 
 
-@pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("lam", [0.0, 0.5])
 def test_a_critic_that_explains_nothing_is_none(lam, tmp_path):
     """1 − (8/9) / (2/9) = −3, whatever λ: the returns of GAE contain the values and would be explained at λ = 0."""
     batch, config = credit(tmp_path, BAD, lam=lam)

@@ -25,12 +25,10 @@ from macro_actions.types import select_rows
 from nonfinite_cases import batches, empty_responses, trainer_for
 
 CONDITIONS = [
-    {"termination_condition": "fixed", "ngram": 3},
     {"termination_condition": "fixed", "ngram": math.inf, "value_function": "position"},
     {"termination_condition": "randomized"},
     {"termination_condition": "parsing", "parser": "chunker"},
-    {"termination_condition": "ppl"},
-    {"isolate_last_token": True, "macro_reward": "mean"},
+    {"termination_condition": "ppl", "isolate_last_token": True, "macro_reward": "mean"},
 ]
 
 

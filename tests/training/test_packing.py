@@ -18,7 +18,6 @@ TEXTS = ["the quick brown fox jumps over the lazy dog"] * 20
 ROWS = ragged_rows([12, 5, 9, 1, 3, 24, 6, 2], [17, 1, 14, 3, 9, 12, 5, 8], seed=1)
 EXAMPLES = [SFTExample(p, r) for p, r in ROWS]
 WIDTH = 48
-REFUSED = ("bloom",)
 
 
 def model_of(kind, folder, **options):
@@ -41,10 +40,9 @@ class Plain:
         self.module.eval()
 
 
-def gradients_of(model, task, training=False):
+def gradients_of(model, task):
     """The loss of an update of two micro-batches, and its gradients."""
     engine = Plain(model)
-    engine.module.train(training)
     engine.module.zero_grad()
     count = task.count(EXAMPLES)
     total = sum(task.loss(engine, part, count)[0] for part in (EXAMPLES[:5], EXAMPLES[5:]))
@@ -53,8 +51,9 @@ def gradients_of(model, task, training=False):
     return total.item(), gradients
 
 
-@pytest.mark.parametrize("on_prompt", [False, True])
-@pytest.mark.parametrize("kind", [kind for kind in MODEL_FAMILIES if kind not in REFUSED])
+@pytest.mark.parametrize(
+    ("kind", "on_prompt"), [("llama", True), *((kind, False) for kind in MODEL_FAMILIES if kind != "bloom")]
+)
 def test_loss_and_gradients_are_those_of_a_row_each(kind, on_prompt, tmp_path):
     model = model_of(kind, tmp_path)
     packed = SFTTask(EXAMPLES, [], PAD, on_prompt, packed_width=WIDTH)
@@ -66,10 +65,9 @@ def test_loss_and_gradients_are_those_of_a_row_each(kind, on_prompt, tmp_path):
     assert largest_difference(found, gradients) < WEIGHT_GAP
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_families_without_positions_are_refused_by_name(kind, tmp_path):
-    engine = Plain(model_of(kind, tmp_path))
-    with pytest.raises(UserError, match=f"--packing: {kind} models cannot keep packed examples apart"):
+def test_families_without_positions_are_refused_by_name(tmp_path):
+    engine = Plain(model_of("bloom", tmp_path))
+    with pytest.raises(UserError, match="--packing: bloom models cannot keep packed examples apart"):
         SFTTask(EXAMPLES, [], PAD, packed_width=WIDTH).prepare(engine)
 
 

@@ -15,28 +15,23 @@ from dschat.engine.rehearsal import first_update_bytes
 from dschat.rollouts.continuous import ContinuousEngine
 from dschat.training import rehearsal
 from factories import engine_of, make_causal_lm, pad_rows, ragged_rows
-from reduction_cases import CASES, DTYPES, update
-from resume_runs import RLOO, Setup, ppo, refuel_online, result_of, supervised
+from reduction_cases import DTYPES, FAST_CASES, update
+from resume_runs import Setup, ppo, refuel_online, result_of, supervised
 
 DROPOUT = Setup(lora_dim=2, lora_dropout=0.5)
 FUSED = {"ppo_epochs": 1, "generation_batches": 1}
 one_rollout = partial(ppo, max_steps=4)
 RUNS = {
-    **{step: partial(supervised, step, max_steps=2) for step in ("sft", "reward", "dpo", "refuel")},
+    **{step: partial(supervised, step, max_steps=2) for step in ("sft", "dpo")},
     "adapters-with-dropout": partial(supervised, "sft", setup=DROPOUT, max_steps=2),
     "ppo": one_rollout,
     "ppo-fused": partial(ppo, per_device_training_batch_size=4, gradient_accumulation_steps=1, max_steps=1, **FUSED),
-    "rloo": partial(one_rollout, **RLOO),
     "refuel-online": partial(refuel_online, max_steps=3),
-    **{
-        f"zero{stage}-{dtype}": partial(one_rollout, setup=Setup(zero_stage=stage, dtype=DTYPES[dtype]))
-        for stage, dtype in CASES
-        if (stage, dtype) != (0, "fp32")
-    },
+    "zero1-bf16": partial(one_rollout, setup=Setup(zero_stage=1, dtype=torch.bfloat16)),
+    "zero2-fp32": partial(one_rollout, setup=Setup(zero_stage=2)),
     "checkpointing": partial(one_rollout, setup=Setup(zero_stage=3, options={"gradient_checkpointing": True})),
 }
-SLOW = {"reward", "refuel", "rloo", "checkpointing"}
-SLOW |= {"zero0-bf16", "zero1-fp32", "zero2-bf16", "zero3-fp32", "zero3-bf16"}
+SLOW = {"checkpointing"}
 pytestmark = pytest.mark.usefixtures("group")
 
 
@@ -74,16 +69,13 @@ def test_a_rehearsed_run_is_the_run_without(name, tmp_path, monkeypatch):
 # to at most 24 tokens. Sizes (rows, tokens) by hand.
 SIZES = {
     "sft": (supervised, {"step": "sft"}, (2, 9 + 9)),
-    "sft-padded-together": (supervised, {"step": "sft", "max_tokens_per_micro_batch": 26}, (2, 13)),
     "sft-fewer-tokens": (supervised, {"step": "sft", "max_tokens_per_micro_batch": 25}, (1, 13)),
     # Packed examples of a micro-batch are every second one by length: 13 and 11 tokens.
     "sft-packed": (supervised, {"step": "sft", "packing": True, "max_seq_len": 24}, (1, 24)),
     "reward": (supervised, {"step": "reward"}, (4, 13)),
-    "dpo": (supervised, {"step": "dpo"}, (4, 14)),
     "dpo-fewer-tokens": (supervised, {"step": "dpo", "max_tokens_per_micro_batch": 55}, (2, 14)),
     "refuel": (supervised, {"step": "refuel"}, (4, 14)),
     "ppo": (ppo, {}, (2, 12)),
-    "ppo-more-tokens": (ppo, {"max_tokens_per_micro_batch": 48}, (2, 12)),
     "ppo-fewer-tokens": (ppo, {"max_tokens_per_micro_batch": 23}, (1, 12)),
     "refuel-online": (refuel_online, {}, (8, 24)),
     "refuel-online-fewer-tokens": (refuel_online, {"max_tokens_per_micro_batch": 4 * 24}, (4, 24)),
@@ -99,7 +91,7 @@ def test_sizes_by_hand(name, tmp_path, monkeypatch):
     assert all(passes == [size] for passes in sizes.values()), sizes
 
 
-@pytest.mark.parametrize(("stage", "dtype"), CASES)
+@pytest.mark.parametrize(("stage", "dtype"), FAST_CASES)
 def test_room_for_what_the_first_update_takes_by_hand(stage, dtype):
     """Adam's two float32 moments; and the sum of gradients, where DeepSpeed has not made it already."""
     engine = engine_of(make_causal_lm(), 2, 2, zero_stage=stage, dtype=DTYPES[dtype])
@@ -112,8 +104,7 @@ def test_room_for_what_the_first_update_takes_by_hand(stage, dtype):
     assert first_update_bytes(alone._engine, alone._adam) == 8 * elements
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize(("stage", "dtype"), [(0, "bf16"), (1, "fp32")])
 def test_gradients_live_as_long_as_in_training(stage, dtype):
     """The most gradients that there are at a time, in an update of one micro-batch."""
     engine = engine_of(make_causal_lm(), 2, 1, zero_stage=stage, dtype=DTYPES[dtype])
@@ -141,7 +132,7 @@ def no_memory(*args, **kwargs):
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation")
 
 
-@pytest.mark.parametrize("name", ["sft", "ppo", "refuel-online"])
+@pytest.mark.parametrize("name", ["sft", "ppo"])
 def test_memory_that_ends_is_explained_before_anything_is_written(name, tmp_path, monkeypatch):
     loop, begun = RUNS[name](tmp_path), []
     engine = next(iter(loop.checkpoints._engines.values()))
@@ -157,14 +148,10 @@ def test_memory_that_ends_is_explained_before_anything_is_written(name, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("graphs", "slots", "prompts", "columns"),
-    [(True, 4, 4, 256), (True, 4, 8, 512), (True, 9, 8, 256), (None, 4, 4, 0)],
+    ("graphs", "slots", "prompts", "columns"), [(True, 4, 8, 512), (True, 9, 8, 256), (None, 4, 4, 0)]
 )
 def test_memory_that_sampling_keeps_by_hand(graphs, slots, prompts, columns):
     """Keys and values of 2 layers with a head of 16 numbers, 4 bytes each; 100 logits, 4 times. 64 spare columns."""
-    causal_lm = make_causal_lm()
-    assert causal_lm.config.num_key_value_heads * causal_lm.config.head_dim == 16
-    assert causal_lm.config.num_hidden_layers == 2
     rows = min(slots, prompts)
     expected = rows * columns * 2 * 2 * 16 * 4 + 4 * 4 * 100 * rows * bool(graphs)
-    assert ContinuousEngine(slots, graphs).kept_bytes(causal_lm, prompts, 200) == expected
+    assert ContinuousEngine(slots, graphs).kept_bytes(make_causal_lm(), prompts, 200) == expected

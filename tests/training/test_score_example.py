@@ -89,8 +89,7 @@ def run_card(folder):
     return float(re.search(r"\[\[(\S+?)[],]", printed.getvalue())[1]), given
 
 
-@pytest.mark.parametrize("name", ["chatml", "gemma"])
-@pytest.mark.parametrize("adapter", [False, True])
+@pytest.mark.parametrize(("adapter", "name"), [(False, "chatml"), (True, "gemma")])
 def test_card_and_obvious_lines_give_the_trained_score(name, adapter, group, tmp_path):
     """In plain transformers; also of an adapter, and of two dialogues with padding on either side."""
     tokenizer = byte_tokenizer(name)
@@ -112,13 +111,8 @@ def test_card_and_obvious_lines_give_the_trained_score(name, adapter, group, tmp
         return
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
     for side in ("left", "right"):
-        batch = opened.apply_chat_template(
-            [DIALOGUE, LONGER],
-            padding=True,
-            return_dict=True,
-            return_tensors="pt",
-            tokenizer_kwargs={"padding_side": side},
-        )
+        options = {"padding": True, "return_tensors": "pt", "tokenizer_kwargs": {"padding_side": side}}
+        batch = opened.apply_chat_template([DIALOGUE, LONGER], return_dict=True, **options)
         assert float(model(**batch).logits[0, 0]) == near(expected)
 
 
@@ -128,6 +122,5 @@ def test_a_reward_model_of_texts_shows_the_token_that_ends_them(group, tmp_path)
     engine = saved(tmp_path / "out", base, tokenizer, "<eos>")
     computed, given = run_card(tmp_path / "out")
     ids = [1, *tokenizer.encode("Name a fruit. An apple.", add_special_tokens=False), 2]
-    assert computed == pytest.approx(given, abs=1e-3) and given == pytest.approx(
-        hf_score(engine.module.inner.eval(), ids), rel=1e-3
-    )
+    assert computed == pytest.approx(given, abs=1e-3)
+    assert given == pytest.approx(hf_score(engine.module.inner.eval(), ids), rel=1e-3)

@@ -32,19 +32,14 @@ from shared_base_runs import (
     write_base,
 )
 
-STAGES = [{}, {"zero_stage": 2}, {"actor_zero_stage": 2, "critic_zero_stage": 0}]
-# On two processes, ZeRO 3 is tested in every `make test`.
-SLOW = [
-    {"zero_stage": 1},
-    {"zero_stage": 3},
-    {"zero_stage": 3, "ppo_epochs": 1, "critic_gradient_checkpointing": True},
-]
 FORMS = [
+    {"zero_stage": 2, "ppo_epochs": 1},
+    {"actor_zero_stage": 2, "critic_zero_stage": 0},
     {"actor_gradient_checkpointing": True, "critic_gradient_checkpointing": True},
-    {"ppo_epochs": 1},
     {"advantage_estimator": "rloo", "samples_per_prompt": 2, "per_device_generation_batch_size": 4},
     {"critic_lora_dim": 3, "critic_model_name_or_path": None},
-    {"dtype": "bf16"},
+    # On two processes, ZeRO 3 is tested in every `make test`.
+    pytest.param({"zero_stage": 3, "ppo_epochs": 1, "critic_gradient_checkpointing": True}, marks=pytest.mark.slow),
 ]
 
 
@@ -62,12 +57,10 @@ def both(tmp_path, tokenizer, base, flags):
 
 
 def name_of(flags):
-    return ",".join(f"{name}={value}" for name, value in flags.items()) or "plain"
+    return ",".join(f"{name}={value}" for name, value in flags.items())
 
 
-@pytest.mark.parametrize(
-    "flags", [*STAGES, *FORMS, *(pytest.param(flags, marks=pytest.mark.slow) for flags in SLOW)], ids=name_of
-)
+@pytest.mark.parametrize("flags", FORMS, ids=name_of)
 def test_updates_are_those_of_separate_models(flags, group, tokenizer, tmp_path):
     base, models = paths(tmp_path, tokenizer)
     if "advantage_estimator" in flags:
@@ -91,19 +84,18 @@ def test_updates_are_those_of_separate_models(flags, group, tokenizer, tmp_path)
         assert moved and all(".lora_" in name for name in moved)
 
 
-@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_run_stops_anywhere_and_goes_on(every, stage, group, tokenizer, tmp_path):
+def test_a_run_stops_anywhere_and_goes_on(every, group, tokenizer, tmp_path):
     base, models = paths(tmp_path, tokenizer)
 
     def make(folder, **flags):
-        more = {"zero_stage": stage, "enable_ema": True, "normalize_scores": True}
+        more = {"zero_stage": 2, "enable_ema": True, "normalize_scores": True}
         return trainer_of(folder, base, tokenizer, **models, **more, **flags)
 
-    check_every_stop(make, tmp_path, every, first=5 * stage if every > 1 else 0)
+    check_every_stop(make, tmp_path, every, first=10 if every > 1 else 0)
 
 
-@pytest.mark.parametrize("kind", ["gemma", "gpt2", "gemma2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_families_and_what_is_saved(kind, group, tokenizer, tmp_path):
     """transformers opens the merged models, and gives the engines' numbers; an adapter stands on the base."""
     base, models = paths(tmp_path, tokenizer, kind)
