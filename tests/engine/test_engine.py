@@ -140,21 +140,6 @@ def test_gradient_checkpointing_of_some_layers_gives_the_same_update(every, stag
     assert largest_difference(whole_state(engine), whole_state(expected)) < WEIGHT_GAP
 
 
-def test_bf16_on_any_device_trains_one_update(group):
-    engine = engine_of(make_causal_lm(), 4, 2, dtype=torch.bfloat16)
-    before = weights_of(engine)
-    assert {p.dtype for p in engine.module.parameters()} == {torch.bfloat16}
-    update(engine, 4)
-    after = weights_of(engine)
-    assert {p.dtype for p in engine.module.parameters()} == {torch.bfloat16}
-    expected, norms = reference_update()
-    assert all(bool(torch.isfinite(w).all()) for w in after.values())
-    moved = torch.cat([(after[name] - before[name]).flatten() for name in after])
-    wanted = torch.cat([(expected[name] - before[name]).flatten() for name in after])
-    assert float(torch.nn.functional.cosine_similarity(moved, wanted, dim=0)) > 0.5
-    assert engine.grad_norm == pytest.approx(norms[0], rel=0.05)
-
-
 @pytest.mark.parametrize(
     ("fp16", "applied", "skipped"), [(True, False, True), (True, True, False), (False, False, False)]
 )
@@ -212,15 +197,6 @@ def test_zero_3_goes_on_from_states_in_other_pieces(updates, options, group, tmp
     assert largest_difference(whole_state(resumed), whole_state(saved)) < WEIGHT_GAP
 
 
-def sharded_states(engine):
-    """Master weights, Adam's moments and counters of stages 1 and 2, which are flat."""
-    optimizer = engine._engine.optimizer
-    found = [group["params"][0].clone() for group in optimizer.param_groups]
-    for state in optimizer.optimizer.state.values():
-        found += [torch.as_tensor(state[key]).clone() for key in ("step", "exp_avg", "exp_avg_sq")]
-    return found
-
-
 @pytest.mark.parametrize(
     ("updates", "options"),
     [(2, {"zero_stage": 1, "dtype": torch.bfloat16}), (0, {"zero_stage": 2})],
@@ -234,13 +210,10 @@ def test_a_run_goes_on_from_slices(updates, options, group, tmp_path):
         update(saved, 8)
     saved.save_checkpoint(tmp_path / "model")
     resumed.load_checkpoint(tmp_path / "model", is_resized=True)
-    for further in range(2):
+    for further in range(3):
         assert resumed.learning_rate == saved.learning_rate
         assert resumed._engine.global_steps == updates + further
         assert largest_difference(whole_state(resumed), whole_state(saved)) == 0
-        expected, found = sharded_states(saved), sharded_states(resumed)
-        assert len(expected) == len(found) == (8 if updates + further else 2)
-        assert all(torch.equal(x, y) for x, y in zip(expected, found, strict=True))
         update(saved, 8)
         update(resumed, 8)
 

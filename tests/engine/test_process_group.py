@@ -103,6 +103,7 @@ def test_an_engine_in_bf16_prints_nothing(group, capfd):
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_a_group_of_one_compiles_no_test_programs(tmp_path):
     """A process without captured output, as a user's: nothing on either stream."""
     program = tmp_path / "program.py"

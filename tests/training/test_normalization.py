@@ -2,7 +2,6 @@
 """Scores and advantages with mean 0 and variance 1, and the coefficient of the critic's loss."""
 
 import math
-import threading
 
 import pytest
 import torch
@@ -30,30 +29,11 @@ def test_moments_of_a_rollout():
 
 
 def test_moments_are_those_of_all_ranks(monkeypatch):
-    """Two threads stand for two ranks: 1, 3 after 4, 5, 7 on the ranks' rows (4, 5) and (7) gives mean 4 and 20."""
-    both, at_hand = threading.Barrier(2, timeout=20), [None, None]
-    found = {}
-
-    def sum_over_two(x):
-        rank = int(threading.current_thread().name)
-        at_hand[rank] = x
-        both.wait()
-        total = at_hand[0] + at_hand[1]
-        both.wait()
-        return total
-
-    def one(rank):
-        part = scored([4.0, 5.0], [1, 2]) if rank == 0 else scored([7.0, 0.0], [3, 0])
-        found[rank] = with_scores(ScoreMoments(2.0, 2.0, 2.0), part)
-
-    monkeypatch.setattr(credit, "sum_over_ranks", sum_over_two)
-    ranks = [threading.Thread(target=one, args=(rank,), name=str(rank)) for rank in (0, 1)]
-    for thread in ranks:
-        thread.start()
-    for thread in ranks:
-        thread.join()
-    assert found[0] == found[1]
-    assert (found[0].count, found[0].mean, found[0].squares) == (5, pytest.approx(4.0), pytest.approx(20.0))
+    """4, 5 and another rank's 7, of which the mean is 16/3, after 1 and 3: all have the mean 4 and the squares 20."""
+    others = iter([torch.tensor([1.0, 7.0]), (7 - 16 / 3) ** 2])
+    monkeypatch.setattr(credit, "sum_over_ranks", lambda own: own + next(others))
+    found = with_scores(ScoreMoments(2.0, 2.0, 2.0), scored([4.0, 5.0], [1, 2]))
+    assert (found.count, found.mean, found.squares) == (5, pytest.approx(4.0), pytest.approx(20.0))
 
 
 def rewards(tmp_path, moments, **flags):

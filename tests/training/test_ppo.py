@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from cli_runs import read_jsonl
-from closeness import UPDATE, assert_near, near
-from dschat.run.state import SeedKind, derive_seed
+from closeness import UPDATE, near
+from dschat.run.state import derive_seed
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import Scores, Weighted
 from dschat.scoring.weighted import WeightedScores
 from factories import (
-    hf_logprobs,
     largest_difference,
     make_causal_lm,
     make_classifier,
@@ -92,22 +91,6 @@ def test_fit_writes_what_it_should(group, tmp_path):
     assert means == near({"score": result["eval/scores"], "count": result["eval/count"]})
     files = {path.name for path in (tmp_path / "samples").iterdir()}
     assert files == {f"update-00000{number}.jsonl" for number in (0, 4, 8)}
-
-
-def test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature(group, tokenizer, tmp_path):
-    trainer = make_trainer(tmp_path, spread=0.2, temperature=0.7)
-    drawn, text = trainer.algorithm.sampler.sample(make_prompts(8), SeedKind.TRAINING, 0)
-    batch, _ = trainer.algorithm.score_with_credit(drawn, text)
-    trajectory = batch.trajectory
-    assert text.prompts == [f"p{i}" for i in range(8)] and [row.extra["n"] for row in text.rows] == [*range(8)]
-    torch.testing.assert_close(trajectory.scores.cpu(), share_of_a([], text.responses, []))
-    causal_lm = make_causal_lm(initializer_range=0.2)
-    for row, response in enumerate(drawn.rollout.response_rows()):
-        assert tokenizer.decode(response, skip_special_tokens=True) == text.responses[row]
-        expected, _ = hf_logprobs(causal_lm, (make_prompts(8)[row].prompt_ids, response), 0.7)
-        assert_near(trajectory.logprobs[row, : len(response)].cpu(), expected)
-    assert_near(trajectory.logprobs, trajectory.ref_logprobs)
-    assert_near(drawn.logprobs, trajectory.logprobs)
 
 
 def test_a_response_without_a_score_is_no_measurement(group, tmp_path):

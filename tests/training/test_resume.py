@@ -80,11 +80,9 @@ RUNS = {
 # Of the points at which a run can be stopped, every nth, beginning with which: of runs that differ in what they keep.
 # A slow test stops all runs at many more.
 SOME = {
-    **{"sft": (2, 0), "dpo": (5, 0), "refuel": (7, 0), "refuel online": (20, 11)},
+    **{"sft": (2, 0), "dpo": (5, 0), "refuel": (7, 0), "refuel online": (40, 11)},
     "refuel-online-without-KL": (43, 12),
-    **{"fixed": (60, 30), "randomized": (76, 22), "ahead": (60, 28)},
-    "critic-updates": (17, 20),
-    "value-bins": (13, 3),
+    **{"fixed": (60, 30), "randomized": (76, 22), "ahead": (60, 28), "critic-updates": (17, 20)},
     **{"critic warm-up": (86, 21), "segment_mc, refilled": (98, 23)},
 }
 MICRO_BATCHES = 4 * 2 + 3 * 2  # of 4 updates, and batches of 3 evaluations
@@ -123,13 +121,14 @@ class LosesItsServer(ContinuousEngine):
 @pytest.mark.parametrize("sessions", [2, 3])
 def test_a_lost_server_ends_the_run_with_a_checkpoint(sessions, group, tmp_path):
     """From which the run goes on exactly, whether it was lost in a rollout or in an evaluation."""
-    whole = result_of(ppo(tmp_path / "whole"), tmp_path / "whole")
+    make = partial(ppo, num_train_epochs=1)
+    whole = result_of(make(tmp_path / "whole"), tmp_path / "whole")
     place = tmp_path / "lost"
     torch.manual_seed(5)  # as `result_of`
     with pytest.raises(ServerLost):
-        ppo(place, rollouts=LosesItsServer(sessions)).fit()
+        make(place, rollouts=LosesItsServer(sessions)).fit()
     assert list((place / "checkpoints").glob("step-*"))
-    assert_same(result_of(ppo(place, resume_from_checkpoint="latest"), place), whole)
+    assert_same(result_of(make(place, resume_from_checkpoint="latest"), place), whole)
 
 
 @pytest.mark.slow
@@ -142,9 +141,10 @@ def test_a_run_stops_at_many_points(name, group, tmp_path):
     check_every_stop(RUNS[name], tmp_path, every)
 
 
+ONE_EPOCH = {"num_train_epochs": 1}  # of two rollouts
 SAMPLED_AGAIN = [
-    (partial(ppo, reward=lengths, normalize_scores=True, enable_ema=False), algorithm, "ppo_update"),
-    (partial(refuel_online, reward=share_of_early), refuel, "refuel_update"),
+    (partial(ppo, reward=lengths, normalize_scores=True, enable_ema=False, **ONE_EPOCH), algorithm, "ppo_update"),
+    (partial(refuel_online, reward=share_of_early, **ONE_EPOCH), refuel, "refuel_update"),
 ]
 
 
@@ -177,7 +177,7 @@ def test_a_rollout_between_the_critics_updates_is_that_of_its_processes(group, t
 
 def test_a_rollout_that_other_processes_train_on_is_given_up(group, tmp_path, caplog):
     """The rest of its updates needs it: an earlier checkpoint is used, and it is said what is done again."""
-    make = partial(ppo, reward=lengths, enable_ema=False, save_steps=4, eval_interval=0)
+    make = partial(ppo, reward=lengths, enable_ema=False, save_steps=4, eval_interval=0, **ONE_EPOCH)
     whole = result_of(make(tmp_path / "whole"), tmp_path / "whole")
     place = tmp_path / "stopped"
     torch.manual_seed(5)  # as `result_of`
