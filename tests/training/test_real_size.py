@@ -17,7 +17,7 @@ from closeness import UPDATE, WEIGHT_GAP, near
 from dschat.engine.zero3 import parameter_offload
 from dschat.rollouts.continuous import ContinuousEngine
 from dschat.vllm.weights import plain_weights
-from factories import HIDDEN, engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows
+from factories import HIDDEN, engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows, whole_state
 from resume_runs import Setup, ppo, refuel_online, result_of, supervised
 
 FLOAT32, BF16, LORA = Setup(), Setup(dtype=torch.bfloat16, gradient_clipping=0.0), Setup(lora_dim=2)
