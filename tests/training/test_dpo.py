@@ -77,7 +77,8 @@ def test_loss_and_gradient_are_those_of_plain_torch(smoothing, free, group, tmp_
     reference = make_causal_lm(seed=1)
     flags = {"beta": 0.05, "label_smoothing": smoothing, "reference_free": free}
     task = make_trainer(tmp_path, **flags).algorithm.task
-    examples = TRAIN[:4] if free else referenced(TRAIN[:4], reference)
+    short = [TRAIN[number] for number in (1, 3, 6, 12)]  # sums of few log-probs have few roundings
+    examples = short if free else referenced(short, reference)
     loss, stats = task.loss(model, examples, 4.0)
     loss.backward()
     expected, expected_stats = plain_loss(plain, None if free else reference, examples, 0.05, smoothing)
