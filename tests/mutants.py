@@ -125,7 +125,7 @@ ADAPTIVE = "test_adaptive_kl_by_hand"
 AVERAGE = "test_the_moving_average_moves_once_in_every_iteration"
 CACHE_KEY = "test_the_key_is_of_all_that_matters"
 CHOOSE = "test_log_probs_are_those_of_the_whole_softmax"
-DPO = "test_loss_and_gradient_are_those_of_plain_torch[0.0-False-gemma]"
+DPO = "test_loss_and_gradient_are_those_of_plain_torch[0.0-False]"
 DRAWN_TURNS = "test_the_turns_are_uniform_and_follow_from_seed_and_number"
 DRAWS = "test_every_response_is_drawn_with_a_seed_of_its_own"
 EPOCHS = "test_every_epoch_takes_every_prompt_in_another_order"
@@ -150,7 +150,7 @@ POLICY = "test_policy_loss_of_one_token_by_hand"
 PPL = "test_ppl_by_hand"
 PROGRAMS = "test_rewards"
 REASONS = "test_reasons_in_their_order"
-VALUES = "test_values_are_means_of_completions_drawn_by_hand[2]"
+VALUES = "test_values_are_means_of_completions_drawn_by_hand"
 REFUEL_LOSS = "test_the_loss_is_the_regression_on_the_replies_alone"
 REFUEL_TURNS = "test_the_turn_is_drawn_evenly_and_follows_from_seed_round_and_row_alone"
 RESUME = "test_a_run_stops_anywhere[fixed] test_a_run_stops_anywhere[randomized] test_a_run_stops_anywhere[ahead]"
@@ -1206,7 +1206,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("the KL penalty of a macro action alone", "segment_mc_batch", "discounted_sums(_a, _b, _c)",
      "_a", "test_advantages_by_hand"),
     ("the first macro actions are cut off", "at_most", "_a * most // _b", "_a // most",
-     "test_neighbours_are_joined[lengths3-3-joined3]"),
+     "test_neighbours_are_joined[lengths2-3-joined2]"),
     ("a completion's length is not punished", "trained_scores",
      "replace(config.estimator, longest=config.sampling.max_answer_seq_len)", "config.estimator",
      "test_the_longest_response_is_read_when_scores_are_penalised"),
@@ -1258,10 +1258,10 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("updates of a rollout count as one", "Loop.update", "_a * _b", "_a",
      "test_the_updates_of_a_round_take_the_same_pairs_and_lower_the_loss"),
     ("shuffle seed the same in every iteration", "PPO.update", "derive_seed(_a, _b, _c)", "derive_seed(_a, _b, 0)",
-     "test_every_iteration_is_shuffled_otherwise_and_alike_on_every_rank"),
+     "test_every_epoch_takes_every_prompt_in_another_order"),
     ("shuffle seed of each rank", "PPO.update", "derive_seed(_a, *_b)",
      "derive_seed(_a, *_b, torch.distributed.get_rank())",
-     "test_every_iteration_is_shuffled_otherwise_and_alike_on_every_rank"),
+     "test_every_epoch_takes_every_prompt_in_another_order"),
     ("shuffle seed ignores the run's", "PPO.update", "_a.seed", "0",
      "test_another_seed_of_the_run_draws_and_shuffles_otherwise"),
     ("the moving average is never updated", "PPO.update", "_a.update()", "pass", AVERAGE),
@@ -1273,7 +1273,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("log-probs at temperature 1", "response_logprobs.logprobs", "_a(_b, None, _c, _d, False)",
      "_a(_b, None, _c, 1.0, False)", "test_score_is_each_row_alone_under_each_model[gpt2-5]"),
     ("log-probs and values exchanged", "Credit.record", "logprobs.detach()", "values.detach()",
-     "test_weights_and_metrics_are_those_with_scoring_passes[0-flags5]"),
+     "test_weights_and_metrics_are_those_with_scoring_passes[0-fixed]"),
     ("the credit of every row", "Credit.part", "select_rows(_a, _b)", "select_rows(_a, _b.flip(0))",
      "test_the_update_is_that_of_the_formulas_in_plain_torch"),
     ("moving average: past and present exchanged", "MovingAverage.update", "1 - _a", "_a", AVERAGE),
@@ -1307,7 +1307,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("steps 1 and 2: evaluation weighs examples", "Supervised.evaluate", "_a.counts * _b",
      "torch.ones_like(_a.counts) * _b", "test_evaluation_is_the_perplexity_over_tokens"),
     ("SFT: all texts of a packed row are one", "SFTTask.row_statistics", "(_a == 0).cumsum(0) - 1", "_a * 0",
-     "test_the_standard_error_is_that_of_texts_in_every_layout"),
+     "test_evaluation_is_the_perplexity_over_tokens"),
     ("a standard error of population, not sample", "RowMeans.reduce", "_a / (_a - 1) * _b", "_b",
      "test_standard_errors_over_rows"),
     ("a standard error of all rows' weights as 1", "RowMeans.reduce", "2 * _a * _b", "_a * _b",
@@ -1345,11 +1345,11 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("DPO: without the reference", "DPOTask._log_ratios", "(_a - _b, _c - _d)", "(_a, _c)", DPO),
     ("DPO: references exchanged", "DPOTask._log_ratios", "_a, _b = _c.unbind(1)", "_b, _a = _c.unbind(1)", DPO),
     ("DPO: no smoothing", "DPOTask.loss", "_a.label_smoothing", "0.0",
-     "test_loss_and_gradient_are_those_of_plain_torch[0.2-False-gemma]"),
+     "test_loss_and_gradient_are_those_of_plain_torch[0.2-False]"),
     ("DPO: mean of the micro-batch", "DPOTask.loss", "dpo_loss(_a, _b, _c, _d, _e)", "dpo_loss(_a, _b, _c, _d)",
      "test_dpo::test_a_step_reports_the_mean_over_the_pairs_of_the_whole_update"),
     ("DPO: always against the reference", "DPOTask.prepare", "_a.reference_free", "False",
-     "test_it_learns_to_prefer[True]"),
+     "test_a_run_without_a_reference_writes_none"),
     ("DPO: held-out pairs that are not evaluated", "DPOTask.prepare", "_a or None", "None",
      "test_only_what_is_evaluated_is_held_out"),
     ("DPO: a temperature of its own", "PairTask.temperature", "1.0", "0.7", DPO),
@@ -1706,7 +1706,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("one chunk's gradient has a sum, too", "training_logits", "0 if is_one_chunk else _a * _b", "_a * _b",
      "test_logits_that_fit_are_kept"),
     ("metrics of a finite rollout go with its updates", "PPO.iterate", "_a.is_known or _b", "_b",
-     "test_nonfinite::test_what_is_left_out_changes_nothing[0]"),
+     "test_nonfinite::test_what_is_left_out_changes_nothing"),
     ("a mask may hold other numbers than ones", "token_pairs._split", "_a != [1] * sum(_b)", "not all(_a)",
      "test_a_pair_of_tokens_that_is_none_is_named"),
     ("logits in half precision", "training_logits", "FLOAT32 * _a.vocab", "_a.width * _a.vocab",
