@@ -30,6 +30,22 @@ from factories import (
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_probs_in_bf16_are_close_to_those_in_fp32(kind):
+    ids, attention_mask, mask = (x.cuda() for x in pad_rows(ragged_rows([2, 5, 9], [7, 3, 4])))
+    with torch.no_grad():
+        exact, _ = PolicyModel(make_causal_lm(kind, initializer_range=0.05).cuda())(ids, attention_mask, mask.shape[1])
+        rounded, _ = PolicyModel(make_causal_lm(kind, initializer_range=0.05).cuda().bfloat16())(
+            ids, attention_mask, mask.shape[1]
+        )
+        on_cpu, _ = PolicyModel(make_causal_lm(kind, initializer_range=0.05))(
+            ids.cpu(), attention_mask.cpu(), mask.shape[1]
+        )
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(exact.cpu()[mask.cpu()], on_cpu[mask.cpu()], rtol=0, atol=1e-4)
+    torch.testing.assert_close(rounded[mask], exact[mask], rtol=0, atol=0.1)
+
+
 @pytest.mark.parametrize("decoder", [Decoder, StaticDecoder])
 def test_continuous_batching_draws_on_cuda_what_it_draws_on_a_cpu(decoder):
     causal_lm = make_causal_lm(initializer_range=0.05)

@@ -22,7 +22,7 @@ def test_settings_are_those_of_the_quickstart_and_one_thing_more(file: str, samp
     All have 64 responses in each of 40 rollouts.
     """
     content = tomllib.loads(critics.SETTINGS.with_name(file).read_text(encoding="utf-8"))
-    trainings, credits = content["trainings"], content["credits"]
+    trainings, credit_flags = content["trainings"], content["credits"]
     assert content["drawn"] == [name for name in trainings if name in content["drawn"]]
     configs = {}
     for setting in critics.all_settings(content):
@@ -31,13 +31,13 @@ def test_settings_are_those_of_the_quickstart_and_one_thing_more(file: str, samp
         assert config["critic_model_name_or_path"] == f"start/{setting.critic}"
         del config["critic_model_name_or_path"]
         configs[setting.critic, setting.training, setting.credit] = config
-    assert len(configs) == len(content["critics"]) * len(trainings) * len(credits)
+    assert len(configs) == len(content["critics"]) * len(trainings) * len(credit_flags)
 
     plain = next(iter(configs.values()))
     assert (plain["seed"], plain["ngram"], plain["lam"], plain["ppo_epochs"], plain["max_steps"]) == (3, 1, 0.95, 1, 40)
     assert (plain["per_device_generation_batch_size"], plain["samples_per_prompt"]) == (64 // samples, samples)
     for (_, training, credit), config in configs.items():
-        allowed = trainings[training].keys() | credits[credit].keys()
+        allowed = trainings[training].keys() | credit_flags[credit].keys()
         assert {name for name in plain if config[name] != plain[name]} <= allowed
 
 
@@ -102,7 +102,8 @@ def test_seeds_that_lack_a_number_are_counted() -> None:
 def test_small(tmp_path: Path) -> None:
     """Every setting runs, and the command again makes the same tables without a run."""
     document = tmp_path / "page.md"
-    document.write_text("<!-- learning critics that keep up, what remains -->\n<!-- /learning what remains -->\n", encoding="utf-8")
+    name = "learning critics that keep up, what remains"
+    document.write_text(f"<!-- {name} -->\n<!-- /{name} -->\n", encoding="utf-8")
     command = [sys.executable, critics.__file__, "--small", "--seeds", "1", "--output_dir", str(tmp_path / "out")]
     subprocess.run([*command, "--markdown", str(document)], check=True)
     first = document.read_text(encoding="utf-8")
