@@ -744,7 +744,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_groups_have_the_least_padding_of_all_cuts[3] "
      "test_groups_have_the_least_padding_of_all_cuts[4]"),
     ("packing: the texts of a row see each other", "packed_inputs", "(_a == _b).tril", "(_a >= _b).tril",
-     "test_loss_and_gradients_are_those_of_a_row_each[opt-False]"),
+     "test_loss_and_gradients_are_those_of_a_row_each[opt]"),
     ("LoRA: the given alpha is passed over", "add_lora", "lora_alpha=_a if _b else _c", "lora_alpha=_a",
      "test_adapters_of_several_targets_with_their_own_scale"),
     ("LoRA: one scaling for all layers", "merged", "_a[NAME]", "lora_config(model).lora_alpha / lora_config(model).r",

@@ -34,7 +34,13 @@ def test_settings_are_those_of_the_quickstart_and_one_thing_more(file: str, samp
     assert len(configs) == len(content["critics"]) * len(trainings) * len(credit_flags)
 
     plain = next(iter(configs.values()))
-    assert (plain["seed"], plain["ngram"], plain["lam"], plain["ppo_epochs"], plain["max_steps"]) == (3, 1, 0.95, 1, 40)
+    assert (plain["seed"], plain["ngram"], plain["lam"], plain["ppo_epochs"], plain["max_steps"]) == (
+        3,
+        1,
+        0.95,
+        1,
+        40,
+    )
     assert (plain["per_device_generation_batch_size"], plain["samples_per_prompt"]) == (64 // samples, samples)
     for (_, training, credit), config in configs.items():
         allowed = trainings[training].keys() | credit_flags[credit].keys()

@@ -93,7 +93,7 @@ def test_a_run_stops_anywhere_and_goes_on(every, group, tokenizer, tmp_path):
     check_every_stop(make, tmp_path, every, first=10 if every > 1 else 0)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gemma", "gpt2", "gemma2", "llama"])
 def test_families_and_what_is_saved(kind, group, tokenizer, tmp_path):
     """transformers opens the merged models, and gives the engines' numbers; the reference is the base."""
     base, models = paths(tmp_path, tokenizer, kind)
