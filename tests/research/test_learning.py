@@ -178,7 +178,7 @@ def test_every_kind_of_trial(tmp_path: Path) -> None:
 
 def test_the_document_has_a_place_for_every_group() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "results-tables.md").read_text(encoding="utf-8")
-    other_scripts = {"quickstart", "critics that keep up", "advantages and the truth"}
+    other_scripts = {"quickstart", "critics that keep up", "critics in groups", "advantages and the truth"}
     names = {f"limit, {name}" for name in LIMITS} | {group.name for group in read_groups()} | other_scripts
     assert (
         names == set(re.findall(r"<!-- learning (.+) -->", text)) == set(re.findall(r"<!-- /learning (.+) -->", text))
