@@ -15,7 +15,7 @@ from dschat.engine.rehearsal import first_update_bytes
 from dschat.rollouts.continuous import ContinuousEngine
 from dschat.training import rehearsal
 from factories import engine_of, make_causal_lm, pad_rows, ragged_rows
-from reduction_cases import DTYPES, FAST_CASES, update
+from reduction_cases import DTYPES, update
 from resume_runs import Setup, ppo, refuel_online, result_of, supervised
 
 DROPOUT = Setup(lora_dim=2, lora_dropout=0.5)
@@ -91,7 +91,7 @@ def test_sizes_by_hand(name, tmp_path, monkeypatch):
     assert all(passes == [size] for passes in sizes.values()), sizes
 
 
-@pytest.mark.parametrize(("stage", "dtype"), FAST_CASES)
+@pytest.mark.parametrize(("stage", "dtype"), [(0, "fp32"), (1, "bf16"), (2, "bf16"), (3, "fp32")])
 def test_room_for_what_the_first_update_takes_by_hand(stage, dtype):
     """Adam's two float32 moments; and the sum of gradients, where DeepSpeed has not made it already."""
     engine = engine_of(make_causal_lm(), 2, 2, zero_stage=stage, dtype=DTYPES[dtype])

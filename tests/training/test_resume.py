@@ -53,6 +53,7 @@ RUNS = {
     "normalised scores": partial(ppo, **NORMALISED),  # the running moments go on where they were
     "rloo": partial(ppo, termination_condition="randomized", **RLOO),
     **{name: partial(ppo, **(RLOO | {"advantage_estimator": name} | flags)) for name, flags in GROUPS.items()},
+    "segment_mc": partial(ppo, **(RLOO | COMPLETIONS)),
     "segment_mc, refilled": partial(ppo, **(REFILL | COMPLETIONS | {"reward": partial(often_equal, score=lengths)})),
     "evpo": partial(ppo, advantage_estimator="evpo", normalize_scores=True),
     "sae": partial(ppo, advantage_estimator="sae", termination_condition="surprise", lam=0.9),
