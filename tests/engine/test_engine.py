@@ -199,8 +199,11 @@ def test_zero_3_goes_on_from_states_in_other_pieces(updates, options, group, tmp
 
 @pytest.mark.parametrize(
     ("updates", "options"),
-    [(2, {"zero_stage": 1, "dtype": torch.bfloat16}), (0, {"zero_stage": 2})],
-    ids=["bf16", "before the first update"],
+    [
+        pytest.param(2, {"zero_stage": 1, "dtype": torch.bfloat16}, id="bf16"),
+        pytest.param(2, {"zero_stage": 2, "offload": True}, id="offload", marks=pytest.mark.slow),  # is compiled
+        pytest.param(0, {"zero_stage": 2}, id="before the first update"),
+    ],
 )
 def test_a_run_goes_on_from_slices(updates, options, group, tmp_path):
     """At stages 1 and 2, to the last bit where the slices are the same."""
