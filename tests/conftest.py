@@ -23,6 +23,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -31,6 +32,9 @@ from published_set_copies import make_rows
 from real_size import require_real_size
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+# Examples of properties have no time limit: other test processes may take the processor for longer than one lasts.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 
 @pytest.hookimpl(trylast=True)
