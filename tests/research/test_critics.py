@@ -99,6 +99,17 @@ def test_what_remains_is_the_difference_at_the_same_training(runs: pd.DataFrame)
     assert twice.endswith("| twice | 2 | 0.85 / 0.85 | 0.500 ± 0.100 | +0.000 ± 0.000 | +0.000 ± 0.000 |")
 
 
+def test_the_picture_has_the_trainings_that_the_settings_name(tmp_path: Path) -> None:
+    """The tables have both trainings, under the name of the settings."""
+    curves = pd.concat([curve("1 update", "tokens", 0, 0.3), curve("twice", "tokens", 0, 0.4)])
+    content = {"name": "one and two", "kl_levels": [2.0], "drawn": ["twice"]}
+    critics.publish(curves, content, tmp_path, [])
+    picture = (tmp_path / "learning-one-and-two.svg").read_text(encoding="utf-8")
+    assert "SFT model, twice" in picture and "SFT model, 1 update" not in picture
+    tables = (tmp_path / "tables.md").read_text(encoding="utf-8")
+    assert tables.count("| SFT model | 1 update |") == tables.count("| SFT model | twice |") == 2
+
+
 def test_seeds_that_lack_a_number_are_counted() -> None:
     assert critic_tables.estimate_text(pd.Series([0.2, float("nan"), 0.4])) == "0.300 ± 0.100 (2/3)"
     assert critic_tables.estimate_text(pd.Series([float("nan")])) == "–"
