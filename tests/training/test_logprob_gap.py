@@ -17,8 +17,7 @@ from dschat.rollouts.engine import Generation
 from dschat.training.iteration import Clock
 from dschat.training.loop import work_of
 from dschat.training.ppo.logprob_gap import check_gap
-from dschat.training.ppo.models import response_logprobs
-from factories import make_prompts, make_rollout, ppo_config, ppo_loop, random_ids, to_device, weights_of
+from factories import hf_logprobs, make_prompts, make_rollout, ppo_config, ppo_loop, random_ids, to_device, weights_of
 from macro_actions.types import Trajectory
 from resume_runs import AHEAD, DrawsAhead, ppo
 
@@ -77,11 +76,12 @@ class OffEngine:
     """Stands in for an engine: the same responses of 1 to 3 tokens each time, log-probs that are off by a number."""
 
     def __init__(self, off):
-        self.off = off
+        self.off, self.seeds = off, []
 
     @contextmanager
     def session(self, actor, same_weights=False):
         def draw(prompts, sampling, seeds):
+            self.seeds.append(list(seeds))
             rows = [(ids, random_ids(1 + i % 3, i)) for i, ids in enumerate(prompts)]
             rollout = to_device(make_rollout(rows))
             mask = rollout.response_mask
@@ -101,11 +101,14 @@ def trainer_with(engine, folder, **flags):
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_run_logs_the_gap_of_every_rollout(epochs, group, tmp_path):
     """With one update per rollout, that of a few rows; with several, that of all."""
-    trainer_with(OffEngine(2e-4), tmp_path, ppo_epochs=epochs).fit()
+    engine = OffEngine(2e-4)
+    trainer_with(engine, tmp_path, ppo_epochs=epochs).fit()
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert len(rows) == 2
     for row in rows:
         assert row["rollout/logprob_gap"] == pytest.approx(2e-4, abs=2e-6)
+    seeds = [seed for row in engine.seeds[1:] for seed in row]  # behind the self-check's
+    assert len(seeds) == 16 and len(set(seeds)) == 16
 
 
 def test_a_run_whose_engine_has_other_weights_stops_before_it_trains(group, tmp_path):
@@ -136,7 +139,7 @@ def loop(group, tmp_path):
 
 def test_each_rollout_is_drawn_with_the_weights_of_an_iteration_ago(loop, tmp_path):
     """The first with those of the start, as the second; prompts are those of their iteration, in every epoch."""
-    algorithm, weights, prompts = loop.algorithm, [], []
+    algorithm, weights, gaps, prompts = loop.algorithm, [], [], []
     collect = algorithm.collect
 
     def noting(work, iteration, clock):
@@ -150,10 +153,15 @@ def test_each_rollout_is_drawn_with_the_weights_of_an_iteration_ago(loop, tmp_pa
         with torch.no_grad():
             for parameter, before in zip(actor, weights[max(iteration - 1, 0)], strict=True):
                 parameter.copy_(before)
-            own = response_logprobs(algorithm.models.actor, rollout, 1.0, ROWS)
-            assert_near(rollout.drawn_logprobs[rollout.response_mask], own[rollout.response_mask])
+            for row, (number, response) in enumerate(
+                zip(sum(map(list, work), []), rollout.response_rows(), strict=True)
+            ):
+                prompt = algorithm.prompts[number].prompt_ids
+                own, _ = hf_logprobs(algorithm.models.actor.module.inner, (prompt, response), 1.0)
+                assert_near(rollout.drawn_logprobs[row, : len(response)], own)
             for parameter, now in zip(actor, weights[-1], strict=True):
                 parameter.copy_(now)
+        gaps.append((found.rows.logprobs - rollout.drawn_logprobs)[rollout.response_mask])
         assert found.is_stale == (iteration > 0)
         return found
 
@@ -161,6 +169,10 @@ def test_each_rollout_is_drawn_with_the_weights_of_an_iteration_ago(loop, tmp_pa
     loop.fit()
     rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "rollout/staleness" in row]
     assert [row["rollout/staleness"] for row in rows] == [0, 1, 1, 1] and len(set(map(tuple, prompts))) == 4
+    clip = torch.tensor(2.0).log()
+    for row, gap in zip(rows, gaps, strict=True):
+        assert row["rollout/logprob_gap"] == pytest.approx(float(gap.abs().mean()), rel=1e-5)
+        assert row["rollout/importance_clipped"] == pytest.approx(float((gap > clip).float().mean()))
     assert rows[0]["rollout/logprob_gap"] < 1e-5 < 1e-3 < rows[1]["rollout/logprob_gap"]
 
 
