@@ -725,9 +725,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("groups of any size", "_best_cuts", "_a & (area <= budget)", "_a",
      "test_no_group_is_larger_than_the_longest_rows_allow"),
     ("groups by tokens: of any number of rows", "_best_cuts", "_a & (row_counts <= max_rows)", "_a",
-     "test_groups_by_tokens_are_the_fewest_with_little_padding[0] "
-     "test_groups_by_tokens_are_the_fewest_with_little_padding[1] "
-     "test_groups_by_tokens_are_the_fewest_with_little_padding[2]"),
+     "test_groups_have_no_more_rows_than_allowed_whatever_the_tokens"),
     ("groups by tokens: any padding", "_best_cuts", "1 - padding", "0.1", "test_groups_by_tokens_of_ragged_rollouts"),
     ("groups by tokens: as many as this process needs", "group_by_length", "agree(_a)", "_a",
      "test_a_process_makes_as_many_groups_as_another_needs"),

@@ -65,6 +65,10 @@ def test_no_group_is_larger_than_the_longest_rows_allow():
     assert [len(group) for group in group_by_length(np.full(12, 7), PassSize(4))] == [4, 4, 4]  # rows of one length
 
 
+def test_groups_have_no_more_rows_than_allowed_whatever_the_tokens():
+    assert [len(group) for group in group_by_length(np.full(12, 7), PassSize(4, 1000))] == [4, 4, 4]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_groups_by_tokens_are_the_fewest_with_little_padding(seed):
     """At most 4 rows and 60 tokens, and at most a twentieth of padding; of all cuts into so few, the least padding."""
