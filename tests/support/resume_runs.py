@@ -232,7 +232,7 @@ REFILL: dict[str, Any] = RLOO | {"reward": often_equal, "drop_equal_groups": Tru
 
 DECAYED: dict[str, Any] = {"weight_decay": 0.1, "schedule": "linear"}
 ODD = {"kind": "llama", "intermediate_size": 33, "mlp_bias": True}  # two processes cannot share these biases evenly
-ONE_UPDATE = {"ppo_epochs": 1, "generation_batches": 1}  # of a rollout
+ONE_UPDATE: dict[str, Any] = {"ppo_epochs": 1, "generation_batches": 1}  # of a rollout
 
 
 def decayed(zero_stage: int, offload: bool = False, **options: Any) -> Setup:

@@ -156,6 +156,7 @@ def publish_pretrained(folder: Path, kind: str) -> Any:
 
     sentences = sample_sentences(1, 200)
     texts = [sentence.text for sentence in sentences]
+    size: dict[str, Any]
     if kind == "bert":
         tokenizer = BertTokenizerFast(tokenizer_object=_word_pieces(texts))
         size = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
