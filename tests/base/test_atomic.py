@@ -268,3 +268,7 @@ def test_what_is_in_the_way_of_a_folder_is_named_and_stays(tmp_path):
     with pytest.raises(FileExistsError, match="step-4 is in the way and is no folder: move it elsewhere"):
         atomic.put(place / "new", place / "step-4")
     assert contents(place) == {"new/a": "somebody's", "step-4": "somebody's"}
+    (place / "loop").symlink_to(place / "loop")
+    with pytest.raises(FileExistsError, match="loop is in the way and is no folder"):
+        atomic.put(place / "new", place / "loop")
+    assert (place / "new").is_dir() and (place / "loop").is_symlink()

@@ -45,6 +45,15 @@ def test_a_line_after_every_minute_and_one_at_the_end(clock, capsys) -> None:
     assert "\r" not in text and text.count("\n") == 3
 
 
+def test_less_than_a_minute_says_nothing(clock, capsys) -> None:
+    with progress(3, "rows") as bar:
+        for second in range(3):
+            clock[0] = 10.0 * second
+            bar.update()
+            bar.refresh()
+    assert capsys.readouterr().err == ""
+
+
 def test_the_end_of_a_long_bar_is_said(clock, capsys) -> None:
     with progress(3, "rows") as bar:
         bar.update()

@@ -51,7 +51,9 @@ def test_names_that_code_mentions_are_declared() -> None:
 
 def test_lists_that_are_made_of_it() -> None:
     """Names that a second score may not take, and what every run of step 3 evaluates."""
-    assert {"kl", "kl_coef", "scores", "eos_rate", "scores_running_std", "prompt"} <= set(METRIC_NAMES)
+    taken = {"kl", "kl_per_token", "kl_coef", "entropy", "scores", "rlhf_reward", "length", "eos_rate", "unscored"}
+    taken |= {"scores_std", "normalized_scores", "scores_running_mean", "scores_running_std", "prompt", "response_ids"}
+    assert taken <= set(METRIC_NAMES)
     assert EVAL_NAMES == {"rows", "scores", "kl", "kl_per_token", "length", "eos_rate"}
     assert all(any(metric.name == f"eval/{name}" for metric in METRICS) for name in HEADLINES)
 

@@ -68,13 +68,13 @@ def test_an_encoder_decoder_is_refused_before_the_data_are_read(step, request, r
     message_of(run(step, flags), f"--{flag} {tmp_path / 't5'}: a t5 model is an encoder-decoder")
 
 
-@pytest.mark.parametrize("model", ["./absent", "old"])
-def test_a_mistake_loses_no_earlier_model(model, run, sft_flags, sft, tmp_path):
-    """With --overwrite_output_dir, whether the model cannot be read or the old one is the new one's base."""
+@pytest.mark.parametrize("mistake", [{"data_path": "absent.jsonl"}, {"model_name_or_path": "./absent"}, "output"])
+def test_a_mistake_loses_no_earlier_model(mistake, run, sft_flags, sft, tmp_path):
+    """With --overwrite_output_dir, whether data or model cannot be read, or the old model is the new one's base."""
     folder = tmp_path / "old"
     shutil.copytree(sft, folder)
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    changes = {"model_name_or_path": folder if model == "old" else model}
+    changes = {"model_name_or_path": folder} if mistake == "output" else mistake
     result = run("sft", sft_flags | {"output_dir": folder, "overwrite_output_dir": True} | changes)
     message_of(result, "--")
     assert all(file.read_bytes() == content for file, content in before.items())

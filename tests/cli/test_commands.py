@@ -87,3 +87,5 @@ def test_evaluation(tmp_path):
     votes = read_jsonl(tmp_path / "human-A-v.s.-B.jsonl")
     assert len(votes) == count and [row["verdict"] for row in votes].count("skip") == 1
     assert key not in output
+    files = [file for file in tmp_path.rglob("*") if file.is_file() and not file.is_symlink()]
+    assert not [file for file in files if key.encode() in file.read_bytes()]

@@ -151,7 +151,7 @@ def test_a_preset_has_the_published_settings(step, name, gpus, tmp_path):
     found = preset(step, name, processes=gpus, PROJ_PATH=str(tmp_path))
     config, settings = found.config, settings_of(step, name)
     assert {key for key, value in settings.items() if config.flat()[key] != value} == set()
-    model, data, _ = row_of(name)
+    model, data, variant = row_of(name)
     assert config.data.data_path == [data] and found.preset["base"] == model
     plan = config.plan_batches(gpus)
     assert plan.global_batch == settings["global_batch_size"] == plan.micro_batch * plan.accumulation * gpus
@@ -159,3 +159,21 @@ def test_a_preset_has_the_published_settings(step, name, gpus, tmp_path):
     if step == "ppo":
         assert plan.global_responses == plan.global_batch and plan.updates_per_rollout == 1
         assert config.sampling.per_device_generation_batch_size * config.rollouts.samples_per_prompt <= 32
+    check_folders(step, name, config, tmp_path / "models")
+
+
+def check_folders(step, name, config, models):
+    """Each step finds what the one before wrote, and no two presets write to the same folder."""
+    model, data, variant = row_of(name)
+    models /= VARIANT.sub("", name).replace("_", "-")
+    if step == "ppo":
+        assert config.models.actor_model_name_or_path == str(models / "sft")
+        reward = None if data == APPS else str(models / "reward")
+        assert config.rewards.reward_model_name_or_path == reward
+        assert config.models.critic_model_name_or_path == (reward if config.advantages.needs.critic else None)
+        assert config.rewards.reward_source == ("programs" if data == APPS else None)
+        own = "" if variant in ("", "two_nodes") else f"-{variant}"
+        assert config.output.output_dir == str(models / f"ppo{own}")
+    else:
+        assert config.model.model_name_or_path == (model if step == "sft" else str(models / "sft"))
+        assert config.output.output_dir == str(models / step)

@@ -6,12 +6,17 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from cli_runs import TRAINING, Result, evaluation_rows, read_jsonl, run_command, warm_programs
 from dschat.programs.levels import weakness
-from dschat.quickstart.inputs import RUNS
+from dschat.quickstart import reviews
+from dschat.quickstart.inputs import RUNS, SFT_CRITIC_RUNS
+from dschat.quickstart.options import QuickstartOptions
+from dschat.settings.parse import parse
+from dschat.settings.ppo import PPOConfig
 from warm_python import PROGRAM_OF_CHILDREN
 
 
@@ -27,6 +32,32 @@ def run_small(script: str, folder: Path, *flags: object, **variables: str) -> Re
 
 def config_of(run: Path) -> dict[str, Any]:
     return json.loads((run / "train_config.json").read_text())
+
+
+def test_the_runs_of_all(monkeypatch, tmp_path):
+    """Their flags: nothing is trained here. The last one has λ = .95^(1/5)."""
+    commands, reported = [], []
+    for name in ("train_sft", "train_reward_model"):
+        monkeypatch.setattr(reviews, name, lambda *_: None)
+    monkeypatch.setattr(reviews, "make_inputs", lambda *_: (tmp_path, tmp_path))
+    monkeypatch.setattr(reviews, "run_policies", lambda runs, *_: commands.extend(runs))
+    monkeypatch.setattr(reviews, "build_report", lambda runs, *_, **__: reported.extend(runs) or MagicMock())
+    reviews.run(QuickstartOptions(output_dir=tmp_path, seed=7, all=True))
+    assert reported == [*RUNS, *SFT_CRITIC_RUNS]
+    found = {}
+    for words in commands:
+        flat = parse(PPOConfig, words).flat()
+        critic = Path(flat["critic_model_name_or_path"]).name
+        found[Path(flat["output_dir"]).name] = (flat["ngram"], flat["lam"], flat["value_function"], critic)
+        assert (flat["seed"], flat["missing_eos_penalty"], flat["whiten_advantages"]) == (7, 5, True)
+        assert flat["termination_condition"] == "fixed"
+    assert found == {
+        "step3-ppo": (1, 0.95, "equal", "step2-reward"),
+        "step3-ma-ppo": (5, 0.95, "first", "step2-reward"),
+        "step3-ppo-sft-critic": (1, 0.95, "equal", "step1-sft"),
+        "step3-ma-ppo-sft-critic": (5, 0.95, "equal", "step1-sft"),
+        "step3-ppo-99-sft-critic": (1, 0.99, "equal", "step1-sft"),
+    }
 
 
 def test_small(tmp_path):

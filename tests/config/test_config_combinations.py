@@ -57,10 +57,15 @@ def test_sound_combinations_are_silent(step, flags, caplog):
         ("ppo", "--parser_cutoff 4 --parser_device cuda", "--parsing_cutoff, --parser_device: of no effect without"),
         ("ppo", "--termination_condition parsing --parser chunker --parser_device cuda:1", "only benepar uses it"),
         ("ppo", "--no_merge_lora", "--no_merge_lora: of no effect without --lora_dim"),
-        ("sft", "--lora_alpha 4", "--lora_alpha: of no effect without --lora_dim"),
+        (
+            "sft",
+            "--lora_module_name q_proj --lora_alpha 4 --lora_dropout 0.1",
+            "--lora_module_name, --lora_alpha, --lora_dropout: of no effect without --lora_dim",
+        ),
         ("ppo", "--policy_ratio sequence_mean", "GSPO's are --cliprange 3e-4 --cliprange_high 4e-4"),
         # losses that leave the score of step 3 untrained
         ("reward", "--reward_loss last_token", "--reward_loss last_token does not train the number"),
+        ("reward", "--reward_loss average", "--reward_loss average does not train the number"),
     ],
 )
 def test_unwise_combinations_warn_once(step, flags, message, caplog):
@@ -69,7 +74,10 @@ def test_unwise_combinations_warn_once(step, flags, message, caplog):
 
 
 @pytest.mark.parametrize(
-    "flag", ["--critic_learning_rate 1", "--critic_lora_dim 2", "--critic_gradient_checkpointing", "--lam 1"]
+    "flag",
+    ["--critic_learning_rate 1", "--critic_lora_dim 2", "--critic_gradient_checkpointing", "--lam 1"]
+    + ["--critic_weight_decay 1", "--critic_zero_stage 1", "--value_function first", "--cliprange_value 1"]
+    + ["--vf_coef 2"],
 )
 def test_flags_of_a_critic_are_warned_of_once(flag, caplog):
     config_of("ppo", flag)

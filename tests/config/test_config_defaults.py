@@ -47,6 +47,11 @@ def test_what_follows_from_refuels_flags():
         config_of("refuel", "--total_episodes 9").total_iterations(7, 10)
 
 
+def test_a_round_of_refuel_is_one_batch():
+    plan = config_of("online").plan_batches(8)
+    assert (plan.global_batch, plan.global_rollout, plan.updates_per_rollout) == (8, 8, 4)
+
+
 def test_evaluations_of_refuel_are_counted_in_rounds():
     words = "--print_sample_output_freq 200"
     assert config_of("online", words).output.eval_interval == 800

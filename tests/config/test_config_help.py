@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The texts that a configuration gives: --help and the JSON copy."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -74,6 +75,11 @@ def test_a_command_changes_only_flags_that_it_has():
         flags_of(Typo)
 
 
+def test_a_configuration_made_in_code_needs_what_a_command_needs():
+    with pytest.raises(TypeError, match="SFTConfig needs a value for output_dir"):
+        SFTConfig(data_path=["a"], model_name_or_path="m")
+
+
 def test_a_configuration_does_not_change():
     config = SFTConfig(data_path=["a"], output_dir="o", model_name_or_path="m")
     with pytest.raises(AttributeError, match="cannot assign to field 'seed'"):
@@ -93,3 +99,4 @@ def test_saved_json_holds_every_field_and_the_plan():
     assert (content["ngram"], content["ngram_lengths"], content["clip_reward_value"]) == ("inf", [2, 3, 5, 10], None)
     assert json.loads(to_json(config.changed(ngram=7), config.plan_batches(1)))["ngram"] == 7
     assert (plan["global_batch"], plan["rollout_per_rank"], plan["updates_per_rollout"]) == (16, 64, 4)
+    assert plan == dataclasses.asdict(config.plan_batches(1))

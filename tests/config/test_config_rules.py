@@ -96,11 +96,13 @@ REFUSALS = [
     ("sft reward dpo ppo", "--bf16 --dtype fp16", "--bf16", "--dtype fp16", "drop one"),
     ("sft", "--num_warmup_steps 5 --warmup_ratio 0.1", "--num_warmup_steps 5", "--warmup_ratio 0.1", "drop one"),
     ("sft", "--lr_scheduler_type constant --num_warmup_steps 5", "--lr_scheduler_type", "constant_with_warmup"),
+    ("sft", "--lr_scheduler_type constant --warmup_ratio 0.1", "--lr_scheduler_type", "constant_with_warmup"),
     ("sft", "--deepspeed_config none.json", "--deepspeed_config none.json", "No such file"),
     ("sft", "--deepspeed_config broken.json", "--deepspeed_config broken.json", "not valid JSON"),
     ("sft", "--deepspeed_config stage.json", "zero_optimization.stage is decided by", "remove"),
     ("sft", "--deepspeed_config list.json", "--deepspeed_config list.json", "JSON object"),
     ("sft", "--output_dir file", "--output_dir file", "give a folder"),
+    ("sft", "--push_to_hub model", "--push_to_hub model: give the repository as owner/name"),
     ("sft", "--offload", "--offload needs ZeRO", "--zero_stage 1, 2 or 3"),
     (
         "dpo ppo",
@@ -146,6 +148,7 @@ REFUSALS = [
     ("ppo", "--rollout_engine vllm", "--rollout_engine vllm needs vLLM", "pip install 'ma-rlhf[vllm]'"),
     ("ppo", "--vllm_url http://a", "--vllm_url ['http://a']", "add --rollout_engine vllm"),
     ("ppo", "--vllm_timeout 3 --rollout_engine vllm", "--vllm_timeout 3", "add --vllm_url"),
+    ("ppo", "--rollouts_ahead 1 --rollout_engine vllm", "--rollouts_ahead 1", "add --vllm_url"),
     *(
         ("ppo", f"--rollout_engine vllm --vllm_url {given}", told)
         for given, told in (
@@ -158,6 +161,8 @@ REFUSALS = [
     ),
     ("ppo", "--parsing_cutoff 2", "--parsing_cutoff 2", "at least 3", "each sentence becomes one macro action"),
     ("ppo", "--offload --zero_stage 2 --critic_zero_stage 0", "both actor and critic"),
+    ("ppo", "--offload --zero_stage 2 --actor_zero_stage 0", "both actor and critic"),
+    ("rloo", "--offload --actor_zero_stage 0", "--offload needs ZeRO"),
     ("ppo", "--finetune_mode all --critic_lora_dim 2", "--finetune_mode all and --lora_dim both"),
     (
         "ppo",
@@ -174,6 +179,8 @@ REFUSALS = [
     ),
     ("ppo", "--reward_weights judge=2", "--reward_weights judge=2: give", "--reward_weights reward_model=0.5"),
     ("ppo", "--reward_weights reward_model=nan", "--reward_weights reward_model=nan", "finite weights"),
+    ("ppo", "--reward_weights reward_model=1 reward_model=2", "each name once"),
+    ("ppo", "--reward_weights reward_model", "as NAME=NUMBER"),
     (
         "ppo",
         "--reward_function score.py:score metric.py:kl",
@@ -186,6 +193,11 @@ REFUSALS = [
         "--reward_function score.py:other score.py:other",
         "--reward_function",
         "two numbers of a response would be called other",
+    ),
+    (
+        "ppo",
+        "--reward_function score.py:other score.py:first --metric_function score.py:first",
+        "would be called first",
     ),
     # episodes
     *(
@@ -241,7 +253,7 @@ REFUSALS = [
             f"--advantage_estimator {estimator}",
             "drop --drop_equal_groups, or drop --segment_rewards",
         )
-        for kind, estimator in (("each", "gae"), ("prefix", "reinforce_pp"))
+        for kind, estimator in (("each", "gae"), ("prefix", "sae"), ("each", "evpo"), ("prefix", "reinforce_pp"))
     ),
     (
         "ppo",
@@ -331,7 +343,11 @@ REFUSALS = [
                 "--drop_equal_groups",
                 "drop it",
             ),
-            ("--teacher_model_name_or_path t --normalize_scores", "--normalize_scores", "drop it"),
+            (
+                "--teacher_model_name_or_path t --normalize_scores --segment_rewards each --whiten_advantages",
+                "--normalize_scores, --segment_rewards, --whiten_advantages: ",
+                "drop it",
+            ),
             ("--teacher_model_name_or_path t --gamma 0.5", "--gamma: ", "Drop the flag"),
         )
     ),
@@ -357,7 +373,7 @@ REFUSALS = [
     ("ppo", "--eval_prompts 8 --eval_iters 2", "--eval_prompts", "--eval_iters", "drop one"),
     ("ppo", "--macro_reward mean --value_function first", "--macro_reward mean", "add --isolate_last_token"),
     ("ppo", "--adaptive_kl_horizon 500", "--adaptive_kl_horizon 500", "add --adaptive_kl_target"),
-    ("ppo", "--adaptive_kl_target 6 --kl_coef 0", "--adaptive_kl_target", "--kl_coef above 0"),
+    ("ppo online", "--adaptive_kl_target 6 --kl_coef 0", "--adaptive_kl_target", "--kl_coef above 0"),
     ("reward dpo", "--data_split 2,0,8", "no rows for step 2: make number 2 larger than 0"),
     ("ppo", "--data_split 2,8,0", "no rows for step 3: make number 3 larger than 0"),
     (
@@ -370,7 +386,7 @@ REFUSALS = [
     ("actor", "", "--critic_model_name_or_path is missing", "--reward_function module.py:function"),
     ("unscored", "", "--reward_model_name_or_path is missing", "--reward_function", "--reward_source programs"),
     ("rloo", "--samples_per_prompt 1", "--samples_per_prompt of at least 2", "published runs sample 4"),
-    ("rloo", "--gamma 0.9", "--gamma: --advantage_estimator rloo adds up", "Drop the flag"),
+    ("rloo", "--gamma 0.9 --macro_reward mean", "--gamma, --macro_reward: --advantage_estimator rloo adds up"),
     ("ppo", "--kl_in loss", "--kl_estimator k1", "gradient is 0 on average", "k3"),
     ("ppo", "--drop_equal_groups", "--samples_per_prompt of at least 2"),
     ("ppo", "--critic_trains mlp --lora_dim 4", "--critic_trains mlp", "give --critic_lora_dim 0"),
@@ -381,13 +397,21 @@ REFUSALS = [
         "without --finetune_mode last_layer",
     ),
     ("ppo", "--critic_group_weight_min 0.5", "add --critic_group_weight"),
-    ("rloo", "--cut_answers critic_only", "--cut_answers", "has no critic"),
+    ("ppo", "--critic_group_weight 0.5", "--critic_group_weight", "--samples_per_prompt of at least 2"),
+    (
+        "rloo",
+        "--cut_answers critic_only --critic_group_weight 0.5 --critic_warmup_updates 4 --value_head hl_gauss",
+        "--critic_warmup_updates, --critic_group_weight, --cut_answers, --value_head: --advantage_estimator rloo has",
+    ),
     ("ppo", "--value_head hl_gauss", "--value_head hl_gauss", "give --value_range LOW HIGH"),
     ("ppo", "--value_head hl_gauss --value_range 1 0", "the lower one first, such as -0.1 1.1"),
     ("ppo", "--value_head hl_gauss --value_range 0 inf", "give --value_range LOW HIGH"),
+    ("ppo", "--value_head hl_gauss --value_range 1", "give --value_range LOW HIGH"),
     ("ppo", "--value_range 0 1", "add --value_head hl_gauss"),
     ("ppo", "--value_head hl_gauss --value_range -1 1 --lora_dim 4 --no_merge_lora", "give neither --share_base"),
+    ("ppo", "--value_head hl_gauss --value_range -1 1 --lora_dim 4 --share_base", "give neither --share_base"),
     ("ppo", "--rollout_is_mask 2 4", "--rollout_is_mask 2 4: give two ratios with 1 between them, such as 0.2 4"),
+    ("ppo", "--rollout_is_mask 0.2", "--rollout_is_mask 0.2: give two ratios"),
     ("ppo", "--rollout_is_mask 0.2 4 --rollout_engine vllm --rollout_is_clip 2", "either masked or truncated"),
     ("rloo", "--refill_rounds 2", "--refill_rounds 2 does nothing on its own", "add --drop_equal_groups"),
     (
@@ -464,7 +488,7 @@ def test_a_run_is_not_overwritten_unasked(tmp_path):
     assert config_of("sft", "--overwrite_output_dir").output.overwrite_output_dir
 
 
-@pytest.mark.parametrize("name", ["models", "checkpoints"])
+@pytest.mark.parametrize("name", ["models", "samples", "adapter", "checkpoints"])
 def test_folders_of_other_origin_are_not_replaced_unasked(tmp_path, name):
     """--overwrite_output_dir of a later run would remove them with that run's."""
     folder = tmp_path / "out" / name / "epoch1"
@@ -491,7 +515,8 @@ def test_the_base_of_an_adapter_is_an_input_too(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "flags"), [("config.yaml", ""), ("README.md", ""), ("model.safetensors", "--resume_from_checkpoint")]
+    ("name", "flags"),
+    [("config.yaml", ""), ("README.md", ""), ("config.json", ""), ("model.safetensors", "--resume_from_checkpoint")],
 )
 def test_files_of_other_origin_are_not_replaced_unasked(tmp_path, name, flags):
     """A user's settings in the folder that the run writes to, say, or a model from elsewhere."""
@@ -511,7 +536,7 @@ def test_what_is_left_of_a_run_is_of_no_other_origin(tmp_path):
     config_of("sft", "--resume_from_checkpoint")
 
 
-@pytest.mark.parametrize("used", ["out", "out/models/step-2/actor"])
+@pytest.mark.parametrize("used", ["out", "out/actor", "out/models/step-2/actor"])
 def test_a_run_does_not_write_over_what_it_reads(tmp_path, used):
     (tmp_path / used).mkdir(parents=True)
     words = ["--model_name_or_path", used, "--data_path", "d.jsonl", "--output_dir", "./out", "--overwrite_output_dir"]

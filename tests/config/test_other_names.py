@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of TRL, LLaMA-Factory and Axolotl: what is suggested, all of a file at once, and the page of them."""
 
+import ast
+import re
+import shlex
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from cli_runs import ROOT
+from dschat import PPOConfig
 from dschat.base.errors import UserError
 from dschat.cli import COMMANDS, main
 from dschat.reference import names_page
+from dschat.settings.flags import default_of
 from dschat.settings.other_names import TRAINERS, alternatives, tables
-from dschat.settings.parse import resolve
+from dschat.settings.parse import parse, resolve
 from dschat.settings.parser import FlagParser
 from flag_cases import FAMILIES, REQUIRED, config_of
 
@@ -36,6 +41,7 @@ fp16: true
         ("ppo", "micro_batch_size", "did you mean --per_device_training_batch_size? (micro_batch_size of Axolotl)"),
         ("ppo", "beta", "did you mean --kl_ctl? (beta of TRL: TRL's default for GRPO is 0, here it is 0.05)"),
         ("ppo", "learning_rate", "did you mean --actor_learning_rate?"),
+        ("sft", "cutoff-len", "did you mean --max_seq_len? (cutoff_len of LLaMA-Factory: prompt and response"),
         ("sft", "optim", "optim of TRL, LLaMA-Factory has no flag here: the optimiser is AdamW"),
         ("sft", "num_generations", "num_generations of TRL is --samples_per_prompt in other commands"),
     ],
@@ -114,3 +120,43 @@ def test_the_page_has_the_table():
     begin, end = "<!-- made by python -m dschat.reference names -->\n\n", "\n<!-- end -->"
     assert text.partition(begin)[2].partition(end)[0] == "\n".join(names_page()) + "\n"
     assert "coming-from-trl.md" in Path(ROOT / "mkdocs.yml").read_text("utf-8")
+
+
+def defaults_of_page() -> list[tuple[str, str, str]]:
+    """Command, flag and default of each flag in the table "Defaults that differ", "off" for one without a value."""
+    table = PAGE.read_text("utf-8").partition("Defaults that differ from TRL's")[2].partition("## Names")[0]
+    defaults = []
+    for row in table.splitlines():
+        if not row.startswith("| "):
+            continue
+        for part in row.split(" | ")[2].split("; "):
+            named = re.match(r"((?:sft|reward|dpo|ppo)(?:, \w+)*): ", part)
+            commands = named[1].split(", ") if named else ["ppo"]
+            for flag, value in re.findall(r"`--(\w+)(?: ([^`]+))?`", part):
+                defaults += [(command, flag, value or "off") for command in commands]
+    return defaults
+
+
+def test_defaults_of_the_page():
+    """Every default that the page calls different from TRL's is the default of the command."""
+    defaults = defaults_of_page()
+    assert len(defaults) == 30
+    for command, flag, text in defaults:
+        field = {"kl_ctl": "kl_coef"}.get(flag, flag)
+        default = default_of(FAMILIES[command], field)
+        if text == "off":
+            assert default is False, (command, flag)
+        else:
+            assert default == type(default)(text), (command, flag)
+
+
+def test_the_python_example_is_the_run_of_the_command():
+    text = PAGE.read_text("utf-8").partition("## PPO, side by side")[2].partition("## GRPO")[0]
+    command = re.search(r"```bash\n(.*?)```", text, re.DOTALL)[1]
+    words = shlex.split(command.replace("\\\n", " "))
+    assert words[:2] == ["dschat", "ppo"]
+    place = words.index("--num_gpus")  # `train` runs in the calling process
+    example = ast.parse(re.search(r"```python\n(from dschat .*?)```", text, re.DOTALL)[1])
+    call = next(node for node in ast.walk(example) if isinstance(node, ast.Call) and node.func.id == "PPOConfig")
+    fields = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    assert PPOConfig(**fields) == parse(PPOConfig, [*words[2:place], *words[place + 2 :]])

@@ -85,6 +85,7 @@ def test_the_file_of_a_run_says_all_of_its_flags(step):
     [
         (PRESET, "google/gemma-2b", "tldr", "tldr-gemma-2b"),
         (PRESET, "Qwen/Qwen2.5-0.5B", "", "tldr-Qwen2.5-0.5B"),
+        (PRESET, "", "rows.jsonl.gz", "rows-gemma-2b"),
         (PRESET, "/mnt/my model/", "/mnt/mine/train.parquet", "mine-train-my-model"),
         (LATER, "/p/models/tldr-gemma-2b/sft", "", "tldr-gemma-2b"),
         (LATER, "/p/models/tldr-gemma-2b/sft", "data/rows", "rows-tldr-gemma-2b"),

@@ -195,6 +195,7 @@ def ppo(**flags):
         (Texts(128, 64), 8, 512, (4, 128, 8 * 64)),  # 8 short prompts may stand in the place of 4
         (Texts(128, 64), 8, 600, (5, 120, 8 * 64)),  # no text is longer than 128: 5 of 120 fill it
         (Texts(128, 64), 8, 100, (1, 128, 128)),  # a longer text passes alone
+        (Texts(128, 128, 2), 4, 100, (2, 128, 2 * 128)),  # and so does a pair
         (Texts(128, 128, 2), 4, 300, (3, 100, 3 * 100)),
     ],
 )
@@ -283,6 +284,8 @@ def test_a_teacher_is_held_like_the_reference():
     assert list(roles) == ["actor", "critic", "reference", "teacher"]
     assert roles["teacher"].weights == roles["reference"].weights
     assert (roles["teacher"].source, roles["reference"].source) == ("t", "a")
+    sharded = {role.name: role for role in roles_on_a_cpu(ppo(zero_stage=3, **names))}
+    assert sharded["teacher"].weights == sharded["reference"].weights != roles["teacher"].weights
     adapted = roles_on_a_cpu(ppo(lora_dim=3, **names))
     assert [role.name for role in adapted] == ["actor", "critic", "teacher"]
     alone = {"advantage_estimator": "distillation", "reward_function": None}

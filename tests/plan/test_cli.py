@@ -244,6 +244,18 @@ def test_layers_that_keep_their_activations_are_a_remedy(model, capsys):
     assert remedies["--gradient_checkpointing_every 1"] == peaks[1]
 
 
+def test_main_memory_is_that_of_a_node(model, capsys):
+    """16 processes of 3 GB, 8 of them on a node unless a flag says otherwise."""
+    words = ["--step", "1", "--model_name_or_path", model, "--gpus", "16", "--prompts", "9999"]
+    assert planned(capsys, *words)[0]["host"]["processes"] == 8 * 3 * 10**9
+    assert planned(capsys, *words, "--gpus_per_node", "4")[0]["host"]["processes"] == 4 * 3 * 10**9
+    assert main([*words, "--main_memory", "25"]) == 0
+    out = capsys.readouterr().out
+    assert "16 GPUs of 80 GB, 8 on a node" in out and "Main memory of a node: 24 GB" in out
+    assert main([*words, "--main_memory", "25", "--gpus_per_node", "16"]) == 1
+    assert "DOES NOT FIT: it has 25 GB" in capsys.readouterr().out
+
+
 def test_a_preset_of_all_steps(model, capsys, monkeypatch):
     """With a small model; docs/presets.md has the published ones, which tests/plan/test_presets_page.py plans."""
     monkeypatch.setenv("MODEL", model)
@@ -261,11 +273,13 @@ def test_a_preset_of_all_steps(model, capsys, monkeypatch):
     [
         (["no_such_preset"], "no_such_preset: there is no such preset. Give a YAML file, or one of "),
         ([__file__], "--step is missing"),
+        (["tldr_gemma_7b", "--step", "dpo"], "there is no such preset of dpo"),
         (
             ["ppo", "--gpus", "1"],
             "ppo is a step: write --step ppo, with a preset, a YAML file or the flags of the step",
         ),
         ([], "give a preset, or --step (sft, reward, dpo, ppo, refuel, refuel-online) with"),
+        (["tldr_gemma_2b", "--config", "./absent"], "--config ./absent: no such folder"),
         (
             ["tldr_gemma_2b", "--step", "1", "--prompts", "8"],
             "8 training examples are fewer than one global batch of 512. Give --",

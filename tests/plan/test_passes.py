@@ -2,6 +2,7 @@
 """Activations as they are found on the meta device, against what the same code holds on the CPU, and by hand."""
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -156,6 +157,24 @@ def test_the_heads_backward_pass_holds_what_is_planned(trained, dtype, positions
         found.sum().backward()
     plan = training_logits(HeadSize(vocab, vocab * hidden, False, trained, dtype.itemsize), positions, states.device)
     assert plan.backward <= alive.peak < plan.backward + 2 * states.nbytes + 20 * positions
+
+
+def test_bytes_alive():
+    """Two tensors of 100 float32, one dropped; views and what was there before do not count."""
+    there = torch.zeros(1000)
+    with AliveBytes([there]) as alive:
+        first = torch.ones(100) + 1  # two tensors at a time, one of which goes
+        assert (alive.now, alive.peak) == (400, 800)
+        view = first[:50].view(5, 10)
+        there.add_(1)
+        assert alive.now == 400 and view.numel() == 50
+        gone = weakref.ref(first)
+        del first
+        assert alive.now == 400, "the view still needs it"
+        del view
+        assert (alive.now, gone()) == (0, None)
+        alive.start_peak()
+        assert alive.peak == 0
 
 
 def test_a_model_that_looks_at_numbers_cannot_be_planned(monkeypatch):

@@ -5,10 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
 from dschat.plan.command import plan_step
 from dschat.plan.options import PlanOptions, step_name
-from dschat.plan.phases import GB
+from dschat.plan.phases import GB, Machine
+from dschat.plan.plan import make_plan
+from dschat.settings.ppo import PPOConfig
 from script_runs import SCRIPTS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -29,6 +32,26 @@ def test_every_published_script_has_a_row():
     variants += ("_grpo", "_gspo", "_vapo", "_segments", "gsm8k", "pythia", "as_released")  # docs/published-runs.md
     names = {script.stem for script in SCRIPTS if not any(part in script.stem for part in variants)}
     assert set(rows()) == names
+
+
+def test_the_largest_actor_of_step_3():
+    """bf16, 80 GB: 2.5 are CUDA's, and actor and critic have a bucket of 5 · 10⁸ elements each, so that 75.5 GB hold
+    at most 37.7 · 10⁹ weights. With keys and values of 4 responses fewer fit."""
+    sentence = r"the largest actor of step 3\s+has about (\d+) billion\s+parameters"
+    (told,) = re.findall(sentence, (DOCS / "support.md").read_text("utf-8"))
+    fitting = []
+    for layers in (10, 11):
+        sizes = {"hidden_size": 16384, "intermediate_size": 57344, "num_attention_heads": 128}
+        config = LlamaConfig(num_hidden_layers=layers, num_key_value_heads=8, **sizes)
+        memory = {"zero_stage": 3, "offload": True, "offload_reference_model": True, "dtype": "bf16"}
+        memory |= {"actor_gradient_checkpointing": True, "critic_gradient_checkpointing": True}
+        batches = {"per_device_generation_batch_size": 4, "per_device_training_batch_size": 2}
+        names = {"actor_model_name_or_path": "a", "critic_model_name_or_path": "c"}
+        run = PPOConfig(data_path=["tldr"], output_dir="o", **names, **memory, **batches)
+        plan = make_plan(run, Machine(256, 80 * GB), lambda path, flag, config=config: config)
+        fitting.append((plan.roles[0].weights.parameters / 1e9, plan.fits_device))
+    (small, fits), (large, too_large) = fitting
+    assert fits and not too_large and small <= int(told) <= 37.7 < large
 
 
 @pytest.mark.xdist_group("presets")  # one process finds each model's activations once

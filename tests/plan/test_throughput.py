@@ -140,6 +140,7 @@ def test_the_nearest_number_of_rows(rows: int, share: float) -> None:
     [
         (["--dtype", "fp32"], "measured in bf16 alone"),
         (["--zero_stage", "2", "--offload"], "not measured with offloading"),
+        (["--offload_reference_model"], "not measured with offloading"),
     ],
 )
 def test_what_was_not_measured(words: list[str], why: str) -> None:
@@ -153,7 +154,7 @@ def test_gpus_by_name_and_by_peaks() -> None:
     assert named_gpu("989,4800") == Gpu(80, 989e12, 4.8e12)
 
 
-@pytest.mark.parametrize("word", ["h1000", "800", "0,4200", "nan,1", "1,2,3"])
+@pytest.mark.parametrize("word", ["h1000", "800", "0,4200", "800,-1", "nan,1", "inf,1", "1,2,3"])
 def test_an_unknown_gpu(word: str) -> None:
     with pytest.raises(UserError, match="--gpu_type .*: give one of a100-40gb, .*TFLOP/s .* and GB/s"):
         named_gpu(word)

@@ -121,10 +121,12 @@ def test_slices_that_other_ranks_wrote(ranks, tmp_path):
 @pytest.mark.parametrize(
     ("name", "writer"),
     [
+        ("actor/mp_rank_00_model_states.pt", 0),
         ("actor/zero_pp_rank_3_mp_rank_00_model_states.pt", 3),
         ("critic/bf16_zero_pp_rank_11_mp_rank_00_optim_states.pt", 11),
         ("actor/offloaded_tensors/rank05/optimizer/rank1/7.tensor.swp", 5),
         ("rank-2.safetensors", 2),
+        ("average-12.safetensors", 12),
         ("state.json", 0),
     ],
 )

@@ -2,11 +2,17 @@
 """What a process is for the cluster that started it, by the variables that the clusters document."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
+from cli_runs import ROOT
+from dschat import cluster, launch
 from dschat.base.errors import UserError
 from dschat.cluster import ClusterNode, Rank, adopt, check_alone, expand_repeated, first_name, process_of
+from dschat.settings.flags import flags_of
+from dschat.settings.processes import LaunchFlags
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4"}
 STEP = SLURM | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[03-04]", "SLURM_NODEID": "1"}
@@ -145,3 +151,14 @@ def test_a_rank_takes_its_place(visible, local_rank, monkeypatch):
 def test_a_rank_needs_the_machine_of_rank_0():
     with pytest.raises(UserError, match="MASTER_ADDR is missing"):
         adopt(process_of(OPEN_MPI), None, 29500)
+
+
+def test_the_page_of_clusters_names_what_is_read():
+    """Each variable of its table of starts stands in cluster.py, or is that of a flag."""
+    table = (ROOT / "docs/clusters.md").read_text().partition("| started by")[2].partition("\n\n")[0]
+    read_by = [line.split("|")[3] for line in table.splitlines()[2:]]
+    named = set(re.findall(r"`([A-Z]+_?[A-Z_]*)", " ".join(read_by)))
+    assert len(named) > 10
+    known = Path(cluster.__file__).read_text() + Path(launch.__file__).read_text()
+    known += "".join(flag.environment or "" for flag in flags_of(LaunchFlags).values())
+    assert not [name for name in named if name not in known]

@@ -35,7 +35,7 @@ def run(tmp_path):
 
 def test_the_policy_of_step_3_with_the_records_of_its_run(run):
     expected = sorted([*PLAIN, "metrics.jsonl", "train_config.json"])
-    for folder, model in ((run, "actor"), (run / "critic", "critic")):
+    for folder, model in ((run, "actor"), (run / "actor", "actor"), (run / "critic", "critic")):
         files = dict(files_of(folder))
         assert sorted(files) == expected
         assert files["model.safetensors"] == run / model / "model.safetensors"
@@ -51,6 +51,8 @@ def test_a_dry_run_lists_files_without_a_token_or_a_network(run, monkeypatch):
     *lines, last = said.splitlines()
     assert [line.split()[-1] for line in lines] == [name for name, _ in files_of(run)]
     assert last.endswith("to owner/name; nothing was")
+    *sizes, total = (int(line.split()[0].replace(",", "")) for line in said.splitlines())
+    assert total == sum(sizes) > 0
     write(run, "actor/chat_template.jinja")
     (run / "actor" / "chat_template.jinja").write_text("hf_" + "a" * 34)
     with pytest.raises(UserError, match="holds what looks like a secret"):
@@ -72,6 +74,7 @@ def test_a_folder_with_an_adapter_or_nothing(tmp_path):
     [
         ("--token hf_" + "a" * 34, "hf_aaa"),
         ("key sk-" + "b" * 24, "sk-bbb"),
+        ("https://me:password@host/data", "://me:"),
         ("http://host/score?token=abcdef12", "?token"),
         ("the word of the variable", "secret,"),
     ],
@@ -169,7 +172,7 @@ def test_without_a_network_or_a_token(run, monkeypatch):
     assert push_problem("--push_to_hub") is None
 
 
-@pytest.mark.parametrize("name", ["model", "me/a/model"])
+@pytest.mark.parametrize("name", ["model", "../model", "me/a/model"])
 def test_what_is_no_name_of_a_repository(name):
     with pytest.raises(UserError, match=f"--repository {name}: give the repository as owner/name"):
         check_repository("--repository", name)

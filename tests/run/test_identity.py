@@ -48,6 +48,8 @@ def test_the_files_of_data_that_changed_are_named(identity):
     assert differences(before, now) == ["the data has changed (d/b.jsonl, d/c.jsonl)"]
     assert differences(before, moved) == []
     assert differences(before, swapped) == ["the data has changed"]
+    many = [identity({"sources": [source], "sha256": {f"{i}": f"{i}{n}" for i in range(9)}}) for n in (1, 2)]
+    assert differences(*many) == ["the data has changed (0, 1, 2, 3, 4, 5, 6, 7, …)"]
 
 
 def test_a_process_s_share_may_differ_with_their_number_but_not_what_they_share(identity):

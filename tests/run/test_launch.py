@@ -12,7 +12,7 @@ import pytest
 from dschat import launch, ranks
 from dschat.base.errors import UserError
 from dschat.cluster import Rank, process_of
-from dschat.launch import LaunchPlan, check_against_rank, plan_launch, worker_environment
+from dschat.launch import LaunchPlan, check_against_rank, plan_launch, variables_of_ranks, worker_environment
 from dschat.remote import launcher_variables
 from dschat.settings.processes import LaunchFlags
 
@@ -94,7 +94,7 @@ def test_some_of_the_visible_gpus(monkeypatch):
         started(num_gpus=4)
 
 
-@pytest.mark.parametrize("visible", ["0,,1", "all"])
+@pytest.mark.parametrize("visible", ["0,,1", "all", "0,-1"])
 def test_gpus_that_cannot_be_counted(visible, monkeypatch):
     """CUDA would show fewer, or none."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -147,6 +147,14 @@ def test_machines_without_ssh(tmp_path):
         started(hostfile=hosts, node_rank=2, master_addr="10.0.0.1")
 
 
+def test_the_variables_of_ranks():
+    """Two of six ranks, on the second of three machines."""
+    first, second = variables_of_ranks(LaunchPlan(6, 2, 2, "10.0.0.1", 7))
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    assert [first[name] for name in names] == ["2", "0", "6", "2", "2", "10.0.0.1", "7"]
+    assert [second[name] for name in names] == ["3", "1", "6", "2", "2", "10.0.0.1", "7"]
+
+
 POD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-0"}
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1"}
 SLURM |= {"SLURM_STEP_NODELIST": "job-0,job-1"}
@@ -157,6 +165,7 @@ SLURM |= {"SLURM_STEP_NODELIST": "job-0,job-1"}
     [
         (POD, {"master_addr": "job-0"}, LaunchPlan(4, 2, 2, "job-0")),  # as the variable gives it to the flag
         (SLURM, {}, LaunchPlan(4, 2, 2, "job-0")),
+        (SLURM, {"num_gpus": 1, "master_port": 7}, LaunchPlan(2, 1, 1, "job-0", 7)),
         (
             {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "3"},
             {"master_addr": "a"},
@@ -193,6 +202,8 @@ def test_flags_against_a_cluster(flags, said, monkeypatch):
     [
         ({"num_nodes": 2}, r"--num_nodes 2 \(NUM_NODES\), but srun starts every rank itself, 2 on this machine"),
         ({"num_gpus": 4}, "--num_gpus 4 .*, but srun"),
+        ({"node_rank": 1}, "--node_rank 1 .*, but srun"),
+        ({"hostfile": "hosts"}, "--hostfile hosts .*, but srun"),
         ({"log_dir": "logs"}, "--log_dir logs, but srun starts every rank itself"),
     ],
 )

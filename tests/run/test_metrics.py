@@ -37,7 +37,8 @@ def test_lines(tmp_path):
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()  # before close: each line is flushed
     log.close()
     first, second = (json.loads(line) for line in lines)
-    assert list(first) == ["update", "samples", "seconds", "eval/loss"] and second["seconds"] >= first["seconds"] >= 0
+    assert first == {"update": 0, "samples": 0, "seconds": first["seconds"], "eval/loss": 2.5}
+    assert second["seconds"] >= first["seconds"] >= 0
     expected = {"update": 3, "samples": 24, "loss": None, "lr": 1e-3, "up": None, "count": 2}
     assert second == expected | {"seconds": second["seconds"]}
 
@@ -61,7 +62,7 @@ def test_rows_are_cut_back_to_those_of_a_checkpoint(tmp_path):
     log.log(2, 16, {"loss": 1.0})
     log.close()
     whole = (tmp_path / "metrics.jsonl").read_text()
-    for found in (whole, "", kept[:-5], "x" * 500):
+    for found in (whole, kept, "", kept[:-5], whole[:-5], "x" * 500):
         (tmp_path / "metrics.jsonl").write_text(found)
         log = MetricsLog(tmp_path, keep=True)
         assert (tmp_path / "metrics.jsonl").read_text() == found, "until it is clear what stays"
@@ -73,7 +74,7 @@ def test_rows_are_cut_back_to_those_of_a_checkpoint(tmp_path):
         assert rows[1]["seconds"] >= 100.0
 
 
-@pytest.mark.parametrize("change", ["a row of another run", "no UTF-8", "cut"])
+@pytest.mark.parametrize("change", ["a row of another run", "null bytes", "no UTF-8", "cut"])
 def test_rows_that_somebody_changed_are_not_read_as_this_run_s(change, tmp_path):
     log, file = MetricsLog(tmp_path), tmp_path / "metrics.jsonl"
     log.log(1, 8, {"loss": 2.0})
@@ -81,7 +82,7 @@ def test_rows_that_somebody_changed_are_not_read_as_this_run_s(change, tmp_path)
     assert [row["update"] for row in log.rows()] == [1, 2]
     whole = file.read_bytes()
     changed = {"a row of another run": whole + b'{"update": 2}\n', "cut": whole[:-5]}
-    changed["no UTF-8"] = whole.replace(b"loss", b"los\xff")
+    changed |= {"no UTF-8": whole.replace(b"loss", b"los\xff"), "null bytes": b"\0" * 9 + whole[9:]}
     file.write_bytes(changed[change])
     for read in (log.text, log.rows):
         with pytest.raises(UserError, match=r"metrics\.jsonl is not what this run wrote.*--resume_from_checkpoint"):

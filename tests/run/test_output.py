@@ -3,6 +3,7 @@
 
 import errno
 import json
+import logging
 
 import pytest
 
@@ -61,6 +62,15 @@ def test_a_run_that_resumes_moves_nothing(place, group):
     assert {*before} <= {*files(place)} and not (place / "earlier-1").exists()
 
 
+def test_a_warm_up_longer_than_the_run_is_said(tmp_path, group, caplog):
+    caplog.set_level(logging.WARNING)
+    _, run = run_on(tmp_path, num_warmup_steps=5)
+    run.announce(6, 48)
+    assert "--num_warmup_steps" not in caplog.text
+    run.announce(5, 40)
+    assert "--num_warmup_steps 5: the run makes 5 updates" in caplog.text
+
+
 def test_only_models_that_are_whole_count_as_saved(tmp_path, group, tokenizer, monkeypatch, capsys):
     """Ctrl-C in the middle of a save."""
     config, run = run_on(tmp_path)
@@ -78,9 +88,11 @@ def test_only_models_that_are_whole_count_as_saved(tmp_path, group, tokenizer, m
     assert not (tmp_path / ".writing").exists()
     assert report_error(KeyboardInterrupt(), run.record.saved) == 130
     assert f"the models saved last are in {run.record.saved[0]}" in capsys.readouterr().err
+    assert report_error(KeyboardInterrupt(), []) == 130
+    assert "no models were saved yet" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [{}, {"overwrite_output_dir": True}])
+@pytest.mark.parametrize("flags", [{}, {"resume_from_checkpoint": "latest"}, {"overwrite_output_dir": True}])
 def test_a_folder_that_another_run_has_is_not_touched(flags, place, group):
     """Whatever the flags are."""
     lock = Lock(place / ".lock", "another run")

@@ -27,6 +27,7 @@ def test_run_json(tmp_path):
     record.save(tmp_path)
     stored = json.loads((tmp_path / "run.json").read_text())
     assert stored["finished"] is False and stored["hardware"]["processes"] == 2
+    assert stored["hardware"]["cpu_cores"] >= 1
     assert stored["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     record.finished = True
     record.metrics = {"eval/loss": math.nan, "eval/ppl": math.inf, "eval/accuracy": 0.5}
@@ -90,7 +91,7 @@ def test_a_model_of_another_step_is_warned_of(tmp_path, caplog):
     for step, name in (("sft", "."), ("ppo", "ppo/actor"), ("sft", "broken")):
         warn_unless_made_by(step, str(tmp_path / name), "--model_name_or_path")
     assert not caplog.messages
-    for step, name in (("sft", "ppo/actor"), ("ppo", "absent/folder")):
+    for step, name in (("reward", "."), ("sft", "ppo/actor"), ("ppo", "absent/folder")):
         warn_unless_made_by(step, str(tmp_path / name), "--model_name_or_path")
         assert f"--model_name_or_path {tmp_path / name} was not made by the {step} step" in caplog.messages[-1]
 
@@ -116,6 +117,7 @@ def test_the_model_card_states_data_settings_and_metrics(step, tmp_path):
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
+        (("policy", "owner/base"), ("owner/base", "finetune", "text-generation", "transformers", "CausalLM")),
         (("reward model", "from-hub"), ("owner/base", "finetune", "text-classification", "transformers", "Auto")),
         (("policy", "nowhere-known"), (None, None, "text-generation", "transformers", "CausalLM")),
         (
@@ -150,7 +152,14 @@ def test_the_cards_metadata_is_that_of_the_hub(model, expected, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "header", [b"- a\n- b", b"base_model: \xff\xfe", b"base_model: [owner/a, owner/b]", b"model-index: 1"]
+    "header",
+    [
+        b"title: my model: v1",
+        b"- a\n- b",
+        b"base_model: \xff\xfe",
+        b"base_model: [owner/a, owner/b]",
+        b"model-index: 1",
+    ],
 )
 def test_a_base_whose_card_cannot_be_read(header, tmp_path):
     """The base is unknown then."""

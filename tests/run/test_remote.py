@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -152,6 +153,7 @@ def test_many_names_of_one_machine(machines):
     """All of them write to its /tmp at the same time; the file is whole, and nothing is left."""
     with remote_file({"KEY": "s3cret"}, [f"host{number}" for number in range(16)]) as path:
         assert json.loads(Path(path).read_text()) == {"KEY": "s3cret"}
+        assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600, "the owner's alone"
         assert list(Path("/tmp").glob(f"{Path(path).name}*")) == [Path(path)]
     assert not Path(path).exists()
 
@@ -181,11 +183,12 @@ def test_a_closed_terminal_is_told_to_the_launcher_as_sigterm():
     remote._send_to_launcher(launcher, signal.SIGHUP)  # it has gone
 
 
-def test_a_program_that_is_missing(machines, monkeypatch):
-    (machines / "ssh").unlink()
+@pytest.mark.parametrize(("missing", "package"), [("pdsh", "pdsh"), ("ssh", "openssh-client")])
+def test_a_program_that_is_missing(missing, package, machines, monkeypatch):
+    (machines / missing).unlink()
     monkeypatch.setenv("PATH", str(machines))
     processes = LaunchPlan(2, 1, ssh_options=("--hostfile", str(machines / "hosts")), ssh_hosts=("first", "second"))
-    with pytest.raises(UserError, match="reached by ssh, .*Debian package openssh-client"):
+    with pytest.raises(UserError, match=f"reached by {missing}, .*Debian package {package}"):
         launch(processes, ["ppo"])
 
 

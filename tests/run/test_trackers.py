@@ -157,7 +157,8 @@ def test_trackio_continues_the_run_of_its_folder(tmp_path, group, trackio_runs, 
     losses = [(row["step"], row["loss"]) for row in rows if "loss" in row]
     assert losses == [(1, 3.0), (2, 2.0), (2, 2.5)]
     (table,) = [row["samples_table"] for row in rows if "samples_table" in row]
-    assert table["_value"][1]["scores"] == "[1.0, 2.0]" and not any("grad_norm" in row for row in rows)
+    shown = {"prompt": "p2", "response": "r2", "score": -1.0, "finished": False, "scores": "[1.0, 2.0]"}
+    assert table["_value"][1] == shown and not any("grad_norm" in row for row in rows)
     assert trackio_runs.get_run_config("ma-rlhf", names[0])["gamma"] == 1.0
     assert "rackio" not in capsys.readouterr().out
 
@@ -199,13 +200,14 @@ def command(tmp_path, monkeypatch):
 
 def test_flags(command, monkeypatch):
     assert parse(SFTConfig, [*command, "tensorboard", "--enable_tensorboard"]).trackers == ("tensorboard",)
+    assert parse(SFTConfig, [*command[:-1], "--enable_tensorboard"]).trackers == ("tensorboard",)
     assert parse(SFTConfig, command[:-1]).trackers == ()
     with pytest.raises(UserError, match="--report_to mlflow: there is no such tracker; give tensorboard or wandb or"):
         parse(SFTConfig, [*command, "mlflow"])
     monkeypatch.setattr("dschat.settings.common.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"--report_to wandb: the package .* pip install 'ma-rlhf\[wandb\]'"):
         parse(SFTConfig, [*command, "wandb"])
-    assert "report_to" in flags_on_resume(SFTConfig, "free")
+    assert {"report_to", "push_to_hub"} <= flags_on_resume(SFTConfig, "free")
 
 
 def test_without_a_key_wandb_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
@@ -215,4 +217,7 @@ def test_without_a_key_wandb_is_refused_before_anything_is_loaded(tmp_path, monk
     monkeypatch.setenv("WANDB_MODE", "online")
     wandb.teardown()
     assert "WANDB_MODE=offline" in (wandb_problem() or "")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    wandb.teardown()
+    assert wandb_problem() is None
     wandb.teardown()
