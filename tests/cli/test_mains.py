@@ -121,7 +121,7 @@ def test_the_screen_shows_evaluations_and_where_models_are(shared, sft, reward, 
         assert re.search(r"after 0 updates, \d+ held-out rows: .* ± ", screen)
         assert re.search(r": \d+ of \d+ (rows to train on|training rows), \d+ ", screen)
         assert "global batch 8 = 8 per process x 1 processes" in screen and "4 updates" in screen
-        assert re.search(r" the \w+ starts from .*: trains ([\d,]+) of \1 parameters\n", screen)
+        assert re.search(r" the .+ starts from .*: trains ([\d,]+) of \1 parameters\n", screen)
         assert all(re.match(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in screen.splitlines()), screen
 
 

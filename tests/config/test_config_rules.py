@@ -284,6 +284,8 @@ REFUSALS = [
         )
     ),
     ("ppo", "--user_function score.py:score", "--user_function", "add --environment simulated_user"),
+    ("ppo", "--user_server http://a/v1", "--user_server http://a/v1", "add --environment simulated_user"),
+    ("ppo", "--user_model m", "--user_model m", "add --environment simulated_user"),
     ("ppo", "--max_turns 3", "--max_turns 3", "add --environment"),
     ("ppo", "--advantage_estimator rloo_turns", "--samples_per_prompt of at least 2"),
     (
@@ -356,6 +358,8 @@ REFUSALS = [
     ("ppo", "--reward_url http://a --rm_template", "--rm_template", "add --reward_model_name_or_path"),
     ("ppo", "--program_reward ratio", "--program_reward ratio", "add --reward_source programs"),
     ("ppo", "--reward_function score.py", "--reward_function score.py", "module.py:function"),
+    ("ppo", "--reward_function score.txt:f", "--reward_function score.txt:f", "module.py:function"),
+    ("ppo", "--reward_function score.py:not-a-name", "--reward_function", "module.py:function"),
     ("ppo", "--reward_function score.py:inner", "--reward_function", "does not define inner", "Scorer", "score"),
     ("ppo", "--reward_function broken.py:f", "--reward_function", "cannot read broken.py", "correct the file"),
     *(("ppo", f"--{flag} none.py:f", f"--{flag}", "no file none.py") for flag in (*FUNCTIONS, "parser")),
@@ -387,6 +391,13 @@ REFUSALS = [
     ("unscored", "", "--reward_model_name_or_path is missing", "--reward_function", "--reward_source programs"),
     ("rloo", "--samples_per_prompt 1", "--samples_per_prompt of at least 2", "published runs sample 4"),
     ("rloo", "--gamma 0.9 --macro_reward mean", "--gamma, --macro_reward: --advantage_estimator rloo adds up"),
+    (
+        "rloo",
+        "--per_device_generation_batch_size 3 --per_device_training_batch_size 5",
+        "--per_device_training_batch_size 5",
+        "rollout of 12 ",
+        "give --generation_batches 5",
+    ),
     ("ppo", "--kl_in loss", "--kl_estimator k1", "gradient is 0 on average", "k3"),
     ("ppo", "--drop_equal_groups", "--samples_per_prompt of at least 2"),
     ("ppo", "--critic_trains mlp --lora_dim 4", "--critic_trains mlp", "give --critic_lora_dim 0"),

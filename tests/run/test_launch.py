@@ -142,6 +142,8 @@ def test_a_batch_script_of_several_machines(tmp_path, monkeypatch):
 
 def test_machines_without_ssh(tmp_path):
     assert started(num_nodes=2, num_gpus=8, node_rank=1, master_addr="10.0.0.1") == LaunchPlan(16, 8, 8, "10.0.0.1")
+    with pytest.raises(UserError, match="--num_nodes 2: give the address of the first machine, --master_addr"):
+        started(num_nodes=2, num_gpus=8, node_rank=1)
     hosts = hosts_of("first slots=2\nsecond slots=4\nthird slots=3\n")
     with pytest.raises(UserError, match="hosts names 3 machines, which are started from this one: leave --num_nodes"):
         started(hostfile=hosts, node_rank=2, master_addr="10.0.0.1")
