@@ -69,6 +69,7 @@ def test_the_documented_commands(place):
     )
     check_names(out)
     assert "REFUEL" in (out / "README.md").read_text()
+    assert json.loads((out / "run.json").read_text())["step"] == "refuel"
     assert (place / "pairs" / "pairs_box.safetensors").exists()
 
 
