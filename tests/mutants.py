@@ -262,6 +262,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "torch.ones_like(_a).sum(1, keepdim=True) - 1", "test_a_response_that_could_not_be_scored_is_no_baseline"),
     ("RLOO: rows that could not be scored count", "rloo_batch", "_a.any(1)", "torch.ones_like(_a[:, 0])",
      "test_a_response_that_could_not_be_scored_is_no_baseline"),
+    ("RLOO: the return is a mean over tokens", "rloo_batch", "_a.sum(1)", "_a.mean(1)", RLOO),
     ("RLOO: the return is the score alone", "rloo_batch", "_a.sum(1)", "trajectory.scores[:, None].sum(1)", RLOO),
     ("RLOO: advantages beyond the response", "rloo_batch", "torch.where(_a, _b, 0.0)", "_b.expand_as(_a)", RLOO),
     ("groups: rows that could not be scored count", "_group_batch", "_a.any(1)", "torch.ones_like(_a[:, 0])",

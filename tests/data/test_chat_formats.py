@@ -47,6 +47,7 @@ ASKED_BY_ROLE = [("user", "hi"), ("assistant", "yes?"), ("user", "2 + 2?")]
             {"messages": spoken(("User", "hi"), ("Assistant", "4"))},
             {"messages": messages(("user", "hi"), ("assistant", "4"))},
         ),
+        ({"system": "s", "conversations": spoken(*ASKED)}, {"messages": messages(("system", "s"), *ASKED_BY_ROLE)}),
         (
             {"system": "s", "conversations": spoken(("system", "s"), *ASKED)},
             {"messages": messages(("system", "s"), *ASKED_BY_ROLE)},

@@ -15,7 +15,7 @@ from dschat.base.errors import UserError
 from dschat.data import known_sets as registry
 from dschat.data.sources import load_share, load_source
 from dschat.settings.supervised import RewardConfig
-from published_set_copies import make_rows, write_rows, write_set
+from published_set_copies import make_rows, write_rows
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +71,7 @@ APPS = {part: f"hf://datasets/codeparrot/apps/{part}.jsonl" for part in ("train"
         ("Dahoas/full-hh-rlhf", "Dahoas/full-hh-rlhf", {}),
         ("codeparrot/APPS", "json", {"data_files": APPS}),
         ("gsm8k", "openai/gsm8k", {"name": "main"}),
+        ("anthropic-hh", "Anthropic/hh-rlhf", {}),
         ("helpful-online", "Anthropic/hh-rlhf", {"data_dir": "helpful-online"}),
     ],
 )
@@ -105,24 +106,37 @@ def test_another_set_is_loaded_plainly(hub):
 
 def test_a_share_records_the_data_set(hub, small_sets):
     hub.answer = splits(train=PAIRS[:12], test=PAIRS[:6])
-    config = RewardConfig(data_path=["hh"], data_split="2,4,4", output_dir="out", model_name_or_path="m")
+    config = RewardConfig(data_path=["tldr"], data_split="2,4,4", output_dir="out", model_name_or_path="m")
     share = load_share(config)
     assert share.files == () and (len(share.train), len(share.eval)) == (5, 2)
     (described,) = json.loads(json.dumps(share.sources))
-    assert (described["name"], described["train"], described["eval"]) == ("Dahoas/full-hh-rlhf", 5, 2)
-    assert described["hub"]["id"] == "Dahoas/full-hh-rlhf" and described["hub"]["revision"] == "main"
+    assert (described["name"], described["train"], described["eval"]) == ("openai/summarize_from_feedback", 5, 2)
+    assert (described["hub"]["id"], described["hub"]["revision"]) == (described["name"], PARQUET["revision"])
     held_out = described["hub"]["splits"]["test"]
     assert held_out["rows"] == 6 and held_out["fingerprint"]
 
 
-def test_an_earlier_download_is_read_without_a_network(small_sets, tmp_path, monkeypatch, caplog):
-    snapshot = str(write_set(tmp_path / "snapshot", "hh", 12, 6))
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: snapshot)
+@pytest.mark.parametrize(
+    ("path", "asked", "revision", "files"),
+    [
+        ("tldr", "openai/summarize_from_feedback", PARQUET["revision"], "comparisons/{}/0000.parquet"),
+        ("helpful-base", "Anthropic/hh-rlhf", "main", "helpful-base/{}.jsonl"),
+    ],
+)
+def test_an_earlier_download_is_read_without_a_network(
+    path, asked, revision, files, small_sets, tmp_path, monkeypatch, caplog
+):
+    """In the cache another part of Anthropic's set lies beside this one."""
+    for file, count in ((files.format("train"), 12), (files.format("test"), 6), ("harmless-base/train.jsonl", 40)):
+        write_rows(tmp_path / file, PAIRS[:count])
+    download = Mock(return_value=str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    source = load_source("hh")
+    source = load_source(path)
     assert (len(source.train), len(source.eval)) == (12, 6)
-    assert f"using an earlier download in {snapshot}" in caplog.text
+    download.assert_called_once_with(asked, repo_type="dataset", revision=revision, local_files_only=True)
+    assert f"using an earlier download in {tmp_path}" in caplog.text
 
 
 # counts
@@ -148,7 +162,7 @@ def test_not_available(hub):
     assert "Please pick one" not in message  # the first line is enough
 
 
-@pytest.mark.parametrize("path", ["./me/mine", "me/mine.jsonl", "a/b/c"])
+@pytest.mark.parametrize("path", ["mine", "./me/mine", "me/mine.jsonl", "a/b/c"])
 def test_paths_are_not_looked_up_on_the_hub(path, hub):
     message = error_of(path)
     assert f"--data_path {path}: there is no such file or folder" in message and "tldr (openai/summ" in message

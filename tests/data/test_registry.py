@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names, row counts and commands of the published sets, and where local copies are looked for."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from dschat.base.errors import UserError
 from dschat.data.compared_sets import compared_set
-from dschat.data.known_sets import fetch_command, find_known
+from dschat.data.known_sets import KNOWN_SETS, describe_counts, fetch_command, find_known
 from dschat.data.sources import load_source
 from published_set_copies import make_rows, write_all, write_rows, write_set
 
+DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+ANTHROPIC_PARTS = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled")
 IDS = {"tldr": "openai/summarize_from_feedback", "hh": "Dahoas/full-hh-rlhf", "helpful-online": "Anthropic/hh-rlhf"}
 
 
@@ -32,15 +35,28 @@ def test_names(name, paths):
     assert find_known(f"{name}/") is None
 
 
+def test_names_and_counts_are_those_of_the_document():
+    rows = re.findall(r"^\| (`.+`) \| (\w\S*/[^ ,]+).* \| ([\d,]+)(?: / ([\d,]+)|, split 95 to 5) \| ", DOCUMENT, re.M)
+    assert len(rows) == len(KNOWN_SETS)
+    for known, (names, hub_id, train, held_out) in zip(KNOWN_SETS, rows, strict=True):
+        assert (known.names()[:-1], known.hub_id) == (tuple(re.findall("`(.+?)`", names)), hub_id)
+        assert describe_counts(*known.counts) == f"{train} training and {held_out or 'no'} evaluation rows"
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
         ("tldr", "--revision refs/convert/parquet --include 'comparisons/*.parquet'"),
+        ("hh", "--include '*.parquet'"),
+        ("webgpt", "--revision refs/convert/parquet --include 'default/train/*.parquet'"),
+        ("apps", "--include '*.jsonl'"),
+        ("gsm8k", "--include 'main/*.parquet'"),
+        ("anthropic-hh", "--include 'h*/*.jsonl.gz'"),
         ("helpful-online", "--include 'helpful-online/*.jsonl.gz'"),
     ],
 )
 def test_fetch_commands(name, options):
-    command = f"hf download {IDS[name]} --repo-type dataset {options} --local-dir '/my data/{name}'"
+    command = f"hf download {by_name(name).hub_id} --repo-type dataset {options} --local-dir '/my data/{name}'"
     assert by_name(name).fetch_command(f"/my data/{name}") == command
     assert fetch_command("a/b", "DIR") == "hf download a/b --repo-type dataset --local-dir DIR"
 
@@ -99,6 +115,8 @@ def test_a_short_name_never_means_what_lies_in_the_current_folder(path, copies, 
         ("webgpt", ["default/train/0000.parquet"]),
         ("apps", ["train.jsonl", "test.jsonl"]),
         ("tldr", ["train/0000.parquet", "train/0001.parquet", "validation/0000.parquet"]),
+        ("hh", ["main/train-00000-of-00001.parquet", "main/test-00000-of-00001.parquet"]),
+        ("hh", [f"{part}/{split}.jsonl" for split in ("train", "test") for part in ANTHROPIC_PARTS]),
     ],
 )
 def test_downloaded_folders(name, files, tmp_path):

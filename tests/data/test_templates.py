@@ -182,12 +182,14 @@ def test_calls_that_the_template_does_not_write_are_left_out_and_counted(field, 
     for make in (pair_examples, preference_examples):
         examples, dropped = make(rows, tokenizer, 999, EOS)
         assert len(examples) == 1 and dropped == {NOTHING_WRITTEN: 2}
+    examples, dropped = sft_examples(rows, tokenizer, 999, EOS)
+    assert len(examples) == 2 and dropped == {NOTHING_WRITTEN: 1}
     assert response_notes(rows)["empty"].startswith("1 responses without any text")  # the only one that is trained on
     warn_of_template(tokenizer, rows, EOS)
     assert f"does not write: '{next(iter(field))}' of responses: 2" in caplog.text
 
 
-@pytest.mark.parametrize(("field", "no", "yes"), [("train", False, True), ("training", 0, 1)])
+@pytest.mark.parametrize(("field", "no", "yes"), [("train", False, True), ("training", 0, 1), ("loss", False, 1)])
 def test_switches_of_other_trainers_are_weights(field, no, yes, tmp_path):
     talk = dialogue("a", "b", "c", "d")
     talk[1] |= {field: no}

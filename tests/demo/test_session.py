@@ -206,6 +206,8 @@ def test_how_a_run_sampled_is_how_the_demo_samples_unless_a_flag_says_otherwise(
     assert chosen(alone) == SamplingChoice(0.6, 20, 0.95, 128)
     (alone / "generation_config.json").write_text('{"do_sample": false}')
     assert chosen(alone).temperature == 0
+    (alone / "generation_config.json").unlink()
+    assert chosen(alone) == SamplingChoice(0.8, 50, 1.0, 128)
 
 
 def test_models_texts_are_shown_and_nothing_in_them_is_obeyed():

@@ -179,6 +179,15 @@ def test_people_are_shown_together_and_alone(tmp_path):
         sections_of(*files, again)
 
 
+def test_a_judge_without_a_name_is_called_a_judge(tmp_path):
+    """Whether the column is missing or blank; two such files are of one rater."""
+    first, second = (verdict_row(i, "A") for i in range(2))
+    del first["rater"]
+    files = verdict_file(tmp_path, "j", [first]), verdict_file(tmp_path, "k", [second | {"rater": "  "}])
+    (section,) = sections_of(*files)
+    assert [(rater.rater, rater.items) for rater in section.raters] == [("judge", 2)]
+
+
 def test_reward_model_judges_two_files_of_responses(tmp_path):
     """Differences 1, −1, 0, 0.5: two wins, a loss and a tie; with a margin of 0.5 one, one and two."""
     files = response_files(tmp_path, [(2, 1), (1, 2), (1, 1), (1.5, 1)])

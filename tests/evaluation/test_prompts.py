@@ -145,6 +145,17 @@ def test_a_prepared_folder_gives_the_rows_that_it_was_made_from(options, prepare
     assert f"{folder}: 6 of 6 test rows of the prepared folder" in caplog.text
 
 
+def test_prepared_folders_without_held_out_rows_are_refused(options, prepared, bytes_tokenizer):
+    folder = prepared("--validation_percentage", "0", "--max_length", "1000")
+    shutil.rmtree(folder / "test")
+    info = json.loads((folder / "prepared.json").read_text())
+    del info["kept"]["test"]
+    (folder / "prepared.json").write_text(json.dumps(info))
+    words = f"^--data_path {folder}: .*neither validation nor test rows; prepare .*--validation_p.*give --split all"
+    with pytest.raises(UserError, match=words):
+        select_prompts(options(data_path=str(folder)), bytes_tokenizer)
+
+
 # rows that the models were not trained on
 
 

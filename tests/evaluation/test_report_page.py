@@ -77,6 +77,16 @@ def test_a_prompt_that_was_answered_twice_is_shown_once(tmp_path, no_pictures):
     assert len(read_page(tmp_path / "out").of_class("ma-panel")) == 2
 
 
+def test_the_seventh_run_is_drawn_as_the_legend_shows_it(two_runs):
+    """Dashed, and with hollow markers: the first one's colour comes again. One line of each run has a label."""
+    chart = run_charts([read_log("run", two_runs["PPO"])] * 7, {})[0]
+    first, seventh = chart.lines[:4], chart.lines[24:]
+    assert {line.look["color"] for line in (*first, *seventh)} == {first[0].look["color"]}
+    assert [line.look.get("linestyle", "-") for line in (*first, *seventh)] == [*"---", "none", *["--"] * 3, "none"]
+    assert "markerfacecolor" not in first[-1].look and seventh[-1].look["markerfacecolor"] == "white"
+    assert [bool(line.look["label"]) for line in chart.lines] == [True, False, False, False] * 7
+
+
 def test_curves_are_drawn_whatever_runs_are_called(two_runs, recwarn):
     """A name may be no mathematics to be typeset, or begin with an underscore."""
     logs = [read_log(name, two_runs["PPO"]) for name in ("$x_^ odd", "_hidden", "_")]

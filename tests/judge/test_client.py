@@ -178,9 +178,9 @@ def test_models_with_other_fields(server, tmp_path, caplog):
     assert Form(structure="").after("something else") is None, "forms end"
 
 
-def test_models_without_a_system_role_read_the_instructions_in_the_users_message(server, tmp_path):
+@pytest.mark.parametrize("refusal", ["No system prompt", "Conversation roles must alternate user/assistant/user"])
+def test_models_without_a_system_role_read_the_instructions_in_the_users_message(server, tmp_path, refusal):
     """Found out once."""
-    refusal = "System role not supported"
     server.refuse_when(lambda body: refusal if body["messages"][0]["role"] == "system" else None)
     server.answer = lambda messages: '{"verdict": "first"}' if len(messages) == 1 else "?"
     client = client_of(server, tmp_path)

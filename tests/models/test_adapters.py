@@ -163,7 +163,7 @@ def test_another_model_at_the_base_s_path_is_refused(load, policy, base, tokeniz
 
 
 def test_a_base_on_the_hub_is_recorded_with_its_commit(base, tokenizer, tmp_path, monkeypatch):
-    """A cache of the hub with two commits of a model; and a folder of the model's name where the command runs."""
+    """A cache of the hub with two commits of a model; then a folder of the model's name where the command runs."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
@@ -179,6 +179,8 @@ def test_a_base_on_the_hub_is_recorded_with_its_commit(base, tokenizer, tmp_path
     assert same(load_causal_lm(path, "--m", torch.float32, tokenizer), merged)
     save_folder(repository / "snapshots" / ("b" * 40), make_causal_lm(seed=9), tokenizer)
     (repository / "refs" / "main").write_text("b" * 40)
+    with pytest.raises(UserError, match=f"the revision {'a' * 40} of owner/name, which is another one now"):
+        load_causal_lm(path, "--m", torch.float32, tokenizer)
     save_folder(tmp_path / "owner" / "name", make_causal_lm(seed=9), tokenizer)
     with pytest.raises(UserError, match="the revision .* of owner/name, which is another one now"):
         load_causal_lm(path, "--m", torch.float32, tokenizer)

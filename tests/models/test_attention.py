@@ -32,6 +32,9 @@ def test_a_family_without_flash_attention_is_named():
     message = explain_refusal("flash_attention_2", "./bloom", error)
     assert message is not None and message.startswith("--attn_implementation flash_attention_2: ./bloom cannot")
     assert "Flash Attention 2 yet. Use --attn_implementation sdpa." in message
+    unended = explain_refusal("flash_attention_2", "./bloom", ImportError("`kernels` is missing"))
+    assert unended is not None and "`kernels` is missing. Use --attn_implementation sdpa." in unended
+    assert explain_refusal("flash_attention_2", "./bloom", ValueError("no such file")) is None
     assert explain_refusal("flash_attention_2", "./flash", OSError("./flash has no file config.json")) is None
     assert explain_refusal("sdpa", "./bloom", error) is None
 

@@ -90,6 +90,7 @@ def test_a_config_with_a_bad_value_is_named(change, words, tokenizer, tmp_path):
         torch.distributed.DistError(),
         MemoryError(),
         OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory"),
         RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"),
     ],

@@ -34,8 +34,10 @@ def test_a_folder_is_what_transformers_writes(kind, tokenizer, tmp_path):
     """Names and weights, as of tied heads and experts, and the files that a model is opened by."""
     path = MODEL_FAMILIES[kind].save(tmp_path / "base", TEXTS)
     model = AutoModelForCausalLM.from_pretrained(path)
+    model.config.use_cache = True
     model.save_pretrained(tmp_path / "expected")
     tokenizer.save_pretrained(tmp_path / "expected")
+    model.config.use_cache = False  # as in folders that others saved after training
     save_model(model, saved_weights(model), tokenizer, tmp_path / "saved")
     expected, found = weights_in(tmp_path / "expected"), weights_in(tmp_path / "saved")
     assert largest_difference(expected, found) == 0

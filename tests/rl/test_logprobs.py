@@ -137,8 +137,10 @@ def test_bfloat16_hidden_states_give_float32_logprobs() -> None:
 
 
 def test_forbidden_tokens_leave_the_others_alone() -> None:
-    """Logits of -inf (a masked vocabulary entry) have probability 0 and no entropy."""
-    logits = torch.tensor([[0.0, -math.inf, math.log(3)]])
+    """Logits of -inf (a masked vocabulary entry) have probability 0, no entropy and no gradient."""
+    logits = torch.tensor([[0.0, -math.inf, math.log(3)]], requires_grad=True)
     logprobs, entropy = token_logprobs(logits, torch.tensor([2]), Head(lambda h: h, (), 3))
     assert_near(logprobs, [math.log(0.75)], FORMULA)
+    logprobs.sum().backward()
+    assert_near(logits.grad, [[-0.25, 0.0, 0.25]], FORMULA)
     assert_near(entropy, [-0.25 * math.log(0.25) - 0.75 * math.log(0.75)], FORMULA)

@@ -146,6 +146,7 @@ def test_joined_rows_are_padded_by_hand(swapped) -> None:
     assert rollout.prompt_index.tolist() == [0, 1, 0]
     assert found.macro.index.tolist() == [[0, 0, 1], [0, 0, -1], [0, -1, -1]]
     assert found.macro.lengths.tolist() == [[2, 1], [2, 0], [1, 0]]
+    assert found.macro.mask.int().tolist() == [[1, 1], [1, 0], [1, 0]]
     wide = torch.nn.functional.pad
     for name in PER_TOKEN:
         assert torch.equal(getattr(found, name), torch.cat([getattr(one, name), wide(getattr(other, name), (0, 2))]))

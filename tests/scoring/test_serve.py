@@ -20,8 +20,9 @@ from dschat.base.errors import UserError
 from dschat.data.rows import Row
 from dschat.scoring import serve
 from dschat.scoring.reward_reader import load_reward_model
+from dschat.scoring.reward_texts import TextRewardScores
 from dschat.scoring.reward_tokenizer import load_reward_tokenizer
-from dschat.scoring.serve import Scorer, ScoreServer, application
+from dschat.scoring.serve import Scorer, ScoreRequest, ScoreServer, application
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import UrlScores, UrlSettings
 from factories import EOS, hf_score, make_classifier, make_prompt, make_rollout, save_folder
@@ -94,9 +95,12 @@ def test_conversations_go_through_the_models_own_template(tmp_path, serving):
 
 
 def test_a_text_that_is_too_long(bytes_tokenizer, tmp_path, serving, caplog, monkeypatch):
-    """GPT-2 has a table of 128 positions: the server says which response has no score, and why."""
-    url = serving(save_folder(tmp_path, make_classifier("gpt2", vocab_size=len(bytes_tokenizer)), bytes_tokenizer))
+    """GPT-2 has a table of 128 positions: a step stops; a server says which response has no score, and why."""
+    path = save_folder(tmp_path, make_classifier("gpt2", vocab_size=len(bytes_tokenizer)), bytes_tokenizer)
+    url, reader = serving(path), load_reward_model(path, bytes_tokenizer, False, torch.device("cpu"), torch.float32)
     rollout, texts = make_rollout([([5], [6]), ([5], [6])]), texts_of(responses=(" short", " long" * 40))
+    with pytest.raises(UserError, match=r"reads at most 128 tokens, but prompt and response of prompts.jsonl:2 have"):
+        TextRewardScores(reader)(rollout, texts)
     monkeypatch.setattr("dschat.scoring.url.FIRST_WAIT", 0.01)
     with pytest.raises(UserError, match=r"score 1 of its answer is None, not a finite number \(.*at most 128 tokens"):
         ask(url, rollout, texts, batch=2)
@@ -162,6 +166,15 @@ def test_a_model_that_fails_is_status_500(serving):
 
     answer = httpx2.post(serving.app(application(failing, "m")).url, json={"prompts": ["a"], "responses": ["b"]})
     assert answer.status_code == 500 and answer.json() == {"error": "IndexError: no such id"}
+
+
+def test_a_number_that_is_not_finite_is_null(bytes_tokenizer, tmp_path):
+    model = make_classifier(vocab_size=len(bytes_tokenizer))
+    model.score.weight.data.fill_(float("inf"))
+    path = save_folder(tmp_path, model, bytes_tokenizer)
+    scorer = Scorer(load_reward_model(path, bytes_tokenizer, False, torch.device("cpu"), torch.float32))
+    answer = scorer(ScoreRequest(["a"], ["b"], [True], [None]))
+    assert answer == {"scores": [None], "error": "the score of response 0 is nan"}
 
 
 def test_a_port_that_is_taken(folder, serving):

@@ -98,6 +98,12 @@ def test_what_is_not_one_number_each_is_refused(result, words, kind):
 
 
 @pytest.mark.parametrize("kind", CALLED)
+def test_a_function_that_fails_is_named(kind):
+    with pytest.raises(UserError, match="^--reward_function: <lambda> failed .*ZeroDivisionError"):
+        CALLED[kind][0](lambda *_: 1 / 0)
+
+
+@pytest.mark.parametrize("kind", CALLED)
 def test_what_a_function_changes_nobody_else_sees(kind):
     """Other sources, samples and the next epoch read prompts, responses, dialogues and rows as they were."""
     call, given = CALLED[kind]
