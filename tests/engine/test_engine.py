@@ -277,6 +277,8 @@ def test_a_users_deepspeed_config_is_merged(given, tmp_path):
     [
         # Refused even if they agree with the flags here: another model of a run may have another stage or batch.
         ({"train_micro_batch_size_per_gpu": 2}, "train_micro_batch_size_per_gpu is decided by --global_batch_size"),
+        ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps is decided by --global_batch_size"),
+        ({"gradient_clipping": -1}, "gradient_clipping is decided by --gradient_clipping"),
         ({"bf16": {"enabled": False}}, 'bf16.enabled is decided by --dtype: remove the key, or set it to "auto"'),
         ({"zero_optimization": {"stage": None}}, "zero_optimization.stage is decided by --zero_stage"),
         ({"zero_optimization": 2}, "zero_optimization must be a JSON object, not 2"),

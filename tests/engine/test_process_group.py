@@ -85,6 +85,23 @@ def two_machines(monkeypatch):
     return made
 
 
+@pytest.mark.parametrize(("processes_here", "chosen"), [("1", "eth1"), ("2", None)])
+def test_the_interface_is_chosen_before_machines_meet(processes_here, chosen, two_machines, monkeypatch):
+    two_machines("127.0.1.1", "10.0.0.2", "eth0 eth1")
+    for name, value in {"MASTER_PORT": "29511", "WORLD_SIZE": "2", "LOCAL_SIZE": processes_here}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    found = []
+
+    def meet(**options):
+        found.append(os.environ.get("GLOO_SOCKET_IFNAME"))
+
+    monkeypatch.setattr(process_group.deepspeed, "init_distributed", meet)
+    monkeypatch.setattr(process_group, "make_host_groups", lambda *_: None)
+    process_group._join_group(9, 9)
+    assert found == [chosen]
+
+
 def test_a_process_that_has_gone_is_named_with_a_remedy(capsys, monkeypatch):
     """What gloo says, word for word."""
     place = "[/gloo/transport/tcp/pair.cc:556]"

@@ -182,6 +182,13 @@ def test_machines_of_a_cluster(variables, flags, expected, monkeypatch):
     assert started(**flags) == expected
 
 
+def test_a_cluster_that_does_not_say_where_the_first_machine_is(monkeypatch):
+    for name, value in {"PET_NNODES": "2", "PET_NODE_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"^PET_NNODES=2: give the address of the first machine, --master_addr"):
+        started()
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -184,10 +184,15 @@ def empty_responses(trainer: Any, where: int) -> None:
 
 
 def nonfinite(folder: Path, keep: Callable[..., None]) -> None:
-    """The second process alone gets such numbers: what either says, counts and writes, at ZeRO 2."""
-    said = messages_when_stopping(trainer_for(folder / "nonfinite-stop", 2), 1)
-    notes = notes_when_skipping(trainer_for(folder / "nonfinite-skip", 2, on_nonfinite="skip"), 1)
-    keep(folder, "nonfinite", {"said": said, "notes": notes})
+    """The second process alone gets such numbers: what either says, counts and writes.
+
+    At ZeRO 0 the engine leaves updates out, at ZeRO 2 DeepSpeed does.
+    """
+    for stage in (0, 2):
+        place = folder / f"nonfinite-{stage}"
+        said = messages_when_stopping(trainer_for(place / "stop", stage), 1)
+        notes = notes_when_skipping(trainer_for(place / "skip", stage, on_nonfinite="skip"), 1)
+        keep(folder, f"nonfinite-{stage}", {"said": said, "notes": notes})
 
 
 def empty(folder: Path, keep: Callable[..., None]) -> None:

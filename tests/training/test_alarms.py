@@ -193,6 +193,7 @@ def test_a_rollout_without_a_scored_response_is_no_first_one(caplog):
         ([{}, {LENGTH: 2.0}], {}, "prefer short", "missing_eos"),
         ([{}, {LENGTH: 2.0}], {"missing_eos_penalty": 1.0}, "a smaller --missing_eos_penalty (1)", "prefer short"),
         ([{KL: 0.0}, {KL: 6.0}], {"kl_coef": 0.0}, "a fifth of it; or --kl_ctl 0.05.", "adaptive"),
+        (creeping(21.0, 32.0), {}, "a larger --kl_ctl (0.05); or --adaptive_kl_target 6", "--kl_ctl 0.05"),
         (creeping(21.0, 32.0), {"adaptive_kl_target": 9.0}, "a smaller --adaptive_kl_target (9)", "--kl_ctl"),
         (of(EXPLAINED, *[0.01] * 20), {}, "; or --critic_minibatches 4 --critic_epochs 4.", "prefer short"),
         (of(EXPLAINED, *[0.01] * 20), {"critic_epochs": 4}, "starts from the reward model.", "--critic_minibatches"),

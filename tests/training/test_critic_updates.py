@@ -193,7 +193,9 @@ def test_the_critics_schedule_counts_its_own_updates(tmp_path):
     assert config.critic_updates(config.plan_batches(1), 20) == 120
 
 
-@pytest.mark.parametrize(("place", "left_out"), [("scores", 3), ("gradients of the critic", 2)])
+@pytest.mark.parametrize(
+    ("place", "left_out"), [("scores", 3), ("gradients of the critic", 2), ("gradients of the actor", 1)]
+)
 def test_what_is_not_finite_is_left_out(place, left_out, group, tmp_path):
     """Eight rows: two updates of the critic and one of the actor, of which those of the spoiled model are left out."""
     flags = {"ppo_epochs": 1, "critic_minibatches": 2, "on_nonfinite": "skip"}
@@ -201,4 +203,4 @@ def test_what_is_not_finite_is_left_out(place, left_out, group, tmp_path):
     with spoiled(trainer, place, 0):
         metrics = trainer.iterate(batches(0))
     assert metrics["skipped/nonfinite"] == left_out and trainer.update == 1
-    assert "loss/value" not in metrics and ("loss/policy" in metrics) is ("critic" in place)
+    assert ("loss/value" in metrics) is ("actor" in place) and ("loss/policy" in metrics) is ("critic" in place)

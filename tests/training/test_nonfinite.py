@@ -4,6 +4,7 @@
 import json
 import logging
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -121,14 +122,29 @@ def test_an_update_that_is_left_out_is_as_if_it_had_not_been(group, tmp_path):
     assert largest_difference(weights, weights_of_all(actor=others[0], critic=others[1])) == 0
 
 
+def with_nan_gradient(engine):
+    weight = engine.module.inner.model.layers[0].mlp.up_proj.weight
+    return weight.register_hook(lambda gradient: gradient * math.nan)
+
+
+def test_step_1_stops_and_writes_its_micro_batches_down(group, tmp_path):
+    trainer = supervised_loop("sft", tmp_path, DEMONSTRATIONS, per_device_train_batch_size=2)
+    trainer.iterate([[0, 1]])
+    with_nan_gradient(trainer.algorithm.engine)
+    file = tmp_path / "nonfinite" / "update-1-rank-0.safetensors"
+    said = f"after 1 update, gradients of the model on rank 0 are not finite; the batch is in {file}"
+    with pytest.raises(UserError, match=re.escape(said)):
+        trainer.iterate([[0, 1]])
+    assert {name.split(".")[0] for name in load_file(file)} == {"0"}
+
+
 @pytest.mark.parametrize(("step", "examples"), [("sft", DEMONSTRATIONS), ("reward", PAIRS)])
 def test_steps_1_and_2_go_on_without_it(step, examples, group, tmp_path):
     """A NaN in a gradient; an engine leaves losses out alike."""
     flags = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-3}
     trainer = supervised_loop(step, tmp_path, examples, on_nonfinite="skip", **flags)
     engine = trainer.algorithm.engine
-    weight = engine.module.inner.model.layers[0].mlp.up_proj.weight
-    hook = weight.register_hook(lambda gradient: gradient * math.nan)
+    hook = with_nan_gradient(engine)
     before = weights_of(engine)
     assert trainer.iterate([[0, 1], [2, 3]]) == {"skipped/nonfinite": 1.0, "lr": 1e-3}
     assert largest_difference(weights_of(engine), before) == 0 and trainer.update == 1

@@ -69,7 +69,7 @@ def test_fit_writes_what_it_should(group, tmp_path):
     train = [row for row in rows if "objective/scores" in row]
     evaluations = [row for row in rows if "eval/scores" in row]
     assert [(row["update"], row["samples"]) for row in evaluations] == [(0, 0), (4, 16), (8, 32)]
-    assert len(train) == 2
+    assert len(train) == 2 and all({"time/generation", "time/scoring", "time/training"} <= row.keys() for row in train)
     means = {f"eval/{name}" for name in ("scores", "kl", "kl_per_token", "length", "eos_rate", "count")}
     assert set(result) == means | {f"{name}_stderr" for name in means} | {"eval/rows"}
     assert evaluations[0]["eval/kl"] == near(0, UPDATE) and evaluations[-1]["eval/kl"] != 0

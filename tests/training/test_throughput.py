@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 from closeness import FORMULA, near
+from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.models.layout import Lengths
+from dschat.refuel.offline import RefuelTask
+from dschat.refuel.token_pairs import RegressionExample
 from dschat.run.peaks import Gpu
 from dschat.training import throughput
 from dschat.training.iteration import Clock
+from dschat.training.supervised.dpo import DPOTask
+from dschat.training.supervised.reward import RewardTask
+from dschat.training.supervised.sft import SFTTask
 from dschat.training.throughput import Throughput
 from factories import collected, make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop
 
@@ -88,6 +94,16 @@ def test_two_processes_have_two_gpus(monkeypatch):
 def test_the_slowest_rank():
     found = throughput.slowest_rank([1.0, 2.0, 4.0, 4.0])
     assert found == {"time/slowest_generation": 4.0, "time/slowest_rank": 2}
+
+
+def test_the_lengths_of_every_task():
+    """Prompts count, too, and both sequences of a pair."""
+    pair = PreferenceExample([1, 2], [3], [4, 5])
+    regression = RegressionExample([1, 2], [3], [4, 5], chosen_reward=1.0, rejected_reward=0.0)
+    assert SFTTask([], [], 0).lengths([SFTExample([1, 2], [3, 4, 5], [True, False, True])]) == [5]
+    assert RewardTask([], [], 0).lengths([PairExample([1, 2, 3], [1, 2])]) == [3, 2]
+    assert DPOTask([], [], 0, None, None, None).lengths([pair]) == [3, 4]
+    assert RefuelTask([], [], 0, 1.0, 1.0).lengths([regression]) == [3, 4]
 
 
 def ppo_trainer(folder, **overrides):
