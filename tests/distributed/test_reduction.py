@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dschat.engine import reduction
-from reduction_cases import CASES, FAST_CASES, FAST_LATER_CASES, LATER, LATER_CASES, SPOILED
+from reduction_cases import CASES, FAST_CASES, FAST_LATER_CASES, LATER, LATER_CASES, SETTINGS, SPOILED
 
 pytestmark = pytest.mark.xdist_group("launcher")
 
@@ -17,7 +17,7 @@ def with_slow(cases, fast):
 
 @pytest.fixture(scope="module")
 def everywhere(run_cases):
-    """Results at every stage and precision."""
+    """Results at every stage and precision, and in every setting."""
     return run_cases("reduction-everywhere", (), ("reduction_everywhere",))
 
 
@@ -40,6 +40,13 @@ def test_right_gradients_pass_and_nothing_is_changed(stage, dtype, outputs):
     assert said_by(outputs, f"right-{stage}-{dtype}") is None
     assert said_by(outputs, f"again-{stage}-{dtype}") is None
     assert [outputs.numbers("reduction", rank)["moved"][f"{stage}-{dtype}"] for rank in (0, 1)] == [False] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_right_gradients_pass_in_every_setting(setting, stage, outputs):
+    assert said_by(outputs, f"{setting}-{stage}") is None
 
 
 @pytest.mark.parametrize("fault", ["dropped", "halved"])

@@ -15,11 +15,19 @@ from resume_runs import NORMALISED, RESIZED, result_of, stop_in_call
 pytestmark = [pytest.mark.xdist_group("launcher"), pytest.mark.slow]
 
 
-def test_inside_a_rollout_and_between_micro_batches(two_slow):
+def check_points(outputs, name, number):
     """Both ranks could stop at the same places, of which there are many."""
-    points = two_slow.numbers("resume")
-    assert points == two_slow.numbers("resume", rank=1) and len(points) == 3
+    points = outputs.numbers(name)
+    assert points == outputs.numbers(name, rank=1) and len(points) == number
     assert all(count > (30 if run.startswith("ppo") else 7) for run, count in points.items())
+
+
+def test_inside_a_rollout_and_between_micro_batches(two_slow):
+    check_points(two_slow, "resume", 3)
+
+
+def test_everywhere(run_cases):
+    check_points(run_cases("resumed-everywhere", (), ("resume-everywhere",)), "resume-everywhere", 6)
 
 
 def run_alone(name, place):

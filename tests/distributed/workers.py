@@ -129,6 +129,14 @@ def resume(folder: Path, keep: Callable[..., None]) -> None:
     keep(folder, "resume", _resumed(folder, cases))
 
 
+def resume_everywhere(folder: Path, keep: Callable[..., None]) -> None:
+    """Runs that are stopped at many more places than in `resume`, at ZeRO 2 and 3 and with adapters."""
+    points = {}
+    for setup, every in ((SHARDED_2, 23), (SHARDED_3, 23), (SHARDED_2 | {"lora_dim": 2}, 41)):
+        points |= _resumed(folder / str(len(points)), {"ppo": (setup, every, 7), "sft": (setup, 4, 1)})
+    keep(folder, "resume-everywhere", points)
+
+
 def resized(folder: Path, keep: Callable[..., None]) -> None:
     """Runs to their end, resumed from the checkpoints that another number of processes has left, if there are any."""
     from resume_runs import RESIZED, result_of
@@ -312,6 +320,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "untied": untied,
     "refuel": refuel,
     "resume": resume,
+    "resume-everywhere": resume_everywhere,
     "resized": resized,
     "stopped": stopped,
     "resumed_inside": resumed_inside,

@@ -30,6 +30,7 @@ from factories import (
 SPOILED = "model.layers.0.mlp.up_proj.weight"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CASES = [(stage, dtype) for dtype in DTYPES for stage in (0, 1, 2, 3)]
+SETTINGS = ("lora", "checkpointing", "offload", "scalar")  # at ZeRO 2 and 3
 FAST_CASES = ((0, "fp32"), (2, "bf16"), (3, "fp32"))
 LATER = {"lora": ".lora_A.", "critic": SPOILED}  # parameters whose gradient is zero in the first update
 LATER_CASES = [(model, stage) for model in LATER for stage in (0, 1, 2, 3)]
@@ -156,8 +157,26 @@ def check_case(stage: int, dtype: str, said: dict[str, Any], moved: dict[str, bo
         said[f"{name}-{case}"] = update(engine)
 
 
+def check_settings(stage: int, said: dict[str, Any]) -> None:
+    """Right gradients with adapters, recomputed layers and offloaded states, and those of a scalar model."""
+    options: dict[str, dict[str, Any]] = {
+        "lora": {"model": adapted_lm()},
+        "checkpointing": {"gradient_checkpointing": True, "dtype": "bf16"},
+        "offload": {"offload": True},
+        "scalar": {"model": make_classifier(), "dtype": "bf16"},
+    }
+    for name in SETTINGS:
+        engine = engine_at(stage, **options[name])
+        engine.check_reduction()
+        said[f"{name}-{stage}"] = update(engine) or checked_update(engine)
+
+
 def reduction(
-    cases: Iterable[tuple[int, str]], later_cases: Iterable[tuple[str, int]], folder: Path, keep: Callable[..., None]
+    cases: Iterable[tuple[int, str]],
+    later_cases: Iterable[tuple[str, int]],
+    stages_of_settings: Iterable[int],
+    folder: Path,
+    keep: Callable[..., None],
 ) -> None:
     """Keeps `said`, each case's message or None, and `moved`, whether its check changed an update."""
     said: dict[str, Any] = {}
@@ -166,10 +185,12 @@ def reduction(
         check_case(stage, dtype, said, moved)
     for model, stage in later_cases:
         check_later_gradients(model, stage, said, moved)
+    for stage in stages_of_settings:
+        check_settings(stage, said)
     keep(folder, "reduction", {"said": said, "moved": moved})
 
 
 CHECKS = {
-    "reduction": partial(reduction, FAST_CASES, FAST_LATER_CASES),
-    "reduction_everywhere": partial(reduction, CASES, LATER_CASES),
+    "reduction": partial(reduction, FAST_CASES, FAST_LATER_CASES, ()),
+    "reduction_everywhere": partial(reduction, CASES, LATER_CASES, (2, 3)),
 }
