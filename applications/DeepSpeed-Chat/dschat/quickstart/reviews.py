@@ -27,7 +27,7 @@ from dschat.quickstart.subcommands import Processes, run_policies
 ABOUT = (
     "A small model writes reviews of products. The gold score, 0 to 1, counts complaints in the first half of a review"
     " and praise in the second. PPO does not train on it, but on a reward model that learned from pairs of reviews,"
-    " ranked by the gold score. MA-PPO is PPO with macro actions of five tokens."
+    " ranked by the gold score. MA-PPO is PPO with macro actions of five tokens. Each is one run, with one seed."
 )
 CRITIC_NOTE = (
     "Responses have up to 64 tokens, one score at the end, and whitened advantages. The critic starts from the reward"
